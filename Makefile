@@ -1,0 +1,61 @@
+# The commands of this repository; each is a script in mk/. `make help` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-one psql dsn doctor start stop clean build install uninstall bench eval check docker-test
+
+help: ## what each command does
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+demo: ## from nothing to three answers: installs what is missing, loads the sample documents, asks
+	@bash mk/demo.sh
+
+test: ## the whole test suite, set-up included; ML_RAG_TEST_DSN=... runs it against another server
+	@bash mk/test.sh
+
+test-one: ## one test: make test-one T=tests/sql/test_rag.py
+	@[ -n "$(T)" ] || { echo "usage: make test-one T=tests/sql/test_rag.py (or FILE::TEST)" >&2; exit 2; }
+	@bash mk/test.sh $(T)
+
+psql: ## psql in the private cluster, which is started where needed
+	@bash mk/setup.sh database
+	@bash mk/cluster.sh psql
+
+dsn: ## the libpq DSN of the running private cluster, and nothing else (make -s dsn)
+	@bash mk/cluster.sh dsn
+
+doctor: ## checks the private cluster, the model server and everything between them
+	@bash mk/setup.sh all
+	@bash mk/doctor.sh
+
+start: ## the private cluster and the model server
+	@bash mk/setup.sh all
+
+stop: ## stops the model server and the private cluster
+	@bash mk/server.sh stop
+	@bash mk/cluster.sh stop
+
+clean: ## removes what was built: the private cluster with its data, the virtual environment, build/
+	@bash mk/server.sh stop
+	@bash mk/cluster.sh drop
+	rm -rf build .build .venv
+
+build: ## joins sql/ into build/ml_rag--VERSION.sql
+	@bash mk/build.sh
+
+install: build ## the extension into the PostgreSQL that PG_CONFIG names (honours DESTDIR)
+	@bash mk/install.sh install
+
+uninstall: ## removes it there again
+	@bash mk/install.sh uninstall
+
+bench: ## measures the figures of the README; writes bench/out/
+	@bash mk/bench.sh
+
+eval: ## measures the search on the public data sets (EVAL_DATA=folder: on yours); writes bench/out/eval.json
+	@bash mk/eval.sh
+
+check: build ## lint, types, pgspot on the built script, shellcheck
+	@bash mk/check.sh
+
+docker-test: ## builds the images of docker/, brings them up, runs the tests against them (PostgreSQL 17), takes them down
+	@bash mk/docker.sh test

@@ -1,0 +1,122 @@
+"""``make bench``: prints the table and writes bench/out/bench.json.
+
+Needs a server with the extension and a model server with the real models; ``make bench`` starts the private ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+import psycopg
+from rich.console import Console
+from rich.table import Table
+
+from bench import keyword, models, retrieval
+from bench.measure import Figure
+
+HERE = Path(__file__).parent
+DATABASE = "ml_rag_bench"
+
+
+def own_database(dsn: str, database: str = DATABASE) -> str:
+    """The DSN of a database of the benchmark's own, with the address of the model server taken over from ``dsn``."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        row = connection.execute("SELECT value FROM ml_rag.setting WHERE name = 'model_server'").fetchone()
+        assert row is not None
+        exists = connection.execute("SELECT FROM pg_database WHERE datname = %s", (database,)).fetchone()
+        if exists is None:
+            connection.execute(f"CREATE DATABASE {database}")
+    own = psycopg.conninfo.make_conninfo(dsn, dbname=database)
+    with psycopg.connect(own, autocommit=True) as connection:
+        connection.execute("DROP EXTENSION IF EXISTS ml_rag CASCADE")
+        connection.execute("CREATE EXTENSION ml_rag CASCADE")
+        connection.execute("SELECT ml_rag.configure('model_server', %s)", row)
+    return own
+
+
+def machine() -> dict[str, str]:
+    cpu = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    return {
+        "cpu": cpu[1] if cpu else platform.processor(),
+        "cores": str(os.cpu_count()),
+        "system": platform.platform(),
+        **{name: version(name) for name in ("torch", "sentence-transformers", "onnxruntime", "llama-cpp-python")},
+    }
+
+
+def print_table(figures: list[Figure], console: Console) -> None:
+    table = Table(box=None, pad_edge=False)
+    for name in ("figure", "unit", "value", "floor", "value of floor", "ratio", "must reach", "reached"):
+        table.add_column(
+            name, justify="left" if name in ("figure", "unit", "floor", "must reach", "reached") else "right"
+        )
+    for f in figures:
+        floor, ratio = ("" if x is None else f"{x:.2f}" for x in (f.floor, f.ratio))
+        table.add_row(f.name, f.unit, f"{f.value:.2f}", f.floor_name, floor, ratio, f.limit, "yes" if f.met else "NO")
+    console.print(table)
+
+
+@click.command(help=__doc__)
+@click.option("--dsn", envvar=["ML_RAG_BENCH_DSN", "ML_RAG_TEST_DSN"], required=True)
+@click.option("--models-dir", type=click.Path(path_type=Path, exists=True), envvar="ML_RAG_MODELS", required=True)
+@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Documents that vector_store_load loads.")
+@click.option("--output", type=click.Path(path_type=Path), default=HERE / "out" / "bench.json", show_default=True)
+@click.option(
+    "--keyword-rows", type=click.IntRange(1000), default=100_000, show_default=True, envvar="ML_RAG_BENCH_KEYWORD_ROWS",
+    help="Segments that keyword search is measured over; 1000000 takes a quarter of an hour.",
+)  # fmt: skip
+def main(dsn: str, models_dir: Path, folder: Path | None, output: Path, keyword_rows: int) -> None:
+    northwind = HERE.parent.parent / "shared" / "data" / "northwind" / "pdf"
+    folder = folder or (northwind if northwind.is_dir() else HERE.parent / "docs" / "samples")
+    dsn = own_database(dsn)
+    with psycopg.connect(dsn) as connection:
+        row = connection.execute("SELECT value FROM ml_rag.setting WHERE name = 'model_server'").fetchone()
+        assert row is not None
+        address = row[0]
+    sentence_model = models_dir / "all_minilm_l6_v2"
+    gguf = next((models_dir / "smollm2-135m-instruct").glob("*.gguf"))
+    console = Console(width=220)
+
+    measurements: list[tuple[str, Callable[[], Figure | list[Figure]]]] = [
+        ("first call", lambda: retrieval.first_call(dsn)),
+        ("warm calls", lambda: retrieval.warm_calls(dsn, address)),
+        ("query embedding", lambda: models.query_embedding(address, sentence_model)),
+        ("backend memory", lambda: retrieval.backend_memory(dsn)),
+        ("load", lambda: models.load_folder(dsn, folder, sentence_model)),
+        ("generation", lambda: models.generation(dsn, gguf)),
+        ("many sessions", lambda: retrieval.many_sessions(dsn)),
+        ("keyword search", lambda: keyword.measure(dsn, keyword_rows)),
+    ]
+    console.print(f"preparing a table of {retrieval.ROWS} vectors with an HNSW index (once) …")
+    retrieval.prepare(dsn)
+    figures: list[Figure] = []
+    for name, measure in measurements:
+        console.print(f"measuring: {name} …")
+        result = measure()
+        found = result if isinstance(result, list) else [result]
+        for f in found:
+            floor = "" if f.floor is None else f", {f.floor_name} {f.floor:.2f}"
+            console.print(f"    {f.name}: {f.value:.2f} {f.unit}{floor}", highlight=False)
+        figures += found
+    print_table(figures, console)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    document = {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "figures": [{**asdict(f), "ratio": f.ratio} for f in figures],
+    }
+    output.write_text(json.dumps(document, indent=1) + "\n")
+    console.print(f"written: {output}")
+
+
+if __name__ == "__main__":
+    main()

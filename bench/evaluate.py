@@ -1,0 +1,240 @@
+"""``make eval``: the search on every data set there is, arm by arm, held against the figures it has to reach.
+
+Needs a server with the extension and a model server with the real embedding model; ``make eval`` starts the private
+ones. The sets are the folders of ``--data`` (or that folder itself); a database of its own keeps their stores, so that
+only the first time costs the embedding.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import psycopg
+from psycopg import sql
+from rich.console import Console
+from rich.table import Table
+
+from bench.__main__ import machine, own_database
+from ml_rag import datasets
+from ml_rag.commands.eval import Bar, measure, table, write
+from ml_rag.datasets import Dataset, Question
+from ml_rag.errors import InvalidRequest
+from ml_rag.evaluation import ARMS, Evaluation, connect
+
+HERE = Path(__file__).parent
+DATABASE = "ml_rag_evaluation"
+CUTOFFS = [1, 3, 5, 10]
+
+#: letters of a language that has no blanks between words, or letters of its own
+SCRIPTS = {"ja": "[\u3040-\u30ff]", "ko": "[\uac00-\ud7af]", "zh": "[\u4e00-\u9fff]"}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A figure that has to be reached. ``value`` is null where it could not be measured."""
+
+    name: str
+    dataset: str
+    value: float | None
+    limit: str
+    reached: bool | None
+
+
+def language(dataset: Dataset) -> str:
+    """The language of the questions by their letters: ja, ko, zh, else en."""
+    text = "".join(question.text for question in dataset.questions[:200])
+    for code, letters in SCRIPTS.items():
+        if len(re.findall(letters, text)) > len(text) / 10:
+            return code
+    return "en"
+
+
+def ndcg(ranking: Sequence[str], grades: Mapping[str, float], k: int = 10) -> float:
+    """nDCG@k of one question, gain = grade, discount log2(rank + 1)."""
+
+    def total(gains: Sequence[float]) -> float:
+        return sum(gain / math.log2(rank + 2) for rank, gain in enumerate(gains[:k]))
+
+    return total([max(0.0, grades.get(name, 0)) for name in ranking]) / total(
+        sorted((max(0.0, grade) for grade in grades.values()), reverse=True)
+    )
+
+
+def _page(document: str, page: object) -> str:
+    return document if page is None else f"{document}#page={page}"
+
+
+def _grades(question: Question) -> dict[str, float]:
+    return {_page(d["document"], d.get("page")): d.get("grade", 1) for d in question.documents}
+
+
+def bm25s_ndcg(connection: psycopg.Connection[Any], evaluation: Evaluation) -> float:
+    """Mean nDCG@10 of the library bm25s over the same segments and the same tokens."""
+    import bm25s
+
+    questions = [question for question in evaluation.dataset.questions if question.documents]
+    with_pages = any("page" in d for question in questions for d in question.documents)
+    store = sql.Identifier(*evaluation.store.split("."))
+    configuration, k1, b = connection.execute(
+        "SELECT configuration::regconfig::oid, k1, b FROM ml_rag.keyword_index WHERE store = %s::regclass",
+        (evaluation.store,),
+    ).fetchone() or (None, None, None)
+    tokens = "ARRAY(SELECT t.token FROM ml_rag.keyword_tokens({}::oid::regconfig, {}) AS t, generate_series(1, t.n))"
+    tokens_of = sql.SQL(tokens).format(sql.Literal(configuration), sql.SQL("x.text"))
+    query = sql.SQL(
+        "SELECT document_name, metadata ->> 'page', {} FROM (SELECT *, segment AS text FROM {}) AS x"
+        ' ORDER BY document_name COLLATE "C", document_id, segment_number'
+    ).format(tokens_of, store)
+    rows = connection.execute(query).fetchall()
+    names = [_page(name, page if with_pages else None) for name, page, _ in rows]
+    query = sql.SQL("SELECT {} FROM unnest(%s::text[]) WITH ORDINALITY AS x (text, place) ORDER BY place").format(
+        tokens_of
+    )
+    asked = [row[0] for row in connection.execute(query, ([question.text for question in questions],))]
+    index = bm25s.BM25(method="lucene", k1=k1, b=b)
+    index.index([row[2] for row in rows], show_progress=False)
+    found = []
+    for question, words in zip(questions, asked, strict=True):
+        known = [word for word in words if word in index.vocab_dict]
+        scores = index.get_scores(known) if known else np.zeros(len(rows))
+        order = [i for i in np.argsort(-scores, kind="stable")[:200] if scores[i] > 0]
+        found.append(ndcg(list(dict.fromkeys(names[i] for i in order)), _grades(question)))
+    return float(np.mean(found))
+
+
+def _value(result: dict[str, Any], arm: str, name: str = "ndcg@10") -> float | None:
+    measures = result["arms"].get(arm, {}).get("measures") or {}
+    value: float | None = measures.get(name)
+    return value
+
+
+def checks(connection: psycopg.Connection[Any], evaluation: Evaluation, result: dict[str, Any]) -> Iterator[Check]:
+    """The figures of one set, those that can be told there."""
+    name = result["name"]
+    vector, exact, text, hybrid = (_value(result, arm) for arm in ("vector", "exact", "text", "hybrid"))
+    if vector is not None and exact is not None:
+        change = round(vector - exact, 6)
+        yield Check("vector only, HNSW against exact, nDCG@10", name, change, "within 0.005", abs(change) <= 0.005)
+    if text is not None:
+        other = bm25s_ndcg(connection, evaluation)
+        result["bm25s"] = {"ndcg@10": round(other, 6)}
+        change = round(text - other, 6) + 0.0  # no -0
+        yield Check("text only against bm25s, nDCG@10", name, change, "within 0.005", abs(change) <= 0.005)
+    if hybrid is not None and vector is not None and text is not None:
+        change = round(hybrid - max(vector, text), 6)
+        yield Check("hybrid against the better arm, nDCG@10", name, change, "≥ -0.01", change >= -0.01)
+    if hybrid is not None and name == "squad2":
+        yield Check("hybrid, nDCG@10", name, hybrid, "≥ 0.90", hybrid >= 0.9)
+    if name == "northwind":
+        yield from _northwind(connection, evaluation, result)
+
+
+def _northwind(connection: psycopg.Connection[Any], evaluation: Evaluation, result: dict[str, Any]) -> Iterator[Check]:
+    query = "SELECT document_name, segment FROM ml_rag_search(%s, %s)"
+
+    def found(question: str, arm: str) -> list[tuple[str, str]]:
+        options = {**ARMS[arm].options, "vector_store": [evaluation.store]}
+        return connection.execute(query, (question, psycopg.types.json.Jsonb(options))).fetchall()
+
+    ran = [arm for arm, run in result["arms"].items() if "missing" not in run and arm != "exact"]
+    for arm in ran:
+        ranks = [i for i, (_, segment) in enumerate(found("what plan costs $45.00?", arm), 1) if "$45.00" in segment]
+        must = arm in ("hybrid", "ranker")
+        yield Check(
+            f"what plan costs $45.00?: rank of a segment with $45.00, {ARMS[arm].title}", "northwind",
+            ranks[0] if ranks else None, "1" if must else "(none)", ranks[:1] == [1] if must else None,
+        )  # fmt: skip
+    for arm in ran:
+        names = [name for name, _ in found("learning about underwater activities", arm)]
+        rank = names.index("PerksPlus.pdf") + 1 if "PerksPlus.pdf" in names else None
+        limit = {"hybrid": 3, "ranker": 1}.get(arm)
+        yield Check(
+            f"learning about underwater activities: rank of PerksPlus.pdf, {ARMS[arm].title}", "northwind", rank,
+            f"≤ {limit}" if limit else "(none)", rank is not None and rank <= limit if limit else None,
+        )  # fmt: skip
+    for arm in ran:
+        value = _value(result, arm, "recall@3")
+        must = arm in ("hybrid", "ranker")
+        yield Check(
+            f"file and page among the first three, {ARMS[arm].title}", "northwind", value,
+            "≥ 0.78" if must else "(none)", value is not None and value >= 0.78 if must else None,
+        )  # fmt: skip
+
+
+def sets(data: Path, console: Console) -> list[Dataset]:
+    """What can be read of the folder's folders, or the folder itself; says why the others cannot."""
+    folders = [data] if any((data / name).exists() for name in ("questions.jsonl", "queries.jsonl")) else []
+    found = []
+    for folder in folders or sorted(path for path in data.iterdir() if path.is_dir()):
+        try:
+            found.append(datasets.read(folder))
+        except InvalidRequest as e:
+            console.print(f"left out: {folder.name}: {(e.detail or '').partition(': ')[2]}", highlight=False)
+    return found
+
+
+def print_checks(found: Sequence[Check], console: Console) -> None:
+    shown = Table(title="figures to reach", title_justify="left", box=None, pad_edge=False)
+    for name in ("figure", "set", "value", "must reach", "reached"):
+        shown.add_column(name, justify="right" if name == "value" else "left")
+    for check in found:
+        value = "none" if check.value is None else f"{check.value:.4g}"
+        reached = "" if check.reached is None else "yes" if check.reached else "NO"
+        shown.add_row(check.name, check.dataset, value, check.limit, reached)
+    console.print(shown)
+
+
+@click.command(help=__doc__)
+@click.option("--dsn", envvar=["ML_RAG_BENCH_DSN", "ML_RAG_TEST_DSN"], required=True)
+@click.option("--data", envvar="EVAL_DATA", type=click.Path(path_type=Path), required=True)
+@click.option("--output", type=click.Path(path_type=Path), default=HERE / "out" / "eval.json", show_default=True)
+@click.option("--arms", default=",".join(ARMS), show_default=True)
+def main(dsn: str, data: Path, output: Path, arms: str) -> None:
+    console = Console(width=200)
+    if not data.is_dir():
+        console.print(f"nothing to evaluate: there is no folder {data}; name one with EVAL_DATA=…", highlight=False)
+        return
+    began = time.monotonic()
+    own = own_database(dsn, DATABASE)
+    results: dict[str, Any] = {}
+    found: list[Check] = []
+    with connect(own) as connection, Bar(Console(stderr=True)) as bar:
+        for dataset in sets(data, console):
+            # in northwind the prices stand in a picture
+            ocr = shutil.which("tesseract") is not None and any(isinstance(d, Path) for d in dataset.documents.values())
+            options = {"language": language(dataset), "ocr": ocr or None}
+            evaluation = Evaluation(connection, dataset, "ml_rag_eval", options)
+            result = measure(evaluation, arms.split(","), None, {"k": CUTOFFS}, bar)
+            console.print(table(result, CUTOFFS))
+            for arm, run in result["arms"].items():
+                if "missing" in run:
+                    console.print(f"{ARMS[arm].title}: {run['missing']}", markup=False, highlight=False)
+            console.print()
+            found += checks(connection, evaluation, result)
+            results[dataset.name] = {**result, "language": language(dataset)}
+    print_checks(found, console)
+    document = {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - began, 1),
+        "machine": machine(),
+        "sets": results,
+        "checks": [asdict(check) for check in found],
+    }
+    write(output, document)
+    console.print(f"written in {document['seconds']:.0f} s: {output}", highlight=False)
+    missed = [check for check in found if check.reached is False]
+    raise SystemExit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()

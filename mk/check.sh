@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Lint, format, types, the security of the SQL, the shell scripts. Everything is run; one failure fails the whole.
+source "$(dirname "$0")/lib.sh"
+bash "$(dirname "$0")/setup.sh" check
+
+failed=()
+check() {
+  printf '==> %s\n' "$*"
+  "$@" || failed+=("$1")
+}
+
+# pgspot reads no `SET search_path FROM CURRENT`: it gets the path that stands for, of schemas nobody else can write to.
+# A function that pins a path cannot be inlined, and a procedure that does cannot commit: those named here do without.
+pgspot() {
+  local script=$ROOT/build/pgspot.sql unpinned=()
+  sed 's/SET search_path FROM CURRENT/SET search_path = pg_catalog, ml_rag, pg_temp/' "$ROOT/build/ml_rag--$VERSION.sql" >"$script"
+  while read -r signature; do unpinned+=(--proc-without-search-path "$signature"); done <<'LIST'
+ml_rag.version()
+extschema.ml_rag_evaluate(questions text,options jsonb)
+ml_rag._run_table(routine text,input text,output text,options jsonb,INOUT result jsonb)
+extschema.ml_rag_table(input_table_column text,output_table_column text,options jsonb,INOUT result jsonb)
+extschema.ml_generate_table(input_table_column text,output_table_column text,options jsonb,INOUT result jsonb)
+extschema.ml_embed_table(input_table_column text,output_table_column text,options jsonb,INOUT result jsonb)
+extschema.vector_store_load(uri text,options jsonb,INOUT result jsonb)
+LIST
+  "$bin/pgspot" --ignore-lang plpython3u "${unpinned[@]}" "$script"
+}
+
+cd "$ROOT"
+bin=$VENV/bin
+check "$bin/ruff" check .
+check "$bin/ruff" format --check .
+check "$bin/mypy"
+check pgspot
+if command -v shellcheck >/dev/null; then
+  check shellcheck mk/*.sh docker/*.sh .ci/run
+else
+  note "shellcheck is not installed: the shell scripts are not checked"
+fi
+[ "${#failed[@]}" -eq 0 ] || die "make check: fix what ${failed[*]##*/} found above"

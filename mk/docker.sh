@@ -1,0 +1,192 @@
+#!/usr/bin/env bash
+# docker.sh test [pytest arguments]: builds the images, brings them up, asks, breaks and restarts them, runs the test
+# suite against the database in its container, takes everything down. Its containers and volumes have a name of their
+# own: those of a `docker compose up` in docker/ are left alone.
+# docker.sh test-if-possible: the same where there is an engine and the base images; else says what is missing.
+source "$(dirname "$0")/lib.sh"
+
+project=ml_rag_test
+export ML_RAG_TAG=test ML_RAG_TEST_PASSWORD=${ML_RAG_TEST_PASSWORD:-$(head -c 18 /dev/urandom | base64 | tr '+/' 'xy')}
+# the sample documents, whatever the caller has for containers of their own
+unset ML_RAG_DOCUMENTS ML_RAG_LOAD ML_RAG_PORT POSTGRES_PASSWORD
+engine_pid=
+
+compose() {
+  docker compose -p "$project" -f "$ROOT/docker/compose.yaml" -f "$ROOT/docker/compose.test.yaml" "$@" </dev/null
+}
+
+base_images() { sed -n 's/^ARG BASE=//p' "$ROOT"/docker/*.Dockerfile | sort -u; }
+
+# An engine that answers: the one there is, else one of our own until the end of this script.
+engine() {
+  docker info >/dev/null 2>&1 && return
+  { am_root && command -v dockerd >/dev/null; } || return
+  setsid dockerd </dev/null >"$ROOT/.build/dockerd.log" 2>&1 9>&- 8>&- &
+  engine_pid=$!
+  for _ in $(seq 60); do
+    docker info >/dev/null 2>&1 && return
+    kill -0 "$engine_pid" 2>/dev/null || break
+    sleep 0.5
+  done
+  return 1
+}
+
+# Sets `reason`: why the containers cannot be tested here; empty when they can.
+find_reason() {
+  local image
+  reason="there is no command docker"
+  command -v docker >/dev/null || return 0
+  reason="docker has no plugin compose"
+  docker compose version >/dev/null 2>&1 || return 0
+  reason="docker has no plugin buildx"
+  docker buildx version >/dev/null 2>&1 || return 0
+  reason="no Docker engine answers, and none can be started"
+  engine || return 0
+  for image in $(base_images); do
+    reason="the image $image is not here and cannot be pulled"
+    docker image inspect "$image" >/dev/null 2>&1 || timeout 120 docker pull -q "$image" >/dev/null 2>&1 || return 0
+  done
+  reason=
+}
+
+stop_engine() {
+  if [ -n "$engine_pid" ]; then kill "$engine_pid" 2>/dev/null || true; fi
+}
+
+# Also after a failure; whoever wants to look around then sets ML_RAG_DOCKER_KEEP=1.
+take_down() {
+  local status=$?
+  if [ "$status" -ne 0 ] && [ "${started:-}" ]; then
+    compose ps --all || true
+    compose logs --tail 60 || true
+  fi
+  if [ -n "${ML_RAG_DOCKER_KEEP:-}" ]; then
+    note "left as they are: docker compose -p $project ps"
+  else
+    compose --profile tests down --volumes --remove-orphans --timeout 20 || true
+  fi
+  stop_engine
+  exit "$status"
+}
+
+ask() { compose exec -T db psql -X -q -At -v ON_ERROR_STOP=1 "$@"; }
+
+# expect "what must be so" command…
+expect() {
+  local what=$1
+  shift
+  "$@" || die "docker-test: this is not so: $what"
+  note "$what"
+}
+
+answers() {
+  ask -c "SELECT jsonb_array_length(a -> 'citations') > 0 AND length(a ->> 'text') > 0
+          FROM ml_rag_answer('What is ml_rag?', '{\"n_citations\": 1, \"model_options\": {\"max_tokens\": 8}}') AS a" |
+    grep -qx t
+}
+
+healthy() { compose up --wait --wait-timeout 300 --no-build --detach db server; }
+
+# A unix socket can be reached, the caller is not one of those who may.
+peer_is_refused() {
+  local reply
+  reply=$(compose run --rm --no-deps -T --user 12345:999 --entrypoint python server -c "
+import socket
+s = socket.socket(socket.AF_UNIX)
+s.connect('/run/ml_rag/ml_rag.sock')
+s.sendall(b'GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n')
+print(s.recv(100).decode())")
+  [[ $reply == *'403 Forbidden'* ]]
+}
+
+# The interfaces of a container, but for the loopback's.
+without_network() { [ "$(compose exec -T "$1" ls /sys/class/net)" = lo ]; }
+
+runs_as() { [ "$(compose exec -T "$1" id -u)" = "$2" ]; }
+
+crash_server() {
+  # everything but PID 1, which no process of its own container can kill
+  compose exec -T server python -c 'import os; os.kill(-1, 9)' || true
+}
+
+segments() { ask -c 'SELECT count(*) FROM documents'; }
+
+same_segments() { [ "$(segments)" = "$1" ]; }
+
+first_call() {
+  local reply
+  reply=$(ask -c "CALL ml_rag('What is ml_rag?')")
+  [[ $reply == *'"citations"'*'what-is-ml-rag.md'* ]]
+}
+
+checks() {
+  local count
+  expect "docker compose exec db psql answers CALL ml_rag(…)" first_call
+  expect "the database runs without privileges" runs_as db 999
+  expect "the model server runs without privileges" runs_as server 998
+  expect "the model server has no network" without_network server
+  expect "the model server refuses another uid" peer_is_refused
+  count=$(segments)
+  compose restart server
+  expect "after a restart of the model server the next calls are answered" healthy
+  expect "… by CALL ml_rag(…) too" answers
+  crash_server
+  expect "after a crash of the model server it comes back by itself" comes_back
+  compose restart db
+  expect "after a restart of the database it is healthy" healthy
+  expect "… and answers" answers
+  compose kill db
+  compose start db
+  expect "after a crash of the database it is healthy" healthy
+  expect "… and answers" answers
+  compose down --timeout 20
+  expect "containers made anew are healthy" healthy
+  expect "… with the documents that were loaded" same_segments "$count"
+  expect "… and answer" answers
+}
+
+# Not by our starting it: by the restart policy.
+comes_back() {
+  for _ in $(seq 60); do
+    answers 2>/dev/null && return
+    sleep 1
+  done
+  return 1
+}
+
+run_tests() {
+  local shared=()
+  if [ -d "$ROOT/../shared/data" ]; then
+    shared=(--volume "$(cd "$ROOT/../shared" && pwd -P):/shared:ro" --env ML_RAG_SHARED=/shared)
+  fi
+  compose --profile tests run --rm --no-deps -T "${shared[@]}" tests "$@"
+}
+
+run() {
+  trap take_down EXIT
+  trap 'exit 130' INT TERM
+  compose --profile tests down --volumes --remove-orphans --timeout 1 2>/dev/null || true
+  step "Images: database, model server, tests" compose --profile tests build
+  started=1
+  step "Containers, models, sample documents" healthy
+  printf '==> Asking, breaking, restarting\n' >&9
+  checks
+  docker images --format '{{.Repository}} {{.Size}}' | grep '^ml_rag-' | while read -r name size; do note "image $name: $size"; done
+  run_tests "$@"
+}
+
+find_reason
+if [ -n "$reason" ]; then stop_engine; fi
+case ${1:-} in
+  test)
+    [ -z "$reason" ] || die "docker-test: $reason"
+    ;;
+  test-if-possible)
+    if [ -n "$reason" ]; then
+      note "the containers are not tested here: $reason"
+      exit 0
+    fi
+    ;;
+  *) die "usage: docker.sh test|test-if-possible [pytest arguments]" ;;
+esac
+run "${@:2}"

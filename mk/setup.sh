@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# setup.sh database|all|test|check: what must stand before a command can run; what is done already costs nothing.
+source "$(dirname "$0")/lib.sh"
+lock
+here=$(dirname "$0")
+
+packages() { step "Distribution packages: PostgreSQL, PL/Python, compiler, cmake, python3-venv" bash "$here/apt.sh"; }
+
+database() {
+  packages
+  step "pgvector for PostgreSQL" bash "$here/pgvector.sh"
+  step "Extension: build and install" bash -c "bash '$here/build.sh' && bash '$here/install.sh' refresh"
+  step "Private cluster in $STATE" bash -c "bash '$here/cluster.sh' start && bash '$here/cluster.sh' extension"
+}
+
+environment() { step "Virtual environment: torch, llama-cpp-python and the model server" bash "$here/venv.sh" "$@"; }
+
+case ${1:-} in
+  database) database ;;
+  all)
+    database
+    environment
+    step "Default models and model server" bash "$here/server.sh" start
+    ;;
+  test)
+    environment test
+    step "Default models" bash "$here/server.sh" pull
+    ;;
+  check)
+    packages
+    environment check
+    ;;
+  *) die "usage: setup.sh database|all|test|check" ;;
+esac

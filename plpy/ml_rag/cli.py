@@ -1,0 +1,63 @@
+"""The ``ml-rag`` command. Each subcommand is a module of ``ml_rag.commands``, imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+import click
+
+from ml_rag import __version__
+from ml_rag.errors import MlRagError
+
+#: name of the subcommand, and of its module and the click command in it -> one line for ``ml-rag --help``
+COMMANDS = {
+    "serve": "Run the model server.",
+    "models": "List models and get their files.",
+    "load": "Load documents into a vector store, from the client's side.",
+    "eval": "Measure the search on folders of documents and questions.",
+    "doctor": "Check the whole chain, and say what to do about what is wrong.",
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in COMMANDS if importlib.util.find_spec(f"ml_rag.commands.{name}")]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command: click.Command = getattr(importlib.import_module(f"ml_rag.commands.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except MlRagError as error:
+            raise _Failure(error) from error
+
+
+class _Failure(click.ClickException):
+    """One of our errors, as a person at a terminal wants to read it."""
+
+    def __init__(self, error: MlRagError) -> None:
+        lines = [error.message]
+        if error.detail:
+            lines.append(f"  {error.detail}")
+        if error.hint:
+            lines.append(f"  {error.hint}")
+        super().__init__("\n".join(lines))
+
+
+@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ml-rag")
+def main() -> None:
+    """Retrieval-augmented generation inside PostgreSQL: the model server and its tools."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The subcommands of ``ml-rag``: module ``name`` holds the click command ``name``."""

@@ -1,0 +1,250 @@
+"""``ml-rag doctor``: checks the whole chain from database to answer, and says what to do about what is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, LiteralString
+
+import click
+import psycopg
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ml_rag import __version__
+from ml_rag.backend.client import ModelServer
+from ml_rag.errors import MlRagError
+
+SUPPORTED_POSTGRESQL = (15, 18)
+OLDEST_PGVECTOR = (0, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found. ``hint`` says what to do where ``ok`` is false."""
+
+    check: str
+    ok: bool
+    found: str
+    hint: str = ""
+
+
+class CheckFailed(Exception):
+    """What stands in the way of the checks that build on this one."""
+
+    def __init__(self, found: str, hint: str) -> None:
+        super().__init__(found)
+        self.found, self.hint = found, hint
+
+
+def run(name: str, check: Callable[[], str]) -> Finding:
+    """The finding of one check; every error becomes one, with its own hint where it has one."""
+    try:
+        return Finding(name, True, check())
+    except CheckFailed as e:
+        return Finding(name, False, e.found, e.hint)
+    except MlRagError as e:
+        return Finding(name, False, " ".join(filter(None, (e.message, e.detail))), e.hint or "")
+    except psycopg.Error as e:
+        diagnostic = e.diag
+        found = " ".join(filter(None, (diagnostic.message_primary or str(e).strip(), diagnostic.message_detail)))
+        hint = diagnostic.message_hint or "Check --dsn (or PGHOST, PGPORT, PGUSER, PGDATABASE), and that it runs."
+        return Finding(name, False, found, hint)
+
+
+def check_server(address: str) -> Iterator[Finding]:
+    """The model server, seen from here: reachable, and of this version."""
+    server = ModelServer(address, lambda: None)
+
+    def health() -> str:
+        reply = server.call("GET", "/healthz")
+        if reply.get("version") != __version__:
+            raise CheckFailed(
+                f"version {reply.get('version')}, this command is {__version__}", "Restart the model server."
+            )
+        return f"version {reply['version']}, up for {reply['uptime_seconds']:.0f} s, at {address}"
+
+    finding = run("model server", health)
+    server.close()
+    if not finding.ok and "Permission denied" in finding.found:
+        hint = "Run this as the model server's user, as root, or as a user in allowed_users of its configuration."
+        finding = Finding(finding.check, False, finding.found, hint)
+    yield finding
+
+
+def _value(connection: psycopg.Connection, query: LiteralString, *parameters: object) -> Any:
+    row = connection.execute(query, parameters).fetchone()
+    return row[0] if row else None
+
+
+def check_extension(connection: psycopg.Connection) -> Iterator[Finding]:
+    """PostgreSQL, pgvector, PL/Python and the extension, each in a version that fits."""
+
+    def postgresql() -> str:
+        major = connection.info.server_version // 10000
+        if not SUPPORTED_POSTGRESQL[0] <= major <= SUPPORTED_POSTGRESQL[1]:
+            raise CheckFailed(f"version {major}", "ml_rag runs on PostgreSQL {} to {}.".format(*SUPPORTED_POSTGRESQL))
+        return f"version {major}, database {connection.info.dbname}, as {connection.info.user}"
+
+    def pgvector() -> str:
+        version = _value(connection, "SELECT extversion FROM pg_extension WHERE extname = 'vector'")
+        if version is None:
+            raise CheckFailed("not installed", "CREATE EXTENSION ml_rag CASCADE installs it.")
+        if tuple(map(int, version.split(".")[:2])) < OLDEST_PGVECTOR:
+            raise CheckFailed(
+                f"version {version}", "Install pgvector 0.8 or newer, then ALTER EXTENSION vector UPDATE."
+            )
+        return f"version {version}"
+
+    def extension() -> str:
+        version = _value(connection, "SELECT extversion FROM pg_extension WHERE extname = 'ml_rag'")
+        if version is None:
+            raise CheckFailed(
+                "not installed in this database",
+                "As a superuser: CREATE EXTENSION ml_rag CASCADE. Where that does not know it: make install.",
+            )
+        sql_version = _value(connection, "SELECT ml_rag.version()")
+        if sql_version != __version__:
+            raise CheckFailed(
+                f"version {sql_version}, this command is {__version__}",
+                "Run make install, then ALTER EXTENSION ml_rag UPDATE, or install the command of that version.",
+            )
+        return f"version {version}"
+
+    yield run("PostgreSQL", postgresql)
+    yield run("pgvector", pgvector)
+    yield run("extension ml_rag", extension)
+
+
+def check_keyword(connection: psycopg.Connection) -> Iterator[Finding]:
+    """Keyword search: numpy in the python3 of the database server."""
+
+    def numpy() -> str:
+        row = connection.execute("SELECT n.version, n.error FROM ml_rag._numpy() AS n").fetchone()
+        version, error = row or (None, None)
+        if version is None:
+            raise CheckFailed(f"{error['message']}: {error['detail']}", error["hint"])
+        return f"numpy {version}"
+
+    yield run("keyword search", numpy)
+
+
+def check_calls(connection: psycopg.Connection) -> Iterator[Finding]:
+    """What a caller does, as this role: reach the server, embed, generate, retrieve."""
+
+    def server() -> str:
+        reply = _value(connection, "SELECT ml_rag.model_server()")
+        return f"version {reply['version']} answers the backend"
+
+    def defaults() -> str:
+        rows = connection.execute(
+            "SELECT s.name, s.value, m.available FROM ml_rag.setting AS s "
+            "LEFT JOIN ml_supported_models() AS m ON m.model_id = s.value "
+            "WHERE s.name IN ('embed_model_id', 'generate_model_id')"
+        ).fetchall()
+        for name, value, available in rows:
+            if available is None:
+                raise CheckFailed(
+                    f"{name} is {value}, which the model server does not know",
+                    f"SELECT ml_rag.configure('{name}', '…'), or add the model to the server's catalogue.",
+                )
+            if not available:
+                raise CheckFailed(
+                    f"{name} is {value}, whose files are missing",
+                    f"With the configuration of the model server (--config, ML_RAG_CONFIG): ml-rag models pull {value}",
+                )
+        return ", ".join(f"{name} = {value}" for name, value, _ in rows)
+
+    def embedding() -> str:
+        began = time.monotonic()
+        dimensions = _value(connection, "SELECT vector_dims(ml_embed_row('a test query'))")
+        return f"{dimensions} dimensions in {(time.monotonic() - began) * 1000:.0f} ms"
+
+    def generation() -> str:
+        began = time.monotonic()
+        _value(connection, "SELECT ml_generate('Say hello.', '{\"max_tokens\": 8}')")
+        return f"answered in {(time.monotonic() - began) * 1000:.0f} ms"
+
+    def retrieval() -> str:
+        stores = _value(connection, "SELECT count(*) FROM ml_rag.discover()")
+        usable = _value(
+            connection, "SELECT count(*) FROM ml_rag.discover(embed_model_id => ml_rag._get_setting('embed_model_id'))"
+        )
+        if not usable:
+            raise CheckFailed(
+                f"{stores} vector stores that {connection.info.user} may read, none of the default embedding model",
+                "Load documents: CALL vector_store_load('file:///path/of/a/folder/'), or ml-rag load.",
+            )
+        rows = _value(connection, "SELECT count(*) FROM ml_rag_search('a test query', '{\"n_citations\": 1}')")
+        return f"{usable} vector stores, {rows} segment found"
+
+    for name, check in {
+        "model server, from the database": server,
+        "default models": defaults,
+        "embedding": embedding,
+        "generation": generation,
+        "retrieval": retrieval,
+    }.items():
+        finding = run(name, check)
+        yield finding
+        if name == "model server, from the database" and not finding.ok:
+            return
+
+
+def diagnose(dsn: str) -> Iterator[Finding]:
+    """All checks, in an order in which each builds on those before it."""
+    connections: list[psycopg.Connection] = []
+
+    def connect() -> str:
+        connections.append(psycopg.connect(dsn, autocommit=True, connect_timeout=5))
+        return "reached"
+
+    connected = run("database", connect)
+    yield connected
+    if not connected.ok:
+        return
+    with connections[0] as connection:
+        findings = list(check_extension(connection))
+        yield from findings
+        if not all(finding.ok for finding in findings):
+            return
+        # the public routines may live in a schema that is not on this role's path
+        schema = _value(
+            connection, "SELECT extnamespace::regnamespace::text FROM pg_extension WHERE extname = 'ml_rag'"
+        )
+        connection.execute(
+            "SELECT set_config('search_path', %s || ', ' || current_setting('search_path'), false)", (schema,)
+        )
+        address = _value(connection, "SELECT ml_rag._get_setting('model_server')")
+        yield from check_keyword(connection)
+        yield from check_server(address)
+        yield from check_calls(connection)
+
+
+@click.command()
+@click.option("--dsn", default="", envvar="ML_RAG_DSN", help="libpq connection string.  [env: ML_RAG_DSN, PG…]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.pass_context
+def doctor(ctx: click.Context, dsn: str, as_json: bool) -> None:
+    """Check the whole chain, and say what to do about what is wrong.
+
+    Exit status 1 where anything is wrong.
+    """
+    findings = list(diagnose(dsn))
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
+    else:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        for finding in findings:
+            # Text, not markup: what was found may hold brackets
+            found = Text(finding.found)
+            if finding.hint:
+                found.append(f"\n{finding.hint}", style="bold")
+            mark = Text("ok", style="green") if finding.ok else Text("WRONG", style="bold red")
+            table.add_row(mark, finding.check, found)
+        Console(width=None if sys.stdout.isatty() else 120).print(table)
+    ctx.exit(0 if all(finding.ok for finding in findings) else 1)

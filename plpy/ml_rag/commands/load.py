@@ -1,0 +1,224 @@
+"""``ml-rag load``: documents of this machine into a vector store, for files the database server cannot see."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import psycopg
+from psycopg.types.json import Jsonb
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ml_rag.backend import files
+from ml_rag.backend.load import MAX_DOCUMENT_BYTES, batches, is_storable
+from ml_rag.errors import DocumentError, MlRagError
+
+#: documents and bytes of one call: as large as a progress bar that moves allows
+CALL = (16, 2 * 1024 * 1024)
+
+# A name without a schema means the first schema of the connection's search_path, as in CREATE TABLE.
+_CREATE = """SELECT ml_rag.create_store(
+    CASE cardinality(parse_ident(%(store)s)) WHEN 1 THEN format('%%I.%%s', current_schema(), %(store)s)
+    ELSE %(store)s END, %(options)s)::oid"""
+
+
+@dataclass
+class Tally:
+    """What has become of the documents so far."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    segments: int = 0
+    failed: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, result: dict[str, Any]) -> None:
+        for name, n in result["documents"].items():
+            self.count(name, n)
+        self.segments += result["segments"]
+        self.failed += result["failed"]
+
+    def count(self, name: str, n: int = 1) -> None:
+        self.counts[name] = self.counts.get(name, 0) + n
+
+    def fail(self, path: str, error: MlRagError) -> None:
+        self.count("failed")
+        self.failed.append({"document_name": path, "error": error.message, "detail": error.detail})
+
+
+class Client:
+    """A vector store, and how documents get into it."""
+
+    def __init__(self, connection: psycopg.Connection[Any], store: int, options: dict[str, Any]) -> None:
+        self._connection = connection
+        self._store = store
+        self._options = Jsonb(options)
+        self.tally = Tally()
+
+    def _values(self, query: str, *arguments: Any) -> list[Any]:
+        return [row[0] for row in self._connection.execute(query, (self._store, *arguments)).fetchall()]
+
+    def load(self, batch: Sequence[str], base: str | None) -> None:
+        """Send the files of a batch that the store lacks or has another version of."""
+        contents: dict[str, bytes] = {}
+        for path in batch:
+            try:
+                if not is_storable(path):
+                    raise DocumentError("the name of the file is no text", detail="Not valid UTF-8.")
+                contents[path] = files.read(path, base, MAX_DOCUMENT_BYTES, lambda: None)
+            except DocumentError as e:
+                self.tally.fail(path.encode(errors="replace").decode(), e)
+        if not contents:
+            return
+        hashes = [hashlib.sha256(content).hexdigest() for content in contents.values()]
+        query = "SELECT ml_rag.unchanged_documents(%s, %s, %s, %s)"
+        for name in self._values(query, list(contents), hashes, self._options):
+            del contents[name]
+            self.tally.count("unchanged")
+        if contents:
+            query = "SELECT ml_rag.load_documents(%s, %s, %b, %s)"
+            self.tally.add(self._values(query, list(contents), list(contents.values()), self._options)[0])
+
+    def remove(self, location: files.Location, found: set[str]) -> None:
+        """Remove what was loaded from there and exists no more."""
+        names = self._values("SELECT ml_rag.documents_below(%s, %s)", location.prefix)
+        gone = [name for name in names if name not in found and location.matches(name) and files.is_gone(name)]
+        if gone:
+            self.tally.count("removed", self._values("SELECT ml_rag.remove_documents(%s, %s)", gone)[0])
+
+    def finish(self, distance_metric: str | None) -> None:
+        """Build the index where there is none."""
+        self._values("SELECT ml_rag.index_store(%s, %s)", distance_metric)
+
+
+def _locations(paths: Sequence[Path], recursive: bool) -> Iterator[files.Location]:
+    for path in paths:
+        absolute = path.absolute()
+        if absolute.is_dir():
+            yield files.Location(str(absolute), () if recursive else ("*",))
+        else:
+            yield files.exactly(str(absolute))
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.fields[files]} files"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[segments]} segments, {task.fields[rate]:.0f}/s"),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def _run(client: Client, locations: Sequence[files.Location], refresh: bool, console: Console) -> None:
+    found = [files.find(location, lambda: None) for location in locations]
+    sizes = {path: files.size(path) for paths in found for path in paths}
+    done = 0
+    with _progress(console) as progress:
+        task = progress.add_task("load", total=sum(sizes.values()), files=f"0/{len(sizes)}", segments=0, rate=0.0)
+        for location, paths in zip(locations, found, strict=True):
+            base = None if location.file else location.base
+            for batch in batches([(path, sizes[path]) for path in paths], *CALL):
+                client.load(batch, base)
+                done += len(batch)
+                segments = client.tally.segments
+                seconds = progress.tasks[0].elapsed or 0.001
+                progress.update(
+                    task,
+                    advance=sum(sizes[path] for path in batch),
+                    files=f"{done}/{len(sizes)}",
+                    segments=segments,
+                    rate=segments / seconds,
+                )
+            if refresh and location.file is None:
+                client.remove(location, set(paths))
+
+
+def _report(tally: Tally, store: str, seconds: float) -> None:
+    counts = ", ".join(f"{n} {name}" for name, n in tally.counts.items() if n)
+    rate = f", {tally.segments / seconds:.0f} segments/s" if tally.segments else ""
+    click.echo(f"{store}: {counts or 'nothing to do'}; {tally.segments} segments in {seconds:.1f} s{rate}")
+    for failure in tally.failed:
+        parts = (failure["error"], failure.get("detail"), failure.get("hint"))
+        click.echo(f"failed: {failure['document_name']}: {'; '.join(filter(None, parts))}", err=True)
+
+
+def explained(error: psycopg.Error) -> click.ClickException:
+    """A database error as a person at a terminal wants to read it."""
+    diagnostic = error.diag
+    lines = [diagnostic.message_primary or str(error).strip()]
+    lines += [f"  {text}" for text in (diagnostic.message_detail, diagnostic.message_hint) if text]
+    if isinstance(error, psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction):
+        lines.append("  Run CREATE EXTENSION ml_rag CASCADE in this database, or ALTER EXTENSION ml_rag UPDATE.")
+    return click.ClickException("\n".join(lines))
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--store", required=True, metavar="[SCHEMA.]TABLE", help="The vector store; made where there is none.")
+@click.option("--dsn", default="", help="The database, as libpq writes it.  [default: PGHOST, PGDATABASE, ...]")
+@click.option("--recursive/--no-recursive", default=True, show_default=True, help="Folders with all below them.")
+@click.option("--refresh/--no-refresh", default=True, help="Changed files again, gone ones removed; or only new ones.")
+@click.option("--embed-model", metavar="ID", help="Embedding model.  [default: the store's, else the database's]")
+@click.option("--formats", metavar="FORMAT,...", help="Only files of these formats, such as pdf,docx.")
+@click.option("--language", metavar="CODE", help="Language of the documents, such as en.")
+@click.option("--ocr", is_flag=True, help="Read text in pictures of scanned pages.")
+@click.option("--split-by", metavar="UNIT", help="Where segments may end.")
+@click.option("--segment-tokens", type=int, help="Longest segment, in tokens of the embedding model.")
+@click.option("--overlap-tokens", type=int, help="Tokens that neighbouring segments share.")
+@click.option("--description", help="Comment of a table that is made.")
+@click.option("--distance-metric", metavar="METRIC", help="COSINE, DOT or EUCLIDEAN: what the index is built for.")
+def load(
+    paths: tuple[Path, ...],
+    store: str,
+    dsn: str,
+    recursive: bool,
+    refresh: bool,
+    embed_model: str | None,
+    formats: str | None,
+    language: str | None,
+    ocr: bool,
+    split_by: str | None,
+    segment_tokens: int | None,
+    overlap_tokens: int | None,
+    description: str | None,
+    distance_metric: str | None,
+) -> None:
+    """Load files and folders of this machine into a vector store.
+
+    Files whose content the store has already are not sent. Exit status 1 when a document failed.
+    """
+    chunking = {"split_by": split_by, "segment_tokens": segment_tokens, "overlap_tokens": overlap_tokens}
+    options = {
+        "chunking": {name: value for name, value in chunking.items() if value is not None} or None,
+        "embed_model_id": embed_model,
+        "formats": formats.split(",") if formats else None,
+        "language": language,
+        "ocr": ocr,
+        "refresh": refresh,
+    }
+    console = Console(stderr=True)
+    locations = list(_locations(paths, recursive))
+    try:
+        with psycopg.connect(dsn, autocommit=True, application_name="ml-rag load") as connection:
+            create = Jsonb({"embed_model_id": embed_model, "description": description, "language": language})
+            row = connection.execute(_CREATE, {"store": store, "options": create}).fetchone()
+            assert row is not None
+            client = Client(connection, row[0], options)
+            started = time.monotonic()
+            _run(client, locations, refresh, console)
+            with console.status("building the index"):
+                client.finish(distance_metric)
+            _report(client.tally, store, time.monotonic() - started)
+    except psycopg.Error as e:
+        raise explained(e) from e
+    sys.exit(1 if client.tally.failed else 0)

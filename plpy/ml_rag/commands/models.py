@@ -1,0 +1,133 @@
+"""``ml-rag models``: list what the catalogue offers, get the files of a model."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ml_rag.catalogue import Catalogue, ModelEntry, load_catalogue
+from ml_rag.catalogue import models_dir as choose_models_dir
+from ml_rag.errors import UnknownModel
+from ml_rag.pull import PullFailed
+from ml_rag.pull import pull as pull_model
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def _where(command: Command) -> Command:
+    """The options that say which catalogue and which folder; each may stand before or after the subcommand."""
+    command = click.option(
+        "--models-dir", type=click.Path(path_type=Path, file_okay=False), help="[env: ML_RAG_MODELS]"
+    )(command)
+    return click.option(
+        "--config", type=click.Path(path_type=Path, dir_okay=False), help="Configuration.  [env: ML_RAG_CONFIG]"
+    )(command)
+
+
+def _catalogue(ctx: click.Context, config: Path | None, models_dir: Path | None) -> tuple[Catalogue, Path]:
+    before = ctx.obj or {}
+    catalogue = load_catalogue(config or before.get("config"))
+    return catalogue, choose_models_dir(catalogue, models_dir or before.get("models_dir"))
+
+
+@click.group()
+@_where
+@click.pass_context
+def models(ctx: click.Context, config: Path | None, models_dir: Path | None) -> None:
+    """List models and get their files."""
+    ctx.obj = {"config": config, "models_dir": models_dir}
+
+
+@models.command("list")
+@_where
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.pass_context
+def list_models(ctx: click.Context, config: Path | None, models_dir: Path | None, as_json: bool) -> None:
+    """Print every model of the catalogue, and whether its files are there."""
+    catalogue, folder = _catalogue(ctx, config, models_dir)
+    if as_json:
+        rows = [
+            {
+                "id": entry.id,
+                "task": entry.task,
+                "engine": entry.engine,
+                "dimensions": entry.dimensions,
+                "max_tokens": entry.max_tokens or entry.context_tokens,
+                "available": entry.missing(folder) is None,
+                "reason": entry.missing(folder),
+                "pull": entry.pull_command,
+            }
+            for entry in catalogue
+        ]
+        click.echo(json.dumps(rows, indent=2))
+        return
+    table = Table(title=f"Models (files in {folder})", title_justify="left")
+    table.add_column("model", no_wrap=True)
+    for heading in ("task", "dimensions", "tokens", "here", "about"):
+        table.add_column(heading)
+    for entry in catalogue:
+        tokens = entry.max_tokens or entry.context_tokens
+        table.add_row(
+            entry.id,
+            entry.task,
+            str(entry.dimensions or ""),
+            str(tokens or ""),
+            "yes" if entry.missing(folder) is None else "no",
+            entry.description,
+        )
+    Console().print(table)
+
+
+@models.command("pull")
+@_where
+@click.argument("model_ids", nargs=-1, required=True, metavar="ID...")
+@click.option("--force", is_flag=True, help="Get the files again even if they are there and right.")
+@click.pass_context
+def pull(
+    ctx: click.Context, config: Path | None, models_dir: Path | None, model_ids: tuple[str, ...], force: bool
+) -> None:
+    """Get the files of models, check their SHA-256, put them into the models folder, make them ready to load."""
+    catalogue, folder = _catalogue(ctx, config, models_dir)
+    entries = [_entry(catalogue, model_id) for model_id in model_ids]
+    console = Console(stderr=True)
+    failed: list[PullFailed] = []
+    for entry in entries:
+        began = time.monotonic()
+        with console.status(entry.id) as status:
+
+            def report(doing: str, model_id: str = entry.id) -> None:
+                status.update(f"{model_id}: {doing}")
+
+            try:
+                place = pull_model(entry, folder, report, force=force)
+                if entry.engine == "sentence-transformers" and entry.task == "embed":
+                    from ml_rag.server.engines.sentence_transformers import prepare
+
+                    report("exporting to ONNX, once")
+                    prepare(entry, folder)
+            except PullFailed as error:
+                failed.append(error)
+                continue
+        click.echo(f"{entry.id}: {place} ({time.monotonic() - began:.1f} s)")
+    for failure in failed[:-1]:
+        click.echo(f"Error: {failure.message}\n  {failure.detail}\n  {failure.hint}", err=True)
+    if failed:
+        raise failed[-1]
+
+
+def _entry(catalogue: Catalogue, model_id: str) -> ModelEntry:
+    entry = catalogue.get(model_id)
+    if entry is None:
+        near = catalogue.nearest(model_id)
+        raise UnknownModel(
+            f"there is no model {model_id!r}",
+            hint=f"Did you mean {near!r}?" if near else "ml-rag models list prints those there are.",
+        )
+    return entry

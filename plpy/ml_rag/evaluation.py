@@ -1,0 +1,227 @@
+"""Measures a dataset on a database: its documents into a store, its questions through the arms of the search.
+
+What is called is what users call: ``ml_rag.load_documents`` and ``ml_rag_evaluate``. Nothing here is left half: a
+document is loaded whole or not at all, and so is a run; a load that was broken off goes on when it is called again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from ml_rag.backend.load import batches
+from ml_rag.datasets import Dataset, Question
+
+#: told how much of the work is done: (done, of)
+Progress = Callable[[int, int], None]
+
+#: documents and bytes of one call
+CALL = (64, 2 * 1024 * 1024)
+
+_COUNT = re.compile(r"(\d+) of (\d+) questions")
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way to search. ``options`` are those of ``ml_rag``; ``exact`` = without the approximate index."""
+
+    title: str
+    options: dict[str, Any]
+    exact: bool = False
+
+
+ARMS = {
+    "vector": Arm("vector only", {}),
+    "exact": Arm("vector only, exact", {}, exact=True),
+    "text": Arm("text only", {"semantic_search": False, "keyword_search": True}),
+    "hybrid": Arm("hybrid", {"keyword_search": True}),
+    "ranker": Arm("hybrid with ranker", {"keyword_search": True, "rerank": {}}),
+}
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What has become of the documents. ``seconds``: of this call, which costs nothing where all were there."""
+
+    documents: int = 0
+    new: int = 0
+    segments: int = 0
+    seconds: float = 0.0
+    failed: list[dict[str, Any]] = field(default_factory=list)
+
+
+def connect(dsn: str) -> psycopg.Connection[Any]:
+    """An autocommit connection with the routines of the extension on its path."""
+    connection = psycopg.connect(dsn, autocommit=True, application_name="ml-rag eval")
+    connection.execute(
+        "SELECT set_config('search_path', extnamespace::regnamespace || ', ' || current_setting('search_path'), false)"
+        " FROM pg_extension WHERE extname = 'ml_rag'"
+    )
+    return connection
+
+
+def table_name(name: str) -> str:
+    """The name of a dataset's store: letters, digits and underscores, at most 63 bytes."""
+    return re.sub(r"\W+", "_", name.lower(), flags=re.ASCII).strip("_")[:63] or "dataset"
+
+
+class Evaluation:
+    """A dataset, and its store in ``schema``, which is made where there is none.
+
+    Args:
+        options: of ``ml_rag.load_documents`` (``language``, ``embed_model_id``, ``chunking``), null ones left out.
+    """
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], dataset: Dataset, schema: str, options: dict[str, Any]
+    ) -> None:
+        self._connection = connection
+        self.dataset = dataset
+        self._options = {name: value for name, value in options.items() if value is not None}
+        self._table = (schema, table_name(dataset.name))
+        self.store = ".".join(self._table)
+        self._oid: int | None = None
+
+    def _value(self, query: LiteralString, *arguments: Any) -> Any:
+        row = self._connection.execute(query, arguments or None).fetchone()
+        return row[0] if row else None
+
+    def load(self, progress: Progress) -> Loaded:
+        """Bring the store to what the dataset has: new and changed documents in, gone ones out, then the indexes."""
+        began = time.monotonic()
+        # one that is not there needs the privilege to make it, one that is there does not
+        if self._value("SELECT to_regnamespace(quote_ident(%s))", self._table[0]) is None:
+            self._connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self._table[0])))
+        options = {"embed_model_id": self._options.get("embed_model_id"), "description": "made by ml-rag eval"}
+        if self._has_keyword_search():
+            options["language"] = self._options.get("language")
+        name = self._value("SELECT format('%%I.%%I', %s::text, %s::text)", *self._table)
+        self._oid = self._value("SELECT ml_rag.create_store(%s, %s)::oid", name, Jsonb(options))
+        loaded = Loaded(documents=len(self.dataset.documents))
+        sizes = [
+            (name, len(content) if isinstance(content, bytes) else content.stat().st_size)
+            for name, content in self.dataset.documents.items()
+        ]
+        done, total = 0, sum(size for _, size in sizes)
+        of_name = dict(sizes)
+        for batch in batches(sizes, *CALL):
+            self._load(batch, loaded)
+            done += sum(of_name[name] for name in batch)
+            progress(done, total)
+        present = [r[0] for r in self._connection.execute("SELECT ml_rag.documents_below(%s, '')", (self._oid,))]
+        if gone := [name for name in present if name not in of_name]:
+            self._value("SELECT ml_rag.remove_documents(%s, %s)", self._oid, gone)
+        self._value("SELECT ml_rag.index_store(%s)", self._oid)
+        if self._has_keyword_search():
+            self._index_keywords()
+        query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(*self._table))
+        row = self._connection.execute(query).fetchone()
+        loaded.segments = row[0] if row else 0
+        loaded.seconds = time.monotonic() - began
+        return loaded
+
+    def _load(self, names: Sequence[str], loaded: Loaded) -> None:
+        contents = {name: self.dataset.content(name) for name in names}
+        hashes = [hashlib.sha256(content).hexdigest() for content in contents.values()]
+        query = "SELECT ml_rag.unchanged_documents(%s, %s, %s, %s)"
+        for (name,) in self._connection.execute(query, (self._oid, list(contents), hashes, Jsonb(self._options))):
+            del contents[name]
+        if contents:
+            result = self._value(
+                "SELECT ml_rag.load_documents(%s, %s, %b, %s)",
+                self._oid, list(contents), list(contents.values()), Jsonb(self._options),
+            )  # fmt: skip
+            loaded.new += result["documents"]["loaded"] + result["documents"]["changed"]
+            loaded.failed += result["failed"]
+
+    def _index_keywords(self) -> None:
+        """The keyword index, where a store that was there before lacks it or has that of another language."""
+        query = (
+            "SELECT EXISTS (SELECT FROM ml_rag.keyword_index WHERE store = %s::oid::regclass"
+            " AND configuration = ml_rag.text_search_configuration(%s))"
+        )
+        language = self._options.get("language")
+        if not self._value(query, self._oid, language):
+            query = "SELECT ml_rag.enable_keyword_search(%s::oid::regclass, %s)"
+            self._value(query, self._oid, Jsonb({"language": language}))
+
+    def _has_keyword_search(self) -> bool:
+        return bool(self._value("SELECT to_regproc('ml_rag.enable_keyword_search') IS NOT NULL"))
+
+    def missing(self, arm: Arm) -> str | None:
+        """Why an arm cannot run here, or None."""
+        if arm.options.get("keyword_search") and not self._has_keyword_search():
+            return "this version of the extension has no keyword search"
+        if "rerank" in arm.options:
+            query = (
+                "SELECT value, coalesce((SELECT available FROM ml_supported_models() WHERE model_id = value), false)"
+                " FROM ml_rag.setting WHERE name = 'rerank_model_id'"
+            )
+            row = self._connection.execute(query).fetchone()
+            assert row is not None
+            if not row[1]:
+                return f"there is no {row[0]}: ml-rag models pull {row[0]}"
+        return None
+
+    def ask(self, questions: Sequence[Question]) -> None:
+        """Make these the questions of the runs that follow."""
+        self._connection.execute("DROP TABLE IF EXISTS pg_temp.ml_rag_questions")
+        self._connection.execute(
+            "CREATE TEMP TABLE ml_rag_questions (place integer, id text, question text, documents jsonb, answers jsonb,"
+            " answerable boolean)"
+        )
+        with self._connection.cursor().copy("COPY pg_temp.ml_rag_questions FROM STDIN") as copy:
+            for place, q in enumerate(questions):
+                row = (place, q.id, q.text, Jsonb(q.documents) if q.documents else None, Jsonb(q.answers), q.answerable)
+                copy.write_row(row)
+
+    def run(self, arm: Arm, options: dict[str, Any], progress: Progress) -> dict[str, Any]:
+        """``ml_rag_evaluate``'s document for one arm; ``options`` are those of ``ml_rag_evaluate``."""
+        search = {**(options.get("options") or {}), **arm.options, "vector_store": [self.store]}
+        options = {
+            # documents are loaded under the very names that the questions expect
+            "match": "document_name",
+            "progress_seconds": 0.5,
+            "name": f"{self.dataset.name}: {arm.title}",
+            **options,
+            "options": search,
+        }
+        with self._counted(progress), self._exact(arm.exact):
+            query = "SELECT * FROM pg_temp.ml_rag_questions ORDER BY place"
+            result: dict[str, Any] = self._value("SELECT ml_rag_evaluate(%s, %s)", query, Jsonb(options))
+        return result
+
+    @contextmanager
+    def _exact(self, exact: bool) -> Iterator[None]:
+        if exact:
+            self._connection.execute("SET enable_indexscan = off")
+        try:
+            yield
+        finally:
+            if exact and not self._connection.broken:
+                self._connection.execute("RESET enable_indexscan")
+
+    @contextmanager
+    def _counted(self, progress: Progress) -> Iterator[None]:
+        def count(diagnostic: psycopg.errors.Diagnostic) -> None:
+            if match := _COUNT.fullmatch(diagnostic.message_primary or ""):
+                progress(int(match[1]), int(match[2]))
+
+        self._connection.add_notice_handler(count)
+        try:
+            yield
+        finally:
+            self._connection.remove_notice_handler(count)
+
+    def drop(self) -> None:
+        """Remove the store."""
+        self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(*self._table)))

@@ -1,0 +1,119 @@
+"""ZIP containers (OOXML, ODF, EPUB): bounded before a member is read, told apart, their XML without entities."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from io import BytesIO
+from typing import Any
+
+from ml_rag.errors import DocumentError
+
+MAX_MEMBERS = 20_000
+MAX_UNPACKED = 512 * 1024 * 1024
+#: text packs about 10 to 1, an empty spreadsheet 100 to 1, a bomb 1000 to 1
+MAX_RATIO = 300
+#: below this a high ratio does no harm
+_SMALL = 16 * 1024 * 1024
+
+_ODF = {
+    "application/vnd.oasis.opendocument.text": "odt",
+    "application/vnd.oasis.opendocument.text-template": "odt",
+    "application/vnd.oasis.opendocument.presentation": "odp",
+    "application/vnd.oasis.opendocument.presentation-template": "odp",
+    "application/vnd.oasis.opendocument.spreadsheet": "ods",
+    "application/vnd.oasis.opendocument.spreadsheet-template": "ods",
+}
+_OOXML = (("word/document", "docx"), ("ppt/presentation", "pptx"), ("xl/workbook", "xlsx"))
+_ENTITY = re.compile(
+    b"|".join(re.escape("<!ENTITY".encode(encoding)) for encoding in ("ascii", "utf-16-le", "utf-16-be"))
+)
+
+
+def open_zip(content: bytes) -> zipfile.ZipFile:
+    """The archive, known to be of bearable size. Raises DocumentError for a broken, encrypted or oversized one.
+
+    ``zipfile`` reads no more of a member than its declared size, so checking the declared sizes is enough.
+    """
+    try:
+        archive = zipfile.ZipFile(BytesIO(content))
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, OSError) as error:
+        raise DocumentError(
+            "document is truncated or damaged", detail=f"ZIP container: {error}", hint="Copy the file again."
+        ) from error
+    members = archive.infolist()
+    unpacked = sum(member.file_size for member in members)
+    if len(members) > MAX_MEMBERS or unpacked > MAX_UNPACKED or unpacked > max(_SMALL, MAX_RATIO * len(content)):
+        raise DocumentError(
+            "document unpacks to too much data",
+            detail=f"{len(content)} bytes hold {len(members)} members of {unpacked} bytes in sum",
+            hint="Split the document.",
+        )
+    if any(member.flag_bits & 1 for member in members):
+        raise encrypted("ZIP members are encrypted")
+    return archive
+
+
+def encrypted(detail: str) -> DocumentError:
+    return DocumentError("document is encrypted", detail=detail, hint="Remove the password and load it again.")
+
+
+def detect_zip(content: bytes) -> str:
+    """The document format in a ZIP container. Raises DocumentError where it is none of ours."""
+    archive = open_zip(content)
+    names = set(archive.namelist())
+    if "mimetype" in names:
+        kind = archive.read("mimetype")[:200].decode("ascii", "replace").strip()
+        if kind == "application/epub+zip":
+            return "epub"
+        if kind in _ODF:
+            return _ODF[kind]
+    if "META-INF/container.xml" in names:
+        return "epub"
+    if "[Content_Types].xml" in names:
+        for prefix, format_name in _OOXML:
+            if any(name.startswith(prefix) and name.endswith(".xml") for name in names):
+                return format_name
+        if any(name.endswith("workbook.bin") for name in names):
+            raise _unknown("an XLSB workbook", "Save it as XLSX.")
+    raise _unknown("a ZIP archive", "Unpack it and load the documents inside.")
+
+
+def _unknown(kind: str, hint: str) -> DocumentError:
+    return DocumentError("unknown document format", detail=f"the content is {kind}", hint=hint)
+
+
+def check_entities(archive: zipfile.ZipFile) -> None:
+    """Raise DocumentError where an XML member declares entities: no office program writes them, attackers do."""
+    for member in archive.infolist():
+        if member.filename.lower().endswith((".xml", ".rels", ".opf", ".ncx", ".vml")):
+            refuse_entities(archive.read(member))
+
+
+def refuse_entities(content: bytes) -> None:
+    if _ENTITY.search(content):
+        raise DocumentError(
+            "document declares XML entities", detail="<!ENTITY in its XML", hint="Save it again without a DTD."
+        )
+
+
+def parse_xml(content: bytes) -> Any:
+    """The root element (lxml). No DTD is loaded, no entity expanded, no network used."""
+    from lxml import etree  # type: ignore[import-untyped]
+
+    refuse_entities(content)
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False, recover=True)
+    root = etree.fromstring(content, parser)
+    if root is None:
+        raise DocumentError("document is truncated or damaged", detail="its XML has no root", hint="Copy it again.")
+    return root
+
+
+def core_properties(archive: zipfile.ZipFile) -> dict[str, str | None]:
+    """Title and author of an OOXML document."""
+    if "docProps/core.xml" not in archive.namelist():
+        return {}
+    root = parse_xml(archive.read("docProps/core.xml"))
+    title = root.find("{http://purl.org/dc/elements/1.1/}title")
+    author = root.find("{http://purl.org/dc/elements/1.1/}creator")
+    return {"title": None if title is None else title.text, "author": None if author is None else author.text}

@@ -1,0 +1,80 @@
+"""What all parsers share: the request, clean text, pipe tables, a document from blocks."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ml_rag import abc
+
+#: wide enough for any table a person reads; wider ones are data dumps whose rows no model can use
+MAX_COLUMNS = 512
+
+# Control characters other than tab and newline, lone surrogates, byte order marks, the two non-characters.
+_UNWANTED = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufeff\ufffe\uffff\xad]")
+_LINE_ENDS = re.compile("\r\n|[\r\x0c\x85\u2028\u2029]")
+_TRAILING = re.compile(r"[ \t]+$", re.MULTILINE)
+_BLANK_LINES = re.compile(r"\n{3,}")
+#: what programs write where nobody gave a title or an author
+_NOBODY = frozenset({"(anonymous)", "anonymous", "unknown", "untitled", "none", "user", "python-docx", "openpyxl"})
+_SPACE = re.compile(r"\s+")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """How the caller wants a document read. ``language`` is an ISO 639-1 code or None."""
+
+    language: str | None = None
+    ocr: bool = False
+
+
+def clean(text: str) -> str:
+    """NFC text with ``\\n`` line ends, without NUL and other control characters, without runs of blank lines."""
+    text = _UNWANTED.sub("", _LINE_ENDS.sub("\n", text))
+    text = _TRAILING.sub("", unicodedata.normalize("NFC", text))
+    return _BLANK_LINES.sub("\n\n", text).strip("\n")
+
+
+def one_line(value: object) -> str:
+    """The text of a value with every run of white space as one space."""
+    return _SPACE.sub(" ", _UNWANTED.sub("", str(value))).strip()
+
+
+def pipe_table(rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown pipe table with the first row as its header; empty rows and columns are left out.
+
+    Cells are put on one line, ``|`` is escaped, short rows are filled up. Without any text the result is empty.
+    """
+    cells = [[one_line(cell).replace("|", "\\|") for cell in row[:MAX_COLUMNS]] for row in rows]
+    cells = [row for row in cells if any(row)]
+    if not cells:
+        return ""
+    width = max(map(len, cells))
+    used = [i for i in range(width) if any(i < len(row) and row[i] for row in cells)]
+    if len(used) == 1:
+        return "\n\n".join(row[used[0]] for row in cells if len(row) > used[0] and row[used[0]])
+    lines = ["| " + " | ".join(row[i] if i < len(row) else "" for i in used) + " |" for row in cells]
+    lines.insert(1, "|" + " --- |" * len(used))
+    return "\n".join(lines)
+
+
+def metadata(**values: object) -> dict[str, Any]:
+    """The values that say something, each on one line of at most 500 characters."""
+    found = {key: one_line(value)[:500] for key, value in values.items() if value is not None}
+    return {
+        key: unicodedata.normalize("NFC", value)
+        for key, value in found.items()
+        if value and not (key in {"title", "author"} and value.lower() in _NOBODY)
+    }
+
+
+def document(
+    format_name: str, blocks: Iterable[tuple[str, dict[str, Any]]], meta: dict[str, Any] | None = None
+) -> abc.Document:
+    """A document of the blocks that have text once cleaned."""
+    cleaned = ((clean(text), keys) for text, keys in blocks)
+    kept = [abc.Block(text, keys) for text, keys in cleaned if text.strip()]
+    return abc.Document(format_name, kept, meta or {})

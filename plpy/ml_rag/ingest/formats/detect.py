@@ -1,0 +1,136 @@
+"""What format bytes are in: by their content; the name decides between text formats only."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from ml_rag.errors import DocumentError
+from ml_rag.ingest.formats.encoding import decode, utf16_without_mark
+
+#: what a name's ending says about a text
+_BY_ENDING = {
+    "md": "markdown", "markdown": "markdown", "mdown": "markdown", "mkd": "markdown", "mdx": "markdown",
+    "htm": "html", "html": "html", "xhtml": "html", "csv": "csv", "tsv": "tsv", "tab": "tsv",
+    "json": "json", "jsonl": "jsonl", "ndjson": "jsonl", "eml": "eml", "xml": "xml", "rss": "xml", "atom": "xml",
+    "vtt": "vtt", "srt": "srt", "adoc": "asciidoc", "asciidoc": "asciidoc", "asc": "asciidoc", "rst": "rst",
+}  # fmt: skip
+
+_SOURCE = frozenset(
+    "bash c cc clj cmake conf cpp cs css cxx dart diff el erl ex exs f90 fs go gradle graphql groovy h hpp hs ini java "  # noqa: SIM905
+    "jl js jsx kt kts less lisp lua m makefile mk ml mm nim nix patch php pl pm proto ps1 py pyi r rb rs sass scala "
+    "scss sh sol sql svelte swift tcl tf toml ts tsx v vb vhd vim vue yaml yml zig zsh".split()
+)
+
+#: PNG, JPEG, TIFF in either byte order
+_IMAGES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"II*\0", b"MM\0*")
+
+#: openings of formats that no parser here reads, so that the message can name them
+_UNREADABLE = (
+    (b"\x89PNG", "PNG image"), (b"GIF8", "GIF image"), (b"BM", "BMP image"), (b"\x1f\x8b", "gzip archive"),
+    (b"BZh", "bzip2 archive"),
+    (b"\xfd7zXZ", "xz archive"), (b"7z\xbc\xaf", "7z archive"), (b"Rar!", "RAR archive"), (b"\x7fELF", "program"),
+    (b"MZ", "program"), (b"SQLite format 3", "SQLite database"), (b"PAR1", "Parquet file"), (b"OggS", "Ogg media"),
+    (b"ID3", "MP3 audio"), (b"RIFF", "RIFF media"), (b"\x28\xb5\x2f\xfd", "Zstandard archive"),
+)  # fmt: skip
+
+# feeds often lack the declaration, and come without a name that tells
+_XML = re.compile(r"\s*<(?:\?xml|rss|feed|rdf:RDF)\b")
+_HTML = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.DOTALL)
+_HTML_TAGS = re.compile(r"</?(?:p|div|span|table|h[1-6]|ul|body|html)\b[^<>]*>", re.I)
+_MAIL = re.compile(
+    r"\A(?:From \S.*\n)?(?:(?:Return-Path|Received|Delivered-To|DKIM-Signature|ARC-Seal|X-[\w-]+|Message-ID|Date|From|"
+    r"To|Cc|Subject|MIME-Version|Content-Type|Content-Transfer-Encoding|Reply-To|Sender|User-Agent|Thread-Topic):"
+    r".*\n(?:[ \t]+\S.*\n)*){3,}", re.I
+)  # fmt: skip
+_SRT = re.compile(r"\A\s*\d+\s*\n\d{1,2}:\d{2}:\d{2},\d{3}\s+-->\s")
+
+
+def detect(name: str, content: bytes, language: str | None = None) -> str:
+    """The format of the bytes, one of ``ml_rag.ingest.parse.FORMATS``. Raises DocumentError for what is none."""
+    if not content.strip(b" \t\r\n\0\xef\xbb\xbf"):
+        raise DocumentError("document is empty", detail=f"{len(content)} bytes", hint="Leave it out.")
+    # PDF readers allow up to 1024 bytes of rubbish before the mark.
+    if b"%PDF-" in content[:1024] and (content.startswith(b"%PDF-") or not _is_text(content)):
+        return "pdf"
+    if content.startswith(_IMAGES):
+        return "image"
+    if content.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        from ml_rag.ingest.formats.archive import detect_zip
+
+        return detect_zip(content)
+    if content.startswith(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"):
+        from ml_rag.ingest.formats.ole import detect_ole
+
+        return detect_ole(content)
+    if content.startswith(b"{\\rtf"):
+        return "rtf"
+    for opening, kind in _UNREADABLE:
+        if content.startswith(opening) and (len(opening) > 2 or not _is_text(content)):
+            raise _unknown(f"the content is a {kind}")
+    if not _is_text(content):
+        raise _unknown("the content is neither text nor a known document format")
+    return _detect_text(name, content, language)
+
+
+def _unknown(detail: str) -> DocumentError:
+    return DocumentError("unknown document format", detail=detail, hint="Convert it to PDF, HTML or text first.")
+
+
+def _is_text(content: bytes) -> bool:
+    sample = content[:8192]
+    if sample.startswith((b"\xff\xfe", b"\xfe\xff")) or utf16_without_mark(sample):
+        return True
+    # Some texts carry a stray NUL; binary data carries many control characters.
+    controls = sum((byte < 32 and byte not in b"\t\n\r\x0c\x1b") or byte == 127 for byte in sample)
+    return controls <= 2 + len(sample) // 100
+
+
+def _detect_text(name: str, content: bytes, language: str | None) -> str:
+    text = decode(content[:65536], language).lstrip("\ufeff").replace("\r\n", "\n").replace("\0", "")
+    base = name.replace("\\", "/").rpartition("/")[2].lower()
+    ending = base.rpartition(".")[2]
+    if ending in _SOURCE:
+        return "source"
+    if text.startswith("WEBVTT"):
+        return "vtt"
+    if _SRT.match(text):
+        return "srt"
+    if _HTML.match(text):
+        return "html"
+    if _XML.match(text):
+        return "xml"
+    claimed = _BY_ENDING.get(ending)
+    if claimed in {"markdown", "asciidoc", "rst"}:
+        return claimed
+    if claimed in {"csv", "tsv"}:
+        return claimed
+    if claimed in {"json", "jsonl"}:
+        return _json_or_lines(content, claimed, language)
+    if claimed == "html" and _HTML_TAGS.search(text):
+        return "html"
+    if claimed == "xml" and text.lstrip().startswith("<"):
+        return "xml"
+    if _MAIL.match(text.lstrip("\n")) or (claimed == "eml" and re.match(r"[\w-]+:", text)):
+        return "eml"
+    if claimed is None and ending != "txt":
+        if text.lstrip().startswith("{") or text.lstrip().startswith("[{"):
+            return _json_or_lines(content, "json", language)
+        if len(_HTML_TAGS.findall(text[:4096])) >= 4 and text.lstrip().startswith("<"):
+            return "html"
+    return "text"
+
+
+def _json_or_lines(content: bytes, claimed: str, language: str | None) -> str:
+    """json, jsonl or, where neither can be read, text."""
+    text = decode(content, language)
+    for format_name in (claimed, "jsonl" if claimed == "json" else "json"):
+        try:
+            if format_name == "json":
+                json.loads(text)
+            else:
+                json.loads(next(line for line in text.split("\n") if line.strip()))
+        except (ValueError, RecursionError, StopIteration):
+            continue
+        return format_name
+    return "text"

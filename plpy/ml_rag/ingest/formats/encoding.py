@@ -1,0 +1,114 @@
+"""From bytes to text: byte order marks, UTF-8, UTF-16 without a mark, then the likeliest older encoding."""
+
+from __future__ import annotations
+
+import codecs
+import re
+
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+#: encodings a document is likely to have; a free choice among all of Python's gives exotic ones for short texts
+_CANDIDATES = [
+    "cp932", "euc_jp", "gb18030", "big5", "cp949", "cp1251", "koi8_r", "cp1250", "cp1252", "cp1253", "cp1254",
+    "cp1255", "cp1256", "iso8859_2", "iso8859_15",
+]  # fmt: skip
+
+_BY_LANGUAGE = {
+    "ja": ("cp932", "euc_jp"),
+    "zh": ("gb18030", "big5"),
+    "ko": ("cp949",),
+    "ru": ("cp1251", "koi8_r"),
+    "uk": ("cp1251",),
+    "bg": ("cp1251",),
+    "pl": ("cp1250", "iso8859_2"),
+    "cs": ("cp1250", "iso8859_2"),
+    "hu": ("cp1250", "iso8859_2"),
+    "el": ("cp1253",),
+    "tr": ("cp1254",),
+    "he": ("cp1255",),
+    "ar": ("cp1256",),
+}
+_JAPANESE = re.compile(r"[\u3041-\u3096\u30a1-\u30fa]")
+#: an encoding named inside the document: XML declaration, HTML meta element
+_DECLARED = re.compile(
+    rb"""(?:<\?xml[^>]{0,100}encoding|<meta[^>]{0,200}charset)\s*=\s*["']?([A-Za-z0-9_.:-]{2,40})""", re.I
+)
+#: enough for a verdict, little enough to be quick
+_SAMPLE = 64 * 1024
+
+
+def decode(content: bytes, language: str | None = None) -> str:
+    """The text of the bytes. Never fails: the last resort is cp1252 with its holes replaced.
+
+    Order: byte order mark; UTF-16 without one (NUL in every other byte); valid UTF-8; the encoding declared inside;
+    the encodings usual for ``language``; cp932 where that gives Japanese; charset-normalizer among likely encodings.
+    """
+    for mark, encoding in _MARKS:
+        if content.startswith(mark):
+            return content.decode(encoding, "replace")
+    utf16 = utf16_without_mark(content)
+    if utf16:
+        return content.decode(utf16, "replace")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        # One bad byte in a long text, or a character cut off at the end, does not make it another encoding.
+        if error.start >= len(content) - 3 and error.start > 16:
+            return content[: error.start].decode("utf-8")
+    for encoding in (*_declared(content), *_BY_LANGUAGE.get((language or "")[:2].lower(), ())):
+        try:
+            return content.decode(encoding)
+        except (UnicodeDecodeError, LookupError):
+            continue
+    replaced = content.decode("utf-8", "replace")
+    if sum(byte >= 0x80 for byte in content[:_SAMPLE]) > 20 * replaced[:_SAMPLE].count("\ufffd"):
+        return replaced
+    return content.decode(_guess(content), "replace")
+
+
+def utf16_without_mark(content: bytes) -> str | None:
+    """``utf-16-le`` or ``utf-16-be`` where every other byte is mostly NUL, else None."""
+    sample = content[:2048]
+    half = len(sample) // 2
+    if half < 4 or b"\0" not in sample:
+        return None
+    even, odd = sample[0 : 2 * half : 2].count(0), sample[1 : 2 * half : 2].count(0)
+    if odd > 0.6 * half and even < 0.1 * half:
+        return "utf-16-le"
+    if even > 0.6 * half and odd < 0.1 * half:
+        return "utf-16-be"
+    return None
+
+
+def _declared(content: bytes) -> tuple[str, ...]:
+    found = _DECLARED.search(content[:4096])
+    name = found[1].decode("ascii") if found else ""
+    if not name or name.lower().replace("_", "-").startswith(("utf-", "utf8")):
+        return ()
+    # Browsers read these two as cp1252, and so do the people who write them.
+    return ("cp1252",) if name.lower() in {"iso-8859-1", "latin-1", "latin1", "us-ascii"} else (name,)
+
+
+def _guess(content: bytes) -> str:
+    sample = content[:_SAMPLE]
+    high = sum(byte >= 0x80 for byte in sample)
+    try:
+        text = sample.decode("cp932")
+    except UnicodeDecodeError:
+        text = ""
+    if len(_JAPANESE.findall(text)) * 2 > 0.3 * high > 0:
+        return "cp932"
+    # Few high bytes, each alone between ASCII letters: a western text with accents.
+    if len(re.findall(rb"(?<![\x80-\xff])[\xc0-\xff](?![\x80-\xff])", sample)) > 0.7 * high:
+        return "cp1252"
+
+    from charset_normalizer import from_bytes
+
+    best = from_bytes(sample, cp_isolation=_CANDIDATES).best()
+    return best.encoding if best else "cp1252"

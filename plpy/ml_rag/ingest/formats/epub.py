@@ -1,0 +1,63 @@
+"""EPUB: the documents of the spine in reading order, a block each."""
+
+from __future__ import annotations
+
+import posixpath
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+from ml_rag import abc
+from ml_rag.errors import DocumentError
+from ml_rag.ingest.formats.archive import check_entities, encrypted, open_zip, parse_xml
+from ml_rag.ingest.formats.common import Request, document, metadata
+from ml_rag.ingest.formats.encoding import decode
+from ml_rag.ingest.formats.html import html_to_markdown
+
+_DC = "{http://purl.org/dc/elements/1.1/}"
+_ENCRYPTED_CONTENT = ".//{http://www.w3.org/2001/04/xmlenc#}CipherReference"
+
+
+def parse_epub(_name: str, content: bytes, _request: Request) -> abc.Document:
+    """Metadata of a block: ``{"section": n}``, 1-based, in the order of the spine."""
+    with open_zip(content) as archive:
+        check_entities(archive)
+        package = _package_path(archive)
+        root = parse_xml(archive.read(package))
+        _check_rights(archive)
+        title, author = root.find(f".//{_DC}title"), root.find(f".//{_DC}creator")
+        meta = metadata(title=None if title is None else title.text, author=None if author is None else author.text)
+        texts = [html_to_markdown(decode(archive.read(path))) for path in _spine(archive, package, root)]
+    return document("epub", [(text, {"section": i}) for i, text in enumerate(texts, 1)], meta)
+
+
+def _package_path(archive: zipfile.ZipFile) -> str:
+    root = parse_xml(archive.read("META-INF/container.xml"))
+    found = root.find(".//{*}rootfile")
+    path = None if found is None else found.get("full-path")
+    if path is None or path not in archive.namelist():
+        raise DocumentError("document is truncated or damaged", detail="EPUB: no package document")
+    return str(path)
+
+
+def _spine(archive: zipfile.ZipFile, package: str, root: Any) -> Iterator[str]:
+    names = set(archive.namelist())
+    base = posixpath.dirname(package)
+    items = {item.get("id"): item for item in root.iterfind(".//{*}manifest/{*}item")}
+    for reference in root.iterfind(".//{*}spine/{*}itemref"):
+        item = items.get(reference.get("idref"))
+        if item is None or "nav" in (item.get("properties") or "").split():
+            continue
+        path = posixpath.normpath(posixpath.join(base, unquote(item.get("href") or "")))
+        if path in names:
+            yield path
+
+
+def _check_rights(archive: zipfile.ZipFile) -> None:
+    if "META-INF/encryption.xml" not in archive.namelist():
+        return
+    references = parse_xml(archive.read("META-INF/encryption.xml")).iterfind(_ENCRYPTED_CONTENT)
+    # Fonts are often obscured in books that are free to read.
+    if any((one.get("URI") or "").lower().endswith(("html", "htm", "xml")) for one in references):
+        raise encrypted("EPUB: its content is under digital rights management")

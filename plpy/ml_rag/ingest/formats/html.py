@@ -1,0 +1,168 @@
+"""HTML to Markdown. Scripts, styles and navigation are left out; of a link its text stays, of an image its alt text."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from ml_rag import abc
+from ml_rag.ingest.formats.common import Request, document, metadata, pipe_table
+from ml_rag.ingest.formats.encoding import decode
+
+if TYPE_CHECKING:
+    from bs4 import BeautifulSoup
+
+_DROPPED = ["script", "style", "noscript", "template", "svg", "iframe", "object", "nav", "head", "button", "select"]
+_CELLS = ["td", "th"]
+# Marks between cells and rows while the converter works from the inside out; ``clean`` removes any in the source.
+_OPEN, _CELL, _ROW = "\x1d", "\x1f", "\x1e"
+_MARKS = re.compile("[\x1c-\x1f]")
+_SPANS = re.compile(_OPEN + r"(\d+),(\d+),")
+_MAX_SPAN = 64
+
+
+def parse_html(_name: str, content: bytes, request: Request) -> abc.Document:
+    """One block of Markdown; title and author from the head."""
+    soup = _soup(decode(content, request.language))
+    meta = _metadata(soup)
+    return document("html", [(_convert(soup), {})], meta)
+
+
+def html_to_markdown(text: str) -> str:
+    """Markdown of a piece of HTML."""
+    return _convert(_soup(text))
+
+
+def html_title(text: str) -> str | None:
+    """What the ``title`` element says."""
+    found = _soup(text).find("title")
+    return found.get_text() if found else None
+
+
+def _soup(text: str) -> BeautifulSoup:
+    import warnings
+
+    from bs4 import BeautifulSoup, MarkupResemblesLocatorWarning, XMLParsedAsHTMLWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MarkupResemblesLocatorWarning)
+        warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)
+        return BeautifulSoup(_MARKS.sub("", text), "lxml")
+
+
+def _metadata(soup: BeautifulSoup) -> dict[str, Any]:
+    title = soup.find("title") or soup.find("h1")
+    author = soup.find("meta", attrs={"name": re.compile("^author$", re.I)})
+    return metadata(title=title.get_text() if title else None, author=author.get("content") if author else None)
+
+
+def _convert(soup: BeautifulSoup) -> str:
+    for element in soup(_DROPPED):
+        element.decompose()
+    for element in soup.find_all(style=re.compile(r"display\s*:\s*none", re.I)):
+        if not element.decomposed:
+            element.decompose()
+    _flatten_layout_tables(soup)
+    try:
+        markdown: str = _converter().convert_soup(soup)
+        return markdown
+    except RecursionError:
+        # Thousands of nested elements: the text without its structure.
+        return soup.get_text("\n", strip=True)
+
+
+def _flatten_layout_tables(soup: BeautifulSoup) -> None:
+    """Make tables that only place things on the page (one column, or other tables inside) plain blocks."""
+    parts: dict[int, list[Any]] = {}
+    outer: set[int] = set()
+    tables = soup.find_all("table")
+    for table in tables:
+        outer.add(id(table.find_parent("table")))
+    for part in soup.find_all(["tr", "thead", "tbody", "tfoot", *_CELLS]):
+        parts.setdefault(id(part.find_parent("table")), []).append(part)
+    for table in tables:
+        own = parts.get(id(table), [])
+        cells = Counter(id(part.parent) for part in own if part.name in _CELLS)
+        if id(table) in outer or max(cells.values(), default=0) <= 1:
+            for element in (table, *own):
+                element.name = "div"
+    for part in parts.get(id(None), []):
+        part.name = "div"
+
+
+_converters: list[Any] = []
+
+
+def _converter() -> Any:
+    if not _converters:
+        _converters.append(_make_converter())
+    return _converters[0]
+
+
+def _make_converter() -> Any:
+    from markdownify import ATX, MarkdownConverter
+
+    class Converter(MarkdownConverter):
+        """Tables are put together here: markdownify knows neither row spans nor headerless tables well."""
+
+        def convert_a(self, el: Any, text: str, parent_tags: Any) -> str:
+            return text
+
+        def convert_img(self, el: Any, text: str, parent_tags: Any) -> str:
+            return " ".join((el.attrs.get("alt") or "").split())
+
+        def convert_td(self, el: Any, text: str, parent_tags: Any) -> str:
+            return f"{_OPEN}{_span(el, 'colspan')},{_span(el, 'rowspan')},{text}{_CELL}"
+
+        convert_th = convert_td
+
+        def convert_tr(self, el: Any, text: str, parent_tags: Any) -> str:
+            return text + _ROW
+
+        def convert_table(self, el: Any, text: str, parent_tags: Any) -> str:
+            before, rows = _table_rows(text)
+            return "\n\n" + "\n\n".join(part for part in (*before, pipe_table(rows)) if part) + "\n\n"
+
+    return Converter(
+        heading_style=ATX, bullets="-", escape_asterisks=False, escape_underscores=False, escape_misc=False
+    )
+
+
+def _span(el: Any, key: str) -> int:
+    value = str(el.attrs.get(key, "1"))
+    return max(1, min(int(value), _MAX_SPAN)) if value.isascii() and value.isdigit() else 1
+
+
+def _table_rows(text: str) -> tuple[list[str], list[list[str]]]:
+    """What stands in a table outside its cells (a caption), and its rows; a cell over several rows is repeated."""
+    outside: list[str] = []
+    rows: list[list[str]] = []
+    hanging: dict[int, tuple[int, str]] = {}
+    for line in text.split(_ROW):
+        row: list[str] = []
+        cells = line.split(_CELL)
+        outside.extend(rest for rest in [cells.pop().strip()] if rest)
+        for cell in cells:
+            spans = _SPANS.search(cell)
+            if not spans:
+                continue
+            outside.extend(rest for rest in [cell[: spans.start()].strip()] if rest)
+            _hang(row, hanging)
+            value = cell[spans.end() :].strip()
+            for i in range(int(spans[1])):
+                if int(spans[2]) > 1:
+                    hanging[len(row)] = (int(spans[2]) - 1, value if i == 0 else "")
+                row.append(value if i == 0 else "")
+        if cells:
+            _hang(row, hanging)
+            rows.append(row)
+    return outside, rows
+
+
+def _hang(row: list[str], hanging: dict[int, tuple[int, str]]) -> None:
+    while len(row) in hanging:
+        left, value = hanging.pop(len(row))
+        if left > 1:
+            hanging[len(row)] = (left - 1, value)
+        row.append(value)

@@ -1,0 +1,150 @@
+"""OpenDocument text, presentations and spreadsheets, from ``content.xml``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ml_rag import abc
+from ml_rag.errors import DocumentError
+from ml_rag.ingest.formats.archive import encrypted, open_zip, parse_xml
+from ml_rag.ingest.formats.common import MAX_COLUMNS, Request, document, metadata, one_line, pipe_table
+from ml_rag.ingest.formats.sheets import sheet_blocks
+
+_TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
+_TABLE = "{urn:oasis:names:tc:opendocument:xmlns:table:1.0}"
+_DRAW = "{urn:oasis:names:tc:opendocument:xmlns:drawing:1.0}"
+_OFFICE = "{urn:oasis:names:tc:opendocument:xmlns:office:1.0}"
+_PRESENTATION = "{urn:oasis:names:tc:opendocument:xmlns:presentation:1.0}"
+_DC = "{http://purl.org/dc/elements/1.1/}"
+_META = "{urn:oasis:names:tc:opendocument:xmlns:meta:1.0}"
+
+_SKIPPED = {f"{_OFFICE}annotation", f"{_TEXT}tracked-changes", f"{_TEXT}ruby-text", f"{_TEXT}sequence-decls"}
+_MAX_DEPTH = 100
+#: a repeated cell or row with text in it is written out at most so often
+_MAX_REPEAT = 1000
+
+
+def parse_odf(_name: str, content: bytes, _request: Request) -> abc.Document:
+    """One block of text, a block a slide (``{"slide": n}``) or a sheet (``{"sheet": name}``)."""
+    with open_zip(content) as archive:
+        names = archive.namelist()
+        if "META-INF/manifest.xml" in names:
+            manifest = parse_xml(archive.read("META-INF/manifest.xml"))
+            if manifest.find(".//{*}encryption-data") is not None:
+                raise encrypted("OpenDocument with a password")
+        root = parse_xml(archive.read("content.xml"))
+        meta = _metadata(parse_xml(archive.read("meta.xml"))) if "meta.xml" in names else {}
+    body = root.find(f"{_OFFICE}body")
+    part = None if body is None else next((child for child in body if isinstance(child.tag, str)), None)
+    if part is None:
+        raise DocumentError("document is truncated or damaged", detail="OpenDocument without a body")
+    if part.tag == f"{_OFFICE}presentation":
+        slides = [(_slide(page), {"slide": i}) for i, page in enumerate(part.iterfind(f"{_DRAW}page"), 1)]
+        return document("odp", slides, meta)
+    if part.tag == f"{_OFFICE}spreadsheet":
+        tables = [(table.get(f"{_TABLE}name") or "", _table_rows(table)) for table in part.iterfind(f"{_TABLE}table")]
+        return document("ods", sheet_blocks(tables), meta)
+    return document("odt", [("\n\n".join(_blocks(part, 0)), {})], meta)
+
+
+def _metadata(root: Any) -> dict[str, Any]:
+    title, author = root.find(f".//{_DC}title"), root.find(f".//{_META}initial-creator")
+    if author is None:
+        author = root.find(f".//{_DC}creator")
+    return metadata(title=None if title is None else title.text, author=None if author is None else author.text)
+
+
+def _slide(page: Any) -> str:
+    parts: list[str] = []
+    for child in page:
+        text = "\n\n".join(_blocks(child, 0)) if child.tag != f"{_PRESENTATION}notes" else ""
+        if text and child.get(f"{_PRESENTATION}class") == "title":
+            parts.insert(0, f"# {one_line(text)}")
+        elif text:
+            parts.append(text)
+    notes = page.find(f"{_PRESENTATION}notes")
+    if notes is not None:
+        text = "\n\n".join(_blocks(notes, 0))
+        parts.extend([f"Notes: {text}"] if text else [])
+    return "\n\n".join(parts)
+
+
+def _blocks(element: Any, depth: int) -> Iterator[str]:
+    """Headings, paragraphs, lists and tables below an element, in Markdown."""
+    if depth > _MAX_DEPTH:
+        raise RecursionError("OpenDocument elements")
+    for child in element:
+        if child.tag in _SKIPPED or not isinstance(child.tag, str):
+            continue
+        if child.tag == f"{_TEXT}h":
+            level = child.get(f"{_TEXT}outline-level") or "1"
+            text = one_line(_inline(child, 0))
+            yield f"{'#' * max(1, min(int(level) if level.isdigit() else 1, 6))} {text}" if text else ""
+        elif child.tag == f"{_TEXT}p":
+            yield _inline(child, 0).strip()
+            yield from _frames(child, depth)
+        elif child.tag == f"{_TEXT}list":
+            yield "\n".join(_list(child, 0))
+        elif child.tag == f"{_TABLE}table":
+            yield pipe_table(_table_rows(child))
+        else:
+            yield from _blocks(child, depth + 1)
+
+
+def _frames(paragraph: Any, depth: int) -> Iterator[str]:
+    for box in paragraph.iterfind(f".//{_DRAW}text-box"):
+        yield from _blocks(box, depth + 1)
+
+
+def _list(element: Any, depth: int) -> Iterator[str]:
+    if depth > _MAX_DEPTH:
+        raise RecursionError("OpenDocument lists")
+    for item in element:
+        if item.tag not in {f"{_TEXT}list-item", f"{_TEXT}list-header"}:
+            continue
+        for child in item:
+            if child.tag == f"{_TEXT}list":
+                yield from _list(child, depth + 1)
+            elif child.tag in {f"{_TEXT}p", f"{_TEXT}h"} and (text := one_line(_inline(child, 0))):
+                yield f"{'  ' * depth}- {text}"
+
+
+def _inline(element: Any, depth: int) -> str:
+    if depth > _MAX_DEPTH:
+        raise RecursionError("OpenDocument text")
+    parts = [element.text or ""]
+    for child in element:
+        if child.tag == f"{_TEXT}s":
+            count = child.get(f"{_TEXT}c") or "1"
+            parts.append(" " * min(int(count) if count.isdigit() else 1, 100))
+        elif child.tag in {f"{_TEXT}tab", f"{_TEXT}line-break"}:
+            parts.append("\t" if child.tag.endswith("tab") else "\n")
+        elif child.tag == f"{_TEXT}note":
+            body = child.find(f"{_TEXT}note-body")
+            parts.append(f" ({one_line(''.join(body.itertext()))})" if body is not None else "")
+        elif isinstance(child.tag, str) and child.tag not in _SKIPPED and child.tag != f"{_DRAW}frame":
+            parts.append(_inline(child, depth + 1))
+        parts.append(child.tail or "")
+    return "".join(parts)
+
+
+def _table_rows(table: Any) -> list[list[str]]:
+    rows: list[list[str]] = []
+    for row in table.iter(f"{_TABLE}table-row"):
+        if next(row.iterancestors(f"{_TABLE}table")) is not table:
+            continue
+        cells: list[str] = []
+        for cell in row.iterchildren(f"{_TABLE}table-cell", f"{_TABLE}covered-table-cell"):
+            text = " ".join(one_line(_inline(part, 0)) for part in cell.iter(f"{_TEXT}p", f"{_TEXT}h"))
+            repeat = _repeat(cell, "number-columns-repeated")
+            cells.extend([text] * min(repeat, MAX_COLUMNS - len(cells)))
+        # Empty rows are only a border between tables, however many there are.
+        repeat = _repeat(row, "number-rows-repeated") if any(cells) else 1
+        rows.extend([cells] * min(repeat, _MAX_REPEAT))
+    return rows
+
+
+def _repeat(element: Any, key: str) -> int:
+    value = element.get(f"{_TABLE}{key}") or "1"
+    return max(1, int(value)) if value.isdigit() and len(value) < 8 else 1

@@ -1,0 +1,274 @@
+"""PDF through pdfium: text of each page in its order, paragraphs put together again, headings by their size."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ml_rag import abc
+from ml_rag.errors import DocumentError
+from ml_rag.ingest.formats.archive import encrypted
+from ml_rag.ingest.formats.common import Request, document, metadata
+from ml_rag.ingest.formats.ocr import read_image
+
+MAX_PAGES = 20_000
+#: a line set this much larger than the body text is a heading
+_HEADING_RATIO = 1.15
+_HEADING_LENGTH = 120
+#: points per inch of a PDF; scans are read at 300 dots per inch
+_OCR_SCALE = 300 / 72
+#: pictures smaller than this, in points, hold no text worth reading: logos, bullets, rules
+_PICTURE_WIDTH, _PICTURE_HEIGHT = 72, 24
+
+# pdfium marks a hyphen at a line's end as U+0002 or U+FFFE, and then often leaves the line end out.
+_HYPHEN_MARK = re.compile("[\x02\ufffe]\\s*")
+_MARK = "\x02"
+_HYPHENATED = re.compile(rf"[^\W\d_]{{2}}[-{_MARK}]$")
+_BROKEN_WORD = re.compile(rf"([\w-]*){_MARK}([\w-]*)")
+_WORD = re.compile(r"\w+(?:-\w+)*")
+_BULLET = re.compile(r"^(?:[•●▪■◦‣–\-*·○➢]|o|\(?\d{1,3}[.)]|\(?[a-z][.)])\s+\S")
+_GLYPH_BULLET = re.compile(r"^[•●▪■◦‣·○➢\uf0b7\uf0a7]\s*")
+_SENTENCE_END = re.compile(r"[.!?:;…。！？：；][\"'”’)\]]*$")
+_WIDE = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]")
+
+
+@dataclass(slots=True)
+class _Line:
+    """A line of a page, or several that hyphens hold together.
+
+    Places are in points, y upwards: where it starts (left, y), where it ends, its right border. ``size`` is the
+    font's, None where not known.
+    """
+
+    text: str
+    left: float = 0.0
+    right: float = 0.0
+    y: float = 0.0
+    end: float = 0.0
+    end_y: float = 0.0
+    size: float | None = None
+    #: whether a space follows: in Korean it tells the end of a word from a word that goes on in the next line
+    space: bool = False
+    #: the text of a picture: a paragraph of its own, its line ends kept
+    picture: bool = False
+
+
+def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
+    """A block a page with ``{"page": n}``, 1-based.
+
+    Where the request wants OCR, it reads pages without text, and the pictures on pages with text at their place: a
+    table is often one.
+
+    Raises DocumentError for encrypted and broken files, and where no page has text.
+    """
+    import pypdfium2 as pdfium  # type: ignore[import-untyped]
+    import pypdfium2.raw as raw  # type: ignore[import-untyped]
+
+    try:
+        pdf = pdfium.PdfDocument(content)
+    except pdfium.PdfiumError as error:
+        if getattr(error, "err_code", None) in {raw.FPDF_ERR_PASSWORD, raw.FPDF_ERR_SECURITY}:
+            raise encrypted(f"PDF: {error}") from error
+        raise DocumentError(
+            "document is truncated or damaged", detail=f"PDF: {error}", hint="Copy the file again."
+        ) from error
+    try:
+        if not 0 < len(pdf) <= MAX_PAGES:
+            raise DocumentError("document has no pages" if not len(pdf) else "document has too many pages")
+        pages: dict[int, list[_Line]] = {}
+        scanned: dict[int, str] = {}
+        for number in range(1, len(pdf) + 1):
+            try:
+                page = pdf[number - 1]
+            except pdfium.PdfiumError:
+                continue  # one broken page does not take the others away
+            pages[number] = _lines(page, raw)
+            if request.ocr and not pages[number]:
+                scanned[number] = read_image(page.render(scale=_OCR_SCALE).to_pil(), request.language)
+            elif request.ocr:
+                pages[number] = _with_pictures(page, raw, pages[number], request.language)
+            page.close()
+        found = pdf.get_metadata_dict(skip_empty=True)
+    finally:
+        pdf.close()
+    sizes = _heading_sizes(line for lines in pages.values() for line in lines)
+    texts = {number: scanned.get(number) or _page_text(lines, sizes) for number, lines in pages.items()}
+    words = frozenset(_WORD.findall(" ".join(texts.values()).lower()))
+    blocks = [(_mend_words(text, words), {"page": number}) for number, text in texts.items()]
+    if not any(text.strip() for text, _ in blocks):
+        raise DocumentError(
+            "document has no text",
+            detail=f"none of its {len(blocks)} pages has a text layer",
+            hint="Set ocr to true to read the images." if not request.ocr else "OCR found no text in it either.",
+        )
+    return document("pdf", blocks, metadata(title=_title(found.get("Title")), author=found.get("Author")))
+
+
+def _title(title: str | None) -> str | None:
+    """The title, unless it is what a program put there in place of one."""
+    bad = re.compile(r"^(untitled|microsoft word - .*|.*\.(docx?|pptx?|xlsx?|indd|tex|dvi|pdf)|document\d*)$", re.I)
+    return None if title is None or bad.match(title.strip()) else title
+
+
+def _lines(page: Any, raw: Any) -> list[_Line]:
+    textpage = page.get_textpage()
+    try:
+        handle = textpage.raw
+        text: str = textpage.get_text_range()
+        lines: list[_Line] = []
+        start = 0
+        box = tuple(ctypes.c_double() for _ in range(4))
+        for piece in re.split(r"\r?\n", text):
+            shown = piece.strip()
+            if shown:
+                first = start + len(piece) - len(piece.lstrip())
+                line = _Line(_HYPHEN_MARK.sub(_MARK, shown), space=piece[-1:].isspace())
+                begin = raw.FPDFText_GetCharIndexFromTextIndex(handle, first)
+                end = raw.FPDFText_GetCharIndexFromTextIndex(handle, first + len(shown) - 1)
+                if begin >= 0 and raw.FPDFText_GetCharBox(handle, begin, *box):
+                    line.left, line.right = box[0].value, box[1].value
+                    raw.FPDFText_GetCharOrigin(handle, begin, box[0], box[1])
+                    line.y = line.end_y = box[1].value  # the base line: boxes of letters differ in height
+                    line.size = _size(raw, handle, begin)
+                if end >= 0 and raw.FPDFText_GetCharBox(handle, end, *box):
+                    line.end = box[1].value
+                    line.right = max(line.right, line.end)
+                    raw.FPDFText_GetCharOrigin(handle, end, box[0], box[1])
+                    line.end_y = box[1].value
+                lines.append(line)
+            start += len(piece) + (2 if text[start + len(piece) : start + len(piece) + 2] == "\r\n" else 1)
+        return lines
+    finally:
+        textpage.close()
+
+
+def _with_pictures(page: Any, raw: Any, lines: list[_Line], language: str | None) -> list[_Line]:
+    """The lines of a page and the text of its pictures, each picture before the first line that starts below its top.
+
+    A picture that text lies on is left out: such a page is a scan with a text layer, or the picture a background.
+    """
+    width, height = page.get_size()
+    lines = list(lines)
+    for picture in page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE], max_depth=5):
+        left, bottom, right, top = picture.get_bounds()
+        left, bottom, right, top = max(left, 0), max(bottom, 0), min(right, width), min(top, height)
+        if right - left < _PICTURE_WIDTH or top - bottom < _PICTURE_HEIGHT:
+            continue
+        if any(left <= line.left <= right and bottom <= line.y <= top for line in lines if not line.picture):
+            continue
+        image = page.render(scale=_OCR_SCALE, crop=(left, bottom, width - right, height - top)).to_pil()
+        if text := read_image(image, language, keep_lines=True):
+            place = next((i for i, line in enumerate(lines) if line.y < top), len(lines))
+            shown = _Line(text, left, right, top, right, bottom, picture=True)
+            lines.insert(place, shown)
+    return lines
+
+
+def _size(raw: Any, handle: Any, index: int) -> float:
+    """Font size in points on the page: the nominal size times the scale of the text matrix."""
+    matrix = raw.FS_MATRIX()
+    size: float = raw.FPDFText_GetFontSize(handle, index)
+    if raw.FPDFText_GetMatrix(handle, index, matrix):
+        size *= (matrix.c**2 + matrix.d**2) ** 0.5 or 1.0
+    return round(size * 2) / 2
+
+
+def _heading_sizes(lines: Iterable[_Line]) -> list[float]:
+    """Sizes of headings, largest first, at most three: those larger than the size most text is set in."""
+    amount: Counter[float] = Counter()
+    for line in lines:
+        if line.size is not None:
+            amount[line.size] += len(line.text)
+    if not amount:
+        return []
+    body, most = amount.most_common(1)[0]
+    larger = [size for size, n in amount.items() if size >= body * _HEADING_RATIO and n < most / 2]
+    return sorted(larger, reverse=True)
+
+
+def _page_text(lines: list[_Line], heading_sizes: list[float]) -> str:
+    gap = _usual_gap(lines)
+    text = ""
+    before: _Line | None = None
+    level_before = 0
+    for i, line in enumerate(lines):
+        level = _level(line, heading_sizes)
+        shown = _GLYPH_BULLET.sub("- ", line.text)
+        if before is None:
+            text = f"{'#' * level} {shown}" if level else shown
+        elif level == level_before and _continues(before, line, gap, _column_border(lines, i - 1), level):
+            text = _join(text + " " if before.space else text, shown)
+        else:
+            # Items of a list stand close together.
+            close = shown.startswith("- ") and text.rpartition("\n")[2].startswith("- ")
+            text += ("\n" if close else "\n\n") + (f"{'#' * level} {shown}" if level else shown)
+        before, level_before = line, level
+    return text
+
+
+def _column_border(lines: list[_Line], i: int) -> float:
+    """Where the lines around a line end at the right: the border of its column."""
+    line = lines[i]
+    around = lines[max(0, i - 4) : i + 5]
+    return max(other.right for other in around if other.left <= line.right and line.left <= other.right)
+
+
+def _level(line: _Line, heading_sizes: list[float]) -> int:
+    if line.size not in heading_sizes or len(line.text) > _HEADING_LENGTH or not re.search(r"[^\W\d_]{2}", line.text):
+        return 0
+    return min(1 + heading_sizes.index(line.size), 3)
+
+
+def _usual_gap(lines: list[_Line]) -> float:
+    gaps = Counter(round(a.end_y - b.y, 0) for a, b in pairwise(lines) if 0 < a.end_y - b.y < 4 * (a.size or 12))
+    return gaps.most_common(1)[0][0] if gaps else 0.0
+
+
+def _continues(before: _Line, line: _Line, gap: float, border: float, level: int) -> bool:
+    """Whether a line goes on with the paragraph of the line before it."""
+    step = before.end_y - line.y
+    if before.picture or line.picture:
+        return False
+    if _BULLET.match(line.text) or _GLYPH_BULLET.match(line.text):
+        return False
+    if abs(step) < 0.6 * (before.size or 4) and line.left > before.end - 2:  # a raised mark, a piece of the line
+        return True
+    if step < 0 and not _SENTENCE_END.search(before.text) and level == 0:  # the next column
+        return line.text[:1].islower()
+    if step < 0 or (gap and step > 1.45 * gap and step > 1.6 * (line.size or 12)):
+        return False
+    if before.size is not None and line.size is not None and abs(before.size - line.size) > 1:
+        return False
+    if level:
+        return True
+    # A line that ends well before its column does ends its paragraph, unless the sentence plainly goes on.
+    short = border - before.end > 0.25 * max(border - before.left, 1.0)
+    if short and not line.text[:1].islower():
+        return False
+    return not (short and _SENTENCE_END.search(before.text))
+
+
+def _join(text: str, more: str) -> str:
+    if _HYPHENATED.search(text):
+        return text[:-1] + _MARK + more
+    if text.endswith(("-", _MARK)) or (_WIDE.match(text[-1:]) and _WIDE.match(more[:1])):
+        return text + more
+    return f"{text.rstrip()} {more}"
+
+
+def _mend_words(text: str, words: frozenset[str]) -> str:
+    """Words divided at a line's end made whole; the hyphen stays where the document has it elsewhere, too."""
+
+    def mend(found: re.Match[str]) -> str:
+        left, right = found[1], found[2]
+        if right[:1].islower() and left[-1:].isalpha():
+            whole, parted = f"{left}{right}", f"{left}-{right}"
+            return parted if parted.lower() in words and whole.lower() not in words else whole
+        return f"{left}-{right}"
+
+    return _BROKEN_WORD.sub(mend, text)

@@ -1,0 +1,21 @@
+"""Rich Text Format: its text; the format's own tables and styles are not kept."""
+
+from __future__ import annotations
+
+import re
+
+from ml_rag import abc
+from ml_rag.ingest.formats.common import Request, document, metadata
+
+_INFO = re.compile(r"\{\\(title|author)\s+([^{}\\]{1,300})\}")
+
+
+def parse_rtf(_name: str, content: bytes, _request: Request) -> abc.Document:
+    """One block, a paragraph a line apart."""
+    from striprtf.striprtf import rtf_to_text
+
+    source = content.decode("latin-1")
+    text = re.sub(r"\n+", "\n\n", rtf_to_text(source, errors="replace"))  # type: ignore[no-untyped-call]
+    # striprtf closes table cells with a bar
+    text = re.sub(r"^(.*\|)$", lambda found: found[1].rstrip("|").replace("|", " | "), text, flags=re.MULTILINE)
+    return document("rtf", [(text, {})], metadata(**dict(_INFO.findall(source[:16384]))))

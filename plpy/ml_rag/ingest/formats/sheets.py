@@ -1,0 +1,148 @@
+"""Spreadsheets: a block a sheet, its tables as pipe tables with the first row as header."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from io import BytesIO
+from typing import Any
+
+from ml_rag import abc
+from ml_rag.errors import DocumentError
+from ml_rag.ingest.formats.archive import check_entities, core_properties, encrypted, open_zip
+from ml_rag.ingest.formats.common import MAX_COLUMNS, Request, document, metadata, pipe_table
+
+#: rows of a sheet's range that may be empty before the rest is taken for formatting only
+_MAX_EMPTY_ROWS = 10_000
+
+
+def parse_xlsx(_name: str, content: bytes, _request: Request) -> abc.Document:
+    """Values as last computed, formulas not run. Metadata of a block: ``{"sheet": name}``."""
+    import warnings
+
+    with open_zip(content) as archive:
+        check_entities(archive)
+        meta = metadata(**core_properties(archive))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # openpyxl tells of extensions it leaves out; none of them holds text
+        from openpyxl import load_workbook  # type: ignore[import-untyped]
+
+        book = load_workbook(BytesIO(content), read_only=True, data_only=True, keep_links=False)
+        sheets = [(sheet.title, list(_rows(_cells(sheet)))) for sheet in book.worksheets]
+        book.close()
+    return document("xlsx", sheet_blocks(sheets), meta)
+
+
+def _cells(sheet: Any) -> Iterator[Sequence[Any]]:
+    sheet.reset_dimensions()  # the declared range is often wrong
+    for row in sheet.iter_rows(values_only=True):  # max_col would fill every row up
+        yield row[:MAX_COLUMNS]
+
+
+def parse_xls(_name: str, content: bytes, _request: Request) -> abc.Document:
+    """Excel 97-2003. Metadata of a block: ``{"sheet": name}``."""
+    import xlrd  # type: ignore[import-untyped]
+
+    try:
+        book = xlrd.open_workbook(file_contents=content, logfile=_Silent(), on_demand=True)
+    except xlrd.XLRDError as error:
+        if "encrypted" in str(error).lower():
+            raise encrypted(str(error)) from error
+        raise DocumentError(
+            "document is truncated or damaged", detail=f"XLS workbook: {error}"[:300], hint="Save it as XLSX."
+        ) from error
+
+    def value(cell: Any) -> Any:
+        if cell.ctype == xlrd.XL_CELL_DATE:
+            try:
+                return xlrd.xldate_as_datetime(cell.value, book.datemode)
+            except (ValueError, OverflowError, xlrd.XLDateError):
+                return cell.value
+        if cell.ctype == xlrd.XL_CELL_BOOLEAN:
+            return bool(cell.value)
+        return None if cell.ctype in {xlrd.XL_CELL_ERROR, xlrd.XL_CELL_EMPTY, xlrd.XL_CELL_BLANK} else cell.value
+
+    sheets = []
+    for sheet in book.sheets():
+        cells = ([value(cell) for cell in sheet.row(i)[:MAX_COLUMNS]] for i in range(sheet.nrows))
+        sheets.append((sheet.name, list(_rows(cells))))
+    return document("xls", sheet_blocks(sheets), metadata(author=book.user_name))
+
+
+class _Silent:
+    """Where xlrd's remarks about odd files go."""
+
+    def write(self, _text: str) -> int:
+        return 0
+
+    def flush(self) -> None:
+        return None
+
+
+def _rows(cells: Iterable[Sequence[Any]]) -> Iterator[list[str]]:
+    empty = 0
+    for row in cells:
+        texts = [cell_text(value) for value in row]
+        empty = 0 if any(texts) else empty + 1
+        if empty > _MAX_EMPTY_ROWS:
+            return
+        if empty <= 1:
+            yield texts
+
+
+def cell_text(value: Any) -> str:
+    """How a person would write the value: whole numbers without a point, midnight dates without the time."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 1e15 else format(value, ".15g")
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(" ") if value.time() != datetime.time() else value.date().isoformat()
+    return str(value).strip()
+
+
+def sheet_blocks(sheets: Iterable[tuple[str, list[list[str]]]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A block a sheet that has cells; with several sheets each starts with its name as a heading."""
+    filled = [(name, text) for name, rows in sheets if (text := "\n\n".join(_regions(rows)))]
+    for name, text in filled:
+        yield (f"# {name}\n\n{text}" if len(filled) > 1 else text), {"sheet": name}
+
+
+def _regions(rows: list[list[str]]) -> Iterator[str]:
+    """Tables of a sheet: an empty row ends one where other columns follow; a lone cell above one is its title."""
+    table: list[list[str]] = []
+    gap = False
+    for row in rows:
+        used = [i for i, cell in enumerate(row) if cell]
+        if not used:
+            gap = True
+            continue
+        if table and gap and _extent(row) not in _extents(table):
+            yield from _titled(table)
+            table = []
+        gap = False
+        table.append(row)
+    yield from _titled(table)
+
+
+def _extent(row: list[str]) -> tuple[int, int]:
+    used = [i for i, cell in enumerate(row) if cell]
+    return (used[0], used[-1])
+
+
+def _extents(table: list[list[str]]) -> set[tuple[int, int]]:
+    """From which column to which its rows go, titles left out where there are other rows."""
+    extents = {_extent(row) for row in table}
+    return {extent for extent in extents if extent[0] < extent[1]} or extents
+
+
+def _titled(table: list[list[str]]) -> Iterator[str]:
+    widest = max((sum(map(bool, row)) for row in table), default=0)
+    start = 0
+    while widest > 1 and sum(map(bool, table[start])) == 1:
+        yield next(cell for cell in table[start] if cell)
+        start += 1
+    yield pipe_table(table[start:])

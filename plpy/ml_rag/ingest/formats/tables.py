@@ -1,0 +1,104 @@
+"""Tables and records as text: CSV, TSV, JSON, JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import json
+from itertools import chain
+from typing import Any
+
+from ml_rag import abc
+from ml_rag.errors import DocumentError
+from ml_rag.ingest.formats.common import Request, document, metadata, one_line, pipe_table
+from ml_rag.ingest.formats.encoding import decode
+
+#: a JSON record nested deeper than this is written as JSON
+_MAX_DEPTH = 8
+
+
+def parse_csv(name: str, content: bytes, request: Request) -> abc.Document:
+    """One pipe table, the first row its header. The delimiter is the one that splits the first lines most evenly."""
+    text = decode(content, request.language).replace("\0", "").replace("\r\n", "\n").replace("\r", "\n")
+    format_name = "tsv" if name.lower().endswith((".tsv", ".tab")) else "csv"
+    delimiter = "\t" if format_name == "tsv" else _delimiter(text)
+    csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))
+    rows = csv.reader(text.split("\n"), delimiter=delimiter) if '"' not in text else _quoted(text, delimiter)
+    return document(format_name, [(pipe_table(rows), {})])
+
+
+def _quoted(text: str, delimiter: str) -> Any:
+    return csv.reader((line + "\n" for line in text.split("\n")), delimiter=delimiter)
+
+
+def _delimiter(text: str) -> str:
+    lines = [line for line in text[:16384].split("\n")[:20] if line.strip()]
+
+    def score(delimiter: str) -> tuple[int, int]:
+        widths = [len(row) for row in csv.reader(lines, delimiter=delimiter)]
+        common = max(widths, key=widths.count) if widths else 1
+        return (widths.count(common) if common > 1 else 0, common)
+
+    return max(",;\t|", key=score)
+
+
+def parse_json(name: str, content: bytes, request: Request) -> abc.Document:
+    """Flat records as a pipe table, anything else as a nested list; JSON lines as if they were one array."""
+    text = decode(content, request.language).replace("\0", "")
+    format_name = "json"
+    try:
+        value = json.loads(text)
+        if name.lower().endswith((".jsonl", ".ndjson")):
+            format_name, value = "jsonl", [value]
+    except ValueError as error:
+        format_name = "jsonl"
+        try:
+            value = [json.loads(line) for line in text.split("\n") if line.strip()]
+        except ValueError:
+            raise DocumentError("document is not valid JSON", detail=str(error), hint="Correct it there.") from error
+    title = value.get("title") or value.get("name") if isinstance(value, dict) else None
+    meta = metadata(title=title if isinstance(title, str) else None)
+    return document(format_name, [(_render(value), {})], meta)
+
+
+def _render(value: Any) -> str:
+    if isinstance(value, list) and len(value) > 1 and all(isinstance(item, dict) for item in value):
+        keys = list(dict.fromkeys(chain.from_iterable(value)))
+        flat = not any(isinstance(cell, dict | list) for item in value for cell in item.values())
+        if flat and len(keys) <= 20 and sum(map(len, value)) * 2 >= len(keys) * len(value):
+            return pipe_table([keys, *([_scalar(item.get(key)) for key in keys] for item in value)])
+        return "\n\n".join("\n".join(_lines(item, 0)) for item in value)
+    return "\n".join(_lines(value, 0))
+
+
+def _lines(value: Any, depth: int) -> list[str]:
+    indent = "  " * depth
+    if depth >= _MAX_DEPTH and isinstance(value, dict | list):
+        return [f"{indent}- {json.dumps(value, ensure_ascii=False)}"]
+    lines: list[str] = []
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(item, dict | list):
+                lines.append(f"{indent}- {one_line(key)}:")
+                lines.extend(_lines(item, depth + 1))
+            else:
+                lines.append(f"{indent}- {one_line(key)}: {_scalar(item)}")
+    elif isinstance(value, list):
+        for number, item in enumerate(value, 1):
+            if isinstance(item, dict | list):
+                lines.append(f"{indent}- {number}:")
+                lines.extend(_lines(item, depth + 1))
+            else:
+                lines.append(f"{indent}- {_scalar(item)}")
+    else:
+        lines.append(_scalar(value))
+    return lines
+
+
+def _scalar(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    return value.strip() if isinstance(value, str) else str(value)

@@ -1,0 +1,92 @@
+"""Formats that are text already: plain text, Markdown, AsciiDoc, reStructuredText, subtitles, source code."""
+
+from __future__ import annotations
+
+import re
+
+from ml_rag import abc
+from ml_rag.ingest.formats.common import Request, clean, document, metadata
+from ml_rag.ingest.formats.encoding import decode
+
+_HEADING = re.compile(r"^#\s+(.+?)\s*#*$", re.MULTILINE)
+_FRONT_MATTER = re.compile(r"\A---\n(.*?)\n(?:---|\.\.\.)(?:\n|\Z)", re.DOTALL)
+_FRONT_KEY = re.compile(r"""^(title|author)\s*:\s*["']?(.*?)["']?\s*$""", re.MULTILINE)
+_FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+_RST_UNDERLINE = re.compile(r"""^([=\-`:'"~^_*+#<>])\1{2,}$""")
+_CUE_TIME = re.compile(r"^(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}\s+-->\s+(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}.*$")
+_CUE_VOICE = re.compile(r"<v(?:\.[^ \t>]+)*[ \t]+([^>]+)>")
+_CUE_TAG = re.compile(r"</?[^>\n]{0,200}>")
+
+
+def parse_text(_name: str, content: bytes, request: Request) -> abc.Document:
+    """Plain text as it is."""
+    return document("text", [(decode(content, request.language), {})])
+
+
+def parse_markdown(_name: str, content: bytes, request: Request) -> abc.Document:
+    """Markdown without its front matter; the title is that of the front matter, else the first heading."""
+    text = clean(decode(content, request.language))
+    front = _FRONT_MATTER.match(text)
+    keys = dict(_FRONT_KEY.findall(front[1])) if front else {}
+    body = text[front.end() :] if front else text
+    heading = _HEADING.search(_FENCE.sub("", body))
+    meta = metadata(title=keys.get("title") or (heading[1] if heading else None), author=keys.get("author"))
+    return document("markdown", [(body, {})], meta)
+
+
+def parse_asciidoc(_name: str, content: bytes, request: Request) -> abc.Document:
+    """AsciiDoc with its section titles as Markdown headings."""
+    text = clean(decode(content, request.language))
+    text = re.sub(r"^(={1,6})[ \t]+(\S)", lambda found: f"{'#' * len(found[1])} {found[2]}", text, flags=re.MULTILINE)
+    return _titled("asciidoc", text)
+
+
+def parse_rst(_name: str, content: bytes, request: Request) -> abc.Document:
+    """reStructuredText with its underlined titles as Markdown headings, levels in order of appearance."""
+    lines = clean(decode(content, request.language)).split("\n")
+    levels: list[str] = []
+    out: list[str] = []
+    for line in lines:
+        rule = _RST_UNDERLINE.match(line)
+        title = out[-1].strip() if out else ""
+        if rule and title and len(line) >= len(title) and not title.startswith("#") and out[-1][:1].strip():
+            over = len(out) > 1 and out[-2] == line
+            style = line[0] * 2 if over else line[0]
+            if style not in levels:
+                levels.append(style)
+            out[-2 if over else -1 :] = [f"{'#' * min(levels.index(style) + 1, 6)} {title}"]
+        else:
+            out.append(line)
+    return _titled("rst", "\n".join(out))
+
+
+def parse_source(name: str, content: bytes, request: Request) -> abc.Document:
+    """Source code in a fence, so that its comments are not taken for headings."""
+    text = clean(decode(content, request.language))
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    language = re.sub(r"[^a-z0-9]", "", name.rpartition(".")[2].lower())
+    return document("source", [(f"{fence}{language}\n{text}\n{fence}" if text.strip() else "", {})])
+
+
+def parse_subtitles(_name: str, content: bytes, request: Request) -> abc.Document:
+    """WebVTT or SRT: what is said, a line a cue, ``Speaker: `` before it where the cue names one."""
+    text = clean(decode(content, request.language))
+    is_vtt = text.startswith("WEBVTT")
+    cues: list[str] = []
+    for chunk in text.split("\n\n"):
+        lines = chunk.split("\n")
+        timed = next((i for i, line in enumerate(lines) if _CUE_TIME.match(line.strip())), None)
+        if timed is None:
+            continue
+        said = _CUE_VOICE.sub(r"\1: ", " ".join(line.strip() for line in lines[timed + 1 :]))
+        said = _CUE_TAG.sub("", said)
+        for entity, char in (("&lt;", "<"), ("&gt;", ">"), ("&nbsp;", " "), ("&amp;", "&")):
+            said = said.replace(entity, char)
+        if said.strip() and (not cues or cues[-1] != said.strip()):
+            cues.append(said.strip())
+    return document("vtt" if is_vtt else "srt", [("\n".join(cues), {})])
+
+
+def _titled(format_name: str, text: str) -> abc.Document:
+    heading = _HEADING.search(text)
+    return document(format_name, [(text, {})], metadata(title=heading[1] if heading else None))

@@ -1,0 +1,78 @@
+"""XML: feeds (RSS, Atom) entry by entry, XHTML as HTML, anything else as its text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ml_rag import abc
+from ml_rag.ingest.formats.archive import parse_xml as read_xml
+from ml_rag.ingest.formats.common import Request, document, metadata, one_line
+from ml_rag.ingest.formats.encoding import decode
+from ml_rag.ingest.formats.html import html_to_markdown, parse_html
+
+_CONTENT = "{http://purl.org/rss/1.0/modules/content/}encoded"
+_DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
+
+
+def parse_xml(name: str, content: bytes, request: Request) -> abc.Document:
+    """Format ``rss`` for a feed (RSS, Atom, RDF), ``html`` for XHTML, else ``xml``."""
+    # The text is decoded here, since the declared encoding is not always the real one.
+    text = _DECLARATION.sub("", decode(content, request.language))
+    root = read_xml(text.encode("utf-8", "replace"))
+    kind = _local(root)
+    if kind == "html":
+        return parse_html(name, text.encode("utf-8", "replace"), request)
+    if kind in {"rss", "feed", "RDF"} and (kind != "RDF" or root.find("{*}item") is not None):
+        return _feed(root)
+    return document("xml", [("\n\n".join(_texts(root)), {})], metadata(title=_child(root, "title")))
+
+
+def _local(element: Any) -> str:
+    return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
+
+
+def _child(element: Any, *names: str) -> str | None:
+    for name in names:
+        found = element.find(name if name.startswith("{") else "{*}" + name)
+        if found is not None and "".join(found.itertext()).strip():
+            return "".join(found.itertext()).strip()
+    return None
+
+
+def _feed(root: Any) -> abc.Document:
+    channel = root.find("{*}channel")
+    head = root if channel is None else channel
+    title = _child(head, "title")
+    author = _child(head, "author", "managingEditor", "{http://purl.org/dc/elements/1.1/}creator")
+    parts = [f"# {one_line(title)}"] if title else []
+    about = _child(head, "description", "subtitle")
+    parts.extend([_markdown(about)] if about else [])
+    for entry in root.iter("{*}item", "{*}entry"):
+        parts.append(f"## {one_line(_child(entry, 'title') or 'Untitled')}")
+        parts.extend(text for text in (_child(entry, "pubDate", "published", "updated", "date"),) if text)
+        body = _child(entry, _CONTENT, "content")
+        summary = _child(entry, "description", "summary")
+        parts.extend(_markdown(text) for text in dict.fromkeys((summary, body)) if text)
+    return document("rss", [("\n\n".join(parts), {})], metadata(title=title, author=author))
+
+
+def _markdown(text: str) -> str:
+    # A heading inside an entry stands below the entry's own.
+    return re.sub(r"^(#{1,4}) ", r"##\1 ", html_to_markdown(text).strip(), flags=re.MULTILINE)
+
+
+def _texts(root: Any) -> Iterator[str]:
+    """The text of each element that has some of its own, inline markup included."""
+    for element in root.iter():
+        if not isinstance(element.tag, str):
+            continue
+        mixed = bool((element.text or "").strip())
+        parent = element.getparent()
+        if mixed and not (parent is not None and _is_mixed(parent)):
+            yield one_line("".join(element.itertext()))
+
+
+def _is_mixed(element: Any) -> bool:
+    return bool((element.text or "").strip()) or any((child.tail or "").strip() for child in element)

@@ -1,0 +1,126 @@
+"""From the bytes of a file to a document in Markdown.
+
+Calls: one module of ``ml_rag.ingest.formats``, imported when its format is met.
+No parser opens another file, reaches the network, or expands XML entities. Time and memory are bounded by the child
+process this runs in (``ml_rag.ingest.sandbox``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+
+from ml_rag import abc
+from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest
+from ml_rag.ingest.formats.common import Request
+from ml_rag.ingest.formats.detect import detect
+
+_PARSERS: dict[str, tuple[str, str]] = {
+    "pdf": ("pdf", "parse_pdf"),
+    "docx": ("docx", "parse_docx"),
+    "pptx": ("pptx", "parse_pptx"),
+    "xlsx": ("sheets", "parse_xlsx"),
+    "xls": ("sheets", "parse_xls"),
+    "odt": ("odf", "parse_odf"),
+    "odp": ("odf", "parse_odf"),
+    "ods": ("odf", "parse_odf"),
+    "epub": ("epub", "parse_epub"),
+    "rtf": ("rtf", "parse_rtf"),
+    "html": ("html", "parse_html"),
+    "xml": ("xml", "parse_xml"),
+    "rss": ("xml", "parse_xml"),
+    "csv": ("tables", "parse_csv"),
+    "tsv": ("tables", "parse_csv"),
+    "json": ("tables", "parse_json"),
+    "jsonl": ("tables", "parse_json"),
+    "image": ("image", "parse_image"),
+    "eml": ("mail", "parse_eml"),
+    "msg": ("mail", "parse_msg"),
+    "vtt": ("text", "parse_subtitles"),
+    "srt": ("text", "parse_subtitles"),
+    "markdown": ("text", "parse_markdown"),
+    "asciidoc": ("text", "parse_asciidoc"),
+    "rst": ("text", "parse_rst"),
+    "source": ("text", "parse_source"),
+    "text": ("text", "parse_text"),
+}
+
+#: every format that can be parsed, and the values ``formats`` may have
+FORMATS: tuple[str, ...] = tuple(_PARSERS)
+
+#: other names people use for them
+_ALIASES = {
+    "md": "markdown", "txt": "text", "htm": "html", "adoc": "asciidoc", "atom": "rss", "ndjson": "jsonl",
+    "png": "image", "jpg": "image", "jpeg": "image", "tif": "image", "tiff": "image",
+}  # fmt: skip
+
+
+def parse(
+    name: str,
+    content: bytes,
+    *,
+    formats: Sequence[str] | None = None,
+    language: str | None = None,
+    ocr: bool = False,
+) -> abc.Document:
+    """The document in the bytes: at least one block, Markdown, NFC, ``\\n`` line ends, no NUL.
+
+    ``name`` decides between text formats only; everything else is found in the content. ``formats`` limits which
+    formats are accepted (None or empty: all; ``FORMATS`` and usual endings such as ``md``). ``language`` (ISO 639-1)
+    helps with old encodings and OCR. ``ocr`` reads images, also those of pages that have no text.
+
+    Raises DocumentError where there is no document to be had, InvalidRequest for an unknown name in ``formats``,
+    EngineFailed where the library of a format is missing.
+    """
+    accepted = accepted_formats(formats)
+    try:
+        found = detect(name, content, language)
+        if accepted and found not in accepted and not (found == "xml" and "rss" in accepted):
+            raise _not_accepted(found, accepted)
+        module, function = _PARSERS[found]
+        parser: Callable[[str, bytes, Request], abc.Document]
+        parser = getattr(importlib.import_module(f"ml_rag.ingest.formats.{module}"), function)
+        document = parser(name, content, Request(language, ocr))
+    except DocumentError:
+        raise
+    except ImportError as error:
+        raise EngineFailed(
+            "a parser is not installed", detail=str(error), hint="Install the ml-rag package with its dependencies."
+        ) from error
+    except RecursionError as error:
+        raise DocumentError("document is nested too deeply", detail=str(error), hint="Convert it to text.") from error
+    except Exception as error:  # whatever a library raises over a broken file is about the file
+        raise DocumentError(
+            "document cannot be read",
+            detail=f"{type(error).__name__}: {error}"[:500].replace("\0", ""),
+            hint="It may be damaged or cut off: open it in the program it comes from and save it again.",
+        ) from error
+    if accepted and document.format not in accepted:
+        raise _not_accepted(document.format, accepted)
+    if not document.blocks:
+        raise DocumentError(
+            "document has no text", detail=f"its format is {document.format}", hint="Leave it out, or give its text."
+        )
+    return document
+
+
+def accepted_formats(formats: Sequence[str] | None) -> frozenset[str]:
+    """The option ``formats`` as names of ``FORMATS``; empty = all. Raises InvalidRequest for an unknown name."""
+    names = {name: name.lower().lstrip(".") for name in formats or ()}
+    accepted = {name: _ALIASES.get(plain, plain) for name, plain in names.items()}
+    unknown = [name for name, plain in accepted.items() if plain not in _PARSERS]
+    if unknown:
+        raise InvalidRequest(
+            "unknown document format",
+            detail=f"{', '.join(map(repr, unknown))} in formats",
+            hint=f"Formats are {', '.join(FORMATS)}.",
+        )
+    return frozenset(accepted.values())
+
+
+def _not_accepted(found: str, accepted: frozenset[str]) -> DocumentError:
+    return DocumentError(
+        "document format is not accepted",
+        detail=f"the format is {found}; accepted are {', '.join(sorted(accepted))}",
+        hint=f"Add {found} to formats, or leave the option out.",
+    )

@@ -1,0 +1,343 @@
+"""Parses and splits documents in child processes with bounds on time and memory.
+
+A document that loops, eats memory or crashes its parser fails alone: the child is ended and replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import logging
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from ml_rag.abc import Segment
+from ml_rag.errors import DocumentError, EngineFailed, MlRagError, from_json
+from ml_rag.ingest.sandbox_worker import receive, send
+from ml_rag.ingest.split import Chunking
+
+log = logging.getLogger("ml_rag.server")
+
+DEFAULT_PARSER = "ml_rag.ingest.parse:parse"
+#: what of the server's environment a parser may see: no keys of remote models
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TESSDATA_PREFIX")
+#: most bytes of a parsed document that are taken from a child
+_REPLY_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one document. ``wall_seconds`` also bounds the start of a child."""
+
+    cpu_seconds: float = 60.0
+    wall_seconds: float = 120.0
+    #: address space of the child, the parser libraries included
+    memory_bytes: int = 2 * 1024**3
+    #: a child is replaced after so many documents, so that what parsers leak does not add up
+    documents_per_worker: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTokenizer:
+    """How an embedding model counts. ``json``: ``tokenizers.Tokenizer.to_str()``, or None for one token a word."""
+
+    key: str
+    json: str | None = field(repr=False)
+    #: what the model puts before each document
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A document to parse and split. ``content``: a file, read from its beginning, or the bytes."""
+
+    name: str
+    content: IO[bytes] | bytes
+    tokenizer: ModelTokenizer
+    chunking: Chunking
+    formats: Sequence[str] | None = None
+    language: str | None = None
+    ocr: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A document's format as found in its content, its metadata, its segments."""
+
+    format: str
+    metadata: dict[str, Any]
+    segments: list[Segment]
+
+
+class _Lost(Exception):
+    """The child is gone, or did not answer in time."""
+
+
+@functools.cache
+def _log_refusal(what: str, why: str) -> None:
+    """Once for the life of the server, not for each child."""
+    log.warning("document parsers run without a %s of their own: %s", what, why)
+
+
+class _Child:
+    """One child process. Its methods block, except ``kill``."""
+
+    def __init__(self, parser: str, limits: Limits) -> None:
+        root = str(Path(__file__).resolve().parents[2])
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        # the models want the other cores
+        environment |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._connection, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-m", "ml_rag.ingest.sandbox_worker"]
+        with theirs:
+            self.process = subprocess.Popen(  # noqa: S603 - our own module
+                [*command, str(theirs.fileno()), parser, str(limits.memory_bytes)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,
+            )
+        self._known: set[str] = set()
+        self.documents = 0
+        #: not to be used again
+        self.spent = False
+        self._kill_lock = threading.Lock()
+        try:
+            refused = orjson.loads(self._receive(time.monotonic() + limits.wall_seconds))
+        except _Lost:
+            status = self.close()
+            raise EngineFailed(
+                "the document parser cannot be started", detail=f"its process ended with status {status}"
+            ) from None
+        for what, why in refused.items():
+            _log_refusal(what, why)
+
+    def ask(self, message: dict[str, Any], deadline: float, content: IO[bytes] | bytes | None = None) -> bytes:
+        """Send a request and wait for the reply. Raises ``_Lost``."""
+        body = json.dumps(message).encode()
+        head = len(body).to_bytes(8, "big")
+        try:
+            self._connection.settimeout(max(0.001, deadline - time.monotonic()))
+            if content is None:
+                send(self._connection, body)
+            else:
+                with contextlib.ExitStack() as stack:
+                    socket.send_fds(self._connection, [head], [_descriptor(content, stack)])
+                self._connection.sendall(body)
+        except OSError as error:
+            raise _Lost from error
+        return self._receive(deadline)
+
+    def teach(self, tokenizer: ModelTokenizer, deadline: float) -> None:
+        """Give it a model's tokenizer, unless it has it."""
+        if tokenizer.key not in self._known:
+            message = {"model": tokenizer.key, "tokenizer": tokenizer.json, "prefix": tokenizer.prefix}
+            answer = orjson.loads(self.ask(message, deadline))
+            if "error" in answer:
+                raise EngineFailed("the model's tokenizer cannot be used", detail=answer["error"]["detail"])
+            self._known.add(tokenizer.key)
+
+    def _receive(self, deadline: float) -> bytes:
+        try:
+            self._connection.settimeout(max(0.001, deadline - time.monotonic()))
+            head = receive(self._connection, 8)
+            length = -1 if head is None else int.from_bytes(head, "big")
+            if not 0 <= length <= _REPLY_BYTES:
+                raise _Lost
+            self._connection.settimeout(max(0.001, deadline - time.monotonic()))
+            body = receive(self._connection, length)
+        except OSError as error:
+            raise _Lost from error
+        if body is None:
+            raise _Lost
+        return bytes(body)
+
+    def kill(self) -> None:
+        """End it and whatever it has started; from any thread."""
+        with self._kill_lock:
+            if self.process.returncode is None:  # otherwise the id may be another's by now
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+
+    def close(self) -> int:
+        """End it if need be. Its exit status, minus the signal that ended it."""
+        self._connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # a child that ends by itself tells why; one that is stuck does not see that its socket is closed
+            self.process.wait(0.5)
+        self.kill()
+        with self._kill_lock:
+            return self.process.wait()
+
+
+def _descriptor(content: IO[bytes] | bytes, stack: contextlib.ExitStack) -> int:
+    """The descriptor of a file with the content. Large uploads lie in one already."""
+    if not isinstance(content, bytes):
+        # a SpooledTemporaryFile that is still in memory would be written to disk by fileno()
+        if getattr(content, "_rolled", True):
+            with contextlib.suppress(OSError, AttributeError):
+                content.flush()
+                return content.fileno()
+        content.seek(0)
+        content = content.read()
+    descriptor = os.memfd_create("document", os.MFD_CLOEXEC)
+    stack.callback(os.close, descriptor)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    return descriptor
+
+
+class _Run:
+    """The way of one job through a thread of the pool; can be cancelled from another thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
+        self.cancelled = False
+
+    def use(self, child: _Child | None) -> None:
+        with self._lock:
+            self._child = child
+            if child is not None and self.cancelled:
+                child.kill()
+
+    def cancel(self) -> None:
+        with self._lock:
+            self.cancelled = True
+            if self._child is not None:
+                self._child.kill()
+
+
+class Sandbox:
+    """A pool of child processes. Started on demand, kept warm; ``close`` ends them."""
+
+    def __init__(self, limits: Limits | None = None, *, workers: int = 2, parser: str = DEFAULT_PARSER) -> None:
+        self.limits = limits or Limits()
+        self.workers = workers
+        self._parser = parser
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
+        # last in, first out: a single stream of documents keeps a single child
+        self._idle: queue.LifoQueue[_Child] = queue.LifoQueue()
+        self._runs: set[_Run] = set()
+        self._finalizer = weakref.finalize(self, _end, self._idle, self._runs, self._threads)
+
+    async def run(self, job: Job) -> Parsed:
+        """Parse and split a document; cancelling the task kills the child.
+
+        Raises ``DocumentError`` for a document that cannot be read within the limits, ``EngineFailed`` where no child
+        can be started.
+        """
+        run = _Run()
+        future = self._threads.submit(self._in_thread, run, job)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            run.cancel()
+            raise
+
+    def close(self) -> None:
+        """End all children, those at work too; their documents fail."""
+        self._finalizer()
+        self._threads.shutdown(wait=True)
+
+    def _in_thread(self, run: _Run, job: Job) -> Parsed:
+        child: _Child | None = None
+        self._runs.add(run)
+        try:
+            child = self._take()
+            run.use(child)
+            return self._ask(child, job)
+        except _Lost:
+            assert child is not None
+            child.spent = True
+            raise self._lost(child.close(), run.cancelled) from None
+        finally:
+            run.use(None)
+            self._runs.discard(run)
+            if child is not None:
+                child.documents += 1
+                worn = child.spent or child.documents >= self.limits.documents_per_worker
+                if not worn and not run.cancelled and self._finalizer.alive:
+                    self._idle.put(child)
+                else:
+                    child.close()
+
+    def _take(self) -> _Child:
+        while True:
+            try:
+                child = self._idle.get_nowait()
+            except queue.Empty:
+                return _Child(self._parser, self.limits)
+            if child.process.poll() is None:
+                return child
+            child.close()
+
+    def _ask(self, child: _Child, job: Job) -> Parsed:
+        deadline = time.monotonic() + self.limits.wall_seconds
+        child.teach(job.tokenizer, deadline)
+        how = job.chunking
+        message = {
+            "name": job.name,
+            "formats": list(job.formats) if job.formats is not None else None,
+            "language": job.language,
+            "ocr": job.ocr,
+            "model": job.tokenizer.key,
+            "chunking": [how.split_by, how.segment_tokens, how.overlap_tokens],
+            "cpu_seconds": self.limits.cpu_seconds,
+        }
+        answer = orjson.loads(child.ask(message, deadline, job.content))
+        if "error" in answer:
+            child.spent = answer.get("spent", False)
+            raise from_json(answer, DocumentError.status)
+        segments = [Segment(row["text"], row["tokens"], row["metadata"]) for row in answer["segments"]]
+        return Parsed(answer["format"], answer["metadata"], segments)
+
+    def _lost(self, status: int, cancelled: bool) -> MlRagError:
+        """Why there is no answer, by how the child ended; -SIGKILL is our own doing, or the kernel's out of memory."""
+        if cancelled:
+            return DocumentError("reading the document was cancelled")
+        limits = self.limits
+        if status in (-signal.SIGXCPU, -signal.SIGKILL):
+            return DocumentError(
+                "the document takes too long to read",
+                detail=f"it may take {limits.cpu_seconds:g} s of processor time, {limits.wall_seconds:g} s in all",
+                hint="Split the document, or raise document_timeout_seconds in the model server's configuration.",
+            )
+        cause = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"exit status {status}"
+        log.warning("a document ended its parser: %s", cause)
+        return DocumentError(
+            "the document crashed its parser",
+            detail=f"the parser ended with {cause}",
+            hint="It may be damaged: open it in the program it comes from and save it again.",
+        )
+
+
+def _end(idle: queue.LifoQueue[_Child], runs: set[_Run], threads: ThreadPoolExecutor) -> None:
+    threads.shutdown(wait=False, cancel_futures=True)
+    for run in list(runs):
+        run.cancel()
+    with contextlib.suppress(queue.Empty):
+        while True:
+            child = idle.get_nowait()
+            child.kill()
+            child.close()

@@ -1,0 +1,330 @@
+"""A parsed document into segments, by tokens of the embedding model.
+
+No segment is longer than asked for, as counted by the model's own tokenizer, and no word is cut unless it is longer
+than a segment by itself. Structure decides where the cuts are: headings first, then paragraphs, rows and list items,
+sentences, lines, words. (The library semantic-text-splitter was tried: it cuts "pre-|tax" and before a full stop,
+and does not know tables or heading paths.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from ml_rag.abc import Block, Document, Segment
+from ml_rag.errors import InvalidRequest
+from ml_rag.ingest.units import (
+    AFTER_HEADING,
+    CHARACTER,
+    LINE,
+    PARAGRAPH,
+    ROW,
+    SENTENCE,
+    WORD,
+    Counter,
+    Table,
+    Units,
+    clean,
+    units,
+)
+
+SplitBy = Literal["auto", "paragraph", "sentence", "page", "tokens"]
+#: the values of ``split_by``
+SPLIT_BY: tuple[SplitBy, ...] = get_args(SplitBy)
+MIN_SEGMENT_TOKENS = 16
+#: where the model could take more: longer segments blur what their embedding says
+DEFAULT_SEGMENT_TOKENS = 256
+
+#: pieces counted in one call of the tokenizer: its results take much memory
+_PIECES_AT_ONCE = 500
+#: kinds of cuts in the order in which they are looked for, and how full a segment must be for one of each
+_PREFERENCE = ((PARAGRAPH, 0.5), (ROW, 0.5), (SENTENCE, 0.5), (LINE, 0.6), (WORD, 0.0), (CHARACTER, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """How to split; made by ``chunking``."""
+
+    split_by: SplitBy
+    #: most tokens of a segment, the model's special tokens and its prefix for documents among them
+    segment_tokens: int
+    #: tokens that a segment repeats of the one before
+    overlap_tokens: int
+
+
+def chunking(options: Any, max_tokens: int) -> Chunking:
+    """Check the options ``split_by``, ``segment_tokens``, ``overlap_tokens``; None or a missing one is its default.
+
+    ``max_tokens``: the longest input of the embedding model. Raises ``InvalidRequest`` that names option, value and
+    what is allowed.
+    """
+    if options is None:
+        options = {}
+    if not isinstance(options, dict):
+        raise _invalid("chunking", options, "an object with split_by, segment_tokens, overlap_tokens")
+    for key in options:
+        if key not in ("split_by", "segment_tokens", "overlap_tokens"):
+            raise _invalid("chunking", key, "the keys split_by, segment_tokens, overlap_tokens")
+    split_by = options.get("split_by")
+    if split_by is None:
+        split_by = "auto"
+    if split_by not in SPLIT_BY:
+        raise _invalid("split_by", split_by, f"one of {', '.join(SPLIT_BY)}")
+    least = min(MIN_SEGMENT_TOKENS, max_tokens)
+    segment_tokens = _integer(
+        "segment_tokens", options.get("segment_tokens"), min(DEFAULT_SEGMENT_TOKENS, max_tokens), least, max_tokens
+    )
+    overlap_tokens = _integer("overlap_tokens", options.get("overlap_tokens"), 0, 0, segment_tokens // 2)
+    return Chunking(split_by, segment_tokens, overlap_tokens)
+
+
+def _integer(name: str, value: Any, default: int, least: int, most: int) -> int:
+    if value is None:
+        return default
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise _invalid(name, value, f"an integer from {least} to {most}")
+    return value
+
+
+def _invalid(name: str, value: Any, allowed: str) -> InvalidRequest:
+    return InvalidRequest(f"invalid value of {name}", detail=f"{name} is {str(value)[:200]!r}; allowed: {allowed}")
+
+
+def split(document: Document, how: Chunking, counter: Counter) -> list[Segment]:
+    """The document's segments, in its order; every character of it but white space is in one of them.
+
+    A segment's metadata are its block's, and ``headings``: the path of headings it stands under. A segment that goes
+    on with a table begins with that table's header. With ``overlap_tokens`` a segment begins with the last words of
+    the one before it, where both are of one section of one block; a table's header takes their place.
+    """
+    limit = max(1, how.segment_tokens - counter.overhead)
+    overlap = min(how.overlap_tokens, limit // 2)
+    path: list[tuple[int, str]] = []
+    pieces: list[_Piece] = []
+    for block in _joined(document.blocks, how.split_by):
+        text = clean(block.text)
+        found = units(text, counter, limit)
+        if found.starts:
+            cutter = _Cutter(found, limit, overlap, how.split_by)
+            pieces.extend(_Piece(cutter, block, *piece) for piece in cutter.pieces(path))
+    return _counted(pieces, how.segment_tokens, counter)
+
+
+def _joined(blocks: Sequence[Block], split_by: SplitBy) -> Iterator[Block]:
+    """Neighbouring blocks of the same page (slide, sheet) as one."""
+    texts: list[str] = []
+    metadata: dict[str, Any] | None = None
+    for block in blocks:
+        if metadata is not None and (block.metadata != metadata or split_by == "page"):
+            yield Block("\n\n".join(texts), metadata)
+            texts = []
+        metadata = block.metadata
+        texts.append(block.text)
+    if metadata is not None:
+        yield Block("\n\n".join(texts), metadata)
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Words ``first`` to before ``end``, the words from ``shared`` on before them repeated."""
+
+    cutter: _Cutter
+    block: Block
+    shared: int
+    first: int
+    end: int
+    headings: tuple[str, ...]
+    #: without the header of the table that it goes on with
+    bare: bool = False
+
+    def text(self) -> str:
+        table = None if self.bare else self.cutter.header(self.first)
+        return (table.header if table else "") + self.cutter.found.slice(self.shared, self.end)
+
+    def shortened(self) -> list[_Piece]:
+        """The same words in shorter pieces; none where that is a single word."""
+        if self.shared < self.first:
+            return [replace(self, shared=self.first)]
+        if self.end == self.first + 1:
+            header = None if self.bare else self.cutter.header(self.first)
+            return [replace(self, bare=True)] if header else []
+        found = self.cutter.found
+        middle = (found.total[self.first] + found.total[self.end]) / 2
+        words = range(self.first + 1, self.end)
+        at = max(words, key=lambda word: (found.gaps[word], -abs(found.total[word] - middle)))
+        return [replace(self, end=at), replace(self, shared=at, first=at)]
+
+
+class _Cutter:
+    def __init__(self, found: Units, limit: int, overlap: int, split_by: SplitBy) -> None:
+        self.found = found
+        self._limit = limit
+        self._overlap = overlap
+        self._split_by = split_by
+        self._heading_words = list(found.headings)
+
+    def pieces(self, path: list[tuple[int, str]]) -> Iterator[tuple[int, int, int, tuple[str, ...]]]:
+        """(shared, first, end, headings) of each piece; ``path``: the headings in force, kept up to date."""
+        if self._split_by in ("page", "tokens"):
+            sections = [(0, len(self.found.starts), self._path(path, 0, len(self.found.starts)))]
+        else:
+            sections = list(self._sections(path))
+        ranges: list[tuple[int, int, int, tuple[str, ...]]] = []
+        for first, end, headings in sections:
+            for shared, start, stop in self._cut(first, end):
+                if (
+                    self._split_by == "auto"
+                    and start == first
+                    and ranges
+                    and self._joinable(ranges[-1], stop, headings)
+                ):
+                    before = ranges.pop()
+                    ranges.append((before[0], before[1], stop, _common(before[3], headings)))
+                else:
+                    ranges.append((shared, start, stop, headings))
+        yield from ranges
+
+    def _path(self, path: list[tuple[int, str]], first: int, end: int) -> tuple[str, ...]:
+        """The path at the start of a range; ``path`` becomes that at its end."""
+        at_start: tuple[str, ...] | None = None if first in self.found.headings else tuple(t for _, t in path)
+        headings = self._heading_words
+        for word in headings[bisect_left(headings, first) : bisect_left(headings, end)]:
+            level, title = self.found.headings[word]
+            while path and path[-1][0] >= level:
+                path.pop()
+            path.append((level, title))
+            if at_start is None:
+                at_start = tuple(t for _, t in path)
+        return at_start or ()
+
+    def _sections(self, path: list[tuple[int, str]]) -> Iterator[tuple[int, int, tuple[str, ...]]]:
+        """(first word, one past the last, heading path) of what stands between two headings.
+
+        A heading that another one follows at once goes with that one.
+        """
+        count = len(self.found.starts)
+        begin = 0
+        for border in [*(word for word in self.found.headings if word > 0), count]:
+            if border < count and self._only_headings(begin, border):
+                continue
+            headings = self._path(path, begin, border)
+            if begin in self.found.headings:  # the path of what follows the headings that open the section
+                headings = tuple(title for _, title in path)
+            yield begin, border, headings
+            begin = border
+
+    def _only_headings(self, first: int, end: int) -> bool:
+        """Whether the words are headings, each deeper than the one before, and the one at ``end`` deeper still."""
+        level = 0
+        for word in range(first, end):
+            if word in self.found.headings:
+                if self.found.headings[word][0] <= level:
+                    return False
+                level = self.found.headings[word][0]
+            elif self.found.gaps[word] != AFTER_HEADING or self._line_breaks(word):
+                return False
+        return self.found.headings[end][0] > level > 0
+
+    def _line_breaks(self, word: int) -> bool:
+        return "\n" in self.found.text[self.found.ends[word - 1] : self.found.starts[word]]
+
+    def _joinable(self, before: tuple[int, int, int, tuple[str, ...]], stop: int, headings: tuple[str, ...]) -> bool:
+        """Whether the piece up to ``stop`` still fits to the one before, under one heading."""
+        if before[3] != headings and not _common(before[3], headings):
+            return False
+        header = self.header(before[1])
+        return self.found.tokens(before[0], stop) + (header.tokens if header else 0) <= self._limit
+
+    def header(self, word: int) -> Table | None:
+        """The table whose header a piece that begins with this word repeats, or None."""
+        table = self.found.table_at(word)
+        return table if table is not None and table.tokens <= self._limit // 2 else None
+
+    def _cut(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """(shared, first, end) of the pieces of a section."""
+        start = first
+        while start < end:
+            shared = self._shared(first, start)
+            stop = self._stop(shared, start, end)
+            if stop == start:  # not even one word fits beside what it would repeat
+                shared = start
+                stop = max(self._stop(start, start, end), start + 1)
+            yield shared, start, stop
+            start = stop
+
+    def _shared(self, first: int, start: int) -> int:
+        """Where the repeated words before ``start`` begin."""
+        total = self.found.total
+        shared = start
+        if start > first and not self.found.table_at(start):
+            while shared > first + 1 and total[start] - total[shared - 1] <= self._overlap:
+                shared -= 1
+        return shared
+
+    def _stop(self, shared: int, start: int, end: int) -> int:
+        """Where the piece that begins at ``shared`` ends best."""
+        total, gaps = self.found.total, self.found.gaps
+        header = self.header(start)
+        room = self._limit - (header.tokens if header else 0)
+        last = _last_that_fits(total, total[shared] + room, start, end)
+        if self._split_by in ("paragraph", "sentence"):
+            wanted = PARAGRAPH if self._split_by == "paragraph" else SENTENCE
+            for word in range(start + 1, last + 1):
+                if word < end and gaps[word] >= wanted:
+                    return word
+        if last == end or last <= start:
+            return last
+        if self._split_by == "tokens":
+            return next((word for word in range(last, start, -1) if gaps[word] >= WORD), last)
+        for kind, fill in _PREFERENCE:
+            least = total[shared] + fill * room
+            for word in range(last, start, -1):
+                if total[word] < least:
+                    break
+                if gaps[word] == kind:
+                    return word
+        return last
+
+
+def _last_that_fits(total: Sequence[int], most: int, start: int, end: int) -> int:
+    """The largest end of a range from ``start`` whose words add up to no more than ``most``."""
+    return max(start, min(end, bisect_right(total, most, start, end + 1) - 1))
+
+
+def _common(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    length = 0
+    while length < min(len(one), len(other)) and one[length] == other[length]:
+        length += 1
+    return one[:length]
+
+
+def _counted(pieces: Sequence[_Piece], most: int, counter: Counter) -> list[Segment]:
+    """The segments, counted as a whole: in some tokenizers words do not add up exactly, and a piece is cut again."""
+    if len(pieces) > _PIECES_AT_ONCE:
+        batches = (pieces[at : at + _PIECES_AT_ONCE] for at in range(0, len(pieces), _PIECES_AT_ONCE))
+        return [segment for batch in batches for segment in _counted(batch, most, counter)]
+    segments: list[Segment] = []
+    texts = [piece.text() for piece in pieces]
+    for piece, text, tokens in zip(pieces, texts, counter.count(texts), strict=True):
+        if tokens > most and (shorter := piece.shortened()):
+            segments.extend(_counted(shorter, most, counter))
+            continue
+        metadata = dict(piece.block.metadata)
+        if piece.headings:
+            metadata["headings"] = list(piece.headings)
+        parts = [(text, tokens)] if tokens <= most else _characters(text, most, counter)
+        segments.extend(Segment(part, count, metadata) for part, count in parts)
+    return segments
+
+
+def _characters(text: str, most: int, counter: Counter) -> list[tuple[str, int]]:
+    """A single word, cut in halves until each has few enough tokens."""
+    tokens = counter.count([text])[0]
+    if tokens <= most or len(text) == 1:
+        return [(text, tokens)]
+    middle = len(text) // 2
+    return _characters(text[:middle], most, counter) + _characters(text[middle:], most, counter)

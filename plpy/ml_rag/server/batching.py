@@ -1,0 +1,346 @@
+"""One queue and one thread for each model, and micro-batching of embeddings on top of it.
+
+A lone request is never held back to wait for company: whatever is waiting when the thread becomes free goes into one
+batch. A big request is cut into chunks, and between two chunks the small ones get their turn, so that a query waits
+for one chunk of a bulk load at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from ml_rag.abc import Cancelled, EmbedEngine
+from ml_rag.errors import EngineFailed, MlRagError, QueueFull
+from ml_rag.server.cancellation import Cancellation, ClientGone
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: most texts of small requests in one batch
+BATCH_TEXTS = 32
+#: a request with more texts, or more characters, than this is a bulk request
+SMALL_TEXTS = 4
+SMALL_CHARACTERS = 8000
+#: what of a bulk request goes through at once, so the longest a query is held up: about 8 runs of 256 tokens, which is
+#: also the size at which onnxruntime is fastest on 2 cores
+CHUNK_TEXTS = 64
+CHUNK_CHARACTERS = 8000
+
+
+class Worker:
+    """The single thread of one model, and its bounded queue."""
+
+    def __init__(self, model_id: str, max_queue: int) -> None:
+        self.model_id = model_id
+        self.max_queue = max_queue
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"model-{model_id}")
+        self._admitted = 0
+        self._running = 0
+        self._lock = threading.Lock()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for the thread."""
+        return max(0, self._admitted - self._running)
+
+    @contextlib.contextmanager
+    def admit(self) -> Iterator[None]:
+        """A place in the queue for one request. Raises ``QueueFull``."""
+        if self.waiting >= self.max_queue:
+            raise QueueFull(
+                f"the queue of model {self.model_id} is full",
+                detail=f"{self.waiting} requests are waiting",
+                hint="Try again later, or raise max_queue in the model server's configuration.",
+            )
+        self._admitted += 1
+        try:
+            yield
+        finally:
+            self._admitted -= 1
+
+    def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run ``fn`` in the thread, after what was submitted before it. Takes no place in the queue."""
+        return self._executor.submit(fn, *args, **kwargs)
+
+    async def run(self, cancelled: Cancelled, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a blocking function in the thread. Raises ``QueueFull``; ``ClientGone`` if cancelled while waiting."""
+        with self.admit():
+            call: Callable[[], T] = functools.partial(fn, *args, **kwargs)
+            future = self._executor.submit(self._counted, cancelled, call)
+            with cancelling(cancelled, future):
+                try:
+                    return await asyncio.wrap_future(future)
+                except asyncio.CancelledError:
+                    if cancelled():
+                        raise ClientGone from None
+                    raise
+
+    def _counted(self, cancelled: Cancelled, fn: Callable[[], T]) -> T:
+        if cancelled():
+            raise ClientGone
+        with self.running(1):
+            return fn()
+
+    @contextlib.contextmanager
+    def running(self, requests: int) -> Iterator[None]:
+        """Around work in the thread: so many of the admitted requests no longer wait."""
+        self._running += requests
+        try:
+            yield
+        finally:
+            self._running -= requests
+
+    async def stream(
+        self, cancelled: Cancelled, fn: Callable[P, Iterator[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncIterator[T]:
+        """The items of a blocking generator that runs in the thread; closing the iterator stops the generator."""
+        loop = asyncio.get_running_loop()
+        items: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        stop = threading.Event()
+
+        def tell(kind: str, value: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server is going down
+                loop.call_soon_threadsafe(items.put_nowait, (kind, value))
+
+        def work() -> None:
+            try:
+                iterator = fn(*args, **kwargs)
+                try:
+                    for item in iterator:
+                        if stop.is_set() or cancelled():
+                            raise ClientGone
+                        tell("item", item)
+                finally:
+                    close = getattr(iterator, "close", None)
+                    if close is not None:
+                        close()
+                # an engine that saw `cancelled` ends early and quietly: that is no complete answer
+                tell("end", ClientGone() if stop.is_set() or cancelled() else None)
+            except BaseException as error:  # noqa: BLE001 - it is raised again on the other side
+                tell("end", error)
+
+        with self.admit():
+            future = self.submit(self._counted, cancelled, work)
+            future.add_done_callback(lambda done: tell("end", ClientGone()) if done.cancelled() else None)
+            try:
+                with cancelling(cancelled, future):
+                    while True:
+                        kind, value = await items.get()
+                        if kind == "item":
+                            yield value
+                        elif value is None:
+                            return
+                        else:
+                            raise value
+            finally:
+                stop.set()
+                future.cancel()
+
+    def shutdown(self) -> None:
+        """Drop what waits. What runs goes on to its end in the thread."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def cancelling(cancelled: Cancelled, future: Future[Any]) -> Iterator[None]:
+    """Take ``future`` out of the queue as soon as its client goes away."""
+    if isinstance(cancelled, Cancellation):
+        with cancelled.on_set(future.cancel):
+            yield
+    else:
+        yield
+
+
+#: vectors and number of tokens, or why there are none
+_Result = tuple["NDArray[np.float32]", int] | BaseException
+
+
+@dataclass(eq=False)
+class _Request:
+    texts: Sequence[str]
+    cancelled: Cancelled
+    done: asyncio.Future[tuple[NDArray[np.float32], int]]
+    #: indexes of ``texts``, longest first, so that a chunk holds texts of like length
+    order: list[int] = field(default_factory=list)
+    next: int = 0
+    out: NDArray[np.float32] | None = None
+    tokens: int = 0
+
+
+class EmbedBatcher:
+    """Merges concurrent requests for one loaded embedding engine. Its methods run in the event loop."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        engine: EmbedEngine,
+        observe: Callable[[int], None] = lambda texts: None,
+        *,
+        chunk_texts: int = CHUNK_TEXTS,
+    ) -> None:
+        self._worker = worker
+        self._engine = engine
+        self._observe = observe
+        self._chunk_texts = chunk_texts
+        self._small: deque[_Request] = deque()
+        self._bulk: deque[_Request] = deque()
+        self._busy = False
+        self._bulk_turn = False
+
+    async def embed(self, texts: Sequence[str], cancelled: Cancelled) -> tuple[NDArray[np.float32], int]:
+        """Embeddings, shape (len(texts), dimensions), and the number of tokens read.
+
+        Raises ``QueueFull``, ``EngineFailed``, ``ClientGone``.
+        """
+        dimensions = self._engine.dimensions
+        if not texts:
+            return np.empty((0, dimensions), np.float32), 0
+        request = _Request(texts, cancelled, asyncio.get_running_loop().create_future())
+        small = len(texts) <= SMALL_TEXTS and sum(map(len, texts)) <= SMALL_CHARACTERS
+        request.order = list(range(len(texts)))
+        if not small:
+            request.order.sort(key=lambda index: -len(texts[index]))
+        request.out = np.empty((len(texts), dimensions), np.float32)
+        with self._worker.admit():
+            (self._small if small else self._bulk).append(request)
+            self._pump()
+            try:
+                return await request.done
+            finally:
+                request.done.cancel()  # no-op when it is done; otherwise the next pump drops the request
+
+    def _pump(self) -> None:
+        """Give the thread its next batch, if it is free."""
+        if self._busy:
+            return
+        self._drop_cancelled(self._small)
+        self._drop_cancelled(self._bulk)
+        parts: list[tuple[_Request, list[int]]] = []
+        if self._bulk and (self._bulk_turn or not self._small):
+            request = self._bulk.popleft()
+            parts.append((request, self._chunk(request)))
+            self._bulk_turn = False
+        else:
+            total = 0
+            while self._small and total < BATCH_TEXTS:
+                request = self._small.popleft()
+                parts.append((request, request.order))
+                total += len(request.order)
+            self._bulk_turn = True
+        if not parts:
+            return
+        self._busy = True
+        texts = [request.texts[index] for request, indexes in parts for index in indexes]
+        loop = asyncio.get_running_loop()
+        future = self._worker.submit(self._compute, parts, texts)
+
+        def finished(done: Future[list[_Result]]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server is going down
+                loop.call_soon_threadsafe(self._deliver, parts, done)
+
+        future.add_done_callback(finished)
+
+    def _chunk(self, request: _Request) -> list[int]:
+        """The next texts of a bulk request, at least one."""
+        indexes: list[int] = []
+        characters = 0
+        for index in request.order[request.next : request.next + self._chunk_texts]:
+            characters += len(request.texts[index])
+            if indexes and characters > CHUNK_CHARACTERS:
+                break
+            indexes.append(index)
+        return indexes
+
+    @staticmethod
+    def _drop_cancelled(requests: deque[_Request]) -> None:
+        for request in [request for request in requests if request.done.done() or request.cancelled()]:
+            requests.remove(request)
+            if not request.done.done():
+                request.done.set_exception(ClientGone())
+
+    def _compute(self, parts: list[tuple[_Request, list[int]]], texts: list[str]) -> list[_Result]:
+        """In the thread: a result, or error, for each part. A batch that fails is taken apart, to fail whom it must."""
+
+        def all_cancelled() -> bool:
+            return all(request.cancelled() for request, _ in parts)
+
+        with self._worker.running(len(parts)):
+            self._observe(len(texts))
+            try:
+                vectors, counts = self._checked(texts, all_cancelled)
+            except Exception as error:  # noqa: BLE001 - delivered to each request below
+                if len(parts) == 1:
+                    return [error]
+                counts = None
+        if counts is None:
+            results: list[_Result] = []
+            for request, indexes in parts:
+                results.extend(self._compute([(request, indexes)], [request.texts[index] for index in indexes]))
+            return results
+        computed: list[_Result] = []
+        start = 0
+        for _, indexes in parts:
+            end = start + len(indexes)
+            computed.append((vectors[start:end], sum(counts[start:end])))
+            start = end
+        return computed
+
+    def _checked(self, texts: list[str], cancelled: Cancelled) -> tuple[NDArray[np.float32], Sequence[int]]:
+        try:
+            vectors = self._engine.embed(texts, cancelled)
+        except (MlRagError, ClientGone):
+            raise
+        except Exception as error:
+            raise EngineFailed("the embedding model failed", detail=f"{type(error).__name__}: {error}") from error
+        if cancelled():
+            raise ClientGone
+        expected = (len(texts), self._engine.dimensions)
+        if vectors.shape != expected:
+            raise EngineFailed(
+                "the embedding model answered with vectors of the wrong shape",
+                detail=f"expected {expected[0]} x {expected[1]}, got {' x '.join(map(str, vectors.shape))}",
+            )
+        if not np.isfinite(vectors).all():
+            raise EngineFailed("the embedding model answered with numbers that are not finite")
+        # the counts of the call just made: this thread is the only one that calls the engine
+        counts = getattr(self._engine, "last_token_counts", None)
+        return vectors, counts if counts is not None else [len(text.split()) for text in texts]
+
+    def _deliver(
+        self,
+        parts: list[tuple[_Request, list[int]]],
+        done: Future[list[_Result]],
+    ) -> None:
+        """In the event loop: hand out the results, put an unfinished bulk request back, and go on."""
+        self._busy = False
+        results: list[_Result]
+        results = [ClientGone() for _ in parts] if done.cancelled() else done.result()
+        for (request, indexes), result in zip(parts, results, strict=True):
+            if request.done.done():
+                continue
+            if isinstance(result, BaseException):
+                request.done.set_exception(result)
+                continue
+            assert request.out is not None
+            vectors, tokens = result
+            request.out[indexes] = vectors
+            request.tokens += tokens
+            request.next += len(indexes)
+            if request.next < len(request.texts):
+                self._bulk.append(request)
+            else:
+                request.done.set_result((request.out, request.tokens))
+        self._pump()

@@ -1,0 +1,156 @@
+"""What surrounds every request: bounds on its body, the error form, the version header, the log line, the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from ml_rag import __version__
+from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, QueueFull, ServerUnreachable
+from ml_rag.server.cancellation import ClientGone
+from ml_rag.server.metrics import current_model
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from ml_rag.server.registry import Registry
+
+log = logging.getLogger("ml_rag.server")
+
+DOCUMENTS_PATH = "/v1/documents"
+#: nginx's status for a client that did not wait; only the log and the metrics ever see it
+CLIENT_GONE_STATUS = 499
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    """A JSON reply; numpy arrays in ``content`` are written as they are."""
+    return Response(
+        orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status_code=status, media_type="application/json"
+    )
+
+
+def error_response(error: MlRagError) -> Response:
+    """An error in OpenAI's form, with its status."""
+    return json_response(error.to_json(), error.status)
+
+
+def unexpected(error: BaseException) -> MlRagError:
+    """The error a client sees for one that nobody foresaw. The log gets where it happened, and no text of a request."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    log.error("unexpected %s\n%s", type(error).__name__, frames)
+    return EngineFailed("the model server failed", detail=f"{type(error).__name__}: {error}"[:2000])
+
+
+class Boundary:
+    """ASGI middleware. The errors of ``ml_rag.errors`` that reach it become replies."""
+
+    def __init__(self, app: ASGIApp, registry: Registry) -> None:
+        self._app = app
+        self._registry = registry
+        self._server = registry.catalogue.server
+        #: bytes of the bodies that requests in progress have sent; documents are on disk by then
+        self._pending = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        holder = [""]
+        token = current_model.set(holder)
+        status = 0
+
+        async def send_with_version(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-ML-RAG-Version"] = __version__
+            await send(message)
+
+        body = [0]
+        bounded = self._bounded(scope, receive, body)
+        try:
+            self._check_length(scope)
+            await self._app(scope, bounded, send_with_version)
+        except (ClientGone, ClientDisconnect):
+            if status == 0 and self._registry.closing():
+                await error_response(ServerUnreachable("the model server is shutting down"))(
+                    scope, receive, send_with_version
+                )
+            status = status or CLIENT_GONE_STATUS
+        except Exception as error:  # noqa: BLE001 - the last one that can turn it into a reply
+            failure = error if isinstance(error, MlRagError) else unexpected(error)
+            if status:
+                # the reply has begun: breaking the connection is the only way left to tell
+                raise ConnectionAbortedError("a reply broke off") from None
+            await error_response(failure)(scope, receive, send_with_version)
+        finally:
+            self._pending -= body[0]
+            current_model.reset(token)
+            seconds = time.perf_counter() - began
+            # an unknown path is one label, however many there are
+            route = getattr(scope.get("route"), "path", "unknown")
+            metrics = self._registry.metrics
+            metrics.requests.labels(route, holder[0], str(status)).inc()
+            metrics.seconds.labels(route, holder[0]).observe(seconds)
+            level = logging.DEBUG if status < 400 else logging.INFO
+            log.log(level, "%s %s %s %s %.1f ms", scope["method"], route, holder[0] or "-", status, seconds * 1000)
+
+    def _limit(self, scope: Scope) -> int:
+        server = self._server
+        return server.max_document_body_bytes if scope["path"] == DOCUMENTS_PATH else server.max_body_bytes
+
+    def _check_length(self, scope: Scope) -> None:
+        length = Headers(scope=scope).get("content-length")
+        if length is not None and length.isdigit() and int(length) > self._limit(scope):
+            raise self._too_long(scope)
+
+    def _too_long(self, scope: Scope) -> MlRagError:
+        name = "max_document_body_bytes" if scope["path"] == DOCUMENTS_PATH else "max_body_bytes"
+        return InvalidRequest(
+            "the request is too long",
+            detail=f"its body may have {self._limit(scope)} bytes",
+            hint=f"Send less at once, or raise {name} in the model server's configuration.",
+        )
+
+    def _bounded(self, scope: Scope, receive: Receive, body: list[int]) -> Receive:
+        """``receive`` that bounds the body's size and the wait for its next piece; ``body[0]`` counts its bytes."""
+        complete = False
+        limit = self._limit(scope)
+
+        async def bounded() -> Message:
+            nonlocal complete
+            if complete:
+                return await receive()
+            try:
+                async with asyncio.timeout(self._server.body_timeout_seconds):
+                    message = await receive()
+            except TimeoutError:
+                raise InvalidRequest(
+                    "the request's body did not arrive",
+                    detail=f"nothing came for {self._server.body_timeout_seconds:g} seconds",
+                ) from None
+            if message["type"] == "http.request":
+                size = len(message.get("body", b""))
+                body[0] += size
+                self._pending += size
+                complete = not message.get("more_body", False)
+                if body[0] > limit:
+                    raise self._too_long(scope)
+                if self._pending > self._server.max_pending_bytes:
+                    raise QueueFull(
+                        "too much is being sent to the model server at once",
+                        detail=f"the requests in progress may have {self._server.max_pending_bytes} bytes together",
+                        hint="Try again, or raise max_pending_bytes in the model server's configuration.",
+                    )
+            return message
+
+        return bounded

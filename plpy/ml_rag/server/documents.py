@@ -1,0 +1,371 @@
+"""``POST /v1/documents``: documents in, their segments with embeddings out, one line of JSON a document.
+
+Documents are parsed and split in child processes while those before them are embedded. Segments of several documents
+are embedded together, and a document's line goes out as soon as the last of its segments is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, FastAPI, Request
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest, MlRagError
+from ml_rag.ingest.parse import accepted_formats
+from ml_rag.ingest.sandbox import Job, Limits, ModelTokenizer, Parsed, Sandbox
+from ml_rag.ingest.split import Chunking, chunking
+from ml_rag.server.boundary import unexpected
+from ml_rag.server.cancellation import Cancellation, ClientGone, watch_disconnect
+from ml_rag.server.registry import Lease, Registry
+from ml_rag.server.routes import invalid, registry_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: most documents of one request
+MAX_DOCUMENTS = 10_000
+#: segments embedded at once: enough for full batches of like length, few enough for a steady flow of lines
+GROUP_SEGMENTS = 128
+#: documents being parsed, and segments waiting to be embedded, ahead of those being embedded
+PARSED_AHEAD = 2
+SEGMENTS_AHEAD = 4 * GROUP_SEGMENTS
+
+
+class DocumentsOptions(BaseModel):
+    """The field ``options``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    embed_model_id: str
+    chunking: Any = None
+    formats: list[str] | None = None
+    language: str | None = None
+    ocr: bool | None = None
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    yield
+    if (sandbox := getattr(app.state, "sandbox", None)) is not None:
+        sandbox.close()
+
+
+router = APIRouter(lifespan=_lifespan)
+
+
+def sandbox_of(request: Request) -> Sandbox:
+    """The server's child processes; the first request for them makes the pool."""
+    state = request.app.state
+    if getattr(state, "sandbox", None) is None:
+        config = state.config
+        seconds = config.document_timeout_seconds
+        # half of the time of the clock: a parser that waits for a busy machine is no parser that loops
+        state.sandbox = Sandbox(
+            Limits(cpu_seconds=seconds / 2, wall_seconds=seconds, memory_bytes=config.document_memory_bytes)
+        )
+    sandbox: Sandbox = state.sandbox
+    return sandbox
+
+
+@router.post("/v1/documents")
+async def documents(request: Request) -> Response:
+    """Parse, split and embed. What concerns all documents is an ordinary error reply; what concerns one is in its line.
+
+    Raises what ``Registry.lease`` raises, and ``InvalidRequest``.
+    """
+    registry = registry_of(request)
+    async with AsyncExitStack() as stack:
+        form = await _form(request)
+        stack.push_async_callback(form.close)
+        options = _options(form)
+        files = [part for name, part in form.multi_items() if name == "file" and isinstance(part, UploadFile)]
+        accepted_formats(options.formats)
+        cancelled = await stack.enter_async_context(watch_disconnect(request))
+        lease = await stack.enter_async_context(registry.lease(options.embed_model_id, "embed", cancelled))
+        how = chunking(options.chunking, lease.engine.max_tokens)
+        work = _Work(registry, lease, options, how, files, sandbox_of(request), await _tokenizer(lease), cancelled)
+        lines = work.lines()
+        stack.push_async_callback(lines.aclose)
+        return _Lines(lines, stack.pop_all())
+
+
+class _Lines(StreamingResponse):
+    """Newline-delimited JSON; whatever the request holds is given back, also when its client goes at once."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, lines: AsyncGenerator[bytes, None], resources: AsyncExitStack) -> None:
+        super().__init__(lines)
+        self._resources = resources
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._resources.aclose()
+
+
+async def _form(request: Request) -> FormData:
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise InvalidRequest("the request is not multipart/form-data", hint="Send the documents as parts named file.")
+    try:
+        return await request.form(max_files=MAX_DOCUMENTS, max_fields=16)
+    except HTTPException as error:
+        raise InvalidRequest("the request's multipart body is not valid", detail=str(error.detail)) from None
+
+
+def _options(form: FormData) -> DocumentsOptions:
+    options = form.get("options")
+    if isinstance(options, UploadFile) or options is None:
+        raise InvalidRequest("the field options is missing", hint="It is JSON, with embed_model_id at least.")
+    for name, part in form.multi_items():
+        if name not in ("options", "file") or (name == "file" and not isinstance(part, UploadFile)):
+            raise InvalidRequest(
+                "unknown part of the request", detail=f"name {name[:200]!r}", hint="A document is a part named file."
+            )
+    try:
+        return DocumentsOptions.model_validate_json(options)
+    except ValidationError as error:
+        raise invalid(error.errors(include_input=False, include_url=False)) from None
+
+
+async def _tokenizer(lease: Lease) -> ModelTokenizer:
+    """The model's tokenizer as the children take it; kept with the engine, since writing it out takes a while."""
+    engine, prefix = lease.engine, lease.entry.document_prefix
+    cached: ModelTokenizer | None = getattr(engine, "_sandbox_tokenizer", None)
+    if cached is None or cached.prefix != prefix:
+        text = await asyncio.to_thread(_tokenizer_json, engine)
+        digest = hashlib.sha256(f"{prefix}\0{text}".encode()).hexdigest()
+        cached = ModelTokenizer(f"{lease.entry.id} {digest}", text, prefix)
+        with contextlib.suppress(AttributeError):  # an engine with slots
+            engine._sandbox_tokenizer = cached
+    return cached
+
+
+def _tokenizer_json(engine: Any) -> str | None:
+    tokenizer = engine.tokenizer()
+    return None if tokenizer is None else tokenizer.to_str()
+
+
+@dataclass(eq=False)
+class _Document:
+    """A parsed document: segments before ``taken`` are with the model or done, ``missing`` of all are not done."""
+
+    index: int
+    name: str
+    parsed: Parsed
+    vectors: NDArray[np.float32]
+    missing: int
+    taken: int = 0
+    error: MlRagError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Portion:
+    """Some neighbouring segments of a document, by their places."""
+
+    document: _Document
+    first: int
+    end: int
+
+    def texts(self) -> list[str]:
+        return [segment.text for segment in self.document.parsed.segments[self.first : self.end]]
+
+
+class _Work:
+    """One request: what is being parsed, what waits, what is being embedded."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        lease: Lease,
+        options: DocumentsOptions,
+        how: Chunking,
+        files: Sequence[UploadFile],
+        sandbox: Sandbox,
+        tokenizer: ModelTokenizer,
+        cancelled: Cancellation,
+    ) -> None:
+        self._registry = registry
+        self._dimensions: int = lease.engine.dimensions
+        self._options = options
+        self._how = how
+        self._files = iter(enumerate(files))
+        self._all_begun = False
+        self._sandbox = sandbox
+        self._tokenizer = tokenizer
+        self._cancelled = cancelled
+        self._parsing: dict[asyncio.Task[Parsed], tuple[int, str]] = {}
+        self._waiting: deque[_Document] = deque()
+        self._embedding: dict[asyncio.Task[NDArray[np.float32]], list[_Portion]] = {}
+        #: portions of a batch that failed, to be tried one by one
+        self._alone: deque[_Portion] = deque()
+
+    async def lines(self) -> AsyncGenerator[bytes, None]:
+        """The reply's lines. Raises ``ClientGone``."""
+        loop = asyncio.get_running_loop()
+        gone: asyncio.Future[None] = loop.create_future()
+
+        def mark() -> None:
+            if not gone.done():
+                gone.set_result(None)
+
+        def leave() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
+                loop.call_soon_threadsafe(mark)
+
+        try:
+            with self._cancelled.on_set(leave):
+                while True:
+                    self._begin_parsing()
+                    self._begin_embedding()
+                    if not self._parsing and not self._embedding:
+                        return
+                    tasks: list[asyncio.Future[Any]] = [gone, *self._parsing, *self._embedding]
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                    if gone.done():
+                        raise ClientGone
+                    for parsed in [task for task in self._parsing if task.done()]:
+                        if line := self._parsed(parsed):
+                            yield line
+                    self._begin_embedding()  # before the lines are written, so that the model does not wait for them
+                    for embedded in [task for task in self._embedding if task.done()]:
+                        for document in self._embedded(embedded):
+                            yield self._line(document)
+        finally:
+            left: list[asyncio.Task[Any]] = [*self._parsing, *self._embedding]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    def _segments_waiting(self) -> int:
+        return sum(len(document.parsed.segments) - document.taken for document in self._waiting)
+
+    def _begin_parsing(self) -> None:
+        while not self._all_begun and len(self._parsing) < PARSED_AHEAD and self._segments_waiting() < SEGMENTS_AHEAD:
+            index, file = next(self._files, (-1, None))
+            if file is None:
+                self._all_begun = True
+                return
+            name = file.filename or ""
+            options = self._options
+            job = Job(name, file.file, self._tokenizer, self._how, options.formats, options.language, bool(options.ocr))
+            self._parsing[asyncio.create_task(self._sandbox.run(job))] = (index, name)
+
+    def _parsed(self, task: asyncio.Task[Parsed]) -> bytes | None:
+        """Put a document in the queue for the model; the line of one that failed."""
+        index, name = self._parsing.pop(task)
+        try:
+            parsed = task.result()
+            if not parsed.segments:
+                raise DocumentError("the document has no text", detail=f"its format is {parsed.format}")
+        except Exception as error:  # noqa: BLE001 - told in the document's line
+            failure = error if isinstance(error, MlRagError) else unexpected(error)
+            return self._error_line(index, name, None, failure)
+        count = len(parsed.segments)
+        vectors = np.empty((count, self._dimensions), "<f4")
+        self._waiting.append(_Document(index, name, parsed, vectors, count))
+        return None
+
+    def _begin_embedding(self) -> None:
+        """Keep the model busy: at once where it is idle, with a full batch in reserve where it is not."""
+        while self._alone and len(self._embedding) < 2:
+            self._embed([self._alone.popleft()])
+        while self._waiting and len(self._embedding) < 2:
+            all_parsed = self._all_begun and not self._parsing
+            if self._embedding and not all_parsed and self._segments_waiting() < GROUP_SEGMENTS:
+                return
+            portions: list[_Portion] = []
+            room = GROUP_SEGMENTS
+            while self._waiting and room:
+                document = self._waiting[0]
+                end = min(len(document.parsed.segments), document.taken + room)
+                portions.append(_Portion(document, document.taken, end))
+                room -= end - document.taken
+                document.taken = end
+                if end == len(document.parsed.segments):
+                    self._waiting.popleft()
+            self._embed(portions)
+
+    def _embed(self, portions: list[_Portion]) -> None:
+        texts = [text for portion in portions for text in portion.texts()]
+        work = self._registry.embed(self._options.embed_model_id, texts, self._cancelled, "document")
+        self._embedding[asyncio.create_task(work)] = portions
+
+    def _embedded(self, task: asyncio.Task[NDArray[np.float32]]) -> list[_Document]:
+        """Hand out the vectors; the documents that have all of theirs now, or an error."""
+        portions = self._embedding.pop(task)
+        error = task.exception()
+        if isinstance(error, EngineFailed) and len({portion.document for portion in portions}) > 1:
+            self._alone.extend(portions)  # so that only the document that it lies in fails
+            return []
+        if error is not None and not isinstance(error, MlRagError):
+            if isinstance(error, ClientGone):
+                raise error
+            error = unexpected(error)
+        finished = []
+        start = 0
+        for portion in portions:
+            document, count = portion.document, portion.end - portion.first
+            if error is None:
+                document.vectors[portion.first : portion.end] = task.result()[start : start + count]
+            else:
+                document.error = document.error or error
+            start += count
+            document.missing -= count
+            if document.missing == 0:
+                finished.append(document)
+        return finished
+
+    def _line(self, document: _Document) -> bytes:
+        parsed = document.parsed
+        if document.error is not None:
+            return self._error_line(document.index, document.name, parsed.format, document.error)
+        return _dump(
+            {
+                "index": document.index,
+                "name": document.name,
+                "format": parsed.format,
+                "error": None,
+                "metadata": parsed.metadata,
+                "segments": [
+                    {"text": segment.text, "tokens": segment.tokens, "metadata": segment.metadata}
+                    for segment in parsed.segments
+                ],
+                "dimensions": self._dimensions,
+                "embeddings": base64.b64encode(document.vectors.data).decode("ascii"),
+            }
+        )
+
+    def _error_line(self, index: int, name: str, found: str | None, error: MlRagError) -> bytes:
+        return _dump(
+            {
+                "index": index,
+                "name": name,
+                "format": found,
+                "error": error.to_json()["error"],
+                "metadata": {},
+                "segments": [],
+                "dimensions": self._dimensions,
+                "embeddings": "",
+            }
+        )
+
+
+def _dump(line: dict[str, Any]) -> bytes:
+    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)

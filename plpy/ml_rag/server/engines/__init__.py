@@ -1,0 +1,26 @@
+"""The engines that run models. Each is imported when a model needs it, never before."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from ml_rag.abc import Engine
+    from ml_rag.catalogue import ModelEntry
+
+_MODULES = {
+    "fake": "ml_rag.server.engines.fake",
+    "sentence-transformers": "ml_rag.server.engines.sentence_transformers",
+    "llama-cpp": "ml_rag.server.engines.llama_cpp",
+    "openai": "ml_rag.server.engines.openai",
+}
+
+
+def load_engine(entry: ModelEntry, models_dir: Path) -> Engine:
+    """Load a model. Blocks; raises ``ModelUnavailable``, or whatever the engine's library raises.
+
+    Each engine module has a function ``load(entry, models_dir)``; ``entry.location(models_dir)`` is the file or folder.
+    """
+    return cast("Engine", importlib.import_module(_MODULES[entry.engine]).load(entry, models_dir))

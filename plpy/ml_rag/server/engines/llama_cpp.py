@@ -1,0 +1,226 @@
+"""Engine ``llama-cpp``: text from GGUF models, through llama.cpp.
+
+The prompt is the cost on a CPU, so what a new prompt has in common with the last one (at least the constant system
+message) stays in the KV cache and only the rest is evaluated. Evaluation can be cancelled anywhere: within a prompt
+batch by llama.cpp's abort callback, else between two tokens.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+from ml_rag.abc import Cancelled, Delta, Sampling
+from ml_rag.errors import InvalidRequest
+from ml_rag.server.engines.llama_native import Aborted, NativeModel, Sampler
+from ml_rag.server.engines.llama_template import ChatTemplate
+from ml_rag.server.engines.text_stream import AnswerText
+
+if TYPE_CHECKING:
+    from ml_rag.catalogue import ModelEntry
+
+DEFAULT_CONTEXT_TOKENS = 4096
+#: seconds between two looks at ``cancelled`` while a prompt is evaluated
+CANCEL_POLL = 0.02
+# Two words found again are followed by what followed them before; measured best on answers that quote documents.
+_LOOKUP_WORDS, _LOOKUP_DRAFT = 2, 8
+
+
+def load(entry: ModelEntry, models_dir: Path) -> LlamaCppEngine:
+    """The catalogue's model. Raises ``ModelUnavailable``."""
+    return LlamaCppEngine(
+        entry.location(models_dir),
+        context_tokens=entry.context_tokens,
+        threads=entry.threads,
+        gpu_layers=entry.gpu_layers,
+        chat_format=entry.chat_format,
+        repeat_penalty=entry.repeat_penalty,
+        loop_guard=entry.loop_guard,
+        brief=entry.brief,
+    )
+
+
+class LlamaCppEngine:
+    """A GGUF model with one context.
+
+    Args:
+        path: the GGUF file.
+        context_tokens: prompt and answer together; default: what the model was trained for, at most 4096.
+        threads: default: the cores this process may use.
+        batch_tokens: prompt tokens evaluated in one go.
+        gpu_layers: layers put on a GPU, where llama.cpp was built for one; -1: all.
+        chat_format: a name in ``llama_template.FORMATS``, in place of the template that the file brings.
+        speculative_decoding: for requests that do not say.
+        repeat_penalty: for requests that do not say and want no JSON; None: none.
+        brief: see :class:`ml_rag.abc.GenerateEngine`.
+        loop_guard: whether an answer that repeats itself ends there (see :mod:`loop_guard`); JSON never does.
+
+    Raises:
+        ModelUnavailable: the file cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        context_tokens: int | None = None,
+        threads: int | None = None,
+        batch_tokens: int = 512,
+        gpu_layers: int = 0,
+        chat_format: str | None = None,
+        speculative_decoding: bool = False,
+        repeat_penalty: float | None = None,
+        loop_guard: bool = True,
+        brief: bool = False,
+    ) -> None:
+        self.brief = brief
+        self._native = NativeModel(
+            path,
+            context_tokens=context_tokens,
+            default_context_tokens=DEFAULT_CONTEXT_TOKENS,
+            batch_tokens=batch_tokens,
+            threads=threads,
+            gpu_layers=gpu_layers,
+        )
+        try:
+            self._template = ChatTemplate(self._native, chat_format)
+        except BaseException:
+            self._native.close()
+            raise
+        self._speculative = speculative_decoding
+        self._repeat_penalty, self._loop_guard = repeat_penalty, loop_guard
+        self._lookup = LlamaPromptLookupDecoding(max_ngram_size=_LOOKUP_WORDS, num_pred_tokens=_LOOKUP_DRAFT)
+        self.max_tokens = self._native.context_tokens
+
+    @property
+    def evaluated_tokens(self) -> int:
+        """Tokens evaluated since loading; what the prefix cache saved is not in it."""
+        return self._native.evaluated_total
+
+    def close(self) -> None:
+        """Free model and context."""
+        self._native.close()
+
+    def count_tokens(self, messages: Sequence[dict[str, str]]) -> int:
+        """Tokens of the messages in the model's chat template, generation prompt included."""
+        return len(self._template.encode(messages))
+
+    def generate(self, messages: Sequence[dict[str, str]], sampling: Sampling, cancelled: Cancelled) -> Iterator[Delta]:
+        """The answer, piece by piece; the last piece carries ``finish_reason`` and the counts.
+
+        It ends at the model's end of turn, at a stop sequence, before it repeats itself, or after ``max_tokens``
+        (``length``: JSON of a schema is then cut, too). Once ``cancelled()`` is true it ends without a last piece.
+
+        Raises:
+            InvalidRequest: prompt and ``max_tokens`` exceed the context; bad ``json_schema``.
+            EngineFailed: llama.cpp failed.
+        """
+        native = self._native
+        prompt = self._template.encode(messages)
+        if len(prompt) + sampling.max_tokens > self.max_tokens:
+            raise InvalidRequest(
+                "the prompt does not fit the model's context",
+                detail=f"The prompt takes {len(prompt)} tokens and max_tokens is {sampling.max_tokens}; "
+                f"the context has {self.max_tokens}.",
+                hint="Ask a shorter question, lower max_tokens, or take a model with a larger context.",
+            )
+        if sampling.repeat_penalty is None and sampling.json_schema is None:
+            sampling = replace(sampling, repeat_penalty=self._repeat_penalty)
+        guarded = self._loop_guard and sampling.json_schema is None
+        text, generated, tail = AnswerText(sampling.stop, loop_guard=guarded), 0, ""
+        finish: Literal["stop", "length"] = "stop"
+        with native.sampler(sampling) as sampler:
+            try:
+                self._evaluate_prompt(prompt, cancelled)
+            except Aborted:
+                return
+            for token in self._tokens(sampler, sampling):
+                if cancelled():
+                    return
+                if native.ends_generation(token) or token in self._template.turn_tokens:
+                    break
+                generated += 1
+                piece = text.feed(native.piece(token))
+                if text.stopped or generated == sampling.max_tokens:
+                    finish = "stop" if text.stopped else "length"
+                    tail = piece
+                    break
+                if piece:
+                    yield Delta(piece)
+        tail += text.finish()
+        yield Delta(tail, "stop" if text.stopped else finish, len(prompt), generated)
+
+    def _evaluate_prompt(self, prompt: Sequence[int], cancelled: Cancelled) -> None:
+        """Evaluate what the cache does not hold of the prompt.
+
+        Raises:
+            Aborted: ``cancelled()`` became true; what was evaluated by then stays in the cache.
+        """
+        native = self._native
+        with _watching(cancelled, native):
+            for batch in native.batches(prompt[native.reuse(prompt) :]):
+                # The abort callback works on the CPU only; elsewhere a batch is short.
+                if native.abort.value:
+                    raise Aborted
+                native.evaluate(batch)
+
+    def _tokens(self, sampler: Sampler, sampling: Sampling) -> Iterator[int]:
+        """Tokens one after the other, without end.
+
+        With prompt lookup, a guess at the next ones is evaluated together with the last one; sampling then goes on
+        for as long as it agrees with the guess, so that the result is what it would have been without.
+        """
+        native = self._native
+        speculative = self._speculative if sampling.speculative_decoding is None else sampling.speculative_decoding
+        speculative = speculative and native.can_rewind
+        token = sampler.sample(-1)
+        while True:
+            yield token
+            draft = self._draft(token) if speculative else []
+            native.evaluate([token, *draft], all_logits=bool(draft))
+            for index, guess in enumerate(draft):
+                token = sampler.sample(index)
+                if token != guess:
+                    native.truncate(len(native.evaluated) - len(draft) + index)
+                    break
+                yield token
+            else:
+                token = sampler.sample(-1)
+
+    def _draft(self, token: int) -> list[int]:
+        native = self._native
+        room = min(native.context_tokens - len(native.evaluated) - 1, native.batch_tokens - 1)
+        if room <= 0:
+            return []
+        tokens = np.array([*native.evaluated, token], dtype=np.intc)
+        draft: list[int] = self._lookup(tokens).tolist()
+        return draft[:room]
+
+
+@contextmanager
+def _watching(cancelled: Cancelled, native: NativeModel) -> Iterator[None]:
+    """Abort what ``native`` evaluates inside the block once ``cancelled()`` is true."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not cancelled():
+            if done.wait(CANCEL_POLL):
+                return
+        native.abort.value = b"\x01"
+
+    native.abort.value = b""
+    watcher = threading.Thread(target=watch, name="ml-rag-cancel", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+        native.abort.value = b""

@@ -1,0 +1,64 @@
+"""What the model server counts, as Prometheus reads it at ``/metrics``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+#: the model of the request being served: a one-element list that the middleware makes and ``Registry.lease`` fills
+current_model: ContextVar[list[str] | None] = ContextVar("current_model", default=None)
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """The counters of one server. Labels are routes of the app and ids of the catalogue, so their number is bounded."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "ml_rag_requests", "Requests served", ["route", "model", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "ml_rag_request_seconds",
+            "Time from a request's head to the end of its reply",
+            ["route", "model"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._tokens = Counter(
+            "ml_rag_tokens", "Tokens read and written", ["model", "direction"], registry=self.registry
+        )
+        self.batch_texts = Histogram(
+            "ml_rag_embed_batch_texts",
+            "Texts in one batch given to an embedding model",
+            ["model"],
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
+            registry=self.registry,
+        )
+        self.load_seconds = Histogram(
+            "ml_rag_model_load_seconds", "Time to load a model", ["model"], buckets=_SECONDS, registry=self.registry
+        )
+        self._queue = Gauge("ml_rag_queue_depth", "Requests that wait for a model", ["model"], registry=self.registry)
+        self._loaded = Gauge("ml_rag_model_loaded", "1 while the model is in memory", ["model"], registry=self.registry)
+        self.refused_peers = Counter(
+            "ml_rag_refused_peers", "Connections refused because of the peer's uid", registry=self.registry
+        )
+
+    def watch_model(self, model_id: str, depth: Callable[[], float], loaded: Callable[[], float]) -> None:
+        """Read a model's queue depth and state when ``/metrics`` is asked for, not before."""
+        self._queue.labels(model_id).set_function(depth)
+        self._loaded.labels(model_id).set_function(loaded)
+
+    def tokens(self, model_id: str, *, tokens_in: int = 0, tokens_out: int = 0) -> None:
+        """Count the tokens of a finished request."""
+        if tokens_in:
+            self._tokens.labels(model_id, "in").inc(tokens_in)
+        if tokens_out:
+            self._tokens.labels(model_id, "out").inc(tokens_out)
+
+    def render(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,199 @@
+"""The routes of ``docs/protocol.md`` that need no prompt and no parser: models, embeddings, rerank, health, metrics."""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field, ValidationError
+from starlette.responses import Response
+
+from ml_rag import __version__
+from ml_rag.errors import InvalidRequest
+from ml_rag.server.boundary import json_response
+from ml_rag.server.cancellation import watch_disconnect
+from ml_rag.server.registry import ModelInfo, Registry
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+router = APIRouter()
+
+Body = TypeVar("Body", bound=BaseModel)
+
+#: texts in one request: each costs a row of the reply, however short it is
+MAX_TEXTS = 16_384
+#: texts a cross-encoder scores before it lets other requests for the model through
+RERANK_CHUNK = 32
+
+
+class EmbeddingsBody(BaseModel):
+    """``POST /v1/embeddings``. Keys that are not listed are ignored, as other clients send them."""
+
+    model: str
+    input: str | list[str]
+    #: text is ours: the vector as JSON in a string, which is pgvector's text form too
+    encoding_format: Literal["float", "base64", "text"] = "float"
+    dimensions: int | None = None
+    #: ours: put the model's prefix for queries or documents before each text
+    input_type: Literal["query", "document"] | None = None
+
+
+class RerankDocument(BaseModel):
+    text: str
+
+
+class RerankBody(BaseModel):
+    """``POST /v1/rerank``."""
+
+    model: str
+    query: str
+    documents: list[str | RerankDocument]
+    top_n: int | None = Field(default=None, ge=0)
+    return_documents: bool = False
+
+
+async def read_body(request: Request, cls: type[Body]) -> Body:
+    """The request's JSON body as ``cls``. Raises ``InvalidRequest`` that names the key."""
+    try:
+        return cls.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise invalid(error.errors(include_input=False, include_url=False)) from None
+
+
+def invalid(findings: Any) -> InvalidRequest:
+    """The first finding of a validation as an error in our form; values are not repeated."""
+    finding = findings[0]
+    key = next((str(part) for part in finding["loc"] if part != "body"), "")
+    return InvalidRequest(
+        f"invalid value of {key}" if key else "the request's body is not valid",
+        detail=finding["msg"],
+    )
+
+
+def registry_of(request: Request) -> Registry:
+    """The server's registry."""
+    registry: Registry = request.app.state.registry
+    return registry
+
+
+def _bound(texts: list[str], key: str) -> None:
+    if len(texts) > MAX_TEXTS:
+        raise InvalidRequest(
+            f"invalid value of {key}",
+            detail=f"it has {len(texts)} texts, a request may have {MAX_TEXTS}",
+            hint="Send them in several requests.",
+        )
+
+
+def _rows(vectors: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    """The vectors one by one, as orjson takes them."""
+    return list(np.ascontiguousarray(vectors))
+
+
+def _model(info: ModelInfo) -> dict[str, Any]:
+    return {
+        "id": info.id,
+        "object": "model",
+        "created": 0,
+        "owned_by": "ml_rag",
+        "task": info.task,
+        "engine": info.engine,
+        "dimensions": info.dimensions,
+        "max_tokens": info.max_tokens,
+        "available": info.available,
+        "reason": info.reason,
+        "pull": info.pull,
+    }
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> Response:
+    """Every model of the catalogue, whether its files are there or not."""
+    return json_response({"object": "list", "data": [_model(info) for info in registry_of(request).models()]})
+
+
+@router.get("/v1/models/{model_id:path}")
+async def retrieve_model(request: Request, model_id: str) -> Response:
+    """One model."""
+    return json_response(_model(registry_of(request).info(model_id)))
+
+
+@router.post("/v1/embeddings")
+async def embeddings(request: Request) -> Response:
+    """Embed texts; concurrent requests share batches."""
+    registry = registry_of(request)
+    body = await read_body(request, EmbeddingsBody)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    if not texts:
+        raise InvalidRequest("invalid value of input", detail="there must be at least one text")
+    _bound(texts, "input")
+    async with watch_disconnect(request) as cancelled:
+        vectors, tokens = await registry.embed_counted(body.model, texts, cancelled, body.input_type)
+    if body.dimensions is not None and body.dimensions != vectors.shape[1]:
+        raise InvalidRequest(
+            "invalid value of dimensions",
+            detail=f"model {body.model} has {vectors.shape[1]} dimensions, {body.dimensions} were asked for",
+        )
+    data: list[Any]
+    if body.encoding_format == "base64":
+        little_endian = vectors.astype("<f4", copy=False)
+        data = [base64.b64encode(vector.tobytes()).decode("ascii") for vector in little_endian]
+    elif body.encoding_format == "text":
+        data = [orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY).decode() for vector in _rows(vectors)]
+    else:
+        data = _rows(vectors)
+    return json_response(
+        {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": embedding} for index, embedding in enumerate(data)
+            ],
+            "model": body.model,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+    )
+
+
+@router.post("/v1/rerank")
+async def rerank(request: Request) -> Response:
+    """Score documents against a query, best first."""
+    registry = registry_of(request)
+    body = await read_body(request, RerankBody)
+    texts = [document if isinstance(document, str) else document.text for document in body.documents]
+    _bound(texts, "documents")
+    async with watch_disconnect(request) as cancelled:
+        scores = await registry.rerank(body.model, body.query, texts, cancelled, chunk=RERANK_CHUNK)
+    order = np.argsort(-scores, kind="stable")[: body.top_n]
+    results: list[dict[str, Any]] = []
+    for index in order.tolist():
+        # float32 as it is: the shortest digits that tell it from its neighbours
+        result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
+        if body.return_documents:
+            result["document"] = {"text": texts[index]}
+        results.append(result)
+    return json_response({"model": body.model, "results": results})
+
+
+@router.get("/healthz")
+async def healthz(request: Request) -> Response:
+    """Whether the server is up, and which models are in memory."""
+    uptime = time.monotonic() - request.app.state.started
+    return json_response(
+        {
+            "status": "ok",
+            "version": __version__,
+            "uptime_seconds": round(uptime, 3),
+            "models": {info.id: info.state for info in registry_of(request).models()},
+        }
+    )
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Prometheus' text format."""
+    return Response(registry_of(request).metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

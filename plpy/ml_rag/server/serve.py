@@ -1,0 +1,222 @@
+"""Runs the application under uvicorn: the peer check on each connection, the timeouts, a quick and clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import orjson
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ml_rag import __version__
+from ml_rag.catalogue import Catalogue, ServerConfig
+from ml_rag.errors import MlRagError, PrivilegeError, QueueFull
+from ml_rag.server.app import create_app
+from ml_rag.server.registry import Registry
+from ml_rag.server.sockets import allowed_uids, bind_tcp, bind_unix, peer_uid, remove_socket
+
+log = logging.getLogger("ml_rag.server")
+
+#: how long requests in progress get at SIGTERM; they are cancelled at once, so this is a bound only
+SHUTDOWN_SECONDS = 3
+#: how long a refused peer may take to read why
+REFUSED_SECONDS = 1.0
+
+
+def _protocol(allowed: frozenset[int], refused: Callable[[], object], server: ServerConfig) -> type[asyncio.Protocol]:
+    """uvicorn's HTTP protocol with the peer's uid checked first, and bounds: on connections, on the time for a head."""
+    header_timeout = server.header_timeout_seconds
+
+    class Protocol(HttpToolsProtocol):
+        _head_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            connection = transport.get_extra_info("socket")
+            uid = peer_uid(connection)
+            if uid is not None and uid not in allowed:
+                refused()
+                log.warning("refused a connection of uid %d", uid)
+                self._refuse(transport, _forbidden(uid))
+                return
+            if len(self.connections) >= server.max_connections and not self._close_an_idle_one():
+                log.warning("refused a connection: %d are open", len(self.connections))
+                self._refuse(transport, _too_many(server.max_connections))
+                return
+            super().connection_made(transport)
+            self._start_head_timer()
+
+        def _refuse(self, transport: Any, reply: bytes) -> None:
+            transport.write(reply)
+            transport.write_eof()
+            # closing at once would reset the connection under a client that is still sending its request
+            self.loop.call_later(REFUSED_SECONDS, transport.abort)
+
+        def _close_an_idle_one(self) -> bool:
+            """A session that is kept waiting opens its connection again; one that waits in vain has an error."""
+            for other in self.connections:
+                cycle = getattr(other, "cycle", None)
+                if cycle is not None and cycle.response_complete and not other.transport.is_closing():
+                    other.transport.close()
+                    return True
+            return False
+
+        def data_received(self, data: bytes) -> None:
+            if self.transport is not None:  # None: refused above
+                super().data_received(data)
+
+        def eof_received(self) -> None:
+            if self.transport is not None:
+                super().eof_received()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_head_timer()
+            if self.transport is not None:
+                super().connection_lost(exc)
+
+        def on_message_begin(self) -> None:
+            self._start_head_timer()
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self._stop_head_timer()
+            super().on_headers_complete()
+
+        def _start_head_timer(self) -> None:
+            self._stop_head_timer()
+            self._head_timer = self.loop.call_later(header_timeout, self.transport.close)
+
+        def _stop_head_timer(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+    return Protocol
+
+
+def _forbidden(uid: int) -> bytes:
+    return _reply(
+        PrivilegeError(
+            "this user may not use the model server",
+            detail=f"uid {uid} is not an allowed peer",
+            hint="Add the user to allowed_users under [server] in the model server's configuration.",
+        )
+    )
+
+
+def _too_many(limit: int) -> bytes:
+    return _reply(
+        QueueFull(
+            "the model server has too many connections",
+            detail=f"{limit} are open, and none of them is idle",
+            hint="Try again, or raise max_connections under [server] in the model server's configuration.",
+        )
+    )
+
+
+def _reply(error: MlRagError) -> bytes:
+    """A whole reply, for a connection that gets no further."""
+    body = orjson.dumps(error.to_json())
+    head = (
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nx-ml-rag-version: {__version__}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, registry: Registry, on_ready: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._registry = registry
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._on_ready()
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self._registry.closing.set()
+        super().handle_exit(sig, frame)
+
+
+def serve(
+    catalogue: Catalogue,
+    models_dir: Path,
+    socket_path: Path | None,
+    listen: str | None = None,
+    on_ready: Callable[[list[str]], object] = lambda addresses: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT. ``on_ready`` gets the addresses once the server answers.
+
+    Raises ``CannotListen``.
+    """
+    server = catalogue.server
+    _allow_descriptors()
+    registry = Registry(catalogue, models_dir)
+    sockets, addresses = [], []
+    inode = 0
+    if socket_path is not None:
+        sockets.append(bind_unix(socket_path, server))
+        inode = socket_path.lstat().st_ino
+        addresses.append(f"unix:{socket_path}")
+    if listen is not None:
+        sockets.append(bind_tcp(listen))
+        host, port = sockets[-1].getsockname()[:2]
+        addresses.append(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    protocol = _protocol(allowed_uids(server), registry.metrics.refused_peers.inc, server)
+    config = uvicorn.Config(
+        create_app(registry),
+        http=protocol,
+        ws="none",
+        loop="uvloop",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        timeout_keep_alive=server.keep_alive_seconds,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        backlog=1024,
+    )
+    runner = _Server(config, registry, lambda: on_ready(addresses))
+    # uvicorn raises the signal that stopped it once more at the end; there is work left to do then
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    try:
+        runner.run(sockets=sockets)
+    finally:
+        registry.close()
+        for listener in sockets:
+            listener.close()
+        if socket_path is not None:
+            remove_socket(socket_path, inode)
+
+
+def _allow_descriptors() -> None:
+    """As many as this process may have: connections, models and uploads each take some, and 1024 is the usual start."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def exit_now(status: int = 0) -> None:
+    """End the process even while a model's thread is inside a call that cannot be interrupted, as loading one."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("model-"):
+            thread.join(timeout=1.0)
+    logging.shutdown()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)

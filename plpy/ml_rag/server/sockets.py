@@ -1,0 +1,158 @@
+"""Where the server listens: a private unix socket whose peers are checked, and TCP where the administrator says so."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import logging
+import os
+import pwd
+import socket
+import stat
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ml_rag.errors import MlRagError
+
+if TYPE_CHECKING:
+    from ml_rag.catalogue import ServerConfig
+
+log = logging.getLogger("ml_rag.server")
+
+#: longest path a unix socket can have on Linux, without the closing zero byte
+MAX_SOCKET_PATH = 107
+_BACKLOG = 1024
+
+
+class CannotListen(MlRagError):
+    """The socket or address cannot be taken."""
+
+
+def bind_unix(path: Path, config: ServerConfig) -> socket.socket:
+    """A listening unix socket at ``path``, with ``socket_mode`` and ``socket_group``; its folder is made if missing.
+
+    A socket file that nobody answers on is removed first. Raises ``CannotListen``.
+    """
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        raise CannotListen(f"the socket path {path} is too long", hint=f"Use at most {MAX_SOCKET_PATH} bytes.")
+    mode = int(config.socket_mode, 8)
+    gid = _group(config.socket_group)
+    try:
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, mode=0o700)
+            if gid is not None:
+                os.chown(path.parent, -1, gid)
+                path.parent.chmod(0o750)
+        _remove_stale(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # nobody can connect between bind and chmod: not listening yet
+            listener.bind(str(path))
+            path.chmod(mode)
+            if gid is not None:
+                os.chown(path, -1, gid)
+            listener.listen(_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        raise CannotListen(
+            f"cannot listen on {path}",
+            detail=error.strerror or str(error),
+            hint="Choose a path in a folder this user may write to: ml-rag serve --socket PATH, or ML_RAG_SOCKET.",
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def _group(name: str | None) -> int | None:
+    if name is None:
+        return None
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise CannotListen(f"there is no group {name}", hint="Correct socket_group.") from None
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode):
+        raise CannotListen(f"{path} exists and is not a socket", hint="Remove it or choose another path.")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(2)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except FileNotFoundError:
+            return
+        except (TimeoutError, BlockingIOError):
+            pass  # somebody holds it, if only too busy to answer
+    raise CannotListen(f"another server answers on {path}", hint="Stop it first, or choose another path with --socket.")
+
+
+def bind_tcp(listen: str) -> socket.socket:
+    """A listening TCP socket at ``"host:port"``. Raises ``CannotListen``."""
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+    except (OSError, OverflowError) as error:
+        raise CannotListen(f"cannot listen on {listen}", detail=str(error)) from error
+    listener.setblocking(False)
+    return listener
+
+
+def remove_socket(path: Path, inode: int) -> None:
+    """Remove the socket file if it is still the one this server made."""
+    with contextlib.suppress(OSError):
+        if path.lstat().st_ino == inode:
+            path.unlink()
+
+
+def allowed_uids(config: ServerConfig) -> frozenset[int]:
+    """The uids that may connect: the server's own, root, ``allowed_users``, the members of ``socket_group``."""
+    return frozenset({0, os.getuid(), *_uids(config.allowed_users), *_members(config.socket_group)})
+
+
+def _uids(users: Iterable[str | int]) -> Iterable[int]:
+    for user in users:
+        try:
+            yield user if isinstance(user, int) else pwd.getpwnam(user).pw_uid
+        except KeyError:
+            # "postgres" is in the default, and need not exist where the database is in a container
+            log.info("there is no user %s here to allow", user)
+
+
+def _members(group: str | None) -> Iterable[int]:
+    if group is None:
+        return
+    try:
+        entry = grp.getgrnam(group)
+    except KeyError:
+        return
+    yield from _uids(entry.gr_mem)
+    yield from (user.pw_uid for user in pwd.getpwall() if user.pw_gid == entry.gr_gid)
+
+
+def peer_uid(connection: socket.socket) -> int | None:
+    """The uid of the process at the other end of a unix socket; None for TCP."""
+    if connection.family != socket.AF_UNIX:
+        return None
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid: int = struct.unpack("3i", credentials)[1]
+    return uid

@@ -1,0 +1,101 @@
+-- 02_models: the door to the model server, and what lies behind it. SQL version == Python version.
+
+CREATE FUNCTION ml_rag._python_path() RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+-- purpose: where the Python that runs in the backend was installed; found anew so that pg_upgrade cannot make it stale
+-- Security definer because pg_config shows paths to its owner only. It takes no argument.
+SELECT setting || '/extension/ml_rag-' || ml_rag.version() FROM pg_config WHERE name = 'SHAREDIR'
+$$;
+
+-- A function that is written in PL/Python returns its error as a value, and the SQL function around it raises that
+-- (ml_rag._raise): only so do message, detail and SQLSTATE come out clean.
+
+CREATE FUNCTION ml_rag._load_backend() RETURNS jsonb
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: once a session, import the Python side of this very version and keep it in GD; returns what went wrong
+# Calls: ml_rag._python_path
+import importlib
+import json
+import sys
+
+found = plpy.execute("SELECT ml_rag._python_path() AS path, ml_rag.version() AS version")[0]
+for name in [n for n in sys.modules if n == "ml_rag" or n.startswith("ml_rag.")]:
+    del sys.modules[name]  # what an older version of the extension left in this session
+sys.path[:] = [found["path"]] + [p for p in sys.path if "/extension/ml_rag-" not in p]
+try:
+    bridge = importlib.import_module("ml_rag.backend.bridge")
+except Exception as e:  # a Python that is too old shows as a SyntaxError
+    return json.dumps({
+        "sqlstate": "55000", "message": "the Python side of ml_rag cannot be imported",
+        "detail": f"{type(e).__name__}: {e}; looked in {found['path']}.",
+        "hint": "Run make install with the PG_CONFIG of this server."})
+if bridge.VERSION != found["version"]:
+    return json.dumps({
+        "sqlstate": "55000", "message": "the SQL and the Python side of ml_rag differ in version",
+        "detail": f"SQL {found['version']}, Python {bridge.VERSION}.",
+        "hint": "Run make install, then ALTER EXTENSION ml_rag UPDATE, and connect again."})
+GD["ml_rag"] = bridge
+$$;
+
+CREATE FUNCTION ml_rag._model_server(path text, OUT reply jsonb, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
+    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
+        return None, error
+return GD["ml_rag"].get(plpy, path)
+$$;
+
+CREATE FUNCTION ml_rag.model_server() RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- Calls: ml_rag._model_server, ml_rag._raise
+DECLARE
+  _outcome record;
+BEGIN
+  SELECT o.* INTO _outcome FROM ml_rag._model_server('/healthz') AS o;
+  PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
+  RETURN _outcome.reply;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.model_server() IS
+$$the model server's health: status, version, uptime, state of each model
+Errors: 08006 where it cannot be reached.$$;
+
+CREATE FUNCTION @extschema@.ml_supported_models()
+RETURNS TABLE (model_id text, task text, engine text, dimensions integer, max_tokens integer, available boolean,
+               is_default boolean)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the catalogue of the model server, and which of its models are this database's defaults
+-- Calls: ml_rag._model_server, ml_rag._get_setting, ml_rag._raise
+DECLARE
+  _outcome record;
+BEGIN
+  SELECT o.* INTO _outcome FROM ml_rag._model_server('/v1/models') AS o;
+  PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
+  BEGIN
+    RETURN QUERY
+      SELECT m.id, m.task, m.engine, m.dimensions, m.max_tokens, m.available,
+        m.id = ml_rag._get_setting(m.task || '_model_id')
+      FROM jsonb_to_recordset(_outcome.reply -> 'data')
+        AS m (id text, task text, engine text, dimensions integer, max_tokens integer, available boolean)
+      ORDER BY m.task, m.id;
+  EXCEPTION WHEN data_exception THEN
+    RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'the model server answered nonsense',
+      DETAIL = format('No list of models: %s.', left(SQLERRM, 200));
+  END;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.ml_supported_models() IS
+$$the models of the model server
+task: embed, generate or rerank. dimensions: of the embedding. max_tokens: longest input (embed, rerank) or the
+context (generate). available: its files are there. is_default: used where no option names one.
+Errors: 08006 where the model server cannot be reached.$$;

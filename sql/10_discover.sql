@@ -1,0 +1,259 @@
+-- 10_discover: which relations are vector stores.
+
+CREATE FUNCTION ml_rag._is_harmless(relation regclass) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether reading a relation that the caller did not name can run code of somebody the caller need not trust
+-- A view, a policy or a cast of a column's type runs its functions with the rights of whoever reads, so a role with a
+-- schema of its own could plant a "vector store" that works for it as soon as a superuser asks a question.
+-- Reads: the catalog. Policies count as harmless where they use nothing but built-in functions and operators.
+BEGIN
+  RETURN EXISTS (
+    SELECT FROM pg_class AS c JOIN pg_roles AS o ON o.oid = c.relowner
+    WHERE c.oid = relation AND (
+      o.rolsuper OR o.rolname = current_user
+      OR o.oid = (SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database())
+      OR NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user) AND pg_has_role(o.oid, 'MEMBER')
+      OR c.relkind IN ('r', 'p', 'm')
+        AND NOT EXISTS (
+          SELECT FROM pg_policy AS p JOIN pg_depend AS d ON d.classid = 'pg_policy'::regclass AND d.objid = p.oid
+          WHERE p.polrelid = c.oid AND (d.refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass)
+            OR d.refclassid = 'pg_class'::regclass AND d.refobjid <> c.oid))
+        AND NOT EXISTS (
+          SELECT FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+          WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+            AND t.typnamespace <> 'pg_catalog'::regnamespace
+            AND t.oid NOT IN ('vector'::regtype, 'halfvec'::regtype, 'sparsevec'::regtype))));
+END
+$$;
+
+CREATE FUNCTION ml_rag.discover(
+  vector_store text[] DEFAULT NULL,
+  exclude_vector_store text[] DEFAULT NULL,
+  schema text[] DEFAULT NULL,
+  vector_store_columns jsonb DEFAULT NULL,
+  embed_model_id text DEFAULT NULL,
+  unmarked boolean DEFAULT false
+) RETURNS SETOF ml_rag.store
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the stage: the relations the caller may search
+-- Calls: ml_rag._is_harmless
+-- Reads: the catalog. It starts from pg_depend, where every column of type vector is one index entry away, and goes on
+-- by index look-ups (OFFSET 0 keeps the planner from joining whole catalogs instead), so the cost grows with the vector
+-- columns of the database and not with its tables. PL/pgSQL, because it keeps the plan for the session.
+#variable_conflict use_column
+BEGIN
+RETURN QUERY
+WITH logical AS MATERIALIZED (
+  SELECT coalesce($4 ->> 'segment_embedding', 'segment_embedding')::name AS segment_embedding,
+         coalesce($4 ->> 'segment', 'segment')::name AS segment,
+         coalesce($4 ->> 'document_name', 'document_name')::name AS document_name,
+         coalesce($4 ->> 'document_id', 'document_id')::name AS document_id,
+         coalesce($4 ->> 'segment_number', 'segment_number')::name AS segment_number,
+         coalesce($4 ->> 'metadata', 'metadata')::name AS metadata
+), marked AS MATERIALIZED (
+  SELECT embedding.*, relation.*,
+    (SELECT substring(substring(m.description FROM 'GENAI_OPTIONS=([^ ]*)') FROM 'EMBED_MODEL_ID=([^,;]+)')
+     FROM pg_description AS m
+     WHERE m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid) AS embed_model_id
+  FROM pg_depend AS d
+  CROSS JOIN logical
+  CROSS JOIN LATERAL (
+    SELECT a.attname, a.attnum, a.atttypid, a.atttypmod FROM pg_attribute AS a
+    WHERE a.attrelid = d.objid AND a.attnum = d.objsubid AND a.atttypid = d.refobjid AND NOT a.attisdropped OFFSET 0
+  ) AS embedding
+  CROSS JOIN LATERAL (
+    SELECT c.oid AS relid, n.nspname,
+      ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
+            quote_ident(c.relname)] AS names,
+      -- quoted where two pairs of schema and table could read the same
+      CASE WHEN strpos(n.nspname, '.') = 0 THEN concat(n.nspname, '.', c.relname)
+           ELSE format('%I.%I', n.nspname, c.relname) END AS vector_store
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    -- relispopulated: a materialized view without data cannot be read
+    WHERE c.oid = d.objid AND c.relkind IN ('r', 'p', 'f', 'v', 'm') AND c.relispopulated
+      AND has_schema_privilege(n.oid, 'USAGE')
+      AND NOT pg_is_other_temp_schema(n.oid) OFFSET 0
+  ) AS relation
+  WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('vector'::regtype, 'halfvec'::regtype)
+    AND d.refobjsubid = 0 AND d.classid = 'pg_class'::regclass AND d.objsubid > 0
+    AND embedding.attname = logical.segment_embedding
+    -- here, as what follows costs more: comments and columns only of those that were asked for
+    AND ($1 IS NULL OR $1 && relation.names)
+    AND ($2 IS NULL OR NOT $2 && relation.names)
+    AND ($3 IS NULL OR relation.nspname = ANY ($3))
+)
+SELECT m.vector_store, m.relid::regclass, m.embed_model_id,
+  m.attname, c.segment::name, c.document_name::name, c.document_id::name, c.segment_number::name, c.metadata::name,
+  CASE m.atttypid WHEN 'vector'::regtype THEN 'vector' ELSE 'halfvec' END, nullif(m.atttypmod, -1),
+  format_type(c.document_id_type, NULL), format_type(c.segment_number_type, NULL)
+FROM marked AS m
+CROSS JOIN logical
+CROSS JOIN LATERAL (
+  SELECT min(a.attname::text) FILTER (WHERE a.attname = logical.segment) AS segment,
+         min(a.attname::text) FILTER (WHERE a.attname = logical.document_name) AS document_name,
+         min(a.attname::text) FILTER (WHERE a.attname = logical.document_id) AS document_id,
+         min(a.atttypid) FILTER (WHERE a.attname = logical.document_id) AS document_id_type,
+         min(a.attname::text) FILTER (WHERE a.attname = logical.segment_number
+           AND a.atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)) AS segment_number,
+         min(a.atttypid) FILTER (WHERE a.attname = logical.segment_number) AS segment_number_type,
+         min(a.attname::text) FILTER (WHERE a.attname = logical.metadata) AS metadata,
+         coalesce(bool_or(a.attnum = m.attnum), false) AS embedding_selectable
+  FROM pg_attribute AS a
+  WHERE a.attrelid = m.relid AND NOT a.attisdropped AND has_column_privilege(m.relid, a.attnum, 'SELECT')
+    AND a.attname = ANY (ARRAY[logical.segment, logical.document_name, logical.document_id, logical.segment_number,
+                               logical.metadata, logical.segment_embedding])
+) AS c
+WHERE (m.embed_model_id IS NOT NULL OR $6 AND $1 IS NOT NULL)
+  AND ($5 IS NULL OR m.embed_model_id = $5 OR m.embed_model_id IS NULL)
+  AND ($1 IS NOT NULL OR ml_rag._is_harmless(m.relid))
+  AND c.segment IS NOT NULL AND c.embedding_selectable
+  -- a column that was named is also a condition
+  AND (NOT coalesce($4 ? 'document_name', false) OR c.document_name IS NOT NULL)
+  AND (NOT coalesce($4 ? 'document_id', false) OR c.document_id IS NOT NULL)
+  AND (NOT coalesce($4 ? 'segment_number', false) OR c.segment_number IS NOT NULL)
+  AND (NOT coalesce($4 ? 'metadata', false) OR c.metadata IS NOT NULL)
+ORDER BY m.vector_store COLLATE "C";
+END
+$$;
+COMMENT ON FUNCTION ml_rag.discover(text[], text[], text[], jsonb, text, boolean) IS
+$$the vector stores the caller may search
+vector_store, exclude_vector_store: names, "schema.table" or "table". schema: names of schemas. vector_store_columns:
+logical to real column names. embed_model_id: only stores of that model. unmarked: also relations that are named in
+vector_store and carry no marker comment.
+A vector store is a relation with the mapped columns, a vector or halfvec column whose comment holds
+GENAI_OPTIONS=EMBED_MODEL_ID=<model id>, and SELECT granted to the caller. Views and foreign tables, and tables whose
+policies or column types can run code, of a role that is neither a superuser nor the owner of the database nor one the
+caller is a member of, must be named in vector_store: reading them runs that role's code with the caller's rights.$$;
+
+CREATE FUNCTION ml_rag._why_no_store(name text, options jsonb, OUT reason text, OUT hint text)
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: why a relation that a call named is none that it can search; options are parsed ones
+-- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it exists.
+DECLARE
+  _columns jsonb := options -> 'vector_store_columns';
+  _embedding text := coalesce(_columns ->> 'segment_embedding', 'segment_embedding');
+  _wanted text[] := ARRAY(SELECT v.value FROM jsonb_each_text(_columns) AS v UNION SELECT _embedding
+                          UNION SELECT coalesce(_columns ->> 'segment', 'segment'));
+  _relation record;
+  _column text;
+  _type text;
+  _comment text;
+  _model text;
+BEGIN
+  SELECT c.oid, c.relkind, c.relispopulated, n.nspname, format('%I.%I', n.nspname, c.relname) AS full_name,
+    ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
+          quote_ident(c.relname)] AS names
+  INTO _relation
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+  WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm') AND NOT pg_is_other_temp_schema(n.oid)
+    AND has_schema_privilege(n.oid, 'USAGE')
+    AND _why_no_store.name IN (concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
+                               quote_ident(c.relname))
+  ORDER BY options -> 'schema' ? n.nspname DESC NULLS LAST, n.nspname LIMIT 1;
+  IF _relation.oid IS NULL THEN
+    reason := 'There is no table or view of that name in a schema that the caller may use.';
+    hint := 'A name is "schema.table" or "table", as SELECT vector_store FROM ml_rag.discover() lists them.';
+    RETURN;
+  ELSIF ml_rag._texts(options -> 'exclude_vector_store') && _relation.names THEN
+    reason := 'It stands in "exclude_vector_store" too.';
+    RETURN;
+  ELSIF NOT options -> 'schema' ? _relation.nspname THEN
+    reason := format('It is in schema %I, which "schema" does not name.', _relation.nspname);
+    RETURN;
+  ELSIF NOT _relation.relispopulated THEN
+    reason := 'It is a materialized view without data.';
+    hint := format('REFRESH MATERIALIZED VIEW %s;', _relation.full_name);
+    RETURN;
+  END IF;
+  SELECT e.column_name INTO _column FROM unnest(_wanted) AS e (column_name)
+  WHERE NOT EXISTS (SELECT FROM pg_attribute AS a
+                    WHERE a.attrelid = _relation.oid AND a.attname = e.column_name AND NOT a.attisdropped)
+  ORDER BY 1 LIMIT 1;
+  IF _column IS NOT NULL THEN
+    reason := format('It has no column %I.', _column);
+    hint := 'Map the columns it has with "vector_store_columns".';
+    RETURN;
+  END IF;
+  SELECT CASE WHEN a.atttypid NOT IN ('vector'::regtype, 'halfvec'::regtype) THEN format_type(a.atttypid, NULL) END,
+    col_description(a.attrelid, a.attnum)
+  INTO _type, _comment
+  FROM pg_attribute AS a WHERE a.attrelid = _relation.oid AND a.attname = _embedding;
+  IF _type IS NOT NULL THEN
+    reason := format('Column %I is of type %s, not vector or halfvec.', _embedding, _type);
+    RETURN;
+  END IF;
+  SELECT string_agg(quote_ident(e.column_name), ', ' ORDER BY e.column_name) INTO _column
+  FROM unnest(_wanted) AS e (column_name)
+  WHERE NOT has_column_privilege(_relation.oid, e.column_name, 'SELECT');
+  IF _column IS NOT NULL THEN
+    reason := format('The caller may not SELECT %s.', _column);
+    hint := format('Ask its owner for GRANT SELECT ON %s.', _relation.full_name);
+    RETURN;
+  END IF;
+  _model := substring(substring(_comment FROM 'GENAI_OPTIONS=([^ ]*)') FROM 'EMBED_MODEL_ID=([^,;]+)');
+  IF _model IS NULL THEN
+    reason := format('The comment of its column %I does not say which model its vectors are of.', _embedding);
+    hint := format('COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…''; its owner may.',
+      _relation.full_name, _embedding);
+  ELSIF _model <> options ->> 'embed_model_id' THEN
+    reason := format('It holds vectors of model %s, and the call is for %s.', _model, options ->> 'embed_model_id');
+    hint := 'Leave "embed_model_id" out, or name stores of one model.';
+  ELSE
+    -- the checks above are those of ml_rag.discover one by one; where they pass it has an integer-less segment_number
+    reason := 'A column that "vector_store_columns" names has the wrong type.';
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._discover(options jsonb) RETURNS ml_rag.store[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: discovery for ml_rag: which model counts, warnings for names that led nowhere; options are parsed ones
+-- Calls: ml_rag.discover, ml_rag._why_no_store, ml_rag._get_setting, ml_rag._needs_embedding
+DECLARE
+  _names text[] := ml_rag._texts($1 -> 'vector_store');
+  _model text := $1 ->> 'embed_model_id';
+  _stores ml_rag.store[];
+  _models text[];
+  _name text;
+  _why record;
+BEGIN
+  _stores := ARRAY(SELECT s FROM ml_rag.discover(
+    _names, ml_rag._texts($1 -> 'exclude_vector_store'), ml_rag._texts($1 -> 'schema'), $1 -> 'vector_store_columns',
+    CASE WHEN _model IS NULL AND _names IS NULL AND ml_rag._needs_embedding($1)
+         THEN ml_rag._get_setting('embed_model_id') ELSE _model END,
+    $1 ? 'vector_store_columns' AND $1 ?| '{query_embedding,embed_model_id}') AS s);
+  -- one name and one store: nothing to compare
+  IF _names IS NOT NULL AND (cardinality(_names) <> 1 OR cardinality(_stores) <> 1) THEN
+    FOREACH _name IN ARRAY _names LOOP
+      IF NOT EXISTS (
+        SELECT FROM unnest(_stores) AS s JOIN pg_class AS c ON c.oid = s.relation
+        JOIN pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE _name IN (concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname), quote_ident(c.relname)))
+      THEN
+        _why := ml_rag._why_no_store(_name, $1);
+        RAISE WARNING USING ERRCODE = '01000',
+          MESSAGE = format('"%s" is no vector store that this call can search; ignored', left(_name, 200)),
+          DETAIL = _why.reason,
+          HINT = coalesce(_why.hint, 'SELECT * FROM ml_rag.discover() lists what can be searched.');
+      END IF;
+    END LOOP;
+    _models := ARRAY(SELECT DISTINCT s.embed_model_id FROM unnest(_stores) AS s
+                     WHERE s.embed_model_id IS NOT NULL ORDER BY 1);
+    IF _model IS NULL AND cardinality(_models) > 1 AND ml_rag._needs_embedding($1) THEN
+      RAISE EXCEPTION USING ERRCODE = '22023',
+        MESSAGE = 'the vector stores named were made with different embedding models',
+        DETAIL = format('Models: %s.', array_to_string(_models, ', ')),
+        HINT = 'Name one of the models in "embed_model_id", or stores of one model in "vector_store".';
+    END IF;
+  END IF;
+  RETURN _stores;
+END
+$$;

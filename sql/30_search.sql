@@ -1,0 +1,189 @@
+-- 30_search: the nearest segments over the stores.
+
+CREATE FUNCTION ml_rag._hit_columns(
+  store ml_rag.store, distance_metric text, keyword_score text DEFAULT 'NULL::float8',
+  OUT distance text, OUT of_row text, OUT of_hit text, OUT place text
+)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how a row t of a store becomes an ml_rag.hit, for the statements of both arms: SELECT <of_hit> FROM
+-- (SELECT <of_row> FROM store AS t WHERE … ORDER BY … LIMIT $2) AS s, $1 the query vector (its distance is null where
+-- that is). distance: from t to $1, what an index can serve: neither rounded nor named. keyword_score: SQL for that
+-- column of the hit, over s. place: what settles ties, an ORDER BY list over t (document, then segment).
+-- Rounding and naming stand in the outer list, so that the inner query keeps to what postgres_fdw can ship to a shard.
+DECLARE
+  _name text := CASE WHEN store.document_name IS NULL THEN quote_literal(store.vector_store)
+                     ELSE format('t.%I::text', store.document_name) END;
+  _id text := CASE WHEN store.document_id IS NULL THEN 'NULL' ELSE format('t.%I', store.document_id) END;
+  _has_integer_id boolean := coalesce(store.document_id_type IN ('smallint', 'integer', 'bigint'), false);
+  _number text := CASE WHEN store.segment_number IS NULL THEN 'NULL' ELSE format('t.%I', store.segment_number) END;
+BEGIN
+  distance := format('t.%I %s $1::%s', store.segment_embedding,
+    CASE distance_metric WHEN 'COSINE' THEN '<=>' WHEN 'DOT' THEN '<#>' ELSE '<->' END, store.embedding_type);
+  of_row := concat(_name, ' AS document_name, ', _id, ' AS document_id, ', _number, '::bigint AS segment_number, ',
+    format('t.%I::text', store.segment), ' AS segment, ', distance, ' AS distance, ',
+    CASE WHEN store.metadata IS NULL THEN 'NULL::jsonb' ELSE format('to_jsonb(t.%I)', store.metadata) END,
+    ' AS metadata');
+  of_hit := concat(quote_literal(store.vector_store), '::text, s.document_name, ',
+    CASE WHEN _has_integer_id THEN 's.document_id::bigint' ELSE 'NULL::bigint' END, ', ',
+    CASE WHEN store.document_id IS NULL THEN 's.document_name' ELSE 's.document_id::text' END,
+    ', s.segment_number, s.segment, ',
+    -- 1 - inner product: smaller is nearer, and normalised vectors get the cosine distance
+    'round((', CASE distance_metric WHEN 'DOT' THEN '1 + ' END, 's.distance)::numeric, 4), s.metadata, ',
+    keyword_score, ', NULL::float8, NULL::float8');
+  place := concat('(', _name, ') COLLATE "C", ',
+    CASE WHEN _has_integer_id THEN _id ELSE format('(%s)::text COLLATE "C"', _id) END, ', (', _number, ')::bigint');
+END
+$$;
+
+CREATE FUNCTION ml_rag._nearest_statement(
+  store ml_rag.store, distance_metric text, condition text DEFAULT '', sort text DEFAULT 'index'
+) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the kNN statement of one store: $1 query vector, $2 limit, $3 what the condition of ml_rag.filter refers to
+-- Calls: ml_rag._hit_columns, ml_rag._relation_name
+-- The ORDER BY … LIMIT stands at one query level with nothing but filters, which is what an index can serve and
+-- what postgres_fdw can ship to a shard. sort: index; exact, by an expression that no index has, neither here nor on
+-- the shard, whose settings are out of our reach; total, which settles equal distances too, at the cost of rounding
+-- each row's.
+DECLARE
+  _columns record := ml_rag._hit_columns(store, distance_metric);
+BEGIN
+  RETURN concat(
+    'SELECT ', _columns.of_hit, ' FROM (SELECT ', _columns.of_row, ' FROM ', ml_rag._relation_name(store.relation),
+    format(' AS t WHERE t.%I IS NOT NULL AND t.%I IS NOT NULL', store.segment_embedding, store.segment), condition,
+    ' ORDER BY ', CASE sort
+      WHEN 'index' THEN _columns.distance
+      WHEN 'exact' THEN format('(%s) + 0', _columns.distance)
+      ELSE concat('round((', CASE distance_metric WHEN 'DOT' THEN '1 + ' END, '(', _columns.distance,
+        '))::numeric, 4), ', _columns.place)
+    END,
+    ' LIMIT $2) AS s WHERE s.distance <> ''NaN''');
+END
+$$;
+
+CREATE FUNCTION ml_rag._run_nearest(statement text, query_embedding vector, n integer, arguments text[])
+RETURNS ml_rag.hit[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+-- An approximate index goes on until n rows have passed the filters and row-level security.
+SET hnsw.iterative_scan = 'relaxed_order'
+SET ivfflat.iterative_scan = 'relaxed_order'
+AS $$
+-- purpose: run a kNN statement  Reads: the store, as the caller
+DECLARE
+  _hits ml_rag.hit[];
+BEGIN
+  EXECUTE format('SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (%s) AS h', statement)
+    INTO _hits USING query_embedding, n, arguments;
+  RETURN coalesce(_hits, '{}');
+END
+$$;
+
+CREATE FUNCTION ml_rag._may_fall_short(relation regclass) RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a scan of the relation can end before it has seen every row: with an approximate index on it or on
+-- what lies below it, and who knows what lies below a view or on a shard
+SELECT c.relkind = 'v' OR EXISTS (
+  SELECT FROM (SELECT c.oid AS relid UNION ALL SELECT p.relid FROM pg_partition_tree(c.oid) AS p WHERE c.relkind = 'p'
+               UNION ALL SELECT i.inhrelid FROM pg_inherits AS i WHERE i.inhparent = c.oid) AS part
+  JOIN pg_class AS pc ON pc.oid = part.relid
+  WHERE pc.relkind = 'f' OR EXISTS (
+    SELECT FROM pg_index AS x
+    JOIN pg_class AS ic ON ic.oid = x.indexrelid
+    JOIN pg_am AS a ON a.oid = ic.relam AND a.amname IN ('hnsw', 'ivfflat')
+    WHERE x.indrelid = part.relid))
+FROM pg_class AS c WHERE c.oid = relation
+$$;
+
+CREATE FUNCTION ml_rag.search(
+  stores ml_rag.store[],
+  query_embedding vector,
+  n integer DEFAULT 3,
+  distance_metric text DEFAULT 'COSINE',
+  options jsonb DEFAULT NULL,
+  skip_other_dimensions boolean DEFAULT false
+) RETURNS SETOF ml_rag.hit
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the stage: the n nearest segments of all stores, by (distance, store, document, segment)
+-- Calls: ml_rag.filter, ml_rag._nearest_statement, ml_rag._run_nearest, ml_rag._may_fall_short
+-- Reads: the stores, as the caller
+DECLARE
+  -- most calls have no filter: those need not ask store by store
+  _filters boolean := coalesce(
+    options ?| '{document_name,exclude_document_name,filters,required_keywords,excluded_keywords}', false);
+  _condition text := '';
+  _arguments text[];
+  _store ml_rag.store;
+  _hits ml_rag.hit[];
+  _all ml_rag.hit[] := '{}';
+  _fetch integer;
+  _sort text;
+BEGIN
+  IF n IS NULL OR n < 1 THEN
+    RETURN;
+  END IF;
+  FOREACH _store IN ARRAY coalesce(stores, '{}') LOOP
+    IF _store.dimensions <> vector_dims(query_embedding) THEN
+      IF skip_other_dimensions AND EXISTS (
+        SELECT FROM unnest(stores) AS s WHERE s.dimensions = vector_dims(query_embedding)) THEN
+        RAISE WARNING USING ERRCODE = '01000',
+          MESSAGE = format('"%s" has other dimensions than the query embedding; ignored', _store.vector_store),
+          DETAIL = format('%s against %s.', _store.dimensions, vector_dims(query_embedding)),
+          HINT = 'Its marker comment names the wrong model, or leave it out with "exclude_vector_store".';
+        CONTINUE;
+      END IF;
+      RAISE EXCEPTION USING ERRCODE = '22000',
+        MESSAGE = 'the query embedding and the vector store differ in dimensions',
+        DETAIL = format('The query embedding has %s dimensions, %s.%I has %s.', vector_dims(query_embedding),
+          _store.vector_store, _store.segment_embedding, _store.dimensions),
+        HINT = 'Name the store''s own model in "embed_model_id", or leave the store out with "exclude_vector_store".';
+    END IF;
+    IF _filters THEN
+      SELECT f.condition, f.arguments INTO _condition, _arguments FROM ml_rag.filter(_store, search.options) AS f;
+    END IF;
+    -- More than n, to see whether the last place is shared: of equal distances those that come first by name are
+    -- wanted, and the index does not know about names. Where very many share it, the rows are sorted by all of it.
+    -- Each costs a read of the table, so one is enough, except where the index goes on past what is left out: in a
+    -- relaxed order.
+    _fetch := n + CASE WHEN _condition = '' THEN 1 ELSE 8 END;
+    _sort := 'index';
+    LOOP
+      _hits := ml_rag._run_nearest(ml_rag._nearest_statement(_store, search.distance_metric, _condition, _sort),
+        query_embedding, _fetch, _arguments);
+      IF cardinality(_hits) < n AND _sort = 'index' AND ml_rag._may_fall_short(_store.relation) THEN
+        _sort := 'exact';
+        CONTINUE;
+      END IF;
+      EXIT WHEN cardinality(_hits) < _fetch OR _sort = 'total'
+        OR (SELECT max(h.distance) FROM unnest(_hits) AS h)
+           > (SELECT h.distance FROM unnest(_hits) AS h ORDER BY h.distance OFFSET n - 1 LIMIT 1);
+      IF _fetch > 700 THEN
+        _sort := 'total';
+        _fetch := n;
+      ELSE
+        _fetch := _fetch * 4;
+      END IF;
+    END LOOP;
+    _all := _all || _hits;
+  END LOOP;
+  RETURN QUERY
+    SELECT h.* FROM unnest(_all) AS h
+    ORDER BY h.distance, h.vector_store COLLATE "C", h.document_name COLLATE "C", h.document_id,
+      h.document_key COLLATE "C", h.segment_number
+    LIMIT n;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.search(ml_rag.store[], vector, integer, text, jsonb, boolean) IS
+$$the n nearest segments of the stores, nearest first
+distance_metric: COSINE, DOT (1 - inner product) or EUCLIDEAN; distances are rounded to 4 decimals. Equal distances go
+by store, document and segment. options: those of ml_rag that leave rows out, see ml_rag.filter; they apply before the
+limit. Rows whose segment or embedding is null are skipped. Errors: 22000 different dimensions; with
+skip_other_dimensions a warning instead, where another store has the right ones; those of ml_rag.filter.$$;

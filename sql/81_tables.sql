@@ -1,0 +1,392 @@
+-- 81_tables: the batch routines: ml_rag, ml_generate and ml_embed for every row of a table.
+
+CREATE PROCEDURE ml_rag._commit(INOUT committed boolean DEFAULT NULL)
+LANGUAGE plpython3u
+AS $$
+# purpose: commit where the caller's transaction allows it; false inside a transaction block or a function
+# PL/pgSQL cannot try: a COMMIT inside a block with EXCEPTION is an error of its own.
+from plpy import spiexceptions
+
+try:
+    plpy.commit()
+except spiexceptions.InvalidTransactionTermination:
+    return (False,)
+return (True,)
+$$;
+
+CREATE FUNCTION ml_rag._column_reference(value text, argument text, OUT relation text, OUT column_name text)
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: 'schema.table.column' as a quoted relation name and a bare column name
+DECLARE
+  _parts text[];
+BEGIN
+  BEGIN
+    _parts := parse_ident(value);
+  EXCEPTION WHEN invalid_parameter_value THEN
+    _parts := NULL;
+  END;
+  IF cardinality(_parts) IS DISTINCT FROM 3 THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('invalid %s', argument),
+      DETAIL = format('Got %s; expected ''schema.table.column''.', coalesce(quote_literal(left(value, 200)), 'NULL'));
+  END IF;
+  relation := format('%I.%I', _parts[1], _parts[2]);
+  column_name := _parts[3];
+END
+$$;
+
+CREATE FUNCTION ml_rag._begin_table(routine text, input text, output text, options jsonb) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: check everything before the first row, make the output column, and return the job ml_rag._run_batch works on
+-- Calls: ml_rag.parse_options, ml_rag._parse_rag_options, ml_rag._column_reference, ml_rag.embed
+-- Writes: the output table, as the caller
+DECLARE
+  _options jsonb;
+  _batch jsonb := ml_rag.parse_options(routine, CASE WHEN jsonb_typeof(options) = 'object' AND options ? 'batch_size'
+    THEN jsonb_build_object('batch_size', options -> 'batch_size') END);
+  _model text;
+  _in record;
+  _out record;
+  _input regclass;
+  _output regclass;
+  _input_type oid;
+  _type text := 'jsonb';
+  _existing text;
+  _comment text;
+  _key name[];
+  _key_types text[];
+BEGIN
+  _options := options;
+  IF jsonb_typeof(_options) = 'object' THEN
+    _options := _options - 'batch_size';
+  END IF;
+  CASE routine
+  WHEN 'ml_rag_table' THEN
+    PERFORM ml_rag._parse_rag_options(_options);
+  WHEN 'ml_generate_table' THEN
+    _options := ml_rag.parse_options('ml_generate', _options);
+  ELSE
+    _options := ml_rag.parse_options('ml_embed_row', _options);
+    _model := coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'));
+  END CASE;
+  _in := ml_rag._column_reference(input, 'input_table_column');
+  _out := ml_rag._column_reference(output, 'output_table_column');
+
+  -- Reading it, if only no row, keeps the table from being dropped until the job stands; statements get its name and
+  -- not the regclass, which prints as a number once it is dropped.
+  EXECUTE format('SELECT FROM %s LIMIT 0', _in.relation);
+  _input := _in.relation::regclass;
+  SELECT a.atttypid INTO _input_type FROM pg_attribute AS a
+  WHERE a.attrelid = _input AND a.attname = _in.column_name AND a.attnum > 0 AND NOT a.attisdropped;
+  IF _input_type IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '42703',
+      MESSAGE = format('column "%s" of relation "%s" does not exist', _in.column_name, _in.relation);
+  END IF;
+  SELECT array_agg(a.attname ORDER BY k.place), array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY k.place)
+  INTO _key, _key_types
+  FROM pg_index AS x
+  CROSS JOIN LATERAL unnest(x.indkey::smallint[]) WITH ORDINALITY AS k (attnum, place)
+  JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = k.attnum
+  WHERE x.indrelid = _input AND x.indisprimary;
+  IF _key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('relation "%s" has no primary key', _input),
+      DETAIL = 'The key says which row a result belongs to.',
+      HINT = format('ALTER TABLE %s ADD PRIMARY KEY (…);', _input);
+  END IF;
+
+  IF _model IS NOT NULL THEN
+    -- a first vector tells the dimensions, and whether the model works, before anything is made
+    _type := format('vector(%s)', vector_dims(ml_rag.embed('dimensions', _model)));
+  END IF;
+  _output := to_regclass(_out.relation);
+  IF _output IS NULL THEN
+    EXECUTE format('CREATE TABLE %s (%s, %I %s, PRIMARY KEY (%s))', _out.relation,
+      (SELECT string_agg(format('%I %s', k, t), ', ') FROM unnest(_key, _key_types) AS u (k, t)),
+      _out.column_name, _type, (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k));
+    _output := _out.relation::regclass;
+  ELSE
+    EXECUTE format('SELECT FROM %s LIMIT 0', _out.relation);
+    _output := _out.relation::regclass;
+    SELECT format_type(a.atttypid, a.atttypmod) INTO _existing FROM pg_attribute AS a
+    WHERE a.attrelid = _output AND a.attname = _out.column_name AND a.attnum > 0 AND NOT a.attisdropped;
+    IF EXISTS (SELECT FROM unnest(_key) AS k WHERE NOT EXISTS (
+        SELECT FROM pg_attribute AS a WHERE a.attrelid = _output AND a.attname = k AND NOT a.attisdropped)) THEN
+      RAISE EXCEPTION USING ERRCODE = '22023',
+        MESSAGE = format('relation "%s" lacks the key of "%s"', _output, _input),
+        DETAIL = format('Key: %s.', array_to_string(_key, ', ')),
+        HINT = 'Name a table that does not exist yet; it is made with the right key.';
+    ELSIF _existing IS NULL THEN
+      EXECUTE format('ALTER TABLE %s ADD COLUMN %I %s', _out.relation, _out.column_name, _type);
+    ELSIF _model IS NULL AND _existing NOT IN ('json', 'jsonb') OR _model IS NOT NULL AND _existing <> _type THEN
+      RAISE EXCEPTION USING ERRCODE = '22023',
+        MESSAGE = format('column "%s" of relation "%s" has the wrong type', _out.column_name, _output),
+        DETAIL = format('It is %s; %s writes %s.', _existing, routine, _type);
+    END IF;
+    _type := coalesce(_existing, _type);
+  END IF;
+
+  IF _model IS NOT NULL THEN
+    _comment := (SELECT col_description(_output, a.attnum) FROM pg_attribute AS a
+                 WHERE a.attrelid = _output AND a.attname = _out.column_name);
+    _existing := substring(_comment FROM 'GENAI_OPTIONS=[^ ]*EMBED_MODEL_ID=([^,; ]+)');
+    IF _existing IS NULL THEN
+      EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _out.relation, _out.column_name,
+        concat_ws(' ', _comment, 'GENAI_OPTIONS=EMBED_MODEL_ID=' || _model));
+    ELSIF _existing <> _model THEN
+      RAISE EXCEPTION USING ERRCODE = '22023',
+        MESSAGE = format('column "%s" of relation "%s" holds vectors of another model', _out.column_name, _output),
+        DETAIL = format('It holds %s, asked for was %s.', _existing, _model),
+        HINT = 'Write to another column, or name that model in "embed_model_id".';
+    END IF;
+  END IF;
+
+  RETURN jsonb_build_object(
+    'routine', routine, 'options', _options, 'model', _model, 'batch_size', _batch -> 'batch_size',
+    'last', NULL, 'done', false, 'rows', 0, 'succeeded', 0, 'failed', 0, 'first_error', NULL,
+    -- one batch of the rows that have no result yet, or a failed one, after the key $1
+    'read', format(
+      'SELECT ARRAY[%s]::text[] AS key, t.%I::text AS input FROM %s AS t %s WHERE t.%I IS NOT NULL AND %s '
+      'AND ($1 IS NULL OR (%s) > (%s)) ORDER BY %s LIMIT $2',
+      (SELECT string_agg(format('t.%I::text', k), ', ') FROM unnest(_key) AS k), _in.column_name, _in.relation,
+      CASE WHEN _input <> _output THEN format('LEFT JOIN %s AS o ON (%s) = (%s)', _out.relation,
+        (SELECT string_agg(format('o.%I', k), ', ') FROM unnest(_key) AS k),
+        (SELECT string_agg(format('t.%I', k), ', ') FROM unnest(_key) AS k)) END,
+      _in.column_name,
+      format(CASE WHEN _model IS NULL THEN '(%1$s.%2$I IS NULL OR %1$s.%2$I ->> ''error'' IS NOT NULL)'
+                  ELSE '%1$s.%2$I IS NULL' END,
+        CASE WHEN _input <> _output THEN 'o' ELSE 't' END, _out.column_name),
+      (SELECT string_agg(format('t.%I', k), ', ') FROM unnest(_key) AS k),
+      (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i)),
+      (SELECT string_agg(format('t.%I', k), ', ') FROM unnest(_key) AS k)),
+    'update', format('UPDATE %s SET %I = $2::%s WHERE (%s) = (%s)', _out.relation, _out.column_name, _type,
+      (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k),
+      (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i))),
+    -- what 'update' is narrowed by, so that an error takes no result's place; and whether a row has a result
+    'lacking', CASE WHEN _model IS NULL THEN format(' AND (%1$I IS NULL OR %1$I ->> ''error'' IS NOT NULL)',
+      _out.column_name) END,
+    'result', format('SELECT FROM %s WHERE %I IS NOT NULL %s AND (%s) = (%s)', _out.relation, _out.column_name,
+      CASE WHEN _model IS NULL THEN format('AND %I ->> ''error'' IS NULL', _out.column_name) END,
+      (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k),
+      (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i))),
+    'insert', CASE WHEN _input <> _output THEN format(
+      'INSERT INTO %s (%s, %I) VALUES (%s, $2::%s) ON CONFLICT DO NOTHING', _out.relation,
+      (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k), _out.column_name,
+      (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i)),
+      _type) END);
+END
+$$;
+
+CREATE FUNCTION ml_rag._write_result(job jsonb, key text[], value text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: one row's result into the output table  Writes: the output table, as the caller
+-- Another call may insert the row at the same time; then both have an answer, and the later one stays.
+DECLARE
+  _statement text;
+  _n bigint;
+BEGIN
+  FOREACH _statement IN ARRAY ARRAY['update', 'insert', 'update'] LOOP
+    CONTINUE WHEN job ->> _statement IS NULL;
+    EXECUTE job ->> _statement USING key, value;
+    GET DIAGNOSTICS _n = ROW_COUNT;
+    EXIT WHEN _n > 0;
+  END LOOP;
+  IF _n = 0 AND job ->> 'insert' IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '23505', MESSAGE = 'the output table took no row for this result',
+      DETAIL = 'A trigger left it out, or a unique constraint beside the key holds its values already.';
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._write_error(job jsonb, key text[], value text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: one row's error into the output table (null: nowhere); false where the row has a result of another call
+-- A row that takes no error, as one that was deleted meanwhile, is in the counts all the same.
+-- Writes: the output table, as the caller
+DECLARE
+  _statement text;
+  _n bigint := 0;
+BEGIN
+  IF value IS NOT NULL THEN
+    FOREACH _statement IN ARRAY ARRAY[concat(job ->> 'update', job ->> 'lacking'), job ->> 'insert',
+                                      concat(job ->> 'update', job ->> 'lacking')] LOOP
+      CONTINUE WHEN _statement IS NULL;
+      EXECUTE _statement USING key, value;
+      GET DIAGNOSTICS _n = ROW_COUNT;
+      IF _n > 0 THEN
+        RETURN true;
+      END IF;
+    END LOOP;
+  END IF;
+  EXECUTE job ->> 'result' USING key;
+  GET DIAGNOSTICS _n = ROW_COUNT;
+  RETURN _n = 0;
+END
+$$;
+
+CREATE FUNCTION ml_rag._run_row(job jsonb, key text[], input text, vector vector, OUT error text)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: one row: compute, write; what fails becomes the row's error and does not stop the batch
+-- Calls: the routine of the job, ml_rag._write_result, ml_rag._write_error
+-- A cancelled statement and a lost model server do end the call: the rows left over would all fail the same way.
+DECLARE
+  _routine text := job ->> 'routine';
+  _state text;
+  _message text;
+  _detail text;
+BEGIN
+  BEGIN
+    PERFORM ml_rag._write_result(job, key, CASE _routine
+      WHEN 'ml_rag_table' THEN @extschema@.ml_rag_answer(input, job -> 'options')::text
+      WHEN 'ml_generate_table' THEN @extschema@.ml_generate(input, job -> 'options')::text
+      ELSE coalesce(vector, ml_rag.embed(input, job ->> 'model', 'document'))::text END);
+  EXCEPTION
+    WHEN connection_failure THEN
+      RAISE;
+    WHEN OTHERS THEN
+      GET STACKED DIAGNOSTICS _state = RETURNED_SQLSTATE, _message = MESSAGE_TEXT, _detail = PG_EXCEPTION_DETAIL;
+      error := concat(_message, ' (', _state, ')', ': ' || nullif(_detail, ''));
+  END;
+  IF error IS NOT NULL AND NOT ml_rag._write_error(job, key, (CASE _routine
+      WHEN 'ml_generate_table' THEN jsonb_build_object('text', NULL, 'error', error)
+      WHEN 'ml_rag_table' THEN jsonb_build_object('error', error) END)::text) THEN
+    error := NULL;
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._run_batch(job jsonb) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the next rows of a job; returns the job with its counts and its place moved on
+-- Calls: ml_rag._embed, ml_rag._run_row  Reads: the input table, as the caller
+DECLARE
+  _size integer := (job ->> 'batch_size')::integer;
+  _row record;
+  _keys text[] := '{}';   -- of each row, as one element: its key in array text form
+  _inputs text[] := '{}';
+  _vectors vector[];
+  _failed integer := 0;
+  _error text;
+  _first_error text := job ->> 'first_error';
+BEGIN
+  FOR _row IN EXECUTE job ->> 'read' USING (job ->> 'last')::text[], _size LOOP
+    _keys := _keys || _row.key::text;
+    _inputs := _inputs || _row.input;
+  END LOOP;
+  IF job ->> 'routine' = 'ml_embed_table' AND cardinality(_inputs) > 0 THEN
+    -- all at once; where that fails the rows are tried one by one, to find the one at fault
+    -- (a blank text is an error of its row, not of the batch, so it travels as something else)
+    SELECT o.vectors INTO _vectors FROM ml_rag._embed(
+      ARRAY(SELECT CASE WHEN i ~ '\S' THEN i ELSE 'blank' END FROM unnest(_inputs) WITH ORDINALITY AS u (i, place)
+            ORDER BY place), job ->> 'model', 'document') AS o;
+  END IF;
+  FOR i IN 1..cardinality(_inputs) LOOP
+    _error := ml_rag._run_row(job, _keys[i]::text[], _inputs[i],
+      CASE WHEN _inputs[i] ~ '\S' THEN _vectors[i] END);
+    IF _error IS NOT NULL THEN
+      _failed := _failed + 1;
+      _first_error := coalesce(_first_error, format('row %s: %s', _keys[i], _error));
+    END IF;
+  END LOOP;
+  RETURN job || jsonb_build_object(
+    'last', _keys[cardinality(_keys)],
+    'done', cardinality(_inputs) < _size,
+    'rows', (job ->> 'rows')::bigint + cardinality(_inputs),
+    'succeeded', (job ->> 'succeeded')::bigint + cardinality(_inputs) - _failed,
+    'failed', (job ->> 'failed')::bigint + _failed,
+    'first_error', _first_error);
+END
+$$;
+
+CREATE FUNCTION ml_rag._end_table(job jsonb) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what the batch routines answer, and a warning where rows failed
+BEGIN
+  IF (job ->> 'failed')::bigint > 0 THEN
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = format('%s of %s rows failed', job ->> 'failed', job ->> 'rows'),
+      DETAIL = format('First error: %s', job ->> 'first_error'),
+      HINT = 'Rows that failed are tried again by the next call.';
+  END IF;
+  RETURN jsonb_build_object('rows', job -> 'rows', 'succeeded', job -> 'succeeded', 'failed', job -> 'failed',
+    'first_error', job -> 'first_error');
+END
+$$;
+
+CREATE PROCEDURE ml_rag._run_table(routine text, input text, output text, options jsonb, INOUT result jsonb)
+LANGUAGE plpgsql
+AS $$
+-- purpose: the loop of the batch routines, a commit after each batch where the caller's transaction allows it
+-- Calls: ml_rag._begin_table, ml_rag._run_batch, ml_rag._commit, ml_rag._end_table
+-- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used.
+DECLARE
+  _job pg_catalog.jsonb;
+  _committed pg_catalog.bool;
+BEGIN
+  _job := ml_rag._begin_table(routine, input, output, options);
+  LOOP
+    CALL ml_rag._commit(_committed);
+    EXIT WHEN pg_catalog.jsonb_extract_path_text(_job, 'done')::pg_catalog.bool;
+    _job := ml_rag._run_batch(_job);
+  END LOOP;
+  result := ml_rag._end_table(_job);
+END
+$$;
+
+CREATE PROCEDURE @extschema@.ml_rag_table(
+  input_table_column text, output_table_column text, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
+LANGUAGE plpgsql
+AS $$
+-- Calls: ml_rag._run_table
+BEGIN
+  CALL ml_rag._run_table('ml_rag_table', input_table_column, output_table_column, options, result);
+END
+$$;
+COMMENT ON PROCEDURE @extschema@.ml_rag_table(text, text, jsonb, jsonb) IS
+$$ml_rag for every row: CALL ml_rag_table('public.questions.question', 'public.questions.answer')
+The input table needs a primary key. The output column (jsonb) is made where it does not exist, the output table too,
+with the same key. Rows that have a result are left alone, null inputs too; rows without a result, or with an error, are
+computed: what failed is tried again by each call, a blank text included, which costs no model anything. Commits
+after each batch ("batch_size" rows, default 100) outside a transaction block. options: those of ml_rag.
+result: {"rows", "succeeded", "failed", "first_error"}; a row that failed holds {"error": …}.
+Errors: 22023, 42P01, 42703, 42501; 08006 model server lost: what was computed is kept and the next call goes on.$$;
+
+CREATE PROCEDURE @extschema@.ml_generate_table(
+  input_table_column text, output_table_column text, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
+LANGUAGE plpgsql
+AS $$
+-- Calls: ml_rag._run_table
+BEGIN
+  CALL ml_rag._run_table('ml_generate_table', input_table_column, output_table_column, options, result);
+END
+$$;
+COMMENT ON PROCEDURE @extschema@.ml_generate_table(text, text, jsonb, jsonb) IS
+$$ml_generate for every row: CALL ml_generate_table('public.texts.prompt', 'public.texts.answer')
+Tables, batches, result and errors: as ml_rag_table. options: those of ml_generate.$$;
+
+CREATE PROCEDURE @extschema@.ml_embed_table(
+  input_table_column text, output_table_column text, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
+LANGUAGE plpgsql
+AS $$
+-- Calls: ml_rag._run_table
+BEGIN
+  CALL ml_rag._run_table('ml_embed_table', input_table_column, output_table_column, options, result);
+END
+$$;
+COMMENT ON PROCEDURE @extschema@.ml_embed_table(text, text, jsonb, jsonb) IS
+$$embeds a column: CALL ml_embed_table('public.texts.segment', 'public.texts.segment_embedding')
+The output column is made as vector(n) of the model's dimensions, and its comment marks it, so that the table is found
+as a vector store. Tables, result and errors: as ml_rag_table; a row that failed stays null. options: embed_model_id,
+batch_size (rows of one call to the model and between two commits, default 1000).$$;

@@ -1,0 +1,149 @@
+-- 86_questions: what the ruler is asked to measure: options, and questions from a table or a query.
+
+CREATE FUNCTION ml_rag._full_name(relation regclass) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a relation's name with its schema, quoted where need be
+BEGIN
+  RETURN (SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class AS c
+          JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation);
+END
+$$;
+
+CREATE FUNCTION ml_rag._read_questions(source text, path text) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the rows of a table or a query as JSON objects, in their order; names mean what they mean to the caller
+-- A query can do no more than the caller: it is one statement (a loop takes no two), a subquery, so that it changes
+-- nothing by itself, and read-only, so that no function in it does. What it did all the same, such as a temporary
+-- table's rows, is rolled back.
+-- Calls: ml_rag._full_name  Reads: what the caller names, as the caller
+DECLARE
+  _query text := regexp_replace(source, ';\s*$', '');
+  _path text := current_setting('search_path');
+  _relation regclass;
+  _is_name boolean := true;
+  _rows jsonb;
+BEGIN
+  IF source IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'there are no questions',
+      HINT = 'Name a table or a query: ml_rag_evaluate(''SELECT id, question FROM questions'').';
+  END IF;
+  BEGIN
+    PERFORM parse_ident(source);
+  EXCEPTION WHEN invalid_parameter_value THEN
+    _is_name := false;
+  END;
+  IF _is_name THEN
+    -- after set_config names are looked up in the caller's path, so there is nothing here that is not qualified
+    PERFORM pg_catalog.set_config('search_path', path, true);
+    _relation := source::pg_catalog.regclass;
+    PERFORM pg_catalog.set_config('search_path', _path, true);
+    _query := pg_catalog.format('TABLE %s', ml_rag._full_name(_relation));
+  END IF;
+  _query := pg_catalog.format(
+    E'SELECT pg_catalog.jsonb_agg(pg_catalog.to_jsonb("a row".*)) FROM (\n%s\n) AS "a row"', _query);
+  BEGIN
+    PERFORM pg_catalog.set_config('search_path', path, true);
+    PERFORM pg_catalog.set_config('transaction_read_only', 'on', true);
+    FOR _rows IN EXECUTE _query LOOP
+      NULL;
+    END LOOP;
+    RAISE EXCEPTION USING ERRCODE = 'MLR00';
+  EXCEPTION WHEN SQLSTATE 'MLR00' THEN
+    NULL;
+  END;
+  RETURN _rows;
+END
+$$;
+
+CREATE FUNCTION ml_rag._parse_evaluate_options(options jsonb, OUT own jsonb, OUT rag jsonb, OUT columns jsonb,
+  OUT cutoffs integer[])
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the options of ml_rag_evaluate, those of ml_rag inside, the names of the columns, the cut-offs in order
+-- Calls: ml_rag.parse_options, ml_rag._parse_rag_options, ml_rag._bad_option
+DECLARE
+  _generate boolean;
+BEGIN
+  own := ml_rag.parse_options('ml_rag_evaluate', options);
+  rag := ml_rag._parse_rag_options(own -> 'options');
+  columns := ml_rag.parse_options('evaluation_columns', own -> 'columns');
+  IF rag ? 'query_embedding' THEN
+    PERFORM ml_rag._bad_option('query_embedding', rag -> 'query_embedding', 'nothing: each question has its own',
+      'Leave "query_embedding" out of "options".');
+  END IF;
+  IF jsonb_array_length(own -> 'k') NOT BETWEEN 1 AND 20 OR EXISTS (
+    SELECT FROM jsonb_array_elements(own -> 'k') AS e
+    WHERE jsonb_typeof(e) <> 'number' OR (e #>> '{}') !~ '^[0-9]+$' OR length(e #>> '{}') > 3
+      OR (e #>> '{}')::integer NOT BETWEEN 1 AND 100) THEN
+    PERFORM ml_rag._bad_option('k', own -> 'k', '1 to 20 integers from 1 to 100');
+  END IF;
+  cutoffs := ARRAY(SELECT DISTINCT (e #>> '{}')::integer FROM jsonb_array_elements(own -> 'k') AS e ORDER BY 1);
+  BEGIN
+    PERFORM '' ~ (own ->> 'refusal_pattern');
+  EXCEPTION WHEN invalid_regular_expression THEN
+    PERFORM ml_rag._bad_option('refusal_pattern', own -> 'refusal_pattern', 'a regular expression', SQLERRM);
+  END;
+  _generate := (own -> 'generate')::boolean OR own ? 'judge_model_id';
+  own := own || jsonb_build_object('generate', _generate);
+  -- More is looked at than a caller gets, so that k documents are found though several segments are of one; not where
+  -- the number of segments has a part in the answer.
+  IF NOT _generate AND (own -> 'options' -> 'n_citations') IS NULL
+    AND coalesce((rag #>> '{retrieval_options,segment_overlap}')::integer, 0) = 0 THEN
+    own := own || jsonb_build_object('cited', rag -> 'n_citations');
+    rag := rag || jsonb_build_object('n_citations',
+      greatest((rag ->> 'n_citations')::integer, least(100, 3 * cutoffs[cardinality(cutoffs)])));
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_questions(rows jsonb, columns jsonb, own jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the questions in one form, [{id, question, documents, answers, answerable}], sampled; null = no such column
+-- Calls: ml_rag._raise, ml_rag._expected_documents
+DECLARE
+  _wrong text;
+  _questions jsonb;
+BEGIN
+  IF rows IS NULL THEN
+    PERFORM ml_rag._raise(jsonb_build_object('sqlstate', '22023', 'message', 'there are no questions',
+      'hint', 'The table or query has no row that you may read.'));
+  END IF;
+  -- a column that was named must be there; the others may be missing
+  SELECT string_agg(c.value, ', ') INTO _wrong FROM jsonb_each_text(columns) AS c
+  WHERE NOT rows -> 0 ? c.value AND (c.key = 'question' OR own -> 'columns' ? c.key);
+  IF _wrong IS NOT NULL THEN
+    PERFORM ml_rag._raise(jsonb_build_object('sqlstate', '42703',
+      'message', 'the questions lack a column', 'detail', format('Missing: %s; there are: %s.', _wrong,
+        (SELECT string_agg(k, ', ') FROM jsonb_object_keys(rows -> 0) AS k)),
+      'hint', 'Name your columns in "columns", such as {"question": "text"}.'));
+  END IF;
+  SELECT jsonb_agg(to_jsonb(q) ORDER BY q.place) INTO _questions
+  FROM (
+    SELECT r.place, coalesce(r.value ->> (columns ->> 'id'), r.place::text) AS id,
+      r.value ->> (columns ->> 'question') AS question,
+      ml_rag._expected_documents(r.value -> (columns ->> 'documents')) AS documents,
+      CASE jsonb_typeof(r.value -> (columns ->> 'answers'))
+        WHEN 'array' THEN r.value -> (columns ->> 'answers')
+        WHEN 'string' THEN jsonb_build_array(r.value -> (columns ->> 'answers')) END AS answers,
+      CASE WHEN jsonb_typeof(r.value -> (columns ->> 'answerable')) = 'boolean'
+        THEN r.value -> (columns ->> 'answerable') END AS answerable
+    FROM jsonb_array_elements(rows) WITH ORDINALITY AS r (value, place)
+    -- a seed shuffles, the same way each time
+    ORDER BY CASE WHEN own ? 'seed' THEN
+      hashtextextended(coalesce(r.value ->> (columns ->> 'id'), r.place::text), (own ->> 'seed')::bigint) END, r.place
+    LIMIT (own ->> 'limit')::bigint) AS q;
+  SELECT q ->> 'id' INTO _wrong FROM jsonb_array_elements(_questions) AS q GROUP BY 1 HAVING count(*) > 1 LIMIT 1;
+  IF FOUND THEN
+    PERFORM ml_rag._raise(jsonb_build_object('sqlstate', '22023', 'message', 'two questions have one id',
+      'detail', format('Id %s.', left(_wrong, 200)), 'hint', 'Ids tell the questions apart when runs are compared.'));
+  END IF;
+  RETURN _questions;
+END
+$$;

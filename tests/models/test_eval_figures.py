@@ -1,0 +1,96 @@
+"""The figures that the search has to reach on the Northwind handbook, with the real embedding model.
+
+``make eval`` measures the other sets, which take minutes, and the ranker where its model is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ml_rag import datasets
+from ml_rag.catalogue import load_catalogue, models_dir
+from ml_rag.evaluation import ARMS, Evaluation
+from ml_rag.testing import running_server
+from support.cluster import Cluster, Connection
+
+SHARED = Path(os.environ.get("ML_RAG_SHARED") or Path(__file__).resolve().parents[3] / "shared")
+NORTHWIND = SHARED / "data" / "northwind"
+
+pytestmark = [
+    pytest.mark.models,
+    pytest.mark.shared,
+    pytest.mark.skipif(not NORTHWIND.is_dir(), reason=f"{NORTHWIND} does not exist; name its folder by ML_RAG_SHARED"),
+]
+
+#: the folder, loaded; the arms' runs
+Measured = tuple[Connection, Evaluation, dict[str, dict[str, float]]]
+
+
+@pytest.fixture(scope="module")
+def measured(cluster: Cluster, reachable_dir: Path) -> Iterator[Measured]:
+    if os.environ.get("ML_RAG_TEST_MODEL_SERVER"):
+        pytest.skip("the database is on another machine, which cannot reach a socket of this one")
+    catalogue = load_catalogue()
+    folder = models_dir(catalogue)
+    entry = catalogue.get("all_minilm_l6_v2")
+    assert entry is not None
+    if reason := entry.missing(folder):
+        pytest.skip(f"{reason}; get it with: {entry.pull_command}")
+    socket = reachable_dir / "figures.sock"
+    config = '[server]\nsocket_mode = "0666"\n'
+    with running_server(fake_models=False, models_dir=folder, socket=socket, config=config), cluster.database() as db:
+        connection = db.connect()
+        for setting, value in {"model_server": f"unix:{socket}", "embed_model_id": None}.items():
+            connection.execute("SELECT ml_rag.configure(%s, %s)", (setting, value))
+        options = {"language": "en", "ocr": shutil.which("tesseract") is not None}
+        evaluation = Evaluation(connection, datasets.read(NORTHWIND), "evaluated", options)
+        loaded = evaluation.load(lambda done, of: None)
+        assert loaded.failed == []
+        evaluation.ask([q for q in evaluation.dataset.questions if q.documents])
+        runs = {
+            name: evaluation.run(ARMS[name], {}, lambda done, of: None)["measures"]
+            for name in ("vector", "exact", "text", "hybrid")
+        }
+        yield connection, evaluation, runs
+
+
+def found(measured: Measured, question: str, arm: str) -> list[tuple[str, str]]:
+    """document_name and segment, best first."""
+    connection, evaluation, _ = measured
+    options: dict[str, Any] = {**ARMS[arm].options, "vector_store": [evaluation.store]}
+    query = "SELECT document_name, segment FROM ml_rag_search(%s, %s)"
+    return connection.execute(query, (question, json.dumps(options))).fetchall()
+
+
+def test_file_and_page_are_among_the_first_three(measured: Measured) -> None:
+    _, _, runs = measured
+    assert runs["hybrid"]["recall@3"] >= 0.78
+
+
+def test_hybrid_search_is_never_far_below_the_better_arm(measured: Measured) -> None:
+    _, _, runs = measured
+    assert runs["hybrid"]["ndcg@10"] >= max(runs["vector"]["ndcg@10"], runs["text"]["ndcg@10"]) - 0.01
+
+
+def test_the_index_finds_what_an_exact_search_finds(measured: Measured) -> None:
+    _, _, runs = measured
+    assert runs["vector"]["ndcg@10"] == pytest.approx(runs["exact"]["ndcg@10"], abs=0.005)
+
+
+@pytest.mark.skipif(shutil.which("tesseract") is None, reason="the prices stand in a picture; install tesseract-ocr")
+def test_a_price_is_found_by_hybrid_search_and_not_by_meaning(measured: Measured) -> None:
+    assert "$45.00" in found(measured, "what plan costs $45.00?", "hybrid")[0][1]
+    assert "$45.00" not in found(measured, "what plan costs $45.00?", "vector")[0][1]
+
+
+def test_other_words_for_the_same_thing_are_found(measured: Measured) -> None:
+    assert "PerksPlus.pdf" in [
+        name for name, _ in found(measured, "learning about underwater activities", "hybrid")[:3]
+    ]

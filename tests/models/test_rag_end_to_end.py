@@ -1,0 +1,149 @@
+"""The whole way with the real models: documents in, answers with citations out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ml_rag.catalogue import load_catalogue, models_dir
+from ml_rag.testing import running_server
+from support.cluster import Cluster, Connection
+
+SHARED = Path(os.environ.get("ML_RAG_SHARED") or Path(__file__).resolve().parents[3] / "shared") / "data"
+SAMPLES = Path(__file__).resolve().parents[2] / "docs" / "samples"
+ENCRYPTED = "pypdf__libreoffice-writer-password.pdf"
+ABSTAIN = "I do not know: nothing relevant was found in the documents."
+IMAGES_ONLY = "pypdf__imagemagick-images.pdf"
+
+pytestmark = pytest.mark.models
+shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the public evaluation data is not beside the checkout")
+
+
+@pytest.fixture(scope="module")
+def connection(cluster: Cluster, reachable_dir: Path) -> Iterator[Connection]:
+    """A superuser's connection to a database whose model server has the real default models."""
+    if os.environ.get("ML_RAG_TEST_MODEL_SERVER"):
+        pytest.skip("the database is on another machine, which cannot reach a socket of this one")
+    catalogue = load_catalogue()
+    folder = models_dir(catalogue)
+    for model_id in ("all_minilm_l6_v2", "smollm2-135m-instruct"):
+        entry = catalogue.get(model_id)
+        assert entry is not None
+        if reason := entry.missing(folder):
+            pytest.skip(f"{reason}; get it with: {entry.pull_command}")
+    socket = reachable_dir / "real.sock"
+    config = '[server]\nsocket_mode = "0666"\n'
+    with running_server(fake_models=False, models_dir=folder, socket=socket, config=config), cluster.database() as db:
+        connection = db.connect()
+        for setting, value in {
+            "model_server": f"unix:{socket}",
+            "embed_model_id": None,
+            "generate_model_id": None,
+        }.items():
+            connection.execute("SELECT ml_rag.configure(%s, %s)", (setting, value))
+        yield connection
+
+
+def load(connection: Connection, reachable_dir: Path, folder: Path, table: str) -> dict[str, Any]:
+    # copied to where PostgreSQL's user can read
+    copy = reachable_dir / table
+    shutil.copytree(folder, copy)
+    copy.chmod(0o755)
+    for path in copy.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    options = json.dumps({"schema_name": "public", "table_name": table})
+    row = connection.execute("CALL vector_store_load(%s, %s)", (f"file://{copy}/", options)).fetchone()
+    assert row is not None
+    result: dict[str, Any] = row[0]
+    return result
+
+
+def letters_and_digits(text: str) -> str:
+    return "".join(filter(str.isalnum, text))
+
+
+@pytest.mark.shared
+@shared
+def test_every_probe_phrase_of_the_formats_is_in_the_store(connection: Connection, reachable_dir: Path) -> None:
+    result = load(connection, reachable_dir, SHARED / "formats" / "docs", "formats")
+    failed = {Path(entry["document_name"]).name for entry in result["failed"]}
+    assert failed <= {ENCRYPTED, IMAGES_ONLY}
+    assert ENCRYPTED in failed
+    texts: dict[str, str] = {}
+    for name, segment in connection.execute(
+        "SELECT document_name, segment FROM formats ORDER BY document_id, segment_number"
+    ):
+        texts[Path(name).name] = texts.get(Path(name).name, "") + letters_and_digits(segment)
+    missing = [
+        (entry["file"], probe)
+        for entry in json.loads((SHARED / "formats" / "manifest.json").read_text())
+        for probe in entry["probes"]
+        if letters_and_digits(probe) not in texts.get(entry["file"], "")
+    ]
+    assert missing == []
+
+
+@pytest.mark.shared
+@shared
+def test_northwind_is_loaded_and_found_with_its_pages(connection: Connection, reachable_dir: Path) -> None:
+    result = load(connection, reachable_dir, SHARED / "northwind" / "pdf", "northwind")
+    assert (result["documents"]["loaded"], result["documents"]["failed"]) == (6, 0)
+    pages = connection.execute(
+        "SELECT count(DISTINCT (document_id, metadata ->> 'page')) FROM northwind WHERE metadata ? 'page'"
+    ).fetchone()
+    assert pages is not None
+    assert pages[0] >= 250  # of 263, some of them empty
+    rows = connection.execute(
+        "SELECT document_name, metadata ->> 'page', segment FROM ml_rag_search(%s, %s)",
+        ("How much does PerksPlus reimburse for fitness activities?", '{"vector_store": ["northwind"]}'),
+    ).fetchall()
+    assert any(Path(name).name == "PerksPlus.pdf" and page for name, page, _ in rows)
+
+
+def test_an_answer_with_sources_from_the_sample_documents(connection: Connection, reachable_dir: Path) -> None:
+    result = load(connection, reachable_dir, SAMPLES, "samples")
+    assert result["documents"]["failed"] == 0
+    options = {"vector_store": ["samples"], "model_options": {"max_tokens": 80}}
+    row = connection.execute("CALL ml_rag(%s, %s)", ("How do I load documents?", json.dumps(options))).fetchone()
+    assert row is not None
+    answer = row[0]
+    assert len(answer["text"].split()) >= 3
+    assert len(answer["citations"]) == 3
+    assert "vector_store_load" in " ".join(citation["segment"] for citation in answer["citations"])
+    assert answer["vector_store"] == ["public.samples"]
+
+
+@pytest.mark.parametrize(
+    ("question", "is_answered"),
+    [
+        ("How do I load documents?", True),
+        ("Which columns does a vector store need?", True),
+        ("Who won the football match yesterday?", False),
+        ("How long do I boil an egg?", False),
+    ],
+)
+def test_what_the_documents_do_not_speak_of_is_not_answered(
+    connection: Connection, question: str, is_answered: bool
+) -> None:
+    options = {
+        "vector_store": ["samples"],
+        "retrieval_options": {"max_distance": "auto"},
+        "n_citations": 1,
+        "model_options": {"max_tokens": 8},
+    }
+    row = connection.execute("SELECT ml_rag_answer(%s, %s)", (question, json.dumps(options))).fetchone()
+    assert row is not None
+    assert (len(row[0]["citations"]) > 0) == is_answered
+    assert (row[0]["text"] == ABSTAIN) != is_answered
+
+
+def test_the_same_question_has_the_same_answer(connection: Connection) -> None:
+    call = "SELECT ml_generate('What is SQL?', '{\"max_tokens\": 24}') ->> 'text'"
+    first, second = (connection.execute(call).fetchone() for _ in range(2))
+    assert first == second

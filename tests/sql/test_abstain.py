@@ -1,0 +1,194 @@
+"""Where nothing relevant enough is found: one settable sentence and no model, or the error P0002."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from support.cluster import Connection
+from support.stores import answer, create_store, error, retrieve, search
+
+SENTENCE = "I do not know: nothing relevant was found in the documents."
+ROWS = [("a", 1, 1, "near", (1, 0, 0)), ("a", 1, 2, "far", (0, 1, 0))]
+#: the nearest of ROWS to it is at the distance 0.2929
+BETWEEN = [1, 1, 0]
+#: a model that fails whenever it is called
+NO_MODEL = {"model_options": {"model_id": "fake-generate-error"}}
+
+
+@pytest.fixture(scope="module")
+def documents(module_owner: Connection, module_asker: Connection) -> Connection:
+    create_store(module_owner, rows=ROWS)
+    return module_asker
+
+
+def ask(connection: Connection, max_distance: Any = 0.2928, **options: Any) -> Any:
+    retrieval = {} if max_distance is None else {"max_distance": max_distance}
+    return answer(connection, "q", {"query_embedding": BETWEEN, "retrieval_options": retrieval, **options})
+
+
+def test_a_question_with_nothing_near_enough_gets_the_sentence_and_no_model(documents: Connection) -> None:
+    document = ask(documents, **NO_MODEL)
+    assert document == {
+        "text": SENTENCE,
+        "citations": [],
+        "vector_store": ["public.docs"],
+        "retrieval_info": {"method": "max_distance", "threshold": 0.2928},
+    }
+    assert list(document) == ["text", "citations", "vector_store", "retrieval_info"]
+    with error("38000"):
+        ask(documents, 1, **NO_MODEL)
+
+
+def test_at_the_limit_there_is_an_answer_and_just_past_it_there_is_none(documents: Connection) -> None:
+    assert ask(documents, 0.2929)["text"].startswith("fake answer to: q")
+    assert ask(documents, 0.2928)["text"] == SENTENCE
+
+
+def test_the_procedure_and_a_table_of_questions_abstain_too(owner: Connection) -> None:
+    create_store(owner, rows=ROWS)
+    options = json.dumps({"query_embedding": BETWEEN, "retrieval_options": {"max_distance": 0}, **NO_MODEL})
+    (output,) = owner.execute("CALL ml_rag('q', %s)", (options,)).fetchone() or ({},)
+    assert output["text"] == SENTENCE
+    owner.execute("CREATE TABLE questions (id int PRIMARY KEY, q text); INSERT INTO questions VALUES (1, 'q')")
+    owner.execute("CALL ml_rag_table('public.questions.q', 'public.questions.a', %s)", (options,))
+    assert owner.execute("SELECT a ->> 'text', a -> 'citations', a ? 'error' FROM questions").fetchone() == (
+        SENTENCE,
+        [],
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{"abstain": False}, {"skip_generate": True}, {"skip_generate": True, "abstain": True}]
+)
+def test_without_it_and_without_a_text_nothing_near_enough_is_an_error(
+    documents: Connection, options: dict[str, Any]
+) -> None:
+    with error("P0002", "distance threshold", "0.2929", "0.2928"):
+        ask(documents, **options)
+
+
+def test_a_search_has_no_text_to_abstain_in(documents: Connection) -> None:
+    options = {"query_embedding": BETWEEN, "abstain": True, "retrieval_options": {"max_distance": 0}}
+    with error("P0002", "distance threshold", "0.2929"):
+        search(documents, "q", options)
+    with error("P0002", "no segment found"):
+        search(documents, "q", {"query_embedding": BETWEEN, "abstain": True, "document_name": ["z"]})
+
+
+@pytest.mark.parametrize(
+    ("options", "default"),
+    [
+        ({}, False),
+        ({"retrieval_options": {}}, False),
+        ({"retrieval_options": {"max_distance": None}}, False),
+        # the nearest segment always passes it
+        ({"retrieval_options": {"percentage_distance": 0}}, False),
+        ({"rerank": {}}, False),
+        ({"rerank": {"min_score": None}}, False),
+        ({"rerank": {"min_score": 0}}, True),
+        ({"retrieval_options": {"max_distance": 999999.9999}}, True),
+        ({"retrieval_options": {"max_distance": "auto"}}, True),
+        ({"retrieval_options": {"max_distance": 1}, "abstain": None}, True),
+        ({"retrieval_options": {"max_distance": 1}, "abstain": False}, False),
+        ({"abstain": True}, True),
+    ],
+    ids=json.dumps,
+)
+def test_it_is_on_where_a_limit_says_what_is_relevant(
+    documents: Connection, options: dict[str, Any], default: bool
+) -> None:
+    row = documents.execute("SELECT ml_rag._parse_rag_options(%s) -> 'abstain'", (json.dumps(options),)).fetchone()
+    assert row == (default,)
+
+
+@pytest.mark.parametrize(("least", "abstains"), [(0.5, False), (0.51, True)])
+def test_a_reranker_that_finds_nothing_good_enough_is_a_reason_too(
+    documents: Connection, least: float, abstains: bool
+) -> None:
+    # the fake reranker's score is the share of the query's words: one of two
+    options = {"query_embedding": BETWEEN, "rerank": {"model_id": "fake-rerank", "min_score": least}}
+    document = answer(documents, "near what", options)
+    assert (document["text"] == SENTENCE) == abstains
+    assert (document["citations"] == []) == abstains
+    if abstains:
+        assert document["retrieval_info"] == {"method": "n_citations", "threshold": None}
+        with error("P0002", "score threshold", "0.5"):
+            answer(documents, "near what", {**options, "abstain": False})
+        with error("P0002", "score threshold", "0.5"):
+            answer(documents, "near what", {**options, "skip_generate": True})
+
+
+def test_without_a_limit_it_speaks_only_where_nothing_at_all_was_found(documents: Connection) -> None:
+    assert ask(documents, None, abstain=True)["text"].startswith("fake answer to: q")
+    nothing = {"abstain": True, "document_name": ["no such document"], **NO_MODEL}
+    document = ask(documents, None, **nothing)
+    assert (document["text"], document["citations"]) == (SENTENCE, [])
+    assert document["retrieval_info"] == {"method": "n_citations", "threshold": None}
+    assert ask(documents, 0.5, **nothing)["retrieval_info"] == {"method": "max_distance", "threshold": 0.5}
+    with error("P0002", "no segment found"):
+        ask(documents, None, document_name=["no such document"])
+
+
+def test_no_store_at_all_is_always_an_error(owner: Connection, asker: Connection) -> None:
+    with error("P0002", "no vector store found"):
+        answer(asker, "q", {"abstain": True, "retrieval_options": {"max_distance": 0}})
+    create_store(owner, rows=ROWS)
+    with error("P0002", "no vector store found"):
+        ask(asker, abstain=True, schema=["elsewhere"])
+
+
+def test_no_retrieval_is_nothing_to_abstain_from(documents: Connection) -> None:
+    assert ask(documents, n_citations=0, abstain=True)["text"] == "fake answer to: q [documents: 0]"
+
+
+# -- the sentence -----------------------------------------------------------------------------------------------------
+
+
+def test_the_option_beats_the_setting_and_the_setting_the_default(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=ROWS)
+    owner.execute("SELECT ml_rag.configure('abstain_text', 'Dazu steht hier nichts.')")
+    assert ask(asker)["text"] == "Dazu steht hier nichts."
+    assert ask(asker, abstain_text="这里没有。")["text"] == "这里没有。"
+    assert ask(asker, abstain_text=None)["text"] == "Dazu steht hier nichts."
+    owner.execute("SELECT ml_rag.configure('abstain_text', NULL)")
+    assert ask(asker)["text"] == SENTENCE
+
+
+@pytest.mark.parametrize("sentence", [".", " padded ", "Nothing [9] here.", '{"json": "too"}', "x" * 10_000, "%s \\ '"])
+def test_the_sentence_is_said_as_it_is(documents: Connection, sentence: str) -> None:
+    schema = {"model_options": {"json_schema": {"type": "object"}}}
+    assert ask(documents, abstain_text=sentence)["text"] == sentence
+    assert ask(documents, abstain_text=sentence, **schema)["text"] == sentence
+
+
+@pytest.mark.parametrize("bad", ["", " ", "\n\t", 1, True, [], {}, ["x"]])
+def test_a_sentence_that_says_nothing_is_refused(documents: Connection, bad: Any) -> None:
+    for options in ({}, {"skip_generate": True}):
+        with error("22023", '"abstain_text"'):
+            ask(documents, abstain_text=bad, **options)
+
+
+@pytest.mark.parametrize("bad", ["", " ", "\n"])
+def test_a_blank_setting_is_refused(owner: Connection, bad: str) -> None:
+    with error("22023", "blank"):
+        owner.execute("SELECT ml_rag.configure('abstain_text', %s)", (bad,))
+
+
+@pytest.mark.parametrize("bad", ["true", 1, 0, "auto", [], {}])
+def test_abstain_is_true_or_false(documents: Connection, bad: Any) -> None:
+    with error("22023", '"abstain"', "true or false"):
+        ask(documents, abstain=bad)
+
+
+def test_only_the_owner_changes_the_sentence_of_the_database(asker: Connection) -> None:
+    with error("42501", ours=False):
+        asker.execute("SELECT ml_rag.configure('abstain_text', 'x')")
+
+
+def test_a_threshold_in_per_cent_never_abstains(documents: Connection) -> None:
+    document = retrieve(documents, BETWEEN, retrieval_options={"percentage_distance": 0}, abstain=True)
+    assert document["citations"]

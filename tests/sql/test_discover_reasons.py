@@ -1,0 +1,86 @@
+"""10_discover: why a name in vector_store leads nowhere, as the warning tells it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.cluster import Connection
+from support.stores import create_store, retrieve
+
+ROW = [("a", 1, 1, "s", (1, 0, 0))]
+
+WHY = {
+    "a name of nothing": ("SELECT 1", {}, "There is no table or view of that name", "ml_rag.discover()"),
+    "a schema out of reach": (
+        "CREATE SCHEMA hidden; ALTER TABLE x SET SCHEMA hidden",
+        {},
+        "There is no table or view of that name",
+        "ml_rag.discover()",
+    ),
+    "left out": ("", {"exclude_vector_store": ["public.x"]}, '"exclude_vector_store"', "ml_rag.discover()"),
+    "another schema": ("", {"schema": ["pg_temp", "s"]}, "in schema public", "ml_rag.discover()"),
+    "no embedding": ("ALTER TABLE x DROP segment_embedding", {}, "no column segment_embedding", "vector_store_columns"),
+    "no segment": ("ALTER TABLE x RENAME segment TO b", {}, "no column segment.", "vector_store_columns"),
+    "no mapped column": (
+        "",
+        {"vector_store_columns": {"metadata": "Meta"}},
+        'no column "Meta"',
+        "vector_store_columns",
+    ),
+    "no vector": (
+        "ALTER TABLE x ALTER segment_embedding TYPE real[] USING NULL",
+        {},
+        "segment_embedding is of type real[]",
+        "ml_rag.discover()",
+    ),
+    "no privilege": (
+        "REVOKE SELECT ON x FROM ml_rag_user",
+        {},
+        "may not SELECT segment, segment_embedding",
+        "GRANT SELECT",
+    ),
+    "half a privilege": (
+        "REVOKE SELECT ON x FROM ml_rag_user; GRANT SELECT (segment) ON x TO ml_rag_user",
+        {},
+        "may not SELECT segment_embedding.",
+        "GRANT SELECT",
+    ),
+    "no marker": ("COMMENT ON COLUMN x.segment_embedding IS 'vectors'", {}, "does not say which model", "COMMENT ON"),
+    "another model": ("", {"embed_model_id": "fake-embed-slow"}, "model fake-embed, and the call", '"embed_model_id"'),
+    "no data": (
+        "ALTER TABLE x RENAME TO y; CREATE MATERIALIZED VIEW x AS TABLE y WITH NO DATA",
+        {},
+        "without data",
+        "REFRESH MATERIALIZED VIEW public.x",
+    ),
+    "a number of no integers": (
+        "ALTER TABLE x ALTER segment_number TYPE text",
+        {"vector_store_columns": {"segment_number": "segment_number"}},
+        "wrong type",
+        "ml_rag.discover()",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "options", "reason", "hint"), WHY.values(), ids=WHY.keys())
+def test_the_warning_says_why_a_name_leads_nowhere(
+    owner: Connection, asker: Connection, change: str, options: dict[str, Any], reason: str, hint: str
+) -> None:
+    create_store(owner, rows=ROW)
+    name = "no such" if change == "SELECT 1" else "x"
+    create_store(owner, "x", ROW)
+    if change:
+        owner.execute(change)
+    told: list[Any] = []
+    asker.add_notice_handler(lambda n: told.append((n.message_primary, n.message_detail, n.message_hint)))
+    # the embedding is what makes another model's store and an unknown one no error
+    with contextlib.suppress(psycopg.Error):
+        retrieve(asker, (1, 0, 0), vector_store=["docs", name], **options)
+    ((message, detail, advice),) = [t for t in told if t[0].startswith(f'"{name}" is no vector store')]
+    assert message.endswith("that this call can search; ignored")
+    assert reason in detail
+    assert hint in advice

@@ -1,0 +1,85 @@
+"""`ml-rag doctor` against a real server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+from psycopg.conninfo import make_conninfo
+
+from ml_rag.cli import main
+from ml_rag.commands import doctor
+from support.cluster import Connection, Database
+from support.stores import create_store, fake_embedding
+
+
+def findings(db: Database) -> tuple[int, dict[str, dict[str, object]]]:
+    dsn = make_conninfo(db.dsn, dbname=db.name)
+    result = CliRunner().invoke(main, ["doctor", "--json", "--dsn", dsn])
+    return result.exit_code, {finding["check"]: finding for finding in json.loads(result.stdout)}
+
+
+def test_a_working_chain_is_found_in_order(owner: Connection, db: Database) -> None:
+    create_store(owner, "store", [("d", 1, 1, "a", fake_embedding("a"))], type="vector(16)")
+    status, found = findings(db)
+    assert [name for name, finding in found.items() if not finding["ok"]] == []
+    assert status == 0
+    assert found["retrieval"]["found"] == "1 vector stores, 1 segment found"
+    assert found["embedding"]["found"].startswith("16 dimensions")  # type: ignore[attr-defined]
+    assert str(found["keyword search"]["found"]).startswith("numpy ")
+
+
+def test_a_server_without_numpy_is_told_what_to_install(db: Database) -> None:
+    connection = db.connect()
+    connection.execute("DO LANGUAGE plpython3u $$ import sys; sys.modules['numpy'] = None $$")
+    (finding,) = doctor.check_keyword(connection)
+    assert not finding.ok
+    assert "python3-numpy" in finding.hint
+
+
+def test_a_database_without_stores_is_told_how_to_load(db: Database) -> None:
+    _, found = findings(db)
+    assert not found["retrieval"]["ok"]
+    assert "vector_store_load" in str(found["retrieval"]["hint"])
+
+
+def test_a_model_server_that_is_down_is_said_with_what_to_do(owner: Connection, db: Database) -> None:
+    owner.execute("SELECT ml_rag.configure('model_server', 'unix:/nowhere/at.all')")
+    status, found = findings(db)
+    assert status == 1
+    assert not found["model server"]["ok"]
+    assert "ml-rag serve" in str(found["model server, from the database"]["hint"])
+    assert "embedding" not in found
+
+
+def test_a_default_model_that_the_server_does_not_know(owner: Connection, db: Database) -> None:
+    owner.execute("SELECT ml_rag.configure('embed_model_id', 'no-such-model')")
+    _, found = findings(db)
+    assert "does not know" in str(found["default models"]["found"])
+    assert "ml_rag.configure" in str(found["default models"]["hint"])
+
+
+def test_a_database_without_the_extension(owner: Connection, db: Database) -> None:
+    owner.execute("DROP EXTENSION ml_rag")
+    status, found = findings(db)
+    assert status == 1
+    assert "CREATE EXTENSION ml_rag CASCADE" in str(found["extension ml_rag"]["hint"])
+
+
+def test_a_database_that_cannot_be_reached(tmp_path: Path) -> None:
+    dsn = f"host={tmp_path} port=1 user=nobody"
+    result = CliRunner().invoke(main, ["doctor", "--json", "--dsn", dsn])
+    assert result.exit_code == 1
+    last = json.loads(result.stdout)[-1]
+    assert last["check"] == "database"
+    assert not last["ok"]
+    assert last["hint"]
+
+
+def test_a_default_model_whose_files_are_missing(owner: Connection, db: Database) -> None:
+    owner.execute("SELECT ml_rag.configure('embed_model_id', NULL)")
+    status, found = findings(db)
+    assert status == 1
+    assert "files are missing" in str(found["default models"]["found"])
+    assert "ml-rag models pull all_minilm_l6_v2" in str(found["default models"]["hint"])

@@ -1,0 +1,441 @@
+"""20_embed and the way to the model server: models, errors, and servers that misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from support import hostile_server, interrupts
+from support.cluster import Connection, Database
+from support.hostile_server import HostileServer, embeddings, encoded, head, hostile, reply, send, silent
+from support.stores import create_store, error, fake_embedding, search
+
+UNIT = [1.0, 0.0, 0.0]
+
+
+def embed(connection: Connection, text: str | None = "hello", **options: Any) -> list[float]:
+    row = connection.execute(
+        "SELECT ml_embed_row(%s, %s)::text", (text, psycopg.types.json.Jsonb(options) if options else None)
+    ).fetchone()
+    assert row is not None
+    return [float(x) for x in row[0].strip("[]").split(",")]
+
+
+@pytest.mark.parametrize("text", ["cats chase mice", "one", "a a a b", "!", "MiXeD Case_1"])
+def test_the_embedding_is_the_models(module_asker: Connection, text: str) -> None:
+    expected = fake_embedding(text) if text != "!" else [1.0] + [0.0] * 15
+    assert embed(module_asker, text) == pytest.approx(expected, abs=1e-6)
+    assert embed(module_asker, text, embed_model_id="fake-embed") == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_stage_and_the_public_routine_agree(module_asker: Connection) -> None:
+    assert module_asker.execute("SELECT ml_rag.embed('a b') = ml_embed_row('a b')").fetchone() == (True,)
+    assert module_asker.execute("SELECT ml_rag.embed('a b', 'fake-embed') = ml_embed_row('a b')").fetchone() == (True,)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\t"])
+def test_empty_text_is_refused(module_asker: Connection, text: str) -> None:
+    with error("22023", "empty"):
+        embed(module_asker, text)
+
+
+def test_no_text_has_no_embedding(module_asker: Connection) -> None:
+    assert module_asker.execute("SELECT ml_embed_row(NULL)").fetchone() == (None,)
+
+
+def test_unknown_model_and_model_of_another_task(module_asker: Connection) -> None:
+    with error("22023", "no-such-model"):
+        embed(module_asker, embed_model_id="no-such-model")
+    for model in ("fake-generate", "fake-rerank"):
+        with error("22023", model):
+            embed(module_asker, embed_model_id=model)
+
+
+def test_a_model_whose_files_are_missing(module_asker: Connection) -> None:
+    with error("55000", "all_minilm_l6_v2") as caught:
+        embed(module_asker, embed_model_id="all_minilm_l6_v2")
+    assert "pull" in caught.hint
+
+
+def test_a_model_that_answers_nan(module_asker: Connection) -> None:
+    with error("38000", "not finite"):
+        embed(module_asker, embed_model_id="fake-embed-nan")
+
+
+def test_embeddings_of_another_dimension_meet_the_store(owner: Connection, asker: Connection) -> None:
+    create_store(owner, type="vector(7)")
+    with error("22000", "16", "7"):
+        search(asker, "hello")
+
+
+# -- servers that misbehave -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def behave(module_owner: Connection, local_sockets: Path) -> Iterator[Callable[..., HostileServer]]:
+    """``behave(handler)``: the database's model server is now one that answers like that."""
+    (before,) = module_owner.execute("SELECT value FROM ml_rag.setting WHERE name = 'model_server'").fetchone() or ("",)
+    with contextlib.ExitStack() as stack:
+
+        def start(handler: hostile_server.Handler, name: str | None = None) -> HostileServer:
+            server = stack.enter_context(hostile(local_sockets, handler, name))
+            module_owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+            return server
+
+        yield start
+    module_owner.execute("SELECT ml_rag.configure('model_server', %s)", (before,))
+
+
+@pytest.fixture
+def session(module_db: Database) -> Iterator[Connection]:
+    """A session of its own, which keeps its connection to the model server."""
+    connection = module_db.connect("asker")
+    # an upper bound: no misbehaviour may hang the test
+    connection.execute("SET statement_timeout = '20s'")
+    yield connection
+    connection.close()
+
+
+def test_a_proper_answer_passes(behave: Callable[..., HostileServer], session: Connection) -> None:
+    server = behave(reply(embeddings([0.25, -1e-40, 3e38])))
+    assert embed(session) == pytest.approx([0.25, -1e-40, 3e38], rel=1e-5, abs=1e-44)
+    assert b"POST /v1/embeddings" in server.requests[0]
+    assert b'"hello"' in server.requests[0]
+    embed(session)
+    embed(session)
+    assert server.connections == 1
+
+
+NONSENSE: dict[str, Any] = {
+    "empty": b"",
+    "no json": b"<html>it works</html>",
+    "cut json": b'{"data": [',
+    "not utf-8": b'{"data": "\xff\xfe"}',
+    "null": None,
+    "array": [],
+    "number": 7,
+    "text": "x",
+    "no data": {},
+    "data null": {"data": None},
+    "data text": {"data": "abc"},
+    "no embeddings": {"data": []},
+    "two embeddings": embeddings(UNIT, UNIT),
+    "items are numbers": {"data": [1]},
+    "no index": {"data": [{"embedding": encoded(UNIT)}]},
+    "wrong index": {"data": [{"index": 7, "embedding": encoded(UNIT)}]},
+    "index text": {"data": [{"index": "0", "embedding": encoded(UNIT)}]},
+    "embedding null": {"data": [{"index": 0, "embedding": None}]},
+    "embedding number": {"data": [{"index": 0, "embedding": 1}]},
+    "embedding of floats": {"data": [{"index": 0, "embedding": [1.0, 0.0]}]},
+    "no vector": {"data": [{"index": 0, "embedding": "%%%"}]},
+    "two brackets": {"data": [{"index": 0, "embedding": "[[1],[2]]"}]},
+    "surrogate": b'{"data": [{"index": 0, "embedding": "[\\ud800]"}]}',
+    "different dimensions": {"data": [{"index": 0, "embedding": "[0.5]"}, {"index": 1, "embedding": "[0.5,1]"}]},
+    "empty embedding": embeddings([]),
+    "nan": embeddings([1.0, float("nan")]),
+    "infinity": embeddings([float("inf"), 0.0]),
+    "too many dimensions": embeddings([0.5] * 16001),
+    "deep": b"[" * 100_000,
+    "long number": b'{"data": ' + b"9" * 5000 + b"}",
+}
+
+
+@pytest.mark.parametrize("body", NONSENSE.values(), ids=NONSENSE.keys())
+def test_nonsense_is_an_error_of_the_model(
+    behave: Callable[..., HostileServer], session: Connection, body: Any
+) -> None:
+    server = behave(reply(body))
+    with error("38000") as caught:
+        embed(session)
+    assert "internal error" not in caught.message, caught.detail
+    # the session goes on with a server that has come to its senses
+    server.handler = reply(embeddings(UNIT))
+    assert embed(session) == UNIT
+
+
+@pytest.mark.parametrize("vector", ["[1.2.3]", "[1,,2]", "[1,]", "1[]", "[0.5,3.5e38]"])
+def test_numbers_that_only_pgvector_can_refuse_are_nonsense_too(
+    behave: Callable[..., HostileServer], session: Connection, vector: str
+) -> None:
+    server = behave(reply({"data": [{"index": 0, "embedding": vector}]}))
+    with error("38000", "nonsense"):
+        embed(session)
+    server.handler = reply(embeddings(UNIT))
+    assert embed(session) == UNIT
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "sqlstate"),
+    [
+        ("400 Bad Request", {"error": {"message": "bad thing", "code": "invalid_request"}}, "22023"),
+        ("404 Not Found", {"error": {"message": "bad thing", "code": "model_not_found"}}, "22023"),
+        ("400 Bad Request", {"error": {"message": "bad thing", "code": "wrong_task"}}, "22023"),
+        ("400 Bad Request", {"error": {"message": "bad thing", "code": "dimension_mismatch"}}, "22000"),
+        ("403 Forbidden", {"error": {"message": "bad thing", "code": "forbidden"}}, "42501"),
+        ("503 Unavailable", {"error": {"message": "bad thing", "code": "model_unavailable"}}, "55000"),
+        ("429 Too Many", {"error": {"message": "bad thing", "code": "queue_full"}}, "53300"),
+        ("502 Bad Gateway", {"error": {"message": "bad thing", "code": "server_unreachable"}}, "08006"),
+        ("500 Error", {"error": {"message": "bad thing", "code": "engine_failed"}}, "38000"),
+        ("500 Error", {"error": {"message": "bad thing", "code": "of another kind"}}, "38000"),
+        ("500 Error", {"error": {"message": "bad thing", "code": ["x"]}}, "38000"),
+    ],
+)
+def test_the_servers_errors_come_out_as_sql_errors(
+    behave: Callable[..., HostileServer], session: Connection, status: str, body: Any, sqlstate: str
+) -> None:
+    body["error"] |= {"detail": "these are the facts", "hint": "Do this."}
+    behave(reply(body, status))
+    with error(sqlstate) as caught:
+        embed(session)
+    assert (caught.message, caught.detail, caught.hint) == ("bad thing", "these are the facts", "Do this.")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>",
+        {},
+        {"error": "x"},
+        {"error": {}},
+        {"error": {"message": 7}},
+        [],
+        None,
+        {"error": {"message": ""}},
+    ],
+    ids=str,
+)
+def test_an_error_of_another_form(behave: Callable[..., HostileServer], session: Connection, body: Any) -> None:
+    behave(reply(body, "500 Internal Server Error"))
+    with error("38000"):
+        embed(session)
+
+
+def test_odd_characters_in_an_error(behave: Callable[..., HostileServer], session: Connection) -> None:
+    body = b'{"error": {"message": "nul \\u0000 lone \\ud800 %s", "code": "engine_failed", "detail": "\\u0000"}}'
+    behave(reply(body, "500 Internal Server Error"))
+    with error("38000", "nul"):
+        embed(session)
+
+
+def endless(first: bytes, again: bytes) -> hostile_server.Handler:
+    def handler(client: socket.socket, request: bytes) -> None:
+        client.sendall(first)
+        with contextlib.suppress(OSError):
+            while True:
+                client.sendall(again)
+
+    return handler
+
+
+BROKEN: dict[str, hostile_server.Handler] = {
+    "garbage": send(b"\x00\xff\x13garbage\r\n\r\n", close=True),
+    "garbage without end": endless(b"", b"garbage" * 100),
+    "another protocol": send(b"SSH-2.0-OpenSSH_9.2\r\n", close=True),
+    "closes at once": send(b"", close=True),
+    "closes in the head": send(b"HTTP/1.1 200 OK\r\nContent-Le", close=True),
+    "closes in the body": send(head(1000) + b'{"data": [', close=True),
+    "closes in a chunk": send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nabc", close=True),
+    "no chunk": send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}", close=True),
+    "header without end": endless(b"HTTP/1.1 200 OK\r\n", b"X-Filler: abc\r\n"),
+    "line without end": endless(b"HTTP/1.1 200 OK\r\nX: ", b"abc" * 100),
+    "status of words": send(b"HTTP/1.1 two hundred\r\n\r\n", close=True),
+    "length of words": send(b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n", close=True),
+}
+
+
+@pytest.mark.parametrize("handler", BROKEN.values(), ids=BROKEN.keys())
+def test_what_is_not_http_or_breaks_off_is_a_connection_failure(
+    behave: Callable[..., HostileServer], session: Connection, handler: hostile_server.Handler
+) -> None:
+    server = behave(handler)
+    with error("08006") as caught:
+        embed(session)
+    assert server.address in caught.detail
+    assert "ml-rag serve" in caught.hint
+    server.handler = reply(embeddings(UNIT))
+    assert embed(session) == UNIT
+
+
+def test_a_kept_connection_that_breaks_before_the_answer_is_tried_once_more(
+    behave: Callable[..., HostileServer], session: Connection
+) -> None:
+    server = behave(reply(embeddings(UNIT)))
+    embed(session)
+    server.handler = send(b"", close=True)
+    with error("08006"):
+        embed(session)
+    # the kept one and a new one, and no third
+    assert server.connections == 2
+
+
+def test_server_down(module_owner: Connection, behave: Callable[..., HostileServer], session: Connection) -> None:
+    server = behave(reply(embeddings(UNIT)))
+    assert embed(session) == UNIT
+    server.close()
+    for _ in range(2):
+        with error("08006", server.address) as caught:
+            embed(session)
+        assert "ml-rag serve" in caught.hint
+    # and back, under the same address
+    behave(reply(embeddings([0.0, 1.0])), Path(server.address.removeprefix("unix:")).name)
+    assert embed(session) == [0.0, 1.0]
+
+
+def test_server_restarted_between_calls_goes_unnoticed(
+    behave: Callable[..., HostileServer], session: Connection
+) -> None:
+    for vector in ([1.0], [2.0], [3.0]):
+        server = behave(reply(embeddings(vector)), "restarted.sock")
+        assert embed(session) == vector
+        server.close()
+
+
+def test_a_change_of_address_takes_effect_in_running_sessions(
+    behave: Callable[..., HostileServer], session: Connection
+) -> None:
+    behave(reply(embeddings([1.0])))
+    assert embed(session) == [1.0]
+    behave(reply(embeddings([2.0])))
+    assert embed(session) == [2.0]
+
+
+@pytest.mark.parametrize(
+    "address", ["unix:/no/such/socket", "unix:/" + "x" * 200, "http://127.0.0.1:1", "unix:/tmp", "http://[::1]:1/"]
+)
+def test_addresses_nobody_answers_at(module_owner: Connection, session: Connection, address: str) -> None:
+    (before,) = module_owner.execute("SELECT value FROM ml_rag.setting WHERE name = 'model_server'").fetchone() or ("",)
+    module_owner.execute("SELECT ml_rag.configure('model_server', %s)", (address,))
+    try:
+        with error("08006", address):
+            embed(session)
+    finally:
+        module_owner.execute("SELECT ml_rag.configure('model_server', %s)", (before,))
+
+
+# -- interrupts -------------------------------------------------------------------------------------------------------
+
+WAITS: dict[str, hostile_server.Handler] = {
+    "never answers": silent,
+    "endless body": endless(head(10**12), b" " * 65536),
+    "endless 100": endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize("handler", WAITS.values(), ids=WAITS.keys())
+def test_statement_timeout_ends_the_wait(
+    behave: Callable[..., HostileServer], session: Connection, handler: hostile_server.Handler
+) -> None:
+    server = behave(handler)
+    embed_once(session)
+    session.execute("SET statement_timeout = '300ms'")
+    began = time.monotonic()
+    with error("57014", "statement timeout", ours=False):
+        embed(session)
+    took = time.monotonic() - began
+    assert 0.25 < took < 1.3, took
+    assert server.gone.wait(2), "the server was not told"
+    session.execute("SET statement_timeout = '20s'")
+    server.handler = reply(embeddings(UNIT))
+    assert embed(session) == UNIT
+
+
+def embed_once(session: Connection) -> None:
+    """Load the Python side, so that only the wait is timed."""
+    session.execute("DO $$ BEGIN PERFORM ml_rag._load_backend(); END $$")
+
+
+def cancel_soon(session: Connection, seconds: float = 0.3) -> threading.Timer:
+    timer = threading.Timer(seconds, session.cancel)
+    timer.start()
+    return timer
+
+
+def test_pg_cancel_backend_ends_the_wait(behave: Callable[..., HostileServer], session: Connection) -> None:
+    server = behave(silent)
+    embed_once(session)
+    began = time.monotonic()
+    cancel_soon(session)
+    with error("57014", ours=False):
+        embed(session)
+    assert time.monotonic() - began < 1.3
+    assert server.gone.wait(2), "the server was not told"
+    server.handler = reply(embeddings(UNIT))
+    assert embed(session) == UNIT
+
+
+def test_a_cancelled_request_does_not_answer_the_next_one(
+    behave: Callable[..., HostileServer], session: Connection
+) -> None:
+    def slow(client: socket.socket, request: bytes) -> None:
+        time.sleep(0.6 if b"first" in request else 0)
+        reply(embeddings([1.0] if b"first" in request else [2.0]))(client, request)
+
+    behave(slow)
+    embed_once(session)
+    session.execute("SET statement_timeout = '200ms'")
+    with error("57014", ours=False):
+        embed(session, "first")
+    session.execute("SET statement_timeout = '20s'")
+    time.sleep(0.6)
+    assert embed(session, "second") == [2.0]
+
+
+def test_terminating_the_backend_tells_the_server(
+    behave: Callable[..., HostileServer], module_owner: Connection, session: Connection
+) -> None:
+    server = behave(silent)
+    embed_once(session)
+    pid = session.info.backend_pid
+    threading.Timer(0.3, lambda: module_owner.execute("SELECT pg_terminate_backend(%s)", (pid,))).start()
+    with pytest.raises(psycopg.OperationalError):
+        embed(session)
+    assert server.gone.wait(2)
+
+
+@pytest.mark.parametrize("way", interrupts.WAYS)
+def test_embedding_is_interrupted_at_once_and_the_session_goes_on(
+    module_owner: Connection, module_db: Database, way: str
+) -> None:
+    session = module_db.connect("asker")
+    embed_once(session)
+    late = interrupts.seconds_late(session, module_owner, way, lambda: embed(session, embed_model_id="fake-embed-slow"))
+    assert late < interrupts.GRACE_SECONDS
+    assert len(embed(session)) == 16
+
+
+def test_a_huge_text_travels(behave: Callable[..., HostileServer], session: Connection) -> None:
+    server = behave(reply(embeddings(UNIT)))
+    assert embed(session, "x" * 5_000_000) == UNIT
+    assert len(server.requests[0]) > 5_000_000
+
+
+def test_a_server_that_does_not_read_can_be_cancelled(module_db: Database, behave: Any, local_sockets: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    path = local_sockets / "deaf.sock"
+    listener.bind(str(path))
+    path.chmod(0o666)
+    listener.listen(0)
+    behave(silent)
+    module_db.connect().execute("SELECT ml_rag.configure('model_server', %s)", (f"unix:{path}",))
+    session = module_db.connect("asker")
+    embed_once(session)
+    session.execute("SET statement_timeout = '300ms'")
+    began = time.monotonic()
+    with error("57014", ours=False):
+        embed(session, "x" * 5_000_000)
+    assert time.monotonic() - began < 1.3
+    listener.close()
+
+
+def test_embedding_twice_in_one_statement(module_asker: Connection) -> None:
+    rows = module_asker.execute("SELECT ml_embed_row(t)::text FROM unnest(ARRAY['a', 'b', 'a']) AS t").fetchall()
+    assert rows[0] == rows[2] != rows[1]

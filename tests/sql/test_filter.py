@@ -1,0 +1,246 @@
+"""15_filter: which rows count at all: names of documents, keywords, all of them together."""
+
+from __future__ import annotations
+
+import random
+import unicodedata
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support import filtering, reference
+from support.cluster import Cluster, Connection, Database
+from support.searching import INDEXES, load, random_segments
+from support.stores import create_store, error, retrieve, search
+
+METRICS = ["COSINE", "DOT", "EUCLIDEAN"]
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_document_filters_against_brute_force(owner: Connection, asker: Connection, metric: str) -> None:
+    generator = random.Random(metric)
+    segments = random_segments(generator, ["public.a", "public.b"], 80)
+    load(owner, segments)
+    for _ in range(8):
+        query = [generator.randint(-2, 2) or 1 for _ in range(3)]
+        listed = [f"doc {i}" for i in generator.sample(range(10), 3)]
+        for option in ("document_name", "exclude_document_name"):
+            expected = reference.retrieve(segments, query, metric=metric, n=10, **{option: listed})
+            got = retrieve(asker, query, distance_metric=metric, n_citations=10, **{option: listed})
+            assert got["citations"] == expected["citations"]
+        both = {"document_name": listed, "exclude_document_name": listed[:1]}
+        expected = reference.retrieve(segments, query, metric=metric, n=10, **both)
+        assert (
+            retrieve(asker, query, distance_metric=metric, n_citations=10, **both)["citations"] == expected["citations"]
+        )
+
+
+def test_empty_lists_of_documents(owner: Connection, asker: Connection) -> None:
+    load(owner, [reference.Segment("public.a", "d", 1, 1, "s", (1, 0, 0))])
+    assert len(retrieve(asker, (1, 0, 0), exclude_document_name=[])["citations"]) == 1
+    with error("P0002", "no row passed the filters"):
+        retrieve(asker, (1, 0, 0), document_name=[])
+
+
+# -- keywords ---------------------------------------------------------------------------------------------------------
+
+SEGMENTS = [
+    "The Plan costs $45.00 a month, tax included.",  # 0
+    "Plans cost $45.005; planning is free.",  # 1
+    "Über-Café: CRÈME brûlée",  # 2
+    unicodedata.normalize("NFD", "Das Café am Übergang"),  # 3
+    "C++ and C#, not C; a.b*c [x] (y) {z} ^w$ \\d | ?",  # 4
+    "full\n  time work, part-time\u00a0work",  # 5
+    "我喜欢机器学习和iPhone手机。",  # 6
+    "서울에서 만나요",  # 7
+    "snake_case_name and snake case",  # 8
+    "ΟΔΟΣ ΕΡΜΟΥ",  # 9
+    "İstanbul'da ılık",  # 10
+    "ภาษาไทยง่าย",  # 11
+    "e-mail me@example.com, C:\\Temp\\a.txt 100% _x_",  # 12
+]
+
+
+def found(connection: Connection, **options: Any) -> list[int]:
+    """The numbers of the segments found."""
+    options = {"query_embedding": [1, 0, 0], "n_citations": 100, "distance_metric": "EUCLIDEAN", **options}
+    try:
+        return sorted(row[4] for row in search(connection, "q", options))
+    except psycopg.Error as e:
+        if e.diag.sqlstate == "P0002":
+            return []
+        raise
+
+
+@pytest.fixture(scope="module")
+def segments(module_db: Database) -> Connection:
+    rows = [("d", 1, i, text, (1.0, i, 0.0)) for i, text in enumerate(SEGMENTS)]
+    create_store(module_db.connect(), rows=rows)
+    return module_db.connect("asker")
+
+
+@pytest.mark.parametrize(
+    ("keyword", "expected"),
+    [
+        ("plan", [0]),
+        ("PLAN", [0]),
+        ("plans", [1]),
+        ("lan", []),
+        ("$45.00", [0]),
+        ("45.00", [0]),
+        ("$45x00", []),
+        ("café", [2, 3]),
+        ("CAFÉ", [2, 3]),
+        (unicodedata.normalize("NFD", "café"), [2, 3]),
+        ("cafe", []),
+        ("caf", []),
+        ("über", [2]),
+        ("crème  BRÛLÉE", [2]),
+        ("c++", [4]),
+        ("c", [4, 12]),
+        ("c#", [4]),
+        ("a.b*c", [4]),
+        ("[x]", [4]),
+        ("(y) {z} ^w$", [4]),
+        ("\\d", [4]),
+        ("|", [4]),
+        (".*", []),
+        ("full time", [5]),
+        (" full time\t", [5]),
+        ("part-time work", [5]),
+        ("time", [5]),
+        ("full-time", []),
+        ("机器", [6]),
+        ("器学", [6]),
+        ("机 器", []),
+        ("iphone", [6]),
+        ("iphon", []),
+        ("手机。", [6]),
+        ("서울", [7]),
+        ("case", [8]),
+        ("case_name", []),
+        ("snake_case_name", [8]),
+        ("snake", [8]),
+        ("οδος", [9]),
+        ("ερμου", [9]),
+        ("ไทย", [11]),
+        ("100%", [12]),
+        ("_x_", [12]),
+        ("x", [4]),
+        ("C:\\temp\\A.TXT", [12]),
+        ("me@example.com", [12]),
+        ("ılık", [10]),
+    ],
+)
+def test_keywords(segments: Connection, keyword: str, expected: list[int]) -> None:
+    assert found(segments, required_keywords=[keyword]) == expected
+    assert found(segments, excluded_keywords=[keyword]) == [i for i in range(len(SEGMENTS)) if i not in expected]
+    assert [i for i, text in enumerate(SEGMENTS) if filtering.has_keyword(text, keyword)] == expected
+
+
+def test_all_required_keywords_must_be_there_and_none_of_the_excluded(segments: Connection) -> None:
+    everything = list(range(len(SEGMENTS)))
+    assert found(segments, required_keywords=["plan", "month"]) == [0]
+    assert found(segments, required_keywords=["plan", "free"]) == []
+    assert found(segments, excluded_keywords=["plan", "free"]) == everything[2:]
+    assert found(segments, required_keywords=["c"], excluded_keywords=["c#"]) == [12]
+    assert found(segments, required_keywords=["c"], excluded_keywords=["c"]) == []
+    assert found(segments, required_keywords=[], excluded_keywords=[]) == everything
+    assert found(segments, required_keywords=["c"], filters={"n": {"lt": 10}}, document_name=["d"]) == [4]
+    assert found(segments, required_keywords=["c"], exclude_document_name=["d"]) == []
+    many = [f"word{i}" for i in range(19)]
+    assert found(segments, excluded_keywords=[*many, "plan"]) == everything[1:]
+    assert found(segments, required_keywords=[*many, "plan"]) == []
+
+
+@pytest.mark.parametrize("option", ["required_keywords", "excluded_keywords"])
+@pytest.mark.parametrize(
+    "value",
+    [[""], ["plan", " "], ["\u00a0\t"], ["x" * 201], ["x"] * 21, "plan", {"a": 1}, [1], [None], [["x"]]],
+    ids=str,
+)
+def test_keywords_that_are_refused(segments: Connection, option: str, value: Any) -> None:
+    for more in ({}, {"n_citations": 0}):
+        with error("22023", f'"{option}"'):
+            retrieve(segments, (1, 0, 0), **{option: value}, **more)
+
+
+def test_keywords_of_the_greatest_length_and_number(segments: Connection) -> None:
+    longest = ["é" * 200, "(" * 200, "a " * 100, *("机" * n for n in range(184, 201))]
+    assert len(longest) == 20
+    assert found(segments, required_keywords=longest) == []
+    assert found(segments, excluded_keywords=longest) == list(range(len(SEGMENTS)))
+
+
+@pytest.mark.parametrize("index", INDEXES, ids=["hnsw", "ivfflat"])
+def test_k_segments_with_a_keyword_come_back_whatever_the_index(
+    owner: Connection, asker: Connection, index: str
+) -> None:
+    create_store(owner)
+    owner.execute(
+        "INSERT INTO docs SELECT 'd', '{}', i, i, CASE WHEN i % 500 = 7 THEN 'a rare word' ELSE 'rarely words' END,"
+        " ARRAY[sin(i), cos(i * 1.7), sin(i * 0.3)]::vector FROM generate_series(1, 5000) AS i"
+    )
+    owner.execute(f"CREATE INDEX ON docs USING {index}; ANALYZE docs")
+    options = {"distance_metric": "COSINE", "query_embedding": [0.3, -0.2, 0.9]}
+    assert found(asker, required_keywords=["RARE"], **options) == list(range(7, 5000, 500))
+    assert found(asker, required_keywords=["rare"], n_citations=3, **options) == [
+        i
+        for (i,) in owner.execute(
+            "SELECT i FROM (SELECT document_id AS i FROM docs WHERE document_id % 500 = 7"
+            " ORDER BY (segment_embedding <=> '[0.3,-0.2,0.9]') + 0 LIMIT 3) AS s ORDER BY 1"
+        )
+    ]
+    assert len(found(asker, excluded_keywords=["rarely"], n_citations=5, **options)) == 5
+
+
+def test_keywords_where_the_database_knows_ascii_only(cluster: Cluster) -> None:
+    """LC_CTYPE C has neither é nor É; Unicode's collation does."""
+    name = f"{cluster.prefix}_ascii"
+    cluster.execute("CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'", name)
+    database = Database(cluster.dsn, name, cluster.prefix)
+    try:
+        owner = database.connect()
+        owner.execute("CREATE EXTENSION ml_rag CASCADE")
+        owner.execute("SELECT ml_rag.configure('embed_model_id', 'fake-embed')")
+        create_store(owner, rows=[("d", 1, i, text, (1.0, i, 0.0)) for i, text in enumerate(SEGMENTS)])
+        assert owner.execute("SELECT 'é' ~ '[[:alnum:]]'").fetchone() == (False,)
+        for keyword, expected in (("CAFÉ", [2, 3]), ("caf", []), ("机器", [6]), ("plan", [0]), ("crème BRÛLÉE", [2])):
+            assert found(owner, required_keywords=[keyword]) == expected, keyword
+    finally:
+        database.close()
+        cluster.execute("DROP DATABASE {} WITH (FORCE)", name)
+
+
+def test_a_segment_column_whose_collation_knows_no_patterns(owner: Connection, asker: Connection) -> None:
+    owner.execute("CREATE COLLATION any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    create_store(owner, rows=[("d", 1, 1, "one Word", (1, 0, 0)), ("d", 1, 2, "another", (1, 0, 0))])
+    owner.execute(
+        "ALTER TABLE docs ALTER segment TYPE text COLLATE any_case, ADD author text COLLATE any_case DEFAULT 'Ann'"
+    )
+    assert found(asker, required_keywords=["word"]) == [1]
+    assert found(asker, filters={"author": {"like": "A%"}, "segment": {"ilike": "%WORD"}}) == [1]
+    # the column compares as its collation does
+    assert found(asker, filters={"author": "ANN"}) == [1, 2]
+
+
+WORDS = st.text(st.sampled_from([*"abAB1_ éÉ\u0301.+*()[]{}\\|^$?-'\"%#&机手ไ한σΣς\n\t\u00a0"]), min_size=1, max_size=6)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.lists(WORDS, max_size=8).map("".join), min_size=1, max_size=8), data=st.data())
+def test_random_keywords_against_an_implementation_in_python(
+    module_owner: Connection, texts: list[str], data: st.DataObject
+) -> None:
+    drawn = st.one_of(WORDS, st.sampled_from(texts).map(lambda t: t[1:5]))
+    keyword = data.draw(drawn.filter(lambda w: w.strip(" \n\t\u00a0") != ""))
+    (pattern,) = module_owner.execute(
+        "SELECT ml_rag._keyword_pattern(ARRAY[%s], ml_rag._keyword_collation())", (keyword,)
+    ).fetchone() or ("",)
+    rows = module_owner.execute(
+        "SELECT t ~ %s FROM unnest(%s::text[]) WITH ORDINALITY AS s (t, i) ORDER BY i", (pattern, texts)
+    )
+    assert [m for (m,) in rows] == [filtering.has_keyword(t, keyword) for t in texts], (keyword, pattern)

@@ -1,0 +1,480 @@
+"""83_load: server files to vector stores; SPEC.md section 6. The model server is one of the test's own."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from psycopg import sql
+
+from support.cluster import Connection, Database
+from support.documents_server import DocumentsServer
+from support.loading import counts, folder, load, loader, loader_role, rows, segments, server, write
+from support.stores import error, fake_embedding
+
+__all__ = ["folder", "loader", "server"]
+
+
+def test_a_folder_becomes_a_vector_store(loader: Connection, server: DocumentsServer, folder: Path) -> None:
+    write(folder, a="alpha one\n\nalpha two", b="beta")
+    (folder / "sub").mkdir()
+    write(folder / "sub", c="gamma")
+    result = load(loader, f"file://{folder}/", {"description": "what we know"})
+    assert counts(result) == {"loaded": 3}
+    assert result["vector_store"] == "public.docs"
+    assert (result["segments"], result["failed"]) == (4, [])
+    assert segments(loader) == {"a.txt": ["alpha one", "alpha two"], "b.txt": ["beta"], "c.txt": ["gamma"]}
+    names = rows(loader, "SELECT DISTINCT document_name, document_id FROM docs ORDER BY document_id")
+    assert names == [(f"{folder}/a.txt", 1), (f"{folder}/b.txt", 2), (f"{folder}/sub/c.txt", 3)]
+    assert rows(loader, "SELECT segment_number FROM docs WHERE document_id = 1 ORDER BY 1") == [(1,), (2,)]
+    (metadata, vector) = rows(
+        loader, "SELECT metadata, segment_embedding::real[] FROM docs WHERE segment = 'alpha two'"
+    )[0]
+    assert (metadata["page"], metadata["format"]) == (2, "text")
+    assert vector == pytest.approx(fake_embedding("alpha two"), abs=1e-7)
+    assert rows(loader, "SELECT obj_description('docs'::regclass)") == [("what we know",)]
+    assert rows(loader, "SELECT vector_store, dimensions FROM ml_rag.discover()") == [("public.docs", 16)]
+    found = rows(loader, "SELECT segment FROM ml_rag_search('beta', '{\"n_citations\": 1}')")
+    assert found == [("beta",)]
+
+
+def test_columns_key_index_and_statistics_are_those_of_the_contract(
+    loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    write(folder, a="alpha")
+    load(loader, f"{folder}/")
+    columns = rows(
+        loader,
+        "SELECT attname::text, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute"
+        " WHERE attrelid = 'docs'::regclass AND attnum > 0 ORDER BY attnum",
+    )
+    assert columns == [
+        ("document_name", "text", True),
+        ("metadata", "jsonb", True),
+        ("document_id", "bigint", True),
+        ("segment_number", "integer", True),
+        ("segment", "text", True),
+        ("segment_embedding", "vector(16)", True),
+    ]
+    indexes = " ".join(row[0] for row in rows(loader, "SELECT indexdef FROM pg_indexes WHERE tablename = 'docs'"))
+    assert "btree (document_id, segment_number)" in indexes
+    assert "hnsw (segment_embedding vector_cosine_ops)" in indexes
+    assert rows(loader, "SELECT reltuples FROM pg_class WHERE oid = 'docs'::regclass") == [(1.0,)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "operators"), [("DOT", "vector_ip_ops"), ("euclidean", "vector_l2_ops"), (None, "vector_cosine_ops")]
+)
+def test_the_index_is_built_for_the_metric(
+    loader: Connection, server: DocumentsServer, folder: Path, metric: str | None, operators: str
+) -> None:
+    write(folder, a="alpha")
+    load(loader, f"{folder}/", {"distance_metric": metric})
+    write(folder, b="beta")
+    load(loader, f"{folder}/")  # names no metric: the index that is there will do
+    indexes = rows(loader, "SELECT indexdef FROM pg_indexes WHERE tablename = 'docs' AND indexdef LIKE '%hnsw%'")
+    assert len(indexes) == 1
+    assert operators in indexes[0][0]
+
+
+def test_unchanged_files_cost_no_parsing_and_no_embedding(
+    loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    write(folder, a="alpha", b="beta")
+    load(loader, f"{folder}/")
+    before = (rows(loader), len(server.documents), server.segments)
+    result = load(loader, f"{folder}/")
+    assert counts(result) == {"unchanged": 2}
+    assert result["segments"] == 0
+    assert (rows(loader), len(server.documents), server.segments) == before
+
+
+def test_refresh_embeds_what_changed_adds_what_is_new_and_removes_what_is_gone(
+    loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    write(folder, a="alpha", b="beta\n\nbeta two", c="gamma")
+    load(loader, f"{folder}/")
+    write(folder, b="beta new", d="delta")
+    (folder / "c.txt").unlink()
+    server.documents.clear()
+    result = load(loader, f"{folder}/")
+    assert counts(result) == {"changed": 1, "loaded": 1, "unchanged": 1, "removed": 1}
+    assert sorted(map(os.path.basename, server.documents)) == ["b.txt", "d.txt"]
+    assert segments(loader) == {"a.txt": ["alpha"], "b.txt": ["beta new"], "d.txt": ["delta"]}
+    ids = dict(rows(loader, "SELECT right(document_name, 5), document_id FROM docs"))
+    assert (ids["a.txt"], ids["b.txt"]) == (1, 2)
+
+
+def test_without_refresh_only_new_files_are_added(loader: Connection, server: DocumentsServer, folder: Path) -> None:
+    write(folder, a="alpha", b="beta")
+    load(loader, f"{folder}/")
+    write(folder, a="changed", c="gamma")
+    (folder / "b.txt").unlink()
+    assert counts(load(loader, f"{folder}/", {"refresh": False})) == {"unchanged": 1, "loaded": 1}
+    assert segments(loader) == {"a.txt": ["alpha"], "b.txt": ["beta"], "c.txt": ["gamma"]}
+
+
+def test_other_options_count_as_a_change(loader: Connection, server: DocumentsServer, folder: Path) -> None:
+    write(folder, a="alpha")
+    load(loader, f"{folder}/")
+    options = {"chunking": {"segment_tokens": 64}}
+    assert counts(load(loader, f"{folder}/", options)) == {"changed": 1}
+    assert counts(load(loader, f"{folder}/", options)) == {"unchanged": 1}
+    assert server.options[-1]["chunking"]["segment_tokens"] == 64
+
+
+def test_documents_from_elsewhere_are_never_removed(loader: Connection, server: DocumentsServer, folder: Path) -> None:
+    other = folder.parent / "docs2"
+    other.mkdir()
+    write(folder, a="alpha", b="beta")
+    write(other, c="gamma")
+    (folder / "x.md").write_text("not matched by the glob")
+    store = {"table_name": "docs"}
+    load(loader, f"{folder}/", store)
+    load(loader, f"{other}/", store)
+    loader.execute(
+        "INSERT INTO docs SELECT %s, '{}', 99, 1, 'by hand', segment_embedding FROM docs LIMIT 1",
+        (f"{folder}/by-hand.txt",),
+    )
+    for path in (folder / "b.txt", folder / "x.md", other / "c.txt"):
+        path.unlink()
+    result = load(loader, f"{folder}/*.txt", store)
+    assert counts(result) == {"unchanged": 1, "removed": 1}
+    assert set(segments(loader)) == {"a.txt", "x.md", "c.txt", "by-hand.txt"}
+
+
+def test_a_document_that_fails_is_reported_and_does_not_stop_the_others(
+    loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    write(folder, a="alpha", b="!fail", c="gamma", d="!empty", e="epsilon")
+    (folder / "f.txt").write_text("secret")
+    (folder / "f.txt").chmod(0)
+    notices: list[str | None] = []
+    loader.add_notice_handler(lambda notice: notices.append(notice.severity))
+    result = load(loader, f"{folder}/")
+    assert counts(result) == {"loaded": 3, "failed": 3}
+    failed = {os.path.basename(failure.pop("document_name")): failure for failure in result["failed"]}
+    assert failed["b.txt"] == {"error": "no good", "detail": "it said so"}
+    assert failed["d.txt"] == {"error": "the document has no text"}
+    assert failed["f.txt"] == {"error": "the file cannot be read", "detail": "Permission denied."}
+    assert set(segments(loader)) == {"a.txt", "c.txt", "e.txt"}
+    assert notices == ["WARNING"] * 3
+
+
+def test_a_changed_document_that_fails_keeps_its_segments(
+    loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    write(folder, a="alpha\n\nmore", b="beta")
+    load(loader, f"{folder}/")
+    write(folder, a="!fail")
+    result = load(loader, f"{folder}/")
+    assert counts(result) == {"unchanged": 1, "failed": 1}
+    assert result["failed"][0]["kept"] == "the segments of its former version"
+    assert segments(loader)["a.txt"] == ["alpha", "more"]
+
+
+def test_a_document_the_table_refuses_fails_alone(loader: Connection, server: DocumentsServer, folder: Path) -> None:
+    write(folder, a="alpha")
+    load(loader, f"{folder}/")
+    loader.execute("ALTER TABLE docs ADD CHECK (segment <> 'forbidden')")
+    write(folder, b="allowed\n\nforbidden", c="gamma")
+    result = load(loader, f"{folder}/")
+    assert counts(result) == {"unchanged": 1, "loaded": 1, "failed": 1}
+    assert "23514" in result["failed"][0]["detail"]
+    assert set(segments(loader)) == {"a.txt", "c.txt"}
+
+
+@pytest.mark.parametrize("order", ["!nan", "!short"])
+def test_nonsense_from_the_model_server_ends_the_load_with_38000(
+    loader: Connection, server: DocumentsServer, folder: Path, order: str
+) -> None:
+    write(folder, a="alpha", b=f"{order}\n\nbeta")
+    with error("38000"):
+        load(loader, f"{folder}/")
+    assert rows(loader, "SELECT to_regclass('docs')") == [(None,)]
+
+
+def test_other_dimensions_than_the_store_has_are_22000(
+    loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    write(folder, a="!wide\n\nalpha")
+    with error("22000", "do not fit the vector store"):
+        load(loader, f"{folder}/")
+
+
+def test_a_queue_that_is_full_ends_the_load(loader: Connection, server: DocumentsServer, folder: Path) -> None:
+    write(folder, a="!queue")
+    with error("53300", "no good"):
+        load(loader, f"{folder}/")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "with blank.txt",
+        "ünïcödé 文書.txt",
+        'it\'s "quoted".txt',
+        "100%.txt",
+        "back\\slash.txt",
+        "a;b,c.txt",
+        "x[1].txt",
+    ],
+)
+def test_any_file_name_will_do(loader: Connection, server: DocumentsServer, folder: Path, name: str) -> None:
+    (folder / name).write_text("alpha")
+    store = {"table_name": "docs"}
+    for uri in (f"{folder}/{name}", f"file://{quote(str(folder / name))}", f"{folder}/", f"{folder}/*"):
+        assert counts(load(loader, uri, store)) in ({"loaded": 1}, {"unchanged": 1})
+    assert rows(loader, "SELECT document_name FROM docs") == [(f"{folder}/{name}",)]
+
+
+def test_a_file_name_that_is_no_text_fails_alone(loader: Connection, server: DocumentsServer, folder: Path) -> None:
+    write(folder, a="alpha")
+    with open(os.fsencode(folder) + b"/\xff.txt", "w") as file:
+        file.write("beta")
+    result = load(loader, f"{folder}/")
+    assert counts(result) == {"loaded": 1, "failed": 1}
+    assert "UTF-8" in result["failed"][0]["detail"]
+
+
+def test_globs_match_what_a_shell_would(loader: Connection, server: DocumentsServer, folder: Path) -> None:
+    for path in ("a1.txt", "a2.txt", "b1.md", "x/a3.txt", "x/y/a4.txt", ".a5.txt", "*.txt"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(path)
+    for uri, expected in (
+        ("a?.txt", {"a1.txt", "a2.txt"}),
+        ("?1.*", {"a1.txt", "b1.md"}),
+        ("*/*.txt", {"a3.txt"}),
+        ("*/*/*.txt", {"a4.txt"}),
+        (".*", {".a5.txt"}),
+    ):
+        load(loader, f"{folder}/{uri}", {"table_name": "g"})
+        assert set(segments(loader, "g")) == expected, uri
+        loader.execute("DROP TABLE g")
+    load(loader, f"file://{folder}/%2A.txt", {"table_name": "g"})
+    assert set(segments(loader, "g")) == {"*.txt"}
+
+
+def test_hidden_files_and_links_out_of_the_folder_are_left_out(
+    loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    write(folder.parent, secret="secret")
+    write(folder, a="alpha")
+    (folder / ".hidden").mkdir()
+    write(folder / ".hidden", b="beta")
+    (folder / "out.txt").symlink_to(folder.parent / "secret.txt")
+    (folder / "outdir").symlink_to(folder.parent)
+    (folder / "dangling.txt").symlink_to(folder / "nothing")
+    (folder / "twin.txt").symlink_to("a.txt")
+    (folder / "seen.txt").symlink_to(".hidden/b.txt")
+    os.mkfifo(folder / "pipe.txt")
+    for uri in (f"{folder}/", f"{folder}/*.txt", f"{folder}/../docs/"):
+        load(loader, uri, {"table_name": "docs"})
+        assert segments(loader) == {"a.txt": ["alpha"], "seen.txt": ["beta"]}
+    assert {row[0] for row in rows(loader, "SELECT document_name FROM docs")} == {
+        f"{folder}/a.txt",
+        f"{folder}/seen.txt",
+    }
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("docs/a.txt", "not absolute"),
+        ("", "not absolute"),
+        ("https://example.org/a", "only files can be loaded"),
+        ("file://elsewhere/a", "only files of the server"),
+        ("file:///a%zz", "not well formed"),
+        ("file:///a%00", "not well formed"),
+        ("file:///a%ff", "not well formed"),
+        ("{folder}/nothing.txt", "no such file"),
+        ("{folder}/nothing/", "cannot be read"),
+        ("{folder}/", "no file to load"),
+        ("{folder}/*.txt", "no file to load"),
+        ("{folder}/*/../x", "a glob names files"),
+        ("{folder}/*/", "a glob names files"),
+        ("/dev/null", "no regular file"),
+    ],
+)
+def test_a_uri_that_names_no_file_is_22023(
+    loader: Connection, server: DocumentsServer, folder: Path, uri: str, message: str
+) -> None:
+    with error("22023", message):
+        load(loader, uri.format(folder=folder))
+
+
+def test_a_null_uri_is_22023(loader: Connection) -> None:
+    with error("22023", "no URI"):
+        loader.execute("CALL vector_store_load(NULL)")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"unknown": 1},
+        {"refresh": "yes"},
+        {"formats": "pdf"},
+        {"ocr": 1},
+        {"distance_metric": "MANHATTAN"},
+        {"schema_name": "nowhere"},
+        {"schema_name": ""},
+        {"table_name": "x" * 64},
+        {"table_name": 3},
+        {"embed_model_id": ""},
+        {"chunking": 5},
+        {"chunking": {"unknown": 1}},
+        {"chunking": {"overlap_tokens": -1}},
+        {"chunking": {"split_by": "word"}},
+        {"chunking": {"segment_tokens": 15}},
+        {"chunking": {"segment_tokens": 1048577}},
+        {"chunking": {"overlap_tokens": 524289}},
+        {"chunking": {"segment_tokens": 100, "overlap_tokens": 51}},
+    ],
+)
+def test_bad_options_are_22023(
+    loader: Connection, server: DocumentsServer, folder: Path, options: dict[str, Any]
+) -> None:
+    write(folder, a="alpha")
+    with error("22023"):
+        load(loader, f"{folder}/", options)
+    assert server.documents == []
+
+
+@pytest.mark.parametrize(
+    ("path", "table"),
+    [("Report 2024 (final).txt", "report_2024_final"), ("---.txt", "documents"), ("Übersicht.txt", "übersicht")],
+)
+def test_the_default_name_comes_from_the_path(
+    loader: Connection, server: DocumentsServer, folder: Path, path: str, table: str
+) -> None:
+    (folder / path).write_text("alpha")
+    assert load(loader, folder / path)["vector_store"] == f"public.{table}"
+
+
+def test_the_default_schema_is_the_first_that_will_take_the_table(
+    loader: Connection, owner: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    write(folder, a="alpha")
+    owner.execute("CREATE SCHEMA closed; CREATE SCHEMA opened; GRANT USAGE ON SCHEMA closed TO PUBLIC")
+    owner.execute("GRANT ALL ON SCHEMA opened TO ml_rag_loader")
+    loader.execute("SET search_path = nowhere, closed, opened, public")
+    assert load(loader, f"{folder}/")["vector_store"] == "opened.docs"
+    loader.execute("SET search_path = closed")
+    with error("42501", "no schema"):
+        loader.execute("CALL public.vector_store_load(%s)", (f"{folder}/",))
+
+
+def test_hostile_objects_in_the_callers_search_path_are_not_used(
+    loader: Connection, owner: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    write(folder, a="alpha")
+    owner.execute("CREATE SCHEMA evil; GRANT ALL ON SCHEMA evil TO PUBLIC")
+    for function in ("current_schemas(boolean) RETURNS name[]", "jsonb_build_object(text, jsonb) RETURNS jsonb"):
+        owner.execute(f"CREATE FUNCTION evil.{function} LANGUAGE plpgsql AS $$ BEGIN RAISE 'evil'; END $$")
+    owner.execute("CREATE DOMAIN evil.text AS pg_catalog.text CHECK (false)")
+    owner.execute("CREATE DOMAIN evil.jsonb AS pg_catalog.jsonb CHECK (false)")
+    owner.execute("CREATE DOMAIN evil.oid AS pg_catalog.oid CHECK (false)")
+    loader.execute("SET search_path = evil, pg_catalog, public")
+    loader.execute("CALL public.vector_store_load(%s::pg_catalog.text)", (f"{folder}/",))
+    assert len(rows(loader, "TABLE evil.docs")) == 1
+
+
+def test_a_table_that_is_no_store_is_refused(loader: Connection, server: DocumentsServer, folder: Path) -> None:
+    write(folder, a="alpha")
+    loader.execute("CREATE TABLE docs (document_name text, segment_embedding real[])")
+    with error("22023", "is no vector store"):
+        load(loader, f"{folder}/")
+    loader.execute("DROP TABLE docs; CREATE VIEW docs AS SELECT 1")
+    with error("22023", "is no table"):
+        load(loader, f"{folder}/")
+
+
+def test_another_model_than_the_stores_own_is_refused(
+    loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    write(folder, a="alpha")
+    load(loader, f"{folder}/")
+    with error("22023", "of another model"):
+        load(loader, f"{folder}/", {"embed_model_id": "fake-other"})
+    loader.execute("COMMENT ON COLUMN docs.segment_embedding IS NULL")
+    with error("22023", "which model"):
+        load(loader, f"{folder}/")
+
+
+def test_the_stores_own_model_is_used_where_the_default_has_changed(
+    loader: Connection, owner: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    write(folder, a="alpha")
+    load(loader, f"{folder}/")
+    owner.execute("SELECT ml_rag.configure('embed_model_id', 'fake-other')")
+    write(folder, b="beta")
+    load(loader, f"{folder}/")
+    assert [options["embed_model_id"] for options in server.options] == ["fake-embed"] * 2
+
+
+def test_a_store_of_half_vectors_is_filled_too(loader: Connection, server: DocumentsServer, folder: Path) -> None:
+    write(folder, a="alpha")
+    loader.execute(
+        "CREATE TABLE docs (document_name text NOT NULL, metadata jsonb NOT NULL, document_id bigint, segment_number"
+        " integer, segment text, segment_embedding halfvec(16), PRIMARY KEY (document_id, segment_number))"
+    )
+    loader.execute("COMMENT ON COLUMN docs.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'")
+    load(loader, f"{folder}/")
+    indexes = " ".join(row[0] for row in rows(loader, "SELECT indexdef FROM pg_indexes WHERE tablename = 'docs'"))
+    assert "halfvec_cosine_ops" in indexes
+
+
+def test_privileges(db: Database, owner: Connection, loader: Connection, server: DocumentsServer, folder: Path) -> None:
+    write(folder, a="alpha")
+    for role in ("asker", "stranger"):
+        with error("42501"):
+            load(db.connect(role), f"{folder}/")
+    asker = db.connect("asker")
+    for call in (
+        "SELECT ml_rag._find_files('/etc/passwd')",
+        "CALL ml_rag._load_files('{}')",
+        "SELECT ml_rag.create_store('public.x')",
+        "SELECT ml_rag.load_document('pg_class', 'a', 'x')",
+        "SELECT ml_rag.index_store('pg_class')",
+    ):
+        with error("42501"):
+            asker.execute(call)
+    role = sql.Identifier(loader_role(db))
+    owner.execute(sql.SQL("REVOKE pg_read_server_files FROM {}").format(role))
+    with error("42501", "files of the server"):
+        load(loader, f"{folder}/")
+    with error("42501", "files of the server"):
+        loader.execute("SELECT ml_rag._raise(error) FROM ml_rag._find_files('/etc/passwd')")
+    job = json.dumps({"store": 0, "files": [b"/etc/passwd".hex()], "base": "/etc", "patterns": []})
+    row = loader.execute("CALL ml_rag._load_files(%s)", (job,)).fetchone()
+    assert row is not None
+    assert row[1]["sqlstate"] == "42501"
+    assert server.documents == []
+    # what needs no files still works
+    loader.execute("SELECT ml_rag.create_store('public.mine')")
+    loader.execute("SELECT ml_rag.load_document('public.mine', 'a', 'alpha')")
+    assert segments(loader, "mine") == {"a": ["alpha"]}
+
+
+def test_a_store_one_may_not_write_to_is_42501(
+    owner: Connection, loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    write(folder, a="alpha")
+    load(owner, f"{folder}/")
+    with error("42501"):
+        load(loader, f"{folder}/")
+    owner.execute("GRANT SELECT, INSERT, DELETE ON docs TO ml_rag_loader")
+    write(folder, b="beta")
+    assert counts(load(loader, f"{folder}/")) == {"unchanged": 1, "loaded": 1}
+
+
+def test_the_model_server_down_makes_nothing(owner: Connection, loader: Connection, folder: Path) -> None:
+    write(folder, a="alpha")
+    owner.execute("SELECT ml_rag.configure('model_server', 'unix:/nowhere.sock')")
+    with error("08006", "cannot be reached"):
+        load(loader, f"{folder}/")
+    assert rows(loader, "SELECT to_regclass('docs')") == [(None,)]

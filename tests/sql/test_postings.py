@@ -1,0 +1,385 @@
+"""03_postings: nobody learns from a keyword index what the table itself would not show; dumps carry the indexes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from support.cluster import Connection, Database
+from support.keywords import add, assert_exact, by_hand, documents, enable, keyword_store, rows, runs, search, tokens
+from support.stores import create_store, error, insert
+
+PUBLIC = "common words of both tenants"
+SECRET = "zanzibar quicksilver"
+
+
+def tenants(db: Database, owner: Connection, statistics: str = "all", folded: bool = True, n: int = 6) -> None:
+    """A store of which each of two roles sees its own rows; those of tenant hold the secret words."""
+    create_store(owner)
+    enable(owner, options=json.dumps({"statistics": statistics, "language": "simple"}))
+    for who, number in (("asker", 1), ("tenant", 2)):
+        text = PUBLIC if who == "asker" else f"{PUBLIC} {SECRET}"
+        insert(owner, "docs", [(f"{who}.txt", number, i, f"{text} {who}{i}", (1, i, 0)) for i in range(n)])
+    owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY")
+    for who in ("asker", "tenant"):
+        owner.execute(f"CREATE POLICY {who} ON docs TO {db.role(who)} USING (document_name = '{who}.txt')")
+    if folded:
+        owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+
+
+#: what a reader of the rows of tenant alone may know
+HIDDEN = ("zanzibar", "quicksilver", "tenant0", "{2,0}", "{2,3}")
+
+#: the terms that the views are asked for
+ASK = "SET ml_rag.keyword_terms = '{asker3,common,zanzibar,quicksilver,tenant0}'"
+
+RELATIONS = """
+    SELECT c.oid::regclass::text, c.relkind FROM pg_class AS c
+    WHERE c.relnamespace = 'ml_rag'::regnamespace AND c.relkind IN ('r', 'v', 'S')
+"""
+
+
+def relations(owner: Connection) -> list[str]:
+    return [row[0] for row in owner.execute(RELATIONS).fetchall() if row[1] != "S"]
+
+
+def everything(connection: Connection, relation: str) -> str:
+    """All a role can read of a relation, as one text; what packed bytes hold too."""
+    try:
+        found = connection.execute(sql.SQL("SELECT * FROM ml_rag.{}").format(sql.Identifier(relation))).fetchall()
+    except psycopg.errors.InsufficientPrivilege as e:
+        return str(e)
+    return " ".join(str(value) for row in found for value in row)
+
+
+# -- who may read what ------------------------------------------------------------------------------------------------
+
+
+def test_nobody_reads_the_tables_themselves(owner: Connection, asker: Connection, stranger: Connection) -> None:
+    keyword_store(owner, ["fox"])
+    tables = [name for name, kind in owner.execute(RELATIONS) if kind == "r" and "keyword_" in name]
+    assert len(tables) == 6
+    for connection in (asker, stranger):
+        for table in tables:
+            for statement in ("SELECT * FROM {}", "DELETE FROM {}", "TRUNCATE {}"):
+                with error("42501", ours=False):
+                    connection.execute(sql.SQL(statement).format(sql.SQL(f"{table}")))
+
+
+def test_who_may_not_read_the_table_sees_nothing_of_its_index(owner: Connection, asker: Connection) -> None:
+    keyword_store(owner, ["zanzibar"])
+    add(owner, ["quicksilver"], 2)
+    owner.execute("DELETE FROM docs WHERE document_id = 1")
+    owner.execute("REVOKE ALL ON docs FROM ml_rag_user")
+    for relation in relations(owner):
+        if relation.startswith("ml_rag.keyword_"):
+            found = everything(asker, relation.removeprefix("ml_rag."))
+            assert found == "" or "permission denied" in found, relation
+
+
+def test_one_who_may_read_the_text_column_only_may_search(owner: Connection, asker: Connection) -> None:
+    keyword_store(owner, ["zanzibar"])
+    owner.execute("REVOKE ALL ON docs FROM ml_rag_user; GRANT SELECT (document_id) ON docs TO ml_rag_user")
+    assert everything(asker, "keyword_index") == ""
+    columns = "document_name, metadata, document_id, segment_number, segment, segment_embedding"
+    owner.execute(f"GRANT SELECT ({columns}) ON docs TO ml_rag_user; ALTER TABLE docs ADD more text")
+    assert [row[0] for row in search(asker, "zanzibar")] == [1]
+
+
+@pytest.mark.parametrize("folded", [True, False])
+@pytest.mark.parametrize("statistics", ["all", "visible"])
+def test_two_tenants_find_their_own_rows_only(db: Database, owner: Connection, statistics: str, folded: bool) -> None:
+    tenants(db, owner, statistics, folded)
+    for who, number in (("asker", 1), ("tenant", 2)):
+        connection = db.connect(who)
+        assert {row[0] for row in search(connection, "common words")} == {number}
+        assert len(search(connection, "common words", 100)) == 6
+        assert len(search(connection, "zanzibar", 100)) == (6 if who == "tenant" else 0)
+        assert search(connection, "asker1" if who == "tenant" else "tenant1") == []
+
+
+@pytest.mark.parametrize("folded", [True, False])
+def test_scores_under_row_level_security(db: Database, owner: Connection, folded: bool) -> None:
+    """Statistics over all rows by default, over the visible ones where the store says so."""
+    queries = ["common asker1", "words asker2 asker3 asker3", "zanzibar common"]
+    for statistics in ("all", "visible"):
+        tenants(db, owner, statistics, folded)
+        owner.execute("DELETE FROM docs WHERE segment_number = 5")
+        owner.execute("UPDATE docs SET segment = 'common' WHERE segment_number = 4")
+        asker = db.connect("asker")
+        known = documents(owner if statistics == "all" else asker, configuration="simple")
+        for query in queries:
+            expected = by_hand(known, tokens(owner, query, "simple"))
+            found = {(d, s): score for d, s, score in search(asker, query, 100)}
+            assert found == pytest.approx({key: score for key, score in expected.items() if key[0] == 1})
+        asker.close()
+        owner.execute("DROP TABLE docs")
+
+
+def test_one_whom_row_level_security_does_not_bind_sees_all(db: Database, owner: Connection) -> None:
+    tenants(db, owner, "visible")
+    assert len(search(owner, "zanzibar", 100)) == 6
+    assert_exact(owner, "common asker1 zanzibar", configuration="simple")
+    owner.execute(sql.SQL("GRANT ml_rag_user TO {}").format(sql.Identifier(db.role("stranger"))))
+    try:
+        owner.execute(sql.SQL("ALTER ROLE {} BYPASSRLS").format(sql.Identifier(db.role("stranger"))))
+        stranger = db.connect("stranger")
+        assert len(search(stranger, "zanzibar", 100)) == 6
+        # that attribute alone is no right to read a table
+        owner.execute("REVOKE SELECT ON docs FROM ml_rag_user")
+        for relation in relations(owner):
+            if relation.startswith("ml_rag.keyword_"):
+                assert "zanzibar" not in everything(stranger, relation.removeprefix("ml_rag."))
+    finally:
+        owner.execute(sql.SQL("ALTER ROLE {} NOBYPASSRLS").format(sql.Identifier(db.role("stranger"))))
+        owner.execute(sql.SQL("REVOKE ml_rag_user FROM {}").format(sql.Identifier(db.role("stranger"))))
+
+
+@pytest.mark.parametrize("folded", [True, False])
+@pytest.mark.parametrize("statistics", ["all", "visible"])
+def test_no_relation_shows_a_tenant_the_others_words_or_keys(
+    db: Database, owner: Connection, statistics: str, folded: bool
+) -> None:
+    tenants(db, owner, statistics, folded)
+    asker = db.connect("asker")
+    for relation in relations(owner):
+        name = relation.removeprefix("ml_rag.")
+        # term statistics come below
+        asker.execute("SET ml_rag.keyword_terms = '{}'" if name == "keyword_term" else ASK)
+        found = everything(asker, name)
+        for hidden in HIDDEN:
+            assert hidden not in found.replace("'", "").replace(", ", ","), (name, hidden)
+    # of term statistics of the whole table, as documented, those of terms that are asked for
+    asker.execute("SET ml_rag.keyword_terms = '{zanzibar,absent}'")
+    terms = asker.execute("SELECT term, rows FROM ml_rag.keyword_term").fetchall()
+    assert terms == ([("zanzibar", 6)] if statistics == "all" else [])
+    total = asker.execute("SELECT rows FROM ml_rag.keyword_total").fetchall()
+    assert total == ([(12,)] if statistics == "all" else [])
+    # and what is there of the asker's own rows, is
+    asker.execute(ASK)
+    assert "asker3" in everything(asker, "keyword_visible")
+    assert "{1,3}" in everything(asker, "keyword_visible_row").replace("'", "").replace(", ", ",").replace(
+        "[", "{").replace("]", "}")  # fmt: skip
+
+
+def test_packed_postings_hold_visible_rows_only(db: Database, owner: Connection) -> None:
+    tenants(db, owner)
+    ids = {row[0] for row in owner.execute("SELECT id FROM ml_rag.keyword_row WHERE key[1] = '1'")}
+    asker = db.connect("asker")
+    asker.execute(ASK)
+    found = asker.execute("SELECT term, hits FROM ml_rag.keyword_visible").fetchall()
+    assert {term for term, _ in found} == {"", "asker3", "common"}
+    (packed,) = [hits for term, hits in found if term == ""]
+
+    slots, shown, lengths = np.frombuffer(packed, "<i8").reshape(3, -1)
+    assert set(shown.tolist()) == ids
+    assert set(lengths.tolist()) == {6}
+    for term, hits in found:
+        if term:
+            own = np.frombuffer(hits, "<u2", (len(hits) - 2) // 3, 2)
+            assert set(own.tolist()) <= set(slots.tolist())
+
+
+@pytest.mark.parametrize("view", ["keyword_visible", "keyword_visible_row", "keyword_index", "keyword_whole_posting",
+                                  "keyword_whole_new", "keyword_whole_row", "keyword_own_store"])  # fmt: skip
+def test_a_cheap_function_of_the_callers_sees_nothing_hidden(db: Database, owner: Connection, view: str) -> None:
+    """The classic attack on views: a function so cheap that the planner would rather run it first."""
+    tenants(db, owner, folded=False)
+    owner.execute(
+        "SELECT ml_rag.fold_keyword_index('docs'); INSERT INTO docs VALUES ('tenant.txt', '{}', 2, 99, 'zanzibar')"
+    )
+    owner.execute(sql.SQL("GRANT CREATE ON SCHEMA public TO {}").format(sql.Identifier(db.role("asker"))))
+    asker = db.connect("asker")
+    asker.execute(ASK)
+    seen: list[str] = []
+    asker.add_notice_handler(lambda d: seen.append(d.message_primary or ""))
+    asker.execute(
+        "CREATE FUNCTION public.peek(r anyelement) RETURNS boolean LANGUAGE plpgsql COST 0.0000001"
+        " AS $$ BEGIN RAISE NOTICE '%', r; RETURN true; END $$"
+    )
+    for condition in ("public.peek(v)", "public.peek(v) AND v.store = 'docs'::regclass", "public.peek(v) OR false"):
+        asker.execute(sql.SQL("SELECT count(*) FROM ml_rag.{} AS v WHERE " + condition).format(sql.Identifier(view)))
+    text = " ".join(seen).replace('"', "")
+    for hidden in HIDDEN:
+        assert hidden not in text
+
+
+def test_plans_show_no_words(db: Database, owner: Connection) -> None:
+    tenants(db, owner, "visible")
+    asker = db.connect("asker")
+    for relation in relations(owner):
+        if not relation.startswith("ml_rag.keyword_"):
+            continue
+        for explain in ("EXPLAIN (VERBOSE)", "EXPLAIN (ANALYZE, VERBOSE)"):
+            try:
+                plan = str(asker.execute(sql.SQL(f"{explain} SELECT * FROM {relation}")).fetchall())
+            except psycopg.errors.InsufficientPrivilege:
+                continue
+            assert not any(hidden in plan for hidden in HIDDEN), relation
+    # the planner's own statistics on the tables
+    for table in ("row", "new", "posting"):
+        owner.execute(f"ANALYZE ml_rag.keyword_{table}")
+    statement = "SELECT count(*) FROM pg_stats WHERE schemaname = 'ml_rag' AND tablename LIKE 'keyword%'"
+    assert asker.execute(statement).fetchone() == (0,)
+    assert (owner.execute(statement).fetchone() or (0,))[0] > 0
+
+
+def test_errors_show_no_words(db: Database, owner: Connection) -> None:
+    tenants(db, owner)
+    asker = db.connect("asker")
+    asker.execute(ASK)
+    attempts = [
+        "SELECT term::integer FROM ml_rag.keyword_visible",
+        "SELECT 1 / (length(term) - 8) FROM ml_rag.keyword_visible",
+        "SELECT key[1]::uuid FROM ml_rag.keyword_visible_row",
+        "SELECT ml_rag._visible_keys('docs', '{segment}')",
+        "SELECT ml_rag._is_visible('docs', '{document_id,segment_number}', '{2,0}')",
+        "SELECT ml_rag._fold_keywords('docs'::regclass, 0, true)",
+        "UPDATE ml_rag.keyword_own_store SET folding = 0 RETURNING store, segment",
+        "SELECT * FROM ml_rag._keyword_scores('docs'::regclass, '{zanzibar}', '{1}', 1.2, 0.75, 10, false, false)",
+        "SELECT * FROM ml_rag._keyword_scores('docs'::regclass, '{zanzibar}', '{1}', 1.2, 0.75, 10, true, true)",
+    ]
+    for attempt in attempts:
+        try:
+            found = str(asker.execute(attempt).fetchall())
+        except psycopg.Error as e:
+            found = str(e)
+        assert not any(hidden in found.replace("zanzibar}", "") for hidden in ("quicksilver", "tenant0")), attempt
+        if "_scores" in attempt:
+            assert found == "[('{}', None)]", found
+        if "_is_visible" in attempt:
+            assert found == "[(False,)]"
+
+
+def test_the_views_for_owners_let_nobody_else_write(db: Database, owner: Connection, asker: Connection) -> None:
+    keyword_store(owner, ["fox"])
+    create_store(owner, "bare", rows=rows(["fox"]))
+    for statement in (
+        "INSERT INTO ml_rag.keyword_own_store VALUES ('bare', 'segment', '{document_id}', 'simple', 1, 1, 'all')",
+        "INSERT INTO ml_rag.keyword_own_row VALUES (1, 'docs', 1, '{1,1}')",
+        "INSERT INTO ml_rag.keyword_own_new VALUES ('docs', 0, 1, 1, '{\"spam\": 9}')",
+    ):
+        with pytest.raises(psycopg.Error) as caught:
+            asker.execute(statement)
+        assert caught.value.sqlstate == "44000", statement
+    assert asker.execute("DELETE FROM ml_rag.keyword_own_store").rowcount == 0
+    with error("42501", ours=False):
+        asker.execute("UPDATE ml_rag.keyword_own_store SET k1 = 0")
+    assert [row[0] for row in search(owner, "fox")] == [1]
+
+
+def test_the_trigger_functions_cannot_be_turned_against_their_owner(db: Database, owner: Connection) -> None:
+    """They run with the rights of the extension's owner: no code of the table's owner may run inside."""
+    asker = db.connect("asker")
+    owner.execute(sql.SQL("CREATE SCHEMA own AUTHORIZATION {}").format(sql.Identifier(db.role("asker"))))
+    asker.execute("SET search_path = own, public")
+    asker.execute(
+        "CREATE TABLE who (name text);"
+        "CREATE TABLE t (id integer PRIMARY KEY, segment text, segment_embedding vector(3));"
+        "CREATE TYPE own.mood AS ENUM ('fox', 'dog');"
+        "CREATE FUNCTION own.spy(own.mood) RETURNS text LANGUAGE plpgsql AS"
+        " $$ BEGIN INSERT INTO own.who VALUES (current_user); RETURN 'fox'; END $$;"
+        "CREATE CAST (own.mood AS text) WITH FUNCTION own.spy(own.mood);"
+    )
+    enable(asker, "own.t")
+    asker.execute("INSERT INTO t VALUES (1, 'fox')")
+    # a column whose conversion to text is the attacker's own
+    asker.execute("ALTER TABLE t ALTER segment TYPE own.mood USING segment::own.mood")
+    with error("55000", "does not fit its columns"):
+        asker.execute("INSERT INTO t VALUES (2, 'dog')")
+    # an operator and a function in the way
+    asker.execute("ALTER TABLE t ALTER segment TYPE text USING 'fox'; TRUNCATE who;")
+    asker.execute(
+        "CREATE FUNCTION own.spy2(text, text) RETURNS boolean LANGUAGE plpgsql AS"
+        " $$ BEGIN INSERT INTO own.who VALUES (current_user); RETURN true; END $$;"
+        "CREATE OPERATOR own.= (LEFTARG = text, RIGHTARG = text, FUNCTION = own.spy2);"
+        "CREATE FUNCTION own.spy3(integer) RETURNS integer LANGUAGE plpgsql IMMUTABLE AS"
+        " $$ BEGIN INSERT INTO own.who VALUES (current_user); RETURN $1; END $$;"
+    )
+    # an index whose expression the planner would compute when it plans a query on the table
+    asker.execute("INSERT INTO t VALUES (3, 'fox'); UPDATE t SET segment = 'dog'; DELETE FROM t WHERE id = 3")
+    who = {row[0] for row in asker.execute("SELECT name FROM who").fetchall()}
+    assert who <= {db.role("asker")}
+    # a registered key or column that is not there, or is of another's table
+    with pytest.raises(psycopg.Error):
+        asker.execute("UPDATE ml_rag.keyword_own_store SET store = 'ml_rag.setting_value'::regclass")
+    with error("0A000", ours=False):
+        asker.execute("SELECT ml_rag._keep_keywords()")
+
+
+def test_many_tenants_at_some_size(db: Database, owner: Connection) -> None:
+    """Runs of several sizes, deletions noted and waiting: the same scores as by hand, for the rows one sees."""
+    create_store(owner)
+    enable(owner, options='{"language": "simple"}')
+    owner.execute(
+        "INSERT INTO docs SELECT 'd' || i % 10, '{}', i, 1, 'w' || i % 7 || ' w' || i % 11 || ' w' || i % 13"
+        " FROM generate_series(1, 3000) AS i"
+    )
+    owner.execute("DELETE FROM docs WHERE document_id % 17 = 0")
+    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    owner.execute("DELETE FROM docs WHERE document_id % 19 = 0")
+    owner.execute("INSERT INTO docs SELECT 'd' || i % 10, '{}', i, 1, 'w1 w1 w2' FROM generate_series(4001, 4100) AS i")
+    owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY")
+    owner.execute(f"CREATE POLICY p ON docs TO {db.role('asker')} USING (document_name IN ('d1', 'd2'))")
+    asker = db.connect("asker")
+    assert len(runs(owner)) >= 1
+    whole = by_hand(documents(owner, configuration="simple"), Counter(w1=1, w12=2, w5=1))
+    mine = {key: score for key, score in whole.items() if key[0] % 10 in (1, 2)}
+    assert {(d, s): x for d, s, x in search(asker, "w1 w12 w12 w5", 10_000)} == pytest.approx(mine)
+    assert [x for *_, x in search(asker, "w1 w12 w12 w5", 10)] == pytest.approx(
+        sorted(mine.values(), reverse=True)[:10]
+    )
+
+
+# -- dumps ------------------------------------------------------------------------------------------------------------
+
+
+def program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not on the PATH")
+    return found
+
+
+@pytest.mark.parametrize("form", ["plain", "custom"])
+def test_a_dump_brings_the_indexes_along(owner: Connection, db: Database, tmp_path: Any, form: str) -> None:
+    owner.execute("CREATE SCHEMA s")
+    keyword_store(owner, ["fox", "dog", "fox dog"], "s.docs", '{"language": "en", "k1": 1.5}')
+    add(owner, ["a foxy dog"], 4, "s.docs")
+    owner.execute("DELETE FROM s.docs WHERE document_id = 1")
+    before = search(owner, "foxes dogs", name="s.docs")
+    parameters = conninfo_to_dict(db.dsn)
+    environment = {**os.environ, "PGPASSWORD": str(parameters.get("password", ""))}
+    file = tmp_path / "dump"
+
+    def run(*command: str) -> None:
+        subprocess.run(command, env=environment, check=True, capture_output=True)
+
+    run(program("pg_dump"), "-d", make_conninfo(db.dsn, dbname=db.name), "-F", form[0], "-f", str(file))
+    restored = Database(db.dsn, f"{db.name}_restored", db.prefix)
+    owner.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(restored.name)))
+    try:
+        dsn = make_conninfo(db.dsn, dbname=restored.name)
+        if form == "plain":
+            run(program("psql"), "-q", "-v", "ON_ERROR_STOP=1", "-d", dsn, "-f", str(file))
+        else:
+            run(program("pg_restore"), "-e", "-d", dsn, str(file))
+        connection = restored.connect()
+        assert search(connection, "foxes dogs", name="s.docs") == before
+        add(connection, ["fox fox"], 9, "s.docs")
+        connection.execute("DELETE FROM s.docs WHERE document_id = 2")
+        connection.execute("SELECT ml_rag.fold_keyword_index('s.docs')")
+        assert_exact(connection, "foxes dogs", "s.docs", k1=1.5)
+    finally:
+        restored.close()
+        owner.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(restored.name)))

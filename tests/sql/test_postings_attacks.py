@@ -1,0 +1,187 @@
+"""03_postings, 84_index: what a role with tables of its own can try against the keyword indexes of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from psycopg import sql
+
+from support.cluster import Connection, Database
+from support.keywords import add, enable, keyword_store, search
+from support.stores import error
+
+SPY = """
+CREATE TABLE own.who (name text);
+CREATE FUNCTION own.note() RETURNS integer LANGUAGE plpgsql AS
+  $$ BEGIN INSERT INTO own.who VALUES (current_user); RETURN 1; END $$;
+CREATE TYPE own.mood AS ENUM ('fox', 'dog');
+CREATE FUNCTION own.as_text(own.mood) RETURNS text LANGUAGE plpgsql AS
+  $$ BEGIN PERFORM own.note(); RETURN 'fox'; END $$;
+CREATE CAST (own.mood AS text) WITH FUNCTION own.as_text(own.mood) AS IMPLICIT;
+CREATE FUNCTION own.as_oid(own.mood) RETURNS oid LANGUAGE plpgsql AS $$ BEGIN RETURN own.note(); END $$;
+CREATE CAST (own.mood AS oid) WITH FUNCTION own.as_oid(own.mood) AS IMPLICIT;
+CREATE TABLE own.t (id integer PRIMARY KEY, segment text, segment_embedding vector(3));
+"""
+
+
+@pytest.fixture
+def attacker(db: Database, owner: Connection) -> Connection:
+    """A member of ml_rag_user with a schema of its own, where functions note whose rights they run with."""
+    owner.execute(sql.SQL("CREATE SCHEMA own AUTHORIZATION {}").format(sql.Identifier(db.role("asker"))))
+    connection = db.connect("asker")
+    connection.execute("SET search_path = own, public")
+    connection.execute(SPY)
+    connection.execute("INSERT INTO own.t VALUES (1, 'fox')")
+    return connection
+
+
+def ran_as(attacker: Connection) -> set[str]:
+    return {row[0] for row in attacker.execute("SELECT name FROM own.who").fetchall()}
+
+
+# -- rights -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_trigger_of_ones_own_cannot_empty_the_index_of_another(owner: Connection, attacker: Connection) -> None:
+    keyword_store(owner, ["fox"])
+    for type_, value in (("oid", "'docs'::regclass"), ("own.mood", "'fox'")):
+        attacker.execute(f"CREATE TABLE own.bait AS SELECT ({value})::{type_} AS store")
+        with error("42501", ours=False):
+            attacker.execute(
+                "CREATE TRIGGER x AFTER DELETE ON own.bait FOR EACH ROW EXECUTE FUNCTION ml_rag._forget_keywords()"
+            )
+        # nor where somebody was given the right to
+        owner.execute("CREATE TRIGGER x AFTER DELETE ON own.bait FOR EACH ROW"
+                      " EXECUTE FUNCTION ml_rag._forget_keywords()")  # fmt: skip
+        attacker.execute("DELETE FROM own.bait")
+        attacker.execute("DROP TABLE own.bait")
+    assert ran_as(attacker) == set()
+    assert [row[0] for row in search(owner, "fox")] == [1]
+
+
+@pytest.mark.parametrize("event", ["INSERT", "UPDATE", "DELETE"])
+def test_no_view_takes_the_place_of_the_rows_of_a_statement(attacker: Connection, event: str) -> None:
+    enable(attacker, "own.t")
+    attacker.execute(f"DROP TRIGGER ml_rag_keywords_{event.lower()} ON own.t")
+    attacker.execute(f"CREATE TRIGGER x AFTER {event} ON own.t EXECUTE FUNCTION ml_rag._keep_keywords()")
+    statement = {
+        "INSERT": "INSERT INTO own.t VALUES (2, 'fox')",
+        "UPDATE": "UPDATE own.t SET segment = 'dog'",
+        "DELETE": "DELETE FROM own.t",
+    }[event]
+    for name in ("ml_rag_new", "ml_rag_old"):
+        attacker.execute(f"CREATE TEMP VIEW {name} AS SELECT own.note() AS id, 'x'::text AS segment")
+    with error("55000", "cannot be kept current"):
+        attacker.execute(statement)
+    attacker.execute("DROP VIEW ml_rag_new")
+    with error("55000", "cannot be kept current"):
+        attacker.execute(statement)
+    attacker.execute("DROP VIEW ml_rag_old")
+    with error("42P01", ours=False):  # there is no such relation
+        attacker.execute(statement)
+    attacker.execute("DROP TRIGGER x ON own.t")
+    attacker.execute(f"CREATE TRIGGER x AFTER {event} ON own.t FOR EACH ROW EXECUTE FUNCTION ml_rag._keep_keywords()")
+    with error("55000", "cannot be kept current"):
+        attacker.execute(statement)
+    assert ran_as(attacker) == set()
+
+
+def test_a_type_that_changes_behind_a_snapshot_runs_no_cast(
+    db: Database, owner: Connection, attacker: Connection
+) -> None:
+    """Under repeatable read the catalog shows the column as it was, while the rows are of the type it has now."""
+    enable(attacker, "own.t")
+    with db.connect("asker").transaction() as transaction:
+        late = transaction.connection
+        late.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        late.execute("SELECT count(*) FROM pg_attribute")
+        attacker.execute("ALTER TABLE own.t ALTER segment TYPE own.mood USING 'fox'::own.mood")
+        late.execute("INSERT INTO own.t VALUES (2, 'dog')")
+        late.execute("UPDATE own.t SET segment = 'dog' WHERE id = 2")
+        late.execute("DELETE FROM own.t WHERE id = 2")
+    assert ran_as(attacker) == set()
+
+
+def test_numbers_taken_beforehand_are_in_nobodys_way(owner: Connection, attacker: Connection) -> None:
+    keyword_store(owner, ["fox"])
+    enable(attacker, "own.t")
+    attacker.execute(
+        "INSERT INTO ml_rag.keyword_own_row (id, store, length, key)"
+        " SELECT n + i, 'own.t', 1, '{9}' FROM nextval('ml_rag.keyword_number') AS n, generate_series(1, 50) AS i"
+    )
+    add(owner, ["fox", "dog"], 2)
+    assert [row[0] for row in search(owner, "fox")] == [1, 2]
+
+
+# -- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def shown(connection: Connection) -> str:
+    """All that the views over the indexes show."""
+    views = ("index", "whole_row", "whole_new", "whole_run", "whole_posting", "visible", "visible_row", "total")
+    return str([connection.execute(f"SELECT * FROM ml_rag.keyword_{view}").fetchall() for view in views])
+
+
+@pytest.mark.parametrize("folded", [True, False])
+def test_a_table_in_a_schema_that_one_may_not_use_shows_nothing(
+    owner: Connection, tenant: Connection, folded: bool
+) -> None:
+    owner.execute("CREATE SCHEMA closed; CREATE TABLE closed.t (id text PRIMARY KEY, segment text);")
+    owner.execute("INSERT INTO closed.t VALUES ('numberplate', 'zanzibar'); GRANT SELECT ON closed.t TO ml_rag_user")
+    enable(owner, "closed.t")
+    if not folded:
+        owner.execute("UPDATE closed.t SET segment = 'zanzibar again'")
+    assert not any(word in shown(tenant) for word in ("numberplate", "zanzibar", "closed"))
+    owner.execute("GRANT USAGE ON SCHEMA closed TO ml_rag_user")
+    assert all(word in shown(tenant) for word in ("numberplate", "zanzibar"))
+
+
+def test_keys_that_one_may_not_read_are_not_shown(owner: Connection, tenant: Connection) -> None:
+    owner.execute("CREATE TABLE t (id text PRIMARY KEY, segment text)")
+    owner.execute("INSERT INTO t VALUES ('numberplate', 'zanzibar'); GRANT SELECT (segment) ON t TO ml_rag_user")
+    enable(owner, "t")
+    assert "numberplate" not in shown(tenant)
+    owner.execute("GRANT SELECT (id) ON t TO ml_rag_user")
+    assert "numberplate" in shown(tenant)
+
+
+# -- an index that its owner has broken -------------------------------------------------------------------------------
+
+BREAK: dict[str, Any] = {
+    "the configuration is dropped": "DROP TEXT SEARCH CONFIGURATION own.c",
+    "the key has another type": "ALTER TABLE own.t2 ALTER id TYPE integer",
+    "keys that are none": (
+        "INSERT INTO ml_rag.keyword_own_row VALUES (9000, 'own.t2', 1, '{x}');"
+        "INSERT INTO ml_rag.keyword_own_new VALUES ('own.t2', 0, 9000, 1, '{\"fox\": 1}')"
+    ),
+    "counts that are none": (
+        "INSERT INTO ml_rag.keyword_own_row VALUES (9000, 'own.t2', 1, '{1}');"
+        "INSERT INTO ml_rag.keyword_own_new VALUES ('own.t2', 0, 9000, 1, '{\"fox\": \"x\"}')"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", BREAK)
+def test_a_broken_index_does_not_stop_those_who_search_others(
+    owner: Connection, tenant: Connection, attacker: Connection, how: str
+) -> None:
+    keyword_store(owner, ["fox"])
+    attacker.execute(
+        "CREATE TEXT SEARCH CONFIGURATION own.c (COPY = english);"
+        "CREATE TABLE own.t2 (id numeric PRIMARY KEY, segment text, segment_embedding vector(3), document_id integer);"
+        "COMMENT ON COLUMN own.t2.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed';"
+        "INSERT INTO own.t2 VALUES (1.50, 'fox', '[1,0,0]', 7);"
+        "GRANT USAGE ON SCHEMA own TO ml_rag_user; GRANT SELECT ON own.t2 TO ml_rag_user"
+    )
+    enable(attacker, "own.t2", '{"text_search_configuration": "own.c"}')
+    assert len(search(tenant, "fox", name=None)) == 2
+    attacker.execute(BREAK[how])
+    notices: list[str] = []
+    tenant.add_notice_handler(lambda diagnostic: notices.append(diagnostic.message_primary or ""))
+    assert [row[0] for row in search(tenant, "fox", name=None)] == [1]
+    assert notices == ['the keyword index of "own.t2" cannot be used; ignored']
+    with error("55000", "cannot be used"):
+        search(tenant, "fox", name="own.t2")
+    enable(attacker, "own.t2", '{"language": "en"}')
+    assert len(search(tenant, "fox", name=None)) == 2

@@ -1,0 +1,445 @@
+"""80_rag: the public routines; SPEC.md sections 1, 2 and 4."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from support.cluster import Connection, Database
+from support.hostile_server import embeddings, hostile, reply
+from support.stores import answer, as_text, create_store, error, fake_embedding, mark, retrieve, search
+
+ROWS = [
+    ("a.txt", 1, 1, "one two", (1, 0, 0)),
+    ("a.txt", 1, 2, "two three", (1, 1, 0)),
+    ("a.txt", 1, 3, "three four", (0, 1, 0)),
+    ("b.txt", 2, 1, "five", (0, 1, 1)),
+    ("b.txt", 2, 2, "six", (0, 0, 1)),
+]
+
+
+def create_text_store(owner: Connection, name: str = "public.texts") -> None:
+    """A store whose embeddings are what fake-embed makes of its texts."""
+    texts = ["cats chase mice", "dogs chase cats", "birds fly south", "fish swim deep", "cows eat green grass"]
+    create_store(owner, name, [("d.txt", 1, i, t, fake_embedding(t)) for i, t in enumerate(texts)], type="vector(16)")
+
+
+def test_answer_has_exactly_the_documented_keys_in_their_order(owner: Connection, asker: Connection) -> None:
+    create_text_store(owner)
+    document = answer(asker, "cats chase mice")
+    assert list(document) == ["text", "citations", "vector_store", "retrieval_info"]
+    assert document["text"] == "fake answer to: cats chase mice [documents: 3]"
+    assert len(document["citations"]) == 3
+    for citation in document["citations"]:
+        assert list(citation) == ["segment", "distance", "document_name"]
+        assert isinstance(citation["segment"], str)
+        assert isinstance(citation["distance"], float | int)
+        assert citation["document_name"] == "d.txt"
+    assert document["citations"][0]["segment"] == "cats chase mice"
+    assert document["citations"][0]["distance"] == 0
+    # two words of three shared: 1 - 2/3
+    assert document["citations"][1] == {"segment": "dogs chase cats", "distance": 0.3333, "document_name": "d.txt"}
+    assert document["vector_store"] == ["public.texts"]
+    assert list(document["retrieval_info"]) == ["method", "threshold"]
+    assert document["retrieval_info"] == {"method": "n_citations", "threshold": document["citations"][-1]["distance"]}
+
+
+def test_json_text_of_the_answer_keeps_the_order_too(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=ROWS)
+    text = asker.execute(
+        """SELECT ml_rag_answer('q', '{"query_embedding": [1,0,0], "n_citations": 1}')::text"""
+    ).fetchone()
+    assert text == (
+        '{"text": "fake answer to: q [documents: 1]", "citations": [{"segment": "one two", "distance": 0.0000, '
+        '"document_name": "a.txt"}], "vector_store": ["public.docs"], "retrieval_info": {"method": "n_citations", '
+        '"threshold": 0.0000}}',
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "method", "threshold"),
+    [
+        ({}, "n_citations", 0.2929),
+        ({"retrieval_options": {"max_distance": 0.5, "segment_overlap": 0}}, "max_distance", 0.5),
+        ({"retrieval_options": {"percentage_distance": 10, "segment_overlap": 0}}, "percentage_distance", 0),
+    ],
+)
+def test_skip_generate_leaves_the_text_out_and_nothing_else(
+    owner: Connection, asker: Connection, options: dict[str, object], method: str, threshold: float
+) -> None:
+    create_store(owner, rows=ROWS[:2])
+    document = retrieve(asker, (1, 0, 0), **options)
+    assert list(document) == ["citations", "vector_store", "retrieval_info"]
+    assert document["retrieval_info"] == {"method": method, "threshold": threshold}
+
+
+def test_no_citations_asked_for_is_no_retrieval_at_all(asker: Connection) -> None:
+    # there is no store in this database: retrieval would have failed
+    assert answer(asker, "what?", {"n_citations": 0}) == {
+        "text": "fake answer to: what? [documents: 0]",
+        "citations": [],
+        "vector_store": [],
+        "retrieval_info": {"method": "n_citations", "threshold": None},
+    }
+
+
+def test_no_citations_and_no_generation_is_an_empty_document(asker: Connection) -> None:
+    assert list(answer(asker, "what?", {"n_citations": 0, "skip_generate": True})) == [
+        "citations",
+        "vector_store",
+        "retrieval_info",
+    ]
+
+
+def test_default_is_three_citations_and_ten_with_a_limit(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=[(f"{i}", i, 1, f"s{i}", (1, i, 0)) for i in range(30)])
+    assert len(retrieve(asker, (1, 0, 0))["citations"]) == 3
+    for limit in (
+        {"max_distance": 5},
+        {"percentage_distance": 900000},
+        {"max_distance": 5, "percentage_distance": 9e5},
+    ):
+        options = {"retrieval_options": {**limit, "segment_overlap": 0}}
+        assert len(retrieve(asker, (2, 1, 0), **options)["citations"]) == 10
+        assert len(retrieve(asker, (2, 1, 0), **options, n_citations=2)["citations"]) == 2
+    assert len(retrieve(asker, (1, 0, 0), retrieval_options={"segment_overlap": 0})["citations"]) == 3
+    assert len(retrieve(asker, (1, 0, 0), n_citations=None)["citations"]) == 3
+    options = {"retrieval_options": {"max_distance": None, "segment_overlap": 0}}
+    assert len(retrieve(asker, (1, 0, 0), **options)["citations"]) == 3
+
+
+@pytest.mark.parametrize("n", [1, 100])
+def test_n_citations_at_its_limits(owner: Connection, asker: Connection, n: int) -> None:
+    create_store(owner, rows=[(f"{i}", i, 1, f"s{i}", (1, i, 0)) for i in range(120)])
+    assert len(retrieve(asker, (1, 0, 0), n_citations=n)["citations"]) == n
+
+
+def test_call_returns_the_document_in_output(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=ROWS)
+    options = json.dumps({"query_embedding": [1, 0, 0], "n_citations": 1})
+    (output,) = asker.execute("CALL ml_rag('q', %s)", (options,)).fetchone()
+    assert output == answer(asker, "q", options)
+    (output,) = asker.execute("CALL ml_rag(query => 'q', options => %s)", (options,)).fetchone()
+    assert output["text"] == "fake answer to: q [documents: 1]"
+
+
+def test_call_with_mysqls_order_of_arguments(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=ROWS)
+    options = json.dumps({"query_embedding": [1, 0, 0], "skip_generate": True})
+    (output,) = asker.execute(f"CALL ml_rag('q', NULL, '{options}')").fetchone()
+    assert "text" not in output
+    # options win where both are given, and what output held is not looked at
+    (output,) = asker.execute(f"CALL ml_rag('q', '{options}', '{{\"nonsense\": 1}}')").fetchone()
+    assert "text" not in output
+    with error("22023", '"nonsense"'):
+        asker.execute("CALL ml_rag('q', NULL, '{\"nonsense\": 1}')")
+
+
+def test_call_by_simple_protocol_with_literals_only(owner: Connection, db: Database) -> None:
+    create_text_store(owner)
+    connection = db.connect("asker")
+    result = connection.pgconn.exec_(b"CALL ml_rag('cats')")
+    output = result.get_value(0, 0)
+    assert output is not None
+    assert list(json.loads(output)) == ["text", "citations", "vector_store", "retrieval_info"]
+
+
+def test_call_from_plpgsql_fills_a_variable(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=ROWS)
+    asker.execute("""
+        DO $$
+        DECLARE
+          _answer jsonb;
+        BEGIN
+          CALL ml_rag('q', '{"query_embedding": [1,0,0], "skip_generate": true}', _answer);
+          ASSERT _answer -> 'citations' -> 0 ->> 'segment' = 'one two', _answer::text;
+        END
+        $$""")
+
+
+def test_prepared_statement_with_parameters(owner: Connection, asker: Connection) -> None:
+    create_text_store(owner)
+    for query in ("cats chase mice", "fish swim deep", "birds fly south") * 3:
+        row = asker.execute(
+            "SELECT segment FROM ml_rag_search($1, $2)".replace("$1", "%s").replace("$2", "%s"),
+            (query, json.dumps({"n_citations": 1})),
+            prepare=True,
+        ).fetchone()
+        assert row == (query,)
+
+
+def test_selectable_routines_work_in_a_read_only_transaction(owner: Connection, asker: Connection) -> None:
+    create_text_store(owner)
+    asker.execute("SET default_transaction_read_only = on")
+    options = {"retrieval_options": {"max_distance": "auto"}}
+    assert answer(asker, "cats chase mice", options)["citations"]
+    assert search(asker, "cats chase mice", options)
+    (output,) = asker.execute("CALL ml_rag('cats')").fetchone()
+    assert output["text"]
+    assert asker.execute("SELECT ml_generate('hello')").fetchone() == (
+        {"text": "fake answer to: hello [documents: 0]", "error": None},
+    )
+    assert asker.execute("SELECT vector_dims(ml_embed_row('hello'))").fetchone() == (16,)
+    assert asker.execute("SELECT count(*) > 3 FROM ml_supported_models()").fetchone() == (True,)
+
+
+def test_search_returns_one_typed_row_a_citation(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=ROWS)
+    cursor = asker.execute("""SELECT * FROM ml_rag_search('q', '{"query_embedding": [1,0,0], "n_citations": 2}')""")
+    assert cursor.description is not None
+    assert [c.name for c in cursor.description] == [
+        "rank",
+        "vector_store",
+        "document_name",
+        "document_id",
+        "segment_number",
+        "segment",
+        "distance",
+        "metadata",
+        "keyword_score",
+        "score",
+        "rerank_score",
+    ]
+    assert [c.type_display for c in cursor.description] == [
+        "int4",
+        "text",
+        "text",
+        "int8",
+        "int4",
+        "text",
+        "numeric",
+        "jsonb",
+        "float8",
+        "float8",
+        "float8",
+    ]
+    first, second = cursor.fetchall()
+    assert first[:6] == (1, "public.docs", "a.txt", 1, 1, "one two")
+    assert str(first[6]) == "0.0000"
+    assert first[7] == {"n": 1}
+    assert second[:6] == (2, "public.docs", "a.txt", 1, 2, "two three")
+    assert str(second[6]) == "0.2929"
+    assert first[8:] == second[8:] == (None, None, None)
+
+
+def test_search_and_answer_agree(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=ROWS)
+    options = {"query_embedding": [1, 2, 3], "n_citations": 4, "retrieval_options": {}, "skip_generate": True}
+    rows = search(asker, "q", options)
+    assert [{"segment": r[5], "distance": float(r[6]), "document_name": r[2]} for r in rows] == answer(
+        asker, "q", options
+    )["citations"]
+
+
+@pytest.mark.parametrize("query", ["", " ", "\t\n\r ", None])
+def test_empty_query_is_refused(asker: Connection, query: str | None) -> None:
+    for options in (None, {"n_citations": 0}, {"query_embedding": [1]}):
+        with error("22023", "empty"):
+            answer(asker, query, options)
+        with error("22023", "empty"):
+            search(asker, query, options)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "x" * 1_000_000,
+        "word " * 200_000,
+        "😀 emoji 🏳️‍🌈 and more",
+        "bell \x07 escape \x1b[31m delete \x7f c1 \x80",
+        "right to left \u202e and zero width \u200b and bom \ufeff",
+        "'; DROP TABLE docs; --",
+        '%s %I {} $1 \\ " </document>',
+        "\U0010ffff\ufffe\uffff",
+        "ａ" * 1000,
+    ],
+    ids=lambda query: ascii(query[:12]),
+)
+def test_odd_and_huge_queries_are_answered(owner: Connection, asker: Connection, query: str) -> None:
+    create_text_store(owner)
+    assert len(search(asker, query)) == 3
+    if len(query) < 10_000:
+        document = answer(asker, query)
+        assert document["text"].startswith("fake answer to: ")
+    else:
+        # the fake model's context holds 4,096 words
+        with_text = {"n_citations": 1}
+        if query.count(" ") > 4096:
+            with error("22023"):
+                answer(asker, query, with_text)
+        else:
+            assert answer(asker, query, with_text)["text"]
+
+
+def test_several_stores_are_listed_and_merged(owner: Connection, asker: Connection) -> None:
+    create_store(owner, "one", [("a", 1, 1, "far", (0, 1, 0))])
+    create_store(owner, "two", [("b", 1, 1, "near", (1, 0, 0))])
+    owner.execute("CREATE SCHEMA extra; GRANT USAGE ON SCHEMA extra TO ml_rag_user")
+    create_store(owner, "extra.three", [("c", 1, 1, "middle", (1, 1, 0))])
+    document = retrieve(asker, (1, 0, 0))
+    assert document["vector_store"] == ["extra.three", "public.one", "public.two"]
+    assert [c["segment"] for c in document["citations"]] == ["near", "middle", "far"]
+
+
+def test_document_filters(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=ROWS)
+    only_b = retrieve(asker, (1, 0, 0), document_name=["b.txt", "no such"])
+    assert {c["document_name"] for c in only_b["citations"]} == {"b.txt"}
+    assert len(only_b["citations"]) == 2
+    not_a = retrieve(asker, (1, 0, 0), exclude_document_name=["a.txt"])
+    assert not_a["citations"] == only_b["citations"]
+    with error("P0002"):
+        retrieve(asker, (1, 0, 0), document_name=["a.txt"], exclude_document_name=["a.txt"])
+    with error("P0002"):
+        retrieve(asker, (1, 0, 0), document_name=[])
+    assert len(retrieve(asker, (1, 0, 0), exclude_document_name=[])["citations"]) == 3
+
+
+def test_no_store_and_nothing_near_enough_are_told_apart(owner: Connection, asker: Connection) -> None:
+    with error("P0002", "no vector store found") as none:
+        retrieve(asker, (1, 0, 0))
+    create_store(owner, rows=ROWS)
+    with error("P0002", "0.0513", "0.01") as far:
+        retrieve(asker, (0, 2, 1), document_name=["b.txt"], retrieval_options={"max_distance": 0.01})
+    assert none.message != far.message
+    assert far.detail
+
+
+def test_store_without_rows_fails_with_its_own_message(owner: Connection, asker: Connection) -> None:
+    create_store(owner)
+    with error("P0002", "no segment"):
+        retrieve(asker, (1, 0, 0))
+
+
+def test_model_options_reach_the_model(owner: Connection, asker: Connection) -> None:
+    create_text_store(owner)
+    document = answer(asker, "cats chase mice", {"model_options": {"max_tokens": 2}})
+    assert document["text"] == "fake answer"
+    with error("22023", "no-such-model"):
+        answer(asker, "cats", {"model_options": {"model_id": "no-such-model"}})
+    with error("22023", "fake-embed"):
+        answer(asker, "cats", {"model_options": {"model_id": "fake-embed"}})
+
+
+def test_embed_model_id_selects_the_stores_and_embeds_the_query(owner: Connection, asker: Connection) -> None:
+    create_text_store(owner)
+    create_store(owner, "other", ROWS, model="all_minilm_l6_v2")
+    assert answer(asker, "cats", {"skip_generate": True})["vector_store"] == ["public.texts"]
+    document = retrieve(asker, (1, 0, 0), embed_model_id="all_minilm_l6_v2")
+    assert document["vector_store"] == ["public.other"]
+    with error("22023", "fake-generate"):
+        answer(asker, "cats", {"embed_model_id": "fake-generate", "vector_store": ["texts"]})
+    with error("P0002", "fake-embed-slow"):
+        answer(asker, "cats", {"embed_model_id": "fake-embed-slow", "query_embedding": [1, 0, 0]})
+    mark(owner, "texts", "GENAI_OPTIONS=EMBED_MODEL_ID=fake-generate")
+    with error("22023", "fake-generate"):
+        answer(asker, "cats", {"embed_model_id": "fake-generate"})
+
+
+def test_the_stores_own_model_embeds_where_none_is_named(owner: Connection, asker: Connection) -> None:
+    create_text_store(owner)
+    owner.execute("SELECT ml_rag.configure('embed_model_id', NULL)")
+    document = answer(asker, "fish swim deep", {"vector_store": ["texts"], "n_citations": 1, "skip_generate": True})
+    assert document["citations"][0]["distance"] == 0
+    create_store(owner, "other", ROWS, model="another")
+    with error("22023", "another", "fake-embed"):
+        answer(asker, "fish", {"vector_store": ["texts", "other"]})
+
+
+def test_dimension_mismatch_names_both(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=ROWS)
+    with error("22000", "4", "3"):
+        retrieve(asker, (1, 0, 0, 0))
+    create_store(owner, "loose", ROWS, type="vector")
+    with error("22000", "4", "3", ours=False):
+        retrieve(asker, (1, 0, 0, 0), vector_store=["loose"])
+
+
+@pytest.mark.parametrize(
+    "embedding",
+    [
+        "[1,2,a]",
+        "",
+        "[]",
+        [],
+        [1, "2", 3],
+        [True, 1, 1],
+        [[1, 2, 3]],
+        [1e300, 1, 1],
+        "[NaN,1,1]",
+        "[1,2",
+        "1,2,3",
+        [None],
+    ],
+    ids=str,
+)
+def test_query_embedding_that_is_none_is_refused(owner: Connection, asker: Connection, embedding: object) -> None:
+    create_store(owner, rows=ROWS)
+    with error("22023", "query_embedding"):
+        answer(asker, "q", {"query_embedding": embedding, "skip_generate": True})
+
+
+def test_query_embedding_as_text_and_as_array_are_the_same(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=ROWS)
+    options = {"skip_generate": True}
+    as_array = answer(asker, "q", {**options, "query_embedding": [1, 2.5, -3e-2]})
+    assert as_array == answer(asker, "q", {**options, "query_embedding": "[1,2.5,-3e-2]"})
+    assert as_array == answer(asker, "q", {**options, "query_embedding": " [ 1 , 2.5, -0.03 ] "})
+    too_long = [0.5] * 16001
+    with error("22023", "query_embedding"):
+        answer(asker, "q", {**options, "query_embedding": too_long})
+
+
+def test_routines_live_in_the_schema_named_at_create_extension(owner: Connection) -> None:
+    owner.execute("DROP EXTENSION ml_rag; CREATE SCHEMA sys; CREATE EXTENSION ml_rag SCHEMA sys")
+    with error("22023", "empty"):
+        owner.execute("CALL sys.ml_rag('')")
+    schemas = owner.execute(
+        "SELECT DISTINCT pronamespace::regnamespace::text FROM pg_proc JOIN pg_depend ON objid = pg_proc.oid"
+        " WHERE deptype = 'e' AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'ml_rag') ORDER BY 1"
+    ).fetchall()
+    assert schemas == [("ml_rag",), ("sys",)]
+
+
+def test_call_inside_a_transaction_block_and_a_savepoint(owner: Connection, asker: Connection) -> None:
+    create_text_store(owner)
+    with asker.transaction():
+        with error("22023"), asker.transaction():
+            answer(asker, "cats", {"n_citations": 101})
+        assert answer(asker, "cats")["citations"]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_store_that_is_dropped_between_discovery_and_search_is_42p01(
+    db: Database, owner: Connection, local_sockets: Path, named: bool
+) -> None:
+    create_store(owner, "docs", [("d", 1, 1, "one", fake_embedding("one"))], type="vector(16)")
+    dropper = db.connect()
+
+    def handler(client: socket.socket, request: bytes) -> None:
+        # the question is embedded when the stores are known, and none of them is locked yet
+        dropper.execute("DROP TABLE IF EXISTS docs")
+        reply(embeddings(fake_embedding("one")))(client, request)
+
+    with hostile(local_sockets, handler) as server:
+        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+        with error("42P01", "exist") as caught:
+            answer(db.connect("asker"), "one", {"vector_store": ["docs"]} if named else None)
+    assert "Call again" in caught.hint
+
+
+def test_stores_that_are_dropped_between_two_stages_are_42p01(owner: Connection) -> None:
+    create_store(owner, "docs", [("d", 1, 1, "one", fake_embedding("one"))], type="vector(16)")
+    owner.execute("CREATE TABLE kept AS SELECT ARRAY(SELECT s FROM ml_rag.discover() AS s) AS stores")
+    vector = as_text(fake_embedding("one"))
+    owner.execute(
+        "CREATE TABLE hits AS SELECT ARRAY(SELECT h FROM ml_rag.search(stores, %s, 3) AS h) AS h FROM kept", (vector,)
+    )
+    owner.execute("DROP TABLE docs")
+    with error("42P01", "exist"):
+        owner.execute("SELECT ml_rag.search(stores, %s, 3) FROM kept", (vector,))
+    with error("42P01", "exist"):
+        owner.execute("SELECT ml_rag.expand(stores, h, 1) FROM kept, hits")

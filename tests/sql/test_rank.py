@@ -1,0 +1,461 @@
+"""85_rank: the contract of ml_rank and ml_rank_rows, and the ranking model "hybrid" against a reference in Python.
+
+fake-rerank scores the share of the query's distinct words that occur in the text (see engines/fake.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from support.cluster import Connection, Database
+from support.hostile_server import hostile, reply
+from support.stores import create_store, error, fake_embedding, search
+
+RECORDS = [
+    {"id": "g", "title": "Green", "content": "grass"},
+    {"id": "r", "content": "red"},
+    {"id": "rb", "title": "Red", "content": "and blue"},
+    {"id": "b", "title": "blue"},
+    {"id": "x", "title": "x", "content": "y"},
+]
+
+
+def rank(connection: Connection, query: str | None, records: Any, options: Any = None) -> Any:
+    records = records if isinstance(records, str) or records is None else json.dumps(records)
+    row = connection.execute(
+        "SELECT ml_rank(%s, %s, %s)", (query, records, None if options is None else Jsonb(options))
+    ).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def rows(connection: Connection, query: str | None, ids: Any, texts: Any, options: Any = None) -> list[Any]:
+    return connection.execute(
+        "SELECT * FROM ml_rank_rows(%s, %s::text[], %s::text[], %s)",
+        (query, ids, texts, None if options is None else Jsonb(options)),
+    ).fetchall()
+
+
+def ids(answer: Any) -> list[str]:
+    return [record["id"] for record in answer["records"]]
+
+
+# -- the contract ----------------------------------------------------------------------------------------------------
+
+
+def test_the_answer_has_the_records_with_their_scores_best_first(module_asker: Connection) -> None:
+    assert rank(module_asker, "red blue", RECORDS) == {
+        "model": "fake-rerank",
+        "records": [
+            {"id": "rb", "title": "Red", "content": "and blue", "score": 1.0},
+            {"id": "r", "content": "red", "score": 0.5},
+            {"id": "b", "title": "blue", "score": 0.5},
+            {"id": "g", "title": "Green", "content": "grass", "score": 0.0},
+            {"id": "x", "title": "x", "content": "y", "score": 0.0},
+        ],
+    }
+
+
+def test_title_and_content_are_read_together(module_asker: Connection) -> None:
+    (record,) = rank(module_asker, "a b c", [{"id": "1", "title": "a", "content": "b"}])["records"]
+    assert record["score"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(("n", "count"), [(1, 1), (2, 2), (5, 5), (6, 5), (200, 5), (2**31 - 1, 5), (None, 5)])
+def test_top_n(module_asker: Connection, n: int | None, count: int) -> None:
+    assert ids(rank(module_asker, "red blue", RECORDS, {"top_n": n})) == ["rb", "r", "b", "g", "x"][:count]
+
+
+@pytest.mark.parametrize("model", ["fake-rerank", "hybrid"])
+def test_ids_and_scores_only(module_asker: Connection, model: str) -> None:
+    full = rank(module_asker, "red blue", RECORDS, {"model": model})
+    short = rank(module_asker, "red blue", RECORDS, {"ignore_record_details_in_response": True, "model": model})
+    assert short["model"] == full["model"] == model
+    assert short["records"] == [{"id": r["id"], "score": r["score"]} for r in full["records"]]
+
+
+def test_an_answer_can_be_ranked_again(module_asker: Connection) -> None:
+    again = rank(module_asker, "grass", rank(module_asker, "red blue", RECORDS)["records"])
+    assert again["records"][0] == {"id": "g", "title": "Green", "content": "grass", "score": 1.0}
+
+
+def test_null_title_or_content_is_as_if_left_out(module_asker: Connection) -> None:
+    (record,) = rank(module_asker, "red", [{"id": "1", "title": None, "content": "red"}])["records"]
+    assert record == {"id": "1", "content": "red", "score": 1.0}
+
+
+def test_equal_scores_and_equal_ids_keep_their_order(module_asker: Connection) -> None:
+    records = [{"id": "same", "content": f"red {n}"} for n in range(50)]
+    assert [r["content"] for r in rank(module_asker, "red", records)["records"]] == [r["content"] for r in records]
+
+
+def test_no_records_are_an_empty_answer(module_asker: Connection) -> None:
+    assert rank(module_asker, "red", []) == {"model": "fake-rerank", "records": []}
+    assert rank(module_asker, "red", [], {"model": "hybrid"}) == {"model": "hybrid", "records": []}
+    assert rows(module_asker, "red", [], []) == []
+
+
+@pytest.mark.parametrize("model", ["fake-rerank", "hybrid"])
+def test_two_hundred_records_and_no_more(module_asker: Connection, model: str) -> None:
+    records = [{"id": str(n), "content": f"text {n}" + (" red" if n == 150 else "")} for n in range(201)]
+    answer = rank(module_asker, "red", records[:200], {"model": model})
+    assert (len(answer["records"]), answer["records"][0]["id"]) == (200, "150")
+    with error("22023", "201", "200"):
+        rank(module_asker, "red", records, {"model": model})
+    texts = [record["content"] for record in records]
+    assert len(rows(module_asker, "red", texts[:200], texts[:200], {"model": model})) == 200
+    with error("22023", "201", "200"):
+        rows(module_asker, "red", texts, texts, {"model": model})
+
+
+def test_rows(module_asker: Connection) -> None:
+    cursor = module_asker.execute(
+        "SELECT * FROM ml_rank_rows('red blue', ARRAY['a', 'b', 'c'], ARRAY['green', 'red', 'blue red'])"
+    )
+    assert cursor.description is not None
+    assert [(c.name, c.type_display) for c in cursor.description] == [
+        ("rank", "int4"),
+        ("id", "text"),
+        ("score", "float8"),
+    ]
+    assert cursor.fetchall() == [(1, "c", 1.0), (2, "b", 0.5), (3, "a", 0.0)]
+    # the bounds of an array do not matter
+    assert rows(module_asker, "red", "[0:1]={a,b}", "[5:6]={x,red}", {"top_n": 1}) == [(1, "b", 1.0)]
+    assert rows(module_asker, "red", ["a"], ["red"], {"ignore_record_details_in_response": True}) == [(1, "a", 1.0)]
+
+
+@pytest.mark.parametrize("model", ["fake-rerank", "hybrid"])
+def test_works_in_a_read_only_transaction_without_any_table(asker: Connection, model: str) -> None:
+    asker.execute("SET default_transaction_read_only = on")
+    assert rank(asker, "red blue", RECORDS, {"model": model})["records"][0]["id"] == "rb"
+    assert rows(asker, "red", ["a", "b"], ["blue", "red"], {"model": model})[0][1] == "b"
+
+
+def test_a_stranger_may_not(stranger: Connection) -> None:
+    with error("42501", ours=False):
+        rank(stranger, "q", RECORDS)
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("query", [None, "", " \n\t"])
+@pytest.mark.parametrize("model", ["fake-rerank", "hybrid"])
+def test_empty_query(module_asker: Connection, query: str | None, model: str) -> None:
+    for records in (RECORDS, []):
+        with error("22023", "the query is empty"):
+            rank(module_asker, query, records, {"model": model})
+    with error("22023", "the query is empty"):
+        rows(module_asker, query, ["1"], ["t"], {"model": model})
+
+
+@pytest.mark.parametrize("records", [None, "null", "7", '"x"', "{}", '{"records": []}', "true"])
+def test_records_that_are_no_array(module_asker: Connection, records: str | None) -> None:
+    with error("22023", "array"):
+        rank(module_asker, "q", records)
+
+
+GOOD = {"id": "first", "content": "t"}
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (7, ["number"]),
+        ("x", ["string"]),
+        (None, ["null"]),
+        ([], ["array"]),
+        ({}, ['"id"']),
+        ({"content": "t"}, ['"id"']),
+        ({"id": None, "content": "t"}, ['"id"']),
+        ({"id": "", "content": "t"}, ['"id"']),
+        ({"id": 7, "content": "t"}, ['"id"', "7"]),
+        ({"id": ["a"], "content": "t"}, ['"id"']),
+        ({"id": "abc"}, ['"abc"', "title", "content"]),
+        ({"id": "abc", "title": ""}, ['"abc"', "title", "content"]),
+        ({"id": "abc", "title": " ", "content": "\n"}, ['"abc"', "title", "content"]),
+        ({"id": "abc", "title": None, "content": None}, ['"abc"', "title", "content"]),
+        ({"id": "abc", "content": 7}, ['"abc"', "content", "text"]),
+        ({"id": "abc", "title": {}}, ['"abc"', "title", "text"]),
+        ({"id": "abc", "title": "t", "content": False}, ['"abc"', "content", "text"]),
+        ({"id": "abc", "content": "t", "contents": "t"}, ['"abc"', '"contents"']),
+        ({"id": "i" * 5000, "text": "t"}, ["i" * 100]),
+    ],
+    ids=str,
+)
+def test_a_bad_record_is_named(module_asker: Connection, record: Any, words: list[str]) -> None:
+    with error("22023", "record 2 ", *words) as caught:
+        rank(module_asker, "q", [GOOD, record, GOOD])
+    assert len(caught.detail) < 300
+
+
+def test_numbers_too_large_and_nul_escapes(module_asker: Connection) -> None:
+    # a score is not read; jsonb itself takes numbers of any size, and no NUL
+    assert ids(rank(module_asker, "t", '[{"id": "1", "content": "t", "score": 1e400}]')) == ["1"]
+    with error("22023", '"id"'):
+        rank(module_asker, "t", '[{"id": 1e400, "content": "t"}]')
+    for n in ("1e400", "-1e400", "2147483648", "0", "-1", "1.5", '"1"', "true", "[]"):
+        with error("22023", "top_n"):
+            module_asker.execute("SELECT ml_rank('t', '[]', %s)", (f'{{"top_n": {n}}}',))
+    with error("22P05", ours=False):
+        rank(module_asker, "t", '[{"id": "1", "content": "a\\u0000b"}]')
+    # an escaped backslash before u0000 is just text
+    assert ids(rank(module_asker, "t", r'[{"id": "\\u0000", "content": "t"}]')) == [r"\u0000"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"topN": 1},
+        {"model": ""},
+        {"model": 7},
+        {"ignore_record_details_in_response": 1},
+        {"ignore_record_details_in_response": "true"},
+        {"language": 7},
+        {"model": "no-such-model"},
+        {"model": "fake-embed"},
+        {"model": "fake-generate"},
+        [],
+        "fake-rerank",
+        7,
+    ],
+    ids=str,
+)
+def test_bad_options(module_asker: Connection, options: Any) -> None:
+    with error("22023"):
+        rank(module_asker, "q", RECORDS, options)
+    with error("22023"):
+        rows(module_asker, "q", ["1"], ["t"], options)
+
+
+@pytest.mark.parametrize(
+    ("ids", "texts", "words"),
+    [
+        (None, None, ["NULL"]),
+        (["a"], None, ["1 ids", "NULL"]),
+        (None, ["a"], ["NULL ids"]),
+        (["a", "b"], ["t"], ["2 ids", "1 texts"]),
+        (["a", None], ["t", "t"], ["record 2 ", "id"]),
+        (["a", ""], ["t", "t"], ["record 2 ", "id"]),
+        (["a", "b"], ["t", None], ["record 2 ", '"b"']),
+        (["a", "b"], ["t", " "], ["record 2 ", '"b"']),
+    ],
+)
+def test_bad_rows(module_asker: Connection, ids: Any, texts: Any, words: list[str]) -> None:
+    with error("22023", *words):
+        rows(module_asker, "q", ids, texts)
+
+
+@pytest.mark.parametrize("model", ["fake-rerank", "hybrid"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x" * 1_000_000,
+        "word " * 200_000,
+        "漢字" * 300_000,
+        "🙂" * 250_000,
+        "'",
+        "& | ! : * ( )",
+        '"\\',
+        "<b>",
+        "\x01\x1f",
+    ],
+    ids=lambda text: f"{text[:8]!r}*{len(text)}",
+)
+def test_odd_and_huge_texts(module_asker: Connection, text: str, model: str) -> None:
+    records = [{"id": "a", "content": "red"}, {"id": "b", "title": text, "content": text}]
+    for query in ("red", text):
+        answer = rank(module_asker, query, records, {"model": model, "ignore_record_details_in_response": True})
+        assert sorted(ids(answer)) == ["a", "b"]
+        assert all(0 <= record["score"] <= 1 for record in answer["records"])
+
+
+# -- which model ranks ------------------------------------------------------------------------------------------------
+
+
+def test_hybrid_ranks_where_the_default_models_files_are_missing(owner: Connection, asker: Connection) -> None:
+    owner.execute("SELECT ml_rag.configure('rerank_model_id', NULL)")
+    assert rank(asker, "red blue", RECORDS) == rank(asker, "red blue", RECORDS, {"model": "hybrid"})
+    assert rank(asker, "red blue", RECORDS)["model"] == "hybrid"
+    # but not where it is named
+    for call in (rank, lambda c, q, r, o: rows(c, q, ["1"], ["t"], o)):
+        with error("55000", "ms-marco-minilm-l6-v2") as caught:
+            call(asker, "q", RECORDS, {"model": "ms-marco-minilm-l6-v2"})
+        assert "ml-rag models pull ms-marco-minilm-l6-v2" in caught.hint
+
+
+def test_hybrid_as_the_default_model(owner: Connection, asker: Connection) -> None:
+    owner.execute("SELECT ml_rag.configure('rerank_model_id', 'hybrid')")
+    assert rank(asker, "red blue", RECORDS)["model"] == "hybrid"
+
+
+def test_a_default_model_that_nobody_knows_is_an_error(owner: Connection, asker: Connection) -> None:
+    owner.execute("SELECT ml_rag.configure('rerank_model_id', 'no-such-model')")
+    with error("22023", "no-such-model"):
+        rank(asker, "q", RECORDS)
+
+
+def test_hybrid_in_option_rerank(owner: Connection, asker: Connection) -> None:
+    owner.execute("SELECT ml_rag.configure('rerank_model_id', NULL)")
+    texts = ["red", "red green", "blue and red", "green", "yellow"]
+    create_store(owner, "t", [("d", 1, 10 * i, t, fake_embedding(t)) for i, t in enumerate(texts)], type="vector(16)")
+    found = search(asker, "red blue", {"n_citations": 5, "rerank": {"model_id": "hybrid"}})
+    ranked = rank(asker, "red blue", [{"id": row[5], "content": row[5]} for row in found], {"model": "hybrid"})
+    assert [(row[5], row[10]) for row in found] == [(r["id"], r["score"]) for r in ranked["records"]]
+    assert found[0][5] == "blue and red"
+    least = found[1][10]
+    assert len(search(asker, "red blue", {"rerank": {"model_id": "hybrid", "min_score": least}})) == 2
+
+
+def test_server_down(owner: Connection, asker: Connection) -> None:
+    owner.execute("SELECT ml_rag.configure('model_server', 'unix:/no/such.sock')")
+    for options in (None, {"model": "hybrid"}, {"model": "fake-rerank"}):
+        with error("08006", "unix:/no/such.sock"):
+            rank(asker, "q", RECORDS, options)
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{}", b'{"data": 7}', b'{"data": [7, {"id": 7}]}', b"<html>"], ids=str)
+def test_a_server_that_answers_nonsense(owner: Connection, asker: Connection, local_sockets: Any, body: bytes) -> None:
+    with hostile(local_sockets, reply(body)) as server:
+        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+        for options in (None, {"model": "hybrid"}, {"model": "fake-rerank"}):
+            with error("38000") as caught:
+                rank(asker, "q", RECORDS, options)
+            assert "internal error" not in caught.message, caught.detail
+
+
+@pytest.mark.parametrize("model", ["fake-rerank-slow", "hybrid"])
+@pytest.mark.parametrize("how", ["timeout", "cancel"])
+def test_a_call_under_way_ends_within_a_second(db: Database, model: str, how: str) -> None:
+    db.connect().execute("SELECT ml_rag.configure('embed_model_id', 'fake-embed-slow')")
+    session = db.connect("asker")
+    session.execute("SELECT ml_rag.model_server()")
+    records = [{"id": str(n), "content": "red"} for n in range(200)]
+    if how == "timeout":
+        session.execute("SET statement_timeout = '300ms'")
+    else:
+        threading.Timer(0.3, session.cancel).start()
+    began = time.monotonic()
+    with error("57014", ours=False):
+        rank(session, "red", records, {"model": model})
+    assert time.monotonic() - began < 1.3
+    session.execute("RESET statement_timeout")
+    assert rank(session, "red", records)["model"] == "fake-rerank"
+
+
+# -- hybrid ----------------------------------------------------------------------------------------------------------
+
+
+def words(text: str) -> list[str]:
+    """What configuration ``simple`` makes of a text of plain ASCII words and runs of Chinese."""
+    found = re.findall(r"[a-z0-9]+", text.lower())
+    for run in re.findall(r"[\u4e00-\u9fff]+", text):
+        found += [run[i : i + 2] for i in range(max(1, len(run) - 1))]
+    return found
+
+
+def expected(query: str, texts: list[str]) -> list[float]:
+    """The scores of model hybrid over fake-embed, written down once more."""
+    asked = Counter(words(query))
+    read = [Counter(words(text)) for text in texts]
+    mean = sum(sum(r.values()) for r in read) / len(read) or 1
+    bm25, attainable = [0.0] * len(texts), 0.0
+    for word, times in asked.items():
+        holders = sum(word in r for r in read)
+        weight = times * math.log(1 + (len(texts) - holders + 0.5) / (holders + 0.5))
+        attainable += weight
+        for i, r in enumerate(read):
+            bm25[i] += weight * r[word] / (r[word] + 1.2 * (0.25 + 0.75 * sum(r.values()) / mean))
+    best = max(*bm25, 0.15 * attainable)
+    vector = fake_embedding(query)
+    cosines = [max(0.0, sum(a * b for a, b in zip(vector, fake_embedding(t), strict=True))) for t in texts]
+    if not asked:
+        return cosines
+    return [0.7 * c + 0.3 * b / best for c, b in zip(cosines, bm25, strict=True)]
+
+
+def hybrid(connection: Connection, query: str, texts: list[str], language: str = "simple") -> list[float]:
+    """In the order of the texts."""
+    found = rows(
+        connection, query, [str(n) for n in range(len(texts))], texts, {"model": "hybrid", "language": language}
+    )
+    assert [row[2] for row in found] == sorted((row[2] for row in found), reverse=True)
+    by_id = {int(row[1]): row[2] for row in found}
+    return [by_id[n] for n in range(len(texts))]
+
+
+@pytest.mark.parametrize(
+    ("query", "texts"),
+    [
+        ("red blue", ["red", "blue red", "green grass", "red red red and more", "blue " * 30]),
+        ("red red blue", ["red", "blue", "green"]),
+        ("what is the colour of the sky", ["the sky is blue", "the the the", "of", "clouds"]),
+        # one record: shares everything, something, nothing
+        ("red blue", ["red blue"]),
+        ("what is the colour of the sky", ["the"]),
+        ("red blue", ["yellow"]),
+        # no record has a word of the query
+        ("violet", ["red", "blue"]),
+        ("W45 invoice", ["invoice w45", "invoice w46", "letter"]),
+    ],
+)
+def test_hybrid_by_hand(module_asker: Connection, query: str, texts: list[str]) -> None:
+    assert hybrid(module_asker, query, texts) == pytest.approx(expected(query, texts), abs=1e-6)
+
+
+def test_hybrid_compares_chinese_by_pairs_of_characters(module_asker: Connection) -> None:
+    texts = ["今天天气很好", "明天下雨", "数据库的索引 index", "天"]
+    scores = hybrid(module_asker, "天气", texts)
+    assert scores.index(max(scores)) == 0
+    # by the words alone: only the first text has the pair
+    row = module_asker.execute(
+        "SELECT ml_rag._word_scores('天气 index', %s, 'simple'), ml_rag._word_scores('天', %s, 'simple')",
+        (texts, texts),
+    ).fetchone()
+    assert row is not None
+    assert [score > 0 for score in row[0]] == [True, False, True, False]
+    assert [score > 0 for score in row[1]] == [False, False, False, True]
+
+
+def test_a_query_without_words_leaves_it_to_the_similarity(module_asker: Connection) -> None:
+    texts = ["the who sang", "bananas"]
+    similarities = module_asker.execute("SELECT ml_rag._similarities('the who', %s)", (texts,)).fetchone()
+    assert similarities is not None
+    assert hybrid(module_asker, "the who", texts, "english") == pytest.approx(similarities[0], abs=1e-9)
+    assert hybrid(module_asker, "the who", texts, "simple") != pytest.approx(similarities[0], abs=1e-3)
+    assert all(0 <= score <= 1 for score in hybrid(module_asker, "🙂 !!", texts))
+
+
+@pytest.mark.parametrize("language", ["en", "EN", "en-GB", "english", "English"])
+def test_the_language_decides_what_a_word_is(module_asker: Connection, language: str) -> None:
+    texts = ["a hundred mice", "a hundred men"]
+    stemmed = hybrid(module_asker, "hundreds", texts, language)
+    plain = hybrid(module_asker, "hundreds", texts, "simple")
+    assert all(a > b for a, b in zip(stemmed, plain, strict=True))
+
+
+def test_without_a_language_the_databases_configuration_counts(module_asker: Connection) -> None:
+    records = [{"id": "1", "content": "a hundred mice"}, {"id": "2", "content": "nothing"}]
+    scores = {}
+    for configuration in ("english", "simple"):
+        module_asker.execute(f"SET default_text_search_config = 'pg_catalog.{configuration}'")
+        scores[configuration] = rank(module_asker, "hundreds", records, {"model": "hybrid"})["records"][0]["score"]
+        named = rank(module_asker, "hundreds", records, {"model": "hybrid", "language": configuration})
+        assert named["records"][0]["score"] == scores[configuration]
+    module_asker.execute("RESET default_text_search_config")
+    assert scores["english"] > scores["simple"]
+
+
+@pytest.mark.parametrize("language", ["klingon", "zh", "ja", "'; DROP TABLE x; --", "a.b.c", '"', "l" * 100, "🙂", " "])
+def test_a_language_without_a_configuration_of_its_own_is_simple(module_asker: Connection, language: str) -> None:
+    texts = ["a hundred mice", "a hundred men"]
+    assert hybrid(module_asker, "hundreds", texts, language) == hybrid(module_asker, "hundreds", texts, "simple")

@@ -1,0 +1,194 @@
+"""00_schema: settings, version, comments; and what CREATE and DROP EXTENSION leave."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.cluster import Cluster, Connection, Database
+from support.stores import create_store, error
+
+SETTINGS = {
+    "model_server": "unix:/run/ml_rag/ml_rag.sock",
+    "embed_model_id": "all_minilm_l6_v2",
+    "generate_model_id": "smollm2-135m-instruct",
+    "rerank_model_id": "ms-marco-minilm-l6-v2",
+    "abstain_text": "I do not know: nothing relevant was found in the documents.",
+}
+MEMBERS = """
+    SELECT d.classid::regclass::text, pg_describe_object(d.classid, d.objid, 0),
+      obj_description(d.objid, d.classid::regclass::name)
+    FROM pg_depend AS d
+    WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+      AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'ml_rag')
+"""
+
+
+def value(connection: Connection, name: str) -> str:
+    (found,) = connection.execute("SELECT value FROM ml_rag.setting WHERE name = %s", (name,)).fetchone() or (None,)
+    assert isinstance(found, str)
+    return found
+
+
+def test_settings_and_their_defaults(asker: Connection) -> None:
+    rows = asker.execute("SELECT name, default_value, description FROM ml_rag.setting").fetchall()
+    assert {r[0]: r[1] for r in rows} == SETTINGS
+    assert all(r[2] for r in rows)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_is_changed_and_put_back(owner: Connection, asker: Connection, name: str) -> None:
+    new = "unix:/elsewhere.sock" if name == "model_server" else "another-model"
+    owner.execute("SELECT ml_rag.configure(%s, %s)", (name, new))
+    assert value(asker, name) == new
+    owner.execute("SELECT ml_rag.configure(%s, %s)", (name, new + "2"))
+    assert value(asker, name) == new + "2"
+    owner.execute("SELECT ml_rag.configure(%s, NULL)", (name,))
+    assert value(asker, name) == SETTINGS[name]
+
+
+@pytest.mark.parametrize("name", ["nonsense", "", None, "MODEL_SERVER", "ml_rag.model_server"])
+def test_an_unknown_setting(owner: Connection, name: str | None) -> None:
+    with error("22023", "model_server, "):
+        owner.execute("SELECT ml_rag.configure(%s, 'x')", (name,))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "unix:",
+        "/a/path",
+        "https://host:1",
+        "http://",
+        "http://host",
+        "http://host:",
+        "http://127.0.0.1:1/path",
+        "http://127.0.0.1/8:80",
+        "http://[::1/64]:80",
+        "unix:rel",
+        "file:///x",
+        "http://user@host:x",
+    ],
+)
+def test_an_address_of_another_form(owner: Connection, address: str) -> None:
+    before = value(owner, "model_server")
+    with error("22023", "unix:/path/of/socket"):
+        owner.execute("SELECT ml_rag.configure('model_server', %s)", (address,))
+    assert value(owner, "model_server") == before
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://host.name:1",
+        "http://host:1/",
+        "http://1.2.3:80",
+        "http://::1:80",
+        "http://[1.2.3.4]:80",
+        "http://[]:80",
+        "http://LOCALHOST.:80",
+        "http://[localhost]:80",
+        "http://127.0.0.1:0",
+        "http://127.0.0.1:65536",
+        "http://[fe80::1%eth0]:80",
+    ],
+)
+def test_a_host_name_or_a_port_that_is_none(owner: Connection, address: str) -> None:
+    before = value(owner, "model_server")
+    with error("22023", "IP address or localhost", "cannot be cancelled") as caught:
+        owner.execute("SELECT ml_rag.configure('model_server', %s)", (address,))
+    assert address in caught.detail
+    assert value(owner, "model_server") == before
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["unix:/a b/c.sock", "http://127.0.0.1:8080", "http://[::1]:80/", "http://localhost:65535", "http://[fd00::1:2]:1"],
+)
+def test_an_address_as_it_should_be(owner: Connection, address: str) -> None:
+    owner.execute("SELECT ml_rag.configure('model_server', %s)", (address,))
+    assert value(owner, "model_server") == address
+
+
+def test_only_the_owner_changes_settings(asker: Connection) -> None:
+    with error("42501", ours=False):
+        asker.execute("SELECT ml_rag.configure('model_server', 'unix:/tmp/evil.sock')")
+    for statement in (
+        "INSERT INTO ml_rag.setting_value VALUES ('embed_model_id', 'x')",
+        "UPDATE ml_rag.setting_value SET value = 'x'",
+        "DELETE FROM ml_rag.setting_value",
+        "INSERT INTO ml_rag.setting VALUES ('model_server', 'x', 'x', 'x')",
+    ):
+        with error("42501", ours=False) if "ml_rag.setting " not in statement else pytest.raises(Exception):  # noqa: PT011
+            asker.execute(statement)
+
+
+def test_settings_are_part_of_a_dump(owner: Connection) -> None:
+    rows = owner.execute(
+        "SELECT c.relname FROM pg_extension AS e, unnest(e.extconfig) AS t JOIN pg_class AS c ON c.oid = t"
+        " WHERE e.extname = 'ml_rag'"
+    ).fetchall()
+    assert ("setting_value",) in rows
+
+
+def test_every_public_routine_and_view_has_a_comment(owner: Connection) -> None:
+    missing = []
+    for class_, name, comment in owner.execute(MEMBERS):
+        private = name.partition("(")[0].rpartition(".")[2].startswith("_")
+        if class_ in ("pg_proc", "pg_class") and not private and not comment:
+            missing.append(name)
+    assert missing == []
+
+
+def test_a_comments_first_line_is_a_line(owner: Connection) -> None:
+    for _, name, comment in owner.execute(MEMBERS):
+        if comment is not None and "ml_rag" in name:
+            first = comment.splitlines()[0]
+            assert 0 < len(first) <= 120, name
+            assert not first.endswith("."), name
+
+
+def test_everything_private_is_in_the_schema_ml_rag(owner: Connection) -> None:
+    rows = owner.execute(
+        "SELECT p.proname FROM pg_proc AS p JOIN pg_depend AS d ON d.objid = p.oid AND d.deptype = 'e'"
+        " WHERE d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'ml_rag')"
+        " AND p.pronamespace <> 'ml_rag'::regnamespace ORDER BY 1"
+    ).fetchall()
+    public = {
+        "ml_rag",
+        "ml_rag_answer",
+        "ml_rag_search",
+        "ml_generate",
+        "ml_embed_row",
+        "ml_rank",
+        "ml_rank_rows",
+        "ml_supported_models",
+    }
+    later = {"ml_rag_table", "ml_generate_table", "ml_embed_table", "vector_store_load"}
+    later |= {"ml_rag_evaluate", "ml_rag_compare_runs"}
+    assert public <= {name for (name,) in rows} <= public | later
+
+
+def test_drop_extension_leaves_nothing_but_the_callers_own(cluster: Cluster, db: Database) -> None:
+    owner = db.connect()
+    create_store(owner)
+    owner.execute("DROP EXTENSION ml_rag")
+    assert owner.execute("SELECT to_regnamespace('ml_rag')").fetchone() == (None,)
+    assert owner.execute("SELECT count(*) FROM pg_proc WHERE proname LIKE 'ml\\_%'").fetchone() == (0,)
+    assert owner.execute("SELECT count(*) FROM docs").fetchone() == (0,)
+    owner.execute("CREATE EXTENSION ml_rag")
+    assert owner.execute("SELECT count(*) FROM ml_rag.discover()").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("schema", ["public", "extensions"])
+def test_the_vector_extension_may_be_in_any_schema(cluster: Cluster, schema: str) -> None:
+    with cluster.database(template="template0") as database:
+        owner = database.connect()
+        owner.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}; CREATE EXTENSION vector SCHEMA {schema}")
+        owner.execute("CREATE EXTENSION plpython3u; CREATE EXTENSION ml_rag")
+        owner.execute(f"GRANT USAGE ON SCHEMA {schema} TO ml_rag_user")
+        owner.execute(f"SET search_path = public, {schema}")
+        create_store(owner, "public.docs", [("a", 1, 1, "s", (1, 0, 0))], model="all_minilm_l6_v2")
+        asker = database.connect("asker")
+        row = asker.execute("SELECT segment FROM ml_rag_search('q', '{\"query_embedding\": [1,0,0]}')").fetchone()
+        assert row == ("s",)

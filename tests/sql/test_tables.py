@@ -1,0 +1,334 @@
+"""81_tables: the batch routines; SPEC.md section 1."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.cluster import Connection, Database
+from support.stores import create_store, error, fake_embedding, names
+
+ROUTINES = ["ml_rag_table", "ml_generate_table", "ml_embed_table"]
+
+
+def call(connection: Connection, routine: str, source: str, target: str, options: Any = None) -> dict[str, Any]:
+    statement = f"CALL {routine}(%s, %s, %s)"
+    row = connection.execute(statement, (source, target, None if options is None else json.dumps(options))).fetchone()
+    assert row is not None
+    result: dict[str, Any] = row[0]
+    return result
+
+
+@pytest.fixture
+def texts(owner: Connection) -> Connection:
+    owner.execute("CREATE TABLE texts (id integer PRIMARY KEY, q text)")
+    owner.execute("INSERT INTO texts VALUES (1, 'one two'), (2, NULL), (3, 'three'), (4, '  '), (5, 'five six')")
+    rows = [("d", 1, i, t, fake_embedding(t)) for i, t in enumerate(["one two", "three", "five six"])]
+    create_store(owner, "store", rows, type="vector(16)")
+    return owner
+
+
+def column(connection: Connection, query: str) -> list[Any]:
+    return [row[0] for row in connection.execute(query).fetchall()]
+
+
+def test_embed_table_adds_a_marked_column_and_makes_the_table_a_store(texts: Connection) -> None:
+    result = call(texts, "ml_embed_table", "public.texts.q", "public.texts.segment_embedding")
+    assert {key: result[key] for key in ("rows", "succeeded", "failed")} == {"rows": 4, "succeeded": 3, "failed": 1}
+    assert "empty" in result["first_error"]
+    vectors = dict(texts.execute("SELECT id, segment_embedding::real[] FROM texts WHERE segment_embedding IS NOT NULL"))
+    assert vectors.keys() == {1, 3, 5}
+    for number, text in ((1, "one two"), (3, "three"), (5, "five six")):
+        assert vectors[number] == pytest.approx(fake_embedding(text), abs=1e-6)
+    texts.execute("ALTER TABLE texts RENAME q TO segment")
+    assert "public.texts" in names(texts)
+
+
+def test_embed_table_keeps_the_comment_that_was_there(texts: Connection) -> None:
+    texts.execute("ALTER TABLE texts ADD e vector(16)")
+    texts.execute("COMMENT ON COLUMN texts.e IS 'an old remark'")
+    call(texts, "ml_embed_table", "public.texts.q", "public.texts.e")
+    comment = "SELECT col_description('texts'::regclass, 3)"
+    assert column(texts, comment) == ["an old remark GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed"]
+    with error("22023", "another model"):
+        call(texts, "ml_embed_table", "public.texts.q", "public.texts.e", {"embed_model_id": "fake-embed-slow"})
+
+
+def test_rag_table_writes_the_answer_document_of_each_row(texts: Connection) -> None:
+    result = call(texts, "ml_rag_table", "public.texts.q", "public.texts.answer", {"n_citations": 1, "batch_size": 2})
+    assert (result["rows"], result["succeeded"], result["failed"]) == (4, 3, 1)
+    answers = dict(texts.execute("SELECT id, answer FROM texts"))
+    assert answers[2] is None
+    assert list(answers[4]) == ["error"]
+    assert "22023" in answers[4]["error"]
+    for number, text in ((1, "one two"), (3, "three"), (5, "five six")):
+        single = texts.execute("SELECT ml_rag_answer(%s, '{\"n_citations\": 1}')", (text,)).fetchone()
+        assert single is not None
+        assert answers[number] == single[0]
+
+
+def test_generate_table_makes_an_output_table_with_the_same_key(owner: Connection) -> None:
+    owner.execute('CREATE TABLE "odd Table" (a text, "B b" numeric(6,2), "the.Prompt" text, PRIMARY KEY ("B b", a))')
+    owner.execute("""INSERT INTO "odd Table" VALUES ('x''y', 1.5, 'hello'), ('{,"}', 1.5, 'bye')""")
+    result = call(
+        owner, "ml_generate_table", 'public."odd Table"."the.Prompt"', 'public."out Put".text', {"max_tokens": 4}
+    )
+    assert (result["rows"], result["failed"]) == (2, 0)
+    rows = owner.execute('SELECT a, "B b"::text, text FROM "out Put" ORDER BY text').fetchall()
+    assert [(a, b) for a, b, _ in rows] == [('{,"}', "1.50"), ("x'y", "1.50")]
+    assert [row[2] for row in rows] == [
+        {"text": "fake answer to: bye", "error": None},
+        {"text": "fake answer to: hello", "error": None},
+    ]
+    key = (
+        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = '\"out Put\"'::regclass AND contype = 'p'"
+    )
+    assert column(owner, key) == ['PRIMARY KEY ("B b", a)']
+
+
+def test_rows_that_have_a_result_are_left_alone_and_failed_ones_tried_again(texts: Connection) -> None:
+    call(texts, "ml_rag_table", "public.texts.q", "public.out.answer")
+    texts.execute("UPDATE texts SET q = 'three' WHERE id = 4")
+    texts.execute("UPDATE out SET answer = '{\"mine\": 1}' WHERE id = 1")
+    result = call(texts, "ml_rag_table", "public.texts.q", "public.out.answer")
+    assert (result["rows"], result["succeeded"], result["failed"]) == (1, 1, 0)
+    assert column(texts, "SELECT answer FROM out WHERE id = 1") == [{"mine": 1}]
+    assert column(texts, "SELECT answer ->> 'text' FROM out WHERE id = 4") == ["fake answer to: three [documents: 3]"]
+    assert column(texts, "SELECT count(*) FROM out") == [4]
+
+
+def test_one_bad_text_does_not_cost_the_rest_of_an_embedding_batch(texts: Connection) -> None:
+    texts.execute("UPDATE texts SET q = '' WHERE id = 3")
+    result = call(texts, "ml_embed_table", "public.texts.q", "public.texts.e")
+    assert (result["succeeded"], result["failed"]) == (2, 2)
+    assert column(texts, "SELECT id FROM texts WHERE e IS NOT NULL ORDER BY id") == [1, 5]
+
+
+def test_a_model_that_fails_is_said_before_anything_is_made(texts: Connection) -> None:
+    with error("38000"):
+        call(texts, "ml_embed_table", "public.texts.q", "public.texts.e", {"embed_model_id": "fake-embed-nan"})
+    assert column(texts, "SELECT count(*) FROM pg_attribute WHERE attrelid = 'texts'::regclass AND attname = 'e'") == [
+        0
+    ]
+
+
+def test_each_row_of_a_failing_generation_model_holds_its_error(texts: Connection) -> None:
+    options = {"model_id": "fake-generate-error"}
+    result = call(texts, "ml_generate_table", "public.texts.q", "public.texts.g", options)
+    assert (result["rows"], result["failed"]) == (4, 4)
+    documents = column(texts, "SELECT g FROM texts WHERE g IS NOT NULL")
+    assert [list(d) for d in documents] == [["text", "error"]] * 4
+    assert all(d["text"] is None and d["error"] for d in documents)
+
+
+@pytest.mark.parametrize("routine", ROUTINES)
+@pytest.mark.parametrize("size", [1, 2, 10000])
+def test_every_row_once_whatever_the_batch_size(texts: Connection, routine: str, size: int) -> None:
+    texts.execute("DELETE FROM texts WHERE id = 4")
+    result = call(texts, routine, "public.texts.q", "public.out.o", {"batch_size": size})
+    assert (result["rows"], result["succeeded"]) == (3, 3)
+    assert column(texts, "SELECT id FROM out ORDER BY 1") == [1, 3, 5]
+
+
+@pytest.mark.parametrize("routine", ROUTINES)
+@pytest.mark.parametrize(
+    ("source", "target", "options", "sqlstate"),
+    [
+        ("texts.q", "public.texts.o", None, "22023"),
+        ("public.texts.q", "o", None, "22023"),
+        (None, "public.texts.o", None, "22023"),
+        ("a.b.c.d", "public.texts.o", None, "22023"),
+        ("public.nothing.q", "public.texts.o", None, "42P01"),
+        ("public.texts.nothing", "public.texts.o", None, "42703"),
+        ("public.texts.q", "nowhere.texts.o", None, "3F000"),
+        ("public.keyless.q", "public.keyless.o", None, "22023"),
+        ("public.texts.q", "public.texts.q", None, "22023"),
+        ("public.texts.q", "public.other.o", None, "22023"),
+        ("public.texts.q", "public.texts.o", {"batch_size": 0}, "22023"),
+        ("public.texts.q", "public.texts.o", {"batch_size": 10001}, "22023"),
+        ("public.texts.q", "public.texts.o", {"bogus": 1}, "22023"),
+        ("public.texts.q", "public.texts.o", [], "22023"),
+    ],
+)
+def test_bad_arguments_are_said_before_anything_is_made(
+    texts: Connection, routine: str, source: str, target: str, options: Any, sqlstate: str
+) -> None:
+    texts.execute("CREATE TABLE keyless (q text); CREATE TABLE other (x integer)")
+    with error(sqlstate, ours=sqlstate == "22023"):
+        call(texts, routine, source, target, options)
+    assert column(texts, "SELECT count(*) FROM pg_attribute WHERE attname = 'o'") == [0]
+
+
+def test_inside_a_transaction_block_nothing_is_committed(texts: Connection, db: Database) -> None:
+    other = db.connect()
+    other.autocommit = False
+    call(other, "ml_generate_table", "public.texts.q", "public.texts.g", {"batch_size": 1})
+    other.rollback()
+    assert column(texts, "SELECT count(*) FROM pg_attribute WHERE attrelid = 'texts'::regclass AND attname = 'g'") == [
+        0
+    ]
+
+
+def test_batches_are_committed_as_they_end_and_the_next_call_goes_on(texts: Connection, db: Database) -> None:
+    texts.execute("INSERT INTO texts SELECT i, 'text ' || i FROM generate_series(10, 40) AS i")
+    worker = db.connect()
+    options = {"batch_size": 1, "model_id": "fake-generate-slow", "max_tokens": 6}
+    caught: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            call(worker, "ml_generate_table", "public.texts.q", "public.texts.g", options)
+        except psycopg.Error as e:
+            caught.append(e)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    deadline = time.monotonic() + 30
+    done = 0
+    while done < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+        if column(texts, "SELECT count(*) FROM pg_attribute WHERE attrelid = 'texts'::regclass AND attname = 'g'") == [
+            1
+        ]:
+            done = column(texts, "SELECT count(*) FROM texts WHERE g IS NOT NULL")[0]
+    worker.cancel()
+    thread.join()
+    assert isinstance(caught[0], psycopg.errors.QueryCanceled)
+    left = column(texts, "SELECT count(*) FROM texts WHERE q IS NOT NULL AND g IS NULL")[0]
+    assert done >= 2
+    assert 0 < left < 35
+    result = call(texts, "ml_generate_table", "public.texts.q", "public.texts.g", {"max_tokens": 2})
+    assert result["rows"] in (left, left + 1)  # the row of blanks, had its turn come, is tried again
+
+
+@pytest.mark.parametrize("routine", ["ml_generate_table", "ml_embed_table"])
+def test_two_calls_at_once_leave_an_answer_and_no_error(texts: Connection, db: Database, routine: str) -> None:
+    texts.execute("INSERT INTO texts SELECT i, 'text ' || i FROM generate_series(10, 300) AS i")
+    texts.execute("DELETE FROM texts WHERE q !~ '\\S'")
+    call(texts, routine, "public.texts.q", "public.results.r")
+    texts.execute("DELETE FROM results")
+    # both have found the rows without a result, and each has inserted what the other is about to
+    first, second = db.connect(), db.connect()
+    results: list[dict[str, Any]] = []
+    first.execute("BEGIN")
+    results.append(call(first, routine, "public.texts.q", "public.results.r"))
+    thread = threading.Thread(
+        target=lambda: results.append(call(second, routine, "public.texts.q", "public.results.r"))
+    )
+    thread.start()
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = %s"
+    deadline = time.monotonic() + 30
+    while texts.execute(waiting, (second.info.backend_pid,)).fetchone() == (0,):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    first.execute("COMMIT")
+    thread.join()
+    assert [result["failed"] for result in results] == [0, 0]
+    assert column(texts, "SELECT count(*) FROM results WHERE r IS NOT NULL") == [294]
+    if routine == "ml_generate_table":
+        assert column(texts, "SELECT count(*) FROM results WHERE r ->> 'error' IS NOT NULL") == [0]
+
+
+@pytest.mark.parametrize("target", ["public.results.r", "public.texts.r"])
+@pytest.mark.parametrize("routine", ["ml_rag_table", "ml_generate_table"])
+def test_the_later_of_two_calls_fails_and_leaves_the_results_of_the_other(
+    texts: Connection, db: Database, target: str, routine: str
+) -> None:
+    table = target.rpartition(".")[0]
+    texts.execute("UPDATE texts SET q = 'ok' WHERE id = 4")
+    call(texts, routine, "public.texts.q", target)
+    texts.execute(
+        "DELETE FROM results WHERE id <> 5" if "results" in target else "UPDATE texts SET r = NULL WHERE id <> 5"
+    )
+    first, second = db.connect(), db.connect()
+    results: list[dict[str, Any]] = []
+    first.execute("BEGIN")
+    assert call(first, routine, "public.texts.q", target)["succeeded"] == 3
+    # the second has found the rows without a result, fails at each, and waits for the first to say so
+    second.execute("BEGIN")
+    second.execute("UPDATE ml_rag.setting_value SET value = 'fake-generate-error' WHERE name = 'generate_model_id'")
+
+    def work() -> None:
+        results.append(call(second, routine, "public.texts.q", target))
+        second.execute("COMMIT")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = %s"
+    deadline = time.monotonic() + 30
+    while not results and texts.execute(waiting, (second.info.backend_pid,)).fetchone() == (0,):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    first.execute("COMMIT")
+    thread.join()
+    assert column(texts, f"SELECT count(*) FROM {table} WHERE r IS NOT NULL AND r ->> 'error' IS NULL") == [4]
+    assert (results[0]["rows"], results[0]["failed"]) == (3, 0)
+
+
+def test_blank_texts_are_tried_again_and_null_ones_left_out(texts: Connection) -> None:
+    for _ in range(2):
+        result = call(texts, "ml_generate_table", "public.texts.q", "public.texts.g")
+        assert result["failed"] == 1
+    assert result["rows"] == 1
+    texts.execute("UPDATE texts SET q = NULL, g = NULL WHERE id = 4")
+    assert call(texts, "ml_generate_table", "public.texts.q", "public.texts.g")["rows"] == 0
+
+
+@pytest.mark.parametrize("target", ["public.results.r", "public.texts.r"])
+def test_a_row_that_goes_away_while_it_fails_is_counted_and_stops_nothing(
+    texts: Connection, db: Database, target: str
+) -> None:
+    call(texts, "ml_generate_table", "public.texts.q", target)
+    table = target.rpartition(".")[0]
+    texts.execute(f"UPDATE {table} SET r = NULL")
+    texts.execute(
+        f"CREATE FUNCTION leave_out() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+        f"CREATE TRIGGER t BEFORE UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION leave_out()"
+    )
+    result = call(texts, "ml_generate_table", "public.texts.q", target, {"model_id": "fake-generate-error"})
+    assert (result["rows"], result["failed"]) == (4, 4)
+
+
+def test_a_result_that_the_output_table_does_not_take_is_an_error(texts: Connection) -> None:
+    texts.execute("CREATE TABLE results (id integer PRIMARY KEY, r vector(16), mark integer DEFAULT 1 UNIQUE)")
+    result = call(texts, "ml_embed_table", "public.texts.q", "public.results.r")
+    assert result["succeeded"] == 1
+    assert "23505" in result["first_error"]
+    assert result["failed"] == 3
+    assert column(texts, "SELECT count(*) FROM results") == [1]
+
+
+def test_a_lost_model_server_ends_the_call_and_keeps_what_was_computed(texts: Connection, reachable_dir: Path) -> None:
+    call(texts, "ml_generate_table", "public.texts.q", "public.texts.g")
+    texts.execute("UPDATE texts SET g = NULL WHERE id > 1")
+    texts.execute("SELECT ml_rag.configure('model_server', %s)", (f"unix:{reachable_dir}/nobody",))
+    with error("08006"):
+        call(texts, "ml_generate_table", "public.texts.q", "public.texts.g")
+    assert column(texts, "SELECT id FROM texts WHERE g IS NOT NULL") == [1]
+
+
+def test_a_caller_needs_the_rights_on_the_tables_only(texts: Connection, db: Database) -> None:
+    asker = db.connect("asker")
+    with error("42501", ours=False):
+        call(asker, "ml_generate_table", "public.texts.q", "public.texts.g")
+    texts.execute("GRANT SELECT ON texts TO ml_rag_user; CREATE SCHEMA own; GRANT ALL ON SCHEMA own TO ml_rag_user")
+    result = call(asker, "ml_generate_table", "public.texts.q", "own.out.g")
+    assert result["succeeded"] == 3
+
+
+def test_a_hostile_search_path_captures_nothing(texts: Connection, db: Database) -> None:
+    texts.execute("CREATE SCHEMA evil; GRANT ALL ON SCHEMA evil TO PUBLIC")
+    texts.execute(
+        "CREATE FUNCTION evil.steal(text, text) RETURNS boolean LANGUAGE plpgsql AS "
+        "$$BEGIN RAISE 'captured'; END$$; "
+        "CREATE OPERATOR evil.= (FUNCTION = evil.steal, LEFTARG = text, RIGHTARG = text)"
+    )
+    connection = db.connect()
+    connection.execute("SET search_path = evil, public, pg_catalog")
+    assert call(connection, "ml_embed_table", "public.texts.q", "public.texts.e")["succeeded"] == 3

@@ -1,0 +1,110 @@
+"""A PostgreSQL server to test against, and databases on it that are made from one template."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+Connection = psycopg.Connection[Any]
+
+#: role -> what it is a member of. `asker` and `tenant` may ask; `stranger` may nothing
+ROLES = {"asker": "ml_rag_user", "tenant": "ml_rag_user", "stranger": None}
+
+
+@dataclass
+class Database:
+    """One database. Connections opened here are closed with it."""
+
+    dsn: str
+    name: str
+    prefix: str
+    _open: list[Connection] = field(default_factory=list)
+
+    def role(self, name: str) -> str:
+        """The real name of one of ``ROLES``: roles belong to the cluster, and another run may be going on."""
+        return f"{self.prefix}_{name}"
+
+    def connect(self, role: str | None = None, **kwargs: Any) -> Connection:
+        """An autocommit connection: as the superuser of the DSN (owner of the extension), or as one of ``ROLES``."""
+        kwargs = {"autocommit": True, **kwargs}
+        connection = psycopg.connect(make_conninfo(self.dsn, dbname=self.name), **kwargs)
+        self._open.append(connection)
+        if role is not None:
+            # works whatever pg_hba.conf says about roles without a password
+            name = sql.Identifier(self.role(role))
+            connection.execute(sql.SQL("SET SESSION AUTHORIZATION {}").format(name))
+            if not connection.autocommit:
+                connection.commit()
+        return connection
+
+    def close(self) -> None:
+        for connection in self._open:
+            connection.close()
+        self._open.clear()
+
+
+class Cluster:
+    """The server behind a superuser's DSN."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self.prefix = f"t_ml_rag_{os.getpid()}"
+        self.template = f"{self.prefix}_template"
+        self._numbers = itertools.count(1)
+        self._maintenance = psycopg.connect(dsn, autocommit=True)
+        # Copying files takes a third of the processor time of copying blocks through the log, but two checkpoints:
+        # those are dear where they wait for the disk.
+        fsync = self._maintenance.execute("SELECT current_setting('fsync') = 'on'").fetchone()
+        self._strategy = "WAL_LOG" if fsync == (True,) else "FILE_COPY"
+        # databases are made and dropped while the tests run: that is waiting for the disk
+        self._worker = ThreadPoolExecutor(1)
+        self._next: Future[Database] | None = None
+
+    def execute(self, statement: str, *names: str) -> None:
+        self._maintenance.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+    def create_roles(self) -> None:
+        for name, group in ROLES.items():
+            self.execute("CREATE ROLE {}", f"{self.prefix}_{name}")
+            if group is not None:
+                self.execute("GRANT {} TO {}", group, f"{self.prefix}_{name}")
+
+    def drop(self) -> None:
+        self._worker.shutdown()
+        if self._next is not None:
+            self._drop(self._next.result())
+        self.execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.template)
+        for name in ROLES:
+            self.execute("DROP ROLE IF EXISTS {}", f"{self.prefix}_{name}")
+        self._maintenance.close()
+
+    def create(self, template: str | None = None, name: str | None = None) -> Database:
+        name = name or f"{self.prefix}_{next(self._numbers)}"
+        self.execute(f"CREATE DATABASE {{}} TEMPLATE {{}} STRATEGY {self._strategy}", name, template or self.template)
+        return Database(self.dsn, name, self.prefix)
+
+    @contextlib.contextmanager
+    def database(self, template: str | None = None) -> Iterator[Database]:
+        """A database that is gone afterwards."""
+        if template is None:
+            database = (self._next or self._worker.submit(self.create)).result()
+            self._next = self._worker.submit(self.create)
+        else:
+            database = self.create(template)
+        try:
+            yield database
+        finally:
+            database.close()
+            self._worker.submit(self._drop, database)
+
+    def _drop(self, database: Database) -> None:
+        self.execute("DROP DATABASE {} WITH (FORCE)", database.name)

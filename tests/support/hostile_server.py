@@ -1,0 +1,137 @@
+"""Model servers that misbehave: a thread on a unix socket that answers each request as the test says."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+#: gets the open connection and the request (head and body), writes what it likes
+Handler = Callable[[socket.socket, bytes], None]
+
+_numbers = itertools.count()
+
+
+class HostileServer:
+    """Answers every request by ``handler``; ``requests`` holds what came, ``gone`` is set when a client hung up."""
+
+    def __init__(self, path: Path, handler: Handler) -> None:
+        self.address = f"unix:{path}"
+        self.handler = handler
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.gone = threading.Event()
+        self._path = path
+        self._clients: list[socket.socket] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        path.chmod(0o666)
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._clients.append(client)
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError):
+            while request := self._request(client):
+                self.requests.append(request)
+                self.handler(client, request)
+        self.gone.set()
+
+    @staticmethod
+    def _request(client: socket.socket) -> bytes:
+        data = b""
+        while b"\r\n\r\n" not in data:
+            if not (piece := client.recv(65536)):
+                return b""
+            data += piece
+        head, _, body = data.partition(b"\r\n\r\n")
+        length = 0
+        for line in head.split(b"\r\n")[1:]:
+            name, _, value = line.partition(b":")
+            if name.strip().lower() == b"content-length":
+                length = int(value)
+        while len(body) < length:
+            if not (piece := client.recv(1 << 20)):
+                return b""
+            body += piece
+        return head + b"\r\n\r\n" + body
+
+    def close(self) -> None:
+        """Stop listening and break every connection."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for client in self._clients:
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+            client.close()
+        self._path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def hostile(directory: Path, handler: Handler, name: str | None = None) -> Iterator[HostileServer]:
+    server = HostileServer(directory / (name or f"hostile{next(_numbers)}.sock"), handler)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def head(length: int | None, status: str = "200 OK", content_type: str = "application/json") -> bytes:
+    """The head of a reply."""
+    fields = [f"HTTP/1.1 {status}", f"Content-Type: {content_type}"]
+    if length is not None:
+        fields.append(f"Content-Length: {length}")
+    return ("\r\n".join(fields) + "\r\n\r\n").encode()
+
+
+def send(data: bytes, *, close: bool = False) -> Handler:
+    """A handler that writes these bytes."""
+
+    def handler(client: socket.socket, request: bytes) -> None:
+        client.sendall(data)
+        if close:
+            client.shutdown(socket.SHUT_RDWR)
+
+    return handler
+
+
+def reply(body: Any, status: str = "200 OK") -> Handler:
+    """A handler that answers properly: bytes as they are, anything else as JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return send(head(len(data), status) + data)
+
+
+def encoded(vector: Sequence[float]) -> str:
+    """The text form of a vector; NaN and infinity as pgvector would write them if it had them."""
+    return json.dumps(list(vector), separators=(",", ":"))
+
+
+def embeddings(*vectors: Sequence[float]) -> Any:
+    """A proper reply to /v1/embeddings."""
+    return {"data": [{"index": i, "embedding": encoded(v)} for i, v in enumerate(vectors)]}
+
+
+def completion(text: Any, **more: Any) -> Any:
+    """A proper reply to /v1/chat/completions."""
+    return {"choices": [{"message": {"role": "assistant", "content": text}}], **more}
+
+
+def silent(client: socket.socket, request: bytes) -> None:
+    """Never answers; returns when the client hangs up."""
+    with contextlib.suppress(OSError):
+        client.recv(1)

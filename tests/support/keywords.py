@@ -1,0 +1,118 @@
+"""Keyword search in tests: calls, and BM25 by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from psycopg import sql
+
+from support.cluster import Connection
+from support.stores import create_store, ident, insert
+
+#: document_id, segment_number -> score
+Scores = dict[tuple[int, int], float]
+
+
+def keyword_store(
+    owner: Connection, texts: Iterable[str | None] = (), name: str = "docs", options: str | None = None
+) -> None:
+    """A store with a keyword index; text i is segment 1 of document i + 1."""
+    create_store(owner, name, rows=rows(texts))
+    enable(owner, name, options)
+
+
+def rows(texts: Iterable[str | None], first: int = 1) -> list[Any]:
+    return [(f"d{i}", i, 1, text, (1.0, 0.0, 0.0)) for i, text in enumerate(texts, first)]
+
+
+def add(connection: Connection, texts: Iterable[str | None], first: int, name: str = "docs") -> None:
+    insert(connection, name, rows(texts, first))
+
+
+def enable(connection: Connection, name: str = "docs", options: str | None = None) -> None:
+    connection.execute("SELECT ml_rag.enable_keyword_search(%s, %s)", (name, options))
+
+
+def stores(name: str | None = "docs") -> sql.Composable:
+    """SQL of the stores as discovery finds them; None = all."""
+    if name is None:
+        return sql.SQL("(SELECT array_agg(s ORDER BY s.vector_store) FROM ml_rag.discover() AS s)")
+    return sql.SQL("(SELECT array_agg(s) FROM ml_rag.discover() AS s WHERE s.relation = to_regclass({})::oid)").format(
+        sql.Literal(name)
+    )
+
+
+def search(connection: Connection, query: str, n: int = 10, name: str | None = "docs", **options: Any) -> list[Any]:
+    """(document_id, segment_number, keyword_score) of the hits, best first."""
+    statement = sql.SQL(
+        "SELECT document_id, segment_number, keyword_score FROM ml_rag.keyword({}, %s, %s, NULL, 'COSINE', %s)"
+    ).format(stores(name))
+    return connection.execute(statement, (query, n, json.dumps(options) if options else None)).fetchall()
+
+
+def tokens(connection: Connection, text: str, configuration: str = "english") -> dict[str, int]:
+    found = connection.execute("SELECT * FROM ml_rag.keyword_tokens(%s, %s)", (configuration, text)).fetchall()
+    return dict(found)
+
+
+def by_hand(
+    documents: dict[Any, Counter[str]], query: dict[str, int], k1: float = 1.2, b: float = 0.75
+) -> dict[Any, float]:
+    """Lucene's BM25 of every document that has one of the words."""
+    lengths = {key: document.total() for key, document in documents.items()}
+    average = sum(lengths.values()) / max(len(documents), 1)
+    scores: dict[Any, float] = {}
+    for term, weight in query.items():
+        df = sum(term in document for document in documents.values())
+        idf = math.log(1 + (len(documents) - df + 0.5) / (df + 0.5))
+        for key, document in documents.items():
+            if tf := document[term]:
+                scores[key] = scores.get(key, 0) + weight * idf * tf / (tf + k1 * (1 - b + b * lengths[key] / average))
+    return scores
+
+
+def documents(connection: Connection, name: str = "docs", configuration: str = "english") -> dict[Any, Counter[str]]:
+    """The tokens of every row that the connection can see, straight from the table."""
+    found: dict[Any, Counter[str]] = {}
+    statement = sql.SQL(
+        "SELECT t.document_id, t.segment_number, k.token, k.n FROM {} AS t"
+        " LEFT JOIN LATERAL ml_rag.keyword_tokens(%s, t.segment) AS k ON true WHERE t.segment IS NOT NULL"
+    ).format(ident(name))
+    for document_id, number, token, n in connection.execute(statement, (configuration,)):
+        counts = found.setdefault((document_id, number), Counter())
+        if token is not None:
+            counts[token] = n
+    return found
+
+
+def assert_exact(
+    connection: Connection, query: str, name: str = "docs", configuration: str = "english", **how: float
+) -> None:
+    """That the index answers what BM25 over the table as it is now says, down to the last row."""
+    expected = by_hand(documents(connection, name, configuration), tokens(connection, query, configuration), **how)
+    found = search(connection, query, 1_000_000, name)
+    assert {(d, s): pytest.approx(score, rel=1e-9, abs=1e-12) for d, s, score in found} == expected
+    assert found == sorted(found, key=lambda row: (-row[2], f"d{row[0]}", row[0], row[1]))
+
+
+def runs(owner: Connection, name: str = "docs") -> list[tuple[int, int]]:
+    """(rows, deleted rows) of each run, the largest first."""
+    return owner.execute(
+        "SELECT rows, gone_rows FROM ml_rag.keyword_run WHERE store = %s::regclass ORDER BY 1 DESC, 2", (name,)
+    ).fetchall()
+
+
+def waiting(owner: Connection, name: str = "docs") -> tuple[int, int]:
+    """How many new and how many deleted rows wait to be folded."""
+    row = owner.execute(
+        "SELECT (SELECT count(*) FROM ml_rag.keyword_new WHERE store = %s::regclass),"
+        " (SELECT count(*) FROM ml_rag.keyword_gone WHERE store = %s::regclass)",
+        (name, name),
+    ).fetchone()
+    assert row is not None
+    return row[0], row[1]

@@ -1,0 +1,163 @@
+"""Small documents in office formats, made in memory."""
+
+from __future__ import annotations
+
+import zipfile
+from io import BytesIO
+
+_W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+_RELATIONS = "http://schemas.openxmlformats.org/package/2006/relationships"
+_OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+
+
+def zipped(members: dict[str, str | bytes]) -> bytes:
+    out = BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+def docx(body: str, *, prolog: str = "", **extra: str | bytes) -> bytes:
+    """A Word document whose body is WordprocessingML; ``prolog`` stands before its root element."""
+    types = "http://schemas.openxmlformats.org/package/2006/content-types"
+    kind = "application/vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml"
+    return zipped(
+        {
+            "[Content_Types].xml": f'<Types xmlns="{types}"><Default Extension="xml" ContentType="application/xml"/>'
+            '<Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
+            f'<Override PartName="/word/document.xml" ContentType="{kind}"/></Types>',
+            "_rels/.rels": f'<Relationships xmlns="{_RELATIONS}"><Relationship Id="r1" '
+            f'Type="{_OFFICE}/officeDocument" Target="word/document.xml"/></Relationships>',
+            "word/document.xml": f'<?xml version="1.0"?>{prolog}<w:document xmlns:w="{_W}"><w:body>{body}</w:body>'
+            "</w:document>",
+            **extra,
+        }
+    )
+
+
+def pptx(slides: list[tuple[str, str, str]]) -> bytes:
+    """A presentation of (title, body, notes)."""
+    from pptx import Presentation
+
+    deck = Presentation()
+    deck.core_properties.title = "A deck"
+    for title, body, notes in slides:
+        slide = deck.slides.add_slide(deck.slide_layouts[1])
+        slide.shapes.title.text = title
+        slide.placeholders[1].text = body
+        if notes:
+            slide.notes_slide.notes_text_frame.text = notes
+    out = BytesIO()
+    deck.save(out)
+    return out.getvalue()
+
+
+def xlsx(sheets: dict[str, list[list[object]]]) -> bytes:
+    from openpyxl import Workbook
+
+    book = Workbook()
+    book.remove(book.active)
+    for name, rows in sheets.items():
+        sheet = book.create_sheet(name)
+        for row in rows:
+            sheet.append(row)
+    out = BytesIO()
+    book.save(out)
+    return out.getvalue()
+
+
+def epub(chapters: list[str]) -> bytes:
+    items = "".join(f'<item id="c{i}" href="c{i}.xhtml"/>' for i in range(len(chapters)))
+    spine = "".join(f'<itemref idref="c{i}"/>' for i in range(len(chapters)))
+    container = '<container><rootfiles><rootfile full-path="o/p.opf"/></rootfiles></container>'
+    return zipped(
+        {
+            "mimetype": "application/epub+zip",
+            "META-INF/container.xml": container,
+            "o/p.opf": '<package xmlns:dc="http://purl.org/dc/elements/1.1/"><metadata><dc:title>A book</dc:title>'
+            f"</metadata><manifest>{items}</manifest><spine>{spine}</spine></package>",
+            **{f"o/c{i}.xhtml": f"<html><body>{text}</body></html>" for i, text in enumerate(chapters)},
+        }
+    )
+
+
+def odt(body: str, kind: str = "text") -> bytes:
+    """OpenDocument: the content of its body; ``kind`` is text, presentation or spreadsheet."""
+    urn = "urn:oasis:names:tc:opendocument:xmlns"
+    spaces = " ".join(
+        f'xmlns:{short}="{urn}:{name}:1.0"'
+        for short, name in (
+            ("office", "office"),
+            ("text", "text"),
+            ("table", "table"),
+            ("draw", "drawing"),
+            ("presentation", "presentation"),
+        )
+    )
+    return zipped(
+        {
+            "mimetype": f"application/vnd.oasis.opendocument.{kind}",
+            "content.xml": f"<office:document-content {spaces}><office:body><office:{kind}>{body}</office:{kind}>"
+            "</office:body></office:document-content>",
+        }
+    )
+
+
+def text_pdf(pages: list[str]) -> bytes:
+    """A PDF in Helvetica 12, a line of a page's text below the other, ``# `` before one makes it 20 points."""
+    objects = ["<< /Type /Catalog /Pages 2 0 R >>", "", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
+    kids = []
+    for text in pages:
+        drawn = []
+        for i, line in enumerate(text.split("\n")):
+            size = 20 if line.startswith("# ") else 12
+            shown = line.removeprefix("# ").replace("\\", "\\\\").replace("(", "\\(").replace(")", "\\)")
+            drawn.append(f"BT /F1 {size} Tf 72 {720 - 15 * i} Td ({shown}) Tj ET")
+        stream = "\n".join(drawn)
+        objects.append(f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream")
+        objects.append(
+            "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Resources << /Font << /F1 3 0 R >> >> "
+            f"/Contents {len(objects)} 0 R >>"
+        )
+        kids.append(f"{len(objects)} 0 R")
+    objects[1] = f"<< /Type /Pages /Kids [{' '.join(kids)}] /Count {len(kids)} >>"
+    out = b"%PDF-1.4\n"
+    places = []
+    for number, content in enumerate(objects, 1):
+        places.append(len(out))
+        out += f"{number} 0 obj\n{content}\nendobj\n".encode("latin-1")
+    table = "".join(f"{place:010} 00000 n \n" for place in places)
+    head = f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}trailer\n"
+    return out + f"{head}<< /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{len(out)}\n%%EOF\n".encode()
+
+
+def image_pdf(text: str) -> bytes:
+    """A PDF of one page that is an image of the text."""
+    from PIL import Image, ImageDraw
+
+    image = Image.new("L", (1200, 300), 255)
+    ImageDraw.Draw(image).text((60, 60), text, fill=0, font_size=96)
+    out = BytesIO()
+    image.save(out, "PDF", resolution=150)
+    return out.getvalue()
+
+
+def picture_pdf(above: str, rows: list[str], below: str) -> bytes:
+    """A PDF of one page: a line of text, a picture of a table with these rows, a line of text."""
+    import pypdfium2 as pdfium  # type: ignore[import-untyped]
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", (1200, 120 * len(rows) + 60), (250, 220, 200))
+    for i, row in enumerate(rows):
+        ImageDraw.Draw(image).text((60, 60 + 120 * i), row, fill=0, font_size=60)
+    pdf = pdfium.PdfDocument(text_pdf([above + "\n" * 35 + below]))
+    page = pdf[0]
+    picture = pdfium.PdfImage.new(pdf)
+    picture.set_bitmap(pdfium.PdfBitmap.from_pil(image))
+    picture.set_matrix(pdfium.PdfMatrix().scale(400, 400 * image.height / image.width).translate(50, 300))
+    page.insert_obj(picture)
+    page.gen_content()
+    out = BytesIO()
+    pdf.save(out)
+    return out.getvalue()

@@ -1,0 +1,310 @@
+"""backend/client.py without PostgreSQL: waits that can be interrupted, kept connections, streams."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ml_rag.backend.client import ModelServer
+from ml_rag.errors import EngineFailed, QueueFull, ServerUnreachable
+from support.hostile_server import HostileServer, head, hostile, reply, send, silent
+
+NDJSON = "application/x-ndjson"
+
+
+class Interrupted(Exception):
+    """What PostgreSQL raises when a statement is to end."""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., HostileServer]]:
+    with contextlib.ExitStack() as stack:
+        yield lambda handler, name=None: stack.enter_context(hostile(tmp_path, handler, name))
+
+
+_open: list[ModelServer] = []
+
+
+def connect(address: str, interrupt: Callable[[], object]) -> ModelServer:
+    _open.append(ModelServer(address, interrupt))
+    return _open[-1]
+
+
+@pytest.fixture(autouse=True)
+def close_connections() -> Iterator[None]:
+    yield
+    while _open:
+        _open.pop().close()
+
+
+def never() -> None:
+    """No interrupt."""
+
+
+def after(seconds: float) -> Callable[[], None]:
+    end = time.monotonic() + seconds
+
+    def interrupt() -> None:
+        if time.monotonic() > end:
+            raise Interrupted
+
+    return interrupt
+
+
+def test_nothing_but_the_standard_library_is_imported() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import ml_rag.backend.bridge;"
+        "print(sorted({m.partition('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=_environment()
+    )
+    assert output.stdout.strip() == "['ml_rag']"
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "plpy")}
+
+
+def test_the_connection_is_kept(start: Callable[..., HostileServer]) -> None:
+    server = start(reply({"n": 1}))
+    client = connect(server.address, never)
+    assert [client.call("GET", "/healthz") for _ in range(3)] == [{"n": 1}] * 3
+    assert server.connections == 1
+    assert server.requests[0].startswith(b"GET /healthz HTTP/1.1\r\n")
+
+
+def test_names_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, Any]] = []
+    look_up = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, port: Any, **kwargs: Any) -> Any:
+        asked.append((host, kwargs.get("flags", 0) & socket.AI_NUMERICHOST))
+        return look_up(host, port, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with pytest.raises(ServerUnreachable):
+        connect("http://some.host.example:1", never).call("GET", "/")
+    assert asked == [("some.host.example", socket.AI_NUMERICHOST)]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_tcp_addresses(host: str) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        client, _ = listener.accept()
+        client.recv(65536)
+        reply({"ok": True})(client, b"")
+        client.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    assert connect(f"http://{host}:{listener.getsockname()[1]}/", never).call("GET", "/") == {"ok": True}
+    listener.close()
+
+
+def test_an_interrupt_ends_the_wait_for_an_answer(start: Callable[..., HostileServer]) -> None:
+    server = start(silent)
+    client = connect(server.address, after(0.2))
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        client.call("POST", "/v1/embeddings", {})
+    assert time.monotonic() - began < 0.5
+    assert server.gone.wait(1)
+
+
+@pytest.mark.parametrize("first", [b"", head(10**12)], ids=["100 Continue", "body"])
+def test_an_interrupt_ends_a_flood(start: Callable[..., HostileServer], first: bytes) -> None:
+    def flood(client: socket.socket, request: bytes) -> None:
+        client.sendall(first)
+        while True:
+            client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
+
+    server = start(flood)
+    client = connect(server.address, after(0.2))
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        client.call("GET", "/")
+    assert time.monotonic() - began < 1
+    assert server.gone.wait(1)
+
+
+def test_an_interrupt_ends_a_trickle(start: Callable[..., HostileServer]) -> None:
+    def trickle(client: socket.socket, request: bytes) -> None:
+        client.sendall(head(10**6))
+        while True:
+            time.sleep(0.01)
+            client.sendall(b" ")
+
+    client = connect(start(trickle).address, after(0.2))
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        client.call("GET", "/")
+    assert time.monotonic() - began < 0.5
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_stream_that_breaks_off_inside_a_line(start: Callable[..., HostileServer], announced: bool) -> None:
+    data = head(100, content_type=NDJSON) + b'1\n{"a": ' if announced else chunks(b"1\n", b'{"a": ', end=False)
+    lines = connect(start(send(data, close=True)).address, never).stream("/", b"", NDJSON)
+    assert next(lines) == 1
+    with pytest.raises((ServerUnreachable, EngineFailed)):
+        next(lines)
+
+
+def test_an_interrupt_ends_the_wait_to_send(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "deaf.sock"))
+    listener.listen()
+    client = connect(f"unix:{tmp_path / 'deaf.sock'}", after(0.2))
+    with pytest.raises(Interrupted):
+        client.call("POST", "/", "x" * 10_000_000)
+    listener.close()
+
+
+def test_an_interrupt_ends_the_wait_for_a_place_in_the_backlog(tmp_path: Path) -> None:
+    path = tmp_path / "full.sock"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(0)
+    waiting = []
+    for _ in range(3):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.setblocking(False)
+        sock.connect_ex(str(path))
+        waiting.append(sock)
+    with pytest.raises(Interrupted):
+        connect(f"unix:{path}", after(0.2)).call("GET", "/")
+    for sock in (*waiting, listener):
+        sock.close()
+
+
+def test_a_restarted_server_is_found_again(start: Callable[..., HostileServer]) -> None:
+    server = start(reply({"n": 1}), "same.sock")
+    client = connect(server.address, never)
+    assert client.call("GET", "/") == {"n": 1}
+    server.close()
+    with pytest.raises(ServerUnreachable, match="cannot be reached"):
+        client.call("GET", "/")
+    start(reply({"n": 2}), "same.sock")
+    assert client.call("GET", "/") == {"n": 2}
+
+
+def test_an_error_keeps_its_class_and_words(start: Callable[..., HostileServer]) -> None:
+    error = {"error": {"message": "full", "code": "queue_full", "detail": "d", "hint": "h"}}
+    server = start(reply(error, "429 Too Many Requests"))
+    client = connect(server.address, never)
+    with pytest.raises(QueueFull, match="full") as caught:
+        client.call("GET", "/")
+    assert (caught.value.detail, caught.value.hint) == ("d", "h")
+    server.handler = reply({})
+    assert client.call("GET", "/") == {}
+
+
+def test_an_answer_that_is_too_short_is_a_broken_connection(start: Callable[..., HostileServer]) -> None:
+    server = start(send(head(100) + b"{}", close=True))
+    with pytest.raises(ServerUnreachable, match="broke off"):
+        connect(server.address, never).call("GET", "/")
+
+
+def test_an_answer_of_announced_length_zero_is_nonsense(start: Callable[..., HostileServer]) -> None:
+    server = start(send(head(0)))
+    with pytest.raises(EngineFailed, match="nonsense"):
+        connect(server.address, never).call("GET", "/")
+
+
+def test_an_answer_that_is_too_long(start: Callable[..., HostileServer], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ml_rag.backend.client.MAX_REPLY_BYTES", 1000)
+    server = start(reply(b" " * 1000 + b"{}"))
+    with pytest.raises(EngineFailed, match="too long"):
+        connect(server.address, never).call("GET", "/")
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+
+def chunks(*pieces: bytes, end: bool = True) -> bytes:
+    body = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body + (b"0\r\n\r\n" if end else b"")
+
+
+def test_a_stream_gives_each_line(start: Callable[..., HostileServer]) -> None:
+    server = start(send(chunks(b'{"a": 1}\n{"b"', b": 2}\n", b'{"c": 3}')))
+    client = connect(server.address, never)
+    for _ in range(2):
+        assert list(client.stream("/v1/documents", b"x", NDJSON)) == [{"a": 1}, {"b": 2}, {"c": 3}]
+    assert server.connections == 1
+
+
+def test_a_stream_gives_a_line_before_the_next_is_there(start: Callable[..., HostileServer]) -> None:
+    go_on = threading.Event()
+
+    def slow(client: socket.socket, request: bytes) -> None:
+        data = chunks(b"1\n", b"2\n")
+        cut = data.index(b"2\r\n2\n")
+        client.sendall(data[:cut])
+        go_on.wait(5)
+        client.sendall(data[cut:])
+
+    lines = connect(start(slow).address, never).stream("/", b"", NDJSON)
+    assert next(lines) == 1
+    go_on.set()
+    assert list(lines) == [2]
+
+
+def test_a_stream_that_breaks_off(start: Callable[..., HostileServer]) -> None:
+    server = start(send(chunks(b'{"a": 1}\n', end=False), close=True))
+    client = connect(server.address, never)
+    lines = client.stream("/", b"", NDJSON)
+    assert next(lines) == {"a": 1}
+    with pytest.raises(ServerUnreachable, match="broke off"):
+        next(lines)
+    server.handler = reply({"n": 1})
+    assert client.call("GET", "/") == {"n": 1}
+
+
+def test_a_stream_left_in_the_middle_does_not_spoil_the_next_call(start: Callable[..., HostileServer]) -> None:
+    server = start(send(chunks(*(b"%d\n" % i for i in range(1000)))))
+    client = connect(server.address, never)
+    lines = client.stream("/", b"", NDJSON)
+    assert list(itertools.islice(lines, 3)) == [0, 1, 2]
+    lines.close()  # type: ignore[attr-defined]
+    server.handler = reply({"n": 1})
+    assert client.call("GET", "/") == {"n": 1}
+
+
+@pytest.mark.parametrize("line", [b"nonsense\n", b'{"a": \n', b"[" * 100_000 + b"\n"], ids=lambda line: str(line[:9]))
+def test_a_line_that_is_no_json(start: Callable[..., HostileServer], line: bytes) -> None:
+    server = start(send(chunks(b"1\n", line)))
+    lines = connect(server.address, never).stream("/", b"", NDJSON)
+    assert next(lines) == 1
+    with pytest.raises(EngineFailed, match="nonsense"):
+        next(lines)
+
+
+def test_every_unreachable_says_how_to_start_the_server(tmp_path: Path) -> None:
+    for address in (f"unix:{tmp_path}/none", "http://127.0.0.1:1", "http://nonsense", "unix:" + "x" * 300, "x"):
+        with pytest.raises(ServerUnreachable) as caught:
+            connect(address, never).call("GET", "/")
+        assert "ml-rag serve" in str(caught.value.hint)
+        assert address in str(caught.value.detail)
+
+
+def test_closing_twice_is_fine(start: Callable[..., HostileServer]) -> None:
+    client: Any = connect(start(reply({})).address, never)
+    client.close()
+    client.call("GET", "/")
+    client.close()
+    client.close()
+    assert client.call("GET", "/") == {}

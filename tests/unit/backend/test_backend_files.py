@@ -1,0 +1,170 @@
+"""backend/files.py: what a URI names, which files that is, and reading them without leaving the folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ml_rag.backend import files
+from ml_rag.backend.files import Location
+from ml_rag.errors import DocumentError, InvalidRequest
+
+
+def nothing() -> None:
+    pass
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for path in ("a.txt", "b.md", "sub/c.txt", "sub/deep/d.txt", ".hidden", ".dir/e.txt"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(path)
+    return tmp_path
+
+
+def found(tree: Path, uri: str) -> list[str]:
+    return [os.path.relpath(path, tree) for path in files.find(files.parse(uri), nothing)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("/", ["a.txt", "b.md", "sub/c.txt", "sub/deep/d.txt"]),
+        ("", ["a.txt", "b.md", "sub/c.txt", "sub/deep/d.txt"]),
+        ("/sub/", ["sub/c.txt", "sub/deep/d.txt"]),
+        ("/a.txt", ["a.txt"]),
+        ("//.//a.txt", ["a.txt"]),
+        ("/sub/../a.txt", ["a.txt"]),
+        ("/*", ["a.txt", "b.md"]),
+        ("/?.txt", ["a.txt"]),
+        ("/*/*.txt", ["sub/c.txt"]),
+        ("/s*/d*/*", ["sub/deep/d.txt"]),
+        ("/*/deep/d.txt", ["sub/deep/d.txt"]),
+        ("/.h*", [".hidden"]),
+        ("/.hidden", [".hidden"]),
+        ("/.dir/*", [".dir/e.txt"]),
+    ],
+)
+def test_uris_name_files(tree: Path, pattern: str, expected: list[str]) -> None:
+    assert found(tree, f"{tree}{pattern}") == expected
+    assert found(tree, f"file://{tree}{pattern}") == expected
+    assert found(tree, f"FILE://localhost{tree}{pattern}") == expected
+
+
+_names = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=12)
+
+
+@given(_names.filter(lambda name: name not in (".", "..")))
+def test_a_quoted_name_names_itself(name: str) -> None:
+    location = files.parse(f"file:///nowhere/{quote(name, safe='')}")
+    assert location.file == f"/nowhere/{name}"
+    assert location.matches(f"/nowhere/{name}")
+    assert files.exactly(f"/nowhere/{name}") == location
+
+
+@given(st.text("ab?*\\[.", min_size=1, max_size=8), st.text("ab?*\\[.", min_size=1, max_size=8))
+def test_only_question_mark_and_star_are_wild(pattern: str, name: str) -> None:
+    if pattern in (".", "..") or not set(pattern) & set("?*"):
+        return
+    expression = "".join({"?": ".", "*": ".*"}.get(c) or re.escape(c) for c in pattern)
+    assert files.parse(f"/nowhere/{pattern}").matches(f"/nowhere/{name}") == bool(re.fullmatch(expression, name))
+
+
+def test_a_location_matches_nothing_beside_it() -> None:
+    assert not Location("/a/docs", ()).matches("/a/docs2/x")
+    assert not files.parse("/a/docs/*.txt").matches("/a/docs/sub/x.txt")
+    assert Location("/", ()).matches("/x")
+
+
+def test_links_that_leave_the_folder_are_not_followed(tree: Path) -> None:
+    folder = tree / "sub"
+    (folder / "out.txt").symlink_to(tree / "a.txt")
+    (folder / "outdir").symlink_to(tree)
+    (folder / "loop").symlink_to(folder)
+    (folder / "broken").symlink_to(folder / "nothing")
+    (folder / "twin.txt").symlink_to("c.txt")
+    (folder / ".versions").mkdir()
+    (folder / ".versions" / "v1.txt").write_text("v1")
+    (folder / "current.txt").symlink_to(".versions/v1.txt")
+    os.mkfifo(folder / "pipe")
+    assert found(folder, f"{folder}/") == ["c.txt", "current.txt", "deep/d.txt"]
+    assert found(folder, f"{folder}/*") == ["c.txt", "current.txt"]
+    # one file that is named as it is may be a link
+    assert found(folder, f"{folder}/out.txt") == ["out.txt"]
+
+
+def test_a_file_is_read_only_below_its_folder(tree: Path) -> None:
+    folder = tree / "sub"
+    assert files.read(str(folder / "deep" / "d.txt"), str(folder), 100, nothing) == b"sub/deep/d.txt"
+    (folder / "c.txt").unlink()
+    (folder / "c.txt").symlink_to(tree / "a.txt")  # swapped after it was found
+    with pytest.raises(DocumentError, match="outside"):
+        files.read(str(folder / "c.txt"), str(folder), 100, nothing)
+    assert files.read(str(folder / "c.txt"), None, 100, nothing) == b"a.txt"
+
+
+def test_files_that_cannot_be_read_are_errors_of_their_own(tree: Path) -> None:
+    with pytest.raises(DocumentError, match="cannot be read"):
+        files.read(str(tree / "nothing"), None, 100, nothing)
+    with pytest.raises(DocumentError, match="too large"):
+        files.read(str(tree / "a.txt"), None, 4, nothing)
+    assert files.read(str(tree / "a.txt"), None, 5, nothing) == b"a.txt"
+    os.mkfifo(tree / "pipe")
+    with pytest.raises(DocumentError, match="no regular file"):
+        files.read(str(tree / "pipe"), None, 100, nothing)
+
+
+def test_reading_can_be_interrupted(tree: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        files.read(str(tree / "a.txt"), None, 100, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        files.find(Location(str(tree), ()), interrupt)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["", "a", "./a", "http://x/a", "c:\\a", "file://host/a", "file:a", "file:///%", "file:///%0", "file:///%00",
+     "file:///%ff", "/*/..", "/*/../a", "/a*/"],
+)  # fmt: skip
+def test_what_is_no_file_uri_is_refused(uri: str) -> None:
+    with pytest.raises(InvalidRequest):
+        files.parse(uri)
+
+
+def test_what_is_not_there_is_refused(tree: Path) -> None:
+    (tree / "empty").mkdir()
+    for uri in ("/nothing", "/nothing/", "/empty/", "/*.pdf", "/nothing/*", "/a.txt/"):
+        with pytest.raises(InvalidRequest):
+            found(tree, f"{tree}{uri}")
+
+
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [
+        ("/srv/Hand Book/*.pdf", "hand_book"),
+        ("/srv/Report-2024.final.pdf", "report_2024_final"),
+        ("/srv/ÜBER.txt", "über"),
+        ("/srv/--.txt", "documents"),
+        ("/*", "documents"),
+        ("/srv/" + "ü" * 40 + ".txt", "ü" * 31),
+    ],
+)
+def test_table_names_come_from_the_path(uri: str, name: str) -> None:
+    assert files.table_name(files.parse(uri)) == name
+
+
+def test_gone_means_certainly_gone(tree: Path) -> None:
+    assert files.is_gone(str(tree / "nothing"))
+    assert files.is_gone(str(tree / "a.txt" / "below"))
+    assert not files.is_gone(str(tree / "a.txt"))
+    assert not files.is_gone("/" + "x" * 5000)
+    assert not files.is_gone("nul\0")

@@ -1,0 +1,282 @@
+"""backend/load.py: batches, the request, what of a reply is taken and what is not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from email.parser import BytesParser
+from email.policy import HTTP
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ml_rag.backend import load
+from ml_rag.backend.load import INSERT_SEGMENTS, Loader, Rows, Upload, batches, multipart, rows
+from ml_rag.errors import DimensionMismatch, DocumentError, EngineFailed, InvalidRequest, QueueFull
+
+
+class FakeStore:
+    """Keeps rows in a dictionary; ``refuses`` names a document it will not take."""
+
+    def __init__(self, states: dict[str, tuple[str | None, str | None]] | None = None) -> None:
+        self.known = states or {}
+        self.written: dict[str, list[Rows]] = {}
+        self.refuses: str | None = None
+        self.commits: list[int] = []
+
+    def states(self, names: list[str]) -> dict[str, tuple[str | None, str | None]]:
+        return {name: self.known[name] for name in names if name in self.known}
+
+    def write(self, name: str, portions: Iterable[Rows]) -> None:
+        taken = list(portions)
+        if name == self.refuses:
+            raise DocumentError("refused")
+        self.written[name] = taken
+
+    def commit(self) -> None:
+        self.commits.append(len(self.written))
+
+
+class FakeServer:
+    """Answers each request with the lines given; ``bodies`` holds the requests."""
+
+    def __init__(self, *lines: Any) -> None:
+        self.lines = lines
+        self.bodies: list[bytes] = []
+        self.closed = 0
+
+    def stream(self, path: str, body: bytes, content_type: str) -> Iterator[Any]:
+        assert path == "/v1/documents"
+        self.bodies.append(body)
+        yield from self.lines
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def job(**more: Any) -> dict[str, Any]:
+    return {"request": {"embed_model_id": "m"}, "dimensions": 2, "made_with": "o", "refresh": True, **more}
+
+
+def line(index: int, texts: list[str], vectors: list[list[float]] | None = None, **more: Any) -> dict[str, Any]:
+    vectors = [[1.0, 0.5]] * len(texts) if vectors is None else vectors
+    data = b"".join(struct.pack(f"<{len(v)}f", *v) for v in vectors)
+    return {
+        "index": index,
+        "format": "text",
+        "error": None,
+        "metadata": {"title": "T"},
+        "segments": [{"text": text, "tokens": 1, "metadata": {"page": 7}} for text in texts],
+        "dimensions": 2,
+        "embeddings": b64encode(data).decode(),
+        **more,
+    }
+
+
+def run(store: FakeStore, server: FakeServer, *names: str, **more: Any) -> Loader:
+    loader = Loader(job(**more), server, store)  # type: ignore[arg-type]
+    loader.load([(name, lambda n=name: f"content of {n}".encode()) for name in names])  # type: ignore[misc]
+    return loader
+
+
+def test_a_reply_becomes_rows_with_their_metadata() -> None:
+    store = FakeStore()
+    loader = run(store, FakeServer(line(0, ["one", "two"], [[1.0, 0.1], [-0.25, 3e-8]])), "a")
+    (portion,) = store.written["a"]
+    assert (portion.first, portion.segments) == (1, ["one", "two"])
+    assert [[struct.unpack("<f", struct.pack("<f", x))[0] for x in json.loads(v)] for v in portion.vectors] == [
+        list(struct.unpack("<2f", struct.pack("<2f", *v))) for v in ([1.0, 0.1], [-0.25, 3e-8])
+    ]
+    sha256 = hashlib.sha256(b"content of a").hexdigest()
+    assert json.loads(portion.metadata[1]) == {
+        "title": "T",
+        "format": "text",
+        "page": 7,
+        "source": {"sha256": sha256, "made_with": "o"},
+    }
+    assert loader.outcome.counts["loaded"] == 1
+    assert loader.outcome.segments == 2
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=8))
+def test_vectors_keep_every_bit(numbers: list[float]) -> None:
+    data = struct.pack(f"<{len(numbers)}f", *numbers)
+    (portion,) = rows([{"text": "t"}], data, {})
+    assert struct.pack(f"<{len(numbers)}f", *map(float, portion.vectors[0][1:-1].split(","))) == data
+
+
+def test_a_long_document_is_inserted_in_portions() -> None:
+    n = 2 * INSERT_SEGMENTS + 1
+    portions = list(rows([{"text": str(i)} for i in range(n)], struct.pack(f"<{n}f", *range(n)), {}))
+    assert [p.first for p in portions] == [1, INSERT_SEGMENTS + 1, 2 * INSERT_SEGMENTS + 1]
+    assert [v for p in portions for v in p.vectors] == [f"[{i}]" for i in range(n)]
+
+
+def test_documents_may_come_back_in_any_order() -> None:
+    store = FakeStore()
+    run(store, FakeServer(line(1, ["second"]), line(0, ["first"])), "a", "b")
+    assert {name: portions[0].segments for name, portions in store.written.items()} == {"b": ["second"], "a": ["first"]}
+
+
+def test_unchanged_documents_are_not_sent() -> None:
+    sha256 = hashlib.sha256(b"content of a").hexdigest()
+    store = FakeStore(
+        {"a": (sha256, "o"), "b": ("other", "o"), "c": (hashlib.sha256(b"content of c").hexdigest(), "p")}
+    )
+    server = FakeServer(line(0, ["b"]), line(1, ["c"]))
+    loader = run(store, server, "a", "b", "c")
+    assert loader.outcome.counts["unchanged"] == 1
+    assert loader.outcome.counts["changed"] == 2
+    assert b"content of a" not in server.bodies[0]
+    again = run(FakeStore({"a": (sha256, "o")}), server, "a")
+    assert again.outcome.counts["unchanged"] == 1
+    assert len(server.bodies) == 1
+
+
+def test_without_refresh_known_documents_are_not_even_read() -> None:
+    def read() -> bytes:
+        raise AssertionError("read")
+
+    loader = Loader(job(refresh=False), FakeServer(), FakeStore({"a": (None, None)}))  # type: ignore[arg-type]
+    loader.load([("a", read)])
+    assert loader.outcome.counts["unchanged"] == 1
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"index": 5},
+        {},
+        None,
+        "x",
+        line(0, ["one"], []),
+        line(0, ["one"], [[1.0]]),
+        line(0, ["one"], embeddings="*"),
+        line(0, ["one"], embeddings=None),
+        line(0, ["one"], dimensions="2"),
+        line(0, ["one"], dimensions=0),
+        line(0, [" \n"]),
+        line(0, ["one"], segments=[{"text": None}]),
+        line(0, ["one"], segments=None),
+        line(0, ["one"], [[float("nan"), 0.0]]),
+        line(0, ["one"], [[float("inf"), 0.0]]),
+    ],
+)
+def test_nonsense_is_an_error_of_the_whole_load_and_closes_the_connection(reply: Any) -> None:
+    store, server = FakeStore(), FakeServer(reply)
+    with pytest.raises(EngineFailed):
+        run(store, server, "a")
+    assert store.written == {}
+    assert server.closed == 1
+
+
+def test_a_missing_document_is_an_error() -> None:
+    with pytest.raises(EngineFailed, match="nonsense"):
+        run(FakeStore(), FakeServer(line(0, ["one"])), "a", "b")
+
+
+def test_other_dimensions_than_the_store_has_are_an_error() -> None:
+    with pytest.raises(DimensionMismatch):
+        run(FakeStore(), FakeServer(line(0, ["one"])), "a", dimensions=3)
+
+
+def failure(index: int, code: str, message: str = "no good") -> dict[str, Any]:
+    return line(index, [], error={"message": message, "code": code, "detail": "why", "hint": "what to do"})
+
+
+def test_a_failed_document_is_reported_and_the_others_go_on() -> None:
+    store = FakeStore({"b": ("other", "o")})
+    store.refuses = "c"
+    server = FakeServer(line(0, ["a"]), failure(1, "document_failed"), line(2, ["c"]), failure(3, "engine_failed"))
+    loader = run(store, server, "a", "b", "c", "d")
+    assert set(store.written) == {"a"}
+    result = loader.outcome.result()
+    assert result["failed"] == [
+        {
+            "document_name": "b",
+            "error": "no good",
+            "detail": "why",
+            "hint": "what to do",
+            "kept": "the segments of its former version",
+        },
+        {"document_name": "c", "error": "refused"},
+        {"document_name": "d", "error": "no good", "detail": "why", "hint": "what to do"},
+    ]
+    assert (result["documents"]["loaded"], result["documents"]["failed"]) == (1, 3)
+
+
+@pytest.mark.parametrize(("code", "cls"), [("queue_full", QueueFull), ("invalid_request", InvalidRequest)])
+def test_an_error_that_every_document_would_get_ends_the_load(code: str, cls: type[Exception]) -> None:
+    server = FakeServer(failure(0, code))
+    with pytest.raises(cls):
+        run(FakeStore(), server, "a")
+    assert server.closed == 1
+
+
+def test_a_document_of_a_format_that_is_not_wanted_is_skipped() -> None:
+    loader = run(FakeStore(), FakeServer(failure(0, "document_failed", load.NOT_ACCEPTED)), "a")
+    assert (loader.outcome.counts["skipped"], loader.outcome.failed) == (1, [])
+
+
+def test_the_model_server_says_what_this_takes_for_skipped() -> None:
+    from ml_rag.ingest.parse import parse
+
+    with pytest.raises(DocumentError, match=f"^{load.NOT_ACCEPTED}$"):
+        parse("a.txt", b"some text", formats=["pdf"])
+
+
+def test_a_document_that_cannot_be_read_fails_alone() -> None:
+    def read() -> bytes:
+        raise DocumentError("gone")
+
+    store = FakeStore()
+    loader = Loader(job(), FakeServer(line(0, ["b"])), store)  # type: ignore[arg-type]
+    loader.load([("a", read), ("b", lambda: b"b"), ("\udcff", lambda: b"c")])
+    assert set(store.written) == {"b"}
+    assert [entry["document_name"] for entry in loader.outcome.failed] == ["a", "?"]
+
+
+def test_commits_come_every_so_many_documents_and_at_the_end() -> None:
+    store = FakeStore()
+    n = 2 * load.COMMIT_DOCUMENTS + 3
+    run(store, FakeServer(*(line(i, ["t"]) for i in range(n))), *(f"d{i}" for i in range(n)))
+    assert store.commits == [load.COMMIT_DOCUMENTS, 2 * load.COMMIT_DOCUMENTS, n]
+
+
+def test_nul_and_lone_surrogates_never_reach_postgresql() -> None:
+    store = FakeStore()
+    reply = line(0, ["a\0b\ud800c"], metadata={"ti\0tle": "x\0y", "n": [1, {"k": "\udfff"}]})
+    run(store, FakeServer(reply), "a")
+    (portion,) = store.written["a"]
+    assert portion.segments == ["ab?c"]
+    metadata = json.loads(portion.metadata[0])
+    assert (metadata["title"], metadata["n"]) == ("xy", [1, {"k": "?"}])
+    assert "\\u0000" not in portion.metadata[0]
+
+
+@given(st.lists(st.tuples(st.text(max_size=3), st.integers(0, 12)), max_size=30))
+def test_batches_keep_order_and_limits(documents: list[tuple[str, int]]) -> None:
+    made = list(batches(documents, 4, 10))
+    assert [name for batch in made for name in batch] == [name for name, _ in documents]
+    sizes = iter(documents)
+    for batch in made:
+        total = sum(next(sizes)[1] for _ in batch)
+        assert 1 <= len(batch) <= 4
+        assert total <= 10 or len(batch) == 1
+
+
+@pytest.mark.parametrize("name", ["a.txt", 'say "hi".txt', "文書 ü.txt", "back\\slash", "new\r\nline", "x; filename=y"])
+def test_the_request_is_proper_multipart(name: str) -> None:
+    content = b"\r\n--boundary\r\n\0\xff"
+    body, content_type = multipart({"embed_model_id": "m"}, [Upload(name, content, "", False)] * 2)
+    message = BytesParser(policy=HTTP).parsebytes(f"Content-Type: {content_type}\r\n\r\n".encode() + body)
+    options, *parts = message.iter_parts()
+    assert json.loads(options.get_payload(decode=True)) == {"embed_model_id": "m"}  # type: ignore[arg-type]
+    assert [part.get_payload(decode=True) for part in parts] == [content] * 2
+    for part in parts:
+        assert part.get_param("name", header="content-disposition") == "file"

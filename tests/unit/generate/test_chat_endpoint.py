@@ -1,0 +1,301 @@
+"""``/v1/chat/completions`` over HTTP, by the official client and by hand, against the fake models."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+import pytest
+
+from ml_rag import prompt
+from ml_rag.catalogue import ModelEntry
+from ml_rag.server.chat import fit_prompt, parse
+from ml_rag.server.engines.fake import FakeGenerate
+
+QUESTION = [{"role": "user", "content": "What is AutoML?"}]
+DOCUMENTS = [{"document_name": f"{i}.pdf", "text": f"text number {i}"} for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def client(served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def http(served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url) as made:
+        yield made
+
+
+def ask(http: httpx.Client, **fields) -> httpx.Response:
+    return http.post("/v1/chat/completions", json={"model": "fake-generate", "messages": QUESTION, **fields})
+
+
+def events(response: httpx.Response) -> list[str]:
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *whole, rest = response.text.split("\n\n")
+    assert rest == ""
+    assert all(event.startswith("data: ") and "\n" not in event for event in whole)
+    return [event.removeprefix("data: ") for event in whole]
+
+
+def test_official_client_gets_an_answer(client):
+    reply = client.chat.completions.create(model="fake-generate", messages=QUESTION)
+    choice = reply.choices[0]
+    assert choice.message.content == "fake answer to: What is AutoML? [documents: 0]"
+    assert (choice.message.role, choice.finish_reason, reply.object) == ("assistant", "stop", "chat.completion")
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.usage.total_tokens) == (3, 8, 11)
+
+
+def test_official_client_streams(client):
+    stream = client.chat.completions.create(
+        model="fake-generate", messages=QUESTION, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == "fake answer to: What is AutoML? [documents: 0]"
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["stop"]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 8
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_official_client_gets_json_of_a_schema(client):
+    schema = {
+        "type": "object",
+        "properties": {"answer": {"type": "string", "minLength": 2}, "sure": {"type": "boolean"}},
+        "required": ["answer", "sure"],
+    }
+    reply = client.chat.completions.create(
+        model="fake-generate",
+        messages=QUESTION,
+        response_format={"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}},
+    )
+    assert json.loads(reply.choices[0].message.content) == {"answer": "xx", "sure": False}
+
+
+def test_official_client_sees_errors_as_its_own(client):
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="no-such-model", messages=QUESTION)
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="fake-embed", messages=QUESTION)
+    assert caught.value.code == "wrong_task"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="fake-generate", messages=QUESTION, temperature=-1)
+    assert "temperature" in str(caught.value)
+
+
+def test_an_error_before_the_first_token_is_a_status_also_when_streaming(http):
+    response = ask(http, model="no-such-model", stream=True)
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+
+
+def test_an_error_in_mid_stream_is_the_last_event(http, client):
+    data = events(ask(http, model="fake-generate-error", stream=True))
+    assert "[DONE]" not in data
+    assert json.loads(data[-1])["error"]["code"] == "engine_failed"
+    assert all("error" not in json.loads(event) for event in data[:-1])
+    with pytest.raises(openai.APIError, match="fake model failed"):
+        list(client.chat.completions.create(model="fake-generate-error", messages=QUESTION, stream=True))
+
+
+def test_an_error_without_stream_is_a_status(http):
+    response = ask(http, model="fake-generate-error")
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_failed")
+
+
+def test_stream_without_usage_ends_with_done(http):
+    data = events(ask(http, stream=True))
+    assert data[-1] == "[DONE]"
+    chunks = [json.loads(event) for event in data[:-1]]
+    assert all("usage" not in chunk and chunk["object"] == "chat.completion.chunk" for chunk in chunks)
+
+
+def test_documents_are_fitted_and_counted(http):
+    reply = ask(http, documents=DOCUMENTS).json()
+    assert reply["choices"][0]["message"]["content"] == "fake answer to: What is AutoML? [documents: 3]"
+    assert reply["ml_rag"] == {"documents_given": 3, "documents_used": 3}
+    long = [{"document_name": f"{i}.pdf", "text": "word " * 30} for i in range(3)]
+    reply = ask(http, model="tiny-context", documents=[*DOCUMENTS[:1], *long], max_tokens=10).json()
+    assert reply["ml_rag"]["documents_given"] == 4
+    assert reply["usage"]["prompt_tokens"] <= 90
+    used = reply["ml_rag"]["documents_used"]
+    assert 0 < used < 4
+    assert f"[documents: {used}]" in reply["choices"][0]["message"]["content"]
+
+
+def test_documents_in_a_stream_are_told_with_the_end(http):
+    chunks = [json.loads(event) for event in events(ask(http, documents=DOCUMENTS, stream=True))[:-1]]
+    assert [chunk.get("ml_rag") for chunk in chunks if "ml_rag" in chunk] == [
+        {"documents_given": 3, "documents_used": 3}
+    ]
+    assert chunks[-1]["ml_rag"] is not None
+
+
+def test_no_documents_given_and_none_mentioned(http):
+    assert "ml_rag" not in ask(http).json()
+    assert ask(http, documents=[]).json()["ml_rag"] == {"documents_given": 0, "documents_used": 0}
+
+
+def test_a_question_that_does_not_fit_names_the_numbers(http):
+    response = ask(
+        http, model="tiny-context", max_tokens=50, messages=[{"role": "user", "content": "why " * 200}], documents=[]
+    )
+    assert response.status_code == 400
+    assert "50 are left" in response.json()["error"]["detail"]
+
+
+def test_max_tokens_and_stop(http):
+    cut = ask(http, max_tokens=2).json()["choices"][0]
+    assert (cut["message"]["content"], cut["finish_reason"]) == ("fake answer", "length")
+    stopped = ask(http, stop=" What").json()["choices"][0]
+    assert (stopped["message"]["content"], stopped["finish_reason"]) == ("fake answer to:", "stop")
+
+
+def test_content_parts_and_developer_role(http):
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "AutoML?"}]
+    reply = ask(http, messages=[{"role": "developer", "content": "short"}, {"role": "user", "content": parts}]).json()
+    assert "What is AutoML?" in reply["choices"][0]["message"]["content"]
+
+
+ACCEPTED = [
+    ("temperature", [0, 0.5, 2, 7.5]),
+    ("top_k", [0, 1, 32000]),
+    ("top_p", [0, 1]),
+    ("repeat_penalty", [0, 2]),
+    ("frequency_penalty", [-2, 0, 2]),
+    ("presence_penalty", [-2, 0, 2]),
+    ("max_tokens", [1, 4000]),
+    ("max_completion_tokens", [1]),
+    ("seed", [-1, 0, 2**63 - 1]),
+    ("stop", ["x", ["x", "y"], []]),
+    ("task", ["generation", "summarization"]),
+    ("language", ["de", "French"]),
+    ("speculative_decoding", [True, False]),
+    ("response_format", [{"type": "text"}, {"type": "json_object"}]),
+    ("n", [1]),
+    ("user", ["somebody"]),
+]
+REFUSED = [
+    ("temperature", [-0.01, "hot", True]),
+    ("top_k", [-1, 32001, 1.5]),
+    ("top_p", [-0.01, 1.01]),
+    ("repeat_penalty", [-0.01, 2.01]),
+    ("frequency_penalty", [-2.01, 2.01]),
+    ("presence_penalty", [-2.01, 2.01]),
+    ("max_tokens", [0, -1, 1.5, "many"]),
+    ("stop", [5, [1]]),
+    ("task", ["translation", 3]),
+    ("language", ["xx", 5]),
+    ("response_format", [{"type": "xml"}, {"type": "json_schema"}, "json"]),
+    ("messages", [[], "hello", [{"role": "tool", "content": "x"}], [{"role": "user", "content": [{"type": "image"}]}]]),
+    ("documents", [[{"document_name": "x"}], "text"]),
+    ("n", [2]),
+    ("tools", [[{"type": "function"}]]),
+    ("model", ["", 5]),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in ACCEPTED for value in values])
+def test_accepted(http, field, value):
+    assert ask(http, **{field: value}).status_code == 200
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in REFUSED for value in values])
+def test_refused_by_name(http, field, value):
+    response = ask(http, **{field: value})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "invalid_request")
+    assert field in f"{error['message']} {error['detail']}"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"model": "fake-generate"}', b"\xff\xfe"])
+def test_no_proper_body(http, body):
+    response = http.post("/v1/chat/completions", content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_request"
+
+
+def hang_up_after(url: str, seconds: float, body: dict) -> bytes:
+    """Send a request, read for some time, close the connection; what was read."""
+    address = urlsplit(url)
+    data = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall(head.encode() + data)
+        end, read = time.monotonic() + seconds, b""
+        while (left := end - time.monotonic()) > 0:
+            connection.settimeout(left)
+            try:
+                read += connection.recv(65536)
+            except TimeoutError:
+                break
+    return read
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_generation_stops_within_a_token_when_the_client_goes(served, stream):
+    body = {"model": "very-slow", "messages": QUESTION, "max_tokens": 1000, "stream": stream}  # 20 s if nobody stops it
+    read = hang_up_after(served.url, 0.3, body)
+    assert (b"fake" in read) == stream
+    gone = time.monotonic()
+    assert served.waits_until_idle(2.0)
+    # 20 ms a token, and time for the loop to see the closed connection
+    assert time.monotonic() - gone < 0.5
+    with httpx.Client(base_url=served.url) as http:  # the worker is free again
+        began = time.monotonic()
+        assert ask(http, model="very-slow", max_tokens=1).status_code == 200
+        assert time.monotonic() - began < 0.5
+
+
+def test_a_waiting_request_of_a_client_that_goes_is_never_run(served):
+    with httpx.Client(base_url=served.url, timeout=30) as http:
+        body = {"model": "very-slow", "messages": QUESTION, "max_tokens": 40, "stream": True}
+        with http.stream("POST", "/v1/chat/completions", json=body) as first:
+            assert first.status_code == 200
+            hang_up_after(served.url, 0.1, {**body, "max_tokens": 1000})
+            text = first.read().decode()
+        assert text.rstrip().endswith("[DONE]")
+        assert served.waits_until_idle(1.0)
+
+
+def test_the_way_documents_are_shown_is_taken_and_anything_else_refused(http):
+    for fields in (
+        {},
+        {"citation_style": None, "document_order": None},
+        {"citation_style": "numbered", "document_order": "best_first"},
+        {"citation_style": "none", "document_order": "best_last"},
+    ):
+        reply = ask(http, documents=DOCUMENTS, **fields).json()
+        assert reply["ml_rag"]["documents_used"] == 3
+        # the fake model reads the question out of every form of the prompt
+        assert reply["choices"][0]["message"]["content"] == "fake answer to: What is AutoML? [documents: 3]"
+    for fields in ({"citation_style": "footnotes"}, {"document_order": "best"}, {"citation_style": 1}):
+        response = ask(http, documents=DOCUMENTS, **fields)
+        assert response.status_code == 400
+        assert next(iter(fields)) in response.json()["error"]["message"]
+
+
+def test_style_and_order_reach_the_prompt():
+    body = {"model": "m", "messages": [{"role": "system", "content": "Be kind."}, *QUESTION], "documents": DOCUMENTS}
+    engine = FakeGenerate(ModelEntry(id="m", task="generate", engine="fake", context_tokens=1000))
+    plain = fit_prompt(parse(json.dumps(body).encode()), engine).messages
+    asked = {**body, "citation_style": "numbered", "document_order": "best_first"}
+    other = fit_prompt(parse(json.dumps(asked).encode()), engine).messages
+    documents = [prompt.PromptDocument(**document) for document in DOCUMENTS]
+    given = {"instructions": "Be kind.", "brief": False}
+    assert plain == prompt.build(QUESTION[0]["content"], documents, **given)
+    assert other == prompt.build(
+        QUESTION[0]["content"], documents, **given, citation_style="numbered", order="best_first"
+    )
+    assert plain != other

@@ -1,0 +1,455 @@
+"""``POST /v1/documents`` with the fake models: the protocol, errors, order of work, clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+
+from ml_rag.catalogue import load_catalogue
+from ml_rag.ingest.sandbox import Limits, Sandbox
+from ml_rag.server.app import create_app
+from ml_rag.server.engines.fake import FakeEmbed
+from ml_rag.server.registry import Registry
+from ml_rag.testing import running_server
+
+TESTS = str(Path(__file__).resolve().parents[2])
+
+#: ``unlucky`` fails for a batch with the word "unlucky" in it; see ``server``
+CONFIG = """
+[server]
+max_document_body_bytes = 2000000
+[models.nan]
+task = "embed"
+engine = "fake"
+fake_mode = "nan"
+[models.broken]
+task = "embed"
+engine = "fake"
+fake_mode = "error"
+[models.slow]
+task = "embed"
+engine = "fake"
+fake_mode = "slow"
+fake_delay_seconds = 0.05
+[models.prefixed]
+task = "embed"
+engine = "fake"
+dimensions = 64
+max_tokens = 32
+document_prefix = "passage: "
+"""
+
+
+class Server:
+    """The application in a thread, under uvicorn, its parser replaced by tests/support/parsers.py."""
+
+    def __init__(self, folder: Path) -> None:
+        config = folder / "ml_rag.toml"
+        config.write_text(CONFIG)
+        self.registry = Registry(load_catalogue(config, fake_models=True), folder)
+        self.app = create_app(self.registry)
+        self.sandbox = Sandbox(Limits(cpu_seconds=20, wall_seconds=40), parser="support.parsers:parse")
+        self.app.state.sandbox = self.sandbox
+        self.socket = folder / "s"
+        self._server = uvicorn.Server(
+            uvicorn.Config(self.app, uds=str(self.socket), log_config=None, lifespan="on", ws="none")
+        )
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        end = time.monotonic() + 20
+        while not self._server.started and time.monotonic() < end:
+            time.sleep(0.01)
+        assert self._server.started
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def client(self, seconds: float = 60.0) -> httpx.Client:
+        return httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(self.socket)), base_url="http://server", timeout=seconds
+        )
+
+    def post(self, files: Sequence[tuple[str, bytes]], **options: Any) -> httpx.Response:
+        with self.client() as client:
+            return client.post("/v1/documents", **request(files, **options))
+
+
+def request(files: Sequence[tuple[str, bytes]], **options: Any) -> dict[str, Any]:
+    fields = {"options": json.dumps({"embed_model_id": "fake-embed", **options})}
+    return {"data": fields, "files": [("file", file) for file in files]}
+
+
+def lines(reply: httpx.Response) -> list[dict[str, Any]]:
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    assert reply.text.endswith("\n")
+    return [json.loads(line) for line in reply.text.splitlines()]
+
+
+def by_index(reply: httpx.Response) -> list[dict[str, Any]]:
+    found = sorted(lines(reply), key=lambda line: line["index"])
+    assert [line["index"] for line in found] == list(range(len(found)))
+    return found
+
+
+def vectors(line: dict[str, Any]) -> np.ndarray:
+    flat = np.frombuffer(base64.b64decode(line["embeddings"], validate=True), "<f4")
+    return flat.reshape(len(line["segments"]), line["dimensions"])
+
+
+def expected(server: Server, model: str, texts: list[str]) -> np.ndarray:
+    entry = server.registry.entry(model)
+    return FakeEmbed(entry).embed([entry.document_prefix + text for text in texts], lambda: False)
+
+
+def assert_error(reply: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    assert reply.status_code == status, reply.text
+    error = reply.json()["error"]
+    assert error["code"] == code
+    return error
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", TESTS)
+        server = Server(tmp_path_factory.mktemp("documents"))
+        server.start()
+        yield server
+        server.stop()
+
+
+def test_a_line_a_document_with_all_its_keys(server: Server) -> None:
+    texts = [b"red blue", "grün und gelb".encode(), b"one two three"]
+    files = [(f"{number}.txt", text) for number, text in enumerate(texts)]
+    found = by_index(server.post(files))
+    assert len(found) == 3
+    for line, (name, text) in zip(found, files, strict=True):
+        assert set(line) == {
+            "index",
+            "name",
+            "format",
+            "error",
+            "metadata",
+            "segments",
+            "dimensions",
+            "embeddings",
+        }
+        assert (line["name"], line["format"], line["error"], line["dimensions"]) == (name, "orders", None, 16)
+        assert line["metadata"]["name"] == name
+        assert line["segments"] == [{"text": text.decode(), "tokens": len(text.split()), "metadata": {}}]
+        assert np.allclose(vectors(line), expected(server, "fake-embed", [text.decode()]))
+
+
+def test_every_segment_has_its_own_vector_in_documents_larger_than_a_batch(server: Server) -> None:
+    files = [
+        (f"{number}", " ".join(f"w{number}x{word}" for word in range(words)).encode())
+        for number, words in enumerate([3, 9000, 1, 40, 2500, 7])
+    ]
+    for line, (_, text) in zip(by_index(server.post(files, chunking={"segment_tokens": 16})), files, strict=True):
+        texts = [segment["text"] for segment in line["segments"]]
+        assert " ".join(texts).split() == text.decode().split()
+        assert np.allclose(vectors(line), expected(server, "fake-embed", texts))
+
+
+def test_options_reach_parser_and_splitter(server: Server) -> None:
+    chunking = {"split_by": "tokens", "segment_tokens": 20, "overlap_tokens": 5}
+    text = " ".join(f"w{number}" for number in range(50))
+    reply = server.post([("a", text.encode())], chunking=chunking, formats=["md", "text"], language="de", ocr=True)
+    (line,) = lines(reply)
+    assert {key: line["metadata"][key] for key in ("formats", "language", "ocr")} == {
+        "formats": ["md", "text"],
+        "language": "de",
+        "ocr": True,
+    }
+    assert [segment["tokens"] for segment in line["segments"]] == [20, 20, 20]
+    assert line["segments"][1]["text"].split()[0] == "w15"
+
+
+def test_the_models_prefix_counts_and_is_embedded_but_not_stored(server: Server) -> None:
+    text = " ".join(f"w{number}" for number in range(100))
+    (line,) = lines(server.post([("a", text.encode())], embed_model_id="prefixed"))
+    texts = [segment["text"] for segment in line["segments"]]
+    assert " ".join(texts) == text
+    assert [segment["tokens"] for segment in line["segments"]] == [32, 32, 32, 8]
+    assert np.allclose(vectors(line), expected(server, "prefixed", texts))
+
+
+def test_no_documents_no_lines(server: Server) -> None:
+    with server.client() as client:
+        # a field without a file name, so that the body is multipart all the same
+        reply = client.post("/v1/documents", files={"options": (None, '{"embed_model_id": "fake-embed"}')})
+    assert reply.status_code == 200
+    assert reply.text == ""
+
+
+def test_a_document_that_fails_leaves_the_others_alone(server: Server) -> None:
+    files = [
+        ("a", b"red"),
+        ("b", b"!refuse it says no"),
+        ("c", b"!exit 3"),
+        ("d", b""),
+        ("e", b"!raise odd"),
+        ("f", b"blue"),
+    ]
+    found = by_index(server.post(files))
+    assert [line["error"] and line["error"]["message"] for line in found] == [
+        None,
+        "the document is no good",
+        "the document crashed its parser",
+        "the document has no text",
+        "the document cannot be read",
+        None,
+    ]
+    for line in found:
+        if line["error"] is not None:
+            assert line["error"]["code"] == "document_failed"
+            assert (line["segments"], line["embeddings"]) == ([], "")
+    assert found[1]["error"]["detail"] == "it says no"
+    assert found[1]["error"]["hint"] == "Write another."
+
+
+@pytest.mark.parametrize("model", ["nan", "broken"])
+def test_a_model_that_fails_is_an_error_in_each_line(server: Server, model: str) -> None:
+    for line in by_index(server.post([("a", b"red"), ("b", b"blue"), ("c", b"green")], embed_model_id=model)):
+        assert line["error"]["code"] == "engine_failed"
+        assert (line["segments"], line["embeddings"]) == ([], "")
+
+
+def test_only_the_document_fails_whose_text_the_model_cannot_embed(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embed = FakeEmbed.embed
+
+    def unlucky(self: FakeEmbed, texts: Sequence[str], cancelled: Callable[[], bool]) -> Any:
+        time.sleep(0.2)  # so that the others come together meanwhile
+        if any("unlucky" in text for text in texts):
+            raise RuntimeError("bad luck")
+        return embed(self, texts, cancelled)
+
+    monkeypatch.setattr(FakeEmbed, "embed", unlucky)
+    files = [(str(number), b"unlucky" if number == 5 else b"red") for number in range(8)]
+    found = by_index(server.post(files))
+    assert [line["index"] for line in found if line["error"]] == [5]
+    assert "bad luck" in found[5]["error"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "code", "says"),
+    [
+        ({"embed_model_id": "fake-embde"}, 404, "model_not_found", "fake-embde"),
+        ({"embed_model_id": "fake-generate"}, 400, "wrong_task", "fake-generate"),
+        ({"embed_model_id": "all_minilm_l6_v2"}, 503, "model_unavailable", "all_minilm_l6_v2"),
+        ({"embed_model_id": 3}, 400, "invalid_request", "embed_model_id"),
+        ({"chunking": {"split_by": "chapter"}}, 400, "invalid_request", "split_by"),
+        ({"chunking": {"segment_tokens": 100000}}, 400, "invalid_request", "segment_tokens"),
+        ({"chunking": {"overlap_tokens": 1000}}, 400, "invalid_request", "overlap_tokens"),
+        ({"chunking": "small"}, 400, "invalid_request", "chunking"),
+        ({"formats": ["word perfect"]}, 400, "invalid_request", "format"),
+        ({"formats": "pdf"}, 400, "invalid_request", "formats"),
+        ({"language": 3}, 400, "invalid_request", "language"),
+        ({"ocr": "yes"}, 400, "invalid_request", "ocr"),
+        ({"speed": 3}, 400, "invalid_request", "speed"),
+    ],
+)
+def test_what_concerns_all_documents_is_an_error_reply(
+    server: Server, options: dict[str, Any], status: int, code: str, says: str
+) -> None:
+    assert says in assert_error(server.post([("a", b"red")], **options), status, code)["message"]
+
+
+def test_bodies_that_are_not_what_they_should_be(server: Server) -> None:
+    head = {"content-type": "multipart/form-data; boundary=x"}
+    fine = b'--x\r\nContent-Disposition: form-data; name="options"\r\n\r\n{"embed_model_id": "fake-embed"}\r\n--x--\r\n'
+    with server.client() as client:
+
+        def post(content: bytes, headers: dict[str, str] = head) -> httpx.Response:
+            return client.post("/v1/documents", content=content, headers=headers)
+
+        assert post(fine).status_code == 200
+        for content in (
+            b"",
+            b"nonsense",
+            fine.replace(b'name="options"', b""),
+            fine.replace(b"options", b"opt"),
+            fine.replace(b'"embed_model_id"', b"{{{"),
+            fine.replace(b"--x--", b"--y--")[:40],
+        ):
+            assert_error(post(content), 400, "invalid_request")
+        assert_error(post(fine, {"content-type": "multipart/form-data"}), 400, "invalid_request")
+        assert_error(post(b"{}", {"content-type": "application/json"}), 400, "invalid_request")
+        assert_error(post(fine, {}), 400, "invalid_request")
+        stray = fine.replace(b"--x--", b'--x\r\nContent-Disposition: form-data; name="fiel"\r\n\r\nx\r\n--x--')
+        assert "'fiel'" in assert_error(post(stray), 400, "invalid_request")["detail"]
+
+
+def test_a_body_over_the_bound_is_refused(server: Server) -> None:
+    error = assert_error(server.post([("a", b"x" * 2_000_001)]), 400, "invalid_request")
+    assert "2000000 bytes" in error["detail"]
+
+
+def test_a_line_comes_as_soon_as_its_document_is_done(server: Server) -> None:
+    with server.client() as client:
+        times: list[tuple[float, int]] = []
+        with client.stream("POST", "/v1/documents", **request([("a", b"red"), ("b", b"!sleep 2")])) as reply:
+            for line in reply.iter_lines():
+                times.append((time.monotonic(), json.loads(line)["index"]))
+    assert [index for _, index in times] == [0, 1]
+    assert times[1][0] - times[0][0] > 1
+
+
+def test_parsing_goes_on_while_the_model_works_but_not_without_bound(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = most = begun = 0
+    release = threading.Event()
+    original = Sandbox.run
+
+    async def counted(self: Sandbox, job: Any) -> Any:
+        nonlocal running, most, begun
+        running, begun = running + 1, begun + 1
+        most = max(most, running)
+        try:
+            return await original(self, job)
+        finally:
+            running -= 1
+
+    def blocked(self: FakeEmbed, texts: Sequence[str], cancelled: Callable[[], bool]) -> Any:
+        assert release.wait(20)
+        return np.ones((len(texts), 16), np.float32)
+
+    monkeypatch.setattr(Sandbox, "run", counted)
+    monkeypatch.setattr(FakeEmbed, "embed", blocked)
+    text = " ".join(f"w{number}" for number in range(16 * 200)).encode()
+    replies: list[httpx.Response] = []
+    thread = threading.Thread(
+        target=lambda: replies.append(server.post([(str(n), text) for n in range(20)], chunking={"segment_tokens": 16}))
+    )
+    thread.start()
+    seen = 0
+    while seen != begun or not begun or running:
+        seen = begun
+        time.sleep(0.5)
+    # 200 segments each: two batches are with the model, about 512 segments wait, two documents may come on top
+    assert 2 < begun < 9
+    release.set()
+    thread.join(30)
+    assert most == 2
+    assert len(by_index(replies[0])) == 20
+
+
+def leave_during(server: Server, files: Sequence[tuple[str, bytes]], **options: Any) -> None:
+    """Send a request and go away while it is being worked on."""
+    with server.client(0.7) as client, contextlib.suppress(httpx.ReadTimeout):
+        with client.stream("POST", "/v1/documents", **request(files, **options)) as reply:
+            for _ in reply.iter_lines():
+                pass
+        pytest.fail("the request should not have come to its end")
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_parsing_stops_when_the_client_goes(server: Server) -> None:
+    server.post([("warm", b"warm")])
+    leave_during(server, [("a", b"!sleep 30"), ("b", b"!sleep 30"), ("c", b"red")])
+    assert eventually(lambda: not server.sandbox._runs)
+    assert [line["error"] for line in lines(server.post([("next", b"red")]))] == [None]
+
+
+def test_embedding_stops_when_the_client_goes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = 0
+    embed = FakeEmbed.embed
+
+    def counted(self: FakeEmbed, given: Sequence[str], cancelled: Callable[[], bool]) -> Any:
+        nonlocal texts
+        texts += len(given)
+        return embed(self, given, cancelled)
+
+    monkeypatch.setattr(FakeEmbed, "embed", counted)
+    text = " ".join(f"w{number}" for number in range(16 * 400)).encode()
+    leave_during(server, [("a", text)], embed_model_id="slow", chunking={"segment_tokens": 16})
+    time.sleep(0.3)
+    seen = texts
+    time.sleep(0.5)
+    assert 0 < seen == texts < 100
+    model = server.registry._model("slow")
+    assert eventually(lambda: model.leases == 0)
+
+
+def test_the_shipped_parsers_in_a_server_of_its_own(tmp_path: Path) -> None:
+    page = "<html><head><title>T</title></head><body><h1>Colours</h1><p>Red and blue.</p></body></html>"
+    files = [
+        ("a.md", b"# Title\n\nSome text.\n\n## Part\n\nMore of it."),
+        ("b.html", page.encode()),
+        ("c.csv", b"name,amount\napple,3\npear,4\n"),
+        ("d.bin", bytes(range(256)) * 4),
+    ]
+    with running_server() as server:
+        transport = httpx.HTTPTransport(uds=str(server.socket))
+        with httpx.Client(transport=transport, base_url="http://server", timeout=60) as client:
+            found = by_index(client.post("/v1/documents", **request(files)))
+        assert [line["error"] and line["error"]["code"] for line in found] == [None, None, None, "document_failed"]
+        assert found[0]["segments"][0]["metadata"] == {"headings": ["Title"]}
+        assert "Red and blue." in found[1]["segments"][0]["text"]
+        assert "| apple | 3 |" in found[2]["segments"][0]["text"]
+        assert server.stop() == 0
+
+
+def test_without_a_server_by_asgi(tmp_path: Path) -> None:
+    registry = Registry(load_catalogue(fake_models=True), tmp_path)
+    app = create_app(registry)
+
+    async def main() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await client.post("/v1/documents", **request([("a.txt", b"red blue")]))
+
+    try:
+        (line,) = lines(asyncio.run(main()))
+    finally:
+        app.state.sandbox.close()
+        registry.close()
+    assert (line["format"], line["segments"][0]["text"], line["error"]) == ("text", "red blue", None)
+
+
+def test_closing_the_application_ends_the_children(server: Server, tmp_path: Path) -> None:
+    other = Server(tmp_path)
+    other.start()
+    assert lines(other.post([("a", b"!facts")]))
+    children = [child.process for child in other.sandbox._idle.queue]
+    assert children
+    other.stop()
+    assert [child.wait(5) is not None for child in children] == [True] * len(children)
+
+
+def test_shutting_down_does_not_wait_for_a_document(tmp_path: Path, server: Server) -> None:
+    other = Server(tmp_path)
+    other.start()
+    threading.Timer(0.7, other.registry.closing.set).start()
+    began = time.monotonic()
+    with pytest.raises(httpx.RemoteProtocolError):
+        other.post([("a", b"!sleep 30")])
+    assert time.monotonic() - began < 10
+    assert eventually(lambda: not other.sandbox._runs)
+    other.stop()

@@ -1,0 +1,225 @@
+"""What each format becomes: headings, tables, borders of pages, slides and sheets, titles."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+from ml_rag.ingest.parse import parse
+from support.office import docx, epub, odt, pptx, text_pdf, xlsx
+
+
+def blocks(name: str, content: bytes | str) -> list[tuple[str, dict[str, Any]]]:
+    document = parse(name, content.encode() if isinstance(content, str) else content)
+    return [(block.text, block.metadata) for block in document.blocks]
+
+
+def only(name: str, content: bytes | str) -> str:
+    ((text, metadata),) = blocks(name, content)
+    assert metadata == {}
+    return text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.csv", "name,age\nAda,36\nBob,41\n", "| name | age |\n| --- | --- |\n| Ada | 36 |\n| Bob | 41 |"),
+        ("a.csv", "name;age\nAda;1,5\n", "| name | age |\n| --- | --- |\n| Ada | 1,5 |"),
+        ("a.tsv", "name\tage\nAda\t36\n", "| name | age |\n| --- | --- |\n| Ada | 36 |"),
+        ("a.csv", 'a,b\n"one\ntwo",x|y\n', "| a | b |\n| --- | --- |\n| one two | x\\|y |"),
+        ("a.csv", "a,,b\n1,,2\n,,\n3\n", "| a | b |\n| --- | --- |\n| 1 | 2 |\n| 3 |  |"),
+        ("a.json", '[{"a": 1, "b": null}, {"a": 2, "b": true}]', "| a | b |\n| --- | --- |\n| 1 |  |\n| 2 | true |"),
+        ("a.jsonl", '{"a": "x"}\n{"a": "y", "c": 1.5}\n', "| a | c |\n| --- | --- |\n| x |  |\n| y | 1.5 |"),
+        ("a.json", '{"a": {"b": [1, {"c": 2}]}, "d": "e"}', "- a:\n  - b:\n    - 1\n    - 2:\n      - c: 2\n- d: e"),
+        ("a.html", "<h2>T</h2><p>one<br>two <a href='x'>three</a></p>", "## T\n\none\ntwo three"),
+        ("a.html", "<p>x<table><tr><th>a<th>b<tr><td>1<td>2|3</table>", "x\n\n| a | b |\n| --- | --- |\n| 1 | 2\\|3 |"),
+        (
+            "a.html",
+            "<table><tr><td>a<td>b<tr><td rowspan=2>1<td>2<tr><td>3</table>",
+            "| a | b |\n| --- | --- |\n| 1 | 2 |\n| 1 | 3 |",
+        ),
+        (
+            "a.html",
+            "<table><tr><td><h1>T</h1><td><table><tr><td>a<td>b<tr><td>1<td>2</table></table>",
+            "# T\n\n| a | b |\n| --- | --- |\n| 1 | 2 |",
+        ),
+        ("a.html", "<ul><li>x<li>y</ul><ol><li>z</ol><pre>a  b</pre>", "- x\n- y\n\n1. z\n\n```\na  b\n```"),
+        ("a.html", "<p>a<nav>menu</nav><style>s</style><p style='display:none'>no</p><img alt='pic'>", "a\n\npic"),
+        ("a.rst", "Title\n=====\n\ntext\n\nPart\n----\n\nmore", "# Title\n\ntext\n\n## Part\n\nmore"),
+        ("a.rst", "=====\nTitle\n=====\n\n===  ===\na    b\n===  ===", "# Title\n\n===  ===\na    b\n===  ==="),
+        ("a.adoc", "= Title\n\n== Part\ntext", "# Title\n\n## Part\ntext"),
+        ("a.py", "# not a heading\nx = '```'", "````py\n# not a heading\nx = '```'\n````"),
+        ("a.vtt", "WEBVTT\n\nNOTE x\n\n1\n00:01.000 --> 00:02.000\n<v Ann>Hi &amp; <b>bye</b></v>", "Ann: Hi & bye"),
+        ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\none\ntwo\n\n2\n00:03,000 --> 00:04,000\nthree", "one two\nthree"),
+        ("a.md", "---\ntitle: T\n---\n# H\n\n\n\n\ntext  \n", "# H\n\ntext"),
+        ("a.xml", "<?xml version='1.0'?><a><b>one <i>two</i> three</b><c/><d>four</d></a>", "one two three\n\nfour"),
+        ("a.rtf", r"{\rtf1\ansi caf\'e9\par \u8364? two\par}", "café\n\n€ two"),
+    ],
+    ids=lambda value: value if len(value) < 8 else "",
+)  # fmt: skip
+def test_becomes(name: str, content: str, expected: str) -> None:
+    assert only(name, content) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.html", "<title> A\n page </title><meta name=author content=Ann><p>x", {"title": "A page", "author": "Ann"}),
+        ("a.html", "<h1>Top</h1><p>x", {"title": "Top"}),
+        ("a.md", "---\ntitle: 'T'\nauthor: Ann\n---\n# H", {"title": "T", "author": "Ann"}),
+        ("a.md", "```\n# no\n```\n\n# Yes\n", {"title": "Yes"}),
+        ("a.json", '{"title": "T", "x": 1}', {"title": "T"}),
+        ("a.rtf", r"{\rtf1{\info{\title T}{\author Ann}} text}", {"title": "T", "author": "Ann"}),
+        ("a.txt", "plain", {}),
+    ],
+)
+def test_title_and_author(name: str, content: str, expected: dict[str, str]) -> None:
+    assert parse(name, content.encode()).metadata == expected
+
+
+def test_docx_has_headings_lists_and_tables() -> None:
+    def paragraph(text: str, style: str = "") -> str:
+        properties = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if style else ""
+        return f"<w:p>{properties}<w:r><w:t>{text}</w:t></w:r></w:p>"
+
+    def row(*cells: str) -> str:
+        return "<w:tr>" + "".join(f"<w:tc>{paragraph(cell)}</w:tc>" for cell in cells) + "</w:tr>"
+
+    body = paragraph("Top", "Heading1") + paragraph("some text") + f"<w:tbl>{row('a', 'b')}{row('1', '2')}</w:tbl>"
+    styles = (
+        '<w:styles xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main">'
+        '<w:style w:type="paragraph" w:styleId="Heading1"><w:name w:val="heading 1"/></w:style></w:styles>'
+    )
+    core = (
+        '<cp:coreProperties xmlns:cp="http://schemas.openxmlformats.org/package/2006/metadata/core-properties" '
+        'xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>T</dc:title><dc:creator>Ann</dc:creator>'
+        "</cp:coreProperties>"
+    )
+    content = docx(body, **{"word/styles.xml": styles, "docProps/core.xml": core})
+    assert only("a.docx", content) == "# Top\n\nsome text\n\n| a | b |\n| --- | --- |\n| 1 | 2 |"
+    assert parse("a.docx", content).metadata == {"title": "T", "author": "Ann"}
+
+
+def test_pptx_has_a_block_a_slide() -> None:
+    deck = pptx([("First", "one\ntwo", "say hello"), ("Second", "three", "")])
+    assert blocks("a.pptx", deck) == [
+        ("# First\n\n- one\n- two\n\nNotes: say hello", {"slide": 1}),
+        ("# Second\n\nthree", {"slide": 2}),
+    ]
+    assert parse("a.pptx", deck).metadata["title"] == "A deck"
+
+
+def test_xlsx_has_a_block_a_sheet_and_values_as_people_write_them() -> None:
+    rows = [
+        ["when", "n", "ok"],
+        [datetime.datetime(2024, 2, 3), 3.0, True],
+        [datetime.datetime(2024, 2, 3, 4, 5), 0.1 + 0.2, False],
+    ]
+    book = xlsx({"Data": rows, "Empty": [], "More": [["x"], ["y"]]})
+    assert blocks("a.xlsx", book) == [
+        (
+            "# Data\n\n| when | n | ok |\n| --- | --- | --- |\n| 2024-02-03 | 3 | TRUE |\n"
+            "| 2024-02-03 04:05:00 | 0.3 | FALSE |",
+            {"sheet": "Data"},
+        ),
+        ("# More\n\nx\n\ny", {"sheet": "More"}),
+    ]
+
+
+def test_a_sheet_with_titles_and_two_tables() -> None:
+    rows: list[list[object]] = [
+        ["Ducks"],
+        ["year", "n"],
+        [2020, 1],
+        [],
+        [2021, 2],
+        [],
+        [None, "kind", "n"],
+        [None, "teal", 5],
+    ]
+    assert blocks("a.xlsx", xlsx({"S": rows})) == [
+        (
+            "Ducks\n\n| year | n |\n| --- | --- |\n| 2020 | 1 |\n| 2021 | 2 |\n\n"
+            "| kind | n |\n| --- | --- |\n| teal | 5 |",
+            {"sheet": "S"},
+        )
+    ]  # fmt: skip
+
+
+def test_odf_presentation_and_spreadsheet() -> None:
+    page = (
+        '<draw:page><draw:frame presentation:class="title"><draw:text-box><text:p>Title</text:p></draw:text-box>'
+        "</draw:frame><draw:frame><draw:text-box><text:list><text:list-item><text:p>one</text:p></text:list-item>"
+        "</text:list></draw:text-box></draw:frame></draw:page>"
+    )
+    assert blocks("a", odt(page * 2, "presentation")) == [("# Title\n\n- one", {"slide": n}) for n in (1, 2)]
+    cell = "<table:table-cell><text:p>{}</text:p></table:table-cell>"
+    blank = '<table:table-cell table:number-columns-repeated="16000"/>'
+    nothing = f'<table:table-row table:number-rows-repeated="1000000">{blank}</table:table-row>'
+    two = f"<table:table-row>{cell.format('a')}{cell.format('b')}{blank}</table:table-row>"
+    sheet = f'<table:table table:name="S">{two}{two.replace("a<", "1<")}{nothing}</table:table>'
+    assert blocks("a", odt(sheet, "spreadsheet")) == [("| a | b |\n| --- | --- |\n| 1 | b |", {"sheet": "S"})]
+
+
+def test_odt_has_headings_lists_and_tables() -> None:
+    cell = "<table:table-cell><text:p>x</text:p></table:table-cell>"
+    body = (
+        '<text:h text:outline-level="2">Part</text:h><text:p>a<text:s text:c="2"/>b<text:line-break/>c</text:p>'
+        "<text:list><text:list-item><text:p>one</text:p><text:list><text:list-item><text:p>two"
+        "</text:p></text:list-item></text:list></text:list-item></text:list>"
+        f"<table:table><table:table-row>{cell * 2}</table:table-row></table:table>"
+    )
+    assert only("a", odt(body)) == "## Part\n\na  b\nc\n\n- one\n  - two\n\n| x | x |\n| --- | --- |"
+
+
+def test_epub_has_a_block_a_document_of_the_spine() -> None:
+    assert blocks("a", epub(["<h1>One</h1>", "<p></p>", "<p>three</p>"])) == [
+        ("# One", {"section": 1}),
+        ("three", {"section": 3}),
+    ]
+    assert parse("a", epub(["<p>x</p>"])).metadata == {"title": "A book"}
+
+
+def test_feed_has_its_entries_as_sections() -> None:
+    feed = (
+        "<feed xmlns='http://www.w3.org/2005/Atom'><title>F</title><entry><title>E</title>"
+        "<updated>2024-01-01</updated>"
+        "<content type='html'>&lt;p>one &lt;b>two&lt;/b>&lt;/p></content></entry></feed>"
+    )
+    assert only("a.xml", "<?xml version='1.0'?>" + feed) == "# F\n\n## E\n\n2024-01-01\n\none **two**"
+
+
+def test_mail_has_its_headers_text_and_names_of_attachments() -> None:
+    mail = (
+        "From: Ann <a@b.example>\nTo: c@d.example\nSubject: =?utf-8?q?Gr=C3=BC=C3=9Fe?=\nMIME-Version: 1.0\n"
+        'Content-Type: multipart/mixed; boundary="x"\n\n--x\nContent-Type: text/html; charset=iso-8859-1\n\n'
+        '<p>caf\xe9</p>\n--x\nContent-Disposition: attachment; filename="n.txt"\n\nno\n--x--\n'
+    ).encode("latin-1")
+    expected = "# Grüße\n\nFrom: Ann <a@b.example>\nTo: c@d.example\n\ncafé\n\nAttachments: n.txt"
+    assert only("a.eml", mail) == expected
+    assert parse("a.eml", mail).metadata == {"title": "Grüße", "author": "Ann <a@b.example>"}
+
+
+def test_pdf_has_a_block_a_page_with_paragraphs_and_headings() -> None:
+    first = (
+        "# A heading\nThe first paragraph is long enough to go on for sev-\neral lines, the last of which is\n"
+        "short.\nThe second paragraph starts on a line of its own and goes on."
+    )
+    assert blocks("a.pdf", text_pdf([first, "", "Page three"])) == [
+        (
+            "# A heading\n\nThe first paragraph is long enough to go on for several lines, the last of which is "
+            "short.\n\nThe second paragraph starts on a line of its own and goes on.",
+            {"page": 1},
+        ),
+        ("Page three", {"page": 3}),
+    ]
+
+
+def test_a_hyphen_stays_where_the_document_has_it_elsewhere() -> None:
+    page = (
+        "We ask about out-of-network care in this sentence, and again out-\nof-network care is what this line is about."
+    )
+    ((text, _),) = blocks("a.pdf", text_pdf([page]))
+    assert text.count("out-of-network") == 2

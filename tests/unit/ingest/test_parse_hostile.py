@@ -1,0 +1,170 @@
+"""Hostile documents: bombs, entities, references to other files, bottomless nesting."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import socket
+import time
+import zipfile
+from typing import Any
+
+import pytest
+
+from ml_rag.errors import DocumentError
+from ml_rag.ingest.formats import archive
+from ml_rag.ingest.parse import parse
+from support.office import docx, epub, odt, zipped
+
+LAUGHS = (
+    '<!DOCTYPE x [<!ENTITY a "ha ha ha ha">'
+    + "".join(f'<!ENTITY {new} "{("&" + old + ";") * 10}">' for old, new in zip("abcdefgh", "bcdefghi", strict=True))
+    + "]>"
+)
+OUTSIDE = '<!DOCTYPE x [<!ENTITY i SYSTEM "file:///etc/hostname">]>'
+
+
+@pytest.mark.parametrize("prolog", [LAUGHS, OUTSIDE], ids=["billion-laughs", "external"])
+@pytest.mark.parametrize("kind", ["xml", "rss", "docx", "odt", "epub", "utf-16"])
+def test_entities_are_refused(prolog: str, kind: str) -> None:
+    contents = {
+        "xml": f"<?xml version='1.0'?>{prolog}<x>&i;</x>".encode(),
+        "rss": f"<?xml version='1.0'?>{prolog}<rss><channel><title>&i;</title></channel></rss>".encode(),
+        "docx": docx("<w:p><w:r><w:t>&i;</w:t></w:r></w:p>", prolog=prolog),
+        "odt": zipped(
+            {"mimetype": "application/vnd.oasis.opendocument.text", "content.xml": f"{prolog}<document>&i;</document>"}
+        ),
+        "epub": zipped({"META-INF/container.xml": f"{prolog}<container>&i;</container>"}),
+        "utf-16": docx("<w:p/>", **{"word/styles.xml": f"{prolog}<x>&i;</x>".encode("utf-16")}),
+    }  # fmt: skip
+    started = time.monotonic()
+    with pytest.raises(DocumentError, match="entities"):
+        parse("a", contents[kind])
+    assert time.monotonic() - started < 2
+
+
+def test_entities_in_html_stay_unexpanded() -> None:
+    page = f"<!DOCTYPE html [{LAUGHS[12:-2]}]><html><body><p>&i; end</p></body></html>"
+    text = parse("a.html", page.encode()).blocks[0].text
+    assert "end" in text
+    assert len(text) < 2 * len(page)
+
+
+def test_entities_in_an_epub_chapter_stay_unexpanded() -> None:
+    chapter = epub([f"<p>{'x' * 10}</p>"])
+    assert len(parse("a", chapter).blocks[0].text) == 10
+    book = {
+        name: zipfile.ZipFile(io.BytesIO(chapter)).read(name)
+        for name in zipfile.ZipFile(io.BytesIO(chapter)).namelist()
+    } | {"o/c0.xhtml": f"{LAUGHS}<html><body><p>&i; end</p></body></html>".encode()}
+    assert len(parse("a", zipped(book)).blocks[0].text) < 2000
+
+
+def test_zip_bomb_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = docx("<w:p/>", **{"word/media/image1.png": b"\0" * (64 * 1024 * 1024)})
+    assert len(bomb) < 200_000
+
+    def never(*_: Any, **__: Any) -> bytes:
+        raise AssertionError("a member was read")
+
+    monkeypatch.setattr(zipfile.ZipFile, "read", never)
+    monkeypatch.setattr(zipfile.ZipFile, "open", never)
+    with pytest.raises(DocumentError, match="unpacks to too much"):
+        parse("a.docx", bomb)
+
+
+def test_many_members_are_refused() -> None:
+    with pytest.raises(DocumentError, match="unpacks to too much") as caught:
+        parse("a", zipped({f"m{i}": b"" for i in range(archive.MAX_MEMBERS + 1)}))
+    assert str(archive.MAX_MEMBERS + 1) in (caught.value.detail or "")
+
+
+def test_a_member_that_lies_about_its_size_is_not_read_on() -> None:
+    content = bytearray(docx("<w:p/>", **{"docProps/core.xml": "<x>" + " " * 1_000_000 + "</x>"}))
+    size = (1_000_007).to_bytes(4, "little")
+    assert content.count(size) == 2  # in the member's own header and in the directory
+    with pytest.raises(DocumentError):
+        parse("a", bytes(content.replace(size, (100).to_bytes(4, "little"))))
+
+
+def test_plain_archives_are_not_unpacked() -> None:
+    with pytest.raises(DocumentError, match="unknown document format") as caught:
+        parse("a.docx", zipped({"inner.docx": docx("<w:p><w:r><w:t>x</w:t></w:r></w:p>")}))
+    assert "Unpack" in (caught.value.hint or "")
+
+
+OUTSIDE_REFERENCES = {
+    "html": b'<html><head><link href="http://198.51.100.1/x.css"><base href="file:///etc/"></head><body>'
+    b'<img src="file:///etc/hostname" alt="pic"><iframe src="http://198.51.100.1/"></iframe>'
+    b'<object data="file:///etc/hostname"></object><p>plain</p></body></html>',
+    "xml": b'<?xml version="1.0"?><?xml-stylesheet href="http://198.51.100.1/x.xsl"?>'
+    b'<!DOCTYPE x SYSTEM "http://198.51.100.1/x.dtd"><x xmlns:xi="http://www.w3.org/2001/XInclude">'
+    b'plain<xi:include href="file:///etc/hostname" parse="text"/></x>',
+    "md": b"plain ![pic](file:///etc/hostname)\n\ninclude::/etc/hostname[]\n",
+    "rst": b"plain\n\n.. include:: /etc/hostname\n",
+    "rtf": rb'{\rtf1 plain {\field{\*\fldinst INCLUDETEXT "/etc/hostname"}{\fldrslt shown}}}',
+    "odt": odt('<text:p>plain</text:p><text:section><text:section-source href="file:///etc/hostname"/></text:section>'),
+    "docx": docx(
+        "<w:p><w:r><w:t>plain</w:t></w:r></w:p>",
+        **{
+            "word/_rels/document.xml.rels": '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/'
+            'relationships"><Relationship Id="rId1" Type="http://schemas.openxmlformats.org/officeDocument/2006/'
+            'relationships/image" Target="file:///etc/hostname" TargetMode="External"/></Relationships>'
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OUTSIDE_REFERENCES)
+def test_nothing_outside_the_document_is_opened(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parse(f"a.{kind}", OUTSIDE_REFERENCES[kind])  # imports open files of their own
+    opened: list[object] = []
+    real = builtins.open
+
+    def watched(file: Any, *args: Any, **kwargs: Any) -> Any:
+        opened.append(file)
+        return real(file, *args, **kwargs)
+
+    def no_network(*_: Any, **__: Any) -> None:
+        raise AssertionError("a connection was tried")
+
+    monkeypatch.setattr(builtins, "open", watched)
+    monkeypatch.setattr(socket.socket, "connect", no_network)
+    monkeypatch.setattr(socket, "getaddrinfo", no_network)
+    monkeypatch.setattr(os, "open", lambda path, *_, **__: opened.append(path))
+    document = parse(f"a.{kind}", OUTSIDE_REFERENCES[kind])
+    assert "plain" in document.blocks[0].text
+    assert socket.gethostname() not in document.blocks[0].text.split()
+    assert opened == []
+
+
+_LIST, _LIST_END = "<text:list><text:list-item>", "</text:list-item></text:list>"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.html", b"<html><body>" + b"<div>" * 20_000 + b"deep" + b"</div>" * 20_000),
+        ("a.html", b"<html><body>" + b"<table><tr><td>" * 500 + b"deep"),
+        ("a.html", b"<html><body><ul>" + b"<li><ul>" * 2_000 + b"<li>deep"),
+        ("a.json", b"[" * 100_000 + b"]" * 100_000),
+        ("a.json", b'{"a":' * 500 + b'"deep"' + b"}" * 500),
+        ("a.xml", b"<?xml version='1.0'?>" + b"<a>" * 200 + b"deep" + b"</a>" * 200),
+        ("a.odt", odt(f"{_LIST * 150}<text:p>deep</text:p>{_LIST_END * 150}")),
+        ("a.rtf", rb"{\rtf1 " + b"{" * 50_000 + b"deep" + b"}" * 50_000 + b"}"),
+        ("a.md", b">" * 100_000 + b"deep"),
+        ("a.csv", b'"' + b"deep\n" * 50_000),
+        ("a.csv", b"," * 200_000 + b"deep"),
+        ("a.html", b"<html><table><tr><td colspan=99999999 rowspan=99999999>deep</td><td>b</td></tr></table>"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_nesting_and_width_end_in_text_or_a_document_error(name: str, content: bytes) -> None:
+    started = time.monotonic()
+    try:
+        text = "".join(block.text for block in parse(name, content).blocks)
+    except DocumentError:
+        text = "deep"
+    assert "deep" in text or name == "a.json"
+    assert time.monotonic() - started < 10

@@ -1,0 +1,361 @@
+"""The application's routes, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from ml_rag import __version__
+from ml_rag.catalogue import load_catalogue
+from ml_rag.errors import ModelUnavailable
+from ml_rag.server.app import create_app
+from ml_rag.server.registry import Registry
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Callable[..., httpx.Response]:
+    config = tmp_path / "c.toml"
+    config.write_text("[server]\nmax_body_bytes = 4096\n")
+    registry = Registry(load_catalogue(config, fake_models=True), tmp_path)
+    app = create_app(registry)
+
+    def call(method: str, path: str, **options: Any) -> httpx.Response:
+        async def main() -> httpx.Response:
+            transport = httpx.ASGITransport(app=app, raise_app_exceptions=True)
+            async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+                return await client.request(method, path, **options)
+
+        return asyncio.run(main())
+
+    call.registry = registry  # type: ignore[attr-defined]
+    return call
+
+
+def embed(ask: Callable[..., httpx.Response], **body: Any) -> httpx.Response:
+    return ask("POST", "/v1/embeddings", json=body)
+
+
+def assert_error(reply: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    assert reply.status_code == status, reply.text
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "code", "detail", "hint"}
+    assert error["code"] == code
+    assert reply.headers["X-ML-RAG-Version"] == __version__
+    return error
+
+
+def test_embeddings_as_floats(ask) -> None:
+    reply = embed(ask, model="fake-embed", input=["red", "red blue"])
+    assert reply.status_code == 200
+    assert reply.headers["X-ML-RAG-Version"] == __version__
+    body = reply.json()
+    assert [row["index"] for row in body["data"]] == [0, 1]
+    expected = np.zeros(16)
+    expected[zlib.crc32(b"red") % 16] = 1
+    assert body["data"][0]["embedding"] == expected.tolist()
+    assert body["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+    assert body["model"] == "fake-embed"
+
+
+def test_embeddings_as_base64(ask) -> None:
+    rows = embed(ask, model="fake-embed", input=["red", "red blue"], encoding_format="base64").json()["data"]
+    floats = embed(ask, model="fake-embed", input=["red", "red blue"]).json()["data"]
+    for row, expected in zip(rows, floats, strict=True):
+        vector = np.frombuffer(base64.b64decode(row["embedding"]), "<f4")
+        assert np.allclose(vector, expected["embedding"])
+
+
+def test_embeddings_as_text(ask) -> None:
+    rows = embed(ask, model="fake-embed", input=["red", "red blue"], encoding_format="text").json()["data"]
+    floats = embed(ask, model="fake-embed", input=["red", "red blue"]).json()["data"]
+    for row, expected in zip(rows, floats, strict=True):
+        assert row["embedding"].startswith("[")
+        assert json.loads(row["embedding"]) == expected["embedding"]
+
+
+def test_a_single_text_and_a_huge_number_of_texts(ask) -> None:
+    assert len(embed(ask, model="fake-embed", input="one").json()["data"]) == 1
+    assert len(embed(ask, model="fake-embed", input=["a"] * 500).json()["data"]) == 500
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "words"),
+    [
+        ({"model": "fake-embed"}, 400, "invalid_request", "input"),
+        ({"model": "fake-embed", "input": []}, 400, "invalid_request", "input"),
+        ({"model": "fake-embed", "input": [1, 2]}, 400, "invalid_request", "input"),
+        ({"model": 7, "input": "a"}, 400, "invalid_request", "model"),
+        ({"model": "fake-embed", "input": "a", "encoding_format": "hex"}, 400, "invalid_request", "encoding_format"),
+        ({"model": "fake-embed", "input": "a", "dimensions": 4}, 400, "invalid_request", "dimensions"),
+        ({"model": "fake-embedd", "input": "a"}, 404, "model_not_found", "fake-embed"),
+        ({"model": "fake-generate", "input": "a"}, 400, "wrong_task", "fake-embed"),
+        ({"model": "all_minilm_l6_v2", "input": "a"}, 503, "model_unavailable", "ml-rag models pull all_minilm_l6_v2"),
+        ({"model": "fake-embed-nan", "input": "a"}, 500, "engine_failed", "finite"),
+        ({"model": "fake-embed-short", "input": "a"}, 500, "engine_failed", "1 x 15"),
+    ],
+)
+def test_errors_have_their_form(ask, body: dict[str, Any], status: int, code: str, words: str) -> None:
+    error = assert_error(embed(ask, **body), status, code)
+    assert words in " ".join(str(value) for value in error.values())
+
+
+def test_a_body_that_is_not_json(ask) -> None:
+    reply = ask("POST", "/v1/embeddings", content=b"{nonsense", headers={"content-type": "application/json"})
+    assert_error(reply, 400, "invalid_request")
+
+
+def test_a_body_at_the_limit_and_past_it(ask) -> None:
+    def body(length: int) -> bytes:
+        head, tail = b'{"model": "fake-embed", "input": "', b'"}'
+        return head + b"x" * (length - len(head) - len(tail)) + tail
+
+    assert ask("POST", "/v1/embeddings", content=body(4096)).status_code == 200
+    error = assert_error(ask("POST", "/v1/embeddings", content=body(4097)), 400, "invalid_request")
+    assert "max_body_bytes" in error["hint"]
+
+    async def pieces() -> Any:  # no content-length: the bytes themselves are counted
+        yield body(4097)
+
+    assert_error(ask("POST", "/v1/embeddings", content=pieces()), 400, "invalid_request")
+
+
+def test_unknown_paths_and_methods(ask) -> None:
+    assert_error(ask("GET", "/v1/nothing"), 404, "invalid_request")
+    assert_error(ask("GET", "/v1/embeddings"), 405, "invalid_request")
+
+
+def test_models(ask) -> None:
+    rows = {row["id"]: row for row in ask("GET", "/v1/models").json()["data"]}
+    assert rows["fake-embed"] == {
+        "id": "fake-embed",
+        "object": "model",
+        "created": 0,
+        "owned_by": "ml_rag",
+        "task": "embed",
+        "engine": "fake",
+        "dimensions": 16,
+        "max_tokens": 256,
+        "available": True,
+        "reason": None,
+        "pull": None,
+    }
+    missing = rows["all_minilm_l6_v2"]
+    assert (missing["available"], missing["pull"]) == (False, "ml-rag models pull all_minilm_l6_v2")
+    assert "does not exist" in missing["reason"]
+    assert ask("GET", "/v1/models/fake-embed").json() == rows["fake-embed"]
+    assert_error(ask("GET", "/v1/models/none"), 404, "model_not_found")
+
+
+def test_rerank(ask) -> None:
+    body = {"model": "fake-rerank", "query": "red blue", "documents": ["green", "blue red", {"text": "red"}]}
+    assert ask("POST", "/v1/rerank", json=body).json() == {
+        "model": "fake-rerank",
+        "results": [
+            {"index": 1, "relevance_score": 1.0},
+            {"index": 2, "relevance_score": 0.5},
+            {"index": 0, "relevance_score": 0.0},
+        ],
+    }
+    reply = ask("POST", "/v1/rerank", json={**body, "top_n": 1, "return_documents": True}).json()
+    assert reply["results"] == [{"index": 1, "relevance_score": 1.0, "document": {"text": "blue red"}}]
+    assert ask("POST", "/v1/rerank", json={**body, "documents": []}).json()["results"] == []
+    many = ask("POST", "/v1/rerank", json={**body, "documents": ["x" * n for n in range(70)] + ["red"]}).json()
+    assert (len(many["results"]), many["results"][0]["index"]) == (71, 70)
+
+
+def test_health_and_metrics(ask) -> None:
+    embed(ask, model="fake-embed", input=["a b", "c"])
+    embed(ask, model="nope", input="a")
+    health = ask("GET", "/healthz").json()
+    assert (health["status"], health["version"]) == ("ok", __version__)
+    assert health["uptime_seconds"] >= 0
+    assert health["models"]["fake-embed"] == "loaded"
+    assert health["models"]["fake-rerank"] == "idle"
+    assert health["models"]["all_minilm_l6_v2"] == "unavailable"
+    text = ask("GET", "/metrics").text
+    for line in (
+        'ml_rag_requests_total{model="fake-embed",route="/v1/embeddings",status="200"} 1.0',
+        'ml_rag_requests_total{model="",route="/v1/embeddings",status="404"} 1.0',
+        'ml_rag_tokens_total{direction="in",model="fake-embed"} 3.0',
+        'ml_rag_model_loaded{model="fake-embed"} 1.0',
+        'ml_rag_queue_depth{model="fake-embed"} 0.0',
+        'ml_rag_embed_batch_texts_sum{model="fake-embed"} 2.0',
+    ):
+        assert line in text.splitlines()
+
+
+def test_an_unforeseen_error_shows_no_traceback_and_logs_no_text(ask, monkeypatch, caplog) -> None:
+    class Broken:
+        max_tokens, dimensions = 8, 16
+
+        def rerank(self, query: str, texts: list[str], cancelled: object) -> None:
+            raise ValueError(f"cannot score {texts}")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("ml_rag.server.registry.load_engine", lambda entry, models_dir: Broken())
+    with caplog.at_level(logging.DEBUG):
+        reply = ask("POST", "/v1/rerank", json={"model": "fake-rerank", "query": "q", "documents": ["secret words"]})
+    error = assert_error(reply, 500, "engine_failed")
+    assert "Traceback" not in reply.text
+    assert error["detail"].startswith("ValueError")
+    assert "ValueError" in caplog.text
+    assert "secret words" not in caplog.text
+
+
+def test_concurrent_requests_wait_for_one_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ml_rag.server import registry as module
+
+    loads = []
+    load = module.load_engine
+
+    def counting(entry, models_dir):
+        loads.append(entry.id)
+        return load(entry, models_dir)
+
+    monkeypatch.setattr(module, "load_engine", counting)
+    registry = Registry(load_catalogue(fake_models=True), tmp_path)
+
+    async def main() -> None:
+        await asyncio.gather(*(registry.embed("fake-embed", [str(n)], lambda: False) for n in range(20)))
+
+    asyncio.run(main())
+    assert loads == ["fake-embed"]
+
+
+def test_idle_models_are_unloaded_and_leased_ones_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ml_rag.server.registry.IDLE_CHECK_SECONDS", 0.01)
+    config = tmp_path / "c.toml"
+    config.write_text(
+        "[models.fake-embed]\nidle_unload_seconds = 0.05\n[models.fake-rerank]\nidle_unload_seconds = 0\n"
+    )
+    registry = Registry(load_catalogue(config, fake_models=True), tmp_path)
+
+    async def main() -> None:
+        unloading = asyncio.create_task(registry.unload_idle_forever())
+        await registry.rerank("fake-rerank", "q", ["a"], lambda: False, chunk=8)
+        async with registry.lease("fake-embed", "embed", lambda: False):
+            await asyncio.sleep(0.2)
+            assert registry.info("fake-embed").state == "loaded"
+        async with asyncio.timeout(5):
+            while registry.info("fake-embed").state != "idle":
+                await asyncio.sleep(0.01)
+        assert registry.info("fake-rerank").state == "loaded"
+        assert (await registry.embed("fake-embed", ["a"], lambda: False)).shape == (1, 16)
+        unloading.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_model_whose_first_client_left_during_the_load_can_be_unloaded_and_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ml_rag.server.registry.IDLE_CHECK_SECONDS", 0.01)
+    config = tmp_path / "c.toml"
+    config.write_text("[models.fake-embed]\nidle_unload_seconds = 0.001\n")
+    registry = Registry(load_catalogue(config, fake_models=True), tmp_path)
+
+    async def main() -> None:
+        impatient = asyncio.create_task(registry.embed("fake-embed", ["a"], lambda: False))
+        await asyncio.sleep(0)  # it has asked for the model
+        impatient.cancel()
+        await asyncio.gather(impatient, return_exceptions=True)
+        async with asyncio.timeout(5):
+            while registry.info("fake-embed").state != "loaded":
+                await asyncio.sleep(0.001)
+        unloading = asyncio.create_task(registry.unload_idle_forever())
+        async with asyncio.timeout(5):
+            while registry.info("fake-embed").state != "idle":
+                await asyncio.sleep(0.001)
+        unloading.cancel()
+        assert (await registry.embed("fake-embed", ["a"], lambda: False)).shape == (1, 16)
+        assert registry.info("fake-embed").state == "loaded"
+
+    asyncio.run(main())
+
+
+def test_prefixes_go_before_queries_and_documents(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('[models.fake-embed]\nquery_prefix = "query: "\ndocument_prefix = "passage: "\n')
+    registry = Registry(load_catalogue(config, fake_models=True), tmp_path)
+
+    async def vector(text: str, input_type: Any = None) -> list[float]:
+        return (await registry.embed("fake-embed", [text], lambda: False, input_type))[0].tolist()
+
+    async def main() -> None:
+        assert await vector("a", "query") == await vector("query: a") != await vector("a")
+        assert await vector("a", "document") == await vector("passage: a")
+
+    asyncio.run(main())
+
+
+def test_preloaded_models_are_there_before_the_first_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('[server]\npreload = ["fake-embed", "all_minilm_l6_v2", "nothing"]\n')
+    registry = Registry(load_catalogue(config, fake_models=True), tmp_path)
+    asyncio.run(registry.preload())
+    assert registry.info("fake-embed").state == "loaded"
+    assert "model all_minilm_l6_v2 is not available" in caplog.text
+    assert "there is no model 'nothing'" in caplog.text
+
+
+def test_too_many_texts(ask) -> None:
+    ask.registry.catalogue.server.__dict__["max_body_bytes"] = 10**6
+    error = assert_error(embed(ask, model="fake-embed", input=[""] * 16_385), 400, "invalid_request")
+    assert "16384" in error["detail"]
+    assert embed(ask, model="fake-embed", input=[""] * 16_384).status_code == 200
+
+
+@pytest.mark.parametrize("failure", [ModelUnavailable("the model file cannot be loaded"), RuntimeError("bad magic")])
+def test_a_damaged_model_says_how_to_get_it_again_and_counts_as_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(
+        '[models.mine]\ntask = "generate"\nengine = "llama-cpp"\n'
+        'sources = [{ hub = "org/m", file = "m.gguf" }]\nfiles = { "m.gguf" = "unpinned" }\n'
+    )
+    file = tmp_path / "mine" / "m.gguf"
+    file.parent.mkdir()
+    file.write_bytes(b"GGUF?")
+    registry = Registry(load_catalogue(config), tmp_path)
+    loads: list[str] = []
+
+    def load(entry: Any, models_dir: Path) -> Any:
+        loads.append(entry.id)
+        if file.read_bytes() == b"GGUF?":
+            raise failure
+        return SimpleNamespace(max_tokens=64, close=lambda: None)
+
+    monkeypatch.setattr("ml_rag.server.registry.load_engine", load)
+
+    async def lease() -> None:
+        async with registry.lease("mine", "generate", lambda: False):
+            pass
+
+    assert registry.info("mine").available  # nobody knows yet
+    for _ in range(2):
+        with pytest.raises(ModelUnavailable) as caught:
+            asyncio.run(lease())
+        assert str(caught.value.hint).endswith("get them again with: ml-rag models pull mine --force")
+    info = registry.info("mine")
+    assert (info.available, info.state, info.pull) == (False, "unavailable", "ml-rag models pull mine --force")
+    assert info.reason in ("the model file cannot be loaded", "RuntimeError: bad magic")
+    file.write_bytes(b"GGUF!")
+    assert registry.info("mine").available
+    asyncio.run(lease())
+    assert registry.info("mine").state == "loaded"
+    assert len(loads) == 3
+    registry.close()

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from ml_rag.errors import EngineFailed, QueueFull
+from ml_rag.server.batching import BATCH_TEXTS, EmbedBatcher, Worker
+from ml_rag.server.cancellation import Cancellation, ClientGone
+
+
+class Engine:
+    """Vectors that tell a text's length; records each batch; waits for ``gate`` where one is given."""
+
+    max_tokens = 100
+    dimensions = 2
+
+    def __init__(self, gate: threading.Event | None = None) -> None:
+        self.batches: list[list[str]] = []
+        self.gate = gate
+
+    def embed(self, texts: Sequence[str], cancelled) -> np.ndarray:
+        self.batches.append(list(texts))
+        if self.gate is not None:
+            assert self.gate.wait(10)
+        if any(text == "poison" for text in texts):
+            raise RuntimeError("no")
+        return np.array([[len(text), 1] for text in texts], np.float32)
+
+    def tokenizer(self) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def never() -> bool:
+    return False
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def test_a_lone_request_is_not_held_back() -> None:
+    async def main() -> None:
+        engine = Engine()
+        vectors, tokens = await EmbedBatcher(Worker("m", 8), engine).embed(["ab c"], never)
+        assert vectors.tolist() == [[4, 1]]
+        assert tokens == 2
+        assert engine.batches == [["ab c"]]
+
+    asyncio.run(main())
+
+
+def test_what_waits_is_merged_into_one_batch_and_given_back_in_order() -> None:
+    async def main() -> None:
+        gate = threading.Event()
+        engine = Engine(gate)
+        batcher = EmbedBatcher(Worker("m", 100), engine)
+        first = asyncio.create_task(batcher.embed(["x"], never))
+        await until(lambda: engine.batches)
+        rest = [asyncio.create_task(batcher.embed(["y" * n, "z"], never)) for n in range(1, 20)]
+        await asyncio.sleep(0)
+        gate.set()
+        await first
+        for n, task in enumerate(rest, start=1):
+            assert (await task)[0].tolist() == [[n, 1], [1, 1]]
+        assert len(engine.batches) == 3  # 1, then 16 requests of 2 texts, then the last 3
+        assert len(engine.batches[1]) == BATCH_TEXTS
+
+    asyncio.run(main())
+
+
+def test_a_query_waits_for_one_chunk_of_a_bulk_request_at_most() -> None:
+    async def main() -> None:
+        gate = threading.Event()
+        engine = Engine(gate)
+        batcher = EmbedBatcher(Worker("m", 100), engine, chunk_texts=4)
+        bulk = asyncio.create_task(batcher.embed([f"bulk {n}" for n in range(40)], never))
+        await until(lambda: engine.batches)
+        query = asyncio.create_task(batcher.embed(["query"], never))
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(bulk, query)
+        assert engine.batches[1] == ["query"]
+        assert bulk.result()[0].shape == (40, 2)
+        assert max(map(len, engine.batches)) == 4
+
+    asyncio.run(main())
+
+
+def test_a_bulk_request_is_not_starved_by_queries() -> None:
+    async def main() -> None:
+        engine = Engine()
+        batcher = EmbedBatcher(Worker("m", 100), engine, chunk_texts=1)
+        bulk = asyncio.create_task(batcher.embed(["bulk"] * 8, never))
+        stop = False
+
+        async def ask() -> None:
+            while not stop:
+                await batcher.embed(["q"], never)
+
+        askers = [asyncio.create_task(ask()) for _ in range(3)]
+        async with asyncio.timeout(10):
+            await bulk
+        stop = True
+        await asyncio.gather(*askers)
+
+    asyncio.run(main())
+
+
+def test_bulk_results_keep_their_order_through_sorting_by_length() -> None:
+    async def main() -> None:
+        texts = ["x" * (n * 7 % 50) for n in range(50)]
+        vectors, _ = await EmbedBatcher(Worker("m", 8), Engine(), chunk_texts=7).embed(texts, never)
+        assert vectors[:, 0].tolist() == [len(text) for text in texts]
+
+    asyncio.run(main())
+
+
+def test_one_bad_request_does_not_fail_its_neighbours() -> None:
+    async def main() -> None:
+        gate = threading.Event()
+        engine = Engine(gate)
+        batcher = EmbedBatcher(Worker("m", 100), engine)
+        first = asyncio.create_task(batcher.embed(["x"], never))
+        await until(lambda: engine.batches)
+        good = asyncio.create_task(batcher.embed(["good"], never))
+        bad = asyncio.create_task(batcher.embed(["poison"], never))
+        await asyncio.sleep(0)
+        gate.set()
+        await first
+        assert (await good)[0].tolist() == [[4, 1]]
+        with pytest.raises(EngineFailed) as caught:
+            await bad
+        assert "RuntimeError: no" in str(caught.value.detail)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_bulk_request_stops_between_chunks() -> None:
+    async def main() -> None:
+        gate = threading.Event()
+        engine = Engine(gate)
+        batcher = EmbedBatcher(Worker("m", 100), engine, chunk_texts=1)
+        cancelled = Cancellation()
+        bulk = asyncio.create_task(batcher.embed(["bulk"] * 50, cancelled))
+        await until(lambda: engine.batches)
+        cancelled.set()
+        gate.set()
+        with pytest.raises(ClientGone):
+            await bulk
+        assert len(engine.batches) == 1
+
+    asyncio.run(main())
+
+
+def test_the_queue_is_bounded() -> None:
+    async def main() -> None:
+        gate = threading.Event()
+        engine = Engine(gate)
+        worker = Worker("m", 2)
+        batcher = EmbedBatcher(worker, engine)
+        tasks = [asyncio.create_task(batcher.embed(["x"], never))]
+        await until(lambda: engine.batches)
+        tasks += [asyncio.create_task(batcher.embed(["y"], never)) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert worker.waiting == 2
+        with pytest.raises(QueueFull) as caught:
+            await batcher.embed(["z"], never)
+        assert caught.value.status == 429
+        gate.set()
+        await asyncio.gather(*tasks)
+        assert worker.waiting == 0
+        await batcher.embed(["z"], never)
+
+    asyncio.run(main())
+
+
+def test_closing_a_stream_stops_its_generator() -> None:
+    async def main() -> None:
+        given: list[int] = []
+        closed = threading.Event()
+
+        def count() -> Iterator[int]:
+            try:
+                for n in range(10_000):
+                    given.append(n)
+                    yield n
+                    time.sleep(0.001)
+            finally:
+                closed.set()
+
+        worker = Worker("m", 2)
+        stream = worker.stream(never, count)
+        assert [await anext(stream), await anext(stream)] == [0, 1]
+        await stream.aclose()
+        assert await asyncio.to_thread(closed.wait, 5)
+        assert len(given) < 1000
+        assert await worker.run(never, lambda: "free again") == "free again"
+
+    asyncio.run(main())
+
+
+def test_a_streams_error_arrives_after_its_items() -> None:
+    async def main() -> None:
+        def fail() -> Iterator[int]:
+            yield 1
+            raise ValueError("late")
+
+        stream = Worker("m", 2).stream(never, fail)
+        assert await anext(stream) == 1
+        with pytest.raises(ValueError, match="late"):
+            await anext(stream)
+
+    asyncio.run(main())
+
+
+def test_a_request_that_waits_leaves_the_queue_when_its_client_goes() -> None:
+    async def main() -> None:
+        gate = threading.Event()
+        worker = Worker("m", 4)
+        first = asyncio.create_task(worker.run(never, gate.wait, 10))
+        await until(lambda: worker._running)
+        cancelled = Cancellation()
+        ran = []
+        second = asyncio.create_task(worker.run(cancelled, ran.append, 1))
+        await asyncio.sleep(0.01)
+        assert worker.waiting == 1
+        cancelled.set()
+        with pytest.raises(ClientGone):
+            await second
+        assert worker.waiting == 0
+        gate.set()
+        await first
+        assert ran == []
+
+    asyncio.run(main())
