@@ -32,7 +32,7 @@ DECLARE
   _patterns text[] := '{}';
 BEGIN
   FOREACH _keyword IN ARRAY keywords LOOP
-    _keyword := regexp_replace(_keyword, '^\s+|\s+$', '', 'g');
+    _keyword := regexp_replace(_keyword, '^[\s\u00a0]+|[\s\u00a0]+$', '', 'g');
     FOR _form IN
       SELECT DISTINCT f FROM unnest(CASE WHEN getdatabaseencoding() = 'UTF8'
         THEN ARRAY[_keyword, normalize(_keyword, NFC), normalize(_keyword, NFD)] ELSE ARRAY[_keyword] END) AS f

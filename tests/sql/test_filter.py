@@ -110,6 +110,7 @@ def segments(module_db: Database) -> Connection:
         (".*", []),
         ("full time", [5]),
         (" full time\t", [5]),
+        ("\u00a0full\u00a0time \u00a0", [5]),
         ("part-time work", [5]),
         ("time", [5]),
         ("full-time", []),
