@@ -5,4 +5,4 @@
 Importing this package imports nothing else.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
