@@ -5,12 +5,14 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the text search configuration for a language: code (en, de-AT) or name; null = the database's default
+DECLARE
+  _name text;
 BEGIN
   IF language IS NULL THEN
     RETURN (SELECT format('%I.%I', n.nspname, c.cfgname) FROM pg_ts_config AS c
       JOIN pg_namespace AS n ON n.oid = c.cfgnamespace WHERE c.oid = get_current_ts_config());
   END IF;
-  RETURN coalesce((
+  _name := (
     SELECT format('pg_catalog.%I', c.cfgname)
     FROM (SELECT lower(substring(language FROM '^[A-Za-z]+')) AS code) AS l
     LEFT JOIN (VALUES
@@ -22,13 +24,20 @@ BEGIN
       ('sv', 'swedish'), ('ta', 'tamil'), ('tr', 'turkish'), ('yi', 'yiddish')
     ) AS m (code, name) ON m.code = l.code
     JOIN pg_ts_config AS c ON c.cfgnamespace = 'pg_catalog'::regnamespace AND c.cfgname = coalesce(m.name, l.code)
-  ), 'pg_catalog.simple');
+  );
+  IF _name IS NULL AND language !~* '^[a-z]{2,3}([-_][a-z0-9]+)*$' THEN
+    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('the language "%s" is not known', left(language, 100)),
+      DETAIL = 'Words are compared as they stand, without their endings taken off.',
+      HINT = 'Take a code such as en or pt-BR, or the name of a text search configuration such as english.';
+  END IF;
+  RETURN coalesce(_name, 'pg_catalog.simple');
 END
 $$;
 COMMENT ON FUNCTION ml_rag.text_search_configuration(text) IS
 $$the text search configuration that keyword search takes for a language: en = english, de = german, …
 language: a code (en, pt-BR) or a name (english); null = default_text_search_config; one that PostgreSQL has no
-configuration for, such as zh, ja or ko, = simple. Returns the name with its schema.$$;
+configuration for, such as zh, ja or ko, = simple, with a warning where it looks like no code. Returns the name with its
+schema.$$;
 
 CREATE FUNCTION ml_rag._lexemes(configuration regconfig, segment text) RETURNS TABLE (lexeme text, n bigint)
 LANGUAGE plpgsql STABLE PARALLEL SAFE

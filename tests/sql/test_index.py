@@ -607,6 +607,14 @@ def test_configurations_of_languages(module_owner: Connection, language: str, co
     assert found == (f"pg_catalog.{configuration}",)
 
 
+@pytest.mark.parametrize(("language", "warned"), [("englsh", True), ("zh", False), ("yue-HK", False), ("", True)])
+def test_a_language_that_is_none_is_warned_of(owner: Connection, language: str, warned: bool) -> None:
+    warnings: list[str | None] = []
+    owner.add_notice_handler(lambda d: warnings.append(d.message_primary))
+    owner.execute("SELECT ml_rag.text_search_configuration(%s)", (language,))
+    assert warnings == [f'the language "{language}" is not known'] * warned
+
+
 def test_without_a_language_the_databases_default_holds(owner: Connection) -> None:
     owner.execute("SET default_text_search_config = 'pg_catalog.french'")
     keyword_store(owner, ["les chevaux"])
