@@ -55,6 +55,11 @@ def search(connection: Connection, query: str, n: int = 10, name: str | None = "
     return connection.execute(statement, (query, n, json.dumps(options) if options else None)).fetchall()
 
 
+def found(connection: Connection, query: str = "fox", **kwargs: Any) -> list[int]:
+    """The documents that have a word of the query."""
+    return sorted(row[0] for row in search(connection, query, 100_000, **kwargs))
+
+
 def tokens(connection: Connection, text: str, configuration: str = "english") -> dict[str, int]:
     found = connection.execute("SELECT * FROM ml_rag.keyword_tokens(%s, %s)", (configuration, text)).fetchall()
     return dict(found)

@@ -1,0 +1,335 @@
+"""84_index: keyword indexes are made, made anew and dropped: by whom, on what, with which options."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from support.cluster import Connection, Database
+from support.keywords import add, assert_exact, enable, found, keyword_store, rows, runs, search, tokens, waiting
+from support.stores import COLUMNS, create_store, error, mark
+
+# -- making and dropping ----------------------------------------------------------------------------------------------
+
+
+def test_the_index_of_a_filled_table(owner: Connection) -> None:
+    create_store(owner, rows=rows(["fox", None, "dog", "fox dog"]))
+    enable(owner)
+    assert_exact(owner, "fox dog")
+    assert waiting(owner) == (0, 0)
+
+
+def test_made_anew_with_other_options(owner: Connection) -> None:
+    keyword_store(owner, ["running", "runs"], options='{"language": "simple", "k1": 2}')
+    assert found(owner, "run") == []
+    enable(owner, options='{"language": "en"}')
+    assert found(owner, "run") == [1, 2]
+    assert owner.execute("SELECT configuration, k1, b, statistics FROM ml_rag.keyword_index").fetchall() == [
+        ("pg_catalog.english", 1.2, 0.75, "all")
+    ]
+    assert len(runs(owner)) == 1
+    add(owner, ["running"], 3)
+    assert_exact(owner, "run")
+
+
+def test_readers_go_on_while_an_index_is_made(owner: Connection, db: Database) -> None:
+    keyword_store(owner, ["fox"])
+    reader, writer = db.connect(), db.connect()
+    for connection in (reader, writer):
+        connection.execute("SET lock_timeout = '200ms'")
+    owner.execute("BEGIN; SELECT ml_rag.enable_keyword_search('docs', '{\"k1\": 0}')")
+    assert found(reader) == [1]
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        add(writer, ["fox"], 2)
+    owner.execute("COMMIT")
+    add(writer, ["fox"], 2)
+    assert_exact(reader, "fox", k1=0)
+
+
+def test_an_index_is_not_made_from_an_old_snapshot(owner: Connection, db: Database) -> None:
+    create_store(owner, rows=rows(["fox"]))
+    owner.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM docs")
+    add(db.connect(), ["fox"], 2)
+    with error("55000", "isolation level", "READ COMMITTED"):
+        enable(owner)
+    owner.execute("ROLLBACK")
+    # a store that the transaction itself has made has no rows of others
+    owner.execute("BEGIN ISOLATION LEVEL SERIALIZABLE; SELECT ml_rag.create_store('public.made'); COMMIT")
+    assert owner.execute("SELECT store::text FROM ml_rag.keyword_index").fetchall() == [("made",)]
+
+
+def test_text_that_changes_in_its_case_only_under_a_collation_that_ignores_it(owner: Connection) -> None:
+    owner.execute(
+        "CREATE COLLATION any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false);"
+        "CREATE TABLE docs (id text COLLATE any_case PRIMARY KEY, segment text COLLATE any_case,"
+        " segment_embedding vector(3))"
+    )
+    mark(owner, "docs")
+    owner.execute("INSERT INTO docs VALUES ('a', 'i'), ('b', 'dog')")
+    enable(owner, options='{"language": "simple"}')
+    owner.execute("INSERT INTO docs VALUES ('c', 'fox')")
+    owner.execute("DELETE FROM docs WHERE id <> 'c'; UPDATE docs SET id = 'C', segment = 'FOX'")
+    statement = "SELECT document_key, segment FROM ml_rag.keyword({}, 'fox', 9)".format(
+        "(SELECT array_agg(s) FROM ml_rag.discover() AS s)"
+    )
+    assert {row[1] for row in owner.execute(statement)} == {"FOX"}
+    assert owner.execute("SELECT key FROM ml_rag.keyword_row").fetchall() == [(["C"],)]
+    owner.execute("DELETE FROM docs WHERE id = 'c'")
+    assert owner.execute(statement).fetchall() == []
+
+
+def test_dropped_it_leaves_nothing(owner: Connection) -> None:
+    keyword_store(owner, ["fox"] * 5)
+    add(owner, ["fox"], 6)
+    owner.execute("DELETE FROM docs WHERE document_id = 1")
+    owner.execute("SELECT ml_rag.disable_keyword_search('docs')")
+    owner.execute("SELECT ml_rag.disable_keyword_search('docs')")
+    assert_nothing_left(owner)
+    assert owner.execute("SELECT count(*) FROM pg_trigger WHERE tgrelid = 'docs'::regclass").fetchone() == (0,)
+    add(owner, ["fox"], 7)
+    with error("55000"):
+        search(owner, "fox")
+
+
+def assert_nothing_left(owner: Connection) -> None:
+    for name in ("store", "row", "new", "gone", "run", "posting"):
+        assert owner.execute(f"SELECT count(*) FROM ml_rag.keyword_{name}").fetchone() == (0,), name
+
+
+@pytest.mark.parametrize("how", ["DROP TABLE s.docs", "DROP SCHEMA s CASCADE"])
+def test_a_table_that_is_dropped_takes_its_index_along(owner: Connection, how: str) -> None:
+    owner.execute("CREATE SCHEMA s")
+    keyword_store(owner, ["fox"], "s.docs")
+    owner.execute("BEGIN")
+    owner.execute(how)
+    assert_nothing_left(owner)
+    owner.execute("ROLLBACK")
+    assert found(owner, name="s.docs") == [1]
+    owner.execute(how)
+    assert_nothing_left(owner)
+
+
+def test_a_table_that_is_renamed_or_moved_keeps_its_index(owner: Connection) -> None:
+    keyword_store(owner, ["fox"])
+    owner.execute("CREATE SCHEMA s; ALTER TABLE docs SET SCHEMA s; ALTER TABLE s.docs RENAME TO other")
+    add(owner, ["fox"], 2, "s.other")
+    assert found(owner, name="s.other") == [1, 2]
+
+
+def test_a_column_that_is_renamed_asks_for_the_index_to_be_made_anew(owner: Connection) -> None:
+    keyword_store(owner, ["fox"])
+    owner.execute("ALTER TABLE docs RENAME document_id TO id")
+    with error("55000", "does not fit its columns", "enable_keyword_search('docs')"):
+        owner.execute("DELETE FROM docs")
+    enable(owner)
+    owner.execute("UPDATE docs SET segment = 'dog'")
+
+
+def test_drop_and_create_extension(owner: Connection) -> None:
+    keyword_store(owner, ["fox"])
+    with pytest.raises(psycopg.errors.DependentObjectsStillExist):
+        owner.execute("DROP EXTENSION ml_rag")
+    owner.execute("DROP EXTENSION ml_rag CASCADE; CREATE EXTENSION ml_rag")
+    with error("55000"):
+        search(owner, "fox")
+    enable(owner)
+    assert found(owner) == [1]
+
+
+# -- who, and what ----------------------------------------------------------------------------------------------------
+
+
+def test_only_the_owner_makes_and_drops(owner: Connection, asker: Connection, db: Database) -> None:
+    keyword_store(owner, ["fox"])
+    for call in ("enable_keyword_search('docs')", "disable_keyword_search('docs')", "fold_keyword_index('docs')"):
+        with error("42501", 'must be owner of table "docs"'):
+            asker.execute(f"SELECT ml_rag.{call}")
+    owner.execute(sql.SQL("CREATE SCHEMA own AUTHORIZATION {}").format(sql.Identifier(db.role("asker"))))
+    create = COLUMNS.format(type="public.vector(3)")
+    asker.execute(f"CREATE TABLE own.docs ({create})")
+    mark(asker, "own.docs")
+    add(asker, ["fox"] * 3, 1, "own.docs")
+    enable(asker, "own.docs")
+    add(asker, ["fox"], 4, "own.docs")
+    fill_own = "INSERT INTO own.docs SELECT 'd', '{}', i, 1, 'fox' FROM generate_series(10, 2000) AS i"
+    asker.execute(fill_own)
+    assert len(found(asker, name="own.docs")) == 1995
+    asker.execute("SELECT ml_rag.fold_keyword_index('own.docs')")
+    asker.execute("SELECT ml_rag.disable_keyword_search('own.docs')")
+
+
+def test_whoever_may_write_the_table_need_not_own_it(owner: Connection, asker: Connection) -> None:
+    keyword_store(owner, ["fox"])
+    owner.execute("GRANT INSERT, UPDATE, DELETE ON docs TO ml_rag_user")
+    add(asker, ["fox"], 2)
+    asker.execute("UPDATE docs SET segment = 'dog' WHERE document_id = 1")
+    assert (found(asker), found(asker, "dog")) == ([2], [1])
+    asker.execute("DELETE FROM docs")
+    assert found(asker) == []
+
+
+@pytest.mark.parametrize(
+    ("create", "words"),
+    [
+        ("TABLE x (id integer, segment text)", "no key"),
+        ("TABLE x (id integer UNIQUE, segment text)", "no key"),
+        ("TABLE x (id integer PRIMARY KEY DEFERRABLE, segment text)", "no key"),
+        ("TABLE x (id timestamptz PRIMARY KEY, segment text)", "no key"),
+        ("TABLE x (id integer PRIMARY KEY, segment text) PARTITION BY RANGE (id)", "partitioned"),
+        ("VIEW x AS SELECT 1 AS id, 'a'::text AS segment", "no ordinary table"),
+        ("MATERIALIZED VIEW x AS SELECT 1 AS id, 'a'::text AS segment", "no ordinary table"),
+        ("TABLE x (id integer PRIMARY KEY, segment text); CREATE TABLE y () INHERITS (x)", "inheritance"),
+        ("TABLE y (id integer, segment text); CREATE TABLE x (PRIMARY KEY (id)) INHERITS (y)", "inheritance"),
+        ("TEMP TABLE x (id integer PRIMARY KEY, segment text)", "temporary"),
+    ],
+)
+def test_relations_that_can_have_none_are_55000(owner: Connection, create: str, words: str) -> None:
+    owner.execute(f"CREATE {create}")
+    with error("55000", words) as caught:
+        enable(owner, "x")
+    assert caught.hint
+
+
+@pytest.mark.parametrize("type_", ["smallint", "integer", "bigint", "numeric", "text", "varchar(20)", "uuid"])
+def test_keys_of_each_type(owner: Connection, type_: str) -> None:
+    owner.execute(f"CREATE TABLE docs (id {type_} PRIMARY KEY, segment text, segment_embedding vector(3))")
+    mark(owner, "docs")
+    value = "00000000-0000-0000-0000-00000000000{}" if type_ == "uuid" else "{}"
+    owner.execute(f"INSERT INTO docs VALUES ('{value.format(1)}', 'fox'), ('{value.format(2)}', 'dog')")
+    enable(owner)
+    owner.execute(f"INSERT INTO docs VALUES ('{value.format(3)}', 'fox')")
+    owner.execute(f"DELETE FROM docs WHERE id = '{value.format(1)}'")
+    statement = "SELECT segment FROM ml_rag.keyword((SELECT array_agg(s) FROM ml_rag.discover() AS s), 'fox dog', 9)"
+    assert sorted(owner.execute(statement).fetchall()) == [("dog",), ("fox",)]
+
+
+def test_keys_of_awkward_text_and_columns_of_awkward_names(owner: Connection) -> None:
+    owner.execute(
+        'CREATE TABLE "My ""Docs" ("a ""key""" text, "b,{}" numeric, "T%ext" varchar, segment_embedding vector(3),'
+        ' PRIMARY KEY ("a ""key""", "b,{}"))'
+    )
+    keys = ["", "NULL", "null", '"', "{}", "a,b", "\\", "'", " ", "é中", "$1", "%s"]
+    enable(owner, '"My ""Docs"', '{"segment": "T%ext"}')
+    for key in keys:
+        owner.execute('INSERT INTO "My ""Docs" VALUES (%s, 1.50, %s)', (key, f"fox {key}"))
+    owner.execute('SELECT ml_rag.fold_keyword_index(\'"My ""Docs"\')')
+    assert owner.execute("SELECT count(*), count(DISTINCT key) FROM ml_rag.keyword_row").fetchone() == (12, 12)
+    owner.execute('UPDATE "My ""Docs" SET "T%ext" = \'dog\'')
+    owner.execute('DELETE FROM "My ""Docs" WHERE "a ""key""" <> \'\\\'')
+    assert owner.execute("SELECT key FROM ml_rag.keyword_row").fetchall() == [(["\\", "1.50"],)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"k1": -1}, {"k1": 101}, {"b": -0.1}, {"b": 1.1}, {"k1": "x"}, {"statistics": "none"}, {"segment": "nothing"},
+        {"segment": "metadata"}, {"segment": ""}, {"text_search_configuration": "nothing"}, {"language": 5},
+        {"text_search_configuration": "a.b.c.d"}, {"text_search_configuration": "no.english"}, {"lang": "en"},
+        {"text_search_configuration": "'; DROP"}, [],
+    ],
+)  # fmt: skip
+def test_bad_options_are_22023(owner: Connection, options: Any) -> None:
+    create_store(owner)
+    with error("22023"):
+        enable(owner, options=json.dumps(options))
+    assert_nothing_left(owner)
+
+
+def test_options_at_their_limits(owner: Connection) -> None:
+    create_store(owner, rows=rows(["fox", "fox fox dog"]))
+    for k1, b in ((0, 0), (100, 1)):
+        enable(
+            owner, options=f'{{"k1": {k1}, "b": {b}, "statistics": "VISIBLE", "text_search_configuration": "english"}}'
+        )
+        assert_exact(owner, "fox", k1=k1, b=b)
+
+
+@pytest.mark.parametrize(
+    ("language", "configuration"),
+    [
+        ("en", "english"), ("de", "german"), ("EN", "english"), ("en-GB", "english"), ("pt_BR", "portuguese"),
+        ("german", "german"), ("zh", "simple"), ("ja", "simple"), ("ko", "simple"), ("xx", "simple"),
+        ("no", "norwegian"),        ("", "simple"), ("'", "simple"), ("pg_catalog", "simple"),
+    ],
+)  # fmt: skip
+def test_configurations_of_languages(module_owner: Connection, language: str, configuration: str) -> None:
+    found = module_owner.execute("SELECT ml_rag.text_search_configuration(%s)", (language,)).fetchone()
+    assert found == (f"pg_catalog.{configuration}",)
+
+
+@pytest.mark.parametrize(("language", "warned"), [("englsh", True), ("zh", False), ("yue-HK", False), ("", True)])
+def test_a_language_that_is_none_is_warned_of(owner: Connection, language: str, warned: bool) -> None:
+    warnings: list[str | None] = []
+    owner.add_notice_handler(lambda d: warnings.append(d.message_primary))
+    owner.execute("SELECT ml_rag.text_search_configuration(%s)", (language,))
+    assert warnings == [f'the language "{language}" is not known'] * warned
+
+
+def test_without_a_language_the_databases_default_holds(owner: Connection) -> None:
+    owner.execute("SET default_text_search_config = 'pg_catalog.french'")
+    keyword_store(owner, ["les chevaux"])
+    owner.execute("SET default_text_search_config = 'pg_catalog.english'")
+    assert found(owner, "cheval") == [1]
+    add(owner, ["le cheval"], 2)
+    assert found(owner, "chevaux") == [1, 2]
+
+
+def test_a_configuration_of_the_users_own(owner: Connection) -> None:
+    owner.execute('CREATE SCHEMA s; CREATE TEXT SEARCH CONFIGURATION s."My Own" (COPY = simple)')
+    keyword_store(owner, ["running"], options='{"text_search_configuration": "s.\\"My Own\\""}')
+    assert found(owner, "running") == [1]
+    assert tokens(owner, "running", 's."My Own"') == {"running": 1}
+
+
+def test_forced_row_level_security_must_not_hide_rows_from_the_index(
+    owner: Connection, asker: Connection, db: Database
+) -> None:
+    owner.execute(sql.SQL("CREATE SCHEMA own AUTHORIZATION {}").format(sql.Identifier(db.role("asker"))))
+    asker.execute(f"CREATE TABLE own.docs ({COLUMNS.format(type='public.vector(3)')})")
+    asker.execute("ALTER TABLE own.docs ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
+    with error("55000", "NO FORCE ROW LEVEL SECURITY"):
+        enable(asker, "own.docs")
+
+
+def without_numpy(db: Database) -> Connection:
+    connection = db.connect()
+    connection.execute("DO LANGUAGE plpython3u $$ import sys; sys.modules['numpy'] = None $$")
+    return connection
+
+
+def test_without_numpy_keyword_search_is_55000_with_what_to_install(owner: Connection, db: Database) -> None:
+    keyword_store(owner, ["fox"])
+    connection = without_numpy(db)
+    for statement in (
+        "SELECT ml_rag.enable_keyword_search('docs')",
+        "SELECT ml_rag.fold_keyword_index('docs')",
+        "SELECT * FROM ml_rag.keyword((SELECT array_agg(s) FROM ml_rag.discover() AS s), 'fox')",
+    ):
+        with error("55000", "needs numpy", "python3-numpy"):
+            connection.execute(statement)
+    # what it does not need: to write a row
+    add(connection, ["fox"], 2)
+    assert found(owner) == [1, 2]
+
+
+def test_without_numpy_a_store_is_made_without_an_index(owner: Connection, db: Database) -> None:
+    connection = without_numpy(db)
+    warnings: list[tuple[str | None, str | None]] = []
+    connection.add_notice_handler(lambda d: warnings.append((d.message_primary, d.message_hint)))
+    connection.execute("SELECT ml_rag.create_store('public.made')")
+    ((message, hint),) = warnings
+    assert "public.made gets no keyword index: keyword search needs numpy" in (message or "")
+    assert "python3-numpy" in (hint or "")
+    connection.execute("SELECT ml_rag.index_store('made')")
+    assert_nothing_left(owner)
+
+
+@pytest.mark.parametrize("store", ["NULL", "0", "4294967295"])
+@pytest.mark.parametrize("routine", ["enable_keyword_search", "disable_keyword_search", "fold_keyword_index"])
+def test_a_table_that_is_not_there_is_42P01(owner: Connection, routine: str, store: str) -> None:
+    with error("42P01"):
+        owner.execute(f"SELECT ml_rag.{routine}({store}::oid::regclass)")
