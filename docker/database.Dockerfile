@@ -18,6 +18,7 @@ WORKDIR /source
 COPY Makefile ml_rag.control ./
 COPY mk mk
 COPY sql sql
+COPY migrations migrations
 COPY plpy plpy
 RUN make install DESTDIR=/stage PG_CONFIG=/usr/lib/postgresql/17/bin/pg_config
 

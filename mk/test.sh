@@ -6,6 +6,7 @@ here=$(dirname "$0")
 
 if [ -z "${ML_RAG_TEST_DSN:-}" ]; then
   bash "$here/setup.sh" database
+  bash "$here/install.sh" released
   ML_RAG_TEST_DSN=$(bash "$here/cluster.sh" dsn)
 fi
 bash "$here/setup.sh" test

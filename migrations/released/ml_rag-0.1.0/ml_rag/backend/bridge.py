@@ -1,0 +1,233 @@
+"""What the PL/Python functions of sql/ call. One bridge turns this package's errors into SQL errors."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from ml_rag import __version__
+from ml_rag.backend import embed as _embed
+from ml_rag.backend import files as _files
+from ml_rag.backend import generate as _generate
+from ml_rag.backend import rerank as _rerank
+from ml_rag.backend.client import ModelServer
+from ml_rag.backend.load import MAX_DOCUMENT_BYTES, Loader, batches
+from ml_rag.backend.store import SqlStore
+from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, ModelUnavailable
+
+VERSION = __version__
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_session: dict[str, Any] = {}
+
+
+def as_jsonb(value: Any) -> str:
+    """JSON text that PostgreSQL takes: without NUL and halves of surrogate pairs, which its text cannot hold.
+
+    Raises EngineFailed for NaN and infinity.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError as e:
+        raise EngineFailed("the model server answered nonsense", detail=f"No JSON: {e}.") from None
+    # an escaped NUL, but not an escaped backslash before the letters u0000
+    text = re.sub(r"(?<!\\)((?:\\\\)*)\\u0000", r"\1", text)
+    return text.encode("utf-8", "replace").decode()
+
+
+def outcome(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], tuple[R | None, str | None]]:
+    """Make ``function`` return (result, None) or (None, error as JSON text) and never raise.
+
+    The PL/pgSQL around it raises the error (ml_rag._raise). An exception that leaves PL/Python would come out with
+    the name of its Python class before the message, also a cancelled statement's.
+    """
+
+    @functools.wraps(function)
+    def wrapper(plpy: Any, /, *args: P.args, **kwargs: P.kwargs) -> tuple[R | None, str | None]:
+        try:
+            return function(plpy, *args, **kwargs), None
+        except MlRagError as e:
+            error = {"sqlstate": e.sqlstate, "message": e.message, "detail": e.detail, "hint": e.hint}
+        except plpy.SPIError as e:
+            _, detail, hint, *_ = getattr(e, "spidata", None) or (None, None, None)
+            error = {"sqlstate": e.sqlstate, "message": str(e)}
+            error |= {key: text for key, text in (("detail", detail), ("hint", hint)) if text}
+        except Exception as e:  # noqa: BLE001 - a defect of ours, but still not XX000
+            error = {"sqlstate": EngineFailed.sqlstate, "message": "internal error in ml_rag", "detail": repr(e)}
+        return None, as_jsonb(error)
+
+    return wrapper
+
+
+def server(plpy: Any) -> ModelServer:
+    """The session's connection to the model server; the address is read anew, so that a change takes effect."""
+    if "address" not in _session:
+        # the view itself: a function around it would cost as much again
+        _session["address"] = plpy.prepare("SELECT s.value FROM ml_rag.setting AS s WHERE s.name = 'model_server'")
+        _session["interrupt"] = plpy.prepare("SELECT 1")
+    address = plpy.execute(_session["address"])[0]["value"]
+    connection: ModelServer | None = _session.get("server")
+    if connection is None or connection.address != address:
+        if connection is not None:
+            connection.close()
+        # Executing any statement is what makes PostgreSQL look at its interrupts.
+        connection = ModelServer(address, lambda: plpy.execute(_session["interrupt"]))
+        _session["server"] = connection
+    return connection
+
+
+@outcome
+def get(plpy: Any, path: str) -> str:
+    """The reply of /healthz or /v1/models, as JSON text."""
+    if path not in ("/healthz", "/v1/models"):
+        raise InvalidRequest("not a path that may be asked for", detail=path)
+    reply = server(plpy).call("GET", path)
+    if not isinstance(reply, dict):
+        raise EngineFailed("the model server answered nonsense", detail="No JSON object.")
+    return as_jsonb(reply)
+
+
+@outcome
+def embed(plpy: Any, texts: list[str], model_id: str, input_type: str | None) -> list[str]:
+    """The vectors of the texts, in pgvector's text form."""
+    return _embed.embed(server(plpy), texts, model_id, input_type)
+
+
+@outcome
+def rerank(plpy: Any, query: str, texts: list[str], model_id: str) -> list[float]:
+    """The relevance of each text to the query, 0-1."""
+    return _rerank.rerank(server(plpy), query, texts, model_id)
+
+
+@outcome
+def generate(plpy: Any, request: str) -> str:
+    """The answer to a request made by sql/70_generate.sql, as JSON text."""
+    try:
+        parsed = json.loads(request)
+    except ValueError as e:  # jsonb takes numbers of more digits than Python does
+        raise InvalidRequest("an option holds a number that is out of range", detail=f"{e}.") from None
+    return as_jsonb(_generate.generate(server(plpy), parsed))
+
+
+def keyword(name: str = "keyword") -> ModuleType:
+    """The module that scores keyword queries, or ``runs``, which writes their indexes: those that need numpy.
+
+    Raises ModelUnavailable (55000) where the server's python3 lacks it.
+    """
+    # numpy's linear algebra would start a thread for each core, in a process that must have one only
+    before = {variable: os.environ.get(variable) for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")}
+    if "numpy" not in sys.modules:
+        os.environ.update(dict.fromkeys(before, "1"))
+    try:
+        return importlib.import_module(f"ml_rag.backend.{name}")
+    except ImportError as e:
+        raise ModelUnavailable(
+            "keyword search needs numpy in the database server's python3",
+            detail=f"{e}.",
+            hint="Install the package python3-numpy on the machine of the database, then connect again.",
+        ) from None
+    finally:
+        for variable, value in before.items():
+            if value is None:
+                os.environ.pop(variable, None)
+            else:
+                os.environ[variable] = value
+
+
+@outcome
+def numpy_version(plpy: Any) -> str:
+    """The version of numpy that keyword search runs with."""
+    version: str = keyword().np.__version__
+    return version
+
+
+@outcome
+def keyword_scores(
+    plpy: Any,
+    store: int,
+    terms: list[str],
+    weights: list[int],
+    k1: float,
+    b: float,
+    n: int,
+    secured: bool,
+    own_statistics: bool,
+) -> list[tuple[list[str], float]]:
+    """Keys and BM25 scores of the best rows of a store; see ``ml_rag.backend.keyword``."""
+    module = keyword()
+    if secured:
+        found = module.visible_scores(plpy, store, terms, weights, k1, b, n, own_statistics=own_statistics)
+    else:
+        found = module.whole_scores(plpy, store, terms, weights, k1, b, n)
+    candidates: list[tuple[list[str], float]] = found
+    return candidates
+
+
+@outcome
+def fold_keywords(plpy: Any, store: int, batch: int, thorough: bool) -> bool:
+    """Fold what waits in a keyword index into its runs."""
+    keyword("runs").fold(plpy, store, batch, thorough)
+    return True
+
+
+@outcome
+def find_files(plpy: Any, uri: str) -> str:
+    """What a URI names, as JSON text: files (sorted paths), base and patterns, table_name (the default one)."""
+    plpy.execute("SELECT ml_rag._check_file_privilege()")
+    location = _files.parse(uri)
+    files = _files.find(location, lambda: plpy.execute("SELECT 1"))
+    return json.dumps(
+        {
+            # a name that is no UTF-8 travels as bytes that are
+            "files": [path.encode("utf-8", "surrogateescape").hex() for path in files],
+            "base": location.base,
+            "patterns": location.patterns,
+            "table_name": _files.table_name(location),
+        }
+    )
+
+
+@outcome
+def load_files(plpy: Any, job_text: str) -> str:
+    """Bring the files of a job (made by sql/83_load.sql) into its store; commits after each batch where it can."""
+    plpy.execute("SELECT ml_rag._check_file_privilege()")
+    job = json.loads(job_text)
+    location = _files.Location(job["base"], tuple(job["patterns"]))
+    base = None if location.file else location.base
+    store = SqlStore(plpy, job["store"], may_commit=True)
+    loader = Loader(job, server(plpy), store)
+    paths = [bytes.fromhex(name).decode("utf-8", "surrogateescape") for name in job["files"]]
+    with store.held():
+        for batch in batches([(path, _files.size(path)) for path in paths]):
+            readers = [
+                functools.partial(_files.read, path, base, MAX_DOCUMENT_BYTES, store.interrupt) for path in batch
+            ]
+            loader.load(list(zip(batch, readers, strict=True)))
+        if job["refresh"] and location.file is None:
+            found = set(paths)
+            gone = [name for name in store.below(location.prefix) if name not in found and location.matches(name)]
+            if gone := [name for name in gone if _files.is_gone(name)]:
+                loader.outcome.counts["removed"] = store.remove(gone)
+                store.commit()
+    return json.dumps(loader.outcome.result())
+
+
+@outcome
+def load_contents(plpy: Any, job_text: str, names: list[str], contents: list[bytes]) -> str:
+    """Bring documents that the client has sent into the store of a job."""
+    job = json.loads(job_text)
+    store = SqlStore(plpy, job["store"], may_commit=False)
+    loader = Loader(job, server(plpy), store)
+    content = dict(zip(names, contents, strict=True))
+    for batch in batches([(name, len(content[name])) for name in names]):
+        loader.load([(name, functools.partial(content.__getitem__, name)) for name in batch])
+    return json.dumps(loader.outcome.result())

@@ -1,0 +1,52 @@
+"""Texts to vectors, through the model server."""
+
+from __future__ import annotations
+
+from ml_rag.backend.client import ModelServer
+from ml_rag.errors import EngineFailed
+
+#: pgvector's limit of its type vector
+MAX_DIMENSIONS = 16000
+#: the characters of numbers and what parts them
+_NUMBERS = b"0123456789.,-+e"
+
+
+def embed(server: ModelServer, texts: list[str], model_id: str, input_type: str | None = None) -> list[str]:
+    """Embeddings of the texts in pgvector's text form, in their order, all of one dimension and finite.
+
+    They are asked for in that form and go on as they come: making it here took longer than all else with a reply.
+    ``input_type``: query, document or None; some models put a prefix before the one or the other.
+
+    Raises EngineFailed where the reply is anything else: a wrong vector in a table is worse than an error.
+    """
+    request = {"model": model_id, "input": texts, "encoding_format": "text", "input_type": input_type}
+    reply = server.call("POST", "/v1/embeddings", request)
+    try:
+        embeddings = {item["index"]: item["embedding"] for item in reply["data"]}
+    except (KeyError, TypeError, AttributeError) as e:
+        raise EngineFailed("the model server answered nonsense", detail=f"No embeddings: {e!r}.") from None
+    if len(reply["data"]) != len(texts) or embeddings.keys() != set(range(len(texts))):
+        detail = f"{len(reply['data'])} embeddings for {len(texts)} texts, or not one for each."
+        raise EngineFailed("the model server answered nonsense", detail=detail)
+    vectors = [embeddings[index] for index in range(len(texts))]
+    check(vectors)
+    return vectors
+
+
+def check(vectors: list[str]) -> None:
+    """All lists of numbers in pgvector's text form, of one dimension, 1 to 16000.
+
+    Raises EngineFailed. NaN and infinity have letters of their own; a number with two points, say, is left to pgvector,
+    which reads every one of them anyway (22P02; 22003 where it is no float32).
+    """
+    for vector in vectors:
+        is_text = isinstance(vector, str) and vector.isascii() and vector != "[]"
+        if not is_text or vector.encode().translate(None, _NUMBERS) != b"[]":
+            detail = f"No embedding: {str(vector)[:100]!r}."
+            raise EngineFailed("the model server answered nonsense", detail=detail)
+    dimensions = {vector.count(",") + 1 for vector in vectors}
+    if len(dimensions) > 1:
+        raise EngineFailed("the model server answered nonsense", detail="Embeddings of different dimensions.")
+    if vectors and max(dimensions) > MAX_DIMENSIONS:
+        detail = f"{max(dimensions)} dimensions; a vector has at most {MAX_DIMENSIONS}."
+        raise EngineFailed("the embedding model has too many dimensions", detail=detail)

@@ -1,0 +1,261 @@
+"""Finding and reading the files that a URI names, inside the backend (as PostgreSQL's operating system user)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
+
+from ml_rag.errors import DocumentError, InvalidRequest
+
+#: longest table name PostgreSQL keeps, in bytes
+_MAX_NAME_BYTES = 63
+_READ_BYTES = 1 << 20
+_HINT = "Name files as the server sees them: 'file:///srv/docs/' (a folder), '/srv/docs/*.pdf', '/srv/docs/a.pdf'."
+
+Interrupt = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Location:
+    """What a URI names: ``base``, a folder without wild cards, and one pattern for each path component below it.
+
+    No patterns: every file below the folder. A backslash in a pattern takes the meaning from the character after it.
+    """
+
+    base: str
+    patterns: tuple[str, ...]
+
+    @property
+    def file(self) -> str | None:
+        """The path where it is one file, named as it is."""
+        if len(self.patterns) == 1 and not _is_wild(self.patterns[0]):
+            return os.path.join(self.base, _literal(self.patterns[0]))
+        return None
+
+    @property
+    def prefix(self) -> str:
+        """What the paths of all files it could name begin with."""
+        return self.base.rstrip("/") + "/"
+
+    def matches(self, path: str) -> bool:
+        """Whether a path is one this location could name."""
+        if not path.startswith(self.prefix):
+            return False
+        if not self.patterns:
+            return True
+        expression = "/".join(map(_expression, self.patterns))
+        return re.fullmatch(expression, path[len(self.prefix) :], re.DOTALL) is not None
+
+
+def exactly(path: str) -> Location:
+    """The location of one file; the path is absolute and means what it says."""
+    folder, name = os.path.split(path)
+    return Location(folder, (_escape(name),))
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"([\\?*])", r"\\\1", text)
+
+
+def _is_wild(pattern: str) -> bool:
+    return re.search(r"[?*]", re.sub(r"\\.", "", pattern, flags=re.DOTALL)) is not None
+
+
+def _literal(pattern: str) -> str:
+    return re.sub(r"\\(.)", r"\1", pattern, flags=re.DOTALL)
+
+
+def _expression(pattern: str) -> str:
+    """The pattern of one path component as a regular expression."""
+    wild = {"?": "[^/]", "*": "[^/]*"}
+    pieces = re.findall(r"\\.|.", pattern, flags=re.DOTALL)
+    return "".join(wild.get(piece) or re.escape(piece[-1]) for piece in pieces)
+
+
+def parse(uri: str) -> Location:
+    """The location of ``file://…`` or of an absolute path. Raises InvalidRequest."""
+    path, decode = uri, _as_it_is
+    if match := re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", uri):
+        if match[1].lower() != "file":
+            raise InvalidRequest("only files can be loaded", detail=f"Got scheme {match[1]!r}.", hint=_HINT)
+        path, decode = uri[match.end() :], _decode
+        if path.startswith("//"):
+            host, slash, path = path[2:].partition("/")
+            if host not in ("", "localhost"):
+                raise InvalidRequest("only files of the server can be loaded", detail=f"Host {host!r}.", hint=_HINT)
+            path = slash + path
+    if not path.startswith("/"):
+        raise InvalidRequest("the path is not absolute", detail=f"Got {uri[:200]!r}.", hint=_HINT)
+    pieces = re.split(r"([?*])", path)
+    pieces[::2] = [_escape(decode(piece)) for piece in pieces[::2]]
+    return _locate("".join(pieces))
+
+
+def _as_it_is(piece: str) -> str:
+    return piece
+
+
+def _decode(piece: str) -> str:
+    """Undo percent-encoding."""
+    malformed = "the URI is not well formed"
+    if re.search(r"%(?![0-9A-Fa-f]{2})", piece):
+        detail = f"Got {piece[:200]!r}."
+        raise InvalidRequest(malformed, detail=detail, hint="Write % as %25, or give a plain path without file://.")
+    try:
+        decoded = unquote_to_bytes(piece).decode()
+    except UnicodeDecodeError as e:
+        raise InvalidRequest(malformed, detail=f"No UTF-8: {e}.") from None
+    if "\0" in decoded:
+        raise InvalidRequest(malformed, detail="A path holds no NUL.")
+    return decoded
+
+
+def _locate(pattern: str) -> Location:
+    parts = [part for part in pattern.split("/") if part not in ("", ".")]
+    wild = next((i for i, part in enumerate(parts) if _is_wild(part)), len(parts))
+    fixed, patterns = [_literal(part) for part in parts[:wild]], parts[wild:]
+    if patterns and (".." in patterns or pattern.endswith("/")):
+        detail = f"Got {pattern[:200]!r}; after a wild card there is neither '..' nor a folder."
+        raise InvalidRequest("a glob names files", detail=detail, hint=_HINT)
+    if ".." in fixed:
+        # one file, one name: what lies before the last ".." is made canonical, links included
+        last = len(fixed) - fixed[::-1].index("..")
+        real = os.path.realpath("/" + "/".join(fixed[:last]))
+        fixed = [part for part in real.split("/") if part] + fixed[last:]
+    base = "/" + "/".join(fixed)
+    if not patterns and not pattern.endswith("/") and fixed and not os.path.isdir(base):
+        return exactly(base)
+    return Location(base, tuple(patterns))
+
+
+def table_name(location: Location) -> str:
+    """The default name of a store: the stem of the file, or the name of the folder, fit for an SQL name."""
+    name = os.path.splitext(os.path.basename(location.file))[0] if location.file else os.path.basename(location.base)
+    name = re.sub(r"\W+", "_", name.lower()).strip("_")
+    return name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore") or "documents"
+
+
+def find(location: Location, interrupt: Interrupt) -> list[str]:
+    """Paths of the regular files, sorted. Hidden ones are left out unless their pattern says so.
+
+    A symbolic link counts where it leads to a regular file that lies below the folder and is not found by itself.
+    Raises InvalidRequest where there is none, or the folder cannot be read.
+    """
+    if location.file is not None:
+        try:
+            regular = stat.S_ISREG(os.stat(location.file).st_mode)
+        except OSError as e:
+            detail = f"{location.file}: {e.strerror}."
+            raise InvalidRequest("there is no such file", detail=detail, hint=_HINT) from None
+        if not regular:
+            raise InvalidRequest("that is no regular file", detail=location.file, hint=_HINT)
+        return [location.file]
+    try:
+        os.scandir(location.base).close()
+    except OSError as e:
+        raise InvalidRequest(
+            "the folder cannot be read", detail=f"{location.base}: {e.strerror}.", hint=_HINT
+        ) from None
+    real_base = os.path.realpath(location.base).rstrip("/") + "/"
+    files: list[str] = []
+    links: list[str] = []
+    for entry in _walk(location.base, location.patterns, interrupt):
+        with contextlib.suppress(OSError):
+            if entry.is_file(follow_symlinks=False):
+                files.append(entry.path)
+            elif entry.is_symlink() and os.path.realpath(entry.path).startswith(real_base) and entry.is_file():
+                links.append(entry.path)
+    found = {os.path.realpath(path) for path in files}
+    for path in sorted(links):
+        if (real := os.path.realpath(path)) not in found:
+            found.add(real)
+            files.append(path)
+    if not files:
+        raise InvalidRequest(
+            "there is no file to load",
+            detail=f"Nothing below {location.base} {'matches' if location.patterns else 'is a regular file'}.",
+            hint=_HINT,
+        )
+    return sorted(files)
+
+
+def _walk(folder: str, patterns: tuple[str, ...], interrupt: Interrupt) -> Iterator[os.DirEntry[str]]:
+    interrupt()
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return  # a folder below that cannot be read: what it holds is neither loaded nor taken for gone
+    expression = re.compile(_expression(patterns[0]), re.DOTALL) if patterns else None
+    visible = bool(patterns) and patterns[0].startswith(".")
+    for entry in entries:
+        if (entry.name.startswith(".") and not visible) or (expression and not expression.fullmatch(entry.name)):
+            continue
+        if len(patterns) != 1 and entry.is_dir(follow_symlinks=False):
+            yield from _walk(entry.path, patterns[1:], interrupt)
+        elif len(patterns) < 2:
+            yield entry
+
+
+def size(path: str) -> int:
+    """Size in bytes, 0 where it cannot be told."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def read(path: str, base: str | None, max_bytes: int, interrupt: Interrupt) -> bytes:
+    """The content of a regular file. Raises DocumentError.
+
+    With ``base``, nothing outside that folder is opened, whatever has become of the path since it was found.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if base is None else _open_below(base, path)
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise DocumentError("the file is no regular file")
+            pieces, total = [], 0
+            while piece := file.read(_READ_BYTES):
+                pieces.append(piece)
+                total += len(piece)
+                if total > max_bytes:
+                    raise DocumentError("the file is too large", detail=f"The limit is {max_bytes} bytes.")
+                interrupt()
+            return b"".join(pieces)
+    except OSError as e:
+        raise DocumentError("the file cannot be read", detail=f"{e.strerror}.") from None
+
+
+def _open_below(base: str, path: str) -> int:
+    root = os.path.realpath(base)
+    real = os.path.realpath(path)
+    relative = os.path.relpath(real, root)
+    parts = relative.split("/")
+    if parts[0] == "..":
+        raise DocumentError("the file lies outside of the folder", detail="A symbolic link leads there.")
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in parts[:-1]:
+            child = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = child
+        return os.open(parts[-1], os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def is_gone(path: str) -> bool:
+    """Whether a file certainly does not exist any more; a folder that cannot be read proves nothing."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except (OSError, ValueError):
+        return False
+    return False

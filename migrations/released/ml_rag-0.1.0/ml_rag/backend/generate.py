@@ -1,0 +1,52 @@
+"""Prompt to text, through the model server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_rag.backend import citations
+from ml_rag.backend.client import ModelServer
+from ml_rag.errors import EngineFailed
+
+#: option of ml_generate -> field of a chat completion, where the names differ
+_FIELDS = {"model_id": "model", "stop_sequences": "stop"}
+#: the same for the options of the prompt
+_PROMPT_FIELDS = {"citation_style": "citation_style", "order": "document_order"}
+
+
+def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
+    """``request``: prompt, documents (array or null), options of ml_generate and prompt_options, both parsed, and
+    citations: how many of the documents, the first ones, are citations of the answer (null: it has none to point to).
+
+    Returns text, documents_given and documents_used (both None without documents). The text's markers point to
+    citations that were used, unless it is JSON.
+    """
+    fields = {_FIELDS.get(name, name): value for name, value in request["options"].items()}
+    if (schema := fields.pop("json_schema", None)) is not None:
+        schema_format = {"name": "answer", "schema": schema}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema_format}
+    fields["messages"] = [{"role": "user", "content": request["prompt"]}]
+    prompt_options = request.get("prompt_options") or {}
+    if system := prompt_options.get("system"):
+        fields["messages"].insert(0, {"role": "system", "content": system})
+    cited = request.get("citations") if request.get("documents") is not None else None
+    if request.get("documents") is not None:
+        fields["documents"] = request["documents"]
+    if cited is not None:
+        fields |= {_PROMPT_FIELDS[name]: value for name, value in prompt_options.items() if name in _PROMPT_FIELDS}
+    reply = server.call("POST", "/v1/chat/completions", fields)
+    try:
+        text = reply["choices"][0]["message"]["content"]
+        used = reply.get("ml_rag") or {}
+        if not isinstance(text, str):
+            raise TypeError("content is no text")
+        counts = {name: used.get(name) for name in ("documents_given", "documents_used")}
+        if not all(count is None or (isinstance(count, int) and 0 <= count < 2**31) for count in counts.values()):
+            raise TypeError("no number of documents")
+    except (KeyError, IndexError, TypeError, AttributeError) as e:
+        raise EngineFailed("the model server answered nonsense", detail=f"No answer: {e!r}.") from None
+    if cited is not None and schema is None:
+        documents_used = counts["documents_used"]
+        # those that did not fit are the last ones, so the numbers of the others are the first
+        text = citations.verify(text, cited if documents_used is None else min(cited, documents_used))
+    return {"text": text, **counts}

@@ -1,0 +1,284 @@
+"""Documents to segments in a vector store: the model server parses, splits and embeds, this inserts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from struct import unpack_from
+from typing import Any, Protocol
+
+from ml_rag.backend.client import ModelServer
+from ml_rag.errors import DimensionMismatch, DocumentError, EngineFailed, MlRagError, from_json
+
+#: documents and bytes of one request to the model server; one document may be larger than that by itself.
+#: Each request begins with a model that waits for the first parsed document, so there should be few.
+BATCH_DOCUMENTS = 128
+BATCH_BYTES = 8 * 1024 * 1024
+#: a commit after so many documents, or the first one after so long
+COMMIT_DOCUMENTS = 16
+COMMIT_SECONDS = 2.0
+#: the model server's own default for a request, less room for the rest of it
+MAX_DOCUMENT_BYTES = 255 * 1024 * 1024
+#: segments of one INSERT
+INSERT_SEGMENTS = 500
+
+#: what the model server says of a document that the option ``formats`` leaves out
+NOT_ACCEPTED = "document format is not accepted"
+
+
+class Store(Protocol):
+    """The vector store, as sql/82_store.sql offers it."""
+
+    def states(self, names: list[str]) -> dict[str, tuple[str | None, str | None]]:
+        """SHA-256 and options (``made_with``) of those of the documents that the store has."""
+
+    def write(self, name: str, chunks: Iterator[Rows]) -> None:
+        """Replace a document by these rows, or leave it as it was and raise DocumentError."""
+
+    def commit(self) -> None:
+        """Keep what has been written, where the caller's transaction allows it."""
+
+
+@dataclass
+class Rows:
+    """Segments to insert: number of the first, and one list a column."""
+
+    first: int
+    metadata: list[str] = field(default_factory=list)
+    segments: list[str] = field(default_factory=list)
+    vectors: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A document to send: a name, its content, its SHA-256, whether the store has another version of it."""
+
+    name: str
+    content: bytes
+    sha256: str
+    known: bool
+
+
+@dataclass
+class Outcome:
+    """What a load has done so far; ``result`` is the JSON a caller sees."""
+
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("loaded", "changed", "unchanged", "removed", "skipped", "failed"), 0)
+    )
+    segments: int = 0
+    failed: list[dict[str, Any]] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    def fail(self, name: str, error: MlRagError, *, known: bool) -> None:
+        self.counts["failed"] += 1
+        entry: dict[str, Any] = {"document_name": _storable(name), "error": error.message}
+        if error.detail:
+            entry["detail"] = error.detail
+        if error.hint:
+            entry["hint"] = error.hint
+        if known:
+            entry["kept"] = "the segments of its former version"
+        self.failed.append(entry)
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "documents": self.counts,
+            "segments": self.segments,
+            "failed": [{key: _clean(value) for key, value in entry.items()} for entry in self.failed],
+            "seconds": round(time.monotonic() - self.started, 3),
+        }
+
+
+class Loader:
+    """Loads documents into one store, batch by batch."""
+
+    def __init__(self, job: dict[str, Any], server: ModelServer, store: Store) -> None:
+        self._server = server
+        self._store = store
+        self._request = job["request"]
+        self._dimensions: int | None = job["dimensions"]
+        self._made_with: str = job["made_with"]
+        self._refresh: bool = job["refresh"]
+        self._uncommitted = 0
+        self._committed_at = time.monotonic()
+        self.outcome = Outcome()
+
+    def load(self, batch: Sequence[tuple[str, Callable[[], bytes]]]) -> None:
+        """Load the documents of a batch (name, how to read it) that the store lacks or has another version of."""
+        if uploads := self._select(batch):
+            self._receive(uploads)
+            self._commit()
+
+    def _select(self, batch: Sequence[tuple[str, Callable[[], bytes]]]) -> list[Upload]:
+        names = [name for name, _ in batch if is_storable(name)]
+        states = self._store.states(names)
+        uploads = []
+        for name, read in batch:
+            known = name in states
+            if known and not self._refresh:
+                self.outcome.counts["unchanged"] += 1
+                continue
+            try:
+                if not is_storable(name):
+                    raise DocumentError("the name of the file is no text", detail="Not valid UTF-8.")
+                content = read()
+            except DocumentError as e:
+                self.outcome.fail(name, e, known=known)
+                continue
+            sha256 = hashlib.sha256(content).hexdigest()
+            if known and states[name] == (sha256, self._made_with):
+                self.outcome.counts["unchanged"] += 1
+            else:
+                uploads.append(Upload(name, content, sha256, known))
+        return uploads
+
+    def _receive(self, uploads: list[Upload]) -> None:
+        body, content_type = multipart(self._request, uploads)
+        waiting = dict(enumerate(uploads))
+        complete = False
+        try:
+            for reply in self._server.stream("/v1/documents", body, content_type):
+                try:
+                    upload = waiting.pop(reply["index"])
+                except (KeyError, TypeError):
+                    raise _nonsense(f"No document was asked for by {str(reply)[:100]}") from None
+                try:
+                    self._write(upload, reply)
+                except DocumentError as e:
+                    self.outcome.fail(upload.name, e, known=upload.known)
+            complete = not waiting
+        finally:
+            if not complete:
+                self._server.close()  # which makes the model server stop
+        if waiting:
+            raise _nonsense(f"{len(waiting)} of {len(uploads)} documents are missing")
+
+    def _write(self, upload: Upload, reply: dict[str, Any]) -> None:
+        if (failure := reply.get("error")) is not None:
+            error = from_json({"error": failure}, DocumentError.status)
+            if error.message == NOT_ACCEPTED:
+                self.outcome.counts["skipped"] += 1
+                return
+            if not isinstance(error, DocumentError | EngineFailed):
+                raise error  # the next document would fail in the same way
+            raise DocumentError(error.message, detail=error.detail, hint=error.hint)
+        segments, vectors = self._check(reply)
+        if not segments:
+            raise DocumentError("the document has no text")
+        shared = {
+            **(reply.get("metadata") or {}),
+            "format": reply.get("format"),
+            "source": {"sha256": upload.sha256, "made_with": self._made_with},
+        }
+        self._store.write(upload.name, rows(segments, vectors, _clean(shared)))
+        self.outcome.counts["changed" if upload.known else "loaded"] += 1
+        self.outcome.segments += len(segments)
+        self._uncommitted += 1
+        if self._uncommitted >= COMMIT_DOCUMENTS or time.monotonic() - self._committed_at > COMMIT_SECONDS:
+            self._commit()
+
+    def _commit(self) -> None:
+        self._store.commit()
+        self._uncommitted = 0
+        self._committed_at = time.monotonic()
+
+    def _check(self, reply: dict[str, Any]) -> tuple[list[dict[str, Any]], bytes]:
+        """Segments and vectors of a reply. A wrong vector in a table is worse than an error."""
+        try:
+            segments, dimensions = reply["segments"], reply["dimensions"]
+            vectors = b64decode(reply["embeddings"], validate=True)
+            texts = [segment["text"] for segment in segments]
+            if not all(text.strip() for text in texts) or len(vectors) != 4 * dimensions * len(segments):
+                raise ValueError(f"{len(vectors)} bytes of embeddings for {len(segments)} segments")
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise _nonsense(f"No document: {e!r}") from None
+        if segments and self._dimensions is not None and dimensions != self._dimensions:
+            raise DimensionMismatch(
+                "the model's embeddings do not fit the vector store",
+                detail=f"The model answers {dimensions} dimensions, the store has {self._dimensions}.",
+                hint="Load into another table: the model has changed since this one was made.",
+            )
+        return segments, vectors
+
+
+def rows(segments: Sequence[dict[str, Any]], vectors: bytes, shared: dict[str, Any]) -> Iterator[Rows]:
+    """Rows to insert, in portions. ``vectors``: float32, little endian, one row a segment; ``shared``: metadata.
+
+    Raises EngineFailed where a number is not finite.
+    """
+    width = len(vectors) // len(segments)
+    layout = f"<{width // 4}f"
+    # 9 digits are what a float32 needs to come back as it was
+    template = "[" + ",".join(["%.9g"] * (width // 4)) + "]"
+    for start in range(0, len(segments), INSERT_SEGMENTS):
+        portion = Rows(start + 1)
+        for place, segment in enumerate(segments[start : start + INSERT_SEGMENTS], start):
+            vector = template % unpack_from(layout, vectors, place * width)
+            if "n" in vector:  # nan, inf
+                raise EngineFailed("the embedding model failed", detail="An embedding holds NaN or infinity.")
+            portion.vectors.append(vector)
+            portion.segments.append(_storable(segment["text"]))
+            portion.metadata.append(json.dumps({**shared, **_clean(segment.get("metadata") or {})}))
+        yield portion
+
+
+def batches(
+    documents: Sequence[tuple[str, int]], most: int = BATCH_DOCUMENTS, most_bytes: int = BATCH_BYTES
+) -> Iterator[list[str]]:
+    """Names in their order, grouped into requests; ``documents`` are (name, bytes)."""
+    batch: list[str] = []
+    total = 0
+    for name, size in documents:
+        if batch and (len(batch) == most or total + size > most_bytes):
+            yield batch
+            batch, total = [], 0
+        batch.append(name)
+        total += size
+    if batch:
+        yield batch
+
+
+def multipart(request: dict[str, Any], uploads: Sequence[Upload]) -> tuple[bytes, str]:
+    """Body and content type of a request to /v1/documents (RFC 7578; names as browsers escape them)."""
+    boundary = uuid.uuid4().hex
+    head = f'--{boundary}\r\nContent-Disposition: form-data; name="'
+    pieces = [f'{head}options"\r\n\r\n{json.dumps(request)}\r\n'.encode()]
+    for upload in uploads:
+        name = upload.name
+        for character, escaped in (("\\", "%5C"), ('"', "%22"), ("\r", "%0D"), ("\n", "%0A")):
+            name = name.replace(character, escaped)
+        pieces.append(f'{head}file"; filename="{name}"\r\nContent-Type: application/octet-stream\r\n\r\n'.encode())
+        pieces.append(upload.content)
+        pieces.append(b"\r\n")
+    pieces.append(f"--{boundary}--\r\n".encode())
+    return b"".join(pieces), f"multipart/form-data; boundary={boundary}"
+
+
+def is_storable(text: str) -> bool:
+    """Whether PostgreSQL can hold the text as it is."""
+    return _storable(text) == text
+
+
+def _storable(text: str) -> str:
+    """The text as PostgreSQL can hold it: without NUL and lone surrogates."""
+    return text.replace("\0", "").encode(errors="replace").decode()
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return _storable(value)
+    if isinstance(value, dict):
+        return {_storable(str(key)): _clean(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    return value
+
+
+def _nonsense(detail: str) -> EngineFailed:
+    return EngineFailed("the model server answered nonsense", detail=f"{detail}.")

@@ -1,0 +1,299 @@
+"""The runs of a keyword index (sql/03_postings.sql): their packed form, and folding rows into them.
+
+This and ``keyword`` need numpy, alone in the backend; ``bridge`` imports them when they are first used.
+
+A run is up to ``RUN_ROWS`` rows, each with a slot. Its ids and lengths by slot are little-endian integers behind a
+header of 8 bytes, whose first is their width (4 or 8). The postings of a term in a run are slots (2 bytes each) and
+then how often it stands there (1 or 4 bytes each), behind a header of 2 bytes, whose first is that width.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Postings = tuple[NDArray[np.uint16], NDArray[Any]]
+
+RUN_ROWS = 65536
+#: terms of one INSERT, rows of one fetch
+_PORTION = 5000
+#: runs of fewer rows than these are merged once there are ``_MERGE`` of them: small ones by whoever comes by, larger
+#: ones only where somebody has asked for it, since that takes seconds
+_SMALL, _LARGE = 4096, 32768
+_MERGE = 8
+
+_STATEMENTS = {
+    "lock": ("SELECT FROM ml_rag.keyword_store WHERE store = $1 FOR UPDATE SKIP LOCKED", "oid"),
+    "batch": (
+        "SELECT id, length, tokens FROM ml_rag.keyword_new WHERE store = $1 AND batch = $2 ORDER BY id",
+        *("oid", "int8"),
+    ),
+    "drop batch": ("DELETE FROM ml_rag.keyword_new WHERE store = $1 AND batch = $2", "oid", "int8"),
+    "drop new": ("DELETE FROM ml_rag.keyword_new WHERE store = $1 AND batch = 0 AND id = ANY ($2)", "oid", "int8[]"),
+    "all gone": ("SELECT id, length FROM ml_rag.keyword_gone WHERE store = $1", "oid"),
+    "drop gone": ("DELETE FROM ml_rag.keyword_gone WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
+    "all runs": (
+        "SELECT run, rows, total, gone_rows, gone_total, first_id, last_id, gone"
+        " FROM ml_rag.keyword_run WHERE store = $1 ORDER BY run",
+        "oid",
+    ),
+    "run": ("SELECT first_id, ids, lengths, gone FROM ml_rag.keyword_run WHERE run = $1", "int8"),
+    "note gone": (
+        "UPDATE ml_rag.keyword_run SET gone = $2, gone_rows = $3, gone_total = $4 WHERE run = $1",
+        *("int8", "bytea", "int4", "int8"),
+    ),
+    "add run": (
+        "INSERT INTO ml_rag.keyword_run (run, store, rows, total, first_id, last_id, ids, lengths)"
+        " VALUES (nextval('ml_rag.keyword_number'), $1, $2, $3, $4, $5, $6, $7) RETURNING run",
+        *("oid", "int4", "int8", "int8", "int8", "bytea", "bytea"),
+    ),
+    "add postings": (
+        "INSERT INTO ml_rag.keyword_posting (run, store, term, postings)"
+        " SELECT $1, $2, u.term, u.postings FROM unnest($3, $4) AS u (term, postings)",
+        *("int8", "oid", "text[]", "bytea[]"),
+    ),
+    "run postings": ("SELECT term, run, postings FROM ml_rag.keyword_posting WHERE run = ANY ($1)", "int8[]"),
+    "drop postings": ("DELETE FROM ml_rag.keyword_posting WHERE run = ANY ($1)", "int8[]"),
+    "drop runs": ("DELETE FROM ml_rag.keyword_run WHERE run = ANY ($1)", "int8[]"),
+}
+
+
+class Statements:
+    """Statements by name, each prepared once in a session: SQL, then the types of its parameters."""
+
+    def __init__(self, statements: dict[str, tuple[str, ...]]) -> None:
+        self._statements = statements
+        self._plans: dict[str, Any] = {}
+
+    def _plan(self, plpy: Any, name: str) -> Any:
+        if name not in self._plans:
+            statement, *types = self._statements[name]
+            self._plans[name] = plpy.prepare(statement, [f"pg_catalog.{type_name}" for type_name in types])
+        return self._plans[name]
+
+    def __call__(self, plpy: Any, name: str, *arguments: Any) -> Any:
+        """All rows."""
+        return plpy.execute(self._plan(plpy, name), list(arguments))
+
+    def rows(self, plpy: Any, name: str, *arguments: Any) -> Iterator[Any]:
+        """The rows, a portion at a time."""
+        cursor = plpy.cursor(self._plan(plpy, name), list(arguments))
+        while rows := cursor.fetch(_PORTION):
+            yield from rows
+        cursor.close()
+
+
+_run = Statements(_STATEMENTS)
+
+
+# -- the packed forms -------------------------------------------------------------------------------------------------
+
+
+def pack(values: Ints) -> bytes:
+    """Integers of at least 0, as the columns ``ids`` and ``lengths`` hold them."""
+    width = 4 if not len(values) or values.max() < 2**32 else 8
+    return bytes([width] + [0] * 7) + values.astype(f"<u{width}").tobytes()
+
+
+def unpack(packed: bytes) -> NDArray[Any]:
+    """What ``pack`` was given; unsigned."""
+    return np.frombuffer(packed, f"<u{packed[0]}", offset=8)
+
+
+def postings_of(packed: bytes) -> Postings:
+    """Slots and counts of a term in a run."""
+    width = packed[0]
+    n = (len(packed) - 2) // (2 + width)
+    return np.frombuffer(packed, "<u2", n, 2), np.frombuffer(packed, f"<u{width}", n, 2 + 2 * n)
+
+
+def as_postings(slots: NDArray[Any], counts: NDArray[Any]) -> bytes:
+    """The packed form of ``postings_of``."""
+    width = 1 if not len(counts) or counts.max() < 256 else 4
+    return bytes([width, 0]) + slots.astype("<u2").tobytes() + counts.astype(f"<u{width}").tobytes()
+
+
+def slots_of(ids: NDArray[Any], first_id: int, wanted: Ints) -> Ints:
+    """Slots of those of the wanted ids that the run has."""
+    found = np.searchsorted(ids, np.maximum(wanted - first_id, 0))
+    found[found == len(ids)] = 0
+    slots: Ints = found[ids[found].astype(np.int64) == wanted - first_id]
+    return slots
+
+
+def bits(gone: bytes | None, rows: int) -> NDArray[np.bool_]:
+    """Which slots of a run are deleted."""
+    if gone is None:
+        return np.zeros(rows, np.bool_)
+    return np.unpackbits(np.frombuffer(gone, np.uint8), count=rows).astype(np.bool_)
+
+
+# -- folding ----------------------------------------------------------------------------------------------------------
+
+
+def _write_run(
+    plpy: Any, store: int, ids: Ints, lengths: Ints, terms: list[str], term: Ints, slot: Ints, count: Ints
+) -> None:
+    """A run of these rows. ``term`` (a place in ``terms``), ``slot`` and ``count`` are the postings, in any order."""
+    order = np.argsort(term * RUN_ROWS + slot, kind="stable")
+    term, slots, counts = term[order], slot[order].astype("<u2"), count[order]
+    total, first, last = int(lengths.sum()), int(ids[0]), int(ids[-1])
+    run = _run(plpy, "add run", store, len(ids), total, first, last, pack(ids - first), pack(lengths))[0]["run"]
+    ends = np.cumsum(np.bincount(term, minlength=len(terms)))
+    slot_bytes, count_bytes = slots.tobytes(), np.minimum(counts, 255).astype(np.uint8).tobytes()
+    wide = set(term[counts > 255].tolist())
+    names: list[str] = []
+    values: list[bytes] = []
+    start = 0
+    for i, end in enumerate(ends.tolist()):
+        if end > start:
+            names.append(terms[i])
+            values.append(
+                as_postings(slots[start:end], counts[start:end])
+                if i in wide
+                else b"\x01\x00" + slot_bytes[2 * start : 2 * end] + count_bytes[start:end]
+            )
+        start = end
+    for first in range(0, len(names), _PORTION):
+        chosen = slice(first, first + _PORTION)
+        _run(plpy, "add postings", run, store, names[chosen], values[chosen])
+
+
+def _write_rows(plpy: Any, store: int, rows: Iterable[Any]) -> None:
+    """Runs of new rows (id, length, tokens), which come by ascending id."""
+    ids, lengths, sizes, terms, counts = (array(code) for code in "qqqqq")
+    vocabulary: dict[str, int] = {}
+
+    def write() -> None:
+        n = len(ids)
+        slot = np.repeat(np.arange(n), np.array(sizes, np.int64))
+        _write_run(
+            plpy, store, np.array(ids), np.array(lengths), list(vocabulary), np.array(terms, np.int64), slot,
+            np.array(counts, np.int64),
+        )  # fmt: skip
+        for part in (ids, lengths, sizes, terms, counts):
+            del part[:]
+        vocabulary.clear()
+
+    for row in rows:
+        tokens: dict[str, int] = json.loads(row["tokens"])
+        ids.append(row["id"])
+        lengths.append(row["length"])
+        sizes.append(len(tokens))
+        for token in tokens:
+            terms.append(vocabulary.setdefault(token, len(vocabulary)))
+        counts.extend(tokens.values())
+        if len(ids) == RUN_ROWS:
+            write()
+    if ids:
+        write()
+
+
+def fold(plpy: Any, store: int, batch: int, thorough: bool) -> None:
+    """Fold what waits into runs: the rows of a batch, or (0) all that waits, deletions too; then merge runs.
+
+    ``thorough``: merge large runs too. Nothing happens where somebody else is at it (but for a batch, which is the
+    caller's alone).
+    """
+    if batch:
+        _write_rows(plpy, store, _run.rows(plpy, "batch", store, batch))
+        _run(plpy, "drop batch", store, batch)
+        return
+    # the statements that follow see what whoever had the lock has done, each having a snapshot of its own
+    if not len(_run(plpy, "lock", store)):
+        return
+    gone = {row["id"]: row["length"] for row in _run(plpy, "all gone", store)}
+    new = list(_run.rows(plpy, "batch", store, 0))
+    _write_rows(plpy, store, (row for row in new if row["id"] not in gone))
+    _run(plpy, "drop new", store, [row["id"] for row in new])
+    _run(plpy, "drop gone", store, list(gone))
+    for row in new:
+        gone.pop(row["id"], None)
+    if gone:
+        _note_gone(plpy, store, gone)
+    _merge(plpy, store, thorough)
+
+
+def _note_gone(plpy: Any, store: int, gone: dict[int, int]) -> None:
+    ids = np.array(sorted(gone), np.int64)
+    for run in _run(plpy, "all runs", store):
+        inside = ids[(ids >= run["first_id"]) & (ids <= run["last_id"])]
+        if not len(inside):
+            continue
+        own = _run(plpy, "run", run["run"])[0]
+        slots = slots_of(unpack(own["ids"]), run["first_id"], inside)
+        if len(slots):
+            dead = bits(own["gone"], run["rows"])
+            dead[slots] = True
+            total = int(unpack(own["lengths"])[dead].astype(np.int64).sum())
+            _run(plpy, "note gone", run["run"], np.packbits(dead).tobytes(), int(np.count_nonzero(dead)), total)
+
+
+def _merge(plpy: Any, store: int, thorough: bool) -> None:
+    """Make one run of several small ones, and a new one of one that is mostly deleted rows."""
+    while True:
+        runs = [(run["rows"] - run["gone_rows"], run) for run in _run(plpy, "all runs", store)]
+        for limit in (_SMALL, _LARGE) if thorough else (_SMALL,):
+            small = sorted(((rows, run["run"]) for rows, run in runs if rows < limit))
+            if len(small) >= (2 if thorough else _MERGE):
+                break
+        else:
+            small = [
+                (rows, run["run"])
+                for rows, run in runs
+                if 2 * rows < run["rows"] and (thorough or run["rows"] < 2 * _SMALL)
+            ][:1]
+            if not small:
+                return
+        chosen: list[int] = []
+        size = 0
+        for rows, run in small:
+            if size + rows <= RUN_ROWS:
+                chosen.append(run)
+                size += rows
+        _merge_runs(plpy, store, chosen)
+
+
+def _merge_runs(plpy: Any, store: int, runs: list[int]) -> None:
+    ids: list[Ints] = []
+    lengths: list[Ints] = []
+    alive: dict[int, Ints] = {}
+    for number in runs:
+        row = _run(plpy, "run", number)[0]
+        own = row["first_id"] + unpack(row["ids"]).astype(np.int64)
+        alive[number] = np.flatnonzero(~bits(row["gone"], len(own)))
+        ids.append(own[alive[number]])
+        lengths.append(unpack(row["lengths"])[alive[number]].astype(np.int64))
+    all_ids = np.concatenate(ids)
+    order = np.argsort(all_ids)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    # of each run, slot to new slot; -1 = deleted
+    moved: dict[int, Ints] = {}
+    start = 0
+    for number in runs:
+        moved[number] = np.full(RUN_ROWS, -1)
+        moved[number][alive[number]] = place[start : start + len(alive[number])]
+        start += len(alive[number])
+    vocabulary: dict[str, int] = {}
+    parts: list[tuple[int, Ints, NDArray[Any]]] = []
+    for row in _run.rows(plpy, "run postings", runs):
+        slots, counts = postings_of(row["postings"])
+        new = moved[row["run"]][slots]
+        kept = new >= 0
+        parts.append((vocabulary.setdefault(row["term"], len(vocabulary)), new[kept], counts[kept].astype(np.int64)))
+    _run(plpy, "drop postings", runs)
+    _run(plpy, "drop runs", runs)
+    if len(all_ids):
+        _write_run(
+            plpy, store, all_ids[order], np.concatenate(lengths)[order], list(vocabulary),
+            np.repeat(np.array([term for term, _, _ in parts], np.int64), [len(slots) for _, slots, _ in parts]),
+            np.concatenate([slots for _, slots, _ in parts] or [np.empty(0, np.int64)]),
+            np.concatenate([counts for _, _, counts in parts] or [np.empty(0, np.int64)]),
+        )  # fmt: skip

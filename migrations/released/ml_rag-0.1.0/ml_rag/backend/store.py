@@ -1,0 +1,130 @@
+"""A vector store as PL/Python reaches it: each method is one function of sql/82_store.sql."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ml_rag.backend.load import Rows
+from ml_rag.errors import DocumentError
+
+#: classes of SQL errors that are about the document's own data: bad value, constraint, limit exceeded
+_ABOUT_THE_DATA = ("22", "23", "54")
+_UNIQUE_VIOLATION = "23505"
+_IN_TRANSACTION_BLOCK = "2D000"
+#: ids tried for a new document
+_ID_ATTEMPTS = 10
+
+# Qualified throughout: where these run from a procedure the search_path is the caller's.
+_STATEMENTS = {
+    "lock": ("SELECT ml_rag._hold_store($1) AS key", "oid"),
+    "unlock": ("SELECT pg_catalog.pg_advisory_unlock($1)", "int8"),
+    "states": ("SELECT s.* FROM ml_rag._document_states($1, $2) AS s", "oid", "text[]"),
+    "below": ("SELECT d.* FROM ml_rag.documents_below($1, $2) AS d (name)", "oid", "text"),
+    "remove": ("SELECT ml_rag.remove_documents($1, $2) AS n", "oid", "text[]"),
+    "replace": ("SELECT ml_rag._replace_document($1, $2) AS id", "oid", "text"),
+    "insert": (
+        "SELECT ml_rag._insert_segments($1, $2, $3, $4, $5, $6, $7)",
+        *("oid", "text", "int8", "int4", "jsonb[]", "text[]", "text[]"),
+    ),
+}
+_plans: dict[str, Any] = {}
+
+
+def _plan(plpy: Any, name: str) -> Any:
+    if name not in _plans:
+        statement, *types = _STATEMENTS[name]
+        _plans[name] = plpy.prepare(statement, [f"pg_catalog.{type_name}" for type_name in types])
+    return _plans[name]
+
+
+class SqlStore:
+    """The vector store of an oid."""
+
+    def __init__(self, plpy: Any, store: int, *, may_commit: bool) -> None:
+        self._plpy = plpy
+        self._store = store
+        self._may_commit = may_commit
+
+    def _run(self, name: str, *arguments: Any) -> Any:
+        return self._plpy.execute(_plan(self._plpy, name), [self._store, *arguments])
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other loads out of the store, also between two transactions."""
+        key = self._run("lock")[0]["key"]
+        try:
+            yield
+        finally:
+            # A lock of the session outlives the call where it is not given back, so a cancel must not prevent that.
+            for attempt in range(3):
+                try:
+                    self._plpy.execute(_plan(self._plpy, "unlock"), [key])
+                    break
+                except self._plpy.SPIError:
+                    if attempt == 2:
+                        raise
+
+    def interrupt(self) -> None:
+        """Raise where PostgreSQL wants the statement to end; executing anything makes it look."""
+        self._plpy.execute("SELECT 1")
+
+    def states(self, names: list[str]) -> dict[str, tuple[str | None, str | None]]:
+        """See ``ml_rag.backend.load.Store``."""
+        return {row["document_name"]: (row["sha256"], row["made_with"]) for row in self._run("states", names)}
+
+    def write(self, name: str, portions: Iterable[Rows]) -> None:
+        """See ``ml_rag.backend.load.Store``."""
+        try:
+            with self._plpy.subtransaction():
+                document_id: int | None = None
+                for rows in portions:
+                    if document_id is None:
+                        document_id = self._begin(name, rows)
+                    else:
+                        self._insert(name, document_id, rows)
+        except self._plpy.SPIError as e:
+            if not e.sqlstate.startswith(_ABOUT_THE_DATA):
+                raise
+            raise DocumentError("the document cannot be stored", detail=f"{e} ({e.sqlstate})") from None
+
+    def _begin(self, name: str, rows: Rows) -> int:
+        """Delete the document's former version, insert the first of the new one; the document's id.
+
+        A new document's id may be another's that row-level security hides, or that was inserted meanwhile: the next
+        one tried is drawn again.
+        """
+        attempts = itertools.count(1)
+        while True:
+            try:
+                with self._plpy.subtransaction():
+                    document_id: int = self._run("replace", name)[0]["id"]
+                    self._insert(name, document_id, rows)
+                    return document_id
+            except self._plpy.SPIError as e:
+                if e.sqlstate != _UNIQUE_VIOLATION or next(attempts) == _ID_ATTEMPTS:
+                    raise
+
+    def _insert(self, name: str, document_id: int, rows: Rows) -> None:
+        self._run("insert", name, document_id, rows.first, rows.metadata, rows.segments, rows.vectors)
+
+    def below(self, prefix: str) -> list[str]:
+        """Names of the store's documents that begin so."""
+        return [row["name"] for row in self._run("below", prefix)]
+
+    def remove(self, names: list[str]) -> int:
+        """Delete documents that a load has made; returns how many there were."""
+        n: int = self._run("remove", names)[0]["n"]
+        return n
+
+    def commit(self) -> None:
+        """See ``ml_rag.backend.load.Store``."""
+        if not self._may_commit:
+            return
+        try:
+            self._plpy.commit()
+        except self._plpy.SPIError as e:
+            if e.sqlstate != _IN_TRANSACTION_BLOCK:
+                raise

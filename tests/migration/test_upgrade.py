@@ -1,0 +1,285 @@
+"""ALTER EXTENSION ml_rag UPDATE from every released version: equals a fresh install, and answers as before.
+
+A test that fails here after a change of sql/ asks for a migration: migrations/README.md says how to write one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+import ml_rag
+from support import content, objects
+from support.cluster import Cluster, Connection, Database
+from support.keywords import assert_exact
+
+ROOT = Path(__file__).parents[2]
+RELEASED = ROOT / "migrations" / "released"
+VERSIONS = sorted(
+    (path.stem.removeprefix("ml_rag--") for path in RELEASED.glob("ml_rag--*.sql")),
+    key=lambda version: [int(part) for part in version.split(".")],
+)
+
+#: what users have written; no upgrade may lose or change a row of it
+DATA = [
+    "setting_value",
+    "evaluation_run",
+    "evaluation_question",
+    *(f"keyword_{name}" for name in ("store", "row", "new", "gone", "run", "posting")),
+]
+
+
+def install(owner: Connection, version: str, schema: str = "public") -> None:
+    """The extension as a release had it."""
+    known = owner.execute(
+        "SELECT FROM pg_available_extension_versions WHERE name = 'ml_rag' AND version = %s", (version,)
+    ).fetchone()
+    if known is None:
+        pytest.skip(f"the server lacks the script of {version}: PG_CONFIG=… bash mk/install.sh released")
+    owner.execute("CREATE EXTENSION IF NOT EXISTS vector; CREATE EXTENSION IF NOT EXISTS plpython3u")
+    owner.execute(
+        sql.SQL("CREATE EXTENSION ml_rag SCHEMA {} VERSION {}").format(sql.Identifier(schema), sql.Literal(version))
+    )
+
+
+def update(connection: Connection) -> None:
+    try:
+        connection.execute("ALTER EXTENSION ml_rag UPDATE")
+    except psycopg.Error as e:
+        if e.sqlstate == "42501":
+            raise
+        pytest.fail(
+            f"the upgrade itself fails: {e}\nA migration must drop or alter first what CREATE OR REPLACE cannot"
+            " change: migrations/README.md says how"
+        )
+
+
+def data(owner: Connection) -> dict[str, Any]:
+    return {
+        name: sorted(row for (row,) in owner.execute(sql.SQL("SELECT t::text FROM ml_rag.{} AS t").format(table)))
+        for name, table in ((name, sql.Identifier(name)) for name in DATA)
+    }
+
+
+def python_version(connection: Connection) -> str:
+    """The version of the Python that this session runs."""
+    notices: list[str] = []
+    connection.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
+    connection.execute("""DO $$ plpy.notice("python " + GD["ml_rag"].VERSION) $$ LANGUAGE plpython3u""")
+    return notices[-1].removeprefix("python ")
+
+
+def ask_both_sides(connection: Connection) -> tuple[str, str]:
+    """The versions of SQL and Python, after a call that needs both."""
+    with pytest.raises(psycopg.errors.ConnectionFailure), connection.transaction():
+        connection.execute("SELECT * FROM ml_supported_models()")
+    row = connection.execute("SELECT ml_rag.version()").fetchone()
+    assert row is not None
+    return row[0], python_version(connection)
+
+
+@pytest.fixture(scope="module")
+def fresh(cluster: Cluster) -> objects.Objects:
+    with cluster.database() as database:
+        return objects.objects(database.connect())
+
+
+@dataclass
+class Upgraded:
+    """A database that a release made, filled, and that was upgraded while a session was open."""
+
+    database: Database
+    owner: Connection
+    roles: dict[str, str]
+    session: Connection
+    answers: dict[str, Any]
+    data: dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def upgraded(request: pytest.FixtureRequest, cluster: Cluster, model_server: str) -> Iterator[Upgraded]:
+    with cluster.database("template0") as database:
+        owner = database.connect()
+        install(owner, request.param)
+        owner.execute("SELECT ml_rag.configure('model_server', %s)", (model_server,))
+        roles = content.create_roles(owner, database.name)
+        try:
+            content.make(owner, roles)
+            session = database.connect()
+            found = Upgraded(database, owner, roles, session, content.answers(session, roles), data(owner))
+            assert python_version(session) == request.param
+            update(owner)
+            yield found
+        finally:
+            content.drop_roles(owner, roles)
+
+
+def test_an_upgraded_database_equals_a_fresh_one(upgraded: Upgraded, fresh: objects.Objects) -> None:
+    problems = objects.differences(fresh, objects.objects(upgraded.owner))
+    assert not problems, "\n".join(problems)
+
+
+def test_what_users_have_written_stays(upgraded: Upgraded) -> None:
+    assert all(upgraded.data.values()), "the content of the test must reach every table"
+    assert data(upgraded.owner) == upgraded.data
+
+
+def test_answers_are_those_of_before(upgraded: Upgraded) -> None:
+    problems = content.differences(upgraded.answers, content.answers(upgraded.database.connect(), upgraded.roles))
+    assert not problems, "\n".join(problems)
+
+
+def test_a_session_that_was_open_goes_on_with_the_new_version(upgraded: Upgraded) -> None:
+    problems = content.differences(upgraded.answers, content.answers(upgraded.session, upgraded.roles))
+    assert not problems, "\n".join(problems)
+    assert upgraded.session.execute("SELECT ml_rag.version()").fetchone() == (ml_rag.__version__,)
+    assert python_version(upgraded.session) == ml_rag.__version__
+
+
+def test_keyword_indexes_follow_their_tables_on(upgraded: Upgraded) -> None:
+    session = upgraded.session
+    with session.transaction(force_rollback=True):
+        session.execute("DELETE FROM docs WHERE document_id = 9")
+        session.execute("UPDATE docs SET segment = 'violin of copper' WHERE document_id = 10")
+        content.insert(session, "docs", content.rows(30, 5000))
+        assert_exact(session, "copper violin number5007")
+        session.execute("SELECT ml_rag.fold_keyword_index('docs')")
+        assert_exact(session, "copper violin number5007")
+        session.execute("DROP TABLE docs CASCADE")
+        assert session.execute("SELECT count(*) FROM ml_rag.keyword_store").fetchone() == (2,)
+
+
+def test_numbers_go_on(upgraded: Upgraded) -> None:
+    with upgraded.session.transaction(force_rollback=True):
+        run = upgraded.session.execute("SELECT max(run_id) FROM ml_rag.evaluation_run").fetchone()
+        options = {"options": content.MEASURED}
+        again = upgraded.session.execute(
+            "SELECT (ml_rag_evaluate('questions', %s) ->> 'run_id')::bigint", (psycopg.types.json.Jsonb(options),)
+        ).fetchone()
+        assert run is not None
+        assert again is not None
+        assert again[0] > run[0]
+        assert upgraded.session.execute(
+            "SELECT nextval('ml_rag.keyword_number') > (SELECT max(id) FROM ml_rag.keyword_row)"
+        ).fetchone() == (True,)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_update_that_is_rolled_back_leaves_the_old_version(cluster: Cluster, version: str) -> None:
+    with cluster.database("template0") as database:
+        owner = database.connect()
+        install(owner, version)
+        before = objects.objects(owner)
+        owner.execute("SELECT ml_rag.configure('model_server', 'unix:/nowhere')")
+        for _ in range(2):
+            with owner.transaction(force_rollback=True):
+                owner.execute("SAVEPOINT a")
+                update(owner)
+                assert ask_both_sides(owner) == (ml_rag.__version__, ml_rag.__version__)
+            assert objects.objects(owner) == before
+            assert ask_both_sides(owner) == (version, version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_extension_may_lie_in_any_schema(cluster: Cluster, version: str) -> None:
+    found = []
+    for how in ("fresh", "upgraded"):
+        with cluster.database("template0") as database:
+            owner = database.connect()
+            owner.execute('CREATE SCHEMA "My Rag"; CREATE SCHEMA vec; CREATE EXTENSION vector SCHEMA vec')
+            if how == "fresh":
+                install(owner, ml_rag.__version__, "My Rag")
+            else:
+                install(owner, version, "My Rag")
+                update(owner)
+            found.append(objects.objects(owner))
+            with pytest.raises(psycopg.errors.InvalidParameterValue, match="n_citations"):
+                owner.execute("""CALL "My Rag".ml_rag('q', '{"n_citations": 101}')""")
+    assert objects.differences(*found) == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_only_a_superuser_may_update(cluster: Cluster, version: str) -> None:
+    with cluster.database("template0") as database:
+        owner = database.connect()
+        install(owner, version)
+        with database.connect("asker") as asker, pytest.raises(psycopg.errors.InsufficientPrivilege):
+            update(asker)
+        assert owner.execute("SELECT ml_rag.version()").fetchone() == (version,)
+
+
+# -- the comparison sees what it must ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "fact"),
+    [
+        ("CREATE FUNCTION ml_rag.more() RETURNS integer LANGUAGE sql AS 'SELECT 1'", "sql/ no longer has it"),
+        ("ALTER FUNCTION ml_rag.version() VOLATILE", "volatility"),
+        ("ALTER FUNCTION ml_rag.version() PARALLEL UNSAFE", "parallel"),
+        ("ALTER FUNCTION ml_rag.version() SECURITY DEFINER", "security definer"),
+        ("ALTER FUNCTION ml_rag.version() SET work_mem = '1MB'", "settings"),
+        ("ALTER FUNCTION ml_rag.version() OWNER TO ml_rag_user", "owner"),
+        ("CREATE OR REPLACE FUNCTION ml_rag.version() RETURNS text LANGUAGE sql AS 'SELECT 1::text'", "source"),
+        ("GRANT EXECUTE ON FUNCTION ml_rag.version() TO PUBLIC", "privileges"),
+        ("COMMENT ON FUNCTION ml_rag.version() IS 'x'", "comment"),
+        ("ALTER EXTENSION ml_rag DROP FUNCTION ml_rag.version()", "member"),
+        ("ALTER VIEW ml_rag.keyword_index RESET (security_barrier)", "options"),
+        ("CREATE OR REPLACE VIEW ml_rag.keyword_own_row AS SELECT * FROM ml_rag.keyword_row", "definition"),
+        ("ALTER TABLE ml_rag.keyword_row ADD COLUMN x integer", "columns"),
+        ("ALTER TABLE ml_rag.keyword_row ALTER COLUMN length DROP NOT NULL", "columns"),
+        ("ALTER TABLE ml_rag.keyword_run ALTER COLUMN ids SET STORAGE EXTENDED", "columns"),
+        ("ALTER TABLE ml_rag.keyword_store DROP CONSTRAINT keyword_store_b_check", "constraints"),
+        ("CREATE INDEX ON ml_rag.keyword_row (length)", "indexes"),
+        ("ALTER TABLE ml_rag.keyword_store DISABLE TRIGGER fold", "triggers"),
+        ("DROP POLICY own ON ml_rag.evaluation_run", "policies"),
+        ("ALTER TABLE ml_rag.evaluation_run DISABLE ROW LEVEL SECURITY", "row-level security"),
+        ("ALTER TABLE ml_rag.keyword_new RESET (toast_tuple_target)", "options"),
+        ("COMMENT ON COLUMN ml_rag.keyword_new.tokens IS 'x'", "column comments"),
+        ("GRANT SELECT (tokens) ON ml_rag.keyword_new TO ml_rag_user", "columns"),
+        ("ALTER SEQUENCE ml_rag.keyword_number CACHE 7", "sequence"),
+        ("ALTER TYPE ml_rag.hit ADD ATTRIBUTE x integer", "columns"),
+        ("ALTER EVENT TRIGGER ml_rag_drop_keywords DISABLE", "enabled"),
+        ("GRANT CREATE ON SCHEMA ml_rag TO ml_rag_user", "privileges"),
+        ("UPDATE pg_extension SET extconfig = NULL, extcondition = NULL WHERE extname = 'ml_rag'", "dumped"),
+        ("CREATE TYPE ml_rag.mood AS ENUM ('a')", "sql/ no longer has it"),
+    ],
+)
+def test_the_comparison_sees(owner: Connection, fresh: objects.Objects, change: str, fact: str) -> None:
+    assert objects.differences(fresh, objects.objects(owner)) == []
+    owner.execute("SET allow_system_table_mods = on")
+    owner.execute(change)
+    assert any(fact in problem for problem in objects.differences(fresh, objects.objects(owner)))
+
+
+# -- the files ---------------------------------------------------------------------------------------------------------
+
+
+def migrations() -> list[Path]:
+    return sorted((ROOT / "migrations").glob("*.sql"))
+
+
+def test_a_migration_has_a_number_of_its_own_and_says_which_release_it_comes_after() -> None:
+    assert [path.name for path in migrations() if not re.fullmatch(r"\d{3}_[a-z0-9_]+\.sql", path.name)] == []
+    numbers = [path.name[:3] for path in migrations()]
+    assert len(set(numbers)) == len(numbers)
+    after = [path.read_text().splitlines()[0].removeprefix("-- after ") for path in migrations()]
+    assert set(after) <= set(VERSIONS)
+    assert after == sorted(after, key=VERSIONS.index)
+
+
+def test_what_is_released_stays_as_it_is() -> None:
+    """Whoever upgrades has exactly that. A release adds its lines: migrations/README.md."""
+    sealed = dict(line.split()[::-1] for line in (RELEASED / "SHA256SUMS").read_text().splitlines())
+    files = [path for path in RELEASED.rglob("*") if path.is_file() and path.suffix in (".sql", ".py")]
+    old = [path for path in migrations() if path.read_text().splitlines()[0] != f"-- after {VERSIONS[-1]}"]
+    found = {str(p.relative_to(RELEASED.parent)): sha256(p.read_bytes()).hexdigest() for p in [*files, *old]}
+    assert found == sealed
