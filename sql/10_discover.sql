@@ -1,30 +1,105 @@
 -- 10_discover: which relations are vector stores.
 
+CREATE FUNCTION ml_rag._only_computes(expression pg_node_tree) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a stored expression (of a policy, an index, …) can run nobody's code; null, as none is there, can not
+-- The catalog's dependencies do not tell: built-in functions have none, and some of those run whatever SQL a text holds
+-- (query_to_xml), read any relation (table_to_xml) or take a type by its number (domain_in). So nothing counts but what
+-- is known: plain nodes, built-in types, pgvector's and built-in functions that are immutable, and a few stable ones
+-- that policies are made of.
+DECLARE
+  _known CONSTANT text[] := '{VAR,CONST,FUNCEXPR,OPEXPR,BOOLEXPR,NULLTEST,BOOLEANTEST,SCALARARRAYOPEXPR,ARRAY,ARRAYEXPR,'
+    'RELABELTYPE,COERCEVIAIO,SQLVALUEFUNCTION,CASE,CASEEXPR,WHEN,CASEWHEN,CASETESTEXPR,COALESCE,COALESCEEXPR,NULLIFEXPR,'
+    'DISTINCTEXPR}';
+  -- arguments by which a function can reach a relation or a type that the tree does not show
+  _reaching CONSTANT oid[] := ARRAY['oid'::regtype, 'regclass'::regtype, 'cstring'::regtype, 'internal'::regtype,
+                                    '"any"'::regtype];
+  _tree text := expression::text;
+  -- looked up by arrays: a join with what regexp_matches gives would be planned for a thousand rows
+  _nodes text[];
+  _types oid[];
+  _functions oid[];
+  _operators oid[];
+BEGIN
+  IF _tree IS NULL THEN
+    RETURN true;
+  END IF;
+  _nodes := ARRAY(SELECT m.f[1] FROM regexp_matches(_tree, '\{([A-Z]\w*)', 'g') AS m (f));
+  _types := ARRAY(SELECT m.f[1]::oid FROM regexp_matches(_tree, ':[a-z_]*type(?:id)? (\d+)', 'g') AS m (f));
+  _functions := ARRAY(SELECT m.f[1]::oid FROM regexp_matches(_tree, ':funcid (\d+)', 'g') AS m (f));
+  _operators := ARRAY(SELECT m.f[1]::oid FROM regexp_matches(_tree, ':opno (\d+)', 'g') AS m (f));
+  RETURN _nodes <@ _known AND NOT EXISTS (
+    SELECT FROM pg_type AS t
+    WHERE t.oid = ANY (_types) AND t.typnamespace <> 'pg_catalog'::regnamespace
+      AND t.oid NOT IN ('vector'::regtype, 'halfvec'::regtype, 'sparsevec'::regtype)
+  ) AND NOT EXISTS (
+    SELECT FROM (
+      SELECT f.oid, false AS is_operator FROM unnest(_functions) AS f (oid)
+      UNION ALL SELECT o.oprcode, true FROM pg_operator AS o WHERE o.oid = ANY (_operators)
+    ) AS f
+    WHERE NOT EXISTS (
+      SELECT FROM pg_proc AS p
+      WHERE p.oid = f.oid AND (
+        -- below 16384: made by initdb
+        p.pronamespace = 'pg_catalog'::regnamespace AND p.oid < 16384
+          AND (p.provolatile = 'i' AND NOT p.proargtypes::oid[] && _reaching
+               OR p.provolatile <> 'v' AND f.is_operator
+               OR p.proname IN ('current_setting', 'now', 'pg_has_role'))
+        OR p.provolatile = 'i' AND EXISTS (
+          SELECT FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid AND e.extname = 'vector'
+          WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.refclassid = 'pg_extension'::regclass
+            AND d.deptype = 'e')) OFFSET 0));
+END
+$$;
+
 CREATE FUNCTION ml_rag._is_harmless(relation regclass) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: whether reading a relation that the caller did not name can run code of somebody the caller need not trust
 -- A view, a policy or a cast of a column's type runs its functions with the rights of whoever reads, so a role with a
--- schema of its own could plant a "vector store" that works for it as soon as a superuser asks a question.
--- Reads: the catalog. Policies count as harmless where they use nothing but built-in functions and operators.
+-- schema of its own could plant a "vector store" that works for it as soon as somebody asks a question. The planner
+-- does as well: it computes what is constant in the predicates and expressions of indexes and extended statistics, in
+-- check constraints and partition keys, of the relation and of all that inherit from it.
+-- A superuser has too much to lose: what is checked here may be another thing by the time the rows are read.
+-- Calls: ml_rag._only_computes  Reads: the catalog
 BEGIN
-  RETURN EXISTS (
+  IF EXISTS (
     SELECT FROM pg_class AS c JOIN pg_roles AS o ON o.oid = c.relowner
     WHERE c.oid = relation AND (
       o.rolsuper OR o.rolname = current_user
       OR o.oid = (SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database())
-      OR NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user) AND pg_has_role(o.oid, 'MEMBER')
-      OR c.relkind IN ('r', 'p', 'm')
-        AND NOT EXISTS (
-          SELECT FROM pg_policy AS p JOIN pg_depend AS d ON d.classid = 'pg_policy'::regclass AND d.objid = p.oid
-          WHERE p.polrelid = c.oid AND (d.refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass)
-            OR d.refclassid = 'pg_class'::regclass AND d.refobjid <> c.oid))
-        AND NOT EXISTS (
-          SELECT FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-          WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-            AND t.typnamespace <> 'pg_catalog'::regnamespace
-            AND t.oid NOT IN ('vector'::regtype, 'halfvec'::regtype, 'sparsevec'::regtype))));
+      OR NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user) AND pg_has_role(o.oid, 'MEMBER')))
+  THEN
+    RETURN true;
+  ELSIF (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user) OR EXISTS (
+    SELECT FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+    WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
+      AND t.typnamespace <> 'pg_catalog'::regnamespace
+      AND t.oid NOT IN ('vector'::regtype, 'halfvec'::regtype, 'sparsevec'::regtype))
+  THEN
+    RETURN false;
+  END IF;
+  RETURN NOT EXISTS (
+    WITH RECURSIVE part AS (
+      SELECT relation::oid AS oid
+      UNION SELECT i.inhrelid FROM part AS p JOIN pg_inherits AS i ON i.inhparent = p.oid
+    )
+    SELECT FROM part JOIN pg_class AS c ON c.oid = part.oid
+    WHERE c.relkind NOT IN ('r', 'p', 'm')
+      OR EXISTS (SELECT FROM pg_policy AS p WHERE p.polrelid = c.oid AND NOT ml_rag._only_computes(p.polqual))
+      OR EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = c.oid AND (x.indpred IS NOT NULL OR x.indexprs IS NOT NULL)
+                 AND NOT (ml_rag._only_computes(x.indpred) AND ml_rag._only_computes(x.indexprs)))
+      OR EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = c.oid AND k.conbin IS NOT NULL
+                 AND NOT ml_rag._only_computes(k.conbin))
+      OR EXISTS (SELECT FROM pg_statistic_ext AS s WHERE s.stxrelid = c.oid AND NOT ml_rag._only_computes(s.stxexprs))
+      OR EXISTS (SELECT FROM pg_partitioned_table AS k WHERE k.partrelid = c.oid
+                 AND NOT ml_rag._only_computes(k.partexprs))
+      -- generated when it is read
+      OR EXISTS (SELECT FROM pg_attribute AS a JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+                 WHERE a.attrelid = c.oid AND a.attgenerated = 'v' AND NOT ml_rag._only_computes(d.adbin)));
 END
 $$;
 
@@ -125,9 +200,10 @@ vector_store, exclude_vector_store: names, "schema.table" or "table". schema: na
 logical to real column names. embed_model_id: only stores of that model. unmarked: also relations that are named in
 vector_store and carry no marker comment.
 A vector store is a relation with the mapped columns, a vector or halfvec column whose comment holds
-GENAI_OPTIONS=EMBED_MODEL_ID=<model id>, and SELECT granted to the caller. Views and foreign tables, and tables whose
-policies or column types can run code, of a role that is neither a superuser nor the owner of the database nor one the
-caller is a member of, must be named in vector_store: reading them runs that role's code with the caller's rights.$$;
+GENAI_OPTIONS=EMBED_MODEL_ID=<model id>, and SELECT granted to the caller. Of a role that is neither a superuser nor the
+owner of the database nor one the caller is a member of, views, foreign tables and tables that can run code when they are
+read (by policies, column types, expressions of indexes, statistics, constraints or partition keys) must be named in
+vector_store: it would run with the caller's rights. For a superuser each relation of such a role must be named.$$;
 
 CREATE FUNCTION ml_rag._why_no_store(name text, options jsonb, OUT reason text, OUT hint text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED

@@ -1,0 +1,161 @@
+"""A role with a schema of its own plants "vector stores" that run its code with the rights of whoever asks."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg import sql
+
+from support.cluster import Connection, Database
+from support.stores import create_store, error, names, retrieve
+
+STORE = "(segment text, segment_embedding vector(3), document_name text, document_id bigint, segment_number integer)"
+
+#: how code gets into the table own.docs; own.evil(integer) is immutable and tells whose rights it runs with
+PLANTS = {
+    "policy, a function": "CREATE POLICY p ON own.docs USING (own.evil(1))",
+    "policy, a domain": (
+        "CREATE DOMAIN own.d AS text CHECK (own.evil(length(VALUE)));"
+        "CREATE POLICY p ON own.docs USING ((segment::own.d) IS NOT NULL)"
+    ),
+    "policy, a built-in that runs SQL": (
+        "CREATE POLICY p ON own.docs USING (query_to_xml('SELECT own.evil(1)', true, false, '') IS NOT NULL)"
+    ),
+    "policy, a built-in that reads a view": (
+        "CREATE VIEW own.v AS SELECT own.evil(1) AS x; GRANT SELECT ON own.v TO PUBLIC;"
+        "CREATE POLICY p ON own.docs USING (table_to_xml('own.v', true, false, '') IS NOT NULL)"
+    ),
+    "policy, a subquery": (
+        "CREATE VIEW own.v AS SELECT own.evil(1) AS x; GRANT SELECT ON own.v TO PUBLIC;"
+        "CREATE POLICY p ON own.docs USING (EXISTS (SELECT FROM own.v WHERE x))"
+    ),
+    "policy, an operator": (
+        "CREATE FUNCTION own.less(integer, integer) RETURNS boolean LANGUAGE sql AS 'SELECT own.evil($1)';"
+        "CREATE OPERATOR own.< (LEFTARG = integer, RIGHTARG = integer, FUNCTION = own.less);"
+        "CREATE POLICY p ON own.docs USING (segment_number OPERATOR(own.<) 9)"
+    ),
+    "index, its predicate": "CREATE INDEX ON own.docs (segment) WHERE own.evil(1)",
+    "index, its expression": "CREATE INDEX ON own.docs ((own.evil(1)), segment)",
+    "statistics": "CREATE STATISTICS own.s ON (own.evil(1) AND segment = 'x'), segment FROM own.docs",
+    "check constraint of a child": "CREATE TABLE own.child (CHECK (own.evil(1))) INHERITS (own.docs)",
+    "index of a grandchild": (
+        "CREATE TABLE own.child () INHERITS (own.docs); CREATE TABLE own.grandchild () INHERITS (own.child);"
+        "CREATE INDEX ON own.grandchild (segment) WHERE own.evil(1)"
+    ),
+    "partition key": (
+        f"DROP TABLE own.docs; CREATE TABLE own.docs {STORE} PARTITION BY LIST ((own.evil(1) AND segment = 'x'));"
+        "CREATE TABLE own.part PARTITION OF own.docs DEFAULT; INSERT INTO own.docs VALUES ('x', '[1,0,0]')"
+    ),
+    "view": (
+        "ALTER TABLE own.docs RENAME TO t; CREATE VIEW own.docs AS SELECT * FROM own.t WHERE own.evil(segment_number)"
+    ),
+}  # fmt: skip
+
+#: what people do to their tables that runs no code
+ORDINARY = {
+    "nothing": "",
+    "indexes": (
+        "CREATE INDEX ON own.docs (document_name) WHERE segment_number > 3; CREATE INDEX ON own.docs (lower(segment));"
+        "CREATE INDEX ON own.docs USING hnsw ((segment_embedding::halfvec(3)) halfvec_cosine_ops);"
+        "CREATE INDEX ON own.docs USING gin (to_tsvector('english'::regconfig, segment))"
+    ),
+    "constraints": "ALTER TABLE own.docs ADD CHECK (length(segment) > 0), ADD CHECK (segment_number IN (1, 2, 3))",
+    "statistics": "CREATE STATISTICS own.s ON lower(segment), document_name FROM own.docs",
+    "partitions": (
+        f"DROP TABLE own.docs; CREATE TABLE own.docs {STORE} PARTITION BY RANGE (document_id);"
+        "CREATE TABLE own.part PARTITION OF own.docs FOR VALUES FROM (0) TO (100);"
+        "INSERT INTO own.docs VALUES ('planted', '[1,0,0]', 'x', 1, 1)"
+    ),
+    "policies": (
+        "CREATE POLICY a ON own.docs USING (document_name = current_user OR segment LIKE 'x%');"
+        "CREATE POLICY b ON own.docs USING (document_id = coalesce(current_setting('app.tenant', true), '1')::bigint);"
+        "CREATE POLICY c ON own.docs USING (document_name = ANY (string_to_array(current_setting('x.y', true), ',')))"
+    ),
+    "materialized view": (
+        "ALTER TABLE own.docs RENAME TO t; CREATE MATERIALIZED VIEW own.docs AS SELECT t.*, own.evil(1) FROM own.t"
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def attacker(db: Database, owner: Connection) -> Connection:
+    """A member of ml_rag_user with a schema of its own, and in it a store that everybody may read."""
+    create_store(owner, "good", [("g", 1, 1, "good", (1, 0, 0))])
+    owner.execute(sql.SQL("CREATE SCHEMA own AUTHORIZATION {}").format(sql.Identifier(db.role("tenant"))))
+    connection = db.connect("tenant")
+    connection.execute(
+        "GRANT USAGE ON SCHEMA own TO PUBLIC;"
+        "CREATE FUNCTION own.evil(integer) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS"
+        " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN true; END $$"
+    )
+    connection.execute(f"CREATE TABLE own.docs {STORE}")
+    connection.execute("INSERT INTO own.docs VALUES ('planted', '[1,0,0]', 'x', 1, 1)")
+    return connection
+
+
+def plant(attacker: Connection, statements: str) -> None:
+    attacker.execute(statements)
+    attacker.execute(
+        "COMMENT ON COLUMN own.docs.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed';"
+        "GRANT SELECT ON ALL TABLES IN SCHEMA own TO PUBLIC"
+    )
+    if "CREATE POLICY" in statements:
+        attacker.execute("ALTER TABLE own.docs ENABLE ROW LEVEL SECURITY")
+
+
+def ran_as(connection: Connection) -> list[str]:
+    """What is said by own.evil on this connection, from now on."""
+    said: list[str] = []
+    connection.add_notice_handler(lambda d: said.append(d.message_primary or ""))
+    return said
+
+
+@pytest.mark.parametrize("how", PLANTS)
+def test_code_in_a_store_runs_for_nobody_who_did_not_name_it(
+    db: Database, owner: Connection, attacker: Connection, how: str
+) -> None:
+    plant(attacker, PLANTS[how])
+    for connection, who in ((db.connect("asker"), db.role("asker")), (db.connect(), "")):
+        said = ran_as(connection)
+        document = retrieve(connection, (1, 0, 0))
+        assert (document["vector_store"], [c["segment"] for c in document["citations"]]) == (["public.good"], ["good"])
+        assert names(connection) == ["public.good"]
+        assert said == []
+        # the plant is alive: one who names the store has read it knowingly, as with any SELECT
+        retrieve(connection, (1, 0, 0), vector_store=["own.docs"], n_citations=1)
+        # a superuser is not bound by policies
+        assert who or "polic" in how or said
+        if who:
+            assert set(said) == {f"ran as {who}"}
+
+
+@pytest.mark.parametrize("how", ORDINARY)
+def test_ordinary_tables_of_another_role_are_found_unasked(db: Database, attacker: Connection, how: str) -> None:
+    plant(attacker, ORDINARY[how])
+    asker = db.connect("asker")
+    said = ran_as(asker)
+    assert names(asker) == ["own.docs", "public.good"]
+    assert {c["segment"] for c in retrieve(asker, (1, 0, 0))["citations"]} == {"good", "planted"}
+    assert said == []
+
+
+def test_a_superuser_names_what_other_roles_made(db: Database, owner: Connection, attacker: Connection) -> None:
+    """What discovery has checked could be another thing by the time it is read, and a superuser has most to lose."""
+    plant(attacker, ORDINARY["nothing"])
+    assert names(owner) == ["public.good"]
+    with error("P0002", "must be named"):
+        retrieve(owner, (1, 0, 0), exclude_vector_store=["good"])
+    assert retrieve(owner, (1, 0, 0), vector_store=["own.docs"])["citations"][0]["segment"] == "planted"
+    owner.execute("ALTER TABLE own.docs OWNER TO CURRENT_USER")
+    assert names(owner) == ["own.docs", "public.good"]
+
+
+def test_a_foreign_table_below_a_table_is_no_plain_table(db: Database, owner: Connection, attacker: Connection) -> None:
+    """Reading the parent would connect to wherever the attacker's server points."""
+    owner.execute("CREATE EXTENSION postgres_fdw")
+    tenant = sql.Identifier(db.role("tenant"))
+    owner.execute(sql.SQL("GRANT USAGE ON FOREIGN DATA WRAPPER postgres_fdw TO {}").format(tenant))
+    plant(attacker, ORDINARY["nothing"])
+    assert names(db.connect("asker")) == ["own.docs", "public.good"]
+    attacker.execute("CREATE SERVER far FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port '1')")
+    attacker.execute("CREATE FOREIGN TABLE own.far () INHERITS (own.docs) SERVER far")
+    assert names(db.connect("asker")) == ["public.good"]
