@@ -42,11 +42,12 @@ for released in "$ROOT"/migrations/released/ml_rag--*.sql; do
   from=$(basename "$released" .sql)
   from=${from#ml_rag--}
   [ "$from" != "$VERSION" ] || continue
-  migrations_from "$from" >"$ROOT/build/migrations.sql"
+  { cat "$ROOT/mk/update_begin.sql" && echo && migrations_from "$from"; } >"$ROOT/build/migrations.sql"
   {
     printf '\\echo Use "ALTER EXTENSION ml_rag UPDATE" to load this file. \\quit\n\n'
     awk -v migrations="$ROOT/build/migrations.sql" -f "$ROOT/mk/update.awk" \
       is=old "$released" "$ROOT/build/migrations.sql" is=new "$target" || die "the script that upgrades $from cannot be made: see above"
+    cat "$ROOT/mk/update_end.sql"
   } | sed "s/@ML_RAG_VERSION@/$VERSION/g" >"$target.new"
   mv "$target.new" "$ROOT/build/ml_rag--$from--$VERSION.sql"
 done

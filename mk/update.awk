@@ -1,5 +1,5 @@
 # update.awk -v migrations=FILE is=old RELEASED FILE is=new BUILT: the script of ALTER EXTENSION ml_rag UPDATE.
-# RELEASED and BUILT are full scripts of the old and the new version, FILE has the migrations between them.
+# RELEASED and BUILT are full scripts of the old and the new version, FILE has what comes first: the migrations.
 # migrations/README.md says what becomes of which statement.
 
 # Each statement of the three files goes through statement(); `--` comments between them are left out.
