@@ -1,7 +1,7 @@
 # The commands of this repository; each is a script in mk/. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-one psql dsn doctor start stop clean build install uninstall bench eval check docker-test
+.PHONY: help demo test test-one fault-test psql dsn doctor start stop clean build install uninstall bench eval check docker-test
 
 help: ## what each command does
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -15,6 +15,9 @@ test: ## the whole test suite, set-up included; ML_RAG_TEST_DSN=... runs it agai
 test-one: ## one test: make test-one T=tests/sql/test_rag.py
 	@[ -n "$(T)" ] || { echo "usage: make test-one T=tests/sql/test_rag.py (or FILE::TEST)" >&2; exit 2; }
 	@bash mk/test.sh $(T)
+
+fault-test: ## breaks a running system in every way of docs/faults.md and proves that nothing is lost
+	@bash mk/test.sh -m faults tests/faults
 
 psql: ## psql in the private cluster, which is started where needed
 	@bash mk/setup.sh database

@@ -8,6 +8,9 @@ if [ -z "${ML_RAG_TEST_DSN:-}" ]; then
   bash "$here/setup.sh" database
   bash "$here/install.sh" released
   ML_RAG_TEST_DSN=$(bash "$here/cluster.sh" dsn)
+  # where the extension is: the fault suite makes clusters of its own, which it may kill
+  ML_RAG_TEST_PG_CONFIG=$(need_pg_config)
+  export ML_RAG_TEST_PG_CONFIG
 fi
 bash "$here/setup.sh" test
 export ML_RAG_TEST_DSN ML_RAG_MODELS=${ML_RAG_MODELS:-$MODELS_DIR}

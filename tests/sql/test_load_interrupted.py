@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -14,43 +11,13 @@ import pytest
 from support.cluster import Connection, Database
 from support.documents_server import DocumentsServer
 from support.loading import connect_as_loader, counts, folder, load, loader, rows, segments, server, write
+from support.processes import Background, wait_until
 from support.stores import error
 
 __all__ = ["folder", "loader", "server"]
 
 #: how long PostgreSQL may take to come back once the statement is to end
 GRACE_SECONDS = 0.2
-
-
-class Background:
-    """A call in a thread; ``result`` waits for what it returned, or raises what it raised."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._outcome: list[Any] = []
-        self._error: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                self._outcome.append(call())
-            except BaseException as e:  # noqa: BLE001 - handed on to the test
-                self._error.append(e)
-
-        self._thread = threading.Thread(target=run)
-        self._thread.start()
-
-    def result(self, seconds: float = 20) -> Any:
-        self._thread.join(seconds)
-        assert not self._thread.is_alive(), "it did not come back"
-        if self._error:
-            raise self._error[0]
-        return self._outcome[0]
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def many(folder: Path, n: int = 40, **more: str) -> None:

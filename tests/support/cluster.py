@@ -55,8 +55,10 @@ class Database:
 class Cluster:
     """The server behind a superuser's DSN."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, *, ahead: bool = True) -> None:
+        """``ahead``: make the next test's database while this one runs; not where a test may end the server."""
         self.dsn = dsn
+        self._ahead = ahead
         self.prefix = f"t_ml_rag_{os.getpid()}"
         self.template = f"{self.prefix}_template"
         self._numbers = itertools.count(1)
@@ -70,7 +72,15 @@ class Cluster:
         self._next: Future[Database] | None = None
 
     def execute(self, statement: str, *names: str) -> None:
-        self._maintenance.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+        composed = sql.SQL(statement).format(*map(sql.Identifier, names))
+        try:
+            self._maintenance.execute(composed)
+        except psycopg.OperationalError:
+            if not self._maintenance.closed:
+                raise
+            # the server was ended and started again
+            self._maintenance = psycopg.connect(self.dsn, autocommit=True)
+            self._maintenance.execute(composed)
 
     def create_roles(self) -> None:
         for name, group in ROLES.items():
@@ -97,7 +107,7 @@ class Cluster:
         """A database that is gone afterwards."""
         if template is None:
             database = (self._next or self._worker.submit(self.create)).result()
-            self._next = self._worker.submit(self.create)
+            self._next = self._worker.submit(self.create) if self._ahead else None
         else:
             database = self.create(template)
         try:

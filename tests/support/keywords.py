@@ -98,11 +98,19 @@ def documents(connection: Connection, name: str = "docs", configuration: str = "
 def assert_exact(
     connection: Connection, query: str, name: str = "docs", configuration: str = "english", **how: float
 ) -> None:
-    """That the index answers what BM25 over the table as it is now says, down to the last row."""
+    """That the index answers what BM25 over the table as it is now says, down to the last row, ties by name."""
+    found = assert_scores(connection, query, name, configuration, **how)
+    assert found == sorted(found, key=lambda row: (-row[2], f"d{row[0]}", row[0], row[1]))
+
+
+def assert_scores(
+    connection: Connection, query: str, name: str = "docs", configuration: str = "english", **how: float
+) -> list[Any]:
+    """The same whatever the documents are called; what was found."""
     expected = by_hand(documents(connection, name, configuration), tokens(connection, query, configuration), **how)
     found = search(connection, query, 1_000_000, name)
     assert {(d, s): pytest.approx(score, rel=1e-9, abs=1e-12) for d, s, score in found} == expected
-    assert found == sorted(found, key=lambda row: (-row[2], f"d{row[0]}", row[0], row[1]))
+    return found
 
 
 def runs(owner: Connection, name: str = "docs") -> list[tuple[int, int]]:

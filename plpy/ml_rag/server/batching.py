@@ -56,6 +56,11 @@ class Worker:
         """Requests that wait for the thread."""
         return max(0, self._admitted - self._running)
 
+    @property
+    def running_requests(self) -> int:
+        """Requests the thread is working on."""
+        return self._running
+
     @contextlib.contextmanager
     def admit(self) -> Iterator[None]:
         """A place in the queue for one request. Raises ``QueueFull``."""

@@ -42,14 +42,18 @@ class Metrics:
             "ml_rag_model_load_seconds", "Time to load a model", ["model"], buckets=_SECONDS, registry=self.registry
         )
         self._queue = Gauge("ml_rag_queue_depth", "Requests that wait for a model", ["model"], registry=self.registry)
+        self._running = Gauge("ml_rag_running", "Requests a model is working on", ["model"], registry=self.registry)
         self._loaded = Gauge("ml_rag_model_loaded", "1 while the model is in memory", ["model"], registry=self.registry)
         self.refused_peers = Counter(
             "ml_rag_refused_peers", "Connections refused because of the peer's uid", registry=self.registry
         )
 
-    def watch_model(self, model_id: str, depth: Callable[[], float], loaded: Callable[[], float]) -> None:
+    def watch_model(
+        self, model_id: str, depth: Callable[[], float], running: Callable[[], float], loaded: Callable[[], float]
+    ) -> None:
         """Read a model's queue depth and state when ``/metrics`` is asked for, not before."""
         self._queue.labels(model_id).set_function(depth)
+        self._running.labels(model_id).set_function(running)
         self._loaded.labels(model_id).set_function(loaded)
 
     def tokens(self, model_id: str, *, tokens_in: int = 0, tokens_out: int = 0) -> None:

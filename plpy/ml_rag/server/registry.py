@@ -210,6 +210,9 @@ class _Model:
     def depth(self) -> float:
         return float(self.worker.waiting)
 
+    def running(self) -> float:
+        return float(self.worker.running_requests)
+
     def is_loaded(self) -> float:
         return float(self.engine is not None)
 
@@ -248,7 +251,7 @@ class Registry:
         self.closing = Cancellation()
         self._models = {entry.id: _Model(entry, self) for entry in catalogue}
         for model in self._models.values():
-            self.metrics.watch_model(model.entry.id, model.depth, model.is_loaded)
+            self.metrics.watch_model(model.entry.id, model.depth, model.running, model.is_loaded)
 
     def models(self) -> list[ModelInfo]:
         """Every model of the catalogue, in its order."""

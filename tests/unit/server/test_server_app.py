@@ -190,6 +190,7 @@ def test_health_and_metrics(ask) -> None:
         'ml_rag_tokens_total{direction="in",model="fake-embed"} 3.0',
         'ml_rag_model_loaded{model="fake-embed"} 1.0',
         'ml_rag_queue_depth{model="fake-embed"} 0.0',
+        'ml_rag_running{model="fake-embed"} 0.0',
         'ml_rag_embed_batch_texts_sum{model="fake-embed"} 2.0',
     ):
         assert line in text.splitlines()
