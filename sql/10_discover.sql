@@ -103,6 +103,18 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._marked_model(comment text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the embedding model that the comment of a column names; null = none
+-- The marker runs from GENAI_OPTIONS= to the next blank; the first one that names a model counts.
+BEGIN
+  RETURN substring($1 FROM
+    'GENAI_OPTIONS=[^ \t\n\r\f\v]*?EMBED_MODEL_ID=([^,; \t\n\r\f\v]+)(?=[,; \t\n\r\f\v]|$)');
+END
+$$;
+
 CREATE FUNCTION ml_rag.discover(
   vector_store text[] DEFAULT NULL,
   exclude_vector_store text[] DEFAULT NULL,
@@ -115,7 +127,7 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: the relations the caller may search
--- Calls: ml_rag._is_harmless
+-- Calls: ml_rag._is_harmless, ml_rag._marked_model
 -- Reads: the catalog. It starts from pg_depend, where every column of type vector is one index entry away, and goes on
 -- by index look-ups (OFFSET 0 keeps the planner from joining whole catalogs instead), so the cost grows with the vector
 -- columns of the database and not with its tables. PL/pgSQL, because it keeps the plan for the session.
@@ -131,7 +143,7 @@ WITH logical AS MATERIALIZED (
          coalesce($4 ->> 'metadata', 'metadata')::name AS metadata
 ), marked AS MATERIALIZED (
   SELECT embedding.*, relation.*,
-    (SELECT substring(substring(m.description FROM 'GENAI_OPTIONS=([^ ]*)') FROM 'EMBED_MODEL_ID=([^,;]+)')
+    (SELECT ml_rag._marked_model(m.description)
      FROM pg_description AS m
      WHERE m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid) AS embed_model_id
   FROM pg_depend AS d
@@ -210,6 +222,7 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: why a relation that a call named is none that it can search; options are parsed ones
+-- Calls: ml_rag._marked_model
 -- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it exists.
 DECLARE
   _columns jsonb := options -> 'vector_store_columns';
@@ -272,7 +285,7 @@ BEGIN
     hint := format('Ask its owner for GRANT SELECT ON %s.', _relation.full_name);
     RETURN;
   END IF;
-  _model := substring(substring(_comment FROM 'GENAI_OPTIONS=([^ ]*)') FROM 'EMBED_MODEL_ID=([^,;]+)');
+  _model := ml_rag._marked_model(_comment);
   IF _model IS NULL THEN
     reason := format('The comment of its column %I does not say which model its vectors are of.', _embedding);
     hint := format('COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…''; its owner may.',

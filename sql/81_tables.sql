@@ -41,7 +41,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: check everything before the first row, make the output column, and return the job ml_rag._run_batch works on
--- Calls: ml_rag.parse_options, ml_rag._parse_rag_options, ml_rag._column_reference, ml_rag.embed
+-- Calls: ml_rag.parse_options, ml_rag._parse_rag_options, ml_rag._column_reference, ml_rag.embed, ml_rag._marked_model
 -- Writes: the output table, as the caller
 DECLARE
   _options jsonb;
@@ -131,7 +131,7 @@ BEGIN
   IF _model IS NOT NULL THEN
     _comment := (SELECT col_description(_output, a.attnum) FROM pg_attribute AS a
                  WHERE a.attrelid = _output AND a.attname = _out.column_name);
-    _existing := substring(_comment FROM 'GENAI_OPTIONS=[^ ]*EMBED_MODEL_ID=([^,; ]+)');
+    _existing := ml_rag._marked_model(_comment);
     IF _existing IS NULL THEN
       EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _out.relation, _out.column_name,
         concat_ws(' ', _comment, 'GENAI_OPTIONS=EMBED_MODEL_ID=' || _model));

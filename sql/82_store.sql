@@ -95,6 +95,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: whether documents can be loaded into a relation; embed_model_id null = whatever its marker says
+-- Calls: ml_rag._marked_model
 DECLARE
   _wrong text;
 BEGIN
@@ -119,8 +120,7 @@ BEGIN
       DETAIL = format('Columns missing or of another type: %s.', _wrong),
       HINT = 'Name a table that does not exist yet in "table_name"; it is made with the right columns.';
   END IF;
-  SELECT t.typname, nullif(a.atttypmod, -1),
-    substring(col_description(store, a.attnum) FROM 'GENAI_OPTIONS=[^ ]*EMBED_MODEL_ID=([^,; ]+)')
+  SELECT t.typname, nullif(a.atttypmod, -1), ml_rag._marked_model(col_description(store, a.attnum))
   INTO embedding_type, dimensions, model_id
   FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
   WHERE a.attrelid = store AND a.attname = 'segment_embedding';
