@@ -97,4 +97,5 @@ $$the hits of the semantic arm (nearest first) and of the keyword arm (best firs
 options: those of hybrid_options. fusion weighted: w * similarity + (1 - w) * keyword score, each divided by the largest
 of its arm; similarity = 1 - distance, or 1 / (1 + distance) with EUCLIDEAN; a hit that only one arm found counts with
 its true distance and the keyword score 0. w is semantic_weight; auto = by how clearly each arm tells its best
-candidates from the rest. fusion rrf: the sum of 1 / (rrf_k + place), as a share of the largest possible.$$;
+candidates from the rest. fusion rrf: the sum of 1 / (rrf_k + place), as a share of the largest possible.
+Errors: 22023 bad option.$$;

@@ -331,7 +331,8 @@ questions, "latency": {stage: {"p50", "p95", "mean"} in ms}, "errors": {SQLSTATE
 A question that fails counts as one for which nothing was found. Runs are kept in ml_rag.evaluation_run and
 ml_rag.evaluation_question, where everybody sees their own; ml_rag_compare_runs compares two.
 Errors: 22023 bad option, no questions, two of one id, malformed documents; 42P01, 42703, 42501 and others of the query;
-25006 a query that writes, or a run to be kept in a read-only transaction; 08006; 57014; and the error that all had.$$;
+25006 a query that writes, or a run to be kept in a read-only transaction; 57014; where no question got
+through, the error of the first: those of ml_rag_answer.$$;
 
 CREATE FUNCTION @extschema@.ml_rag_evaluate(questions regclass, options jsonb DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
