@@ -60,5 +60,9 @@ eval: ## measures the search on the public data sets (EVAL_DATA=folder: on yours
 check: build ## lint, types, pgspot on the built script, shellcheck
 	@bash mk/check.sh
 
+.PHONY: fuzz-test
+fuzz-test: ## the fuzz tests with their whole counts; FUZZ_SEED=… for the same cases again, FUZZ_SECONDS=… a target
+	@bash mk/fuzz.sh
+
 docker-test: ## builds the images of docker/, brings them up, runs the tests against them (PostgreSQL 17), takes them down
 	@bash mk/docker.sh test
