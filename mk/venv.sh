@@ -29,15 +29,28 @@ install_torch() {
   pip_install "torch==$torch" || or_explain torch
 }
 
+# Its AMX code dies of an illegal instruction where gcc 12 compiled it: llama.cpp's pull request 26954.
+llama_cpp_runs() { "$VENV/bin/python" -c "import llama_cpp, sys; sys.exit(b'AMX' in llama_cpp.llama_print_system_info())" 2>/dev/null; }
+
 # llama-cpp-python comes as source; its server, tools and vision parts are not needed here.
 install_llama_cpp() {
-  "$VENV/bin/python" -c 'import llama_cpp' 2>/dev/null && return
+  llama_cpp_runs && return
   local off="-DLLAVA_BUILD=OFF"
   for part in TOOLS SERVER EXAMPLES TESTS; do off+=" -DLLAMA_BUILD_$part=OFF"; done
-  if [ "$("$VENV/bin/pip" cache list --format=abspath llama_cpp_python | wc -l)" -eq 0 ]; then
-    note "compiling llama.cpp: 4 to 9 minutes on 2 cores, once; pip keeps the result for the next time"
+  if [ "$(uname -m)" = x86_64 ]; then
+    for language in C CXX; do off+=" -DCMAKE_${language}_FLAGS='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'"; done
   fi
-  CMAKE_ARGS="${CMAKE_ARGS:-} $off" pip_install llama-cpp-python || or_explain llama-cpp-python
+  for _ in 1 2; do
+    if [ "$("$VENV/bin/pip" cache list --format=abspath llama_cpp_python | wc -l)" -eq 0 ]; then
+      note "compiling llama.cpp: 4 to 9 minutes on 2 cores, once; pip keeps the result for the next time"
+    fi
+    CMAKE_ARGS="$off ${CMAKE_ARGS:-}" pip_install --force-reinstall --no-deps llama-cpp-python || or_explain llama-cpp-python
+    pip_install llama-cpp-python || or_explain llama-cpp-python
+    llama_cpp_runs && return
+    # what pip had kept was compiled without the flags above
+    "$VENV/bin/pip" cache remove llama_cpp_python || true
+  done
+  die "llama-cpp-python does not run here: see the end of $LOG"
 }
 
 # Stamps hold what they were made from; the package itself is linked to this checkout, so its code is always current.
