@@ -38,6 +38,6 @@ def update(connection: Connection) -> None:
         if e.sqlstate == "42501":
             raise
         pytest.fail(
-            f"the upgrade itself fails: {str(e)[:1000]}\nA migration must drop or alter first what CREATE OR REPLACE cannot"
-            " change: migrations/README.md says how"
+            f"the upgrade itself fails: {str(e)[:1000]}\nA migration must drop or alter first what CREATE OR"
+            " REPLACE cannot change: migrations/README.md says how"
         )
