@@ -14,6 +14,10 @@ $$;
 -- who may load may also ask
 GRANT ml_rag_user TO ml_rag_loader;
 
+-- Whatever ALTER DEFAULT PRIVILEGES of whoever creates the extension gives to PUBLIC is taken away too.
+REVOKE ALL ON SCHEMA ml_rag FROM PUBLIC;
+REVOKE ALL ON ALL TABLES IN SCHEMA ml_rag FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA ml_rag FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA ml_rag FROM PUBLIC;
 REVOKE ALL ON ALL PROCEDURES IN SCHEMA ml_rag FROM PUBLIC;
 REVOKE ALL ON FUNCTION
@@ -34,8 +38,13 @@ FROM PUBLIC;
 GRANT USAGE ON SCHEMA ml_rag TO ml_rag_user;
 GRANT SELECT ON ml_rag.setting, ml_rag.option TO ml_rag_user;
 GRANT SELECT ON ml_rag.setting_value TO ml_rag_user;
--- policies leave each role its own rows
-GRANT SELECT, INSERT, DELETE ON ml_rag.evaluation_run, ml_rag.evaluation_question TO ml_rag_user;
+-- policies leave each role its own rows; a run's number and its role are not for the role to say, or it could take the
+-- numbers of runs to come
+REVOKE INSERT ON ml_rag.evaluation_run FROM ml_rag_user;
+GRANT SELECT, DELETE ON ml_rag.evaluation_run TO ml_rag_user;
+GRANT INSERT (name, started_at, seconds, source, questions, options, stores, models, versions, measures, counted, latency,
+  errors) ON ml_rag.evaluation_run TO ml_rag_user;
+GRANT SELECT, INSERT, DELETE ON ml_rag.evaluation_question TO ml_rag_user;
 -- keyword indexes: the views show each caller what it may see, and let owners of tables make indexes of them
 GRANT SELECT ON ml_rag.keyword_index, ml_rag.keyword_whole_row, ml_rag.keyword_whole_new, ml_rag.keyword_whole_gone,
   ml_rag.keyword_whole_run, ml_rag.keyword_whole_posting, ml_rag.keyword_visible, ml_rag.keyword_visible_row,

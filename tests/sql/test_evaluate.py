@@ -292,15 +292,18 @@ def test_everybody_sees_their_own_runs_only(ready: Connection, tenant: Connectio
         assert tenant.execute(statement).rowcount == 0
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         ready.execute("UPDATE ml_rag.evaluation_run SET measures = '{}'")
-    # nobody puts a question into another's run, or a run under another's name
-    for statement in (
-        f"INSERT INTO ml_rag.evaluation_question SELECT {run['run_id']}, 'x', 'x', NULL, '[]', '{{}}', '{{}}'",
-        "INSERT INTO ml_rag.evaluation_run (role, started_at, seconds, source, questions, options, stores, models,"
-        " versions, measures, counted, latency, errors)"
-        " SELECT 'postgres', now(), 1, '', 1, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}'",
-    ):
-        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security"):
-            tenant.execute(statement)
+    # nobody puts a question into another's run, or a run under another's name or the number of one to come
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security"):
+        tenant.execute(
+            f"INSERT INTO ml_rag.evaluation_question SELECT {run['run_id']}, 'x', 'x', NULL, '[]', '{{}}', '{{}}'"
+        )
+    for column, value in (("role", "'postgres'"), ("run_id", str(run["run_id"] + 1))):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied"):
+            tenant.execute(
+                f"INSERT INTO ml_rag.evaluation_run ({column}, started_at, seconds, source, questions, options, stores,"
+                " models, versions, measures, counted, latency, errors) OVERRIDING SYSTEM VALUE"
+                f" SELECT {value}, now(), 1, '', 1, '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}'"
+            )
     assert ready.execute("DELETE FROM ml_rag.evaluation_run").rowcount == 1
     assert owner.execute(count).fetchone() == (0, 0)
 
