@@ -22,7 +22,8 @@ COMMENT ON TABLE ml_rag.evaluation_run IS 'runs of ml_rag_evaluate; everybody se
 COMMENT ON SEQUENCE ml_rag.evaluation_run_run_id_seq IS 'numbers of the runs of ml_rag_evaluate';
 
 CREATE TABLE ml_rag.evaluation_question (
-  run_id      bigint NOT NULL REFERENCES ml_rag.evaluation_run ON DELETE CASCADE,
+  -- no foreign key: a parallel pg_restore would load this table before the other one
+  run_id      bigint NOT NULL,
   question_id text NOT NULL,
   question    text,
   answer      text,           -- null where none was generated
@@ -45,6 +46,23 @@ ALTER TABLE ml_rag.evaluation_question ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own ON ml_rag.evaluation_run USING (role = current_user) WITH CHECK (role = current_user);
 CREATE POLICY own ON ml_rag.evaluation_question USING (EXISTS (
   SELECT FROM ml_rag.evaluation_run AS r WHERE r.run_id = evaluation_question.run_id AND r.role = current_user));
+
+CREATE FUNCTION ml_rag._forget_questions() RETURNS trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the questions of a run go with it; whoever may delete the run may delete them all
+-- Writes: ml_rag.evaluation_question
+BEGIN
+  -- nobody but the owner may make triggers of it (90_privileges); on another table OLD.run_id could be anything
+  IF TG_RELID = 'ml_rag.evaluation_run'::regclass THEN
+    DELETE FROM ml_rag.evaluation_question AS q WHERE q.run_id = OLD.run_id;
+  END IF;
+  RETURN NULL;
+END
+$$;
+CREATE TRIGGER forget AFTER DELETE ON ml_rag.evaluation_run
+FOR EACH ROW EXECUTE FUNCTION ml_rag._forget_questions();
 
 CREATE FUNCTION ml_rag._judge(model_id text, task text, question text, hits ml_rag.hit[]) RETURNS float8
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

@@ -70,7 +70,8 @@ TO ml_rag_user;
 REVOKE ALL ON FUNCTION ml_rag.configure(text, text), ml_rag._fold_keywords(oid, bigint, boolean),
   ml_rag._fold(oid, bigint, boolean), ml_rag._empty_keywords(oid) FROM ml_rag_user;
 -- they run with the owner's rights, for the triggers of the extension alone; _keep_keywords is for every table's owner
-REVOKE ALL ON FUNCTION ml_rag._forget_keywords(), ml_rag._fold_on_request(), ml_rag._drop_keywords() FROM ml_rag_user;
+REVOKE ALL ON FUNCTION ml_rag._forget_keywords(), ml_rag._fold_on_request(), ml_rag._drop_keywords(),
+  ml_rag._forget_questions() FROM ml_rag_user;
 
 -- ml_rag_loader: makes and fills vector stores, with the caller's own rights on schemas, tables and files
 DO $$

@@ -14,28 +14,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 
 import ml_rag
 from support import content, objects
 from support.cluster import Cluster, Connection, Database
-from support.extension import RELEASED, ROOT, VERSIONS, install, update
+from support.extension import RELEASED, ROOT, VERSIONS, data, install, update
 from support.keywords import assert_exact
-
-#: what users have written; no upgrade may lose or change a row of it
-DATA = [
-    "setting_value",
-    "evaluation_run",
-    "evaluation_question",
-    *(f"keyword_{name}" for name in ("store", "row", "new", "gone", "run", "posting")),
-]
-
-
-def data(owner: Connection) -> dict[str, Any]:
-    return {
-        name: sorted(row for (row,) in owner.execute(sql.SQL("SELECT t::text FROM ml_rag.{} AS t").format(table)))
-        for name, table in ((name, sql.Identifier(name)) for name in DATA)
-    }
 
 
 def python_version(connection: Connection) -> str:

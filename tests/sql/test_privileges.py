@@ -121,6 +121,7 @@ def test_only_the_known_functions_run_with_their_owners_rights(module_owner: Con
         "ml_rag._drop_keywords()",
         "ml_rag._fold_on_request()",
         "ml_rag._forget_keywords()",
+        "ml_rag._forget_questions()",
         "ml_rag._keep_keywords()",
         "ml_rag._python_path()",
     ]

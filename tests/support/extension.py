@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,6 +17,14 @@ VERSIONS = sorted(
     (path.stem.removeprefix("ml_rag--") for path in RELEASED.glob("ml_rag--*.sql")),
     key=lambda version: [int(part) for part in version.split(".")],
 )
+
+#: what users have written; no upgrade may lose or change a row of it
+DATA = [
+    "setting_value",
+    "evaluation_run",
+    "evaluation_question",
+    *(f"keyword_{name}" for name in ("store", "row", "new", "gone", "run", "posting")),
+]
 
 
 def install(owner: Connection, version: str, schema: str = "public") -> None:
@@ -41,3 +50,10 @@ def update(connection: Connection) -> None:
             f"the upgrade itself fails: {str(e)[:1000]}\nA migration must drop or alter first what CREATE OR"
             " REPLACE cannot change: migrations/README.md says how"
         )
+
+
+def data(owner: Connection) -> dict[str, Any]:
+    return {
+        name: sorted(row for (row,) in owner.execute(sql.SQL("SELECT t::text FROM ml_rag.{} AS t").format(table)))
+        for name, table in ((name, sql.Identifier(name)) for name in DATA)
+    }

@@ -1,0 +1,189 @@
+"""pg_dump and pg_restore: a database with something of everything gives the same answers where it is restored."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from support import content, objects
+from support.cluster import Cluster, Connection, Database
+from support.extension import VERSIONS, data, install
+from support.keywords import assert_exact
+
+FORMATS = {"plain": ["-Fp"], "custom": ["-Fc"], "directory": ["-Fd", "-j2"]}
+
+
+def client(name: str, server_version: int) -> str:
+    """A program of PostgreSQL's client side, of the server's major version or newer."""
+    folders = []
+    if config := shutil.which(os.environ.get("PG_CONFIG", "pg_config")):
+        folders = [subprocess.run([config, "--bindir"], capture_output=True, text=True, check=True).stdout.strip()]
+    for folder in [*folders, *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None]:
+        found = shutil.which(name, path=folder)
+        if found:
+            version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
+            if int(re.findall(r"(\d+)", version)[0]) >= server_version // 10000:
+                return found
+    pytest.skip(f"there is no {name} here of the server's version")
+
+
+def run(name: str, database: Database, *arguments: str) -> str:
+    """The output of a client program on a database; it must have nothing to complain about."""
+    connection = database.connect()
+    program = client(name, connection.info.server_version)
+    done = subprocess.run(
+        [program, "-d", make_conninfo(database.dsn, dbname=database.name), *arguments], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def dump(database: Database, how: str, path: Path, *options: str) -> None:
+    assert run("pg_dump", database, *FORMATS[how], "-f", str(path), *options) == ""
+
+
+def restore(database: Database, how: str, path: Path, *options: str) -> None:
+    if how == "plain":
+        run("psql", database, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", str(path), *options)
+    else:
+        assert run("pg_restore", database, "--exit-on-error", str(path), *options) == ""
+
+
+@dataclass
+class Source:
+    """A filled database, and what it holds and answers."""
+
+    database: Database
+    owner: Connection
+    roles: dict[str, str]
+    answers: dict[str, Any]
+    data: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def source(cluster: Cluster) -> Iterator[Source]:
+    with cluster.database() as database:
+        owner = database.connect()
+        roles = content.create_roles(owner, database.name)
+        try:
+            content.make(owner, roles)
+            # by hand, and so in the dump
+            owner.execute("REVOKE EXECUTE ON FUNCTION ml_generate(text, jsonb) FROM ml_rag_user")
+            owner.execute(
+                sql.SQL("GRANT EXECUTE ON FUNCTION ml_rag.configure(text, text) TO {}").format(
+                    sql.Identifier(roles["tenant"])
+                )
+            )
+            yield Source(database, owner, roles, content.answers(owner, roles), data(owner))
+        finally:
+            content.drop_roles(owner, roles)
+
+
+@pytest.fixture
+def target(cluster: Cluster, source: Source) -> Iterator[Database]:
+    """An empty database, without the extension."""
+    with cluster.database("template0") as database:
+        yield database
+        # the roles of the source own things here too
+        owner = database.connect()
+        for role in source.roles.values():
+            owner.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(sql.Identifier(role)))
+
+
+def assert_same(source: Source, owner: Connection) -> None:
+    assert data(owner) == source.data
+    assert objects.differences(objects.objects(source.owner), objects.objects(owner)) == []
+    problems = content.differences(source.answers, content.answers(owner, source.roles))
+    assert not problems, "\n".join(problems)
+
+
+def assert_lives_on(owner: Connection) -> None:
+    """Indexes follow their tables, numbers go on."""
+    owner.execute("DELETE FROM docs WHERE document_id = 9")
+    content.insert(owner, "docs", content.rows(30, 5000))
+    assert_exact(owner, "copper violin number5007")
+    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    assert_exact(owner, "copper violin number5007")
+    row = owner.execute("SELECT max(run_id) FROM ml_rag.evaluation_run").fetchone()
+    again = owner.execute(
+        "SELECT (ml_rag_evaluate('questions', %s) ->> 'run_id')::bigint",
+        (psycopg.types.json.Jsonb({"options": content.MEASURED}),),
+    ).fetchone()
+    assert row is not None
+    assert again is not None
+    assert again[0] > row[0]
+
+
+@pytest.mark.parametrize("how", FORMATS)
+def test_a_restored_database_gives_the_same_answers(source: Source, target: Database, how: str, tmp_path: Path) -> None:
+    dump(source.database, how, tmp_path / "dump")
+    restore(target, how, tmp_path / "dump", *(["-j2"] if how == "directory" else []))
+    owner = target.connect()
+    assert_same(source, owner)
+    assert_lives_on(owner)
+
+
+def test_a_dump_is_restored_over_what_is_there(source: Source, target: Database, tmp_path: Path) -> None:
+    dump(source.database, "custom", tmp_path / "dump")
+    restore(target, "custom", tmp_path / "dump")
+    owner = target.connect()
+    owner.execute("DELETE FROM docs WHERE document_id < 30; SELECT ml_rag.configure('abstain_text', NULL)")
+    # pg_restore cannot drop the key of a partition, extension or not
+    owner.execute("DROP TABLE parted")
+    restore(target, "custom", tmp_path / "dump", "--clean", "--if-exists", "--single-transaction")
+    assert_same(source, owner)
+
+
+def test_schema_and_data_apart(source: Source, target: Database, tmp_path: Path) -> None:
+    dump(source.database, "custom", tmp_path / "schema", "--schema-only")
+    dump(source.database, "custom", tmp_path / "data", "--data-only")
+    restore(target, "custom", tmp_path / "schema")
+    owner = target.connect()
+    assert objects.differences(objects.objects(source.owner), objects.objects(owner)) == []
+    # the indexes' rows come with the data: triggers would make them a second time
+    restore(target, "custom", tmp_path / "data", "--disable-triggers")
+    owner.execute("REFRESH MATERIALIZED VIEW snapshot")
+    assert_same(source, owner)
+    assert_lives_on(owner)
+
+
+def test_a_schema_without_data_works(source: Source, target: Database, tmp_path: Path) -> None:
+    dump(source.database, "custom", tmp_path / "schema", "--schema-only")
+    restore(target, "custom", tmp_path / "schema")
+    owner = target.connect()
+    content.insert(owner, "docs", content.rows(30))
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
+    assert_exact(owner, "copper violin")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_dump_of_an_older_version_is_restored_as_the_new_one(
+    cluster: Cluster, source: Source, target: Database, version: str, tmp_path: Path
+) -> None:
+    with cluster.database("template0") as old:
+        owner = old.connect()
+        install(owner, version)
+        roles = content.create_roles(owner, old.name)
+        try:
+            content.make(owner, roles)
+            answers = content.answers(owner, roles)
+            dump(old, "custom", tmp_path / "dump")
+            restore(target, "custom", tmp_path / "dump")
+            restored = target.connect()
+            problems = content.differences(answers, content.answers(restored, roles))
+            assert not problems, "\n".join(problems)
+            assert data(restored) == data(owner)
+        finally:
+            restored.execute('DROP SCHEMA public, "Odd schema" CASCADE')
+            content.drop_roles(owner, roles)
