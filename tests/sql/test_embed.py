@@ -265,16 +265,18 @@ def test_what_is_not_http_or_breaks_off_is_a_connection_failure(
     assert embed(session) == UNIT
 
 
-def test_a_kept_connection_that_breaks_before_the_answer_is_tried_once_more(
+def test_a_request_that_ended_the_server_is_not_sent_again(
     behave: Callable[..., HostileServer], session: Connection
 ) -> None:
     server = behave(reply(embeddings(UNIT)))
     embed(session)
     server.handler = send(b"", close=True)
-    with error("08006"):
+    with error("08006", "broke off"):
         embed(session)
-    # the kept one and a new one, and no third
-    assert server.connections == 2
+    assert len(server.requests) == 2
+    server.handler = reply(embeddings(UNIT))
+    assert embed(session) == UNIT
+    assert (len(server.requests), server.connections) == (3, 2)
 
 
 def test_server_down(module_owner: Connection, behave: Callable[..., HostileServer], session: Connection) -> None:

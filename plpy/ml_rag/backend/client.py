@@ -109,6 +109,15 @@ def _read(reply: http.client.HTTPResponse) -> bytes:
     return data
 
 
+def _is_dropped(connection: http.client.HTTPConnection) -> bool:
+    """Whether a connection that waits for its next request has been closed: nothing else makes it readable."""
+    if connection.sock is None:
+        return True
+    poll = select.poll()
+    poll.register(connection.sock.fileno(), select.POLLIN | select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
 class ModelServer:
     """A connection to the model server that is kept between calls and reopened when it has gone stale."""
 
@@ -134,12 +143,18 @@ class ModelServer:
                 "the model server cannot be reached", detail=f"{self.address}: {e}.", hint=_HINT
             ) from None
         connection = http.client.HTTPConnection("ml_rag")
+        connection.auto_open = 0  # by itself it would look up the name above
         connection.sock = sock
         return connection
 
     def _send(self, method: str, path: str, body: bytes | None, content_type: str) -> http.client.HTTPResponse:
-        """Send and read the head of the reply; a kept connection that the server has dropped is opened again."""
+        """Send and read the head of the reply; a kept connection that the server has dropped is opened again.
+
+        A server that took the request and then closed without a word may have died of it: it does not get it twice.
+        """
         headers = {"Content-Type": content_type} if body is not None else {}
+        if self._http is not None and _is_dropped(self._http):
+            self.close()
         kept = self._http is not None
         while True:
             self._http = self._http or self._connect()
@@ -148,7 +163,8 @@ class ModelServer:
                 return self._http.getresponse()
             except (ConnectionError, http.client.HTTPException) as e:
                 self.close()
-                if not kept or not isinstance(e, ConnectionError):
+                # a closed connection with a request unread in it is reset; with all of it read it just ends
+                if not kept or not isinstance(e, ConnectionError) or isinstance(e, http.client.RemoteDisconnected):
                     raise
                 kept = False
 
@@ -194,14 +210,16 @@ class ModelServer:
             raise EngineFailed("the model server answered nonsense", detail=f"No JSON: {e}.") from None
 
     def stream(self, path: str, body: bytes, content_type: str) -> Iterator[Any]:
-        """The JSON of each line of the reply, as it arrives."""
+        """The JSON of each line of the reply, at least one, as it arrives."""
 
         def read() -> Iterator[bytes]:
             reply = self._reply("POST", path, body, content_type)
+            has_begun = False
             while line := reply.readline(MAX_REPLY_BYTES):
+                has_begun = True
                 yield line
             # http.client takes the end of the connection for the end of the lines
-            if reply.length or (reply.chunked and reply.chunk_left is not None):
+            if not has_begun or reply.length or (reply.chunked and reply.chunk_left is not None):
                 raise http.client.IncompleteRead(b"")
 
         for line in self._guarded(read()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -201,6 +202,60 @@ def test_a_restarted_server_is_found_again(start: Callable[..., HostileServer]) 
     assert client.call("GET", "/") == {"n": 2}
 
 
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_connection_that_is_closed_after_a_reply_is_opened_again(
+    start: Callable[..., HostileServer], says_so: bool
+) -> None:
+    def once(client: socket.socket, request: bytes) -> None:
+        field = b"Connection: close\r\n" if says_so else b""
+        client.sendall(b"HTTP/1.1 200 OK\r\n" + field + b"Content-Length: 2\r\n\r\n{}")
+        client.shutdown(socket.SHUT_RDWR)
+
+    server = start(once)
+    client = connect(server.address, never)
+    for calls in range(1, 4):
+        assert client.call("GET", "/") == {}
+        assert (len(server.requests), server.connections) == (calls, calls)
+        if (kept := client._http) is not None and kept.sock is not None:
+            select.select([kept.sock], [], [])  # the end is there
+
+
+def test_a_request_that_was_read_is_not_sent_twice(start: Callable[..., HostileServer]) -> None:
+    server = start(reply({}))
+    client = connect(server.address, never)
+    client.call("GET", "/")
+    server.handler = send(b"", close=True)
+    with pytest.raises(ServerUnreachable, match="broke off"):
+        client.call("GET", "/")
+    assert (len(server.requests), server.connections) == (2, 1)
+
+
+def test_a_request_that_was_not_read_is_sent_again(tmp_path: Path) -> None:
+    """The server closed an idle connection at the moment in which the request was on its way."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        client = connect(f"unix:{tmp_path / 's'}", never)
+        answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+        def serve() -> None:
+            first, _ = listener.accept()
+            first.recv(65536)
+            first.sendall(answer)
+            select.select([first], [], [])  # the next request is there
+            first.close()
+            second, _ = listener.accept()
+            with second:
+                second.recv(65536)
+                second.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert client.call("GET", "/") == {}
+        assert client.call("GET", "/") == {}
+        thread.join()
+
+
 def test_an_error_keeps_its_class_and_words(start: Callable[..., HostileServer]) -> None:
     error = {"error": {"message": "full", "code": "queue_full", "detail": "d", "hint": "h"}}
     server = start(reply(error, "429 Too Many Requests"))
@@ -272,6 +327,14 @@ def test_a_stream_that_breaks_off(start: Callable[..., HostileServer]) -> None:
         next(lines)
     server.handler = reply({"n": 1})
     assert client.call("GET", "/") == {"n": 1}
+
+
+def test_a_stream_that_breaks_off_before_its_first_line(start: Callable[..., HostileServer]) -> None:
+    start_of_reply = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    server = start(send(start_of_reply, close=True))
+    client = connect(server.address, never)
+    with pytest.raises(ServerUnreachable, match="broke off"):
+        list(client.stream("/", b"", "text/plain"))
 
 
 def test_a_stream_left_in_the_middle_does_not_spoil_the_next_call(start: Callable[..., HostileServer]) -> None:
