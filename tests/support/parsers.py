@@ -41,6 +41,8 @@ def parse(name: str, content: bytes, **options: Any) -> Document:
         os._exit(int(argument))
     elif order == "!abort":
         os.kill(os.getpid(), signal.SIGABRT)
+    elif order == "!kill":
+        os.kill(os.getpid(), signal.SIGKILL)
     elif order == "!segfault":
         ctypes.string_at(0)
     elif order == "!raise":

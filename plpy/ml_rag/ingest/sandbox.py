@@ -86,7 +86,11 @@ class Parsed:
 
 
 class _Lost(Exception):
-    """The child is gone, or did not answer in time."""
+    """The child is gone, or (``late``) did not answer in time."""
+
+    def __init__(self, *, late: bool = False) -> None:
+        super().__init__()
+        self.late = late
 
 
 @functools.cache
@@ -144,7 +148,7 @@ class _Child:
                     socket.send_fds(self._connection, [head], [_descriptor(content, stack)])
                 self._connection.sendall(body)
         except OSError as error:
-            raise _Lost from error
+            raise _Lost(late=isinstance(error, TimeoutError)) from error
         return self._receive(deadline)
 
     def teach(self, tokenizer: ModelTokenizer, deadline: float) -> None:
@@ -166,7 +170,7 @@ class _Child:
             self._connection.settimeout(max(0.001, deadline - time.monotonic()))
             body = receive(self._connection, length)
         except OSError as error:
-            raise _Lost from error
+            raise _Lost(late=isinstance(error, TimeoutError)) from error
         if body is None:
             raise _Lost
         return bytes(body)
@@ -267,10 +271,10 @@ class Sandbox:
             child = self._take()
             run.use(child)
             return self._ask(child, job)
-        except _Lost:
+        except _Lost as lost:
             assert child is not None
             child.spent = True
-            raise self._lost(child.close(), run.cancelled) from None
+            raise self._lost(child.close(), lost.late, run.cancelled) from None
         finally:
             run.use(None)
             self._runs.discard(run)
@@ -312,16 +316,23 @@ class Sandbox:
         segments = [Segment(row["text"], row["tokens"], row["metadata"]) for row in answer["segments"]]
         return Parsed(answer["format"], answer["metadata"], segments)
 
-    def _lost(self, status: int, cancelled: bool) -> MlRagError:
-        """Why there is no answer, by how the child ended; -SIGKILL is our own doing, or the kernel's out of memory."""
+    def _lost(self, status: int, late: bool, cancelled: bool) -> MlRagError:
+        """Why there is no answer, by how the child ended; ``late``: by our own doing."""
         if cancelled:
             return DocumentError("reading the document was cancelled")
         limits = self.limits
-        if status in (-signal.SIGXCPU, -signal.SIGKILL):
+        if late or status == -signal.SIGXCPU:
             return DocumentError(
                 "the document takes too long to read",
                 detail=f"it may take {limits.cpu_seconds:g} s of processor time, {limits.wall_seconds:g} s in all",
                 hint="Split the document, or raise document_timeout_seconds in the model server's configuration.",
+            )
+        if status == -signal.SIGKILL:
+            log.warning("a parser of documents was killed")
+            return DocumentError(
+                "the document's parser was killed",
+                detail="somebody sent it signal 9 (SIGKILL), as the kernel does where memory runs out",
+                hint="Load the document again; give the model server's machine or container more memory.",
             )
         cause = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"exit status {status}"
         log.warning("a document ended its parser: %s", cause)

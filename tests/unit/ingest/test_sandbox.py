@@ -266,6 +266,12 @@ def test_a_crash_costs_one_document(make: Make, order: bytes, cause: str) -> Non
     assert cause in str(error.detail)
 
 
+def test_a_parser_that_somebody_kills_is_said_to_be(make: Make) -> None:
+    error = fails(make(), b"!kill")
+    assert error.message == "the document's parser was killed"
+    assert "SIGKILL" in str(error.detail)
+
+
 def test_errors_travel(make: Make) -> None:
     sandbox = make()
     child = pid(sandbox)
