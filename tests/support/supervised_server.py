@@ -60,6 +60,7 @@ class SupervisedServer:
         self._running: RunningServer | None = None
         self._failure: BaseException | None = None
         self._closing = threading.Event()
+        self._held = threading.Event()
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()
         self.wait_ready(1)
@@ -77,6 +78,9 @@ class SupervisedServer:
     def _keep(self) -> None:
         try:
             while not self._closing.is_set():
+                if self._held.is_set():
+                    self._closing.wait(0.02)
+                    continue
                 with running_server(
                     socket=self.socket,
                     config=self.config,
@@ -120,6 +124,16 @@ class SupervisedServer:
         wait_until(lambda: self.starts > starts or self._running is None or self._failure)
         if wait:
             self.wait_ready(starts + 1)
+
+    def hold(self) -> None:
+        """Kill it, and do not start it again before ``release``."""
+        self._held.set()
+        self.kill(wait=False)
+        wait_until(lambda: self._running is None)
+
+    def release(self) -> None:
+        self._held.clear()
+        self.wait_ready(self.starts + 1)
 
     def parsers(self) -> list[int]:
         """Its child processes that parse documents."""
