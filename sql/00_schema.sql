@@ -72,7 +72,8 @@ FROM (VALUES
   ('generate_model_id', 'smollm2-135m-instruct', 'generation model used where no option names one'),
   ('rerank_model_id', 'ms-marco-minilm-l6-v2', 'cross-encoder used where no option names one'),
   ('abstain_text', 'I do not know: nothing relevant was found in the documents.',
-   'what ml_rag answers, without a model, where nothing relevant enough was found and "abstain" holds')
+   'what ml_rag answers, without a model, where nothing relevant enough was found and "abstain" holds'),
+  ('track', 'on', 'on: calls are told to ml_rag.activity, ml_rag.progress and ml_rag.stats; off: they are not')
 ) AS d (name, default_value, description)
 LEFT JOIN ml_rag.setting_value AS v ON v.name = d.name;
 COMMENT ON VIEW ml_rag.setting IS 'settings of this database: name, value in force, default, description';
@@ -129,6 +130,10 @@ BEGIN
       DETAIL = 'It is the answer where nothing relevant was found.',
       HINT = 'Set it to NULL to have the default back.';
   END IF;
+  IF configure.name = 'track' AND configure.value NOT IN ('on', 'off') THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid value of setting track',
+      DETAIL = format('Got %L; it is on or off.', left(configure.value, 100));
+  END IF;
   DELETE FROM ml_rag.setting_value AS v WHERE v.name = configure.name;
   IF configure.value IS NOT NULL THEN
     INSERT INTO ml_rag.setting_value (name, value) VALUES (configure.name, configure.value);
@@ -138,7 +143,8 @@ $$;
 COMMENT ON FUNCTION ml_rag.configure(text, text) IS
 $$changes a setting of this database (null = back to the default); for the owner of the extension
 model_server: unix:/path/of/socket or http://host:port, host an IP address (IPv6 in brackets) or localhost, port 1-65535.
-Settings are listed by ml_rag.setting. Errors: 22023 unknown setting, malformed address, blank abstain_text; 42501.$$;
+Settings are listed by ml_rag.setting. Errors: 22023 unknown setting, malformed address, blank abstain_text, track that
+is neither on nor off; 42501.$$;
 
 CREATE FUNCTION ml_rag._get_setting(name text) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE

@@ -66,6 +66,13 @@ GRANT EXECUTE ON PROCEDURE
   @extschema@.ml_generate_table(text, text, jsonb, jsonb), @extschema@.ml_embed_table(text, text, jsonb, jsonb)
 TO ml_rag_user;
 
+-- watching: each role its own calls and figures, those that may watch the whole server all of them
+GRANT SELECT ON ml_rag.activity, ml_rag.progress, ml_rag.stats TO ml_rag_user, pg_read_all_stats;
+GRANT USAGE ON SCHEMA ml_rag TO pg_read_all_stats;
+GRANT EXECUTE ON FUNCTION ml_rag._activity(), ml_rag._stats(), ml_rag._import_backend(text), ml_rag._python_path(),
+  ml_rag.version() TO pg_read_all_stats;
+REVOKE ALL ON FUNCTION ml_rag.reset_stats(), ml_rag._reset_stats() FROM ml_rag_user;
+
 -- the owner of the extension: changes settings, folds keyword indexes in the name of those who write
 REVOKE ALL ON FUNCTION ml_rag.configure(text, text), ml_rag._fold_keywords(oid, bigint, boolean),
   ml_rag._fold(oid, bigint, boolean), ml_rag._empty_keywords(oid) FROM ml_rag_user;

@@ -7,6 +7,10 @@
 \i 02_models.sql
 \i 03_postings.sql
 
+-- watching it: what calls tell of themselves, and the views that show it
+\i 04_track.sql
+\i 05_watch.sql
+
 -- the pipeline of ml_rag: question in, answer with citations out
 \i 10_discover.sql
 \i 14_condition.sql

@@ -13,6 +13,7 @@ SETTINGS = {
     "generate_model_id": "smollm2-135m-instruct",
     "rerank_model_id": "ms-marco-minilm-l6-v2",
     "abstain_text": "I do not know: nothing relevant was found in the documents.",
+    "track": "on",
 }
 MEMBERS = """
     SELECT d.classid::regclass::text, pg_describe_object(d.classid, d.objid, 0),
@@ -37,13 +38,19 @@ def test_settings_and_their_defaults(asker: Connection) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_is_changed_and_put_back(owner: Connection, asker: Connection, name: str) -> None:
-    new = "unix:/elsewhere.sock" if name == "model_server" else "another-model"
-    owner.execute("SELECT ml_rag.configure(%s, %s)", (name, new))
-    assert value(asker, name) == new
-    owner.execute("SELECT ml_rag.configure(%s, %s)", (name, new + "2"))
-    assert value(asker, name) == new + "2"
+    pairs = {"model_server": ("unix:/elsewhere.sock", "unix:/elsewhere.sock2"), "track": ("off", "on")}
+    for new in pairs.get(name, ("another-model", "another-model2")):
+        owner.execute("SELECT ml_rag.configure(%s, %s)", (name, new))
+        assert value(asker, name) == new
     owner.execute("SELECT ml_rag.configure(%s, NULL)", (name,))
     assert value(asker, name) == SETTINGS[name]
+
+
+@pytest.mark.parametrize("new", ["", "ON", "true", "x" * 1000])
+def test_track_is_on_or_off(owner: Connection, asker: Connection, new: str) -> None:
+    with error("22023", "on or off"):
+        owner.execute("SELECT ml_rag.configure('track', %s)", (new,))
+    assert value(asker, "track") == "on"
 
 
 @pytest.mark.parametrize("name", ["nonsense", "", None, "MODEL_SERVER", "ml_rag.model_server"])

@@ -155,7 +155,7 @@ def questions() -> Iterator[tuple[str, dict[str, Any]]]:
 TABLES = {
     "discovered": "SELECT vector_store, embed_model_id, embedding_type, dimensions FROM ml_rag.discover()"
     " WHERE vector_store LIKE 'public%' OR session_user LIKE '%loader' ORDER BY 1",
-    "settings": "SELECT name, value FROM ml_rag.setting WHERE name <> 'model_server' ORDER BY 1",
+    "settings": "SELECT name, value FROM ml_rag.setting WHERE name NOT IN ('model_server', 'track') ORDER BY 1",
     "keyword indexes": "SELECT store::text, segment, key::text, configuration, k1, b, statistics, secured"
     " FROM ml_rag.keyword_index ORDER BY 1",
     "runs": "SELECT run_id, name, source, questions, options::text, stores, measures::text, counted::text,"

@@ -1,0 +1,118 @@
+"""04_track: what a call tells of itself; what goes wrong with that never becomes the caller's error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.cluster import Connection
+
+
+def begin(connection: Connection, routine: str = "ml_rag") -> Any:
+    (call,) = connection.execute("SELECT ml_rag._begin(%s)", (routine,)).fetchone() or (None,)
+    return call
+
+
+def run(connection: Connection, body: str) -> None:
+    """Statements of one call: ``c`` is what it is called."""
+    connection.execute(f"DO $do$ DECLARE c integer := ml_rag._begin('ml_rag'); BEGIN {body} END $do$")
+
+
+def stats(connection: Connection) -> dict[tuple[str, str], tuple[int, int]]:
+    """(routine, stage) -> calls, errors."""
+    rows = connection.execute("SELECT routine, stage, calls, errors FROM ml_rag.stats").fetchall()
+    assert len({row[:2] for row in rows}) == len(rows)
+    return {row[:2]: row[2:] for row in rows}
+
+
+def test_a_call_its_stages_and_its_end_are_counted(asker: Connection) -> None:
+    for _ in range(3):
+        run(
+            asker, "PERFORM ml_rag._stage(c, 'embed', 'm'); PERFORM ml_rag._stage(c, 'search'); PERFORM ml_rag._end(c);"
+        )
+    assert stats(asker) == {("ml_rag", "total"): (3, 0), ("ml_rag", "embed"): (3, 0), ("ml_rag", "search"): (3, 0)}
+
+
+def test_a_stage_is_counted_each_time_it_is_entered(asker: Connection) -> None:
+    run(asker, "FOR i IN 1..7 LOOP PERFORM ml_rag._stage(c, 'embed'); END LOOP; PERFORM ml_rag._end(c);")
+    assert stats(asker) == {("ml_rag", "total"): (1, 0), ("ml_rag", "embed"): (7, 0)}
+
+
+def test_an_error_is_counted_in_its_stage_by_its_sqlstate(asker: Connection) -> None:
+    for sqlstate in ("22023", "22P02", "22012", "57014", "57P03", "42501", "42P01", "42703", "XX000", "ZZZZZ", "P0002"):
+        run(asker, f"PERFORM ml_rag._stage(c, 'search'); PERFORM ml_rag._end(c, '{sqlstate}');")
+    assert stats(asker) == {("ml_rag", "total"): (11, 11), ("ml_rag", "search"): (11, 11)}
+    (found,) = asker.execute("SELECT errors_by_sqlstate FROM ml_rag.stats WHERE stage = 'total'").fetchone() or (None,)
+    ones = dict.fromkeys(("22023", "57014", "57xxx", "42501", "42P01", "42xxx", "XXxxx", "other", "P0002"), 1)
+    assert found == {**ones, "22xxx": 2}
+
+
+def test_what_is_rolled_back_is_counted(asker: Connection) -> None:
+    asker.execute("BEGIN")
+    run(asker, "PERFORM ml_rag._end(c, '22012');")
+    asker.execute("ROLLBACK")
+    assert stats(asker) == {("ml_rag", "total"): (1, 1)}
+
+
+def test_a_call_inside_a_call_counts_for_both(asker: Connection) -> None:
+    run(
+        asker,
+        "DECLARE d integer := ml_rag._begin('ml_generate'); BEGIN"
+        " PERFORM ml_rag._stage(d, 'generate', 'm'); PERFORM ml_rag._end(d); PERFORM ml_rag._end(c); END;",
+    )
+    assert stats(asker) == {("ml_rag", "total"): (1, 0), **{("ml_generate", s): (1, 0) for s in ("total", "generate")}}
+
+
+def test_an_end_ends_what_was_begun_inside(asker: Connection) -> None:
+    run(
+        asker,
+        "PERFORM ml_rag._begin('ml_generate'); PERFORM ml_rag._begin('ml_rank'); PERFORM ml_rag._end(c, '22012');",
+    )
+    assert stats(asker) == {(routine, "total"): (1, 1) for routine in ("ml_rag", "ml_generate", "ml_rank")}
+
+
+def test_a_call_that_never_ended_is_an_error_once_the_next_begins(asker: Connection) -> None:
+    run(asker, "PERFORM ml_rag._stage(c, 'search');")
+    assert asker.execute("SELECT * FROM ml_rag.activity").fetchall() == []
+    run(asker, "PERFORM ml_rag._end(c);")
+    assert stats(asker) == {("ml_rag", "total"): (2, 1), ("ml_rag", "search"): (1, 1)}
+
+
+@pytest.mark.parametrize("routine", ["nonsense", "", "total", None, "x" * 10000])
+def test_a_routine_that_is_none_is_not_counted(asker: Connection, routine: str | None) -> None:
+    assert begin(asker, routine) is None  # type: ignore[arg-type]
+    assert stats(asker) == {}
+
+
+@pytest.mark.parametrize("call", ["0", "-1", "NULL", "2147483647"])
+def test_a_call_that_is_none_is_ignored(asker: Connection, call: str) -> None:
+    begin(asker)
+    for statement in (f"_stage({call}, 'search')", f"_end({call})", f"_progress({call}, 'a.b', 'p')"):
+        asker.execute(f"SELECT ml_rag.{statement}")
+    assert stats(asker) == {}
+
+
+def test_nothing_is_told_where_track_is_off(owner: Connection, asker: Connection) -> None:
+    owner.execute("SELECT ml_rag.configure('track', 'off')")
+    assert begin(asker) is None
+    run(asker, "PERFORM ml_rag._stage(c, 'search'); PERFORM ml_rag._progress(c, 'a.b', 'p'); PERFORM ml_rag._end(c);")
+    assert stats(asker) == {}
+    owner.execute("SELECT ml_rag.configure('track', 'on')")
+    run(asker, "PERFORM ml_rag._end(c);")
+    assert stats(asker) == {("ml_rag", "total"): (1, 0)}
+
+
+def test_where_track_is_off_no_session_starts_python_for_it(owner: Connection, asker: Connection) -> None:
+    def has_python() -> bool:
+        maps = owner.execute("SELECT pg_read_file(format('/proc/%%s/maps', %s::int))", (asker.info.backend_pid,))
+        (text,) = maps.fetchone() or ("",)
+        assert "postgres" in text
+        return "libpython" in text
+
+    owner.execute("SELECT ml_rag.configure('track', 'off')")
+    assert begin(asker) is None
+    assert not has_python()
+    owner.execute("SELECT ml_rag.configure('track', 'on')")
+    assert begin(asker) is not None
+    assert has_python()
