@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from ml_rag import __version__
-from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, QueueFull, ServerUnreachable
+from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, PrivilegeError, QueueFull, ServerUnreachable
 from ml_rag.server.cancellation import ClientGone
 from ml_rag.server.metrics import current_model
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("ml_rag.server")
 
 DOCUMENTS_PATH = "/v1/documents"
+#: bytes a second that a body has to come in with, beside one body_timeout_seconds for all of it: a trickle holds a
+#: connection for as long as its sender likes otherwise
+MIN_BODY_RATE = 1024
 #: nginx's status for a client that did not wait; only the log and the metrics ever see it
 CLIENT_GONE_STATUS = 499
 
@@ -78,7 +81,7 @@ class Boundary:
         body = [0]
         bounded = self._bounded(scope, receive, body)
         try:
-            self._check_length(scope)
+            self._check_head(scope)
             await self._app(scope, bounded, send_with_version)
         except (ClientGone, ClientDisconnect):
             if status == 0 and self._registry.closing():
@@ -108,8 +111,16 @@ class Boundary:
         server = self._server
         return server.max_document_body_bytes if scope["path"] == DOCUMENTS_PATH else server.max_body_bytes
 
-    def _check_length(self, scope: Scope) -> None:
-        length = Headers(scope=scope).get("content-length")
+    def _check_head(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        if "origin" in headers:
+            # Browsers send it with every POST, programs do not. On 127.0.0.1 any page that somebody looks at could ask.
+            raise PrivilegeError(
+                "web pages may not use the model server",
+                detail="the request has the header Origin",
+                hint="Ask from a program, or through a server of your own.",
+            )
+        length = headers.get("content-length")
         if length is not None and length.isdigit() and int(length) > self._limit(scope):
             raise self._too_long(scope)
 
@@ -125,18 +136,25 @@ class Boundary:
         """``receive`` that bounds the body's size and the wait for its next piece; ``body[0]`` counts its bytes."""
         complete = False
         limit = self._limit(scope)
+        patience = self._server.body_timeout_seconds
+        began: float | None = None
 
         async def bounded() -> Message:
-            nonlocal complete
+            nonlocal complete, began
             if complete:
                 return await receive()
+            loop = asyncio.get_running_loop()
+            began = began if began is not None else loop.time()
+            left = began + patience + body[0] / MIN_BODY_RATE - loop.time()
             try:
-                async with asyncio.timeout(self._server.body_timeout_seconds):
+                async with asyncio.timeout(max(0, min(patience, left))):
                     message = await receive()
             except TimeoutError:
                 raise InvalidRequest(
                     "the request's body did not arrive",
-                    detail=f"nothing came for {self._server.body_timeout_seconds:g} seconds",
+                    detail=f"nothing came for {patience:g} seconds"
+                    if left >= patience
+                    else f"it came with less than {MIN_BODY_RATE} bytes a second",
                 ) from None
             if message["type"] == "http.request":
                 size = len(message.get("body", b""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import resource
 import signal
@@ -21,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ml_rag import __version__
 from ml_rag.catalogue import Catalogue, ServerConfig
-from ml_rag.errors import MlRagError, PrivilegeError, QueueFull
+from ml_rag.errors import InvalidRequest, MlRagError, PrivilegeError, QueueFull
 from ml_rag.server.app import create_app
 from ml_rag.server.registry import Registry
 from ml_rag.server.sockets import allowed_uids, bind_tcp, bind_unix, peer_uid, remove_socket
@@ -32,21 +33,31 @@ log = logging.getLogger("ml_rag.server")
 SHUTDOWN_SECONDS = 3
 #: how long a refused peer may take to read why
 REFUSED_SECONDS = 1.0
+#: a line a user and so many seconds: whoever may not connect must not be able to fill the log either
+REFUSED_LOG_SECONDS = 60.0
+#: of a request's head, and of what comes in without being part of a body, such as trailers; a buffer more may come in
+MAX_HEAD_BYTES = 64 * 1024
 
 
 def _protocol(allowed: frozenset[int], refused: Callable[[], object], server: ServerConfig) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP protocol with the peer's uid checked first, and bounds: on connections, on the time for a head."""
+    """uvicorn's HTTP protocol with the peer's uid checked first, and bounds: on connections, on a head and its time."""
     header_timeout = server.header_timeout_seconds
+    told: dict[int, float] = {}  # uid -> when the log had it last
 
     class Protocol(HttpToolsProtocol):
         _head_timer: asyncio.TimerHandle | None = None
+        #: bytes since the last head was complete or the last piece of a body came; the parser keeps them, without bound
+        _loose_bytes = 0
 
         def connection_made(self, transport: Any) -> None:
             connection = transport.get_extra_info("socket")
             uid = peer_uid(connection)
             if uid is not None and uid not in allowed:
                 refused()
-                log.warning("refused a connection of uid %d", uid)
+                now = self.loop.time()
+                if now - told.get(uid, -math.inf) >= REFUSED_LOG_SECONDS:
+                    told[uid] = now
+                    log.warning("refused a connection of uid %d", uid)
                 self._refuse(transport, _forbidden(uid))
                 return
             if len(self.connections) >= server.max_connections and not self._close_an_idle_one():
@@ -72,8 +83,14 @@ def _protocol(allowed: frozenset[int], refused: Callable[[], object], server: Se
             return False
 
         def data_received(self, data: bytes) -> None:
-            if self.transport is not None:  # None: refused above
-                super().data_received(data)
+            if self.transport is None or self.transport.is_closing():  # None: refused above
+                return
+            self._loose_bytes += len(data)
+            super().data_received(data)
+            if self._loose_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._stop_head_timer()
+                self.transport.write(_head_too_long())
+                self.transport.close()
 
         def eof_received(self) -> None:
             if self.transport is not None:
@@ -90,7 +107,16 @@ def _protocol(allowed: frozenset[int], refused: Callable[[], object], server: Se
 
         def on_headers_complete(self) -> None:
             self._stop_head_timer()
+            self._loose_bytes = 0
             super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self._loose_bytes = 0
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._loose_bytes = 0
+            super().on_message_complete()
 
         def _start_head_timer(self) -> None:
             self._stop_head_timer()
@@ -124,11 +150,17 @@ def _too_many(limit: int) -> bytes:
     )
 
 
-def _reply(error: MlRagError) -> bytes:
+def _head_too_long() -> bytes:
+    error = InvalidRequest("the request's head is too long", detail=f"it may have {MAX_HEAD_BYTES} bytes")
+    return _reply(error, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+
+def _reply(error: MlRagError, status: HTTPStatus | None = None) -> bytes:
     """A whole reply, for a connection that gets no further."""
     body = orjson.dumps(error.to_json())
+    status = status or HTTPStatus(error.status)
     head = (
-        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+        f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\nx-ml-rag-version: {__version__}\r\nconnection: close\r\n\r\n"
     )
     return head.encode("ascii") + body
