@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 from ml_rag.abc import Sampling
 from ml_rag.catalogue import ModelEntry
 from ml_rag.errors import EngineFailed, ModelUnavailable
-from ml_rag.server.engines import openai as engine_module
+from ml_rag.server.engines import openai_endpoint as endpoint_module
 from ml_rag.server.engines.openai import load
 
 KEY = "sk-very-secret-0123456789"
@@ -33,6 +35,7 @@ class Remote:
         self.replies: list[Callable[[BaseHTTPRequestHandler], None]] = []
         self.requests: list[dict] = []
         self.keys: list[str | None] = []
+        self.headers: list[Message] = []
         self.broken_pipes = 0
         remote = self
 
@@ -43,6 +46,7 @@ class Remote:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 remote.requests.append({"path": self.path, **body})
                 remote.keys.append(self.headers["Authorization"])
+                remote.headers.append(self.headers)
                 reply = remote.replies.pop(0) if len(remote.replies) > 1 else remote.replies[0]
                 self.close_connection = True
                 try:
@@ -102,7 +106,7 @@ def remote() -> Iterator[Remote]:
 @pytest.fixture
 def engine_for(monkeypatch) -> Iterator[Callable]:
     monkeypatch.setenv("TEST_REMOTE_KEY", KEY)
-    monkeypatch.setattr(engine_module, "_backoff", lambda state: 0.01)
+    monkeypatch.setattr(endpoint_module, "_backoff", lambda state: 0.01)
     made = []
 
     def make(url: str, task: str, **fields):
@@ -193,7 +197,7 @@ def test_gives_up_after_some_attempts_with_the_endpoints_words(remote, engine_fo
     with pytest.raises(EngineFailed) as caught:
         text_of(engine_for(remote.url, "generate"))
     assert caught.value.detail == "HTTP status 503: overloaded today"
-    assert len(remote.requests) == engine_module.ATTEMPTS
+    assert len(remote.requests) == endpoint_module.ATTEMPTS
 
 
 def test_a_refusal_for_good_is_not_tried_again_and_never_shows_the_key(remote, engine_for):
@@ -256,6 +260,82 @@ def test_cancelling_closes_the_connection(remote, engine_for, pause):
     assert remote.broken_pipes == 1
     remote.replies = [streams(piece("next", "stop"), "[DONE]")]
     assert text_of(engine) == "next"  # the engine goes on working
+
+
+def endless(start: bytes, piece: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
+    """As much as the client takes, up to 1 GiB."""
+
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Connection", "close")
+        handler.end_headers()
+        handler.wfile.write(start)
+        for _ in range((1 << 30) // len(piece)):
+            handler.wfile.write(piece)
+        raise AssertionError("the client has taken all of it")
+
+    return reply
+
+
+EVENT = b"data: " + json.dumps(piece("word " * 1000)).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [(b"", EVENT * 20), (b"data: ", b"a" * 65536), (b"", b": ping\n" * 9000)],
+    ids=["text", "line", "comments"],
+)
+def test_a_stream_without_end_is_given_up(remote, engine_for, start, more):
+    remote.replies = [endless(start, more)]
+    with pytest.raises(EngineFailed, match="nonsense") as caught:
+        text_of(engine_for(remote.url, "generate"), Sampling(max_tokens=8))
+    assert "longer than anything" in caught.value.detail
+
+
+def test_a_reply_or_a_refusal_without_end_is_given_up(remote, engine_for, monkeypatch):
+    monkeypatch.setattr(endpoint_module, "MAX_REPLY_BYTES", 1 << 20)
+    remote.replies = [endless(b'{"data": [', b" " * 65536)]
+    engine = engine_for(remote.url, "embed", dimensions=2)
+    with pytest.raises(EngineFailed, match="nonsense"):
+        engine.embed(["a"], never)
+    remote.replies = [replies(400, b"no " * 1_000_000)]
+    with pytest.raises(EngineFailed, match="remote model failed") as caught:
+        engine.embed(["a"], never)
+    assert len(caught.value.detail) < 1100
+
+
+def test_nothing_is_unpacked(remote, engine_for):
+    """A few kilobytes could become gigabytes."""
+    packed = gzip.compress(json.dumps({"data": [{"index": 0, "embedding": [1.0, 2.0]}]}).encode())
+    remote.replies = [replies(200, packed, Content_Encoding="gzip")]
+    with pytest.raises(EngineFailed, match="nonsense") as caught:
+        engine_for(remote.url, "embed", dimensions=2).embed(["a"], never)
+    assert "compressed" in caught.value.detail
+    assert remote.headers[0]["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_no_redirect_is_followed(remote, engine_for, status):
+    """The key would go to an address that the administrator did not write down."""
+    other = Remote()
+    other.replies = [streams(piece("elsewhere", "stop"), "[DONE]")]
+    remote.replies = [replies(status, b"", Location=f"{other.url}/chat/completions")]
+    try:
+        with pytest.raises(EngineFailed, match="remote model failed"):
+            text_of(engine_for(remote.url, "generate"))
+        assert other.requests == []
+    finally:
+        other.server.shutdown()
+        other.server.server_close()
+
+
+def test_json_that_is_nested_without_end_is_nonsense(remote, engine_for):
+    remote.replies = [streams("[" * 100_000)]
+    with pytest.raises(EngineFailed, match="nonsense"):
+        text_of(engine_for(remote.url, "generate"))
+    remote.replies = [replies(200, b"[" * 100_000)]
+    with pytest.raises(EngineFailed, match="nonsense"):
+        engine_for(remote.url, "embed", dimensions=2).embed(["a"], never)
 
 
 def vectors(*rows: list) -> Callable[[BaseHTTPRequestHandler], None]:

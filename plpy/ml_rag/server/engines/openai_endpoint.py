@@ -1,0 +1,257 @@
+"""An OpenAI-compatible endpoint over HTTP, as engine ``openai`` asks it: retries, cancelling, bounds on its answers.
+
+The administrator chose it, and still it may be broken or hostile: no reply is read further than what was asked for
+could be long, none is unpacked, no redirect is followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from ml_rag.abc import Cancelled
+from ml_rag.errors import EngineFailed, ModelUnavailable
+
+if TYPE_CHECKING:
+    from ml_rag.catalogue import ModelEntry
+
+T = TypeVar("T")
+
+ATTEMPTS = 4
+LONGEST_WAIT = 20.0
+CANCEL_POLL = 0.05
+#: of a reply in one piece: the vectors of a batch of texts take a third of it at 16 000 dimensions
+MAX_REPLY_BYTES = 64 * 1024 * 1024
+#: of a refusal
+MAX_REFUSAL_BYTES = 64 * 1024
+_RETRIED_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})
+_CONNECT_SECONDS = 10.0
+
+
+class _Passing(Exception):
+    """A failure that may be gone at the next attempt."""
+
+    def __init__(self, failure: EngineFailed, retry_after: float | None = None) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+        self.retry_after = retry_after
+
+
+class CallerGone(Exception):
+    """``cancelled()`` became true while waiting."""
+
+
+def _key(entry: ModelEntry) -> str | None:
+    if entry.api_key_env:
+        key = os.environ.get(entry.api_key_env, "").strip()
+        source = f"environment variable {entry.api_key_env}"
+    elif entry.api_key_file:
+        source = f"file {entry.api_key_file}"
+        try:
+            key = Path(entry.api_key_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelUnavailable("the key of the model cannot be read", detail=type(error).__name__) from None
+    else:
+        return None
+    if not key or not key.isascii() or not key.isprintable():
+        raise ModelUnavailable("the key of the model is empty or no key", detail=f"It comes from the {source}.")
+    return key
+
+
+class Endpoint:
+    """The endpoint: one connection pool, one event loop, used from the engine's thread."""
+
+    def __init__(self, entry: ModelEntry) -> None:
+        self._secret = _key(entry)
+        self.model = entry.remote_model or entry.id
+        self._loop = asyncio.new_event_loop()
+        headers = {"Accept-Encoding": "identity"}
+        if self._secret:
+            headers["Authorization"] = f"Bearer {self._secret}"
+        self._client = httpx.AsyncClient(
+            base_url=(entry.base_url or "").rstrip("/") + "/",
+            headers=headers,
+            timeout=httpx.Timeout(entry.timeout_seconds, connect=min(_CONNECT_SECONDS, entry.timeout_seconds)),
+        )
+
+    def close(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.run_until_complete(self._client.aclose())
+            self._loop.close()
+
+    def wait(self, work: Coroutine[Any, Any, T], cancelled: Cancelled) -> T:
+        """The result of ``work``; it is cancelled, and its connection closed, once ``cancelled()`` is true.
+
+        Raises:
+            CallerGone: ``cancelled()`` became true first.
+        """
+
+        if cancelled():
+            work.close()
+            raise CallerGone
+
+        async def guarded() -> T:
+            task = asyncio.ensure_future(work)
+            try:
+                while not (await asyncio.wait({task}, timeout=CANCEL_POLL))[0]:
+                    if cancelled():
+                        raise CallerGone
+                return task.result()
+            finally:
+                if task.cancel():
+                    await asyncio.wait({task})
+
+        return self._loop.run_until_complete(guarded())
+
+    async def open(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        """The reply to a POST, its body yet to be read; tried again after a refusal that may pass.
+
+        Raises:
+            EngineFailed: the endpoint refused, or cannot be reached; the detail has its own words.
+        """
+        attempts = AsyncRetrying(
+            stop=stop_after_attempt(ATTEMPTS), wait=_pause, retry=retry_if_exception_type(_Passing), reraise=True
+        )
+        try:
+            async for attempt in attempts:
+                with attempt:
+                    return await self._open_once(path, body)
+        except _Passing as passing:
+            raise passing.failure from None
+        raise AssertionError("tenacity neither returned nor raised")
+
+    async def _open_once(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        request = self._client.build_request("POST", path, json=body)
+        try:
+            response = await self._client.send(request, stream=True)
+        except httpx.TransportError as error:
+            failure = self.failure(error)
+            if isinstance(error, httpx.ReadTimeout):
+                raise failure from None
+            raise _Passing(failure) from None
+        if response.is_success:
+            return response
+        content = b""
+        try:
+            async for piece in _pieces(response, MAX_REFUSAL_BYTES):
+                content += piece
+        except (httpx.TransportError, EngineFailed):
+            pass  # what came of it has to do
+        finally:
+            await response.aclose()
+        failure = self.refusal(response.status_code, content)
+        if response.status_code in _RETRIED_STATUS:
+            raise _Passing(failure, _seconds(response.headers.get("retry-after")))
+        raise failure
+
+    def failure(self, error: httpx.TransportError) -> EngineFailed:
+        """What a broken connection is to the caller; the address is left out."""
+        return EngineFailed(
+            "the remote model cannot be reached",
+            detail=f"{self.model}: {type(error).__name__}",
+            hint="Check base_url and timeout_seconds of the model in the model server's catalogue.",
+        )
+
+    def refusal(self, status: int | None, content: bytes) -> EngineFailed:
+        """The endpoint's own message, as far as it has one, without the key."""
+        text = content.decode("utf-8", "replace").strip()
+        try:
+            body: Any = json.loads(text)
+        except ValueError:
+            body = None
+        error = body.get("error", body) if isinstance(body, dict) else None
+        message = error.get("message") if isinstance(error, dict) else error
+        told = message if isinstance(message, str) and message else text
+        if self._secret:
+            told = told.replace(self._secret, "***")
+        hint = "Check the model's api_key in the model server's catalogue." if status in (401, 403) else None
+        where = "" if status is None else f"HTTP status {status}: "
+        return EngineFailed("the remote model failed", detail=f"{where}{told[:1000]}", hint=hint)
+
+    async def json(self, path: str, body: dict[str, Any]) -> Any:
+        """The JSON reply to a POST. Raises ``EngineFailed``."""
+        response = await self.open(path, body)
+        try:
+            content = b"".join([piece async for piece in _pieces(response, MAX_REPLY_BYTES)])
+        except httpx.TransportError as error:
+            raise self.failure(error) from None
+        finally:
+            await response.aclose()
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError):
+            raise nonsense("no JSON") from None
+
+    async def events(self, path: str, body: dict[str, Any], most: int) -> AsyncIterator[dict[str, Any]]:
+        """The JSON objects of an event stream of at most ``most`` bytes, up to ``[DONE]`` or its end.
+
+        Raises ``EngineFailed``.
+        """
+        response = await self.open(path, body)
+        try:
+            async for line in _lines(_pieces(response, most)):
+                if not line.startswith("data:"):
+                    continue
+                data = line[5:].strip()
+                if data == "[DONE]":
+                    return
+                try:
+                    event = json.loads(data)
+                except (ValueError, RecursionError):
+                    raise nonsense("an event that is no JSON") from None
+                if not isinstance(event, dict):
+                    raise nonsense("an event that is no object")
+                if event.get("error"):
+                    raise self.refusal(None, data.encode())
+                yield event
+        except httpx.TransportError as error:
+            raise self.failure(error) from None
+        finally:
+            await response.aclose()
+
+
+async def _pieces(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises ``EngineFailed`` past ``most`` bytes."""
+    if response.headers.get("content-encoding", "identity").lower() != "identity":
+        raise nonsense("compressed, which was not asked for")
+    async for piece in response.aiter_raw():
+        most -= len(piece)
+        if most < 0:
+            raise nonsense("longer than anything that was asked for")
+        yield piece
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.decode("utf-8", "replace").rstrip("\r")
+    yield rest.decode("utf-8", "replace")
+
+
+def nonsense(what: str) -> EngineFailed:
+    return EngineFailed("the remote model answered with nonsense", detail=f"The reply is {what}.")
+
+
+def _seconds(header: str | None) -> float | None:
+    try:
+        return max(0.0, float(header)) if header else None
+    except ValueError:  # a date, which hardly anybody sends
+        return None
+
+
+_backoff = wait_random_exponential(multiplier=0.5, max=LONGEST_WAIT)
+
+
+def _pause(state: RetryCallState) -> float:
+    error = state.outcome.exception() if state.outcome else None
+    asked = error.retry_after if isinstance(error, _Passing) else None
+    return min(asked, LONGEST_WAIT) if asked is not None else _backoff(state)
