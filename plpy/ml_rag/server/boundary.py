@@ -76,7 +76,13 @@ class Boundary:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["X-ML-RAG-Version"] = __version__
-            await send(message)
+            try:
+                await send(message)
+            except RuntimeError as error:
+                # uvloop's word for a connection that the protocol has closed already, over bytes that are no HTTP
+                if "handler is closed" not in str(error):
+                    raise
+                raise ClientGone from None
 
         body = [0]
         bounded = self._bounded(scope, receive, body)

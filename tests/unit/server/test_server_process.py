@@ -159,6 +159,25 @@ def test_work_stops_when_the_client_goes_away(server: RunningServer) -> None:
 CHAT = {"model": "fake-generate-slow", "max_tokens": 1000, "messages": [{"role": "user", "content": "why?"}]}
 
 
+def test_a_client_that_hangs_up_before_its_replies_is_no_failure(tmp_path: Path) -> None:
+    body = b'{"model": "fake-embed", "input": "one"}'
+    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with running_server(socket=tmp_path / "s.sock") as running:
+        for _ in range(3):
+            with socket.socket(socket.AF_UNIX) as peer:
+                peer.settimeout(10)
+                peer.connect(str(running.socket))
+                # two requests in one go, and the end: uvicorn closes while the first is being answered
+                peer.sendall(head + body + b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+                peer.shutdown(socket.SHUT_WR)
+                while peer.recv(65536):
+                    pass
+        with client(running.socket) as http:
+            assert http.get("/healthz").status_code == 200
+        assert "unexpected" not in running.log(), running.log()
+        assert "Traceback" not in running.log(), running.log()
+
+
 def test_generation_stops_when_the_client_goes_away(server: RunningServer) -> None:
     """1 000 tokens take 50 s; whoever comes next would wait as long."""
     with client(server.socket, timeout=0.3) as http:
