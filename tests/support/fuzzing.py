@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +73,11 @@ def examples(count: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return hypothesis_seed(SEED)(chosen(test))
 
     return decorate
+
+
+def counted(ends: Counter[str]) -> str:
+    """How often each, the most frequent first."""
+    return ", ".join(f"{n} {how}" for how, n in ends.most_common())
 
 
 def table() -> list[str]:

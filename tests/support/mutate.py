@@ -34,11 +34,12 @@ _PNG = (
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x00\x00\x00\x00:~\x9bU\x00\x00\x00\n"
     b"IDATx\x9cc\xf8\x0f\x00\x01\x01\x01\x00\x1b\xb6\xeeV\x00\x00\x00\x00IEND\xaeB`\x82"
 )
+_RST = "Title\n=====\n\nOne\n---\n\ntext ``code``\n\n.. note:: two\n\n   three\n\n+---+---+\n| a | b |\n+---+---+\n"
 _TEXTS = {
     "a.txt": "One two three.\n\nFour five, six.\n\n\tSeven\u00a0eight.",
     "a.md": "# One\n\ntext *two*\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```sh\ncode\n```\n\n- three\n  - four\n",
     "a.adoc": "= Title\nAuthor\n\n== One\n\ntext\n\n|===\n|a |b\n|1 |2\n|===\n\n----\ncode\n----\n* item\n",
-    "a.rst": "Title\n=====\n\nOne\n---\n\ntext ``code``\n\n.. note:: two\n\n   three\n\n+---+---+\n| a | b |\n+---+---+\n",
+    "a.rst": _RST,
     "a.csv": 'name,value,"long, one"\none,1,"a ""quoted"" text\nover lines"\ntwo,2,\n',
     "a.tsv": "name\tvalue\none\t1\ntwo\t2\n",
     "a.json": '{"title": "One", "items": [{"a": 1, "b": "two"}, {"a": 3.5e10, "b": null}], "deep": {"x": ["\\u00e9"]}}',
@@ -99,11 +100,12 @@ _ODD_BYTES = [
     b"\0" * 64,
 ]
 _ODD_TOKENS = [
-    b"<", b">", b"</", b"<![CDATA[", b"<!DOCTYPE x [<!ENTITY a 'b'>]>&a;", b"&#0;", b"&#xD800;", b"<table>" * 50, b"<div>" * 3000,
-    b"[" * 3000, b"{\"a\":" * 500, b"(" * 1000, b"|" * 1000, b"#" * 50, b"`" * 7, b"- " * 500, b"> " * 500, b"\\u0000", b"\\ud800",
-    b"1e99999", b"-1", b"4294967296", b"9" * 400, b"NaN", b"{\\rtf1" * 100, b"\\bin99999999 ", b"\\u-1?", b"%PDF-", b"endobj",
-    b"/Count 99999999", b"/Length 99999999", b"<< /Kids [2 0 R] >>", b"PK\x03\x04", b"PK\x05\x06", b"WEBVTT\n\n", b"-->", b"=?x?q?=00?=",
-    b"Content-Transfer-Encoding: base64\r\n", b"boundary=", b"\t" * 300, b"x" * 20000, b"\n" * 5000, b'"' * 101,
+    b"<", b">", b"</", b"<![CDATA[", b"<!DOCTYPE x [<!ENTITY a 'b'>]>&a;", b"&#0;", b"&#xD800;", b"<table>" * 50,
+    b"<div>" * 3000, b"[" * 3000, b"{\"a\":" * 500, b"(" * 1000, b"|" * 1000, b"#" * 50, b"`" * 7, b"- " * 500,
+    b"> " * 500, b"\\u0000", b"\\ud800", b"1e99999", b"-1", b"4294967296", b"9" * 400, b"NaN", b"{\\rtf1" * 100,
+    b"\\bin99999999 ", b"\\u-1?", b"%PDF-", b"endobj", b"/Count 99999999", b"/Length 99999999",
+    b"<< /Kids [2 0 R] >>", b"PK\x03\x04", b"PK\x05\x06", b"WEBVTT\n\n", b"-->", b"=?x?q?=00?=",
+    b"Content-Transfer-Encoding: base64\r\n", b"boundary=", b"\t" * 300, b"x" * 20000, b"\n" * 5000, b'"',
 ]  # fmt: skip
 
 

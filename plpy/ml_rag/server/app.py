@@ -21,7 +21,7 @@ from ml_rag.server.registry import Registry
 from ml_rag.server.routes import invalid, router
 
 #: modules beside this one whose ``router`` belongs to the application
-_ROUTER_MODULES = ("ml_rag.server.chat", "ml_rag.server.documents")
+_ROUTER_MODULES = ("ml_rag.server.chat", "ml_rag.server.documents", "ml_rag.server.openapi")
 
 
 def create_app(registry: Registry) -> FastAPI:
@@ -35,7 +35,7 @@ def create_app(registry: Registry) -> FastAPI:
             task.cancel()
         registry.close()
 
-    # no interactive documentation: docs/protocol.md is the reference, and those pages load scripts from elsewhere
+    # no interactive documentation: its pages load scripts from elsewhere; server/openapi.py has the description
     app = FastAPI(
         title="ml_rag", version=__version__, lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None
     )

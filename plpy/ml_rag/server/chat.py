@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 from starlette.types import Receive, Scope, Send
 
 from ml_rag import prompt
@@ -39,9 +39,17 @@ def _plain_text(content: Any) -> Any:
     return content
 
 
+_PART_SCHEMA = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "array", "items": _PART_SCHEMA}]}
+
+
 class ChatMessage(_Model):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_plain_text)] = ""
+    content: Annotated[str, BeforeValidator(_plain_text), WithJsonSchema(_CONTENT_SCHEMA)] = ""
 
 
 class ChatDocument(_Model):
@@ -78,6 +86,15 @@ def _stop_list(stop: Any) -> Any:
     return [stop] if isinstance(stop, str) else stop
 
 
+_STOP_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "null"},
+        {"type": "array", "items": {"type": "string"}, "maxItems": 64},
+    ]
+}
+
+
 class ChatRequest(_Model):
     """The body; fields that OpenAI has and this server does not need are ignored, those it cannot honour refused."""
 
@@ -93,7 +110,9 @@ class ChatRequest(_Model):
     repeat_penalty: float | None = Field(default=None, ge=0, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    stop: Annotated[list[str] | None, BeforeValidator(_stop_list)] = Field(default=None, max_length=64)
+    stop: Annotated[list[str] | None, BeforeValidator(_stop_list), WithJsonSchema(_STOP_SCHEMA)] = Field(
+        default=None, max_length=64
+    )
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     response_format: ResponseFormat | None = None
     speculative_decoding: bool | None = None
