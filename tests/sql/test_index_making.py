@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import psycopg
@@ -314,6 +315,28 @@ def test_without_numpy_keyword_search_is_55000_with_what_to_install(owner: Conne
     # what it does not need: to write a row
     add(connection, ["fox"], 2)
     assert found(owner) == [1, 2]
+
+
+def test_numpy_of_another_python_is_told_from_none(owner: Connection, db: Database) -> None:
+    """As Debian 13 leaves PostgreSQL 15 of Debian 12: the package is there, its compiled part is another Python's."""
+    keyword_store(owner, ["fox"])
+    text = "Error importing numpy: you should not try to import numpy from\nits source directory"
+    with db.connect() as connection:
+        connection.execute(
+            "DO LANGUAGE plpython3u $$"
+            "\nimport sys"
+            "\nclass Broken:"
+            "\n    def find_spec(self, name, path=None, target=None):"
+            f"\n        if name == 'numpy': raise ImportError({text!r})"
+            "\nsys.meta_path.insert(0, Broken())"
+            "\n$$"
+        )
+        with error("55000", "needs numpy", "for another Python") as caught:
+            connection.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    assert re.fullmatch(
+        r"PL/Python here is Python 3\.\d+: Error importing numpy: you should not try to import numpy from\.",
+        caught.detail,
+    )
 
 
 def test_without_numpy_a_store_is_made_without_an_index(owner: Connection, db: Database) -> None:
