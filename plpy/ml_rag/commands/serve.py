@@ -55,11 +55,13 @@ def serve(
 
     from ml_rag import __version__
     from ml_rag.ingest.confine import hide
+    from ml_rag.server.notify import notify
     from ml_rag.server.serve import exit_now
     from ml_rag.server.serve import serve as run
 
     def ready(addresses: list[str]) -> None:
         click.echo(f"ml-rag {__version__} ready on {' '.join(addresses)}")
+        notify("READY=1", f"STATUS=ready on {' '.join(addresses)}")
 
     folder = choose_models_dir(catalogue, models_dir)
     for model_id in DEFAULT_MODELS:

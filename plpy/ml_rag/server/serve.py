@@ -24,6 +24,7 @@ from ml_rag import __version__
 from ml_rag.catalogue import Catalogue, ServerConfig
 from ml_rag.errors import InvalidRequest, MlRagError, PrivilegeError, QueueFull
 from ml_rag.server.app import create_app
+from ml_rag.server.notify import notify
 from ml_rag.server.registry import Registry
 from ml_rag.server.sockets import allowed_uids, bind_tcp, bind_unix, peer_uid, remove_socket
 
@@ -179,6 +180,7 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         self._registry.closing.set()
+        notify("STOPPING=1")
         super().handle_exit(sig, frame)
 
 

@@ -123,6 +123,33 @@ def test_the_peers_uid_is_checked(tmp_path: Path, allowed: bool) -> None:
             assert metric(running.socket, "ml_rag_refused_peers_total") == 1
 
 
+def service_manager(address: str) -> socket.socket:
+    """The socket on which systemd would hear from the server."""
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(address.replace("@", "\0", 1))
+    manager.settimeout(10)
+    return manager
+
+
+@pytest.mark.parametrize("kind", ["path", "abstract"])
+def test_a_service_manager_hears_when_it_answers_and_when_it_ends(tmp_path: Path, kind: str) -> None:
+    address = str(tmp_path / "notify") if kind == "path" else f"@ml_rag_test_{os.getpid()}"
+    with (
+        service_manager(address) as manager,
+        running_server(socket=tmp_path / "s.sock", environment={"NOTIFY_SOCKET": address}) as running,
+    ):
+        assert manager.recv(4096).decode() == f"READY=1\nSTATUS=ready on unix:{running.socket}"
+        assert running.stop() == 0
+        assert manager.recv(4096).decode() == "STOPPING=1"
+
+
+@pytest.mark.parametrize("address", ["", "/nowhere/notify", "vsock:2:1234"])
+def test_a_service_manager_that_does_not_listen_stops_nothing(tmp_path: Path, address: str) -> None:
+    with running_server(socket=tmp_path / "s.sock", environment={"NOTIFY_SOCKET": address}) as running:
+        assert running.stop() == 0
+        assert "Traceback" not in running.log()
+
+
 def test_sigterm_ends_it_quickly_even_in_mid_work(tmp_path: Path) -> None:
     with running_server(socket=tmp_path / "s.sock") as running:
         replies = []
