@@ -79,6 +79,8 @@ COPY mk/constraints.txt pyproject.toml ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --disable-pip-version-check --no-input -c constraints.txt --group test
 COPY . .
+COPY --chmod=755 docker/database-client.sh /usr/local/bin/pg_dump
+RUN for program in pg_restore psql; do ln -s pg_dump /usr/local/bin/$program; done
 HEALTHCHECK NONE
 ENTRYPOINT ["python", "-m", "pytest"]
 CMD []

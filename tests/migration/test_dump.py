@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,50 +10,25 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
 from support import content, objects
 from support.cluster import Cluster, Connection, Database
 from support.extension import VERSIONS, data, install
 from support.keywords import assert_exact
+from support.programs import run
 
 FORMATS = {"plain": ["-Fp"], "custom": ["-Fc"], "directory": ["-Fd", "-j2"]}
 
 
-def client(name: str, server_version: int) -> str:
-    """A program of PostgreSQL's client side, of the server's major version or newer."""
-    folders = []
-    if config := shutil.which(os.environ.get("PG_CONFIG", "pg_config")):
-        folders = [subprocess.run([config, "--bindir"], capture_output=True, text=True, check=True).stdout.strip()]
-    for folder in [*folders, *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None]:
-        found = shutil.which(name, path=folder)
-        if found:
-            version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
-            if int(re.findall(r"(\d+)", version)[0]) >= server_version // 10000:
-                return found
-    pytest.skip(f"there is no {name} here of the server's version")
-
-
-def run(name: str, database: Database, *arguments: str) -> str:
-    """The output of a client program on a database; it must have nothing to complain about."""
-    connection = database.connect()
-    program = client(name, connection.info.server_version)
-    done = subprocess.run(
-        [program, "-d", make_conninfo(database.dsn, dbname=database.name), *arguments], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
-
-
 def dump(database: Database, how: str, path: Path, *options: str) -> None:
-    assert run("pg_dump", database, *FORMATS[how], "-f", str(path), *options) == ""
+    assert run("pg_dump", database, *FORMATS[how], "-f", str(path), *options).stderr == ""
 
 
 def restore(database: Database, how: str, path: Path, *options: str) -> None:
     if how == "plain":
         run("psql", database, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", str(path), *options)
     else:
-        assert run("pg_restore", database, "--exit-on-error", str(path), *options) == ""
+        assert run("pg_restore", database, "--exit-on-error", str(path), *options).stderr == ""
 
 
 @dataclass

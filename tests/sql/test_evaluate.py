@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 import time
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from support import programs
 from support.cluster import Cluster, Connection, Database
 from support.stores import create_store, error, fake_embedding
 
@@ -310,19 +310,9 @@ def test_everybody_sees_their_own_runs_only(ready: Connection, tenant: Connectio
 
 def test_runs_are_in_a_dump(ready: Connection, owner: Connection, cluster: Cluster, db: Database) -> None:
     run = evaluate(ready, row(1, "apples"), name="dumped")
-    arguments = ["pg_dump", "--no-owner", "--dbname", psycopg.conninfo.make_conninfo(db.dsn, dbname=db.name)]
-    try:
-        dump = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
-    except FileNotFoundError:
-        pytest.skip("pg_dump is not on the path")
+    dump = programs.run("pg_dump", db, "--no-owner").stdout
     with cluster.database(template="template0") as copy:
-        subprocess.run(
-            ["psql", "-Xqv", "ON_ERROR_STOP=1", "-d", psycopg.conninfo.make_conninfo(db.dsn, dbname=copy.name)],
-            input=dump,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        programs.run("psql", copy, "-X", "-q", "-v", "ON_ERROR_STOP=1", input=dump)
         restored = copy.connect("asker")
         assert restored.execute("SELECT run_id, name FROM ml_rag.evaluation_run").fetchall() == [
             (run["run_id"], "dumped")

@@ -282,7 +282,7 @@ def test_many_sessions_at_once(owner: Connection, db: Database) -> None:
     def work(number: int) -> None:
         try:
             generator = random.Random(number)
-            with psycopg.connect(db.connect().info.dsn, dbname=db.name, autocommit=True) as connection:
+            with psycopg.connect(db.dsn, dbname=db.name, autocommit=True) as connection:
                 connection.execute("SET lock_timeout = '20s'")
                 for i in range(12):
                     first = number * 1_000_000 + i * 1000

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 from collections import Counter
 from typing import Any
 
@@ -13,10 +10,10 @@ import numpy as np
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from support.cluster import Connection, Database
 from support.keywords import add, assert_exact, by_hand, documents, enable, keyword_store, rows, runs, search, tokens
+from support.programs import run
 from support.stores import create_store, error, insert
 
 PUBLIC = "common words of both tenants"
@@ -344,13 +341,6 @@ def test_many_tenants_at_some_size(db: Database, owner: Connection) -> None:
 # -- dumps ------------------------------------------------------------------------------------------------------------
 
 
-def program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not on the PATH")
-    return found
-
-
 @pytest.mark.parametrize("form", ["plain", "custom"])
 def test_a_dump_brings_the_indexes_along(owner: Connection, db: Database, tmp_path: Any, form: str) -> None:
     owner.execute("CREATE SCHEMA s")
@@ -358,22 +348,15 @@ def test_a_dump_brings_the_indexes_along(owner: Connection, db: Database, tmp_pa
     add(owner, ["a foxy dog"], 4, "s.docs")
     owner.execute("DELETE FROM s.docs WHERE document_id = 1")
     before = search(owner, "foxes dogs", name="s.docs")
-    parameters = conninfo_to_dict(db.dsn)
-    environment = {**os.environ, "PGPASSWORD": str(parameters.get("password", ""))}
-    file = tmp_path / "dump"
-
-    def run(*command: str) -> None:
-        subprocess.run(command, env=environment, check=True, capture_output=True)
-
-    run(program("pg_dump"), "-d", make_conninfo(db.dsn, dbname=db.name), "-F", form[0], "-f", str(file))
+    file = str(tmp_path / "dump")
+    run("pg_dump", db, "-F", form[0], "-f", file)
     restored = Database(db.dsn, f"{db.name}_restored", db.prefix)
     owner.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(restored.name)))
     try:
-        dsn = make_conninfo(db.dsn, dbname=restored.name)
         if form == "plain":
-            run(program("psql"), "-q", "-v", "ON_ERROR_STOP=1", "-d", dsn, "-f", str(file))
+            run("psql", restored, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", file)
         else:
-            run(program("pg_restore"), "-e", "-d", dsn, str(file))
+            run("pg_restore", restored, "-e", file)
         connection = restored.connect()
         assert search(connection, "foxes dogs", name="s.docs") == before
         add(connection, ["fox fox"], 9, "s.docs")
