@@ -26,10 +26,15 @@ RUN --mount=type=cache,target=/root/.cache/pip \
  && pip install -c constraints.txt $index "torch==$version$TORCH_BUILD"
 
 # Compiled for any processor of the last ten years, not for the one that builds. Its server and tools are not needed.
+# AMX is left out, whose code dies of an illegal instruction where gcc 12 compiled it. pip would give again what it compiled
+# with other arguments: each has a cache of its own.
 ARG LLAMA_CMAKE_ARGS="-DGGML_NATIVE=OFF"
 RUN --mount=type=cache,target=/root/.cache/pip \
-    CMAKE_ARGS="$LLAMA_CMAKE_ARGS -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF \
-      -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF" \
+    args="-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF" \
+ && if [ "$(uname -m)" = x86_64 ]; then for language in C CXX; do \
+      args="$args -DCMAKE_${language}_FLAGS='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'"; done; fi \
+ && export CMAKE_ARGS="$args $LLAMA_CMAKE_ARGS" \
+ && PIP_CACHE_DIR=/root/.cache/pip/llama-$(printf %s "$CMAKE_ARGS" | sha256sum | cut -c1-12) \
     pip install -c constraints.txt llama-cpp-python
 
 COPY pyproject.toml ./
