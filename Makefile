@@ -1,7 +1,7 @@
 # The commands of this repository; each is a script in mk/. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-one fault-test psql dsn doctor start stop clean build install uninstall bench eval check docker-test
+.PHONY: help demo test test-one fault-test psql dsn doctor start stop clean build install uninstall bench eval check docker-test upgrade-test
 
 help: ## what each command does
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -66,3 +66,6 @@ fuzz-test: ## the fuzz tests with their whole counts; FUZZ_SEED=… for the same
 
 docker-test: ## builds the images of docker/, brings them up, runs the tests against them (PostgreSQL 17), takes them down
 	@bash mk/docker.sh test
+
+upgrade-test: ## pg_upgrade from PostgreSQL 15 to 17 in an image that has both: docs/upgrading.md
+	@bash mk/docker.sh upgrade

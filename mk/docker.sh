@@ -2,7 +2,9 @@
 # docker.sh test [pytest arguments]: builds the images, brings them up, asks, breaks and restarts them, runs the test
 # suite against the database in its container, takes everything down. Its containers and volumes have a name of their
 # own: those of a `docker compose up` in docker/ are left alone.
-# docker.sh test-if-possible: the same where there is an engine and the base images; else says what is missing.
+# docker.sh upgrade [pytest arguments]: pg_upgrade from PostgreSQL 15 to 17, in an image that has both; `test` without
+# arguments ends with it.
+# docker.sh test-if-possible: `test` where there is an engine and the base images; else says what is missing.
 source "$(dirname "$0")/lib.sh"
 
 project=ml_rag_test
@@ -15,7 +17,7 @@ compose() {
   docker compose -p "$project" -f "$ROOT/docker/compose.yaml" -f "$ROOT/docker/compose.test.yaml" "$@" </dev/null
 }
 
-base_images() { sed -n 's/^ARG BASE=//p' "$ROOT"/docker/*.Dockerfile | sort -u; }
+base_images() { sed -n 's/^ARG [A-Z_]*BASE=//p' "$ROOT"/docker/*.Dockerfile | sort -u; }
 
 # An engine that answers: the one there is, else one of our own until the end of this script.
 engine() {
@@ -162,6 +164,12 @@ run_tests() {
   compose --profile tests run --rm --no-deps -T "${shared[@]}" tests "$@"
 }
 
+upgrade() {
+  step "Image: PostgreSQL 15 and 17 side by side" docker build --tag ml_rag-upgrade:test \
+    --file "$ROOT/docker/upgrade.Dockerfile" "$ROOT"
+  docker run --rm --network none --init --shm-size 1g ml_rag-upgrade:test "$@"
+}
+
 run() {
   trap take_down EXIT
   trap 'exit 130' INT TERM
@@ -173,12 +181,13 @@ run() {
   checks
   docker images --format '{{.Repository}} {{.Size}}' | grep '^ml_rag-' | while read -r name size; do note "image $name: $size"; done
   run_tests "$@"
+  [ "$#" -gt 0 ] || upgrade
 }
 
 find_reason
 if [ -n "$reason" ]; then stop_engine; fi
 case ${1:-} in
-  test)
+  test | upgrade)
     [ -z "$reason" ] || die "docker-test: $reason"
     ;;
   test-if-possible)
@@ -187,6 +196,11 @@ case ${1:-} in
       exit 0
     fi
     ;;
-  *) die "usage: docker.sh test|test-if-possible [pytest arguments]" ;;
+  *) die "usage: docker.sh test|upgrade|test-if-possible [pytest arguments]" ;;
 esac
-run "${@:2}"
+if [ "$1" = upgrade ]; then
+  trap stop_engine EXIT
+  upgrade "${@:2}"
+else
+  run "${@:2}"
+fi
