@@ -111,5 +111,6 @@ def confined(facts: dict[str, Any]) -> dict[str, Any]:
         "no_new_privs": status["NoNewPrivs"].strip(),
         "seccomp": status["Seccomp"].strip(),
         "dumpable": libc.prctl(3, 0, 0, 0, 0),
+        "oom_score_adj": Path("/proc/self/oom_score_adj").read_text().strip(),
         "environment": attempt(Path("/proc/self/environ").read_bytes),
     }

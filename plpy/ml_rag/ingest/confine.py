@@ -65,6 +65,9 @@ def confine() -> dict[str, str]:
     Keys: ``network namespace``, ``system call filter``; the rest is never refused.
     """
     refused = {}
+    with contextlib.suppress(OSError):  # where there is no /proc
+        # where memory runs out, one document is the least to lose: not the model server, nor PostgreSQL
+        Path("/proc/self/oom_score_adj").write_text("1000")
     try:
         _leave_network()
     except OSError as error:

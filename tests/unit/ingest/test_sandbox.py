@@ -176,6 +176,7 @@ def test_a_parser_has_no_network_no_privilege_and_no_other_process(make: Make, f
     assert found["program"] != 0  # an OCR program has none either
     assert (found["no_new_privs"], found["seccomp"], found["dumpable"]) == ("1", "2", 0)
     assert found["uid"] == os.getuid()
+    assert found["oom_score_adj"] == "1000"  # the kernel ends it before the server
     assert found["limits"] == {
         "CORE": [0, 0],
         "FSIZE": [confine.MOST_FILE_BYTES] * 2,
