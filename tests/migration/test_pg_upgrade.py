@@ -33,8 +33,12 @@ def two_versions() -> tuple[Installation, Installation]:
     complete = [i for i in found if not i.missing()]
     if len({i.major for i in complete}) < 2:
         told = ", ".join(f"{i.major}{' without ' if i.missing() else ''}{' '.join(i.missing())}" for i in found)
-        pytest.skip(f"needs two major versions of PostgreSQL with ml_rag; here: {told or 'none'}")
+        reason = f"needs two major versions of PostgreSQL with ml_rag; here: {told or 'none'}"
+        pytest.skip(reason, allow_module_level=True)
     return complete[0], complete[-1]
+
+
+OLDER, NEWER = two_versions()
 
 
 def database_name(version: str) -> str:
@@ -87,20 +91,19 @@ def fill(server: Server, version: str) -> Database:
 
 @pytest.fixture(scope="module")
 def upgraded() -> Iterator[Upgraded]:
-    older, newer = two_versions()
     if server_user() is None and os.getuid() == 0:
         pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
     with tempfile.TemporaryDirectory(prefix="ml_rag_upgrade_") as name:
         folder = Path(name)
         folder.chmod(0o755)
         more = os.environ.get("ML_RAG_OLD_PYTHONPATH")
-        old = Server(older, own(folder / "old"), {"PYTHONPATH": more} if more else {})
-        new = Server(newer, own(folder / "new"))
+        old = Server(OLDER, own(folder / "old"), {"PYTHONPATH": more} if more else {})
+        new = Server(NEWER, own(folder / "new"))
         try:
             for server in (old, new):
                 server.initialise("--locale=C.UTF-8", "--data-checksums")
             old.start()
-            versions = [v for v in VERSIONS if older.has_release(v)] + [ml_rag.__version__]
+            versions = [v for v in VERSIONS if OLDER.has_release(v)] + [ml_rag.__version__]
             databases = {version: fill(old, version) for version in versions}
             old.stop()
             log = upgrade(old, new, own(folder / "work"))
