@@ -57,7 +57,7 @@ def parse(name: str, content: bytes, **options: Any) -> Document:
         os.write(2, b"noise\n")
     elif order == "!child":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-        Path(argument).write_text(str(child.pid))
+        Path(tempfile.gettempdir(), argument).write_text(str(child.pid))
         time.sleep(60)
     elif order == "!confined":
         return Document("confined", [Block(json.dumps(confined(json.loads(argument))))])
@@ -80,7 +80,10 @@ def attempt(action: Callable[[], object]) -> str | None:
 
 
 def confined(facts: dict[str, Any]) -> dict[str, Any]:
-    """What this process may still do. ``facts``: tcp (a port that listens), unix (a socket), server (a process id)."""
+    """What this process may still do.
+
+    ``facts``: tcp (a port that listens), unix (a socket), server (a process id), file (that its user may read).
+    """
 
     def connect(family: int, address: Any) -> None:
         with socket.socket(family) as client:
@@ -94,11 +97,25 @@ def confined(facts: dict[str, Any]) -> dict[str, Any]:
             raise OSError(ctypes.get_errno(), "ptrace")
         libc.ptrace(17, facts["server"], 0, 0)
 
+    file = Path(facts["file"])
+
+    def write_own() -> None:
+        with tempfile.NamedTemporaryFile() as own:
+            own.write(b"a")
+
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
         "tcp": attempt(lambda: connect(socket.AF_INET, ("127.0.0.1", facts["tcp"]))),
         "unix": attempt(lambda: connect(socket.AF_UNIX, facts["unix"])),
         "ptrace": attempt(attach),
+        "signal": attempt(lambda: os.kill(facts["server"], 0)),
+        "read": attempt(file.read_bytes),
+        "listing": attempt(lambda: os.listdir(file.parent)),
+        "write": attempt(lambda: file.with_name("new").write_text("")),
+        "append": attempt(lambda: file.open("a").close()),
+        "delete": attempt(file.with_name("victim").unlink),
+        "own folder": attempt(write_own),
+        "cat": subprocess.run(["/bin/cat", str(file)], capture_output=True, check=False).returncode,
         "program": subprocess.run(
             [sys.executable, "-c", "import socket; socket.socket(socket.AF_UNIX)"], capture_output=True, check=False
         ).returncode,

@@ -1,4 +1,4 @@
-"""What a parser's process gives up before it reads its first document: privileges, the network, other processes.
+"""What a parser's process gives up before it reads its first document: privileges, network, files, other processes.
 
 Linux only, by ctypes. The order matters: a user namespace needs a process with one thread, and taking one clears the
 parent-death signal; a filter of system calls needs no_new_privs.
@@ -13,6 +13,8 @@ import platform
 import resource
 import signal
 from pathlib import Path
+
+from ml_rag.ingest.landlock import confine_files
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -62,7 +64,7 @@ def hide() -> None:
 def confine() -> dict[str, str]:
     """Confine this process, which must have one thread. What the kernel refused -> why.
 
-    Keys: ``network namespace``, ``system call filter``; the rest is never refused.
+    Keys: ``network namespace``, ``view of the file system``, ``system call filter``; the rest is never refused.
     """
     refused = {}
     with contextlib.suppress(OSError):  # where there is no /proc
@@ -75,6 +77,10 @@ def confine() -> dict[str, str]:
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     hide()
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    try:
+        confine_files()
+    except OSError as error:
+        refused["view of the file system"] = str(error)
     try:
         _filter_calls()
     except OSError as error:

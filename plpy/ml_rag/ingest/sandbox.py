@@ -12,10 +12,12 @@ import json
 import logging
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -36,7 +38,7 @@ log = logging.getLogger("ml_rag.server")
 
 DEFAULT_PARSER = "ml_rag.ingest.parse:parse"
 #: what of the server's environment a parser may see: no keys of remote models
-_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TESSDATA_PREFIX")
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TESSDATA_PREFIX")
 #: most bytes of a parsed document that are taken from a child
 _REPLY_BYTES = 1 << 30
 
@@ -108,6 +110,9 @@ class _Child:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         # the models want the other cores
         environment |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        #: the only place it may write to, and gone with it
+        self._folder = tempfile.mkdtemp(prefix="ml_rag_parser_")
+        environment["TMPDIR"] = self._folder
         self._connection, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", "ml_rag.ingest.sandbox_worker"]
         with theirs:
@@ -190,7 +195,9 @@ class _Child:
             self.process.wait(0.5)
         self.kill()
         with self._kill_lock:
-            return self.process.wait()
+            status = self.process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return status
 
 
 def _descriptor(content: IO[bytes] | bytes, stack: contextlib.ExitStack) -> int:

@@ -7,6 +7,7 @@ import gc
 import io
 import json
 import os
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -16,11 +17,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from PIL import Image, ImageDraw
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest
-from ml_rag.ingest import confine
-from ml_rag.ingest.sandbox import Job, Limits, ModelTokenizer, Parsed, Sandbox, _log_refusal
+from ml_rag.ingest import confine, landlock
+from ml_rag.ingest.sandbox import DEFAULT_PARSER, Job, Limits, ModelTokenizer, Parsed, Sandbox, _log_refusal
 from ml_rag.ingest.split import Chunking
 from support import parsers
 
@@ -149,11 +151,18 @@ def test_the_child_has_no_model_library_and_no_secret(make: Make, monkeypatch: p
 
 @pytest.fixture
 def facts(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """What a parser could reach for: a TCP port, a unix socket, a process of the same user."""
+    """What a parser could reach for: a TCP port, a unix socket, a process and files of the same user."""
+    for name in ("file", "victim"):
+        (tmp_path / name).write_text("secret")
     with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
         unix.bind(str(tmp_path / "s"))
         unix.listen()
-        yield {"tcp": tcp.getsockname()[1], "unix": str(tmp_path / "s"), "server": os.getpid()}
+        yield {
+            "tcp": tcp.getsockname()[1],
+            "unix": str(tmp_path / "s"),
+            "server": os.getpid(),
+            "file": str(tmp_path / "file"),
+        }
 
 
 def confined(sandbox: Sandbox, facts: dict[str, Any]) -> dict[str, Any]:
@@ -162,10 +171,15 @@ def confined(sandbox: Sandbox, facts: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+#: what a parser may not do to the server's files
+FILES = ("read", "listing", "write", "append", "delete")
+
+
 def test_nothing_is_confined_out_of_the_sandbox(facts: dict[str, Any]) -> None:
     """What the next test sees refused is possible here."""
     found = parsers.confined(facts)
     assert (found["tcp"], found["unix"], found["program"], found["no_new_privs"]) == (None, None, 0, "0")
+    assert [found[what] for what in (*FILES, "own folder", "signal", "cat")] == [None] * 7 + [0]
 
 
 def test_a_parser_has_no_network_no_privilege_and_no_other_process(make: Make, facts: dict[str, Any]) -> None:
@@ -184,6 +198,45 @@ def test_a_parser_has_no_network_no_privilege_and_no_other_process(make: Make, f
     }
     # standard streams, the server's socket, and the listing's own
     assert len(found["descriptors"]) == 5
+
+
+def test_a_parser_has_no_files_but_its_own_and_its_libraries(make: Make, facts: dict[str, Any]) -> None:
+    """A hole in a parser must not show the keys of remote models, or a database, which its user may read."""
+    try:
+        abi = landlock.version()
+    except OSError as error:
+        pytest.skip(f"this kernel has no Landlock: {error}")
+    found = confined(make(), facts)
+    assert {what: found[what] for what in FILES} == dict.fromkeys(FILES, "EACCES")
+    assert found["cat"] != 0  # neither does a program that it starts
+    assert found["own folder"] is None
+    assert found["signal"] == ("EPERM" if abi >= 6 else None)
+    assert Path(facts["file"]).read_text() == "secret"
+
+
+@pytest.mark.skipif(shutil.which("tesseract") is None, reason="tesseract is not installed")
+def test_ocr_has_what_it_needs(make: Make) -> None:
+    """A program that gets pages as files, and data from wherever it was installed."""
+    sandbox = make(parser=DEFAULT_PARSER)
+    out = io.BytesIO()
+    image = Image.new("L", (1200, 300), 255)
+    ImageDraw.Draw(image).text((60, 60), "Grebes dive", fill=0, font_size=96)
+    image.save(out, "PNG")
+    parsed = asyncio.run(
+        sandbox.run(Job("a.png", out.getvalue(), PLAIN, Chunking("auto", 64, 0), None, "en", ocr=True))
+    )
+    assert [segment.text for segment in parsed.segments] == ["Grebes dive"]
+
+
+def test_the_folder_of_a_child_goes_with_it(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    sandbox = make()
+    ask(sandbox, b"text")
+    assert len(list(tmp_path.iterdir())) == 1
+    fails(sandbox, b"!abort")
+    assert len(list(tmp_path.iterdir())) == 1  # of the next one
+    sandbox.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_parser_sees_no_network_device_where_the_kernel_lets_it(make: Make, facts: dict[str, Any]) -> None:
@@ -293,22 +346,25 @@ def test_what_a_parser_prints_does_no_harm(make: Make, capfd: pytest.CaptureFixt
     assert capfd.readouterr() == ("", "")
 
 
-def test_cancelling_kills_the_child_and_its_children(make: Make, tmp_path: Path) -> None:
+def test_cancelling_kills_the_child_and_its_children(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sandbox = make()
-    child, note = pid(sandbox), tmp_path / "pid"
+    child = pid(sandbox)
 
-    async def main() -> float:
-        task = asyncio.create_task(sandbox.run(job(b"!child " + bytes(note))))
-        while not note.exists() or not note.read_text():
+    async def main() -> tuple[float, int]:
+        task = asyncio.create_task(sandbox.run(job(b"!child pid")))
+        while not (notes := [note.read_text() for note in tmp_path.glob("*/pid")]) or not notes[0]:
             await asyncio.sleep(0.01)
         began = time.monotonic()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return began
+        return began, int(notes[0])
 
-    began = asyncio.run(main())
-    assert eventually(lambda: not is_alive(child) and not is_alive(int(note.read_text())), 5)
+    began, grandchild = asyncio.run(main())
+    assert eventually(lambda: not is_alive(child) and not is_alive(grandchild), 5)
     assert time.monotonic() - began < 5
     assert ask(sandbox, b"next").segments[0].text == "next"
 
