@@ -268,13 +268,14 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the next rows of a job; returns the job with its counts and its place moved on
--- Calls: ml_rag._embed, ml_rag._run_row  Reads: the input table, as the caller
+-- Calls: ml_rag._embed, ml_rag._raise, ml_rag._run_row  Reads: the input table, as the caller
 DECLARE
   _size integer := (job ->> 'batch_size')::integer;
   _row record;
   _keys text[] := '{}';   -- of each row, as one element: its key in array text form
   _inputs text[] := '{}';
   _vectors vector[];
+  _failure jsonb;
   _failed integer := 0;
   _error text;
   _first_error text := job ->> 'first_error';
@@ -286,9 +287,13 @@ BEGIN
   IF job ->> 'routine' = 'ml_embed_table' AND cardinality(_inputs) > 0 THEN
     -- all at once; where that fails the rows are tried one by one, to find the one at fault
     -- (a blank text is an error of its row, not of the batch, so it travels as something else)
-    SELECT o.vectors INTO _vectors FROM ml_rag._embed(
+    SELECT o.vectors, o.error INTO _vectors, _failure FROM ml_rag._embed(
       ARRAY(SELECT CASE WHEN i ~ '\S' THEN i ELSE 'blank' END FROM unnest(_inputs) WITH ORDINALITY AS u (i, place)
             ORDER BY place), job ->> 'model', 'document') AS o;
+    IF _failure ->> 'sqlstate' IN ('57014', '08006') THEN
+      -- a statement is cancelled once: tried row by row it would go on, and wait for ever where the server hangs
+      PERFORM ml_rag._raise(_failure);
+    END IF;
   END IF;
   FOR i IN 1..cardinality(_inputs) LOOP
     _error := ml_rag._run_row(job, _keys[i]::text[], _inputs[i],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import psycopg
 import pytest
 
 from support.cluster import Connection, Database
+from support.hostile_server import embeddings, hostile, reply, silent
 from support.stores import create_store, error, fake_embedding, names
 
 ROUTINES = ["ml_rag_table", "ml_generate_table", "ml_embed_table"]
@@ -311,6 +313,22 @@ def test_a_lost_model_server_ends_the_call_and_keeps_what_was_computed(texts: Co
     with error("08006"):
         call(texts, "ml_generate_table", "public.texts.q", "public.texts.g")
     assert column(texts, "SELECT id FROM texts WHERE g IS NOT NULL") == [1]
+
+
+def test_a_timeout_ends_a_batch_that_is_being_embedded(texts: Connection, local_sockets: Path) -> None:
+    """The statement is cancelled once: the rows must not be tried one by one after that."""
+
+    def one_at_a_time_only(client: socket.socket, request: bytes) -> None:
+        inputs = json.loads(request.partition(b"\r\n\r\n")[2])["input"]
+        (silent if len(inputs) > 1 else reply(embeddings([1.0, 0.0])))(client, request)
+
+    with hostile(local_sockets, one_at_a_time_only) as server:
+        texts.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+        texts.execute("SET statement_timeout = '500ms'")
+        with error("57014", "statement timeout"):
+            call(texts, "ml_embed_table", "public.texts.q", "public.texts.e")
+        texts.execute("RESET statement_timeout")
+        assert len(server.requests) == 2
 
 
 def test_a_caller_needs_the_rights_on_the_tables_only(texts: Connection, db: Database) -> None:
