@@ -158,6 +158,8 @@ def assert_nothing_left(connection: Connection, server: SupervisedServer | None 
     wait_until(lambda: connection.execute(sessions).fetchone() == (0,))
     assert connection.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
     assert connection.execute("SELECT count(*) FROM pg_prepared_xacts").fetchone() == (0,)
+    own = "SELECT count(*) FROM ml_rag.activity WHERE datname = current_database()"
+    wait_until(lambda: connection.execute(own).fetchone() == (0,))
     files = "SELECT coalesce(sum(n), 0) FROM pg_tablespace AS t CROSS JOIN LATERAL (SELECT count(*) AS n FROM"
     files += " pg_ls_tmpdir(t.oid)) AS f WHERE t.spcname <> 'pg_global'"
     assert connection.execute(files).fetchone() == (0,)
