@@ -5,8 +5,11 @@ Needs two of them on one machine, each with pgvector, PL/Python and ml_rag: `mak
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,11 +19,13 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 import ml_rag
 from support import content, objects
+from support.installations import Installation, installations
 from support.keywords import assert_exact
-from support.servers import Installation, Server, installations, own, run, server_user
+from support.private_cluster import PrivateCluster, cluster_user
 from support.stores import as_text
 
 RELEASED = Path(__file__).parents[2] / "migrations" / "released"
@@ -57,12 +62,12 @@ class Database:
 
 @dataclass
 class Upgraded:
-    server: Server
+    cluster: PrivateCluster
     databases: dict[str, Database]
     log: str
 
     def connect(self, version: str = ml_rag.__version__) -> psycopg.Connection[Any]:
-        return self.server.connect(database_name(version))
+        return connect(self.cluster, database_name(version))
 
 
 def rows(owner: psycopg.Connection[Any]) -> dict[str, Any]:
@@ -74,15 +79,19 @@ def rows(owner: psycopg.Connection[Any]) -> dict[str, Any]:
     return {name: sorted(row for (row,) in owner.execute(f"SELECT t::text FROM {name} AS t")) for (name,) in tables}
 
 
-def fill(server: Server, version: str) -> Database:
-    with server.connect() as connection:
+def connect(cluster: PrivateCluster, database: str = "postgres") -> psycopg.Connection[Any]:
+    return psycopg.connect(make_conninfo(cluster.dsn, dbname=database), autocommit=True)
+
+
+def fill(cluster: PrivateCluster, version: str) -> Database:
+    with connect(cluster) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database_name(version))))
-    with server.connect(database_name(version)) as owner:
+    with connect(cluster, database_name(version)) as owner:
         owner.execute("CREATE EXTENSION vector; CREATE EXTENSION plpython3u")
         try:
             owner.execute("DO $$ import numpy $$ LANGUAGE plpython3u")
         except psycopg.Error as error:
-            pytest.skip(f"the Python of PostgreSQL {server.installation.major} has no numpy: {error}")
+            pytest.skip(f"the Python of PostgreSQL {OLDER.major} has no numpy: {error}")
         owner.execute(sql.SQL("CREATE EXTENSION ml_rag VERSION {}").format(sql.Literal(version)))
         roles = content.create_roles(owner, database_name(version))
         content.make(owner, roles)
@@ -91,51 +100,56 @@ def fill(server: Server, version: str) -> Database:
 
 @pytest.fixture(scope="module")
 def upgraded() -> Iterator[Upgraded]:
-    if server_user() is None and os.getuid() == 0:
-        pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
-    with tempfile.TemporaryDirectory(prefix="ml_rag_upgrade_") as name:
+    user = cluster_user()
+    with tempfile.TemporaryDirectory(prefix="ml_rag_upgrade_") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        folder.chmod(0o755)
+        folder.chmod(0o711)
         more = os.environ.get("ML_RAG_OLD_PYTHONPATH")
-        old = Server(OLDER, own(folder / "old"), {"PYTHONPATH": more} if more else {})
-        new = Server(NEWER, own(folder / "new"))
-        try:
-            for server in (old, new):
-                server.initialise("--locale=C.UTF-8", "--data-checksums")
-            old.start()
-            versions = [v for v in VERSIONS if OLDER.has_release(v)] + [ml_rag.__version__]
-            databases = {version: fill(old, version) for version in versions}
-            old.stop()
-            log = upgrade(old, new, own(folder / "work"))
-            new.start()
-            yield Upgraded(new, databases, log)
-        finally:
-            for server in (old, new):
-                if server.running():
-                    server.stop()
+        old = PrivateCluster(folder / "old", OLDER.bindir, user, {"PYTHONPATH": more} if more else {})
+        new = PrivateCluster(folder / "new", NEWER.bindir, user)
+        for cluster in (old, new):
+            cluster.folder.mkdir(mode=0o711)
+            cluster.initialise()
+            stack.callback(cluster.stop)
+        old.start()
+        versions = [v for v in VERSIONS if OLDER.has_release(v)] + [ml_rag.__version__]
+        databases = {version: fill(old, version) for version in versions}
+        old.stop("fast")
+        log = upgrade(old, new, folder, user)
+        new.start()
+        yield Upgraded(new, databases, log)
 
 
-def upgrade(old: Server, new: Server, folder: Path) -> str:
+def upgrade(old: PrivateCluster, new: PrivateCluster, folder: Path, user: str) -> str:
     """What pg_upgrade says, of its check and of its work."""
-    command: list[str | Path] = [new.installation.bindir / "pg_upgrade", "--username", "postgres"]
-    command += ["--socketdir", folder, "--jobs", "2"]
-    for way, server in (("old", old), ("new", new)):
-        command += [f"--{way}-bindir", server.installation.bindir, f"--{way}-datadir", server.data]
+    work = folder / "work"
+    work.mkdir()
+    shutil.chown(work, user)
+    command: list[str | Path] = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"]
+    command = command if os.getuid() == 0 else []
+    command += [NEWER.bindir / "pg_upgrade", "--username", "postgres", "--socketdir", work, "--jobs", "2"]
+    for way, installation, cluster in (("old", OLDER, old), ("new", NEWER, new)):
+        command += [f"--{way}-bindir", installation.bindir, f"--{way}-datadir", cluster.data]
     said = ""
     for more in (["--check"], []):
-        done = run([*command, *more], folder)
+        # a file: the servers that it starts would hold a pipe open
+        with (folder / "said").open("w+") as output:
+            done = subprocess.run(
+                [*command, *more], cwd=work, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+            output.seek(0)
+            said += output.read()
         logs = "".join(path.read_text() for path in new.data.glob("pg_upgrade_output.d/**/*.txt"))
-        assert done.returncode == 0, done.stdout + logs
-        said += done.stdout
+        assert done.returncode == 0, said + logs
     return said
 
 
 @pytest.fixture(scope="module")
 def fresh(upgraded: Upgraded) -> objects.Objects:
     """The extension, newly made in the new server."""
-    with upgraded.server.connect() as connection:
+    with connect(upgraded.cluster) as connection:
         connection.execute("CREATE DATABASE fresh")
-    with upgraded.server.connect("fresh") as owner:
+    with connect(upgraded.cluster, "fresh") as owner:
         owner.execute("CREATE EXTENSION ml_rag CASCADE")
         return facts(owner)
 
@@ -181,7 +195,7 @@ def test_what_users_have_written_stays(upgraded: Upgraded, database: Database) -
 
 def test_answers_are_those_of_before(upgraded: Upgraded, database: Database) -> None:
     """A release needs its own Python on the new server, or the update of the next test."""
-    if not upgraded.server.installation.has_release(database.version):
+    if not NEWER.has_release(database.version):
         pytest.skip(f"the newer PostgreSQL lacks ml_rag {database.version}")
     with upgraded.connect(database.version) as owner:
         problems = content.differences(database.answers, content.answers(owner, database.roles))

@@ -8,7 +8,7 @@ import pwd
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psycopg
@@ -39,7 +39,7 @@ restart_after_crash = on
 class PrivateCluster:
     """``start``, ``stop``, ``kill`` and start it again; ``dsn`` is a superuser's."""
 
-    def __init__(self, folder: Path, programs: Path, user: str) -> None:
+    def __init__(self, folder: Path, programs: Path, user: str, environment: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         self.data = folder / "data"
         self.sockets = folder / "pg"
@@ -47,6 +47,8 @@ class PrivateCluster:
         self.dsn = f"host={self.sockets} port={_PORT} dbname=postgres user=postgres"
         self._programs = programs
         self._user = user
+        #: of its programs, beside ours
+        self._environment = {**os.environ, **(environment or {})}
 
     def run(self, program: str, *arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A program of PostgreSQL, as the cluster's user."""
@@ -54,6 +56,7 @@ class PrivateCluster:
         return subprocess.run(
             [self._programs / program, *arguments],
             cwd="/",  # that user may not enter the folder we are in
+            env=self._environment,
             stdin=subprocess.DEVNULL,
             # no pipe: the daemon would hold it
             stdout=subprocess.DEVNULL,
@@ -85,9 +88,9 @@ class PrivateCluster:
         )  # fmt: skip
         assert started.returncode == 0, self.log.read_text()[-4000:]
 
-    def stop(self) -> None:
+    def stop(self, mode: str = "immediate") -> None:
         if (self.data / "postmaster.pid").exists():
-            self.run("pg_ctl", "-w", "-s", "-m", "immediate", "-D", self.data, "stop", check=False)
+            self.run("pg_ctl", "-w", "-s", "-m", mode, "-D", self.data, "stop", check=False)
 
     def restart(self) -> None:
         self.stop()
@@ -132,7 +135,7 @@ class PrivateCluster:
     @contextlib.contextmanager
     def standby(self, name: str = "standby") -> Iterator[PrivateCluster]:
         """A hot standby of this cluster, by pg_basebackup and streaming replication."""
-        other = PrivateCluster(self.folder / name, self._programs, self._user)
+        other = PrivateCluster(self.folder / name, self._programs, self._user, self._environment)
         other.folder.mkdir(mode=0o711)
         other.make_folders()
         self.run("pg_basebackup", "-R", "-X", "stream", "-c", "fast", "-d", self.dsn, "-D", other.data)

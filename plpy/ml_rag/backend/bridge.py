@@ -134,8 +134,8 @@ def keyword(name: str = "keyword") -> ModuleType:
             "keyword search needs numpy in the database server's python3",
             # numpy for another version is there but for its compiled part, and then speaks of many things
             detail=f"PL/Python here is Python {sys.version_info[0]}.{sys.version_info[1]}: {str(e).splitlines()[0]}.",
-            hint="Install the package python3-numpy on the machine of the database, then connect again. Where it is there,"
-            " but for another Python, as after an upgrade of the distribution, upgrade PostgreSQL too.",
+            hint="Install the package python3-numpy on the machine of the database, then connect again. Where it is"
+            " there, but for another Python, as after an upgrade of the distribution, upgrade PostgreSQL too.",
         ) from None
     finally:
         for variable, value in before.items():
