@@ -20,7 +20,8 @@ COPY mk mk
 COPY sql sql
 COPY migrations migrations
 COPY plpy plpy
-RUN make install DESTDIR=/stage PG_CONFIG=/usr/lib/postgresql/17/bin/pg_config
+# With what the releases had: a volume that an older image made runs its own version until it is updated.
+RUN export DESTDIR=/stage PG_CONFIG=/usr/lib/postgresql/17/bin/pg_config && make install && bash mk/install.sh released
 
 FROM packages
 COPY --from=extension /stage /

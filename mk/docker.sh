@@ -113,6 +113,20 @@ crash_server() {
 
 segments() { ask -c 'SELECT count(*) FROM documents'; }
 
+# A database as the image of release 0.1.0 made it, in a volume that this image finds.
+of_an_older_image() {
+  ask -c "CREATE DATABASE older"
+  ask -d older -c "CREATE EXTENSION vector; CREATE EXTENSION plpython3u; CREATE EXTENSION ml_rag VERSION '0.1.0'" \
+    -c "SELECT ml_rag.configure('model_server', 'unix:/run/ml_rag/ml_rag.sock')" \
+    -c "CALL vector_store_load('file:///srv/documents/', '{\"table_name\": \"documents\"}')"
+}
+
+older_answers() {
+  ask -d older -c "SELECT ml_rag_answer('What is ml_rag?', '{\"keyword_search\": true, \"skip_generate\": true}')"
+}
+
+same_answer() { [ "$(older_answers)" = "$1" ]; }
+
 same_segments() { [ "$(segments)" = "$1" ]; }
 
 first_call() {
@@ -122,13 +136,21 @@ first_call() {
 }
 
 checks() {
-  local count
+  local count answer
   expect "docker compose exec db psql answers CALL ml_rag(…)" first_call
   expect "the database runs without privileges" runs_as db 999
   expect "the model server runs without privileges" runs_as server 998
   expect "the model server has no network" without_network server
   expect "the model server refuses another uid" peer_is_refused
   count=$(segments)
+  of_an_older_image >/dev/null
+  answer=$(older_answers)
+  compose restart db
+  healthy
+  expect "a database of release 0.1.0 answers before it is updated" same_answer "$answer"
+  ask -d older -c "ALTER EXTENSION ml_rag UPDATE"
+  expect "… and the same afterwards" same_answer "$answer"
+  ask -c "DROP DATABASE older"
   compose restart server
   expect "after a restart of the model server the next calls are answered" healthy
   expect "… by CALL ml_rag(…) too" answers
