@@ -16,6 +16,7 @@ pgspot() {
   sed 's/SET search_path FROM CURRENT/SET search_path = pg_catalog, ml_rag, pg_temp/' "$ROOT/build/ml_rag--$VERSION.sql" >"$script"
   while read -r signature; do unpinned+=(--proc-without-search-path "$signature"); done <<'LIST'
 ml_rag.version()
+ml_rag._begin(routine text,stage text)
 extschema.ml_rag_evaluate(questions text,options jsonb)
 ml_rag._run_table(routine text,input text,output text,options jsonb,INOUT result jsonb)
 extschema.ml_rag_table(input_table_column text,output_table_column text,options jsonb,INOUT result jsonb)

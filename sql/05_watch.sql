@@ -48,8 +48,8 @@ $$;
 
 CREATE VIEW ml_rag.activity AS
 SELECT a.pid, a.datname, a.usename, a.role, a.routine, a.stage, a.model, to_timestamp(a.started) AS started,
-  clock_timestamp() - to_timestamp(a.started) AS age, clock_timestamp() - to_timestamp(a.stage_started) AS stage_age
-FROM ml_rag._activity() AS a;
+  c.now - to_timestamp(a.started) AS age, c.now - to_timestamp(a.stage_started) AS stage_age
+FROM ml_rag._activity() AS a CROSS JOIN LATERAL (SELECT clock_timestamp() AS now) AS c;
 COMMENT ON VIEW ml_rag.activity IS
 $$calls of ml_rag's routines in flight, in all databases
 usename: role of the session. role: current_user of the call. routine: the one the client called. stage: what it, or a

@@ -1,7 +1,7 @@
 -- 80_rag: the public routines: 10 … 70 in order.
 
 CREATE FUNCTION ml_rag._retrieve(
-  query text, options jsonb,
+  query text, options jsonb, call integer DEFAULT NULL,
   OUT stores ml_rag.store[], OUT hits ml_rag.hit[], OUT method text, OUT threshold numeric, OUT missing jsonb,
   OUT times timestamptz[]
 )
@@ -10,8 +10,8 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: question to citations: discover, embed, search, keyword, fuse, threshold, rerank, expand; options are
 -- parsed ones. missing: the error (for ml_rag._raise) where no segment is left; not raised, as an answer can abstain
--- times: when discovery, the embedding and the search were done
--- Calls: ml_rag._discover, ml_rag.embed, ml_rag.search, ml_rag.keyword, ml_rag.fuse, ml_rag.threshold,
+-- call: what ml_rag._begin has returned. times: when discovery, the embedding and the search were done
+-- Calls: ml_rag._stage, ml_rag._discover, ml_rag.embed, ml_rag.search, ml_rag.keyword, ml_rag.fuse, ml_rag.threshold,
 -- ml_rag.rerank, ml_rag.expand
 DECLARE
   _retrieval jsonb := options -> 'retrieval_options';
@@ -21,6 +21,7 @@ DECLARE
   _is_keyword boolean := (options -> 'keyword_search')::boolean;
   _rerank jsonb := options -> 'rerank';
   _candidates integer := greatest(_n, (_rerank ->> 'candidates')::integer);
+  _model_id text;
   _query_embedding vector;
   _keyword_hits ml_rag.hit[];
   _found record;
@@ -57,7 +58,9 @@ BEGIN
   END IF;
   times[1] := clock_timestamp();
   IF _query_embedding IS NULL AND ml_rag._needs_embedding(options) THEN
-    _query_embedding := ml_rag.embed(query, coalesce(options ->> 'embed_model_id', stores[1].embed_model_id));
+    _model_id := coalesce(options ->> 'embed_model_id', stores[1].embed_model_id);
+    PERFORM ml_rag._stage(call, 'embed', coalesce(_model_id, ''));
+    _query_embedding := ml_rag.embed(query, _model_id);
   END IF;
   times[2] := clock_timestamp();
 
@@ -66,11 +69,13 @@ BEGIN
       (ml_rag.parse_options('hybrid_options', options -> 'hybrid_options') ->> 'candidates')::integer);
   END IF;
   IF _is_semantic THEN
+    PERFORM ml_rag._stage(call, 'search');
     hits := ARRAY(SELECT h FROM ml_rag.search(stores, _query_embedding, _candidates, _metric, options,
       -- one store with a wrong marker must not break the calls of those who never named it
       NOT options ?| '{vector_store,query_embedding}') AS h);
   END IF;
   IF _is_keyword THEN
+    PERFORM ml_rag._stage(call, 'keyword');
     _keyword_hits := ARRAY(
       SELECT h FROM ml_rag.keyword(stores, query, _candidates, _query_embedding, _metric, options) AS h);
     hits := CASE WHEN _is_semantic
@@ -104,6 +109,8 @@ BEGIN
   hits := _found.kept;
 
   IF _rerank IS NOT NULL THEN
+    PERFORM ml_rag._stage(call, 'rerank',
+      coalesce(_rerank ->> 'model_id', ml_rag._get_setting('rerank_model_id'), ''));
     hits := ARRAY(SELECT h FROM ml_rag.rerank(query, hits[1:greatest(_n, (_rerank ->> 'candidates')::integer)],
       _rerank - 'min_score') AS h);
     IF hits[1].rerank_score < (_rerank ->> 'min_score')::double precision THEN
@@ -127,6 +134,7 @@ BEGIN
   END IF;
 
   IF (_retrieval ->> 'segment_overlap')::integer > 0 THEN
+    PERFORM ml_rag._stage(call, 'expand');
     hits := ARRAY(SELECT h FROM ml_rag.expand(stores, hits, (_retrieval ->> 'segment_overlap')::integer) AS h);
   END IF;
 END
@@ -139,12 +147,14 @@ RETURNS TABLE (rank integer, vector_store text, document_name text, document_id 
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
--- purpose: the citations of ml_rag as rows  Calls: ml_rag._parse_rag_options, ml_rag._retrieve, ml_rag._raise
+-- purpose: the citations of ml_rag as rows
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag._parse_rag_options, ml_rag._retrieve, ml_rag._raise
 DECLARE
+  _call integer := ml_rag._begin('ml_rag_search', 'discover');
   _hits ml_rag.hit[];
   _missing jsonb;
 BEGIN
-  SELECT r.hits, r.missing INTO _hits, _missing FROM ml_rag._retrieve($1, ml_rag._parse_rag_options($2)) AS r;
+  SELECT r.hits, r.missing INTO _hits, _missing FROM ml_rag._retrieve($1, ml_rag._parse_rag_options($2), _call) AS r;
   IF _missing IS NOT NULL THEN
     PERFORM ml_rag._raise(_missing);
   END IF;
@@ -162,6 +172,10 @@ BEGIN
     rerank_score := _hits[i].rerank_score;
     RETURN NEXT;
   END LOOP;
+  PERFORM ml_rag._end(_call);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+  RAISE;
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_search(text, jsonb) IS
@@ -174,14 +188,18 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: question to answer document
--- Calls: ml_rag._parse_rag_options, ml_rag._retrieve, ml_rag._raise, ml_rag.generate, ml_rag._get_setting
+-- Calls: ml_rag._begin, ml_rag._stage, ml_rag._end, ml_rag._parse_rag_options, ml_rag._retrieve, ml_rag._raise,
+-- ml_rag.generate, ml_rag._get_setting
 DECLARE
-  _options jsonb := ml_rag._parse_rag_options($2);
-  _skip_generate boolean := (_options -> 'skip_generate')::boolean;
+  _call integer := ml_rag._begin('ml_rag', 'discover');
+  _options jsonb;
+  _skip_generate boolean;
   _retrieved record;
   _answer jsonb;
 BEGIN
-  _retrieved := ml_rag._retrieve($1, _options);
+  _options := ml_rag._parse_rag_options($2);
+  _skip_generate := (_options -> 'skip_generate')::boolean;
+  _retrieved := ml_rag._retrieve($1, _options, _call);
   IF _retrieved.missing IS NOT NULL AND (_skip_generate OR NOT (_options -> 'abstain')::boolean) THEN
     PERFORM ml_rag._raise(_retrieved.missing);
   END IF;
@@ -201,10 +219,16 @@ BEGIN
     _answer := _answer || jsonb_build_object('text',
       coalesce(_options ->> 'abstain_text', ml_rag._get_setting('abstain_text')));
   ELSIF NOT _skip_generate THEN
+    PERFORM ml_rag._stage(_call, 'generate',
+      coalesce(_options #>> '{model_options,model_id}', ml_rag._get_setting('generate_model_id')));
     _answer := _answer || jsonb_build_object('text',
       ml_rag.generate($1, _options -> 'model_options', _retrieved.hits, _options -> 'prompt'));
   END IF;
+  PERFORM ml_rag._end(_call);
   RETURN _answer;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+  RAISE;
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_answer(text, jsonb) IS

@@ -58,6 +58,7 @@ DECLARE
   _comment text;
   _key name[];
   _key_types text[];
+  _missing text;
 BEGIN
   _options := options;
   IF jsonb_typeof(_options) = 'object' THEN
@@ -143,21 +144,26 @@ BEGIN
     END IF;
   END IF;
 
+  -- the rows that have no result yet, or a failed one
+  _missing := format('FROM %s AS t %s WHERE t.%I IS NOT NULL AND %s', _in.relation,
+    CASE WHEN _input <> _output THEN format('LEFT JOIN %s AS o ON (%s) = (%s)', _out.relation,
+      (SELECT string_agg(format('o.%I', k), ', ') FROM unnest(_key) AS k),
+      (SELECT string_agg(format('t.%I', k), ', ') FROM unnest(_key) AS k)) END,
+    _in.column_name,
+    format(CASE WHEN _model IS NULL THEN '(%1$s.%2$I IS NULL OR %1$s.%2$I ->> ''error'' IS NOT NULL)'
+                ELSE '%1$s.%2$I IS NULL' END,
+      CASE WHEN _input <> _output THEN 'o' ELSE 't' END, _out.column_name));
   RETURN jsonb_build_object(
     'routine', routine, 'options', _options, 'model', _model, 'batch_size', _batch -> 'batch_size',
+    'relation', (SELECT format('%s.%s', n.nspname, c.relname) FROM pg_class AS c
+                 JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _output),
+    'count', concat('SELECT count(*) ', _missing),
     'last', NULL, 'done', false, 'rows', 0, 'succeeded', 0, 'failed', 0, 'first_error', NULL,
-    -- one batch of the rows that have no result yet, or a failed one, after the key $1
+    -- one batch of them, after the key $1
     'read', format(
-      'SELECT ARRAY[%s]::text[] AS key, t.%I::text AS input FROM %s AS t %s WHERE t.%I IS NOT NULL AND %s '
+      'SELECT ARRAY[%s]::text[] AS key, t.%I::text AS input %s '
       'AND ($1 IS NULL OR (%s) > (%s)) ORDER BY %s LIMIT $2',
-      (SELECT string_agg(format('t.%I::text', k), ', ') FROM unnest(_key) AS k), _in.column_name, _in.relation,
-      CASE WHEN _input <> _output THEN format('LEFT JOIN %s AS o ON (%s) = (%s)', _out.relation,
-        (SELECT string_agg(format('o.%I', k), ', ') FROM unnest(_key) AS k),
-        (SELECT string_agg(format('t.%I', k), ', ') FROM unnest(_key) AS k)) END,
-      _in.column_name,
-      format(CASE WHEN _model IS NULL THEN '(%1$s.%2$I IS NULL OR %1$s.%2$I ->> ''error'' IS NOT NULL)'
-                  ELSE '%1$s.%2$I IS NULL' END,
-        CASE WHEN _input <> _output THEN 'o' ELSE 't' END, _out.column_name),
+      (SELECT string_agg(format('t.%I::text', k), ', ') FROM unnest(_key) AS k), _in.column_name, _missing,
       (SELECT string_agg(format('t.%I', k), ', ') FROM unnest(_key) AS k),
       (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i)),
       (SELECT string_agg(format('t.%I', k), ', ') FROM unnest(_key) AS k)),
@@ -176,6 +182,40 @@ BEGIN
       (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k), _out.column_name,
       (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i)),
       _type) END);
+END
+$$;
+
+CREATE FUNCTION ml_rag._watch_table(job jsonb, call integer) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the job with what its progress is told by: call, which ml_rag._begin has returned, and total
+-- Calls: ml_rag._progress  Reads: the input table, as the caller
+DECLARE
+  _total bigint;
+BEGIN
+  IF call IS NULL THEN
+    RETURN job;
+  END IF;
+  PERFORM ml_rag._progress(call, job ->> 'relation', 'counting rows');
+  EXECUTE job ->> 'count' INTO _total;
+  RETURN job || jsonb_build_object('call', call, 'total', _total);
+END
+$$;
+
+CREATE FUNCTION ml_rag._tell_table(job jsonb, handled integer, failed integer) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how far a job is, so many rows into its batch  Calls: ml_rag._progress
+DECLARE
+  _done bigint := (job ->> 'rows')::bigint + handled;
+BEGIN
+  PERFORM ml_rag._progress((job ->> 'call')::integer, job ->> 'relation',
+    CASE job ->> 'routine' WHEN 'ml_rag_table' THEN 'answering' WHEN 'ml_generate_table' THEN 'generating'
+      ELSE 'embedding' END,
+    -- rows that came since they were counted
+    _done, greatest(_done, (job ->> 'total')::bigint), (job ->> 'failed')::bigint + failed);
 END
 $$;
 
@@ -268,8 +308,11 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the next rows of a job; returns the job with its counts and its place moved on
--- Calls: ml_rag._embed, ml_rag._raise, ml_rag._run_row  Reads: the input table, as the caller
+-- Calls: ml_rag._tell_table, ml_rag._embed, ml_rag._raise, ml_rag._run_row  Reads: the input table, as the caller
 DECLARE
+  _is_watched boolean := job ? 'call';
+  -- a row that is only written costs little more than to tell of it
+  _every integer := CASE job ->> 'routine' WHEN 'ml_embed_table' THEN 100 ELSE 1 END;
   _size integer := (job ->> 'batch_size')::integer;
   _row record;
   _keys text[] := '{}';   -- of each row, as one element: its key in array text form
@@ -284,6 +327,9 @@ BEGIN
     _keys := _keys || _row.key::text;
     _inputs := _inputs || _row.input;
   END LOOP;
+  IF _is_watched THEN
+    PERFORM ml_rag._tell_table(job, 0, 0);
+  END IF;
   IF job ->> 'routine' = 'ml_embed_table' AND cardinality(_inputs) > 0 THEN
     -- all at once; where that fails the rows are tried one by one, to find the one at fault
     -- (a blank text is an error of its row, not of the batch, so it travels as something else)
@@ -301,6 +347,9 @@ BEGIN
     IF _error IS NOT NULL THEN
       _failed := _failed + 1;
       _first_error := coalesce(_first_error, format('row %s: %s', _keys[i], _error));
+    END IF;
+    IF _is_watched AND (i % _every = 0 OR i = cardinality(_inputs)) THEN
+      PERFORM ml_rag._tell_table(job, i, _failed);
     END IF;
   END LOOP;
   RETURN job || jsonb_build_object(
@@ -334,18 +383,32 @@ CREATE PROCEDURE ml_rag._run_table(routine text, input text, output text, option
 LANGUAGE plpgsql
 AS $$
 -- purpose: the loop of the batch routines, a commit after each batch where the caller's transaction allows it
--- Calls: ml_rag._begin_table, ml_rag._run_batch, ml_rag._commit, ml_rag._end_table
--- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used.
+-- Calls: ml_rag._begin, ml_rag._begin_table, ml_rag._watch_table, ml_rag._run_batch, ml_rag._commit,
+-- ml_rag._end_table, ml_rag._end
+-- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
+-- commit within a block that has an EXCEPTION clause.
 DECLARE
+  _call pg_catalog.int4 := ml_rag._begin(routine);
   _job pg_catalog.jsonb;
   _committed pg_catalog.bool;
 BEGIN
-  _job := ml_rag._begin_table(routine, input, output, options);
+  BEGIN
+    _job := ml_rag._watch_table(ml_rag._begin_table(routine, input, output, options), _call);
+  EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+    PERFORM ml_rag._end(_call, SQLSTATE);
+    RAISE;
+  END;
   LOOP
     CALL ml_rag._commit(_committed);
     EXIT WHEN pg_catalog.jsonb_extract_path_text(_job, 'done')::pg_catalog.bool;
-    _job := ml_rag._run_batch(_job);
+    BEGIN
+      _job := ml_rag._run_batch(_job);
+    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+      PERFORM ml_rag._end(_call, SQLSTATE);
+      RAISE;
+    END;
   END LOOP;
+  PERFORM ml_rag._end(_call);
   result := ml_rag._end_table(_job);
 END
 $$;

@@ -75,7 +75,10 @@ DECLARE
   _request jsonb := jsonb_strip_nulls(jsonb_build_object('embed_model_id', _store.model_id,
     'chunking', options -> 'chunking', 'language', options -> 'language', 'ocr', options -> 'ocr'));
 BEGIN
-  RETURN jsonb_build_object('store', store::oid::bigint, 'dimensions', _store.dimensions,
+  RETURN jsonb_build_object('store', store::oid::bigint, 'relation', (
+      SELECT format('%s.%s', n.nspname, c.relname)
+      FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store),
+    'dimensions', _store.dimensions,
     'refresh', coalesce(options -> 'refresh', 'true'),
     'request', _request || jsonb_strip_nulls(jsonb_build_object('formats', options -> 'formats')),
     -- a document made with other options counts as changed; which formats are wanted does not change one
@@ -154,19 +157,35 @@ CREATE PROCEDURE @extschema@.vector_store_load(uri text, options jsonb DEFAULT N
 LANGUAGE plpgsql
 AS $$
 -- purpose: server files to a vector store, a commit after each batch where the caller's transaction allows it
--- Calls: ml_rag._begin_load, ml_rag._load_files, ml_rag._raise, ml_rag._end_load
--- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used.
+-- Calls: ml_rag._begin, ml_rag._stage, ml_rag._begin_load, ml_rag._load_files, ml_rag._raise, ml_rag._progress,
+-- ml_rag._end_load, ml_rag._end
+-- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
+-- commit within a block that has an EXCEPTION clause.
 DECLARE
+  _call pg_catalog.int4 := ml_rag._begin('vector_store_load');
   _job pg_catalog.jsonb;
   _outcome pg_catalog.jsonb;
   _error pg_catalog.jsonb;
 BEGIN
-  _job := ml_rag._begin_load(uri, options, pg_catalog.current_schemas(false));
+  BEGIN
+    _job := ml_rag._begin_load(uri, options, pg_catalog.current_schemas(false));
+  EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+    PERFORM ml_rag._end(_call, SQLSTATE);
+    RAISE;
+  END;
+  PERFORM ml_rag._stage(_call, 'load', pg_catalog.jsonb_extract_path_text(_job, 'request', 'embed_model_id'));
   CALL ml_rag._load_files(_job, _outcome, _error);
-  IF _error IS NOT NULL THEN
-    PERFORM ml_rag._raise(_error);
-  END IF;
-  result := ml_rag._end_load(_job, _outcome);
+  BEGIN
+    IF _error IS NOT NULL THEN
+      PERFORM ml_rag._raise(_error);
+    END IF;
+    PERFORM ml_rag._stage(_call, 'index');
+    result := ml_rag._end_load(_job, _outcome);
+    PERFORM ml_rag._end(_call);
+  EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+    PERFORM ml_rag._end(_call, SQLSTATE);
+    RAISE;
+  END;
 END
 $$;
 COMMENT ON PROCEDURE @extschema@.vector_store_load(text, jsonb, jsonb) IS
@@ -187,12 +206,15 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: documents the client sends, into a store
--- Calls: ml_rag._parse_load_options, ml_rag._load_job, ml_rag._load_contents, ml_rag._raise
--- Writes: the store, as the caller
+-- Calls: ml_rag._begin, ml_rag._stage, ml_rag._end, ml_rag._parse_load_options, ml_rag._load_job,
+-- ml_rag._load_contents, ml_rag._raise  Writes: the store, as the caller
 DECLARE
-  _options jsonb := ml_rag._parse_load_options('load_documents', $4);
+  _call integer := ml_rag._begin('ml_rag.load_documents');
+  _options jsonb;
+  _job jsonb;
   _outcome record;
 BEGIN
+  _options := ml_rag._parse_load_options('load_documents', $4);
   IF names IS NULL OR contents IS NULL OR cardinality(names) <> cardinality(contents)
     OR array_position(names, NULL) IS NOT NULL OR array_position(contents, NULL) IS NOT NULL
     OR array_ndims(names) > 1 OR array_ndims(contents) > 1 OR '' = ANY (names)
@@ -201,10 +223,15 @@ BEGIN
       DETAIL = format('%s names, %s contents; each document needs a name of its own and a content, neither null.',
         coalesce(cardinality(names), 0), coalesce(cardinality(contents), 0));
   END IF;
-  SELECT o.* INTO _outcome
-  FROM ml_rag._load_contents(ml_rag._load_job(store, _options ->> 'embed_model_id', _options), names, contents) AS o;
+  _job := ml_rag._load_job(store, _options ->> 'embed_model_id', _options);
+  PERFORM ml_rag._stage(_call, 'load', _job #>> '{request,embed_model_id}');
+  SELECT o.* INTO _outcome FROM ml_rag._load_contents(_job, names, contents) AS o;
   PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
+  PERFORM ml_rag._end(_call);
   RETURN _outcome.outcome;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+  RAISE;
 END
 $$;
 COMMENT ON FUNCTION ml_rag.load_documents(regclass, text[], bytea[], jsonb) IS

@@ -265,12 +265,14 @@ COMMENT ON FUNCTION ml_rag.disable_keyword_search(regclass) IS
 $$drops the keyword index of a table; for its owner
 No error where there is none. Errors: 42P01; 42501 not the owner.$$;
 
-CREATE FUNCTION ml_rag._index_keywords(store regclass, options jsonb, is_new boolean) RETURNS void
+CREATE FUNCTION ml_rag._index_keywords(store regclass, options jsonb, is_new boolean, call integer DEFAULT NULL)
+RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: make the keyword index of a table, or make it anew with other options; is_new: the caller has just made it
--- Calls: ml_rag._own_table, ml_rag.parse_options, ml_rag._bad_option, ml_rag._indexable_key,
+-- call: what ml_rag._begin has returned
+-- Calls: ml_rag._advance, ml_rag._progress, ml_rag._own_table, ml_rag.parse_options, ml_rag._bad_option, ml_rag._indexable_key,
 -- ml_rag.text_search_configuration, ml_rag._check_keyword_columns, ml_rag._add_keywords_statement
 -- Reads: the table  Writes: triggers and the index, all as the caller
 DECLARE
@@ -279,9 +281,13 @@ DECLARE
   _configuration text := _options ->> 'text_search_configuration';
   _index ml_rag.keyword_store;
   _event text;
+  _relation text;
   _batch bigint := nextval('ml_rag.keyword_number');
 BEGIN
   PERFORM ml_rag._own_table(store);
+  _relation := (SELECT format('%s.%s', n.nspname, c.relname) FROM pg_class AS c
+                JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store);
+  PERFORM ml_rag._progress(call, _relation, 'waiting for writers');
   IF NOT EXISTS (SELECT FROM pg_attribute AS a
                  WHERE a.attrelid = store AND a.attname = _segment AND NOT a.attisdropped
                    AND a.atttypid = ANY ('{text,character varying}'::regtype[])) THEN
@@ -327,8 +333,14 @@ BEGIN
         WHEN 'DELETE' THEN 'REFERENCING OLD TABLE AS ml_rag_old'
         WHEN 'UPDATE' THEN 'REFERENCING OLD TABLE AS ml_rag_old NEW TABLE AS ml_rag_new' ELSE '' END);
   END LOOP;
-  EXECUTE ml_rag._add_keywords_statement(_index, format('SELECT %s FROM ONLY %s AS t',
-    ml_rag._key_and_segment('t', _index), store)) USING store, _batch;
+  PERFORM ml_rag._progress(call, _relation, 'indexing segments', 0,
+    -- as pg_stat_progress_create_index has it: what the last ANALYZE or VACUUM has seen
+    coalesce((SELECT nullif(greatest(c.reltuples, 0), 0)::bigint FROM pg_class AS c WHERE c.oid = store), -1));
+  EXECUTE ml_rag._add_keywords_statement(_index, format(CASE WHEN call IS NULL THEN 'SELECT %1$s FROM ONLY %2$s AS t'
+      -- volatile, so the planner keeps it, and the row with it
+      ELSE 'SELECT %1$s FROM (SELECT t.*, ml_rag._advance(%3$s) AS told FROM ONLY %2$s AS t) AS t' END,
+    ml_rag._key_and_segment('t', _index), store, call)) USING store, _batch;
+  PERFORM ml_rag._progress(call, _relation, 'folding');
   UPDATE ml_rag.keyword_own_store AS i SET folding = _batch WHERE i.store = _index.store;
 END
 $$;
@@ -337,9 +349,15 @@ CREATE FUNCTION ml_rag.enable_keyword_search(store regclass, options jsonb DEFAU
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._index_keywords
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag._index_keywords
+DECLARE
+  _call integer := ml_rag._begin('ml_rag.enable_keyword_search');
 BEGIN
-  PERFORM ml_rag._index_keywords($1, $2, false);
+  PERFORM ml_rag._index_keywords($1, $2, false, _call);
+  PERFORM ml_rag._end(_call);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+  RAISE;
 END
 $$;
 COMMENT ON FUNCTION ml_rag.enable_keyword_search(regclass, jsonb) IS

@@ -41,13 +41,14 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._rank(
-  query text, texts text[], options jsonb, OUT model text, OUT places integer[], OUT scores double precision[]
+  query text, texts text[], options jsonb, call integer, OUT model text, OUT places integer[], OUT scores double precision[]
 )
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: places in texts by descending relevance, at most top_n, with their scores, and the model that ranked them
--- Calls: ml_rag._get_setting, ml_rag._is_missing, ml_rag.text_search_configuration, ml_rag._relevance
+-- call: what ml_rag._begin has returned
+-- Calls: ml_rag._stage, ml_rag._get_setting, ml_rag._is_missing, ml_rag.text_search_configuration, ml_rag._relevance
 DECLARE
   _configuration regconfig := ml_rag.text_search_configuration(options ->> 'language')::regconfig;
   _scores double precision[];
@@ -59,6 +60,7 @@ BEGIN
       model := 'hybrid';
     END IF;
   END IF;
+  PERFORM ml_rag._stage(call, 'rerank', model);
   _scores := ml_rag._relevance(query, texts, model, _configuration);
   SELECT coalesce(array_agg(s.place ORDER BY s.score DESC, s.place), '{}'),
     coalesce(array_agg(s.score ORDER BY s.score DESC, s.place), '{}')
@@ -75,9 +77,10 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: records as JSON, in and out
--- Calls: ml_rag.parse_options, ml_rag._check_rank_count, ml_rag._bad_record, ml_rag._rank
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag.parse_options, ml_rag._check_rank_count, ml_rag._bad_record, ml_rag._rank
 DECLARE
-  _options jsonb := ml_rag.parse_options('ml_rank', $3);
+  _call integer := ml_rag._begin('ml_rank');
+  _options jsonb;
   i integer;
   _record jsonb;
   _key text;
@@ -85,6 +88,7 @@ DECLARE
   _records jsonb[] := '{}';
   _ranked record;
 BEGIN
+  _options := ml_rag.parse_options('ml_rank', $3);
   IF records IS NULL OR jsonb_typeof(records) <> 'array' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the records are not an array',
       DETAIL = format('Got %s.', coalesce(jsonb_typeof(records), 'NULL')),
@@ -121,10 +125,14 @@ BEGIN
     _records[i] := CASE WHEN (_options -> 'ignore_record_details_in_response')::boolean
       THEN jsonb_build_object('id', _record -> 'id') ELSE jsonb_strip_nulls(_record - 'score') END;
   END LOOP;
-  SELECT r.* INTO _ranked FROM ml_rag._rank(query, _texts, _options) AS r;
+  SELECT r.* INTO _ranked FROM ml_rag._rank(query, _texts, _options, _call) AS r;
+  PERFORM ml_rag._end(_call);
   RETURN jsonb_build_object('model', _ranked.model, 'records', coalesce((
     SELECT jsonb_agg(_records[r.place] || jsonb_build_object('score', r.score) ORDER BY r.rank)
     FROM unnest(_ranked.places, _ranked.scores) WITH ORDINALITY AS r (place, score, rank)), '[]'));
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+  RAISE;
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rank(text, jsonb, jsonb) IS
@@ -144,13 +152,15 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 100
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the same for SQL, arrays in and rows out
--- Calls: ml_rag.parse_options, ml_rag._check_rank_count, ml_rag._bad_record, ml_rag._rank
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag.parse_options, ml_rag._check_rank_count, ml_rag._bad_record, ml_rag._rank
 DECLARE
-  _options jsonb := ml_rag.parse_options('ml_rank', $4);
+  _call integer := ml_rag._begin('ml_rank_rows');
+  _options jsonb;
   -- as they come out of unnest: whatever the bounds of the arrays were
   _ids text[] := ARRAY(SELECT u.id FROM unnest($2) WITH ORDINALITY AS u (id, place) ORDER BY u.place);
   _texts text[] := ARRAY(SELECT u.text FROM unnest($3) WITH ORDINALITY AS u (text, place) ORDER BY u.place);
 BEGIN
+  _options := ml_rag.parse_options('ml_rank', $4);
   IF ids IS NULL OR texts IS NULL OR cardinality(ids) <> cardinality(texts) THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'ids and texts are not of one length',
       DETAIL = format('%s ids, %s texts.', coalesce(cardinality(ids)::text, 'NULL'),
@@ -168,9 +178,13 @@ BEGIN
   END LOOP;
   RETURN QUERY
     SELECT r.rank::integer, _ids[r.place], r.score
-    FROM ml_rag._rank(query, _texts, _options) AS ranked,
+    FROM ml_rag._rank(query, _texts, _options, _call) AS ranked,
       unnest(ranked.places, ranked.scores) WITH ORDINALITY AS r (place, score, rank)
     ORDER BY r.rank;
+  PERFORM ml_rag._end(_call);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+  RAISE;
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rank_rows(text, text[], text[], jsonb) IS

@@ -89,7 +89,7 @@ EXCEPTION
 END
 $$;
 
-CREATE FUNCTION ml_rag._evaluate_question(question jsonb, own jsonb, rag jsonb, cutoffs integer[],
+CREATE FUNCTION ml_rag._evaluate_question(question jsonb, own jsonb, rag jsonb, cutoffs integer[], call integer,
   OUT result ml_rag.evaluation_question)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -97,9 +97,9 @@ SET search_path FROM CURRENT
 SET client_min_messages = 'error'
 AS $$
 -- purpose: one question: retrieved, answered where asked for, measured. An error is part of the result, except that of
--- a lost model server: what comes after it would measure nothing.
--- Calls: ml_rag._retrieve, ml_rag._raise, ml_rag.generate, ml_rag._grade_hits, ml_rag._ranking_measures,
--- ml_rag._answer_measures, ml_rag._judge, ml_rag._get_setting
+-- a lost model server: what comes after it would measure nothing. call: what ml_rag._begin has returned
+-- Calls: ml_rag._stage, ml_rag._retrieve, ml_rag._raise, ml_rag.generate, ml_rag._grade_hits,
+-- ml_rag._ranking_measures, ml_rag._answer_measures, ml_rag._judge, ml_rag._get_setting
 DECLARE
   _query text := question ->> 'question';
   _expected jsonb := question -> 'documents';
@@ -122,9 +122,10 @@ DECLARE
 BEGIN
   result.question_id := question ->> 'id';
   result.question := _query;
+  PERFORM ml_rag._stage(call, 'discover');
   _began := clock_timestamp();
   BEGIN
-    SELECT r.hits, r.missing, r.times INTO _hits, _missing, _times FROM ml_rag._retrieve(_query, rag) AS r;
+    SELECT r.hits, r.missing, r.times INTO _hits, _missing, _times FROM ml_rag._retrieve(_query, rag, call) AS r;
     IF _missing IS NOT NULL AND NOT (_generate AND (rag -> 'abstain')::boolean) THEN
       PERFORM ml_rag._raise(_missing);
     END IF;
@@ -147,6 +148,8 @@ BEGIN
     END IF;
   ELSIF _generate AND result.sqlstate IS NULL THEN
     _began := clock_timestamp();
+    PERFORM ml_rag._stage(call, 'generate',
+      coalesce(rag #>> '{model_options,model_id}', ml_rag._get_setting('generate_model_id')));
     BEGIN
       result.answer := ml_rag.generate(_query, rag -> 'model_options', _hits, rag -> 'prompt');
     EXCEPTION
@@ -179,6 +182,7 @@ BEGIN
     _measures := _measures || jsonb_build_object('answer_length', length(result.answer));
     IF own ? 'judge_model_id' AND NOT _refused THEN
       _began := clock_timestamp();
+      PERFORM ml_rag._stage(call, 'judge', own ->> 'judge_model_id');
       _measures := _measures || jsonb_strip_nulls(jsonb_build_object(
         'groundedness', ml_rag._judge(own ->> 'judge_model_id',
           'How far do the documents support this statement? Score 0 (not at all) to 4 (each part of it).',
@@ -260,13 +264,17 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag_evaluate; path is the caller's search_path
--- Calls: ml_rag._parse_evaluate_options, ml_rag._read_questions, ml_rag._check_questions, ml_rag._discover,
+-- Calls: ml_rag._begin, ml_rag._stage, ml_rag._progress, ml_rag._end, ml_rag._parse_evaluate_options, ml_rag._read_questions, ml_rag._check_questions, ml_rag._discover,
 -- ml_rag._retrieve, ml_rag._evaluate_question, ml_rag._summary, ml_rag._run_environment
 -- Writes: ml_rag.evaluation_run, ml_rag.evaluation_question
 DECLARE
-  _parsed record := ml_rag._parse_evaluate_options(options);
-  _keep boolean := (_parsed.own -> 'keep')::boolean;
-  _every interval := make_interval(secs => (_parsed.own ->> 'progress_seconds')::float8);
+  _call integer := ml_rag._begin('ml_rag_evaluate');
+  _parsed record;
+  _keep boolean;
+  _every interval;
+  -- no query, whose text may hold anything
+  _table text := CASE WHEN source ~ '^[[:alpha:]_"][^[:space:]();]*$' THEN source ELSE '' END;
+  _failed integer := 0;
   _began timestamptz := clock_timestamp();
   _told timestamptz := _began;
   _questions jsonb[];
@@ -279,6 +287,10 @@ DECLARE
   _run_id bigint;
   _seconds float8;
 BEGIN
+  _parsed := ml_rag._parse_evaluate_options(options);
+  _keep := (_parsed.own -> 'keep')::boolean;
+  _every := make_interval(secs => (_parsed.own ->> 'progress_seconds')::float8);
+  PERFORM ml_rag._progress(_call, _table, 'reading questions');
   IF _keep AND current_setting('transaction_read_only')::boolean THEN
     RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = 'the run cannot be kept in a read-only transaction',
       HINT = 'Say "keep": false.';
@@ -291,13 +303,17 @@ BEGIN
     PERFORM ml_rag._retrieve(_questions[1] ->> 'question', _parsed.rag);
   END IF;
   FOR i IN 1..cardinality(_questions) LOOP
-    _result := ml_rag._evaluate_question(_questions[i], _parsed.own, _parsed.rag, _parsed.cutoffs);
+    PERFORM ml_rag._progress(_call, _table, 'asking questions', i - 1, cardinality(_questions), _failed);
+    _result := ml_rag._evaluate_question(_questions[i], _parsed.own, _parsed.rag, _parsed.cutoffs, _call);
     _results := array_append(_results, _result);
+    _failed := _failed + (_result.sqlstate IS NOT NULL)::integer;
     IF _every > '0' AND clock_timestamp() >= _told + _every THEN
       _told := clock_timestamp();
       RAISE NOTICE '% of % questions', i, cardinality(_questions);
     END IF;
   END LOOP;
+  PERFORM ml_rag._stage(_call, '');
+  PERFORM ml_rag._progress(_call, _table, 'summing up', cardinality(_questions), cardinality(_questions), _failed);
   -- a run in which nothing worked has measured nothing
   IF (SELECT bool_and(r.sqlstate IS NOT NULL AND r.sqlstate <> 'P0002') AND count(DISTINCT r.sqlstate) = 1
       FROM unnest(_results) AS r) THEN
@@ -321,10 +337,14 @@ BEGIN
     SELECT _run_id, r.question_id, r.question, r.answer, r.citations, r.measures, r.latency, r.sqlstate, r.message
     FROM unnest(_results) AS r;
   END IF;
+  PERFORM ml_rag._end(_call);
   RETURN jsonb_build_object('run_id', _run_id, 'name', _parsed.own -> 'name', 'questions', cardinality(_questions),
     'seconds', _seconds, 'measures', _summary.measures, 'counted', _summary.counted, 'latency', _summary.latency,
     'errors', _summary.errors, 'vector_store', _names, 'models', _environment.models,
     'versions', _environment.versions);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+  RAISE;
 END
 $$;
 

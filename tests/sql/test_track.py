@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from support.cluster import Connection
+from support.cluster import Connection, Database
+from support.processes import wait_until
 
 
 def begin(connection: Connection, routine: str = "ml_rag") -> Any:
@@ -101,6 +102,35 @@ def test_nothing_is_told_where_track_is_off(owner: Connection, asker: Connection
     owner.execute("SELECT ml_rag.configure('track', 'on')")
     run(asker, "PERFORM ml_rag._end(c);")
     assert stats(asker) == {("ml_rag", "total"): (1, 0)}
+
+
+def test_a_session_that_tells_learns_that_track_is_off(owner: Connection, asker: Connection) -> None:
+    assert begin(asker) is not None
+    owner.execute("SELECT ml_rag.configure('track', 'off')")
+    wait_until(lambda: begin(asker) is None)
+    before = stats(asker)
+    run(asker, "PERFORM ml_rag._end(c);")
+    assert stats(asker) == before
+    owner.execute("SELECT ml_rag.configure('track', NULL)")
+    wait_until(lambda: begin(asker) is not None)
+
+
+@pytest.mark.parametrize("role", ["tenant", "stranger", "postgres"])
+def test_nobody_counts_for_another_role(db: Database, asker: Connection, owner: Connection, role: str) -> None:
+    other = role if role == "postgres" else db.role(role)
+    asker.execute("SELECT ml_rag._end(ml_rag._begin_call('ml_rag', '', %s, 0))", (other,))
+    rows = owner.execute("SELECT role, calls FROM ml_rag.stats").fetchall()
+    assert rows == [(db.role("asker"), 1)]
+
+
+def test_a_call_counts_for_the_role_that_it_runs_as(db: Database, owner: Connection) -> None:
+    connection = db.connect()
+    for name in ("asker", "tenant", "asker"):
+        connection.execute(f"SET ROLE {db.role(name)}")
+        run(connection, "PERFORM ml_rag._end(c);")
+        connection.execute("RESET ROLE")
+    rows = owner.execute("SELECT role, calls FROM ml_rag.stats ORDER BY 1").fetchall()
+    assert rows == [(db.role("asker"), 2), (db.role("tenant"), 1)]
 
 
 def test_where_track_is_off_no_session_starts_python_for_it(owner: Connection, asker: Connection) -> None:

@@ -17,6 +17,7 @@ from ml_rag.backend import embed as _embed
 from ml_rag.backend import files as _files
 from ml_rag.backend import generate as _generate
 from ml_rag.backend import rerank as _rerank
+from ml_rag.backend import track as _track
 from ml_rag.backend.client import ModelServer
 from ml_rag.backend.load import MAX_DOCUMENT_BYTES, Loader, batches
 from ml_rag.backend.store import SqlStore
@@ -99,13 +100,15 @@ def get(plpy: Any, path: str) -> str:
 @outcome
 def embed(plpy: Any, texts: list[str], model_id: str, input_type: str | None) -> list[str]:
     """The vectors of the texts, in pgvector's text form."""
-    return _embed.embed(server(plpy), texts, model_id, input_type)
+    with _track.alone(plpy, "ml_rag.embed", "embed", model_id):
+        return _embed.embed(server(plpy), texts, model_id, input_type)
 
 
 @outcome
 def rerank(plpy: Any, query: str, texts: list[str], model_id: str) -> list[float]:
     """The relevance of each text to the query, 0-1."""
-    return _rerank.rerank(server(plpy), query, texts, model_id)
+    with _track.alone(plpy, "ml_rag.rerank", "rerank", model_id):
+        return _rerank.rerank(server(plpy), query, texts, model_id)
 
 
 @outcome
@@ -115,7 +118,10 @@ def generate(plpy: Any, request: str) -> str:
         parsed = json.loads(request)
     except ValueError as e:  # jsonb takes numbers of more digits than Python does
         raise InvalidRequest("an option holds a number that is out of range", detail=f"{e}.") from None
-    return as_jsonb(_generate.generate(server(plpy), parsed))
+    with _track.alone(plpy, "ml_rag.generate", "generate", parsed["options"]["model_id"]):
+        answer = _generate.generate(server(plpy), parsed)
+        _track.tokens(answer["prompt_tokens"] or 0, answer["generated_tokens"] or 0)
+    return as_jsonb(answer)
 
 
 def keyword(name: str = "keyword") -> ModuleType:
@@ -206,7 +212,8 @@ def load_files(plpy: Any, job_text: str) -> str:
     location = _files.Location(job["base"], tuple(job["patterns"]))
     base = None if location.file else location.base
     store = SqlStore(plpy, job["store"], may_commit=True)
-    loader = Loader(job, server(plpy), store)
+    tell = functools.partial(_tell, job["relation"], len(job["files"]))
+    loader = Loader(job, server(plpy), store, functools.partial(tell, "loading documents"))
     paths = [bytes.fromhex(name).decode("utf-8", "surrogateescape") for name in job["files"]]
     with store.held():
         for batch in batches([(path, _files.size(path)) for path in paths]):
@@ -218,9 +225,15 @@ def load_files(plpy: Any, job_text: str) -> str:
             found = set(paths)
             gone = [name for name in store.below(location.prefix) if name not in found and location.matches(name)]
             if gone := [name for name in gone if _files.is_gone(name)]:
+                tell("removing documents", len(paths), loader.outcome.counts["failed"])
                 loader.outcome.counts["removed"] = store.remove(gone)
                 store.commit()
+    tell("indexing", len(paths), loader.outcome.counts["failed"])
     return json.dumps(loader.outcome.result())
+
+
+def _tell(relation: str, total: int, phase: str, done: int, failed: int) -> None:
+    _track.progress(_track.innermost(), relation, phase, done, total, failed)
 
 
 @outcome
@@ -228,7 +241,8 @@ def load_contents(plpy: Any, job_text: str, names: list[str], contents: list[byt
     """Bring documents that the client has sent into the store of a job."""
     job = json.loads(job_text)
     store = SqlStore(plpy, job["store"], may_commit=False)
-    loader = Loader(job, server(plpy), store)
+    tell = functools.partial(_tell, job["relation"], len(names), "loading documents")
+    loader = Loader(job, server(plpy), store, tell)
     content = dict(zip(names, contents, strict=True))
     for batch in batches([(name, len(content[name])) for name in names]):
         loader.load([(name, functools.partial(content.__getitem__, name)) for name in batch])

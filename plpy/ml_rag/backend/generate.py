@@ -18,8 +18,9 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
     """``request``: prompt, documents (array or null), options of ml_generate and prompt_options, both parsed, and
     citations: how many of the documents, the first ones, are citations of the answer (null: it has none to point to).
 
-    Returns text, documents_given and documents_used (both None without documents). The text's markers point to
-    citations that were used, unless it is JSON.
+    Returns text, documents_given and documents_used (both None without documents), prompt_tokens and generated_tokens
+    (None where the model server does not tell). The text's markers point to citations that were used, unless it is
+    JSON.
     """
     fields = {_FIELDS.get(name, name): value for name, value in request["options"].items()}
     if (schema := fields.pop("json_schema", None)) is not None:
@@ -43,10 +44,14 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
         counts = {name: used.get(name) for name in ("documents_given", "documents_used")}
         if not all(count is None or (isinstance(count, int) and 0 <= count < 2**31) for count in counts.values()):
             raise TypeError("no number of documents")
+        usage = reply.get("usage") if isinstance(reply.get("usage"), dict) else {}
+        tokens = {"prompt_tokens": usage.get("prompt_tokens"), "generated_tokens": usage.get("completion_tokens")}
+        # statistics, for which no answer shall fail; an engine that does not know them says 0
+        tokens = {name: n if isinstance(n, int) and 0 < n < 2**31 else None for name, n in tokens.items()}
     except (KeyError, IndexError, TypeError, AttributeError) as e:
         raise EngineFailed("the model server answered nonsense", detail=f"No answer: {e!r}.") from None
     if cited is not None and schema is None:
         documents_used = counts["documents_used"]
         # those that did not fit are the last ones, so the numbers of the others are the first
         text = citations.verify(text, cited if documents_used is None else min(cited, documents_used))
-    return {"text": text, **counts}
+    return {"text": text, **counts, **tokens}

@@ -98,7 +98,11 @@ class Outcome:
 class Loader:
     """Loads documents into one store, batch by batch."""
 
-    def __init__(self, job: dict[str, Any], server: ModelServer, store: Store) -> None:
+    def __init__(
+        self, job: dict[str, Any], server: ModelServer, store: Store, tell: Callable[[int, int], None] = lambda *_: None
+    ) -> None:
+        """``tell`` is called with the number of documents that are done with, and how many of them failed."""
+        self._tell = tell
         self._server = server
         self._store = store
         self._request = job["request"]
@@ -111,9 +115,15 @@ class Loader:
 
     def load(self, batch: Sequence[tuple[str, Callable[[], bytes]]]) -> None:
         """Load the documents of a batch (name, how to read it) that the store lacks or has another version of."""
-        if uploads := self._select(batch):
+        uploads = self._select(batch)
+        self._tell_counts()
+        if uploads:
             self._receive(uploads)
             self._commit()
+
+    def _tell_counts(self) -> None:
+        counts = self.outcome.counts
+        self._tell(sum(counts.values()) - counts["removed"], counts["failed"])
 
     def _select(self, batch: Sequence[tuple[str, Callable[[], bytes]]]) -> list[Upload]:
         names = [name for name, _ in batch if is_storable(name)]
@@ -152,6 +162,7 @@ class Loader:
                     self._write(upload, reply)
                 except DocumentError as e:
                     self.outcome.fail(upload.name, e, known=upload.known)
+                self._tell_counts()
             complete = not waiting
         finally:
             if not complete:

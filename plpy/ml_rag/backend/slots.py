@@ -25,200 +25,22 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
-from math import log2
+
+from ml_rag.backend.records import IDLE, PAGE, Activity, Record, error_number
 
 FOLDER = "pg_stat_tmp"
-#: part of the file's name: raise it with any change of the layout that is not one more name at the end of a list below
+#: part of the file's name: raise it with any change of the layout but one more name at the end of a list in ``records``
 FORMAT = 1
-PAGE = 4096
 RECORDS = 31
 SLOT_BYTES = PAGE * (1 + RECORDS)
 MAX_SLOTS = 4096
-
-# Their places are what the file holds, so a name is only ever added at the end.
-ROUTINES = (
-    *("ml_rag", "ml_rag_search", "ml_rag_table", "ml_generate", "ml_generate_table", "ml_embed_row", "ml_embed_table"),
-    *("vector_store_load", "ml_rank", "ml_rank_rows", "ml_rag_evaluate", "ml_rag.load_documents"),
-    *("ml_rag.enable_keyword_search", "ml_rag.reembed", "ml_rag.embed", "ml_rag.rerank", "ml_rag.generate"),
-)
-STAGES = (
-    *("total", "discover", "embed", "search", "keyword", "rerank", "expand", "generate", "load", "index", "judge"),
-    *("switch", "read"),
-)
-#: what errors are counted by: SQLSTATEs, classes of them, and calls whose backend ended before they did
-ERRORS = (
-    *("22000", "22023", "42501", "42P01", "P0002", "55000", "08006", "53300", "57014", "38000"),
-    *("22xxx", "23xxx", "25xxx", "40xxx", "42xxx", "53xxx", "54xxx", "55xxx", "57xxx", "P0xxx", "XXxxx"),
-    *("other", "terminated"),
-)
-_MAX_STAGES, _MAX_ERRORS = 16, 24
-#: durations fall into this many classes, each sqrt(2) times as long as the one before; the first ends at 141 µs
-BUCKETS = 48
-SHORTEST = 100
-
-_ROUTINE_NUMBERS = {name: i for i, name in enumerate(ROUTINES)}
-_STAGE_NUMBERS = {name: i for i, name in enumerate(STAGES)}
-_ERROR_NUMBERS = {name: i for i, name in enumerate(ERRORS)}
+#: a call that goes on for long writes its counters so often
+WRITE_SECONDS = 1.0
 
 _MAGIC = b"ml_rag%2d" % FORMAT
 _HEADER = struct.Struct("=8sqI")
-_RECORD = struct.Struct("=IIIIq")
-# places in a record, as 8-byte integers: errors, tokens, for each stage sum, longest, errors; as 4-byte ones: buckets
-_Q_ERRORS = _RECORD.size // 8
-_Q_TOKENS = _Q_ERRORS + _MAX_ERRORS
-_Q_STAGES = _Q_TOKENS + 2
-_I_BUCKETS = 2 * (_Q_STAGES + 3 * _MAX_STAGES)
-_ACTIVITY = struct.Struct("=IIIIBBBxqqq64s128s48sqqqq")
 _EMPTY = bytes(PAGE)
-
-
-def routine_number(name: str) -> int | None:
-    """The place of a routine in ``ROUTINES``."""
-    return _ROUTINE_NUMBERS.get(name)
-
-
-def stage_number(name: str) -> int:
-    """The place of a stage in ``STAGES``; 0 for a name that is none."""
-    return _STAGE_NUMBERS.get(name, 0)
-
-
-def error_number(sqlstate: str) -> int:
-    """What an SQLSTATE counts as: a place in ``ERRORS``."""
-    number = _ERROR_NUMBERS.get(sqlstate)
-    return number if number is not None else _ERROR_NUMBERS.get(f"{sqlstate[:2]}xxx", _ERROR_NUMBERS["other"])
-
-
-def bucket(microseconds: int) -> int:
-    """The class of a duration."""
-    return min(BUCKETS - 1, max(0, int(2 * log2(microseconds / SHORTEST)))) if microseconds > SHORTEST else 0
-
-
-class Record:
-    """The counters of one role and routine: those of a slot, or a sum of them."""
-
-    __slots__ = ("_bytes", "_i", "_q", "role", "routine")
-
-    def __init__(self, role: int, routine: int, page: bytes = _EMPTY) -> None:
-        self.role, self.routine = role, routine
-        self._bytes = bytearray(page)
-        view = memoryview(self._bytes)
-        self._q, self._i = view.cast("Q"), view.cast("I")
-
-    def add(self, stage: int, microseconds: int) -> None:
-        """Count one that took so long."""
-        at = _Q_STAGES + 3 * stage
-        self._q[at] += microseconds
-        if microseconds > self._q[at + 1]:
-            self._q[at + 1] = microseconds
-        at = _I_BUCKETS + BUCKETS * stage + bucket(microseconds)
-        if self._i[at] < 0xFFFFFFFF:
-            self._i[at] += 1
-
-    def fail(self, stage: int, error: int) -> None:
-        """Count a call that failed in this stage (0: in none)."""
-        self._q[_Q_STAGES + 2] += 1
-        if stage:
-            self._q[_Q_STAGES + 3 * stage + 2] += 1
-        self._q[_Q_ERRORS + error] += 1
-
-    def add_tokens(self, prompt: int, generated: int) -> None:
-        self._q[_Q_TOKENS] += prompt
-        self._q[_Q_TOKENS + 1] += generated
-
-    def merge(self, other: Record) -> None:
-        """Add what the other has counted."""
-        for at in range(_Q_ERRORS, _I_BUCKETS // 2):
-            is_longest = at >= _Q_STAGES and (at - _Q_STAGES) % 3 == 1
-            self._q[at] = max(self._q[at], other._q[at]) if is_longest else self._q[at] + other._q[at]
-        for at in range(_I_BUCKETS, _I_BUCKETS + BUCKETS * _MAX_STAGES):
-            if other._i[at]:
-                self._i[at] = min(0xFFFFFFFF, self._i[at] + other._i[at])
-
-    @property
-    def errors(self) -> list[int]:
-        """By place in ``ERRORS``."""
-        return list(self._q[_Q_ERRORS : _Q_ERRORS + len(ERRORS)])
-
-    @property
-    def tokens(self) -> tuple[int, int]:
-        """Of prompts, generated."""
-        return self._q[_Q_TOKENS], self._q[_Q_TOKENS + 1]
-
-    def stage(self, stage: int) -> tuple[int, int, int, list[int]]:
-        """Microseconds in all, the longest, failures, how many in each class of duration."""
-        at, buckets = _Q_STAGES + 3 * stage, _I_BUCKETS + BUCKETS * stage
-        return self._q[at], self._q[at + 1], self._q[at + 2], list(self._i[buckets : buckets + BUCKETS])
-
-    def page(self, epoch: int) -> bytearray:
-        """As it is written."""
-        _RECORD.pack_into(self._bytes, 0, 0, self.role, self.routine, 0, epoch)
-        self._i[0] = zlib.crc32(self._bytes)
-        return self._bytes
-
-    @classmethod
-    def of_page(cls, page: bytes, epoch: int) -> Record | None:
-        """None where it is damaged, half written, or of another epoch."""
-        if len(page) < PAGE or not _is_whole(page):
-            return None
-        _, role, routine, _, of_epoch = _RECORD.unpack_from(page)
-        return cls(role, routine, page) if of_epoch == epoch and routine < len(ROUTINES) else None
-
-
-class Activity:
-    """What a backend is doing. Times are µs since 1970; ``statement`` is PostgreSQL's own start of the statement."""
-
-    __slots__ = (
-        *("command", "done", "failed", "in_flight", "model", "phase", "pid", "progress_started", "relation", "role"),
-        *("routine", "stage", "stage_started", "started", "statement", "total"),
-    )
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.in_flight = False
-        self.role = self.routine = self.stage = 0
-        self.started = self.stage_started = self.statement = 0
-        self.model = ""
-        #: place in ``ROUTINES`` + 1; 0: no progress to tell of
-        self.command = 0
-        self.relation = self.phase = ""
-        self.done = self.failed = self.progress_started = 0
-        self.total = -1
-
-    def page(self) -> bytes:
-        """As it is written."""
-        model, relation, phase = (text.encode(errors="replace") for text in (self.model, self.relation, self.phase))
-        fields = (
-            *(self.pid, self.in_flight, self.role, self.routine, self.stage, self.command),
-            *(self.started, self.stage_started, self.statement, model, relation, phase),
-            *(self.done, self.total, self.failed, self.progress_started),
-        )
-        return _ACTIVITY.pack(zlib.crc32(_ACTIVITY.pack(0, *fields)), *fields)
-
-    @classmethod
-    def of_page(cls, page: bytes) -> Activity | None:
-        """None where it is damaged, half written or empty."""
-        page = page[: _ACTIVITY.size]
-        if len(page) < _ACTIVITY.size or not _is_whole(page):
-            return None
-        found = cls(0)
-        _, *numbers, model, relation, phase, found.done, found.total, found.failed, found.progress_started = (
-            _ACTIVITY.unpack(page)
-        )
-        found.pid, in_flight, found.role, found.routine, found.stage, found.command, *times = numbers
-        found.started, found.stage_started, found.statement = times
-        found.in_flight = bool(in_flight)
-        if found.routine >= len(ROUTINES) or found.stage >= len(STAGES) or found.command > len(ROUTINES):
-            return None
-        # a text that was cut may end within a character
-        found.model, found.relation, found.phase = (
-            text.rstrip(b"\0").decode(errors="ignore") for text in (model, relation, phase)
-        )
-        return found
-
-
-def _is_whole(page: bytes) -> bool:
-    (crc,) = struct.unpack_from("=I", page)
-    return bool(crc) and zlib.crc32(page[4:], zlib.crc32(b"\0\0\0\0")) == crc
+_TERMINATED = error_number("terminated")
 
 
 class SlotFile:
@@ -307,13 +129,14 @@ class SlotFile:
         return min(MAX_SLOTS, max(0, -(-(os.fstat(self._fd).st_size - PAGE) // SLOT_BYTES)))
 
     def read_activity(self, slot: int) -> Activity | None:
-        for _ in range(3):
-            page = os.pread(self._fd, _ACTIVITY.size, _place(slot))
-            if (found := Activity.of_page(page)) is not None or page == _EMPTY[: len(page)]:
+        """None where there is none, or it is damaged."""
+        for _ in range(3):  # its owner may just be writing it
+            page = os.pread(self._fd, PAGE, _place(slot))
+            if (found := Activity.of_page(page)) is not None or not any(page):
                 return found
         return None
 
-    def write_activity(self, slot: int, page: bytes) -> None:
+    def write_activity(self, slot: int, page: bytes | bytearray) -> None:
         os.pwrite(self._fd, page, _place(slot))
 
     def read_records(self, slot: int, epoch: int) -> Iterator[tuple[int, Record]]:
@@ -330,6 +153,81 @@ class SlotFile:
 
     def write_record(self, slot: int, place: int, record: Record) -> None:
         os.pwrite(self._fd, record.page(self.epoch), _place(slot) + PAGE * (1 + place))
+
+
+class Slot:
+    """The slot of this backend, and what its pages hold."""
+
+    def __init__(self, file: SlotFile, number: int) -> None:
+        self.file, self.number = file, number
+        self.activity = Activity(os.getpid())
+        self._records: dict[tuple[int, int], tuple[int, Record]] = {}
+        self._unwritten: dict[tuple[int, int], float] = {}
+        former = file.read_activity(number)
+        for place, record in file.read_records(number, file.epoch):
+            self._records[record.role, record.routine] = place, record
+        if former is not None and former.in_flight and former.pid != os.getpid():
+            self.record(former.role, former.routine).fail(former.stage, _TERMINATED)
+            self.write(former.role, former.routine)
+        self.show()
+
+    def record(self, role: int, routine: int) -> Record:
+        """The counters of a role and a routine. Where there is no room for more, those used least recently ago are
+        counted among those of no role in particular (0)."""
+        key = role, routine
+        found = self._records.pop(key, None)
+        if found is None:
+            if len(self._records) < RECORDS:
+                place = next(iter(set(range(RECORDS)) - {place for place, _ in self._records.values()}))
+            else:
+                place = self._make_room()
+            found = place, Record(role, routine)
+            self.file.write_record(self.number, *found)  # what was there counts no more
+        self._records[key] = found  # the last one is the one used last
+        return found[1]
+
+    def _make_room(self) -> int:
+        oldest = next(key for key in self._records if key[0] != 0)
+        place, record = self._records.pop(oldest)
+        common = self._records.get((0, record.routine))
+        if common is None:
+            # its place becomes the common one; another has to go for the one that is to come
+            common = place, Record(0, record.routine)
+            self._records[0, record.routine] = common
+            common[1].merge(record)
+            self.file.write_record(self.number, *common)
+            return self._make_room()
+        common[1].merge(record)
+        self.file.write_record(self.number, *common)
+        return place
+
+    def write(self, role: int, routine: int) -> None:
+        self.file.write_record(self.number, *self._records[role, routine])
+        self._unwritten.pop((role, routine), None)
+
+    def write_late(self, role: int, routine: int) -> None:
+        """Write where the last time is long ago."""
+        now = time.monotonic()
+        if now > self._unwritten.setdefault((role, routine), now + WRITE_SECONDS):
+            self.write(role, routine)
+
+    def follow_epoch(self) -> None:
+        """Forget what was counted before a reset."""
+        epoch = self.file.read_epoch()
+        if not epoch:  # truncated or damaged
+            epoch = self.file.start_epoch(only_if_none=True)
+        if epoch != self.file.epoch:
+            self.file.epoch = epoch
+            self.forget()
+
+    def forget(self) -> None:
+        """Count from 0."""
+        self._records.clear()
+        self._unwritten.clear()
+
+    def show(self) -> None:
+        """Write what is in flight."""
+        self.file.write_activity(self.number, self.activity.page() if self.activity.in_flight else IDLE)
 
 
 def _place(slot: int) -> int:

@@ -13,27 +13,29 @@ from collections.abc import Iterator
 from typing import Any
 
 from ml_rag import __version__
-from ml_rag.backend import slots
-from ml_rag.backend.slots import Activity, Record, SlotFile
+from ml_rag.backend import records, slots
+from ml_rag.backend.slots import Slot, SlotFile
 
 VERSION = __version__
 
 #: after the file could not be used
 RETRY_SECONDS = 10.0
-#: how often it is asked whether the file is still the one that others open
+#: how often it is asked whether this is off, and whether the file is still the one that others open
 CHECK_SECONDS = 1.0
-#: a call that goes on for long writes its counters so often
-WRITE_SECONDS = 1.0
+#: rows that a statement goes through between two notes of it
+ADVANCE = 100
 SUCCESS = "00000"
 #: class of the SQLSTATEs by which somebody ends a statement: cancelled, shut down
 _ENDS = "57"
-_OTHER = slots.error_number("other")
-_TERMINATED = slots.error_number("terminated")
+_OTHER = records.error_number("other")
 
 # Run under whatever search_path there is: nothing in them but names with their schema, and no operators.
+_ROLE = """
+SELECT current_user AS name,
+  pg_catalog.quote_ident(current_user)::pg_catalog.regrole::pg_catalog.oid::pg_catalog.int8 AS oid
+"""
 _SESSION = """
-SELECT pg_catalog.quote_ident(current_user)::pg_catalog.regrole::pg_catalog.oid::pg_catalog.int8 AS role,
-  pg_catalog.date_part('epoch', pg_catalog.statement_timestamp()) AS statement
+SELECT current_user AS role, pg_catalog.date_part('epoch', pg_catalog.statement_timestamp()) AS statement
 """
 _DATABASE = """
 SELECT d.oid::pg_catalog.int8 AS oid FROM pg_catalog.pg_database AS d
@@ -58,88 +60,14 @@ def execute(plpy: Any, statement: str) -> Any:
 class Frame:
     """A call that has begun. Those that it makes itself lie above it in the stack."""
 
-    __slots__ = ("began", "call", "model", "role", "routine", "stage", "stage_began", "stage_started", "started")
+    __slots__ = ("began", "call", "model", "role", "routine", "stage", "stage_began", "started")
 
     def __init__(self, call: int, role: int, routine: int) -> None:
         self.call, self.role, self.routine = call, role, routine
         self.began = self.stage_began = time.perf_counter_ns()
-        self.started = self.stage_started = time.time_ns() // 1000
+        self.started = time.time_ns() // 1000
         self.stage = 0
         self.model = ""
-
-
-class Slot:
-    """The slot of this backend, and what its pages hold."""
-
-    def __init__(self, file: SlotFile, number: int) -> None:
-        self.file, self.number = file, number
-        self.activity = Activity(os.getpid())
-        self._records: dict[tuple[int, int], tuple[int, Record]] = {}
-        self._unwritten: dict[tuple[int, int], float] = {}
-        former = file.read_activity(number)
-        for place, record in file.read_records(number, file.epoch):
-            self._records[record.role, record.routine] = place, record
-        if former is not None and former.in_flight and former.pid != os.getpid():
-            self.record(former.role, former.routine).fail(former.stage, _TERMINATED)
-            self.write(former.role, former.routine)
-        self.show()
-
-    def record(self, role: int, routine: int) -> Record:
-        """The counters of a role and a routine. Where there is no room for more, those used least recently ago are
-        counted among those of no role in particular (0)."""
-        key = role, routine
-        found = self._records.pop(key, None)
-        if found is None:
-            if len(self._records) < slots.RECORDS:
-                place = next(iter(set(range(slots.RECORDS)) - {place for place, _ in self._records.values()}))
-            else:
-                place = self._make_room()
-            found = place, Record(role, routine)
-            self.file.write_record(self.number, *found)  # what was there counts no more
-        self._records[key] = found  # the last one is the one used last
-        return found[1]
-
-    def _make_room(self) -> int:
-        oldest = next(key for key in self._records if key[0] != 0)
-        place, record = self._records.pop(oldest)
-        common = self._records.get((0, record.routine))
-        if common is None:
-            # its place becomes the common one; another has to go for the one that is to come
-            common = place, Record(0, record.routine)
-            self._records[0, record.routine] = common
-            common[1].merge(record)
-            self.file.write_record(self.number, *common)
-            return self._make_room()
-        common[1].merge(record)
-        self.file.write_record(self.number, *common)
-        return place
-
-    def write(self, role: int, routine: int) -> None:
-        self.file.write_record(self.number, *self._records[role, routine])
-        self._unwritten.pop((role, routine), None)
-
-    def write_late(self, role: int, routine: int) -> None:
-        """Write where the last time is long ago."""
-        now = time.monotonic()
-        if now > self._unwritten.setdefault((role, routine), now + WRITE_SECONDS):
-            self.write(role, routine)
-
-    def follow_epoch(self) -> None:
-        """Forget what was counted before a reset."""
-        epoch = self.file.read_epoch()
-        if not epoch:  # truncated or damaged
-            epoch = self.file.start_epoch(only_if_none=True)
-        if epoch != self.file.epoch:
-            self.file.epoch = epoch
-            self.forget()
-
-    def forget(self) -> None:
-        """Count from 0."""
-        self._records.clear()
-        self._unwritten.clear()
-
-    def show(self) -> None:
-        self.file.write_activity(self.number, self.activity.page())
 
 
 class _State:
@@ -151,8 +79,13 @@ class _State:
         self.frames: list[Frame] = []
         self.statement = 0
         self.last_call = 0
-        #: the frame whose progress is shown
+        #: the frame whose progress is shown, and the texts of that
         self.progress_of: Frame | None = None
+        self.relation = self.phase = ""
+        self.ending = ("", "")
+        self.is_off = False
+        #: the roles, by name, that this session was lately seen to be
+        self.roles: dict[str, int] = {}
 
 
 _state = _State()
@@ -179,23 +112,23 @@ def _fail() -> None:
     close()
 
 
-def _open(plpy: Any) -> Slot | None:
+def _look_around(plpy: Any) -> None:
+    """What need not be asked for each call."""
     now = time.monotonic()
-    if _state.slot is not None and now > _state.check_at:
-        _state.check_at = now + CHECK_SECONDS
-        if not _state.slot.file.is_current():
-            close()
-    if _state.slot is None and now > _state.retry_at:
+    _state.check_at = now + CHECK_SECONDS
+    _state.roles.clear()  # one may have been renamed
+    _state.is_off = bool(execute(plpy, _IS_OFF))
+    if _state.slot is not None and (_state.is_off or not _state.slot.file.is_current()):
+        close()
+    if _state.slot is None and not _state.is_off and now > _state.retry_at:
         # until it has worked
         _state.retry_at = now + RETRY_SECONDS
-        oid = execute(plpy, _DATABASE)[0]["oid"]
-        path = slots.path_of(oid)
+        path = slots.path_of(execute(plpy, _DATABASE)[0]["oid"])
         if not os.path.lexists(path):
             _remove_files_of_dropped_databases(plpy)
         _state.slot = _claim(path)
         if _state.slot is not None:
             _state.retry_at = 0.0
-    return _state.slot
 
 
 def _claim(path: str) -> Slot | None:
@@ -224,24 +157,50 @@ def _remove_files_of_dropped_databases(plpy: Any) -> None:
 # -- what sql/04_track.sql calls --------------------------------------------------------------------------------------
 
 
-def begin(plpy: Any, routine: str) -> tuple[int | None, str | None, str | None]:
-    """A call begins: (what it is to be called from now on; null where nobody is told), and SQLSTATE and message where
-    PostgreSQL wants the statement to end."""
+def begin(plpy: Any, routine: str, stage_name: str, role: str, statement: float) -> int | None:
+    """A call begins: what it is called from now on, None where nobody is told, -1 where PostgreSQL wants the statement
+    to end: ``ending`` has its error. ``statement``: seconds since 1970."""
     try:
-        return _begin(plpy, routine), None, None
+        return _begin(plpy, routine, stage_name, "", role, statement)
     except plpy.SPIError as e:
-        return None, e.sqlstate, str(e)
+        _state.ending = e.sqlstate, str(e)
+        return -1
 
 
-def _begin(plpy: Any, routine: str) -> int | None:
+def ending() -> tuple[str, str]:
+    """SQLSTATE and message of the error behind the last -1 of ``begin``."""
+    return _state.ending
+
+
+def _begin(plpy: Any, routine: str, stage_name: str, model: str, role: str, statement: float) -> int | None:
     """Raises the SPIError of a statement that is to end, and nothing else."""
-    number = slots.routine_number(routine)
+    number = records.routine_number(routine)
     if number is None:
         return None
     try:
-        session = execute(plpy, _SESSION)[0]
-        slot = _open(plpy)
-        return None if slot is None else _push(slot, session, number)
+        if time.monotonic() > _state.check_at:
+            _look_around(plpy)
+        slot = _state.slot
+        if slot is None:
+            return None
+        oid = _state.roles.get(role)
+        if oid is None:
+            # Anybody may call ml_rag._begin_call, and must not count for others. Who a session was, it can be again.
+            session = execute(plpy, _ROLE)[0]
+            role, oid = session["name"], session["oid"]
+            _state.roles[role] = oid
+        began = round(statement * 1e6)
+        if _state.frames and _state.statement != began:
+            # an error that went by: the statement is over
+            _pop(slot, 0, _OTHER)
+        _state.statement = began
+        _state.last_call += 1
+        frame = Frame(_state.last_call, oid, number)
+        frame.stage = records.stage_number(stage_name)
+        frame.model = model
+        _state.frames.append(frame)
+        _show(slot)
+        return frame.call
     except Exception as e:
         if isinstance(e, plpy.SPIError) and e.sqlstate.startswith(_ENDS):
             raise
@@ -249,116 +208,124 @@ def _begin(plpy: Any, routine: str) -> int | None:
         return None
 
 
-def _push(slot: Slot, session: Any, routine: int) -> int:
-    statement = round(session["statement"] * 1e6)
-    if _state.frames and _state.statement != statement:
-        # an error that went by: the statement is over
-        _pop(0, _OTHER)
-    _state.statement = statement
-    _state.last_call += 1
-    _state.frames.append(Frame(_state.last_call, session["role"] or 0, routine))
-    _show(slot)
-    return _state.last_call
-
-
-def _depth(call: int) -> int | None:
-    return next((i for i in range(len(_state.frames) - 1, -1, -1) if _state.frames[i].call == call), None)
+def _depth(call: int) -> int:
+    """Where the call is in the stack; -1 = nowhere."""
+    frames = _state.frames
+    depth = len(frames) - 1
+    while depth >= 0 and frames[depth].call != call:
+        depth -= 1
+    return depth
 
 
 def stage(call: int, name: str, model: str) -> None:
     """The call enters a stage; '' = none."""
     slot, depth = _state.slot, _depth(call)
-    if slot is None or depth is None:
+    if slot is None or depth < 0:
         return
     try:
         frame = _state.frames[depth]
         now = time.perf_counter_ns()
-        if _leave(slot, frame, now):
+        if frame.stage:
+            slot.record(frame.role, frame.routine).add(frame.stage, (now - frame.stage_began) // 1000)
             slot.write_late(frame.role, frame.routine)
-        frame.stage = slots.stage_number(name)
+        frame.stage = records.stage_number(name)
         frame.model = model
         frame.stage_began = now
-        frame.stage_started = frame.started + (now - frame.began) // 1000
         _show(slot)
     except Exception:  # noqa: BLE001
         _fail()
-
-
-def _leave(slot: Slot, frame: Frame, now: int) -> bool:
-    if not frame.stage:
-        return False
-    slot.record(frame.role, frame.routine).add(frame.stage, (now - frame.stage_began) // 1000)
-    return True
 
 
 def end(call: int, sqlstate: str) -> None:
     """The call has ended, and all that it has begun with it."""
     slot, depth = _state.slot, _depth(call)
-    if slot is None or depth is None:
+    if slot is None or depth < 0:
         return
     try:
-        _pop(depth, None if sqlstate == SUCCESS else slots.error_number(sqlstate))
+        _pop(slot, depth, None if sqlstate == SUCCESS else records.error_number(sqlstate))
         _show(slot)
     except Exception:  # noqa: BLE001
         _fail()
 
 
-def _pop(depth: int, error: int | None) -> None:
+def _pop(slot: Slot, depth: int, error: int | None) -> None:
     """Count the frames from ``depth`` on as ended."""
-    slot = _state.slot
-    assert slot is not None
     slot.follow_epoch()
     now = time.perf_counter_ns()
     while len(_state.frames) > depth:
         frame = _state.frames.pop()
         if frame is _state.progress_of:
             _state.progress_of = None
+        record = slot.record(frame.role, frame.routine)
         if error is None:
-            _leave(slot, frame, now)
-            slot.record(frame.role, frame.routine).add(0, (now - frame.began) // 1000)
+            if frame.stage:
+                record.add(frame.stage, (now - frame.stage_began) // 1000)
+            record.add(0, (now - frame.began) // 1000)
         else:
-            slot.record(frame.role, frame.routine).fail(frame.stage, error)
+            record.fail(frame.stage, error)
         slot.write(frame.role, frame.routine)
 
 
 def progress(call: int, relation: str, phase: str, done: int, total: int, failed: int) -> None:
     """How far the call is; ``total`` -1: not known. Where it was called by one that tells of itself, nothing."""
     slot, depth = _state.slot, _depth(call)
-    if slot is None or depth is None:
+    if slot is None or depth < 0:
         return
     try:
         frame = _state.frames[depth]
         if _state.progress_of is None:
             _state.progress_of = frame
-            slot.activity.progress_started = frame.started
         elif _state.progress_of is not frame:
             return
+        _state.relation, _state.phase = relation, phase
         activity = slot.activity
-        activity.relation, activity.phase = relation, phase
         activity.done, activity.total, activity.failed = done, total, failed
         _show(slot)
     except Exception:  # noqa: BLE001
         _fail()
 
 
+def advance(call: int) -> None:
+    """One more is done; told now and then."""
+    slot, frame = _state.slot, _state.progress_of
+    if slot is None or frame is None or frame.call != call:
+        return
+    slot.activity.done += 1
+    if slot.activity.done % ADVANCE == 0:
+        try:
+            slot.show()
+        except Exception:  # noqa: BLE001
+            _fail()
+
+
 def _show(slot: Slot) -> None:
     """Write what is in flight: the call that the client made, in the stage of whatever it has come to."""
     activity, frames = slot.activity, _state.frames
     activity.in_flight = bool(frames)
-    activity.command = 0 if _state.progress_of is None else 1 + _state.progress_of.routine
     if frames:
         outer, inner = frames[0], frames[-1]
-        for frame in reversed(frames):
-            if frame.stage:
-                inner = frame
-                break
+        if not inner.stage:
+            inner = next((frame for frame in reversed(frames) if frame.stage), outer)
         activity.role, activity.routine, activity.started = outer.role, outer.routine, outer.started
-        activity.stage, activity.model, activity.stage_started = inner.stage, inner.model, inner.stage_started
+        activity.stage = inner.stage
+        activity.stage_started = inner.started + (inner.stage_began - inner.began) // 1000
         activity.statement = _state.statement
+        if (shown := _state.progress_of) is None:
+            activity.command = 0
+            activity.texts = inner.model, "", ""
+        else:
+            activity.command = 1 + shown.routine
+            activity.progress_started = shown.started
+            activity.texts = inner.model, _state.relation, _state.phase
     slot.show()
 
 
 # -- what the rest of the backend calls -------------------------------------------------------------------------------
+
+
+def innermost() -> int:
+    """What the call that runs now is called; 0 where nobody is told."""
+    return _state.frames[-1].call if _state.frames else 0
 
 
 @contextlib.contextmanager
@@ -367,14 +334,14 @@ def alone(plpy: Any, routine: str, stage_name: str, model: str) -> Iterator[None
 
     An error is told by its ``sqlstate``.
     """
-    if _state.frames or execute(plpy, _IS_OFF):
+    if _state.frames:
         yield
         return
-    call = _begin(plpy, routine)
+    session = execute(plpy, _SESSION)[0]
+    call = _begin(plpy, routine, stage_name, model, session["role"], session["statement"])
     if call is None:
         yield
         return
-    stage(call, stage_name, model)
     try:
         yield
     except Exception as e:

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from ml_rag.backend import slots, track
-from ml_rag.backend.slots import BUCKETS, ERRORS, ROUTINES, SHORTEST, STAGES, Activity, Record, SlotFile
+from ml_rag.backend.records import BUCKETS, ERRORS, ROUTINES, SHORTEST, STAGES, Activity, Record, error_number
+from ml_rag.backend.slots import SlotFile
 
 VERSION = track.VERSION
-_TERMINATED = slots.error_number("terminated")
+_TERMINATED = error_number("terminated")
 
 # See the note in track: names with their schema, no operators.
 _BACKENDS = """
@@ -98,7 +99,7 @@ def activity(plpy: Any) -> list[ActivityRow]:
         texts = [
             # what another database wrote may have characters that this one's encoding lacks
             text if is_utf8 else text.encode("ascii", "replace").decode()
-            for text in (call.model, call.relation, call.phase)
+            for text in call.texts
         ]
         progress: tuple[Any, ...] = (None,) * 7
         if call.command:

@@ -147,6 +147,8 @@ def test_generation_request() -> None:
         "text": "text",
         "documents_given": 2,
         "documents_used": None,
+        "prompt_tokens": None,
+        "generated_tokens": None,
     }
     assert server.sent == {
         "model": "m",

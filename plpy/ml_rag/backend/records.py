@@ -1,0 +1,216 @@
+"""What is counted and what is told of calls, as pages of the file that ``slots`` keeps: names, counters, activity.
+
+Native byte order; every page has a checksum.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from math import log2
+
+PAGE = 4096
+
+# Their places are what the file holds, so a name is only ever added at the end.
+ROUTINES = (
+    *("ml_rag", "ml_rag_search", "ml_rag_table", "ml_generate", "ml_generate_table", "ml_embed_row", "ml_embed_table"),
+    *("vector_store_load", "ml_rank", "ml_rank_rows", "ml_rag_evaluate", "ml_rag.load_documents"),
+    *("ml_rag.enable_keyword_search", "ml_rag.reembed", "ml_rag.embed", "ml_rag.rerank", "ml_rag.generate"),
+)
+STAGES = (
+    *("total", "discover", "embed", "search", "keyword", "rerank", "expand", "generate", "load", "index", "judge"),
+    *("switch", "read"),
+)
+#: what errors are counted by: SQLSTATEs, classes of them, and calls whose backend ended before they did
+ERRORS = (
+    *("22000", "22023", "42501", "42P01", "P0002", "55000", "08006", "53300", "57014", "38000"),
+    *("22xxx", "23xxx", "25xxx", "40xxx", "42xxx", "53xxx", "54xxx", "55xxx", "57xxx", "P0xxx", "XXxxx"),
+    *("other", "terminated"),
+)
+_MAX_STAGES, _MAX_ERRORS = 16, 24
+#: durations fall into this many classes, each sqrt(2) times as long as the one before; the first ends at 141 µs
+BUCKETS = 48
+SHORTEST = 100
+
+_ROUTINE_NUMBERS = {name: i for i, name in enumerate(ROUTINES)}
+_STAGE_NUMBERS = {name: i for i, name in enumerate(STAGES)}
+_ERROR_NUMBERS = {name: i for i, name in enumerate(ERRORS)}
+
+_RECORD = struct.Struct("=IIIIq")
+# places in a record, as 8-byte integers: errors, tokens, for each stage sum, longest, errors; as 4-byte ones: buckets
+_Q_ERRORS = _RECORD.size // 8
+_Q_TOKENS = _Q_ERRORS + _MAX_ERRORS
+_Q_STAGES = _Q_TOKENS + 2
+_I_BUCKETS = 2 * (_Q_STAGES + 3 * _MAX_STAGES)
+# of the page of what is in flight: whether anything is, checksum of the rest; numbers; texts
+_HEAD = struct.Struct("=II")
+_NUMBERS = struct.Struct("=IIBBBxqqqqqqq")
+_TEXTS = struct.Struct("=64s128s48s")
+_MODEL = _HEAD.size + _NUMBERS.size
+ACTIVITY_BYTES = _MODEL + _TEXTS.size
+IDLE = bytes(4)
+_EMPTY = bytes(PAGE)
+
+
+def routine_number(name: str) -> int | None:
+    """The place of a routine in ``ROUTINES``."""
+    return _ROUTINE_NUMBERS.get(name)
+
+
+def stage_number(name: str) -> int:
+    """The place of a stage in ``STAGES``; 0 for a name that is none."""
+    return _STAGE_NUMBERS.get(name, 0)
+
+
+def error_number(sqlstate: str) -> int:
+    """What an SQLSTATE counts as: a place in ``ERRORS``."""
+    number = _ERROR_NUMBERS.get(sqlstate)
+    return number if number is not None else _ERROR_NUMBERS.get(f"{sqlstate[:2]}xxx", _ERROR_NUMBERS["other"])
+
+
+def bucket(microseconds: int) -> int:
+    """The class of a duration."""
+    return min(BUCKETS - 1, max(0, int(2 * log2(microseconds / SHORTEST)))) if microseconds > SHORTEST else 0
+
+
+class Record:
+    """The counters of one role and routine: those of a slot, or a sum of them."""
+
+    __slots__ = ("_body", "_bytes", "_i", "_q", "role", "routine")
+
+    def __init__(self, role: int, routine: int, page: bytes = _EMPTY) -> None:
+        self.role, self.routine = role, routine
+        self._bytes = bytearray(page)
+        view = memoryview(self._bytes)
+        self._q, self._i, self._body = view.cast("Q"), view.cast("I"), view[4:]
+
+    def add(self, stage: int, microseconds: int) -> None:
+        """Count one that took so long."""
+        at = _Q_STAGES + 3 * stage
+        self._q[at] += microseconds
+        if microseconds > self._q[at + 1]:
+            self._q[at + 1] = microseconds
+        at = _I_BUCKETS + BUCKETS * stage + bucket(microseconds)
+        if self._i[at] < 0xFFFFFFFF:
+            self._i[at] += 1
+
+    def fail(self, stage: int, error: int) -> None:
+        """Count a call that failed in this stage (0: in none)."""
+        self._q[_Q_STAGES + 2] += 1
+        if stage:
+            self._q[_Q_STAGES + 3 * stage + 2] += 1
+        self._q[_Q_ERRORS + error] += 1
+
+    def add_tokens(self, prompt: int, generated: int) -> None:
+        self._q[_Q_TOKENS] += prompt
+        self._q[_Q_TOKENS + 1] += generated
+
+    def merge(self, other: Record) -> None:
+        """Add what the other has counted."""
+        for at in range(_Q_ERRORS, _I_BUCKETS // 2):
+            is_longest = at >= _Q_STAGES and (at - _Q_STAGES) % 3 == 1
+            self._q[at] = max(self._q[at], other._q[at]) if is_longest else self._q[at] + other._q[at]
+        for at in range(_I_BUCKETS, _I_BUCKETS + BUCKETS * _MAX_STAGES):
+            if other._i[at]:
+                self._i[at] = min(0xFFFFFFFF, self._i[at] + other._i[at])
+
+    @property
+    def errors(self) -> list[int]:
+        """By place in ``ERRORS``."""
+        return list(self._q[_Q_ERRORS : _Q_ERRORS + len(ERRORS)])
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Of prompts, generated."""
+        return self._q[_Q_TOKENS], self._q[_Q_TOKENS + 1]
+
+    def stage(self, stage: int) -> tuple[int, int, int, list[int]]:
+        """Microseconds in all, the longest, failures, how many in each class of duration."""
+        at, buckets = _Q_STAGES + 3 * stage, _I_BUCKETS + BUCKETS * stage
+        return self._q[at], self._q[at + 1], self._q[at + 2], list(self._i[buckets : buckets + BUCKETS])
+
+    def page(self, epoch: int) -> bytearray:
+        """As it is written."""
+        _RECORD.pack_into(self._bytes, 0, 0, self.role, self.routine, 0, epoch)
+        self._i[0] = zlib.crc32(self._body)
+        return self._bytes
+
+    @classmethod
+    def of_page(cls, page: bytes, epoch: int) -> Record | None:
+        """None where it is damaged, half written, or of another epoch."""
+        if len(page) < PAGE:
+            return None
+        crc, role, routine, _, of_epoch = _RECORD.unpack_from(page)
+        if crc != zlib.crc32(page[4:]):
+            return None
+        return cls(role, routine, page) if of_epoch == epoch and routine < len(ROUTINES) else None
+
+
+class Activity:
+    """What a backend is doing. Times are µs since 1970; ``statement`` is PostgreSQL's own start of the statement.
+
+    The texts stand in the page, which is kept, so that a stage that begins costs next to nothing.
+    """
+
+    __slots__ = (
+        *("_body", "_page", "_texts", "command", "done", "failed", "in_flight", "pid", "progress_started", "role"),
+        *("routine", "stage", "stage_started", "started", "statement", "total"),
+    )
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.in_flight = False
+        self.role = self.routine = self.stage = 0
+        self.started = self.stage_started = self.statement = 0
+        #: place in ``ROUTINES`` + 1; 0: no progress to tell of
+        self.command = 0
+        self.done = self.failed = self.progress_started = 0
+        self.total = -1
+        self._page = bytearray(ACTIVITY_BYTES)
+        self._body = memoryview(self._page)[_HEAD.size :]
+        self._texts: tuple[str, str, str] = ("", "", "")
+
+    @property
+    def texts(self) -> tuple[str, str, str]:
+        """Model, relation, phase; cut to what the page holds of them."""
+        return self._texts
+
+    @texts.setter
+    def texts(self, texts: tuple[str, str, str]) -> None:
+        if texts != self._texts:
+            self._texts = texts
+            _TEXTS.pack_into(self._page, _MODEL, *(text.encode(errors="replace") for text in texts))
+
+    def page(self) -> bytearray:
+        """As it is written."""
+        _NUMBERS.pack_into(
+            *(self._page, _HEAD.size, self.pid, self.role, self.routine, self.stage, self.command, self.started),
+            *(self.stage_started, self.statement, self.done, self.total, self.failed, self.progress_started),
+        )
+        _HEAD.pack_into(self._page, 0, self.in_flight, zlib.crc32(self._body))
+        return self._page
+
+    @classmethod
+    def of_page(cls, page: bytes) -> Activity | None:
+        """None where it is damaged, half written or empty."""
+        page = page[:ACTIVITY_BYTES]
+        if len(page) < ACTIVITY_BYTES:
+            return None
+        found = cls(0)
+        in_flight, crc = _HEAD.unpack_from(page)
+        if crc != zlib.crc32(page[_HEAD.size :]):
+            return None
+        found.in_flight = bool(in_flight)
+        found.pid, found.role, found.routine, found.stage, found.command, *numbers = _NUMBERS.unpack_from(
+            page, _HEAD.size
+        )
+        found.started, found.stage_started, found.statement, *numbers = numbers
+        found.done, found.total, found.failed, found.progress_started = numbers
+        if found.routine >= len(ROUTINES) or found.stage >= len(STAGES) or found.command > len(ROUTINES):
+            return None
+        # a text that was cut may end within a character
+        model, relation, phase = (
+            text.rstrip(b"\0").decode(errors="ignore") for text in _TEXTS.unpack_from(page, _MODEL)
+        )
+        found._texts = model, relation, phase
+        return found
