@@ -1,0 +1,146 @@
+"""What a parser's process has given up: network, other processes, files. The parser is tests/support/parsers.py."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image, ImageDraw
+
+from ml_rag.ingest import confine, landlock
+from ml_rag.ingest.sandbox import DEFAULT_PARSER, Job, Sandbox, _log_refusal
+from ml_rag.ingest.split import Chunking
+from support import parsers
+from support.sandboxing import PLAIN, TESTS, Make, ask, fails, make
+
+__all__ = ["make"]
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """What a parser could reach for: a TCP port, a unix socket, a process and files of the same user."""
+    for name in ("file", "victim"):
+        (tmp_path / name).write_text("secret")
+    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(tmp_path / "s"))
+        unix.listen()
+        yield {
+            "tcp": tcp.getsockname()[1],
+            "unix": str(tmp_path / "s"),
+            "server": os.getpid(),
+            "file": str(tmp_path / "file"),
+        }
+
+
+def confined(sandbox: Sandbox, facts: dict[str, Any]) -> dict[str, Any]:
+    text = ask(sandbox, b"!confined " + json.dumps(facts).encode()).segments
+    found: dict[str, Any] = json.loads("".join(segment.text for segment in text))
+    return found
+
+
+#: what a parser may not do to the server's files
+FILES = ("read", "listing", "write", "append", "delete")
+
+
+def test_nothing_is_confined_out_of_the_sandbox(facts: dict[str, Any]) -> None:
+    """What the next test sees refused is possible here."""
+    found = parsers.confined(facts)
+    assert (found["tcp"], found["unix"], found["program"], found["no_new_privs"]) == (None, None, 0, "0")
+    assert [found[what] for what in (*FILES, "own folder", "signal", "cat")] == [None] * 7 + [0]
+
+
+def test_a_parser_has_no_network_no_privilege_and_no_other_process(make: Make, facts: dict[str, Any]) -> None:
+    found = confined(make(), facts)
+    assert found["tcp"] in ("EPERM", "ENETUNREACH")
+    assert found["unix"] == "EPERM"
+    assert found["ptrace"] == "EPERM"
+    assert found["program"] != 0  # an OCR program has none either
+    assert (found["no_new_privs"], found["seccomp"], found["dumpable"]) == ("1", "2", 0)
+    assert found["uid"] == os.getuid()
+    assert found["oom_score_adj"] == "1000"  # the kernel ends it before the server
+    assert found["limits"] == {
+        "CORE": [0, 0],
+        "FSIZE": [confine.MOST_FILE_BYTES] * 2,
+        "NOFILE": [confine.MOST_DESCRIPTORS] * 2,
+    }
+    # standard streams, the server's socket, and the listing's own
+    assert len(found["descriptors"]) == 5
+
+
+def test_a_parser_has_no_files_but_its_own_and_its_libraries(make: Make, facts: dict[str, Any]) -> None:
+    """A hole in a parser must not show the keys of remote models, or a database, which its user may read."""
+    try:
+        abi = landlock.version()
+    except OSError as error:
+        pytest.skip(f"this kernel has no Landlock: {error}")
+    found = confined(make(), facts)
+    assert {what: found[what] for what in FILES} == dict.fromkeys(FILES, "EACCES")
+    assert found["cat"] != 0  # neither does a program that it starts
+    assert found["own folder"] is None
+    assert found["signal"] == ("EPERM" if abi >= 6 else None)
+    assert Path(facts["file"]).read_text() == "secret"
+
+
+@pytest.mark.skipif(shutil.which("tesseract") is None, reason="tesseract is not installed")
+def test_ocr_has_what_it_needs(make: Make) -> None:
+    """A program that gets pages as files, and data from wherever it was installed."""
+    sandbox = make(parser=DEFAULT_PARSER)
+    out = io.BytesIO()
+    image = Image.new("L", (1200, 300), 255)
+    ImageDraw.Draw(image).text((60, 60), "Grebes dive", fill=0, font_size=96)
+    image.save(out, "PNG")
+    parsed = asyncio.run(
+        sandbox.run(Job("a.png", out.getvalue(), PLAIN, Chunking("auto", 64, 0), None, "en", ocr=True))
+    )
+    assert [segment.text for segment in parsed.segments] == ["Grebes dive"]
+
+
+def test_the_folder_of_a_child_goes_with_it(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    sandbox = make()
+    ask(sandbox, b"text")
+    assert len(list(tmp_path.iterdir())) == 1
+    fails(sandbox, b"!abort")
+    assert len(list(tmp_path.iterdir())) == 1  # of the next one
+    sandbox.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_parser_sees_no_network_device_where_the_kernel_lets_it(make: Make, facts: dict[str, Any]) -> None:
+    if subprocess.run(["unshare", "-Urn", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this kernel gives no network namespace to this user")
+    assert confined(make(), facts)["devices"] == ["lo"]
+
+
+def test_a_file_beyond_the_bound_is_not_written(make: Make) -> None:
+    sandbox = make()
+    assert ask(sandbox, b"!write 1000000").segments
+    assert "File too large" in str(fails(sandbox, b"!write %d" % (confine.MOST_FILE_BYTES + 1)).detail)
+
+
+def test_what_the_kernel_refuses_is_logged_once_and_parsing_goes_on(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    # a user namespace needs one thread; this sitecustomize starts another before the worker's main
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+    sandbox = make(documents_per_worker=1)
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS}{os.pathsep}{tmp_path}")
+    _log_refusal.cache_clear()
+    with caplog.at_level("WARNING", "ml_rag.server"):
+        for _ in range(3):
+            assert ask(sandbox, b"text").segments
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "document parsers run without a network namespace of their own"
+    ]
