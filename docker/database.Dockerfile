@@ -10,6 +10,7 @@ RUN groupadd --system --gid 999 postgres \
  && apt-get update \
  && apt-get install -y --no-install-recommends \
       postgresql-17 postgresql-17-pgvector postgresql-plpython3-17 python3-numpy \
+ && apt-get clean \
  && rm -rf /var/lib/apt/lists/* /etc/ssl/private/ssl-cert-snakeoil.key /etc/ssl/certs/ssl-cert-snakeoil.pem
 
 FROM packages AS extension

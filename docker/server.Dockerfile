@@ -57,6 +57,7 @@ RUN --mount=type=cache,target=/root/.cache/pip pip install --no-deps --prefix /p
 FROM ${BASE} AS server
 RUN apt-get update \
  && apt-get install -y --no-install-recommends ca-certificates libgomp1 python3 tesseract-ocr \
+ && apt-get clean \
  && rm -rf /var/lib/apt/lists/*
 # The numbers are those of database.Dockerfile: the model server knows its peer by uid, the folder of the socket by gid.
 RUN groupadd --system --gid 999 postgres \

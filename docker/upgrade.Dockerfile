@@ -24,6 +24,7 @@ RUN install -d /etc/postgresql-common/createcluster.d \
  && apt-get update \
  && apt-get install -y --no-install-recommends make postgresql-15 postgresql-plpython3-15 \
       postgresql-17 postgresql-17-pgvector postgresql-plpython3-17 python3-numpy python3-psycopg python3-pytest \
+ && apt-get clean \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=old /usr/lib/postgresql/15/lib/vector.so /usr/lib/postgresql/15/lib/
 COPY --from=old /usr/share/postgresql/15/extension/vector* /usr/share/postgresql/15/extension/

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# pgvector 0.8 or newer for the PostgreSQL in use: the distribution's package, else built from Debian's newer source
-# package, which is fetched through an apt state of our own, so that this machine's package sources stay as they are.
+# pgvector 0.8 or newer for the PostgreSQL in use: the distribution's package, else built from the source package of a newer
+# release of the distribution, which is fetched through an apt state of our own, so that this machine's package sources stay as they are.
 source "$(dirname "$0")/lib.sh"
 
 minimum=0.8.0
@@ -29,23 +29,27 @@ fi
 
 # shellcheck source=/dev/null
 distribution=$(. /etc/os-release && echo "$ID")
-note "building pgvector from Debian's source package: about a minute"
+note "building pgvector from a newer source package: about a minute"
 needed=()
 [ -e "$("$pg_config" --includedir-server)/postgres.h" ] || needed+=("postgresql-server-dev-$major")
-[ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || needed+=(debian-archive-keyring)
+
+# Releases that have it, oldest first, of the mirror this machine itself uses, whichever form its sources have.
+mirror_of() {
+  # shellcheck disable=SC2016 # apt expands these
+  apt-get indextargets --format '$(REPO_URI) $(ORIGIN)' 'Created-By: Packages' 2>/dev/null |
+    awk -v origin="$1" '$2 == origin && $1 !~ /security/ { print $1; exit }'
+}
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg component=main suites=(trixie forky sid)
+mirror=${DEBIAN_MIRROR:-$(mirror_of Debian)}
+if [ "$distribution" = ubuntu ] && [ -z "${DEBIAN_MIRROR:-}" ]; then
+  keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg component=universe suites=(resolute devel)
+  mirror=$(mirror_of Ubuntu)
+fi
+[ -n "$mirror" ] || die "pgvector is not packaged here and no mirror is among the apt sources: set DEBIAN_MIRROR to the URL of one of Debian's, or install pgvector $minimum for this PostgreSQL, then run this again"
+[ -e "$keyring" ] || needed+=("$(basename "$keyring" .gpg)")
 if [ "${#needed[@]}" -gt 0 ]; then
   apt_install "${needed[@]}" || die "apt-get could not install ${needed[*]}: check the network, then run this again (details: $LOG)"
 fi
-
-# The mirror this machine uses for Debian itself, whichever form its sources have.
-mirror=
-if [ "$distribution" = debian ]; then
-  # shellcheck disable=SC2016 # apt expands these
-  mirror=$(apt-get indextargets --format '$(REPO_URI) $(ORIGIN)' 'Created-By: Packages' 2>/dev/null |
-    awk '$2 == "Debian" && $1 !~ /security/ { print $1; exit }')
-fi
-mirror=${DEBIAN_MIRROR:-$mirror}
-[ -n "$mirror" ] || die "pgvector is not packaged here and no Debian mirror is among the apt sources: set DEBIAN_MIRROR to the URL of one, or install pgvector 0.8 for this PostgreSQL, then run this again"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -59,8 +63,8 @@ apt_private() {
 }
 
 cd "$work/source" || exit
-for suite in trixie forky sid; do
-  echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" >"$work/sources.list"
+for suite in "${suites[@]}"; do
+  echo "deb-src [signed-by=$keyring] $mirror $suite $component" >"$work/sources.list"
   apt_private update || continue
   apt_private source --download-only pgvector || continue
   at_least "$(find . -name 'pgvector_*.orig.tar.gz' | sed 's/.*pgvector_\(.*\)\.orig.*/\1/')" && break
