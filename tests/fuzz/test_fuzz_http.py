@@ -127,7 +127,7 @@ def test_requests_by_the_description(server: RunningServer, mode: GenerationMode
             case.validate_response(response, checks=checks)
 
         run()
-        account.coverage = f"{len(reached)} of {len(operations)} operations; {', '.join(f'{n} {how}' for how, n in ended.most_common())}"
+        account.coverage = f"{len(reached)} of {len(operations)} operations; {fuzzing.counted(ended)}"
         lively(server)
     if not negative:
         assert ended["ok"] > account.cases / 5, ended
