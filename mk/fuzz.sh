@@ -5,5 +5,6 @@ source "$(dirname "$0")/lib.sh"
 
 export ML_RAG_FUZZ=full FUZZ_SEED=${FUZZ_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 [[ $FUZZ_SEED =~ ^[0-9]+$ ]] || die "FUZZ_SEED is $FUZZ_SEED, and must be a whole number"
+bash "$(dirname "$0")/setup.sh" fuzz
 note "FUZZ_SEED=$FUZZ_SEED"
 exec bash "$(dirname "$0")/test.sh" "${@:-tests/fuzz}"

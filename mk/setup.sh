@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# setup.sh database|all|test|check: what must stand before a command can run; what is done already costs nothing.
+# setup.sh database|all|test|fuzz|check: what must stand before a command can run; what is done already costs nothing.
 source "$(dirname "$0")/lib.sh"
 lock
 here=$(dirname "$0")
@@ -26,9 +26,10 @@ case ${1:-} in
     environment test
     step "Default models" bash "$here/server.sh" pull
     ;;
+  fuzz) environment fuzz ;;
   check)
     packages
     environment check
     ;;
-  *) die "usage: setup.sh database|all|test|check" ;;
+  *) die "usage: setup.sh database|all|test|fuzz|check" ;;
 esac

@@ -8,6 +8,9 @@ import pytest
 
 from support import fuzzing
 
+#: libFuzzer takes a minute a target
+collect_ignore = [] if fuzzing.FULL else ["test_fuzz_libfuzzer.py"]
+
 
 def pytest_report_header() -> str:
     return f"fuzzing: {'full' if fuzzing.FULL else 'short'}, FUZZ_SEED={fuzzing.SEED}"
