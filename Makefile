@@ -57,7 +57,7 @@ bench: ## measures the figures of the README; writes bench/out/
 eval: ## measures the search on the public data sets (EVAL_DATA=folder: on yours); writes bench/out/eval.json
 	@bash mk/eval.sh
 
-check: build ## lint, types, pgspot on the built script, shellcheck
+check: build ## lint, types, pgspot on the built script, vulnerabilities and licences of the packages, shellcheck
 	@bash mk/check.sh
 
 .PHONY: fuzz-test

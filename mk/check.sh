@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, format, types, the security of the SQL, the shell scripts. Everything is run; one failure fails the whole.
+# Lint, format, types, the security of the SQL, vulnerabilities and licences of the packages, the shell scripts. Everything is run; one failure fails the whole.
 source "$(dirname "$0")/lib.sh"
 bash "$(dirname "$0")/setup.sh" check
 
@@ -27,12 +27,15 @@ LIST
   "$bin/pgspot" --ignore-lang plpython3u "${unpinned[@]}" "$script"
 }
 
+audit() { "$bin/python" mk/audit.py; }
+
 cd "$ROOT"
 bin=$VENV/bin
 check "$bin/ruff" check .
 check "$bin/ruff" format --check .
 check "$bin/mypy"
 check pgspot
+check audit
 if command -v shellcheck >/dev/null; then
   check shellcheck mk/*.sh docker/*.sh .ci/run
 else
