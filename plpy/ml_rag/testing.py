@@ -50,11 +50,13 @@ def running_server(
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     ready_seconds: float = 60.0,
+    prefix: Sequence[str] = (),
 ) -> Iterator[RunningServer]:
     """Start ``ml-rag serve`` and wait for its ready line; stop it at the end of the block.
 
     ``config``: content of its TOML file. ``socket``: its path (default: in a temporary folder of its own); a socket
-    given here can be used again after a stop. Raises ``RuntimeError`` with the log when it does not come up.
+    given here can be used again after a stop. ``prefix``: words before the command, such as a program that sets limits
+    and then becomes what it is told. Raises ``RuntimeError`` with the log when it does not come up.
     """
     with tempfile.TemporaryDirectory(prefix="ml_rag_") as folder:
         path = socket or Path(folder) / "ml_rag.sock"
@@ -70,7 +72,7 @@ def running_server(
         inherited["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
         with log_path.open("w") as log:
             process = subprocess.Popen(  # noqa: S603 - our own command
-                [*command, *arguments],
+                [*prefix, *command, *arguments],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

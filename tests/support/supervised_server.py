@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -44,9 +45,10 @@ FOREVER = 600.0
 class SupervisedServer:
     """``kill`` ends the process; another one stands in its place soon after. ``config`` counts from the next start."""
 
-    def __init__(self, folder: Path, *, delay: float = FOREVER, more: str = "") -> None:
+    def __init__(self, folder: Path, *, delay: float = FOREVER, more: str = "", socket_folder: str = ".") -> None:
         self.folder = folder
-        self.socket = folder / "server.sock"
+        self.socket = folder / socket_folder / "server.sock"
+        self.socket.parent.mkdir(mode=0o711, exist_ok=True)
         self.address = f"unix:{self.socket}"
         self.temporary = folder / "tmp"
         self.temporary.mkdir(mode=0o700)
@@ -54,6 +56,7 @@ class SupervisedServer:
         self.delay = delay
         self.arguments: Sequence[str] = ()
         #: put before the command, such as a program that sets limits
+        self.prefix: Sequence[str] = ()
         self.environment: dict[str, str] = {"TMPDIR": str(self.temporary)}
         self.starts = 0
         self.logs: list[str] = []
@@ -87,6 +90,7 @@ class SupervisedServer:
                     models_dir=self.folder / "models",
                     arguments=self.arguments,
                     environment=self.environment,
+                    prefix=self.prefix,
                 ) as running:
                     self._running = running
                     self.starts += 1
@@ -158,11 +162,11 @@ class SupervisedServer:
 
 
 @contextlib.contextmanager
-def supervised_server(folder: Path, *, delay: float = FOREVER, more: str = "") -> Iterator[SupervisedServer]:
-    """In a new folder below ``folder``, which PostgreSQL's user must be able to enter."""
+def supervised_server(folder: Path, **options: Any) -> Iterator[SupervisedServer]:
+    """In a new folder below ``folder``, which PostgreSQL's user must be able to enter; options of the class."""
     own = folder / f"server{os.urandom(4).hex()}"
     own.mkdir(mode=0o711)
-    server = SupervisedServer(own, delay=delay, more=more)
+    server = SupervisedServer(own, **options)
     try:
         yield server
     finally:

@@ -7,6 +7,7 @@ raises when PostgreSQL wants the statement to end, and the connection is closed,
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import http.client
 import json
@@ -159,14 +160,26 @@ class ModelServer:
         while True:
             self._http = self._http or self._connect()
             try:
-                self._http.request(method, path, body, headers)
-                return self._http.getresponse()
+                return self._exchange(self._http, method, path, body, headers)
             except (ConnectionError, http.client.HTTPException) as e:
                 self.close()
                 # a closed connection with a request unread in it is reset; with all of it read it just ends
                 if not kept or not isinstance(e, ConnectionError) or isinstance(e, http.client.RemoteDisconnected):
                     raise
                 kept = False
+
+    @staticmethod
+    def _exchange(
+        connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, headers: dict[str, str]
+    ) -> http.client.HTTPResponse:
+        try:
+            connection.request(method, path, body, headers)
+        except ConnectionError:
+            # a server that refuses a request may close before it has all of it; its reply says why
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                return connection.getresponse()
+            raise
+        return connection.getresponse()
 
     def _reply(self, method: str, path: str, body: bytes | None, content_type: str) -> http.client.HTTPResponse:
         reply = self._send(method, path, body, content_type)

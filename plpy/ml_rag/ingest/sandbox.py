@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import queue
-import shutil
 import signal
 import socket
 import subprocess
@@ -33,9 +32,12 @@ from ml_rag.abc import Segment
 from ml_rag.errors import DocumentError, EngineFailed, MlRagError, from_json
 from ml_rag.ingest.sandbox_worker import receive, send
 from ml_rag.ingest.split import Chunking
+from ml_rag.scratch import Scratch
 
 log = logging.getLogger("ml_rag.server")
 
+#: of the folders that parsers write to, in the folder for temporary files
+FOLDER_PREFIX = "ml_rag_parser_"
 DEFAULT_PARSER = "ml_rag.ingest.parse:parse"
 #: what of the server's environment a parser may see: no keys of remote models
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TESSDATA_PREFIX")
@@ -111,20 +113,31 @@ class _Child:
         # the models want the other cores
         environment |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         #: the only place it may write to, and gone with it
-        self._folder = tempfile.mkdtemp(prefix="ml_rag_parser_")
-        environment["TMPDIR"] = self._folder
+        self._folder = Scratch(tempfile.gettempdir(), FOLDER_PREFIX)
+        environment["TMPDIR"] = str(self._folder.path)
+        try:
+            self._start(parser, limits, environment)
+        except BaseException:
+            self._folder.remove()
+            raise
+
+    def _start(self, parser: str, limits: Limits, environment: dict[str, str]) -> None:
         self._connection, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", "ml_rag.ingest.sandbox_worker"]
         with theirs:
-            self.process = subprocess.Popen(  # noqa: S603 - our own module
-                [*command, str(theirs.fileno()), parser, str(limits.memory_bytes)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                start_new_session=True,
-            )
+            try:
+                self.process = subprocess.Popen(  # noqa: S603 - our own module
+                    [*command, str(theirs.fileno()), parser, str(limits.memory_bytes)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env=environment,
+                    start_new_session=True,
+                )
+            except BaseException:
+                self._connection.close()
+                raise
         self._known: set[str] = set()
         self.documents = 0
         #: not to be used again
@@ -196,7 +209,7 @@ class _Child:
         self.kill()
         with self._kill_lock:
             status = self.process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
         return status
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import os
 import resource
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import uvicorn
@@ -23,10 +25,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ml_rag import __version__
 from ml_rag.catalogue import Catalogue, ServerConfig
 from ml_rag.errors import InvalidRequest, MlRagError, PrivilegeError, QueueFull
+from ml_rag.ingest.sandbox import FOLDER_PREFIX
+from ml_rag.scratch import sweep
 from ml_rag.server.app import create_app
 from ml_rag.server.notify import notify
 from ml_rag.server.registry import Registry
-from ml_rag.server.sockets import allowed_uids, bind_tcp, bind_unix, peer_uid, remove_socket
+from ml_rag.server.sockets import CannotListen, UnixListener, allowed_uids, bind_tcp, peer_uid
 
 log = logging.getLogger("ml_rag.server")
 
@@ -36,14 +40,23 @@ SHUTDOWN_SECONDS = 3
 REFUSED_SECONDS = 1.0
 #: a line a user and so many seconds: whoever may not connect must not be able to fill the log either
 REFUSED_LOG_SECONDS = 60.0
+#: how often the socket's file is looked for, and how soon one in whose place there is something else is tried again
+SOCKET_CHECK_SECONDS = 1.0
+SOCKET_RETRY_SECONDS = 10.0
+#: connections that are refused at once and still get that time: each holds a descriptor
+MAX_REFUSALS = 16
+#: descriptors that connections leave, at least
+OTHER_DESCRIPTORS = 48
 #: of a request's head, and of what comes in without being part of a body, such as trailers; a buffer more may come in
 MAX_HEAD_BYTES = 64 * 1024
 
 
-def _protocol(allowed: frozenset[int], refused: Callable[[], object], server: ServerConfig) -> type[asyncio.Protocol]:
+def _protocol(
+    allowed: frozenset[int], refused: Callable[[], object], header_timeout: float, max_connections: int
+) -> type[asyncio.Protocol]:
     """uvicorn's HTTP protocol with the peer's uid checked first, and bounds: on connections, on a head and its time."""
-    header_timeout = server.header_timeout_seconds
     told: dict[int, float] = {}  # uid -> when the log had it last
+    refusals = [0]  # connections that have been refused, and not yet closed
 
     class Protocol(HttpToolsProtocol):
         _head_timer: asyncio.TimerHandle | None = None
@@ -61,18 +74,26 @@ def _protocol(allowed: frozenset[int], refused: Callable[[], object], server: Se
                     log.warning("refused a connection of uid %d", uid)
                 self._refuse(transport, _forbidden(uid))
                 return
-            if len(self.connections) >= server.max_connections and not self._close_an_idle_one():
+            if len(self.connections) >= max_connections and not self._close_an_idle_one():
                 log.warning("refused a connection: %d are open", len(self.connections))
-                self._refuse(transport, _too_many(server.max_connections))
+                self._refuse(transport, _too_many(max_connections))
                 return
             super().connection_made(transport)
             self._start_head_timer()
 
         def _refuse(self, transport: Any, reply: bytes) -> None:
             transport.write(reply)
+            if refusals[0] >= MAX_REFUSALS:
+                transport.close()
+                return
+            refusals[0] += 1
             transport.write_eof()
             # closing at once would reset the connection under a client that is still sending its request
-            self.loop.call_later(REFUSED_SECONDS, transport.abort)
+            self.loop.call_later(REFUSED_SECONDS, self._end_refusal, transport)
+
+        def _end_refusal(self, transport: Any) -> None:
+            refusals[0] -= 1
+            transport.abort()
 
         def _close_an_idle_one(self) -> bool:
             """A session that is kept waiting opens its connection again; one that waits in vain has an error."""
@@ -146,7 +167,8 @@ def _too_many(limit: int) -> bytes:
         QueueFull(
             "the model server has too many connections",
             detail=f"{limit} are open, and none of them is idle",
-            hint="Try again, or raise max_connections under [server] in the model server's configuration.",
+            hint="Try again, or raise max_connections under [server] in the model server's configuration and the limit "
+            "on its open files.",
         )
     )
 
@@ -168,15 +190,56 @@ def _reply(error: MlRagError, status: HTTPStatus | None = None) -> bytes:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, registry: Registry, on_ready: Callable[[], object]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, registry: Registry, unix: UnixListener | None, on_ready: Callable[[], object]
+    ) -> None:
         super().__init__(config)
         self._registry = registry
+        self._unix = unix
         self._on_ready = on_ready
+        self._keeping: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets=sockets)
+        if self._unix is not None:
+            self._keeping = asyncio.create_task(self._keep_socket(self._unix))
         if self.started:
             self._on_ready()
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+        await super().shutdown(sockets=sockets)
+
+    async def _keep_socket(self, unix: UnixListener) -> None:
+        """Put the socket back where its file is removed or replaced, as somebody who tidies /run or /tmp does."""
+        loop = asyncio.get_running_loop()
+        in_the_way: object = None
+        told = ""
+        again = 0.0
+        while True:
+            await asyncio.sleep(SOCKET_CHECK_SECONDS)
+            if unix.is_in_place() or (unix.found() == in_the_way and loop.time() < again):
+                continue
+            try:
+                renewed = await asyncio.to_thread(unix.renew)
+            except CannotListen as error:
+                in_the_way, again = unix.found(), loop.time() + SOCKET_RETRY_SECONDS
+                text = f"{error.message} ({error.detail})" if error.detail else error.message
+                if text != told:
+                    told = text
+                    log.error("the socket was removed or replaced, and cannot be put back: %s", text)
+                continue
+            # the same as uvicorn does with the sockets it is given
+            make: Callable[[], asyncio.Protocol] = functools.partial(
+                cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class),
+                config=self.config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+            )
+            self.servers.append(await loop.create_server(make, sock=renewed, backlog=self.config.backlog))
+            told = ""
+            log.warning("the socket %s had been removed or replaced: it was made again", unix.path)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         self._registry.closing.set()
@@ -196,19 +259,22 @@ def serve(
     Raises ``CannotListen``.
     """
     server = catalogue.server
-    _allow_descriptors()
+    max_connections = _max_connections(server, _allow_descriptors())
+    sweep(tempfile.gettempdir(), FOLDER_PREFIX)  # what a server that was killed has left
     registry = Registry(catalogue, models_dir)
     sockets, addresses = [], []
-    inode = 0
+    unix = None
     if socket_path is not None:
-        sockets.append(bind_unix(socket_path, server))
-        inode = socket_path.lstat().st_ino
+        unix = UnixListener(socket_path, server)
+        sockets.append(unix.socket)
         addresses.append(f"unix:{socket_path}")
     if listen is not None:
         sockets.append(bind_tcp(listen))
         host, port = sockets[-1].getsockname()[:2]
         addresses.append(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-    protocol = _protocol(allowed_uids(server), registry.metrics.refused_peers.inc, server)
+    protocol = _protocol(
+        allowed_uids(server), registry.metrics.refused_peers.inc, server.header_timeout_seconds, max_connections
+    )
     config = uvicorn.Config(
         create_app(registry),
         http=protocol,
@@ -223,7 +289,7 @@ def serve(
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         backlog=1024,
     )
-    runner = _Server(config, registry, lambda: on_ready(addresses))
+    runner = _Server(config, registry, unix, lambda: on_ready(addresses))
     # uvicorn raises the signal that stopped it once more at the end; there is work left to do then
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
@@ -233,15 +299,31 @@ def serve(
         registry.close()
         for listener in sockets:
             listener.close()
-        if socket_path is not None:
-            remove_socket(socket_path, inode)
+        if unix is not None:
+            unix.remove()
 
 
-def _allow_descriptors() -> None:
-    """As many as this process may have: connections, models and uploads each take some, and 1024 is the usual start."""
+def _allow_descriptors() -> int:
+    """As many as this process may have; the usual start is 1024. Returns how many that are."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else sys.maxsize
+
+
+def _max_connections(server: ServerConfig, descriptors: int) -> int:
+    """Connections that leave descriptors for models, uploads and parsers: a connection that cannot be accepted just
+    breaks off, and one too many is told so."""
+    most = max(1, descriptors - max(OTHER_DESCRIPTORS, descriptors // 4))
+    if most < server.max_connections:
+        log.warning(
+            "this process may open %d files: it takes %d connections, not the %d of max_connections",
+            descriptors,
+            most,
+            server.max_connections,
+        )
+    return min(most, server.max_connections)
 
 
 def exit_now(status: int = 0) -> None:

@@ -67,6 +67,45 @@ def bind_unix(path: Path, config: ServerConfig) -> socket.socket:
     return listener
 
 
+class UnixListener:
+    """The unix socket of a server, and whether its file is still there. Raises ``CannotListen``."""
+
+    def __init__(self, path: Path, config: ServerConfig) -> None:
+        self.path = path
+        self._config = config
+        self.socket = self._bind()
+
+    def _bind(self) -> socket.socket:
+        listener = bind_unix(self.path, self._config)
+        self._place = self.found()
+        return listener
+
+    def found(self) -> tuple[int, int] | None:
+        """What is at the path now; None: nothing."""
+        try:
+            status = self.path.lstat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def is_in_place(self) -> bool:
+        return self._place is not None and self.found() == self._place
+
+    def renew(self) -> socket.socket:
+        """Listen anew at the path: what was connected to the old socket goes on, its file is lost to everybody else.
+
+        Raises ``CannotListen`` where something else has taken the place.
+        """
+        self.socket = self._bind()
+        return self.socket
+
+    def remove(self) -> None:
+        """Remove the file if it is still this server's."""
+        if self.is_in_place():
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+
+
 def _group(name: str | None) -> int | None:
     if name is None:
         return None
@@ -115,13 +154,6 @@ def bind_tcp(listen: str) -> socket.socket:
         raise CannotListen(f"cannot listen on {listen}", detail=str(error)) from error
     listener.setblocking(False)
     return listener
-
-
-def remove_socket(path: Path, inode: int) -> None:
-    """Remove the socket file if it is still the one this server made."""
-    with contextlib.suppress(OSError):
-        if path.lstat().st_ino == inode:
-            path.unlink()
 
 
 def allowed_uids(config: ServerConfig) -> frozenset[int]:

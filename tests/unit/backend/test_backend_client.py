@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import select
 import socket
@@ -228,6 +229,25 @@ def test_a_request_that_was_read_is_not_sent_twice(start: Callable[..., HostileS
     with pytest.raises(ServerUnreachable, match="broke off"):
         client.call("GET", "/")
     assert (len(server.requests), server.connections) == (2, 1)
+
+
+def test_a_refusal_is_heard_also_where_the_server_hangs_up_at_once(tmp_path: Path) -> None:
+    """It closes before it has the request, which then cannot be sent."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        refusal = json.dumps({"error": {"message": "full", "code": "queue_full"}}).encode()
+
+        def refuse() -> None:
+            client, _ = listener.accept()
+            client.sendall(head(len(refusal), "429 Too Many Requests") + refusal)
+            client.close()
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        with pytest.raises(QueueFull, match="full"):
+            connect(f"unix:{tmp_path / 's'}", never).call("POST", "/", "x" * 10_000_000)
+        thread.join()
 
 
 def test_a_request_that_was_not_read_is_sent_again(tmp_path: Path) -> None:
