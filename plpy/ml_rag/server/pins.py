@@ -54,9 +54,12 @@ def _remember(models_dir: Path, memory: dict[str, object]) -> None:
     with contextlib.suppress(OSError):
         models_dir.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=models_dir, prefix=MEMORY)
-        with os.fdopen(handle, "w") as file:
-            json.dump(memory, file)
-        Path(name).replace(models_dir / MEMORY)
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(memory, file)
+            Path(name).replace(models_dir / MEMORY)
+        except OSError:
+            Path(name).unlink()
 
 
 def check_pins(entry: ModelEntry, models_dir: Path) -> None:

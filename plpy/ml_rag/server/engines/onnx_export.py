@@ -11,14 +11,15 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ml_rag.scratch import Scratch, sweep
 from ml_rag.server.engines.onnx_embedder import OUTPUT, OnnxEmbedder
+from ml_rag.shortage import shortage
 
 #: smallest cosine between a vector of the export and one of the original
 FAITHFUL = 0.9999
@@ -94,12 +95,15 @@ def main() -> None:
     """Command line; the folder appears at once and complete, or not at all."""
     model_folder, out, max_tokens = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".exporting-") as folder:
-        work = Path(folder) / "export"
+    sweep(out.parent, ".exporting-")
+    with Scratch(out.parent, ".exporting-") as folder:
+        work = folder / "export"
         work.mkdir()
         try:
             facts = export(model_folder, work, max_tokens or None)
-        except Exception as error:  # noqa: BLE001 - whatever it is, torch itself runs the model then
+        except Exception as error:  # whatever it is, torch itself runs the model then
+            if shortage(error) is not None:
+                raise  # there may be room the next time
             facts = {"failed": f"{type(error).__name__}: {error}"[:500]}
             (work / "model.onnx").unlink(missing_ok=True)
         (work / "export.json").write_text(json.dumps(facts))
