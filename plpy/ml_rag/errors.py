@@ -9,6 +9,7 @@
     ├── ModelUnavailable           55000  503  model_unavailable
     ├── ServerUnreachable          08006  502  server_unreachable   (raised by clients only)
     ├── QueueFull                  53300  429  queue_full
+    ├── DiskFull                   53100  507  disk_full
     ├── EngineFailed               38000  500  engine_failed
     └── DocumentError              38000  422  document_failed      (one document; the load goes on)
 
@@ -91,9 +92,15 @@ class ServerUnreachable(MlRagError):
 
 
 class QueueFull(MlRagError):
-    """The queue of the model is at its bound."""
+    """The queue of the model, or the server itself, is at its bound."""
 
     sqlstate, status, code = "53300", 429, "queue_full"
+
+
+class DiskFull(MlRagError):
+    """The model server has no room for what it must write."""
+
+    sqlstate, status, code = "53100", 507, "disk_full"
 
 
 class EngineFailed(MlRagError):
@@ -117,6 +124,7 @@ BY_CODE: dict[str, type[MlRagError]] = {
         ModelUnavailable,
         ServerUnreachable,
         QueueFull,
+        DiskFull,
         EngineFailed,
         DocumentError,
     )

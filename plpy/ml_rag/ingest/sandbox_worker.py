@@ -19,8 +19,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ml_rag.abc import Document
-from ml_rag.errors import DocumentError, MlRagError
+from ml_rag.errors import DiskFull, DocumentError, MlRagError
 from ml_rag.ingest.confine import confine
+from ml_rag.shortage import shortage
 
 _LENGTH_BYTES = 8
 _OUT_OF_MEMORY = "the document needs too much memory"
@@ -127,6 +128,8 @@ def _failure(error: BaseException) -> MlRagError:
         return _out_of_memory()
     if isinstance(error, MlRagError):
         return error
+    if isinstance(known := shortage(error), DiskFull):
+        return known
     return DocumentError("the document cannot be read", detail=f"{type(error).__name__}: {error}"[:2000])
 
 

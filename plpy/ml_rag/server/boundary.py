@@ -17,6 +17,7 @@ from ml_rag import __version__
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, PrivilegeError, QueueFull, ServerUnreachable
 from ml_rag.server.cancellation import ClientGone
 from ml_rag.server.metrics import current_model
+from ml_rag.shortage import shortage
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -47,6 +48,9 @@ def error_response(error: MlRagError) -> Response:
 
 def unexpected(error: BaseException) -> MlRagError:
     """The error a client sees for one that nobody foresaw. The log gets where it happened, and no text of a request."""
+    if (known := shortage(error)) is not None:
+        log.error("%s: %s", known.message, known.detail)
+        return known
     frames = "".join(traceback.format_tb(error.__traceback__))
     log.error("unexpected %s\n%s", type(error).__name__, frames)
     return EngineFailed("the model server failed", detail=f"{type(error).__name__}: {error}"[:2000])

@@ -155,7 +155,7 @@ def _operation(name: str, summary: str, *replies: dict[str, Any], body: dict[str
         media |= reply["content"]
     error = _content("application/json", _named(Error))
     statuses = {"400": "not valid", "403": "forbidden", "404": "no such model", "429": "queue full", "500": "failed"}
-    statuses |= {"502": "unreachable", "503": "model not available"} if body else {}
+    statuses |= {"502": "unreachable", "503": "model not available", "507": "disk full"} if body else {}
     operation: dict[str, Any] = {
         "operationId": name,
         "summary": summary,

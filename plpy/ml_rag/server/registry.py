@@ -25,6 +25,7 @@ from ml_rag.server.cancellation import Cancellation, ClientGone, watch_disconnec
 from ml_rag.server.engines import load_engine
 from ml_rag.server.metrics import Metrics, current_model
 from ml_rag.server.pins import check_pins
+from ml_rag.shortage import shortage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -163,6 +164,9 @@ class _Model:
         except MlRagError:
             raise
         except Exception as error:
+            if (known := shortage(error)) is not None:
+                log.error("loading model %s failed: %s (%s)", self.entry.id, known.message, known.detail)
+                raise known from error
             log.exception("loading model %s failed", self.entry.id)
             reason = f"{type(error).__name__}: {error}"
             self._remember(reason)
