@@ -7,7 +7,8 @@ import tempfile
 
 from ml_rag.errors import DiskFull, MlRagError, QueueFull
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+#: EFBIG: beyond the size of a file that this process may write
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 

@@ -8,6 +8,7 @@ the content. Knows no model and no network.
 from __future__ import annotations
 
 import array
+import errno
 import importlib
 import json
 import os
@@ -128,7 +129,8 @@ def _failure(error: BaseException) -> MlRagError:
         return _out_of_memory()
     if isinstance(error, MlRagError):
         return error
-    if isinstance(known := shortage(error), DiskFull):
+    too_large = isinstance(error, OSError) and error.errno == errno.EFBIG  # a bound of ours
+    if isinstance(known := shortage(error), DiskFull) and not too_large:
         return known
     return DocumentError("the document cannot be read", detail=f"{type(error).__name__}: {error}"[:2000])
 
