@@ -38,6 +38,8 @@ FROM (VALUES
   ('ml_rag', 'abstain_text', 'text', NULL, NULL, NULL, NULL, NULL,
    'the answer where nothing relevant enough is found; default: setting abstain_text'),
   ('ml_rag', 'prompt', 'object', NULL, NULL, NULL, NULL, NULL, 'system, citation_style, order'),
+  ('ml_rag', 'explain', 'boolean', NULL, NULL, NULL, 'false', NULL,
+   'add how the answer came about: stores, plans, candidates, thresholds, tokens, milliseconds'),
 
   ('ml_rag', 'semantic_search', 'boolean', NULL, NULL, NULL, 'true', NULL, 'search by the meaning: kNN'),
   ('ml_rag', 'keyword_search', 'boolean', NULL, NULL, NULL, 'false', NULL,

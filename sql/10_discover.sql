@@ -217,13 +217,12 @@ owner of the database nor one the caller is a member of, views, foreign tables a
 read (by policies, column types, expressions of indexes, statistics, constraints or partition keys) must be named in
 vector_store: it would run with the caller's rights. For a superuser each relation of such a role must be named.$$;
 
-CREATE FUNCTION ml_rag._why_no_store(name text, options jsonb, OUT reason text, OUT hint text)
+CREATE FUNCTION ml_rag._why_not(relation oid, options jsonb, OUT reason text, OUT hint text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
--- purpose: why a relation that a call named is none that it can search; options are parsed ones
--- Calls: ml_rag._marked_model
--- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it exists.
+-- purpose: why a call does not search a relation, which is in a schema that the caller may use; options are parsed ones
+-- Calls: ml_rag._marked_model, ml_rag._is_harmless  Reads: the catalog
 DECLARE
   _columns jsonb := options -> 'vector_store_columns';
   _embedding text := coalesce(_columns ->> 'segment_embedding', 'segment_embedding');
@@ -235,22 +234,13 @@ DECLARE
   _comment text;
   _model text;
 BEGIN
-  SELECT c.oid, c.relkind, c.relispopulated, n.nspname, format('%I.%I', n.nspname, c.relname) AS full_name,
+  SELECT c.oid, c.relispopulated, n.nspname, format('%I.%I', n.nspname, c.relname) AS full_name,
     ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
           quote_ident(c.relname)] AS names
   INTO _relation
-  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-  WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm') AND NOT pg_is_other_temp_schema(n.oid)
-    AND has_schema_privilege(n.oid, 'USAGE')
-    AND _why_no_store.name IN (concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
-                               quote_ident(c.relname))
-  ORDER BY options -> 'schema' ? n.nspname DESC NULLS LAST, n.nspname LIMIT 1;
-  IF _relation.oid IS NULL THEN
-    reason := 'There is no table or view of that name in a schema that the caller may use.';
-    hint := 'A name is "schema.table" or "table", as SELECT vector_store FROM ml_rag.discover() lists them.';
-    RETURN;
-  ELSIF ml_rag._texts(options -> 'exclude_vector_store') && _relation.names THEN
-    reason := 'It stands in "exclude_vector_store" too.';
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _why_not.relation;
+  IF ml_rag._texts(options -> 'exclude_vector_store') && _relation.names THEN
+    reason := concat('It stands in "exclude_vector_store"', CASE WHEN options ? 'vector_store' THEN ' too' END, '.');
     RETURN;
   ELSIF NOT options -> 'schema' ? _relation.nspname THEN
     reason := format('It is in schema %I, which "schema" does not name.', _relation.nspname);
@@ -293,10 +283,42 @@ BEGIN
   ELSIF _model <> options ->> 'embed_model_id' THEN
     reason := format('It holds vectors of model %s, and the call is for %s.', _model, options ->> 'embed_model_id');
     hint := 'Leave "embed_model_id" out, or name stores of one model.';
+  ELSIF NOT options ? 'vector_store' AND NOT ml_rag._is_harmless(relation) THEN
+    reason := 'It is another role''s, and to read it could run that role''s code.';
+    hint := 'Name it in "vector_store" where that role is to be trusted.';
   ELSE
     -- the checks above are those of ml_rag.discover one by one; where they pass it has an integer-less segment_number
     reason := 'A column that "vector_store_columns" names has the wrong type.';
   END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._why_no_store(name text, options jsonb, OUT reason text, OUT hint text)
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: why a relation that a call named is none that it can search; options are parsed ones
+-- Calls: ml_rag._why_not
+-- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it exists.
+DECLARE
+  _relation oid;
+  _why record;
+BEGIN
+  SELECT c.oid INTO _relation
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+  WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm') AND NOT pg_is_other_temp_schema(n.oid)
+    AND has_schema_privilege(n.oid, 'USAGE')
+    AND _why_no_store.name IN (concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
+                               quote_ident(c.relname))
+  ORDER BY options -> 'schema' ? n.nspname DESC NULLS LAST, n.nspname LIMIT 1;
+  IF _relation IS NULL THEN
+    reason := 'There is no table or view of that name in a schema that the caller may use.';
+    hint := 'A name is "schema.table" or "table", as SELECT vector_store FROM ml_rag.discover() lists them.';
+    RETURN;
+  END IF;
+  _why := ml_rag._why_not(_relation, options);
+  reason := _why.reason;
+  hint := _why.hint;
 END
 $$;
 

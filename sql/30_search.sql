@@ -83,6 +83,48 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._explain_nearest(
+  store ml_rag.store, statement text, query_embedding vector, n integer, arguments text[]
+) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+-- as ml_rag._run_nearest has it, or the plan would be another one
+SET hnsw.iterative_scan = 'relaxed_order'
+SET ivfflat.iterative_scan = 'relaxed_order'
+AS $$
+-- purpose: how PostgreSQL reads a store for a kNN statement: {"plan", "indexes", "iterative_scan"}
+-- The plan itself stays here. It holds the conditions of policies and the relations behind views, and its estimates
+-- come from rows that the caller may not see: told is only which indexes of the store itself, or of its partitions, are
+-- used. Nothing is run, and what planning runs has just been run by the search.
+DECLARE
+  _kind "char" := (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store.relation);
+  _plan json;
+  _names text[];
+  _indexes jsonb;
+  _method text;
+BEGIN
+  IF _kind IN ('v', 'f') THEN
+    RETURN jsonb_build_object('plan', CASE _kind WHEN 'v' THEN 'view' ELSE 'foreign table' END);
+  END IF;
+  EXECUTE format('EXPLAIN (FORMAT JSON, COSTS OFF) SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (%s) AS h', statement)
+    INTO _plan USING query_embedding, n, arguments;
+  _names := ARRAY(SELECT DISTINCT j #>> '{}' FROM jsonb_path_query(_plan::jsonb, 'strict $.**."Index Name"', '{}', true)
+                  AS j);
+  SELECT coalesce(jsonb_agg(jsonb_build_object('index', i.relname, 'method', m.amname) ORDER BY i.relname), '[]'),
+    coalesce(min(m.amname) FILTER (WHERE m.amname IN ('hnsw', 'ivfflat')), 'exact')
+  INTO _indexes, _method
+  FROM (SELECT store.relation::oid AS oid UNION SELECT p.relid FROM pg_partition_tree(store.relation) AS p
+        UNION SELECT h.inhrelid FROM pg_inherits AS h WHERE h.inhparent = store.relation) AS part
+  JOIN pg_index AS x ON x.indrelid = part.oid
+  JOIN pg_class AS i ON i.oid = x.indexrelid
+  JOIN pg_am AS m ON m.oid = i.relam
+  WHERE i.relname = ANY (_names);
+  RETURN jsonb_build_object('plan', _method, 'indexes', _indexes)
+    || CASE WHEN _method = 'exact' THEN '{}'
+       ELSE jsonb_build_object('iterative_scan', current_setting(_method || '.iterative_scan')) END;
+END
+$$;
+
 CREATE FUNCTION ml_rag._may_fall_short(relation regclass) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -101,19 +143,17 @@ SELECT c.relkind = 'v' OR EXISTS (
 FROM pg_class AS c WHERE c.oid = relation
 $$;
 
-CREATE FUNCTION ml_rag.search(
-  stores ml_rag.store[],
-  query_embedding vector,
-  n integer DEFAULT 3,
-  distance_metric text DEFAULT 'COSINE',
-  options jsonb DEFAULT NULL,
-  skip_other_dimensions boolean DEFAULT false
-) RETURNS SETOF ml_rag.hit
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
+CREATE FUNCTION ml_rag._search(
+  stores ml_rag.store[], query_embedding vector, n integer, distance_metric text, options jsonb,
+  skip_other_dimensions boolean, explain boolean, OUT hits ml_rag.hit[], OUT explained jsonb, OUT explaining interval
+)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the stage: the n nearest segments of all stores, by (distance, store, document, segment)
--- Calls: ml_rag.filter, ml_rag._nearest_statement, ml_rag._run_nearest, ml_rag._may_fall_short
+-- purpose: ml_rag.search as an array and, where asked for, how each store was searched: {vector_store: {…}}, and what
+-- time it took to find that out
+-- Calls: ml_rag.filter, ml_rag._nearest_statement, ml_rag._run_nearest, ml_rag._may_fall_short,
+-- ml_rag._explain_nearest
 -- Reads: the stores, as the caller
 DECLARE
   -- most calls have no filter: those need not ask store by store
@@ -126,7 +166,10 @@ DECLARE
   _all ml_rag.hit[] := '{}';
   _fetch integer;
   _sort text;
+  _reads integer;
+  _began timestamptz;
 BEGIN
+  hits := '{}';
   IF n IS NULL OR n < 1 THEN
     RETURN;
   END IF;
@@ -138,6 +181,11 @@ BEGIN
           MESSAGE = format('"%s" has other dimensions than the query embedding; ignored', _store.vector_store),
           DETAIL = format('%s against %s.', _store.dimensions, vector_dims(query_embedding)),
           HINT = 'Its marker comment names the wrong model, or leave it out with "exclude_vector_store".';
+        IF explain THEN
+          explained := coalesce(explained, '{}') || jsonb_build_object(_store.vector_store, jsonb_build_object(
+            'skipped', format('It has %s dimensions, the query embedding %s.', _store.dimensions,
+              vector_dims(query_embedding))));
+        END IF;
         CONTINUE;
       END IF;
       RAISE EXCEPTION USING ERRCODE = '22000',
@@ -147,7 +195,7 @@ BEGIN
         HINT = 'Name the store''s own model in "embed_model_id", or leave the store out with "exclude_vector_store".';
     END IF;
     IF _filters THEN
-      SELECT f.condition, f.arguments INTO _condition, _arguments FROM ml_rag.filter(_store, search.options) AS f;
+      SELECT f.condition, f.arguments INTO _condition, _arguments FROM ml_rag.filter(_store, _search.options) AS f;
     END IF;
     -- More than n, to see whether the last place is shared: of equal distances those that come first by name are
     -- wanted, and the index does not know about names. Where very many share it, the rows are sorted by all of it.
@@ -155,8 +203,10 @@ BEGIN
     -- relaxed order.
     _fetch := n + CASE WHEN _condition = '' THEN 1 ELSE 8 END;
     _sort := 'index';
+    _reads := 0;
     LOOP
-      _hits := ml_rag._run_nearest(ml_rag._nearest_statement(_store, search.distance_metric, _condition, _sort),
+      _reads := _reads + 1;
+      _hits := ml_rag._run_nearest(ml_rag._nearest_statement(_store, _search.distance_metric, _condition, _sort),
         query_embedding, _fetch, _arguments);
       IF cardinality(_hits) < n AND _sort = 'index' AND ml_rag._may_fall_short(_store.relation) THEN
         _sort := 'exact';
@@ -173,12 +223,42 @@ BEGIN
       END IF;
     END LOOP;
     _all := _all || _hits;
+    IF explain THEN
+      _began := clock_timestamp();
+      explained := coalesce(explained, '{}') || jsonb_build_object(_store.vector_store,
+        ml_rag._explain_nearest(_store, ml_rag._nearest_statement(_store, _search.distance_metric, _condition, _sort),
+          query_embedding, _fetch, _arguments)
+        || jsonb_build_object('sort', _sort, 'reads', _reads, 'limit', _fetch, 'candidates', cardinality(_hits)));
+      explaining := coalesce(explaining, '0') + (clock_timestamp() - _began);
+    END IF;
   END LOOP;
-  RETURN QUERY
-    SELECT h.* FROM unnest(_all) AS h
+  hits := ARRAY(
+    SELECT h FROM unnest(_all) AS h
     ORDER BY h.distance, h.vector_store COLLATE "C", h.document_name COLLATE "C", h.document_id,
       h.document_key COLLATE "C", h.segment_number
-    LIMIT n;
+    LIMIT n);
+END
+$$;
+
+CREATE FUNCTION ml_rag.search(
+  stores ml_rag.store[],
+  query_embedding vector,
+  n integer DEFAULT 3,
+  distance_metric text DEFAULT 'COSINE',
+  options jsonb DEFAULT NULL,
+  skip_other_dimensions boolean DEFAULT false
+) RETURNS SETOF ml_rag.hit
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the stage: the n nearest segments of all stores, by (distance, store, document, segment)
+-- Calls: ml_rag._search  Reads: the stores, as the caller
+DECLARE
+  _found record := ml_rag._search(stores, query_embedding, n, distance_metric, options, skip_other_dimensions, false);
+BEGIN
+  RETURN QUERY SELECT h.vector_store, h.document_name, h.document_id, h.document_key, h.segment_number, h.segment,
+      h.distance, h.metadata, h.keyword_score, h.score, h.rerank_score
+    FROM unnest(_found.hits) WITH ORDINALITY AS h ORDER BY h.ordinality;
 END
 $$;
 COMMENT ON FUNCTION ml_rag.search(ml_rag.store[], vector, integer, text, jsonb, boolean) IS

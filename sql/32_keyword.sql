@@ -226,18 +226,14 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag.keyword(
-  stores ml_rag.store[],
-  query text,
-  n integer DEFAULT 3,
-  query_embedding vector DEFAULT NULL,
-  distance_metric text DEFAULT 'COSINE',
-  options jsonb DEFAULT NULL
-) RETURNS SETOF ml_rag.hit
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
+CREATE FUNCTION ml_rag._keyword(
+  stores ml_rag.store[], query text, n integer, query_embedding vector, distance_metric text, options jsonb,
+  explain boolean, OUT hits ml_rag.hit[], OUT explained jsonb
+)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the stage: the n segments of all stores that speak most of the query's words
+-- purpose: ml_rag.keyword as an array and, where asked for, how each store was searched: {vector_store: {…}}
 -- Calls: ml_rag.filter, ml_rag._tokens, ml_rag._run_keyword  Reads: the stores and their indexes, as the caller
 DECLARE
   -- most calls have no filter: those need not ask store by store
@@ -255,6 +251,7 @@ DECLARE
   _searched boolean := false;
   _why text;
 BEGIN
+  hits := '{}';
   IF n IS NULL OR n < 1 OR coalesce(cardinality(stores), 0) = 0 THEN
     RETURN;
   END IF;
@@ -268,27 +265,35 @@ BEGIN
           HINT = CASE WHEN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = _store.relation) = 'r'
             THEN format('Its owner can make one: SELECT ml_rag.enable_keyword_search(%L);', _store.relation::text)
             ELSE 'Only an ordinary table can have one: search the table behind it.' END;
+        IF explain THEN
+          explained := coalesce(explained, '{}') || jsonb_build_object(_store.vector_store,
+            '{"skipped": "It has no keyword index."}'::jsonb);
+        END IF;
       END IF;
       CONTINUE;
     END IF;
     _searched := true;
     IF _filters THEN
-      SELECT f.condition, f.arguments INTO _condition, _arguments FROM ml_rag.filter(_store, keyword.options) AS f;
+      SELECT f.condition, f.arguments INTO _condition, _arguments FROM ml_rag.filter(_store, _keyword.options) AS f;
     END IF;
     BEGIN
       SELECT coalesce(array_agg(t.key ORDER BY t.key COLLATE "C"), '{}'),
         coalesce(array_agg(t.value::integer ORDER BY t.key COLLATE "C"), '{}')
       INTO _terms, _weights
-      FROM jsonb_each_text((ml_rag._tokens(_index.configuration::regconfig, keyword.query)).tokens) AS t;
+      FROM jsonb_each_text((ml_rag._tokens(_index.configuration::regconfig, _keyword.query)).tokens) AS t;
+      IF explain THEN
+        explained := coalesce(explained, '{}') || jsonb_build_object(_store.vector_store, jsonb_build_object(
+          'configuration', _index.configuration, 'words', _terms, 'limit', n, 'candidates', 0));
+      END IF;
       CONTINUE WHEN cardinality(_terms) = 0;
       -- the best ones may not pass the filters: then many more are tried, then all
       _candidates := CASE _condition WHEN '' THEN n ELSE 4 * n + 100 END;
       LOOP
         SELECT r.hits, r.is_all INTO _part
         FROM ml_rag._run_keyword(_store, _index, _terms, _weights, _candidates,
-          CASE WHEN _store.dimensions IS NULL OR _store.dimensions = vector_dims(keyword.query_embedding)
-               THEN keyword.query_embedding END,
-          keyword.distance_metric, n, _condition, _arguments) AS r;
+          CASE WHEN _store.dimensions IS NULL OR _store.dimensions = vector_dims(_keyword.query_embedding)
+               THEN _keyword.query_embedding END,
+          _keyword.distance_metric, n, _condition, _arguments) AS r;
         EXIT WHEN cardinality(_part.hits) >= n OR _part.is_all;
         _candidates := CASE WHEN _candidates < 10000 THEN _candidates * 50 ELSE 2147483647 END;
       END LOOP;
@@ -304,9 +309,16 @@ BEGIN
       RAISE WARNING USING ERRCODE = '01000',
         MESSAGE = format('the keyword index of "%s" cannot be used; ignored', _store.vector_store), DETAIL = _why,
         HINT = format('Its owner can make it anew: SELECT ml_rag.enable_keyword_search(%L);', _store.relation::text);
+      IF explain THEN
+        explained := coalesce(explained, '{}') || jsonb_build_object(_store.vector_store,
+          '{"skipped": "Its keyword index cannot be used."}'::jsonb);
+      END IF;
       CONTINUE;
     END;
     _all := _all || _part.hits;
+    IF explain THEN
+      explained := jsonb_set(explained, ARRAY[_store.vector_store, 'candidates'], to_jsonb(cardinality(_part.hits)));
+    END IF;
   END LOOP;
   IF NOT _searched THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'no vector store has a keyword index',
@@ -314,13 +326,35 @@ BEGIN
       HINT = format('The owner of a store can make one: SELECT ml_rag.enable_keyword_search(%L);',
         stores[1].relation::text);
   END IF;
-  RETURN QUERY
-    SELECT h.vector_store, h.document_name, h.document_id, h.document_key, h.segment_number, h.segment,
-      nullif(h.distance, 'NaN'), h.metadata, h.keyword_score, h.score, h.rerank_score
+  hits := ARRAY(
+    SELECT ROW(h.vector_store, h.document_name, h.document_id, h.document_key, h.segment_number, h.segment,
+      nullif(h.distance, 'NaN'), h.metadata, h.keyword_score, h.score, h.rerank_score)::ml_rag.hit
     FROM unnest(_all) AS h
     ORDER BY h.keyword_score DESC, h.vector_store COLLATE "C", h.document_name COLLATE "C", h.document_id,
       h.document_key COLLATE "C", h.segment_number
-    LIMIT n;
+    LIMIT n);
+END
+$$;
+
+CREATE FUNCTION ml_rag.keyword(
+  stores ml_rag.store[],
+  query text,
+  n integer DEFAULT 3,
+  query_embedding vector DEFAULT NULL,
+  distance_metric text DEFAULT 'COSINE',
+  options jsonb DEFAULT NULL
+) RETURNS SETOF ml_rag.hit
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the stage: the n segments of all stores that speak most of the query's words
+-- Calls: ml_rag._keyword  Reads: the stores and their indexes, as the caller
+DECLARE
+  _found record := ml_rag._keyword(stores, query, n, query_embedding, distance_metric, options, false);
+BEGIN
+  RETURN QUERY SELECT h.vector_store, h.document_name, h.document_id, h.document_key, h.segment_number, h.segment,
+      h.distance, h.metadata, h.keyword_score, h.score, h.rerank_score
+    FROM unnest(_found.hits) WITH ORDINALITY AS h ORDER BY h.ordinality;
 END
 $$;
 COMMENT ON FUNCTION ml_rag.keyword(ml_rag.store[], text, integer, vector, text, jsonb) IS

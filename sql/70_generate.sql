@@ -10,13 +10,12 @@ if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
 return GD["ml_rag"].generate(plpy, request)
 $$;
 
-CREATE FUNCTION ml_rag.generate(
-  prompt text, options jsonb DEFAULT NULL, hits ml_rag.hit[] DEFAULT NULL, prompt_options jsonb DEFAULT NULL
-) RETURNS text
+CREATE FUNCTION ml_rag._generate_text(prompt text, options jsonb, hits ml_rag.hit[], prompt_options jsonb,
+  OUT text text, OUT prompt_tokens integer, OUT generated_tokens integer)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the stage: the answer to a prompt, from the hits (best first) where there are any
+-- purpose: ml_rag.generate, with how many tokens it took; null where the model server does not tell
 -- Calls: ml_rag.parse_options, ml_rag._generate, ml_rag._get_setting, ml_rag._raise
 DECLARE
   _options jsonb := ml_rag.parse_options('ml_generate', options);
@@ -52,7 +51,22 @@ BEGIN
       DETAIL = 'The last ones do not fit the context of the generation model.',
       HINT = 'Lower "n_citations" or "segment_overlap", or name a model with a larger context in "model_options".';
   END IF;
-  RETURN _answer ->> 'text';
+  text := _answer ->> 'text';
+  prompt_tokens := (_answer ->> 'prompt_tokens')::integer;
+  generated_tokens := (_answer ->> 'generated_tokens')::integer;
+END
+$$;
+
+CREATE FUNCTION ml_rag.generate(
+  prompt text, options jsonb DEFAULT NULL, hits ml_rag.hit[] DEFAULT NULL, prompt_options jsonb DEFAULT NULL
+) RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the stage: the answer to a prompt, from the hits (best first) where there are any
+-- Calls: ml_rag._generate_text
+BEGIN
+  RETURN (SELECT g.text FROM ml_rag._generate_text(prompt, options, hits, prompt_options) AS g);
 END
 $$;
 COMMENT ON FUNCTION ml_rag.generate(text, jsonb, ml_rag.hit[], jsonb) IS

@@ -3,17 +3,20 @@
 CREATE FUNCTION ml_rag._retrieve(
   query text, options jsonb, call integer DEFAULT NULL,
   OUT stores ml_rag.store[], OUT hits ml_rag.hit[], OUT method text, OUT threshold numeric, OUT missing jsonb,
-  OUT times timestamptz[]
+  OUT times timestamptz[], OUT explained jsonb
 )
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: question to citations: discover, embed, search, keyword, fuse, threshold, rerank, expand; options are
 -- parsed ones. missing: the error (for ml_rag._raise) where no segment is left; not raised, as an answer can abstain
--- call: what ml_rag._begin has returned. times: when discovery, the embedding and the search were done
--- Calls: ml_rag._stage, ml_rag._discover, ml_rag.embed, ml_rag.search, ml_rag.keyword, ml_rag.fuse, ml_rag.threshold,
+-- call: what ml_rag._begin has returned. times: when discovery, the embedding and the search were done; 0: when it
+-- began; 4 to 8: when kNN, keywords (both are parts of the search), thresholds, reranking and neighbours were done
+-- explained: with option explain, what ml_rag._explain needs to know
+-- Calls: ml_rag._stage, ml_rag._discover, ml_rag.embed, ml_rag._search, ml_rag._keyword, ml_rag.fuse, ml_rag.threshold,
 -- ml_rag.rerank, ml_rag.expand
 DECLARE
+  _explain boolean := coalesce((options -> 'explain')::boolean, false);
   _retrieval jsonb := options -> 'retrieval_options';
   _n integer := (options ->> 'n_citations')::integer;
   _metric text := options ->> 'distance_metric';
@@ -25,10 +28,15 @@ DECLARE
   _query_embedding vector;
   _keyword_hits ml_rag.hit[];
   _found record;
+  _arm record;
 BEGIN
   IF coalesce(query, '') !~ '\S' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the query is empty',
       HINT = 'Ask a question: CALL ml_rag(''What is AutoML?'').';
+  END IF;
+  times[0] := clock_timestamp();
+  IF _explain THEN
+    explained := '{"arms": {}, "candidates": {}}';
   END IF;
   stores := '{}';
   hits := '{}';
@@ -70,17 +78,29 @@ BEGIN
   END IF;
   IF _is_semantic THEN
     PERFORM ml_rag._stage(call, 'search');
-    hits := ARRAY(SELECT h FROM ml_rag.search(stores, _query_embedding, _candidates, _metric, options,
+    _arm := ml_rag._search(stores, _query_embedding, _candidates, _metric, options,
       -- one store with a wrong marker must not break the calls of those who never named it
-      NOT options ?| '{vector_store,query_embedding}') AS h);
+      NOT options ?| '{vector_store,query_embedding}', _explain);
+    hits := _arm.hits;
+    times[4] := clock_timestamp();
+    IF _explain THEN
+      explained := jsonb_build_object('arms', jsonb_build_object('semantic', _arm.explained),
+        'candidates', jsonb_build_object('semantic', cardinality(hits)), 'explaining', _arm.explaining);
+    END IF;
   END IF;
   IF _is_keyword THEN
     PERFORM ml_rag._stage(call, 'keyword');
-    _keyword_hits := ARRAY(
-      SELECT h FROM ml_rag.keyword(stores, query, _candidates, _query_embedding, _metric, options) AS h);
+    _arm := ml_rag._keyword(stores, query, _candidates, _query_embedding, _metric, options, _explain);
+    _keyword_hits := _arm.hits;
+    times[5] := clock_timestamp();
     hits := CASE WHEN _is_semantic
       THEN ARRAY(SELECT h FROM ml_rag.fuse(hits, _keyword_hits, options -> 'hybrid_options', _metric) AS h)
       ELSE _keyword_hits END;
+    IF _explain THEN
+      explained := jsonb_set(jsonb_set(explained, '{arms,keyword}', coalesce(_arm.explained, '{}')),
+        '{candidates}', explained -> 'candidates' || jsonb_build_object('keyword', cardinality(_keyword_hits),
+          'fused', CASE WHEN _is_semantic THEN cardinality(hits) END));
+    END IF;
   END IF;
   times[3] := clock_timestamp();
   IF cardinality(hits) = 0 THEN
@@ -97,6 +117,11 @@ BEGIN
     (_retrieval ->> 'percentage_distance')::numeric);
   method := _found.method;
   threshold := round(_found.threshold, 4);
+  times[6] := clock_timestamp();
+  IF _explain THEN
+    explained := jsonb_set(explained, '{candidates,within_threshold}', to_jsonb(cardinality(_found.kept)))
+      || jsonb_build_object('nearest', (SELECT min(h.distance) FROM unnest(hits) AS h));
+  END IF;
   IF cardinality(_found.kept) = 0 THEN
     missing := coalesce(missing, jsonb_build_object('sqlstate', 'P0002',
       'message', 'no segment within the distance threshold',
@@ -113,6 +138,11 @@ BEGIN
       coalesce(_rerank ->> 'model_id', ml_rag._get_setting('rerank_model_id'), ''));
     hits := ARRAY(SELECT h FROM ml_rag.rerank(query, hits[1:greatest(_n, (_rerank ->> 'candidates')::integer)],
       _rerank - 'min_score') AS h);
+    times[7] := clock_timestamp();
+    IF _explain THEN
+      explained := jsonb_set(explained, '{candidates,reranked}', to_jsonb(cardinality(hits)))
+        || jsonb_build_object('best_score', hits[1].rerank_score);
+    END IF;
     IF hits[1].rerank_score < (_rerank ->> 'min_score')::double precision THEN
       missing := jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment within the score threshold',
         'detail', format('The best score is %s, min_score %s.', hits[1].rerank_score, _rerank ->> 'min_score'),
@@ -136,6 +166,7 @@ BEGIN
   IF (_retrieval ->> 'segment_overlap')::integer > 0 THEN
     PERFORM ml_rag._stage(call, 'expand');
     hits := ARRAY(SELECT h FROM ml_rag.expand(stores, hits, (_retrieval ->> 'segment_overlap')::integer) AS h);
+    times[8] := clock_timestamp();
   END IF;
 END
 $$;
@@ -148,13 +179,23 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the citations of ml_rag as rows
--- Calls: ml_rag._begin, ml_rag._end, ml_rag._parse_rag_options, ml_rag._retrieve, ml_rag._raise
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag._parse_rag_options, ml_rag._retrieve, ml_rag._explain, ml_rag._raise
 DECLARE
   _call integer := ml_rag._begin('ml_rag_search', 'discover');
+  _began timestamptz := clock_timestamp();
+  _options jsonb;
+  _retrieved record;
   _hits ml_rag.hit[];
   _missing jsonb;
 BEGIN
-  SELECT r.hits, r.missing INTO _hits, _missing FROM ml_rag._retrieve($1, ml_rag._parse_rag_options($2), _call) AS r;
+  _options := ml_rag._parse_rag_options($2);
+  _retrieved := ml_rag._retrieve($1, _options, _call);
+  _hits := _retrieved.hits;
+  _missing := _retrieved.missing;
+  IF _retrieved.explained IS NOT NULL THEN
+    RAISE NOTICE USING MESSAGE = 'explain', DETAIL = jsonb_pretty(ml_rag._explain(_options, _retrieved.stores,
+      _retrieved.explained, _retrieved.method, _retrieved.threshold, cardinality(_hits), _retrieved.times, _began));
+  END IF;
   IF _missing IS NOT NULL THEN
     PERFORM ml_rag._raise(_missing);
   END IF;
@@ -181,7 +222,8 @@ $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_search(text, jsonb) IS
 $$the citations of ml_rag as rows, best first; takes the options of ml_rag
 document_id is null where the store's column is no integer. keyword_score: BM25. score: 0-1, of hybrid search.
-rerank_score: 0-1, of option rerank. Each is null where that stage did not run. Errors: as ml_rag.$$;
+rerank_score: 0-1, of option rerank. Each is null where that stage did not run. What option explain adds to an answer
+comes as the detail of a notice. Errors: as ml_rag.$$;
 
 CREATE FUNCTION @extschema@.ml_rag_answer(query text, options jsonb DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -189,12 +231,16 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: question to answer document
 -- Calls: ml_rag._begin, ml_rag._stage, ml_rag._end, ml_rag._parse_rag_options, ml_rag._retrieve, ml_rag._raise,
--- ml_rag.generate, ml_rag._get_setting
+-- ml_rag._generate_text, ml_rag._explain, ml_rag._get_setting
 DECLARE
   _call integer := ml_rag._begin('ml_rag', 'discover');
   _options jsonb;
   _skip_generate boolean;
+  _began timestamptz := clock_timestamp();
   _retrieved record;
+  _generating timestamptz;
+  _generated record;
+  _tokens jsonb;
   _answer jsonb;
 BEGIN
   _options := ml_rag._parse_rag_options($2);
@@ -221,8 +267,15 @@ BEGIN
   ELSIF NOT _skip_generate THEN
     PERFORM ml_rag._stage(_call, 'generate',
       coalesce(_options #>> '{model_options,model_id}', ml_rag._get_setting('generate_model_id')));
-    _answer := _answer || jsonb_build_object('text',
-      ml_rag.generate($1, _options -> 'model_options', _retrieved.hits, _options -> 'prompt'));
+    _generating := clock_timestamp();
+    _generated := ml_rag._generate_text($1, _options -> 'model_options', _retrieved.hits, _options -> 'prompt');
+    _tokens := jsonb_build_object('prompt', _generated.prompt_tokens, 'generated', _generated.generated_tokens);
+    _answer := _answer || jsonb_build_object('text', _generated.text);
+  END IF;
+  IF _retrieved.explained IS NOT NULL THEN
+    _answer := _answer || jsonb_build_object('explain', ml_rag._explain(_options, _retrieved.stores,
+      _retrieved.explained, _retrieved.method, _retrieved.threshold, cardinality(_retrieved.hits), _retrieved.times,
+      _began, _generating, _tokens));
   END IF;
   PERFORM ml_rag._end(_call);
   RETURN _answer;
@@ -236,7 +289,8 @@ $$answers a question from the vector stores the caller may read; the same as ml_
 Returns {"text", "citations": [{"segment", "distance", "document_name"}], "vector_store": [], "retrieval_info":
 {"method", "threshold"}}. Options with ranges and defaults: SELECT * FROM ml_rag.option.
 Where no segment is left and "abstain" holds, text is "abstain_text", no model is called, and citations is empty.
-A marker such as [2] in the text points to that citation, counted from 1.
+A marker such as [2] in the text points to that citation, counted from 1. With "explain" a further key, "explain", says
+how the answer came about: docs/monitoring.md has its keys.
 Errors: 22023 bad option; 22000 different dimensions; P0002 no vector store, or, where "abstain" does not hold or with
 "skip_generate", nothing found or nothing within the threshold; 42501;
 55000 model not available; 08006 model server; 53300 its queue is full; 57014 cancelled; 38000 the model failed.$$;

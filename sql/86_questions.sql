@@ -70,7 +70,8 @@ DECLARE
   _generate boolean;
 BEGIN
   own := ml_rag.parse_options('ml_rag_evaluate', options);
-  rag := ml_rag._parse_rag_options(own -> 'options');
+  -- nobody would see what explain finds out
+  rag := ml_rag._parse_rag_options(own -> 'options') - 'explain';
   columns := ml_rag.parse_options('evaluation_columns', own -> 'columns');
   IF rag ? 'query_embedding' THEN
     PERFORM ml_rag._bad_option('query_embedding', rag -> 'query_embedding', 'nothing: each question has its own',

@@ -25,6 +25,7 @@
 \i 70_generate.sql
 
 -- the public routines: one question, many rows, many documents
+\i 80_explain.sql
 \i 80_rag.sql
 \i 81_tables.sql
 \i 82_store.sql

@@ -56,6 +56,7 @@ SPEC: dict[tuple[str, str], tuple[Any, ...]] = {
     ("ml_rag", "abstain"): ("boolean",),
     ("ml_rag", "abstain_text"): ("text",),
     ("ml_rag", "prompt"): ("object",),
+    ("ml_rag", "explain"): ("boolean", None, None, False),
     ("prompt", "system"): ("text",),
     ("prompt", "citation_style"): ("choice", ["none", "numbered"], None, "none"),
     ("prompt", "order"): ("choice", ["best_first", "best_last"], None, "best_last"),
