@@ -180,6 +180,23 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._check_writable(what text, relation regclass DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: stop what writes before it asks a model, where the transaction cannot write (but to temporary tables)
+BEGIN
+  IF current_setting('transaction_read_only')::boolean
+    AND NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = relation AND c.relpersistence = 't') THEN
+    RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('%s in a read-only transaction', what),
+      DETAIL = CASE WHEN pg_is_in_recovery() THEN 'This server is a standby: nobody can write here.'
+        ELSE 'transaction_read_only is on; default_transaction_read_only may say so for every transaction.' END,
+      HINT = CASE WHEN pg_is_in_recovery() THEN 'Connect to the primary server.'
+        ELSE 'Call it in a transaction that may write: BEGIN READ WRITE, or SET default_transaction_read_only = off.' END;
+  END IF;
+END
+$$;
+
 CREATE FUNCTION ml_rag._raise(error jsonb) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT

@@ -41,7 +41,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: check everything before the first row, make the output column, and return the job ml_rag._run_batch works on
--- Calls: ml_rag.parse_options, ml_rag._parse_rag_options, ml_rag._column_reference, ml_rag.embed, ml_rag._marked_model
+-- Calls: ml_rag.parse_options, ml_rag._parse_rag_options, ml_rag._column_reference, ml_rag._check_writable,
+-- ml_rag.embed, ml_rag._marked_model
 -- Writes: the output table, as the caller
 DECLARE
   _options jsonb;
@@ -75,6 +76,7 @@ BEGIN
   END CASE;
   _in := ml_rag._column_reference(input, 'input_table_column');
   _out := ml_rag._column_reference(output, 'output_table_column');
+  PERFORM ml_rag._check_writable('results cannot be written', to_regclass(_out.relation));
 
   -- Reading it, if only no row, keeps the table from being dropped until the job stands; statements get its name and
   -- not the regclass, which prints as a number once it is dropped.
@@ -276,7 +278,8 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: one row: compute, write; what fails becomes the row's error and does not stop the batch
 -- Calls: the routine of the job, ml_rag._write_result, ml_rag._write_error
--- A cancelled statement and a lost model server do end the call: the rows left over would all fail the same way.
+-- A cancelled statement, a lost model server and a full disk do end the call: the rows left over would all fail the same
+-- way, each at the price of a model's answer.
 DECLARE
   _routine text := job ->> 'routine';
   _state text;
@@ -289,7 +292,7 @@ BEGIN
       WHEN 'ml_generate_table' THEN @extschema@.ml_generate(input, job -> 'options')::text
       ELSE coalesce(vector, ml_rag.embed(input, job ->> 'model', 'document'))::text END);
   EXCEPTION
-    WHEN connection_failure THEN
+    WHEN connection_failure OR disk_full OR read_only_sql_transaction THEN
       RAISE;
     WHEN OTHERS THEN
       GET STACKED DIAGNOSTICS _state = RETURNED_SQLSTATE, _message = MESSAGE_TEXT, _detail = PG_EXCEPTION_DETAIL;
@@ -429,7 +432,8 @@ with the same key. Rows that have a result are left alone, null inputs too; rows
 computed: what failed is tried again by each call, a blank text included, which costs no model anything. Commits
 after each batch ("batch_size" rows, default 100) outside a transaction block. options: those of ml_rag.
 result: {"rows", "succeeded", "failed", "first_error"}; a row that failed holds {"error": …}.
-Errors: 22023, 42P01, 42703, 42501; 08006 model server lost: what was computed is kept and the next call goes on.$$;
+Errors: 22023, 42P01, 42703, 42501; 25006 read-only; 08006 model server lost, 53100 disk full: what was computed is kept
+and the next call goes on.$$;
 
 CREATE PROCEDURE @extschema@.ml_generate_table(
   input_table_column text, output_table_column text, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)

@@ -306,7 +306,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a vector store to load into, made unless it is there; not qualified = in the current schema
--- Calls: ml_rag.parse_options, ml_rag._lock_store, ml_rag._check_store, ml_rag._make_store, ml_rag._get_setting
+-- Calls: ml_rag.parse_options, ml_rag._lock_store, ml_rag._check_store, ml_rag._check_writable, ml_rag._make_store,
+-- ml_rag._get_setting
 DECLARE
   _options jsonb := ml_rag.parse_options('create_store', $2);
   _parts text[];
@@ -325,6 +326,7 @@ BEGIN
   PERFORM ml_rag._lock_store(_parts[1]::name, _parts[2]::name);
   _store := to_regclass(format('%I.%I', _parts[1], _parts[2]));
   IF _store IS NULL THEN
+    PERFORM ml_rag._check_writable('a vector store cannot be made');
     RETURN ml_rag._make_store(_parts[1], _parts[2],
       coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id')), _options ->> 'description',
       _options ->> 'language');
@@ -335,8 +337,8 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.create_store(text, jsonb) IS
 $$makes an empty vector store, or checks the one that is there: ml_rag.create_store('public.handbook')
-options: embed_model_id, description, language (of its keyword index). Errors: 22023 bad option, table that is no vector store or of another model;
-42501; 55000 model not available; 08006.$$;
+options: embed_model_id, description, language (of its keyword index). Errors: 22023 bad option, table that is no vector
+store or of another model; 25006 read-only; 42501; 55000 model not available; 08006.$$;
 
 CREATE FUNCTION ml_rag.documents_below(store regclass, prefix text) RETURNS SETOF text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

@@ -91,8 +91,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: check everything before the first file, make the store where there is none, return the job
--- Calls: ml_rag._parse_load_options, ml_rag._check_file_privilege, ml_rag._find_files, ml_rag._raise,
--- ml_rag._store_name, ml_rag._lock_store, ml_rag._make_store, ml_rag._load_job, ml_rag._get_setting
+-- Calls: ml_rag._parse_load_options, ml_rag._check_file_privilege, ml_rag._check_writable, ml_rag._find_files,
+-- ml_rag._raise, ml_rag._store_name, ml_rag._lock_store, ml_rag._make_store, ml_rag._load_job, ml_rag._get_setting
 DECLARE
   _options jsonb := ml_rag._parse_load_options('vector_store_load', options);
   _model text := _options ->> 'embed_model_id';
@@ -105,6 +105,7 @@ BEGIN
       HINT = 'Name files as the server sees them: CALL vector_store_load(''file:///srv/docs/'').';
   END IF;
   PERFORM ml_rag._check_file_privilege();
+  PERFORM ml_rag._check_writable('documents cannot be loaded');
   SELECT f.* INTO _found FROM ml_rag._find_files(uri) AS f;
   PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
   _name := ml_rag._store_name(_options, _found.found ->> 'table_name', path);
@@ -198,7 +199,8 @@ result: {"vector_store", "documents": {"loaded", "changed", "unchanged", "remove
 "failed": [{"document_name", "error", …}], "seconds"}. A document that fails does not stop the others, and keeps the
 segments it had. Commits after each batch outside a transaction block, so that a load that breaks off can be called
 again and goes on. Needs pg_read_server_files. Errors: 22023 bad option, no such file, table that is no vector store;
-22000 different dimensions; 42501; 42P01 store dropped meanwhile; 55000; 08006; 53300; 57014; 38000.$$;
+22000 different dimensions; 25006 read-only; 42501; 42P01 store dropped meanwhile; 53100 disk full; 55000; 08006; 53300;
+57014; 38000.$$;
 
 CREATE FUNCTION ml_rag.load_documents(store regclass, names text[], contents bytea[], options jsonb DEFAULT NULL)
 RETURNS jsonb
@@ -206,8 +208,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: documents the client sends, into a store
--- Calls: ml_rag._begin, ml_rag._stage, ml_rag._end, ml_rag._parse_load_options, ml_rag._load_job,
--- ml_rag._load_contents, ml_rag._raise  Writes: the store, as the caller
+-- Calls: ml_rag._begin, ml_rag._stage, ml_rag._end, ml_rag._parse_load_options, ml_rag._check_writable,
+-- ml_rag._load_job, ml_rag._load_contents, ml_rag._raise  Writes: the store, as the caller
 DECLARE
   _call integer := ml_rag._begin('ml_rag.load_documents');
   _options jsonb;
@@ -223,6 +225,7 @@ BEGIN
       DETAIL = format('%s names, %s contents; each document needs a name of its own and a content, neither null.',
         coalesce(cardinality(names), 0), coalesce(cardinality(contents), 0));
   END IF;
+  PERFORM ml_rag._check_writable('documents cannot be loaded', store);
   _job := ml_rag._load_job(store, _options ->> 'embed_model_id', _options);
   PERFORM ml_rag._stage(_call, 'load', _job #>> '{request,embed_model_id}');
   SELECT o.* INTO _outcome FROM ml_rag._load_contents(_job, names, contents) AS o;

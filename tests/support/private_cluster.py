@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from support.processes import children, exists, wait_until
+from support.processes import children, exists, gone, wait_until
 
 #: what mk/test.sh says the extension is installed into
 PG_CONFIG = "ML_RAG_TEST_PG_CONFIG"
@@ -83,6 +83,8 @@ class PrivateCluster:
 
     def start(self) -> None:
         """Start, and wait until it has recovered from whatever was before."""
+        if (self.data / "postmaster.pid").exists() and gone(self.postmaster):
+            wait_until(lambda: not exists(self.postmaster), 30)  # a zombie looks like one that runs
         started = self.run(
             "pg_ctl", "-w", "-s", "-t", "120", "-D", self.data, "-l", self.log, "start", check=False
         )  # fmt: skip
