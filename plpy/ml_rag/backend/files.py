@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import stat
@@ -15,6 +16,8 @@ from ml_rag.errors import DocumentError, InvalidRequest
 #: longest table name PostgreSQL keeps, in bytes
 _MAX_NAME_BYTES = 63
 _READ_BYTES = 1 << 20
+#: times that a file is read which somebody writes to meanwhile
+_READ_ATTEMPTS = 3
 _HINT = "Name files as the server sees them: 'file:///srv/docs/' (a folder), '/srv/docs/*.pdf', '/srv/docs/a.pdf'."
 
 Interrupt = Callable[[], object]
@@ -210,26 +213,46 @@ def size(path: str) -> int:
 
 
 def read(path: str, base: str | None, max_bytes: int, interrupt: Interrupt) -> bytes:
-    """The content of a regular file. Raises DocumentError.
+    """The content of a regular file as it was at one moment. Raises DocumentError.
 
     With ``base``, nothing outside that folder is opened, whatever has become of the path since it was found.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if base is None else _open_below(base, path)
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise DocumentError("the file is no regular file")
-            pieces, total = [], 0
-            while piece := file.read(_READ_BYTES):
-                pieces.append(piece)
-                total += len(piece)
-                if total > max_bytes:
-                    raise DocumentError("the file is too large", detail=f"The limit is {max_bytes} bytes.")
-                interrupt()
-            return b"".join(pieces)
-    except OSError as e:
-        raise DocumentError("the file cannot be read", detail=f"{e.strerror}.") from None
+    for _ in range(_READ_ATTEMPTS):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if base is None else _open_below(base, path)
+            with os.fdopen(descriptor, "rb", buffering=0) as file:
+                content = _read_whole(file, max_bytes, interrupt)
+        except OSError as e:
+            raise DocumentError("the file cannot be read", detail=f"{e.strerror}.") from None
+        if content is not None:
+            return content
+    raise DocumentError(
+        "the file changes while it is read",
+        detail=f"It was read {_READ_ATTEMPTS} times, and written to each time.",
+        hint="Load it again when nobody writes to it.",
+    )
+
+
+def _read_whole(file: io.FileIO, max_bytes: int, interrupt: Interrupt) -> bytes | None:
+    """All of it; None where it was written to meanwhile, so that it may be half of one version and half of another."""
+    before = os.fstat(file.fileno())
+    if not stat.S_ISREG(before.st_mode):
+        raise DocumentError("the file is no regular file")
+    pieces, total = [], 0
+    while piece := file.read(_READ_BYTES):
+        pieces.append(piece)
+        total += len(piece)
+        if total > max_bytes:
+            raise DocumentError("the file is too large", detail=f"The limit is {max_bytes} bytes.")
+        if total > before.st_size and _has_changed(file, before):
+            return None  # somebody writes at its end, and may do so for ever
+        interrupt()
+    return None if _has_changed(file, before) else b"".join(pieces)
+
+
+def _has_changed(file: io.FileIO, before: os.stat_result) -> bool:
+    now = os.fstat(file.fileno())
+    return (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns)
 
 
 def _open_below(base: str, path: str) -> int:

@@ -130,6 +130,40 @@ def test_reading_can_be_interrupted(tree: Path) -> None:
         files.find(Location(str(tree), ()), interrupt)
 
 
+@pytest.mark.parametrize("how", ["written to", "replaced", "shortened"])
+def test_a_file_that_changes_while_it_is_read_is_read_again(tree: Path, how: str) -> None:
+    path = tree / "large"
+    path.write_bytes(b"a" * 3_000_000)
+    changes = iter([True])
+
+    def change(data: bytes = b"b" * 3_000_000) -> None:
+        if not next(changes, False):
+            return
+        if how == "written to":
+            with path.open("r+b") as file:
+                file.write(data)
+        elif how == "replaced":  # what has been opened stays as it was
+            (tree / "new").write_bytes(data)
+            (tree / "new").replace(path)
+        else:
+            path.write_bytes(b"b" * 10)
+
+    content = files.read(str(path), str(tree), 10_000_000, change)
+    assert content == {"written to": b"b" * 3_000_000, "replaced": b"a" * 3_000_000, "shortened": b"b" * 10}[how]
+
+
+def test_a_file_that_never_rests_is_an_error(tree: Path) -> None:
+    path = tree / "log"
+    path.write_bytes(b"line\n")
+
+    def append() -> None:
+        with path.open("ab") as file:
+            file.write(b"line\n")
+
+    with pytest.raises(DocumentError, match="changes while it is read"):
+        files.read(str(path), str(tree), 10_000_000, append)
+
+
 @pytest.mark.parametrize(
     "uri",
     ["", "a", "./a", "http://x/a", "c:\\a", "file://host/a", "file:a", "file:///%", "file:///%0", "file:///%00",
