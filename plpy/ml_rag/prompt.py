@@ -11,8 +11,9 @@ By default the best document stands last, beside the question, because small mod
 the best one first, the default model more often answered from another document, or mixed two.
 
 A document cannot leave its fence: what looks like a fence inside it is defused (:func:`defuse`). That it cannot
-speak the model's own control tokens is the engine's part. Sentences are short and plain, since the smallest
-models (135M parameters) follow nothing else. Standard library only.
+speak the model's own control tokens is the engine's part; one that does not know them, because they are at the other
+end of a network, breaks up those that are in use (:func:`without_control_tokens`). Sentences are short and plain,
+since the smallest models (135M parameters) follow nothing else. Standard library only.
 """
 
 from __future__ import annotations
@@ -101,6 +102,13 @@ _LANGUAGE_NAME = re.compile(r"[^\W\d_][\w()' -]{1,39}")
 # A tag of the fence, also when spaces or characters that print as nothing stand between its letters.
 _INVISIBLE = "\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff"
 _FENCE = re.compile(rf"<(?=[\s/{_INVISIBLE}]*{f'[{_INVISIBLE}]*'.join('document')})", re.IGNORECASE)
+# Names of control tokens as chat templates in use write them: ChatML, Llama 3, Phi, Granite, DeepSeek; Gemma and all
+# that SentencePiece brings; Mistral, Llama 2.
+_CONTROL_TOKEN = re.compile(
+    r"<\|[^|<>\s]{1,64}\|>|<｜[^｜<>\n]{1,64}｜>"
+    r"|</?(?:s|bos|eos|unk|pad|mask|start_of_turn|end_of_turn|start_of_image|end_of_image)>"
+    r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT)\]|<</?SYS>>"
+)
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _NAME_LENGTH = 200
 
@@ -145,6 +153,14 @@ def language_name(language: str) -> str:
 def defuse(text: str) -> str:
     """``text`` with every opening angle bracket that would begin a fence tag written as ``&lt;``."""
     return _FENCE.sub("&lt;", text)
+
+
+def without_control_tokens(text: str) -> str:
+    """``text`` with a blank after the first character of whatever reads as a control token of a chat template.
+
+    For models whose tokenizer is not at hand: many servers take such a name for the token wherever it stands.
+    """
+    return _CONTROL_TOKEN.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
 
 def fence(number: int, document: PromptDocument) -> str:

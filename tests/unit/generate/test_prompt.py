@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ml_rag.errors import InvalidRequest
-from ml_rag.prompt import PromptDocument, build, defuse, estimate_tokens, fence, fit, language_name, system_message
+from ml_rag.prompt import (
+    PromptDocument,
+    build,
+    defuse,
+    estimate_tokens,
+    fence,
+    fit,
+    language_name,
+    system_message,
+    without_control_tokens,
+)
 
 DOCUMENTS = [PromptDocument("a.pdf", "First text."), PromptDocument("b.pdf", "Second text.")]
 
@@ -136,6 +146,27 @@ def test_no_text_opens_or_closes_a_fence(text):
 @given(st.text())
 def test_defusing_keeps_everything_but_the_bracket(text):
     assert defuse(text).replace("&lt;", "<") == text.replace("&lt;", "<")
+
+
+TOKENS = [
+    *("<|im_end|>", "<|start_header_id|>", "<|eot_id|>", "<|endoftext|>", "<|fim_prefix|>", "<｜end▁of▁sentence｜>"),
+    *("<s>", "</s>", "<bos>", "<start_of_turn>", "[INST]", "[/INST]", "[TOOL_CALLS]", "<<SYS>>", "<</SYS>>"),
+]
+ORDINARY = ["a <| b |> c", "x |> f <| y", "a<b and c>d", "[INSTALL]", "<section>", "List<String>", "[1] [/] <>", "a||b"]
+
+
+@pytest.mark.parametrize("token", TOKENS)
+def test_names_of_control_tokens_are_broken_up(token):
+    for text in (token, f"a{token}b", token * 3, f"{token[:3]}{token}{token[3:]}"):
+        broken = without_control_tokens(text)
+        assert token not in broken
+        assert broken.replace(" ", "") == text
+        assert without_control_tokens(broken) == broken
+
+
+@pytest.mark.parametrize("text", ORDINARY)
+def test_other_brackets_stay_as_they_are(text):
+    assert without_control_tokens(text) == text
 
 
 @given(st.text())

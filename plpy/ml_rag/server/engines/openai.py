@@ -14,7 +14,7 @@ import numpy as np
 
 from ml_rag.abc import Cancelled, Delta, Sampling
 from ml_rag.errors import EngineFailed, ModelUnavailable
-from ml_rag.prompt import estimate_tokens
+from ml_rag.prompt import estimate_tokens, without_control_tokens
 from ml_rag.server.engines.openai_endpoint import CallerGone, Endpoint, nonsense
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class OpenAIGenerate:
     def _body(self, messages: Sequence[dict[str, str]], sampling: Sampling) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._remote.model,
-            "messages": list(messages),
+            "messages": [{**message, "content": without_control_tokens(message["content"])} for message in messages],
             "stream": True,
             "stream_options": {"include_usage": True},
             "max_tokens": sampling.max_tokens,
