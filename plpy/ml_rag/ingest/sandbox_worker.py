@@ -16,6 +16,7 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -153,6 +154,8 @@ def _reply(worker: _Worker, request: dict[str, Any], descriptor: int | None) -> 
 def main(arguments: list[str]) -> None:
     """Answer requests until the server closes the socket."""
     descriptor, parser, memory = int(arguments[0]), arguments[1], int(arguments[2])
+    # where its disk is full, Python would take another folder, one that others use too
+    tempfile.tempdir = os.environ["TMPDIR"]
     refused = confine()  # first: it needs a process with one thread
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
     connection = socket.socket(fileno=descriptor)

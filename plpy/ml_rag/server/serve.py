@@ -223,9 +223,9 @@ class _Server(uvicorn.Server):
                 continue
             try:
                 renewed = await asyncio.to_thread(unix.renew)
-            except CannotListen as error:
+            except (CannotListen, OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
                 in_the_way, again = unix.found(), loop.time() + SOCKET_RETRY_SECONDS
-                text = f"{error.message} ({error.detail})" if error.detail else error.message
+                text = f"{error} ({error.detail})" if isinstance(error, CannotListen) and error.detail else str(error)
                 if text != told:
                     told = text
                     log.error("the socket was removed or replaced, and cannot be put back: %s", text)
@@ -237,7 +237,9 @@ class _Server(uvicorn.Server):
                 server_state=self.server_state,
                 app_state=self.lifespan.state,
             )
-            self.servers.append(await loop.create_server(make, sock=renewed, backlog=self.config.backlog))
+            former = self.servers[0]  # that of the first socket, which ``serve`` makes the unix one
+            self.servers[0] = await loop.create_server(make, sock=renewed, backlog=self.config.backlog)
+            former.close()  # no more than its listening: nobody can find it any more, and it holds a descriptor
             told = ""
             log.warning("the socket %s had been removed or replaced: it was made again", unix.path)
 
@@ -260,7 +262,7 @@ def serve(
     """
     server = catalogue.server
     max_connections = _max_connections(server, _allow_descriptors())
-    sweep(tempfile.gettempdir(), FOLDER_PREFIX)  # what a server that was killed has left
+    sweep(_temporary_folder(), FOLDER_PREFIX)  # what a server that was killed has left
     registry = Registry(catalogue, models_dir)
     sockets, addresses = [], []
     unix = None
@@ -301,6 +303,16 @@ def serve(
             listener.close()
         if unix is not None:
             unix.remove()
+
+
+def _temporary_folder() -> str:
+    """Where temporary files go. Python itself names no folder where each of them is full; the server still answers."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        tempfile.tempdir = os.environ.get("TMPDIR", "/tmp")  # noqa: S108 - what Python would have tried next
+        log.warning("there is no room for temporary files in %s: no large document can be loaded", tempfile.tempdir)
+        return tempfile.tempdir
 
 
 def _allow_descriptors() -> int:

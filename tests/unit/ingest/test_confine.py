@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 from PIL import Image, ImageDraw
 
+from ml_rag.errors import DiskFull
 from ml_rag.ingest import confine, landlock
 from ml_rag.ingest.sandbox import DEFAULT_PARSER, Job, Sandbox, _log_refusal
 from ml_rag.ingest.split import Chunking
 from support import parsers
 from support.sandboxing import PLAIN, TESTS, Make, ask, fails, make
+from support.small_disk import small_disk
 
 __all__ = ["make"]
 
@@ -114,6 +116,18 @@ def test_the_folder_of_a_child_goes_with_it(make: Make, monkeypatch: pytest.Monk
     assert len(list(tmp_path.iterdir())) == 1  # of the next one
     sandbox.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_parser_whose_disk_is_full_gets_no_other_folder(
+    make: Make, facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "small", 64) as disk:
+        disk.fill()
+        monkeypatch.setattr(tempfile, "tempdir", str(disk.path))
+        sandbox = make()
+        assert confined(sandbox, facts)["own folder"] == "ENOSPC"
+        with pytest.raises(DiskFull):
+            ask(sandbox, b"!write 1000000")
 
 
 def test_a_parser_sees_no_network_device_where_the_kernel_lets_it(make: Make, facts: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import stat
 import subprocess
@@ -319,6 +320,38 @@ def test_bytes_on_their_way_in_are_bounded(tmp_path: Path) -> None:
             assert (error["code"], "max_pending_bytes" in error["hint"]) == ("queue_full", True)
             first.close()
             eventually(lambda: http.post("/v1/embeddings", json=body).status_code == 200)
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="prlimit is not installed")
+def test_it_starts_and_answers_where_no_folder_has_room_for_temporary_files(tmp_path: Path) -> None:
+    """Questions need none; a document that is too large for memory is told."""
+    options = {"embed_model_id": "fake-embed", "chunking": {"split_by": "auto", "segment_tokens": 64, "overlap_tokens": 0}}
+    with (
+        running_server(socket=tmp_path / "s.sock", prefix=["prlimit", "--fsize=0", "--"]) as running,
+        client(running.socket, timeout=30) as http,
+    ):
+        assert http.post("/v1/embeddings", json={"model": "fake-embed", "input": "one"}).status_code == 200
+        reply = http.post(
+            "/v1/documents",
+            data={"options": json.dumps(options)},
+            files={"file": ("a.txt", b"word " * 1_000_000)},
+        )
+        assert (reply.status_code, reply.json()["error"]["code"]) == (507, "disk_full")
+
+
+def test_a_socket_that_is_made_again_holds_no_descriptor_of_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    with running_server(socket=path) as running:
+        descriptors = Path(f"/proc/{running.process.pid}/fd")
+        with client(path) as http:
+            http.get("/healthz")
+        before = len(list(descriptors.iterdir()))
+        for _ in range(2):
+            path.unlink()
+            eventually(path.exists, 20)
+            with client(path) as http:
+                eventually(lambda http=http: http.get("/healthz").status_code == 200)
+        eventually(lambda: len(list(descriptors.iterdir())) <= before)
 
 
 def test_the_servers_environment_is_hidden_from_processes_of_its_user() -> None:
