@@ -146,3 +146,55 @@ def test_where_track_is_off_no_session_starts_python_for_it(owner: Connection, a
     owner.execute("SELECT ml_rag.configure('track', 'on')")
     assert begin(asker) is not None
     assert has_python()
+
+
+# -- the file ---------------------------------------------------------------------------------------------------------
+
+SPOILS = {
+    "removed": "os.unlink(path)",
+    "truncated": "os.truncate(path, 0)",
+    "cut": "os.truncate(path, 5000)",
+    "overwritten": "f = open(path, 'r+b'); f.write(os.urandom(os.path.getsize(path))); f.close()",
+    "a folder": "os.unlink(path); os.mkdir(path)",
+    "a link": "os.unlink(path); os.symlink('../postgresql.conf', path)",
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS.keys())
+def test_a_spoilt_file_costs_figures_and_no_answer(
+    db: Database, owner: Connection, asker: Connection, tenant: Connection, spoil: str
+) -> None:
+    saboteur = db.connect()  # a session that has no slot to lose
+    path = "f'pg_stat_tmp/ml_rag.{oid}.1'"
+    find = "oid = plpy.execute('SELECT oid FROM pg_database WHERE datname = current_database()')[0]['oid']"
+    conf = saboteur.execute("SELECT pg_read_file('postgresql.conf')").fetchall()
+
+    def sabotage(code: str) -> None:
+        saboteur.execute(f"DO $py$\nimport os, shutil\n{find}\npath = {path}\n{code}\n$py$ LANGUAGE plpython3u")
+
+    embed = "SELECT vector_dims(ml_embed_row('x'))"
+    assert asker.execute(embed).fetchone() == (16,)
+    sabotage(spoil)
+    try:
+        for connection in (asker, tenant, db.connect("asker"), asker, tenant):
+            assert connection.execute(embed).fetchone() == (16,)
+            for relation in ("activity", "progress", "stats"):
+                connection.execute(f"SELECT * FROM ml_rag.{relation}").fetchall()
+        assert saboteur.execute("SELECT pg_read_file('postgresql.conf')").fetchall() == conf
+    finally:
+        sabotage("shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.unlink(path)")
+    # gone once more, it is made anew
+    wait_until(lambda: asker.execute(embed).fetchone() and stats(asker), seconds=20)
+
+
+def test_the_file_can_be_read_by_the_server_only(owner: Connection, asker: Connection) -> None:
+    begin(asker)
+    mode = (
+        "DO $py$\nimport os\n"
+        "oid = plpy.execute('SELECT oid FROM pg_database WHERE datname = current_database()')[0]['oid']\n"
+        "plpy.notice(oct(os.stat(f'pg_stat_tmp/ml_rag.{oid}.1').st_mode & 0o777))\n$py$ LANGUAGE plpython3u"
+    )
+    told: list[str | None] = []
+    owner.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    owner.execute(mode)
+    assert told == ["0o600"]

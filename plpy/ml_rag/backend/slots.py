@@ -26,7 +26,7 @@ import time
 import zlib
 from collections.abc import Iterator
 
-from ml_rag.backend.records import IDLE, PAGE, Activity, Record, error_number
+from ml_rag.backend.records import ACTIVITY_BYTES, IDLE, PAGE, Activity, Record, error_number
 
 FOLDER = "pg_stat_tmp"
 #: part of the file's name: raise it with any change of the layout but one more name at the end of a list in ``records``
@@ -39,7 +39,7 @@ WRITE_SECONDS = 1.0
 
 _MAGIC = b"ml_rag%2d" % FORMAT
 _HEADER = struct.Struct("=8sqI")
-_EMPTY = bytes(PAGE)
+_EMPTY, _NOTHING = bytes(PAGE), bytes(ACTIVITY_BYTES)
 _TERMINATED = error_number("terminated")
 
 
@@ -85,7 +85,7 @@ class SlotFile:
 
     def start_epoch(self, *, only_if_none: bool = False) -> int:
         """Count anew from now on. Raises OSError where another does just that and does not come to an end."""
-        for _ in range(100):
+        for _ in range(20):
             if self._lock(0):
                 break
             time.sleep(0.001)
@@ -131,8 +131,10 @@ class SlotFile:
     def read_activity(self, slot: int) -> Activity | None:
         """None where there is none, or it is damaged."""
         for _ in range(3):  # its owner may just be writing it
-            page = os.pread(self._fd, PAGE, _place(slot))
-            if (found := Activity.of_page(page)) is not None or not any(page):
+            page = os.pread(self._fd, ACTIVITY_BYTES, _place(slot))
+            if page == _NOTHING:
+                return None
+            if (found := Activity.of_page(page)) is not None:
                 return found
         return None
 
@@ -141,15 +143,15 @@ class SlotFile:
 
     def read_records(self, slot: int, epoch: int) -> Iterator[tuple[int, Record]]:
         """The places and records of a slot that count in this epoch."""
-        pages = os.pread(self._fd, SLOT_BYTES - PAGE, _place(slot) + PAGE)
         for place in range(RECORDS):
-            page = pages[PAGE * place : PAGE * (place + 1)]
-            record = Record.of_page(page, epoch)
-            if record is None and page and page != _EMPTY:
-                # its owner may just have written it
-                record = Record.of_page(os.pread(self._fd, PAGE, _place(slot) + PAGE * (1 + place)), epoch)
-            if record is not None:
-                yield place, record
+            for _ in range(3):  # its owner may just be writing it
+                page = os.pread(self._fd, PAGE, _place(slot) + PAGE * (1 + place))
+                if not page or page == _EMPTY:
+                    return  # they are filled from the first one on
+                record = Record.of_page(page, epoch)
+                if record is not None:
+                    yield place, record
+                    break
 
     def write_record(self, slot: int, place: int, record: Record) -> None:
         os.pwrite(self._fd, record.page(self.epoch), _place(slot) + PAGE * (1 + place))
@@ -178,7 +180,7 @@ class Slot:
         found = self._records.pop(key, None)
         if found is None:
             if len(self._records) < RECORDS:
-                place = next(iter(set(range(RECORDS)) - {place for place, _ in self._records.values()}))
+                place = min(set(range(RECORDS)) - {place for place, _ in self._records.values()})
             else:
                 place = self._make_room()
             found = place, Record(role, routine)
@@ -213,10 +215,10 @@ class Slot:
 
     def follow_epoch(self) -> None:
         """Forget what was counted before a reset."""
-        epoch = self.file.read_epoch()
+        epoch, former = self.file.read_epoch(), self.file.epoch
         if not epoch:  # truncated or damaged
             epoch = self.file.start_epoch(only_if_none=True)
-        if epoch != self.file.epoch:
+        if epoch != former:
             self.file.epoch = epoch
             self.forget()
 

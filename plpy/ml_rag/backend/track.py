@@ -19,11 +19,13 @@ from ml_rag.backend.slots import Slot, SlotFile
 VERSION = __version__
 
 #: after the file could not be used
-RETRY_SECONDS = 10.0
+RETRY_SECONDS = 2.0
 #: how often it is asked whether this is off, and whether the file is still the one that others open
 CHECK_SECONDS = 1.0
 #: rows that a statement goes through between two notes of it
 ADVANCE = 100
+#: calls inside calls
+MAX_DEPTH = 100
 SUCCESS = "00000"
 #: class of the SQLSTATEs by which somebody ends a statement: cancelled, shut down
 _ENDS = "57"
@@ -181,7 +183,7 @@ def _begin(plpy: Any, routine: str, stage_name: str, model: str, role: str, stat
         if time.monotonic() > _state.check_at:
             _look_around(plpy)
         slot = _state.slot
-        if slot is None:
+        if slot is None or len(_state.frames) >= MAX_DEPTH:
             return None
         oid = _state.roles.get(role)
         if oid is None:
