@@ -325,7 +325,8 @@ def test_bytes_on_their_way_in_are_bounded(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("prlimit") is None, reason="prlimit is not installed")
 def test_it_starts_and_answers_where_no_folder_has_room_for_temporary_files(tmp_path: Path) -> None:
     """Questions need none; a document that is too large for memory is told."""
-    options = {"embed_model_id": "fake-embed", "chunking": {"split_by": "auto", "segment_tokens": 64, "overlap_tokens": 0}}
+    chunking = {"split_by": "auto", "segment_tokens": 64, "overlap_tokens": 0}
+    options = {"embed_model_id": "fake-embed", "chunking": chunking}
     with (
         running_server(socket=tmp_path / "s.sock", prefix=["prlimit", "--fsize=0", "--"]) as running,
         client(running.socket, timeout=30) as http,
