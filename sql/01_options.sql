@@ -114,6 +114,13 @@ FROM (VALUES
   ('ml_embed_table', 'batch_size', 'integer', 1, 10000, NULL, '1000', NULL, 'rows between two commits'),
   ('ml_embed_table', 'embed_model_id', 'text', NULL, NULL, NULL, NULL, NULL,
    'embedding model; default: setting embed_model_id'),
+  ('reembed', 'batch_size', 'integer', 1, 10000, NULL, '256', NULL, 'rows of one call to the model and between two commits'),
+  ('reembed', 'lock_seconds', 'number', 0.1, 3600, NULL, '10', NULL,
+   'longest wait for the lock of the table, behind which others wait; before it is tried again they are let through'),
+  ('reembed', 'switch', 'boolean', NULL, NULL, NULL, 'true', NULL,
+   'build indexes and switch when all rows have a new embedding; false = only fill the new column'),
+  ('reembed', 'vector_store_columns', 'object', NULL, NULL, NULL, NULL, NULL,
+   'segment, segment_embedding: the names of the columns'),
   ('ml_embed_row', 'embed_model_id', 'text', NULL, NULL, NULL, NULL, NULL,
    'embedding model; default: setting embed_model_id'),
 

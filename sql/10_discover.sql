@@ -368,3 +368,27 @@ BEGIN
   RETURN _stores;
 END
 $$;
+
+CREATE FUNCTION ml_rag._hold_models(stores ml_rag.store[]) RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: until the end of the transaction the stores keep their models; false where one has changed since discovery
+-- Between discovery and search the question is embedded, which takes its time: ml_rag.reembed must not switch a store
+-- just then. A table that was read, if only no row, cannot be altered.
+-- Calls: ml_rag._relation_name  Reads: the stores, as the caller
+DECLARE
+  _relation regclass;
+BEGIN
+  FOR _relation IN
+    SELECT s.relation FROM unnest(stores) AS s JOIN pg_class AS c ON c.oid = s.relation WHERE c.relkind = 'r'
+  LOOP
+    EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_relation));
+  END LOOP;
+  RETURN NOT EXISTS (
+    SELECT FROM unnest(stores) AS s
+    LEFT JOIN pg_attribute AS a ON a.attrelid = s.relation AND a.attname = s.segment_embedding AND NOT a.attisdropped
+    WHERE s.embed_model_id <> coalesce(substring(
+      substring(col_description(a.attrelid, a.attnum) FROM 'GENAI_OPTIONS=([^ ]*)') FROM 'EMBED_MODEL_ID=([^,;]+)'), ''));
+END
+$$;

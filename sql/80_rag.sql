@@ -13,8 +13,8 @@ AS $$
 -- call: what ml_rag._begin has returned. times: when discovery, the embedding and the search were done; 0: when it
 -- began; 4 to 8: when kNN, keywords (both are parts of the search), thresholds, reranking and neighbours were done
 -- explained: with option explain, what ml_rag._explain needs to know
--- Calls: ml_rag._stage, ml_rag._discover, ml_rag.embed, ml_rag._search, ml_rag._keyword, ml_rag.fuse, ml_rag.threshold,
--- ml_rag.rerank, ml_rag.expand
+-- Calls: ml_rag._stage, ml_rag._discover, ml_rag._hold_models, ml_rag.embed, ml_rag._search, ml_rag._keyword, ml_rag.fuse,
+-- ml_rag.threshold, ml_rag.rerank, ml_rag.expand
 DECLARE
   _explain boolean := coalesce((options -> 'explain')::boolean, false);
   _retrieval jsonb := options -> 'retrieval_options';
@@ -53,6 +53,11 @@ BEGIN
     END IF;
   END IF;
   stores := ml_rag._discover(options);
+  IF _query_embedding IS NULL AND ml_rag._needs_embedding(options) AND NOT ml_rag._hold_models(stores) THEN
+    -- ml_rag.reembed has just switched one
+    stores := ml_rag._discover(options);
+    PERFORM ml_rag._hold_models(stores);
+  END IF;
   IF cardinality(stores) = 0 AND options ? 'embed_model_id' AND _query_embedding IS NULL THEN
     -- a misspelt model is the likelier reason, and this says so
     PERFORM ml_rag.embed(query, options ->> 'embed_model_id');

@@ -160,6 +160,7 @@ BEGIN
     'relation', (SELECT format('%s.%s', n.nspname, c.relname) FROM pg_class AS c
                  JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _output),
     'count', concat('SELECT count(*) ', _missing),
+    'output', _output::oid::bigint, 'column', _out.column_name,
     'last', NULL, 'done', false, 'rows', 0, 'succeeded', 0, 'failed', 0, 'first_error', NULL,
     -- one batch of them, after the key $1
     'read', format(
@@ -184,6 +185,24 @@ BEGIN
       (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k), _out.column_name,
       (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i)),
       _type) END);
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_model(output oid, column_name name, model text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: that the output column is still of the model, and stays so until the end of the transaction: ml_rag.reembed
+-- may have changed it between two batches  Calls: ml_rag._keep_model
+BEGIN
+  PERFORM ml_rag._keep_model(output);
+  IF EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = output AND a.attname = column_name AND substring(
+      col_description(a.attrelid, a.attnum) FROM 'GENAI_OPTIONS=[^ ]*EMBED_MODEL_ID=([^,; ]+)') <> model) THEN
+    RAISE EXCEPTION USING ERRCODE = '22023',
+      MESSAGE = format('column "%s" of relation "%s" holds vectors of another model by now', column_name, output::regclass),
+      DETAIL = format('Asked for was %s.', model),
+      HINT = 'What was computed before is of the new model too: ml_rag.reembed has seen to that.';
+  END IF;
 END
 $$;
 
@@ -311,7 +330,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the next rows of a job; returns the job with its counts and its place moved on
--- Calls: ml_rag._tell_table, ml_rag._embed, ml_rag._raise, ml_rag._run_row  Reads: the input table, as the caller
+-- Calls: ml_rag._tell_table, ml_rag._check_model, ml_rag._embed, ml_rag._raise, ml_rag._run_row
+-- Reads: the input table, as the caller
 DECLARE
   _is_watched boolean := job ? 'call';
   -- a row that is only written costs little more than to tell of it
@@ -326,6 +346,9 @@ DECLARE
   _error text;
   _first_error text := job ->> 'first_error';
 BEGIN
+  IF job ->> 'routine' = 'ml_embed_table' THEN
+    PERFORM ml_rag._check_model((job ->> 'output')::oid, job ->> 'column', job ->> 'model');
+  END IF;
   FOR _row IN EXECUTE job ->> 'read' USING (job ->> 'last')::text[], _size LOOP
     _keys := _keys || _row.key::text;
     _inputs := _inputs || _row.input;

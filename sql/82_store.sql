@@ -60,6 +60,14 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._model_key(store oid) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: advisory lock of a store's model: shared by whoever writes vectors of it, exclusive for who changes it
+SELECT hashtextextended(concat('ml_rag model ', $1), 0)
+$$;
+
 CREATE FUNCTION ml_rag._lock_store(schema_name name, table_name name) RETURNS void
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -85,6 +93,43 @@ DECLARE
   _key bigint := ml_rag._store_key(store);
 BEGIN
   PERFORM pg_advisory_lock(_key);
+  RETURN _key;
+END
+$$;
+
+CREATE FUNCTION ml_rag._keep_model(store oid) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the model of a store stays what it is until the end of the transaction
+-- Nobody waits for that who uses the table already: ml_rag.reembed may be waiting for just this table.
+-- Calls: ml_rag._model_key
+DECLARE
+  _key bigint := ml_rag._model_key(store);
+BEGIN
+  IF NOT pg_try_advisory_xact_lock_shared(_key) THEN
+    IF EXISTS (SELECT FROM pg_locks AS l WHERE l.locktype = 'relation' AND l.relation = store AND l.pid = pg_backend_pid()
+               AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) THEN
+      RAISE EXCEPTION USING ERRCODE = '55006',
+        MESSAGE = format('the embedding model of "%s" is just being changed', store::regclass),
+        DETAIL = 'This transaction has used the table before, and would keep ml_rag.reembed waiting.',
+        HINT = 'Roll back, and do it again.';
+    END IF;
+    PERFORM pg_advisory_xact_lock_shared(_key);
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._share_model(store oid) RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the same across the transactions of one call, after _keep_model; returns the key to be unlocked
+-- Calls: ml_rag._model_key
+DECLARE
+  _key bigint := ml_rag._model_key(store);
+BEGIN
+  PERFORM pg_advisory_lock_shared(_key);
   RETURN _key;
 END
 $$;

@@ -195,7 +195,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'the table does not exist';
   ELSIF NOT pg_has_role(_owner, 'USAGE') THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('must be owner of table "%s"', store),
-      HINT = 'A keyword index is made and dropped by the owner of the table.';
+      HINT = 'The owner of the table calls this, or a member of that role.';
   END IF;
 END
 $$;

@@ -90,6 +90,7 @@ BEGIN
     'ml_rag._load_contents(jsonb, text[], bytea[])', 'ml_rag._parse_load_options(text, jsonb)',
     'ml_rag._store_name(jsonb, text, name[])', 'ml_rag._lock_store(name, name)', 'ml_rag._lock_store(oid)',
     'ml_rag._store_key(name, name)', 'ml_rag._store_key(oid)', 'ml_rag._hold_store(oid)',
+    'ml_rag._share_model(oid)',
     'ml_rag._check_store(regclass, text)', 'ml_rag._make_store(name, name, text, text, text)',
     'ml_rag._load_job(regclass, text, jsonb)', 'ml_rag._begin_load(text, jsonb, name[])',
     'ml_rag._end_load(jsonb, jsonb)', 'ml_rag._document_states(regclass, text[])',

@@ -31,6 +31,8 @@
 \i 82_store.sql
 \i 83_load.sql
 \i 84_index.sql
+\i 84_reembed.sql
+\i 84_switch.sql
 \i 85_rank.sql
 
 -- the ruler: many questions, measured and compared

@@ -37,7 +37,8 @@ class DocumentsServer:
     def __call__(self, client: socket.socket, request: bytes) -> None:
         start, _, body = request.partition(b"\r\n\r\n")
         if b"/v1/embeddings" in start.split(b"\r\n")[0]:
-            data = json.dumps(embeddings(*map(fake_embedding, json.loads(body)["input"]))).encode()
+            asked = json.loads(body)
+            data = json.dumps(embeddings(*self.vectors(asked["input"], asked["model"]))).encode()
             client.sendall(head(len(data)) + data)
             return
         _, _, fields = start.partition(b"\r\n")
@@ -63,6 +64,10 @@ class DocumentsServer:
             client.sendall(b"%x\r\n%s\r\n" % (len(line), line))
         client.sendall(b"0\r\n\r\n")
 
+    def vectors(self, texts: list[str], model: str) -> list[list[float]]:
+        """The embeddings of texts; every model answers the same."""
+        return [fake_embedding(text) for text in texts]
+
     def _document(self, index: int, name: str, text: str, order: str) -> dict[str, Any]:
         reply: dict[str, Any] = {"index": index, "name": name, "format": "text", "error": None, "metadata": {}}
         if order in ("!fail", "!queue"):
@@ -70,7 +75,7 @@ class DocumentsServer:
             error = {"message": "no good", "type": "server_error", "code": code, "detail": "it said so", "hint": None}
             return {**reply, "error": error, "segments": []}
         paragraphs = [] if order == "!empty" else [p for p in text.split("\n\n") if p.strip()]
-        vectors = [fake_embedding(p) for p in paragraphs]
+        vectors = self.vectors(paragraphs, self.options[-1]["embed_model_id"])
         self.segments += len(paragraphs)
         if order == "!nan":
             vectors[0] = [float("nan")] * len(vectors[0])

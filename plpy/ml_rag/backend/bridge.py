@@ -20,6 +20,7 @@ from ml_rag.backend import rerank as _rerank
 from ml_rag.backend import track as _track
 from ml_rag.backend.client import ModelServer
 from ml_rag.backend.load import MAX_DOCUMENT_BYTES, Loader, batches
+from ml_rag.backend.reembed import Reembedding
 from ml_rag.backend.store import SqlStore
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, ModelUnavailable
 
@@ -247,3 +248,9 @@ def load_contents(plpy: Any, job_text: str, names: list[str], contents: list[byt
     for batch in batches([(name, len(content[name])) for name in names]):
         loader.load([(name, functools.partial(content.__getitem__, name)) for name in batch])
     return json.dumps(loader.outcome.result())
+
+
+@outcome
+def reembed(plpy: Any, job_text: str) -> str:
+    """Give the store of a job (made by sql/84_reembed.sql) vectors of another model; commits after each step."""
+    return json.dumps(Reembedding(plpy, job_text).run())

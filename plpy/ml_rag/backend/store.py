@@ -21,6 +21,8 @@ _ID_ATTEMPTS = 10
 _STATEMENTS = {
     "lock": ("SELECT ml_rag._hold_store($1) AS key", "oid"),
     "unlock": ("SELECT pg_catalog.pg_advisory_unlock($1)", "int8"),
+    "share": ("SELECT ml_rag._share_model($1) AS key", "oid"),
+    "unshare": ("SELECT pg_catalog.pg_advisory_unlock_shared($1)", "int8"),
     "states": ("SELECT s.* FROM ml_rag._document_states($1, $2) AS s", "oid", "text[]"),
     "below": ("SELECT d.* FROM ml_rag.documents_below($1, $2) AS d (name)", "oid", "text"),
     "remove": ("SELECT ml_rag.remove_documents($1, $2) AS n", "oid", "text[]"),
@@ -53,15 +55,20 @@ class SqlStore:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other loads out of the store, also between two transactions."""
-        key = self._run("lock")[0]["key"]
+        """Keep other loads out of the store, and its model what it is, also between two transactions."""
+        with self._locked("share", "unshare"), self._locked("lock", "unlock"):
+            yield
+
+    @contextlib.contextmanager
+    def _locked(self, lock: str, unlock: str) -> Iterator[None]:
+        key = self._run(lock)[0]["key"]
         try:
             yield
         finally:
             # A lock of the session outlives the call where it is not given back, so a cancel must not prevent that.
             for attempt in range(3):
                 try:
-                    self._plpy.execute(_plan(self._plpy, "unlock"), [key])
+                    self._plpy.execute(_plan(self._plpy, unlock), [key])
                     break
                 except self._plpy.SPIError:
                     if attempt == 2:

@@ -1,0 +1,256 @@
+"""84_switch: the moment in which a store changes its model: locks, loads, calls under way, what comes after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_reembed import TEXTS, assert_embedded, columns, marker_of, reembed, rows
+
+from support.cluster import Connection, Database
+from support.loading import counts, folder, load, write
+from support.models_server import ModelsServer, models
+from support.processes import Background, wait_until
+from support.stores import create_store, error, fake_embedding, search
+
+__all__ = ["folder", "models"]
+
+
+@pytest.fixture
+def store(owner: Connection, models: ModelsServer) -> Connection:
+    """The owner's connection; the store docs, of fake-embed."""
+    create_store(owner, rows=rows(TEXTS), type="vector(16)")
+    owner.execute("ALTER TABLE docs ALTER segment_embedding SET NOT NULL")
+    return owner
+
+
+def phase(watcher: Connection) -> Any:
+    row = watcher.execute("SELECT phase FROM ml_rag.progress WHERE command = 'ml_rag.reembed'").fetchone()
+    return row and row[0]
+
+
+def waits(watcher: Connection, connection: Connection) -> bool:
+    """Whether a session waits for a lock."""
+    row = watcher.execute(
+        "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s", (connection.info.backend_pid,)
+    ).fetchone()
+    return row == (True,)
+
+
+def test_a_reader_that_takes_its_time_is_waited_for(db: Database, store: Connection) -> None:
+    watcher, reader, other = db.connect(), db.connect(autocommit=False), db.connect()
+    reembed(store, "narrow", switch=False)
+    assert reader.execute("SELECT count(*) FROM docs").fetchone() == (7,)
+    running = Background(lambda: reembed(store, "narrow"))
+    wait_until(lambda: phase(watcher) == "waiting for a lock")
+    # others are let through between two attempts, and what they write comes along
+    assert search(other, "green tree", {"n_citations": 1})[0][5] == "green tree"
+    other.execute("INSERT INTO docs VALUES ('d', '{}', 30, 1, 'late frost', %s)", (fake_embedding("late frost"),))
+    reader.rollback()
+    assert running.result()["switched"] is True
+    assert_embedded(store, "narrow")
+    assert store.execute("SELECT count(*) FROM docs").fetchone() == (8,)
+
+
+def test_it_begins_without_holding_others_up(db: Database, store: Connection) -> None:
+    watcher, reader, other = db.connect(), db.connect(autocommit=False), db.connect()
+    reader.execute("SELECT count(*) FROM docs")
+    running = Background(lambda: reembed(store, "narrow"))
+    wait_until(lambda: phase(watcher) == "waiting for a lock")
+    assert search(other, "green tree", {"n_citations": 1})[0][5] == "green tree"
+    reader.rollback()
+    assert running.result()["switched"] is True
+    assert_embedded(store, "narrow")
+
+
+def test_a_load_that_is_under_way_ends_with_the_model_it_began_with(
+    db: Database, store: Connection, models: ModelsServer, folder: Path
+) -> None:
+    loader, watcher = db.connect(), db.connect()
+    reembed(store, "narrow", switch=False)
+    write(folder, a="first fish", b="second fish")
+    running: list[Background] = []
+
+    def start() -> None:
+        running.append(Background(lambda: reembed(store, "narrow")))
+        wait_until(lambda: phase(watcher) == "waiting for loads")
+
+    models.before_batch = {0: start}
+    load(loader, f"{folder}/", {"table_name": "docs"})
+    assert running[0].result()["switched"] is True
+    assert_embedded(store, "narrow")
+    assert "first fish" in models.embedded("narrow")
+    assert "first fish" in models.embedded("fake-embed")
+
+
+def test_a_load_that_begins_during_the_switch_waits_and_uses_the_new_model(
+    db: Database, store: Connection, models: ModelsServer
+) -> None:
+    reader, loader, watcher = db.connect(autocommit=False), db.connect(), db.connect()
+    reembed(store, "other", switch=False)
+    reader.execute("SELECT count(*) FROM docs")
+    running = Background(lambda: reembed(store, "other"))
+    wait_until(lambda: phase(watcher) == "waiting for a lock")
+    loading = Background(lambda: loader.execute("SELECT ml_rag.load_document('docs', 'fresh', 'fresh fish')"))
+    wait_until(lambda: waits(watcher, loader) or loading.ended)
+    reader.rollback()
+    loading.result()
+    assert running.result()["switched"] is True
+    assert_embedded(store, "other")
+
+
+def test_who_writes_to_the_table_for_long_is_waited_for(db: Database, store: Connection) -> None:
+    writer, watcher, other = db.connect(autocommit=False), db.connect(), db.connect()
+    reembed(store, "narrow", switch=False)
+    writer.execute("DELETE FROM docs WHERE document_id = 1")
+    running = Background(lambda: reembed(store, "narrow"))
+    wait_until(lambda: phase(watcher) == "waiting for a lock")
+    other.execute("DELETE FROM docs WHERE document_id = 2")
+    writer.commit()
+    assert running.result()["switched"] is True
+    assert_embedded(store, "narrow")
+
+
+def test_nobody_who_holds_the_table_waits_for_the_model(db: Database, store: Connection) -> None:
+    """It would be a deadlock: the switch holds the model and waits for the table."""
+    other, loader, watcher = db.connect(), db.connect(), db.connect()
+    key = "SELECT pg_advisory_{}lock(ml_rag._model_key('docs'::regclass))"
+    call = "SELECT ml_rag.load_document('docs', 'fresh', 'fresh fish')"
+    other.execute(key.format(""))
+    with error("55006", 'the embedding model of "docs" is just being changed'), loader.transaction():
+        loader.execute("SELECT count(*) FROM docs")
+        loader.execute(call)
+    waiting = Background(lambda: loader.execute(call))
+    wait_until(lambda: waits(watcher, loader))
+    other.execute(key.format("un"))
+    waiting.result()
+    assert_embedded(store, "fake-embed")
+
+
+def test_loading_again_after_the_switch_embeds_nothing_twice(
+    db: Database, owner: Connection, models: ModelsServer, folder: Path
+) -> None:
+    owner.execute("CREATE SCHEMA s; SET search_path = s, public")
+    write(folder, a="first fish", b="second fish")
+    options = {"embed_model_id": "fake-embed", "chunking": {"segment_tokens": 100}}
+    assert counts(load(owner, f"{folder}/", options)) == {"loaded": 2}
+    for model in ("narrow", "other"):
+        reembed(owner, model)
+        models.requests.clear()
+        assert counts(load(owner, f"{folder}/", {"chunking": options["chunking"]})) == {"unchanged": 2}
+        names = [f"{folder}/{name}.txt" for name in "ab"]
+        unchanged = owner.execute(
+            "SELECT count(*) FROM ml_rag.unchanged_documents('docs', %s, ARRAY(SELECT DISTINCT"
+            " metadata #>> '{source,sha256}' FROM docs), '{\"chunking\": {\"segment_tokens\": 100}}')",
+            (names,),
+        ).fetchone()
+        assert unchanged is not None
+        assert models.requests == []
+    # other options, another document
+    write(folder, c="third fish")
+    assert counts(load(owner, f"{folder}/", {"chunking": options["chunking"]})) == {"loaded": 1, "unchanged": 2}
+    assert counts(load(owner, f"{folder}/")) == {"changed": 3}
+    assert_embedded(owner, "other")
+
+
+def test_a_question_that_is_being_embedded_is_searched_with_its_model(
+    db: Database, store: Connection, models: ModelsServer
+) -> None:
+    asker, watcher = db.connect(), db.connect()
+    reembed(store, "other", switch=False)
+    running: list[Background] = []
+
+    def start() -> None:
+        running.append(Background(lambda: reembed(store, "other")))
+        wait_until(lambda: phase(watcher) == "waiting for a lock")
+
+    models.before = {len(models.requests): start}
+    # it would find something else, or an error, if the store changed its model just then
+    found = search(asker, "green tree", {"vector_store": ["docs"], "n_citations": 1})
+    assert found[0][5:7] == ("green tree", 0)
+    assert running[0].result()["switched"] is True
+    assert search(asker, "green tree", {"vector_store": ["docs"], "n_citations": 1})[0][5:7] == ("green tree", 0)
+
+
+def test_a_store_that_switches_after_discovery_is_discovered_again(
+    db: Database, store: Connection, models: ModelsServer
+) -> None:
+    before = store.execute("SELECT array_agg(s) FROM ml_rag.discover() AS s").fetchone()
+    assert before is not None
+    assert store.execute("SELECT ml_rag._hold_models(%s::ml_rag.store[])", before).fetchone() == (True,)
+    reembed(store, "other")
+    assert store.execute("SELECT ml_rag._hold_models(%s::ml_rag.store[])", before).fetchone() == (False,)
+    with error("P0002", "no vector store found"):
+        search(store, "green tree", {})
+
+
+def test_a_batch_routine_does_not_mix_models(db: Database, owner: Connection, models: ModelsServer) -> None:
+    other, watcher = db.connect(), db.connect()
+    owner.execute("CREATE TABLE texts (id integer PRIMARY KEY, segment text)")
+    owner.execute("INSERT INTO texts SELECT i, 'word ' || i FROM generate_series(1, 6) AS i")
+    call = "CALL ml_embed_table('public.texts.segment', 'public.texts.segment_embedding', '{\"batch_size\": 1}')"
+    owner.execute(call)
+    owner.execute("UPDATE texts SET segment_embedding = NULL WHERE id > 3")
+    reembed(other, "other", "texts", switch=False)
+    running: list[Background] = []
+
+    def start() -> None:
+        running.append(Background(lambda: reembed(other, "other", "texts")))
+        wait_until(lambda: phase(watcher) == "waiting for loads")
+
+    # after the probe of the dimensions, the first of three batches
+    models.before = {len(models.requests) + 1: start}
+    with error("22023", "holds vectors of another model by now"):
+        owner.execute(call)
+    assert running[0].result()["switched"] is True
+    assert_embedded(owner, "other", "texts")
+
+
+def test_not_null_is_there_again_and_no_row_was_left_out(store: Connection) -> None:
+    reembed(store, "narrow")
+    with error("23502", ours=False):
+        store.execute("INSERT INTO docs VALUES ('d', '{}', 30, 1, 'x')")
+    assert store.execute("SELECT count(*) FROM pg_constraint WHERE conname ~ 'ml_rag'").fetchone() == (0,)
+
+
+def test_what_a_crash_after_the_switch_has_left_is_finished_by_the_next_call(db: Database, store: Connection) -> None:
+    watcher = db.connect()
+    # it ends between two steps that come after the switch
+    store.execute(
+        "CREATE FUNCTION die() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF EXISTS (SELECT FROM pg_constraint WHERE conname = 'ml_rag_reembed_not_null' AND convalidated) THEN"
+        " PERFORM pg_cancel_backend(pg_backend_pid()); PERFORM pg_sleep(10); END IF; END $$"
+    )
+    store.execute("CREATE EVENT TRIGGER die ON ddl_command_end WHEN TAG IN ('ALTER TABLE') EXECUTE FUNCTION die()")
+    with error("57014", ours=False):
+        reembed(store, "narrow")
+    store.execute("DROP EVENT TRIGGER die")
+    # switched, and the rows are checked by a constraint instead
+    assert_embedded(watcher, "narrow")
+    with error("23514", ours=False):
+        watcher.execute("INSERT INTO docs VALUES ('d', '{}', 30, 1, 'x')")
+    assert reembed(store, "narrow")["switched"] is False
+    with error("23502", ours=False):
+        store.execute("INSERT INTO docs VALUES ('d', '{}', 30, 1, 'x')")
+    assert store.execute("SELECT count(*) FROM pg_constraint WHERE conname ~ 'ml_rag'").fetchone() == (0,)
+
+
+def test_an_index_that_is_added_meanwhile_is_kept(db: Database, store: Connection, models: ModelsServer) -> None:
+    other = db.connect()
+    index = "CREATE INDEX by_l1 ON public.docs USING hnsw (segment_embedding vector_l1_ops)"
+    models.before = {2: lambda: other.execute(index)}
+    reembed(store, "narrow", batch_size=2)
+    assert store.execute("SELECT indexdef FROM pg_indexes WHERE indexname = 'by_l1'").fetchone() == (index,)
+
+
+def test_a_view_that_is_added_meanwhile_stops_the_switch(db: Database, store: Connection, models: ModelsServer) -> None:
+    other = db.connect()
+    models.before = {2: lambda: other.execute("CREATE VIEW v AS SELECT segment_embedding FROM docs")}
+    with error("2BP01", "view v"):
+        reembed(store, "narrow", batch_size=2)
+    assert marker_of(store) == "GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed"
+    store.execute("DROP VIEW v")
+    assert reembed(store, "narrow")["segments"] == 0
+    assert_embedded(store, "narrow")
+    assert columns(store)[-1] == "segment_embedding"
