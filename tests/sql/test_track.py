@@ -115,6 +115,19 @@ def test_a_session_that_tells_learns_that_track_is_off(owner: Connection, asker:
     wait_until(lambda: begin(asker) is not None)
 
 
+def test_a_call_in_flight_when_track_is_turned_off_was_not_terminated(
+    db: Database, owner: Connection, asker: Connection
+) -> None:
+    assert begin(asker) is not None
+    owner.execute("SELECT ml_rag.configure('track', 'off')")
+    wait_until(lambda: begin(asker) is None)
+    owner.execute("SELECT ml_rag.configure('track', 'on')")
+    run(db.connect("asker"), "PERFORM ml_rag._end(c);")  # has the slot that the other session gave up
+    errors = asker.execute("SELECT errors_by_sqlstate FROM ml_rag.stats WHERE stage = 'total'").fetchall()
+    assert errors
+    assert not any("terminated" in (of or {}) for (of,) in errors)
+
+
 @pytest.mark.parametrize("role", ["tenant", "stranger", "postgres"])
 def test_nobody_counts_for_another_role(db: Database, asker: Connection, owner: Connection, role: str) -> None:
     other = role if role == "postgres" else db.role(role)

@@ -227,6 +227,14 @@ class Slot:
         self._records.clear()
         self._unwritten.clear()
 
+    def give_up(self) -> None:
+        """Let others have it. What is in flight goes on, and must not be taken for a call whose backend is gone."""
+        try:
+            if self.activity.pid == os.getpid():
+                self.file.write_activity(self.number, IDLE)
+        finally:
+            self.file.close()
+
     def show(self) -> None:
         """Write what is in flight."""
         self.file.write_activity(self.number, self.activity.page() if self.activity.in_flight else IDLE)

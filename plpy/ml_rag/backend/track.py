@@ -26,6 +26,8 @@ CHECK_SECONDS = 1.0
 ADVANCE = 100
 #: calls inside calls
 MAX_DEPTH = 100
+#: what a call is called is an integer of PostgreSQL's
+MAX_CALL = 2**31 - 1
 SUCCESS = "00000"
 #: class of the SQLSTATEs by which somebody ends a statement: cancelled, shut down
 _ENDS = "57"
@@ -103,7 +105,7 @@ def close() -> None:
     slot, _state.slot = _state.slot, None
     if slot is not None:
         with contextlib.suppress(OSError):
-            slot.file.close()
+            slot.give_up()
 
 
 def _fail() -> None:
@@ -120,6 +122,9 @@ def _look_around(plpy: Any) -> None:
     _state.check_at = now + CHECK_SECONDS
     _state.roles.clear()  # one may have been renamed
     _state.is_off = bool(execute(plpy, _IS_OFF))
+    if _state.is_off:
+        _state.frames.clear()
+        _state.progress_of = None
     if _state.slot is not None and (_state.is_off or not _state.slot.file.is_current()):
         close()
     if _state.slot is None and not _state.is_off and now > _state.retry_at:
@@ -196,7 +201,7 @@ def _begin(plpy: Any, routine: str, stage_name: str, model: str, role: str, stat
             # an error that went by: the statement is over
             _pop(slot, 0, _OTHER)
         _state.statement = began
-        _state.last_call += 1
+        _state.last_call = _state.last_call % MAX_CALL + 1
         frame = Frame(_state.last_call, oid, number)
         frame.stage = records.stage_number(stage_name)
         frame.model = model

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ml_rag.backend import slots, track
@@ -16,6 +16,9 @@ from ml_rag.backend.slots import SlotFile
 
 VERSION = track.VERSION
 _TERMINATED = error_number("terminated")
+Interrupt = Callable[[], object]
+#: a server of many sessions has as many slots, and to add up those of thousands takes seconds
+INTERRUPT_SLOTS = 64
 
 # See the note in track: names with their schema, no operators.
 _BACKENDS = """
@@ -114,8 +117,8 @@ def activity(plpy: Any) -> list[ActivityRow]:
     return rows
 
 
-def _records(path: str) -> tuple[int, dict[tuple[int, int], Record]]:
-    """The epoch, and the sum over the slots by role and routine."""
+def _records(path: str, interrupt: Interrupt = lambda: None) -> tuple[int, dict[tuple[int, int], Record]]:
+    """The epoch, and the sum over the slots by role and routine. ``interrupt`` ends it where PostgreSQL wants that."""
     with _opened(path) as opened:
         if opened is None:
             return 0, {}
@@ -123,6 +126,8 @@ def _records(path: str) -> tuple[int, dict[tuple[int, int], Record]]:
         epoch = file.read_epoch()  # not the file's own, which says what this backend has counted since
         total: dict[tuple[int, int], Record] = {}
         for slot in range(file.count()):
+            if slot % INTERRUPT_SLOTS == INTERRUPT_SLOTS - 1:
+                interrupt()
             former = file.read_activity(slot)
             parts = [record for _, record in file.read_records(slot, epoch)]
             if former is not None and former.in_flight and slot != own and not file.is_owned(slot):
@@ -144,7 +149,7 @@ def stats(plpy: Any) -> list[tuple[Any, ...]]:
     epoch = 0
     records: dict[tuple[int, int], Record] = {}
     with contextlib.suppress(OSError):
-        epoch, records = _records(slots.path_of(session["database"]))
+        epoch, records = _records(slots.path_of(session["database"]), lambda: track.execute(plpy, "SELECT 1"))
     roles = {row["oid"]: row for row in track.execute(plpy, _ROLES)}
     rows: list[tuple[Any, ...]] = []
     for (oid, _), record in records.items():

@@ -449,6 +449,14 @@ def test_calls_inside_calls_have_a_bound() -> None:
     assert totals() == {"ml_rag": (track.MAX_DEPTH, 0)}
 
 
+def test_a_session_of_more_calls_than_an_integer_counts_goes_on() -> None:
+    plpy = Plpy()
+    count(plpy)
+    track._state.last_call = track.MAX_CALL - 1
+    assert begin(plpy) == track.MAX_CALL
+    assert begin(plpy) == 1
+
+
 def test_progress_of_a_call_inside_one_that_tells_of_its_own_is_not_shown() -> None:
     plpy = Plpy()
     outer, inner = begin(plpy, "vector_store_load"), begin(plpy, "ml_rag.enable_keyword_search")
