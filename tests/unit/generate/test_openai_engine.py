@@ -225,6 +225,17 @@ def test_a_refusal_for_good_is_not_tried_again_and_never_shows_the_key(remote, e
     assert len(remote.requests) == 1
 
 
+def test_a_prompt_that_was_taken_is_not_sent_twice_and_texts_to_embed_are(remote, engine_for):
+    """The endpoint may have died of it, or answered in vain for money."""
+    remote.replies = [lambda handler: None]
+    with pytest.raises(EngineFailed, match="cannot be reached"):
+        text_of(engine_for(remote.url, "generate"))
+    assert len(remote.requests) == 1
+    remote.replies.append(replies(200, {"data": [{"index": 0, "embedding": [1.0, 0.0]}]}))
+    assert engine_for(remote.url, "embed", dimensions=2).embed(["a"], never).shape == (1, 2)
+    assert len(remote.requests) == 3
+
+
 def test_nobody_listens(remote, engine_for):
     engine = engine_for(remote.url, "generate", timeout_seconds=2)
     remote.server.shutdown()

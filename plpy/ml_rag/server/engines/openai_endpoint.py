@@ -33,6 +33,8 @@ MAX_REPLY_BYTES = 64 * 1024 * 1024
 MAX_REFUSAL_BYTES = 64 * 1024
 _RETRIED_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})
 _CONNECT_SECONDS = 10.0
+#: what breaks before the endpoint has a whole request
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.WriteError)
 
 
 class _Passing(Exception):
@@ -111,7 +113,8 @@ class Endpoint:
         return self._loop.run_until_complete(guarded())
 
     async def open(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        """The reply to a POST, its body yet to be read; tried again after a refusal that may pass.
+        """The reply to a POST, its body yet to be read; tried again after a refusal that may pass, or where it cannot
+        have been taken.
 
         Raises:
             EngineFailed: the endpoint refused, or cannot be reached; the detail has its own words.
@@ -133,9 +136,11 @@ class Endpoint:
             response = await self._client.send(request, stream=True)
         except httpx.TransportError as error:
             failure = self.failure(error)
-            if isinstance(error, httpx.ReadTimeout):
-                raise failure from None
-            raise _Passing(failure) from None
+            harmless = path == "embeddings" and not isinstance(error, httpx.ReadTimeout)
+            if harmless or isinstance(error, _NOT_SENT):
+                raise _Passing(failure) from None
+            # it may have been taken: an answer costs, and what the endpoint died of would kill it again
+            raise failure from None
         if response.is_success:
             return response
         content = b""
