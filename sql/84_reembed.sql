@@ -221,55 +221,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._limit_lock(job jsonb, attempt integer) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: how long the calling function, which has a SET lock_timeout of its own, waits for a lock: others wait behind
--- it, so that it is little at first, and never more than the option says
-BEGIN
-  PERFORM set_config('lock_timeout', format('%sms',
-    round(1000 * least((job ->> 'lock_seconds')::numeric, 0.5 * 2 ^ least(attempt, 20)))), true);
-END
-$$;
-
-CREATE FUNCTION ml_rag._begin_column(job jsonb, attempt integer) RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-SET lock_timeout = '1s'
-AS $$
--- purpose: make column and trigger, unless a call that was stopped has; false where others use the table: try again
--- Calls: ml_rag._limit_lock, ml_rag.abandon_reembed  Writes: column, comment and trigger of the store, as the caller
-DECLARE
-  _store regclass := (job ->> 'store')::oid;
-  _relation text := ml_rag._relation_name(_store);
-  _next name := job ->> 'next';
-  _trigger name;
-BEGIN
-  IF (job -> 'begun')::boolean THEN
-    RETURN true;
-  END IF;
-  PERFORM ml_rag._limit_lock(job, attempt);
-  PERFORM ml_rag.abandon_reembed(_store);
-  EXECUTE format('ALTER TABLE %s ADD COLUMN %I %s', _relation, _next, job ->> 'type');
-  EXECUTE format('ALTER TABLE %s ALTER COLUMN %I SET STORAGE %s', _relation, _next, (
-    SELECT CASE a.attstorage WHEN 'p' THEN 'PLAIN' WHEN 'e' THEN 'EXTERNAL' WHEN 'm' THEN 'MAIN' ELSE 'EXTENDED' END
-    FROM pg_attribute AS a WHERE a.attrelid = _store AND a.attname = job ->> 'embedding' AND NOT a.attisdropped));
-  EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _relation, _next, concat('ml_rag.reembed MODEL=', job ->> 'model'));
-  -- its name is the last one, so that it sees what other triggers have made of the row
-  _trigger := concat('zz_ml_rag_reembed_', (
-    SELECT a.attnum FROM pg_attribute AS a WHERE a.attrelid = _store AND a.attname = _next AND NOT a.attisdropped));
-  EXECUTE format('CREATE TRIGGER %I BEFORE UPDATE ON %s FOR EACH ROW '
-    'WHEN (OLD.%I::text COLLATE "C" IS DISTINCT FROM NEW.%3$I::text COLLATE "C") '
-    'EXECUTE FUNCTION ml_rag._outdate_embedding(%4$L)', _trigger, _relation, job ->> 'segment', _next);
-  -- also for what a logical replication applies
-  EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', _relation, _trigger);
-  RETURN true;
-EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-  RETURN false;
-END
-$$;
-
 CREATE FUNCTION ml_rag._hold_for_reembed(job jsonb, everything boolean) RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -348,14 +299,19 @@ CREATE FUNCTION ml_rag._reembed_write(job jsonb, places text[], texts text[], ve
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the new embeddings of rows that still have that text; others come up again  Writes: the store, as the caller
+-- purpose: the new embeddings of rows that still have that text and that nobody else is changing; others come up again
+-- Not waiting for a row is what keeps this out of deadlocks with whoever changes many.  Writes: the store, as the caller
 DECLARE
   _n bigint;
 BEGIN
   EXECUTE format($sql$
-    UPDATE %1$s AS t SET %2$I = u.vector::%4$s
-    FROM unnest($1::tid[], $2, $3) AS u (place, text, vector)
-    WHERE t.ctid = u.place AND t.%2$I IS NULL AND t.%3$I::text COLLATE "C" = u.text$sql$,
+    WITH free AS MATERIALIZED (
+      SELECT t.ctid AS place, u.vector FROM unnest($1::tid[], $2, $3) AS u (place, text, vector)
+      JOIN %1$s AS t ON t.ctid = u.place
+      WHERE t.%2$I IS NULL AND t.%3$I::text COLLATE "C" = u.text
+      FOR NO KEY UPDATE OF t SKIP LOCKED
+    )
+    UPDATE %1$s AS t SET %2$I = f.vector::%4$s FROM free AS f WHERE t.ctid = f.place$sql$,
     ml_rag._relation_name((job ->> 'store')::oid), job ->> 'next', job ->> 'segment', job ->> 'type')
   USING places, texts, vectors;
   GET DIAGNOSTICS _n = ROW_COUNT;

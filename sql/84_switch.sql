@@ -1,4 +1,54 @@
--- 84_switch: the end of a re-embedding: indexes of the new column, and the moment in which it takes the old one's place.
+-- 84_switch: what a re-embedding changes of the table itself: the new column, its indexes, and the moment in which it
+-- takes the old one's place. Each step waits for the table's lock a little and then lets the others through.
+
+CREATE FUNCTION ml_rag._limit_lock(job jsonb, attempt integer) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how long the calling function, which has a SET lock_timeout of its own, waits for a lock: others wait behind
+-- it, so that it is little at first, and never more than the option says
+BEGIN
+  PERFORM set_config('lock_timeout', format('%sms',
+    round(1000 * least((job ->> 'lock_seconds')::numeric, 0.5 * 2 ^ least(attempt, 20)))), true);
+END
+$$;
+
+CREATE FUNCTION ml_rag._begin_column(job jsonb, attempt integer) RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+SET lock_timeout = '1s'
+AS $$
+-- purpose: make column and trigger, unless a call that was stopped has; false where others use the table: try again
+-- Calls: ml_rag._limit_lock, ml_rag.abandon_reembed  Writes: column, comment and trigger of the store, as the caller
+DECLARE
+  _store regclass := (job ->> 'store')::oid;
+  _relation text := ml_rag._relation_name(_store);
+  _next name := job ->> 'next';
+  _trigger name;
+BEGIN
+  IF (job -> 'begun')::boolean THEN
+    RETURN true;
+  END IF;
+  PERFORM ml_rag._limit_lock(job, attempt);
+  PERFORM ml_rag.abandon_reembed(_store);
+  EXECUTE format('ALTER TABLE %s ADD COLUMN %I %s', _relation, _next, job ->> 'type');
+  EXECUTE format('ALTER TABLE %s ALTER COLUMN %I SET STORAGE %s', _relation, _next, (
+    SELECT CASE a.attstorage WHEN 'p' THEN 'PLAIN' WHEN 'e' THEN 'EXTERNAL' WHEN 'm' THEN 'MAIN' ELSE 'EXTENDED' END
+    FROM pg_attribute AS a WHERE a.attrelid = _store AND a.attname = job ->> 'embedding' AND NOT a.attisdropped));
+  EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _relation, _next, concat('ml_rag.reembed MODEL=', job ->> 'model'));
+  -- its name is the last one, so that it sees what other triggers have made of the row
+  _trigger := concat('zz_ml_rag_reembed_', (
+    SELECT a.attnum FROM pg_attribute AS a WHERE a.attrelid = _store AND a.attname = _next AND NOT a.attisdropped));
+  EXECUTE format('CREATE TRIGGER %I BEFORE UPDATE ON %s FOR EACH ROW '
+    'WHEN (OLD.%I::text COLLATE "C" IS DISTINCT FROM NEW.%3$I::text COLLATE "C") '
+    'EXECUTE FUNCTION ml_rag._outdate_embedding(%4$L)', _trigger, _relation, job ->> 'segment', _next);
+  -- also for what a logical replication applies
+  EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', _relation, _trigger);
+  RETURN true;
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+  RETURN false;
+END
+$$;
 
 CREATE FUNCTION ml_rag._missing_indexes(job jsonb) RETURNS TABLE (name name, definition text)
 LANGUAGE plpgsql STABLE PARALLEL SAFE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +255,43 @@ def test_a_view_that_is_added_meanwhile_stops_the_switch(db: Database, store: Co
     assert reembed(store, "narrow")["segments"] == 0
     assert_embedded(store, "narrow")
     assert columns(store)[-1] == "segment_embedding"
+
+
+def test_while_others_write_and_search_nothing_is_lost_and_nothing_fails(
+    db: Database, owner: Connection, models: ModelsServer
+) -> None:
+    words = ["red", "green", "blue", "old", "stone", "white", "black", "cat", "dog", "fish", "frost", "lake"]
+    texts = [" ".join(words[(i * k + k) % 12] for k in (1, 5, 7)) + f" n{i}" for i in range(400)]
+    create_store(owner, rows=rows(texts), type="vector(16)")
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs'); SELECT ml_rag.index_store('docs')")
+    finished = threading.Event()
+
+    def write(first: int) -> int:
+        connection, done = db.connect(), 0
+        while not finished.is_set():
+            n = first + done
+            connection.execute("SELECT ml_rag.load_document('docs', %s, %s)", (f"l{n}", f"loaded {texts[n % 400]}"))
+            with connection.transaction():
+                for i in (n * 7 % 400, n * 3 % 400):
+                    connection.execute("UPDATE docs SET segment = segment || ' x' WHERE document_id = %s", (i,))
+            connection.execute("DELETE FROM docs WHERE document_id = %s", (n * 11 % 400,))
+            done += 1
+        return done
+
+    def ask() -> int:
+        connection, done = db.connect(), 0
+        options = {"vector_store": ["docs"], "n_citations": 1}
+        while not finished.is_set():
+            assert len(search(connection, texts[done % 400], options)) == 1
+            done += 1
+        return done
+
+    others = [Background(lambda: write(1000)), Background(ask)]
+    try:
+        for model in ("narrow", "other", "fake-embed"):
+            assert reembed(owner, model, batch_size=50)["switched"] is True
+    finally:
+        finished.set()
+    assert all(other.result() > 0 for other in others)
+    reembed(owner, "other")
+    assert_embedded(owner, "other")

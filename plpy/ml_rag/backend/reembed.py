@@ -140,7 +140,7 @@ class Reembedding:
     def _catch_up(self) -> None:
         """Embed what has come in since the table was read, by the index of such rows, until nothing is left."""
         self._enter("catching up")
-        while True:
+        for attempt in itertools.count():
             found = self._run("pending", self._size)
             if not found["places"]:
                 break
@@ -150,7 +150,8 @@ class Reembedding:
             if done["failed"]:
                 self._failed, self._first_error = done["failed"], done["first_error"]
                 return
-            self._tell(0, -1)
+            if not done["written"]:
+                self._wait(attempt)  # others are changing just these rows
         self._plpy.commit()
 
     def _finish(self) -> None:
