@@ -97,6 +97,10 @@ def confined(facts: dict[str, Any]) -> dict[str, Any]:
             raise OSError(ctypes.get_errno(), "ptrace")
         libc.ptrace(17, facts["server"], 0, 0)
 
+    def take_descriptor() -> None:
+        if libc.syscall(438, -1, 0, 0) != 0:  # pidfd_getfd; of no process, so that only a filter refuses it
+            raise OSError(ctypes.get_errno(), "pidfd_getfd")
+
     file = Path(facts["file"])
 
     def write_own() -> None:
@@ -108,6 +112,7 @@ def confined(facts: dict[str, Any]) -> dict[str, Any]:
         "tcp": attempt(lambda: connect(socket.AF_INET, ("127.0.0.1", facts["tcp"]))),
         "unix": attempt(lambda: connect(socket.AF_UNIX, facts["unix"])),
         "ptrace": attempt(attach),
+        "descriptor of another": attempt(take_descriptor),
         "signal": attempt(lambda: os.kill(facts["server"], 0)),
         "read": attempt(file.read_bytes),
         "listing": attempt(lambda: os.listdir(file.parent)),

@@ -24,6 +24,13 @@ from ml_rag.errors import EngineFailed, ServerUnreachable, from_json
 POLL_SECONDS = 0.05
 CONNECT_SECONDS = 5.0
 MAX_REPLY_BYTES = 512 * 1024 * 1024
+#: a machine at the other end that says nothing for a minute is gone; seconds, the last one milliseconds
+_KEEPALIVE = {
+    socket.TCP_KEEPIDLE: 30,
+    socket.TCP_KEEPINTVL: 10,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 60_000,
+}
 
 Interrupt = Callable[[], object]
 
@@ -84,6 +91,11 @@ def _open_socket(address: str, interrupt: Interrupt) -> _InterruptibleSocket:
     sock.interrupt = interrupt
     try:
         sock.setblocking(False)
+        if family != socket.AF_UNIX:
+            # a machine that lost its power says nothing: the statement would wait for it for ever
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE.items():
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
         deadline = time.monotonic() + CONNECT_SECONDS
         while (status := sock.connect_ex(target)) not in (0, errno.EISCONN):
             if status not in (errno.EAGAIN, errno.EINPROGRESS, errno.EALREADY):

@@ -32,10 +32,11 @@ MOST_DESCRIPTORS = 128
 MOST_FILE_BYTES = 512 * 1024 * 1024
 
 #: machine -> (AUDIT_ARCH, calls that fail with EPERM): socket, connect, ptrace, process_vm_readv, process_vm_writev,
-#: io_uring_setup (which opens sockets too). A socket in the file system, as PostgreSQL's, is in no network namespace.
+#: io_uring_setup (which opens sockets too), pidfd_getfd (which takes the descriptors of others). A socket in the file
+#: system, as PostgreSQL's, is in no network namespace.
 _CALLS = {
-    "x86_64": (0xC000003E, (41, 42, 101, 310, 311, 425)),
-    "aarch64": (0xC00000B7, (198, 203, 117, 270, 271, 425)),
+    "x86_64": (0xC000003E, (41, 42, 101, 310, 311, 425, 438)),
+    "aarch64": (0xC00000B7, (198, 203, 117, 270, 271, 425, 438)),
 }
 _X32_BIT = 0x40000000
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06

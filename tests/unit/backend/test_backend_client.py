@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ml_rag.backend.client import ModelServer
+from ml_rag.backend.client import ModelServer, _open_socket
 from ml_rag.errors import EngineFailed, QueueFull, ServerUnreachable
 from support.hostile_server import HostileServer, head, hostile, reply, send, silent
 
@@ -391,3 +391,12 @@ def test_closing_twice_is_fine(start: Callable[..., HostileServer]) -> None:
     client.close()
     client.close()
     assert client.call("GET", "/") == {}
+
+
+def test_a_machine_that_is_gone_without_a_word_is_noticed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sock = _open_socket(f"http://127.0.0.1:{listener.getsockname()[1]}", never)
+        with sock:
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 60_000
