@@ -39,7 +39,8 @@ except Exception as e:  # a Python that is too old shows as a SyntaxError
     return json.dumps({
         "sqlstate": "55000", "message": "the Python side of ml_rag cannot be imported",
         "detail": f"{type(e).__name__}: {e}; looked in {found['path']}.",
-        "hint": "Run make install with the PG_CONFIG of this server."})
+        "hint": "Run make install with the PG_CONFIG of this server. Where a newer version is installed already: "
+        "ALTER EXTENSION ml_rag UPDATE."})
 if imported.VERSION != found["version"]:
     return json.dumps({
         "sqlstate": "55000", "message": "the SQL and the Python side of ml_rag differ in version",
