@@ -414,3 +414,19 @@ def test_the_command_starts_without_the_model_libraries() -> None:
         check=True,
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+    ids=["by default", "its own", "a policy"],
+)
+def test_threads_that_wait_for_one_another_soon_sleep(given: dict[str, str], spins: str | None) -> None:
+    inherited = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    # as the library sees it that is loaded next
+    program = "import ctypes, ml_rag.server.engines; c = ctypes.CDLL(None); c.getenv.restype = ctypes.c_char_p; "
+    program += "print((c.getenv(b'GOMP_SPINCOUNT') or b'none').decode())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**inherited, **given}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == (spins or "none")
