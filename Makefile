@@ -60,6 +60,10 @@ eval: ## measures the search on the public data sets (EVAL_DATA=folder: on yours
 check: build ## lint, types, pgspot on the built script, vulnerabilities and licences of the packages, shellcheck
 	@bash mk/check.sh
 
+.PHONY: load-test
+load-test: ## 64 sessions for five minutes (LOAD_SESSIONS, LOAD_MINUTES); LOAD_DOCS=1 writes docs/load.md and its picture
+	@bash mk/load.sh
+
 .PHONY: fuzz-test
 fuzz-test: ## the fuzz tests with their whole counts; FUZZ_SEED=… for the same cases again, FUZZ_SECONDS=… a target
 	@bash mk/fuzz.sh
