@@ -89,9 +89,10 @@ class Boundary:
                 raise ClientGone from None
 
         body = [0]
-        bounded = self._bounded(scope, receive, body)
+        reserved = [0]
+        bounded = self._bounded(scope, receive, body, reserved)
         try:
-            self._check_head(scope)
+            reserved[0] += self._check_head(scope)
             await self._app(scope, bounded, send_with_version)
         except (ClientGone, ClientDisconnect):
             if status == 0 and self._registry.closing():
@@ -107,6 +108,7 @@ class Boundary:
             await error_response(failure)(scope, receive, send_with_version)
         finally:
             self._pending -= body[0]
+            self._registry.memory.release(reserved[0])
             current_model.reset(token)
             seconds = time.perf_counter() - began
             # an unknown path is one label, however many there are
@@ -121,7 +123,8 @@ class Boundary:
         server = self._server
         return server.max_document_body_bytes if scope["path"] == DOCUMENTS_PATH else server.max_body_bytes
 
-    def _check_head(self, scope: Scope) -> None:
+    def _check_head(self, scope: Scope) -> int:
+        """What the head says is wrong; the memory set aside for the body that it announces."""
         headers = Headers(scope=scope)
         if "origin" in headers:
             # Browsers send it with every POST, programs do not. On 127.0.0.1 any page that somebody looks at could ask.
@@ -133,6 +136,9 @@ class Boundary:
         length = headers.get("content-length")
         if length is not None and length.isdigit() and int(length) > self._limit(scope):
             raise self._too_long(scope)
+        if length is None or not length.isdigit() or scope["path"] == DOCUMENTS_PATH:
+            return 0  # documents go to the disk
+        return self._registry.memory.reserve(int(length))
 
     def _too_long(self, scope: Scope) -> MlRagError:
         name = "max_document_body_bytes" if scope["path"] == DOCUMENTS_PATH else "max_body_bytes"
@@ -142,8 +148,14 @@ class Boundary:
             hint=f"Send less at once, or raise {name} in the model server's configuration.",
         )
 
-    def _bounded(self, scope: Scope, receive: Receive, body: list[int]) -> Receive:
-        """``receive`` that bounds the body's size and the wait for its next piece; ``body[0]`` counts its bytes."""
+    def _bounded(self, scope: Scope, receive: Receive, body: list[int], reserved: list[int]) -> Receive:
+        """``receive`` that bounds the body's size, the memory for it, and the wait for its next piece.
+
+        ``body[0]`` counts its bytes, ``reserved[0]`` the memory set aside for it.
+        """
+        memory = self._registry.memory
+        on_disk = scope["path"] == DOCUMENTS_PATH
+        announced = "content-length" in Headers(scope=scope)  # then it is all set aside at the head
         complete = False
         limit = self._limit(scope)
         patience = self._server.body_timeout_seconds
@@ -179,6 +191,10 @@ class Boundary:
                         detail=f"the requests in progress may have {self._server.max_pending_bytes} bytes together",
                         hint="Try again, or raise max_pending_bytes in the model server's configuration.",
                     )
+                if on_disk:
+                    memory.release(memory.reserve(size))
+                elif not announced:
+                    reserved[0] += memory.reserve(size, body[0] - size)
             return message
 
         return bounded

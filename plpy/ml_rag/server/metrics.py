@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+if TYPE_CHECKING:
+    from ml_rag.server.memory import Usage
 
 #: the model of the request being served: a one-element list that the middleware makes and ``Registry.lease`` fills
 current_model: ContextVar[list[str] | None] = ContextVar("current_model", default=None)
@@ -55,6 +59,13 @@ class Metrics:
         self._queue.labels(model_id).set_function(depth)
         self._running.labels(model_id).set_function(running)
         self._loaded.labels(model_id).set_function(loaded)
+
+    def watch_memory(self, tightest: Callable[[], Usage | None]) -> None:
+        """Read what is in use of the tightest limit when ``/metrics`` is asked for; 0 where there is none."""
+        used = Gauge("ml_rag_memory_used_bytes", "Memory in use of the tightest limit", registry=self.registry)
+        limit = Gauge("ml_rag_memory_limit_bytes", "The tightest limit on memory, 0 for none", registry=self.registry)
+        used.set_function(lambda: float(usage.used) if (usage := tightest()) else 0.0)
+        limit.set_function(lambda: float(usage.limit) if (usage := tightest()) else 0.0)
 
     def tokens(self, model_id: str, *, tokens_in: int = 0, tokens_out: int = 0) -> None:
         """Count the tokens of a finished request."""

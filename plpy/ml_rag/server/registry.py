@@ -23,6 +23,7 @@ from ml_rag.errors import EngineFailed, MlRagError, ModelUnavailable, UnknownMod
 from ml_rag.server.batching import EmbedBatcher, Worker
 from ml_rag.server.cancellation import Cancellation, ClientGone, watch_disconnect
 from ml_rag.server.engines import load_engine
+from ml_rag.server.memory import Memory
 from ml_rag.server.metrics import Metrics, current_model
 from ml_rag.server.pins import check_pins
 from ml_rag.shortage import shortage
@@ -126,6 +127,16 @@ class _Model:
             return self._broken[0]
         return self.entry.missing(self.registry.models_dir)
 
+    def _file_bytes(self) -> int:
+        """What its files have together: about what it takes in memory, at least."""
+        if self.entry.engine in ("fake", "openai"):
+            return 0
+        found = 0
+        for path in self.entry.file_paths(self.registry.models_dir):
+            with contextlib.suppress(OSError):
+                found += path.stat().st_size
+        return found
+
     def _files(self) -> object:
         """What changes when the files do."""
         if self.entry.engine in ("fake", "openai"):
@@ -155,6 +166,7 @@ class _Model:
                 raise ModelUnavailable(
                     f"model {self.entry.id} is not available", detail=reason, hint=self._how_to_get()
                 )
+            self.registry.memory.admit_model(self.entry.id, self._file_bytes())
             engine = await asyncio.wrap_future(self.worker.submit(_load_in_thread, self.entry, models_dir))
         except ModelUnavailable as error:
             self._remember(error.detail or error.message)
@@ -251,6 +263,8 @@ class Registry:
         self.catalogue = catalogue
         self.models_dir = models_dir
         self.metrics = metrics or Metrics()
+        self.memory = Memory(catalogue.server.max_memory_bytes, self.unload_unused)
+        self.metrics.watch_memory(self.memory.tightest)
         #: set when the server shuts down; every request's ``cancelled`` follows it
         self.closing = Cancellation()
         self._models = {entry.id: _Model(entry, self) for entry in catalogue}
@@ -394,6 +408,17 @@ class Registry:
             for model in self._models.values():
                 if model.is_idle:
                     model.unload()
+
+    def unload_unused(self) -> int:
+        """Unload every model that nobody uses, however short a time ago it was used; how many those are."""
+        unused = [
+            model
+            for model in self._models.values()
+            if model.engine is not None and model.leases == 0 and model.worker.waiting == 0
+        ]
+        for model in unused:
+            model.unload()
+        return len(unused)
 
     def close(self) -> None:
         """Cancel what runs, drop what waits, free the engines."""
