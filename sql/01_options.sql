@@ -216,12 +216,20 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the one form of every complaint about an option; the value is cut so that a log line stays a line
+-- Of options that hold texts it tells the length only: PostgreSQL writes details into its log.
+DECLARE
+  _got text := coalesce($2::text, 'null');
 BEGIN
+  IF $1 IN ('context', 'system', 'abstain_text', 'stop_sequences', 'required_keywords', 'excluded_keywords') THEN
+    _got := CASE jsonb_typeof($2) WHEN 'string' THEN format('a text of %s characters', length($2 #>> '{}'))
+      WHEN 'array' THEN format('an array of %s', jsonb_array_length($2)) WHEN 'object' THEN 'an object' ELSE _got END;
+  ELSIF length(_got) > 200 THEN
+    _got := left(_got, 200) || '…';
+  END IF;
   RAISE EXCEPTION USING ERRCODE = '22023',
     MESSAGE = format('invalid value for option "%s"', $1),
-    DETAIL = format('Got %s; allowed: %s.',
-      CASE WHEN length($2::text) > 200 THEN left($2::text, 200) || '…' ELSE coalesce($2::text, 'null') END, $3),
-    HINT = coalesce($4, 'SELECT * FROM ml_rag.option lists the options with their ranges and defaults.');
+    DETAIL = format('Got %s; allowed: %s.', _got, $3),
+    HINT = coalesce(left($4, 500), 'SELECT * FROM ml_rag.option lists the options with their ranges and defaults.');
 END
 $$;
 

@@ -345,6 +345,8 @@ DECLARE
   _failed integer := 0;
   _error text;
   _first_error text := job ->> 'first_error';
+  -- without key and detail, which can hold a row's text: for the warning, which PostgreSQL writes into its log
+  _first_told text := job ->> 'first_told';
 BEGIN
   IF job ->> 'routine' = 'ml_embed_table' THEN
     PERFORM ml_rag._check_model((job ->> 'output')::oid, job ->> 'column', job ->> 'model');
@@ -373,6 +375,7 @@ BEGIN
     IF _error IS NOT NULL THEN
       _failed := _failed + 1;
       _first_error := coalesce(_first_error, format('row %s: %s', _keys[i], _error));
+      _first_told := coalesce(_first_told, substring(_error FROM '^.*? \([0-9A-Z]{5}\)'));
     END IF;
     IF _is_watched AND (i % _every = 0 OR i = cardinality(_inputs)) THEN
       PERFORM ml_rag._tell_table(job, i, _failed);
@@ -384,7 +387,7 @@ BEGIN
     'rows', (job ->> 'rows')::bigint + cardinality(_inputs),
     'succeeded', (job ->> 'succeeded')::bigint + cardinality(_inputs) - _failed,
     'failed', (job ->> 'failed')::bigint + _failed,
-    'first_error', _first_error);
+    'first_error', _first_error, 'first_told', _first_told);
 END
 $$;
 
@@ -397,8 +400,8 @@ BEGIN
   IF (job ->> 'failed')::bigint > 0 THEN
     RAISE WARNING USING ERRCODE = '01000',
       MESSAGE = format('%s of %s rows failed', job ->> 'failed', job ->> 'rows'),
-      DETAIL = format('First error: %s', job ->> 'first_error'),
-      HINT = 'Rows that failed are tried again by the next call.';
+      DETAIL = format('First error: %s.', job ->> 'first_told'),
+      HINT = 'The result has it with its row, under "first_error". Rows that failed are tried again by the next call.';
   END IF;
   RETURN jsonb_build_object('rows', job -> 'rows', 'succeeded', job -> 'succeeded', 'failed', job -> 'failed',
     'first_error', job -> 'first_error');

@@ -139,6 +139,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the index, a warning for each file that failed, and the result
+-- Warnings go to the log of PostgreSQL, and what a parser says of a document can quote it: that is in the result only.
 -- Calls: ml_rag.index_store
 DECLARE
   _store oid := (job ->> 'store')::oid;
@@ -148,10 +149,10 @@ BEGIN
   PERFORM ml_rag.index_store(_store, job ->> 'index');
   FOR _failure IN
     SELECT f.* FROM jsonb_to_recordset(outcome -> 'failed')
-      AS f (document_name text, error text, detail text, hint text) LIMIT 20
+      AS f (document_name text, error text, hint text) LIMIT 20
   LOOP
     RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('%s: %s', _failure.document_name, _failure.error),
-      DETAIL = coalesce(_failure.detail, ''), HINT = coalesce(_failure.hint, '');
+      DETAIL = 'The result tells more, under "failed".', HINT = coalesce(_failure.hint, '');
   END LOOP;
   IF jsonb_array_length(outcome -> 'failed') > 20 THEN
     RAISE WARNING USING ERRCODE = '01000',

@@ -46,6 +46,15 @@ def as_jsonb(value: Any) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def _where(error: BaseException) -> str:
+    """Its class and place. Not its words: they can hold a caller's text, and a detail ends up in PostgreSQL's log."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = f", {os.path.basename(place.tb_frame.f_code.co_filename)} line {place.tb_lineno}" if place else ""
+    return f"{type(error).__name__}{where}."
+
+
 def outcome(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], tuple[R | None, str | None]]:
     """Make ``function`` return (result, None) or (None, error as JSON text) and never raise.
 
@@ -64,7 +73,7 @@ def outcome(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
             error = {"sqlstate": e.sqlstate, "message": str(e)}
             error |= {key: text for key, text in (("detail", detail), ("hint", hint)) if text}
         except Exception as e:  # noqa: BLE001 - a defect of ours, but still not XX000
-            error = {"sqlstate": EngineFailed.sqlstate, "message": "internal error in ml_rag", "detail": repr(e)}
+            error = {"sqlstate": EngineFailed.sqlstate, "message": "internal error in ml_rag", "detail": _where(e)}
         return None, as_jsonb(error)
 
     return wrapper

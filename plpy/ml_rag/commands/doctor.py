@@ -17,6 +17,7 @@ from rich.text import Text
 
 from ml_rag import __version__
 from ml_rag.backend.client import ModelServer
+from ml_rag.commands.dsn import dsn_option
 from ml_rag.errors import MlRagError
 
 SUPPORTED_POSTGRESQL = (15, 18)
@@ -226,7 +227,7 @@ def diagnose(dsn: str) -> Iterator[Finding]:
 
 
 @click.command()
-@click.option("--dsn", default="", envvar="ML_RAG_DSN", help="libpq connection string.  [env: ML_RAG_DSN, PG…]")
+@dsn_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.pass_context
 def doctor(ctx: click.Context, dsn: str, as_json: bool) -> None:

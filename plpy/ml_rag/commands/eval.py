@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from ml_rag import datasets
+from ml_rag.commands.dsn import dsn_option
 from ml_rag.commands.load import explained
 from ml_rag.evaluation import ARMS, Evaluation, connect
 
@@ -157,7 +158,7 @@ def _cutoffs(_context: click.Context, _parameter: click.Parameter, value: str) -
 
 @click.command("eval")
 @click.argument("folders", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--dsn", default="", envvar="ML_RAG_DSN", help="libpq connection string.  [env: ML_RAG_DSN, PG…]")
+@dsn_option
 @click.option(
     "--schema", default="ml_rag_eval", show_default=True, help="Where the stores go; made where there is none."
 )

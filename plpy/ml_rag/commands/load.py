@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from ml_rag.backend import files
 from ml_rag.backend.load import MAX_DOCUMENT_BYTES, batches, is_storable
+from ml_rag.commands.dsn import dsn_option
 from ml_rag.errors import DocumentError, MlRagError
 
 #: documents and bytes of one call: as large as a progress bar that moves allows
@@ -165,7 +166,7 @@ def explained(error: psycopg.Error) -> click.ClickException:
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--store", required=True, metavar="[SCHEMA.]TABLE", help="The vector store; made where there is none.")
-@click.option("--dsn", default="", help="The database, as libpq writes it.  [default: PGHOST, PGDATABASE, ...]")
+@dsn_option
 @click.option("--recursive/--no-recursive", default=True, show_default=True, help="Folders with all below them.")
 @click.option("--refresh/--no-refresh", default=True, help="Changed files again, gone ones removed; or only new ones.")
 @click.option("--embed-model", metavar="ID", help="Embedding model.  [default: the store's, else the database's]")

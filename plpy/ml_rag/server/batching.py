@@ -21,8 +21,8 @@ import numpy as np
 
 from ml_rag.abc import Cancelled, EmbedEngine
 from ml_rag.errors import EngineFailed, MlRagError, QueueFull
+from ml_rag.server.boundary import unexpected
 from ml_rag.server.cancellation import Cancellation, ClientGone
-from ml_rag.shortage import shortage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -310,9 +310,7 @@ class EmbedBatcher:
         except (MlRagError, ClientGone):
             raise
         except Exception as error:
-            if (known := shortage(error)) is not None:
-                raise known from error
-            raise EngineFailed("the embedding model failed", detail=f"{type(error).__name__}: {error}") from error
+            raise unexpected(error, "the embedding model failed") from error
         if cancelled():
             raise ClientGone
         expected = (len(texts), self._engine.dimensions)

@@ -46,14 +46,16 @@ def error_response(error: MlRagError) -> Response:
     return json_response(error.to_json(), error.status)
 
 
-def unexpected(error: BaseException) -> MlRagError:
-    """The error a client sees for one that nobody foresaw. The log gets where it happened, and no text of a request."""
+def unexpected(error: BaseException, message: str = "the model server failed") -> MlRagError:
+    """The error a client sees for one that nobody foresaw. The log gets where it happened; no text of a request, which
+    its message may hold, goes there or into PostgreSQL's log, where the detail of an error ends up.
+    """
     if (known := shortage(error)) is not None:
         log.error("%s: %s", known.message, known.detail)
         return known
     frames = "".join(traceback.format_tb(error.__traceback__))
     log.error("unexpected %s\n%s", type(error).__name__, frames)
-    return EngineFailed("the model server failed", detail=f"{type(error).__name__}: {error}"[:2000])
+    return EngineFailed(message, detail=type(error).__name__, hint="The model server's log has where it happened.")
 
 
 class Boundary:

@@ -170,7 +170,8 @@ def parse(body: bytes) -> ChatRequest:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "the body"
-        given = "" if first["type"] in ("missing", "json_invalid") else f", not {str(first['input'])[:80]!r}"
+        # texts are not repeated: an error's detail ends up in PostgreSQL's log
+        given = f", not {first['input']}" if isinstance(first["input"], int | float) else ""
         raise InvalidRequest(
             f"invalid {field}" if first["type"] != "json_invalid" else "the request is not valid JSON",
             detail=f"{field}: {first['msg']}{given}",

@@ -140,7 +140,7 @@ def test_one_bad_request_does_not_fail_its_neighbours() -> None:
         assert (await good)[0].tolist() == [[4, 1]]
         with pytest.raises(EngineFailed) as caught:
             await bad
-        assert "RuntimeError: no" in str(caught.value.detail)
+        assert "RuntimeError" in str(caught.value.detail)
 
     asyncio.run(main())
 
