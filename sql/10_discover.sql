@@ -376,7 +376,7 @@ AS $$
 -- purpose: until the end of the transaction the stores keep their models; false where one has changed since discovery
 -- Between discovery and search the question is embedded, which takes its time: ml_rag.reembed must not switch a store
 -- just then. A table that was read, if only no row, cannot be altered.
--- Calls: ml_rag._relation_name  Reads: the stores, as the caller
+-- Calls: ml_rag._relation_name, ml_rag._marked_model  Reads: the stores, as the caller
 DECLARE
   _relation regclass;
 BEGIN
@@ -388,7 +388,6 @@ BEGIN
   RETURN NOT EXISTS (
     SELECT FROM unnest(stores) AS s
     LEFT JOIN pg_attribute AS a ON a.attrelid = s.relation AND a.attname = s.segment_embedding AND NOT a.attisdropped
-    WHERE s.embed_model_id <> coalesce(substring(
-      substring(col_description(a.attrelid, a.attnum) FROM 'GENAI_OPTIONS=([^ ]*)') FROM 'EMBED_MODEL_ID=([^,;]+)'), ''));
+    WHERE s.embed_model_id <> coalesce(ml_rag._marked_model(col_description(a.attrelid, a.attnum)), ''));
 END
 $$;

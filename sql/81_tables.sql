@@ -193,11 +193,11 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: that the output column is still of the model, and stays so until the end of the transaction: ml_rag.reembed
--- may have changed it between two batches  Calls: ml_rag._keep_model
+-- may have changed it between two batches  Calls: ml_rag._keep_model, ml_rag._marked_model
 BEGIN
   PERFORM ml_rag._keep_model(output);
-  IF EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = output AND a.attname = column_name AND substring(
-      col_description(a.attrelid, a.attnum) FROM 'GENAI_OPTIONS=[^ ]*EMBED_MODEL_ID=([^,; ]+)') <> model) THEN
+  IF EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = output AND a.attname = column_name
+             AND ml_rag._marked_model(col_description(a.attrelid, a.attnum)) <> model) THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
       MESSAGE = format('column "%s" of relation "%s" holds vectors of another model by now', column_name, output::regclass),
       DETAIL = format('Asked for was %s.', model),

@@ -91,7 +91,8 @@ BEGIN
     'made_with_formerly', (
       SELECT coalesce(jsonb_agg(md5((_request || jsonb_build_object('embed_model_id', m.model[1]))::text)), '[]')
       FROM pg_attribute AS a
-      CROSS JOIN regexp_matches(substring(col_description(store, a.attnum) FROM 'GENAI_OPTIONS=([^ ]*)'),
+      CROSS JOIN regexp_matches(
+        substring(col_description(store, a.attnum) FROM 'GENAI_OPTIONS=([^ \t\n\r\f\v]*)'),
         'REEMBEDDED_FROM=([^,;]+)', 'g') AS m (model)
       WHERE a.attrelid = store AND a.attname = 'segment_embedding'));
 END

@@ -39,30 +39,34 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._kept_indexes(store regclass, column_name name)
-RETURNS TABLE (index regclass, name name, definition text)
+RETURNS TABLE (index regclass, name name, definition text, copy bigint)
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the indexes of just that column, and each one's definition for a column to be filled in for %1$I
+-- purpose: the indexes of just that column, and each one's definition for a column to be filled in for %1$I; copy: 1, 2, …
+-- where several are the same but for their names
 -- Others that use the column are not among them: what they would be for another column cannot be told.
 BEGIN
   RETURN QUERY
-    SELECT i.oid::regclass, i.relname,
-      format('ON %s USING %I (%%1$I %I.%I)%s%s%s', replace(ml_rag._relation_name(store), '%', '%%'), m.amname,
-        n.nspname, o.opcname, ' WITH (' || array_to_string(i.reloptions, ', ') || ')',
-        ' TABLESPACE ' || quote_ident(s.spcname),
-        ' WHERE ' || replace(pg_get_expr(x.indpred, x.indrelid), '%', '%%'))
-    FROM pg_index AS x
-    JOIN pg_class AS i ON i.oid = x.indexrelid
-    JOIN pg_am AS m ON m.oid = i.relam
-    JOIN pg_opclass AS o ON o.oid = x.indclass[0]
-    JOIN pg_namespace AS n ON n.oid = o.opcnamespace
-    LEFT JOIN pg_tablespace AS s ON s.oid = i.reltablespace
-    WHERE x.indrelid = store AND x.indisvalid AND x.indnatts = 1 AND NOT x.indisunique AND x.indexprs IS NULL
-      AND x.indkey[0] = (SELECT a.attnum FROM pg_attribute AS a
-                         WHERE a.attrelid = store AND a.attname = column_name AND NOT a.attisdropped)
-      AND (x.indpred IS NULL OR x.indpred::text !~ format(':varattno %s\M', x.indkey[0]))
-    ORDER BY i.relname;
+    SELECT k.*, row_number() OVER (PARTITION BY k.definition ORDER BY k.relname)
+    FROM (
+      SELECT i.oid::regclass, i.relname,
+        format('ON %s USING %I (%%1$I %I.%I)%s%s%s', replace(ml_rag._relation_name(store), '%', '%%'), m.amname,
+          n.nspname, o.opcname, ' WITH (' || array_to_string(i.reloptions, ', ') || ')',
+          ' TABLESPACE ' || quote_ident(s.spcname),
+          ' WHERE ' || replace(pg_get_expr(x.indpred, x.indrelid), '%', '%%')) AS definition
+      FROM pg_index AS x
+      JOIN pg_class AS i ON i.oid = x.indexrelid
+      JOIN pg_am AS m ON m.oid = i.relam
+      JOIN pg_opclass AS o ON o.oid = x.indclass[0]
+      JOIN pg_namespace AS n ON n.oid = o.opcnamespace
+      LEFT JOIN pg_tablespace AS s ON s.oid = i.reltablespace
+      WHERE x.indrelid = store AND x.indisvalid AND x.indnatts = 1 AND NOT x.indisunique AND x.indexprs IS NULL
+        AND x.indkey[0] = (SELECT a.attnum FROM pg_attribute AS a
+                           WHERE a.attrelid = store AND a.attname = column_name AND NOT a.attisdropped)
+        AND (x.indpred IS NULL OR x.indpred::text !~ format(':varattno %s\M', x.indkey[0]))
+    ) AS k
+    ORDER BY k.relname;
 END
 $$;
 
@@ -157,8 +161,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: check everything before anything is made; returns the job
--- Calls: ml_rag.parse_options, ml_rag._check_reembed, ml_rag._hold_reembed, ml_rag._reembedding, ml_rag.embed,
--- ml_rag._full_name
+-- Calls: ml_rag.parse_options, ml_rag._check_writable, ml_rag._check_reembed, ml_rag._hold_reembed,
+-- ml_rag._marked_model, ml_rag._reembedding, ml_rag.embed, ml_rag._full_name
 DECLARE
   _options jsonb := ml_rag.parse_options('reembed', $3);
   _columns jsonb := ml_rag.parse_options('vector_store_columns', _options -> 'vector_store_columns');
@@ -170,6 +174,13 @@ DECLARE
   _begun record;
   _type text;
 BEGIN
+  PERFORM ml_rag._check_writable('a store cannot be re-embedded');
+  IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+    -- the switch would not see the rows that others have committed while it waited for the table's lock
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'a store cannot be re-embedded at this isolation level',
+      DETAIL = format('default_transaction_isolation is %s.', current_setting('transaction_isolation')),
+      HINT = 'SET default_transaction_isolation = ''read committed''; and CALL it again.';
+  END IF;
   PERFORM ml_rag._check_reembed(store, _segment, _embedding);
   PERFORM ml_rag._hold_reembed(store);
   IF coalesce(model_id, '') = '' OR model_id ~ '[\s,;]' THEN
@@ -177,7 +188,7 @@ BEGIN
       DETAIL = format('Model id %L; it is not empty and has no blanks, commas and semicolons.', model_id);
   END IF;
   SELECT a.attnum, a.attnotnull, a.atttypid::regtype::text AS type,
-    substring(col_description(store, a.attnum) FROM 'GENAI_OPTIONS=[^ ]*EMBED_MODEL_ID=([^,; ]+)') AS model_id
+    ml_rag._marked_model(col_description(store, a.attnum)) AS model_id
   INTO _old
   FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _embedding AND NOT a.attisdropped;
   IF _old.model_id IS NULL THEN
@@ -295,14 +306,14 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._reembed_write(job jsonb, places text[], texts text[], vectors vector[]) RETURNS bigint
+CREATE FUNCTION ml_rag._reembed_write(job jsonb, places text[], texts text[], vectors vector[], OUT written bigint,
+  OUT refused bigint)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the new embeddings of rows that still have that text and that nobody else is changing; others come up again
--- Not waiting for a row is what keeps this out of deadlocks with whoever changes many.  Writes: the store, as the caller
-DECLARE
-  _n bigint;
+-- Not waiting for a row is what keeps this out of deadlocks with whoever changes many. refused: rows that a trigger of the
+-- table kept as they are (or that were changed in this very moment).  Writes: the store, as the caller
 BEGIN
   EXECUTE format($sql$
     WITH free AS MATERIALIZED (
@@ -310,12 +321,12 @@ BEGIN
       JOIN %1$s AS t ON t.ctid = u.place
       WHERE t.%2$I IS NULL AND t.%3$I::text COLLATE "C" = u.text
       FOR NO KEY UPDATE OF t SKIP LOCKED
+    ), changed AS (
+      UPDATE %1$s AS t SET %2$I = f.vector::%4$s FROM free AS f WHERE t.ctid = f.place RETURNING t.%2$I AS vector
     )
-    UPDATE %1$s AS t SET %2$I = f.vector::%4$s FROM free AS f WHERE t.ctid = f.place$sql$,
+    SELECT count(c.vector), (SELECT count(*) FROM free) - count(c.vector) FROM changed AS c$sql$,
     ml_rag._relation_name((job ->> 'store')::oid), job ->> 'next', job ->> 'segment', job ->> 'type')
-  USING places, texts, vectors;
-  GET DIAGNOSTICS _n = ROW_COUNT;
-  RETURN _n;
+  INTO written, refused USING places, texts, vectors;
 END
 $$;
 
@@ -333,22 +344,26 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._reembed_rows(job jsonb, places text[], texts text[], OUT written bigint, OUT failed bigint,
-  OUT first_error text)
+  OUT first_error text, OUT refused bigint)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: a batch: all at once; where that fails one by one, to find the rows at fault
+-- purpose: a batch: all at once; where that fails one by one, to find the rows at fault; refused: see _reembed_write
 -- What would fail for every row (no model, no server, no memory) ends the call instead.
 -- Calls: ml_rag._embed_documents, ml_rag._reembed_write, ml_rag._raise
 DECLARE
   _embedded record;
+  _wrote record;
   _one record;
 BEGIN
   written := 0;
   failed := 0;
+  refused := 0;
   _embedded := ml_rag._embed_documents(texts, job ->> 'model');
   IF _embedded.error IS NULL THEN
-    written := ml_rag._reembed_write(job, places, texts, _embedded.vectors);
+    _wrote := ml_rag._reembed_write(job, places, texts, _embedded.vectors);
+    written := _wrote.written;
+    refused := _wrote.refused;
     RETURN;
   ELSIF _embedded.error ->> 'sqlstate' NOT IN ('38000', '22000', '22023') THEN
     PERFORM ml_rag._raise(_embedded.error);
@@ -356,7 +371,9 @@ BEGIN
   FOR _one IN SELECT u.place, u.text FROM unnest(places, texts) AS u (place, text) LOOP
     _embedded := ml_rag._embed_documents(ARRAY[_one.text], job ->> 'model');
     IF _embedded.error IS NULL THEN
-      written := written + ml_rag._reembed_write(job, ARRAY[_one.place], ARRAY[_one.text], _embedded.vectors);
+      _wrote := ml_rag._reembed_write(job, ARRAY[_one.place], ARRAY[_one.text], _embedded.vectors);
+      written := written + _wrote.written;
+      refused := refused + _wrote.refused;
       CONTINUE;
     ELSIF _embedded.error ->> 'sqlstate' NOT IN ('38000', '22000', '22023') OR written = 0 AND failed >= 10 THEN
       PERFORM ml_rag._raise(_embedded.error);

@@ -62,8 +62,8 @@ DECLARE
 BEGIN
   RETURN QUERY
     SELECT k.name, k.definition FROM ml_rag._kept_indexes(_store, job ->> 'embedding') AS k
-    WHERE _can_have AND k.definition NOT IN (
-      SELECT n.definition FROM ml_rag._kept_indexes(_store, job ->> 'next') AS n);
+    WHERE _can_have AND (k.definition, k.copy) NOT IN (
+      SELECT n.definition, n.copy FROM ml_rag._kept_indexes(_store, job ->> 'next') AS n);
 END
 $$;
 
@@ -120,22 +120,24 @@ BEGIN
   FROM pg_attribute AS a WHERE a.attrelid = _store AND a.attname = _old AND NOT a.attisdropped;
   SELECT jsonb_agg(jsonb_build_object('new', n.name, 'old', k.name)) INTO _indexes
   FROM ml_rag._kept_indexes(_store, _old) AS k
-  JOIN LATERAL (SELECT m.name FROM ml_rag._kept_indexes(_store, _next) AS m
-                WHERE m.definition = k.definition ORDER BY m.name LIMIT 1) AS n ON true;
+  JOIN ml_rag._kept_indexes(_store, _next) AS n ON n.definition = k.definition AND n.copy = k.copy;
   SELECT jsonb_agg(jsonb_build_object('privilege', g.privilege_type, 'grantable', g.is_grantable,
     'role', CASE g.grantee WHEN 0 THEN 'PUBLIC' ELSE g.grantee::regrole::text END)) INTO _privileges
   FROM aclexplode(_column.attacl) AS g;
   -- the new model, and the one that the rows were loaded with: loads must know it, or all documents would count as changed
   _comment := regexp_replace(regexp_replace(col_description(_store, _column.attnum),
-      '[,;]REEMBEDDED_FROM=' || regexp_replace(job ->> 'model', '\W', '\\\&', 'g') || '(?=[,; ]|$)', ''),
-    '(GENAI_OPTIONS=[^ ]*EMBED_MODEL_ID=)([^,; ]+)',
+      '[,;]REEMBEDDED_FROM=' || regexp_replace(job ->> 'model', '\W', '\\\&', 'g') || '(?=[,; \t\n\r\f\v]|$)', ''),
+    '(GENAI_OPTIONS=[^ \t\n\r\f\v]*?EMBED_MODEL_ID=)([^,; \t\n\r\f\v]+)(?=[,; \t\n\r\f\v]|$)',
     concat('\1', replace(job ->> 'model', '\', '\\'), ',REEMBEDDED_FROM=\2'));
 
   EXECUTE format('DROP TRIGGER %I ON %s', concat('zz_ml_rag_reembed_', (
     SELECT a.attnum FROM pg_attribute AS a WHERE a.attrelid = _store AND a.attname = _next AND NOT a.attisdropped)),
     _relation);
-  EXECUTE (SELECT format('DROP INDEX %I.%I', n.nspname, job ->> 'pending') FROM pg_class AS c
-           JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _store);
+  -- more than one where the table comes out of a dump: there it had another number
+  EXECUTE (SELECT format('DROP INDEX %s', string_agg(format('%I.%I', n.nspname, i.relname), ', '))
+           FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid
+           JOIN pg_namespace AS n ON n.oid = i.relnamespace
+           WHERE x.indrelid = _store AND i.relname ~ '^ml_rag_reembed_\d+$');
   EXECUTE format('ALTER TABLE %s DROP COLUMN %I', _relation, _old);
   EXECUTE format('ALTER TABLE %s RENAME COLUMN %I TO %I', _relation, _next, _old);
   EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _relation, _old, _comment);
@@ -169,8 +171,8 @@ AS $$
 -- {"state": switched | locked (others use the table) | behind (too many rows for a lock) | index (one is missing) |
 -- failed, "written", "failed", "first_error"}. Whoever calls holds the lock of the store's model.
 -- One lock, of the strongest kind, and nothing before it: who waits for two can be in a deadlock.
--- Calls: ml_rag._limit_lock, ml_rag._check_embedding_column, ml_rag._missing_indexes, ml_rag._reembed_pending,
--- ml_rag._reembed_rows, ml_rag._replace_column
+-- Calls: ml_rag._limit_lock, ml_rag._check_embedding_column, ml_rag._reembedding, ml_rag._missing_indexes,
+-- ml_rag._reembed_pending, ml_rag._reembed_rows, ml_rag._replace_column
 DECLARE
   _most CONSTANT integer := 16;
   _store regclass := (job ->> 'store')::oid;
@@ -184,6 +186,12 @@ BEGIN
   PERFORM ml_rag._limit_lock(job, attempt);
   EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', _relation);
   PERFORM ml_rag._check_embedding_column(_store, job ->> 'embedding');
+  IF NOT coalesce((ml_rag._reembedding(_store)).follows, false) THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('a trigger was dropped or switched off while "%s" was re-embedded', _store),
+      DETAIL = 'Without it nobody knows which texts have changed since they were embedded.',
+      HINT = 'CALL it again: it starts from the beginning.';
+  END IF;
   IF EXISTS (SELECT FROM ml_rag._missing_indexes(job)) THEN
     RETURN '{"state": "index"}';
   END IF;
@@ -195,6 +203,9 @@ BEGIN
     IF _done.failed > 0 THEN
       RETURN jsonb_build_object('state', 'failed', 'written', _done.written, 'failed', _done.failed,
         'first_error', _done.first_error);
+    ELSIF _done.refused > 0 THEN
+      -- more than one attempt knows what to say of them
+      RETURN jsonb_build_object('state', 'behind', 'written', _done.written);
     END IF;
     _written := _done.written;
   END IF;
@@ -356,6 +367,7 @@ table; not inside a transaction block.
 options: SELECT * FROM ml_rag.option WHERE routine = 'reembed'.
 result: {"vector_store", "embed_model_id", "former_embed_model_id", "segments" embedded by this call, "failed",
 "first_error", "switched", "seconds"}. Rows that fail keep the store from switching.
-Errors: 22023 bad option, model or table that is no vector store; 25001; 2BP01 objects that depend on the column; 42P01;
-42501; 42701; 55000 partitioned, no table, generated columns, hidden rows, begun with another model; 55006 another session is at it; 08006; 53300;
-57014; 38000.$$;
+Errors: 22023 bad option, model or table that is no vector store; 25001; 25006 read-only; 2BP01 objects that depend on
+the column; 42P01; 42501; 42701; 55000 partitioned, no table, generated columns, hidden rows, begun with another
+model, another isolation level than READ COMMITTED, its trigger switched off; 55006 another session is at it; 08006;
+53300; 57014; 38000.$$;

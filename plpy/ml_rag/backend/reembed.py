@@ -14,6 +14,8 @@ from typing import Any
 
 #: blocks read at a time: at first, and at most
 BLOCKS = (32, 8192)
+#: so often rows must come back as they were before a trigger is to blame, and not somebody who changed them just then
+REFUSALS = 4
 
 # Qualified throughout: where these run from a procedure the search_path is the caller's.
 _STATEMENTS = {
@@ -109,6 +111,8 @@ class Reembedding:
         for attempt in itertools.count():
             self._build()
             self._catch_up()
+            if self._failed:
+                return False
             self._enter("waiting for loads")
             # loads that begin from here on wait, and find the new model
             with self._held(everything=True):
@@ -140,6 +144,7 @@ class Reembedding:
     def _catch_up(self) -> None:
         """Embed what has come in since the table was read, by the index of such rows, until nothing is left."""
         self._enter("catching up")
+        refusals = 0
         for attempt in itertools.count():
             found = self._run("pending", self._size)
             if not found["places"]:
@@ -150,8 +155,14 @@ class Reembedding:
             if done["failed"]:
                 self._failed, self._first_error = done["failed"], done["first_error"]
                 return
-            if not done["written"]:
-                self._wait(attempt)  # others are changing just these rows
+            if done["written"]:
+                refusals = 0
+                continue
+            refusals += done["refused"] > 0
+            if refusals == REFUSALS:
+                self._failed, self._first_error = done["refused"], "a trigger of the table keeps them as they are"
+                return
+            self._wait(attempt)  # others are changing just these rows
         self._plpy.commit()
 
     def _finish(self) -> None:
