@@ -153,7 +153,7 @@ def test_in_the_middle_of_a_batch_routine(
     site.verify()
 
 
-@ends("cluster")
+@ends("backend")
 def test_in_the_middle_of_folding(site: Site, gate: Make, what: str) -> None:
     connection = site.connect()
     site.load(connection)
@@ -193,7 +193,7 @@ def test_while_a_large_statement_folds_its_own_rows(site: Site, gate: Make, what
     site.verify()
 
 
-@ends("backend")
+@ends()
 def test_while_a_keyword_index_is_made_anew(site: Site, gate: Make, what: str) -> None:
     connection = site.connect()
     site.load(connection)

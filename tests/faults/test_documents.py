@@ -196,6 +196,7 @@ def test_one_document_loaded_twice_at_once(site: Site, gate: Callable[..., Gate]
     site.verify()
 
 
+@pytest.mark.slow
 def test_a_client_without_a_database(site: Site) -> None:
     site.private.kill()
     with client(site) as process:

@@ -54,7 +54,7 @@ CALLS: dict[str, tuple[str, str]] = {
         "held-generate",
     ),
 }
-LASTING = {"generating", "reranking"}
+LASTING = {"generating"}
 
 
 @pytest.mark.parametrize(
@@ -190,6 +190,7 @@ def test_a_parser_that_is_killed_costs_its_document_only(site: Site, own_folder:
     site.verify(answers=False)
 
 
+@pytest.mark.slow
 def test_while_a_model_is_being_loaded(site: Site, place: Path) -> None:
     """A model's file that does not come, as on a disk that hangs: the check of its SHA-256 waits."""
     file = site.server.folder / "hangs.gguf"
