@@ -27,6 +27,7 @@
 -- the public routines: one question, many rows, many documents
 \i 80_explain.sql
 \i 80_rag.sql
+\i 81_job.sql
 \i 81_tables.sql
 \i 82_store.sql
 \i 83_load.sql

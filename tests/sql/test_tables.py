@@ -14,30 +14,13 @@ import pytest
 
 from support.cluster import Connection, Database
 from support.hostile_server import embeddings, hostile, reply, silent
-from support.stores import create_store, error, fake_embedding, names
-
-ROUTINES = ["ml_rag_table", "ml_generate_table", "ml_embed_table"]
-
-
-def call(connection: Connection, routine: str, source: str, target: str, options: Any = None) -> dict[str, Any]:
-    statement = f"CALL {routine}(%s, %s, %s)"
-    row = connection.execute(statement, (source, target, None if options is None else json.dumps(options))).fetchone()
-    assert row is not None
-    result: dict[str, Any] = row[0]
-    return result
+from support.stores import error, fake_embedding, names
+from support.tables import ROUTINES, call, column, make_texts
 
 
 @pytest.fixture
 def texts(owner: Connection) -> Connection:
-    owner.execute("CREATE TABLE texts (id integer PRIMARY KEY, q text)")
-    owner.execute("INSERT INTO texts VALUES (1, 'one two'), (2, NULL), (3, 'three'), (4, '  '), (5, 'five six')")
-    rows = [("d", 1, i, t, fake_embedding(t)) for i, t in enumerate(["one two", "three", "five six"])]
-    create_store(owner, "store", rows, type="vector(16)")
-    return owner
-
-
-def column(connection: Connection, query: str) -> list[Any]:
-    return [row[0] for row in connection.execute(query).fetchall()]
+    return make_texts(owner)
 
 
 def test_embed_table_adds_a_marked_column_and_makes_the_table_a_store(texts: Connection) -> None:
@@ -52,16 +35,6 @@ def test_embed_table_adds_a_marked_column_and_makes_the_table_a_store(texts: Con
     assert "public.texts" in names(texts)
 
 
-def test_embed_table_keeps_the_comment_that_was_there(texts: Connection) -> None:
-    texts.execute("ALTER TABLE texts ADD e vector(16)")
-    texts.execute("COMMENT ON COLUMN texts.e IS 'an old remark'")
-    call(texts, "ml_embed_table", "public.texts.q", "public.texts.e")
-    comment = "SELECT col_description('texts'::regclass, 3)"
-    assert column(texts, comment) == ["an old remark GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed"]
-    with error("22023", "another model"):
-        call(texts, "ml_embed_table", "public.texts.q", "public.texts.e", {"embed_model_id": "fake-embed-slow"})
-
-
 def test_rag_table_writes_the_answer_document_of_each_row(texts: Connection) -> None:
     result = call(texts, "ml_rag_table", "public.texts.q", "public.texts.answer", {"n_citations": 1, "batch_size": 2})
     assert (result["rows"], result["succeeded"], result["failed"]) == (4, 3, 1)
@@ -73,25 +46,6 @@ def test_rag_table_writes_the_answer_document_of_each_row(texts: Connection) -> 
         single = texts.execute("SELECT ml_rag_answer(%s, '{\"n_citations\": 1}')", (text,)).fetchone()
         assert single is not None
         assert answers[number] == single[0]
-
-
-def test_generate_table_makes_an_output_table_with_the_same_key(owner: Connection) -> None:
-    owner.execute('CREATE TABLE "odd Table" (a text, "B b" numeric(6,2), "the.Prompt" text, PRIMARY KEY ("B b", a))')
-    owner.execute("""INSERT INTO "odd Table" VALUES ('x''y', 1.5, 'hello'), ('{,"}', 1.5, 'bye')""")
-    result = call(
-        owner, "ml_generate_table", 'public."odd Table"."the.Prompt"', 'public."out Put".text', {"max_tokens": 4}
-    )
-    assert (result["rows"], result["failed"]) == (2, 0)
-    rows = owner.execute('SELECT a, "B b"::text, text FROM "out Put" ORDER BY text').fetchall()
-    assert [(a, b) for a, b, _ in rows] == [('{,"}', "1.50"), ("x'y", "1.50")]
-    assert [row[2] for row in rows] == [
-        {"text": "fake answer to: bye", "error": None},
-        {"text": "fake answer to: hello", "error": None},
-    ]
-    key = (
-        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = '\"out Put\"'::regclass AND contype = 'p'"
-    )
-    assert column(owner, key) == ['PRIMARY KEY ("B b", a)']
 
 
 def test_rows_that_have_a_result_are_left_alone_and_failed_ones_tried_again(texts: Connection) -> None:
@@ -112,14 +66,6 @@ def test_one_bad_text_does_not_cost_the_rest_of_an_embedding_batch(texts: Connec
     assert column(texts, "SELECT id FROM texts WHERE e IS NOT NULL ORDER BY id") == [1, 5]
 
 
-def test_a_model_that_fails_is_said_before_anything_is_made(texts: Connection) -> None:
-    with error("38000"):
-        call(texts, "ml_embed_table", "public.texts.q", "public.texts.e", {"embed_model_id": "fake-embed-nan"})
-    assert column(texts, "SELECT count(*) FROM pg_attribute WHERE attrelid = 'texts'::regclass AND attname = 'e'") == [
-        0
-    ]
-
-
 def test_each_row_of_a_failing_generation_model_holds_its_error(texts: Connection) -> None:
     options = {"model_id": "fake-generate-error"}
     result = call(texts, "ml_generate_table", "public.texts.q", "public.texts.g", options)
@@ -136,35 +82,6 @@ def test_every_row_once_whatever_the_batch_size(texts: Connection, routine: str,
     result = call(texts, routine, "public.texts.q", "public.out.o", {"batch_size": size})
     assert (result["rows"], result["succeeded"]) == (3, 3)
     assert column(texts, "SELECT id FROM out ORDER BY 1") == [1, 3, 5]
-
-
-@pytest.mark.parametrize("routine", ROUTINES)
-@pytest.mark.parametrize(
-    ("source", "target", "options", "sqlstate"),
-    [
-        ("texts.q", "public.texts.o", None, "22023"),
-        ("public.texts.q", "o", None, "22023"),
-        (None, "public.texts.o", None, "22023"),
-        ("a.b.c.d", "public.texts.o", None, "22023"),
-        ("public.nothing.q", "public.texts.o", None, "42P01"),
-        ("public.texts.nothing", "public.texts.o", None, "42703"),
-        ("public.texts.q", "nowhere.texts.o", None, "3F000"),
-        ("public.keyless.q", "public.keyless.o", None, "22023"),
-        ("public.texts.q", "public.texts.q", None, "22023"),
-        ("public.texts.q", "public.other.o", None, "22023"),
-        ("public.texts.q", "public.texts.o", {"batch_size": 0}, "22023"),
-        ("public.texts.q", "public.texts.o", {"batch_size": 10001}, "22023"),
-        ("public.texts.q", "public.texts.o", {"bogus": 1}, "22023"),
-        ("public.texts.q", "public.texts.o", [], "22023"),
-    ],
-)
-def test_bad_arguments_are_said_before_anything_is_made(
-    texts: Connection, routine: str, source: str, target: str, options: Any, sqlstate: str
-) -> None:
-    texts.execute("CREATE TABLE keyless (q text); CREATE TABLE other (x integer)")
-    with error(sqlstate, ours=sqlstate == "22023"):
-        call(texts, routine, source, target, options)
-    assert column(texts, "SELECT count(*) FROM pg_attribute WHERE attname = 'o'") == [0]
 
 
 def test_inside_a_transaction_block_nothing_is_committed(texts: Connection, db: Database) -> None:
@@ -329,15 +246,6 @@ def test_a_timeout_ends_a_batch_that_is_being_embedded(texts: Connection, local_
             call(texts, "ml_embed_table", "public.texts.q", "public.texts.e")
         texts.execute("RESET statement_timeout")
         assert len(server.requests) == 2
-
-
-def test_a_caller_needs_the_rights_on_the_tables_only(texts: Connection, db: Database) -> None:
-    asker = db.connect("asker")
-    with error("42501", ours=False):
-        call(asker, "ml_generate_table", "public.texts.q", "public.texts.g")
-    texts.execute("GRANT SELECT ON texts TO ml_rag_user; CREATE SCHEMA own; GRANT ALL ON SCHEMA own TO ml_rag_user")
-    result = call(asker, "ml_generate_table", "public.texts.q", "own.out.g")
-    assert result["succeeded"] == 3
 
 
 def test_a_hostile_search_path_captures_nothing(texts: Connection, db: Database) -> None:
