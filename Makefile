@@ -1,7 +1,7 @@
 # The commands of this repository; each is a script in mk/. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-one fault-test psql dsn doctor start stop clean build install uninstall bench eval check docker-test upgrade-test
+.PHONY: help demo test test-one fault-test psql dsn doctor start stop clean build install uninstall bench injection eval check docker-test upgrade-test
 
 help: ## what each command does
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -53,6 +53,9 @@ uninstall: ## removes it there again
 
 bench: ## measures the figures of the README; writes bench/out/
 	@bash mk/bench.sh
+
+injection: ## measures how often the default model obeys instructions in documents; writes it into docs/security.md
+	@bash mk/injection.sh
 
 eval: ## measures the search on the public data sets (EVAL_DATA=folder: on yours); writes bench/out/eval.json
 	@bash mk/eval.sh

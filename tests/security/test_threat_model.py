@@ -1,0 +1,29 @@
+"""docs/security.md: every test it names is there, and every actor of the model has one."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+DOCUMENT = TESTS.parent / "docs" / "security.md"
+NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", DOCUMENT.read_text())))
+
+
+@pytest.mark.parametrize(("file", "name"), NAMED)
+def test_a_test_that_the_threat_model_names_exists(file: str, name: str) -> None:
+    tree = ast.parse((TESTS / file).read_text())
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_each_line_of_the_threat_model_is_proved() -> None:
+    rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| ")]
+    rows = rows[1 : next(i for i, line in enumerate(rows) if line.startswith("| whoever reads")) + 1]
+    assert len(rows) >= 12
+    for row in rows:
+        assert "::" in row.strip("| ").split(" | ")[-1], row
+    for actor in ("ml_rag_user", "ml_rag_loader", "the owner", "a local user", "document", "question", "model"):
+        assert any(actor in row.split("|")[1] for row in rows), actor
