@@ -11,7 +11,6 @@ import io
 import itertools
 import json
 import re
-import socket
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator
@@ -269,5 +268,3 @@ TARGETS: dict[str, Target] = {
     "stream": stream_text,
     "files": locate_files,
 }
-#: a connection to anywhere is not what a target may open
-socket.setdefaulttimeout(1)
