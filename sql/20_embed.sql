@@ -59,21 +59,17 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag.embed under the name and with the options of the public routines
--- Calls: ml_rag._begin, ml_rag._stage, ml_rag._end, ml_rag.parse_options, ml_rag._get_setting, ml_rag.embed
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag.parse_options, ml_rag.embed
 DECLARE
   _call integer;
-  _model_id text;
   _embedding vector;
 BEGIN
   IF $1 IS NULL THEN
     RETURN NULL;
   END IF;
-  _call := ml_rag._begin('ml_embed_row');
+  _call := ml_rag._begin('ml_embed_row', 'embed');
   BEGIN
-    _model_id := coalesce(ml_rag.parse_options('ml_embed_row', $2) ->> 'embed_model_id',
-      ml_rag._get_setting('embed_model_id'));
-    PERFORM ml_rag._stage(_call, 'embed', _model_id);
-    _embedding := ml_rag.embed($1, _model_id, NULL);
+    _embedding := ml_rag.embed($1, ml_rag.parse_options('ml_embed_row', $2) ->> 'embed_model_id', NULL);
     PERFORM ml_rag._end(_call);
     RETURN _embedding;
   EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN

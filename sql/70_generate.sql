@@ -82,12 +82,11 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag.generate as HeatWave's ML_GENERATE answers
--- Calls: ml_rag._begin, ml_rag._stage, ml_rag._end, ml_rag._get_setting, ml_rag.generate
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag.generate
 DECLARE
-  _call integer := ml_rag._begin('ml_generate');
+  _call integer := ml_rag._begin('ml_generate', 'generate');
   _text text;
 BEGIN
-  PERFORM ml_rag._stage(_call, 'generate', coalesce($2 ->> 'model_id', ml_rag._get_setting('generate_model_id')));
   _text := ml_rag.generate($1, $2);
   PERFORM ml_rag._end(_call);
   RETURN jsonb_build_object('text', _text, 'error', NULL);

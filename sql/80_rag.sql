@@ -24,7 +24,6 @@ DECLARE
   _is_keyword boolean := (options -> 'keyword_search')::boolean;
   _rerank jsonb := options -> 'rerank';
   _candidates integer := greatest(_n, (_rerank ->> 'candidates')::integer);
-  _model_id text;
   _query_embedding vector;
   _keyword_hits ml_rag.hit[];
   _found record;
@@ -71,9 +70,10 @@ BEGIN
   END IF;
   times[1] := clock_timestamp();
   IF _query_embedding IS NULL AND ml_rag._needs_embedding(options) THEN
-    _model_id := coalesce(options ->> 'embed_model_id', stores[1].embed_model_id);
-    PERFORM ml_rag._stage(call, 'embed', coalesce(_model_id, ''));
-    _query_embedding := ml_rag.embed(query, _model_id);
+    -- which also tells of its stage, and that the search comes then
+    _query_embedding := ml_rag.embed(query, coalesce(options ->> 'embed_model_id', stores[1].embed_model_id));
+  ELSE
+    PERFORM ml_rag._stage(call, 'search');
   END IF;
   times[2] := clock_timestamp();
 
@@ -82,7 +82,6 @@ BEGIN
       (ml_rag.parse_options('hybrid_options', options -> 'hybrid_options') ->> 'candidates')::integer);
   END IF;
   IF _is_semantic THEN
-    PERFORM ml_rag._stage(call, 'search');
     _arm := ml_rag._search(stores, _query_embedding, _candidates, _metric, options,
       -- one store with a wrong marker must not break the calls of those who never named it
       NOT options ?| '{vector_store,query_embedding}', _explain);

@@ -110,14 +110,14 @@ def get(plpy: Any, path: str) -> str:
 @outcome
 def embed(plpy: Any, texts: list[str], model_id: str, input_type: str | None) -> list[str]:
     """The vectors of the texts, in pgvector's text form."""
-    with _track.alone(plpy, "ml_rag.embed", "embed", model_id):
+    with _track.waiting(plpy, "ml_rag.embed", "embed", model_id):
         return _embed.embed(server(plpy), texts, model_id, input_type)
 
 
 @outcome
 def rerank(plpy: Any, query: str, texts: list[str], model_id: str) -> list[float]:
     """The relevance of each text to the query, 0-1."""
-    with _track.alone(plpy, "ml_rag.rerank", "rerank", model_id):
+    with _track.waiting(plpy, "ml_rag.rerank", "rerank", model_id):
         return _rerank.rerank(server(plpy), query, texts, model_id)
 
 
@@ -128,7 +128,7 @@ def generate(plpy: Any, request: str) -> str:
         parsed = json.loads(request)
     except ValueError as e:  # jsonb takes numbers of more digits than Python does
         raise InvalidRequest("an option holds a number that is out of range", detail=f"{e}.") from None
-    with _track.alone(plpy, "ml_rag.generate", "generate", parsed["options"]["model_id"]):
+    with _track.waiting(plpy, "ml_rag.generate", "generate", parsed["options"]["model_id"]):
         answer = _generate.generate(server(plpy), parsed)
         _track.tokens(answer["prompt_tokens"] or 0, answer["generated_tokens"] or 0)
     return as_jsonb(answer)

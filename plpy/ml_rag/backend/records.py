@@ -36,12 +36,14 @@ _ROUTINE_NUMBERS = {name: i for i, name in enumerate(ROUTINES)}
 _STAGE_NUMBERS = {name: i for i, name in enumerate(STAGES)}
 _ERROR_NUMBERS = {name: i for i, name in enumerate(ERRORS)}
 
-_RECORD = struct.Struct("=IIIIq")
-# places in a record, as 8-byte integers: errors, tokens, for each stage sum, longest, errors; as 4-byte ones: buckets
+# A record: checksum and length of what is used, role, routine, epoch; errors; tokens; then the stages, those that are
+# met most often first, so that what is used is short: sum, longest, errors, how many in each class of duration.
+_RECORD = struct.Struct("=IIIIqq")
 _Q_ERRORS = _RECORD.size // 8
 _Q_TOKENS = _Q_ERRORS + _MAX_ERRORS
 _Q_STAGES = _Q_TOKENS + 2
-_I_BUCKETS = 2 * (_Q_STAGES + 3 * _MAX_STAGES)
+_Q_STAGE = 3 + BUCKETS // 2
+_I_BUCKETS = 2 * (_Q_STAGES + 3)
 # of the page of what is in flight: whether anything is, checksum of the rest; numbers; texts
 _HEAD = struct.Struct("=II")
 _NUMBERS = struct.Struct("=IIBBBxqqqqqqq")
@@ -49,7 +51,6 @@ _TEXTS = struct.Struct("=64s128s48s")
 _MODEL = _HEAD.size + _NUMBERS.size
 ACTIVITY_BYTES = _MODEL + _TEXTS.size
 IDLE = bytes(4)
-_EMPTY = bytes(PAGE)
 
 
 def routine_number(name: str) -> int | None:
@@ -76,29 +77,38 @@ def bucket(microseconds: int) -> int:
 class Record:
     """The counters of one role and routine: those of a slot, or a sum of them."""
 
-    __slots__ = ("_body", "_bytes", "_i", "_q", "role", "routine")
+    __slots__ = ("_bytes", "_i", "_q", "_used", "_view", "role", "routine")
 
-    def __init__(self, role: int, routine: int, page: bytes = _EMPTY) -> None:
+    def __init__(self, role: int, routine: int, used: bytes = b"") -> None:
         self.role, self.routine = role, routine
-        self._bytes = bytearray(page)
-        view = memoryview(self._bytes)
-        self._q, self._i, self._body = view.cast("Q"), view.cast("I"), view[4:]
+        self._bytes = bytearray(PAGE)
+        self._bytes[: len(used)] = used
+        self._view = memoryview(self._bytes)
+        self._q, self._i = self._view.cast("Q"), self._view.cast("I")
+        self._used = max(len(used), 8 * (_Q_STAGES + _Q_STAGE))
+
+    def _at(self, stage: int) -> int:
+        at = _Q_STAGES + _Q_STAGE * stage
+        if self._used < 8 * (at + _Q_STAGE):
+            self._used = 8 * (at + _Q_STAGE)
+        return at
 
     def add(self, stage: int, microseconds: int) -> None:
         """Count one that took so long."""
-        at = _Q_STAGES + 3 * stage
-        self._q[at] += microseconds
-        if microseconds > self._q[at + 1]:
-            self._q[at + 1] = microseconds
-        at = _I_BUCKETS + BUCKETS * stage + bucket(microseconds)
-        if self._i[at] < 0xFFFFFFFF:
-            self._i[at] += 1
+        at = self._at(stage)
+        q, i = self._q, self._i
+        q[at] += microseconds
+        if microseconds > q[at + 1]:
+            q[at + 1] = microseconds
+        at = 2 * (at + 3) + bucket(microseconds)
+        if i[at] < 0xFFFFFFFF:
+            i[at] += 1
 
     def fail(self, stage: int, error: int) -> None:
         """Count a call that failed in this stage (0: in none)."""
-        self._q[_Q_STAGES + 2] += 1
+        self._q[self._at(0) + 2] += 1
         if stage:
-            self._q[_Q_STAGES + 3 * stage + 2] += 1
+            self._q[self._at(stage) + 2] += 1
         self._q[_Q_ERRORS + error] += 1
 
     def add_tokens(self, prompt: int, generated: int) -> None:
@@ -107,12 +117,19 @@ class Record:
 
     def merge(self, other: Record) -> None:
         """Add what the other has counted."""
-        for at in range(_Q_ERRORS, _I_BUCKETS // 2):
-            is_longest = at >= _Q_STAGES and (at - _Q_STAGES) % 3 == 1
-            self._q[at] = max(self._q[at], other._q[at]) if is_longest else self._q[at] + other._q[at]
-        for at in range(_I_BUCKETS, _I_BUCKETS + BUCKETS * _MAX_STAGES):
-            if other._i[at]:
-                self._i[at] = min(0xFFFFFFFF, self._i[at] + other._i[at])
+        q, i = self._q, self._i
+        for at in range(_Q_ERRORS, _Q_STAGES):
+            q[at] += other._q[at]
+        for stage in range(_MAX_STAGES):
+            at = _Q_STAGES + _Q_STAGE * stage
+            if other._used < 8 * (at + _Q_STAGE):
+                break
+            self._at(stage)
+            q[at] += other._q[at]
+            q[at + 1] = max(q[at + 1], other._q[at + 1])
+            q[at + 2] += other._q[at + 2]
+            for bucket_at in range(2 * (at + 3), 2 * (at + 3) + BUCKETS):
+                i[bucket_at] = min(0xFFFFFFFF, i[bucket_at] + other._i[bucket_at])
 
     @property
     def errors(self) -> list[int]:
@@ -126,24 +143,25 @@ class Record:
 
     def stage(self, stage: int) -> tuple[int, int, int, list[int]]:
         """Microseconds in all, the longest, failures, how many in each class of duration."""
-        at, buckets = _Q_STAGES + 3 * stage, _I_BUCKETS + BUCKETS * stage
-        return self._q[at], self._q[at + 1], self._q[at + 2], list(self._i[buckets : buckets + BUCKETS])
+        at = _Q_STAGES + _Q_STAGE * stage
+        return self._q[at], self._q[at + 1], self._q[at + 2], list(self._i[2 * (at + 3) : 2 * (at + 3) + BUCKETS])
 
-    def page(self, epoch: int) -> bytearray:
+    def page(self, epoch: int) -> memoryview:
         """As it is written."""
-        _RECORD.pack_into(self._bytes, 0, 0, self.role, self.routine, 0, epoch)
-        self._i[0] = zlib.crc32(self._body)
-        return self._bytes
+        used = self._view[: self._used]
+        _RECORD.pack_into(used, 0, 0, self._used, self.role, self.routine, epoch, 0)
+        self._i[0] = zlib.crc32(used[4:])
+        return used
 
     @classmethod
     def of_page(cls, page: bytes, epoch: int) -> Record | None:
         """None where it is damaged, half written, or of another epoch."""
-        if len(page) < PAGE:
+        if len(page) < _RECORD.size:
             return None
-        crc, role, routine, _, of_epoch = _RECORD.unpack_from(page)
-        if crc != zlib.crc32(page[4:]):
+        crc, used, role, routine, of_epoch, _ = _RECORD.unpack_from(page)
+        if not _RECORD.size <= used <= min(len(page), PAGE) or crc != zlib.crc32(page[4:used]):
             return None
-        return cls(role, routine, page) if of_epoch == epoch and routine < len(ROUTINES) else None
+        return cls(role, routine, page[:used]) if of_epoch == epoch and routine < len(ROUTINES) else None
 
 
 class Activity:

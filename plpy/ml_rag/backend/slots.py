@@ -34,8 +34,6 @@ FORMAT = 1
 RECORDS = 31
 SLOT_BYTES = PAGE * (1 + RECORDS)
 MAX_SLOTS = 4096
-#: a call that goes on for long writes its counters so often
-WRITE_SECONDS = 1.0
 
 _MAGIC = b"ml_rag%2d" % FORMAT
 _HEADER = struct.Struct("=8sqI")
@@ -146,7 +144,7 @@ class SlotFile:
         for place in range(RECORDS):
             for _ in range(3):  # its owner may just be writing it
                 page = os.pread(self._fd, PAGE, _place(slot) + PAGE * (1 + place))
-                if not page or page == _EMPTY:
+                if page == _EMPTY[: len(page)]:
                     return  # they are filled from the first one on
                 record = Record.of_page(page, epoch)
                 if record is not None:
@@ -164,7 +162,6 @@ class Slot:
         self.file, self.number = file, number
         self.activity = Activity(os.getpid())
         self._records: dict[tuple[int, int], tuple[int, Record]] = {}
-        self._unwritten: dict[tuple[int, int], float] = {}
         former = file.read_activity(number)
         for place, record in file.read_records(number, file.epoch):
             self._records[record.role, record.routine] = place, record
@@ -205,13 +202,6 @@ class Slot:
 
     def write(self, role: int, routine: int) -> None:
         self.file.write_record(self.number, *self._records[role, routine])
-        self._unwritten.pop((role, routine), None)
-
-    def write_late(self, role: int, routine: int) -> None:
-        """Write where the last time is long ago."""
-        now = time.monotonic()
-        if now > self._unwritten.setdefault((role, routine), now + WRITE_SECONDS):
-            self.write(role, routine)
 
     def follow_epoch(self) -> None:
         """Forget what was counted before a reset."""
@@ -225,7 +215,6 @@ class Slot:
     def forget(self) -> None:
         """Count from 0."""
         self._records.clear()
-        self._unwritten.clear()
 
     def give_up(self) -> None:
         """Let others have it. What is in flight goes on, and must not be taken for a call whose backend is gone."""

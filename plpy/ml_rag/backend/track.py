@@ -14,6 +14,7 @@ from typing import Any
 
 from ml_rag import __version__
 from ml_rag.backend import records, slots
+from ml_rag.backend.records import Record
 from ml_rag.backend.slots import Slot, SlotFile
 
 VERSION = __version__
@@ -24,6 +25,8 @@ RETRY_SECONDS = 2.0
 CHECK_SECONDS = 1.0
 #: rows that a statement goes through between two notes of it
 ADVANCE = 100
+#: a call that goes on for long writes its counters after so many stages
+WRITE_STAGES = 32
 #: calls inside calls
 MAX_DEPTH = 100
 #: what a call is called is an integer of PostgreSQL's
@@ -32,6 +35,7 @@ SUCCESS = "00000"
 #: class of the SQLSTATEs by which somebody ends a statement: cancelled, shut down
 _ENDS = "57"
 _OTHER = records.error_number("other")
+_DISCOVER = records.stage_number("discover")
 
 # Run under whatever search_path there is: nothing in them but names with their schema, and no operators.
 _ROLE = """
@@ -64,7 +68,7 @@ def execute(plpy: Any, statement: str) -> Any:
 class Frame:
     """A call that has begun. Those that it makes itself lie above it in the stack."""
 
-    __slots__ = ("began", "call", "model", "role", "routine", "stage", "stage_began", "started")
+    __slots__ = ("began", "call", "model", "role", "routine", "stage", "stage_began", "stages", "started")
 
     def __init__(self, call: int, role: int, routine: int) -> None:
         self.call, self.role, self.routine = call, role, routine
@@ -72,6 +76,8 @@ class Frame:
         self.started = time.time_ns() // 1000
         self.stage = 0
         self.model = ""
+        #: those that are over and not yet counted: stage, µs
+        self.stages: list[tuple[int, int]] = []
 
 
 class _State:
@@ -233,14 +239,24 @@ def stage(call: int, name: str, model: str) -> None:
         frame = _state.frames[depth]
         now = time.perf_counter_ns()
         if frame.stage:
-            slot.record(frame.role, frame.routine).add(frame.stage, (now - frame.stage_began) // 1000)
-            slot.write_late(frame.role, frame.routine)
+            frame.stages.append((frame.stage, (now - frame.stage_began) // 1000))
+            if len(frame.stages) >= WRITE_STAGES:
+                _count_stages(slot, frame)
+                slot.write(frame.role, frame.routine)
         frame.stage = records.stage_number(name)
         frame.model = model
         frame.stage_began = now
         _show(slot)
     except Exception:  # noqa: BLE001
         _fail()
+
+
+def _count_stages(slot: Slot, frame: Frame) -> Record:
+    record = slot.record(frame.role, frame.routine)
+    for number, microseconds in frame.stages:
+        record.add(number, microseconds)
+    frame.stages.clear()
+    return record
 
 
 def end(call: int, sqlstate: str) -> None:
@@ -263,7 +279,7 @@ def _pop(slot: Slot, depth: int, error: int | None) -> None:
         frame = _state.frames.pop()
         if frame is _state.progress_of:
             _state.progress_of = None
-        record = slot.record(frame.role, frame.routine)
+        record = _count_stages(slot, frame)
         if error is None:
             if frame.stage:
                 record.add(frame.stage, (now - frame.stage_began) // 1000)
@@ -305,11 +321,21 @@ def advance(call: int) -> None:
             _fail()
 
 
+def _show_safely() -> None:
+    try:
+        if _state.slot is not None:
+            _show(_state.slot)
+    except Exception:  # noqa: BLE001
+        _fail()
+
+
 def _show(slot: Slot) -> None:
     """Write what is in flight: the call that the client made, in the stage of whatever it has come to."""
     activity, frames = slot.activity, _state.frames
-    activity.in_flight = bool(frames)
-    if frames:
+    if not frames:
+        activity.in_flight = False
+    else:
+        activity.in_flight = True
         outer, inner = frames[0], frames[-1]
         if not inner.stage:
             inner = next((frame for frame in reversed(frames) if frame.stage), outer)
@@ -336,12 +362,23 @@ def innermost() -> int:
 
 
 @contextlib.contextmanager
-def alone(plpy: Any, routine: str, stage_name: str, model: str) -> Iterator[None]:
-    """A stage that may have been called by itself: then it is a call like any other.
+def waiting(plpy: Any, routine: str, stage_name: str, model: str) -> Iterator[None]:
+    """While the model server is asked in a stage. Where that was called by itself, it is a call like any other.
 
+    A call that is still at its first stage, to discover stores, embeds its question: that stage begins here, and the
+    search when it ends. Here it costs less than a call of ml_rag._stage, and most calls come this way.
     An error is told by its ``sqlstate``.
     """
     if _state.frames:
+        frame = _state.frames[-1]
+        if frame.stage == _DISCOVER and stage_name == "embed":
+            stage(frame.call, stage_name, model)
+            yield
+            stage(frame.call, "search", "")
+            return
+        if frame.model != model and frame.stage == records.stage_number(stage_name):
+            frame.model = model
+            _show_safely()
         yield
         return
     session = execute(plpy, _SESSION)[0]
