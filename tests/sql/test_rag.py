@@ -6,11 +6,12 @@ import json
 import socket
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from support.cluster import Connection, Database
 from support.hostile_server import embeddings, hostile, reply
-from support.stores import answer, as_text, create_store, error, fake_embedding, mark, retrieve, search
+from support.stores import answer, as_text, create_store, error, fake_embedding, insert, mark, retrieve, search
 
 ROWS = [
     ("a.txt", 1, 1, "one two", (1, 0, 0)),
@@ -416,11 +417,15 @@ def test_call_inside_a_transaction_block_and_a_savepoint(owner: Connection, aske
 def test_a_store_that_is_dropped_between_discovery_and_search_is_42p01(
     db: Database, owner: Connection, local_sockets: Path, named: bool
 ) -> None:
-    create_store(owner, "docs", [("d", 1, 1, "one", fake_embedding("one"))], type="vector(16)")
+    """A partitioned table: an ordinary one is held meanwhile."""
+    create_store(owner, "docs", type="vector(16)", suffix=" PARTITION BY LIST (document_id)")
+    owner.execute("CREATE TABLE docs_1 PARTITION OF docs FOR VALUES IN (1)")
+    insert(owner, "docs", [("d", 1, 1, "one", fake_embedding("one"))])
     dropper = db.connect()
+    dropper.execute("SET lock_timeout = '10s'")
 
     def handler(client: socket.socket, request: bytes) -> None:
-        # the question is embedded when the stores are known, and none of them is locked yet
+        # the question is embedded when the stores are known
         dropper.execute("DROP TABLE IF EXISTS docs")
         reply(embeddings(fake_embedding("one")))(client, request)
 
@@ -429,6 +434,29 @@ def test_a_store_that_is_dropped_between_discovery_and_search_is_42p01(
         with error("42P01", "exist") as caught:
             answer(db.connect("asker"), "one", {"vector_store": ["docs"]} if named else None)
     assert "Call again" in caught.hint
+
+
+def test_a_store_cannot_be_dropped_while_the_question_is_embedded(
+    db: Database, owner: Connection, local_sockets: Path
+) -> None:
+    create_store(owner, "docs", [("d", 1, 1, "one", fake_embedding("one"))], type="vector(16)")
+    dropper = db.connect()
+    dropper.execute("SET lock_timeout = '100ms'")
+    refused: list[str | None] = []
+
+    def handler(client: socket.socket, request: bytes) -> None:
+        try:
+            dropper.execute("DROP TABLE docs")
+        except psycopg.Error as e:
+            refused.append(e.sqlstate)
+        reply(embeddings(fake_embedding("one")))(client, request)
+
+    with hostile(local_sockets, handler) as server:
+        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+        found = answer(db.connect("asker"), "one", {"skip_generate": True})
+    assert refused == ["55P03"]
+    assert [c["segment"] for c in found["citations"]] == ["one"]
+    dropper.execute("DROP TABLE docs")
 
 
 def test_stores_that_are_dropped_between_two_stages_are_42p01(owner: Connection) -> None:
