@@ -195,6 +195,13 @@ def test_words_of_the_others_are_found_by_nobody_else(stores: Connection) -> Non
         assert both == own
 
 
+@pytest.mark.parametrize("path", ["kNN", "hybrid", "both thresholds", "everything"])
+def test_how_an_answer_came_about_tells_of_ones_own_rows(stores: Connection, path: str) -> None:
+    """Option explain: plans, candidates, thresholds; all of it but the times."""
+    call = "SELECT (ml_rag_answer(%s, %s::jsonb) -> 'explain') - 'milliseconds'"
+    assert "candidates" in same(stores, call, QUERY, options(**PATHS[path], explain=True))
+
+
 # -- stages, batches, measuring ---------------------------------------------------------------------------------------
 
 
