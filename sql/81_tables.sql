@@ -232,7 +232,7 @@ with the same key. Rows that have a result are left alone, null inputs too; rows
 computed: what failed is tried again by each call, a blank text included, which costs no model anything. Commits
 after each batch ("batch_size" rows, default 100) outside a transaction block. options: those of ml_rag.
 result: {"rows", "succeeded", "failed", "first_error"}; a row that failed holds {"error": …}.
-Errors: 22023, 42P01, 42703, 42501; 25006 read-only; 08006 model server lost, 53100 disk full: what was computed is kept
+Errors: 22023, 42P01, 3F000 no such schema, 42703, 42501; 25006 read-only; 08006 model server lost, 53100 disk full: what was computed is kept
 and the next call goes on.$$;
 
 CREATE PROCEDURE @extschema@.ml_generate_table(

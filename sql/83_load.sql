@@ -91,8 +91,9 @@ BEGIN
     'made_with_formerly', (
       SELECT coalesce(jsonb_agg(md5((_request || jsonb_build_object('embed_model_id', m.model[1]))::text)), '[]')
       FROM pg_attribute AS a
-      CROSS JOIN regexp_matches(
-        substring(col_description(store, a.attnum) FROM 'GENAI_OPTIONS=([^ \t\n\r\f\v]*)'),
+      -- what follows the model that ml_rag._marked_model reads, to the end of the marker
+      CROSS JOIN regexp_matches(substring(col_description(store, a.attnum) FROM
+          'GENAI_OPTIONS=[^ \t\n\r\f\v]*?EMBED_MODEL_ID=[^,; \t\n\r\f\v]+([^ \t\n\r\f\v]*)(?=[ \t\n\r\f\v]|$)'),
         'REEMBEDDED_FROM=([^,;]+)', 'g') AS m (model)
       WHERE a.attrelid = store AND a.attname = 'segment_embedding'));
 END

@@ -12,7 +12,7 @@ from psycopg import sql
 from support.cluster import Connection, Database
 from support.keywords import assert_exact
 from support.models_server import ModelsServer, embedding, models
-from support.stores import create_store, error, fake_embedding, ident, names, search
+from support.stores import create_store, error, fake_embedding, ident, mark, names, search
 
 __all__ = ["models"]
 
@@ -183,6 +183,35 @@ def test_columns_of_other_names(owner: Connection, models: ModelsServer) -> None
     assert marker_of(owner, '"My Texts"', "E 1") == (
         "kept GENAI_OPTIONS=EMBED_MODEL_ID=narrow,REEMBEDDED_FROM=fake-embed;X=1 kept too"
     )
+
+
+@pytest.mark.parametrize(
+    ("comment", "afterwards"),
+    [
+        (
+            "{}EMBED_MODEL_ID=fake-embed,EMBED_MODEL_ID=x",
+            "{}EMBED_MODEL_ID=narrow,REEMBEDDED_FROM=fake-embed,EMBED_MODEL_ID=x",
+        ),
+        ("{}A {}EMBED_MODEL_ID=fake-embed", "{}A {}EMBED_MODEL_ID=narrow,REEMBEDDED_FROM=fake-embed"),
+        (
+            "{}EMBED_MODEL_ID=, {}EMBED_MODEL_ID=fake-embed;B",
+            "{}EMBED_MODEL_ID=, {}EMBED_MODEL_ID=narrow,REEMBEDDED_FROM=fake-embed;B",
+        ),
+        (
+            "by hand\n{}EMBED_MODEL_ID=fake-embed\nby me",
+            "by hand\n{}EMBED_MODEL_ID=narrow,REEMBEDDED_FROM=fake-embed\nby me",
+        ),
+    ],
+)
+def test_it_changes_the_model_that_all_others_read(store: Connection, comment: str, afterwards: str) -> None:
+    mark(store, "docs", comment.replace("{}", "GENAI_OPTIONS="))
+    loaded = "SELECT ml_rag.load_document('docs', 'a', 'some words') -> 'documents'"
+    assert (store.execute(loaded).fetchone() or ({},))[0]["loaded"] == 1
+    assert reembed(store, "narrow")["switched"]
+    assert marker_of(store) == afterwards.replace("{}", "GENAI_OPTIONS=")
+    assert store.execute("SELECT embed_model_id FROM ml_rag.discover()").fetchall() == [("narrow",)]
+    # the documents have not changed, only their model
+    assert (store.execute(loaded).fetchone() or ({},))[0]["unchanged"] == 1
 
 
 def test_there_and_back_again(store: Connection) -> None:
