@@ -68,6 +68,7 @@ _TARGETS = st.sampled_from(["public.texts.answer", "public.texts.made", "public.
 #: arguments as they should be
 PLAIN_VALUES: dict[tuple[str, str], Any] = {
     ("routine", "text"): "ml_rag",
+    ("model_id", "text"): "fake-embed-wide",
     ("query", "text"): "one two",
     ("prompt", "text"): "one two",
     ("text", "text"): "one two",
@@ -84,6 +85,7 @@ PLAIN_VALUES: dict[tuple[str, str], Any] = {
 }
 VALUES: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("routine", "text"): TEXTS,
+    ("model_id", "text"): TEXTS,
     ("query", "text"): _QUERIES,
     ("prompt", "text"): _QUERIES,
     ("text", "text"): _QUERIES,
@@ -148,6 +150,7 @@ def plain_case(routine: Routine, options: Any, uri: str) -> Case:
         elif expressions := EXPRESSIONS.get((name, type_)):
             parts.append((f"{name} => {expressions[0]}", None))
         elif name not in LEFT_OUT:
+            assert name == "uri" or (name, type_) in PLAIN_VALUES, f"add argument {name} {type_} of {routine} to it"
             value = uri if name == "uri" else PLAIN_VALUES[name, type_]
             parts.append((f"{name} => %s::{type_}", (value, None)))
     return case_of(routine, parts)
