@@ -42,8 +42,7 @@ class FaultyProxy:
             self._fault(client, request, reply)
         else:
             client.sendall(reply)
-        with contextlib.suppress(OSError):  # the real server has said that it ends
-            client.shutdown(socket.SHUT_RDWR)
+            hang_up(client)  # as the real server has said in its head
 
     def _is_meant(self, request: bytes) -> bool:
         return self._path in request.split(b"\r\n")[0]
@@ -63,6 +62,11 @@ def faulty_proxy(folder: Path, behind: Path) -> Iterator[tuple[HostileServer, Fa
         yield running, proxy
 
 
+def hang_up(client: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        client.shutdown(socket.SHUT_RDWR)
+
+
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
@@ -77,20 +81,24 @@ def trickle(client: socket.socket, request: bytes, reply: bytes) -> None:
     for start in range(0, len(reply), step):
         client.sendall(reply[start : start + step])
         time.sleep(0.01)
+    hang_up(client)
 
 
 def garbage(client: socket.socket, request: bytes, reply: bytes) -> None:
     client.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 this is no HTTP\r\n\r\n" * 20)
+    hang_up(client)
 
 
 def truncate(client: socket.socket, request: bytes, reply: bytes) -> None:
     """The head and half of the body."""
     start = reply.index(b"\r\n\r\n") + 4
     client.sendall(reply[: (start + len(reply)) // 2])
+    hang_up(client)
 
 
 def closed(client: socket.socket, request: bytes, reply: bytes) -> None:
     """Not a byte."""
+    hang_up(client)
 
 
 def no_json(client: socket.socket, request: bytes, reply: bytes) -> None:
@@ -127,7 +135,7 @@ def change(numbers: Callable[[np.ndarray], np.ndarray]) -> Fault:
 def _changed(reply: dict[str, Any], numbers: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
     for item in reply.get("data", ()):
         vector = numbers(np.array(json.loads(item["embedding"]), np.float32))
-        item["embedding"] = json.dumps(vector.tolist())
+        item["embedding"] = json.dumps(vector.tolist(), separators=(",", ":"))
     for item in reply.get("results", ()):
         item["relevance_score"] = float(numbers(np.array([item["relevance_score"]], np.float32))[0])
     return reply
