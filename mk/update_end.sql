@@ -47,6 +47,11 @@ BEGIN
     DELETE FROM pg_init_privs AS i WHERE i.classoid = _object.class AND i.objoid = _oid AND i.objsubid = _sub;
     INSERT INTO pg_init_privs (objoid, classoid, objsubid, privtype, initprivs)
     SELECT _oid, _object.class, _sub, 'e', _initially WHERE _initially IS NOT NULL;
+    -- from PostgreSQL 17 on a role that stands there cannot be dropped
+    DELETE FROM pg_shdepend AS d
+    WHERE d.dbid = (SELECT b.oid FROM pg_database AS b WHERE b.datname = current_database())
+      AND d.classid = _object.class AND d.objid = _oid AND d.objsubid = _sub AND d.deptype = 'i'
+      AND NOT EXISTS (SELECT FROM aclexplode(_initially) AS i WHERE d.refobjid IN (i.grantee, i.grantor));
   END LOOP;
   PERFORM set_config('allow_system_table_mods', 'off', true);
 END

@@ -156,5 +156,5 @@ def test_a_dump_of_an_older_version_is_restored_as_the_new_one(
             assert not problems, "\n".join(problems)
             assert data(restored) == data(owner)
         finally:
-            restored.execute('DROP SCHEMA public, "Odd schema" CASCADE')
+            target.connect().execute('DROP SCHEMA IF EXISTS public, "Odd schema" CASCADE')
             content.drop_roles(owner, roles)
