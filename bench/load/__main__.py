@@ -173,7 +173,9 @@ class Run:
         self._shown = now
         lately = Counter(call.kind for call in self.calls if call.began + call.seconds > now - span)
         errors = sum(call.error is not None for call in self.calls)
-        cancels = [c.seconds for c in self.calls if c.kind.startswith("cancel") and c.error is None]
+        # those of the warm-up are not measured: a session's first calls load modules
+        since = self.begin or self.began
+        cancels = [c.seconds for c in self.calls if c.kind.startswith("cancel") and not c.error and c.began >= since]
         rates = ", ".join(
             f"{kind} {sum(n for k, n in lately.items() if k.split(':')[0] == kind) / span:.1f}/s"
             for kind in self._counts
