@@ -209,8 +209,9 @@ class ModelServer:
         try:
             yield from lines
             done = True
-        except (OSError, http.client.HTTPException) as e:
-            if isinstance(e, http.client.HTTPException) and not isinstance(e, http.client.IncompleteRead | OSError):
+        # OverflowError: of http.client, over a chunk of a size that no number of C holds
+        except (OSError, http.client.HTTPException, OverflowError) as e:
+            if not isinstance(e, http.client.IncompleteRead | OSError):
                 message = "the model server answered with something that is not HTTP"
             else:
                 message = "the model server broke off in mid-call"

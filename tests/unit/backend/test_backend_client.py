@@ -349,6 +349,15 @@ def test_a_stream_that_breaks_off(start: Callable[..., HostileServer]) -> None:
     assert client.call("GET", "/") == {"n": 1}
 
 
+def test_a_chunk_of_a_size_that_no_machine_has(start: Callable[..., HostileServer]) -> None:
+    server = start(send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"9" * 30 + b"\r\n{}\n", close=True))
+    client = connect(server.address, never)
+    with pytest.raises(ServerUnreachable, match="not HTTP"):
+        list(client.stream("/", b"", NDJSON))
+    with pytest.raises(ServerUnreachable):
+        client.call("GET", "/")
+
+
 def test_a_stream_that_breaks_off_before_its_first_line(start: Callable[..., HostileServer]) -> None:
     start_of_reply = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     server = start(send(start_of_reply, close=True))
