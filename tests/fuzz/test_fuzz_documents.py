@@ -139,6 +139,8 @@ def test_damaged_documents_end_in_a_document_or_its_error(server: RunningServer,
                 name = names[number % len(names)]
                 batch.append((f"{number}-{name}", mutated(originals[name], chance, contents)))
                 number += 1
+            if not batch:
+                break
             began = time.monotonic()
             lines = send(client, batch)
             slowest = max(slowest, time.monotonic() - began)
