@@ -209,8 +209,8 @@ class ModelServer:
         try:
             yield from lines
             done = True
-        # OverflowError: of http.client, over a chunk of a size that no number of C holds
-        except (OSError, http.client.HTTPException, OverflowError) as e:
+        # the last three are http.client's, over a chunk whose size is negative, no number of C, or more than there is
+        except (OSError, http.client.HTTPException, ValueError, OverflowError, MemoryError) as e:
             if not isinstance(e, http.client.IncompleteRead | OSError):
                 message = "the model server answered with something that is not HTTP"
             else:

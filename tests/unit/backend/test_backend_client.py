@@ -349,12 +349,13 @@ def test_a_stream_that_breaks_off(start: Callable[..., HostileServer]) -> None:
     assert client.call("GET", "/") == {"n": 1}
 
 
-def test_a_chunk_of_a_size_that_no_machine_has(start: Callable[..., HostileServer]) -> None:
-    server = start(send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"9" * 30 + b"\r\n{}\n", close=True))
-    client = connect(server.address, never)
-    with pytest.raises(ServerUnreachable, match="not HTTP"):
+@pytest.mark.parametrize("size", [b"9" * 30, b"-b2", b"ffffffffffffff"], ids=repr)
+def test_a_chunk_of_a_size_that_none_can_have(start: Callable[..., HostileServer], size: bytes) -> None:
+    first = b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"a":\r\n'
+    client = connect(start(send(first + size + b"\r\n 1}\n", close=True)).address, never)
+    with pytest.raises(ServerUnreachable, match=r"not HTTP|broke off"):
         list(client.stream("/", b"", NDJSON))
-    with pytest.raises(ServerUnreachable):
+    with pytest.raises(ServerUnreachable, match=r"not HTTP|broke off"):
         client.call("GET", "/")
 
 
