@@ -295,7 +295,8 @@ def test_whatever_options_a_routine_gets_its_errors_are_the_documented_ones(call
         account.coverage = f"{generator.coverage}, {len(takers)} routines, {run.ended['ok']} calls answered"
     if fuzzing.FULL and account.cases >= account.wanted:
         assert len(generator.reached) == sum(map(len, generator.options.values())), generator.coverage
-    assert run.ended["ok"] > account.cases / 10, run.ended
+    if account.cases >= account.wanted:  # and so not where the time was over
+        assert run.ended["ok"] > account.cases / 10, run.ended
 
 
 def tidy(connection: Connection) -> None:
