@@ -360,7 +360,7 @@ def test_the_server_is_told_of_the_cancel(behave: Callable[..., HostileServer], 
     with error("57014", ours=False):
         generate(session)
     assert server.requests
-    assert server.gone.wait(2)
+    assert server.gone.wait(30)
 
 
 def test_cancelled_inside_a_transaction_with_a_savepoint(module_db: Database) -> None:
