@@ -60,9 +60,9 @@ def server_of(address: str) -> int | None:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
+    """The processes that a process has started; none where it has ended."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    for task in Path(f"/proc/{pid}/task").glob("*"):
         try:
             found += map(int, (task / "children").read_text().split())
         except (FileNotFoundError, ProcessLookupError):
