@@ -200,6 +200,36 @@ def test_a_spoilt_file_costs_figures_and_no_answer(
     wait_until(lambda: asker.execute(embed).fetchone() and stats(asker), seconds=20)
 
 
+def files(owner: Connection) -> set[str]:
+    return {name for (name,) in owner.execute("SELECT pg_ls_dir('pg_stat_tmp')") if name.startswith("ml_rag.")}
+
+
+def test_a_slot_is_kept_where_its_backend_reads_the_file(db: Database, owner: Connection) -> None:
+    """Which closes a descriptor of it: a lock of POSIX would be gone, and the next session would count there too."""
+    run(owner, "PERFORM ml_rag._end(c);")
+    owner.execute(
+        "SELECT length(pg_read_binary_file(format('pg_stat_tmp/ml_rag.%s.1', oid)))"
+        " FROM pg_database WHERE datname = current_database()"
+    )
+    other = db.connect()
+    for connection in (other, owner, other):
+        run(connection, "PERFORM ml_rag._end(c);")
+    assert stats(owner) == {("ml_rag", "total"): (4, 0)}
+
+
+def test_the_file_of_a_dropped_database_goes_with_the_next_session(
+    cluster: Any, db: Database, owner: Connection
+) -> None:
+    with cluster.database() as other:
+        begin(other.connect())
+        (oid,) = owner.execute("SELECT oid FROM pg_database WHERE datname = %s", (other.name,)).fetchone() or (None,)
+        begin(db.connect("asker"))
+        assert f"ml_rag.{oid}.1" in files(owner)
+    assert f"ml_rag.{oid}.1" in files(owner)
+    begin(db.connect("asker"))
+    assert f"ml_rag.{oid}.1" not in files(owner)
+
+
 def test_the_file_can_be_read_by_the_server_only(owner: Connection, asker: Connection) -> None:
     begin(asker)
     mode = (

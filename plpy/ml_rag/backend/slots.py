@@ -18,7 +18,6 @@ reset.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 import struct
@@ -26,6 +25,7 @@ import time
 import zlib
 from collections.abc import Iterator
 
+from ml_rag.backend import locks
 from ml_rag.backend.records import ACTIVITY_BYTES, IDLE, PAGE, Activity, Record, error_number
 
 FOLDER = "pg_stat_tmp"
@@ -34,6 +34,7 @@ FORMAT = 1
 RECORDS = 31
 SLOT_BYTES = PAGE * (1 + RECORDS)
 MAX_SLOTS = 4096
+MAX_OID = 2**32 - 1
 
 _MAGIC = b"ml_rag%2d" % FORMAT
 _HEADER = struct.Struct("=8sqI")
@@ -60,7 +61,7 @@ class SlotFile:
             raise
 
     def close(self) -> None:
-        """Any slot of this process is given up with it: closing a file gives up all its locks."""
+        """Its locks, a slot with them, are given up too."""
         os.close(self._fd)
 
     def is_current(self) -> bool:
@@ -84,7 +85,7 @@ class SlotFile:
     def start_epoch(self, *, only_if_none: bool = False) -> int:
         """Count anew from now on. Raises OSError where another does just that and does not come to an end."""
         for _ in range(20):
-            if self._lock(0):
+            if locks.lock(self._fd, 0):
                 break
             time.sleep(0.001)
         else:
@@ -96,30 +97,20 @@ class SlotFile:
                 head = _MAGIC + struct.pack("=q", self.epoch)
                 os.pwrite(self._fd, head + struct.pack("=I", zlib.crc32(head)), 0)
         finally:
-            self._unlock(0)
+            locks.unlock(self._fd, 0)
         return self.epoch
 
     # -- slots --
 
-    def _lock(self, at: int, *, shared: bool = False) -> bool:
-        try:
-            fcntl.lockf(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB, 1, at)
-        except (BlockingIOError, PermissionError):
-            return False
-        return True
-
-    def _unlock(self, at: int) -> None:
-        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, at)
-
     def claim(self) -> int | None:
         """A slot that nobody has, now this process's; None where all are taken."""
-        return next((slot for slot in range(MAX_SLOTS) if self._lock(_place(slot))), None)
+        return next((slot for slot in range(MAX_SLOTS) if locks.lock(self._fd, _place(slot))), None)
 
     def is_owned(self, slot: int) -> bool:
-        """Whether a process other than this one owns the slot."""
-        if not self._lock(_place(slot), shared=True):
+        """Whether another, which opened the file for itself, owns the slot."""
+        if not locks.lock(self._fd, _place(slot), shared=True):
             return True
-        self._unlock(_place(slot))
+        locks.unlock(self._fd, _place(slot))
         return False
 
     def count(self) -> int:
@@ -243,5 +234,7 @@ def databases() -> Iterator[tuple[int, str]]:
     with contextlib.suppress(OSError):
         for name in os.listdir(FOLDER):
             parts = name.split(".")
-            if len(parts) == 3 and parts[0] == "ml_rag" and parts[1].isdecimal() and parts[2].isdecimal():
-                yield int(parts[1]), f"{FOLDER}/{name}"
+            if len(parts) != 3 or parts[0] != "ml_rag" or not (parts[1].isdecimal() and parts[2].isdecimal()):
+                continue
+            if (oid := int(parts[1])) <= MAX_OID:
+                yield oid, f"{FOLDER}/{name}"

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ml_rag.backend import slots, track
+from ml_rag.backend import session, slots, track
 from ml_rag.backend.records import BUCKETS, ERRORS, ROUTINES, SHORTEST, STAGES, Activity, Record, error_number
 from ml_rag.backend.slots import SlotFile
 
@@ -20,7 +20,7 @@ Interrupt = Callable[[], object]
 #: a server of many sessions has as many slots, and to add up those of thousands takes seconds
 INTERRUPT_SLOTS = 64
 
-# See the note in track: names with their schema, no operators.
+# See the note in session: names with their schema, no operators.
 _BACKENDS = """
 SELECT a.pid, a.datid::pg_catalog.int8 AS database, a.datname, a.usename, a.state,
   pg_catalog.date_part('epoch', a.query_start) AS statement, pg_catalog.pg_has_role(a.usesysid, 'USAGE') AS is_open
@@ -46,7 +46,7 @@ ActivityRow = tuple[Any, ...]
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[tuple[SlotFile, int | None] | None]:
     """A file, and this backend's own slot in it; None where there is none."""
-    own = track.own_slot()
+    own = session.own_slot()
     if own is not None and own.file.path == path and own.file.is_current():
         yield own.file, own.number  # opened once more, closing it would give up the slot
         return
@@ -79,23 +79,23 @@ def activity(plpy: Any) -> list[ActivityRow]:
         if path == slots.path_of(database):
             with contextlib.suppress(OSError):
                 found += [(database, call) for call in _in_flight(path)]
-    session = track.execute(plpy, _SESSION)[0]
-    backends = {(row["database"], row["pid"]): row for row in track.execute(plpy, _BACKENDS)}
-    roles = {row["oid"]: row for row in track.execute(plpy, _ROLES)}
-    is_utf8 = session["encoding"] == "UTF8"
+    caller = session.execute(plpy, _SESSION)[0]
+    backends = {(row["database"], row["pid"]): row for row in session.execute(plpy, _BACKENDS)}
+    roles = {row["oid"]: row for row in session.execute(plpy, _ROLES)}
+    is_utf8 = caller["encoding"] == "UTF8"
     rows: list[ActivityRow] = []
     for database, call in found:
         backend = backends.get((database, call.pid))
         if backend is None:
             continue
-        is_own = call.pid == session["pid"]
+        is_own = call.pid == caller["pid"]
         role = roles.get(call.role)
         head = (call.pid, backend["datname"], backend["usename"])
-        if not (is_own or backend["is_open"] or session["sees_all"] or (role is not None and role["is_open"])):
+        if not (is_own or backend["is_open"] or caller["sees_all"] or (role is not None and role["is_open"])):
             rows.append((*head, *[None] * 13))
             continue
         # An error may have gone by the end of its call. What began this statement, where the caller may know it:
-        statement = session["statement"] if is_own else backend["statement"]
+        statement = caller["statement"] if is_own else backend["statement"]
         over = statement is not None and round(statement * 1e6) != call.statement
         if over or backend["state"] not in ("active", "fastpath function call", "disabled", None):
             continue
@@ -145,16 +145,16 @@ def stats(plpy: Any) -> list[tuple[Any, ...]]:
     Rows: role, routine, stage, calls, errors, errors by SQLSTATE as JSON text, milliseconds in all, on average, at
     most, percentiles 50, 95, 99, tokens of prompts, generated, since (seconds since 1970).
     """
-    session = track.execute(plpy, _SESSION)[0]
+    caller = session.execute(plpy, _SESSION)[0]
     epoch = 0
     records: dict[tuple[int, int], Record] = {}
     with contextlib.suppress(OSError):
-        epoch, records = _records(slots.path_of(session["database"]), lambda: track.execute(plpy, "SELECT 1"))
-    roles = {row["oid"]: row for row in track.execute(plpy, _ROLES)}
+        epoch, records = _records(slots.path_of(caller["database"]), lambda: session.execute(plpy, "SELECT 1"))
+    roles = {row["oid"]: row for row in session.execute(plpy, _ROLES)}
     rows: list[tuple[Any, ...]] = []
     for (oid, _), record in records.items():
         role = roles.get(oid)  # None: dropped, or no role in particular
-        if role["is_open"] if role is not None else session["sees_all"]:
+        if role["is_open"] if role is not None else caller["sees_all"]:
             name = role["rolname"] if role is not None else None
             rows += [(name, *row, epoch / 1e6) for row in _stages(record)]
     return rows
@@ -196,8 +196,8 @@ def percentile(buckets: list[int], share: float, longest: int) -> float:
 
 def reset(plpy: Any) -> float:
     """Count anew from now on; the time, seconds since 1970. Raises OSError where that is not possible."""
-    path = slots.path_of(track.execute(plpy, _SESSION)[0]["database"])
-    own = track.own_slot()
+    path = slots.path_of(session.execute(plpy, _SESSION)[0]["database"])
+    own = session.own_slot()
     if own is not None and own.file.path == path and own.file.is_current():
         own.follow_epoch()
         epoch = own.file.start_epoch()

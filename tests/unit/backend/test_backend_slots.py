@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ml_rag.backend import records, slots, track, watch
+from ml_rag.backend import locks, records, session, slots, track, watch
 from ml_rag.backend.slots import FOLDER, SlotFile
 
 DATABASE = 5
@@ -35,10 +35,10 @@ class Plpy:
         self.error: str | None = None
         self.databases = [DATABASE]
 
-    def prepare(self, statement: str) -> str:
+    def prepare(self, statement: str, types: list[str] | None = None) -> str:
         return statement
 
-    def execute(self, statement: str) -> list[dict[str, Any]]:
+    def execute(self, statement: str, arguments: list[Any] | None = None) -> list[dict[str, Any]]:
         if self.error is not None:
             error = self.SPIError("canceling statement")
             error.sqlstate = self.error
@@ -49,8 +49,9 @@ class Plpy:
             return []
         if "pg_roles" in statement:
             return [{"oid": self.role, "rolname": "r", "is_open": True}]
-        if statement == track._DATABASES:
-            return [{"oid": oid} for oid in self.databases]
+        if statement == session._DROPPED:
+            assert arguments is not None
+            return [{"oid": oid} for oid in arguments[0] if oid not in self.databases]
         return [
             {
                 "oid": self.role if "quote_ident" in statement else DATABASE,
@@ -79,8 +80,8 @@ def data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def fresh() -> None:
     """As in a session that has just begun."""
     track.close()
-    track._state.__init__()  # type: ignore[misc]
-    track._plans.clear()
+    session.state.__init__()  # type: ignore[misc]
+    session._plans.clear()
 
 
 def begin(plpy: Plpy, routine: str = "ml_rag", stage: str = "", statement: float = 1000.0) -> int | None:
@@ -145,7 +146,7 @@ def test_a_reader_never_sees_half_of_a_page() -> None:
         plpy = Plpy()
         call = begin(plpy)
         assert call is not None
-        slot = track.own_slot()
+        slot = session.own_slot()
         assert slot is not None
         record = slot.record(10, 0)
         while not stop.is_set():
@@ -230,6 +231,38 @@ def test_a_process_without_a_slot_of_its_own_is_not_counted(monkeypatch: pytest.
     assert totals() == {"ml_rag": (1, 0)}
 
 
+@pytest.mark.parametrize("kernel", ["open file", "POSIX", "POSIX, unknown to Python"])
+def test_a_slot_belongs_to_one_process(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+    if kernel == "POSIX, unknown to Python":
+        monkeypatch.setattr(locks, "_OPEN_FILE", None)
+    elif kernel == "POSIX":
+        monkeypatch.setattr(locks, "_OPEN_FILE", -1)  # EINVAL, as of a kernel that is too old
+    count(Plpy())
+    path = slots.path_of(DATABASE)
+
+    def other() -> None:
+        file = SlotFile(path, create=True)
+        assert file.is_owned(0)
+        assert not file.is_owned(1)
+        assert file.claim() == 1
+
+    in_process(other)
+    session.close()
+    in_process(lambda: _assert(SlotFile(path, create=True).claim() == 0))
+
+
+def test_a_slot_stays_its_owners_where_the_file_is_opened_once_more_and_closed() -> None:
+    """As by pg_read_binary_file."""
+    count(Plpy())
+    path = slots.path_of(DATABASE)
+    with open(path, "rb") as file:
+        file.read()
+    in_process(lambda: _assert(SlotFile(path, create=True).claim() == 1))
+    call = begin(Plpy())
+    in_process(lambda: _assert([found.pid for found in watch._in_flight(path)] == [os.getppid()]))
+    assert call is not None
+
+
 def _assert(condition: bool) -> None:
     assert condition
 
@@ -241,7 +274,7 @@ def test_of_too_many_roles_those_used_longest_ago_are_counted_as_none_in_particu
     n = 3 * slots.RECORDS
     for role in range(1, n + 1):
         count(Plpy(role), role % 3 + 1, "ml_rag" if role % 2 else "ml_generate")
-    assert track.own_slot() is not None
+    assert session.own_slot() is not None
     calls = sum(role % 3 + 1 for role in range(1, n + 1))
     _, found = watch._records(slots.path_of(DATABASE))
     assert sum(sum(record.stage(0)[3]) for record in found.values()) == calls
@@ -323,7 +356,7 @@ def test_a_spoilt_file_costs_figures_and_no_call(
         in_process(lambda: count(Plpy(), 3))
         spoil(path)
     for i in range(20):
-        track._state.check_at = track._state.retry_at = 0.0
+        session.state.check_at = session.state.retry_at = 0.0
         call = begin(plpy, "ml_rag", "embed")
         if i == 5 and when == "during":
             spoil(path)
@@ -347,7 +380,7 @@ def test_a_spoilt_file_costs_figures_and_no_call(
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.ENOLCK, errno.EMFILE])
-@pytest.mark.parametrize("function", ["pwrite", "pread", "open", "fstat", "lockf"])
+@pytest.mark.parametrize("function", ["pwrite", "pread", "open", "fstat", "fcntl"])
 def test_a_system_call_that_fails_costs_figures_and_no_call(
     monkeypatch: pytest.MonkeyPatch, function: str, code: int
 ) -> None:
@@ -359,18 +392,18 @@ def test_a_system_call_that_fails_costs_figures_and_no_call(
 
     for opened in (True, False):
         with monkeypatch.context() as patch:
-            patch.setattr(slots.fcntl if function == "lockf" else slots.os, function, fail)
+            patch.setattr(locks.fcntl if function == "fcntl" else slots.os, function, fail)
             if not opened:
                 fresh()
             for _ in range(5):
-                track._state.check_at = track._state.retry_at = 0.0
+                session.state.check_at = session.state.retry_at = 0.0
                 call = begin(plpy, "ml_rag", "embed")
                 if call is not None:
                     track.stage(call, "search", "m")
                     track.progress(call, "a.b", "p", 1, 2, 0)
                     track.end(call, "57014")
                 look_at_everything()
-        track._state.check_at = track._state.retry_at = 0.0
+        session.state.check_at = session.state.retry_at = 0.0
         count(plpy, 3)  # and when the trouble is over it goes on
         assert totals()["ml_rag"][0] >= 3
 
@@ -396,24 +429,26 @@ def test_a_statement_that_is_to_end_does_end() -> None:
     plpy.error = "53200"
     assert begin(plpy) is None
     plpy.error = None
-    track._state.check_at = track._state.retry_at = 0.0
+    session.state.check_at = session.state.retry_at = 0.0
     assert begin(plpy) is not None
 
 
 def test_files_of_databases_that_are_gone_are_removed(data_directory: Path) -> None:
     folder = data_directory / FOLDER
-    old, young, known, foreign = (folder / name for name in ("ml_rag.77.1", "ml_rag.78.1", "ml_rag.79.9", "pgss.77.1"))
-    for path in (old, young, known, foreign):
-        path.write_bytes(b"")
-    for path in (old, known, foreign):
-        os.utime(path, (0, 0))
+    gone, known, own = ("ml_rag.77.1", "ml_rag.77.9"), ("ml_rag.79.1", "ml_rag.79.9"), ("ml_rag.5.9",)
+    others = ("pgss.77.1", "ml_rag.77", "ml_rag.77.1.old", "ml_rag.x.1", f"ml_rag.{2**32}.1")
+    for name in (*gone, *known, *own, *others):
+        (folder / name).write_bytes(b"")
     plpy = Plpy()
     plpy.databases += [79]
     count(plpy)
-    assert not old.exists()
-    assert young.exists()
-    assert known.exists()
-    assert foreign.exists()
+    assert {path.name for path in folder.iterdir()} == {*known, *own, *others, "ml_rag.5.1"}
+    # not the first session of this database alone: any that is new
+    (folder / gone[0]).write_bytes(b"")
+    count(plpy)
+    in_process(lambda: count(plpy))
+    assert not (folder / gone[0]).exists()
+    assert totals() == {"ml_rag": (3, 0)}
 
 
 def test_the_file_is_nobody_elses_to_read(data_directory: Path) -> None:
@@ -452,7 +487,7 @@ def test_calls_inside_calls_have_a_bound() -> None:
 def test_a_session_of_more_calls_than_an_integer_counts_goes_on() -> None:
     plpy = Plpy()
     count(plpy)
-    track._state.last_call = track.MAX_CALL - 1
+    session.state.last_call = track.MAX_CALL - 1
     assert begin(plpy) == track.MAX_CALL
     assert begin(plpy) == 1
 
@@ -479,7 +514,7 @@ def test_progress_of_a_call_inside_one_that_tells_of_its_own_is_not_shown() -> N
 
 def test_what_is_loaded_ahead_of_a_call_is_little() -> None:
     """A call that needs no model must not wait for what talks to models."""
-    names = {"ml_rag.backend.track", "ml_rag.backend.slots", "ml_rag.backend.records"}
+    names = {f"ml_rag.backend.{name}" for name in ("track", "session", "slots", "locks", "records")}
     source = "".join(Path(importlib.import_module(name).__file__ or "").read_text() for name in names)
     for module in ("http", "socket", "json", "ssl", "bridge", "client"):
         assert f"import {module}" not in source
