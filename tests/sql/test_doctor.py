@@ -28,6 +28,16 @@ def test_a_working_chain_is_found_in_order(owner: Connection, db: Database) -> N
     assert found["retrieval"]["found"] == "1 vector stores, 1 segment found"
     assert found["embedding"]["found"].startswith("16 dimensions")  # type: ignore[attr-defined]
     assert str(found["keyword search"]["found"]).startswith("numpy ")
+    assert found["document parsers"]["ok"]
+
+
+def test_parsers_that_are_less_confined_are_told_and_are_no_error() -> None:
+    missing = {"view of the file system": "no Landlock: Function not implemented"}
+    finding = doctor.parsers({"parsers": {"confined": False, "missing": missing}})
+    assert (finding.ok, finding.found) == (True, "no view of the file system (no Landlock: Function not implemented)")
+    assert "docs/operations.md" in finding.hint
+    assert doctor.parsers({"parsers": {"confined": True, "missing": {}}}).found == "confined"
+    assert "not known" in doctor.parsers({"parsers": {"confined": None, "missing": {}}}).found
 
 
 def test_a_server_without_numpy_is_told_what_to_install(db: Database) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import json
 import os
+import platform
 import resource
 import signal
 import socket
@@ -70,6 +71,9 @@ def parse(name: str, content: bytes, **options: Any) -> Document:
     return Document("orders", [Block(content.decode())], {"name": name, **options})
 
 
+CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine(), -1)
+
+
 def attempt(action: Callable[[], object]) -> str | None:
     """The name of the error it fails with, or None."""
     try:
@@ -77,6 +81,46 @@ def attempt(action: Callable[[], object]) -> str | None:
     except OSError as error:
         return errno.errorcode.get(error.errno or 0, repr(error))
     return None
+
+
+def namespace(call: str) -> int:
+    """The exit status of a process that asks for a namespace of its own: this one may be the tests'."""
+    command = [sys.executable, "-c", f"import ctypes, os; os._exit({call} < 0)"]
+    return subprocess.run(command, capture_output=True, check=False).returncode
+
+
+def give_limits(process: int) -> None:
+    resource.prlimit(process, resource.RLIMIT_CORE, resource.prlimit(process, resource.RLIMIT_CORE))
+
+
+def tampering(file: Path, libc: ctypes.CDLL) -> dict[str, Any]:
+    """What this process may do to a file by its name: nothing of it needs the file to be opened."""
+    name, here = os.fsencode(file), ctypes.c_int(-100)
+
+    def checked(result: int) -> None:
+        if result < 0:
+            raise OSError(ctypes.get_errno(), "")
+
+    def shared_memory() -> None:
+        checked(found := libc.shmget(0, 4096, 0o1600))
+        libc.shmctl(found, 0, None)
+
+    with tempfile.NamedTemporaryFile() as own:
+        return {
+            "chmod": attempt(lambda: os.chmod(file, 0o640)),
+            "fchmodat": attempt(lambda: checked(libc.fchmodat(here, name, 0o640, 0))),
+            "fchmodat2": attempt(lambda: checked(libc.syscall(452, here, name, 0o640, 0))),
+            "chmod of an open file": attempt(lambda: os.fchmod(own.fileno(), 0o777)),
+            "chown": attempt(lambda: os.chown(file, os.getuid(), os.getgid())),
+            "lchown": attempt(lambda: os.lchown(file, os.getuid(), os.getgid())),
+            "times": attempt(lambda: os.utime(file, (1, 1))),
+            "attribute": attempt(lambda: os.setxattr(file, "user.a", b"a")),
+            "attribute, a newer call": attempt(lambda: checked(libc.syscall(463, here, name, 0, b"user.a", None, 0))),
+            "no attribute": attempt(lambda: os.removexattr(file, "user.a")),
+            "length": attempt(lambda: os.truncate(file, file.stat().st_size)),
+            "shared memory": attempt(shared_memory),
+            "/bin/chmod": subprocess.run(["/bin/chmod", "640", str(file)], capture_output=True, check=False).returncode,
+        }
 
 
 def confined(facts: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +152,7 @@ def confined(facts: dict[str, Any]) -> dict[str, Any]:
             own.write(b"a")
 
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {
+    return tampering(file, libc) | {
         "tcp": attempt(lambda: connect(socket.AF_INET, ("127.0.0.1", facts["tcp"]))),
         "unix": attempt(lambda: connect(socket.AF_UNIX, facts["unix"])),
         "ptrace": attempt(attach),
@@ -130,6 +174,11 @@ def confined(facts: dict[str, Any]) -> dict[str, Any]:
         "limits": {
             name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in ("CORE", "FSIZE", "NOFILE")
         },
+        "capabilities": {name: int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")},
+        "limits of another": attempt(lambda: give_limits(facts["server"])),
+        "priority of another": attempt(lambda: os.setpriority(0, facts["server"], os.getpriority(0, facts["server"]))),
+        "namespace": namespace("ctypes.CDLL(None).unshare(0x10000000)"),  # CLONE_NEWUSER
+        "namespace by clone": namespace(f"ctypes.CDLL(None).syscall({CLONE}, 0x10000000 | 17, 0, 0, 0, 0)"),
         "no_new_privs": status["NoNewPrivs"].strip(),
         "seccomp": status["Seccomp"].strip(),
         "dumpable": libc.prctl(3, 0, 0, 0, 0),

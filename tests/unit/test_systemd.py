@@ -73,6 +73,6 @@ def test_a_parser_may_still_confine_itself() -> None:
     """What ml_rag.ingest.confine asks of the kernel must not be among what the unit forbids."""
     unit = service()
     assert set(unit["RestrictNamespaces"].split()) == {"user", "net"}
-    landlock = {f"landlock_{call}" for call in ("create_ruleset", "add_rule", "restrict_self")}
-    assert landlock <= set(unit["SystemCallFilter"].split())
+    calls = {"capset", *(f"landlock_{call}" for call in ("create_ruleset", "add_rule", "restrict_self"))}
+    assert calls <= set(unit["SystemCallFilter"].split())
     assert unit["OOMPolicy"] == "continue"

@@ -26,7 +26,7 @@ OLDEST_PGVECTOR = (0, 8)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found. ``hint`` says what to do where ``ok`` is false."""
+    """What one check found. ``hint`` says what to do where ``ok`` is false, what could be better where it is true."""
 
     check: str
     ok: bool
@@ -58,11 +58,12 @@ def run(name: str, check: Callable[[], str]) -> Finding:
 
 
 def check_server(address: str) -> Iterator[Finding]:
-    """The model server, seen from here: reachable, and of this version."""
+    """The model server, seen from here: reachable, of this version, its document parsers confined."""
     server = ModelServer(address, lambda: None)
+    reply: dict[str, Any] = {}
 
     def health() -> str:
-        reply = server.call("GET", "/healthz")
+        reply.update(server.call("GET", "/healthz"))
         if reply.get("version") != __version__:
             raise CheckFailed(
                 f"version {reply.get('version')}, this command is {__version__}", "Restart the model server."
@@ -75,6 +76,18 @@ def check_server(address: str) -> Iterator[Finding]:
         hint = "Run this as the model server's user, as root, or as a user in allowed_users of its configuration."
         finding = Finding(finding.check, False, finding.found, hint)
     yield finding
+    if finding.ok:
+        yield parsers(reply)
+
+
+def parsers(health: dict[str, Any]) -> Finding:
+    """How far the kernel lets document parsers be confined; less than all of it is told, and is no error."""
+    found: dict[str, Any] = health.get("parsers") or {}
+    if missing := found.get("missing"):
+        why = "; ".join(f"no {what} ({why})" for what, why in missing.items())
+        return Finding("document parsers", True, why, "docs/operations.md, Document parsers, says what that means.")
+    confined = found.get("confined")
+    return Finding("document parsers", True, "confined" if confined else "not known yet whether they are confined")
 
 
 def _value(connection: psycopg.Connection, query: LiteralString, *parameters: object) -> Any:
@@ -245,7 +258,9 @@ def doctor(ctx: click.Context, dsn: str, as_json: bool) -> None:
             found = Text(finding.found)
             if finding.hint:
                 found.append(f"\n{finding.hint}", style="bold")
-            mark = Text("ok", style="green") if finding.ok else Text("WRONG", style="bold red")
+            mark = Text("WRONG", style="bold red")
+            if finding.ok:
+                mark = Text("note", style="yellow") if finding.hint else Text("ok", style="green")
             table.add_row(mark, finding.check, found)
         Console(width=None if sys.stdout.isatty() else 120).print(table)
     ctx.exit(0 if all(finding.ok for finding in findings) else 1)

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
-import platform
 import resource
 import signal
 from pathlib import Path
 
-from ml_rag.ingest.landlock import confine_files
+from ml_rag.ingest.landlock import ABI_OF_SIGNALS, confine_files
+from ml_rag.ingest.seccomp import filter_calls
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
-_PR_SET_SECCOMP = 22
+_PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
-_SECCOMP_MODE_FILTER = 2
+_CAPABILITY_VERSION_3 = 0x20080522
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
 
@@ -31,24 +32,9 @@ MOST_DESCRIPTORS = 128
 #: bytes of a file it may write: an OCR program gets a page as a file
 MOST_FILE_BYTES = 512 * 1024 * 1024
 
-#: machine -> (AUDIT_ARCH, calls that fail with EPERM): socket, connect, ptrace, process_vm_readv, process_vm_writev,
-#: io_uring_setup (which opens sockets too), pidfd_getfd (which takes the descriptors of others). A socket in the file
-#: system, as PostgreSQL's, is in no network namespace.
-_CALLS = {
-    "x86_64": (0xC000003E, (41, 42, 101, 310, 311, 425, 438)),
-    "aarch64": (0xC00000B7, (198, 203, 117, 270, 271, 425, 438)),
-}
-_X32_BIT = 0x40000000
-_LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1  # EPERM
 
-
-class _Instruction(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint16), ("yes", ctypes.c_uint8), ("no", ctypes.c_uint8), ("k", ctypes.c_uint32))
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_uint16), ("instructions", ctypes.POINTER(_Instruction)))
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
 
 
 def _prctl(option: int, *values: object) -> None:
@@ -65,7 +51,8 @@ def hide() -> None:
 def confine() -> dict[str, str]:
     """Confine this process, which must have one thread. What the kernel refused -> why.
 
-    Keys: ``network namespace``, ``view of the file system``, ``system call filter``; the rest is never refused.
+    Keys: ``network namespace``, ``drop of capabilities``, ``view of the file system``, ``bound on signals``,
+    ``system call filter``; the rest is never refused.
     """
     refused = {}
     with contextlib.suppress(OSError):  # where there is no /proc
@@ -75,15 +62,21 @@ def confine() -> dict[str, str]:
         _leave_network()
     except OSError as error:
         refused["network namespace"] = str(error)
+    try:
+        _drop_capabilities()
+    except OSError as error:
+        refused["drop of capabilities"] = str(error)
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     hide()
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     try:
-        confine_files()
+        abi = confine_files()
+        if abi < ABI_OF_SIGNALS:
+            refused["bound on signals"] = f"Landlock has version {abi} here, {ABI_OF_SIGNALS} is needed (Linux 6.12)"
     except OSError as error:
-        refused["view of the file system"] = str(error)
+        refused["view of the file system"] = refused["bound on signals"] = f"no Landlock: {error}"
     try:
-        _filter_calls()
+        filter_calls()
     except OSError as error:
         refused["system call filter"] = str(error)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -107,21 +100,22 @@ def _leave_network() -> None:
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
 
 
-def _filter_calls() -> None:
-    """Make the calls of ``_CALLS`` fail, here and in every program started from here."""
-    if platform.machine() not in _CALLS:
-        raise OSError(f"not known for {platform.machine()}")
-    architecture, calls = _CALLS[platform.machine()]
-    last = 4 + len(calls) + 1  # the place of the line that refuses; a jump counts the lines it leaps over
-    lines = [
-        (_LOAD, 0, 0, 4),  # the architecture the call was made for
-        (_JUMP_IF_EQUAL, 0, last - 2, architecture),
-        (_LOAD, 0, 0, 0),  # the number of the call
-        (_JUMP_IF_AT_LEAST, last - 4, 0, _X32_BIT),
-        *((_JUMP_IF_EQUAL, last - place - 1, 0, number) for place, number in enumerate(calls, start=4)),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _REFUSE),
-    ]
-    instructions = (_Instruction * len(lines))(*(_Instruction(*line) for line in lines))
-    program = _Program(len(lines), instructions)
-    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program))
+def _drop_capabilities() -> None:
+    """A user namespace of one's own comes with all of them in it; root has them anyway. Raises OSError."""
+    # what programs started from here could get back; refused to who has no capability, and then there is nothing to get
+    capability = 0
+    while _libc.prctl(_PR_CAPBSET_DROP, *map(ctypes.c_ulong, (capability, 0, 0, 0))) == 0:
+        capability += 1
+    header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
+    nothing = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; of 32 each, twice
+    if _libc.capset(ctypes.byref(header), nothing) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def main() -> None:
+    """Tell, as JSON, what the kernel refuses here: for the model server, which has not started a parser yet."""
+    print(json.dumps(confine()))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,8 @@
 
 Landlock (Linux 5.13 and newer), by ctypes; nobody needs a privilege for it. A process that is confined so, and whatever
 it starts, cannot open another file even where its user may: not the model server's configuration with its keys, not a
-database's files. From Linux 6.7 on it cannot use TCP either, from 6.12 on it cannot signal other processes.
+database's files. From Linux 6.7 on it cannot use TCP either, from 6.12 on it cannot signal other processes. What it
+leaves open (modes, owners, times, attributes, before 6.2 the length of files) is ``ml_rag.ingest.seccomp``'s.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _ALL_ACCESSES = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
 _LATEST_ACCESSES = (1 << 16) - 1  # from 5 on
 _TCP = 0b11  # bind, connect; from ABI 4 on
-_SCOPED = 0b11  # abstract unix sockets, signals; from ABI 6 on
+_SCOPED = 0b11  # abstract unix sockets, signals
+ABI_OF_SIGNALS = 6
 
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _WRITE = _READ | _WRITE_FILE | _TRUNCATE | _REMOVE_FILE | _REMOVE_DIR | _MAKE_REG | _MAKE_DIR | _REFER
@@ -79,15 +81,16 @@ def readable() -> Iterator[str]:
         yield str(Path(program).resolve().parents[1])
 
 
-def restrict(read: Iterable[str], write: Iterable[str]) -> None:
+def restrict(read: Iterable[str], write: Iterable[str]) -> int:
     """Let this process, which must have one thread and no_new_privs, open nothing but what lies below these paths.
 
-    Paths that do not exist are left out. Raises OSError where the kernel knows no Landlock.
+    Paths that do not exist are left out. Returns the version of the kernel's Landlock ABI. Raises OSError where it has
+    none.
     """
     abi = version()
     handled = _ALL_ACCESSES.get(abi, _LATEST_ACCESSES)
     attributes = _Ruleset(handled, _TCP, _SCOPED)
-    size = 24 if abi >= 6 else 16 if abi >= 4 else 8
+    size = 24 if abi >= ABI_OF_SIGNALS else 16 if abi >= 4 else 8
     ruleset = _call(_CREATE_RULESET, ctypes.byref(attributes), size, 0)
     try:
         for path in read:
@@ -97,6 +100,7 @@ def restrict(read: Iterable[str], write: Iterable[str]) -> None:
         _call(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
+    return abi
 
 
 def _allow(ruleset: int, path: str, access: int) -> None:
@@ -111,6 +115,6 @@ def _allow(ruleset: int, path: str, access: int) -> None:
             os.close(parent)
 
 
-def confine_files() -> None:
-    """Confine this process to what a parser needs. Raises OSError where the kernel knows no Landlock."""
-    restrict(readable(), (tempfile.gettempdir(), "/dev/null"))
+def confine_files() -> int:
+    """Confine this process to what a parser needs; see ``restrict``."""
+    return restrict(readable(), (tempfile.gettempdir(), "/dev/null"))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -23,13 +22,13 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any
 
 import orjson
 
 from ml_rag.abc import Segment
 from ml_rag.errors import DocumentError, EngineFailed, MlRagError, from_json
+from ml_rag.ingest.confinement import environment, log_missing
 from ml_rag.ingest.sandbox_worker import receive, send
 from ml_rag.ingest.split import Chunking
 from ml_rag.scratch import Scratch
@@ -39,8 +38,6 @@ log = logging.getLogger("ml_rag.server")
 #: of the folders that parsers write to, in the folder for temporary files
 FOLDER_PREFIX = "ml_rag_parser_"
 DEFAULT_PARSER = "ml_rag.ingest.parse:parse"
-#: what of the server's environment a parser may see: no keys of remote models
-_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TESSDATA_PREFIX")
 #: most bytes of a parsed document that are taken from a child
 _REPLY_BYTES = 1 << 30
 
@@ -97,26 +94,14 @@ class _Lost(Exception):
         self.late = late
 
 
-@functools.cache
-def _log_refusal(what: str, why: str) -> None:
-    """Once for the life of the server, not for each child."""
-    log.warning("document parsers run without a %s of their own: %s", what, why)
-
-
 class _Child:
     """One child process. Its methods block, except ``kill``."""
 
     def __init__(self, parser: str, limits: Limits) -> None:
-        root = str(Path(__file__).resolve().parents[2])
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        # the models want the other cores
-        environment |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         #: the only place it may write to, and gone with it
         self._folder = Scratch(tempfile.gettempdir(), FOLDER_PREFIX)
-        environment["TMPDIR"] = str(self._folder.path)
         try:
-            self._start(parser, limits, environment)
+            self._start(parser, limits, environment() | {"TMPDIR": str(self._folder.path)})
         except BaseException:
             self._folder.remove()
             raise
@@ -151,7 +136,7 @@ class _Child:
                 "the document parser cannot be started", detail=f"its process ended with status {status}"
             ) from None
         for what, why in refused.items():
-            _log_refusal(what, why)
+            log_missing(what, why)
 
     def ask(self, message: dict[str, Any], deadline: float, content: IO[bytes] | bytes | None = None) -> bytes:
         """Send a request and wait for the reply. Raises ``_Lost``."""

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from ml_rag import __version__
 from ml_rag.errors import InvalidRequest, MlRagError
+from ml_rag.ingest.confinement import find_missing
 from ml_rag.server.boundary import Boundary, error_response, json_response
 from ml_rag.server.registry import Registry
 from ml_rag.server.routes import invalid, router
@@ -25,11 +26,17 @@ _ROUTER_MODULES = ("ml_rag.server.chat", "ml_rag.server.documents", "ml_rag.serv
 
 
 def create_app(registry: Registry) -> FastAPI:
-    """The application. ``app.state``: ``registry``, ``config`` (``ServerConfig``), ``started`` (monotonic seconds)."""
+    """The application. ``app.state``: ``registry``, ``config`` (``ServerConfig``), ``started`` (monotonic seconds),
+    ``parsers_miss`` (what the kernel refuses of their confinement, None while that is not known).
+    """
+
+    async def look_at_parsers(app: FastAPI) -> None:
+        app.state.parsers_miss = await find_missing()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(registry.preload()), asyncio.create_task(registry.unload_idle_forever())]
+        work = (registry.preload(), registry.unload_idle_forever(), look_at_parsers(app))
+        tasks = [asyncio.create_task(one) for one in work]
         yield
         for task in tasks:
             task.cancel()
@@ -42,6 +49,7 @@ def create_app(registry: Registry) -> FastAPI:
     app.state.registry = registry
     app.state.config = registry.catalogue.server
     app.state.started = time.monotonic()
+    app.state.parsers_miss = None
     app.include_router(router)
     for name in _ROUTER_MODULES:
         if importlib.util.find_spec(name) is not None:

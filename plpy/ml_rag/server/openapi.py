@@ -43,11 +43,17 @@ class Error(_Reply):
     error: ErrorObject
 
 
+class Parsers(_Reply):
+    confined: bool | None
+    missing: dict[str, str]
+
+
 class Health(_Reply):
     status: Literal["ok"]
     version: str
     uptime_seconds: float
     models: dict[str, Literal["loaded", "idle", "unavailable"]]
+    parsers: Parsers
 
 
 class Model(_Reply):

@@ -181,14 +181,17 @@ async def rerank(request: Request) -> Response:
 
 @router.get("/healthz")
 async def healthz(request: Request) -> Response:
-    """Whether the server is up, and which models are in memory."""
-    uptime = time.monotonic() - request.app.state.started
+    """Whether the server is up, which models are in memory, whether the parsers of documents are confined."""
+    state = request.app.state
+    uptime = time.monotonic() - state.started
+    missing: dict[str, str] | None = state.parsers_miss
     return json_response(
         {
             "status": "ok",
             "version": __version__,
             "uptime_seconds": round(uptime, 3),
             "models": {info.id: info.state for info in registry_of(request).models()},
+            "parsers": {"confined": None if missing is None else not missing, "missing": missing or {}},
         }
     )
 

@@ -19,7 +19,8 @@ from PIL import Image, ImageDraw
 
 from ml_rag.errors import DiskFull
 from ml_rag.ingest import confine, landlock
-from ml_rag.ingest.sandbox import DEFAULT_PARSER, Job, Sandbox, _log_refusal
+from ml_rag.ingest.confinement import find_missing, log_missing
+from ml_rag.ingest.sandbox import DEFAULT_PARSER, Job, Sandbox
 from ml_rag.ingest.split import Chunking
 from support import parsers
 from support.sandboxing import PLAIN, TESTS, Make, ask, fails, make
@@ -52,6 +53,14 @@ def confined(sandbox: Sandbox, facts: dict[str, Any]) -> dict[str, Any]:
 
 #: what a parser may not do to the server's files
 FILES = ("read", "listing", "write", "append", "delete")
+#: what it may not do to them without opening them, which Landlock does not look at
+TAMPERING = ("chmod", "fchmodat", "fchmodat2", "chmod of an open file", "chown", "lchown", "times", "length")
+ATTRIBUTES = ("attribute", "no attribute")
+
+
+def state(path: str) -> tuple[object, ...]:
+    found = os.stat(path)
+    return found.st_mode, found.st_uid, found.st_mtime_ns, found.st_ctime_ns, Path(path).read_text()
 
 
 def test_nothing_is_confined_out_of_the_sandbox(facts: dict[str, Any]) -> None:
@@ -59,6 +68,10 @@ def test_nothing_is_confined_out_of_the_sandbox(facts: dict[str, Any]) -> None:
     found = parsers.confined(facts)
     assert (found["tcp"], found["unix"], found["program"], found["no_new_privs"]) == (None, None, 0, "0")
     assert [found[what] for what in (*FILES, "own folder", "signal", "cat")] == [None] * 7 + [0]
+    assert {found[what] for what in TAMPERING} <= {None, "ENOSYS"}  # fchmodat2 is of Linux 6.6
+    assert {found[what] for what in ATTRIBUTES} <= {None, "ENOTSUP", "EOPNOTSUPP"}  # as the file system has it
+    others = ("limits of another", "priority of another", "shared memory")
+    assert [found[what] for what in (*others, "/bin/chmod")] == [None] * 3 + [0]
 
 
 def test_a_parser_has_no_network_no_privilege_and_no_other_process(make: Make, facts: dict[str, Any]) -> None:
@@ -78,6 +91,29 @@ def test_a_parser_has_no_network_no_privilege_and_no_other_process(make: Make, f
     }
     # standard streams, the server's socket, and the listing's own
     assert len(found["descriptors"]) == 5
+
+
+def test_a_parser_has_no_capability_and_gets_none(make: Make, facts: dict[str, Any]) -> None:
+    """Its user namespace came with all of them, and another one would."""
+    found = confined(make(), facts)
+    held = found["capabilities"]
+    if found["devices"] == ["lo"]:  # it had a namespace of its own, and so the right to drop what root could give
+        assert held["CapBnd"] == 0
+    assert {value for name, value in held.items() if name != "CapBnd"} == {0}
+    assert found["namespace"] != 0
+    assert found["namespace by clone"] != 0
+
+
+def test_a_parser_cannot_tamper_with_files_or_processes_of_its_user(make: Make, facts: dict[str, Any]) -> None:
+    """By their names, without opening them."""
+    before = state(facts["file"])
+    found = confined(make(), facts)
+    assert {found[what] for what in (*TAMPERING, *ATTRIBUTES)} == {"EPERM"}
+    assert found["attribute, a newer call"] == "ENOSYS"
+    assert found["/bin/chmod"] != 0
+    assert state(facts["file"]) == before
+    for what in ("limits of another", "priority of another", "shared memory"):
+        assert found[what] == "EPERM"
 
 
 def test_a_parser_has_no_files_but_its_own_and_its_libraries(make: Make, facts: dict[str, Any]) -> None:
@@ -143,19 +179,63 @@ def test_a_file_beyond_the_bound_is_not_written(make: Make) -> None:
     assert "File too large" in str(fails(sandbox, b"!write %d" % (confine.MOST_FILE_BYTES + 1)).detail)
 
 
+#: run before the worker: a user namespace needs one thread; other machines and older kernels
+THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+OTHER_MACHINE = "import platform; platform.machine = lambda: 'riscv64'"
+OLD_LANDLOCK = "import ml_rag.ingest.landlock as l; l.version = lambda: 2"
+NO_LANDLOCK = """
+import errno, os, ml_rag.ingest.landlock as landlock
+def version():
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+landlock.version = version
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "missing"),
+    [
+        (THREAD, {"network namespace"}),
+        (OTHER_MACHINE, {"system call filter"}),
+        (OLD_LANDLOCK, {"bound on signals"}),
+        (NO_LANDLOCK, {"view of the file system", "bound on signals"}),
+    ],
+    ids=["threads", "another machine", "an old Landlock", "no Landlock"],
+)
 def test_what_the_kernel_refuses_is_logged_once_and_parsing_goes_on(
-    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    make: Make,
+    facts: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    before: str,
+    missing: set[str],
 ) -> None:
-    # a user namespace needs one thread; this sitecustomize starts another before the worker's main
-    (tmp_path / "sitecustomize.py").write_text(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
-    )
+    usual = set(asyncio.run(find_missing()) or ())
+    folder = tmp_path / "before"  # of its own: a parser may read where its code comes from
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(before)
     sandbox = make(documents_per_worker=1)
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS}{os.pathsep}{tmp_path}")
-    _log_refusal.cache_clear()
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS}{os.pathsep}{folder}")
+    log_missing.cache_clear()
     with caplog.at_level("WARNING", "ml_rag.server"):
-        for _ in range(3):
+        for _ in range(2):
             assert ask(sandbox, b"text").segments
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "document parsers run without a network namespace of their own"
-    ]
+        found = confined(sandbox, facts)
+    told = [record.getMessage() for record in caplog.records]
+    assert {line.removeprefix("document parsers run without a ").partition(":")[0] for line in told} == usual | missing
+    assert len(told) == len(usual | missing)
+    assert asyncio.run(find_missing()) is not None
+    assert set(asyncio.run(find_missing()) or ()) == usual | missing
+    if before in (OLD_LANDLOCK, NO_LANDLOCK):
+        assert {found[what] for what in TAMPERING} == {"EPERM"}
+    if before == OLD_LANDLOCK and "view of the file system" not in usual:
+        assert {what: found[what] for what in FILES} == dict.fromkeys(FILES, "EACCES")
+    if before == NO_LANDLOCK:
+        assert found["read"] is None  # as docs/security.md says of such a kernel
+
+
+def test_whether_parsers_are_confined_is_unknown_where_no_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    assert asyncio.run(find_missing()) is None
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    assert asyncio.run(find_missing()) is None

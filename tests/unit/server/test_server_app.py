@@ -183,6 +183,7 @@ def test_health_and_metrics(ask) -> None:
     assert health["models"]["fake-embed"] == "loaded"
     assert health["models"]["fake-rerank"] == "idle"
     assert health["models"]["all_minilm_l6_v2"] == "unavailable"
+    assert set(health["parsers"]) == {"confined", "missing"}
     text = ask("GET", "/metrics").text
     for line in (
         'ml_rag_requests_total{model="fake-embed",route="/v1/embeddings",status="200"} 1.0',

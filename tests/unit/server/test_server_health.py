@@ -1,0 +1,25 @@
+"""What a running server tells about itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+
+from ml_rag.ingest.confinement import find_missing
+from ml_rag.testing import running_server
+from support.sandboxing import eventually
+
+
+def test_health_tells_whether_parsers_are_confined() -> None:
+    """Before a document has come: the server finds it out when it starts."""
+    missing = asyncio.run(find_missing())
+    assert missing is not None
+    with running_server(tcp=True) as server:
+
+        def parsers() -> dict[str, object]:
+            found: dict[str, object] = httpx.get(f"{server.url}/healthz", timeout=10).json()["parsers"]
+            return found
+
+        assert eventually(lambda: parsers()["confined"] is not None, 30)
+        assert parsers() == {"confined": not missing, "missing": missing}
