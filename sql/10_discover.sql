@@ -156,6 +156,9 @@ WITH logical AS MATERIALIZED (
     SELECT c.oid AS relid, n.nspname,
       ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
             quote_ident(c.relname)] AS names,
+      -- those of them that can be of no other relation, whatever schemas and tables somebody makes
+      ARRAY[format('%I.%I', n.nspname, c.relname), CASE WHEN concat(n.nspname, c.relname) !~ '[."]'
+                                                        THEN concat(n.nspname, '.', c.relname) END] AS full_names,
       -- quoted where two pairs of schema and table could read the same
       CASE WHEN strpos(n.nspname, '.') = 0 THEN concat(n.nspname, '.', c.relname)
            ELSE format('%I.%I', n.nspname, c.relname) END AS vector_store
@@ -196,7 +199,8 @@ CROSS JOIN LATERAL (
 ) AS c
 WHERE (m.embed_model_id IS NOT NULL OR $6 AND $1 IS NOT NULL)
   AND ($5 IS NULL OR m.embed_model_id = $5 OR m.embed_model_id IS NULL)
-  AND ($1 IS NOT NULL OR ml_rag._is_harmless(m.relid))
+  -- a table's name alone could be meant for another's
+  AND (coalesce($1 && m.full_names, false) OR ml_rag._is_harmless(m.relid))
   AND c.segment IS NOT NULL AND c.embedding_selectable
   -- a column that was named is also a condition
   AND (NOT coalesce($4 ? 'document_name', false) OR c.document_name IS NOT NULL)
@@ -215,7 +219,8 @@ A vector store is a relation with the mapped columns, a vector or halfvec column
 GENAI_OPTIONS=EMBED_MODEL_ID=<model id>, and SELECT granted to the caller. Of a role that is neither a superuser nor the
 owner of the database nor one the caller is a member of, views, foreign tables and tables that can run code when they are
 read (by policies, column types, expressions of indexes, statistics, constraints or partition keys) must be named in
-vector_store: it would run with the caller's rights. For a superuser each relation of such a role must be named.$$;
+vector_store with their schema: it would run with the caller's rights. For a superuser each relation of such a role must
+be.$$;
 
 CREATE FUNCTION ml_rag._why_not(relation oid, options jsonb, OUT reason text, OUT hint text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
@@ -236,7 +241,9 @@ DECLARE
 BEGIN
   SELECT c.oid, c.relispopulated, n.nspname, format('%I.%I', n.nspname, c.relname) AS full_name,
     ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
-          quote_ident(c.relname)] AS names
+          quote_ident(c.relname)] AS names,
+    ARRAY[format('%I.%I', n.nspname, c.relname), CASE WHEN concat(n.nspname, c.relname) !~ '[."]'
+                                                      THEN concat(n.nspname, '.', c.relname) END] AS full_names
   INTO _relation
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _why_not.relation;
   IF ml_rag._texts(options -> 'exclude_vector_store') && _relation.names THEN
@@ -283,9 +290,11 @@ BEGIN
   ELSIF _model <> options ->> 'embed_model_id' THEN
     reason := format('It holds vectors of model %s, and the call is for %s.', _model, options ->> 'embed_model_id');
     hint := 'Leave "embed_model_id" out, or name stores of one model.';
-  ELSIF NOT options ? 'vector_store' AND NOT ml_rag._is_harmless(relation) THEN
+  ELSIF NOT coalesce(ml_rag._texts(options -> 'vector_store') && _relation.full_names, false)
+    AND NOT ml_rag._is_harmless(relation) THEN
     reason := 'It is another role''s, and to read it could run that role''s code.';
-    hint := 'Name it in "vector_store" where that role is to be trusted.';
+    hint := format('Name it with its schema in "vector_store", "%s", where that role is to be trusted.',
+      _relation.full_name);
   ELSE
     -- the checks above are those of ml_rag.discover one by one; where they pass it has an integer-less segment_number
     reason := 'A column that "vector_store_columns" names has the wrong type.';
@@ -361,7 +370,8 @@ BEGIN
     IF _model IS NULL AND cardinality(_models) > 1 AND ml_rag._needs_embedding($1) THEN
       RAISE EXCEPTION USING ERRCODE = '22023',
         MESSAGE = 'the vector stores named were made with different embedding models',
-        DETAIL = format('Models: %s.', array_to_string(_models, ', ')),
+        DETAIL = (SELECT string_agg(format('%s: %s', s.vector_store, coalesce(s.embed_model_id, 'not said')), ', ') || '.'
+                  FROM unnest(_stores) AS s),
         HINT = 'Name one of the models in "embed_model_id", or stores of one model in "vector_store".';
     END IF;
   END IF;

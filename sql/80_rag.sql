@@ -66,7 +66,7 @@ BEGIN
       DETAIL = format('Embedding model %s; only stores that the caller may select from count.',
         coalesce(options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'))),
       HINT = 'Load documents with vector_store_load, or see SELECT * FROM ml_rag.discover() for what can be searched; '
-        'some stores of other roles must be named in "vector_store".';
+        'some stores of other roles must be named in "vector_store", with their schema.';
   END IF;
   times[1] := clock_timestamp();
   IF _query_embedding IS NULL AND ml_rag._needs_embedding(options) THEN

@@ -128,6 +128,27 @@ def test_code_in_a_store_runs_for_nobody_who_did_not_name_it(
             assert set(said) == {f"ran as {who}"}
 
 
+@pytest.mark.parametrize("table", ["good", "public.good"])
+def test_a_table_that_is_called_like_another_runs_no_code(
+    db: Database, owner: Connection, attacker: Connection, table: str
+) -> None:
+    """A name without its schema, or one that two pairs of schema and table spell alike, is no word of trust."""
+    plant(attacker, PLANTS["view"])
+    attacker.execute(sql.SQL("ALTER VIEW own.docs RENAME TO {}").format(sql.Identifier(table)))
+    plant_name = attacker.execute("SELECT format('own.%%I', %s::text)", (table,)).fetchone()[0]
+    for connection in (db.connect("asker"), db.connect()):
+        said = ran_as(connection)
+        document = retrieve(connection, (1, 0, 0), vector_store=[table])
+        assert (document["vector_store"], [c["segment"] for c in document["citations"]]) == (["public.good"], ["good"])
+        with error("P0002", "no vector store found"):
+            retrieve(connection, (1, 0, 0), vector_store=[table], schema=["own"])
+        assert any("is no vector store that this call can search" in line for line in said)
+        assert not any("ran as" in line for line in said)
+        # it can be named all the same
+        assert retrieve(connection, (1, 0, 0), vector_store=[plant_name])["citations"][0]["segment"] == "planted"
+        assert any("ran as" in line for line in said)
+
+
 @pytest.mark.parametrize("how", ORDINARY)
 def test_ordinary_tables_of_another_role_are_found_unasked(db: Database, attacker: Connection, how: str) -> None:
     plant(attacker, ORDINARY[how])
