@@ -1,0 +1,86 @@
+"""The engine for remote endpoints against one that wants to fill its memory or lead it elsewhere."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from ml_rag.abc import Sampling
+from ml_rag.errors import EngineFailed
+from ml_rag.server.engines import openai_endpoint as endpoint_module
+from support.remote_endpoint import (
+    RemoteEndpoint,
+    endless,
+    engine_for,
+    never,
+    piece,
+    remote,
+    replies,
+    streams,
+    text_of,
+)
+
+__all__ = ["engine_for", "remote"]
+
+
+EVENT = b"data: " + json.dumps(piece("word " * 1000)).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [(b"", EVENT * 20), (b"data: ", b"a" * 65536), (b"", b": ping\n" * 9000)],
+    ids=["text", "line", "comments"],
+)
+def test_a_stream_without_end_is_given_up(remote, engine_for, start, more):
+    remote.replies = [endless(start, more)]
+    with pytest.raises(EngineFailed, match="nonsense") as caught:
+        text_of(engine_for(remote.url, "generate"), Sampling(max_tokens=8))
+    assert "longer than anything" in caught.value.detail
+
+
+def test_a_reply_or_a_refusal_without_end_is_given_up(remote, engine_for, monkeypatch):
+    monkeypatch.setattr(endpoint_module, "MAX_REPLY_BYTES", 1 << 20)
+    remote.replies = [endless(b'{"data": [', b" " * 65536)]
+    engine = engine_for(remote.url, "embed", dimensions=2)
+    with pytest.raises(EngineFailed, match="nonsense"):
+        engine.embed(["a"], never)
+    remote.replies = [replies(400, b"no " * 1_000_000)]
+    with pytest.raises(EngineFailed, match="remote model failed") as caught:
+        engine.embed(["a"], never)
+    assert len(caught.value.detail) < 1100
+
+
+def test_nothing_is_unpacked(remote, engine_for):
+    """A few kilobytes could become gigabytes."""
+    packed = gzip.compress(json.dumps({"data": [{"index": 0, "embedding": [1.0, 2.0]}]}).encode())
+    remote.replies = [replies(200, packed, Content_Encoding="gzip")]
+    with pytest.raises(EngineFailed, match="nonsense") as caught:
+        engine_for(remote.url, "embed", dimensions=2).embed(["a"], never)
+    assert "compressed" in caught.value.detail
+    assert remote.headers[0]["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_no_redirect_is_followed(remote, engine_for, status):
+    """The key would go to an address that the administrator did not write down."""
+    other = RemoteEndpoint()
+    other.replies = [streams(piece("elsewhere", "stop"), "[DONE]")]
+    remote.replies = [replies(status, b"", Location=f"{other.url}/chat/completions")]
+    try:
+        with pytest.raises(EngineFailed, match="remote model failed"):
+            text_of(engine_for(remote.url, "generate"))
+        assert other.requests == []
+    finally:
+        other.server.shutdown()
+        other.server.server_close()
+
+
+def test_json_that_is_nested_without_end_is_nonsense(remote, engine_for):
+    remote.replies = [streams("[" * 100_000)]
+    with pytest.raises(EngineFailed, match="nonsense"):
+        text_of(engine_for(remote.url, "generate"))
+    remote.replies = [replies(200, b"[" * 100_000)]
+    with pytest.raises(EngineFailed, match="nonsense"):
+        engine_for(remote.url, "embed", dimensions=2).embed(["a"], never)
