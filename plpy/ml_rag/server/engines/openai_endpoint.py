@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
+import time
 from collections.abc import AsyncIterator, Coroutine
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_any,
+    wait_random_exponential,
+)
 
 from ml_rag.abc import Cancelled
 from ml_rag.errors import EngineFailed, ModelUnavailable
@@ -25,16 +36,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ATTEMPTS = 4
-LONGEST_WAIT = 20.0
+LONGEST_BACKOFF = 20.0
+#: seconds that a request waits between its attempts, all together, where the endpoint says how long (Retry-After)
+LONGEST_WAIT = 60.0
 CANCEL_POLL = 0.05
 #: of a reply in one piece: the vectors of a batch of texts take a third of it at 16 000 dimensions
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 #: of a refusal
 MAX_REFUSAL_BYTES = 64 * 1024
-_RETRIED_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})
+#: what may pass, of a request that may be carried out twice
+_PASSING_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})
 _CONNECT_SECONDS = 10.0
-#: what breaks before the endpoint has a whole request
-_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.WriteError)
+#: what breaks before anything of a request is sent
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 class _Passing(Exception):
@@ -44,6 +58,16 @@ class _Passing(Exception):
         super().__init__(str(failure))
         self.failure = failure
         self.retry_after = retry_after
+
+
+def _was_refused(status: int, retry_after: float | None) -> bool:
+    """Whether the endpoint says that it did nothing about the request.
+
+    Any other failure may be that of an endpoint, or of a proxy before it, whose model was at work when it broke.
+    """
+    return status == HTTPStatus.TOO_MANY_REQUESTS or (
+        status == HTTPStatus.SERVICE_UNAVAILABLE and retry_after is not None
+    )
 
 
 class CallerGone(Exception):
@@ -113,14 +137,19 @@ class Endpoint:
         return self._loop.run_until_complete(guarded())
 
     async def open(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        """The reply to a POST, its body yet to be read; tried again after a refusal that may pass, or where it cannot
-        have been taken.
+        """The reply to a POST, its body yet to be read.
+
+        Texts to embed are sent again after what may pass. A prompt is sent again only where nobody took it or who took
+        it says that nothing was done about it: an answer costs, and what the endpoint died of would kill it again.
 
         Raises:
             EngineFailed: the endpoint refused, or cannot be reached; the detail has its own words.
         """
         attempts = AsyncRetrying(
-            stop=stop_after_attempt(ATTEMPTS), wait=_pause, retry=retry_if_exception_type(_Passing), reraise=True
+            stop=stop_any(stop_after_attempt(ATTEMPTS), _waits_too_long),
+            wait=_pause,
+            retry=retry_if_exception_type(_Passing),
+            reraise=True,
         )
         try:
             async for attempt in attempts:
@@ -131,15 +160,14 @@ class Endpoint:
         raise AssertionError("tenacity neither returned nor raised")
 
     async def _open_once(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        repeatable = path == "embeddings"
         request = self._client.build_request("POST", path, json=body)
         try:
             response = await self._client.send(request, stream=True)
         except httpx.TransportError as error:
             failure = self.failure(error)
-            harmless = path == "embeddings" and not isinstance(error, httpx.ReadTimeout)
-            if harmless or isinstance(error, _NOT_SENT):
+            if isinstance(error, _NOT_SENT) or (repeatable and not isinstance(error, httpx.ReadTimeout)):
                 raise _Passing(failure) from None
-            # it may have been taken: an answer costs, and what the endpoint died of would kill it again
             raise failure from None
         if response.is_success:
             return response
@@ -152,8 +180,10 @@ class Endpoint:
         finally:
             await response.aclose()
         failure = self.refusal(response.status_code, content)
-        if response.status_code in _RETRIED_STATUS:
-            raise _Passing(failure, _seconds(response.headers.get("retry-after")))
+        retry_after = _seconds(response.headers.get("retry-after"))
+        passing = repeatable and response.status_code in _PASSING_STATUS
+        if passing or _was_refused(response.status_code, retry_after):
+            raise _Passing(failure, retry_after)
         raise failure
 
     def failure(self, error: httpx.TransportError) -> EngineFailed:
@@ -247,16 +277,32 @@ def nonsense(what: str) -> EngineFailed:
 
 
 def _seconds(header: str | None) -> float | None:
-    try:
-        return max(0.0, float(header)) if header else None
-    except ValueError:  # a date, which hardly anybody sends
+    """Retry-After, a number of seconds or a date. None where there is none, or no sense in it."""
+    if not header:
         return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(header).timestamp() - time.time()
+        except (ValueError, OverflowError):
+            return None
+    return None if math.isnan(seconds) else max(0.0, seconds)
 
 
-_backoff = wait_random_exponential(multiplier=0.5, max=LONGEST_WAIT)
+_backoff = wait_random_exponential(multiplier=0.5, max=LONGEST_BACKOFF)
+
+
+def _asked(state: RetryCallState) -> float | None:
+    error = state.outcome.exception() if state.outcome else None
+    return error.retry_after if isinstance(error, _Passing) else None
 
 
 def _pause(state: RetryCallState) -> float:
-    error = state.outcome.exception() if state.outcome else None
-    asked = error.retry_after if isinstance(error, _Passing) else None
-    return min(asked, LONGEST_WAIT) if asked is not None else _backoff(state)
+    asked = _asked(state)
+    return _backoff(state) if asked is None else asked
+
+
+def _waits_too_long(state: RetryCallState) -> bool:
+    """Asking again before the endpoint wants it would be in vain."""
+    return state.idle_for + (_asked(state) or 0.0) > LONGEST_WAIT
