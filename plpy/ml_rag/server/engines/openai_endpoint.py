@@ -18,14 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception_type,
-    stop_after_attempt,
-    stop_any,
-    wait_random_exponential,
-)
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from ml_rag.abc import Cancelled
 from ml_rag.errors import EngineFailed, ModelUnavailable
@@ -145,12 +138,7 @@ class Endpoint:
         Raises:
             EngineFailed: the endpoint refused, or cannot be reached; the detail has its own words.
         """
-        attempts = AsyncRetrying(
-            stop=stop_any(stop_after_attempt(ATTEMPTS), _waits_too_long),
-            wait=_pause,
-            retry=retry_if_exception_type(_Passing),
-            reraise=True,
-        )
+        attempts = AsyncRetrying(stop=_is_enough, wait=_pause, retry=retry_if_exception_type(_Passing), reraise=True)
         try:
             async for attempt in attempts:
                 with attempt:
@@ -303,6 +291,6 @@ def _pause(state: RetryCallState) -> float:
     return _backoff(state) if asked is None else asked
 
 
-def _waits_too_long(state: RetryCallState) -> bool:
+def _is_enough(state: RetryCallState) -> bool:
     """Asking again before the endpoint wants it would be in vain."""
-    return state.idle_for + (_asked(state) or 0.0) > LONGEST_WAIT
+    return state.attempt_number >= ATTEMPTS or state.idle_for + (_asked(state) or 0.0) > LONGEST_WAIT
