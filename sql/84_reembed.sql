@@ -21,20 +21,27 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._reembedding(store regclass, OUT next name, OUT model_id text, OUT follows boolean)
+CREATE FUNCTION ml_rag._reembedding(store regclass, OUT next name, OUT model_id text, OUT follows boolean,
+  OUT overtaken_by name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the column that is being filled, of which model, and whether its trigger has been there and on; null = none
+-- purpose: the column that is being filled, of which model, whether its trigger has been there and on, and which other
+-- one runs after it; null = none  Calls: ml_rag._later_trigger
+DECLARE
+  _trigger name;
 BEGIN
-  SELECT a.attname, substring(col_description(store, a.attnum) FROM '^ml_rag\.reembed MODEL=(\S+)'),
-    EXISTS (SELECT FROM pg_trigger AS t
-            WHERE t.tgrelid = store AND t.tgname = concat('zz_ml_rag_reembed_', a.attnum) AND t.tgenabled = 'A')
-  INTO next, model_id, follows
+  SELECT a.attname, substring(col_description(store, a.attnum) FROM '^ml_rag\.reembed MODEL=(\S+)'), (
+    SELECT t.tgname FROM pg_trigger AS t
+    WHERE t.tgrelid = store AND t.tgname ~ format('_ml_rag_reembed_%s$', a.attnum) AND t.tgenabled = 'A'
+      AND t.tgfoid = 'ml_rag._outdate_embedding()'::regprocedure LIMIT 1)
+  INTO next, model_id, _trigger
   FROM pg_attribute AS a
   WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped
     AND col_description(store, a.attnum) ~ '^ml_rag\.reembed MODEL='
   ORDER BY a.attnum LIMIT 1;
+  overtaken_by := ml_rag._later_trigger(store, _trigger);
+  follows := _trigger IS NOT NULL AND overtaken_by IS NULL;
 END
 $$;
 
@@ -147,11 +154,13 @@ CREATE FUNCTION ml_rag._hold_reembed(store oid) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: one at a time, until the end of the transaction  Calls: ml_rag._reembed_key
+-- purpose: one at a time, until the end of the transaction  Calls: ml_rag._reembed_key, ml_rag._lock_holders
 BEGIN
   IF NOT pg_try_advisory_xact_lock(ml_rag._reembed_key(store)) THEN
     RAISE EXCEPTION USING ERRCODE = '55006', MESSAGE = format('"%s" is being re-embedded by another session', store::regclass),
-      DETAIL = 'SELECT * FROM ml_rag.progress shows how far it is.';
+      DETAIL = format('Its lock is held by session %s.',
+        coalesce(ml_rag._lock_holders(NULL, ml_rag._reembed_key(store)), 'none any more')),
+      HINT = 'SELECT * FROM ml_rag.progress shows how far it is.';
   END IF;
 END
 $$;
@@ -228,7 +237,8 @@ BEGIN
   RETURN jsonb_build_object('store', store::oid::bigint, 'name', ml_rag._full_name(store), 'call', $4, 'model', $2, 'former', _old.model_id,
     'same', _type IS NULL, 'begun', _begun.next IS NOT NULL AND _begun.follows, 'segment', _segment, 'embedding', _embedding, 'next', _next, 'type', _type,
     'pending', concat('ml_rag_reembed_', store::oid), 'dimensions', _dimensions, 'not_null', _old.attnotnull, 'batch_size', _options -> 'batch_size',
-    'switch', _options -> 'switch', 'lock_seconds', _options -> 'lock_seconds');
+    'switch', _options -> 'switch', 'lock_seconds', _options -> 'lock_seconds',
+    'lock_timeout', (SELECT s.setting::integer FROM pg_settings AS s WHERE s.name = 'lock_timeout'));
 END
 $$;
 
@@ -238,13 +248,15 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the lock of whoever re-embeds the store, or everything: that of its model, across transactions; returns the
 -- key to be unlocked. The first is free: _begin_reembed has it in this transaction.
--- Calls: ml_rag._model_key, ml_rag._reembed_key
+-- Calls: ml_rag._model_key, ml_rag._reembed_key, ml_rag._lock_too_late
 DECLARE
   _store oid := (job ->> 'store')::oid;
   _key bigint := CASE WHEN everything THEN ml_rag._model_key(_store) ELSE ml_rag._reembed_key(_store) END;
 BEGIN
   PERFORM pg_advisory_lock(_key);
   RETURN _key;
+EXCEPTION WHEN lock_not_available THEN
+  PERFORM ml_rag._lock_too_late(job, _key);
 END
 $$;
 

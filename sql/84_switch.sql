@@ -1,163 +1,107 @@
--- 84_switch: what a re-embedding changes of the table itself: the new column, its indexes, and the moment in which it
--- takes the old one's place. Each step waits for the table's lock a little and then lets the others through.
+-- 84_switch: the moment in which a re-embedding's new column takes the old one's place, and the routines that lead there.
 
-CREATE FUNCTION ml_rag._limit_lock(job jsonb, attempt integer) RETURNS void
+CREATE FUNCTION ml_rag._reembed_hindrance(job jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
+SET enable_seqscan = off
 AS $$
--- purpose: how long the calling function, which has a SET lock_timeout of its own, waits for a lock: others wait behind
--- it, so that it is little at first, and never more than the option says
-BEGIN
-  PERFORM set_config('lock_timeout', format('%sms',
-    round(1000 * least((job ->> 'lock_seconds')::numeric, 0.5 * 2 ^ least(attempt, 20)))), true);
-END
-$$;
-
-CREATE FUNCTION ml_rag._begin_column(job jsonb, attempt integer) RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-SET lock_timeout = '1s'
-AS $$
--- purpose: make column and trigger, unless a call that was stopped has; false where others use the table: try again
--- Calls: ml_rag._limit_lock, ml_rag.abandon_reembed  Writes: column, comment and trigger of the store, as the caller
+-- purpose: what keeps a store from switching, nobody being able to write to it: {"state": index (one is missing) | behind
+-- (rows without a new embedding) | failed, "failed", "first_error"}; null = nothing
+-- Calls: ml_rag._check_embedding_column, ml_rag._reembedding, ml_rag._missing_indexes, ml_rag._reembed_pending
 DECLARE
   _store regclass := (job ->> 'store')::oid;
   _relation text := ml_rag._relation_name(_store);
-  _next name := job ->> 'next';
-  _trigger name;
+  _found record;
+  _blank bigint;
 BEGIN
-  IF (job -> 'begun')::boolean THEN
-    RETURN true;
+  PERFORM ml_rag._check_embedding_column(_store, job ->> 'embedding');
+  _found := ml_rag._reembedding(_store);
+  IF _found.overtaken_by IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('a trigger was made while "%s" was re-embedded that runs after ours', _store),
+      DETAIL = format('Nobody knows which texts trigger "%s" has changed since they were embedded.', _found.overtaken_by),
+      HINT = 'CALL it again: it starts from the beginning, with a trigger that runs after that one.';
+  ELSIF NOT coalesce(_found.follows, false) THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('a trigger was dropped or switched off while "%s" was re-embedded', _store),
+      DETAIL = 'Without it nobody knows which texts have changed since they were embedded.',
+      HINT = 'CALL it again: it starts from the beginning.';
+  ELSIF EXISTS (SELECT FROM ml_rag._missing_indexes(job)) THEN
+    RETURN '{"state": "index"}';
   END IF;
-  PERFORM ml_rag._limit_lock(job, attempt);
-  PERFORM ml_rag.abandon_reembed(_store);
-  EXECUTE format('ALTER TABLE %s ADD COLUMN %I %s', _relation, _next, job ->> 'type');
-  EXECUTE format('ALTER TABLE %s ALTER COLUMN %I SET STORAGE %s', _relation, _next, (
-    SELECT CASE a.attstorage WHEN 'p' THEN 'PLAIN' WHEN 'e' THEN 'EXTERNAL' WHEN 'm' THEN 'MAIN' ELSE 'EXTENDED' END
-    FROM pg_attribute AS a WHERE a.attrelid = _store AND a.attname = job ->> 'embedding' AND NOT a.attisdropped));
-  EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _relation, _next, concat('ml_rag.reembed MODEL=', job ->> 'model'));
-  -- its name is the last one, so that it sees what other triggers have made of the row
-  _trigger := concat('zz_ml_rag_reembed_', (
-    SELECT a.attnum FROM pg_attribute AS a WHERE a.attrelid = _store AND a.attname = _next AND NOT a.attisdropped));
-  EXECUTE format('CREATE TRIGGER %I BEFORE UPDATE ON %s FOR EACH ROW '
-    'WHEN (OLD.%I::text COLLATE "C" IS DISTINCT FROM NEW.%3$I::text COLLATE "C") '
-    'EXECUTE FUNCTION ml_rag._outdate_embedding(%4$L)', _trigger, _relation, job ->> 'segment', _next);
-  -- also for what a logical replication applies
-  EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', _relation, _trigger);
-  RETURN true;
-EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-  RETURN false;
-END
-$$;
-
-CREATE FUNCTION ml_rag._missing_indexes(job jsonb) RETURNS TABLE (name name, definition text)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: indexes of the old column that the new one lacks and can have  Calls: ml_rag._kept_indexes
-DECLARE
-  _store regclass := (job ->> 'store')::oid;
-  -- pgvector's limits of hnsw and ivfflat
-  _can_have boolean := (job ->> 'dimensions')::integer <= CASE WHEN job ->> 'type' ~ 'halfvec' THEN 4000 ELSE 2000 END;
-BEGIN
-  RETURN QUERY
-    SELECT k.name, k.definition FROM ml_rag._kept_indexes(_store, job ->> 'embedding') AS k
-    WHERE _can_have AND (k.definition, k.copy) NOT IN (
-      SELECT n.definition, n.copy FROM ml_rag._kept_indexes(_store, job ->> 'next') AS n);
-END
-$$;
-
-CREATE FUNCTION ml_rag._reembed_index(job jsonb, attempt integer) RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-SET lock_timeout = '1s'
-AS $$
--- purpose: build one index that is missing: first that of the rows to be embedded, then what the old column has; returns
--- built, locked (others write to the table: try again) or null, none is missing
--- Nobody can write to the table meanwhile. An index that was built by hand, concurrently, is not missing.
--- Calls: ml_rag._limit_lock, ml_rag._missing_indexes  Writes: an index, as the caller
-DECLARE
-  _store regclass := (job ->> 'store')::oid;
-  _relation text := ml_rag._relation_name(_store);
-  _definition text;
-BEGIN
-  IF NOT EXISTS (SELECT FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid
-                 WHERE x.indrelid = _store AND x.indisvalid AND i.relname = job ->> 'pending') THEN
-    _definition := format('%I ON %s ((1)) WHERE %%1$I IS NULL', job ->> 'pending', replace(_relation, '%', '%%'));
-  ELSE
-    _definition := (SELECT m.definition FROM ml_rag._missing_indexes(job) AS m LIMIT 1);
-  END IF;
-  IF _definition IS NOT NULL THEN
-    PERFORM ml_rag._limit_lock(job, attempt);
-    EXECUTE format('LOCK TABLE ONLY %s IN SHARE MODE', _relation);
-    EXECUTE format('CREATE INDEX ' || _definition, job ->> 'next');
-    RETURN 'built';
+  _found := ml_rag._reembed_pending(job, 1);
+  IF cardinality(_found.places) > 0 THEN
+    RETURN '{"state": "behind"}';
+  ELSIF (job -> 'not_null')::boolean THEN
+    EXECUTE format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL', _relation, job ->> 'next') INTO _blank;
+    IF _blank > 0 THEN
+      RETURN jsonb_build_object('state', 'failed', 'failed', _blank,
+        'first_error', format('rows without text in a column that takes no null; '
+          'delete them, or ALTER TABLE %s ALTER COLUMN %I DROP NOT NULL', _relation, job ->> 'embedding'));
+    END IF;
   END IF;
   RETURN NULL;
-EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-  RETURN 'locked';
 END
 $$;
 
-CREATE FUNCTION ml_rag._replace_column(job jsonb) RETURNS void
+CREATE FUNCTION ml_rag._reembed_settle(job jsonb, attempt integer) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
+SET lock_timeout = '1s'
 AS $$
--- purpose: the new column becomes the store's: name, marker, indexes' names, privileges; takes no time but the lock's
--- Calls: ml_rag._kept_indexes  Writes: the table's definition, as the caller
+-- purpose: embed what has come in since, with writers held up and readers not, and switch where nobody uses the table;
+-- returns what came of it: {"state": switched | busy (there are readers: nothing is left but to switch) | locked (there are
+-- writers) | behind (too many rows) | index | failed, "written", "failed", "first_error"}. Whoever calls holds the lock of
+-- the store's model.
+-- The stronger lock is never waited for here: a reader that goes on to write waits for the lock this one holds, so that it
+-- would be a deadlock, and PostgreSQL would end the reader.
+-- Calls: ml_rag._limit_lock, ml_rag._reembed_pending, ml_rag._reembed_rows, ml_rag._reembed_hindrance,
+-- ml_rag._replace_column
 DECLARE
-  _store regclass := (job ->> 'store')::oid;
-  _relation text := ml_rag._relation_name(_store);
-  _old name := job ->> 'embedding';
-  _next name := job ->> 'next';
-  _column record;
-  _indexes jsonb;
-  _privileges jsonb;
-  _comment text;
-  _row record;
+  _most CONSTANT integer := 16;
+  _tries CONSTANT integer := 20;
+  _relation text := ml_rag._relation_name((job ->> 'store')::oid);
+  _pending record;
+  _done record;
+  _written bigint := 0;
+  _hindrance jsonb;
+  _is_free boolean;
 BEGIN
-  SELECT a.attnum, a.attnotnull, nullif(a.attstattarget, -1) AS attstattarget, a.attacl INTO _column
-  FROM pg_attribute AS a WHERE a.attrelid = _store AND a.attname = _old AND NOT a.attisdropped;
-  SELECT jsonb_agg(jsonb_build_object('new', n.name, 'old', k.name)) INTO _indexes
-  FROM ml_rag._kept_indexes(_store, _old) AS k
-  JOIN ml_rag._kept_indexes(_store, _next) AS n ON n.definition = k.definition AND n.copy = k.copy;
-  SELECT jsonb_agg(jsonb_build_object('privilege', g.privilege_type, 'grantable', g.is_grantable,
-    'role', CASE g.grantee WHEN 0 THEN 'PUBLIC' ELSE g.grantee::regrole::text END)) INTO _privileges
-  FROM aclexplode(_column.attacl) AS g;
-  -- the new model, and the one that the rows were loaded with: loads must know it, or all documents would count as changed
-  _comment := regexp_replace(regexp_replace(col_description(_store, _column.attnum),
-      '[,;]REEMBEDDED_FROM=' || regexp_replace(job ->> 'model', '\W', '\\\&', 'g') || '(?=[,; \t\n\r\f\v]|$)', ''),
-    '(GENAI_OPTIONS=[^ \t\n\r\f\v]*?EMBED_MODEL_ID=)([^,; \t\n\r\f\v]+)(?=[,; \t\n\r\f\v]|$)',
-    concat('\1', replace(job ->> 'model', '\', '\\'), ',REEMBEDDED_FROM=\2'));
-
-  EXECUTE format('DROP TRIGGER %I ON %s', concat('zz_ml_rag_reembed_', (
-    SELECT a.attnum FROM pg_attribute AS a WHERE a.attrelid = _store AND a.attname = _next AND NOT a.attisdropped)),
-    _relation);
-  -- more than one where the table comes out of a dump: there it had another number
-  EXECUTE (SELECT format('DROP INDEX %s', string_agg(format('%I.%I', n.nspname, i.relname), ', '))
-           FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid
-           JOIN pg_namespace AS n ON n.oid = i.relnamespace
-           WHERE x.indrelid = _store AND i.relname ~ '^ml_rag_reembed_\d+$');
-  EXECUTE format('ALTER TABLE %s DROP COLUMN %I', _relation, _old);
-  EXECUTE format('ALTER TABLE %s RENAME COLUMN %I TO %I', _relation, _next, _old);
-  EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _relation, _old, _comment);
-  IF _column.attnotnull THEN
-    -- enforced from now on; what is there is checked afterwards, while the table is in use
-    EXECUTE format('ALTER TABLE %s ADD CONSTRAINT ml_rag_reembed_not_null CHECK (%I IS NOT NULL) NOT VALID', _relation,
-      _old);
+  PERFORM ml_rag._check_embedding_column((job ->> 'store')::oid::regclass, job ->> 'embedding');
+  PERFORM ml_rag._limit_lock(job, attempt);
+  EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', _relation);
+  _pending := ml_rag._reembed_pending(job, _most + 1);
+  IF cardinality(_pending.places) > _most THEN
+    RETURN '{"state": "behind"}';
+  ELSIF cardinality(_pending.places) > 0 THEN
+    _done := ml_rag._reembed_rows(job, _pending.places, _pending.texts);
+    _written := _done.written;
+    IF _done.failed > 0 THEN
+      RETURN jsonb_build_object('state', 'failed', 'written', _written, 'failed', _done.failed,
+        'first_error', _done.first_error);
+    END IF;
+    -- of rows that were refused more than one attempt knows what to say: they are still pending
   END IF;
-  IF _column.attstattarget IS NOT NULL THEN
-    EXECUTE format('ALTER TABLE %s ALTER COLUMN %I SET STATISTICS %s', _relation, _old, _column.attstattarget);
+  FOR _try IN 1.._tries LOOP
+    BEGIN
+      EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE NOWAIT', _relation);
+      _is_free := true;
+    EXCEPTION WHEN lock_not_available THEN
+      _is_free := false;
+    END;
+    -- with the stronger lock again: a view, for one, can be made while there are readers
+    _hindrance := ml_rag._reembed_hindrance(job);
+    EXIT WHEN _is_free OR _hindrance IS NOT NULL;
+    PERFORM pg_sleep(0.01) WHERE _try < _tries;
+  END LOOP;
+  IF _hindrance IS NOT NULL THEN
+    RETURN _hindrance || jsonb_build_object('written', _written);
+  ELSIF _is_free THEN
+    PERFORM ml_rag._replace_column(job);
   END IF;
-  FOR _row IN SELECT i.new, i.old, n.nspname FROM jsonb_to_recordset(_indexes) AS i (new name, old name)
-    CROSS JOIN pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _store
-  LOOP
-    EXECUTE format('ALTER INDEX %I.%I RENAME TO %I', _row.nspname, _row.new, _row.old);
-  END LOOP;
-  FOR _row IN SELECT * FROM jsonb_to_recordset(_privileges) AS p (privilege text, grantable boolean, role text) LOOP
-    EXECUTE format('GRANT %s (%I) ON %s TO %s %s', _row.privilege, _old, _relation, _row.role,
-      CASE WHEN _row.grantable THEN 'WITH GRANT OPTION' END);
-  END LOOP;
+  RETURN jsonb_build_object('state', CASE WHEN _is_free THEN 'switched' ELSE 'busy' END, 'written', _written);
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+  RETURN '{"state": "locked"}';
 END
 $$;
 
@@ -165,60 +109,20 @@ CREATE FUNCTION ml_rag._reembed_switch(job jsonb, attempt integer) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 SET lock_timeout = '1s'
-SET enable_seqscan = off
 AS $$
--- purpose: embed what has come in since, and switch, in one transaction; returns what came of it:
--- {"state": switched | locked (others use the table) | behind (too many rows for a lock) | index (one is missing) |
--- failed, "written", "failed", "first_error"}. Whoever calls holds the lock of the store's model.
+-- purpose: the same where there are always readers: wait for them, and switch where nothing has come in meanwhile
 -- One lock, of the strongest kind, and nothing before it: who waits for two can be in a deadlock.
--- Calls: ml_rag._limit_lock, ml_rag._check_embedding_column, ml_rag._reembedding, ml_rag._missing_indexes,
--- ml_rag._reembed_pending, ml_rag._reembed_rows, ml_rag._replace_column
+-- Calls: ml_rag._limit_lock, ml_rag._reembed_hindrance, ml_rag._replace_column
 DECLARE
-  _most CONSTANT integer := 16;
-  _store regclass := (job ->> 'store')::oid;
-  _relation text := ml_rag._relation_name(_store);
-  _pending record;
-  _done record;
-  _written bigint := 0;
-  _blank bigint;
+  _hindrance jsonb;
 BEGIN
-  PERFORM ml_rag._check_embedding_column(_store, job ->> 'embedding');
   PERFORM ml_rag._limit_lock(job, attempt);
-  EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', _relation);
-  PERFORM ml_rag._check_embedding_column(_store, job ->> 'embedding');
-  IF NOT coalesce((ml_rag._reembedding(_store)).follows, false) THEN
-    RAISE EXCEPTION USING ERRCODE = '55000',
-      MESSAGE = format('a trigger was dropped or switched off while "%s" was re-embedded', _store),
-      DETAIL = 'Without it nobody knows which texts have changed since they were embedded.',
-      HINT = 'CALL it again: it starts from the beginning.';
+  EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', ml_rag._relation_name((job ->> 'store')::oid));
+  _hindrance := ml_rag._reembed_hindrance(job);
+  IF _hindrance IS NULL THEN
+    PERFORM ml_rag._replace_column(job);
   END IF;
-  IF EXISTS (SELECT FROM ml_rag._missing_indexes(job)) THEN
-    RETURN '{"state": "index"}';
-  END IF;
-  _pending := ml_rag._reembed_pending(job, _most + 1);
-  IF cardinality(_pending.places) > _most THEN
-    RETURN '{"state": "behind"}';
-  ELSIF cardinality(_pending.places) > 0 THEN
-    _done := ml_rag._reembed_rows(job, _pending.places, _pending.texts);
-    IF _done.failed > 0 THEN
-      RETURN jsonb_build_object('state', 'failed', 'written', _done.written, 'failed', _done.failed,
-        'first_error', _done.first_error);
-    ELSIF _done.refused > 0 THEN
-      -- more than one attempt knows what to say of them
-      RETURN jsonb_build_object('state', 'behind', 'written', _done.written);
-    END IF;
-    _written := _done.written;
-  END IF;
-  IF (job -> 'not_null')::boolean THEN
-    EXECUTE format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL', _relation, job ->> 'next') INTO _blank;
-    IF _blank > 0 THEN
-      RETURN jsonb_build_object('state', 'failed', 'written', _written, 'failed', _blank,
-        'first_error', format('rows without text in a column that takes no null; '
-          'delete them, or ALTER TABLE %s ALTER COLUMN %I DROP NOT NULL', _relation, job ->> 'embedding'));
-    END IF;
-  END IF;
-  PERFORM ml_rag._replace_column(job);
-  RETURN jsonb_build_object('state', 'switched', 'written', _written);
+  RETURN coalesce(_hindrance, '{"state": "switched"}');
 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
   RETURN '{"state": "locked"}';
 END
@@ -257,12 +161,11 @@ CREATE FUNCTION ml_rag.abandon_reembed(store regclass) RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._own_table, ml_rag._hold_reembed, ml_rag._reembedding  Writes: the table's definition, as the caller
+-- Calls: ml_rag._own_table, ml_rag._hold_reembed, ml_rag._reembedding, ml_rag._drop_reembed_triggers  Writes: the table's definition, as the caller
 DECLARE
   _relation text;
   _found boolean := false;
   _next name;
-  _trigger name;
 BEGIN
   PERFORM ml_rag._own_table(store);
   PERFORM ml_rag._hold_reembed(store);
@@ -270,12 +173,7 @@ BEGIN
   LOOP
     _next := (ml_rag._reembedding(store)).next;
     EXIT WHEN _next IS NULL;
-    FOR _trigger IN
-      SELECT t.tgname FROM pg_trigger AS t
-      WHERE t.tgrelid = store AND t.tgfoid = 'ml_rag._outdate_embedding()'::regprocedure AND NOT t.tgisinternal
-    LOOP
-      EXECUTE format('DROP TRIGGER %I ON %s', _trigger, _relation);
-    END LOOP;
+    PERFORM ml_rag._drop_reembed_triggers(store);
     EXECUTE format('ALTER TABLE %s DROP COLUMN %I', _relation, _next);
     _found := true;
   END LOOP;
@@ -369,5 +267,5 @@ result: {"vector_store", "embed_model_id", "former_embed_model_id", "segments" e
 "first_error", "switched", "seconds"}. Rows that fail keep the store from switching.
 Errors: 22023 bad option, model or table that is no vector store; 25001; 25006 read-only; 2BP01 objects that depend on
 the column; 42P01; 42501; 42701; 55000 partitioned, no table, generated columns, hidden rows, begun with another
-model, another isolation level than READ COMMITTED, its trigger switched off; 55006 another session is at it; 08006;
-53300; 57014; 38000.$$;
+model, another isolation level than READ COMMITTED, its trigger switched off or another after it; 55006 another session is at it;
+55P03 lock_timeout: what was done is kept; 08006; 53300; 57014; 38000.$$;

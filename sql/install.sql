@@ -31,6 +31,7 @@
 \i 81_tables.sql
 \i 82_store.sql
 \i 83_load.sql
+\i 84_column.sql
 \i 84_index.sql
 \i 84_reembed.sql
 \i 84_switch.sql

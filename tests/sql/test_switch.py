@@ -54,6 +54,109 @@ def test_a_reader_that_takes_its_time_is_waited_for(db: Database, store: Connect
     assert store.execute("SELECT count(*) FROM docs").fetchone() == (8,)
 
 
+def lock_is_waited_for(watcher: Connection, mode: str) -> bool:
+    """Whether somebody waits for a lock of the store, of that mode."""
+    statement = "SELECT FROM pg_locks WHERE relation = 'docs'::regclass AND mode = %s AND NOT granted"
+    return bool(watcher.execute(statement, (mode,)).fetchall())
+
+
+def test_readers_go_on_while_the_last_rows_are_embedded(db: Database, store: Connection, models: ModelsServer) -> None:
+    """Also one that goes on to write: it must wait, and not be ended as the victim of a deadlock."""
+    reader, writer, other, watcher = (
+        db.connect(autocommit=False),
+        db.connect(autocommit=False),
+        db.connect(),
+        db.connect(),
+    )
+    reembed(store, "narrow", switch=False)
+    reader.execute("SELECT count(*) FROM docs")  # so that it cannot switch
+    other.execute("SET lock_timeout = '5s'")
+    seen: list[Any] = []
+    late: list[Background] = []
+    looked: list[str] = []
+    held = "SELECT FROM pg_locks WHERE relation = 'docs'::regclass AND mode = 'ShareRowExclusiveLock' AND granted"
+    insert = "INSERT INTO docs VALUES ('d', '{}', %s, 1, %s, %s)"
+
+    def look(texts: list[str]) -> None:
+        if not late and any("frost" in text for text in texts) and watcher.execute(held).fetchall():
+            seen.append(search(other, "green tree", {"n_citations": 1})[0][5])
+            row = (200, "last fish", fake_embedding("last fish"))
+            late.append(Background(lambda: reader.execute(insert, row)))
+            wait_until(lambda: waits(other, reader))
+        looked.extend(texts)
+
+    models.always = look
+    running = Background(lambda: reembed(store, "narrow"))
+    wait_until(lambda: lock_is_waited_for(watcher, "AccessExclusiveLock"))  # its indexes are built
+    for i in range(30, 60):
+        # it must have come in when the lock is taken, and not before
+        text = f"frost {i}"
+        writer.execute(insert, (i, text, fake_embedding(text)))
+        wait_until(lambda: lock_is_waited_for(other, "ShareRowExclusiveLock"))
+        writer.commit()
+        wait_until(lambda text=text: text in looked)  # type: ignore[misc]
+        if late:
+            break
+    assert seen == ["green tree"]
+    late[0].result()
+    reader.commit()
+    assert running.result()["switched"] is True
+    assert_embedded(store, "narrow")
+    assert "last fish" in models.embedded("narrow")
+
+
+def test_a_reader_that_goes_on_to_write_while_it_is_waited_for(db: Database, store: Connection) -> None:
+    reader, watcher = db.connect(autocommit=False), db.connect()
+    reembed(store, "narrow", switch=False)
+    reader.execute("SELECT count(*) FROM docs")
+    running = Background(lambda: reembed(store, "narrow"))
+    wait_until(lambda: lock_is_waited_for(watcher, "AccessExclusiveLock"))
+    reader.execute("UPDATE docs SET segment = 'red hut' WHERE document_id = 1")
+    reader.commit()
+    assert running.result()["switched"] is True
+    assert_embedded(store, "narrow")
+
+
+def test_the_callers_lock_timeout_ends_the_waiting(db: Database, store: Connection, models: ModelsServer) -> None:
+    reader = db.connect(autocommit=False)
+    pid = str(reader.info.backend_pid)
+    store.execute("SET lock_timeout = '700ms'")
+    reader.execute("SELECT count(*) FROM docs")
+    with error("55P03", "lock_timeout is 700 ms", pid, "goes on"):
+        reembed(store, "narrow")
+    assert columns(store)[-1] == "segment_embedding"
+    reader.rollback()
+    reembed(store, "narrow", switch=False)
+    reader.execute("SELECT count(*) FROM docs")
+    with error("55P03", 'the lock of table "docs"', pid):
+        reembed(store, "narrow")
+    # nobody is held up afterwards, and what was done is kept
+    reader.execute("UPDATE docs SET segment = 'red hut' WHERE document_id = 1")
+    reader.commit()
+    assert store.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+    result = reembed(store, "narrow")
+    assert (result["segments"], result["switched"]) == (1, True)
+    assert_embedded(store, "narrow")
+
+
+def test_who_holds_a_lock_of_ours_is_named(db: Database, store: Connection) -> None:
+    """Any role can take an advisory lock, so that the administrator must be able to see which session it is."""
+    stranger = db.connect("stranger")
+    pid = str(stranger.info.backend_pid)
+    row = store.execute("SELECT ml_rag._reembed_key('docs'::regclass), ml_rag._model_key('docs'::regclass)").fetchone()
+    assert row is not None
+    stranger.execute("SELECT pg_advisory_lock(%s)", row[:1])
+    with error("55006", f"session {pid}"):
+        reembed(store, "narrow")
+    stranger.execute("SELECT pg_advisory_unlock_all(), pg_advisory_lock_shared(%s)", row[1:])
+    store.execute("SET lock_timeout = '300ms'")
+    with error("55P03", "what loads into", pid):
+        reembed(store, "narrow")
+    stranger.execute("SELECT pg_advisory_unlock_all()")
+    result = reembed(store, "narrow")
+    assert (result["segments"], result["switched"]) == (0, True)
+
+
 def test_it_begins_without_holding_others_up(db: Database, store: Connection) -> None:
     watcher, reader, other = db.connect(), db.connect(autocommit=False), db.connect()
     reader.execute("SELECT count(*) FROM docs")

@@ -1,4 +1,5 @@
-"""Another embedding model for a store that stays in use: the loop around sql/84_reembed.sql and sql/84_switch.sql.
+"""Another embedding model for a store that stays in use: the loop around sql/84_reembed.sql,
+sql/84_column.sql and sql/84_switch.sql.
 
 What a stopped call has to know stands in the table itself; here is no more than how far this call is.
 """
@@ -25,7 +26,9 @@ _STATEMENTS = {
     "pending": ("SELECT p.* FROM ml_rag._reembed_pending($1, $2) AS p", "jsonb", "int4"),
     "rows": ("SELECT r.* FROM ml_rag._reembed_rows($1, $2, $3) AS r", "jsonb", "text[]", "text[]"),
     "index": ("SELECT ml_rag._reembed_index($1, $2) AS value", "jsonb", "int4"),
+    "settle": ("SELECT ml_rag._reembed_settle($1, $2) AS value", "jsonb", "int4"),
     "switch": ("SELECT ml_rag._reembed_switch($1, $2) AS value", "jsonb", "int4"),
+    "too late": ("SELECT ml_rag._lock_too_late($1)", "jsonb"),
     "finish": ("SELECT ml_rag._reembed_finish($1, $2, $3) AS value", "jsonb", "int4", "int4"),
     "hold": ("SELECT ml_rag._hold_for_reembed($1, $2) AS value", "jsonb", "bool"),
     "release": ("SELECT pg_catalog.pg_advisory_unlock($1)", "int8"),
@@ -108,6 +111,7 @@ class Reembedding:
 
     def _switch(self) -> bool:
         """Whether the new column has taken the old one's place; not where rows fail."""
+        held_up: float | None = None
         for attempt in itertools.count():
             self._build()
             self._catch_up()
@@ -120,31 +124,42 @@ class Reembedding:
                 if self._failed:
                     return False
                 self._enter("switching")
-                outcome = json.loads(self._run("switch", attempt)["value"])
-                self._plpy.commit()
-            self._segments += outcome.get("written") or 0
+                began = time.monotonic()
+                outcome = self._attempt("settle", attempt)
+                if outcome["state"] == "busy":
+                    outcome = self._attempt("switch", attempt)
             if outcome["state"] == "failed":
                 self._failed, self._first_error = outcome["failed"], outcome["first_error"]
             if outcome["state"] in ("switched", "failed"):
                 return bool(outcome["state"] == "switched")
-            self._wait(attempt)
+            held_up = (held_up or began) if outcome["state"] == "locked" else None
+            self._wait(attempt, held_up)
         return False
+
+    def _attempt(self, name: str, attempt: int) -> Any:
+        """What came of one of the two ways to switch."""
+        outcome = json.loads(self._run(name, attempt)["value"])
+        self._plpy.commit()
+        self._segments += outcome.get("written") or 0
+        return outcome
 
     def _build(self) -> None:
         """Build the indexes that the old column has and the new one lacks."""
-        attempt = 0
+        attempt, began = 0, time.monotonic()
         self._enter("building index")
         while done := self._run("index", attempt)["value"]:
             if done == "locked":
-                self._wait(attempt)
+                self._wait(attempt, began)
                 attempt += 1
+            else:
+                began = time.monotonic()
             self._plpy.commit()
         self._plpy.commit()
 
     def _catch_up(self) -> None:
         """Embed what has come in since the table was read, by the index of such rows, until nothing is left."""
         self._enter("catching up")
-        refusals = 0
+        refusals, began = 0, time.monotonic()
         for attempt in itertools.count():
             found = self._run("pending", self._size)
             if not found["places"]:
@@ -156,13 +171,13 @@ class Reembedding:
                 self._failed, self._first_error = done["failed"], done["first_error"]
                 return
             if done["written"]:
-                refusals = 0
+                refusals, began = 0, time.monotonic()
                 continue
             refusals += done["refused"] > 0
             if refusals == REFUSALS:
                 self._failed, self._first_error = done["refused"], "a trigger of the table keeps them as they are"
                 return
-            self._wait(attempt)  # others are changing just these rows
+            self._wait(attempt, began)  # others are changing just these rows
         self._plpy.commit()
 
     def _finish(self) -> None:
@@ -172,18 +187,29 @@ class Reembedding:
 
     def _repeat(self, name: str, *arguments: Any) -> None:
         """Try until the table's lock was to be had. Each attempt is short, as others wait behind it."""
+        began = time.monotonic()
         for attempt in itertools.count():
             if self._run(name, *arguments, attempt)["value"]:
                 break
-            self._wait(attempt)
+            self._wait(attempt, began)
         self._plpy.commit()
 
-    def _wait(self, attempt: int) -> None:
-        """Let the others through, for about as long as they were held up."""
+    def _wait(self, attempt: int, since: float | None) -> None:
+        """Let the others through, for about as long as they were held up.
+
+        Where the caller has a ``lock_timeout``, that is an error once it has waited for so long ``since``.
+        """
+        pause = min(0.1 * 2 ** min(attempt, 20), self._job["lock_seconds"])
+        if since is not None and (limit := self._job["lock_timeout"] / 1000):
+            self._plpy.commit()
+            left = since + limit - time.monotonic()
+            if left <= 0:
+                self._run("too late")
+            pause = min(pause, left)
         phase = self._phase
         self._enter("waiting for a lock")
         self._plpy.commit()
-        self._plpy.execute(self._plan("sleep"), [min(0.1 * 2 ** min(attempt, 20), self._job["lock_seconds"])])
+        self._plpy.execute(self._plan("sleep"), [pause])
         self._plpy.commit()
         self._enter(phase)
 
