@@ -103,18 +103,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._marked_model(comment text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the embedding model that the comment of a column names; null = none
--- The marker runs from GENAI_OPTIONS= to the next blank; the first one that names a model counts.
-BEGIN
-  RETURN substring($1 FROM
-    'GENAI_OPTIONS=[^ \t\n\r\f\v]*?EMBED_MODEL_ID=([^,; \t\n\r\f\v]+)(?=[,; \t\n\r\f\v]|$)');
-END
-$$;
-
 CREATE FUNCTION ml_rag.discover(
   vector_store text[] DEFAULT NULL,
   exclude_vector_store text[] DEFAULT NULL,

@@ -70,7 +70,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: what Python needs to know to load documents into a store; options are parsed ones
 -- The store's model stays what it is until the end of the transaction.
--- Calls: ml_rag._keep_model, ml_rag._check_store
+-- Calls: ml_rag._keep_model, ml_rag._check_store, ml_rag._former_models
 DECLARE
   _store record;
   _request jsonb;
@@ -89,12 +89,9 @@ BEGIN
     'made_with', md5(_request::text),
     -- one that was loaded with a model that the store had before ml_rag.reembed has not changed
     'made_with_formerly', (
-      SELECT coalesce(jsonb_agg(md5((_request || jsonb_build_object('embed_model_id', m.model[1]))::text)), '[]')
+      SELECT coalesce(jsonb_agg(md5((_request || jsonb_build_object('embed_model_id', f.model))::text)), '[]')
       FROM pg_attribute AS a
-      -- what follows the model that ml_rag._marked_model reads, to the end of the marker
-      CROSS JOIN regexp_matches(substring(col_description(store, a.attnum) FROM
-          'GENAI_OPTIONS=[^ \t\n\r\f\v]*?EMBED_MODEL_ID=[^,; \t\n\r\f\v]+([^ \t\n\r\f\v]*)(?=[ \t\n\r\f\v]|$)'),
-        'REEMBEDDED_FROM=([^,;]+)', 'g') AS m (model)
+      CROSS JOIN unnest(ml_rag._former_models(col_description(store, a.attnum))) AS f (model)
       WHERE a.attrelid = store AND a.attname = 'segment_embedding'));
 END
 $$;

@@ -179,7 +179,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the new column becomes the store's: name, marker, indexes' names, privileges; takes no time but the lock's
--- Calls: ml_rag._kept_indexes, ml_rag._drop_reembed_triggers  Writes: the table's definition, as the caller
+-- Calls: ml_rag._kept_indexes, ml_rag._remark_model, ml_rag._drop_reembed_triggers
+-- Writes: the table's definition, as the caller
 DECLARE
   _store regclass := (job ->> 'store')::oid;
   _relation text := ml_rag._relation_name(_store);
@@ -199,11 +200,7 @@ BEGIN
   SELECT jsonb_agg(jsonb_build_object('privilege', g.privilege_type, 'grantable', g.is_grantable,
     'role', CASE g.grantee WHEN 0 THEN 'PUBLIC' ELSE g.grantee::regrole::text END)) INTO _privileges
   FROM aclexplode(_column.attacl) AS g;
-  -- the new model, and the one that the rows were loaded with: loads must know it, or all documents would count as changed
-  _comment := regexp_replace(regexp_replace(col_description(_store, _column.attnum),
-      '[,;]REEMBEDDED_FROM=' || regexp_replace(job ->> 'model', '\W', '\\\&', 'g') || '(?=[,; \t\n\r\f\v]|$)', ''),
-    '(GENAI_OPTIONS=[^ \t\n\r\f\v]*?EMBED_MODEL_ID=)([^,; \t\n\r\f\v]+)(?=[,; \t\n\r\f\v]|$)',
-    concat('\1', replace(job ->> 'model', '\', '\\'), ',REEMBEDDED_FROM=\2'));
+  _comment := ml_rag._remark_model(col_description(_store, _column.attnum), job ->> 'model');
 
   PERFORM ml_rag._drop_reembed_triggers(_store);
   -- more than one where the table comes out of a dump: there it had another number

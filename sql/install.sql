@@ -11,6 +11,9 @@
 \i 04_track.sql
 \i 05_watch.sql
 
+-- what makes a column of vectors one of a vector store
+\i 08_marker.sql
+
 -- the pipeline of ml_rag: question in, answer with citations out
 \i 10_discover.sql
 \i 14_condition.sql
