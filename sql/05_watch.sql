@@ -68,8 +68,9 @@ load_documents, rows of ml_…_table, questions of ml_rag_evaluate, segments of 
 includes failed, total is null where it is not known. Shown to whom ml_rag.activity shows the call in full.$$;
 
 CREATE VIEW ml_rag.stats AS
-SELECT s.role, s.routine, s.stage, s.calls, s.errors, s.errors_by_sqlstate, s.total_ms, s.mean_ms, s.max_ms, s.p50_ms,
-  s.p95_ms, s.p99_ms, s.prompt_tokens, s.generated_tokens, to_timestamp(s.since) AS since
+SELECT s.role, s.routine, s.stage, s.calls, s.errors, s.errors_by_sqlstate, s.total_ms, s.mean_ms, s.max_ms,
+  round(s.p50_ms::numeric, 3)::float8 AS p50_ms, round(s.p95_ms::numeric, 3)::float8 AS p95_ms,
+  round(s.p99_ms::numeric, 3)::float8 AS p99_ms, s.prompt_tokens, s.generated_tokens, to_timestamp(s.since) AS since
 FROM ml_rag._stats() AS s;
 COMMENT ON VIEW ml_rag.stats IS
 $$calls, errors and times of this database by role, routine and stage, since the last ml_rag.reset_stats()

@@ -63,8 +63,12 @@ BEGIN
   END IF;
   IF cardinality(stores) = 0 THEN
     RAISE EXCEPTION USING ERRCODE = 'P0002', MESSAGE = 'no vector store found',
-      DETAIL = format('Embedding model %s; only stores that the caller may select from count.',
-        coalesce(options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'))),
+      -- the options that leave stores out, beside the model
+      DETAIL = format('Embedding model %s; only stores that the caller may select from count%s.',
+        coalesce(options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id')),
+        (SELECT ', and only those that fit ' || string_agg(format('"%s"', o.key), ', ' ORDER BY o.key)
+         FROM jsonb_object_keys(options) AS o (key)
+         WHERE o.key IN ('vector_store', 'exclude_vector_store', 'schema', 'vector_store_columns'))),
       HINT = 'Load documents with vector_store_load, or see SELECT * FROM ml_rag.discover() for what can be searched; '
         'some stores of other roles must be named in "vector_store", with their schema.';
   END IF;

@@ -12,6 +12,11 @@ BEGIN
   IF octet_length(coalesce(options ->> 'table_name', '')) > 63 THEN
     PERFORM ml_rag._bad_option('table_name', options -> 'table_name', 'at most 63 bytes');
   END IF;
+  IF strpos(options ->> 'table_name', '.') > 0 AND NOT options ? 'schema_name'
+    AND NOT EXISTS (SELECT FROM pg_class AS c WHERE c.relname = _store_name.table_name) THEN
+    PERFORM ml_rag._bad_option('table_name', options -> 'table_name', 'the name of a table alone',
+      'Its schema goes into "schema_name"; with that given, a name may hold a dot.');
+  END IF;
   IF options ? 'schema_name' THEN
     SELECT n.nspname INTO schema_name FROM pg_namespace AS n WHERE n.nspname = options ->> 'schema_name';
     IF NOT FOUND THEN
@@ -313,7 +318,8 @@ DECLARE
   _relation text := ml_rag._relation_name(store);
 BEGIN
   IF NOT pg_has_role(current_user, (SELECT c.relowner FROM pg_class AS c WHERE c.oid = store), 'USAGE') THEN
-    RAISE NOTICE USING MESSAGE = format('index and statistics of "%s" are left to its owner', store);
+    RAISE NOTICE USING MESSAGE = format('index and statistics of "%s" are left to its owner', store),
+      HINT = format('Where much has changed, its owner calls SELECT ml_rag.index_store(%L);', _relation);
     RETURN;
   END IF;
   SELECT t.typname, a.atttypmod INTO _type, _dimensions

@@ -151,7 +151,7 @@ BEGIN
       AS f (document_name text, error text, hint text) LIMIT 20
   LOOP
     RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('%s: %s', _failure.document_name, _failure.error),
-      DETAIL = 'The result tells more, under "failed".', HINT = coalesce(_failure.hint, '');
+      DETAIL = 'The result tells more, under "failed".', HINT = coalesce(_failure.hint, 'Load again when that is mended; the other documents are there.');
   END LOOP;
   IF jsonb_array_length(outcome -> 'failed') > 20 THEN
     RAISE WARNING USING ERRCODE = '01000',

@@ -14,8 +14,8 @@ from support.cluster import Connection, Database
 from support.stores import create_store, fake_embedding
 
 
-def findings(db: Database) -> tuple[int, dict[str, dict[str, object]]]:
-    dsn = make_conninfo(db.dsn, dbname=db.name)
+def findings(db: Database, role: str | None = None) -> tuple[int, dict[str, dict[str, object]]]:
+    dsn = make_conninfo(db.dsn, dbname=db.name, **({"options": f"-c role={db.role(role)}"} if role else {}))
     result = CliRunner().invoke(main, ["doctor", "--json", "--dsn", dsn])
     return result.exit_code, {finding["check"]: finding for finding in json.loads(result.stdout)}
 
@@ -52,6 +52,21 @@ def test_a_database_without_stores_is_told_how_to_load(db: Database) -> None:
     _, found = findings(db)
     assert not found["retrieval"]["ok"]
     assert "vector_store_load" in str(found["retrieval"]["hint"])
+
+
+def test_stores_of_another_model_than_the_default_one_are_told_how_to_make_it_that(
+    owner: Connection, db: Database
+) -> None:
+    create_store(owner, model="another")
+    _, found = findings(db)
+    assert str(found["retrieval"]["found"]).startswith("1 vector store")
+    assert "ml_rag.configure('embed_model_id'" in str(found["retrieval"]["hint"])
+
+
+def test_a_role_that_may_not_ask_is_told_which_grant_it_lacks(db: Database) -> None:
+    status, found = findings(db, "stranger")
+    assert status == 1
+    assert "GRANT ml_rag_user" in str(found["extension ml_rag"]["hint"])
 
 
 def test_a_model_server_that_is_down_is_said_with_what_to_do(owner: Connection, db: Database) -> None:

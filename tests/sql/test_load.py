@@ -154,13 +154,17 @@ def test_a_document_that_fails_is_reported_and_does_not_stop_the_others(
     (folder / "f.txt").write_text("secret")
     (folder / "f.txt").chmod(0)
     notices: list[str | None] = []
+    hints: list[str | None] = []
     loader.add_notice_handler(lambda notice: notices.append(notice.severity))
+    loader.add_notice_handler(lambda notice: hints.append(notice.message_hint))
     result = load(loader, f"{folder}/")
     assert counts(result) == {"loaded": 3, "failed": 3}
+    assert all(hints)
     failed = {os.path.basename(failure.pop("document_name")): failure for failure in result["failed"]}
     assert failed["b.txt"] == {"error": "no good", "detail": "it said so"}
     assert failed["d.txt"] == {"error": "the document has no text"}
-    assert failed["f.txt"] == {"error": "the file cannot be read", "detail": "Permission denied."}
+    assert (failed["f.txt"]["error"], failed["f.txt"]["detail"]) == ("the file cannot be read", "Permission denied.")
+    assert "the right to read it" in failed["f.txt"]["hint"]
     assert set(segments(loader)) == {"a.txt", "c.txt", "e.txt"}
     assert notices == ["WARNING"] * 3
 
@@ -324,6 +328,7 @@ def test_a_null_uri_is_22023(loader: Connection) -> None:
         {"schema_name": ""},
         {"table_name": "x" * 64},
         {"table_name": 3},
+        {"table_name": "public.docs"},
         {"embed_model_id": ""},
         {"chunking": 5},
         {"chunking": {"unknown": 1}},
@@ -381,6 +386,14 @@ def test_hostile_objects_in_the_callers_search_path_are_not_used(
     loader.execute("SET search_path = evil, pg_catalog, public")
     loader.execute("CALL public.vector_store_load(%s::pg_catalog.text)", (f"{folder}/",))
     assert len(rows(loader, "TABLE evil.docs")) == 1
+
+
+def test_a_name_with_a_dot_needs_its_schema_said(loader: Connection, server: DocumentsServer, folder: Path) -> None:
+    write(folder, a="alpha")
+    with error("22023", "public.docs", "schema_name"):
+        load(loader, f"{folder}/", {"table_name": "public.docs"})
+    load(loader, f"{folder}/", {"schema_name": "public", "table_name": "v1.0"})
+    assert counts(load(loader, f"{folder}/", {"table_name": "v1.0"})) == {"unchanged": 1}
 
 
 def test_a_table_that_is_no_store_is_refused(loader: Connection, server: DocumentsServer, folder: Path) -> None:

@@ -302,6 +302,8 @@ def test_document_filters(owner: Connection, asker: Connection) -> None:
 def test_no_store_and_nothing_near_enough_are_told_apart(owner: Connection, asker: Connection) -> None:
     with error("P0002", "no vector store found") as none:
         retrieve(asker, (1, 0, 0))
+    with error("P0002", "no vector store found", 'that fit "schema", "vector_store"'):
+        retrieve(asker, (1, 0, 0), schema=["public"], vector_store=["docs"])
     create_store(owner, rows=ROWS)
     with error("P0002", "0.0513", "0.01") as far:
         retrieve(asker, (0, 2, 1), document_name=["b.txt"], retrieval_options={"max_distance": 0.01})

@@ -34,6 +34,7 @@ _KEEPALIVE = {
 
 Interrupt = Callable[[], object]
 
+_ENDED = 'Its log says why it ended; where nothing starts it again by itself, start it with "ml-rag serve".'
 _HINT = "Start it with \"ml-rag serve\", or correct its address: SELECT ml_rag.configure('model_server', '…')."
 _FORBIDDEN = (
     "PostgreSQL's operating system user may not open that socket: run ml-rag serve as that user, or set socket_group "
@@ -212,11 +213,11 @@ class ModelServer:
         # the last three are http.client's, over a chunk whose size is negative, no number of C, or more than there is
         except (OSError, http.client.HTTPException, ValueError, OverflowError, MemoryError) as e:
             if not isinstance(e, http.client.IncompleteRead | OSError):
-                message = "the model server answered with something that is not HTTP"
+                message, hint = "the model server answered with something that is not HTTP", _HINT
             else:
-                message = "the model server broke off in mid-call"
+                message, hint = "the model server broke off in mid-call", _ENDED
             raise ServerUnreachable(
-                message, detail=f"{self.address}: {type(e).__name__} {e}.".replace(" .", "."), hint=_HINT
+                message, detail=f"{self.address}: {type(e).__name__} {e}.".replace(" .", "."), hint=hint
             ) from None
         finally:
             if not done:

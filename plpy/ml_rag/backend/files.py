@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import pwd
 import re
 import stat
 from collections.abc import Callable, Iterator
@@ -154,16 +155,15 @@ def find(location: Location, interrupt: Interrupt) -> list[str]:
             regular = stat.S_ISREG(os.stat(location.file).st_mode)
         except OSError as e:
             detail = f"{location.file}: {e.strerror}."
-            raise InvalidRequest("there is no such file", detail=detail, hint=_HINT) from None
+            raise InvalidRequest("there is no such file", detail=detail, hint=_remedy(e) or _HINT) from None
         if not regular:
             raise InvalidRequest("that is no regular file", detail=location.file, hint=_HINT)
         return [location.file]
     try:
         os.scandir(location.base).close()
     except OSError as e:
-        raise InvalidRequest(
-            "the folder cannot be read", detail=f"{location.base}: {e.strerror}.", hint=_HINT
-        ) from None
+        detail = f"{location.base}: {e.strerror}."
+        raise InvalidRequest("the folder cannot be read", detail=detail, hint=_remedy(e) or _HINT) from None
     real_base = os.path.realpath(location.base).rstrip("/") + "/"
     files: list[str] = []
     links: list[str] = []
@@ -185,6 +185,20 @@ def find(location: Location, interrupt: Interrupt) -> list[str]:
             hint=_HINT,
         )
     return sorted(files)
+
+
+def _remedy(error: OSError) -> str | None:
+    """What to do, where it is not a matter of the name. Whoever opened the file says whose rights counted."""
+    if not isinstance(error, PermissionError):
+        return None
+    return f"Give the operating system user {_user()} the right to read it, and to enter the folders above it."
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def _walk(folder: str, patterns: tuple[str, ...], interrupt: Interrupt) -> Iterator[os.DirEntry[str]]:
@@ -223,7 +237,7 @@ def read(path: str, base: str | None, max_bytes: int, interrupt: Interrupt) -> b
             with os.fdopen(descriptor, "rb", buffering=0) as file:
                 content = _read_whole(file, max_bytes, interrupt)
         except OSError as e:
-            raise DocumentError("the file cannot be read", detail=f"{e.strerror}.") from None
+            raise DocumentError("the file cannot be read", detail=f"{e.strerror}.", hint=_remedy(e)) from None
         if content is not None:
             return content
     raise DocumentError(

@@ -54,6 +54,8 @@ def run(name: str, check: Callable[[], str]) -> Finding:
         diagnostic = e.diag
         found = " ".join(filter(None, (diagnostic.message_primary or str(e).strip(), diagnostic.message_detail)))
         hint = diagnostic.message_hint or "Check --dsn (or PGHOST, PGPORT, PGUSER, PGDATABASE), and that it runs."
+        if isinstance(e, psycopg.errors.InsufficientPrivilege):
+            hint = diagnostic.message_hint or "As a superuser: GRANT ml_rag_user TO that role. Roles: README.md."
         return Finding(name, False, found, hint)
 
 
@@ -191,7 +193,10 @@ def check_calls(connection: psycopg.Connection) -> Iterator[Finding]:
         if not usable:
             raise CheckFailed(
                 f"{stores} vector stores that {connection.info.user} may read, none of the default embedding model",
-                "Load documents: CALL vector_store_load('file:///path/of/a/folder/'), or ml-rag load.",
+                "Make their model the default: SELECT ml_rag.configure('embed_model_id', '…'). "
+                "SELECT vector_store, embed_model_id FROM ml_rag.discover() shows it."
+                if stores
+                else "Load documents: CALL vector_store_load('file:///path/of/a/folder/'), or ml-rag load.",
             )
         rows = _value(connection, "SELECT count(*) FROM ml_rag_search('a test query', '{\"n_citations\": 1}')")
         return f"{usable} vector stores, {rows} segment found"

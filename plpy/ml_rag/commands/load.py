@@ -160,6 +160,8 @@ def explained(error: psycopg.Error) -> click.ClickException:
     lines += [f"  {text}" for text in (diagnostic.message_detail, diagnostic.message_hint) if text]
     if isinstance(error, psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction):
         lines.append("  Run CREATE EXTENSION ml_rag CASCADE in this database, or ALTER EXTENSION ml_rag UPDATE.")
+    elif isinstance(error, psycopg.errors.InsufficientPrivilege) and not diagnostic.message_hint:
+        lines.append("  Needed: GRANT ml_rag_loader TO this role, USAGE on the schema, CREATE there for a new store.")
     return click.ClickException("\n".join(lines))
 
 

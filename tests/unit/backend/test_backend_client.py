@@ -289,8 +289,9 @@ def test_an_error_keeps_its_class_and_words(start: Callable[..., HostileServer])
 
 def test_an_answer_that_is_too_short_is_a_broken_connection(start: Callable[..., HostileServer]) -> None:
     server = start(send(head(100) + b"{}", close=True))
-    with pytest.raises(ServerUnreachable, match="broke off"):
+    with pytest.raises(ServerUnreachable, match="broke off") as broken:
         connect(server.address, never).call("GET", "/")
+    assert "log" in str(broken.value.hint)
 
 
 def test_an_answer_of_announced_length_zero_is_nonsense(start: Callable[..., HostileServer]) -> None:
