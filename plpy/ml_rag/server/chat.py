@@ -19,7 +19,7 @@ from ml_rag import prompt
 from ml_rag.abc import Cancelled, Delta, GenerateEngine, Sampling
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError
 from ml_rag.server.boundary import unexpected
-from ml_rag.server.registry import ClientGone, watch_disconnect
+from ml_rag.server.cancellation import ClientGone, watch_disconnect
 
 router = APIRouter()
 

@@ -31,7 +31,8 @@ from ml_rag.ingest.sandbox import Job, Limits, ModelTokenizer, Parsed, Sandbox
 from ml_rag.ingest.split import Chunking, chunking
 from ml_rag.server.boundary import unexpected
 from ml_rag.server.cancellation import Cancellation, ClientGone, watch_disconnect
-from ml_rag.server.registry import Lease, Registry
+from ml_rag.server.models import Lease
+from ml_rag.server.registry import Registry
 from ml_rag.server.routes import invalid, registry_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from ml_rag import __version__
 from ml_rag.errors import InvalidRequest
 from ml_rag.server.boundary import json_response
 from ml_rag.server.cancellation import watch_disconnect
-from ml_rag.server.registry import ModelInfo, Registry
+from ml_rag.server.models import ModelInfo
+from ml_rag.server.registry import Registry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -207,7 +207,7 @@ def test_an_unforeseen_error_shows_no_traceback_and_logs_no_text(ask, monkeypatc
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("ml_rag.server.registry.load_engine", lambda entry, models_dir: Broken())
+    monkeypatch.setattr("ml_rag.server.models.load_engine", lambda entry, models_dir: Broken())
     with caplog.at_level(logging.DEBUG):
         reply = ask("POST", "/v1/rerank", json={"model": "fake-rerank", "query": "q", "documents": ["secret words"]})
     error = assert_error(reply, 500, "engine_failed")
@@ -218,7 +218,7 @@ def test_an_unforeseen_error_shows_no_traceback_and_logs_no_text(ask, monkeypatc
 
 
 def test_concurrent_requests_wait_for_one_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ml_rag.server import registry as module
+    from ml_rag.server import models as module
 
     loads = []
     load = module.load_engine
@@ -341,7 +341,7 @@ def test_a_damaged_model_says_how_to_get_it_again_and_counts_as_unavailable(
             raise failure
         return SimpleNamespace(max_tokens=64, close=lambda: None)
 
-    monkeypatch.setattr("ml_rag.server.registry.load_engine", load)
+    monkeypatch.setattr("ml_rag.server.models.load_engine", load)
 
     async def lease() -> None:
         async with registry.lease("mine", "generate", lambda: False):

@@ -1,0 +1,244 @@
+"""One model of a running server: loaded on demand, kept while used, unloaded when idle; leased to requests.
+
+Everything here runs in the event loop; whatever blocks goes to the model's own thread (``batching.Worker``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+
+from ml_rag.abc import Cancelled, Delta, Engine, Task
+from ml_rag.catalogue import ModelEntry
+from ml_rag.errors import MlRagError, ModelUnavailable
+from ml_rag.server.batching import EmbedBatcher, Worker
+from ml_rag.server.engines import load_engine
+from ml_rag.server.pins import check_pins
+from ml_rag.shortage import shortage
+
+if TYPE_CHECKING:
+    from ml_rag.server.registry import Registry
+
+log = logging.getLogger("ml_rag.server")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What ``/v1/models`` tells about a model. ``reason`` and ``pull`` are set when it is not ``available``."""
+
+    id: str
+    task: Task
+    engine: str
+    dimensions: int | None
+    max_tokens: int | None
+    available: bool
+    reason: str | None
+    pull: str | None
+    state: Literal["loaded", "idle", "unavailable"]
+
+
+class Lease:
+    """A loaded model for the time of one request. Comes from ``Registry.lease``."""
+
+    def __init__(self, model: Model, engine: Any, cancelled: Cancelled) -> None:
+        self._model = model
+        #: the task's kind of engine; call it through ``run`` and ``stream`` only
+        self.engine = engine
+        #: true once the client is gone or the server shuts down; hand this one to the engine
+        self.cancelled = cancelled
+
+    @property
+    def entry(self) -> ModelEntry:
+        return self._model.entry
+
+    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a blocking function in the model's thread. Raises ``QueueFull``, ``ClientGone``."""
+        return await self._model.worker.run(self.cancelled, fn, *args, **kwargs)
+
+    def stream(self, fn: Callable[P, Iterator[T]], *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        """The items of a blocking generator that runs in the model's thread.
+
+        Close it (``contextlib.aclosing``) or leave the lease to stop the generator at its next item. The first
+        ``anext`` raises ``QueueFull``; ``ClientGone`` where ``cancelled`` turned true before the end.
+        """
+        return self._model.worker.stream(self.cancelled, self._count_tokens, functools.partial(fn, *args, **kwargs))
+
+    def _count_tokens(self, iterate: Callable[[], Iterator[T]]) -> Iterator[T]:
+        items = iterate()
+        try:
+            for item in items:
+                if isinstance(item, Delta) and item.finish_reason is not None:
+                    self._model.registry.metrics.tokens(
+                        self._model.entry.id,
+                        tokens_in=item.prompt_tokens or 0,
+                        tokens_out=item.completion_tokens or 0,
+                    )
+                yield item
+        finally:
+            if isinstance(items, Generator):
+                items.close()
+
+
+class Model:
+    """The state of one model of the catalogue."""
+
+    def __init__(self, entry: ModelEntry, registry: Registry) -> None:
+        self.entry = entry
+        self.registry = registry
+        server = registry.catalogue.server
+        self.worker = Worker(entry.id, entry.max_queue if entry.max_queue is not None else server.max_queue)
+        idle = entry.idle_unload_seconds
+        self.idle_seconds = server.idle_unload_seconds if idle is None else idle
+        self.engine: Engine | None = None
+        self.batcher: EmbedBatcher | None = None
+        self.leases = 0
+        self.last_used = time.monotonic()
+        self._loading: asyncio.Task[Engine] | None = None
+        #: why the last load failed, and the state of the files it failed with
+        self._broken: tuple[str, object] | None = None
+
+    def why_unavailable(self) -> str | None:
+        """Why it cannot be loaded as far as one knows: files missing, or the same ones as when it last failed."""
+        if self.engine is not None:
+            return None
+        if self._broken is not None and self._broken[1] == self._files():
+            return self._broken[0]
+        return self.entry.missing(self.registry.models_dir)
+
+    def _file_bytes(self) -> int:
+        """What its files have together: about what it takes in memory, at least."""
+        if self.entry.engine in ("fake", "openai"):
+            return 0
+        found = 0
+        for path in self.entry.file_paths(self.registry.models_dir):
+            with contextlib.suppress(OSError):
+                found += path.stat().st_size
+        return found
+
+    def _files(self) -> object:
+        """What changes when the files do."""
+        if self.entry.engine in ("fake", "openai"):
+            return None
+        states = []
+        for path in (self.entry.location(self.registry.models_dir), *self.entry.file_paths(self.registry.models_dir)):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                states.append((str(path), status.st_size, status.st_mtime_ns, status.st_ino))
+        return states
+
+    async def load(self) -> Engine:
+        """The engine; whoever comes while it is being loaded waits for that one load."""
+        if self.engine is not None:
+            return self.engine
+        # a load that is done was abandoned by whoever waited for it: its engine may be closed by now, its error be old
+        if self._loading is None or self._loading.done():
+            self._loading = asyncio.create_task(self._load())
+        return await asyncio.shield(self._loading)
+
+    async def _load(self) -> Engine:
+        models_dir = self.registry.models_dir
+        began = time.perf_counter()
+        self._broken = None
+        try:
+            if reason := self.entry.missing(models_dir):
+                raise ModelUnavailable(
+                    f"model {self.entry.id} is not available", detail=reason, hint=self._how_to_get()
+                )
+            self.registry.memory.admit_model(self.entry.id, self._file_bytes())
+            engine = await asyncio.wrap_future(self.worker.submit(_load_in_thread, self.entry, models_dir))
+        except ModelUnavailable as error:
+            self._remember(error.detail or error.message)
+            raise ModelUnavailable(
+                error.message, detail=error.detail, hint=error.hint or self._how_to_mend()
+            ) from error
+        except MlRagError:
+            raise
+        except Exception as error:
+            if (known := shortage(error)) is not None:
+                log.error("loading model %s failed: %s (%s)", self.entry.id, known.message, known.detail)
+                raise known from error
+            log.exception("loading model %s failed", self.entry.id)
+            reason = f"{type(error).__name__}: {error}"
+            self._remember(reason)
+            raise ModelUnavailable(
+                f"model {self.entry.id} cannot be loaded",
+                detail=reason,
+                hint=f"The model server's log has the whole story. {self._how_to_mend()}",
+            ) from error
+        self.engine = engine
+        if self.entry.task == "embed":
+            observe = self.registry.metrics.batch_texts.labels(self.entry.id).observe
+            chunk_texts = getattr(engine, "chunk_texts", None)
+            options = {} if chunk_texts is None else {"chunk_texts": chunk_texts}
+            self.batcher = EmbedBatcher(self.worker, engine, observe, **options)  # type: ignore[arg-type]
+        seconds = time.perf_counter() - began
+        self.registry.metrics.load_seconds.labels(self.entry.id).observe(seconds)
+        log.info("loaded model %s in %.2f s", self.entry.id, seconds)
+        return engine
+
+    def _remember(self, reason: str) -> None:
+        if self.entry.engine not in ("fake", "openai"):
+            self._broken = (reason, self._files())
+
+    def how_to_pull(self) -> str | None:
+        """The command for its files; files that are there are got again by force only."""
+        is_there = self.entry.missing(self.registry.models_dir) is None
+        return self.entry.pull_command and self.entry.pull_command + (" --force" if is_there else "")
+
+    def _how_to_mend(self) -> str:
+        if command := self.how_to_pull():
+            return f"Its files may be damaged; get them again with: {command}"
+        return "Look at its entry in the model server's catalogue, and at its files, which may be damaged."
+
+    def _how_to_get(self) -> str:
+        if self.entry.pull_command:
+            return f"Get it with: {self.entry.pull_command}"
+        return "Put it where the model server's catalogue says it is, or correct the catalogue."
+
+    def unload(self) -> None:
+        """Free the engine, in its thread."""
+        engine, self.engine, self.batcher = self.engine, None, None
+        if engine is not None:
+            self.worker.submit(_close, engine, self.entry.id)
+
+    def depth(self) -> float:
+        return float(self.worker.waiting)
+
+    def running(self) -> float:
+        return float(self.worker.running_requests)
+
+    def is_loaded(self) -> float:
+        return float(self.engine is not None)
+
+    @property
+    def is_idle(self) -> bool:
+        return (
+            self.engine is not None
+            and self.leases == 0
+            and self.worker.waiting == 0
+            and 0 < self.idle_seconds <= time.monotonic() - self.last_used
+        )
+
+
+def _load_in_thread(entry: ModelEntry, models_dir: Path) -> Engine:
+    check_pins(entry, models_dir)
+    return load_engine(entry, models_dir)
+
+
+def _close(engine: Engine, model_id: str) -> None:
+    try:
+        engine.close()
+    except Exception:
+        log.exception("unloading model %s failed", model_id)
+    else:
+        log.info("unloaded model %s", model_id)
