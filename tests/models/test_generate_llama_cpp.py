@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest
@@ -16,45 +15,12 @@ from ml_rag import prompt
 from ml_rag.abc import Sampling
 from ml_rag.catalogue import load_catalogue, models_dir
 from ml_rag.errors import InvalidRequest, ModelUnavailable
+from support.real_model import DOCUMENTS, MODEL, SCHEMAS, engine, model_path, never, question, text_of
+
+__all__ = ["engine", "model_path"]
+
 
 pytestmark = pytest.mark.models
-
-MODEL = "smollm2-135m-instruct"
-DOCUMENTS = [
-    prompt.PromptDocument("handbook.docx", "Employees at Northwind get 25 vacation days a year."),
-    prompt.PromptDocument("it.md", "Laptops are replaced every four years. The model server listens on a unix socket."),
-]
-
-
-def never() -> bool:
-    return False
-
-
-@pytest.fixture(scope="module")
-def model_path() -> Path:
-    catalogue = load_catalogue()
-    entry, folder = catalogue.get(MODEL), models_dir(catalogue)
-    assert entry is not None
-    if reason := entry.missing(folder):
-        pytest.skip(f"{reason}; get it with: {entry.pull_command}")
-    return entry.location(folder)
-
-
-@pytest.fixture(scope="module")
-def engine(model_path):
-    from ml_rag.server.engines.llama_cpp import LlamaCppEngine
-
-    made = LlamaCppEngine(model_path, context_tokens=4096)
-    yield made
-    made.close()
-
-
-def question(text: str, documents=DOCUMENTS) -> list[dict[str, str]]:
-    return prompt.build(text, documents)
-
-
-def text_of(engine, messages, sampling: Sampling | None = None) -> str:
-    return "".join(delta.text for delta in engine.generate(messages, sampling or Sampling(max_tokens=64), never))
 
 
 def test_answers_from_the_documents_and_stops(engine):
@@ -141,55 +107,6 @@ def test_speculative_decoding_gives_the_same_answer_in_fewer_steps(engine, monke
     assert speculative == plain
     assert len(steps) < steps_plain
     assert max(steps) > 2
-
-
-SCHEMAS = [
-    {"type": "object", "properties": {"answer": {"type": "string", "maxLength": 20}, "days": {"type": "integer"}}},
-    {"type": "array", "items": {"type": "string", "enum": ["tea", "coffee"]}, "minItems": 2, "maxItems": 3},
-    {"enum": ["yes", "no"]},
-    {"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"], "additionalProperties": False},
-]
-
-
-@pytest.mark.parametrize("schema", SCHEMAS)
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_json_of_a_schema(engine, schema, temperature):
-    sampling = Sampling(max_tokens=150, temperature=temperature, seed=1, json_schema=schema)
-    deltas = list(engine.generate(question("How many vacation days?"), sampling, never))
-    text = "".join(delta.text for delta in deltas)
-    assert deltas[-1].finish_reason == "stop"
-    value = json.loads(text)
-    if "enum" in schema:
-        assert value in schema["enum"]
-    elif schema["type"] == "array":
-        assert 2 <= len(value) <= 3
-        assert set(value) <= {"tea", "coffee"}
-    else:
-        assert set(schema.get("required", ())) <= set(value)
-        types = {"string": str, "integer": int, "boolean": bool}
-        for key, rule in schema["properties"].items():
-            assert key not in value or type(value[key]) is types[rule["type"]]
-
-
-def test_json_that_max_tokens_cuts_says_so(engine):
-    sampling = Sampling(max_tokens=3, json_schema={"type": "array", "items": {"type": "integer"}, "minItems": 50})
-    assert list(engine.generate(question("Count."), sampling, never))[-1].finish_reason == "length"
-
-
-def test_strings_of_json_have_no_raw_line_breaks():
-    from ml_rag.server.engines.llama_grammar import json_grammar
-
-    rule = next(line for line in json_grammar({"type": "string"}).splitlines() if line.startswith("char ::="))
-    assert r"\x00-\x1F" in rule
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [{"$ref": "https://example.invalid/x"}, {"$ref": "#/definitions/none"}, {"type": "nonsense"}, {"pattern": 5}],
-)
-def test_a_schema_that_cannot_be_a_grammar(engine, schema):
-    with pytest.raises(InvalidRequest, match="json_schema"):
-        text_of(engine, question("x"), Sampling(json_schema=schema))
 
 
 def test_characters_of_several_tokens_come_out_whole(engine):
@@ -323,11 +240,6 @@ def test_nothing_is_printed(model_path, capfd, caplog):
     made.close()
     assert capfd.readouterr() == ("", "")
     assert not [record for record in caplog.records if record.name == "ml_rag.llama_cpp"]
-
-
-@pytest.mark.parametrize("text", ["\\ud83d\\ude42", '\\\\🙂"\\', "\ud7ff\ue000🙂🙃"])
-def test_constants_of_a_schema_come_out_as_they_are(engine, text):
-    assert json.loads(text_of(engine, question("x"), Sampling(max_tokens=120, json_schema={"const": text}))) == text
 
 
 def test_a_file_that_is_no_model(tmp_path, capfd):

@@ -1,138 +1,34 @@
-"""``POST /v1/documents`` with the fake models: the protocol, errors, order of work, clients that go away."""
+"""``POST /v1/documents`` with the fake models: the protocol and its errors."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import contextlib
-import json
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 
 from ml_rag.catalogue import load_catalogue
-from ml_rag.ingest.sandbox import Limits, Sandbox
 from ml_rag.server.app import create_app
 from ml_rag.server.engines.fake import FakeEmbed
 from ml_rag.server.registry import Registry
 from ml_rag.testing import running_server
+from support.documents_app import (
+    Server,
+    assert_error,
+    by_index,
+    expected,
+    lines,
+    request,
+    server,
+    vectors,
+)
 
-TESTS = str(Path(__file__).resolve().parents[2])
-
-#: ``unlucky`` fails for a batch with the word "unlucky" in it; see ``server``
-CONFIG = """
-[server]
-max_document_body_bytes = 2000000
-[models.nan]
-task = "embed"
-engine = "fake"
-fake_mode = "nan"
-[models.broken]
-task = "embed"
-engine = "fake"
-fake_mode = "error"
-[models.slow]
-task = "embed"
-engine = "fake"
-fake_mode = "slow"
-fake_delay_seconds = 0.05
-[models.prefixed]
-task = "embed"
-engine = "fake"
-dimensions = 64
-max_tokens = 32
-document_prefix = "passage: "
-"""
-
-
-class Server:
-    """The application in a thread, under uvicorn, its parser replaced by tests/support/parsers.py."""
-
-    def __init__(self, folder: Path) -> None:
-        config = folder / "ml_rag.toml"
-        config.write_text(CONFIG)
-        self.registry = Registry(load_catalogue(config, fake_models=True), folder)
-        self.app = create_app(self.registry)
-        self.sandbox = Sandbox(Limits(cpu_seconds=20, wall_seconds=40), parser="support.parsers:parse")
-        self.app.state.sandbox = self.sandbox
-        self.socket = folder / "s"
-        self._server = uvicorn.Server(
-            uvicorn.Config(self.app, uds=str(self.socket), log_config=None, lifespan="on", ws="none")
-        )
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-        end = time.monotonic() + 20
-        while not self._server.started and time.monotonic() < end:
-            time.sleep(0.01)
-        assert self._server.started
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join(20)
-        assert not self._thread.is_alive()
-
-    def client(self, seconds: float = 60.0) -> httpx.Client:
-        return httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(self.socket)), base_url="http://server", timeout=seconds
-        )
-
-    def post(self, files: Sequence[tuple[str, bytes]], **options: Any) -> httpx.Response:
-        with self.client() as client:
-            return client.post("/v1/documents", **request(files, **options))
-
-
-def request(files: Sequence[tuple[str, bytes]], **options: Any) -> dict[str, Any]:
-    fields = {"options": json.dumps({"embed_model_id": "fake-embed", **options})}
-    return {"data": fields, "files": [("file", file) for file in files]}
-
-
-def lines(reply: httpx.Response) -> list[dict[str, Any]]:
-    assert reply.status_code == 200, reply.text
-    assert reply.headers["content-type"] == "application/x-ndjson"
-    assert reply.text.endswith("\n")
-    return [json.loads(line) for line in reply.text.splitlines()]
-
-
-def by_index(reply: httpx.Response) -> list[dict[str, Any]]:
-    found = sorted(lines(reply), key=lambda line: line["index"])
-    assert [line["index"] for line in found] == list(range(len(found)))
-    return found
-
-
-def vectors(line: dict[str, Any]) -> np.ndarray:
-    flat = np.frombuffer(base64.b64decode(line["embeddings"], validate=True), "<f4")
-    return flat.reshape(len(line["segments"]), line["dimensions"])
-
-
-def expected(server: Server, model: str, texts: list[str]) -> np.ndarray:
-    entry = server.registry.entry(model)
-    return FakeEmbed(entry).embed([entry.document_prefix + text for text in texts], lambda: False)
-
-
-def assert_error(reply: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    assert reply.status_code == status, reply.text
-    error = reply.json()["error"]
-    assert error["code"] == code
-    return error
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", TESTS)
-        server = Server(tmp_path_factory.mktemp("documents"))
-        server.start()
-        yield server
-        server.stop()
+__all__ = ["server"]
 
 
 def test_a_line_a_document_with_all_its_keys(server: Server) -> None:
@@ -304,99 +200,6 @@ def test_a_body_over_the_bound_is_refused(server: Server) -> None:
     assert "2000000 bytes" in error["detail"]
 
 
-def test_a_line_comes_as_soon_as_its_document_is_done(server: Server) -> None:
-    with server.client() as client:
-        times: list[tuple[float, int]] = []
-        with client.stream("POST", "/v1/documents", **request([("a", b"red"), ("b", b"!sleep 2")])) as reply:
-            for line in reply.iter_lines():
-                times.append((time.monotonic(), json.loads(line)["index"]))
-    assert [index for _, index in times] == [0, 1]
-    assert times[1][0] - times[0][0] > 1
-
-
-def test_parsing_goes_on_while_the_model_works_but_not_without_bound(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = most = begun = 0
-    release = threading.Event()
-    original = Sandbox.run
-
-    async def counted(self: Sandbox, job: Any) -> Any:
-        nonlocal running, most, begun
-        running, begun = running + 1, begun + 1
-        most = max(most, running)
-        try:
-            return await original(self, job)
-        finally:
-            running -= 1
-
-    def blocked(self: FakeEmbed, texts: Sequence[str], cancelled: Callable[[], bool]) -> Any:
-        assert release.wait(20)
-        return np.ones((len(texts), 16), np.float32)
-
-    monkeypatch.setattr(Sandbox, "run", counted)
-    monkeypatch.setattr(FakeEmbed, "embed", blocked)
-    text = " ".join(f"w{number}" for number in range(16 * 200)).encode()
-    replies: list[httpx.Response] = []
-    thread = threading.Thread(
-        target=lambda: replies.append(server.post([(str(n), text) for n in range(20)], chunking={"segment_tokens": 16}))
-    )
-    thread.start()
-    seen = 0
-    while seen != begun or not begun or running:
-        seen = begun
-        time.sleep(0.5)
-    # 200 segments each: two batches are with the model, about 512 segments wait, two documents may come on top
-    assert 2 < begun < 9
-    release.set()
-    thread.join(30)
-    assert most == 2
-    assert len(by_index(replies[0])) == 20
-
-
-def leave_during(server: Server, files: Sequence[tuple[str, bytes]], **options: Any) -> None:
-    """Send a request and go away while it is being worked on."""
-    with server.client(0.7) as client, contextlib.suppress(httpx.ReadTimeout):
-        with client.stream("POST", "/v1/documents", **request(files, **options)) as reply:
-            for _ in reply.iter_lines():
-                pass
-        pytest.fail("the request should not have come to its end")
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()
-
-
-def test_parsing_stops_when_the_client_goes(server: Server) -> None:
-    server.post([("warm", b"warm")])
-    leave_during(server, [("a", b"!sleep 30"), ("b", b"!sleep 30"), ("c", b"red")])
-    assert eventually(lambda: not server.sandbox._runs)
-    assert [line["error"] for line in lines(server.post([("next", b"red")]))] == [None]
-
-
-def test_embedding_stops_when_the_client_goes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = 0
-    embed = FakeEmbed.embed
-
-    def counted(self: FakeEmbed, given: Sequence[str], cancelled: Callable[[], bool]) -> Any:
-        nonlocal texts
-        texts += len(given)
-        return embed(self, given, cancelled)
-
-    monkeypatch.setattr(FakeEmbed, "embed", counted)
-    text = " ".join(f"w{number}" for number in range(16 * 400)).encode()
-    leave_during(server, [("a", text)], embed_model_id="slow", chunking={"segment_tokens": 16})
-    time.sleep(0.3)
-    seen = texts
-    time.sleep(0.5)
-    assert 0 < seen == texts < 100
-    model = server.registry._model("slow")
-    assert eventually(lambda: model.leases == 0)
-
-
 def test_the_shipped_parsers_in_a_server_of_its_own(tmp_path: Path) -> None:
     page = "<html><head><title>T</title></head><body><h1>Colours</h1><p>Red and blue.</p></body></html>"
     files = [
@@ -431,25 +234,3 @@ def test_without_a_server_by_asgi(tmp_path: Path) -> None:
         app.state.sandbox.close()
         registry.close()
     assert (line["format"], line["segments"][0]["text"], line["error"]) == ("text", "red blue", None)
-
-
-def test_closing_the_application_ends_the_children(server: Server, tmp_path: Path) -> None:
-    other = Server(tmp_path)
-    other.start()
-    assert lines(other.post([("a", b"!facts")]))
-    children = [child.process for child in other.sandbox._idle.queue]
-    assert children
-    other.stop()
-    assert [child.wait(5) is not None for child in children] == [True] * len(children)
-
-
-def test_shutting_down_does_not_wait_for_a_document(tmp_path: Path, server: Server) -> None:
-    other = Server(tmp_path)
-    other.start()
-    threading.Timer(0.7, other.registry.closing.set).start()
-    began = time.monotonic()
-    with pytest.raises(httpx.RemoteProtocolError):
-        other.post([("a", b"!sleep 30")])
-    assert time.monotonic() - began < 10
-    assert eventually(lambda: not other.sandbox._runs)
-    other.stop()

@@ -1,0 +1,36 @@
+"""A model server in a process of its own, and a client of it; import the fixture by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ml_rag.testing import RunningServer, running_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server(tcp=True) as running:
+        yield running
+
+
+def client(path: Path, **options) -> httpx.Client:
+    return httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://server", **options)
+
+
+def metric(path: Path, line: str) -> float:
+    with client(path) as http:
+        return next(
+            (float(row.split()[-1]) for row in http.get("/metrics").text.splitlines() if row.startswith(line)), 0
+        )
+
+
+def eventually(condition, seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.01)

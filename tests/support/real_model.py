@@ -1,0 +1,56 @@
+"""The default generation model, as the tests of tests/models ask it; import the fixtures by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ml_rag import prompt
+from ml_rag.abc import Sampling
+from ml_rag.catalogue import load_catalogue, models_dir
+
+MODEL = "smollm2-135m-instruct"
+
+
+DOCUMENTS = [
+    prompt.PromptDocument("handbook.docx", "Employees at Northwind get 25 vacation days a year."),
+    prompt.PromptDocument("it.md", "Laptops are replaced every four years. The model server listens on a unix socket."),
+]
+SCHEMAS = [
+    {"type": "object", "properties": {"answer": {"type": "string", "maxLength": 20}, "days": {"type": "integer"}}},
+    {"type": "array", "items": {"type": "string", "enum": ["tea", "coffee"]}, "minItems": 2, "maxItems": 3},
+    {"enum": ["yes", "no"]},
+    {"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"], "additionalProperties": False},
+]
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.fixture(scope="module")
+def model_path() -> Path:
+    catalogue = load_catalogue()
+    entry, folder = catalogue.get(MODEL), models_dir(catalogue)
+    assert entry is not None
+    if reason := entry.missing(folder):
+        pytest.skip(f"{reason}; get it with: {entry.pull_command}")
+    return entry.location(folder)
+
+
+@pytest.fixture(scope="module")
+def engine(model_path):
+    from ml_rag.server.engines.llama_cpp import LlamaCppEngine
+
+    made = LlamaCppEngine(model_path, context_tokens=4096)
+    yield made
+    made.close()
+
+
+def question(text: str, documents=DOCUMENTS) -> list[dict[str, str]]:
+    return prompt.build(text, documents)
+
+
+def text_of(engine, messages, sampling: Sampling | None = None) -> str:
+    return "".join(delta.text for delta in engine.generate(messages, sampling or Sampling(max_tokens=64), never))
