@@ -61,6 +61,31 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._warn_of_subscribers(store regclass, next name, type text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a logical replication stops at the first row whose new column the subscriber's table lacks
+-- A publication with a list of columns does not send the new one.  Calls: ml_rag._full_name
+DECLARE
+  _publications text;
+BEGIN
+  SELECT string_agg(quote_ident(p.pubname), ', ' ORDER BY p.pubname) INTO _publications
+  FROM pg_publication AS p
+  WHERE p.pubupdate AND EXISTS (SELECT FROM pg_get_publication_tables(p.pubname) AS t WHERE t.relid = store)
+    AND NOT EXISTS (SELECT FROM pg_publication_rel AS r
+                    WHERE r.prpubid = p.oid AND r.prrelid = store AND r.prattrs IS NOT NULL);
+  IF _publications IS NOT NULL THEN
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = format('subscribers of "%s" need its new column', store),
+      DETAIL = format('It is in publication %s. The subscription of a table without column %I stops, and keeps the '
+        'write-ahead log here until it goes on.', _publications, next),
+      HINT = format('On each subscriber: ALTER TABLE %s ADD COLUMN %I %s; docs/reembed.md has the rest.',
+        ml_rag._full_name(store), next, type);
+  END IF;
+END
+$$;
+
 CREATE FUNCTION ml_rag._begin_column(job jsonb, attempt integer) RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT

@@ -171,7 +171,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: check everything before anything is made; returns the job
 -- Calls: ml_rag.parse_options, ml_rag._check_writable, ml_rag._check_reembed, ml_rag._hold_reembed,
--- ml_rag._marked_model, ml_rag._reembedding, ml_rag.embed, ml_rag._full_name
+-- ml_rag._marked_model, ml_rag._reembedding, ml_rag.embed, ml_rag._warn_of_subscribers, ml_rag._full_name
 DECLARE
   _options jsonb := ml_rag.parse_options('reembed', $3);
   _columns jsonb := ml_rag.parse_options('vector_store_columns', _options -> 'vector_store_columns');
@@ -233,6 +233,9 @@ BEGIN
       SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _next AND NOT a.attisdropped) THEN
     RAISE EXCEPTION USING ERRCODE = '42701', MESSAGE = format('table "%s" has a column "%s" already', store, _next),
       HINT = format('The new vectors need that name for a while: ALTER TABLE %s RENAME COLUMN …;', store);
+  END IF;
+  IF _type IS NOT NULL AND NOT coalesce(_begun.follows, false) THEN
+    PERFORM ml_rag._warn_of_subscribers(store, _next, _type);
   END IF;
   RETURN jsonb_build_object('store', store::oid::bigint, 'name', ml_rag._full_name(store), 'call', $4, 'model', $2, 'former', _old.model_id,
     'same', _type IS NULL, 'begun', _begun.next IS NOT NULL AND _begun.follows, 'segment', _segment, 'embedding', _embedding, 'next', _next, 'type', _type,

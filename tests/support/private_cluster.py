@@ -32,6 +32,8 @@ fsync = on
 full_page_writes = on
 synchronous_commit = on
 max_wal_senders = 4
+# a table's rows can be sent to another database too
+wal_level = logical
 restart_after_crash = on
 """
 

@@ -1,0 +1,194 @@
+"""A store that a logical replication sends to another database changes its embedding model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from psycopg.conninfo import make_conninfo
+from test_reembed import TEXTS, assert_embedded, reembed, rows, vectors
+
+from support.cluster import Cluster, Connection, Database
+from support.models_server import ModelsServer, models
+from support.private_cluster import PrivateCluster
+from support.processes import wait_until
+from support.stores import create_store, error, fake_embedding, search
+
+__all__ = ["models"]
+
+INSERT = "INSERT INTO docs VALUES ('late', '{}', %s, 1, %s, %s)"
+
+
+@dataclass
+class Replication:
+    """Store docs at a publisher and at a subscriber; the publication is ``p``."""
+
+    private: PrivateCluster
+    publisher: Connection
+    subscriber: Connection
+    warnings: list[tuple[str, str]]
+
+    def start(self, publication: str) -> None:
+        """Publish as the statement says, and wait for the first copy."""
+        self.publisher.execute(publication)
+        slot = f"slot_{self.publisher.info.dbname}"
+        # the two are databases of one cluster, where a subscription that makes its own slot would wait for itself
+        self.publisher.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
+        there = make_conninfo(self.private.dsn, dbname=self.publisher.info.dbname)
+        self.subscriber.execute(
+            f"CREATE SUBSCRIPTION s CONNECTION '{there}' PUBLICATION p WITH (create_slot = false, slot_name = '{slot}')"
+        )
+        self.wait_for_copy()
+
+    def wait_for_copy(self) -> None:
+        ready = "SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel"
+        wait_until(lambda: self.subscriber.execute(ready).fetchone() == (True,), 30)
+
+    def caught_up(self) -> None:
+        """Wait until the subscriber has what the publisher has committed."""
+        row = self.publisher.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
+        sent = "SELECT bool_and(confirmed_flush_lsn >= %s) FROM pg_replication_slots WHERE database = %s"
+        values = (*(row or ()), self.publisher.info.dbname)
+        wait_until(lambda: self.publisher.execute(sent, values).fetchone() == (True,), 30)
+
+    def errors(self) -> int:
+        row = self.subscriber.execute("SELECT apply_error_count FROM pg_stat_subscription_stats").fetchone()
+        return int(row[0]) if row else 0
+
+    def stop(self) -> None:
+        self.subscriber.execute("ALTER SUBSCRIPTION s DISABLE; ALTER SUBSCRIPTION s SET (slot_name = NONE)")
+        self.subscriber.execute("DROP SUBSCRIPTION s")
+        slots = "FROM pg_replication_slots WHERE database = %s"
+        mine = (self.publisher.info.dbname,)
+        wait_until(lambda: not self.publisher.execute(f"SELECT {slots} AND active", mine).fetchall(), 30)
+        self.publisher.execute(f"SELECT pg_drop_replication_slot(slot_name) {slots}", mine)
+
+
+@pytest.fixture
+def replication(
+    private: PrivateCluster, cluster: Cluster, db: Database, owner: Connection, models: ModelsServer
+) -> Iterator[Replication]:
+    with cluster.database() as other:
+        subscriber = other.connect()
+        subscriber.execute(
+            "SELECT ml_rag.configure('model_server', %s)",
+            owner.execute("SELECT value FROM ml_rag.setting WHERE name = 'model_server'").fetchone(),
+        )
+        create_store(owner, rows=rows(TEXTS), type="vector(16)")
+        create_store(subscriber, type="vector(16)")
+        warnings: list[tuple[str, str]] = []
+        owner.add_notice_handler(lambda n: warnings.append((n.message_primary or "", n.message_hint or "")))
+        made = Replication(private, owner, subscriber, warnings)
+        try:
+            yield made
+        finally:
+            with contextlib.suppress(Exception):
+                made.stop()
+
+
+def told(replication: Replication) -> list[str]:
+    """The hints of the warnings about subscribers."""
+    return [hint for message, hint in replication.warnings if "subscribers" in message]
+
+
+def test_a_subscriber_that_lacks_the_new_column_stops_and_goes_on_once_it_has_it(replication: Replication) -> None:
+    publisher, subscriber = replication.publisher, replication.subscriber
+    replication.start("CREATE PUBLICATION p FOR TABLE docs")
+    reembed(publisher, "narrow", switch=False)
+    (hint,) = told(replication)
+    assert "ALTER TABLE public.docs ADD COLUMN segment_embedding_next vector(8);" in hint
+    wait_until(lambda: replication.errors() > 0, 30)
+    publisher.execute(INSERT, (30, "late frost", fake_embedding("late frost")))
+    # it searches what it has, and gets the rest when it has the column
+    assert search(subscriber, "green tree", {"n_citations": 1})[0][5:7] == ("green tree", 0)
+    assert subscriber.execute("SELECT count(*) FROM docs").fetchone() == (7,)
+    subscriber.execute("ALTER TABLE public.docs ADD COLUMN segment_embedding_next vector(8)")
+    replication.caught_up()
+    assert vectors(subscriber) == vectors(publisher)
+    reembed(publisher, "narrow", switch=False)
+    replication.caught_up()
+    assert_embedded(subscriber, "narrow", column="segment_embedding_next")
+    # once is enough
+    assert len(told(replication)) == 1
+
+
+def test_both_sides_switch_while_nobody_writes(replication: Replication) -> None:
+    publisher, subscriber = replication.publisher, replication.subscriber
+    replication.start("CREATE PUBLICATION p FOR TABLES IN SCHEMA public")
+    # of as many dimensions as the old one: nothing but the order of the steps keeps them apart
+    subscriber.execute("ALTER TABLE docs ADD COLUMN segment_embedding_next vector(16)")
+    reembed(publisher, "other", switch=False)
+    publisher.execute(INSERT, (30, "late frost", fake_embedding("late frost")))
+    assert reembed(publisher, "other")["switched"] is True
+    replication.caught_up()
+    comment: Any = publisher.execute("SELECT col_description('docs'::regclass, (%s))", (_number(publisher),)).fetchone()
+    with subscriber.transaction():
+        subscriber.execute("ALTER TABLE docs DROP COLUMN segment_embedding")
+        subscriber.execute("ALTER TABLE docs RENAME COLUMN segment_embedding_next TO segment_embedding")
+        subscriber.execute(f"COMMENT ON COLUMN docs.segment_embedding IS '{comment[0]}'")
+    publisher.execute("SELECT ml_rag.load_document('docs', 'later', 'red fish')")
+    replication.caught_up()
+    assert replication.errors() == 0
+    assert_embedded(subscriber, "other")
+    assert vectors(subscriber) == vectors(publisher)
+    found = search(subscriber, "red fish", {"embed_model_id": "other", "n_citations": 1})
+    assert found[0][5:7] == ("red fish", 0)
+
+
+def _number(connection: Connection) -> int:
+    row = connection.execute(
+        "SELECT attnum FROM pg_attribute WHERE attrelid = 'docs'::regclass AND attname = 'segment_embedding'"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_taken_out_of_the_publication_and_copied_anew(replication: Replication) -> None:
+    publisher, subscriber = replication.publisher, replication.subscriber
+    replication.start("CREATE PUBLICATION p FOR TABLE docs")
+    publisher.execute("ALTER PUBLICATION p DROP TABLE docs")
+    subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
+    assert reembed(publisher, "narrow")["switched"] is True
+    assert told(replication) == []
+    assert search(subscriber, "green tree", {"n_citations": 1})[0][5:7] == ("green tree", 0)
+    subscriber.execute("TRUNCATE docs; ALTER TABLE docs ALTER segment_embedding TYPE vector(8)")
+    subscriber.execute(
+        "COMMENT ON COLUMN docs.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=narrow,REEMBEDDED_FROM=fake-embed'"
+    )
+    publisher.execute("ALTER PUBLICATION p ADD TABLE docs")
+    subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
+    replication.wait_for_copy()
+    publisher.execute("SELECT ml_rag.load_document('docs', 'later', 'red fish')")
+    replication.caught_up()
+    assert vectors(subscriber) == vectors(publisher)
+    assert_embedded(subscriber, "narrow")
+
+
+def test_a_publication_of_other_columns_does_not_notice(replication: Replication) -> None:
+    publisher, subscriber = replication.publisher, replication.subscriber
+    subscriber.execute("ALTER TABLE docs DROP COLUMN segment_embedding")
+    listed = "document_name, metadata, document_id, segment_number, segment"
+    replication.start(f"CREATE PUBLICATION p FOR TABLE docs ({listed})")
+    assert reembed(publisher, "narrow")["switched"] is True
+    publisher.execute("UPDATE docs SET segment = 'red hut' WHERE document_id = 1")
+    replication.caught_up()
+    assert told(replication) == []
+    assert replication.errors() == 0
+    assert subscriber.execute("SELECT segment FROM docs WHERE document_id = 1").fetchone() == ("red hut",)
+    publisher.execute(f"ALTER PUBLICATION p SET TABLE docs ({listed}, segment_embedding)")
+    with error("2BP01", "publication p"):
+        reembed(publisher, "other")
+
+
+def test_a_published_table_without_a_key_is_refused_by_postgresql(replication: Replication) -> None:
+    publisher = replication.publisher
+    publisher.execute("ALTER TABLE docs DROP CONSTRAINT docs_pkey; CREATE PUBLICATION p FOR TABLE docs")
+    with error("55000", "replica identity", ours=False):
+        reembed(publisher, "narrow")
+    assert_embedded(publisher, "fake-embed")
+    publisher.execute("ALTER TABLE docs REPLICA IDENTITY FULL")
+    assert reembed(publisher, "narrow")["switched"] is True
+    assert_embedded(publisher, "narrow")
