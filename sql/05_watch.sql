@@ -79,7 +79,7 @@ the whole call; the others are parts of it. calls: those that have ended, errors
 {"57014": 2, "42xxx": 1, …}, some SQLSTATEs by themselves, others by class; terminated = the backend ended first.
 The times are those of the calls without an error, in ms; p50, p95, p99 are exact to a factor of sqrt(2). A routine that
 calls another counts for both. Only roles that the caller is a member of are shown, all of them to members of
-pg_read_all_stats. What was counted outlives sessions and restarts of the server, and may be lost in a crash.$$;
+pg_read_all_stats. What was counted outlives sessions, restarts and crashes of PostgreSQL; a crash of the machine may lose it.$$;
 
 CREATE FUNCTION ml_rag.reset_stats() RETURNS timestamptz
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

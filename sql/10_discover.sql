@@ -145,7 +145,7 @@ WITH logical AS MATERIALIZED (
       ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
             quote_ident(c.relname)] AS names,
       -- those of them that can be of no other relation, whatever schemas and tables somebody makes
-      ARRAY[format('%I.%I', n.nspname, c.relname), CASE WHEN concat(n.nspname, c.relname) !~ '[."]'
+      ARRAY[format('%I.%I', n.nspname, c.relname), CASE WHEN n.nspname !~ '^"|\.' AND c.relname !~ '^"|\.'
                                                         THEN concat(n.nspname, '.', c.relname) END] AS full_names,
       -- quoted where two pairs of schema and table could read the same
       CASE WHEN strpos(n.nspname, '.') = 0 THEN concat(n.nspname, '.', c.relname)
@@ -230,7 +230,7 @@ BEGIN
   SELECT c.oid, c.relispopulated, n.nspname, format('%I.%I', n.nspname, c.relname) AS full_name,
     ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
           quote_ident(c.relname)] AS names,
-    ARRAY[format('%I.%I', n.nspname, c.relname), CASE WHEN concat(n.nspname, c.relname) !~ '[."]'
+    ARRAY[format('%I.%I', n.nspname, c.relname), CASE WHEN n.nspname !~ '^"|\.' AND c.relname !~ '^"|\.'
                                                       THEN concat(n.nspname, '.', c.relname) END] AS full_names
   INTO _relation
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _why_not.relation;

@@ -149,6 +149,19 @@ def test_a_table_that_is_called_like_another_runs_no_code(
         assert any("ran as" in line for line in said)
 
 
+def test_a_quoted_name_is_that_of_one_relation(db: Database, owner: Connection, attacker: Connection) -> None:
+    """A schema and a table whose names have quotes in them spell the quoted name of another table."""
+    owner.execute('CREATE SCHEMA "My docs"')
+    create_store(owner, sql.Identifier("My docs", "good"), [("g", 1, 1, "good", (1, 0, 0))])
+    plant(attacker, PLANTS["view"])
+    attacker.execute("ALTER VIEW own.docs RENAME TO good")
+    owner.execute(sql.SQL("ALTER SCHEMA own RENAME TO {}").format(sql.Identifier('"My docs"')))
+    said = ran_as(owner)
+    document = retrieve(owner, (1, 0, 0), vector_store=['"My docs".good'])
+    assert [c["segment"] for c in document["citations"]] == ["good"]
+    assert said == []
+
+
 @pytest.mark.parametrize("how", ORDINARY)
 def test_ordinary_tables_of_another_role_are_found_unasked(db: Database, attacker: Connection, how: str) -> None:
     plant(attacker, ORDINARY[how])
