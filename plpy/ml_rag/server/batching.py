@@ -39,6 +39,8 @@ SMALL_CHARACTERS = 8000
 #: also the size at which onnxruntime is fastest on 2 cores
 CHUNK_TEXTS = 64
 CHUNK_CHARACTERS = 8000
+#: the same after a query: others are likely to follow. It doubles with every chunk that no query came before
+FIRST_CHUNK_CHARACTERS = 2000
 
 
 class Worker:
@@ -205,6 +207,7 @@ class EmbedBatcher:
         self._bulk: deque[_Request] = deque()
         self._busy = False
         self._bulk_turn = False
+        self._chunk_characters = CHUNK_CHARACTERS
 
     async def embed(self, texts: Sequence[str], cancelled: Cancelled) -> tuple[NDArray[np.float32], int]:
         """Embeddings, shape (len(texts), dimensions), and the number of tokens read.
@@ -221,7 +224,11 @@ class EmbedBatcher:
             request.order.sort(key=lambda index: -len(texts[index]))
         request.out = np.empty((len(texts), dimensions), np.float32)
         with self._worker.admit():
-            (self._small if small else self._bulk).append(request)
+            if small:
+                self._small.append(request)
+                self._chunk_characters = FIRST_CHUNK_CHARACTERS
+            else:
+                self._bulk.append(request)
             self._pump()
             try:
                 return await request.done
@@ -265,9 +272,10 @@ class EmbedBatcher:
         characters = 0
         for index in request.order[request.next : request.next + self._chunk_texts]:
             characters += len(request.texts[index])
-            if indexes and characters > CHUNK_CHARACTERS:
+            if indexes and characters > self._chunk_characters:
                 break
             indexes.append(index)
+        self._chunk_characters = min(2 * self._chunk_characters, CHUNK_CHARACTERS)
         return indexes
 
     @staticmethod

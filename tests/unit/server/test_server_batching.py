@@ -96,6 +96,53 @@ def test_a_query_waits_for_one_chunk_of_a_bulk_request_at_most() -> None:
     asyncio.run(main())
 
 
+def test_after_a_query_bulk_chunks_are_short_and_grow_again() -> None:
+    """Where one query came others follow: on a busy machine they would wait long for a whole chunk."""
+
+    async def main() -> None:
+        gate = threading.Event()
+        engine = Engine(gate)
+        batcher = EmbedBatcher(Worker("m", 100), engine)
+        bulk = asyncio.create_task(batcher.embed(["x" * 1000] * 40, never))
+        await until(lambda: engine.batches)
+        query = asyncio.create_task(batcher.embed(["query"], never))
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(bulk, query)
+        assert engine.batches[1] == ["query"]
+        assert [len(batch) for batch in engine.batches if batch != ["query"]] == [8, 2, 4, 8, 8, 8, 2]
+
+    asyncio.run(main())
+
+
+def test_while_queries_come_every_bulk_chunk_is_short() -> None:
+    async def main() -> None:
+        engine = Engine()
+        batcher = EmbedBatcher(Worker("m", 100), engine)
+        compute = engine.embed
+        loop = asyncio.get_running_loop()
+        queries: list[asyncio.Task] = []
+
+        def ask() -> None:
+            queries.append(asyncio.create_task(batcher.embed(["query"], never)))
+
+        def embed(texts: Sequence[str], cancelled) -> np.ndarray:
+            if texts[0] != "query":  # one comes during every chunk, before its end is known
+                asked = threading.Event()
+                loop.call_soon_threadsafe(lambda: (ask(), loop.call_soon(asked.set)))
+                assert asked.wait(10)
+            return compute(texts, cancelled)
+
+        engine.embed = embed  # type: ignore[method-assign]
+        await batcher.embed(["x" * 1000] * 20, never)
+        await asyncio.gather(*queries)
+        chunks = [batch for batch in engine.batches if batch != ["query"]]
+        assert [len(chunk) for chunk in chunks] == [8, 2, 2, 2, 2, 2, 2]
+        assert engine.batches[1::2] == [["query"]] * len(queries)  # each waited for one chunk only
+
+    asyncio.run(main())
+
+
 def test_a_bulk_request_is_not_starved_by_queries() -> None:
     async def main() -> None:
         engine = Engine()
