@@ -120,22 +120,22 @@ AS $$
 -- by index look-ups (OFFSET 0 keeps the planner from joining whole catalogs instead), so the cost grows with the vector
 -- columns of the database and not with its tables. PL/pgSQL, because it keeps the plan for the session.
 #variable_conflict use_column
+DECLARE
+  _embedding name := coalesce($4 ->> 'segment_embedding', 'segment_embedding');
+  _segment name := coalesce($4 ->> 'segment', 'segment');
+  _document_name name := coalesce($4 ->> 'document_name', 'document_name');
+  _document_id name := coalesce($4 ->> 'document_id', 'document_id');
+  _segment_number name := coalesce($4 ->> 'segment_number', 'segment_number');
+  _metadata name := coalesce($4 ->> 'metadata', 'metadata');
+  _columns name[] := ARRAY[_segment, _document_name, _document_id, _segment_number, _metadata, _embedding];
 BEGIN
 RETURN QUERY
-WITH logical AS MATERIALIZED (
-  SELECT coalesce($4 ->> 'segment_embedding', 'segment_embedding')::name AS segment_embedding,
-         coalesce($4 ->> 'segment', 'segment')::name AS segment,
-         coalesce($4 ->> 'document_name', 'document_name')::name AS document_name,
-         coalesce($4 ->> 'document_id', 'document_id')::name AS document_id,
-         coalesce($4 ->> 'segment_number', 'segment_number')::name AS segment_number,
-         coalesce($4 ->> 'metadata', 'metadata')::name AS metadata
-), marked AS MATERIALIZED (
+WITH marked AS MATERIALIZED (
   SELECT embedding.*, relation.*,
     (SELECT ml_rag._marked_model(m.description)
      FROM pg_description AS m
      WHERE m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid) AS embed_model_id
   FROM pg_depend AS d
-  CROSS JOIN logical
   CROSS JOIN LATERAL (
     SELECT a.attname, a.attnum, a.atttypid, a.atttypmod FROM pg_attribute AS a
     WHERE a.attrelid = d.objid AND a.attnum = d.objsubid AND a.atttypid = d.refobjid AND NOT a.attisdropped OFFSET 0
@@ -158,7 +158,7 @@ WITH logical AS MATERIALIZED (
   ) AS relation
   WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('vector'::regtype, 'halfvec'::regtype)
     AND d.refobjsubid = 0 AND d.classid = 'pg_class'::regclass AND d.objsubid > 0
-    AND embedding.attname = logical.segment_embedding
+    AND embedding.attname = _embedding
     -- here, as what follows costs more: comments and columns only of those that were asked for
     AND ($1 IS NULL OR $1 && relation.names)
     AND ($2 IS NULL OR NOT $2 && relation.names)
@@ -169,21 +169,19 @@ SELECT m.vector_store, m.relid::regclass, m.embed_model_id,
   CASE m.atttypid WHEN 'vector'::regtype THEN 'vector' ELSE 'halfvec' END, nullif(m.atttypmod, -1),
   format_type(c.document_id_type, NULL), format_type(c.segment_number_type, NULL)
 FROM marked AS m
-CROSS JOIN logical
 CROSS JOIN LATERAL (
-  SELECT min(a.attname::text) FILTER (WHERE a.attname = logical.segment) AS segment,
-         min(a.attname::text) FILTER (WHERE a.attname = logical.document_name) AS document_name,
-         min(a.attname::text) FILTER (WHERE a.attname = logical.document_id) AS document_id,
-         min(a.atttypid) FILTER (WHERE a.attname = logical.document_id) AS document_id_type,
-         min(a.attname::text) FILTER (WHERE a.attname = logical.segment_number
+  SELECT min(a.attname::text) FILTER (WHERE a.attname = _segment) AS segment,
+         min(a.attname::text) FILTER (WHERE a.attname = _document_name) AS document_name,
+         min(a.attname::text) FILTER (WHERE a.attname = _document_id) AS document_id,
+         min(a.atttypid) FILTER (WHERE a.attname = _document_id) AS document_id_type,
+         min(a.attname::text) FILTER (WHERE a.attname = _segment_number
            AND a.atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)) AS segment_number,
-         min(a.atttypid) FILTER (WHERE a.attname = logical.segment_number) AS segment_number_type,
-         min(a.attname::text) FILTER (WHERE a.attname = logical.metadata) AS metadata,
+         min(a.atttypid) FILTER (WHERE a.attname = _segment_number) AS segment_number_type,
+         min(a.attname::text) FILTER (WHERE a.attname = _metadata) AS metadata,
          coalesce(bool_or(a.attnum = m.attnum), false) AS embedding_selectable
   FROM pg_attribute AS a
   WHERE a.attrelid = m.relid AND NOT a.attisdropped AND has_column_privilege(m.relid, a.attnum, 'SELECT')
-    AND a.attname = ANY (ARRAY[logical.segment, logical.document_name, logical.document_id, logical.segment_number,
-                               logical.metadata, logical.segment_embedding])
+    AND a.attname = ANY (_columns)
 ) AS c
 WHERE (m.embed_model_id IS NOT NULL OR $6 AND $1 IS NOT NULL)
   AND ($5 IS NULL OR m.embed_model_id = $5 OR m.embed_model_id IS NULL)
@@ -376,16 +374,21 @@ AS $$
 -- just then. A table that was read, if only no row, cannot be altered.
 -- Calls: ml_rag._relation_name, ml_rag._marked_model  Reads: the stores, as the caller
 DECLARE
-  _relation regclass;
+  _store ml_rag.store;
+  _comment text;
 BEGIN
-  FOR _relation IN
-    SELECT s.relation FROM unnest(stores) AS s JOIN pg_class AS c ON c.oid = s.relation WHERE c.relkind = 'r'
-  LOOP
-    EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_relation));
+  -- one by one: a join over the array would be planned for more than the few there are
+  FOREACH _store IN ARRAY stores LOOP
+    IF (SELECT c.relkind FROM pg_class AS c WHERE c.oid = _store.relation) = 'r' THEN
+      EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_store.relation));
+    END IF;
+    _comment := (SELECT d.description FROM pg_attribute AS a
+      JOIN pg_description AS d ON d.objoid = a.attrelid AND d.classoid = 'pg_class'::regclass AND d.objsubid = a.attnum
+      WHERE a.attrelid = _store.relation AND a.attname = _store.segment_embedding AND NOT a.attisdropped);
+    IF _store.embed_model_id <> coalesce(ml_rag._marked_model(_comment), '') THEN
+      RETURN false;
+    END IF;
   END LOOP;
-  RETURN NOT EXISTS (
-    SELECT FROM unnest(stores) AS s
-    LEFT JOIN pg_attribute AS a ON a.attrelid = s.relation AND a.attname = s.segment_embedding AND NOT a.attisdropped
-    WHERE s.embed_model_id <> coalesce(ml_rag._marked_model(col_description(a.attrelid, a.attnum)), ''));
+  RETURN true;
 END
 $$;

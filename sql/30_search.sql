@@ -73,11 +73,14 @@ SET search_path FROM CURRENT
 SET hnsw.iterative_scan = 'relaxed_order'
 SET ivfflat.iterative_scan = 'relaxed_order'
 AS $$
--- purpose: run a kNN statement  Reads: the store, as the caller
+-- purpose: run a kNN statement; the hits come in order of (distance, document, segment)
+-- Reads: the store, as the caller
 DECLARE
   _hits ml_rag.hit[];
 BEGIN
-  EXECUTE format('SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (%s) AS h', statement)
+  EXECUTE format('SELECT array_agg(ROW(h.*)::ml_rag.hit ORDER BY h.distance, h.document_name COLLATE "C", h.document_id, '
+      'h.document_key COLLATE "C", h.segment_number) FROM (%s) AS h (vector_store, document_name, document_id, '
+      'document_key, segment_number, segment, distance, metadata, keyword_score, score, rerank_score)', statement)
     INTO _hits USING query_embedding, n, arguments;
   RETURN coalesce(_hits, '{}');
 END
@@ -164,6 +167,7 @@ DECLARE
   _store ml_rag.store;
   _hits ml_rag.hit[];
   _all ml_rag.hit[] := '{}';
+  _searched integer := 0;
   _fetch integer;
   _sort text;
   _reads integer;
@@ -213,8 +217,7 @@ BEGIN
         CONTINUE;
       END IF;
       EXIT WHEN cardinality(_hits) < _fetch OR _sort = 'total'
-        OR (SELECT max(h.distance) FROM unnest(_hits) AS h)
-           > (SELECT h.distance FROM unnest(_hits) AS h ORDER BY h.distance OFFSET n - 1 LIMIT 1);
+        OR _hits[cardinality(_hits)].distance > _hits[n].distance;
       IF _fetch > 700 THEN
         _sort := 'total';
         _fetch := n;
@@ -222,6 +225,7 @@ BEGIN
         _fetch := _fetch * 4;
       END IF;
     END LOOP;
+    _searched := _searched + 1;
     _all := _all || _hits;
     IF explain THEN
       _began := clock_timestamp();
@@ -232,6 +236,10 @@ BEGIN
       explaining := coalesce(explaining, '0') + (clock_timestamp() - _began);
     END IF;
   END LOOP;
+  IF _searched < 2 THEN
+    hits := _all[1:n];
+    RETURN;
+  END IF;
   hits := ARRAY(
     SELECT h FROM unnest(_all) AS h
     ORDER BY h.distance, h.vector_store COLLATE "C", h.document_name COLLATE "C", h.document_id,

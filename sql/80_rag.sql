@@ -26,6 +26,8 @@ DECLARE
   _candidates integer := greatest(_n, (_rerank ->> 'candidates')::integer);
   _query_embedding vector;
   _keyword_hits ml_rag.hit[];
+  _kept ml_rag.hit[];
+  _limit numeric;
   _found record;
   _arm record;
 BEGIN
@@ -120,26 +122,34 @@ BEGIN
         'keywords, and whether the stores have rows.');
   END IF;
 
-  -- also with nothing to judge: it says which limit was in force
-  _found := ml_rag.threshold(hits, (_retrieval ->> 'max_distance')::numeric,
-    (_retrieval ->> 'percentage_distance')::numeric);
-  method := _found.method;
-  threshold := round(_found.threshold, 4);
+  IF _is_keyword OR _retrieval ?| '{max_distance,percentage_distance}' THEN
+    -- also with nothing to judge: it says which limit was in force
+    _found := ml_rag.threshold(hits, (_retrieval ->> 'max_distance')::numeric,
+      (_retrieval ->> 'percentage_distance')::numeric);
+    method := _found.method;
+    _limit := _found.threshold;
+    _kept := _found.kept;
+  ELSE
+    -- the nearest ones, the nearest first
+    _limit := hits[cardinality(hits)].distance;
+    _kept := hits;
+  END IF;
+  threshold := round(_limit, 4);
   times[6] := clock_timestamp();
   IF _explain THEN
-    explained := jsonb_set(explained, '{candidates,within_threshold}', to_jsonb(cardinality(_found.kept)))
+    explained := jsonb_set(explained, '{candidates,within_threshold}', to_jsonb(cardinality(_kept)))
       || jsonb_build_object('nearest', (SELECT min(h.distance) FROM unnest(hits) AS h));
   END IF;
-  IF cardinality(_found.kept) = 0 THEN
+  IF cardinality(_kept) = 0 THEN
     missing := coalesce(missing, jsonb_build_object('sqlstate', 'P0002',
       'message', 'no segment within the distance threshold',
       'detail', format('The nearest distance is %s, the threshold %s.',
-        coalesce((SELECT min(h.distance) FROM unnest(hits) AS h)::text, 'not known'), _found.threshold),
+        coalesce((SELECT min(h.distance) FROM unnest(hits) AS h)::text, 'not known'), _limit),
       'hint', 'Raise "max_distance", or leave it out.'));
     hits := '{}';
     RETURN;
   END IF;
-  hits := _found.kept;
+  hits := _kept;
 
   IF _rerank IS NOT NULL THEN
     PERFORM ml_rag._stage(call, 'rerank',
@@ -260,10 +270,8 @@ BEGIN
   _answer := jsonb_build_object(
     'citations', coalesce((
       SELECT jsonb_agg(jsonb_build_object('segment', h.segment, 'distance', h.distance,
-        'document_name', h.document_name) ORDER BY h.place)
-      FROM (
-        SELECT p.place, (_retrieved.hits[p.place]).* FROM generate_subscripts(_retrieved.hits, 1) AS p (place)
-      ) AS h), '[]'),
+        'document_name', h.document_name) ORDER BY h.ordinality)
+      FROM unnest(_retrieved.hits) WITH ORDINALITY AS h), '[]'),
     'vector_store', ARRAY(SELECT s.vector_store FROM unnest(_retrieved.stores) AS s),
     'retrieval_info', jsonb_build_object('method', _retrieved.method, 'threshold', _retrieved.threshold)
       || CASE WHEN NOT (_options -> 'keyword_search')::boolean THEN '{}'
