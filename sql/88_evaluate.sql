@@ -265,7 +265,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag_evaluate; path is the caller's search_path
 -- Calls: ml_rag._begin, ml_rag._stage, ml_rag._progress, ml_rag._end, ml_rag._parse_evaluate_options, ml_rag._read_questions, ml_rag._check_questions, ml_rag._discover,
--- ml_rag._retrieve, ml_rag._evaluate_question, ml_rag._summary, ml_rag._run_environment
+-- ml_rag._retrieve, ml_rag.generate, ml_rag._evaluate_question, ml_rag._summary, ml_rag._run_environment
 -- Writes: ml_rag.evaluation_run, ml_rag.evaluation_question
 DECLARE
   _call integer := ml_rag._begin('ml_rag_evaluate');
@@ -302,6 +302,15 @@ BEGIN
     -- says why
     PERFORM ml_rag._retrieve(_questions[1] ->> 'question', _parsed.rag);
   END IF;
+  IF _parsed.own ? 'judge_model_id' THEN
+    PERFORM ml_rag._stage(_call, 'judge', _parsed.own ->> 'judge_model_id');
+    BEGIN
+      -- a judge that is not there would be noticed by nothing but scores that are missing at the end
+      PERFORM ml_rag.generate('1', jsonb_build_object('model_id', _parsed.own -> 'judge_model_id', 'max_tokens', 1));
+    EXCEPTION WHEN external_routine_exception THEN
+      NULL;
+    END;
+  END IF;
   FOR i IN 1..cardinality(_questions) LOOP
     PERFORM ml_rag._progress(_call, _table, 'asking questions', i - 1, cardinality(_questions), _failed);
     _result := ml_rag._evaluate_question(_questions[i], _parsed.own, _parsed.rag, _parsed.cutoffs, _call);
@@ -318,7 +327,8 @@ BEGIN
   IF (SELECT bool_and(r.sqlstate IS NOT NULL AND r.sqlstate <> 'P0002') AND count(DISTINCT r.sqlstate) = 1
       FROM unnest(_results) AS r) THEN
     RAISE EXCEPTION USING ERRCODE = _result.sqlstate, MESSAGE = 'every question failed',
-      DETAIL = format('The last one with: %s.', _result.message);
+      DETAIL = format('The last one with: %s.', _result.message),
+      HINT = 'Ask one of the questions with the same options by ml_rag_search: it says what to do.';
   END IF;
 
   SELECT s.* INTO _summary FROM ml_rag._summary(_results) AS s;

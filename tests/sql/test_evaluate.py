@@ -214,9 +214,14 @@ def test_a_judge_that_scores(ready: Connection) -> None:
     assert set(run["latency"]) == {"retrieval", "embedding", "search", "generation", "judge"}
 
 
-@pytest.mark.parametrize("model", ["fake-generate-error", "no-such-model", "fake-embed"])
-def test_a_judge_that_fails_judges_nothing(ready: Connection, model: str) -> None:
-    run = evaluate(ready, row(1, "apples"), judge_model_id=model)
+@pytest.mark.parametrize("model", ["no-such-model", "fake-embed"])
+def test_a_judge_that_is_none_ends_the_run_at_once(ready: Connection, model: str) -> None:
+    with error("22023", model):
+        evaluate(ready, row(1, "apples"), judge_model_id=model)
+
+
+def test_a_judge_that_fails_judges_nothing(ready: Connection) -> None:
+    run = evaluate(ready, row(1, "apples"), judge_model_id="fake-generate-error")
     assert run["errors"] == {}
     assert "groundedness" not in run["measures"]
     assert "relevance" not in run["measures"]
