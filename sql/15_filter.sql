@@ -74,6 +74,63 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._warn_of_unknown_keys(store ml_rag.store, filters jsonb) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a misspelt key of the metadata, where nobody would notice: a condition that holds for rows without a value holds
+-- for all of them then. Others find nothing, which says it.
+-- Which keys there are only the rows know. A few are looked at, and a key that they lack is complained about only where
+-- they have one that is spelt almost so: a key that hardly any row has is what such conditions are for.
+-- Calls: ml_rag._filter_tree, ml_rag._distance_of_words  Reads: the store, as the caller
+DECLARE
+  _rows CONSTANT integer := 100;
+  _key text;
+  _keys text[];
+  _known text[];
+  _nearest text;
+BEGIN
+  IF store.metadata IS NULL OR filters::text !~ '"(ne|nin|not|exists)"|null' OR NOT EXISTS (
+    SELECT FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
+    WHERE c.oid = store.relation AND c.relkind IN ('r', 'p', 'm') AND a.attname = store.metadata
+      AND a.atttypid = 'jsonb'::regtype) THEN
+    RETURN;
+  END IF;
+  _keys := ARRAY(
+    -- the first step of a path; what is a column is none of the metadata
+    SELECT DISTINCT CASE WHEN k.key LIKE '/%' THEN replace(replace(split_part(k.key, '/', 2), '~1', '/'), '~0', '~')
+                         ELSE k.key END
+    FROM (
+      SELECT n.term ->> 'key' AS key
+      FROM jsonb_path_query(ml_rag._filter_tree(filters), 'strict $.** ? (exists (@."not"))."not".** ? (exists (@.operator))')
+        AS n (term)
+      UNION SELECT n.term ->> 'key'
+      FROM jsonb_path_query(ml_rag._filter_tree(filters),
+        'strict $.** ? (exists (@.operator) && exists (@.values[*] ? (@ == null)))') AS n (term)) AS k
+    WHERE k.key LIKE '/%' OR NOT EXISTS (
+      SELECT FROM pg_attribute AS a WHERE a.attrelid = store.relation AND a.attname = k.key AND NOT a.attisdropped));
+  IF cardinality(_keys) = 0 THEN
+    RETURN;
+  END IF;
+  EXECUTE format($query$
+    SELECT array_agg(DISTINCT k)
+    FROM (SELECT t.%I AS document FROM %s AS t LIMIT $1) AS s
+    CROSS JOIN jsonb_object_keys(CASE jsonb_typeof(s.document) WHEN 'object' THEN s.document END) AS k
+    $query$, store.metadata, store.relation) INTO _known USING _rows;
+  FOR _key IN SELECT k FROM unnest(_keys) AS k WHERE k <> ALL (_known) LOOP
+    SELECT n INTO _nearest FROM unnest(_known) AS n, ml_rag._distance_of_words(lower(_key), lower(n)) AS d
+    WHERE d <= least(2, (length(n) - 1) / 2) ORDER BY d, n LIMIT 1;
+    IF FOUND THEN
+      RAISE WARNING USING ERRCODE = '01000',
+        MESSAGE = format('the metadata of "%s" may have no key "%s"', store.vector_store, left(_key, 100)),
+        DETAIL = format('None of the first %s rows has it; "ne", "nin", "not", null and "exists": false hold for a row '
+          'without a value.', _rows),
+        HINT = format('Did you mean "%s"?', left(_nearest, 100));
+    END IF;
+  END LOOP;
+END
+$$;
+
 CREATE FUNCTION ml_rag.filter(store ml_rag.store, options jsonb, OUT condition text, OUT arguments text[])
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -81,7 +138,7 @@ AS $$
 -- purpose: the stage: the options that leave rows out, as a condition that stands before any limit
 -- Lists are slices of $3, which the planner folds to constants, so that an index serves them and postgres_fdw ships
 -- them.
--- Calls: ml_rag.condition, ml_rag._check_keywords, ml_rag._keyword_collation, ml_rag._keyword_pattern
+-- Calls: ml_rag.condition, ml_rag._warn_of_unknown_keys, ml_rag._check_keywords, ml_rag._keyword_collation, ml_rag._keyword_pattern
 DECLARE
   _name text := CASE WHEN store.document_name IS NULL THEN quote_literal(store.vector_store)
                      ELSE format('t.%I::text', store.document_name) END;
@@ -103,6 +160,7 @@ BEGIN
     arguments := arguments || _names;
   END IF;
   IF options ? 'filters' THEN
+    PERFORM ml_rag._warn_of_unknown_keys(store, options -> 'filters');
     SELECT c.arguments, c.condition INTO arguments, _condition
     FROM ml_rag.condition(store, options -> 'filters', arguments) AS c;
     condition := condition || format(' AND (%s)', _condition);

@@ -28,7 +28,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: check everything before the first row, make the output column, and return the job ml_rag._run_batch works on
 -- Calls: ml_rag.parse_options, ml_rag._parse_rag_options, ml_rag._column_reference, ml_rag._check_writable,
--- ml_rag.embed, ml_rag._marked_model
+-- ml_rag.embed, ml_rag._marked_model, ml_rag._distance_of_words
 -- Writes: the output table, as the caller
 DECLARE
   _options jsonb;
@@ -45,6 +45,7 @@ DECLARE
   _comment text;
   _key name[];
   _key_types text[];
+  _names text[];
   _missing text;
 BEGIN
   _options := options;
@@ -71,8 +72,16 @@ BEGIN
   SELECT a.atttypid INTO _input_type FROM pg_attribute AS a
   WHERE a.attrelid = _input AND a.attname = _in.column_name AND a.attnum > 0 AND NOT a.attisdropped;
   IF _input_type IS NULL THEN
+    SELECT array_agg(a.attname::text ORDER BY a.attnum) INTO _names FROM pg_attribute AS a
+    WHERE a.attrelid = _input AND a.attnum > 0 AND NOT a.attisdropped;
     RAISE EXCEPTION USING ERRCODE = '42703',
-      MESSAGE = format('column "%s" of relation "%s" does not exist', _in.column_name, _in.relation);
+      MESSAGE = format('column "%s" of relation "%s" does not exist', _in.column_name, _in.relation),
+      DETAIL = format('Its columns: %s.', array_to_string(_names, ', ')),
+      HINT = coalesce((
+        SELECT format('Did you mean "%s"?', n) FROM unnest(_names) AS n,
+          ml_rag._distance_of_words(lower(_in.column_name), lower(n)) AS d
+        WHERE d <= greatest(2, length(n) / 3) ORDER BY d, n LIMIT 1),
+        'Name the column of the texts: ''schema.table.column''.');
   END IF;
   SELECT array_agg(a.attname ORDER BY k.place), array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY k.place)
   INTO _key, _key_types

@@ -148,3 +148,61 @@ BEGIN
   RETURN _questions;
 END
 $$;
+
+CREATE FUNCTION ml_rag._warn_of_unknown_documents(stores ml_rag.store[], questions jsonb[], match text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: expected documents that no store has, before the first question is asked: they would count as not found
+-- Reads: the stores, as the caller
+DECLARE
+  _most CONSTANT integer := 20000;
+  _expected text[] := ARRAY(
+    SELECT d ->> 'document' FROM unnest(questions) AS q CROSS JOIN jsonb_array_elements(nullif(q -> 'documents', 'null')) AS d
+    GROUP BY 1 ORDER BY 1);
+  _unknown text[] := _expected;
+  _names text[] := '{}';
+  _found text[];
+  _store ml_rag.store;
+  _column name;
+  _near text;
+BEGIN
+  FOREACH _store IN ARRAY stores LOOP
+    _column := CASE match WHEN 'document_id' THEN _store.document_id ELSE _store.document_name END;
+    IF _column IS NULL THEN
+      -- its rows are called by its own name
+      _found := CASE WHEN match <> 'document_id' THEN ARRAY[_store.vector_store] END;
+    ELSE
+      EXECUTE format('SELECT array_agg(DISTINCT t.%I::text) FROM %s AS t', _column, _store.relation) INTO _found;
+    END IF;
+    _names := _names || _found[1:_most];
+    _unknown := ARRAY(
+      SELECT u FROM unnest(_unknown) AS u
+      EXCEPT SELECT f FROM unnest(_found) AS f
+      EXCEPT SELECT array_to_string(p.parts[i:], '/')
+      FROM unnest(_found) AS f CROSS JOIN LATERAL (SELECT string_to_array(f, '/') AS parts) AS p
+      CROSS JOIN generate_subscripts(p.parts, 1) AS i
+      WHERE match NOT IN ('document_id', 'document_name')
+      ORDER BY 1);
+    EXIT WHEN cardinality(_unknown) = 0;
+  END LOOP;
+  IF cardinality(_unknown) = 0 OR cardinality(stores) = 0 THEN
+    RETURN;
+  END IF;
+  -- what has most of its runs of three letters
+  SELECT string_agg(format('"%s"', left(n.name, 100)), ', ' ORDER BY n.share DESC, n.name) INTO _near
+  FROM (
+    SELECT d.name, avg((strpos(lower(d.name), substr(w.word, i, 3)) > 0)::integer) AS share
+    FROM (SELECT lower(left(_unknown[1], 100)) AS word) AS w
+    CROSS JOIN generate_series(1, greatest(1, length(w.word) - 2)) AS i
+    CROSS JOIN (SELECT DISTINCT x AS name FROM unnest(_names[1:_most]) AS x) AS d
+    GROUP BY d.name ORDER BY 2 DESC, 1 LIMIT 3) AS n
+  WHERE n.share >= 0.4;
+  RAISE WARNING USING ERRCODE = '01000',
+    MESSAGE = format('%s of %s expected documents are in none of the vector stores', cardinality(_unknown),
+      cardinality(_expected)),
+    DETAIL = format('They count as not found. The first: "%s". Searched: %s.', left(_unknown[1], 200),
+      (SELECT string_agg(s.vector_store, ', ') FROM unnest(stores) AS s)),
+    HINT = concat('Did you mean ' || _near || '? ', '"match" says how names are compared; row-level security may hide documents.');
+END
+$$;

@@ -265,7 +265,8 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag_evaluate; path is the caller's search_path
 -- Calls: ml_rag._begin, ml_rag._stage, ml_rag._progress, ml_rag._end, ml_rag._parse_evaluate_options, ml_rag._read_questions, ml_rag._check_questions, ml_rag._discover,
--- ml_rag._retrieve, ml_rag.generate, ml_rag._evaluate_question, ml_rag._summary, ml_rag._run_environment
+-- ml_rag._retrieve, ml_rag.generate, ml_rag._warn_of_unknown_documents, ml_rag._evaluate_question, ml_rag._summary,
+-- ml_rag._run_environment
 -- Writes: ml_rag.evaluation_run, ml_rag.evaluation_question
 DECLARE
   _call integer := ml_rag._begin('ml_rag_evaluate');
@@ -311,6 +312,7 @@ BEGIN
       NULL;
     END;
   END IF;
+  PERFORM ml_rag._warn_of_unknown_documents(_stores, _questions, _parsed.own ->> 'match');
   FOR i IN 1..cardinality(_questions) LOOP
     PERFORM ml_rag._progress(_call, _table, 'asking questions', i - 1, cardinality(_questions), _failed);
     _result := ml_rag._evaluate_question(_questions[i], _parsed.own, _parsed.rag, _parsed.cutoffs, _call);

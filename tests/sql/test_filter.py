@@ -45,6 +45,75 @@ def test_empty_lists_of_documents(owner: Connection, asker: Connection) -> None:
         retrieve(asker, (1, 0, 0), document_name=[])
 
 
+# -- keys of the metadata that are misspelt ---------------------------------------------------------------------------
+
+
+def warnings(connection: Connection, filters: Any) -> list[str]:
+    """What a search with these filters warns of, each warning with its hint."""
+    told: list[str] = []
+
+    def tell(notice: psycopg.errors.Diagnostic) -> None:
+        told.append(f"{notice.message_primary} {notice.message_hint}")
+
+    connection.add_notice_handler(tell)
+    try:
+        retrieve(connection, (1, 0, 0), filters=filters)
+    finally:
+        connection.remove_notice_handler(tell)
+    return told
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"langage": {"ne": "de"}},
+        {"langage": {"nin": ["de", "fr"]}},
+        {"not": {"langage": "de"}},
+        {"or": [{"not": {"and": [{"langage": {"like": "d%"}}]}}]},
+        {"langage": {"exists": False}},
+        {"langage": None},
+        {"langage": ["de", None]},
+        {"Language": {"ne": "de"}},
+        {"/langage": {"ne": "de"}},
+        {"/langage/code": {"ne": "de"}},
+        {"langauge": {"ne": "de"}},
+    ],
+)
+def test_a_misspelt_key_that_would_match_everything_is_told(owner: Connection, asker: Connection, filters: Any) -> None:
+    create_store(owner, rows=[("a", 1, 1, "s", (1, 0, 0))])
+    owner.execute("""UPDATE docs SET metadata = '{"language": "de", "page": 1}'""")
+    (warning,) = warnings(asker, filters)
+    assert 'the metadata of "public.docs" may have no key "' in warning
+    assert warning.endswith('Did you mean "language"?')
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"language": {"ne": "fr"}},
+        {"/language": {"ne": "fr"}},
+        {"status": {"ne": "draft"}},  # like nothing there is: a key that rows may lack
+        {"document_name": {"ne": "x"}},
+        {"document_nam": {"ne": "x"}},  # like a column, and not like a key
+        {"language": "de"},
+        {"n": {"ne": 1}},
+    ],
+)
+def test_keys_that_are_right_or_like_nothing_are_not_told(owner: Connection, asker: Connection, filters: Any) -> None:
+    create_store(owner, rows=[("a", 1, 1, "s", (1, 0, 0))])
+    owner.execute("""UPDATE docs SET metadata = '{"language": "de", "page": 1}'""")
+    assert warnings(asker, filters) == []
+
+
+def test_metadata_that_is_no_object_is_looked_at_all_the_same(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=[("a", 1, i, "s", (1, 0, 0)) for i in range(1, 4)])
+    owner.execute("UPDATE docs SET metadata = '[1]' WHERE segment_number = 1")
+    owner.execute("UPDATE docs SET metadata = '\"n\"' WHERE segment_number = 2")
+    assert warnings(asker, {"m": {"ne": 1}}) == []
+    owner.execute("""UPDATE docs SET metadata = '{"page": 1}' WHERE segment_number = 3""")
+    assert len(warnings(asker, {"pag": {"ne": 1}})) == 1
+
+
 # -- keywords ---------------------------------------------------------------------------------------------------------
 
 SEGMENTS = [

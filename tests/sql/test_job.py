@@ -89,3 +89,13 @@ def test_generate_table_makes_an_output_table_with_the_same_key(owner: Connectio
         "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = '\"out Put\"'::regclass AND contype = 'p'"
     )
     assert column(owner, key) == ['PRIMARY KEY ("B b", a)']
+
+
+def test_a_column_that_does_not_exist_is_named_with_those_that_do(owner: Connection) -> None:
+    owner.execute("CREATE TABLE texts (id integer PRIMARY KEY, body text)")
+    for routine in ("ml_embed_table", "ml_generate_table", "ml_rag_table"):
+        with error("42703", 'column "bodi" of relation "public.texts"', "id, body", 'Did you mean "body"?'):
+            owner.execute(f"CALL {routine}('public.texts.bodi', 'public.texts.result')")
+    with error("42703", 'column "wholly_other"', "'schema.table.column'"):
+        owner.execute("CALL ml_embed_table('public.texts.wholly_other', 'public.texts.result')")
+    assert owner.execute("SELECT count(*) FROM pg_attribute WHERE attname = 'result'").fetchone() == (0,)

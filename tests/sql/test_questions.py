@@ -226,3 +226,45 @@ def test_strangers_may_not(db: Database) -> None:
     for call in ("ml_rag_evaluate('SELECT 1')", "ml_rag_compare_runs(1, 2)"):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             db.connect("stranger").execute(f"SELECT * FROM {call}")
+
+
+def warned(connection: Connection, questions: str, **options: Any) -> list[str]:
+    """The warnings of a run, each with its detail and hint in one line."""
+    told: list[str] = []
+
+    def tell(notice: psycopg.errors.Diagnostic) -> None:
+        told.append(f"{notice.message_primary} | {notice.message_detail} | {notice.message_hint}")
+
+    connection.add_notice_handler(tell)
+    try:
+        evaluate(connection, questions, **options)
+    finally:
+        connection.remove_notice_handler(tell)
+    return told
+
+
+def test_expected_documents_that_no_store_has_are_told(owner: Connection, asker: Connection) -> None:
+    names = ["/srv/handbook/travel policy.pdf", "/srv/handbook/leave.pdf", "plans.pdf"]
+    create_store(owner, rows=[(n, i, 1, n, fake_embedding(n)) for i, n in enumerate(names, 1)], type="vector(16)")
+    known = """SELECT 'q' AS question, '["travel policy.pdf", "handbook/leave.pdf", "plans.pdf"]'::jsonb AS documents"""
+    assert warned(asker, known) == []
+    assert warned(asker, "SELECT 'q' AS question, 2 AS documents", match="document_id") == []
+    wrong = """SELECT 'q' AS question, '["plans.pdf", "travel polcy.pdf", "zzz"]'::jsonb AS documents"""
+    (warning,) = warned(asker, wrong)
+    assert warning.startswith("2 of 3 expected documents are in none of the vector stores | ")
+    assert 'The first: "travel polcy.pdf". Searched: public.docs.' in warning
+    assert 'Did you mean "/srv/handbook/travel policy.pdf"' in warning
+    (warning,) = warned(asker, known, match="document_name")
+    assert warning.startswith("2 of 3 expected documents")
+    assert 'The first: "handbook/leave.pdf"' in warning
+    (warning,) = warned(asker, "SELECT 'q' AS question, 9 AS documents", match="document_id")
+    assert 'The first: "9"' in warning
+    # nothing is like it
+    (warning,) = warned(asker, "SELECT 'q' AS question, 'xyz' AS documents")
+    assert "Did you mean" not in warning
+
+
+def test_without_expected_documents_no_names_are_read(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=[("a", 1, 1, "red", fake_embedding("red"))], type="vector(16)")
+    assert warned(asker, "SELECT 'q' AS question") == []
+    assert warned(asker, "SELECT 'q' AS question, '[]'::jsonb AS documents") == []
