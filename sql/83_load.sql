@@ -209,9 +209,9 @@ options with ranges and defaults: SELECT * FROM ml_rag.option WHERE routine IN (
 result: {"vector_store", "documents": {"loaded", "changed", "unchanged", "removed", "skipped", "failed"}, "segments",
 "failed": [{"document_name", "error", …}], "seconds"}. A document that fails does not stop the others, and keeps the
 segments it had. Commits after each batch outside a transaction block, so that a load that breaks off can be called
-again and goes on. Needs pg_read_server_files. Errors: 22023 bad option, no such file, table that is no vector store;
-22000 different dimensions; 25006 read-only; 42501; 42P01 store dropped meanwhile; 53100 disk full; 55000; 08006; 53300;
-57014; 38000.$$;
+again and goes on. skipped: of a format that "formats" leaves out. Needs pg_read_server_files.
+Errors: 22023 bad option, no such file, table that is no vector store; 22000 different dimensions; 25006 read-only; 42501;
+42P01 store dropped meanwhile; 53100 disk full; 55000; 08006; 53300; 57014; 38000.$$;
 
 CREATE FUNCTION ml_rag.load_documents(store regclass, names text[], contents bytea[], options jsonb DEFAULT NULL)
 RETURNS jsonb

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,7 +83,7 @@ def list_models(ctx: click.Context, config: Path | None, models_dir: Path | None
             "yes" if entry.missing(folder) is None else "no",
             entry.description,
         )
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 @models.command("pull")
