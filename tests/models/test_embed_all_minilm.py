@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from ml_rag.server.engines import sentence_transformers as engine_module
 from ml_rag.server.engines.onnx_embedder import OnnxEmbedder, batches_by_length
 from ml_rag.server.pins import check_pins
 from ml_rag.testing import running_server
+from support.sandboxing import eventually
 
 pytestmark = [
     pytest.mark.models,
@@ -98,6 +100,35 @@ def test_a_model_too_large_to_be_in_memory_twice(
     assert isinstance(large, OnnxEmbedder)
     assert np.abs(large.embed(TEXTS, never) - engine.embed(TEXTS, never)).max() < 1e-5
     large.close()
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_a_text_alone_gets_several_threads_where_cores_are_free(
+    engine: OnnxEmbedder, monkeypatch: pytest.MonkeyPatch, crowded: bool
+) -> None:
+    if engine._single is None:
+        pytest.skip("this machine has one core")
+    before = engine.embed(["What is AutoML?"], never)
+    used = []
+    run = engine._run
+    monkeypatch.setattr(engine, "_run", lambda session, rows: (used.append(session), run(session, rows))[1])
+    cores = os.cpu_count() or 1
+    monkeypatch.setattr(onnx_embedder, "others_running", lambda: cores // 2 + crowded)
+    assert np.allclose(engine.embed(["What is AutoML?"], never), before, atol=1e-6)
+    assert used == [engine._single if crowded else engine._session]
+
+
+def test_threads_of_others_are_counted() -> None:
+    """This one is not; one that spins is."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
+    ) as busy:
+        assert busy.stdout is not None
+        busy.stdout.readline()
+        try:
+            assert eventually(lambda: onnx_embedder.others_running() >= 1)  # it may be held back now and then
+        finally:
+            busy.kill()
 
 
 def test_nearness_makes_sense(engine: OnnxEmbedder) -> None:

@@ -33,6 +33,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) or 1
 
 
+def others_running() -> int:
+    """Threads of the whole machine that run or wait for a processor at this moment, the calling one not counted."""
+    try:
+        running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
+        return int(running) - 1
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 class OnnxEmbedder:
     """An ``EmbedEngine`` over a graph that ``onnx_export`` wrote."""
 
@@ -41,9 +50,11 @@ class OnnxEmbedder:
     ) -> None:
         self._threads = threads or cores()
         self._session = _open(graph, self._threads)
-        # The threads of one run wait for one another at every step of the graph, which is worth it for a query alone.
-        # Where several texts are at hand, a run for each core, of one thread, takes half the processor time: 1.7 ms a
-        # query and not 3.7 (32 at once on 2 cores, busy). Not where a second copy of the weights is much memory.
+        # The threads of one run wait for one another at every step of the graph, which is worth it for a query alone on
+        # cores that are free: a load, an answer and other programs on both of 2 cores, a query took 220 ms so, by one
+        # thread 165 (medians). Where several texts are at hand, a run for each core, of one thread, takes half the
+        # processor time: 1.7 ms a query and not 3.7 (32 at once on 2 cores, busy). Not where a second copy of the
+        # weights is much memory.
         several = self._threads > 1 and graph.stat().st_size <= SMALL_GRAPH
         self._single: Any = _open(graph, 1) if several else None
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="onnx") if several else None
@@ -66,10 +77,12 @@ class OnnxEmbedder:
         self.last_token_counts = counts
         vectors = np.zeros((len(ids), self.dimensions), np.float32)
         if self._pool is None or len(ids) == 1:
+            crowded = self._single is not None and others_running() > (os.cpu_count() or 1) // 2
+            session = self._single if crowded else self._session
             for batch in batches_by_length(counts, RUN_TOKENS):
                 if cancelled():
                     break
-                vectors[batch] = self._run(self._session, [ids[index] for index in batch])
+                vectors[batch] = self._run(session, [ids[index] for index in batch])
             return vectors
 
         def run(batch: list[int]) -> None:
