@@ -206,6 +206,11 @@ def test_the_command_says_what_is_wrong_with_the_database(db: Database, loader: 
     result = run(db, f"{db.prefix}_asker", str(folder), "--store", "public.docs")
     assert result.exit_code == 1
     assert "permission denied" in result.output
+    assert "GRANT ml_rag_loader" in result.output
+    result = command(str(folder), "--store", "docs", "--dsn", f"host={folder} dbname=none")
+    assert (result.exit_code, "Check --dsn" in result.output) == (1, True)
+    result = command(str(folder), "--store", "docs", "--dsn", "postgresql://localhost/none?speed=high")
+    assert (result.exit_code, "does not know" in " ".join(result.output.split())) == (2, True)
     result = command(str(folder), "--store", "docs", "--dsn", f"{db.dsn} dbname=template1")
     assert "CREATE EXTENSION ml_rag" in result.output
 

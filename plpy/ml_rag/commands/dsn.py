@@ -18,7 +18,7 @@ def _checked(ctx: click.Context, param: click.Parameter, value: str) -> str:
     except psycopg.ProgrammingError:
         raise click.BadParameter(
             "it is neither key=value pairs nor a postgresql:// URI. A value with blanks stands in single quotes; "
-            "in a URI a blank is %20.",
+            "in a URI a blank is %20. Or it has a parameter that libpq does not know.",
             ctx,
             param,
         ) from None

@@ -162,6 +162,10 @@ def explained(error: psycopg.Error) -> click.ClickException:
         lines.append("  Run CREATE EXTENSION ml_rag CASCADE in this database, or ALTER EXTENSION ml_rag UPDATE.")
     elif isinstance(error, psycopg.errors.InsufficientPrivilege) and not diagnostic.message_hint:
         lines.append("  Needed: GRANT ml_rag_loader TO this role, USAGE on the schema, CREATE there for a new store.")
+    elif isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
+        lines.append(
+            "  Check --dsn (or ML_RAG_DSN, PGHOST, PGPORT, PGUSER, PGDATABASE), and that PostgreSQL runs there."
+        )
     return click.ClickException("\n".join(lines))
 
 
