@@ -50,7 +50,9 @@ AS $$
 BEGIN
   RETURN ($1 #>> '{}')::vector;
 EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
-  PERFORM ml_rag._bad_option('query_embedding', $1, 'an array of numbers, or the text form of a vector', SQLERRM);
+  PERFORM ml_rag._bad_option('query_embedding', $1, 'an array of numbers, or the text form of a vector',
+    -- pgvector's own words hold the whole value
+    'Give 1 to 16000 finite numbers: [0.1, -0.2, 0.3], or "[0.1,-0.2,0.3]".');
 END
 $$;
 

@@ -385,6 +385,14 @@ def test_query_embedding_that_is_none_is_refused(owner: Connection, asker: Conne
         answer(asker, "q", {"query_embedding": embedding, "skip_generate": True})
 
 
+def test_a_refused_query_embedding_is_not_repeated_whole(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=ROWS)
+    with error("22023", "query_embedding", "finite numbers") as refused:
+        answer(asker, "q", {"query_embedding": "a secret " * 100})
+    assert len(refused.detail) < 400
+    assert "secret" not in refused.hint
+
+
 def test_query_embedding_as_text_and_as_array_are_the_same(owner: Connection, asker: Connection) -> None:
     create_store(owner, rows=ROWS)
     options = {"skip_generate": True}
