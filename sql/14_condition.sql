@@ -269,7 +269,8 @@ BEGIN
     EXECUTE format('SELECT $1::%s[]', _cast) USING _values;
   EXCEPTION WHEN data_exception THEN
     PERFORM ml_rag._bad_option('filters', jsonb_build_object(key, given),
-      format('values of the column''s type, %s (%s)', type, SQLERRM));
+      -- PostgreSQL's words hold the whole value
+      format('values of the column''s type, %s (%s)', type, left(SQLERRM, 200)));
   END;
 
   arguments := arguments || _values;

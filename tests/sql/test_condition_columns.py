@@ -136,6 +136,13 @@ def test_what_a_column_does_not_take(typed: Connection, filters: Any, words: lis
         assert word.lower() in everything
 
 
+def test_a_refused_value_is_not_repeated_whole(typed: Connection) -> None:
+    """It may be anything, and errors are written into the log: docs/security.md."""
+    with error("22023", "integer") as caught:
+        retrieve(typed, (1, 0, 0), filters={"i4": "private words " * 100}, vector_store=["typed"])
+    assert len(caught.detail) < 600
+
+
 def test_mapped_columns_go_by_their_logical_names_and_by_their_own(owner: Connection, asker: Connection) -> None:
     owner.execute(
         "CREATE TABLE books (title text, document_name text, body text, v vector(3), props jsonb, id integer);"
