@@ -140,6 +140,10 @@ def bind_tcp(listen: str) -> socket.socket:
     """A listening TCP socket at ``"host:port"``. Raises ``CannotListen``."""
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise CannotListen(
+            f"cannot listen on {listen}", hint="Give HOST:PORT, 127.0.0.1:8600 or [::1]:8600, port 0 to 65535."
+        )
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

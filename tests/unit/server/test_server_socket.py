@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ml_rag.server.sockets import CannotListen, bind_tcp
 from ml_rag.testing import RunningServer, running_server
 from support.model_server_process import client, eventually, metric, server
 
@@ -174,3 +175,11 @@ def test_a_socket_that_is_made_again_holds_no_descriptor_of_the_old_one(tmp_path
             with client(path) as http:
                 eventually(lambda http=http: http.get("/healthz").status_code == 200)
         eventually(lambda: len(list(descriptors.iterdir())) <= before)
+
+
+@pytest.mark.parametrize("listen", ["8600", ":8600", "127.0.0.1", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:99999"])
+def test_an_address_that_is_none_says_how_one_is_written(listen: str) -> None:
+    """A port past 65535 would count from 0 again."""
+    with pytest.raises(CannotListen) as caught:
+        bind_tcp(listen)
+    assert "HOST:PORT" in str(caught.value.hint)
