@@ -16,8 +16,9 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
+from ml_rag.backend import exchange
 from ml_rag.errors import EngineFailed, ServerUnreachable, from_json
 
 #: how long PostgreSQL may have to wait until a cancelled call notices
@@ -33,6 +34,8 @@ _KEEPALIVE = {
 }
 
 Interrupt = Callable[[], object]
+R = TypeVar("R")
+L = TypeVar("L", bytes, bytes | bytearray)
 
 _ENDED = 'Its log says why it ended; where nothing starts it again by itself, start it with "ml-rag serve".'
 _HINT = "Start it with \"ml-rag serve\", or correct its address: SELECT ml_rag.configure('model_server', '…')."
@@ -123,6 +126,17 @@ def _read(reply: http.client.HTTPResponse) -> bytes:
     return data
 
 
+def _good(reply: http.client.HTTPResponse) -> http.client.HTTPResponse:
+    """The reply where it is a 200. Raises the error that it tells of otherwise."""
+    if reply.status != 200:
+        try:
+            error = json.loads(_read(reply))
+        except (ValueError, RecursionError):
+            error = None
+        raise from_json(error, reply.status)
+    return reply
+
+
 def _is_dropped(connection: http.client.HTTPConnection) -> bool:
     """Whether a connection that waits for its next request has been closed: nothing else makes it readable."""
     if connection.sock is None:
@@ -161,19 +175,18 @@ class ModelServer:
         connection.sock = sock
         return connection
 
-    def _send(self, method: str, path: str, body: bytes | None, content_type: str) -> http.client.HTTPResponse:
+    def _send(self, ask: Callable[[http.client.HTTPConnection], R]) -> R:
         """Send and read the head of the reply; a kept connection that the server has dropped is opened again.
 
         A server that took the request and then closed without a word may have died of it: it does not get it twice.
         """
-        headers = {"Content-Type": content_type} if body is not None else {}
         if self._http is not None and _is_dropped(self._http):
             self.close()
         kept = self._http is not None
         while True:
             self._http = self._http or self._connect()
             try:
-                return self._exchange(self._http, method, path, body, headers)
+                return ask(self._http)
             except (ConnectionError, http.client.HTTPException) as e:
                 self.close()
                 # a closed connection with a request unread in it is reset; with all of it read it just ends
@@ -181,30 +194,40 @@ class ModelServer:
                     raise
                 kept = False
 
-    @staticmethod
-    def _exchange(
-        connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, headers: dict[str, str]
-    ) -> http.client.HTTPResponse:
-        try:
-            connection.request(method, path, body, headers)
-        except ConnectionError:
-            # a server that refuses a request may close before it has all of it; its reply says why
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                return connection.getresponse()
-            raise
-        return connection.getresponse()
-
     def _reply(self, method: str, path: str, body: bytes | None, content_type: str) -> http.client.HTTPResponse:
-        reply = self._send(method, path, body, content_type)
-        if reply.status != 200:
+        def ask(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
             try:
-                error = json.loads(_read(reply))
-            except (ValueError, RecursionError):
-                error = None
-            raise from_json(error, reply.status)
-        return reply
+                connection.request(method, path, body, {"Content-Type": content_type} if body is not None else {})
+            except ConnectionError:
+                # a server that refuses a request may close before it has all of it; its reply says why
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    return connection.getresponse()
+                raise
+            return connection.getresponse()
 
-    def _guarded(self, lines: Iterator[bytes]) -> Iterator[bytes]:
+        return _good(self._send(ask))
+
+    def _body(self, path: str, body: bytes) -> bytes | bytearray:
+        """What is answered to a POST of JSON."""
+
+        def ask(connection: http.client.HTTPConnection) -> bytearray | http.client.HTTPResponse:
+            try:
+                exchange.send(connection.sock, path, body)
+            except ConnectionError:
+                with contextlib.suppress(OSError, http.client.HTTPException):  # as above
+                    return exchange.receive(connection.sock)
+                raise
+            return exchange.receive(connection.sock)
+
+        reply = self._send(ask)
+        if not isinstance(reply, http.client.HTTPResponse):
+            return reply
+        data = _read(_good(reply))
+        if reply.will_close:
+            self.close()
+        return data
+
+    def _guarded(self, lines: Iterator[L]) -> Iterator[L]:
         """The lines, with whatever goes wrong below HTTP as ServerUnreachable; the connection never outlives it."""
         done = False
         try:
@@ -224,11 +247,13 @@ class ModelServer:
                 self.close()
 
     def call(self, method: str, path: str, payload: Any = None) -> Any:
-        """The JSON of the reply. Raises ServerUnreachable, EngineFailed for a reply that is no JSON, or its error."""
+        """The JSON of the reply; ``method`` is POST where there is a payload.
+
+        Raises ServerUnreachable, EngineFailed for a reply that is no JSON, or its error."""
         body = None if payload is None else json.dumps(payload).encode()
 
-        def read() -> Iterator[bytes]:
-            yield _read(self._reply(method, path, body, "application/json"))
+        def read() -> Iterator[bytes | bytearray]:
+            yield _read(self._reply(method, path, None, "")) if body is None else self._body(path, body)
 
         data = b"".join(self._guarded(read()))
         try:
