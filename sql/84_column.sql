@@ -13,39 +13,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._lock_holders(job jsonb, key bigint DEFAULT NULL) RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the sessions that hold a lock of the store's table, or the advisory lock of that key; null = none
-BEGIN
-  RETURN (
-    SELECT string_agg(DISTINCT l.pid::text, ', ') FROM pg_locks AS l
-    WHERE l.granted AND l.pid <> pg_backend_pid()
-      AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-      AND CASE WHEN key IS NULL THEN l.locktype = 'relation' AND l.relation = (job ->> 'store')::oid
-          ELSE l.locktype = 'advisory' AND l.objsubid = 1
-            AND l.classid::bigint = (key >> 32 & 4294967295) AND l.objid::bigint = (key & 4294967295) END);
-END
-$$;
-
-CREATE FUNCTION ml_rag._lock_too_late(job jsonb, key bigint DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: end a call that has waited for as long as the caller's lock_timeout lets it  Calls: ml_rag._lock_holders
-DECLARE
-  _holders text := ml_rag._lock_holders(job, key);
-BEGIN
-  RAISE EXCEPTION USING ERRCODE = '55P03',
-    MESSAGE = format(CASE WHEN key IS NULL THEN 'the lock of table "%s" was not to be had in time'
-                     ELSE 'what loads into "%s" did not end in time' END, (job ->> 'store')::oid::regclass),
-    DETAIL = format('lock_timeout is %s ms; sessions that hold a lock of it: %s.', job ->> 'lock_timeout',
-      coalesce(_holders, 'none any more')),
-    HINT = 'What was done is kept: CALL it again, at a quieter time or with another lock_timeout, and it goes on.';
-END
-$$;
-
 CREATE FUNCTION ml_rag._later_trigger(store regclass, name text, disabled boolean DEFAULT false) RETURNS name
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT

@@ -2,14 +2,6 @@
 -- A new column beside the old one is filled batch by batch, follows the table by a trigger, and takes the old one's
 -- place in one short transaction. What has been done stands in the table itself: the new column, its comment, its rows.
 
-CREATE FUNCTION ml_rag._reembed_key(store oid) RETURNS bigint
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: advisory lock of whoever re-embeds a store
-SELECT hashtextextended(concat('ml_rag reembed ', $1), 0)
-$$;
-
 CREATE FUNCTION ml_rag._outdate_embedding() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -150,21 +142,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._hold_reembed(store oid) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: one at a time, until the end of the transaction  Calls: ml_rag._reembed_key, ml_rag._lock_holders
-BEGIN
-  IF NOT pg_try_advisory_xact_lock(ml_rag._reembed_key(store)) THEN
-    RAISE EXCEPTION USING ERRCODE = '55006', MESSAGE = format('"%s" is being re-embedded by another session', store::regclass),
-      DETAIL = format('Its lock is held by session %s.',
-        coalesce(ml_rag._lock_holders(NULL, ml_rag._reembed_key(store)), 'none any more')),
-      HINT = 'SELECT * FROM ml_rag.progress shows how far it is.';
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._begin_reembed(store regclass, model_id text, options jsonb, call integer) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -242,24 +219,6 @@ BEGIN
     'pending', concat('ml_rag_reembed_', store::oid), 'dimensions', _dimensions, 'not_null', _old.attnotnull, 'batch_size', _options -> 'batch_size',
     'switch', _options -> 'switch', 'lock_seconds', _options -> 'lock_seconds',
     'lock_timeout', (SELECT s.setting::integer FROM pg_settings AS s WHERE s.name = 'lock_timeout'));
-END
-$$;
-
-CREATE FUNCTION ml_rag._hold_for_reembed(job jsonb, everything boolean) RETURNS bigint
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the lock of whoever re-embeds the store, or everything: that of its model, across transactions; returns the
--- key to be unlocked. The first is free: _begin_reembed has it in this transaction.
--- Calls: ml_rag._model_key, ml_rag._reembed_key, ml_rag._lock_too_late
-DECLARE
-  _store oid := (job ->> 'store')::oid;
-  _key bigint := CASE WHEN everything THEN ml_rag._model_key(_store) ELSE ml_rag._reembed_key(_store) END;
-BEGIN
-  PERFORM pg_advisory_lock(_key);
-  RETURN _key;
-EXCEPTION WHEN lock_not_available THEN
-  PERFORM ml_rag._lock_too_late(job, _key);
 END
 $$;
 

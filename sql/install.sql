@@ -4,6 +4,7 @@
 -- ground: schema, settings, options, models
 \i 00_schema.sql
 \i 01_options.sql
+\i 01_parse.sql
 \i 02_models.sql
 \i 03_postings.sql
 
@@ -32,6 +33,7 @@
 \i 80_rag.sql
 \i 81_job.sql
 \i 81_tables.sql
+\i 82_lock.sql
 \i 82_store.sql
 \i 83_load.sql
 \i 84_column.sql

@@ -349,22 +349,6 @@ def test_the_model_server_goes_and_comes_back(store: Connection, models: ModelsS
     assert_embedded(store, "narrow")
 
 
-def test_only_one_session_at_a_time(db: Database, store: Connection, models: ModelsServer) -> None:
-    other = db.connect()
-    states: list[str | None] = []
-
-    def try_too() -> None:
-        for statement in ("CALL ml_rag.reembed('docs', 'narrow')", "SELECT ml_rag.abandon_reembed('docs')"):
-            with pytest.raises(psycopg.Error) as caught:
-                other.execute(statement)
-            states.append(caught.value.sqlstate)
-
-    models.before = {3: try_too}
-    reembed(store, "narrow", batch_size=1)
-    assert states == ["55006", "55006"]
-    assert_embedded(store, "narrow")
-
-
 def test_another_model_must_wait_until_the_first_is_abandoned(store: Connection) -> None:
     reembed(store, "narrow", switch=False)
     with error("55000", "Column segment_embedding_next is filled with vectors of narrow"):
@@ -387,38 +371,6 @@ def test_without_its_trigger_it_begins_anew(store: Connection) -> None:
         store.execute("UPDATE docs SET segment = segment || 's'")
     reembed(store, "narrow")
     assert_embedded(store, "narrow")
-
-
-def test_rows_that_fail_keep_the_store_from_switching(store: Connection, models: ModelsServer) -> None:
-    store.execute("UPDATE docs SET segment = 'a !nan b' WHERE document_id = 3")
-    warnings: list[str] = []
-    store.add_notice_handler(lambda notice: warnings.append(notice.message_primary or ""))
-    result = reembed(store, "narrow")
-    assert (result["segments"], result["failed"], result["switched"]) == (6, 1, False)
-    assert result["first_error"].endswith("(38000): a !nan b")
-    assert warnings == ['1 rows have no new embedding, so "docs" goes on with its old ones']
-    assert marker_of(store) == "GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed"
-    store.execute("UPDATE docs SET segment = 'mended' WHERE document_id = 3")
-    result = reembed(store, "narrow")
-    assert (result["segments"], result["failed"], result["switched"]) == (1, 0, True)
-    assert_embedded(store, "narrow")
-
-
-def test_a_model_that_fails_for_all_ends_the_call(owner: Connection, models: ModelsServer) -> None:
-    create_store(owner, rows=rows([f"!nan {i}" for i in range(40)]), type="vector(16)")
-    with error("38000"):
-        reembed(owner, "narrow")
-    assert len(models.requests) < 20
-
-
-def test_rows_without_text_have_no_embedding(store: Connection) -> None:
-    store.execute("INSERT INTO docs VALUES ('blank', '{}', 20, 1, ' ', %s)", (fake_embedding("blank"),))
-    result = reembed(store, "narrow")
-    assert (result["failed"], result["switched"]) == (1, False)
-    assert "ALTER COLUMN segment_embedding DROP NOT NULL" in result["first_error"]
-    store.execute("ALTER TABLE docs ALTER COLUMN segment_embedding DROP NOT NULL")
-    assert reembed(store, "narrow")["switched"] is True
-    assert store.execute("SELECT segment FROM docs WHERE segment_embedding IS NULL").fetchall() == [(" ",)]
 
 
 def test_progress_is_shown(db: Database, store: Connection, models: ModelsServer) -> None:

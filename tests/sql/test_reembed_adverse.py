@@ -9,7 +9,7 @@ from test_reembed import TEXTS, assert_embedded, columns, marker_of, reembed, ro
 
 from support.cluster import Connection, Database
 from support.models_server import ModelsServer, models
-from support.stores import create_store, error, search
+from support.stores import create_store, error, fake_embedding, search
 
 __all__ = ["models"]
 
@@ -137,3 +137,35 @@ def test_a_batch_routine_reads_the_marker_as_everywhere_else(
     ).fetchone()
     assert row is not None
     assert row[0]["succeeded"] == 1
+
+
+def test_rows_that_fail_keep_the_store_from_switching(store: Connection, models: ModelsServer) -> None:
+    store.execute("UPDATE docs SET segment = 'a !nan b' WHERE document_id = 3")
+    warnings: list[str] = []
+    store.add_notice_handler(lambda notice: warnings.append(notice.message_primary or ""))
+    result = reembed(store, "narrow")
+    assert (result["segments"], result["failed"], result["switched"]) == (6, 1, False)
+    assert result["first_error"].endswith("(38000): a !nan b")
+    assert warnings == ['1 rows have no new embedding, so "docs" goes on with its old ones']
+    assert marker_of(store) == "GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed"
+    store.execute("UPDATE docs SET segment = 'mended' WHERE document_id = 3")
+    result = reembed(store, "narrow")
+    assert (result["segments"], result["failed"], result["switched"]) == (1, 0, True)
+    assert_embedded(store, "narrow")
+
+
+def test_a_model_that_fails_for_all_ends_the_call(owner: Connection, models: ModelsServer) -> None:
+    create_store(owner, rows=rows([f"!nan {i}" for i in range(40)]), type="vector(16)")
+    with error("38000"):
+        reembed(owner, "narrow")
+    assert len(models.requests) < 20
+
+
+def test_rows_without_text_have_no_embedding(store: Connection) -> None:
+    store.execute("INSERT INTO docs VALUES ('blank', '{}', 20, 1, ' ', %s)", (fake_embedding("blank"),))
+    result = reembed(store, "narrow")
+    assert (result["failed"], result["switched"]) == (1, False)
+    assert "ALTER COLUMN segment_embedding DROP NOT NULL" in result["first_error"]
+    store.execute("ALTER TABLE docs ALTER COLUMN segment_embedding DROP NOT NULL")
+    assert reembed(store, "narrow")["switched"] is True
+    assert store.execute("SELECT segment FROM docs WHERE segment_embedding IS NULL").fetchall() == [(" ",)]
