@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
-from pathlib import Path
 
-import psycopg
 import pytest
 
 from support.cluster import Connection, Database
-from support.hostile_server import embeddings, hostile, reply
-from support.stores import answer, as_text, create_store, error, fake_embedding, insert, mark, retrieve, search
+from support.stores import answer, create_store, error, fake_embedding, retrieve, search
 
 ROWS = [
     ("a.txt", 1, 1, "one two", (1, 0, 0)),
@@ -275,48 +271,6 @@ def test_odd_and_huge_queries_are_answered(owner: Connection, asker: Connection,
             assert answer(asker, query, with_text)["text"]
 
 
-def test_several_stores_are_listed_and_merged(owner: Connection, asker: Connection) -> None:
-    create_store(owner, "one", [("a", 1, 1, "far", (0, 1, 0))])
-    create_store(owner, "two", [("b", 1, 1, "near", (1, 0, 0))])
-    owner.execute("CREATE SCHEMA extra; GRANT USAGE ON SCHEMA extra TO ml_rag_user")
-    create_store(owner, "extra.three", [("c", 1, 1, "middle", (1, 1, 0))])
-    document = retrieve(asker, (1, 0, 0))
-    assert document["vector_store"] == ["extra.three", "public.one", "public.two"]
-    assert [c["segment"] for c in document["citations"]] == ["near", "middle", "far"]
-
-
-def test_document_filters(owner: Connection, asker: Connection) -> None:
-    create_store(owner, rows=ROWS)
-    only_b = retrieve(asker, (1, 0, 0), document_name=["b.txt", "no such"])
-    assert {c["document_name"] for c in only_b["citations"]} == {"b.txt"}
-    assert len(only_b["citations"]) == 2
-    not_a = retrieve(asker, (1, 0, 0), exclude_document_name=["a.txt"])
-    assert not_a["citations"] == only_b["citations"]
-    with error("P0002"):
-        retrieve(asker, (1, 0, 0), document_name=["a.txt"], exclude_document_name=["a.txt"])
-    with error("P0002"):
-        retrieve(asker, (1, 0, 0), document_name=[])
-    assert len(retrieve(asker, (1, 0, 0), exclude_document_name=[])["citations"]) == 3
-
-
-def test_no_store_and_nothing_near_enough_are_told_apart(owner: Connection, asker: Connection) -> None:
-    with error("P0002", "no vector store found") as none:
-        retrieve(asker, (1, 0, 0))
-    with error("P0002", "no vector store found", 'that fit "schema", "vector_store"'):
-        retrieve(asker, (1, 0, 0), schema=["public"], vector_store=["docs"])
-    create_store(owner, rows=ROWS)
-    with error("P0002", "0.0513", "0.01") as far:
-        retrieve(asker, (0, 2, 1), document_name=["b.txt"], retrieval_options={"max_distance": 0.01})
-    assert none.message != far.message
-    assert far.detail
-
-
-def test_store_without_rows_fails_with_its_own_message(owner: Connection, asker: Connection) -> None:
-    create_store(owner)
-    with error("P0002", "no segment"):
-        retrieve(asker, (1, 0, 0))
-
-
 def test_model_options_reach_the_model(owner: Connection, asker: Connection) -> None:
     create_text_store(owner)
     document = answer(asker, "cats chase mice", {"model_options": {"max_tokens": 2}})
@@ -325,83 +279,6 @@ def test_model_options_reach_the_model(owner: Connection, asker: Connection) -> 
         answer(asker, "cats", {"model_options": {"model_id": "no-such-model"}})
     with error("22023", "fake-embed"):
         answer(asker, "cats", {"model_options": {"model_id": "fake-embed"}})
-
-
-def test_embed_model_id_selects_the_stores_and_embeds_the_query(owner: Connection, asker: Connection) -> None:
-    create_text_store(owner)
-    create_store(owner, "other", ROWS, model="all_minilm_l6_v2")
-    assert answer(asker, "cats", {"skip_generate": True})["vector_store"] == ["public.texts"]
-    document = retrieve(asker, (1, 0, 0), embed_model_id="all_minilm_l6_v2")
-    assert document["vector_store"] == ["public.other"]
-    with error("22023", "fake-generate"):
-        answer(asker, "cats", {"embed_model_id": "fake-generate", "vector_store": ["texts"]})
-    with error("P0002", "fake-embed-slow"):
-        answer(asker, "cats", {"embed_model_id": "fake-embed-slow", "query_embedding": [1, 0, 0]})
-    mark(owner, "texts", "GENAI_OPTIONS=EMBED_MODEL_ID=fake-generate")
-    with error("22023", "fake-generate"):
-        answer(asker, "cats", {"embed_model_id": "fake-generate"})
-
-
-def test_the_stores_own_model_embeds_where_none_is_named(owner: Connection, asker: Connection) -> None:
-    create_text_store(owner)
-    owner.execute("SELECT ml_rag.configure('embed_model_id', NULL)")
-    document = answer(asker, "fish swim deep", {"vector_store": ["texts"], "n_citations": 1, "skip_generate": True})
-    assert document["citations"][0]["distance"] == 0
-    create_store(owner, "other", ROWS, model="another")
-    with error("22023", "another", "fake-embed"):
-        answer(asker, "fish", {"vector_store": ["texts", "other"]})
-
-
-def test_dimension_mismatch_names_both(owner: Connection, asker: Connection) -> None:
-    create_store(owner, rows=ROWS)
-    with error("22000", "4", "3"):
-        retrieve(asker, (1, 0, 0, 0))
-    create_store(owner, "loose", ROWS, type="vector")
-    with error("22000", "4", "3", ours=False):
-        retrieve(asker, (1, 0, 0, 0), vector_store=["loose"])
-
-
-@pytest.mark.parametrize(
-    "embedding",
-    [
-        "[1,2,a]",
-        "",
-        "[]",
-        [],
-        [1, "2", 3],
-        [True, 1, 1],
-        [[1, 2, 3]],
-        [1e300, 1, 1],
-        "[NaN,1,1]",
-        "[1,2",
-        "1,2,3",
-        [None],
-    ],
-    ids=str,
-)
-def test_query_embedding_that_is_none_is_refused(owner: Connection, asker: Connection, embedding: object) -> None:
-    create_store(owner, rows=ROWS)
-    with error("22023", "query_embedding"):
-        answer(asker, "q", {"query_embedding": embedding, "skip_generate": True})
-
-
-def test_a_refused_query_embedding_is_not_repeated_whole(owner: Connection, asker: Connection) -> None:
-    create_store(owner, rows=ROWS)
-    with error("22023", "query_embedding", "finite numbers") as refused:
-        answer(asker, "q", {"query_embedding": "a secret " * 100})
-    assert len(refused.detail) < 400
-    assert "secret" not in refused.hint
-
-
-def test_query_embedding_as_text_and_as_array_are_the_same(owner: Connection, asker: Connection) -> None:
-    create_store(owner, rows=ROWS)
-    options = {"skip_generate": True}
-    as_array = answer(asker, "q", {**options, "query_embedding": [1, 2.5, -3e-2]})
-    assert as_array == answer(asker, "q", {**options, "query_embedding": "[1,2.5,-3e-2]"})
-    assert as_array == answer(asker, "q", {**options, "query_embedding": " [ 1 , 2.5, -0.03 ] "})
-    too_long = [0.5] * 16001
-    with error("22023", "query_embedding"):
-        answer(asker, "q", {**options, "query_embedding": too_long})
 
 
 def test_routines_live_in_the_schema_named_at_create_extension(owner: Connection) -> None:
@@ -421,63 +298,3 @@ def test_call_inside_a_transaction_block_and_a_savepoint(owner: Connection, aske
         with error("22023"), asker.transaction():
             answer(asker, "cats", {"n_citations": 101})
         assert answer(asker, "cats")["citations"]
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_a_store_that_is_dropped_between_discovery_and_search_is_42p01(
-    db: Database, owner: Connection, local_sockets: Path, named: bool
-) -> None:
-    """A partitioned table: an ordinary one is held meanwhile."""
-    create_store(owner, "docs", type="vector(16)", suffix=" PARTITION BY LIST (document_id)")
-    owner.execute("CREATE TABLE docs_1 PARTITION OF docs FOR VALUES IN (1)")
-    insert(owner, "docs", [("d", 1, 1, "one", fake_embedding("one"))])
-    dropper = db.connect()
-    dropper.execute("SET lock_timeout = '10s'")
-
-    def handler(client: socket.socket, request: bytes) -> None:
-        # the question is embedded when the stores are known
-        dropper.execute("DROP TABLE IF EXISTS docs")
-        reply(embeddings(fake_embedding("one")))(client, request)
-
-    with hostile(local_sockets, handler) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
-        with error("42P01", "exist") as caught:
-            answer(db.connect("asker"), "one", {"vector_store": ["docs"]} if named else None)
-    assert "Call again" in caught.hint
-
-
-def test_a_store_cannot_be_dropped_while_the_question_is_embedded(
-    db: Database, owner: Connection, local_sockets: Path
-) -> None:
-    create_store(owner, "docs", [("d", 1, 1, "one", fake_embedding("one"))], type="vector(16)")
-    dropper = db.connect()
-    dropper.execute("SET lock_timeout = '100ms'")
-    refused: list[str | None] = []
-
-    def handler(client: socket.socket, request: bytes) -> None:
-        try:
-            dropper.execute("DROP TABLE docs")
-        except psycopg.Error as e:
-            refused.append(e.sqlstate)
-        reply(embeddings(fake_embedding("one")))(client, request)
-
-    with hostile(local_sockets, handler) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
-        found = answer(db.connect("asker"), "one", {"skip_generate": True})
-    assert refused == ["55P03"]
-    assert [c["segment"] for c in found["citations"]] == ["one"]
-    dropper.execute("DROP TABLE docs")
-
-
-def test_stores_that_are_dropped_between_two_stages_are_42p01(owner: Connection) -> None:
-    create_store(owner, "docs", [("d", 1, 1, "one", fake_embedding("one"))], type="vector(16)")
-    owner.execute("CREATE TABLE kept AS SELECT ARRAY(SELECT s FROM ml_rag.discover() AS s) AS stores")
-    vector = as_text(fake_embedding("one"))
-    owner.execute(
-        "CREATE TABLE hits AS SELECT ARRAY(SELECT h FROM ml_rag.search(stores, %s, 3) AS h) AS h FROM kept", (vector,)
-    )
-    owner.execute("DROP TABLE docs")
-    with error("42P01", "exist"):
-        owner.execute("SELECT ml_rag.search(stores, %s, 3) FROM kept", (vector,))
-    with error("42P01", "exist"):
-        owner.execute("SELECT ml_rag.expand(stores, h, 1) FROM kept, hits")

@@ -383,3 +383,13 @@ def test_progress_is_shown(db: Database, store: Connection, models: ModelsServer
     # the last time is before the third batch
     assert seen == [("ml_rag.reembed", "public.docs", "embedding", done, 0) for done in (0, 3, 6)]
     assert other.execute("SELECT count(*) FROM ml_rag.progress").fetchone() == (0,)
+
+
+def test_rows_without_text_have_no_embedding(store: Connection) -> None:
+    store.execute("INSERT INTO docs VALUES ('blank', '{}', 20, 1, ' ', %s)", (fake_embedding("blank"),))
+    result = reembed(store, "narrow")
+    assert (result["failed"], result["switched"]) == (1, False)
+    assert "ALTER COLUMN segment_embedding DROP NOT NULL" in result["first_error"]
+    store.execute("ALTER TABLE docs ALTER COLUMN segment_embedding DROP NOT NULL")
+    assert reembed(store, "narrow")["switched"] is True
+    assert store.execute("SELECT segment FROM docs WHERE segment_embedding IS NULL").fetchall() == [(" ",)]

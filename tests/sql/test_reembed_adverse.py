@@ -9,7 +9,7 @@ from test_reembed import TEXTS, assert_embedded, columns, marker_of, reembed, ro
 
 from support.cluster import Connection, Database
 from support.models_server import ModelsServer, models
-from support.stores import create_store, error, fake_embedding, search
+from support.stores import create_store, error, search
 
 __all__ = ["models"]
 
@@ -159,13 +159,3 @@ def test_a_model_that_fails_for_all_ends_the_call(owner: Connection, models: Mod
     with error("38000"):
         reembed(owner, "narrow")
     assert len(models.requests) < 20
-
-
-def test_rows_without_text_have_no_embedding(store: Connection) -> None:
-    store.execute("INSERT INTO docs VALUES ('blank', '{}', 20, 1, ' ', %s)", (fake_embedding("blank"),))
-    result = reembed(store, "narrow")
-    assert (result["failed"], result["switched"]) == (1, False)
-    assert "ALTER COLUMN segment_embedding DROP NOT NULL" in result["first_error"]
-    store.execute("ALTER TABLE docs ALTER COLUMN segment_embedding DROP NOT NULL")
-    assert reembed(store, "narrow")["switched"] is True
-    assert store.execute("SELECT segment FROM docs WHERE segment_embedding IS NULL").fetchall() == [(" ",)]
