@@ -39,7 +39,8 @@ SMALL_CHARACTERS = 8000
 #: also the size at which onnxruntime is fastest on 2 cores
 CHUNK_TEXTS = 64
 CHUNK_CHARACTERS = 8000
-#: the same after a query: others are likely to follow. It doubles with every chunk that no query came before
+#: the same after a query: others are likely to follow. It doubles with every chunk that no query came before. Not for
+#: models elsewhere, where each chunk is a request
 FIRST_CHUNK_CHARACTERS = 2000
 
 
@@ -198,6 +199,7 @@ class EmbedBatcher:
         observe: Callable[[int], None] = lambda texts: None,
         *,
         chunk_texts: int = CHUNK_TEXTS,
+        first_chunk_characters: int = FIRST_CHUNK_CHARACTERS,
     ) -> None:
         self._worker = worker
         self._engine = engine
@@ -207,6 +209,7 @@ class EmbedBatcher:
         self._bulk: deque[_Request] = deque()
         self._busy = False
         self._bulk_turn = False
+        self._first_chunk_characters = first_chunk_characters
         self._chunk_characters = CHUNK_CHARACTERS
 
     async def embed(self, texts: Sequence[str], cancelled: Cancelled) -> tuple[NDArray[np.float32], int]:
@@ -226,7 +229,7 @@ class EmbedBatcher:
         with self._worker.admit():
             if small:
                 self._small.append(request)
-                self._chunk_characters = FIRST_CHUNK_CHARACTERS
+                self._chunk_characters = self._first_chunk_characters
             else:
                 self._bulk.append(request)
             self._pump()

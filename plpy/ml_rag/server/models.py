@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from ml_rag.abc import Cancelled, Delta, Engine, Task
 from ml_rag.catalogue import ModelEntry
 from ml_rag.errors import MlRagError, ModelUnavailable
-from ml_rag.server.batching import EmbedBatcher, Worker
+from ml_rag.server.batching import CHUNK_CHARACTERS, EmbedBatcher, Worker
 from ml_rag.server.engines import load_engine
 from ml_rag.server.pins import check_pins
 from ml_rag.shortage import shortage
@@ -178,8 +178,11 @@ class Model:
         self.engine = engine
         if self.entry.task == "embed":
             observe = self.registry.metrics.batch_texts.labels(self.entry.id).observe
-            chunk_texts = getattr(engine, "chunk_texts", None)
-            options = {} if chunk_texts is None else {"chunk_texts": chunk_texts}
+            options: dict[str, int] = {}
+            if (chunk_texts := getattr(engine, "chunk_texts", None)) is not None:
+                options["chunk_texts"] = chunk_texts
+            if self.entry.engine == "openai":
+                options["first_chunk_characters"] = CHUNK_CHARACTERS
             self.batcher = EmbedBatcher(self.worker, engine, observe, **options)  # type: ignore[arg-type]
         seconds = time.perf_counter() - began
         self.registry.metrics.load_seconds.labels(self.entry.id).observe(seconds)

@@ -4,13 +4,19 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ml_rag.catalogue import load_catalogue
 from ml_rag.errors import EngineFailed, QueueFull
 from ml_rag.server.batching import BATCH_TEXTS, EmbedBatcher, Worker
 from ml_rag.server.cancellation import Cancellation, ClientGone
+from ml_rag.server.registry import Registry
+from support.remote_endpoint import RemoteEndpoint, remote, replies
+
+__all__ = ["remote"]
 
 
 class Engine:
@@ -141,6 +147,37 @@ def test_while_queries_come_every_bulk_chunk_is_short() -> None:
         assert engine.batches[1::2] == [["query"]] * len(queries)  # each waited for one chunk only
 
     asyncio.run(main())
+
+
+def test_a_model_elsewhere_gets_no_more_requests_for_a_query_in_between(remote: RemoteEndpoint, tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def embed(handler) -> None:
+        assert gate.wait(10)
+        rows = [{"index": n, "embedding": [1.0, 0.0]} for n in range(len(remote.requests[-1]["input"]))]
+        replies(200, {"data": rows})(handler)
+
+    remote.replies = [embed]
+    config = tmp_path / "c.toml"
+    model = f'[models.far]\ntask = "embed"\nengine = "openai"\nbase_url = "{remote.url}"\ndimensions = 2\n'
+    config.write_text(model)
+    registry = Registry(load_catalogue(config), tmp_path)
+
+    async def main() -> None:
+        bulk = asyncio.create_task(registry.embed("far", ["x" * 1000] * 24, never))
+        await until(lambda: remote.requests)
+        query = asyncio.create_task(registry.embed("far", ["query"], never))
+        await until(lambda: registry._model("far").worker.waiting)
+        gate.set()
+        await asyncio.gather(bulk, query)
+
+    try:
+        asyncio.run(main())
+    finally:
+        registry.unload_unused()
+        registry._model("far").worker.submit(int).result(10)  # after what closes its connections
+        registry.close()
+    assert [len(request["input"]) for request in remote.requests] == [8, 1, 8, 8]
 
 
 def test_a_bulk_request_is_not_starved_by_queries() -> None:
