@@ -176,13 +176,13 @@ BEGIN
       EXECUTE format('SELECT array_agg(DISTINCT t.%I::text) FROM %s AS t', _column, _store.relation) INTO _found;
     END IF;
     _names := _names || _found[1:_most];
+    -- by the last part of a path, so that it is a hash join
     _unknown := ARRAY(
       SELECT u FROM unnest(_unknown) AS u
-      EXCEPT SELECT f FROM unnest(_found) AS f
-      EXCEPT SELECT array_to_string(p.parts[i:], '/')
-      FROM unnest(_found) AS f CROSS JOIN LATERAL (SELECT string_to_array(f, '/') AS parts) AS p
-      CROSS JOIN generate_subscripts(p.parts, 1) AS i
-      WHERE match NOT IN ('document_id', 'document_name')
+      WHERE NOT EXISTS (
+        SELECT FROM unnest(_found) AS f
+        WHERE split_part(f, '/', -1) = split_part(u, '/', -1)
+          AND (f = u OR match = 'path_end' AND right(f, length(u) + 1) = '/' || u))
       ORDER BY 1);
     EXIT WHEN cardinality(_unknown) = 0;
   END LOOP;
