@@ -72,10 +72,17 @@ def checkout(tmp_path: Path) -> Checkout:
     for name in ("mk/venv.sh", "mk/lib.sh", "mk/constraints.txt", "pyproject.toml", "plpy/ml_rag/__init__.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    # as on a machine that has it, whatever this one has
+    # as on a machine that has AMX and python3-venv, whatever this one has
     script = tmp_path / "mk" / "venv.sh"
     (tmp_path / "cpuinfo").write_text("flags : avx2 amx_tile amx_int8\n")
-    script.write_text(script.read_text().replace("/proc/cpuinfo", str(tmp_path / "cpuinfo")))
+    text = script.read_text()
+    for ours, doubles in {
+        "/proc/cpuinfo": str(tmp_path / "cpuinfo"),
+        "import sys, ensurepip, venv": "import sys",
+    }.items():
+        assert ours in text
+        text = text.replace(ours, doubles)
+    script.write_text(text)
     (made.bin / "native").write_text("AMX_INT8\n")
     for name, text in {"pip": PIP, "python": PYTHON}.items():
         (made.bin / name).write_text(text)
