@@ -83,7 +83,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION ml_rag.model_server() IS
-$$the model server's health: status, version, uptime, state of each model
+$$the model server's health: status, version, uptime, state of each model, confinement of document parsers
 Errors: 08006 where it cannot be reached.$$;
 
 CREATE FUNCTION @extschema@.ml_supported_models()
