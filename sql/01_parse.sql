@@ -59,6 +59,11 @@ BEGIN
   SELECT n INTO _nearest FROM unnest(_names) AS n
   WHERE ml_rag._distance_of_words(lower($2), n) <= greatest(2, length(n) / 3)
   ORDER BY ml_rag._distance_of_words(lower($2), n), n LIMIT 1;
+  IF _nearest IS NULL AND length($2) > 3 THEN  -- a part of one, or more than one
+    SELECT n INTO _nearest FROM unnest(_names) AS n
+    WHERE strpos(n, lower($2)) > 0 OR length(n) > 3 AND strpos(lower($2), n) > 0
+    ORDER BY abs(length(n) - length($2)), n LIMIT 1;
+  END IF;
   RAISE EXCEPTION USING ERRCODE = '22023',
     MESSAGE = format('unknown option "%s"', left($2, 100)),
     DETAIL = format('Options of %s: %s.', $1, array_to_string(_names, ', ')),

@@ -154,6 +154,12 @@ def test_unknown_key_gets_the_nearest_known_one_as_hint(
     assert (f'Did you mean "{nearest}"?' == caught.hint) == (nearest is not None), caught.hint
 
 
+def test_a_part_of_a_name_gets_the_whole_one_as_hint(module_asker: Connection) -> None:
+    with error("22023", 'unknown option "table"') as caught:
+        parse(module_asker, "vector_store_load", {"table": "handbook"})
+    assert caught.hint == 'Did you mean "table_name"?'
+
+
 def test_a_null_does_not_hide_an_unknown_key(module_asker: Connection) -> None:
     with error("22023", "n_citation"):
         parse(module_asker, "ml_rag", {"n_citation": None})
