@@ -30,6 +30,7 @@ DECLARE
   _limit numeric;
   _found record;
   _arm record;
+  _told boolean;
 BEGIN
   IF coalesce(query, '') !~ '\S' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the query is empty',
@@ -79,7 +80,7 @@ BEGIN
     -- which also tells of its stage, and that the search comes then
     _query_embedding := ml_rag.embed(query, coalesce(options ->> 'embed_model_id', stores[1].embed_model_id));
   ELSE
-    PERFORM ml_rag._stage(call, 'search');
+    _told := ml_rag._stage(call, 'search');
   END IF;
   times[2] := clock_timestamp();
 
@@ -205,6 +206,7 @@ DECLARE
   _retrieved record;
   _hits ml_rag.hit[];
   _missing jsonb;
+  _told boolean;
 BEGIN
   _options := ml_rag._parse_rag_options($2);
   _retrieved := ml_rag._retrieve($1, _options, _call);
@@ -231,7 +233,7 @@ BEGIN
     rerank_score := _hits[i].rerank_score;
     RETURN NEXT;
   END LOOP;
-  PERFORM ml_rag._end(_call);
+  _told := ml_rag._end(_call);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
   RAISE;
@@ -260,6 +262,7 @@ DECLARE
   _generated record;
   _tokens jsonb;
   _answer jsonb;
+  _told boolean;
 BEGIN
   _options := ml_rag._parse_rag_options($2);
   _skip_generate := (_options -> 'skip_generate')::boolean;
@@ -293,7 +296,7 @@ BEGIN
       _retrieved.explained, _retrieved.method, _retrieved.threshold, cardinality(_retrieved.hits), _retrieved.times,
       _began, _generating, _tokens));
   END IF;
-  PERFORM ml_rag._end(_call);
+  _told := ml_rag._end(_call);
   RETURN _answer;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);

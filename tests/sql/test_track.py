@@ -225,6 +225,7 @@ def test_the_file_of_a_dropped_database_goes_with_the_next_session(
         (oid,) = owner.execute("SELECT oid FROM pg_database WHERE datname = %s", (other.name,)).fetchone() or (None,)
         begin(db.connect("asker"))
         assert f"ml_rag.{oid}.1" in files(owner)
+    wait_until(lambda: not owner.execute("SELECT FROM pg_database WHERE oid = %s", (oid,)).fetchall())
     assert f"ml_rag.{oid}.1" in files(owner)
     begin(db.connect("asker"))
     assert f"ml_rag.{oid}.1" not in files(owner)

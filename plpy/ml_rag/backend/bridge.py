@@ -82,10 +82,15 @@ def outcome(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
 def server(plpy: Any) -> ModelServer:
     """The session's connection to the model server; the address is read anew, so that a change takes effect."""
     if "address" not in _session:
-        # the view itself: a function around it would cost as much again
-        _session["address"] = plpy.prepare("SELECT s.value FROM ml_rag.setting AS s WHERE s.name = 'model_server'")
+        (default,) = plpy.execute("SELECT s.default_value FROM ml_rag.setting AS s WHERE s.name = 'model_server'")
+        _session["default"] = default["default_value"]
+        # the table itself: the view around it would cost as much again
+        _session["address"] = plpy.prepare(
+            "SELECT v.value FROM ml_rag.setting_value AS v WHERE v.name = 'model_server'"
+        )
         _session["interrupt"] = plpy.prepare("SELECT 1")
-    address = plpy.execute(_session["address"])[0]["value"]
+    changed = plpy.execute(_session["address"])
+    address = changed[0]["value"] if changed else _session["default"]
     connection: ModelServer | None = _session.get("server")
     if connection is None or connection.address != address:
         if connection is not None:

@@ -71,7 +71,7 @@ def error_number(sqlstate: str) -> int:
 
 def bucket(microseconds: int) -> int:
     """The class of a duration."""
-    return min(BUCKETS - 1, max(0, int(2 * log2(microseconds / SHORTEST)))) if microseconds > SHORTEST else 0
+    return min(BUCKETS - 1, int(2 * log2(microseconds / SHORTEST))) if microseconds > SHORTEST else 0
 
 
 class Record:

@@ -52,12 +52,12 @@ class Frame:
 
     __slots__ = ("began", "call", "model", "role", "routine", "stage", "stage_began", "stages", "started")
 
-    def __init__(self, call: int, role: int, routine: int) -> None:
-        self.call, self.role, self.routine = call, role, routine
-        self.began = self.stage_began = time.perf_counter_ns()
+    def __init__(self, call: int, role: int, routine: int, stage: int, model: str) -> None:
+        self.call, self.role, self.routine, self.stage = call, role, routine, stage
+        #: ns of the clock that the others are measured by, µs since 1970
+        self.began = self.stage_began = time.monotonic_ns()
         self.started = time.time_ns() // 1000
-        self.stage = 0
-        self.model = ""
+        self.model = model
         #: those that are over and not yet counted: stage, µs
         self.stages: list[tuple[int, int]] = []
 

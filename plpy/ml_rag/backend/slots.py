@@ -48,11 +48,12 @@ class SlotFile:
     def __init__(self, path: str, *, create: bool) -> None:
         self.path = path
         flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
-        self._fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        self.fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
         try:
-            self._status = os.fstat(self._fd)
+            self._status = os.fstat(self.fd)
             if not stat.S_ISREG(self._status.st_mode):
                 raise OSError(f"{path} is no file")
+            self._header, self._header_epoch = b"", 0
             self.epoch = self.read_epoch()
             if create and not self.epoch:
                 self.start_epoch(only_if_none=True)
@@ -62,7 +63,7 @@ class SlotFile:
 
     def close(self) -> None:
         """Its locks, a slot with them, are given up too."""
-        os.close(self._fd)
+        os.close(self.fd)
 
     def is_current(self) -> bool:
         """Whether the path still leads to this file."""
@@ -76,16 +77,21 @@ class SlotFile:
 
     def read_epoch(self) -> int:
         """When counting began, µs since 1970; 0 where the page is missing or damaged."""
-        page = os.pread(self._fd, _HEADER.size, 0)
+        page = os.pread(self.fd, _HEADER.size, 0)
+        if page == self._header:  # mostly
+            return self._header_epoch
         if len(page) < _HEADER.size:
             return 0
         magic, epoch, crc = _HEADER.unpack(page)
-        return epoch if magic == _MAGIC and crc == zlib.crc32(page[:16]) else 0
+        if magic != _MAGIC or crc != zlib.crc32(page[:16]):
+            return 0
+        self._header, self._header_epoch = page, epoch
+        return int(epoch)
 
     def start_epoch(self, *, only_if_none: bool = False) -> int:
         """Count anew from now on. Raises OSError where another does just that and does not come to an end."""
         for _ in range(20):
-            if locks.lock(self._fd, 0):
+            if locks.lock(self.fd, 0):
                 break
             time.sleep(0.001)
         else:
@@ -95,46 +101,43 @@ class SlotFile:
             if not (only_if_none and self.epoch):
                 self.epoch = max(self.epoch + 1, time.time_ns() // 1000)
                 head = _MAGIC + struct.pack("=q", self.epoch)
-                os.pwrite(self._fd, head + struct.pack("=I", zlib.crc32(head)), 0)
+                os.pwrite(self.fd, head + struct.pack("=I", zlib.crc32(head)), 0)
         finally:
-            locks.unlock(self._fd, 0)
+            locks.unlock(self.fd, 0)
         return self.epoch
 
     # -- slots --
 
     def claim(self) -> int | None:
         """A slot that nobody has, now this process's; None where all are taken."""
-        return next((slot for slot in range(MAX_SLOTS) if locks.lock(self._fd, _place(slot))), None)
+        return next((slot for slot in range(MAX_SLOTS) if locks.lock(self.fd, _place(slot))), None)
 
     def is_owned(self, slot: int) -> bool:
         """Whether another, which opened the file for itself, owns the slot."""
-        if not locks.lock(self._fd, _place(slot), shared=True):
+        if not locks.lock(self.fd, _place(slot), shared=True):
             return True
-        locks.unlock(self._fd, _place(slot))
+        locks.unlock(self.fd, _place(slot))
         return False
 
     def count(self) -> int:
         """How many slots there are or have been."""
-        return min(MAX_SLOTS, max(0, -(-(os.fstat(self._fd).st_size - PAGE) // SLOT_BYTES)))
+        return min(MAX_SLOTS, max(0, -(-(os.fstat(self.fd).st_size - PAGE) // SLOT_BYTES)))
 
     def read_activity(self, slot: int) -> Activity | None:
         """None where there is none, or it is damaged."""
         for _ in range(3):  # its owner may just be writing it
-            page = os.pread(self._fd, ACTIVITY_BYTES, _place(slot))
+            page = os.pread(self.fd, ACTIVITY_BYTES, _place(slot))
             if page == _NOTHING:
                 return None
             if (found := Activity.of_page(page)) is not None:
                 return found
         return None
 
-    def write_activity(self, slot: int, page: bytes | bytearray) -> None:
-        os.pwrite(self._fd, page, _place(slot))
-
     def read_records(self, slot: int, epoch: int) -> Iterator[tuple[int, Record]]:
         """The places and records of a slot that count in this epoch."""
         for place in range(RECORDS):
             for _ in range(3):  # its owner may just be writing it
-                page = os.pread(self._fd, PAGE, _place(slot) + PAGE * (1 + place))
+                page = os.pread(self.fd, PAGE, _place(slot) + PAGE * (1 + place))
                 if page == _EMPTY[: len(page)]:
                     return  # they are filled from the first one on
                 record = Record.of_page(page, epoch)
@@ -143,7 +146,7 @@ class SlotFile:
                     break
 
     def write_record(self, slot: int, place: int, record: Record) -> None:
-        os.pwrite(self._fd, record.page(self.epoch), _place(slot) + PAGE * (1 + place))
+        os.pwrite(self.fd, record.page(self.epoch), _place(slot) + PAGE * (1 + place))
 
 
 class Slot:
@@ -152,7 +155,10 @@ class Slot:
     def __init__(self, file: SlotFile, number: int) -> None:
         self.file, self.number = file, number
         self.activity = Activity(os.getpid())
+        self._fd, self._place = file.fd, _place(number)
         self._records: dict[tuple[int, int], tuple[int, Record]] = {}
+        #: the one used last
+        self._key: tuple[int, int] | None = None
         former = file.read_activity(number)
         for place, record in file.read_records(number, file.epoch):
             self._records[record.role, record.routine] = place, record
@@ -165,6 +171,9 @@ class Slot:
         """The counters of a role and a routine. Where there is no room for more, those used least recently ago are
         counted among those of no role in particular (0)."""
         key = role, routine
+        if key == self._key:
+            return self._records[key][1]
+        self._key = None
         found = self._records.pop(key, None)
         if found is None:
             if len(self._records) < RECORDS:
@@ -174,6 +183,7 @@ class Slot:
             found = place, Record(role, routine)
             self.file.write_record(self.number, *found)  # what was there counts no more
         self._records[key] = found  # the last one is the one used last
+        self._key = key
         return found[1]
 
     def _make_room(self) -> int:
@@ -197,6 +207,8 @@ class Slot:
     def follow_epoch(self) -> None:
         """Forget what was counted before a reset."""
         epoch, former = self.file.read_epoch(), self.file.epoch
+        if epoch and epoch == former:
+            return
         if not epoch:  # truncated or damaged
             epoch = self.file.start_epoch(only_if_none=True)
         if epoch != former:
@@ -206,18 +218,20 @@ class Slot:
     def forget(self) -> None:
         """Count from 0."""
         self._records.clear()
+        self._key = None
 
     def give_up(self) -> None:
         """Let others have it. What is in flight goes on, and must not be taken for a call whose backend is gone."""
         try:
             if self.activity.pid == os.getpid():
-                self.file.write_activity(self.number, IDLE)
+                os.pwrite(self._fd, IDLE, self._place)
         finally:
             self.file.close()
 
     def show(self) -> None:
         """Write what is in flight."""
-        self.file.write_activity(self.number, self.activity.page() if self.activity.in_flight else IDLE)
+        activity = self.activity
+        os.pwrite(self._fd, activity.page() if activity.in_flight else IDLE, self._place)
 
 
 def _place(slot: int) -> int:

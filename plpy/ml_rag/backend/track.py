@@ -6,9 +6,7 @@ Nothing here may make a user's call fail: whatever goes wrong with the file cost
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from ml_rag import __version__
@@ -33,7 +31,7 @@ SUCCESS = "00000"
 #: class of the SQLSTATEs by which somebody ends a statement: cancelled, shut down
 _ENDS = "57"
 _OTHER = records.error_number("other")
-_DISCOVER = records.stage_number("discover")
+_DISCOVER, _EMBED, _SEARCH = map(records.stage_number, ("discover", "embed", "search"))
 
 # names with their schema, no operators: see session
 _SESSION = """
@@ -78,9 +76,7 @@ def _begin(plpy: Any, routine: str, stage_name: str, model: str, role: str, stat
             _pop(slot, 0, _OTHER)
         state.statement = began
         state.last_call = state.last_call % MAX_CALL + 1
-        frame = Frame(state.last_call, oid, number)
-        frame.stage = records.stage_number(stage_name)
-        frame.model = model
+        frame = Frame(state.last_call, oid, number, records.stage_number(stage_name), model)
         state.frames.append(frame)
         _show(slot)
         return frame.call
@@ -103,19 +99,19 @@ def _depth(call: int) -> int:
 def stage(call: int, name: str, model: str) -> None:
     """The call enters a stage; '' = none."""
     slot, depth = state.slot, _depth(call)
-    if slot is None or depth < 0:
-        return
+    if slot is not None and depth >= 0:
+        _enter(slot, state.frames[depth], records.stage_number(name), model)
+
+
+def _enter(slot: Slot, frame: Frame, number: int, model: str) -> None:
     try:
-        frame = state.frames[depth]
-        now = time.perf_counter_ns()
+        now = time.monotonic_ns()
         if frame.stage:
             frame.stages.append((frame.stage, (now - frame.stage_began) // 1000))
             if len(frame.stages) >= WRITE_STAGES:
                 _count_stages(slot, frame)
                 slot.write(frame.role, frame.routine)
-        frame.stage = records.stage_number(name)
-        frame.model = model
-        frame.stage_began = now
+        frame.stage, frame.model, frame.stage_began = number, model, now
         _show(slot)
     except Exception:  # noqa: BLE001
         fail()
@@ -144,7 +140,7 @@ def end(call: int, sqlstate: str) -> None:
 def _pop(slot: Slot, depth: int, error: int | None) -> None:
     """Count the frames from ``depth`` on as ended."""
     slot.follow_epoch()
-    now = time.perf_counter_ns()
+    now = time.monotonic_ns()
     while len(state.frames) > depth:
         frame = state.frames.pop()
         if frame is state.progress_of:
@@ -204,22 +200,24 @@ def _show(slot: Slot) -> None:
     activity, frames = slot.activity, state.frames
     if not frames:
         activity.in_flight = False
-    else:
-        activity.in_flight = True
-        outer, inner = frames[0], frames[-1]
+        slot.show()
+        return
+    outer = inner = frames[-1]
+    if len(frames) > 1:
+        outer = frames[0]
         if not inner.stage:
             inner = next((frame for frame in reversed(frames) if frame.stage), outer)
-        activity.role, activity.routine, activity.started = outer.role, outer.routine, outer.started
-        activity.stage = inner.stage
-        activity.stage_started = inner.started + (inner.stage_began - inner.began) // 1000
-        activity.statement = state.statement
-        if (shown := state.progress_of) is None:
-            activity.command = 0
-            activity.texts = inner.model, "", ""
-        else:
-            activity.command = 1 + shown.routine
-            activity.progress_started = shown.started
-            activity.texts = inner.model, state.relation, state.phase
+    activity.in_flight = True
+    activity.role, activity.routine, activity.started = outer.role, outer.routine, outer.started
+    activity.stage, activity.statement = inner.stage, state.statement
+    activity.stage_started = inner.started + (inner.stage_began - inner.began) // 1000
+    if (shown := state.progress_of) is None:
+        activity.command = 0
+        activity.texts = inner.model, "", ""
+    else:
+        activity.command = 1 + shown.routine
+        activity.progress_started = shown.started
+        activity.texts = inner.model, state.relation, state.phase
     slot.show()
 
 
@@ -231,37 +229,45 @@ def innermost() -> int:
     return state.frames[-1].call if state.frames else 0
 
 
-@contextlib.contextmanager
-def waiting(plpy: Any, routine: str, stage_name: str, model: str) -> Iterator[None]:
+class waiting:
     """While the model server is asked in a stage. Where that was called by itself, it is a call like any other.
 
     A call that is still at its first stage, to discover stores, embeds its question: that stage begins here, and the
     search when it ends. Here it costs less than a call of ml_rag._stage, and most calls come this way.
     An error is told by its ``sqlstate``.
     """
-    if state.frames:
-        frame = state.frames[-1]
-        if frame.stage == _DISCOVER and stage_name == "embed":
-            stage(frame.call, stage_name, model)
-            yield
-            stage(frame.call, "search", "")
+
+    __slots__ = ("_call", "_frame")
+
+    def __init__(self, plpy: Any, routine: str, stage_name: str, model: str) -> None:
+        self._frame: Frame | None = None
+        self._call: int | None = None
+        slot, number = state.slot, records.stage_number(stage_name)
+        if not state.frames or slot is None:
+            now = execute(plpy, _SESSION)[0]
+            self._call = _begin(plpy, routine, stage_name, model, now["role"], now["statement"])
             return
-        if frame.model != model and frame.stage == records.stage_number(stage_name):
+        frame = state.frames[-1]
+        if frame.stage == _DISCOVER and number == _EMBED:
+            self._frame = frame
+            _enter(slot, frame, number, model)
+        elif frame.model != model and frame.stage == number:
             frame.model = model
             _show_safely()
-        yield
-        return
-    now = execute(plpy, _SESSION)[0]
-    call = _begin(plpy, routine, stage_name, model, now["role"], now["statement"])
-    if call is None:
-        yield
-        return
-    try:
-        yield
-    except Exception as e:
-        end(call, getattr(e, "sqlstate", None) or "other")
-        raise
-    end(call, SUCCESS)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._call is not None:
+            if error is None:
+                end(self._call, SUCCESS)
+            elif isinstance(error, Exception):
+                end(self._call, getattr(error, "sqlstate", None) or "other")
+        elif self._frame is not None and error is None:
+            slot = state.slot
+            if slot is not None and state.frames and state.frames[-1] is self._frame:
+                _enter(slot, self._frame, _SEARCH, "")
 
 
 def tokens(prompt: int, generated: int) -> None:
