@@ -86,7 +86,7 @@ def test_readers_go_on_while_the_last_rows_are_embedded(db: Database, store: Con
         looked.extend(texts)
 
     models.always = look
-    running = Background(lambda: reembed(store, "narrow"))
+    running = Background(lambda: reembed(store, "narrow", lock_seconds=0.5))
     wait_until(lambda: lock_is_waited_for(watcher, "AccessExclusiveLock"))  # its indexes are built
     for i in range(30, 60):
         # it must have come in when the lock is taken, and not before
