@@ -89,3 +89,10 @@ def errors_of(connection: Connection, routine: str) -> dict[str, int]:
         (routine,),
     ).fetchall()
     return dict(rows)
+
+
+def stats(connection: Connection) -> list[dict[str, Any]]:
+    """The rows of ml_rag.stats that the connection sees."""
+    cursor = connection.execute("SELECT * FROM ml_rag.stats")
+    names = [column.name for column in cursor.description or []]
+    return [dict(zip(names, row, strict=True)) for row in cursor]
