@@ -148,13 +148,14 @@ $$;
 
 CREATE FUNCTION ml_rag._search(
   stores ml_rag.store[], query_embedding vector, n integer, distance_metric text, options jsonb,
-  skip_other_dimensions boolean, explain boolean, OUT hits ml_rag.hit[], OUT explained jsonb, OUT explaining interval
+  skip_other_dimensions boolean, explain boolean, OUT hits ml_rag.hit[], OUT explained jsonb, OUT explaining interval,
+  OUT skipped text[]
 )
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag.search as an array and, where asked for, how each store was searched: {vector_store: {…}}, and what
--- time it took to find that out
+-- time it took to find that out. skipped: stores of other dimensions; null = none
 -- Calls: ml_rag.filter, ml_rag._nearest_statement, ml_rag._run_nearest, ml_rag._may_fall_short,
 -- ml_rag._explain_nearest
 -- Reads: the stores, as the caller
@@ -190,6 +191,7 @@ BEGIN
             'skipped', format('It has %s dimensions, the query embedding %s.', _store.dimensions,
               vector_dims(query_embedding))));
         END IF;
+        skipped := skipped || _store.vector_store;
         CONTINUE;
       END IF;
       RAISE EXCEPTION USING ERRCODE = '22000',

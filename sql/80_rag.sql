@@ -3,7 +3,7 @@
 CREATE FUNCTION ml_rag._retrieve(
   query text, options jsonb, call integer DEFAULT NULL,
   OUT stores ml_rag.store[], OUT hits ml_rag.hit[], OUT method text, OUT threshold numeric, OUT missing jsonb,
-  OUT times timestamptz[], OUT explained jsonb
+  OUT times timestamptz[], OUT explained jsonb, OUT skipped text[]
 )
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -12,7 +12,7 @@ AS $$
 -- parsed ones. missing: the error (for ml_rag._raise) where no segment is left; not raised, as an answer can abstain
 -- call: what ml_rag._begin has returned. times: when discovery, the embedding and the search were done; 0: when it
 -- began; 4 to 8: when kNN, keywords (both are parts of the search), thresholds, reranking and neighbours were done
--- explained: with option explain, what ml_rag._explain needs to know
+-- explained: with option explain, what ml_rag._explain needs to know. skipped: stores that were not searched; null = none
 -- Calls: ml_rag._stage, ml_rag._discover, ml_rag._hold_models, ml_rag.embed, ml_rag._search, ml_rag._keyword, ml_rag.fuse,
 -- ml_rag.threshold, ml_rag.rerank, ml_rag.expand
 DECLARE
@@ -94,6 +94,9 @@ BEGIN
       NOT options ?| '{vector_store,query_embedding}', _explain);
     hits := _arm.hits;
     times[4] := clock_timestamp();
+    IF NOT _is_keyword THEN
+      skipped := _arm.skipped;
+    END IF;
     IF _explain THEN
       explained := jsonb_build_object('arms', jsonb_build_object('semantic', _arm.explained),
         'candidates', jsonb_build_object('semantic', cardinality(hits)), 'explaining', _arm.explaining);
@@ -116,7 +119,8 @@ BEGIN
   times[3] := clock_timestamp();
   IF cardinality(hits) = 0 THEN
     missing := jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment found',
-      'detail', format('%s vector stores were searched; no row passed the filters%s.', cardinality(stores),
+      'detail', format('%s vector stores were searched; no row passed the filters%s.',
+        cardinality(stores) - coalesce(cardinality(skipped), 0),
         CASE WHEN NOT _is_semantic THEN ' or has a word of the query' END),
       'hint', 'Check "document_name" and "exclude_document_name", which take names as the stores hold them (a loaded '
         'file''s whole path), the keys and values of "filters" (a key inside an object is "/address/city"), the '
@@ -275,7 +279,8 @@ BEGIN
       SELECT jsonb_agg(jsonb_build_object('segment', h.segment, 'distance', h.distance,
         'document_name', h.document_name) ORDER BY h.ordinality)
       FROM unnest(_retrieved.hits) WITH ORDINALITY AS h), '[]'),
-    'vector_store', ARRAY(SELECT s.vector_store FROM unnest(_retrieved.stores) AS s),
+    'vector_store', ARRAY(SELECT s.vector_store FROM unnest(_retrieved.stores) AS s
+                          WHERE s.vector_store <> ALL (coalesce(_retrieved.skipped, '{}'))),
     'retrieval_info', jsonb_build_object('method', _retrieved.method, 'threshold', _retrieved.threshold)
       || CASE WHEN NOT (_options -> 'keyword_search')::boolean THEN '{}'
               WHEN (_options -> 'semantic_search')::boolean THEN '{"search": "hybrid"}'

@@ -276,8 +276,11 @@ def test_names_that_led_nowhere(owner: Connection, asker: Connection, docs: None
 def test_a_store_of_other_dimensions_is_skipped_by_the_search(owner: Connection, asker: Connection) -> None:
     create_store(owner, rows=[("a", 1, 1, "s", [1.0, *[0.0] * 15])], type="vector(16)")
     create_store(owner, "small", rows=[("a", 1, 1, "s", (1, 0, 0))])
-    explained = answer(asker, "q", {"skip_generate": True, "explain": True})["explain"]
-    assert stores(explained)["public.small"]["semantic"] == {"skipped": "It has 3 dimensions, the query embedding 16."}
+    found = answer(asker, "q", {"skip_generate": True, "explain": True})
+    assert stores(found["explain"])["public.small"]["semantic"] == {
+        "skipped": "It has 3 dimensions, the query embedding 16."
+    }
+    assert found["vector_store"] == ["public.docs"]
 
 
 def test_a_store_without_a_keyword_index_is_skipped_by_that_arm(
