@@ -55,13 +55,16 @@ class _Socket:
     """The end of a connection on which the reply stands already."""
 
     def __init__(self, reply: bytes) -> None:
-        self._reply = reply
+        self._reply = io.BytesIO(reply)
 
     def sendall(self, data: bytes) -> None:
         pass
 
+    def recv_into(self, buffer: memoryview) -> int:
+        return self._reply.readinto1(buffer)
+
     def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(io.BytesIO(self._reply))  # type: ignore[arg-type]
+        return io.BufferedReader(self._reply)  # type: ignore[arg-type]
 
     def close(self) -> None:
         pass
