@@ -12,7 +12,9 @@ AS $$
 # Calls: ml_rag._import_backend  Reads: pg_stat_activity, as the caller
 if "ml_rag_watch" not in GD or GD["ml_rag_watch"].VERSION != "@ML_RAG_VERSION@":
     if error := plpy.execute("SELECT ml_rag._import_backend('watch') AS error")[0]["error"]:
-        plpy.warning("calls in flight cannot be shown", detail=error)
+        import json
+        e = json.loads(error)
+        plpy.warning("calls in flight cannot be shown", detail=f"{e['message']}: {e['detail']}", hint=e["hint"])
         return []
 return GD["ml_rag_watch"].activity(plpy)
 $$;
@@ -27,23 +29,27 @@ AS $$
 # Calls: ml_rag._import_backend
 if "ml_rag_watch" not in GD or GD["ml_rag_watch"].VERSION != "@ML_RAG_VERSION@":
     if error := plpy.execute("SELECT ml_rag._import_backend('watch') AS error")[0]["error"]:
-        plpy.warning("statistics cannot be shown", detail=error)
+        import json
+        e = json.loads(error)
+        plpy.warning("statistics cannot be shown", detail=f"{e['message']}: {e['detail']}", hint=e["hint"])
         return []
 return GD["ml_rag_watch"].stats(plpy)
 $$;
 
-CREATE FUNCTION ml_rag._reset_stats(OUT since float8, OUT error text)
+CREATE FUNCTION ml_rag._reset_stats(OUT since float8, OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 # Calls: ml_rag._import_backend
+import json
+
 if "ml_rag_watch" not in GD or GD["ml_rag_watch"].VERSION != "@ML_RAG_VERSION@":
     if error := plpy.execute("SELECT ml_rag._import_backend('watch') AS error")[0]["error"]:
         return None, error
 try:
     return GD["ml_rag_watch"].reset(plpy), None
 except OSError as e:
-    return None, str(e)
+    return None, json.dumps({"sqlstate": "58030", "message": "the statistics cannot be reset", "detail": str(e)})
 $$;
 
 CREATE VIEW ml_rag.activity AS
@@ -85,12 +91,12 @@ CREATE FUNCTION ml_rag.reset_stats() RETURNS timestamptz
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._reset_stats
+-- Calls: ml_rag._reset_stats, ml_rag._raise
 DECLARE
   _reset record := ml_rag._reset_stats();
 BEGIN
   IF _reset.error IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'the statistics cannot be reset', DETAIL = _reset.error;
+    PERFORM ml_rag._raise(_reset.error);
   END IF;
   RETURN to_timestamp(_reset.since);
 END
