@@ -145,6 +145,11 @@ def confined(facts: dict[str, Any]) -> dict[str, Any]:
         if libc.syscall(438, -1, 0, 0) != 0:  # pidfd_getfd; of no process, so that only a filter refuses it
             raise OSError(ctypes.get_errno(), "pidfd_getfd")
 
+    def datagram() -> None:
+        # one of a pair reaches any other socket by its address
+        for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM):
+            end.close()
+
     file = Path(facts["file"])
 
     def write_own() -> None:
@@ -155,6 +160,7 @@ def confined(facts: dict[str, Any]) -> dict[str, Any]:
     return tampering(file, libc) | {
         "tcp": attempt(lambda: connect(socket.AF_INET, ("127.0.0.1", facts["tcp"]))),
         "unix": attempt(lambda: connect(socket.AF_UNIX, facts["unix"])),
+        "datagram": attempt(datagram),
         "ptrace": attempt(attach),
         "descriptor of another": attempt(take_descriptor),
         "signal": attempt(lambda: os.kill(facts["server"], 0)),

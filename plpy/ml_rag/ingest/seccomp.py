@@ -26,6 +26,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     # A socket in the file system, as PostgreSQL's, is in no network namespace; io_uring opens sockets too.
     "socket": (41, 198),
     "connect": (42, 203),
+    "socketpair": (53, 199),  # a datagram socket of a pair sends to any address: the system's log
     "io_uring_setup": (425, 425),
     # the memory, the descriptors and the scheduling of the user's other processes
     "ptrace": (101, 117),
