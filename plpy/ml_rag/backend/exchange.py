@@ -29,14 +29,14 @@ class _Begun:
 
 class _Rest(io.RawIOBase):
     def __init__(self, data: bytes, sock: socket.socket) -> None:
-        self._data, self._sock = memoryview(data), sock
+        self._data, self._sock, self._begun = memoryview(data), sock, len(data)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         if not self._data:
-            return self._sock.recv_into(buffer)
+            return _more(self._sock, buffer, self._begun)
         part = self._data[: len(buffer)]
         buffer[: len(part)] = part
         self._data = self._data[len(part) :]
@@ -65,11 +65,24 @@ def _length(head: bytes) -> int | None:
     return int(length)
 
 
+def _more(sock: socket.socket, buffer: memoryview, begun: int) -> int:
+    """Receive more of a reply of which ``begun`` bytes are here. A reset is the end of one that has begun."""
+    try:
+        return sock.recv_into(buffer)
+    except ConnectionError:
+        if not begun:
+            raise
+        return 0
+
+
 def receive(sock: socket.socket) -> bytearray | http.client.HTTPResponse:
-    """The body of a good reply, or the reply whose head ``http.client`` has read. Raises what that and sockets do."""
+    """The body of a good reply, or the reply whose head ``http.client`` has read. Raises what that and sockets do.
+
+    ConnectionError only where nothing of a reply has come: the caller sends the request again then.
+    """
     end, n = -1, 0
     while end < 0 and n < _MAX_HEAD:
-        got = sock.recv_into(_view[n:])
+        got = _more(sock, _view[n:], n)
         if not got:
             break
         n += got
@@ -86,7 +99,7 @@ def receive(sock: socket.socket) -> bytearray | http.client.HTTPResponse:
     body[:begun] = _view[end + 4 : n]
     rest = memoryview(body)[begun:]
     while rest:
-        got = sock.recv_into(rest)
+        got = _more(sock, rest, n)
         if not got:
             raise http.client.IncompleteRead(bytes(body[: length - len(rest)]), len(rest))
         rest = rest[got:]

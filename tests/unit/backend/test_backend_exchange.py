@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
+import struct
+import threading
 from collections.abc import Callable
 
 import pytest
 
 from ml_rag.backend import exchange
-from ml_rag.errors import MlRagError
+from ml_rag.errors import MlRagError, ServerUnreachable
 from support.backend_client import close_connections, connect, never, start
 from support.hostile_server import HostileServer, send
 
@@ -116,3 +119,28 @@ def test_the_request_is_that_of_http_client(start: Callable[..., HostileServer])
     connection.getresponse().read()
     connection.close()
     assert server.requests[0] == server.requests[1]
+
+
+@pytest.mark.parametrize("begun", [b"HTTP/1.1 200 OK\r\nCont", USUAL["usual"][:-3], UNUSUAL["chunked"][:-9]])
+def test_a_request_that_was_answered_in_part_is_not_sent_twice(begun: bytes) -> None:
+    """As where a proxy resets a connection whose model is at work."""
+    taken: list[bytes] = []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                with client:
+                    for answer in (USUAL["usual"], begun):
+                        taken.append(client.recv(65536))
+                        client.sendall(answer)
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        client = connect(f"http://127.0.0.1:{listener.getsockname()[1]}", never)
+        assert client.call("POST", "/", {}) == {"n": 1}
+        with pytest.raises(ServerUnreachable):
+            client.call("POST", "/", {})
+        listener.shutdown(socket.SHUT_RDWR)
+    assert len(taken) == 2
