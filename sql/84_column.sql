@@ -39,7 +39,7 @@ DECLARE
 BEGIN
   SELECT string_agg(quote_ident(p.pubname), ', ' ORDER BY p.pubname) INTO _publications
   FROM pg_publication AS p
-  WHERE p.pubupdate AND EXISTS (SELECT FROM pg_get_publication_tables(p.pubname) AS t WHERE t.relid = store)
+  WHERE EXISTS (SELECT FROM pg_get_publication_tables(p.pubname) AS t WHERE t.relid = store)
     AND NOT EXISTS (SELECT FROM pg_publication_rel AS r
                     WHERE r.prpubid = p.oid AND r.prrelid = store AND r.prattrs IS NOT NULL);
   IF _publications IS NOT NULL THEN

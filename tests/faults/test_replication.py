@@ -115,6 +115,15 @@ def test_a_subscriber_that_lacks_the_new_column_stops_and_goes_on_once_it_has_it
     assert len(told(replication)) == 1
 
 
+def test_a_publication_of_new_rows_alone_stops_too(replication: Replication) -> None:
+    publisher = replication.publisher
+    replication.start("CREATE PUBLICATION p FOR TABLE docs WITH (publish = 'insert')")
+    reembed(publisher, "narrow", switch=False)
+    assert len(told(replication)) == 1
+    publisher.execute(INSERT, (30, "late frost", fake_embedding("late frost")))
+    wait_until(lambda: replication.errors() > 0, 30)
+
+
 def test_both_sides_switch_while_nobody_writes(replication: Replication) -> None:
     publisher, subscriber = replication.publisher, replication.subscriber
     replication.start("CREATE PUBLICATION p FOR TABLES IN SCHEMA public")
