@@ -90,7 +90,7 @@ DECLARE
   _known text[];
   _nearest text;
 BEGIN
-  IF store.metadata IS NULL OR filters::text !~ '"(ne|nin|not|exists)"|null' OR NOT EXISTS (
+  IF store.metadata IS NULL OR filters IS NULL OR filters::text !~ '"(ne|nin|not|exists)"|null' OR NOT EXISTS (
     SELECT FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
     WHERE c.oid = store.relation AND c.relkind IN ('r', 'p', 'm') AND a.attname = store.metadata
       AND a.atttypid = 'jsonb'::regtype) THEN
@@ -138,7 +138,7 @@ AS $$
 -- purpose: the stage: the options that leave rows out, as a condition that stands before any limit
 -- Lists are slices of $3, which the planner folds to constants, so that an index serves them and postgres_fdw ships
 -- them.
--- Calls: ml_rag.condition, ml_rag._warn_of_unknown_keys, ml_rag._check_keywords, ml_rag._keyword_collation, ml_rag._keyword_pattern
+-- Calls: ml_rag.condition, ml_rag._check_keywords, ml_rag._keyword_collation, ml_rag._keyword_pattern
 DECLARE
   _name text := CASE WHEN store.document_name IS NULL THEN quote_literal(store.vector_store)
                      ELSE format('t.%I::text', store.document_name) END;
@@ -160,7 +160,6 @@ BEGIN
     arguments := arguments || _names;
   END IF;
   IF options ? 'filters' THEN
-    PERFORM ml_rag._warn_of_unknown_keys(store, options -> 'filters');
     SELECT c.arguments, c.condition INTO arguments, _condition
     FROM ml_rag.condition(store, options -> 'filters', arguments) AS c;
     condition := condition || format(' AND (%s)', _condition);

@@ -156,8 +156,8 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag.search as an array and, where asked for, how each store was searched: {vector_store: {…}}, and what
 -- time it took to find that out. skipped: stores of other dimensions; null = none
--- Calls: ml_rag.filter, ml_rag._nearest_statement, ml_rag._run_nearest, ml_rag._may_fall_short,
--- ml_rag._explain_nearest
+-- Calls: ml_rag._warn_of_unknown_keys, ml_rag.filter, ml_rag._nearest_statement, ml_rag._run_nearest,
+-- ml_rag._may_fall_short, ml_rag._explain_nearest
 -- Reads: the stores, as the caller
 DECLARE
   -- most calls have no filter: those need not ask store by store
@@ -201,6 +201,7 @@ BEGIN
         HINT = 'Name the store''s own model in "embed_model_id", or leave the store out with "exclude_vector_store".';
     END IF;
     IF _filters THEN
+      PERFORM ml_rag._warn_of_unknown_keys(_store, options -> 'filters');
       SELECT f.condition, f.arguments INTO _condition, _arguments FROM ml_rag.filter(_store, _search.options) AS f;
     END IF;
     -- More than n, to see whether the last place is shared: of equal distances those that come first by name are

@@ -234,7 +234,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag.keyword as an array and, where asked for, how each store was searched: {vector_store: {…}}
--- Calls: ml_rag.filter, ml_rag._tokens, ml_rag._run_keyword  Reads: the stores and their indexes, as the caller
+-- Calls: ml_rag._warn_of_unknown_keys, ml_rag.filter, ml_rag._tokens, ml_rag._run_keyword  Reads: the stores and their indexes, as the caller
 DECLARE
   -- most calls have no filter: those need not ask store by store
   _filters boolean := coalesce(
@@ -274,6 +274,10 @@ BEGIN
     END IF;
     _searched := true;
     IF _filters THEN
+      IF NOT coalesce((options -> 'semantic_search')::boolean, false) THEN
+        -- else the other arm has
+        PERFORM ml_rag._warn_of_unknown_keys(_store, options -> 'filters');
+      END IF;
       SELECT f.condition, f.arguments INTO _condition, _arguments FROM ml_rag.filter(_store, _keyword.options) AS f;
     END IF;
     BEGIN

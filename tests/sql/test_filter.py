@@ -48,7 +48,7 @@ def test_empty_lists_of_documents(owner: Connection, asker: Connection) -> None:
 # -- keys of the metadata that are misspelt ---------------------------------------------------------------------------
 
 
-def warnings(connection: Connection, filters: Any) -> list[str]:
+def warnings(connection: Connection, filters: Any, **options: Any) -> list[str]:
     """What a search with these filters warns of, each warning with its hint."""
     told: list[str] = []
 
@@ -57,7 +57,7 @@ def warnings(connection: Connection, filters: Any) -> list[str]:
 
     connection.add_notice_handler(tell)
     try:
-        retrieve(connection, (1, 0, 0), filters=filters)
+        retrieve(connection, (1, 0, 0), filters=filters, **options)
     finally:
         connection.remove_notice_handler(tell)
     return told
@@ -103,6 +103,15 @@ def test_keys_that_are_right_or_like_nothing_are_not_told(owner: Connection, ask
     create_store(owner, rows=[("a", 1, 1, "s", (1, 0, 0))])
     owner.execute("""UPDATE docs SET metadata = '{"language": "de", "page": 1}'""")
     assert warnings(asker, filters) == []
+
+
+def test_it_is_told_once_by_whatever_way_is_searched(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=[("a", 1, 1, "q", (1, 0, 0))])
+    owner.execute("""UPDATE docs SET metadata = '{"language": "de"}'""")
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
+    filters = {"langage": {"ne": "de"}}
+    assert len(warnings(asker, filters, keyword_search=True)) == 1
+    assert len(warnings(asker, filters, keyword_search=True, semantic_search=False)) == 1
 
 
 def test_metadata_that_is_no_object_is_looked_at_all_the_same(owner: Connection, asker: Connection) -> None:
