@@ -136,6 +136,20 @@ def test_nobody_counts_for_another_role(db: Database, asker: Connection, owner: 
     assert rows == [(db.role("asker"), 1)]
 
 
+def test_nobody_counts_for_the_owner_of_a_function_that_was_called(db: Database, owner: Connection) -> None:
+    name = db.role("asker")
+    owner.execute(
+        "CREATE FUNCTION public.tell() RETURNS bool LANGUAGE sql SECURITY DEFINER AS "
+        "$$ SELECT ml_rag._end(ml_rag._begin('ml_rag')) $$"
+    )
+    connection = db.connect()
+    connection.execute(f"SET SESSION AUTHORIZATION {name}")
+    connection.execute("SELECT public.tell()")
+    connection.execute("SELECT ml_rag._end(ml_rag._begin_call('ml_rag', '', %s, 0))", (owner.info.user,))
+    rows = owner.execute("SELECT role, calls FROM ml_rag.stats").fetchall()
+    assert sorted(rows) == sorted([(owner.info.user, 1), (name, 1)])
+
+
 def test_a_call_counts_for_the_role_that_it_runs_as(db: Database, owner: Connection) -> None:
     connection = db.connect()
     for name in ("asker", "tenant", "asker"):

@@ -51,6 +51,7 @@ class Plpy:
                 "oid": self.role if "quote_ident" in statement else DATABASE,
                 "name": str(self.role),
                 "role": str(self.role),
+                "may_be_again": True,
                 "statement": 1000.0,
                 "database": DATABASE,
                 "encoding": "UTF8",

@@ -21,7 +21,8 @@ CHECK_SECONDS = 1.0
 # Run under whatever search_path there is: nothing in them but names with their schema, and no operators.
 _ROLE = """
 SELECT current_user AS name,
-  pg_catalog.quote_ident(current_user)::pg_catalog.regrole::pg_catalog.oid::pg_catalog.int8 AS oid
+  pg_catalog.quote_ident(current_user)::pg_catalog.regrole::pg_catalog.oid::pg_catalog.int8 AS oid,
+  pg_catalog.pg_has_role(session_user, current_user, 'MEMBER') AS may_be_again
 """
 _DATABASE = """
 SELECT d.oid::pg_catalog.int8 AS oid FROM pg_catalog.pg_database AS d
@@ -105,9 +106,13 @@ def fail() -> None:
 
 
 def current_role(plpy: Any) -> int:
-    """The oid of current_user, kept for ``CHECK_SECONDS``: who a session was, it can be again."""
+    """The oid of current_user, kept for ``CHECK_SECONDS`` where the session can be that again as it likes.
+
+    It cannot be the owner of a function that is SECURITY DEFINER, and must not count for that one afterwards.
+    """
     row = execute(plpy, _ROLE)[0]
-    state.roles[row["name"]] = row["oid"]
+    if row["may_be_again"]:
+        state.roles[row["name"]] = row["oid"]
     oid: int = row["oid"]
     return oid
 
