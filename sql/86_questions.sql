@@ -168,6 +168,7 @@ DECLARE
   _near text;
 BEGIN
   FOREACH _store IN ARRAY stores LOOP
+    EXIT WHEN cardinality(_unknown) = 0;
     _column := CASE match WHEN 'document_id' THEN _store.document_id ELSE _store.document_name END;
     IF _column IS NULL THEN
       -- its rows are called by its own name
@@ -184,7 +185,6 @@ BEGIN
         WHERE split_part(f, '/', -1) = split_part(u, '/', -1)
           AND (f = u OR match = 'path_end' AND right(f, length(u) + 1) = '/' || u))
       ORDER BY 1);
-    EXIT WHEN cardinality(_unknown) = 0;
   END LOOP;
   IF cardinality(_unknown) = 0 OR cardinality(stores) = 0 THEN
     RETURN;

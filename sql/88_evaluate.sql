@@ -308,8 +308,8 @@ BEGIN
     BEGIN
       -- a judge that is not there would be noticed by nothing but scores that are missing at the end
       PERFORM ml_rag.generate('1', jsonb_build_object('model_id', _parsed.own -> 'judge_model_id', 'max_tokens', 1));
-    EXCEPTION WHEN external_routine_exception THEN
-      NULL;
+    EXCEPTION WHEN external_routine_exception OR too_many_connections THEN
+      NULL;  -- it is there, and had nothing to say, or others were asking it
     END;
   END IF;
   PERFORM ml_rag._warn_of_unknown_documents(_stores, _questions, _parsed.own ->> 'match');
