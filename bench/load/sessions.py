@@ -118,6 +118,8 @@ class Session:
         self._pipe.send(("ready",))
         while not self._plan.until.value:
             await asyncio.sleep(0.05)
+        if self._kind == "cancel":
+            await self._read_what_is_kept()
         while time.monotonic() < self._plan.until.value:
             if self._connection is None:
                 await self._connect()
@@ -285,6 +287,18 @@ class Session:
             with contextlib.suppress(psycopg.errors.QueryCanceled):
                 await self._connection.execute("RESET statement_timeout")
                 return
+
+    async def _read_what_is_kept(self) -> None:
+        """One call of each kind to its end: those that are cancelled may load a module for the first time late."""
+        for statement in (self._long_search(), self._answer_call(1)):
+            while True:
+                try:
+                    await self._all(*statement)
+                    break
+                except psycopg.Error as failure:
+                    if failure.diag.sqlstate != QUEUE_FULL:
+                        raise
+                    await asyncio.sleep(0.1)
 
     def _long_search(self) -> tuple[str, str, str]:
         options = {"keyword_search": True, "hybrid_options": {"candidates": 5000}, "n_citations": 100}
