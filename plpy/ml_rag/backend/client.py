@@ -1,8 +1,9 @@
 """HTTP to the model server, over a unix socket or TCP, without ever blocking the backend.
 
 A blocking read inside PL/Python ignores ``statement_timeout`` and ``pg_cancel_backend`` until it returns. So the
-socket is non-blocking, and while there is nothing to read the ``interrupt`` callable runs every ``POLL_SECONDS``; it
-raises when PostgreSQL wants the statement to end, and the connection is closed, which makes the server stop.
+socket is non-blocking, and while there is nothing to read the ``interrupt`` callable runs after each signal and every
+``POLL_SECONDS``; it raises when PostgreSQL wants the statement to end, and the connection is closed, which makes the
+server stop.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from ml_rag.backend import exchange
+from ml_rag.backend import exchange, poll
 from ml_rag.errors import EngineFailed, ServerUnreachable, from_json
 
-#: how long PostgreSQL may have to wait until a cancelled call notices
+#: how long PostgreSQL may have to wait until a cancelled call notices; where signals end the wait it hardly ever has to
 POLL_SECONDS = 0.05
 CONNECT_SECONDS = 5.0
 MAX_REPLY_BYTES = 512 * 1024 * 1024
@@ -52,9 +53,7 @@ class _InterruptibleSocket(socket.socket):
     _due = 0.0
 
     def _wait(self, event: int) -> None:
-        poll = select.poll()
-        poll.register(self.fileno(), event)
-        while not poll.poll(POLL_SECONDS * 1000):
+        while not poll.wait(self.fileno(), event, POLL_SECONDS):
             self._ask()
 
     def _ask(self) -> None:
@@ -141,9 +140,9 @@ def _is_dropped(connection: http.client.HTTPConnection) -> bool:
     """Whether a connection that waits for its next request has been closed: nothing else makes it readable."""
     if connection.sock is None:
         return True
-    poll = select.poll()
-    poll.register(connection.sock.fileno(), select.POLLIN | select.POLLRDHUP)
-    return bool(poll.poll(0))
+    look = select.poll()
+    look.register(connection.sock.fileno(), select.POLLIN | select.POLLRDHUP)
+    return bool(look.poll(0))
 
 
 class ModelServer:

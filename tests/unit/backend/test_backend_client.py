@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -84,6 +85,34 @@ def test_an_interrupt_ends_the_wait_for_an_answer(start: Callable[..., HostileSe
         client.call("POST", "/v1/embeddings", {})
     assert time.monotonic() - began < 0.5
     assert server.gone.wait(1)
+
+
+@pytest.mark.parametrize("has_poll", [True, False], ids=["poll(2)", "without ctypes"])
+def test_a_signal_ends_the_wait_for_an_answer(
+    start: Callable[..., HostileServer], monkeypatch: pytest.MonkeyPatch, has_poll: bool
+) -> None:
+    """PostgreSQL cancels by one: its handler only notes it, as this one does."""
+    noted = threading.Event()
+    if has_poll:
+        monkeypatch.setattr("ml_rag.backend.client.POLL_SECONDS", 300.0)
+    else:
+        monkeypatch.setattr("ml_rag.backend.poll._poll", None)
+
+    def interrupt() -> None:
+        if noted.is_set():
+            raise Interrupted
+
+    def cancel(client: socket.socket, request: bytes) -> None:
+        time.sleep(0.1)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        silent(client, request)
+
+    former = signal.signal(signal.SIGUSR1, lambda *_: noted.set())
+    try:
+        with pytest.raises(Interrupted):
+            connect(start(cancel).address, interrupt).call("POST", "/v1/embeddings", {})
+    finally:
+        signal.signal(signal.SIGUSR1, former)
 
 
 @pytest.mark.parametrize("first", [b"", head(10**12)], ids=["100 Continue", "body"])
