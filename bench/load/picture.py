@@ -104,7 +104,9 @@ def _cancelling(canvas: _Canvas, calls: Iterable[Call], top: float) -> float:
     canvas.text(LEFT, top, "Cancelled: share of sessions that are free after …", bold=True, size=14)
     height, right = 120.0, WIDTH - RIGHT
     times = {way: sorted(c.seconds for c in calls if c.kind == f"cancel: {way}" and c.error is None) for way in WAYS}
-    most = max([CANCEL_SECONDS * 1.15, *(t[-1] * 1.05 for t in times.values() if t)])
+    longest = max([CANCEL_SECONDS * 1.15, *(t[-1] for t in times.values() if t)])
+    step = 0.05 * math.ceil(longest / 0.05 / 6)
+    most = step * math.ceil(longest / step)
     bottom = top + 20 + height
 
     def x(seconds: float) -> float:
@@ -114,8 +116,8 @@ def _cancelling(canvas: _Canvas, calls: Iterable[Call], top: float) -> float:
         y = bottom - share * height
         canvas.line(LEFT, y, right, y)
         canvas.text(LEFT - 8, y + 4, f"{share:.0%}", "end", 11)
-    for n in range(5):
-        canvas.text(x(most * n / 4), bottom + 16, f"{milliseconds(most * n / 4)} ms", "middle", 11)
+    for n in range(round(most / step) + 1):
+        canvas.text(x(step * n), bottom + 16, f"{milliseconds(step * n)} ms", "middle", 11)
     canvas.line(x(CANCEL_SECONDS), top + 12, x(CANCEL_SECONDS), bottom, ORANGE, 1.5, "5 4")
     canvas.text(x(CANCEL_SECONDS) - 6, bottom - 8, f"{milliseconds(CANCEL_SECONDS)} ms", "end", 11, colour=ORANGE)
     for n, (way, colour) in enumerate(zip(WAYS, (BLUE, GREEN, INK), strict=True)):
@@ -145,7 +147,7 @@ def _memory(canvas: _Canvas, samples: dict[str, list[Sample]], began: float, mea
     if not everything:
         return top
     longest = max(at for at, _ in everything)
-    most = 250 * math.ceil(max(own for _, own in everything) / 250)
+    most = 200 * math.ceil(max(own for _, own in everything) / 200)
 
     def place(at: float, own: float) -> tuple[float, float]:
         return LEFT + at / longest * (right - LEFT), bottom - own / most * height
