@@ -49,7 +49,7 @@ if "ml_rag_watch" not in GD or GD["ml_rag_watch"].VERSION != "@ML_RAG_VERSION@":
 try:
     return GD["ml_rag_watch"].reset(plpy), None
 except OSError as e:
-    return None, json.dumps({"sqlstate": "58030", "message": "the statistics cannot be reset", "detail": str(e)})
+    return None, json.dumps({"sqlstate": "55000", "message": "the statistics cannot be reset", "detail": str(e)})
 $$;
 
 CREATE VIEW ml_rag.activity AS
