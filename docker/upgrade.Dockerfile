@@ -23,7 +23,8 @@ RUN install -d /etc/postgresql-common/createcluster.d \
  && printf 'Package: *\nPin: release n=bookworm*\nPin-Priority: 100\n' >/etc/apt/preferences.d/bookworm \
  && apt-get update \
  && apt-get install -y --no-install-recommends make postgresql-15 postgresql-plpython3-15 \
-      postgresql-17 postgresql-17-pgvector postgresql-plpython3-17 python3-numpy python3-psycopg python3-pytest \
+      postgresql-17 postgresql-17-pgvector postgresql-plpython3-17 python3-numpy python3-psycopg \
+      python3-pytest python3-pytest-timeout \
  && apt-get clean \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=old /usr/lib/postgresql/15/lib/vector.so /usr/lib/postgresql/15/lib/
