@@ -112,6 +112,10 @@ def test_where_nobody_listens_yet_a_prompt_is_sent_when_somebody_does(monkeypatc
                 taken.append(client.recv(65536))
                 event = json.dumps(piece("done", "stop"))
                 client.sendall(f"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\ndata: {event}\n\n".encode())
+                # closed with a part of the request unread, it would be reset
+                client.shutdown(socket.SHUT_WR)
+                while client.recv(65536):
+                    pass
 
         server = threading.Thread(target=answer, daemon=True)
 
