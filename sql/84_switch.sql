@@ -89,11 +89,11 @@ BEGIN
     EXCEPTION WHEN lock_not_available THEN
       _is_free := false;
     END;
-    -- with the stronger lock again: a view, for one, can be made while there are readers
-    _hindrance := ml_rag._reembed_hindrance(job);
-    EXIT WHEN _is_free OR _hindrance IS NOT NULL;
+    EXIT WHEN _is_free;
     PERFORM pg_sleep(0.01) WHERE _try < _tries;
   END LOOP;
+  -- under the stronger lock where it was to be had: a view, for one, can be made while there are readers
+  _hindrance := ml_rag._reembed_hindrance(job);
   IF _hindrance IS NOT NULL THEN
     RETURN _hindrance || jsonb_build_object('written', _written);
   ELSIF _is_free THEN
