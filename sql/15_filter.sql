@@ -85,6 +85,7 @@ AS $$
 -- Calls: ml_rag._filter_tree, ml_rag._distance_of_words  Reads: the store, as the caller
 DECLARE
   _rows CONSTANT integer := 100;
+  _tree jsonb;
   _key text;
   _keys text[];
   _known text[];
@@ -96,17 +97,16 @@ BEGIN
       AND a.atttypid = 'jsonb'::regtype) THEN
     RETURN;
   END IF;
+  _tree := ml_rag._filter_tree(filters);
   _keys := ARRAY(
     -- the first step of a path; what is a column is none of the metadata
     SELECT DISTINCT CASE WHEN k.key LIKE '/%' THEN replace(replace(split_part(k.key, '/', 2), '~1', '/'), '~0', '~')
                          ELSE k.key END
     FROM (
       SELECT n.term ->> 'key' AS key
-      FROM jsonb_path_query(ml_rag._filter_tree(filters), 'strict $.** ? (exists (@."not"))."not".** ? (exists (@.operator))')
-        AS n (term)
+      FROM jsonb_path_query(_tree, 'strict $.** ? (exists (@."not"))."not".** ? (exists (@.operator))') AS n (term)
       UNION SELECT n.term ->> 'key'
-      FROM jsonb_path_query(ml_rag._filter_tree(filters),
-        'strict $.** ? (exists (@.operator) && exists (@.values[*] ? (@ == null)))') AS n (term)) AS k
+      FROM jsonb_path_query(_tree, 'strict $.** ? (exists (@.operator) && exists (@.values[*] ? (@ == null)))') AS n (term)) AS k
     WHERE k.key LIKE '/%' OR NOT EXISTS (
       SELECT FROM pg_attribute AS a WHERE a.attrelid = store.relation AND a.attname = k.key AND NOT a.attisdropped));
   IF cardinality(_keys) = 0 THEN
