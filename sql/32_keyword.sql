@@ -178,8 +178,7 @@ if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
 return GD["ml_rag"].numpy_version(plpy)
 $$;
 
-CREATE FUNCTION ml_rag._keyword_scores(store oid, terms text[], weights integer[], k1 double precision,
-  b double precision, n integer, secured boolean, own_statistics boolean,
+CREATE FUNCTION ml_rag._keyword_scores(store oid, segment name, key name[], terms text[], weights integer[], n integer,
   OUT candidates ml_rag.keyword_candidate[], OUT error jsonb)
 LANGUAGE plpython3u STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -190,7 +189,7 @@ AS $$
 if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
     if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
         return None, error
-return GD["ml_rag"].keyword_scores(plpy, store, terms, weights, k1, b, n, secured, own_statistics)
+return GD["ml_rag"].keyword_scores(plpy, store, segment, key, terms, weights, n)
 $$;
 
 CREATE FUNCTION ml_rag._run_keyword(
@@ -209,8 +208,7 @@ DECLARE
   _columns record := ml_rag._hit_columns(store, distance_metric, 's.score');
 BEGIN
   SELECT s.candidates, s.error INTO _found
-  FROM ml_rag._keyword_scores(index.store, terms, weights, index.k1, index.b, candidates, index.secured,
-    index.statistics = 'visible') AS s;
+  FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, candidates) AS s;
   PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
   is_all := cardinality(_found.candidates) < candidates;
   EXECUTE concat(
@@ -234,7 +232,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag.keyword as an array and, where asked for, how each store was searched: {vector_store: {…}}
--- Calls: ml_rag._warn_of_unknown_keys, ml_rag.filter, ml_rag._tokens, ml_rag._run_keyword  Reads: the stores and their indexes, as the caller
+-- Calls: ml_rag._keyword_index, ml_rag._warn_of_unknown_keys, ml_rag.filter, ml_rag._tokens, ml_rag._run_keyword  Reads: the stores and their indexes, as the caller
 DECLARE
   -- most calls have no filter: those need not ask store by store
   _filters boolean := coalesce(
@@ -256,8 +254,7 @@ BEGIN
     RETURN;
   END IF;
   FOREACH _store IN ARRAY stores LOOP
-    SELECT i.* INTO _index FROM ml_rag.keyword_index AS i
-    WHERE i.store = _store.relation AND i.segment = _store.segment;
+    SELECT i.* INTO _index FROM ml_rag._keyword_index(_store.relation) AS i WHERE i.segment = _store.segment;
     IF NOT FOUND THEN
       IF cardinality(stores) > 1 THEN
         RAISE WARNING USING ERRCODE = '01000',
@@ -290,7 +287,8 @@ BEGIN
           'configuration', _index.configuration, 'words', _terms, 'limit', n, 'candidates', 0));
       END IF;
       CONTINUE WHEN cardinality(_terms) = 0;
-      -- the best ones may not pass the filters: then many more are tried, then all
+      -- the best ones may not pass the filters: then many more are tried, then all; without filters, candidates that are
+      -- not in the table mean that it was written to with triggers off, and a second look is enough
       _candidates := CASE _condition WHEN '' THEN n ELSE 4 * n + 100 END;
       LOOP
         SELECT r.hits, r.is_all INTO _part
@@ -298,7 +296,7 @@ BEGIN
           CASE WHEN _store.dimensions IS NULL OR _store.dimensions = vector_dims(_keyword.query_embedding)
                THEN _keyword.query_embedding END,
           _keyword.distance_metric, n, _condition, _arguments) AS r;
-        EXIT WHEN cardinality(_part.hits) >= n OR _part.is_all;
+        EXIT WHEN cardinality(_part.hits) >= n OR _part.is_all OR _condition = '' AND _candidates > n;
         _candidates := CASE WHEN _candidates < 10000 THEN _candidates * 50 ELSE 2147483647 END;
       END LOOP;
     EXCEPTION WHEN data_exception OR undefined_object OR external_routine_exception OR config_file_error THEN

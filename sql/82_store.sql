@@ -242,7 +242,7 @@ BEGIN
     EXECUTE format('CREATE INDEX ON %s USING hnsw (segment_embedding %s)', _relation, _class);
   END IF;
   PERFORM ml_rag.fold_keyword_index(store)
-  WHERE EXISTS (SELECT FROM ml_rag.keyword_own_store AS k WHERE k.store = index_store.store);
+  WHERE EXISTS (SELECT FROM ml_rag._keyword_index(index_store.store));
   EXECUTE format('ANALYZE %s', _relation);
 END
 $$;

@@ -26,6 +26,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: put rows (key text[], segment text) into an index: $1 the store, $2 the batch  Calls: ml_rag._tokens
+-- Run with the rights of the extension's owner.
 BEGIN
   RETURN format($sql$
     WITH made AS MATERIALIZED (
@@ -33,10 +34,29 @@ BEGIN
       FROM (%s) AS s (key, segment) CROSS JOIN LATERAL ml_rag._tokens(%L::regconfig, s.segment) AS t
       WHERE s.segment IS NOT NULL
     ), known AS (
-      INSERT INTO ml_rag.keyword_own_row (id, store, length, key) SELECT m.id, $1, m.length, m.key FROM made AS m
+      INSERT INTO ml_rag.keyword_row (id, store, length, key, tokens) SELECT m.id, $1, m.length, m.key, %s FROM made AS m
     )
-    INSERT INTO ml_rag.keyword_own_new (store, batch, id, length, tokens)
-    SELECT $1, $2, m.id, m.length, m.tokens FROM made AS m$sql$, source, index.configuration);
+    INSERT INTO ml_rag.keyword_new (store, batch, id, length, tokens)
+    SELECT $1, $2, m.id, m.length, m.tokens FROM made AS m$sql$, source, index.configuration,
+    CASE index.statistics WHEN 'visible' THEN 'm.tokens' ELSE 'NULL' END);
+END
+$$;
+
+CREATE FUNCTION ml_rag._keyword_rows(index ml_rag.keyword_store, call integer DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of what an index is made of, run as the caller: key, tokens (both as text), length of each row that has a text
+-- call: what ml_rag._begin has returned  Calls: ml_rag._key_and_segment, ml_rag._tokens, ml_rag._advance
+BEGIN
+  RETURN format('SELECT s.key::text AS key, t.tokens::text AS tokens, t.length AS length FROM (SELECT %s FROM %s) AS s'
+    ' (key, segment) CROSS JOIN LATERAL ml_rag._tokens(%L::regconfig, s.segment) AS t WHERE s.segment IS NOT NULL',
+    ml_rag._key_and_segment('t', index),
+    format(CASE WHEN call IS NULL THEN 'ONLY %s AS t'
+      -- volatile, so the planner keeps it, and the row with it
+      ELSE '(SELECT t.*, ml_rag._advance(%2$s) AS told FROM ONLY %1$s AS t) AS t' END,
+      ml_rag._relation_name(index.store), call),
+    index.configuration);
 END
 $$;
 
@@ -167,21 +187,38 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._fold_on_request() RETURNS trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+CREATE FUNCTION ml_rag._build_keyword_index(index jsonb, call integer, OUT done boolean, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: fold when the owner of a table asks for it, which the view keyword_own_store lets nobody else do
--- Calls: ml_rag._fold
-BEGIN
-  IF TG_RELID = 'ml_rag.keyword_store'::regclass THEN
-    PERFORM ml_rag._fold(NEW.store, NEW.folding, true);
-  END IF;
-  RETURN NULL;
-END
+# purpose: the rows of a keyword index, read as the caller; index: a row of ml_rag.keyword_store, of a table of the caller's
+if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
+    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
+        return None, error
+return GD["ml_rag"].build_keyword_index(plpy, index, call)
 $$;
-CREATE TRIGGER fold AFTER UPDATE OF folding ON ml_rag.keyword_store
-FOR EACH ROW EXECUTE FUNCTION ml_rag._fold_on_request();
+
+CREATE FUNCTION ml_rag._drop_keyword_index(store oid, OUT done boolean, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: drop the keyword index of a table of the caller's, but not its triggers
+if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
+    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
+        return None, error
+return GD["ml_rag"].drop_keyword_index(plpy, store)
+$$;
+
+CREATE FUNCTION ml_rag._fold_own_keywords(store oid, OUT done boolean, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: fold and merge the keyword index of a table of the caller's
+if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
+    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
+        return None, error
+return GD["ml_rag"].fold_own_keywords(plpy, store)
+$$;
 
 CREATE FUNCTION ml_rag._own_table(store regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -246,9 +283,11 @@ CREATE FUNCTION ml_rag.disable_keyword_search(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: drop the keyword index of a table  Calls: ml_rag._own_table  Writes: triggers and the index, as the caller
+-- purpose: drop the keyword index of a table  Calls: ml_rag._own_table, ml_rag._drop_keyword_index, ml_rag._raise
+-- Writes: triggers, as the caller
 DECLARE
   _trigger name;
+  _error jsonb;
 BEGIN
   PERFORM ml_rag._own_table(store);
   EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', store);
@@ -258,7 +297,8 @@ BEGIN
   LOOP
     EXECUTE format('DROP TRIGGER %I ON %s', _trigger, store);
   END LOOP;
-  DELETE FROM ml_rag.keyword_own_store AS i WHERE i.store = disable_keyword_search.store;
+  _error := (SELECT d.error FROM ml_rag._drop_keyword_index(store) AS d);
+  PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
 END
 $$;
 COMMENT ON FUNCTION ml_rag.disable_keyword_search(regclass) IS
@@ -273,8 +313,8 @@ AS $$
 -- purpose: make the keyword index of a table, or make it anew with other options; is_new: the caller has just made it
 -- call: what ml_rag._begin has returned
 -- Calls: ml_rag._advance, ml_rag._progress, ml_rag._own_table, ml_rag.parse_options, ml_rag._bad_option, ml_rag._indexable_key,
--- ml_rag.text_search_configuration, ml_rag._check_keyword_columns, ml_rag._add_keywords_statement
--- Reads: the table  Writes: triggers and the index, all as the caller
+-- ml_rag.text_search_configuration, ml_rag._check_keyword_columns, ml_rag._build_keyword_index, ml_rag._raise
+-- Reads: the table  Writes: triggers, all as the caller
 DECLARE
   _options jsonb := ml_rag.parse_options('enable_keyword_search', $2);
   _segment text := _options ->> 'segment';
@@ -282,7 +322,7 @@ DECLARE
   _index ml_rag.keyword_store;
   _event text;
   _relation text;
-  _batch bigint := nextval('ml_rag.keyword_number');
+  _error jsonb;
 BEGIN
   PERFORM ml_rag._own_table(store);
   _relation := (SELECT format('%s.%s', n.nspname, c.relname) FROM pg_class AS c
@@ -308,7 +348,7 @@ BEGIN
     END;
   END IF;
   SELECT _index_keywords.store, _segment, ml_rag._indexable_key(store), _configuration,
-    (_options -> 'k1')::double precision, (_options -> 'b')::double precision, _options ->> 'statistics', 0 INTO _index;
+    (_options -> 'k1')::double precision, (_options -> 'b')::double precision, _options ->> 'statistics' INTO _index;
   PERFORM ml_rag._check_keyword_columns(_index);
   -- the owner may have taken that from itself
   IF row_security_active(store) THEN
@@ -324,8 +364,6 @@ BEGIN
       HINT = 'Call it in a transaction of its own, or at READ COMMITTED.';
   END IF;
   EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', store);
-  DELETE FROM ml_rag.keyword_own_store AS i WHERE i.store = _index.store;
-  INSERT INTO ml_rag.keyword_own_store SELECT (_index).*;
   FOR _event IN SELECT unnest('{INSERT,UPDATE,DELETE,TRUNCATE}'::text[]) LOOP
     EXECUTE format('CREATE OR REPLACE TRIGGER %I AFTER %s ON %s %s'
       ' FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._keep_keywords()', 'ml_rag_keywords_' || lower(_event), _event, store, CASE _event
@@ -336,12 +374,9 @@ BEGIN
   PERFORM ml_rag._progress(call, _relation, 'indexing segments', 0,
     -- as pg_stat_progress_create_index has it: what the last ANALYZE or VACUUM has seen
     coalesce((SELECT nullif(greatest(c.reltuples, 0), 0)::bigint FROM pg_class AS c WHERE c.oid = store), -1));
-  EXECUTE ml_rag._add_keywords_statement(_index, format(CASE WHEN call IS NULL THEN 'SELECT %1$s FROM ONLY %2$s AS t'
-      -- volatile, so the planner keeps it, and the row with it
-      ELSE 'SELECT %1$s FROM (SELECT t.*, ml_rag._advance(%3$s) AS told FROM ONLY %2$s AS t) AS t' END,
-    ml_rag._key_and_segment('t', _index), store, call)) USING store, _batch;
-  PERFORM ml_rag._progress(call, _relation, 'folding');
-  UPDATE ml_rag.keyword_own_store AS i SET folding = _batch WHERE i.store = _index.store;
+  _error := (SELECT b.error FROM ml_rag._build_keyword_index(
+    to_jsonb(_index) || jsonb_build_object('store', _index.store::oid::bigint), call) AS b);
+  PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
 END
 $$;
 
@@ -372,10 +407,13 @@ CREATE FUNCTION ml_rag.fold_keyword_index(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._own_table  Writes: ml_rag.keyword_own_store, whose trigger folds
+-- Calls: ml_rag._own_table, ml_rag._fold_own_keywords, ml_rag._raise
+DECLARE
+  _error jsonb;
 BEGIN
   PERFORM ml_rag._own_table(store);
-  UPDATE ml_rag.keyword_own_store AS i SET folding = 0 WHERE i.store = fold_keyword_index.store;
+  _error := (SELECT f.error FROM ml_rag._fold_own_keywords(store) AS f);
+  PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
 END
 $$;
 COMMENT ON FUNCTION ml_rag.fold_keyword_index(regclass) IS

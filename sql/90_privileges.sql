@@ -45,13 +45,8 @@ GRANT SELECT, DELETE ON ml_rag.evaluation_run TO ml_rag_user;
 GRANT INSERT (name, started_at, seconds, source, questions, options, stores, models, versions, measures, counted, latency,
   errors) ON ml_rag.evaluation_run TO ml_rag_user;
 GRANT SELECT, INSERT, DELETE ON ml_rag.evaluation_question TO ml_rag_user;
--- keyword indexes: the views show each caller what it may see, and let owners of tables make indexes of them
-GRANT SELECT ON ml_rag.keyword_index, ml_rag.keyword_whole_row, ml_rag.keyword_whole_new, ml_rag.keyword_whole_gone,
-  ml_rag.keyword_whole_run, ml_rag.keyword_whole_posting, ml_rag.keyword_visible, ml_rag.keyword_visible_row,
-  ml_rag.keyword_total, ml_rag.keyword_term TO ml_rag_user;
-GRANT SELECT, INSERT, DELETE, UPDATE (folding) ON ml_rag.keyword_own_store TO ml_rag_user;
-GRANT INSERT ON ml_rag.keyword_own_row, ml_rag.keyword_own_new TO ml_rag_user;
-GRANT USAGE ON SEQUENCE ml_rag.keyword_number TO ml_rag_user;
+-- keyword indexes: nothing of their tables, see 03_postings
+GRANT SELECT ON ml_rag.keyword_index TO ml_rag_user;
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA ml_rag TO ml_rag_user;
 GRANT EXECUTE ON ALL PROCEDURES IN SCHEMA ml_rag TO ml_rag_user;
 GRANT EXECUTE ON FUNCTION
@@ -77,7 +72,7 @@ REVOKE ALL ON FUNCTION ml_rag.reset_stats(), ml_rag._reset_stats() FROM ml_rag_u
 REVOKE ALL ON FUNCTION ml_rag.configure(text, text), ml_rag._fold_keywords(oid, bigint, boolean),
   ml_rag._fold(oid, bigint, boolean), ml_rag._empty_keywords(oid) FROM ml_rag_user;
 -- they run with the owner's rights, for the triggers of the extension alone; _keep_keywords is for every table's owner
-REVOKE ALL ON FUNCTION ml_rag._forget_keywords(), ml_rag._fold_on_request(), ml_rag._drop_keywords(),
+REVOKE ALL ON FUNCTION ml_rag._forget_keywords(), ml_rag._drop_keywords(),
   ml_rag._forget_questions() FROM ml_rag_user;
 
 -- ml_rag_loader: makes and fills vector stores, with the caller's own rights on schemas, tables and files

@@ -320,15 +320,15 @@ def test_loading_does_not_tell_what_another_has_loaded(db: Database, owner: Conn
 
 def test_discovery_and_the_word_index_tell_the_same(stores: Connection) -> None:
     same(stores, "SELECT d.* FROM ml_rag.discover(ARRAY['{s}.docs', '{s}.seen']) AS d")
-    stores.execute("SELECT set_config('ml_rag.keyword_terms', '{heron,zanzibar}', false)")
-    for view in ("index", "whole_row", "whole_new", "whole_run", "whole_posting", "total", "term"):
-        same(stores, f"SELECT count(*) FROM ml_rag.keyword_{view} AS v WHERE v.store = '{{s}}.docs'::regclass")
-    same(stores, "SELECT v.key FROM ml_rag.keyword_visible_row AS v WHERE v.store = '{s}.docs'::regclass ORDER BY 1")
-    same(
-        stores,
-        "SELECT DISTINCT v.term FROM ml_rag.keyword_visible AS v WHERE v.store = '{s}.docs'::regclass ORDER BY 1",
-    )
-    stores.execute("RESET ml_rag.keyword_terms")
+    same(stores, "SELECT * FROM ml_rag.keyword_index AS v WHERE v.store = '{s}.docs'::regclass")
+    for terms in ("{heron}", "{zanzibar}", "{heron,zanzibar,otter}"):
+        same(
+            stores,
+            "SELECT candidates, error FROM ml_rag._keyword_scores('{s}.docs'::regclass, 'segment',"
+            f" '{{{{document_id,segment_number}}}}', '{terms}', '{{1,1,1}}', 100)".replace("{{", "{").replace(
+                "}}", "}"
+            ),
+        )
 
 
 # -- other relations --------------------------------------------------------------------------------------------------

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from psycopg import sql
 
+from ml_rag.backend.keyword import TIES
 from support.cluster import Connection, Database
-from support.keywords import add, enable, keyword_store, search
+from support.keywords import enable, keyword_store, search
 from support.stores import error
 
 SPY = """
@@ -103,24 +105,87 @@ def test_a_type_that_changes_behind_a_snapshot_runs_no_cast(
     assert ran_as(attacker) == set()
 
 
-def test_numbers_taken_beforehand_are_in_nobodys_way(owner: Connection, attacker: Connection) -> None:
-    keyword_store(owner, ["fox"])
+TABLES = ("store", "row", "new", "gone", "run", "posting")
+
+
+def test_nobody_writes_the_tables_by_statements_of_ones_own(owner: Connection, attacker: Connection) -> None:
+    """Not the owner of an indexed table either: rows that it made up would cost everybody's searches."""
     enable(attacker, "own.t")
+    for statement in (
+        "INSERT INTO ml_rag.keyword_store VALUES ('own.t', 'segment', '{id}', 'simple', 1, 1, 'all')",
+        "INSERT INTO ml_rag.keyword_row VALUES (1, 'own.t', 1, '{1}')",
+        "INSERT INTO ml_rag.keyword_new VALUES ('own.t', 0, 1, 1, '{\"spam\": 9}')",
+        "UPDATE ml_rag.keyword_store SET k1 = 0",
+        "SELECT nextval('ml_rag.keyword_number')",
+        *(f"{how} ml_rag.keyword_{table}" for how in ("DELETE FROM", "TRUNCATE") for table in TABLES),
+    ):
+        with error("42501", ours=False):
+            attacker.execute(statement)
+    granted = owner.execute(
+        "SELECT c.relname, a.grantee::regrole::text FROM pg_class AS c, aclexplode(c.relacl) AS a"
+        " WHERE c.relnamespace = 'ml_rag'::regnamespace AND c.relname LIKE 'keyword\\_%'"
+        " AND c.relname <> 'keyword_index' AND a.grantee <> c.relowner"
+    ).fetchall()
+    assert granted == []
+
+
+def test_an_index_is_made_of_the_rows_of_the_table_alone(attacker: Connection) -> None:
+    """Its owner can ask for it with columns of its choice, but says no rows."""
+    described = {"store": 0, "segment": "segment", "key": ["id"], "configuration": "simple", "k1": 1, "b": 1,
+                 "statistics": "all"}  # fmt: skip
+    oid = attacker.execute("SELECT 'own.t'::regclass::oid").fetchone() or (0,)
+    call = "SELECT error ->> 'sqlstate' FROM ml_rag._build_keyword_index(%s, NULL)"
+    for change in (
+        {"configuration": "simple', (SELECT 1)) --"},
+        {"segment": 'segment", 1) --'},
+        {"key": ["id) --"]},
+        {"k1": 1e9},
+        {"statistics": "some"},
+        {"store": "ml_rag.setting_value"},
+        {"store": None},
+    ):
+        found = attacker.execute(call, (json.dumps({**described, "store": oid[0], **change}),)).fetchone()
+        assert found is not None
+        assert found[0] is not None, change
+    assert attacker.execute("SELECT count(*) FROM ml_rag.keyword_index").fetchone() == (0,)
+
+
+def test_rows_deleted_behind_the_back_of_an_index_cost_others_little(
+    owner: Connection, tenant: Connection, attacker: Connection
+) -> None:
+    """Its owner can have triggers off: then the index has candidates by the thousand that no row stands behind."""
+    keyword_store(owner, ["fox"])
     attacker.execute(
-        "INSERT INTO ml_rag.keyword_own_row (id, store, length, key)"
-        " SELECT n + i, 'own.t', 1, '{9}' FROM nextval('ml_rag.keyword_number') AS n, generate_series(1, 50) AS i"
+        "CREATE TABLE own.kb (id integer PRIMARY KEY, segment text, segment_embedding vector(3));"
+        "COMMENT ON COLUMN own.kb.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed';"
+        "INSERT INTO own.kb SELECT i, 'fox' FROM generate_series(1, 12000) AS i;"
+        "GRANT USAGE ON SCHEMA own TO ml_rag_user; GRANT SELECT ON own.kb TO ml_rag_user"
     )
-    add(owner, ["fox", "dog"], 2)
-    assert [row[0] for row in search(owner, "fox")] == [1, 2]
+    enable(attacker, "own.kb")
+    attacker.execute("ALTER TABLE own.kb DISABLE TRIGGER USER; DELETE FROM own.kb")
+    assert [row[0] for row in search(tenant, "fox", 3, name=None)] == [1]
+    # two looks at what is there: the n best with those as good, then fifty times as many
+    assert candidates(tenant, "own.kb", 3) == 3 + TIES
+    assert candidates(tenant, "own.kb", 150) == 150 + TIES
+
+
+def candidates(connection: Connection, store: str, n: int) -> int:
+    arguments = f"'{store}'::regclass, 'segment', '{{id}}', '{{fox}}', '{{1}}', {n}"
+    found = connection.execute(f"SELECT cardinality(candidates) FROM ml_rag._keyword_scores({arguments})").fetchone()
+    return int((found or (-1,))[0])
 
 
 # -- what is shown ----------------------------------------------------------------------------------------------------
 
 
-def shown(connection: Connection) -> str:
-    """All that the views over the indexes show."""
-    views = ("index", "whole_row", "whole_new", "whole_run", "whole_posting", "visible", "visible_row", "total")
-    return str([connection.execute(f"SELECT * FROM ml_rag.keyword_{view}").fetchall() for view in views])
+def shown(connection: Connection, store: str) -> str:
+    """What a role gets of an index by every way there is: its description, and the keys of rows with a word."""
+    found = connection.execute("SELECT * FROM ml_rag.keyword_index").fetchall()
+    found += connection.execute("SELECT * FROM ml_rag._keyword_index()").fetchall()
+    found += connection.execute(
+        "SELECT candidates FROM ml_rag._keyword_scores(%s::oid, 'segment', '{id}', '{zanzibar}', '{1}', 10)", (store,)
+    ).fetchall()
+    return str(found)
 
 
 @pytest.mark.parametrize("folded", [True, False])
@@ -129,21 +194,23 @@ def test_a_table_in_a_schema_that_one_may_not_use_shows_nothing(
 ) -> None:
     owner.execute("CREATE SCHEMA closed; CREATE TABLE closed.t (id text PRIMARY KEY, segment text);")
     owner.execute("INSERT INTO closed.t VALUES ('numberplate', 'zanzibar'); GRANT SELECT ON closed.t TO ml_rag_user")
-    enable(owner, "closed.t")
+    enable(owner, "closed.t", '{"language": "simple"}')
+    store = str((owner.execute("SELECT 'closed.t'::regclass::oid").fetchone() or (0,))[0])
     if not folded:
         owner.execute("UPDATE closed.t SET segment = 'zanzibar again'")
-    assert not any(word in shown(tenant) for word in ("numberplate", "zanzibar", "closed"))
+    assert not any(word in shown(tenant, store) for word in ("numberplate", "zanzibar", "closed"))
     owner.execute("GRANT USAGE ON SCHEMA closed TO ml_rag_user")
-    assert all(word in shown(tenant) for word in ("numberplate", "zanzibar"))
+    assert all(word in shown(tenant, store) for word in ("numberplate", "closed"))
 
 
 def test_keys_that_one_may_not_read_are_not_shown(owner: Connection, tenant: Connection) -> None:
     owner.execute("CREATE TABLE t (id text PRIMARY KEY, segment text)")
     owner.execute("INSERT INTO t VALUES ('numberplate', 'zanzibar'); GRANT SELECT (segment) ON t TO ml_rag_user")
-    enable(owner, "t")
-    assert "numberplate" not in shown(tenant)
+    enable(owner, "t", '{"language": "simple"}')
+    store = str((owner.execute("SELECT 't'::regclass::oid").fetchone() or (0,))[0])
+    assert "numberplate" not in shown(tenant, store)
     owner.execute("GRANT SELECT (id) ON t TO ml_rag_user")
-    assert "numberplate" in shown(tenant)
+    assert "numberplate" in shown(tenant, store)
 
 
 # -- an index that its owner has broken -------------------------------------------------------------------------------
@@ -151,14 +218,6 @@ def test_keys_that_one_may_not_read_are_not_shown(owner: Connection, tenant: Con
 BREAK: dict[str, Any] = {
     "the configuration is dropped": "DROP TEXT SEARCH CONFIGURATION own.c",
     "the key has another type": "ALTER TABLE own.t2 ALTER id TYPE integer",
-    "keys that are none": (
-        "INSERT INTO ml_rag.keyword_own_row VALUES (9000, 'own.t2', 1, '{x}');"
-        "INSERT INTO ml_rag.keyword_own_new VALUES ('own.t2', 0, 9000, 1, '{\"fox\": 1}')"
-    ),
-    "counts that are none": (
-        "INSERT INTO ml_rag.keyword_own_row VALUES (9000, 'own.t2', 1, '{1}');"
-        "INSERT INTO ml_rag.keyword_own_new VALUES ('own.t2', 0, 9000, 1, '{\"fox\": \"x\"}')"
-    ),
 }
 
 

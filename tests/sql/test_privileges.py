@@ -128,11 +128,13 @@ def test_only_the_known_functions_run_with_their_owners_rights(module_owner: Con
     # those of the keyword indexes take nothing from their caller but which table
     assert definers == [
         "ml_rag._drop_keywords()",
-        "ml_rag._fold_on_request()",
         "ml_rag._forget_keywords()",
         "ml_rag._forget_questions()",
         "ml_rag._keep_keywords()",
         "ml_rag._python_path()",
+        # run what Python code of the extension has handed over, and nothing else
+        "ml_rag._read_as_owner()",
+        "ml_rag._write_as_owner()",
     ]
 
 

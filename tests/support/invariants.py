@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from psycopg import sql
 
+from ml_rag.backend import runs
 from support.cluster import Connection
 from support.keywords import assert_scores, documents
 from support.processes import wait_until
@@ -98,15 +101,30 @@ def _configuration(connection: Connection, store: str) -> str:
 
 
 def _counts(connection: Connection, store: str, terms: set[str]) -> dict[str, Any]:
-    """Rows, tokens, and in how many rows each term is."""
-    connection.execute("BEGIN")
-    connection.execute("SELECT set_config('ml_rag.keyword_terms', %s::text[]::text, true)", (sorted(terms),))
-    total = connection.execute("SELECT rows, total FROM ml_rag.keyword_total WHERE store = %s::regclass", (store,))
-    found: dict[str, Any] = {"": total.fetchone()}
-    df = "SELECT term, rows FROM ml_rag.keyword_term WHERE store = %s::regclass AND rows > 0"
-    found |= dict(connection.execute(df, (store,)).fetchall())
-    connection.execute("COMMIT")
-    return found
+    """Rows, tokens, and in how many rows each term is: in runs less what is noted or waits as deleted, and waiting."""
+    where = "WHERE store = %s::regclass"
+    gone = {
+        row[0]: row[1] for row in connection.execute(f"SELECT id, length FROM ml_rag.keyword_gone {where}", (store,))
+    }
+    new = connection.execute(f"SELECT id, length, tokens FROM ml_rag.keyword_new {where}", (store,)).fetchall()
+    rows = len(new) - len(gone)
+    total = sum(length for _, length, _ in new) - sum(gone.values())
+    df: Counter[str] = Counter(term for id_, _, tokens in new if id_ not in gone for term in tokens)
+    found = connection.execute(
+        f"SELECT run, rows - gone_rows, total - gone_total, first_id, ids, gone, rows FROM ml_rag.keyword_run {where}",
+        (store,),
+    ).fetchall()
+    alive: dict[int, Any] = {}
+    for run, own_rows, own_total, first, ids, noted, size in found:
+        rows, total = rows + own_rows, total + own_total
+        dead = runs.bits(noted, size)
+        dead[runs.slots_of(runs.unpack(ids), first, np.array(sorted(gone), np.int64))] = True
+        alive[run] = ~dead
+    for run, term, postings in connection.execute(
+        f"SELECT run, term, postings FROM ml_rag.keyword_posting {where}", (store,)
+    ):
+        df[term] += int(np.count_nonzero(alive[run][runs.postings_of(postings)[0]]))
+    return {"": (rows, total)} | {term: n for term, n in df.items() if n and term in terms}
 
 
 def _fresh_counts(connection: Connection, store: str, terms: set[str]) -> dict[str, Any]:

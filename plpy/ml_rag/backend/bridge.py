@@ -16,7 +16,9 @@ from ml_rag import __version__
 from ml_rag.backend import embed as _embed
 from ml_rag.backend import files as _files
 from ml_rag.backend import generate as _generate
+from ml_rag.backend import indexes as _indexes
 from ml_rag.backend import rerank as _rerank
+from ml_rag.backend import rights as _rights
 from ml_rag.backend import track as _track
 from ml_rag.backend.client import ModelServer
 from ml_rag.backend.load import MAX_DOCUMENT_BYTES, Loader, batches
@@ -174,31 +176,50 @@ def numpy_version(plpy: Any) -> str:
 
 
 @outcome
+def keyword_indexes(plpy: Any, store: int | None) -> str:
+    """The keyword indexes that the caller may search, or the one of a table, as JSON text."""
+    return as_jsonb(_indexes.of_caller(plpy, store))
+
+
+@outcome
 def keyword_scores(
-    plpy: Any,
-    store: int,
-    terms: list[str],
-    weights: list[int],
-    k1: float,
-    b: float,
-    n: int,
-    secured: bool,
-    own_statistics: bool,
+    plpy: Any, store: int, segment: str, key: list[str], terms: list[str], weights: list[int], n: int
 ) -> list[tuple[list[str], float]]:
     """Keys and BM25 scores of the best rows of a store; see ``ml_rag.backend.keyword``."""
-    module = keyword()
-    if secured:
-        found = module.visible_scores(plpy, store, terms, weights, k1, b, n, own_statistics=own_statistics)
-    else:
-        found = module.whole_scores(plpy, store, terms, weights, k1, b, n)
-    candidates: list[tuple[list[str], float]] = found
-    return candidates
+    found: list[tuple[list[str], float]] = keyword().search(plpy, store, segment, key, terms, weights, n)
+    return found
+
+
+def run_handed() -> None:
+    """What ``rights.as_owner`` holds ready; for the functions that have the rights of the extension's owner."""
+    _rights.run_handed()
+
+
+@outcome
+def build_keyword_index(plpy: Any, index: str, call: int | None) -> bool:
+    """Make the keyword index of a table of the caller's, described by a row of ml_rag.keyword_store as JSON text."""
+    keyword("runs").build(plpy, json.loads(index), call)
+    return True
+
+
+@outcome
+def drop_keyword_index(plpy: Any, store: int) -> bool:
+    """Drop the keyword index of a table of the caller's."""
+    keyword("runs").drop(plpy, store)
+    return True
 
 
 @outcome
 def fold_keywords(plpy: Any, store: int, batch: int, thorough: bool) -> bool:
-    """Fold what waits in a keyword index into its runs."""
+    """Fold what waits in a keyword index into its runs; for the triggers, which have the owner's rights."""
     keyword("runs").fold(plpy, store, batch, thorough)
+    return True
+
+
+@outcome
+def fold_own_keywords(plpy: Any, store: int) -> bool:
+    """Fold and merge all of the keyword index of a table of the caller's."""
+    keyword("runs").fold_own(plpy, store)
     return True
 
 

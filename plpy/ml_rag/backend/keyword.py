@@ -7,94 +7,100 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml_rag.backend.runs import RUN_ROWS, Ints, Postings, Statements, as_postings, bits, postings_of, slots_of, unpack
+from ml_rag.backend.indexes import readable
+from ml_rag.backend.rights import as_owner
+from ml_rag.backend.runs import Ints, bits, postings_of, slots_of, unpack
+from ml_rag.backend.statements import Statements
 
 Floats = NDArray[np.float64]
 Candidate = tuple[list[str], float]
 
+#: rows that are as good as the last one wanted and come with it: that many at most, or a store of equal segments would
+#: cost everybody seconds
+TIES = 1000
+
 _STATEMENTS = {
+    "index": ("SELECT segment, key, k1, b, statistics FROM ml_rag.keyword_store WHERE store = $1", "oid"),
+    "visible keys": ("SELECT k AS keys FROM ml_rag._visible_keys($1::oid, $2::name[]) AS k", "oid", "text[]"),
+    # ids of 8 bytes each, big-endian, and what the rows are in all
+    "visible rows": (
+        "SELECT string_agg(int8send(r.id), '') AS ids, count(*) AS rows, coalesce(sum(r.length), 0) AS total"
+        " FROM unnest($2::text[]) AS k (key) JOIN ml_rag.keyword_row AS r ON r.store = $1 AND r.key = k.key::text[]",
+        *("oid", "text"),
+    ),
+    "visible hits": (
+        "SELECT r.id, r.length, ARRAY(SELECT coalesce((r.tokens ->> t)::integer, 0) FROM unnest($3) AS t) AS counts"
+        " FROM unnest($2::text[]) AS k (key) JOIN ml_rag.keyword_row AS r ON r.store = $1 AND r.key = k.key::text[]"
+        " WHERE r.tokens ?| $3",
+        *("oid", "text", "text[]"),
+    ),
     "runs": (
-        "SELECT origin, run, rows, total, gone_rows, gone_total, first_id, last_id, gone"
-        " FROM ml_rag.keyword_whole_run WHERE store = $1 ORDER BY run",
+        "SELECT tableoid AS origin, run, rows, total, gone_rows, gone_total, first_id, last_id, gone"
+        " FROM ml_rag.keyword_run WHERE store = $1 ORDER BY run",
         "oid",
     ),
-    "lengths": (
-        "SELECT run, lengths FROM ml_rag.keyword_whole_run WHERE store = $1 AND run = ANY ($2)",
-        "oid",
-        "int8[]",
+    "lengths": ("SELECT run, lengths FROM ml_rag.keyword_run WHERE store = $1 AND run = ANY ($2)", "oid", "int8[]"),
+    "ids": (
+        "SELECT run, ids FROM ml_rag.keyword_run WHERE store = $1 AND run = ANY ($2) ORDER BY run",
+        *("oid", "int8[]"),
     ),
-    "ids": ("SELECT run, ids FROM ml_rag.keyword_whole_run WHERE store = $1 AND run = ANY ($2)", "oid", "int8[]"),
     "id": (
         "SELECT c.place, substring(r.ids FROM 1 FOR 1) AS width, substring(r.ids FROM c.slot * 8 + 9 FOR 8) AS wide,"
         " substring(r.ids FROM c.slot * 4 + 9 FOR 4) AS narrow"
         " FROM unnest($2, $3) WITH ORDINALITY AS c (run, slot, place)"
-        " JOIN ml_rag.keyword_whole_run AS r ON r.store = $1 AND r.run = c.run",
+        " JOIN ml_rag.keyword_run AS r ON r.store = $1 AND r.run = c.run",
         *("oid", "int8[]", "int4[]"),
     ),
     "postings": (
-        "SELECT term, run, postings FROM ml_rag.keyword_whole_posting WHERE store = $1 AND term = ANY ($2)"
+        "SELECT term, run, postings FROM ml_rag.keyword_posting WHERE store = $1 AND term = ANY ($2)"
         " ORDER BY term, run",
         *("oid", "text[]"),
     ),
-    "gone": ("SELECT id, length FROM ml_rag.keyword_whole_gone WHERE store = $1", "oid"),
+    "gone": ("SELECT id, length FROM ml_rag.keyword_gone WHERE store = $1", "oid"),
+    "waiting": (
+        "SELECT count(*) AS rows, coalesce(sum(length), 0) AS total FROM ml_rag.keyword_new WHERE store = $1",
+        "oid",
+    ),
     "new": (
         "SELECT id, length, ARRAY(SELECT coalesce((n.tokens ->> t)::integer, 0) FROM unnest($2) AS t) AS counts"
-        " FROM ml_rag.keyword_whole_new AS n WHERE store = $1 AND n.tokens ?| $2",
+        " FROM ml_rag.keyword_new AS n WHERE store = $1 AND n.tokens ?| $2",
         *("oid", "text[]"),
     ),
-    "whole keys": ("SELECT id, key FROM ml_rag.keyword_whole_row WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
-    "visible keys": (
-        "SELECT id, key FROM ml_rag.keyword_visible_row WHERE store = $1 AND id = ANY ($2)",
-        *("oid", "int8[]"),
-    ),
-    "total": ("SELECT rows, total FROM ml_rag.keyword_total WHERE store = $1", "oid"),
-    "ask": ("SELECT set_config('ml_rag.keyword_terms', $1::text, true)", "text[]"),
-    "terms": ("SELECT term, rows FROM ml_rag.keyword_term WHERE store = $1", "oid"),
-    "visible": (
-        "SELECT run, term, hits, id, length, n FROM ml_rag.keyword_visible WHERE store = $1 AND term = ANY ($2)",
-        *("oid", "text[]"),
-    ),
+    "keys": ("SELECT id, key FROM ml_rag.keyword_row WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
 }
 _run = Statements(_STATEMENTS)
 
 
-# -- what the views of sql/03_postings.sql call: pure functions -------------------------------------------------------
+# -- the search --------------------------------------------------------------------------------------------------------
 
 
-def visible_slots(ids: bytes, first_id: int, visible: bytes) -> bytes:
-    """A byte for each slot of a run: 1 where its id is among ``visible`` (8 bytes each, big-endian)."""
-    own = unpack(ids)
-    slots = np.zeros(len(own), np.uint8)
-    slots[slots_of(own, first_id, np.frombuffer(visible, ">i8").astype(np.int64))] = 1
-    return slots.tobytes()
+def search(
+    plpy: Any, store: int, segment: str, key: list[str], terms: list[str], weights: list[int], n: int
+) -> list[Candidate]:
+    """Keys and scores of the ``n`` best rows that the caller can see, and of up to ``TIES`` as good as the last.
 
+    ``segment`` and ``key``: the columns of the index; where it has others, nothing is found.
+    """
+    own = readable(plpy, [{"store": store, "segment": segment, "key": key}])
+    if not own:
+        return []
+    keys: list[str] | None = None
+    if own[0]["secured"]:
+        keys = [row["keys"] for row in _run(plpy, "visible keys", store, key)]
 
-def visible_rows(slots: bytes, ids: bytes, first_id: int, lengths: bytes) -> bytes | None:
-    """Slot, id and length of each visible row: three arrays of 8-byte integers; None where there is none."""
-    shown = np.flatnonzero(np.frombuffer(slots, np.uint8))
-    if not len(shown):
-        return None
-    return np.concatenate([shown, unpack(ids)[shown].astype(np.int64) + first_id, unpack(lengths)[shown]]).astype(
-        "<i8"
-    ).tobytes()  # fmt: skip
+    def work() -> list[Candidate]:
+        found = _run(plpy, "index", store)
+        if not len(found) or found[0]["segment"] != segment or found[0]["key"] != key:
+            return []
+        k1, b = found[0]["k1"], found[0]["b"]
+        if keys is not None and found[0]["statistics"] == "visible":
+            ids, scores = _scores_of_visible(plpy, store, terms, weights, k1, b, n, keys)
+        else:
+            ids, scores = _scores(plpy, store, terms, weights, k1, b, n, keys)
+        names = {row["id"]: row["key"] for row in _run(plpy, "keys", store, ids)}
+        return [(names[id_], score) for id_, score in zip(ids, scores, strict=True) if id_ in names]
 
-
-def visible_postings(slots: bytes, postings: bytes) -> bytes | None:
-    """The postings whose slots are visible; None where none is."""
-    own, counts = postings_of(postings)
-    shown = np.frombuffer(slots, np.uint8)[own].astype(np.bool_)
-    return as_postings(own[shown], counts[shown]) if shown.any() else None
-
-
-def live_rows(postings: bytes, gone: bytes | None, ids: bytes | None, first_id: int, gone_ids: list[int] | None) -> int:
-    """How many of the postings are of rows that are neither noted as deleted (``gone``) nor among ``gone_ids``."""
-    slots, _ = postings_of(postings)
-    if gone is None and ids is None:
-        return len(slots)
-    dead = bits(gone, RUN_ROWS)
-    if ids is not None and gone_ids:
-        dead[slots_of(unpack(ids), first_id, np.array(gone_ids, np.int64))] = True
-    return len(slots) - int(np.count_nonzero(dead[slots]))
+    return as_owner(plpy, work)
 
 
 # -- scores -----------------------------------------------------------------------------------------------------------
@@ -118,7 +124,7 @@ class Scorer:
 
 
 def best(scores: Floats, n: int, sample: Ints | None = None) -> Ints:
-    """Places of the ``n`` highest scores above 0, and of those that equal the last of them; best first.
+    """Places of the ``n`` highest scores above 0, and of up to ``TIES`` that equal the last of them; best first.
 
     ``sample``: places that are likely to have high scores; they give a bound that spares sorting the rest.
     """
@@ -129,7 +135,7 @@ def best(scores: Floats, n: int, sample: Ints | None = None) -> Ints:
     if len(places) > n:
         found = scores[places]
         places = places[found >= np.partition(found, len(found) - n)[len(found) - n]]
-    return places[np.argsort(-scores[places], kind="stable")]
+    return places[np.argsort(-scores[places], kind="stable")][: n + TIES]
 
 
 #: lengths of the rows of a store, which its runs never change: store -> (origin and runs, lengths run after run)
@@ -149,20 +155,31 @@ def _lengths_of(plpy: Any, store: int, runs: list[Any]) -> NDArray[Any]:
     return kept[1]
 
 
-def candidates(plpy: Any, statement: str, store: int, ids: list[int], scores: list[float]) -> list[Candidate]:
-    """Keys and scores, in the order given; a row that the caller may not see has none."""
-    keys = {row["id"]: row["key"] for row in _run(plpy, statement, store, ids)}
-    return [(keys[id_], score) for id_, score in zip(ids, scores, strict=True) if id_ in keys]
+def _scores(
+    plpy: Any,
+    store: int,
+    terms: list[str],
+    weights: list[int],
+    k1: float,
+    b: float,
+    n: int,
+    keys: list[str] | None,
+) -> tuple[list[int], list[float]]:
+    """Ids and scores of the ``n`` best rows; where ``keys`` says which are visible, of those alone.
 
-
-def whole_scores(
-    plpy: Any, store: int, terms: list[str], weights: list[int], k1: float, b: float, n: int
-) -> list[Candidate]:
-    """Keys and scores of the ``n`` best rows, and of those as good as the last; for callers who may read all rows."""
+    The statistics are those of all rows.
+    """
     runs = list(_run(plpy, "runs", store))
     gone = list(_run(plpy, "gone", store))
-    total = _run(plpy, "total", store)[0]
-    score = Scorer(k1, b, total["rows"], total["total"])
+    waiting_rows = _run(plpy, "waiting", store)[0]
+    score = Scorer(
+        k1,
+        b,
+        sum(run["rows"] - run["gone_rows"] for run in runs) + waiting_rows["rows"] - len(gone),
+        sum(run["total"] - run["gone_total"] for run in runs)
+        + int(waiting_rows["total"])
+        - sum(row["length"] for row in gone),
+    )
     starts = dict(zip((run["run"] for run in runs), np.cumsum([0] + [run["rows"] for run in runs]), strict=False))
     size = sum(run["rows"] for run in runs)
     dead = _dead(plpy, store, runs, gone)
@@ -171,6 +188,8 @@ def whole_scores(
     new = [row for row in _run(plpy, "new", store, terms) if row["id"] not in gone_ids]
     new_counts = np.array([row["counts"] for row in new], np.int64).reshape(len(new), len(terms))
     new_lengths = np.array([row["length"] for row in new], np.int64)
+    new_ids = np.array([row["id"] for row in new], np.int64)
+    seen = None if keys is None else _visible(plpy, store, runs, keys, new_ids)
 
     places: dict[str, list[Ints]] = {}
     counts: dict[str, list[NDArray[Any]]] = {}
@@ -190,15 +209,52 @@ def whole_scores(
         else:
             at, numbers = np.empty(0, np.int64), np.empty(0, np.int64)
         df = len(at) + len(waiting)
-        if df == 0:
+        if seen is not None:
+            shown = seen[at]
+            at, numbers = at[shown], numbers[shown]
+            waiting = waiting[seen[size + waiting]]
+        if len(at) + len(waiting) == 0:
             continue
         scores[at] += score(df, weight, numbers, lengths[at])
         scores[size + waiting] += score(df, weight, new_counts[waiting, i], new_lengths[waiting])
         if len(at) > n and (rarest is None or len(at) < len(rarest)):
             rarest = at
     found = best(scores, n, rarest)
-    ids_found = _ids(plpy, store, runs, starts, found, size, [row["id"] for row in new])
-    return candidates(plpy, "whole keys", store, ids_found, scores[found].tolist())
+    return _ids(plpy, store, runs, starts, found, size, new_ids.tolist()), scores[found].tolist()
+
+
+def _visible(plpy: Any, store: int, runs: list[Any], keys: list[str], new_ids: Ints) -> NDArray[np.bool_]:
+    """Which rows of all runs, one after another, and then of the new ones have one of the keys."""
+    packed = [_run(plpy, "visible rows", store, portion)[0]["ids"] for portion in keys]
+    ids = np.frombuffer(b"".join(part for part in packed if part), ">i8").astype(np.int64)
+    parts = []
+    for run, row in zip(runs, _run(plpy, "ids", store, [run["run"] for run in runs]), strict=True):
+        part = np.zeros(run["rows"], np.bool_)
+        part[slots_of(unpack(row["ids"]), run["first_id"], ids)] = True
+        parts.append(part)
+    return np.concatenate([*parts, np.isin(new_ids, ids)])
+
+
+def _scores_of_visible(
+    plpy: Any, store: int, terms: list[str], weights: list[int], k1: float, b: float, n: int, keys: list[str]
+) -> tuple[list[int], list[float]]:
+    """The same where statistics are of the visible rows: nothing is read but the tokens of these."""
+    rows, total = 0, 0
+    hits: list[Any] = []
+    for portion in keys:
+        sums = _run(plpy, "visible rows", store, portion)[0]
+        rows, total = rows + sums["rows"], total + int(sums["total"])
+        hits.extend(_run(plpy, "visible hits", store, portion, terms))
+    hits.sort(key=lambda row: row["id"])
+    counts = np.array([row["counts"] for row in hits], np.int64).reshape(len(hits), len(terms))
+    lengths = np.array([row["length"] for row in hits], np.int64)
+    score = Scorer(k1, b, rows, total)
+    scores = np.zeros(len(hits))
+    for i, weight in enumerate(weights):
+        at = np.flatnonzero(counts[:, i])
+        scores[at] += score(len(at), weight, counts[at, i], lengths[at])
+    found = best(scores, n)
+    return [hits[place]["id"] for place in found], scores[found].tolist()
 
 
 def _dead(plpy: Any, store: int, runs: list[Any], gone: list[Any]) -> NDArray[np.bool_] | None:
@@ -243,57 +299,3 @@ def _ids(
             i = next(j for j, own in enumerate(runs) if own["run"] == row["run"])
             ids[in_runs[which == i]] = unpack(row["ids"])[slots[which == i]].astype(np.int64) + first[i]
     return ids.tolist()
-
-
-def visible_scores(
-    plpy: Any, store: int, terms: list[str], weights: list[int], k1: float, b: float, n: int, *, own_statistics: bool
-) -> list[Candidate]:
-    """The same for a caller to whom row-level security applies: of the rows that the caller can see.
-
-    ``own_statistics``: the number of rows, their lengths and those of a term are those of the visible rows only.
-    """
-    ids: list[Ints] = []
-    lengths: list[Ints] = []
-    starts: dict[int, tuple[int, Ints]] = {}
-    postings: dict[str, list[tuple[int, Postings]]] = {}
-    new: dict[int, dict[str, int]] = {}
-    new_lengths: dict[int, int] = {}
-    size = 0
-    _run(plpy, "ask", terms)
-    for row in _run(plpy, "visible", store, ["", *terms]):
-        if row["run"] == 0:
-            new_lengths[row["id"]] = row["length"]
-            if row["term"]:
-                new.setdefault(row["id"], {})[row["term"]] = row["n"]
-        elif row["term"]:
-            postings.setdefault(row["term"], []).append((row["run"], postings_of(row["hits"])))
-        else:
-            slots, own_ids, own_lengths = np.frombuffer(row["hits"], "<i8").reshape(3, -1)
-            place = np.zeros(RUN_ROWS, np.int64)
-            place[slots] = np.arange(size, size + len(slots))
-            starts[row["run"]] = size, place
-            ids.append(own_ids)
-            lengths.append(own_lengths)
-            size += len(slots)
-    order = sorted(new_lengths)
-    all_ids = np.concatenate([*ids, np.array(order, np.int64)])
-    all_lengths = np.concatenate([*lengths, np.array([new_lengths[i] for i in order], np.int64)])
-    if own_statistics:
-        rows, total, df = len(all_ids), int(all_lengths.sum()), {}
-    else:
-        whole = _run(plpy, "total", store)
-        rows, total = (whole[0]["rows"], whole[0]["total"]) if len(whole) else (0, 0)
-        df = {row["term"]: row["rows"] for row in _run(plpy, "terms", store)}
-    score = Scorer(k1, b, rows, total)
-    scores = np.zeros(len(all_ids))
-    for term, weight in zip(terms, weights, strict=True):
-        waiting = [(size + i, new[id_][term]) for i, id_ in enumerate(order) if term in new.get(id_, ())]
-        hits = postings.get(term, [])
-        at = np.concatenate(
-            [starts[run][1][slots] for run, (slots, _) in hits] + [np.array([i for i, _ in waiting], int)]
-        )
-        numbers = np.concatenate([counts for _, (_, counts) in hits] + [np.array([c for _, c in waiting], int)])
-        if len(at):
-            scores[at] += score(len(at) if own_statistics else df[term], weight, numbers, all_lengths[at])
-    found = best(scores, n)
-    return candidates(plpy, "visible keys", store, all_ids[found].tolist(), scores[found].tolist())

@@ -9,26 +9,50 @@ then how often it stands there (1 or 4 bytes each), behind a header of 2 bytes, 
 
 from __future__ import annotations
 
+import functools
 import json
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ml_rag.backend.indexes import check_owner
+from ml_rag.backend.rights import as_owner
+from ml_rag.backend.statements import Statements
+
 Ints = NDArray[np.int64]
 Postings = tuple[NDArray[np.uint16], NDArray[Any]]
 
 RUN_ROWS = 65536
-#: terms of one INSERT, rows of one fetch
+#: terms of one INSERT
 _PORTION = 5000
+#: rows of one fetch, each of which holds the tokens of a segment
+_ROWS = 500
 #: runs of fewer rows than these are merged once there are ``_MERGE`` of them: small ones by whoever comes by, larger
 #: ones only where somebody has asked for it, since that takes seconds
 _SMALL, _LARGE = 4096, 32768
 _MERGE = 8
 
 _STATEMENTS = {
+    "add index": (
+        "INSERT INTO ml_rag.keyword_store SELECT (jsonb_populate_record(NULL::ml_rag.keyword_store, $1)).*",
+        "jsonb",
+    ),
+    "drop index": ("DELETE FROM ml_rag.keyword_store WHERE store = $1", "oid"),
+    # As the caller: the SQL that gives the rows of its table.
+    "source": (
+        "SELECT ml_rag._keyword_rows(jsonb_populate_record(NULL::ml_rag.keyword_store, $1), $2) AS source",
+        *("jsonb", "int4"),
+    ),
+    "numbers": ("SELECT nextval('ml_rag.keyword_number') AS id FROM generate_series(1, $1)", "int4"),
+    "add rows": (
+        "INSERT INTO ml_rag.keyword_row (id, store, length, key, tokens)"
+        " SELECT u.id, $1, u.length, u.key::text[], u.tokens::jsonb"
+        " FROM unnest($2, $3, $4, $5) AS u (id, length, key, tokens)",
+        *("oid", "int8[]", "int4[]", "text[]", "text[]"),
+    ),
     "lock": ("SELECT FROM ml_rag.keyword_store WHERE store = $1 FOR UPDATE SKIP LOCKED", "oid"),
     "batch": (
         "SELECT id, length, tokens FROM ml_rag.keyword_new WHERE store = $1 AND batch = $2 ORDER BY id",
@@ -62,31 +86,6 @@ _STATEMENTS = {
     "drop postings": ("DELETE FROM ml_rag.keyword_posting WHERE run = ANY ($1)", "int8[]"),
     "drop runs": ("DELETE FROM ml_rag.keyword_run WHERE run = ANY ($1)", "int8[]"),
 }
-
-
-class Statements:
-    """Statements by name, each prepared once in a session: SQL, then the types of its parameters."""
-
-    def __init__(self, statements: dict[str, tuple[str, ...]]) -> None:
-        self._statements = statements
-        self._plans: dict[str, Any] = {}
-
-    def _plan(self, plpy: Any, name: str) -> Any:
-        if name not in self._plans:
-            statement, *types = self._statements[name]
-            self._plans[name] = plpy.prepare(statement, [f"pg_catalog.{type_name}" for type_name in types])
-        return self._plans[name]
-
-    def __call__(self, plpy: Any, name: str, *arguments: Any) -> Any:
-        """All rows."""
-        return plpy.execute(self._plan(plpy, name), list(arguments))
-
-    def rows(self, plpy: Any, name: str, *arguments: Any) -> Iterator[Any]:
-        """The rows, a portion at a time."""
-        cursor = plpy.cursor(self._plan(plpy, name), list(arguments))
-        while rows := cursor.fetch(_PORTION):
-            yield from rows
-        cursor.close()
 
 
 _run = Statements(_STATEMENTS)
@@ -134,7 +133,7 @@ def bits(gone: bytes | None, rows: int) -> NDArray[np.bool_]:
     return np.unpackbits(np.frombuffer(gone, np.uint8), count=rows).astype(np.bool_)
 
 
-# -- folding ----------------------------------------------------------------------------------------------------------
+# -- writing ----------------------------------------------------------------------------------------------------------
 
 
 def _write_run(
@@ -165,34 +164,97 @@ def _write_run(
         _run(plpy, "add postings", run, store, names[chosen], values[chosen])
 
 
-def _write_rows(plpy: Any, store: int, rows: Iterable[Any]) -> None:
-    """Runs of new rows (id, length, tokens), which come by ascending id."""
-    ids, lengths, sizes, terms, counts = (array(code) for code in "qqqqq")
-    vocabulary: dict[str, int] = {}
+class RunWriter:
+    """Makes runs of new rows, which come by ascending id."""
 
-    def write() -> None:
-        n = len(ids)
-        slot = np.repeat(np.arange(n), np.array(sizes, np.int64))
-        _write_run(
-            plpy, store, np.array(ids), np.array(lengths), list(vocabulary), np.array(terms, np.int64), slot,
-            np.array(counts, np.int64),
-        )  # fmt: skip
-        for part in (ids, lengths, sizes, terms, counts):
-            del part[:]
-        vocabulary.clear()
+    def __init__(self, plpy: Any, store: int) -> None:
+        self._plpy = plpy
+        self._store = store
+        self._clear()
 
-    for row in rows:
-        tokens: dict[str, int] = json.loads(row["tokens"])
-        ids.append(row["id"])
-        lengths.append(row["length"])
-        sizes.append(len(tokens))
+    def _clear(self) -> None:
+        self._ids, self._lengths, self._sizes, self._terms, self._counts = (array(code) for code in "qqqqq")
+        self._vocabulary: dict[str, int] = {}
+
+    def add(self, id_: int, length: int, tokens_text: str) -> None:
+        """One row more; ``tokens_text``: {token: how often} as JSON text."""
+        tokens: dict[str, int] = json.loads(tokens_text)
+        self._ids.append(id_)
+        self._lengths.append(length)
+        self._sizes.append(len(tokens))
         for token in tokens:
-            terms.append(vocabulary.setdefault(token, len(vocabulary)))
-        counts.extend(tokens.values())
-        if len(ids) == RUN_ROWS:
-            write()
-    if ids:
-        write()
+            self._terms.append(self._vocabulary.setdefault(token, len(self._vocabulary)))
+        self._counts.extend(tokens.values())
+        if len(self._ids) == RUN_ROWS:
+            self.write()
+
+    def write(self) -> None:
+        """What is not yet written; to be called after the last row."""
+        if not self._ids:
+            return
+        slot = np.repeat(np.arange(len(self._ids)), np.array(self._sizes, np.int64))
+        _write_run(
+            self._plpy, self._store, np.array(self._ids), np.array(self._lengths), list(self._vocabulary),
+            np.array(self._terms, np.int64), slot, np.array(self._counts, np.int64),
+        )  # fmt: skip
+        self._clear()
+
+
+def _write_rows(plpy: Any, store: int, rows: Iterable[Any]) -> None:
+    writer = RunWriter(plpy, store)
+    for row in rows:
+        writer.add(row["id"], row["length"], row["tokens"])
+    writer.write()
+
+
+# -- made and dropped by the owner of a table -------------------------------------------------------------------------
+
+
+def build(plpy: Any, index: dict[str, Any], call: int | None) -> None:
+    """Make the index of a table of the caller's (a row of ml_rag.keyword_store), in place of the one there is.
+
+    The caller reads its table, and what comes of that is written with the rights of the extension's owner.
+    """
+    store = check_owner(plpy, index["store"])
+    description = json.dumps(index)
+    keeps_tokens = index["statistics"] == "visible"
+
+    def begin() -> None:
+        _run(plpy, "drop index", store)
+        _run(plpy, "add index", description)
+
+    as_owner(plpy, begin, writes=True)
+    writer = RunWriter(plpy, store)
+
+    def add(rows: list[Any]) -> None:
+        ids = [row["id"] for row in _run(plpy, "numbers", len(rows))]
+        tokens = [row["tokens"] if keeps_tokens else None for row in rows]
+        _run(
+            plpy, "add rows", store, ids, [row["length"] for row in rows], [row["key"] for row in rows], tokens
+        )  # fmt: skip
+        for id_, row in zip(ids, rows, strict=True):
+            writer.add(id_, row["length"], row["tokens"])
+
+    cursor = plpy.cursor(_run(plpy, "source", description, call)[0]["source"])
+    while rows := list(cursor.fetch(_ROWS)):
+        as_owner(plpy, functools.partial(add, rows), writes=True)
+    cursor.close()
+    as_owner(plpy, writer.write, writes=True)
+
+
+def drop(plpy: Any, store: int) -> None:
+    """Drop the index of a table of the caller's."""
+    check_owner(plpy, store)
+    as_owner(plpy, lambda: _run(plpy, "drop index", store), writes=True)
+
+
+def fold_own(plpy: Any, store: int) -> None:
+    """Fold and merge all of the index of a table of the caller's."""
+    check_owner(plpy, store)
+    as_owner(plpy, lambda: fold(plpy, store, 0, True), writes=True)
+
+
+# -- folding ----------------------------------------------------------------------------------------------------------
 
 
 def fold(plpy: Any, store: int, batch: int, thorough: bool) -> None:

@@ -43,41 +43,13 @@ def test_postings_of_usual_counts_take_three_bytes() -> None:
 
 
 @given(slots, slots, st.integers(0, 2**40))
-def test_what_is_visible_of_a_run(own: list[int], visible: list[int], first: int) -> None:
+def test_slots_of_the_ids_that_a_run_has(own: list[int], wanted: list[int], first: int) -> None:
     """Ids here are the numbers of ``own``, moved by ``first``."""
     if not own:
         return
-    ids = runs.pack(np.array(own, np.int64))
-    lengths = runs.pack(np.arange(len(own)) + 7)
-    packed = b"".join((value + first).to_bytes(8, "big") for value in visible)
-    mask = keyword.visible_slots(ids, first, packed)
-    expected = [slot for slot, value in enumerate(own) if value in set(visible)]
-    assert [slot for slot, bit in enumerate(mask) if bit] == expected
-    rows = keyword.visible_rows(mask, ids, first, lengths)
-    if not expected:
-        assert rows is None
-    else:
-        assert rows is not None
-        found = np.frombuffer(rows, "<i8").reshape(3, -1).tolist()
-        assert found == [expected, [own[slot] + first for slot in expected], [slot + 7 for slot in expected]]
-    postings = runs.as_postings(np.arange(0, len(own), 2), np.arange(0, len(own), 2) + 1)
-    hits = keyword.visible_postings(mask, postings)
-    shown = [slot for slot in expected if slot % 2 == 0]
-    assert (hits is None) == (not shown)
-    if hits is not None:
-        assert [part.tolist() for part in runs.postings_of(hits)] == [shown, [slot + 1 for slot in shown]]
-
-
-@given(slots, slots, slots)
-def test_rows_that_are_alive(own: list[int], noted: list[int], waiting: list[int]) -> None:
-    postings = runs.as_postings(np.array(own, np.int64), np.ones(len(own), np.int64))
-    bits = np.zeros(runs.RUN_ROWS, np.bool_)
-    bits[noted] = True
-    ids = runs.pack(np.arange(runs.RUN_ROWS) * 2)
-    gone = [10 + 2 * slot for slot in waiting] + [11 + 2 * slot for slot in own] + [-5, 10**12]
-    found = keyword.live_rows(postings, np.packbits(bits).tobytes(), ids, 10, gone)
-    assert found == len(set(own) - set(noted) - set(waiting))
-    assert keyword.live_rows(postings, None, None, 10, None) == len(own)
+    ids = runs.unpack(runs.pack(np.array(own, np.int64)))
+    found = runs.slots_of(ids, first, np.array(wanted, np.int64) + first)
+    assert [own[slot] for slot in found] == [value for value in wanted if value in set(own)]
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 7.25]), max_size=300), st.integers(1, 40), st.booleans())

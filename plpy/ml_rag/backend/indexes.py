@@ -1,0 +1,61 @@
+"""Which keyword indexes there are for a caller (sql/03_postings.sql): those it may search, those it owns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_rag.backend.rights import as_owner
+from ml_rag.backend.statements import Statements
+from ml_rag.errors import PrivilegeError
+
+_STATEMENTS = {
+    "indexes": (
+        "SELECT store::oid, segment, key, configuration, k1, b, statistics"
+        " FROM ml_rag.keyword_store WHERE $1 IS NULL OR store = $1",
+        "oid",
+    ),
+    # As the caller: which of these tables it may read in these columns, the text of a name[].
+    "readable": (
+        "SELECT u.place, row_security_active(u.store) AS secured"
+        " FROM unnest($1, $2) WITH ORDINALITY AS u (store, columns, place)"
+        " JOIN pg_class AS c ON c.oid = u.store"
+        " WHERE c.relkind = 'r' AND has_schema_privilege(c.relnamespace, 'USAGE')"
+        " AND cardinality(u.columns::name[]) = ("
+        " SELECT count(*) FROM pg_attribute AS a"
+        " WHERE a.attrelid = u.store AND a.attname = ANY (u.columns::name[]) AND NOT a.attisdropped"
+        " AND has_column_privilege(a.attrelid, a.attnum, 'SELECT')"
+        # what is compared with or made of a value of these is nobody's code
+        " AND a.atttypid = ANY ('{smallint,integer,bigint,numeric,oid,text,character varying,uuid}'::regtype[]))"
+        " ORDER BY u.place",
+        *("oid[]", "text[]"),
+    ),
+    "columns": ("SELECT array_append($1::name[], $2::name)::text AS columns", "text[]", "text"),
+    "is owner": ("SELECT pg_has_role(c.relowner, 'USAGE') AS answer FROM pg_class AS c WHERE c.oid = $1", "oid"),
+}
+_run = Statements(_STATEMENTS)
+
+
+def readable(plpy: Any, indexes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the indexes (store, segment, key) whose columns the caller may read.
+
+    Each gets ``secured``: whether row-level security applies to the caller.
+    """
+    if not indexes:
+        return []
+    columns = [_run(plpy, "columns", index["key"], index["segment"])[0]["columns"] for index in indexes]
+    found = _run(plpy, "readable", [index["store"] for index in indexes], columns)
+    return [indexes[row["place"] - 1] | {"secured": row["secured"]} for row in found]
+
+
+def of_caller(plpy: Any, store: int | None) -> list[dict[str, Any]]:
+    """The indexes that the caller may search, or the one of a table."""
+    return readable(plpy, as_owner(plpy, lambda: [dict(row) for row in _run(plpy, "indexes", store)]))
+
+
+def check_owner(plpy: Any, store: int) -> int:
+    """``store``; raises PrivilegeError (42501) unless the caller owns that table."""
+    if not any(row["answer"] for row in _run(plpy, "is owner", store)):
+        raise PrivilegeError(
+            "must be owner of the table", hint="The owner of the table calls this, or a member of that role."
+        )
+    return store

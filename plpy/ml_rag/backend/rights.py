@@ -1,0 +1,57 @@
+"""Run a piece of this package with the rights of the extension's owner.
+
+The tables of the keyword indexes are closed to all others. What reads them for a caller cannot be a view: EXPLAIN
+shows how many rows its scans had, with conditions of the caller's pushed into them. Nor can it be a function with
+arguments that is SECURITY DEFINER: there ``current_user`` is its owner, so that it cannot tell what its caller may see.
+
+So the checks and all that reads or writes a caller's own tables run in a function of the caller's rights, and only what
+touches the index tables is handed over, as a Python function. Statements cannot make one up: only code of this package
+puts something here, and it is taken away before it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+
+_plans: dict[str, Any] = {}
+_handed: Callable[[], None] | None = None
+
+
+def as_owner(plpy: Any, work: Callable[[], R], *, writes: bool = False) -> R:
+    """What ``work`` returns or raises, run with the rights of the extension's owner.
+
+    It must run no code of the caller's: no statement on tables but those of the extension, no cursor that the caller
+    opened. Where it does not write, its statements see what the statement of the caller sees, else each its own moment.
+    """
+    global _handed
+    name = "ml_rag._write_as_owner" if writes else "ml_rag._read_as_owner"
+    if name not in _plans:
+        _plans[name] = plpy.prepare(f"SELECT {name}()")
+    results: list[R] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as e:  # noqa: BLE001 - through SQL it would lose its class
+            errors.append(e)
+
+    _handed = run
+    try:
+        plpy.execute(_plans[name])
+    finally:
+        _handed = None
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def run_handed() -> None:
+    """Run what was handed over, if anything was; for the two functions of sql/03_postings.sql alone."""
+    global _handed
+    work, _handed = _handed, None
+    if work is not None:
+        work()

@@ -1,0 +1,34 @@
+"""Statements that are prepared once in a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+#: rows of one fetch, unless told otherwise
+PORTION = 5000
+
+
+class Statements:
+    """Statements by name, each prepared once in a session: SQL, then the types of its parameters."""
+
+    def __init__(self, statements: dict[str, tuple[str, ...]]) -> None:
+        self._statements = statements
+        self._plans: dict[str, Any] = {}
+
+    def _plan(self, plpy: Any, name: str) -> Any:
+        if name not in self._plans:
+            statement, *types = self._statements[name]
+            self._plans[name] = plpy.prepare(statement, [f"pg_catalog.{type_name}" for type_name in types])
+        return self._plans[name]
+
+    def __call__(self, plpy: Any, name: str, *arguments: Any) -> Any:
+        """All rows."""
+        return plpy.execute(self._plan(plpy, name), list(arguments))
+
+    def rows(self, plpy: Any, name: str, *arguments: Any) -> Iterator[Any]:
+        """The rows, a portion at a time."""
+        cursor = plpy.cursor(self._plan(plpy, name), list(arguments))
+        while rows := cursor.fetch(PORTION):
+            yield from rows
+        cursor.close()

@@ -1,0 +1,141 @@
+"""What plans tell: nothing of stores that a role may not read, nor of rows that row-level security hides.
+
+EXPLAIN shows how many rows each scan had and how many pages it read, and pushes the caller's conditions into views.
+So no relation that others may read stands on the tables of the keyword indexes, and what functions of ml_rag read on
+the way to an answer is the same whether a hidden row has a word or nobody has.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from psycopg import sql
+
+from support.cluster import Connection, Database
+from support.keywords import enable, keyword_store
+from support.stores import create_store, error, insert
+
+#: what differs from one time to the next by itself, such as the pages of the catalogue and hints in them (WAL)
+NOISE = re.compile(r"Time|WAL|Blocks|Planning|Triggers|Sort Space|Memory|Heap Fetches")
+
+
+def plan(connection: Connection, statement: Any, *, pages: bool = False) -> Any:
+    """A plan as EXPLAIN gives it with every option; ``pages``: only how many pages it took from the cache."""
+    options = "ANALYZE, VERBOSE, COSTS, SETTINGS, BUFFERS, WAL, TIMING OFF, SUMMARY OFF, FORMAT JSON"
+    found = connection.execute(sql.SQL(f"EXPLAIN ({options}) {{}}").format(sql.SQL(statement))).fetchone()
+    assert found is not None
+    if pages:
+        top = found[0][0]["Plan"]
+        return top["Shared Hit Blocks"] + top["Shared Read Blocks"]
+
+    def without_noise(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: without_noise(value) for key, value in node.items() if not NOISE.search(key)}
+        return [without_noise(value) for value in node] if isinstance(node, list) else node
+
+    return without_noise(found[0])
+
+
+KEY = "'segment', '{document_id,segment_number}'"
+READABLE = """
+SELECT c.relname, array_agg(a.attname ORDER BY a.attnum)
+FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
+WHERE c.relnamespace = 'ml_rag'::regnamespace AND c.relkind IN ('r', 'v') AND has_table_privilege(c.oid, 'SELECT')
+  AND a.atttypid = ANY ('{text,name,oid,regclass,bigint,integer}'::regtype[])
+GROUP BY 1 ORDER BY 1
+"""
+
+
+def test_no_view_that_others_read_stands_on_the_tables_of_an_index(owner: Connection, asker: Connection) -> None:
+    standing = owner.execute(
+        "SELECT DISTINCT r.ev_class::regclass::text, d.refobjid::regclass::text FROM pg_rewrite AS r"
+        " JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid"
+        " AND d.refclassid = 'pg_class'::regclass AND d.refobjid <> r.ev_class"
+        " WHERE d.refobjid::regclass::text LIKE 'ml_rag.keyword\\_%'"
+    ).fetchall()
+    assert standing == []
+    readable = [name for name, _ in asker.execute(READABLE)]
+    assert [name for name in readable if name.startswith("keyword")] == ["keyword_index"]
+    with error("42501", ours=False):
+        asker.execute("EXPLAIN SELECT 1 FROM ml_rag.keyword_posting WHERE term = 'zanzibar'")
+
+
+def test_plans_are_the_same_with_and_without_stores_that_one_may_not_read(
+    db: Database, owner: Connection, asker: Connection
+) -> None:
+    """Over every relation of ml_rag that a role may read, with conditions that the planner could push anywhere."""
+    keyword_store(owner, ["common words"], "open")
+    create_store(owner, "hidden")
+    owner.execute("REVOKE ALL ON hidden FROM ml_rag_user")
+    asker.execute("SET enable_nestloop = off")
+    statements = []
+    for name, columns in asker.execute(READABLE).fetchall():
+        if name.startswith("evaluation") or name in ("activity", "stats", "progress", "setting_value"):
+            continue  # hold nothing of stores
+        statements.append(f"SELECT * FROM ml_rag.{name}")
+        for column in columns:
+            for value in ("zanzibar", "hidden"):
+                statements.append(f"SELECT 1 FROM ml_rag.{name} WHERE {column}::text >= '{value}'")
+                statements.append(f"SELECT 1 FROM ml_rag.{name} WHERE {column}::text = '{value}'")
+    (oid,) = owner.execute("SELECT 'hidden'::regclass::oid").fetchone() or (0,)
+    statements += [
+        f"SELECT * FROM ml_rag.keyword_index WHERE store = {oid}::oid",
+        f"SELECT * FROM ml_rag._keyword_index({oid}::oid)",
+        "SELECT * FROM ml_rag.discover()",
+        f"SELECT * FROM ml_rag._keyword_scores({oid}::oid, {KEY}, '{{zanzibar}}', '{{1}}', 10)",
+    ]
+    assert len(statements) > 20
+    owner.execute("ANALYZE")
+    before = [plan(asker, statement) for statement in statements]
+    insert(owner, "hidden", [("d", 1, i, "zanzibar quicksilver", (1, i, 0)) for i in range(50)])
+    enable(owner, "hidden")
+    owner.execute("SELECT ml_rag.fold_keyword_index('hidden')")
+    keyword_store(owner, ["zanzibar"] * 3, "hidden_too")
+    owner.execute("REVOKE ALL ON hidden_too FROM ml_rag_user; ANALYZE")
+    for statement, old in zip(statements, before, strict=True):
+        assert plan(asker, statement) == old, statement
+
+
+@pytest.mark.parametrize("folded", [True, False])
+def test_a_word_of_hidden_rows_costs_the_same_pages_as_a_word_of_nobodys(
+    db: Database, owner: Connection, folded: bool
+) -> None:
+    """Where statistics are of the visible rows."""
+    create_store(owner)
+    enable(owner, options='{"statistics": "visible", "language": "simple"}')
+    rows: list[Any] = [("asker.txt", 1, i, f"common w{i}", (1, i, 0)) for i in range(200)]
+    rows += [("tenant.txt", 2, i, "common " + "zanzibar " * (1 + i % 5), (1, i, 0)) for i in range(2000)]
+    insert(owner, "docs", rows)
+    owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY")
+    owner.execute(f"CREATE POLICY p ON docs TO {db.role('asker')} USING (document_name = 'asker.txt')")
+    if folded:
+        owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    asker = db.connect("asker")
+    scores = f"SELECT * FROM ml_rag._keyword_scores('docs'::regclass, {KEY}, '{{%s}}', '{{1}}', 10)"
+    words = ("zanzibar", "zanzibaz", "absent99")
+    for _ in range(3):  # catalogue, plans
+        for word in words:
+            asker.execute(scores % word)
+    found = [{plan(asker, scores % word, pages=True) for _ in range(3)} for word in words]
+    assert found[0] == found[1] == found[2], found
+    assert len(found[0]) == 1, found
+    # the measure does see what is read: more words of one's own, more pages
+    assert plan(asker, scores % "common", pages=True) > min(found[0])
+
+
+def test_estimates_do_not_depend_on_the_words_that_are_asked_for(db: Database, owner: Connection) -> None:
+    """debug_print_plan is anybody's to set: estimates for a word would tell how common it is."""
+    keyword_store(owner, ["zanzibar"] * 300 + ["quicksilver"])
+    owner.execute("SELECT ml_rag.fold_keyword_index('docs'); ANALYZE")
+    shown = []
+    for word in ("zanzibar", "quicksilver", "absent"):
+        asker = db.connect("asker")  # which plans anew
+        told: list[str] = []
+        asker.add_notice_handler(lambda d, told=told: told.append(str(d.message_detail)))  # type: ignore[misc]
+        asker.execute("SET client_min_messages = log; SET debug_print_plan = on")
+        asker.execute(f"SELECT * FROM ml_rag._keyword_scores('docs'::regclass, {KEY}, '{{{word}}}', '{{1}}', 10)")
+        shown.append([re.findall(r":plan_rows (\S+)", text) for text in told if "keyword_posting" in text])
+    assert shown[0]
+    assert shown[0] == shown[1] == shown[2]
