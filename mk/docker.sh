@@ -113,10 +113,23 @@ crash_server() {
 
 segments() { ask -c 'SELECT count(*) FROM documents'; }
 
-# A database as the image of release 0.1.0 made it, in a volume that this image finds.
+# What mk/made_up_release.sh makes, in the container of the database: the image has no more than the releases. It is gone
+# where the container is made anew.
+add_made_up_release() {
+  local folder
+  bash "$ROOT/mk/made_up_release.sh"
+  rm -rf "$ROOT/build/made_up/files"
+  mkdir -p "$ROOT/build/made_up/files"
+  tar -C "$ROOT/build/made_up/files" -xzf "$ROOT"/build/made_up/ml_rag--*.tar.gz
+  cp "$ROOT"/build/made_up/ml_rag--*--*.sql "$ROOT/build/made_up/files"
+  folder=$(compose exec -T db pg_config --sharedir)/extension
+  compose cp "$ROOT/build/made_up/files/." "db:$folder"
+}
+
+# A database as the image of an older release made it, in a volume that this image finds.
 of_an_older_image() {
   ask -c "CREATE DATABASE older"
-  ask -d older -c "CREATE EXTENSION vector; CREATE EXTENSION plpython3u; CREATE EXTENSION ml_rag VERSION '0.1.0'" \
+  ask -d older -c "CREATE EXTENSION vector; CREATE EXTENSION plpython3u; CREATE EXTENSION ml_rag VERSION '0.0.0'" \
     -c "SELECT ml_rag.configure('model_server', 'unix:/run/ml_rag/ml_rag.sock')" \
     -c "CALL vector_store_load('file:///srv/documents/', '{\"table_name\": \"documents\"}')"
 }
@@ -143,11 +156,12 @@ checks() {
   expect "the model server has no network" without_network server
   expect "the model server refuses another uid" peer_is_refused
   count=$(segments)
+  add_made_up_release
   of_an_older_image >/dev/null
   answer=$(older_answers)
   compose restart db
   healthy
-  expect "a database of release 0.1.0 answers before it is updated" same_answer "$answer"
+  expect "a database of an older release answers before it is updated" same_answer "$answer"
   ask -d older -c "ALTER EXTENSION ml_rag UPDATE"
   expect "… and the same afterwards" same_answer "$answer"
   ask -c "DROP DATABASE older"
@@ -202,6 +216,7 @@ run() {
   printf '==> Asking, breaking, restarting\n' >&9
   checks
   docker images --format '{{.Repository}} {{.Size}}' | grep '^ml_rag-' | while read -r name size; do note "image $name: $size"; done
+  add_made_up_release
   run_tests "$@"
   [ "$#" -gt 0 ] || upgrade
 }

@@ -7,6 +7,7 @@ here=$(dirname "$0")
 if [ -z "${ML_RAG_TEST_DSN:-}" ]; then
   bash "$here/setup.sh" database
   bash "$here/install.sh" released
+  bash "$here/made_up_release.sh" install
   ML_RAG_TEST_DSN=$(bash "$here/cluster.sh" dsn)
   # where the extension is: the fault suite makes clusters of its own, which it may kill
   ML_RAG_TEST_PG_CONFIG=$(need_pg_config)

@@ -23,13 +23,11 @@ from psycopg.conninfo import make_conninfo
 
 import ml_rag
 from support import content, objects
+from support.extension import HOW, VERSIONS
 from support.installations import Installation, installations
 from support.keywords import assert_exact
 from support.private_cluster import PrivateCluster, cluster_user
 from support.stores import as_text
-
-RELEASED = Path(__file__).parents[2] / "migrations" / "released"
-VERSIONS = sorted(path.stem.removeprefix("ml_rag--") for path in RELEASED.glob("ml_rag--*.sql"))
 
 
 def two_versions() -> tuple[Installation, Installation]:
@@ -173,9 +171,7 @@ def facts(owner: psycopg.Connection[Any]) -> objects.Objects:
 @pytest.fixture(params=[*VERSIONS, ml_rag.__version__])
 def database(request: pytest.FixtureRequest, upgraded: Upgraded) -> Database:
     if request.param not in upgraded.databases:
-        pytest.skip(
-            f"the older PostgreSQL lacks the script of {request.param}: PG_CONFIG=… bash mk/install.sh released"
-        )
+        pytest.skip(f"the older PostgreSQL lacks the script of {request.param}: {HOW}")
     return upgraded.databases[request.param]
 
 

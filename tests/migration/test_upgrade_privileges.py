@@ -79,11 +79,3 @@ def test_a_role_that_was_granted_something_can_be_dropped(old: Database) -> None
     owner.execute(f"CREATE ROLE {role}; GRANT EXECUTE ON FUNCTION ml_rag.configure(text, text) TO {role}")
     update(owner)
     owner.execute(f"REVOKE EXECUTE ON FUNCTION ml_rag.configure(text, text) FROM {role}; DROP ROLE {role}")
-
-
-def test_privileges_of_a_role_that_is_gone_stop_no_upgrade(old: Database) -> None:
-    owner = old.connect()
-    role = f'"{old.name} visitor"'
-    owner.execute(f"CREATE ROLE {role}; GRANT SELECT ON ml_rag.option TO {role}")
-    owner.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
-    update(owner)

@@ -154,8 +154,7 @@ def questions() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 TABLES = {
-    "discovered": "SELECT vector_store, embed_model_id, embedding_type, dimensions FROM ml_rag.discover()"
-    " WHERE vector_store LIKE 'public%' OR session_user LIKE '%loader' ORDER BY 1",
+    "discovered": "SELECT vector_store, embed_model_id, embedding_type, dimensions FROM ml_rag.discover() ORDER BY 1",
     "settings": "SELECT name, value FROM ml_rag.setting WHERE name NOT IN ('model_server', 'track') ORDER BY 1",
     "keyword indexes": "SELECT store::text, segment, key::text, configuration, k1, b, statistics, secured"
     " FROM ml_rag.keyword_index ORDER BY 1",
@@ -177,15 +176,11 @@ def answers(owner: Connection, roles: dict[str, str]) -> dict[str, Any]:
     """What the database answers to its owner and to each of ``ROLES``: label -> rows, or the SQLSTATE of the error."""
     found: dict[str, Any] = {}
     for role in (None, *ROLES):
-        # since 0.2.0 a superuser has to name another role's store
-        odd = {} if role else {"exclude_vector_store": ['Odd schema.we"ird']}
         if role:
             owner.execute(sql.SQL("SET SESSION AUTHORIZATION {}").format(sql.Identifier(roles[role])))
         for label, query in TABLES.items():
             found[f"{role or 'owner'}: {label}"] = ask(owner, query)
         for query, options in questions():
-            if "vector_store" not in options:
-                options = {**odd, **options}
             told = {k: v for k, v in options.items() if k != "query_embedding"}
             found[f"{role or 'owner'}: {query} {json.dumps(told)}"] = ask(
                 owner,

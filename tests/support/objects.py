@@ -132,14 +132,16 @@ def differences(fresh: Objects, upgraded: Objects) -> list[str]:
     problems = []
     for name in sorted(fresh.keys() | upgraded.keys()):
         if name not in upgraded:
-            problems.append(f"{name}: the upgrade does not make it. Make it in a migration")
+            problems.append(f"{name}: the upgrade does not make it. The upgrade script must")
         elif name not in fresh:
-            problems.append(f"{name}: sql/ no longer has it. Add a migration with: DROP {name.upper().split()[0]} …;")
+            problems.append(
+                f"{name}: sql/ no longer has it. Add to the upgrade script: DROP {name.upper().split()[0]} …;"
+            )
         else:
             for fact in sorted(fresh[name].keys() | upgraded[name].keys()):
                 old, new = upgraded[name].get(fact), fresh[name].get(fact)
                 if old != new:
                     problems.append(
-                        f"{name}: {fact} differs.\n  upgraded: {old}\n  fresh:    {new}\n  Add a migration."
+                        f"{name}: {fact} differs.\n  upgraded: {old}\n  fresh:    {new}\n  The upgrade script lacks it."
                     )
     return problems

@@ -1,0 +1,19 @@
+-- What the made-up release 0.0.0 has otherwise than this version. upgrade.sql is its way here.
+
+-- gone since
+CREATE FUNCTION ml_rag._former() RETURNS integer LANGUAGE sql SET search_path FROM CURRENT AS 'SELECT 1';
+CREATE VIEW ml_rag.former AS SELECT name FROM ml_rag.setting_value;
+ALTER TABLE ml_rag.evaluation_question ADD FOREIGN KEY (run_id) REFERENCES ml_rag.evaluation_run ON DELETE CASCADE;
+CREATE INDEX former_length ON ml_rag.keyword_row (length);
+
+-- changed since
+DROP FUNCTION ml_rag.model_server();
+CREATE FUNCTION ml_rag.model_server() RETURNS text LANGUAGE sql SET search_path FROM CURRENT
+AS $$ SELECT reply ->> 'status' FROM ml_rag._model_server('/healthz') $$;
+GRANT EXECUTE ON FUNCTION ml_rag.model_server() TO PUBLIC;
+COMMENT ON VIEW ml_rag.setting IS 'settings';
+ALTER TABLE ml_rag.keyword_run ALTER lengths SET STORAGE EXTENDED;
+
+-- not there yet
+DROP TRIGGER forget ON ml_rag.evaluation_run;
+DROP FUNCTION ml_rag._forget_questions();

@@ -1,0 +1,72 @@
+\echo Use "ALTER EXTENSION ml_rag UPDATE" to load this file. \quit
+
+-- calls under way end first, and new ones wait: each of them reads a setting
+LOCK TABLE ml_rag.setting IN ACCESS EXCLUSIVE MODE;
+
+-- as in 00_schema.sql: SET search_path FROM CURRENT takes it from here
+SET LOCAL search_path = pg_catalog, pg_temp;
+SELECT set_config('search_path', format('pg_catalog, ml_rag, %s, pg_temp', extnamespace::regnamespace), true)
+FROM pg_extension WHERE extname = 'vector';
+
+-- the version that bodies of functions name
+DO $$
+DECLARE
+  _definition text;
+BEGIN
+  FOR _definition IN
+    SELECT regexp_replace(pg_get_functiondef(p.oid), '(["''])0\.0\.0\1', '\1@ML_RAG_VERSION@\1', 'g')
+    FROM pg_proc AS p JOIN pg_depend AS d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
+    JOIN pg_extension AS e ON e.oid = d.refobjid AND e.extname = 'ml_rag'
+    WHERE p.prosrc ~ '(["''])0\.0\.0\1'
+  LOOP
+    EXECUTE _definition;
+  END LOOP;
+END
+$$;
+
+DROP FUNCTION ml_rag._former();
+DROP VIEW ml_rag.former;
+ALTER TABLE ml_rag.evaluation_question DROP CONSTRAINT evaluation_question_run_id_fkey;
+DROP INDEX ml_rag.former_length;
+
+-- its type is another one
+DROP FUNCTION ml_rag.model_server();
+CREATE FUNCTION ml_rag.model_server() RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- Calls: ml_rag._model_server, ml_rag._raise
+DECLARE
+  _outcome record;
+BEGIN
+  SELECT o.* INTO _outcome FROM ml_rag._model_server('/healthz') AS o;
+  PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
+  RETURN _outcome.reply;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.model_server() IS
+$$the model server's health: status, version, uptime, state of each model, confinement of document parsers
+Errors: 08006 where it cannot be reached.$$;
+REVOKE ALL ON FUNCTION ml_rag.model_server() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION ml_rag.model_server() TO ml_rag_user;
+
+COMMENT ON VIEW ml_rag.setting IS 'settings of this database: name, value in force, default, description';
+ALTER TABLE ml_rag.keyword_run ALTER lengths SET STORAGE EXTERNAL;
+
+CREATE FUNCTION ml_rag._forget_questions() RETURNS trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the questions of a run go with it; whoever may delete the run may delete them all
+-- Writes: ml_rag.evaluation_question
+BEGIN
+  -- nobody but the owner may make triggers of it (90_privileges); on another table OLD.run_id could be anything
+  IF TG_RELID = 'ml_rag.evaluation_run'::regclass THEN
+    DELETE FROM ml_rag.evaluation_question AS q WHERE q.run_id = OLD.run_id;
+  END IF;
+  RETURN NULL;
+END
+$$;
+REVOKE ALL ON FUNCTION ml_rag._forget_questions() FROM PUBLIC;
+CREATE TRIGGER forget AFTER DELETE ON ml_rag.evaluation_run
+FOR EACH ROW EXECUTE FUNCTION ml_rag._forget_questions();
