@@ -21,7 +21,7 @@ CREATE TABLE ml_rag.keyword_row (
   id     bigint NOT NULL,
   store  regclass NOT NULL,
   length integer NOT NULL,                  -- tokens
-  key    text[] COLLATE "C" NOT NULL,
+  key    text COLLATE "C" NOT NULL,          -- of the row of the store: a text[], as text, which compares faster
   tokens jsonb,                             -- token: how often; kept where statistics are of the visible rows
   PRIMARY KEY (store, id)
 );
@@ -72,6 +72,10 @@ ALTER TABLE ml_rag.keyword_new ALTER tokens SET STORAGE EXTERNAL;
 ALTER TABLE ml_rag.keyword_new SET (toast_tuple_target = 8160);
 ALTER TABLE ml_rag.keyword_row ALTER tokens SET STORAGE EXTERNAL;
 ALTER TABLE ml_rag.keyword_row SET (toast_tuple_target = 8160);
+-- no estimate of a plan, which debug_print_plan shows to whoever asks, may depend on words
+ALTER TABLE ml_rag.keyword_row ALTER tokens SET STATISTICS 0;
+ALTER TABLE ml_rag.keyword_new ALTER tokens SET STATISTICS 0;
+ALTER TABLE ml_rag.keyword_posting ALTER term SET STATISTICS 0;
 
 COMMENT ON TABLE ml_rag.keyword_store IS 'tables with a keyword index, and how each is made and scored';
 COMMENT ON TABLE ml_rag.keyword_row IS 'rows of the keyword indexes: number, key in the store, length in tokens';
@@ -148,21 +152,33 @@ CREATE VIEW ml_rag.keyword_index AS SELECT * FROM ml_rag._keyword_index();
 COMMENT ON VIEW ml_rag.keyword_index IS
 'keyword indexes of the tables whose text and key the caller may read; secured: row-level security applies to the caller';
 
-CREATE FUNCTION ml_rag._visible_keys(store regclass, key name[], portion integer DEFAULT 50000) RETURNS SETOF text
+CREATE FUNCTION ml_rag._key_values(alias text, key name[]) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of a row's key, the text of a text[]; two keys are the same where each letter is, whatever the collation of the column
+-- By concat and not by a cast: it writes a value as its type's own output does, and a cast of a type that somebody made
+-- could be anybody's function. The types are checked as well, but under repeatable read the catalog may be of another
+-- moment than the table.
+SELECT concat('ARRAY[', string_agg(format('concat(%s.%I)', alias, k), ', ' ORDER BY place), ']::text COLLATE "C"')
+FROM unnest(key) WITH ORDINALITY AS u (k, place)
+$$;
+
+CREATE FUNCTION ml_rag._visible_keys(store regclass, key name[], portion integer DEFAULT 50000)
+RETURNS TABLE (keys text, n bigint)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 COST 100000
 SET search_path FROM CURRENT
 AS $$
--- purpose: keys of the rows that the caller can see, each as the text of a text[], so many in each array, which is text as
--- well: that is how they get through PL/Python fastest  Reads: the store, as the caller
+-- purpose: keys of the rows that the caller can see, in portions: the text of an array of them, and how many there are in it
+-- A key is the text of a text[] itself. As one text they get through PL/Python fastest.  Reads: the store, as the caller
 BEGIN
   IF to_regclass(store::text) IS NOT NULL AND (
     SELECT bool_and(has_column_privilege(a.attrelid, a.attnum, 'SELECT')) AND count(*) = cardinality(key)
     FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = ANY (key) AND NOT a.attisdropped
   ) THEN
-    RETURN QUERY EXECUTE format('SELECT array_agg(k.key)::text FROM (SELECT ARRAY[%s]::text AS key,'
+    RETURN QUERY EXECUTE format('SELECT array_agg(k.key)::text, count(*) FROM (SELECT %s AS key,'
       ' (row_number() OVER () - 1) / $1 AS portion FROM ONLY %s AS t) AS k GROUP BY k.portion',
-      (SELECT string_agg(format('concat(t.%I)', k), ', ' ORDER BY place) FROM unnest(key) WITH ORDINALITY AS u (k, place)),
-      store) USING portion;
+      ml_rag._key_values('t', key), store) USING portion;
   END IF;
 END
 $$;

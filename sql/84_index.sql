@@ -1,17 +1,5 @@
 -- 84_index: keyword indexes: made by a table's owner, kept current by its triggers, folded.
 
-CREATE FUNCTION ml_rag._key_values(alias text, key name[]) RETURNS text
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: SQL of a row's key; two keys are the same where each letter is, whatever the collation of the column
--- By concat and not by a cast: it writes a value as its type's own output does, and a cast of a type that somebody made
--- could be anybody's function. The types are checked as well, but under repeatable read the catalog may be of another
--- moment than the table.
-SELECT concat('ARRAY[', string_agg(format('concat(%s.%I) COLLATE "C"', alias, k), ', ' ORDER BY place), ']')
-FROM unnest(key) WITH ORDINALITY AS u (k, place)
-$$;
-
 CREATE FUNCTION ml_rag._key_and_segment(alias text, index ml_rag.keyword_store) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -25,7 +13,7 @@ CREATE FUNCTION ml_rag._add_keywords_statement(index ml_rag.keyword_store, sourc
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: put rows (key text[], segment text) into an index: $1 the store, $2 the batch  Calls: ml_rag._tokens
+-- purpose: put rows (key text, segment text) into an index: $1 the store, $2 the batch  Calls: ml_rag._tokens
 -- Run with the rights of the extension's owner.
 BEGIN
   RETURN format($sql$
@@ -46,10 +34,10 @@ CREATE FUNCTION ml_rag._keyword_rows(index ml_rag.keyword_store, call integer DE
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: SQL of what an index is made of, run as the caller: key, tokens (both as text), length of each row that has a text
+-- purpose: SQL of what an index is made of, run as the caller: key, tokens as text, length of each row that has a text
 -- call: what ml_rag._begin has returned  Calls: ml_rag._key_and_segment, ml_rag._tokens, ml_rag._advance
 BEGIN
-  RETURN format('SELECT s.key::text AS key, t.tokens::text AS tokens, t.length AS length FROM (SELECT %s FROM %s) AS s'
+  RETURN format('SELECT s.key AS key, t.tokens::text AS tokens, t.length AS length FROM (SELECT %s FROM %s) AS s'
     ' (key, segment) CROSS JOIN LATERAL ml_rag._tokens(%L::regconfig, s.segment) AS t WHERE s.segment IS NOT NULL',
     ml_rag._key_and_segment('t', index),
     format(CASE WHEN call IS NULL THEN 'ONLY %s AS t'

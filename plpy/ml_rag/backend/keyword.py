@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from ml_rag.backend.statements import Statements
 
 Floats = NDArray[np.float64]
 Candidate = tuple[list[str], float]
+#: keys of rows, as the text of a text[], and how many
+Portion = tuple[str, int]
 
 #: rows that are as good as the last one wanted and come with it: that many at most, or a store of equal segments would
 #: cost everybody seconds
@@ -21,18 +24,19 @@ TIES = 1000
 
 _STATEMENTS = {
     "index": ("SELECT segment, key, k1, b, statistics FROM ml_rag.keyword_store WHERE store = $1", "oid"),
-    "visible keys": ("SELECT k AS keys FROM ml_rag._visible_keys($1::oid, $2::name[]) AS k", "oid", "text[]"),
-    # ids of 8 bytes each, big-endian, and what the rows are in all
-    "visible rows": (
-        "SELECT string_agg(int8send(r.id), '') AS ids, count(*) AS rows, coalesce(sum(r.length), 0) AS total"
-        " FROM unnest($2::text[]) AS k (key) JOIN ml_rag.keyword_row AS r ON r.store = $1 AND r.key = k.key::text[]",
-        *("oid", "text"),
+    "visible keys": ("SELECT k.keys, k.n FROM ml_rag._visible_keys($1::oid, $2::name[]) AS k", "oid", "text[]"),
+    # ids of 8 bytes each, big-endian
+    "visible ids": (
+        "SELECT string_agg(int8send(r.id), '') AS ids FROM unnest($1::text[]) AS k (key)"
+        " JOIN ml_rag.keyword_row AS r ON r.store = $2 AND r.key = k.key",
+        *("text", "oid"),
     ),
     "visible hits": (
-        "SELECT r.id, r.length, ARRAY(SELECT coalesce((r.tokens ->> t)::integer, 0) FROM unnest($3) AS t) AS counts"
-        " FROM unnest($2::text[]) AS k (key) JOIN ml_rag.keyword_row AS r ON r.store = $1 AND r.key = k.key::text[]"
-        " WHERE r.tokens ?| $3",
-        *("oid", "text", "text[]"),
+        "SELECT count(*) AS rows, coalesce(sum(r.length), 0) AS total,"
+        " jsonb_agg(jsonb_build_array(r.id, r.length,"
+        " (SELECT jsonb_agg(coalesce(r.tokens -> t, '0')) FROM unnest($3) AS t))) FILTER (WHERE r.tokens ?| $3) AS hits"
+        " FROM unnest($1::text[]) AS k (key) JOIN ml_rag.keyword_row AS r ON r.store = $2 AND r.key = k.key",
+        *("text", "oid", "text[]"),
     ),
     "runs": (
         "SELECT tableoid AS origin, run, rows, total, gone_rows, gone_total, first_id, last_id, gone"
@@ -66,7 +70,11 @@ _STATEMENTS = {
         " FROM ml_rag.keyword_new AS n WHERE store = $1 AND n.tokens ?| $2",
         *("oid", "text[]"),
     ),
-    "keys": ("SELECT id, key FROM ml_rag.keyword_row WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
+    "keys": (
+        "SELECT id, key::text[] AS key FROM ml_rag.keyword_row WHERE store = $1 AND id = ANY ($2)",
+        "oid",
+        "int8[]",
+    ),
 }
 _run = Statements(_STATEMENTS)
 
@@ -84,9 +92,9 @@ def search(
     own = readable(plpy, [{"store": store, "segment": segment, "key": key}])
     if not own:
         return []
-    keys: list[str] | None = None
+    keys: list[Portion] | None = None
     if own[0]["secured"]:
-        keys = [row["keys"] for row in _run(plpy, "visible keys", store, key)]
+        keys = [(row["keys"], row["n"]) for row in _run(plpy, "visible keys", store, key)]
 
     def work() -> list[Candidate]:
         found = _run(plpy, "index", store)
@@ -163,7 +171,7 @@ def _scores(
     k1: float,
     b: float,
     n: int,
-    keys: list[str] | None,
+    keys: list[Portion] | None,
 ) -> tuple[list[int], list[float]]:
     """Ids and scores of the ``n`` best rows; where ``keys`` says which are visible, of those alone.
 
@@ -223,9 +231,27 @@ def _scores(
     return _ids(plpy, store, runs, starts, found, size, new_ids.tolist()), scores[found].tolist()
 
 
-def _visible(plpy: Any, store: int, runs: list[Any], keys: list[str], new_ids: Ints) -> NDArray[np.bool_]:
+#: as many keys are looked up one by one; for more the planner has to know how many there are
+FEW_KEYS = 10_000
+
+
+def _visible_rows(plpy: Any, name: str, store: int, keys: list[Portion], *arguments: Any) -> list[Any]:
+    """What a statement on keys ($1), a store ($2) and the arguments gives of the rows that have one of the keys."""
+    found: list[Any] = []
+    for portion, n in keys:
+        if n <= FEW_KEYS:
+            found.extend(_run(plpy, name, portion, store, *arguments))
+        else:
+            statement, *types = _STATEMENTS[name]
+            statement = statement.replace("$1", "{}").replace("$2", "$1").replace("$3", "$2")
+            plan = plpy.prepare(statement.replace("{}", plpy.quote_literal(portion)), types[1:])
+            found.extend(plpy.execute(plan, [store, *arguments]))
+    return found
+
+
+def _visible(plpy: Any, store: int, runs: list[Any], keys: list[Portion], new_ids: Ints) -> NDArray[np.bool_]:
     """Which rows of all runs, one after another, and then of the new ones have one of the keys."""
-    packed = [_run(plpy, "visible rows", store, portion)[0]["ids"] for portion in keys]
+    packed = [row["ids"] for row in _visible_rows(plpy, "visible ids", store, keys)]
     ids = np.frombuffer(b"".join(part for part in packed if part), ">i8").astype(np.int64)
     parts = []
     for run, row in zip(runs, _run(plpy, "ids", store, [run["run"] for run in runs]), strict=True):
@@ -236,25 +262,24 @@ def _visible(plpy: Any, store: int, runs: list[Any], keys: list[str], new_ids: I
 
 
 def _scores_of_visible(
-    plpy: Any, store: int, terms: list[str], weights: list[int], k1: float, b: float, n: int, keys: list[str]
+    plpy: Any, store: int, terms: list[str], weights: list[int], k1: float, b: float, n: int, keys: list[Portion]
 ) -> tuple[list[int], list[float]]:
     """The same where statistics are of the visible rows: nothing is read but the tokens of these."""
     rows, total = 0, 0
-    hits: list[Any] = []
-    for portion in keys:
-        sums = _run(plpy, "visible rows", store, portion)[0]
-        rows, total = rows + sums["rows"], total + int(sums["total"])
-        hits.extend(_run(plpy, "visible hits", store, portion, terms))
-    hits.sort(key=lambda row: row["id"])
-    counts = np.array([row["counts"] for row in hits], np.int64).reshape(len(hits), len(terms))
-    lengths = np.array([row["length"] for row in hits], np.int64)
+    hits: list[tuple[int, int, list[int]]] = []
+    for found in _visible_rows(plpy, "visible hits", store, keys, terms):
+        rows, total = rows + found["rows"], total + int(found["total"])
+        hits.extend(json.loads(found["hits"] or "[]"))
+    hits.sort()
+    counts = np.array([own for _, _, own in hits], np.int64).reshape(len(hits), len(terms))
+    lengths = np.array([length for _, length, _ in hits], np.int64)
     score = Scorer(k1, b, rows, total)
     scores = np.zeros(len(hits))
     for i, weight in enumerate(weights):
         at = np.flatnonzero(counts[:, i])
         scores[at] += score(len(at), weight, counts[at, i], lengths[at])
-    found = best(scores, n)
-    return [hits[place]["id"] for place in found], scores[found].tolist()
+    found_places = best(scores, n)
+    return [hits[place][0] for place in found_places], scores[found_places].tolist()
 
 
 def _dead(plpy: Any, store: int, runs: list[Any], gone: list[Any]) -> NDArray[np.bool_] | None:

@@ -49,7 +49,7 @@ _STATEMENTS = {
     "numbers": ("SELECT nextval('ml_rag.keyword_number') AS id FROM generate_series(1, $1)", "int4"),
     "add rows": (
         "INSERT INTO ml_rag.keyword_row (id, store, length, key, tokens)"
-        " SELECT u.id, $1, u.length, u.key::text[], u.tokens::jsonb"
+        " SELECT u.id, $1, u.length, u.key, u.tokens::jsonb"
         " FROM unnest($2, $3, $4, $5) AS u (id, length, key, tokens)",
         *("oid", "int8[]", "int4[]", "text[]", "text[]"),
     ),
