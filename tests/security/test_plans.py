@@ -7,6 +7,8 @@ the way to an answer is the same whether a hidden row has a word or nobody has.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from typing import Any
 
@@ -123,6 +125,45 @@ def test_a_word_of_hidden_rows_costs_the_same_pages_as_a_word_of_nobodys(
     assert len(found[0]) == 1, found
     # the measure does see what is read: more words of one's own, more pages
     assert plan(asker, scores % "common", pages=True) > min(found[0])
+
+
+def test_plans_do_not_tell_what_others_have_evaluated(db: Database, owner: Connection, tenant: Connection) -> None:
+    """The tables hold the runs of all roles; policies leave each its own."""
+    for _ in range(30):
+        (run,) = tenant.execute(
+            "INSERT INTO ml_rag.evaluation_run (name, started_at, seconds, source, questions, options, stores, models,"
+            " versions, measures, counted, latency, errors) VALUES ('zanzibar', now(), 1, 'zanzibar', 1, '{}', '{}',"
+            " '{}', '{}', '{}', '{}', '{}', '{}') RETURNING run_id"
+        ).fetchone() or (0,)
+        tenant.execute(
+            "INSERT INTO ml_rag.evaluation_question (run_id, question_id, question, citations, measures, latency)"
+            " SELECT %s, w || i, w, '[]', '{}', '{}' FROM generate_series(1, 20) AS i, (VALUES ('zanzibar')) AS v (w)",
+            (run,),
+        )
+    owner.execute("ANALYZE ml_rag.evaluation_run; ANALYZE ml_rag.evaluation_question")
+    asker = db.connect("asker")
+    asker.execute("SET enable_seqscan = off")
+    asked = {
+        "evaluation_run": ["name = '{}'", "source = '{}'", "name >= '{}' AND name < '{}zz'", "role = '{}'"],
+        "evaluation_question": [
+            "question_id = '{}1'", "question = '{}'", f"run_id = {run} AND question_id = '{{}}1'", "answer = '{}'",
+            f"run_id = {run} AND question_id >= '{{}}' AND question_id < '{{}}zz'", "md5(question_id) = md5('{}1')",
+        ],
+    }  # fmt: skip
+    for table, conditions in asked.items():
+        for condition in conditions:
+            statement = f"SELECT 1 FROM ml_rag.{table} WHERE {condition}"
+            plans = [
+                json.dumps(plan(asker, statement.replace("{}", word))).replace(word, "w")
+                for word in ("zanzibar", "quicksilver")
+            ]
+            assert plans[0] == plans[1].replace("quicksilver", "w").replace(md5("quicksilver1"), md5("zanzibar1")), (
+                statement
+            )
+
+
+def md5(text: str) -> str:
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def test_estimates_do_not_depend_on_the_words_that_are_asked_for(db: Database, owner: Connection) -> None:

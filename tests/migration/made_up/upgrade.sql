@@ -62,7 +62,7 @@ AS $$
 BEGIN
   -- nobody but the owner may make triggers of it (90_privileges); on another table OLD.run_id could be anything
   IF TG_RELID = 'ml_rag.evaluation_run'::regclass THEN
-    DELETE FROM ml_rag.evaluation_question AS q WHERE q.run_id = OLD.run_id;
+    DELETE FROM ml_rag.evaluation_question AS q WHERE q.role = OLD.role AND q.run_id = OLD.run_id;
   END IF;
   RETURN NULL;
 END
