@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Joins the files that sql/install.sql names into the script CREATE EXTENSION runs, build/ml_rag--VERSION.sql,
 # and lays out in build/extension what is installed: with the Python of the backend and the upgrade scripts.
+# A line @BACKEND@ in a PL/Python function becomes sql/backend.py.in: the Python side of this very version, once a session.
 source "$(dirname "$0")/lib.sh"
 
 target=$ROOT/build/ml_rag--$VERSION.sql
@@ -17,7 +18,7 @@ grep -qx "default_version = '$VERSION'" "$ROOT/ml_rag.control" ||
     printf '\n-- %s\n\n' "$file"
     cat "$ROOT/sql/$file"
   done <"$ROOT/sql/install.sql"
-} | sed "s/@ML_RAG_VERSION@/$VERSION/g" >"$target.new"
+} | sed -e "/^@BACKEND@\$/{r $ROOT/sql/backend.py.in" -e 'd}' | sed "s/@ML_RAG_VERSION@/$VERSION/g" >"$target.new"
 mv "$target.new" "$target"
 
 stage=$ROOT/build/extension

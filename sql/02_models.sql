@@ -63,10 +63,8 @@ CREATE FUNCTION ml_rag._model_server(path text, OUT reply jsonb, OUT error jsonb
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
-if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return None, error
-return GD["ml_rag"].get(plpy, path)
+@BACKEND@
+return backend.get(plpy, path)
 $$;
 
 CREATE FUNCTION ml_rag.model_server() RETURNS jsonb

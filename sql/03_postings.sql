@@ -124,10 +124,8 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 AS $$
 # purpose: the keyword indexes (of one table) whose text and key the caller may read
-if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return None, error
-return GD["ml_rag"].keyword_indexes(plpy, store)
+@BACKEND@
+return backend.keyword_indexes(plpy, store)
 $$;
 
 CREATE FUNCTION ml_rag._keyword_index(relation oid DEFAULT NULL)

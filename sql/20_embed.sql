@@ -4,10 +4,8 @@ CREATE FUNCTION ml_rag._embed(texts text[], model_id text, input_type text, OUT 
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
-if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return None, error
-return GD["ml_rag"].embed(plpy, texts, model_id, input_type)
+@BACKEND@
+return backend.embed(plpy, texts, model_id, input_type)
 $$;
 
 CREATE FUNCTION ml_rag.embed(query text, model_id text DEFAULT NULL, input_type text DEFAULT 'query') RETURNS vector

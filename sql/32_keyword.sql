@@ -172,10 +172,8 @@ LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 # purpose: the version of numpy that keyword search runs with, or why it cannot
-if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return None, error
-return GD["ml_rag"].numpy_version(plpy)
+@BACKEND@
+return backend.numpy_version(plpy)
 $$;
 
 CREATE FUNCTION ml_rag._keyword_scores(store oid, segment name, key name[], terms text[], weights integer[], n integer,
@@ -186,10 +184,8 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 AS $$
 # Stable, so that all that is read is of one moment: a run may be replaced by another at any time.
-if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return None, error
-return GD["ml_rag"].keyword_scores(plpy, store, segment, key, terms, weights, n)
+@BACKEND@
+return backend.keyword_scores(plpy, store, segment, key, terms, weights, n)
 $$;
 
 CREATE FUNCTION ml_rag._run_keyword(

@@ -6,10 +6,8 @@ CREATE FUNCTION ml_rag._rerank(
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
-if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return None, error
-return GD["ml_rag"].rerank(plpy, query, texts, model_id)
+@BACKEND@
+return backend.rerank(plpy, query, texts, model_id)
 $$;
 
 CREATE FUNCTION ml_rag._word_scores(query text, texts text[], configuration regconfig) RETURNS double precision[]

@@ -4,10 +4,8 @@ CREATE FUNCTION ml_rag._generate(request jsonb, OUT answer jsonb, OUT error json
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
-if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return None, error
-return GD["ml_rag"].generate(plpy, request)
+@BACKEND@
+return backend.generate(plpy, request)
 $$;
 
 CREATE FUNCTION ml_rag._generate_text(prompt text, options jsonb, hits ml_rag.hit[], prompt_options jsonb,

@@ -19,10 +19,8 @@ CREATE FUNCTION ml_rag._find_files(uri text, OUT found jsonb, OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
-if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return None, error
-return GD["ml_rag"].find_files(plpy, uri)
+@BACKEND@
+return backend.find_files(plpy, uri)
 $$;
 
 CREATE PROCEDURE ml_rag._load_files(job jsonb, INOUT outcome jsonb DEFAULT NULL, INOUT error jsonb DEFAULT NULL)
@@ -30,20 +28,16 @@ LANGUAGE plpython3u
 AS $$
 # purpose: read, send, insert, commit, batch by batch; the commits are in Python so that no error between two batches
 # can leave a request to the model server open. A procedure that commits can have no SET clause.
-if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return None, error
-return GD["ml_rag"].load_files(plpy, job)
+@BACKEND@
+return backend.load_files(plpy, job)
 $$;
 
 CREATE FUNCTION ml_rag._load_contents(job jsonb, names text[], contents bytea[], OUT outcome jsonb, OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
-if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return None, error
-return GD["ml_rag"].load_contents(plpy, job, names, contents)
+@BACKEND@
+return backend.load_contents(plpy, job, names, contents)
 $$;
 
 CREATE FUNCTION ml_rag._parse_load_options(routine text, options jsonb) RETURNS jsonb

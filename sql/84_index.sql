@@ -53,10 +53,8 @@ LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 # purpose: fold what waits into runs (see ml_rag.backend.keyword)
-if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return None, error
-return GD["ml_rag"].fold_keywords(plpy, store, batch, thorough)
+@BACKEND@
+return backend.fold_keywords(plpy, store, batch, thorough)
 $$;
 
 CREATE FUNCTION ml_rag._fold(store oid, batch bigint DEFAULT 0, thorough boolean DEFAULT false) RETURNS void
@@ -180,10 +178,8 @@ LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 # purpose: the rows of a keyword index, read as the caller; index: a row of ml_rag.keyword_store, of a table of the caller's
-if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return None, error
-return GD["ml_rag"].build_keyword_index(plpy, index, call)
+@BACKEND@
+return backend.build_keyword_index(plpy, index, call)
 $$;
 
 CREATE FUNCTION ml_rag._drop_keyword_index(store oid, OUT done boolean, OUT error jsonb)
@@ -191,10 +187,8 @@ LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 # purpose: drop the keyword index of a table of the caller's, but not its triggers
-if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return None, error
-return GD["ml_rag"].drop_keyword_index(plpy, store)
+@BACKEND@
+return backend.drop_keyword_index(plpy, store)
 $$;
 
 CREATE FUNCTION ml_rag._fold_own_keywords(store oid, OUT done boolean, OUT error jsonb)
@@ -202,10 +196,8 @@ LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 # purpose: fold and merge the keyword index of a table of the caller's
-if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return None, error
-return GD["ml_rag"].fold_own_keywords(plpy, store)
+@BACKEND@
+return backend.fold_own_keywords(plpy, store)
 $$;
 
 CREATE FUNCTION ml_rag._own_table(store regclass) RETURNS void

@@ -190,10 +190,8 @@ LANGUAGE plpython3u
 AS $$
 # purpose: fill, build, switch; commits after each step. In Python, so that no error can leave a session's lock behind.
 # A procedure that commits can have no SET clause.
-if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return None, error
-return GD["ml_rag"].reembed(plpy, job)
+@BACKEND@
+return backend.reembed(plpy, job)
 $$;
 
 CREATE FUNCTION ml_rag._end_reembed(job jsonb, outcome jsonb) RETURNS jsonb
