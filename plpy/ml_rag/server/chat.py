@@ -20,6 +20,7 @@ from ml_rag.abc import Cancelled, Delta, GenerateEngine, Sampling
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError
 from ml_rag.server.boundary import unexpected
 from ml_rag.server.cancellation import ClientGone, watch_disconnect
+from ml_rag.server.json_schema import check_repetitions, check_size
 
 router = APIRouter()
 
@@ -329,9 +330,15 @@ async def chat_completions(request: Request) -> Response:
     """
     body = parse(await request.body())
     answer = _Answer(body)
+    registry = request.app.state.registry
+    if (schema := body.sampling().json_schema) is not None:
+        check_size(schema)
+        # what makes its grammar elsewhere bounds it there
+        if registry.entry(body.model).engine != "openai":
+            check_repetitions(schema)
     async with AsyncExitStack() as stack:
         cancelled = await stack.enter_async_context(watch_disconnect(request))
-        lease = await stack.enter_async_context(request.app.state.registry.lease(body.model, "generate", cancelled))
+        lease = await stack.enter_async_context(registry.lease(body.model, "generate", cancelled))
         items = lease.stream(_work, lease.engine, body, lease.cancelled)
         await stack.enter_async_context(aclosing(items))
         deltas = answer.deltas(items)
