@@ -30,10 +30,12 @@ class _Converter(SchemaConverter):
         return rule
 
     def _add_rule(self, name: str, rule: str) -> str:
-        self._characters += len(name) + len(rule)
+        before = len(self._rules)
+        added: str = super()._add_rule(name, rule)  # type: ignore[no-untyped-call]
+        if len(self._rules) > before:
+            self._characters += len(added) + len(rule)
         if self._characters > MAX_CHARACTERS:
             raise _too_large(f"its grammar has more than {MAX_CHARACTERS} characters")
-        added: str = super()._add_rule(name, rule)  # type: ignore[no-untyped-call]
         return added
 
     def _format_literal(self, literal: str) -> str:
