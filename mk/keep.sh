@@ -18,7 +18,7 @@ while :; do
   if [ "$ended" -eq 1 ]; then exit 0; fi
   if [ "$starts" -eq 1 ] && [ "$status" -gt 0 ] && [ "$status" -lt 128 ]; then exit "$status"; fi
   if [ $((SECONDS - started)) -ge 60 ]; then pause=1; fi
-  printf '%s ended with status %s: it is started again in %s s\n' "$1" "$status" "$pause" >&2
+  printf 'the command ended with status %s: it is started again in %s s\n' "$status" "$pause" >&2
   sleep "$pause" &
   child=$!
   wait "$child"
