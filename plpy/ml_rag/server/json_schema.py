@@ -84,7 +84,10 @@ def check_repetitions(schema: dict[str, Any]) -> None:
             together += _pattern_length(node["pattern"])
     if together > MAX_REPETITIONS_TOGETHER:
         raise _refused(f"its repetitions are {together} together, and may be {MAX_REPETITIONS_TOGETHER}")
-    nested = _Nesting(schema).of(schema)
+    try:
+        nested = _Nesting(schema).of(schema)
+    except RecursionError:
+        raise _refused("its references lead through too many schemas") from None
     if nested > MAX_REPETITIONS_NESTED:
         raise _refused(
             f"its repetitions within one another are {_short(nested)}, multiplied, and may be {MAX_REPETITIONS_NESTED}"
@@ -125,13 +128,8 @@ class _Nesting:
         largest = max(map(self.of, value.values()), default=1)
         if isinstance(reference := value.get("$ref"), str):
             largest = max(largest, self._referenced(reference))
-        for key in _COUNTS:
-            if isinstance(count := value.get(key), int) and key.startswith("max"):
-                largest *= max(1, count)
-                break
-        else:
-            largest *= max(1, *(count for key in _COUNTS if isinstance(count := value.get(key), int)), 1)
-        return largest
+        own = max((count for key in _COUNTS if isinstance(count := value.get(key), int)), default=1)
+        return largest * max(1, own)
 
     def _referenced(self, reference: str) -> int:
         if reference not in self._known:
@@ -210,14 +208,13 @@ def _pattern_length(pattern: str) -> int:
             length, may_be_empty = group.last or (1, False)
             if may_be_empty and most > 1:
                 raise _refused("its pattern repeats a group that may be empty")
-            group.last = length * max(1, most if character == "{" else 1), may_be_empty or least == 0
+            length *= max(1, most if character == "{" else 1)
+            group.last = min(length, MAX_PATTERN + 1), may_be_empty or least == 0
         else:
             group.add(1, character in "^$")
     length = sum(group.end()[0] for group in groups)
     if length > MAX_PATTERN:
-        raise _refused(
-            f"its pattern has {_short(length)} characters when repetitions are written out, and may have {MAX_PATTERN}"
-        )
+        raise _refused(f"its pattern has more than {MAX_PATTERN} characters when repetitions are written out")
     return length
 
 

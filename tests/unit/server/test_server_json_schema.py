@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from typing import Any
 
 import httpx
@@ -155,6 +157,23 @@ def test_references_to_themselves_and_to_nothing() -> None:
     check_repetitions({"$ref": "#/$defs/node", "$defs": {"node": node}})
     check_repetitions({"$ref": "#/nowhere"})
     check_repetitions({"$ref": "#"})
+
+
+def test_a_long_way_of_references() -> None:
+    definitions = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(480)}
+    schema = {"$ref": "#/$defs/d0", "$defs": definitions}
+    check_size(schema)
+    with pytest.raises(InvalidRequest, match="too much") as caught:
+        check_repetitions(schema)
+    assert "references" in str(caught.value.detail)
+
+
+def test_a_pattern_is_looked_at_in_little_time() -> None:
+    began = time.process_time()
+    for pattern in ("a" + "{1000}" * 10_000, "(" * 60_000, "a|" * 30_000, "[" * 60_000, "(a){2}" * 10_000):
+        with contextlib.suppress(InvalidRequest):
+            check_repetitions({"pattern": pattern})
+    assert time.process_time() - began < 2
 
 
 def test_a_model_elsewhere_bounds_its_grammars_itself() -> None:

@@ -211,6 +211,7 @@ class EngineProcess:
             process.tell(self._start_message)
             ready = process.message()
             if "unforeseen" in ready:
+                log.error("loading model %s failed: %s", self._model_id, ready["unforeseen"])
                 raise ModelUnavailable(f"model {self._model_id} cannot be loaded", detail=ready["unforeseen"])
             if "error" in ready:
                 raise from_json(ready, EngineFailed.status)
