@@ -79,6 +79,18 @@ def test_ended_in_mid_call(site: Site, number: signal.Signals) -> None:
     site.verify()
 
 
+def test_ended_between_two_calls(site: Site) -> None:
+    session = site.connect()
+    site.load(session)
+    assert generates(session)
+    engine = workers(site)[0]
+    os.kill(engine, signal.SIGKILL)
+    wait_until(lambda: site.server.metric('ml_rag_model_loaded{model="native"}') == 0)
+    assert generates(session)
+    assert site.server.metric('ml_rag_model_loaded{model="native"}') == 1
+    site.verify()
+
+
 def test_cancelled_in_mid_call(site: Site) -> None:
     session, other = site.connect(), site.connect()
     site.load(other)

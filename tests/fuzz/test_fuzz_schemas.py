@@ -25,7 +25,7 @@ from support.real_model import MODEL, model_path, never
 __all__ = ["model_path"]
 
 FULL, SHORT = 20_000, 500
-FULL_MODEL, SHORT_MODEL = 1_000, 25
+FULL_MODEL, SHORT_MODEL = 1_000, 8
 #: for a schema to be looked at and, where it passes, made a grammar of; measured 0.1 s and less
 SECONDS = 5.0
 
