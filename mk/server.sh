@@ -48,7 +48,7 @@ answers() { curl -fsS -m 5 -o /dev/null --unix-socket "$SERVER_SOCKET" http://lo
 server_pid() {
   local pid
   pid=$(cat "$pid_file" 2>/dev/null) || return 0
-  if tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -q "ml-rag serve"; then echo "$pid"; fi
+  if { tr '\0' ' ' <"/proc/$pid/cmdline" | grep -q "ml-rag serve"; } 2>/dev/null; then echo "$pid"; fi
 }
 
 # What a server is started from: it must be started anew when that changes.
