@@ -44,11 +44,11 @@ TOML
 
 answers() { curl -fsS -m 5 -o /dev/null --unix-socket "$SERVER_SOCKET" http://localhost/healthz 2>/dev/null; }
 
-# The process of the pid file, if it is (still) our server.
+# The process of the pid file, if it is (still) the one that keeps our server running.
 server_pid() {
   local pid
   pid=$(cat "$pid_file" 2>/dev/null) || return 0
-  if tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -q "ml-rag serve"; then echo "$pid"; fi
+  if { tr '\0' ' ' <"/proc/$pid/cmdline" | grep -q "ml-rag serve"; } 2>/dev/null; then echo "$pid"; fi
 }
 
 # What a server is started from: it must be started anew when that changes.
@@ -62,8 +62,8 @@ start() {
   if answers && [ "$(cat "$started_from" 2>/dev/null)" = "$current" ]; then return; fi
   stop
   prepare
-  # setsid: the server outlives this shell and its terminal
-  setsid "${run[@]}" "$VENV/bin/ml-rag" serve </dev/null >>"$log" 2>&1 9>&- 8>&- &
+  # setsid: the server outlives this shell and its terminal; keep.sh: it comes back until `make stop`
+  setsid bash "$ROOT/mk/keep.sh" "${run[@]}" "$VENV/bin/ml-rag" serve </dev/null >>"$log" 2>&1 9>&- 8>&- &
   pid=$!
   echo "$pid" >"$pid_file"
   for _ in $(seq 300); do
@@ -78,7 +78,7 @@ start() {
 }
 
 stop() {
-  local pid
+  local pid children=()
   pid=$(server_pid)
   [ -n "$pid" ] || return 0
   kill "$pid"
@@ -86,7 +86,8 @@ stop() {
     [ -n "$(server_pid)" ] || return 0
     sleep 0.1
   done
-  kill -KILL "$pid"
+  read -r -a children <"/proc/$pid/task/$pid/children" || true
+  kill -KILL "$pid" "${children[@]}"
 }
 
 case ${1:-} in

@@ -78,8 +78,11 @@ class GenerateEngine(Engine, Protocol):
     #: whether answers from documents are asked for in one short sentence, which is what the smallest models can do
     brief: bool
 
-    def count_tokens(self, messages: Sequence[dict[str, str]]) -> int:
-        """Tokens of the messages in the model's chat template, generation prompt included."""
+    def count_tokens(self, messages: Sequence[dict[str, str]], cancelled: Cancelled | None = None) -> int:
+        """Tokens of the messages in the model's chat template, generation prompt included.
+
+        An engine that can stop counting once ``cancelled()`` is true raises ``ClientGone``.
+        """
 
     def generate(self, messages: Sequence[dict[str, str]], sampling: Sampling, cancelled: Cancelled) -> Iterator[Delta]:
         """Text, piece by piece; stops within one token once ``cancelled()`` is true."""

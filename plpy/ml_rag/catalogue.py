@@ -209,7 +209,7 @@ class ServerConfig(_Strict):
     max_document_body_bytes: int = Field(default=256 * 1024 * 1024, ge=1024)
     #: bodies of all requests in progress together; documents lie on disk meanwhile
     max_pending_bytes: int = Field(default=2 * 1024**3, ge=1024)
-    #: memory of the server and its parsers; None = the limit of its control group, where there is one
+    #: memory of the server and its models; None = 80 % of the machine's. Its control group may say less
     max_memory_bytes: int | None = Field(default=None, ge=64 * 1024 * 1024)
     #: connections open at once; each PostgreSQL session that has asked keeps one
     max_connections: int = Field(default=512, ge=1)

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -20,6 +21,7 @@ from ml_rag.abc import Cancelled, Delta, GenerateEngine, Sampling
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError
 from ml_rag.server.boundary import unexpected
 from ml_rag.server.cancellation import ClientGone, watch_disconnect
+from ml_rag.server.json_schema import check_repetitions, check_size
 
 router = APIRouter()
 
@@ -178,7 +180,7 @@ def parse(body: bytes) -> ChatRequest:
         ) from None
 
 
-def fit_prompt(body: ChatRequest, engine: GenerateEngine) -> prompt.FittedPrompt:
+def fit_prompt(body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled | None = None) -> prompt.FittedPrompt:
     """The messages for the model, with as many documents as its context has room for.
 
     Raises:
@@ -202,7 +204,8 @@ def fit_prompt(body: ChatRequest, engine: GenerateEngine) -> prompt.FittedPrompt
             order=body.document_order or "best_last",
         )
 
-    fitted = prompt.fit(documents, engine.max_tokens - body.sampling().max_tokens, engine.count_tokens, build)
+    count = partial(engine.count_tokens, cancelled=cancelled)
+    fitted = prompt.fit(documents, engine.max_tokens - body.sampling().max_tokens, count, build)
     if documents and not fitted.documents_used and body.task == "summarization":
         # There would be nothing left to summarise but the question itself.
         raise InvalidRequest(
@@ -217,7 +220,7 @@ def _work(engine: GenerateEngine, body: ChatRequest, cancelled: Cancelled) -> It
     """Everything that needs the model, in its thread: the prompt where the server writes it, then the answer."""
     messages, sampling = body.plain_messages(), body.sampling()
     if body.writes_prompt:
-        fitted = fit_prompt(body, engine)
+        fitted = fit_prompt(body, engine, cancelled)
         yield fitted
         messages = fitted.messages
         if body.documents and sampling.json_schema is None:
@@ -329,9 +332,15 @@ async def chat_completions(request: Request) -> Response:
     """
     body = parse(await request.body())
     answer = _Answer(body)
+    registry = request.app.state.registry
+    if (schema := body.sampling().json_schema) is not None:
+        check_size(schema)
+        # what makes its grammar elsewhere bounds it there
+        if registry.entry(body.model).engine != "openai":
+            check_repetitions(schema)
     async with AsyncExitStack() as stack:
         cancelled = await stack.enter_async_context(watch_disconnect(request))
-        lease = await stack.enter_async_context(request.app.state.registry.lease(body.model, "generate", cancelled))
+        lease = await stack.enter_async_context(registry.lease(body.model, "generate", cancelled))
         items = lease.stream(_work, lease.engine, body, lease.cancelled)
         await stack.enter_async_context(aclosing(items))
         deltas = answer.deltas(items)

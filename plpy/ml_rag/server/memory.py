@@ -1,8 +1,9 @@
 """How much memory the server may use and does, so that it refuses work before the kernel ends it.
 
-The limit is the least of ``max_memory_bytes``, the limits of the server's control groups (systemd's ``MemoryHigh`` and
-``MemoryMax``, Docker's ``--memory``, both versions of cgroups) and ``RLIMIT_AS``. What a group uses is counted without
-the pages of files that the kernel can drop, such as weights that are mapped.
+The limit is the least of ``max_memory_bytes`` (where it is not set, 80 % of the machine's memory), the limits of the
+server's control groups (systemd's ``MemoryHigh`` and ``MemoryMax``, Docker's ``--memory``, both versions of cgroups)
+and ``RLIMIT_AS``. What a group uses is counted without the pages of files that the kernel can drop, such as weights
+that are mapped.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import contextlib
 import ctypes
 import gc
 import logging
+import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from ml_rag.errors import QueueFull
 
 log = logging.getLogger("ml_rag.server")
 
+#: share of the machine's memory that is the limit where no ``max_memory_bytes`` is set, as systemd's unit has it
+DEFAULT_SHARE = 0.8
 #: share of the limit up to which requests are taken
 SHARE = 0.9
 #: bytes that a request takes for each of its body, from the parser to the model: measured 2 while it waits, 4-8 at work
@@ -32,6 +36,7 @@ _READING_SECONDS = 0.05
 _TRIM_SECONDS = 1.0
 #: what cgroups write for "no limit": numbers near 2^63
 _NO_LIMIT = 1 << 60
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +110,27 @@ def group_usage(proc: Path = Path("/proc")) -> Iterator[Usage]:
             yield Usage("the control group", used, limit)
 
 
-def _status(name: str) -> int:
+def status_bytes(name: str) -> int:
     """A field of this process' status, in bytes."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+def _anonymous_bytes(pid: int | str) -> int:
+    """What a process has in memory that no file has; 0 where it is gone."""
+    try:
+        _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * _PAGE_BYTES
+
+
+def default_limit() -> int:
+    """``max_memory_bytes`` where it is not set."""
+    return int(DEFAULT_SHARE * _PAGE_BYTES * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _trim() -> None:
@@ -122,11 +141,20 @@ def _trim() -> None:
 
 
 class Memory:
-    """The guard. Its methods run in the event loop. ``unload_idle`` frees the models that nobody uses."""
+    """The guard. Its methods run in the event loop.
 
-    def __init__(self, max_bytes: int | None = None, unload_idle: Callable[[], int] = lambda: 0) -> None:
-        self._max_bytes = max_bytes
+    ``unload_idle`` frees the models that nobody uses; ``processes`` gives the ids of those that belong to the server.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int | None = None,
+        unload_idle: Callable[[], int] = lambda: 0,
+        processes: Callable[[], Iterable[int]] = lambda: (),
+    ) -> None:
+        self._max_bytes = default_limit() if max_bytes is None else max_bytes
         self._unload_idle = unload_idle
+        self._processes = processes
         #: bytes set aside for the requests in progress
         self._reserved = 0
         self._reading: tuple[float, list[Usage]] = (0.0, [])
@@ -137,11 +165,11 @@ class Memory:
         now = time.monotonic()
         if fresh or now - self._reading[0] > _READING_SECONDS:
             found = list(group_usage())
-            if self._max_bytes is not None:
-                found.append(Usage("max_memory_bytes", _status("RssAnon") + _status("RssShmem"), self._max_bytes))
+            used = _anonymous_bytes("self") + sum(map(_anonymous_bytes, self._processes()))
+            found.append(Usage("max_memory_bytes", used, self._max_bytes))
             soft, _ = resource.getrlimit(resource.RLIMIT_AS)
             if soft != resource.RLIM_INFINITY:
-                found.append(Usage("RLIMIT_AS", _status("VmSize"), soft))
+                found.append(Usage("RLIMIT_AS", status_bytes("VmSize"), soft))
             self._reading = (now, found)
         return self._reading[1]
 

@@ -220,8 +220,13 @@ class Model:
     def running(self) -> float:
         return float(self.worker.running_requests)
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether it is loaded; one whose process has ended is again as soon as it is asked."""
+        return self.engine is not None and getattr(self.engine, "pid", 0) is not None
+
     def is_loaded(self) -> float:
-        return float(self.engine is not None)
+        return float(self.in_memory)
 
     @property
     def is_idle(self) -> bool:

@@ -41,13 +41,17 @@ class Registry:
         self.catalogue = catalogue
         self.models_dir = models_dir
         self.metrics = metrics or Metrics()
-        self.memory = Memory(catalogue.server.max_memory_bytes, self.unload_unused)
+        self.memory = Memory(catalogue.server.max_memory_bytes, self.unload_unused, self._processes)
         self.metrics.watch_memory(self.memory.tightest)
         #: set when the server shuts down; every request's ``cancelled`` follows it
         self.closing = Cancellation()
         self._models = {entry.id: Model(entry, self) for entry in catalogue}
         for model in self._models.values():
             self.metrics.watch_model(model.entry.id, model.depth, model.running, model.is_loaded)
+
+    def _processes(self) -> list[int]:
+        """Of the models that have one of their own."""
+        return [pid for model in self._models.values() if (pid := getattr(model.engine, "pid", None)) is not None]
 
     def models(self) -> list[ModelInfo]:
         """Every model of the catalogue, in its order."""
@@ -73,7 +77,7 @@ class Registry:
             available=reason is None,
             reason=reason,
             pull=model.how_to_pull() if reason else None,
-            state="loaded" if engine is not None else "unavailable" if reason else "idle",
+            state="loaded" if model.in_memory else "unavailable" if reason else "idle",
         )
 
     def _model(self, model_id: str) -> Model:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from ml_rag.errors import QueueFull
 from ml_rag.server import memory as module
-from ml_rag.server.memory import BODY_FACTOR, SMALL_BYTES, Memory, Usage, group_usage
+from ml_rag.server.memory import BODY_FACTOR, SMALL_BYTES, Memory, Usage, default_limit, group_usage
 
 MB = 1024 * 1024
 
@@ -123,12 +125,34 @@ def test_idle_models_are_unloaded_before_something_is_refused(usage: list[Usage]
         memory.admit_model("m", 900 * MB)
 
 
-def test_without_a_limit_everything_is_taken(usage: list[Usage]) -> None:
+def test_without_any_other_limit_it_is_a_share_of_the_machine(usage: list[Usage]) -> None:
     usage.clear()
-    memory = Memory()
-    assert memory.tightest() is None
-    memory.reserve(10**12)
-    memory.admit_model("m", 10**12)
+    tightest = Memory().tightest()
+    assert tightest is not None
+    machine = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
+    assert (tightest.name, tightest.limit) == ("max_memory_bytes", default_limit())
+    assert tightest.limit == pytest.approx(0.8 * machine, rel=0.01)
+    with pytest.raises(QueueFull, match="to load model m"):
+        Memory().admit_model("m", machine)
+
+
+def test_the_setting_counts_the_processes_of_models(usage: list[Usage]) -> None:
+    usage.clear()
+    script = f"held = b'x' * {200 * MB}; print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        memory = Memory(10_000 * MB, processes=lambda: [child.pid])
+
+        def used() -> int:
+            tightest = memory.tightest()
+            assert tightest is not None
+            return tightest.used
+
+        assert child.stdout is not None
+        child.stdout.readline()
+        with_child = used()
+        child.kill()
+        child.wait()
+        assert with_child - used() > 200 * MB
 
 
 def test_the_tightest_limit_is_the_one_with_the_least_room(usage: list[Usage]) -> None:

@@ -26,9 +26,18 @@ _MODULES = {
 }
 
 
+#: engines whose native code a caller's options and texts can reach: each model of theirs has a process of its own
+_OWN_PROCESS = frozenset({"llama-cpp"})
+
+
 def load_engine(entry: ModelEntry, models_dir: Path) -> Engine:
     """Load a model. Blocks; raises ``ModelUnavailable``, or whatever the engine's library raises.
 
     Each engine module has a function ``load(entry, models_dir)``; ``entry.location(models_dir)`` is the file or folder.
     """
-    return cast("Engine", importlib.import_module(_MODULES[entry.engine]).load(entry, models_dir))
+    module = _MODULES[entry.engine]
+    if entry.engine in _OWN_PROCESS:
+        from ml_rag.server.engines.process import EngineProcess
+
+        return EngineProcess(entry, models_dir, module)
+    return cast("Engine", importlib.import_module(module).load(entry, models_dir))

@@ -105,7 +105,7 @@ class FakeGenerate(_Fake):
         super().__init__(entry)
         self.brief = entry.brief
 
-    def count_tokens(self, messages: Sequence[dict[str, str]]) -> int:
+    def count_tokens(self, messages: Sequence[dict[str, str]], cancelled: Cancelled | None = None) -> int:
         return sum(len(message["content"].split()) for message in messages)
 
     def generate(self, messages: Sequence[dict[str, str]], sampling: Sampling, cancelled: Cancelled) -> Iterator[Delta]:

@@ -108,7 +108,7 @@ class LlamaCppEngine:
         """Free model and context."""
         self._native.close()
 
-    def count_tokens(self, messages: Sequence[dict[str, str]]) -> int:
+    def count_tokens(self, messages: Sequence[dict[str, str]], cancelled: Cancelled | None = None) -> int:
         """Tokens of the messages in the model's chat template, generation prompt included."""
         return len(self._template.encode(messages))
 

@@ -19,6 +19,7 @@ import llama_cpp
 
 from ml_rag.abc import Sampling
 from ml_rag.errors import EngineFailed, InvalidRequest, ModelUnavailable
+from ml_rag.server.engines import time_limit
 from ml_rag.server.engines.llama_grammar import json_grammar
 
 _log = logging.getLogger("ml_rag.llama_cpp")
@@ -269,7 +270,7 @@ class NativeModel:
         try:
             for part in self._parts(sampling):
                 llama_cpp.llama_sampler_chain_add(chain, part)
-            yield Sampler(chain, self._context)
+            yield Sampler(chain, self._context, has_grammar=sampling.json_schema is not None)
         finally:
             llama_cpp.llama_sampler_free(chain)
 
@@ -282,9 +283,10 @@ class NativeModel:
                 self.vocabulary_size, _SAMPLER_WINDOW, repeat, frequency, presence
             )
         if sampling.json_schema is not None:
-            grammar = llama_cpp.llama_sampler_init_grammar(
-                self._vocabulary, json_grammar(sampling.json_schema).encode(), b"root"
-            )
+            with time_limit.step():
+                grammar = llama_cpp.llama_sampler_init_grammar(
+                    self._vocabulary, json_grammar(sampling.json_schema).encode(), b"root"
+                )
             if not grammar:
                 raise InvalidRequest("invalid json_schema", detail="No grammar can be made of it.")
             yield grammar
@@ -304,9 +306,12 @@ class NativeModel:
 class Sampler:
     """Chooses tokens; remembers those it chose (penalties, grammar)."""
 
-    def __init__(self, chain: Any, context: Any) -> None:
-        self._chain, self._context = chain, context
+    def __init__(self, chain: Any, context: Any, *, has_grammar: bool) -> None:
+        self._chain, self._context, self._has_grammar = chain, context, has_grammar
 
     def sample(self, index: int) -> int:
         """The token that follows the ``index``-th of the batch evaluated last (-1: the last one)."""
-        return int(llama_cpp.llama_sampler_sample(self._chain, self._context, index))
+        if not self._has_grammar:
+            return int(llama_cpp.llama_sampler_sample(self._chain, self._context, index))
+        with time_limit.step():
+            return int(llama_cpp.llama_sampler_sample(self._chain, self._context, index))

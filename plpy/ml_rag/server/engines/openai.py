@@ -115,7 +115,7 @@ class OpenAIGenerate:
         """Close the connections."""
         self._remote.close()
 
-    def count_tokens(self, messages: Sequence[dict[str, str]]) -> int:
+    def count_tokens(self, messages: Sequence[dict[str, str]], cancelled: Cancelled | None = None) -> int:
         """An upper estimate (``ml_rag.prompt.estimate_tokens``): the tokenizer is at the other end."""
         return estimate_tokens(messages)
 
