@@ -146,7 +146,7 @@ BEGIN
 END
 $$;
 
-CREATE VIEW ml_rag.keyword_index AS SELECT * FROM ml_rag._keyword_index();
+CREATE VIEW ml_rag.keyword_index WITH (security_barrier) AS SELECT * FROM ml_rag._keyword_index();
 COMMENT ON VIEW ml_rag.keyword_index IS
 'keyword indexes of the tables whose text and key the caller may read; secured: row-level security applies to the caller';
 
