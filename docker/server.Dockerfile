@@ -39,8 +39,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 
 COPY pyproject.toml ./
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
-      >requirements.txt \
+    python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+      print(*project["dependencies"], *project["optional-dependencies"]["server"], sep="\n")' >requirements.txt \
  && pip install -c constraints.txt -r requirements.txt
 # What only compiling against torch and testing need is left behind: 350 MB.
 RUN cd /opt/ml_rag/lib/python3*/site-packages \

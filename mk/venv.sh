@@ -82,7 +82,7 @@ if [ "$(cat "$VENV/base.sha256" 2>/dev/null)" != "$current" ]; then
   pip_install --upgrade pip || or_explain pip
   "$VENV/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$torch')" 2>/dev/null || install_torch
   install_llama_cpp
-  pip_install -e "$ROOT" || or_explain "the packages of pyproject.toml"
+  pip_install -e "$ROOT[server]" || or_explain "the packages of pyproject.toml"
   echo "$amx" >"$VENV/llama_amx"
   echo "$current" >"$VENV/base.sha256"
 fi
