@@ -37,7 +37,7 @@ show() {
 # Makes the wheel of llama-cpp-python in a process group of its own, which stop_compiling can end as a whole.
 start_compiling() {
   if bash "$here/llama.sh" fits; then return; fi
-  note "citations come first, within two minutes; llama.cpp, which answers need, is compiled behind them (log: $compile_log)"
+  note "citations come first, in about two minutes; llama.cpp, which answers need, is compiled behind them (log: $compile_log)"
   setsid nice -n 19 bash "$here/llama.sh" wheel >"$compile_log" 2>&1 9>&1 </dev/null &
   compiling=$!
 }
@@ -49,15 +49,16 @@ stop_compiling() {
   compiling=
 }
 
-# Such as "45 of 73"; nothing before the compiler runs.
+# Such as "45/73"; nothing before the compiler runs.
 compiled() { sed -n 's|^ *\[\([0-9]*/[0-9]*\)\].*|\1|p' "$compile_log" | tail -1; }
 
 # One line that changes in place, or, where nobody would see that, one line.
 wait_for_compiler() {
-  local began
+  local began files
   [ -n "$compiling" ] || return 0
   began=$(date +%s%N)
-  printf '==> The rest of the compilation of llama.cpp: %s files are done\n' "$(compiled)" >&9
+  files=$(compiled)
+  printf '==> The rest of the compilation of llama.cpp%s\n' "${files:+: $files files are done}" >&9
   while kill -0 "$compiling" 2>/dev/null; do
     [ ! -t 9 ] || printf '\r    %s files ' "$(compiled)" >&9
     sleep 0.5
