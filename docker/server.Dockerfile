@@ -9,7 +9,7 @@ RUN apt-get update \
 ENV PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/ml_rag/bin:$PATH
 WORKDIR /source
 # Changes of the code leave this and the layers up to the package alone.
-COPY mk/constraints.txt ./
+COPY mk/constraints.txt mk/llama.cmake ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     python3 -m venv /opt/ml_rag \
  && pip install --upgrade pip
@@ -25,12 +25,12 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     then index="--extra-index-url $TORCH_INDEX"; fi \
  && pip install -c constraints.txt $index "torch==$version$TORCH_BUILD"
 
-# Compiled for any processor of the last ten years, not for the one that builds. Its server and tools are not needed.
+# Compiled for any processor of the last ten years, not for the one that builds; the library alone, as mk/llama.sh does it.
 # AMX is left out, whose code dies of an illegal instruction where gcc 12 compiled it. pip would give again what it compiled
 # with other arguments: each has a cache of its own.
 ARG LLAMA_CMAKE_ARGS="-DGGML_NATIVE=OFF"
 RUN --mount=type=cache,target=/root/.cache/pip \
-    args="-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF" \
+    args="-DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama.cpp_INCLUDE=/source/llama.cmake -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF" \
  && if [ "$(uname -m)" = x86_64 ]; then for language in C CXX; do \
       args="$args -DCMAKE_${language}_FLAGS='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'"; done; fi \
  && export CMAKE_ARGS="$args $LLAMA_CMAKE_ARGS" \
@@ -39,8 +39,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 
 COPY pyproject.toml ./
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
-      >requirements.txt \
+    python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+      print(*project["dependencies"], *project["optional-dependencies"]["server"], sep="\n")' >requirements.txt \
  && pip install -c constraints.txt -r requirements.txt
 # What only compiling against torch and testing need is left behind: 350 MB.
 RUN cd /opt/ml_rag/lib/python3*/site-packages \

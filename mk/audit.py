@@ -60,17 +60,22 @@ def vulnerabilities() -> list[str]:
     return wrong
 
 
-def shipped(name: str = "ml-rag") -> set[str]:
+def shipped(name: str = "ml-rag", extra: str = "server") -> set[str]:
     """The packages that come with the product, by their normalized names: what it requires, and what those do."""
     found: set[str] = set()
-    waiting = [name]
+    seen: set[tuple[str, str]] = set()
+    waiting = [(name, ""), (name, extra)]
     while waiting:
-        for line in importlib.metadata.requires(waiting.pop()) or ():
+        package, wanted = waiting.pop()
+        for line in importlib.metadata.requires(package) or ():
             requirement = Requirement(line)
+            if requirement.marker is not None and not requirement.marker.evaluate({"extra": wanted}):
+                continue
             key = canonicalize_name(requirement.name)
-            if key not in found and (requirement.marker is None or requirement.marker.evaluate({"extra": "binary"})):
-                found.add(key)
-                waiting.append(key)
+            found.add(key)
+            more = {(key, "")} | {(key, extra) for extra in requirement.extras}
+            waiting += more - seen
+            seen |= more
     return found
 
 

@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
-# From nothing to three answers: everything set up, the sample documents loaded, and three calls shown with their JSON.
+# From nothing to three answers: what retrieval needs is set up, the sample documents are loaded, citations are shown; then,
+# when llama.cpp is there, which is compiled meanwhile, the answers.
 source "$(dirname "$0")/lib.sh"
+here=$(dirname "$0")
 
 started=$(date +%s%N)
 samples=$STATE/samples
+compile_log=$ROOT/.build/llama.log
+compiling=
 
 # Copied, because the database server's user may not be able to read below this checkout.
 copy_samples() {
@@ -30,10 +34,59 @@ show() {
   printf '\n    answered in %s s\n' "$(seconds_since "$began")"
 }
 
+# Makes the wheel of llama-cpp-python in a process group of its own, which stop_compiling can end as a whole.
+start_compiling() {
+  if bash "$here/llama.sh" fits; then return; fi
+  note "citations come first, in about two minutes; llama.cpp, which answers need, is compiled behind them (log: $compile_log)"
+  setsid nice -n 19 bash "$here/llama.sh" wheel >"$compile_log" 2>&1 9>&1 </dev/null &
+  compiling=$!
+}
+
+stop_compiling() {
+  [ -n "$compiling" ] || return 0
+  kill -- "-$compiling" "$compiling" 2>/dev/null || true
+  wait "$compiling" 2>/dev/null || true
+  compiling=
+}
+
+# Such as "45/73"; nothing before the compiler runs.
+compiled() { sed -n 's|^ *\[\([0-9]*/[0-9]*\)\].*|\1|p' "$compile_log" | tail -1; }
+
+# One line that changes in place, or, where nobody would see that, one line.
+wait_for_compiler() {
+  local began files
+  [ -n "$compiling" ] || return 0
+  began=$(date +%s%N)
+  files=$(compiled)
+  printf '==> The rest of the compilation of llama.cpp%s\n' "${files:+: $files files are done}" >&9
+  while kill -0 "$compiling" 2>/dev/null; do
+    [ ! -t 9 ] || printf '\r    %s files ' "$(compiled)" >&9
+    sleep 0.5
+  done
+  [ ! -t 9 ] || printf '\r' >&9
+  if wait "$compiling"; then note "done in $(seconds_since "$began") s"; else note "that failed (details: $compile_log): trying once more"; fi
+  compiling=
+}
+
+trap stop_compiling EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+trap 'exit 129' HUP
+
 note "PostgreSQL on port 5432 and the package sources of this machine stay as they are; the log is $LOG"
-[ -x "$VENV/bin/ml-rag" ] || note "the first run takes some minutes, most of them one compilation; later runs take seconds"
-bash "$(dirname "$0")/setup.sh" all
+lock
+bash "$here/setup.sh" python
+start_compiling
+bash "$here/setup.sh" retrieval
 step "Sample documents: $(find "$ROOT/docs/samples" -type f | wc -l) files about ml_rag itself into table public.samples" load
+
+show "Retrieval only (skip_generate): the citations without an answer" \
+  "CALL ml_rag('What should I do when the model server cannot be reached?',
+  '{\"skip_generate\": true, \"n_citations\": 2}')"
+
+printf '\nCitations after %s s.%s\n\n' "$(seconds_since "$started")" "${compiling:+ The answers follow when llama.cpp is compiled.}"
+wait_for_compiler
+bash "$here/setup.sh" generation
 
 printf '\nThe answers come from a language model of 135 million parameters, which is there to try things out: look at the\ncitations first. README.md says which model to take for real work.\n'
 
@@ -42,9 +95,6 @@ show "A question" \
 show "Only what is near enough (max_distance), each hit with one neighbour on either side (segment_overlap)" \
   "CALL ml_rag('Which columns does a vector store need?',
   '{\"n_citations\": 2, \"retrieval_options\": {\"max_distance\": 0.6, \"segment_overlap\": 1}}')"
-show "Retrieval only (skip_generate): the citations without an answer" \
-  "CALL ml_rag('What should I do when the model server cannot be reached?',
-  '{\"skip_generate\": true, \"n_citations\": 2}')"
 
 cat <<END
 

@@ -111,8 +111,12 @@ pg_bin() { printf '%s/%s' "$("$(need_pg_config)" --bindir)" "$1"; }
 
 sql() { "$(pg_bin psql)" -X -q -v ON_ERROR_STOP=1 -d "$DSN" "$@"; }
 
-# One set-up of a checkout at a time.
+# One set-up of a checkout at a time. Whoever holds the lock passes it on to what it starts, by descriptor 8.
 lock() {
-  exec 8>"$ROOT/.build/lock"
+  local file=$ROOT/.build/lock
+  if [ "/proc/$$/fd/8" -ef "$file" ]; then return; fi
+  exec 8>>"$file"
+  flock -n 8 && return
+  note "another make is setting up this checkout: waiting for it"
   flock -w 1800 8 || die "another make has been setting up this checkout for half an hour: end it, then run this again"
 }

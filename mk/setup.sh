@@ -1,26 +1,47 @@
 #!/usr/bin/env bash
 # setup.sh database|all|test|fuzz|check: what must stand before a command can run; what is done already costs nothing.
+# setup.sh python, retrieval, generation: the same as all, in three parts. After the first, mk/llama.sh can compile; the
+# second needs nothing that must be compiled for long, and the third llama.cpp.
 source "$(dirname "$0")/lib.sh"
 lock
 here=$(dirname "$0")
 
 packages() { step "Distribution packages: PostgreSQL, PL/Python, compiler, cmake, python3-venv" bash "$here/apt.sh"; }
 
-database() {
-  packages
+cluster() {
   step "pgvector for PostgreSQL" bash "$here/pgvector.sh"
   step "Extension: build and install" bash -c "bash '$here/build.sh' && bash '$here/install.sh' refresh"
   step "Private cluster in $STATE" bash -c "bash '$here/cluster.sh' start && bash '$here/cluster.sh' extension"
 }
 
+database() {
+  packages
+  cluster
+}
+
 environment() { step "Virtual environment: torch, llama-cpp-python and the model server" bash "$here/venv.sh" "$@"; }
+
+server() { step "Default models and model server" bash "$here/server.sh" start; }
 
 case ${1:-} in
   database) database ;;
   all)
     database
     environment
-    step "Default models and model server" bash "$here/server.sh" start
+    server
+    ;;
+  python)
+    packages
+    step "Python" bash "$here/venv.sh" pip
+    ;;
+  retrieval)
+    cluster
+    step "Virtual environment: torch and the model server" bash "$here/venv.sh" retrieval
+    server
+    ;;
+  generation)
+    environment
+    server
     ;;
   test)
     environment test
@@ -31,5 +52,5 @@ case ${1:-} in
     packages
     environment check
     ;;
-  *) die "usage: setup.sh database|all|test|fuzz|check" ;;
+  *) die "usage: setup.sh database|all|test|fuzz|check|python|retrieval|generation" ;;
 esac

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# venv.sh [group…]: the model server's virtual environment, .venv, in the versions mk/constraints.txt was tested with.
+# venv.sh [pip|retrieval] [group…]: the model server's virtual environment, .venv, in the versions mk/constraints.txt was
+# tested with. `pip`: only made, with a current pip. `retrieval`: all but llama.cpp, which takes minutes to compile.
 # Each group of pyproject.toml's dependency-groups (test, check) is added where it is named.
-# LLAMA_AMX=1 compiles llama.cpp with AMX, LLAMA_AMX=0 without; which of them was named last is kept.
 source "$(dirname "$0")/lib.sh"
+here=$(dirname "$0")
 
 constraints=$ROOT/mk/constraints.txt
 torch=$(sed -n 's/^torch==//p' "$constraints")
@@ -25,67 +26,77 @@ or_explain() { die "pip could not install $1: check the network and pip's index,
 install_torch() {
   local index=https://download.pytorch.org/whl/cpu extra=()
   if curl -fsS -m 3 -o /dev/null "$index/torch/" 2>/dev/null; then extra=(--extra-index-url "$index"); fi
-  pip_install "${extra[@]}" "torch==$torch+cpu" && return
+  pip_install "$@" "${extra[@]}" "torch==$torch+cpu" && return
   note "no CPU build of torch $torch is offered here: taking the plain one, which is large"
-  pip_install "torch==$torch" || or_explain torch
+  pip_install "$@" "torch==$torch" || or_explain torch
 }
 
-# Its AMX code died of an illegal instruction at the first generation here (gcc 12; llama.cpp's pull request 26954), so it
-# is left out unless somebody who knows better wants it.
-amx=${LLAMA_AMX:-$(cat "$VENV/llama_amx" 2>/dev/null || echo 0)}
-case $amx in 0 | 1) ;; *) die "LLAMA_AMX is $amx: set it to 1 for a llama.cpp with AMX, to 0 for one without" ;; esac
-
-# Fails where it is not there or cannot be loaded.
-llama_cpp_info() { "$VENV/bin/python" -c "import llama_cpp; print(llama_cpp.llama_print_system_info().decode())" 2>/dev/null; }
-
-# Whether it can be loaded and is compiled as it was asked for.
-llama_cpp_fits() {
-  local info
-  info=$(llama_cpp_info) || return
-  case $amx:$info in
-    1:*AMX*) ;;
-    1:*) ! grep -qw amx_tile /proc/cpuinfo ;;
-    *AMX*) return 1 ;;
-  esac
+# What the model server requires, but for llama.cpp, a line each.
+requirements() {
+  "$VENV/bin/python" - "$ROOT/pyproject.toml" <<'PYTHON'
+import sys, tomllib
+project = tomllib.load(open(sys.argv[1], "rb"))["project"]
+wanted = project["dependencies"] + project["optional-dependencies"]["server"]
+print(*(line for line in wanted if not line.startswith("llama-cpp-python")), sep="\n")
+PYTHON
 }
 
-# llama-cpp-python comes as source; its server, tools and vision parts are not needed here.
-install_llama_cpp() {
-  llama_cpp_fits && return
-  local off="-DLLAVA_BUILD=OFF"
-  for part in TOOLS SERVER EXAMPLES TESTS; do off+=" -DLLAMA_BUILD_$part=OFF"; done
-  if [ "$amx" = 0 ] && [ "$(uname -m)" = x86_64 ]; then
-    for language in C CXX; do off+=" -DCMAKE_${language}_FLAGS='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'"; done
-  fi
-  for _ in 1 2; do
-    if [ "$("$VENV/bin/pip" cache list --format=abspath llama_cpp_python | wc -l)" -eq 0 ]; then
-      note "compiling llama.cpp: 4 to 9 minutes on 2 cores, once; pip keeps the result for the next time"
-    fi
-    CMAKE_ARGS="$off ${CMAKE_ARGS:-}" pip_install --force-reinstall --no-deps llama-cpp-python || or_explain llama-cpp-python
-    pip_install llama-cpp-python || or_explain llama-cpp-python
-    llama_cpp_fits && return
-    # what pip had kept was compiled with other flags than those above
-    "$VENV/bin/pip" cache remove llama_cpp_python || true
-  done
-  llama_cpp_info || die "llama-cpp-python does not run here: see the end of $LOG"
-  [ "$amx" = 0 ] || die "llama.cpp was compiled without AMX: take a compiler that has it (gcc 11 or newer), or LLAMA_AMX=0"
-  die "llama.cpp was compiled with AMX all the same: look at CMAKE_ARGS, or keep it by LLAMA_AMX=1 where you know that it works"
+make_environment() {
+  [ -x "$VENV/bin/pip" ] || "$python" -m venv "$VENV" || die "python3 -m venv failed: install python3-venv, then run this again"
+  pip_install --upgrade pip 'setuptools>=77' || or_explain pip
 }
+
+# install_packages [options of pip install]
+install_packages() {
+  "$VENV/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$torch')" 2>/dev/null || install_torch "$@"
+  requirements >"$ROOT/.build/requirements.txt"
+  pip_install "$@" -r "$ROOT/.build/requirements.txt" || or_explain "the packages of pyproject.toml"
+  # its code is linked to this checkout
+  pip_install --no-deps --no-build-isolation -e "$ROOT" || or_explain "ml_rag itself"
+}
+
+# What pip does at each installation; it takes longer than the installation itself, so `retrieval` leaves it for later.
+compile_packages() { nice -n 19 "$VENV/bin/python" -m compileall -q -j "$(nproc)" "$VENV"/lib/python3*/site-packages || true; }
 
 # Stamps hold what they were made from; the package itself is linked to this checkout, so its code is always current.
-fingerprint() { cat "$ROOT/pyproject.toml" "$constraints" "$0" <("$1" --version) <(echo "$VERSION $1 $amx") | sha256sum; }
+# A change of LLAMA_AMX is one of the environment; which of its values was named last is kept.
+amx=${LLAMA_AMX:-$(cat "$VENV/llama_amx" 2>/dev/null || echo 0)}
+fingerprint() {
+  cat "$ROOT/pyproject.toml" "$constraints" "$0" "$here"/llama.{sh,cmake} <("$1" --version) <(echo "$VERSION $1 $amx") | sha256sum
+}
 
 python=$(find_python)
 current=$(fingerprint "$python")
-if [ "$(cat "$VENV/base.sha256" 2>/dev/null)" != "$current" ]; then
-  [ -x "$VENV/bin/pip" ] || "$python" -m venv "$VENV" || die "python3 -m venv failed: install python3-venv, then run this again"
-  pip_install --upgrade pip || or_explain pip
-  "$VENV/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$torch')" 2>/dev/null || install_torch
-  install_llama_cpp
-  pip_install -e "$ROOT" || or_explain "the packages of pyproject.toml"
-  echo "$amx" >"$VENV/llama_amx"
-  echo "$current" >"$VENV/base.sha256"
-fi
+stamp=$(cat "$VENV/base.sha256" 2>/dev/null || true)
+case ${1:-} in
+  pip)
+    [ -n "$stamp" ] || make_environment
+    exit
+    ;;
+  retrieval)
+    shift
+    case $stamp in "$current" | "retrieval $current") ;; *)
+      make_environment
+      install_packages --no-compile
+      stamp="retrieval $current"
+      echo "$stamp" >"$VENV/base.sha256"
+      ;;
+    esac
+    ;;
+  *)
+    if [ "$stamp" != "$current" ]; then
+      if [ "$stamp" = "retrieval $current" ]; then
+        compile_packages
+      else
+        make_environment
+        install_packages
+      fi
+      bash "$here/llama.sh" install
+      echo "$amx" >"$VENV/llama_amx"
+      echo "$current" >"$VENV/base.sha256"
+    fi
+    ;;
+esac
 
 for group in "$@"; do
   [ "$(cat "$VENV/$group.sha256" 2>/dev/null)" != "$current" ] || continue

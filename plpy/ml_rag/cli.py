@@ -20,6 +20,10 @@ COMMANDS = {
 }
 
 
+#: those that run or prepare models, and need the packages of the extra ``server``
+_SERVER_COMMANDS = ("serve", "models")
+
+
 class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in COMMANDS if importlib.util.find_spec(f"ml_rag.commands.{name}")]
@@ -27,7 +31,11 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = getattr(importlib.import_module(f"ml_rag.commands.{cmd_name}"), cmd_name)
+        try:
+            command: click.Command = getattr(importlib.import_module(f"ml_rag.commands.{cmd_name}"), cmd_name)
+        except ModuleNotFoundError as error:
+            _name_the_extra(cmd_name, error)
+            raise
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -39,6 +47,24 @@ class _LazyGroup(click.Group):
             return super().invoke(ctx)
         except MlRagError as error:
             raise _Failure(error) from error
+        except ModuleNotFoundError as error:
+            _name_the_extra(ctx.invoked_subcommand, error)
+            raise
+
+
+def _name_the_extra(command: str | None, error: ModuleNotFoundError) -> None:
+    """Raise what to install where a command of the model server runs beside the client's packages only."""
+    if command in _SERVER_COMMANDS and error.name and error.name.partition(".")[0] != "ml_rag":
+        raise _ExtraMissing(
+            f"ml-rag {command} needs the package {error.name}, which comes with the model server: "
+            'pip install "ml-rag[server]"'
+        ) from error
+
+
+class _ExtraMissing(click.ClickException):
+    """The packages of the extra ``server`` are not installed."""
+
+    exit_code = 2
 
 
 class _Failure(click.ClickException):
