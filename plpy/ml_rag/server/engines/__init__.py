@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -37,24 +38,23 @@ def load_engine(entry: ModelEntry, models_dir: Path) -> Engine:
 
     Each engine module has a function ``load(entry, models_dir)``; ``entry.location(models_dir)`` is the file or folder.
     """
-<<<<<<< HEAD
     module = _MODULES[entry.engine]
     if entry.engine in _OWN_PROCESS:
+        if not _is_installed("llama_cpp"):
+            raise ModelUnavailable(
+                f"model {entry.id} cannot be loaded",
+                detail="the package llama-cpp-python is not installed",
+                hint="Where it is still being compiled, wait for it. Else install the model server's packages: "
+                'pip install "ml-rag[server]".',
+            )
         from ml_rag.server.engines.process import EngineProcess
 
         return EngineProcess(entry, models_dir, module)
     return cast("Engine", importlib.import_module(module).load(entry, models_dir))
-=======
+
+
+def _is_installed(package: str) -> bool:
     try:
-        module = importlib.import_module(_MODULES[entry.engine])
-    except ModuleNotFoundError as error:
-        if entry.engine != "llama-cpp" or (error.name or "").partition(".")[0] != "llama_cpp":
-            raise
-        raise ModelUnavailable(
-            f"model {entry.id} cannot be loaded",
-            detail="the package llama-cpp-python is not installed",
-            hint="Where it is still being compiled, wait for it. Else install the model server's packages: "
-            'pip install "ml-rag[server]".',
-        ) from error
-    return cast("Engine", module.load(entry, models_dir))
->>>>>>> demo
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # somebody has put something without a specification in its place
+        return False
