@@ -37,7 +37,8 @@ CREATE TYPE ml_rag.store AS (
   embedding_type         text,      -- vector or halfvec
   dimensions             integer,   -- null where the column declares none
   document_id_type       text,      -- SQL name of its type
-  segment_number_type    text
+  segment_number_type    text,
+  found                  text       -- named (with its schema); else its owner is trusted or untrusted. null = named
 );
 
 -- A segment on its way through the pipeline. An array of hits is in the order of the citations, the best one first.
@@ -73,6 +74,13 @@ FROM (VALUES
   ('rerank_model_id', 'ms-marco-minilm-l6-v2', 'cross-encoder used where no option names one'),
   ('abstain_text', 'I do not know: nothing relevant was found in the documents.',
    'what ml_rag answers, without a model, where nothing relevant enough was found and "abstain" holds'),
+  ('searched_owners', NULL,
+   'whose stores are searched by calls that name none: roles, whose members count, separated by commas; "$user" is '
+   'whoever asks. NULL: those of trusted owners and plain tables of others'),
+  ('untrusted_ms', '1000', 'milliseconds in which a call that names no store searches those of untrusted owners, all of '
+   'them together; what is left then is left out'),
+  ('untrusted_mb', '10000', 'largest store of an untrusted owner, with its indexes, in MB, that is searched by calls that '
+   'do not name it'),
   ('track', 'on', 'on: calls are told to ml_rag.activity, ml_rag.progress and ml_rag.stats; off: they are not')
 ) AS d (name, default_value, description)
 LEFT JOIN ml_rag.setting_value AS v ON v.name = d.name;
@@ -109,12 +117,40 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._roles(names text) RETURNS oid[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the roles of a list, a, "B c"; null among them for one that does not exist. "$user" is left out
+-- Errors: 22023 no list of names
+DECLARE
+  _rest text := names;
+  _match text[];
+  _roles oid[] := '{}';
+BEGIN
+  LOOP
+    _match := regexp_match(_rest, '^\s*("(?:[^"]|"")+"|[[:alpha:]_][[:alnum:]_$]*)\s*(,|$)(.*)$');
+    IF _match IS NULL OR _match[2] = ',' AND _match[3] !~ '\S' THEN
+      RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid list of roles',
+        DETAIL = format('Got %L.', left(names, 200)),
+        HINT = 'Write names of roles with commas between them, quoted as in SQL: kb_owner, "Editors".';
+    END IF;
+    IF _match[1] <> '"$user"' THEN
+      _roles := _roles || to_regrole(_match[1])::oid;
+    END IF;
+    EXIT WHEN _match[2] = '';
+    _rest := _match[3];
+  END LOOP;
+  RETURN _roles;
+END
+$$;
+
 CREATE FUNCTION ml_rag.configure(name text, value text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: change one setting of this database, or put it back to its default (value null)
--- Calls: ml_rag._check_address  Reads: ml_rag.setting  Writes: ml_rag.setting_value
+-- Calls: ml_rag._check_address, ml_rag._roles  Reads: ml_rag.setting  Writes: ml_rag.setting_value
 -- The address of the model server is a table row and no custom setting because any session may SET those.
 BEGIN
   IF NOT EXISTS (SELECT FROM ml_rag.setting AS s WHERE s.name = configure.name) THEN
@@ -134,6 +170,15 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid value of setting track',
       DETAIL = format('Got %L; it is on or off.', left(configure.value, 100));
   END IF;
+  IF configure.name = 'searched_owners' AND configure.value IS NOT NULL
+    AND array_position(ml_rag._roles(configure.value), NULL) IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'a role of setting searched_owners does not exist',
+      DETAIL = format('Got %L.', left(configure.value, 200)), HINT = 'In psql, \du lists the roles.';
+  END IF;
+  IF configure.name IN ('untrusted_ms', 'untrusted_mb') AND configure.value !~ '^[0-9]{1,9}$' THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('invalid value of setting %s', configure.name),
+      DETAIL = format('Got %L; it is a whole number from 0 to 999999999.', left(configure.value, 100));
+  END IF;
   DELETE FROM ml_rag.setting_value AS v WHERE v.name = configure.name;
   IF configure.value IS NOT NULL THEN
     INSERT INTO ml_rag.setting_value (name, value) VALUES (configure.name, configure.value);
@@ -143,8 +188,9 @@ $$;
 COMMENT ON FUNCTION ml_rag.configure(text, text) IS
 $$changes a setting of this database (null = back to the default); for the owner of the extension
 model_server: unix:/path/of/socket or http://host:port, host an IP address (IPv6 in brackets) or localhost, port 1-65535.
+searched_owners: roles separated by commas, quoted as in SQL. untrusted_ms, untrusted_mb: 0-999999999.
 Settings are listed by ml_rag.setting. Errors: 22023 unknown setting, malformed address, blank abstain_text, track that
-is neither on nor off; 42501.$$;
+is neither on nor off, a role that does not exist, a number out of range; 42501.$$;
 
 CREATE FUNCTION ml_rag._get_setting(name text) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE

@@ -16,18 +16,20 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the embedding model that the comment of a column names; null = none  Calls: ml_rag._marker_pattern
+-- Its beginning only: anybody may write a comment of 1 GB, and discovery reads it for everybody.
 DECLARE
-  _at integer := strpos($1, 'GENAI_OPTIONS=');
+  _comment text := left($1, 10000);
+  _at integer := strpos(_comment, 'GENAI_OPTIONS=');
   _model text;
 BEGIN
-  IF _at > 0 AND _at = strpos($1, 'GENAI_OPTIONS=EMBED_MODEL_ID=') THEN
+  IF _at > 0 AND _at = strpos(_comment, 'GENAI_OPTIONS=EMBED_MODEL_ID=') THEN
     -- as it mostly is: the pattern says the same and takes ten times as long
-    _model := split_part(translate(substr($1, _at + 29), E',;\t\n\r\f\x0b', '       '), ' ', 1);
+    _model := split_part(translate(substr(_comment, _at + 29), E',;\t\n\r\f\x0b', '       '), ' ', 1);
     IF _model <> '' THEN
       RETURN _model;
     END IF;
   END IF;
-  RETURN (regexp_match($1, ml_rag._marker_pattern()))[2];
+  RETURN (regexp_match(_comment, ml_rag._marker_pattern()))[2];
 END
 $$;
 

@@ -1,105 +1,138 @@
 -- 10_discover: which relations are vector stores.
 
-CREATE FUNCTION ml_rag._only_computes(expression pg_node_tree) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether a stored expression (of a policy, an index, …) can run nobody's code; null, as none is there, can not
--- The catalog's dependencies do not tell: built-in functions have none, and some of those run whatever SQL a text holds
--- (query_to_xml), read any relation (table_to_xml) or take a type by its number (domain_in). So nothing counts but what
--- is known: plain nodes, built-in types, pgvector's and built-in functions that are immutable, and a few stable ones
--- that policies are made of.
-DECLARE
-  _known CONSTANT text[] := '{VAR,CONST,FUNCEXPR,OPEXPR,BOOLEXPR,NULLTEST,BOOLEANTEST,SCALARARRAYOPEXPR,ARRAY,ARRAYEXPR,'
-    'RELABELTYPE,COERCEVIAIO,SQLVALUEFUNCTION,CASE,CASEEXPR,WHEN,CASEWHEN,CASETESTEXPR,COALESCE,COALESCEEXPR,NULLIFEXPR,'
-    'DISTINCTEXPR}';
-  -- arguments by which a function can reach a relation or a type that the tree does not show
-  _reaching CONSTANT oid[] := ARRAY['oid'::regtype, 'regclass'::regtype, 'cstring'::regtype, 'internal'::regtype,
-                                    '"any"'::regtype];
-  _tree text := expression::text;
-  -- looked up by arrays: a join with what regexp_matches gives would be planned for a thousand rows
-  _nodes text[];
-  _types oid[];
-  _functions oid[];
-  _operators oid[];
-BEGIN
-  IF _tree IS NULL THEN
-    RETURN true;
-  END IF;
-  _nodes := ARRAY(SELECT m.f[1] FROM regexp_matches(_tree, '\{([A-Z]\w*)', 'g') AS m (f));
-  _types := ARRAY(SELECT m.f[1]::oid FROM regexp_matches(_tree, ':[a-z_]*type(?:id)? (\d+)', 'g') AS m (f));
-  _functions := ARRAY(SELECT m.f[1]::oid FROM regexp_matches(_tree, ':funcid (\d+)', 'g') AS m (f));
-  _operators := ARRAY(SELECT m.f[1]::oid FROM regexp_matches(_tree, ':opno (\d+)', 'g') AS m (f));
-  RETURN _nodes <@ _known AND NOT EXISTS (
-    SELECT FROM pg_type AS t
-    WHERE t.oid = ANY (_types) AND t.typnamespace <> 'pg_catalog'::regnamespace
-      AND t.oid NOT IN ('vector'::regtype, 'halfvec'::regtype, 'sparsevec'::regtype)
-  ) AND NOT EXISTS (
-    SELECT FROM (
-      SELECT f.oid, false AS is_operator FROM unnest(_functions) AS f (oid)
-      UNION ALL SELECT o.oprcode, true FROM pg_operator AS o WHERE o.oid = ANY (_operators)
-    ) AS f
-    WHERE NOT EXISTS (
-      SELECT FROM pg_proc AS p
-      WHERE p.oid = f.oid AND (
-        -- below 16384: made by initdb
-        p.pronamespace = 'pg_catalog'::regnamespace AND p.oid < 16384
-          AND (p.provolatile = 'i' AND NOT p.proargtypes::oid[] && _reaching
-               OR p.provolatile <> 'v' AND f.is_operator
-               OR p.proname IN ('current_setting', 'now', 'pg_has_role'))
-        OR p.provolatile = 'i' AND EXISTS (
-          SELECT FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid AND e.extname = 'vector'
-          WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.refclassid = 'pg_extension'::regclass
-            AND d.deptype = 'e')) OFFSET 0));
-END
-$$;
+-- Reading a relation can run its owner's code with the rights of whoever reads: a view, a policy, a cast of a type of
+-- one's own; the planner computes what is constant in the expressions of indexes, statistics and constraints. A role with
+-- a schema of its own could plant such a "vector store", and it would run as soon as somebody asks a question.
 
-CREATE FUNCTION ml_rag._is_harmless(relation regclass) RETURNS boolean
+CREATE FUNCTION ml_rag._trusts(owner oid) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
--- purpose: whether reading a relation that the caller did not name can run code of somebody the caller need not trust
--- A view, a policy or a cast of a column's type runs its functions with the rights of whoever reads, so a role with a
--- schema of its own could plant a "vector store" that works for it as soon as somebody asks a question. The planner
--- does as well: it computes what is constant in the predicates and expressions of indexes and extended statistics, in
--- check constraints and partition keys, of the relation and of all that inherit from it.
--- A superuser has too much to lose: what is checked here may be another thing by the time the rows are read.
--- Calls: ml_rag._only_computes  Reads: the catalog
+-- purpose: whether code of that role may run with the caller's rights, unasked  Reads: the catalog
+-- For a superuser only that of superusers. Of the caller's memberships those count that a superuser has granted: whoever
+-- has the admin option of a role, or may create roles, can make anybody a member without being asked to.
+-- Calls: ml_rag._is_member
+DECLARE
+  _caller oid := quote_ident(current_user)::regrole;
+  _is_superuser boolean;
+  _may_be_superuser boolean;
 BEGIN
-  IF EXISTS (
-    SELECT FROM pg_class AS c JOIN pg_roles AS o ON o.oid = c.relowner
-    WHERE c.oid = relation AND (
-      o.rolsuper OR o.rolname = current_user
-      OR o.oid = (SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database())
-      OR NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user) AND pg_has_role(o.oid, 'MEMBER')))
-  THEN
+  IF owner = _caller THEN
     RETURN true;
-  ELSIF (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user) OR EXISTS (
-    SELECT FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-    WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
-      AND t.typnamespace <> 'pg_catalog'::regnamespace
-      AND t.oid NOT IN ('vector'::regtype, 'halfvec'::regtype, 'sparsevec'::regtype))
-  THEN
+  END IF;
+  _is_superuser := (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = owner);
+  IF _is_superuser THEN
+    RETURN true;
+  END IF;
+  _may_be_superuser := (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = _caller);
+  IF _may_be_superuser OR _is_superuser IS NULL THEN
     RETURN false;
   END IF;
-  RETURN NOT EXISTS (
+  RETURN owner = (SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database())
+    OR ml_rag._is_member(_caller, ARRAY[owner], true)
+    OR ml_rag._is_member(owner, ARRAY[to_regrole('ml_rag_publisher')::oid], false);
+END
+$$;
+
+CREATE FUNCTION ml_rag._is_member(role oid, groups oid[], granted_by_superuser boolean) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a role is one of the groups or a member of one, if asked for by nothing but grants of superusers
+-- Reads: the catalog. Unlike pg_has_role a superuser is a member of what it was made a member of.
+BEGIN
+  RETURN EXISTS (
+    WITH RECURSIVE held AS (
+      SELECT role AS oid
+      UNION SELECT m.roleid FROM held AS h JOIN pg_auth_members AS m ON m.member = h.oid
+      WHERE NOT granted_by_superuser OR (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = m.grantor)
+    )
+    SELECT FROM held AS h WHERE h.oid = ANY (groups));
+END
+$$;
+
+CREATE FUNCTION ml_rag._parts(relation oid) RETURNS oid[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a relation and all that inherits from it, partitions included  Reads: the catalog, without any lock
+BEGIN
+  RETURN ARRAY(
     WITH RECURSIVE part AS (
-      SELECT relation::oid AS oid
+      SELECT relation AS oid
       UNION SELECT i.inhrelid FROM part AS p JOIN pg_inherits AS i ON i.inhparent = p.oid
     )
-    SELECT FROM part JOIN pg_class AS c ON c.oid = part.oid
-    WHERE c.relkind NOT IN ('r', 'p', 'm')
-      OR EXISTS (SELECT FROM pg_policy AS p WHERE p.polrelid = c.oid AND NOT ml_rag._only_computes(p.polqual))
-      OR EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = c.oid AND (x.indpred IS NOT NULL OR x.indexprs IS NOT NULL)
-                 AND NOT (ml_rag._only_computes(x.indpred) AND ml_rag._only_computes(x.indexprs)))
-      OR EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = c.oid AND k.conbin IS NOT NULL
-                 AND NOT ml_rag._only_computes(k.conbin))
-      OR EXISTS (SELECT FROM pg_statistic_ext AS s WHERE s.stxrelid = c.oid AND NOT ml_rag._only_computes(s.stxexprs))
-      OR EXISTS (SELECT FROM pg_partitioned_table AS k WHERE k.partrelid = c.oid
-                 AND NOT ml_rag._only_computes(k.partexprs))
-      -- generated when it is read
-      OR EXISTS (SELECT FROM pg_attribute AS a JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-                 WHERE a.attrelid = c.oid AND a.attgenerated = 'v' AND NOT ml_rag._only_computes(d.adbin)));
+    SELECT p.oid FROM part AS p);
+END
+$$;
+
+CREATE FUNCTION ml_rag._is_plain(relation oid) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a relation is a table that has nothing in which code of its owner could stand
+-- By absence: no view, foreign or materialized one, no policy, no rule, no expression in an index, statistics, a
+-- constraint, a partition key or a generated column, and no type or operator class but built-in ones and pgvector's;
+-- neither it nor what is read with it. A partition that is read by itself has the partition key of its parent, too.
+-- Calls: ml_rag._parts, ml_rag._are_known  Reads: the catalog
+DECLARE
+  _parts oid[] := ml_rag._parts(relation);
+BEGIN
+  RETURN cardinality(_parts) = (SELECT count(*) FROM pg_class AS c WHERE c.oid = ANY (_parts) AND c.relkind IN ('r', 'p'))
+    AND NOT (SELECT c.relispartition FROM pg_class AS c WHERE c.oid = relation)
+    AND NOT EXISTS (SELECT FROM pg_policy AS p WHERE p.polrelid = ANY (_parts))
+    AND NOT EXISTS (SELECT FROM pg_rewrite AS r WHERE r.ev_class = ANY (_parts))
+    AND NOT EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = ANY (_parts) AND k.conbin IS NOT NULL)
+    AND NOT EXISTS (SELECT FROM pg_statistic_ext AS s WHERE s.stxrelid = ANY (_parts) AND s.stxexprs IS NOT NULL)
+    AND NOT EXISTS (SELECT FROM pg_partitioned_table AS k WHERE k.partrelid = ANY (_parts)
+                    AND (k.partexprs IS NOT NULL OR NOT ml_rag._are_known(k.partclass)))
+    AND NOT EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = ANY (_parts)
+                    AND (x.indpred IS NOT NULL OR x.indexprs IS NOT NULL OR NOT ml_rag._are_known(x.indclass)))
+    -- below 16384: made by initdb
+    AND NOT EXISTS (SELECT FROM pg_attribute AS a
+                    WHERE a.attrelid = ANY (_parts) AND a.attnum > 0 AND NOT a.attisdropped
+                      AND (a.attgenerated <> '' OR a.atttypid >= 16384
+                           AND a.atttypid NOT IN ('vector'::regtype, 'halfvec'::regtype, 'sparsevec'::regtype)));
+END
+$$;
+
+CREATE FUNCTION ml_rag._are_known(operator_classes oidvector) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether operator classes are all built in or pgvector's  Reads: the catalog
+BEGIN
+  RETURN 16384 > ALL (operator_classes::oid[]) OR NOT EXISTS (
+    SELECT FROM unnest(operator_classes::oid[]) AS o (oid)
+    WHERE o.oid >= 16384 AND NOT EXISTS (
+      SELECT FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid AND e.extname = 'vector'
+      WHERE d.classid = 'pg_opclass'::regclass AND d.objid = o.oid AND d.refclassid = 'pg_extension'::regclass
+        AND d.deptype = 'e' OFFSET 0));
+END
+$$;
+
+CREATE FUNCTION ml_rag._found(relation oid, owner oid) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a relation is searched by calls that do not name it, and as what: trusted (its owner is), untrusted
+-- (a plain table of anybody else), null (it is not)
+-- Calls: ml_rag._trusts, ml_rag._is_plain, ml_rag._is_member  Reads: ml_rag.setting_value
+DECLARE
+  _caller oid := quote_ident(current_user)::regrole;
+  _searched text := (SELECT v.value FROM ml_rag.setting_value AS v WHERE v.name = 'searched_owners');
+BEGIN
+  IF _searched IS NOT NULL AND NOT (
+    _searched ~ '(^|,)\s*"\$user"\s*(,|$)' AND owner = _caller
+    OR ml_rag._is_member(owner, ml_rag._roles(_searched), false)) THEN
+    RETURN NULL;
+  ELSIF ml_rag._trusts(owner) THEN
+    RETURN 'trusted';
+  -- what is checked here may be another thing by the time it is read, and a superuser has too much to lose
+  ELSIF NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = _caller) AND ml_rag._is_plain(relation) THEN
+    RETURN 'untrusted';
+  END IF;
+  RETURN NULL;
 END
 $$;
 
@@ -115,7 +148,7 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: the relations the caller may search
--- Calls: ml_rag._is_harmless, ml_rag._marked_model
+-- Calls: ml_rag._found, ml_rag._marked_model
 -- Reads: the catalog. It starts from pg_depend, where every column of type vector is one index entry away, and goes on
 -- by index look-ups (OFFSET 0 keeps the planner from joining whole catalogs instead), so the cost grows with the vector
 -- columns of the database and not with its tables. PL/pgSQL, because it keeps the plan for the session.
@@ -141,7 +174,7 @@ WITH marked AS MATERIALIZED (
     WHERE a.attrelid = d.objid AND a.attnum = d.objsubid AND a.atttypid = d.refobjid AND NOT a.attisdropped OFFSET 0
   ) AS embedding
   CROSS JOIN LATERAL (
-    SELECT c.oid AS relid, n.nspname,
+    SELECT c.oid AS relid, c.relowner, n.nspname,
       ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
             quote_ident(c.relname)] AS names,
       -- those of them that can be of no other relation, whatever schemas and tables somebody makes
@@ -167,7 +200,7 @@ WITH marked AS MATERIALIZED (
 SELECT m.vector_store, m.relid::regclass, m.embed_model_id,
   m.attname, c.segment::name, c.document_name::name, c.document_id::name, c.segment_number::name, c.metadata::name,
   CASE m.atttypid WHEN 'vector'::regtype THEN 'vector' ELSE 'halfvec' END, nullif(m.atttypmod, -1),
-  format_type(c.document_id_type, NULL), format_type(c.segment_number_type, NULL)
+  format_type(c.document_id_type, NULL), format_type(c.segment_number_type, NULL), f.found
 FROM marked AS m
 CROSS JOIN LATERAL (
   SELECT min(a.attname::text) FILTER (WHERE a.attname = _segment) AS segment,
@@ -183,10 +216,13 @@ CROSS JOIN LATERAL (
   WHERE a.attrelid = m.relid AND NOT a.attisdropped AND has_column_privilege(m.relid, a.attnum, 'SELECT')
     AND a.attname = ANY (_columns)
 ) AS c
+-- a table's name alone could be meant for another's
+CROSS JOIN LATERAL (
+  SELECT CASE WHEN $1 && m.full_names THEN 'named' ELSE ml_rag._found(m.relid, m.relowner) END AS found OFFSET 0
+) AS f
 WHERE (m.embed_model_id IS NOT NULL OR $6 AND $1 IS NOT NULL)
   AND ($5 IS NULL OR m.embed_model_id = $5 OR m.embed_model_id IS NULL)
-  -- a table's name alone could be meant for another's
-  AND (coalesce($1 && m.full_names, false) OR ml_rag._is_harmless(m.relid))
+  AND f.found IS NOT NULL
   AND c.segment IS NOT NULL AND c.embedding_selectable
   -- a column that was named is also a condition
   AND (NOT coalesce($4 ? 'document_name', false) OR c.document_name IS NOT NULL)
@@ -202,18 +238,19 @@ vector_store, exclude_vector_store: names, "schema.table" or "table". schema: na
 logical to real column names. embed_model_id: only stores of that model. unmarked: also relations that are named in
 vector_store and carry no marker comment.
 A vector store is a relation with the mapped columns, a vector or halfvec column whose comment holds
-GENAI_OPTIONS=EMBED_MODEL_ID=<model id>, and SELECT granted to the caller. Of a role that is neither a superuser nor the
-owner of the database nor one the caller is a member of, views, foreign tables and tables that can run code when they are
-read (by policies, column types, expressions of indexes, statistics, constraints or partition keys) must be named in
-vector_store with their schema: it would run with the caller's rights. For a superuser each relation of such a role must
-be.$$;
+GENAI_OPTIONS=EMBED_MODEL_ID=<model id>, and SELECT granted to the caller. Reading a relation can run its owner's code with
+the caller's rights; what vector_store does not name with its schema is found where its owner is trusted (found is
+trusted: the caller, superusers, the owner of the database, roles the caller is a member of, members of ml_rag_publisher)
+or it is a plain table (found is untrusted): no policy, no rule, no expression in an index, statistics, a constraint, a
+partition key or a generated column, no types but built-in ones and pgvector's. A superuser finds those of superusers.
+Setting searched_owners leaves only those of some roles.$$;
 
 CREATE FUNCTION ml_rag._why_not(relation oid, options jsonb, OUT reason text, OUT hint text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: why a call does not search a relation, which is in a schema that the caller may use; options are parsed ones
--- Calls: ml_rag._marked_model, ml_rag._is_harmless  Reads: the catalog
+-- Calls: ml_rag._marked_model, ml_rag._found, ml_rag._trusts, ml_rag._is_plain  Reads: the catalog
 DECLARE
   _columns jsonb := options -> 'vector_store_columns';
   _embedding text := coalesce(_columns ->> 'segment_embedding', 'segment_embedding');
@@ -225,7 +262,7 @@ DECLARE
   _comment text;
   _model text;
 BEGIN
-  SELECT c.oid, c.relispopulated, n.nspname, format('%I.%I', n.nspname, c.relname) AS full_name,
+  SELECT c.oid, c.relowner, c.relispopulated, n.nspname, format('%I.%I', n.nspname, c.relname) AS full_name,
     ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
           quote_ident(c.relname)] AS names,
     ARRAY[format('%I.%I', n.nspname, c.relname), CASE WHEN n.nspname !~ '^"|\.' AND c.relname !~ '^"|\.'
@@ -277,10 +314,18 @@ BEGIN
     reason := format('It holds vectors of model %s, and the call is for %s.', _model, options ->> 'embed_model_id');
     hint := 'Leave "embed_model_id" out, or name stores of one model.';
   ELSIF NOT coalesce(ml_rag._texts(options -> 'vector_store') && _relation.full_names, false)
-    AND NOT ml_rag._is_harmless(relation) THEN
-    reason := 'It is another role''s, and to read it could run that role''s code.';
-    hint := format('Name it with its schema in "vector_store", "%s", where that role is to be trusted.',
-      _relation.full_name);
+    AND ml_rag._found(relation, _relation.relowner) IS NULL THEN
+    hint := format('Name it with its schema in "vector_store", "%s"', _relation.full_name);
+    IF ml_rag._trusts(_relation.relowner) OR (
+      ml_rag._is_plain(relation) AND NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user)) THEN
+      reason := 'Its owner is none of those that setting "searched_owners" names.';
+      hint := hint || '.';
+    ELSE
+      reason := 'It is another role''s, and to read it could run that role''s code.';
+      hint := hint || concat(', where that role is to be trusted',
+        CASE WHEN NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user)
+        THEN '; for everybody, an administrator can make its owner a member of ml_rag_publisher' END, '.');
+    END IF;
   ELSE
     -- the checks above are those of ml_rag.discover one by one; where they pass it has an integer-less segment_number
     reason := 'A column that "vector_store_columns" names has the wrong type.';
@@ -365,22 +410,49 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._limit_wait(milliseconds integer) RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: wait no longer than that for a lock, until lock_timeout is put back; returns what it was
+DECLARE
+  _former text := current_setting('lock_timeout');
+BEGIN
+  IF _former = '0' OR _former::interval > make_interval(secs => milliseconds / 1000.0) THEN
+    PERFORM set_config('lock_timeout', milliseconds::text, true);
+  END IF;
+  RETURN _former;
+END
+$$;
+
 CREATE FUNCTION ml_rag._hold_models(stores ml_rag.store[]) RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: until the end of the transaction the stores keep their models; false where one has changed since discovery
 -- Between discovery and search the question is embedded, which takes its time: ml_rag.reembed must not switch a store
--- just then. A table that was read, if only no row, cannot be altered.
--- Calls: ml_rag._relation_name, ml_rag._marked_model  Reads: the stores, as the caller
+-- just then. A table that was read, if only no row, cannot be altered. One that nobody named and that cannot be read is
+-- left to the search, which says so; one of an untrusted owner is not waited for at all.
+-- Calls: ml_rag._relation_name, ml_rag._marked_model, ml_rag._limit_wait  Reads: the stores, as the caller
 DECLARE
   _store ml_rag.store;
   _comment text;
+  _lock_timeout text;
 BEGIN
   -- one by one: a join over the array would be planned for more than the few there are
   FOREACH _store IN ARRAY stores LOOP
     IF (SELECT c.relkind FROM pg_class AS c WHERE c.oid = _store.relation) = 'r' THEN
-      EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_store.relation));
+      IF _store.found = 'untrusted' OR _store.found = 'trusted' AND cardinality(stores) > 1 THEN
+        BEGIN
+          _lock_timeout := ml_rag._limit_wait(CASE _store.found WHEN 'untrusted' THEN 1 ELSE 1000 END);
+          EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_store.relation));
+          PERFORM set_config('lock_timeout', _lock_timeout, true);
+        EXCEPTION WHEN OTHERS THEN
+          NULL;
+        END;
+      ELSE
+        EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_store.relation));
+      END IF;
     END IF;
     _comment := (SELECT d.description FROM pg_attribute AS a
       JOIN pg_description AS d ON d.objoid = a.attrelid AND d.classoid = 'pg_class'::regclass AND d.objsubid = a.attnum

@@ -61,7 +61,7 @@ BEGIN
       ELSE concat('round((', CASE distance_metric WHEN 'DOT' THEN '1 + ' END, '(', _columns.distance,
         '))::numeric, 4), ', _columns.place)
     END,
-    ' LIMIT $2) AS s WHERE s.distance <> ''NaN''');
+    ' LIMIT $2) AS s WHERE s.distance > ''-Infinity'' AND s.distance < ''Infinity''');
 END
 $$;
 
@@ -72,6 +72,8 @@ SET search_path FROM CURRENT
 -- An approximate index goes on until n rows have passed the filters and row-level security.
 SET hnsw.iterative_scan = 'relaxed_order'
 SET ivfflat.iterative_scan = 'relaxed_order'
+-- compiling takes a second for a large table, all the time is in the distance, and no clock ends it
+SET jit = off
 AS $$
 -- purpose: run a kNN statement; the hits come in order of (distance, document, segment)
 -- Reads: the store, as the caller
@@ -155,15 +157,16 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag.search as an array and, where asked for, how each store was searched: {vector_store: {…}}, and what
--- time it took to find that out. skipped: stores of other dimensions; null = none
--- Calls: ml_rag._warn_of_unknown_keys, ml_rag.filter, ml_rag._nearest_statement, ml_rag._run_nearest,
--- ml_rag._may_fall_short, ml_rag._explain_nearest
+-- time it took to find that out. skipped: stores that were left out; null = none
+-- Calls: ml_rag._untrusted_last, ml_rag._share, ml_rag._limit_wait, ml_rag._untrusted_condition, ml_rag._failure,
+-- ml_rag._warn_of_failures, ml_rag._raise, ml_rag._warn_of_unknown_keys, ml_rag.filter, ml_rag._nearest_statement,
+-- ml_rag._run_nearest, ml_rag._may_fall_short, ml_rag._explain_nearest
 -- Reads: the stores, as the caller
 DECLARE
   -- most calls have no filter: those need not ask store by store
   _filters boolean := coalesce(
     options ?| '{document_name,exclude_document_name,filters,required_keywords,excluded_keywords}', false);
-  _condition text := '';
+  _condition text;
   _arguments text[];
   _store ml_rag.store;
   _hits ml_rag.hit[];
@@ -173,72 +176,121 @@ DECLARE
   _sort text;
   _reads integer;
   _began timestamptz;
+  _is_untrusted boolean;
+  _ordered ml_rag.store[];
+  _untrusted integer;
+  _ends timestamptz;
+  _until timestamptz;
+  _lock_timeout text;
+  _failure jsonb;
+  _failures jsonb[] := '{}';
+  _late text[] := '{}';
+  _detail text;
+  _hint text;
 BEGIN
   hits := '{}';
   IF n IS NULL OR n < 1 THEN
     RETURN;
   END IF;
-  FOREACH _store IN ARRAY coalesce(stores, '{}') LOOP
+  SELECT o.ordered, o.untrusted INTO _ordered, _untrusted FROM ml_rag._untrusted_last(stores) AS o;
+  FOREACH _store IN ARRAY _ordered LOOP
+    _is_untrusted := coalesce(_store.found = 'untrusted', false);
     IF _store.dimensions <> vector_dims(query_embedding) THEN
-      IF skip_other_dimensions AND EXISTS (
-        SELECT FROM unnest(stores) AS s WHERE s.dimensions = vector_dims(query_embedding)) THEN
-        RAISE WARNING USING ERRCODE = '01000',
-          MESSAGE = format('"%s" has other dimensions than the query embedding; ignored', _store.vector_store),
-          DETAIL = format('%s against %s.', _store.dimensions, vector_dims(query_embedding)),
-          HINT = 'Its marker comment names the wrong model, or leave it out with "exclude_vector_store".';
-        IF explain THEN
-          explained := coalesce(explained, '{}') || jsonb_build_object(_store.vector_store, jsonb_build_object(
-            'skipped', format('It has %s dimensions, the query embedding %s.', _store.dimensions,
-              vector_dims(query_embedding))));
-        END IF;
-        skipped := skipped || _store.vector_store;
-        CONTINUE;
-      END IF;
-      RAISE EXCEPTION USING ERRCODE = '22000',
-        MESSAGE = 'the query embedding and the vector store differ in dimensions',
-        DETAIL = format('The query embedding has %s dimensions, %s.%I has %s.', vector_dims(query_embedding),
+      _failure := ml_rag._failure(_store.vector_store, '22000',
+        'the query embedding and the vector store differ in dimensions',
+        format('The query embedding has %s dimensions, %s.%I has %s.', vector_dims(query_embedding),
           _store.vector_store, _store.segment_embedding, _store.dimensions),
-        HINT = 'Name the store''s own model in "embed_model_id", or leave the store out with "exclude_vector_store".';
+        'Name the store''s own model in "embed_model_id", or leave the store out with "exclude_vector_store".');
+      IF NOT skip_other_dimensions AND NOT _is_untrusted THEN
+        PERFORM ml_rag._raise(_failure);
+      END IF;
+      _failures := _failures || (_failure || jsonb_build_object(
+        'warning', format('"%s" has other dimensions than the query embedding; ignored', _store.vector_store),
+        'skipped', format('It has %s dimensions, the query embedding %s.', _store.dimensions, vector_dims(query_embedding)),
+        'warning_hint', 'Its marker comment names the wrong model, or leave it out with "exclude_vector_store".'));
+      _untrusted := _untrusted - _is_untrusted::integer;
+      CONTINUE;
     END IF;
-    IF _filters THEN
-      PERFORM ml_rag._warn_of_unknown_keys(_store, options -> 'filters');
-      SELECT f.condition, f.arguments INTO _condition, _arguments FROM ml_rag.filter(_store, _search.options) AS f;
-    END IF;
-    -- More than n, to see whether the last place is shared: of equal distances those that come first by name are
-    -- wanted, and the index does not know about names. Where very many share it, the rows are sorted by all of it.
-    -- Each costs a read of the table, so one is enough, except where the index goes on past what is left out: in a
-    -- relaxed order.
-    _fetch := n + CASE WHEN _condition = '' THEN 1 ELSE 8 END;
-    _sort := 'index';
-    _reads := 0;
-    LOOP
-      _reads := _reads + 1;
-      _hits := ml_rag._run_nearest(ml_rag._nearest_statement(_store, _search.distance_metric, _condition, _sort),
-        query_embedding, _fetch, _arguments);
-      IF cardinality(_hits) < n AND _sort = 'index' AND ml_rag._may_fall_short(_store.relation) THEN
-        _sort := 'exact';
+    IF _is_untrusted THEN
+      SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
+      IF _until IS NULL THEN
+        _late := _late || _store.vector_store;
         CONTINUE;
       END IF;
-      EXIT WHEN cardinality(_hits) < _fetch OR _sort = 'total'
-        OR _hits[cardinality(_hits)].distance > _hits[n].distance;
-      IF _fetch > 700 THEN
-        _sort := 'total';
-        _fetch := n;
-      ELSE
-        _fetch := _fetch * 4;
-      END IF;
-    END LOOP;
-    _searched := _searched + 1;
-    _all := _all || _hits;
-    IF explain THEN
-      _began := clock_timestamp();
-      explained := coalesce(explained, '{}') || jsonb_build_object(_store.vector_store,
-        ml_rag._explain_nearest(_store, ml_rag._nearest_statement(_store, _search.distance_metric, _condition, _sort),
-          query_embedding, _fetch, _arguments)
-        || jsonb_build_object('sort', _sort, 'reads', _reads, 'limit', _fetch, 'candidates', cardinality(_hits)));
-      explaining := coalesce(explaining, '0') + (clock_timestamp() - _began);
     END IF;
+    BEGIN
+      _lock_timeout := NULL;
+      IF _is_untrusted THEN
+        _lock_timeout := ml_rag._limit_wait(100);
+      ELSIF _store.found = 'trusted' AND cardinality(stores) > 1 THEN
+        _lock_timeout := ml_rag._limit_wait(1000);
+      END IF;
+      _condition := '';
+      IF _filters THEN
+        IF NOT _is_untrusted THEN
+          PERFORM ml_rag._warn_of_unknown_keys(_store, options -> 'filters');
+        END IF;
+        SELECT f.condition, f.arguments INTO _condition, _arguments FROM ml_rag.filter(_store, _search.options) AS f;
+      END IF;
+      IF _is_untrusted THEN
+        _condition := ml_rag._untrusted_condition(_store, _until, _condition);
+      END IF;
+      -- More than n, to see whether the last place is shared: of equal distances those that come first by name are
+      -- wanted, and the index does not know about names. Where very many share it, the rows are sorted by all of it.
+      -- Each costs a read of the table, so one is enough, except where the index goes on past what is left out: in a
+      -- relaxed order.
+      _fetch := n + CASE WHEN _condition = '' THEN 1 ELSE 8 END;
+      _sort := CASE WHEN _is_untrusted AND ml_rag._sorts_ahead(_store.relation) THEN 'exact' ELSE 'index' END;
+      _reads := 0;
+      LOOP
+        _reads := _reads + 1;
+        _hits := ml_rag._run_nearest(ml_rag._nearest_statement(_store, _search.distance_metric, _condition, _sort),
+          query_embedding, _fetch, _arguments);
+        IF cardinality(_hits) < n AND _sort = 'index' AND ml_rag._may_fall_short(_store.relation) THEN
+          _sort := 'exact';
+          CONTINUE;
+        END IF;
+        EXIT WHEN cardinality(_hits) < _fetch OR _sort = 'total'
+          OR _hits[cardinality(_hits)].distance > _hits[n].distance;
+        IF _fetch > 700 OR _is_untrusted THEN
+          _sort := 'total';
+          _fetch := n;
+        ELSE
+          _fetch := _fetch * 4;
+        END IF;
+      END LOOP;
+      IF explain THEN
+        _began := clock_timestamp();
+        explained := coalesce(explained, '{}') || jsonb_build_object(_store.vector_store,
+          ml_rag._explain_nearest(_store, ml_rag._nearest_statement(_store, _search.distance_metric, _condition, _sort),
+            query_embedding, _fetch, _arguments)
+          || jsonb_build_object('sort', _sort, 'reads', _reads, 'limit', _fetch, 'candidates', cardinality(_hits)));
+        explaining := coalesce(explaining, '0') + (clock_timestamp() - _began);
+      END IF;
+      IF _lock_timeout IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', _lock_timeout, true);
+      END IF;
+      _searched := _searched + 1;
+      _all := _all || _hits;
+    EXCEPTION WHEN OTHERS THEN
+      -- a transaction that cannot go on is no matter of a store
+      IF coalesce(_store.found, 'named') = 'named' OR cardinality(stores) = 1 OR SQLSTATE = '40001' THEN
+        RAISE;
+      END IF;
+      GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT;
+      _failures := _failures || ml_rag._failure(_store.vector_store, SQLSTATE, SQLERRM, _detail, _hint);
+    END;
   END LOOP;
+  IF _searched = 0 AND cardinality(_failures) > 0 THEN
+    PERFORM ml_rag._raise(_failures[1]);
+  END IF;
+  IF cardinality(_failures) > 0 OR cardinality(_late) > 0 THEN
+    PERFORM ml_rag._warn_of_failures(_failures, _late);
+    skipped := ARRAY(SELECT f ->> 'store' FROM unnest(_failures) AS f) || _late;
+    IF explain THEN
+      explained := coalesce(explained, '{}') || ml_rag._explain_failures(_failures, _late);
+    END IF;
+  END IF;
   IF _searched < 2 THEN
     hits := _all[1:n];
     RETURN;
@@ -277,4 +329,5 @@ $$the n nearest segments of the stores, nearest first
 distance_metric: COSINE, DOT (1 - inner product) or EUCLIDEAN; distances are rounded to 4 decimals. Equal distances go
 by store, document and segment. options: those of ml_rag that leave rows out, see ml_rag.filter; they apply before the
 limit. Rows whose segment or embedding is null are skipped. Errors: 22000 different dimensions; with
-skip_other_dimensions a warning instead, where another store has the right ones; those of ml_rag.filter.$$;
+skip_other_dimensions a warning instead, where another store has the right ones; those of ml_rag.filter. What goes wrong
+in a store whose "found" is trusted or untrusted leaves it out with a warning, where another one can be searched.$$;

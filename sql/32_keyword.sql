@@ -222,13 +222,16 @@ $$;
 
 CREATE FUNCTION ml_rag._keyword(
   stores ml_rag.store[], query text, n integer, query_embedding vector, distance_metric text, options jsonb,
-  explain boolean, OUT hits ml_rag.hit[], OUT explained jsonb
+  explain boolean, OUT hits ml_rag.hit[], OUT explained jsonb, OUT skipped text[]
 )
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: ml_rag.keyword as an array and, where asked for, how each store was searched: {vector_store: {…}}
--- Calls: ml_rag._keyword_index, ml_rag._warn_of_unknown_keys, ml_rag.filter, ml_rag._tokens, ml_rag._run_keyword  Reads: the stores and their indexes, as the caller
+-- purpose: ml_rag.keyword as an array and, where asked for, how each store was searched: {vector_store: {…}}. skipped:
+-- stores that were left out; null = none
+-- Calls: ml_rag._keyword_index, ml_rag._untrusted_last, ml_rag._share, ml_rag._limit_wait, ml_rag._untrusted_condition, ml_rag._failure,
+-- ml_rag._warn_of_failures, ml_rag._explain_failures, ml_rag._warn_of_unknown_keys, ml_rag.filter, ml_rag._tokens, ml_rag._run_keyword
+-- Reads: the stores and their indexes, as the caller
 DECLARE
   -- most calls have no filter: those need not ask store by store
   _filters boolean := coalesce(
@@ -244,12 +247,28 @@ DECLARE
   _all ml_rag.hit[] := '{}';
   _searched boolean := false;
   _why text;
+  _is_untrusted boolean;
+  _ordered ml_rag.store[];
+  _untrusted integer;
+  _ends timestamptz;
+  _until timestamptz;
+  _lock_timeout text;
+  _failures jsonb[] := '{}';
+  _late text[] := '{}';
+  _detail text;
+  _hint text;
+  _reads_index boolean;
+  _read integer := 0;
+  _narrows boolean;
+  _most CONSTANT integer := 65536; -- candidates of an untrusted store: about a second
 BEGIN
   hits := '{}';
   IF n IS NULL OR n < 1 OR coalesce(cardinality(stores), 0) = 0 THEN
     RETURN;
   END IF;
-  FOREACH _store IN ARRAY stores LOOP
+  SELECT o.ordered, o.untrusted INTO _ordered, _untrusted FROM ml_rag._untrusted_last(stores) AS o;
+  FOREACH _store IN ARRAY _ordered LOOP
+    _is_untrusted := coalesce(_store.found = 'untrusted', false);
     SELECT i.* INTO _index FROM ml_rag._keyword_index(_store.relation) AS i WHERE i.segment = _store.segment;
     IF NOT FOUND THEN
       IF cardinality(stores) > 1 THEN
@@ -263,17 +282,39 @@ BEGIN
             '{"skipped": "It has no keyword index."}'::jsonb);
         END IF;
       END IF;
+      skipped := skipped || _store.vector_store;
+      _untrusted := _untrusted - _is_untrusted::integer;
       CONTINUE;
     END IF;
     _searched := true;
-    IF _filters THEN
-      IF NOT coalesce((options -> 'semantic_search')::boolean, false) THEN
-        -- else the other arm has
-        PERFORM ml_rag._warn_of_unknown_keys(_store, options -> 'filters');
+    IF _is_untrusted THEN
+      SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
+      IF _until IS NULL THEN
+        _late := _late || _store.vector_store;
+        CONTINUE;
       END IF;
-      SELECT f.condition, f.arguments INTO _condition, _arguments FROM ml_rag.filter(_store, _keyword.options) AS f;
     END IF;
     BEGIN
+      _reads_index := false;
+      _lock_timeout := NULL;
+      IF _is_untrusted THEN
+        _lock_timeout := ml_rag._limit_wait(100);
+      ELSIF _store.found = 'trusted' AND cardinality(stores) > 1 THEN
+        _lock_timeout := ml_rag._limit_wait(1000);
+      END IF;
+      _condition := '';
+      IF _filters THEN
+        IF NOT _is_untrusted AND NOT coalesce((options -> 'semantic_search')::boolean, false) THEN
+          -- else the other arm has
+          PERFORM ml_rag._warn_of_unknown_keys(_store, options -> 'filters');
+        END IF;
+        SELECT f.condition, f.arguments INTO _condition, _arguments FROM ml_rag.filter(_store, _keyword.options) AS f;
+      END IF;
+      _narrows := _condition <> '';
+      IF _is_untrusted THEN
+        _condition := ml_rag._untrusted_condition(_store, _until, _condition);
+      END IF;
+      _reads_index := true;
       SELECT coalesce(array_agg(t.key ORDER BY t.key COLLATE "C"), '{}'),
         coalesce(array_agg(t.value::integer ORDER BY t.key COLLATE "C"), '{}')
       INTO _terms, _weights
@@ -282,35 +323,52 @@ BEGIN
         explained := coalesce(explained, '{}') || jsonb_build_object(_store.vector_store, jsonb_build_object(
           'configuration', _index.configuration, 'words', _terms, 'limit', n, 'candidates', 0));
       END IF;
-      CONTINUE WHEN cardinality(_terms) = 0;
       -- the best ones may not pass the filters: then many more are tried, then all; without filters, candidates that are
       -- not in the table mean that it was written to with triggers off, and a second look is enough
-      _candidates := CASE _condition WHEN '' THEN n ELSE 4 * n + 100 END;
-      LOOP
+      _candidates := CASE WHEN _narrows THEN 4 * n + 100 ELSE n END;
+      SELECT '{}'::ml_rag.hit[] AS hits, true AS is_all INTO _part;
+      WHILE cardinality(_terms) > 0 LOOP
         SELECT r.hits, r.is_all INTO _part
         FROM ml_rag._run_keyword(_store, _index, _terms, _weights, _candidates,
           CASE WHEN _store.dimensions IS NULL OR _store.dimensions = vector_dims(_keyword.query_embedding)
                THEN _keyword.query_embedding END,
           _keyword.distance_metric, n, _condition, _arguments) AS r;
-        EXIT WHEN cardinality(_part.hits) >= n OR _part.is_all OR _condition = '' AND _candidates > n;
-        _candidates := CASE WHEN _candidates < 10000 THEN _candidates * 50 ELSE 2147483647 END;
+        EXIT WHEN cardinality(_part.hits) >= n OR _part.is_all OR NOT _narrows AND _candidates > n;
+        IF _is_untrusted AND (_candidates >= _most OR clock_timestamp() > _until) THEN
+          PERFORM ml_rag._out_of_time();
+        END IF;
+        _candidates := CASE WHEN _is_untrusted THEN least(_candidates * 50, _most)
+                            WHEN _candidates < 10000 THEN _candidates * 50 ELSE 2147483647 END;
       END LOOP;
-    EXCEPTION WHEN data_exception OR undefined_object OR external_routine_exception OR config_file_error THEN
-      -- Its configuration was dropped, its key's type changed, or its owner wrote into it. That must not stop those who
-      -- never named the store.
-      _why := SQLERRM;
-      IF cardinality(stores) = 1 THEN
-        RAISE EXCEPTION USING ERRCODE = '55000',
-          MESSAGE = format('the keyword index of "%s" cannot be used', _store.vector_store), DETAIL = _why,
+      IF _lock_timeout IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', _lock_timeout, true);
+      END IF;
+      _read := _read + 1;
+    EXCEPTION WHEN OTHERS THEN
+      IF _reads_index AND SQLSTATE ~ '^(22|38|F0|42704$)' THEN
+        -- Its configuration was dropped, its key's type changed, or its owner wrote into it. That must not stop those who
+        -- never named the store.
+        _why := SQLERRM;
+        IF cardinality(stores) = 1 THEN
+          RAISE EXCEPTION USING ERRCODE = '55000',
+            MESSAGE = format('the keyword index of "%s" cannot be used', _store.vector_store), DETAIL = _why,
+            HINT = format('Its owner can make it anew: SELECT ml_rag.enable_keyword_search(%L);', _store.relation::text);
+        END IF;
+        RAISE WARNING USING ERRCODE = '01000',
+          MESSAGE = format('the keyword index of "%s" cannot be used; ignored', _store.vector_store), DETAIL = _why,
           HINT = format('Its owner can make it anew: SELECT ml_rag.enable_keyword_search(%L);', _store.relation::text);
+        IF explain THEN
+          explained := coalesce(explained, '{}') || jsonb_build_object(_store.vector_store,
+            '{"skipped": "Its keyword index cannot be used."}'::jsonb);
+        END IF;
+        skipped := skipped || _store.vector_store;
+        _read := _read + 1;
+        CONTINUE;
+      ELSIF coalesce(_store.found, 'named') = 'named' OR cardinality(stores) = 1 OR SQLSTATE = '40001' THEN
+        RAISE;
       END IF;
-      RAISE WARNING USING ERRCODE = '01000',
-        MESSAGE = format('the keyword index of "%s" cannot be used; ignored', _store.vector_store), DETAIL = _why,
-        HINT = format('Its owner can make it anew: SELECT ml_rag.enable_keyword_search(%L);', _store.relation::text);
-      IF explain THEN
-        explained := coalesce(explained, '{}') || jsonb_build_object(_store.vector_store,
-          '{"skipped": "Its keyword index cannot be used."}'::jsonb);
-      END IF;
+      GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT;
+      _failures := _failures || ml_rag._failure(_store.vector_store, SQLSTATE, SQLERRM, _detail, _hint);
       CONTINUE;
     END;
     _all := _all || _part.hits;
@@ -324,9 +382,19 @@ BEGIN
       HINT = format('The owner of a store can make one: SELECT ml_rag.enable_keyword_search(%L);',
         stores[1].relation::text);
   END IF;
+  IF _read = 0 AND cardinality(_failures) > 0 AND NOT coalesce((options -> 'semantic_search')::boolean, false) THEN
+    PERFORM ml_rag._raise(_failures[1]);
+  END IF;
+  IF cardinality(_failures) > 0 OR cardinality(_late) > 0 THEN
+    PERFORM ml_rag._warn_of_failures(_failures, _late);
+    skipped := skipped || ARRAY(SELECT f ->> 'store' FROM unnest(_failures) AS f) || _late;
+    IF explain THEN
+      explained := coalesce(explained, '{}') || ml_rag._explain_failures(_failures, _late);
+    END IF;
+  END IF;
   hits := ARRAY(
     SELECT ROW(h.vector_store, h.document_name, h.document_id, h.document_key, h.segment_number, h.segment,
-      nullif(h.distance, 'NaN'), h.metadata, h.keyword_score, h.score, h.rerank_score)::ml_rag.hit
+      CASE WHEN h.distance > '-Infinity' AND h.distance < 'Infinity' THEN h.distance END, h.metadata, h.keyword_score, h.score, h.rerank_score)::ml_rag.hit
     FROM unnest(_all) AS h
     ORDER BY h.keyword_score DESC, h.vector_store COLLATE "C", h.document_name COLLATE "C", h.document_id,
       h.document_key COLLATE "C", h.segment_number

@@ -94,9 +94,7 @@ BEGIN
       NOT options ?| '{vector_store,query_embedding}', _explain);
     hits := _arm.hits;
     times[4] := clock_timestamp();
-    IF NOT _is_keyword THEN
-      skipped := _arm.skipped;
-    END IF;
+    skipped := _arm.skipped;
     IF _explain THEN
       explained := jsonb_build_object('arms', jsonb_build_object('semantic', _arm.explained),
         'candidates', jsonb_build_object('semantic', cardinality(hits)), 'explaining', _arm.explaining);
@@ -106,6 +104,9 @@ BEGIN
     PERFORM ml_rag._stage(call, 'keyword');
     _arm := ml_rag._keyword(stores, query, _candidates, _query_embedding, _metric, options, _explain);
     _keyword_hits := _arm.hits;
+    -- by both
+    skipped := CASE WHEN _is_semantic THEN ARRAY(SELECT unnest(skipped) INTERSECT SELECT unnest(_arm.skipped))
+                    ELSE _arm.skipped END;
     times[5] := clock_timestamp();
     hits := CASE WHEN _is_semantic
       THEN ARRAY(SELECT h FROM ml_rag.fuse(hits, _keyword_hits, options -> 'hybrid_options', _metric) AS h)

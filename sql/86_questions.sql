@@ -154,6 +154,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: expected documents that no store has, before the first question is asked: they would count as not found
+-- Calls: ml_rag._untrusted_last, ml_rag._share, ml_rag._limit_wait, ml_rag._untrusted_condition
 -- Reads: the stores, as the caller
 DECLARE
   _most CONSTANT integer := 20000;
@@ -166,15 +167,44 @@ DECLARE
   _store ml_rag.store;
   _column name;
   _near text;
+  _ordered ml_rag.store[];
+  _untrusted integer;
+  _ends timestamptz;
+  _until timestamptz;
+  _condition text;
+  _lock_timeout text;
 BEGIN
-  FOREACH _store IN ARRAY stores LOOP
+  SELECT o.ordered, o.untrusted INTO _ordered, _untrusted FROM ml_rag._untrusted_last(stores) AS o;
+  FOREACH _store IN ARRAY _ordered LOOP
     EXIT WHEN cardinality(_unknown) = 0;
     _column := CASE match WHEN 'document_id' THEN _store.document_id ELSE _store.document_name END;
     IF _column IS NULL THEN
       -- its rows are called by its own name
       _found := CASE WHEN match <> 'document_id' THEN ARRAY[_store.vector_store] END;
     ELSE
-      EXECUTE format('SELECT array_agg(DISTINCT t.%I::text) FROM %s AS t', _column, _store.relation) INTO _found;
+      BEGIN
+        _lock_timeout := NULL;
+        _condition := '';
+        IF _store.found = 'untrusted' THEN
+          SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
+          CONTINUE WHEN _until IS NULL;
+          _lock_timeout := ml_rag._limit_wait(100);
+          _condition := ml_rag._untrusted_condition(_store, _until);
+        ELSIF _store.found = 'trusted' THEN
+          _lock_timeout := ml_rag._limit_wait(1000);
+        END IF;
+        EXECUTE format('SELECT array_agg(DISTINCT t.%I::text) FROM %s AS t WHERE true%s', _column, _store.relation,
+          _condition) INTO _found;
+        IF _lock_timeout IS NOT NULL THEN
+          PERFORM set_config('lock_timeout', _lock_timeout, true);
+        END IF;
+      EXCEPTION WHEN OTHERS THEN
+        IF coalesce(_store.found, 'named') = 'named' OR SQLSTATE = '40001' THEN
+          RAISE;
+        END IF;
+        -- the first question says so
+        CONTINUE;
+      END;
     END IF;
     _names := _names || _found[1:_most];
     -- by the last part of a path, so that it is a hash join

@@ -9,6 +9,10 @@ BEGIN
   IF pg_catalog.to_regrole('ml_rag_loader') IS NULL THEN
     CREATE ROLE ml_rag_loader NOLOGIN;
   END IF;
+  -- nothing is granted to it: whose code may run with the rights of whoever asks, see ml_rag._trusts
+  IF pg_catalog.to_regrole('ml_rag_publisher') IS NULL THEN
+    CREATE ROLE ml_rag_publisher NOLOGIN;
+  END IF;
 END
 $$;
 -- who may load may also ask

@@ -20,6 +20,7 @@
 \i 14_condition.sql
 \i 15_filter.sql
 \i 20_embed.sql
+\i 25_isolate.sql
 \i 30_search.sql
 \i 32_keyword.sql
 \i 35_fuse.sql

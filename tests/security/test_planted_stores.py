@@ -45,30 +45,68 @@ PLANTS = {
         f"DROP TABLE own.docs; CREATE TABLE own.docs {STORE} PARTITION BY LIST ((own.evil(1) AND segment = 'x'));"
         "CREATE TABLE own.part PARTITION OF own.docs DEFAULT; INSERT INTO own.docs VALUES ('x', '[1,0,0]')"
     ),
+    "partition of a table with such a key": (
+        f"DROP TABLE own.docs; CREATE TABLE own.whole {STORE} PARTITION BY LIST ((own.evil(1) AND segment = 'x'));"
+        "CREATE TABLE own.docs PARTITION OF own.whole FOR VALUES IN (true, false);"
+        "INSERT INTO own.docs VALUES ('x', '[1,0,0]')"
+    ),
     "view": (
         "ALTER TABLE own.docs RENAME TO t; CREATE VIEW own.docs AS SELECT * FROM own.t WHERE own.evil(segment_number)"
     ),
 }  # fmt: skip
 
-#: what people do to their tables that runs no code
+#: what people do to their tables that has no place for code
 ORDINARY = {
     "nothing": "",
     "indexes": (
-        "CREATE INDEX ON own.docs (document_name) WHERE segment_number > 3; CREATE INDEX ON own.docs (lower(segment));"
-        "CREATE INDEX ON own.docs USING hnsw ((segment_embedding::halfvec(3)) halfvec_cosine_ops);"
-        "CREATE INDEX ON own.docs USING gin (to_tsvector('english'::regconfig, segment))"
+        "CREATE INDEX ON own.docs (document_name); CREATE INDEX ON own.docs USING brin (document_id);"
+        "CREATE INDEX ON own.docs USING hnsw (segment_embedding vector_cosine_ops)"
     ),
-    "constraints": "ALTER TABLE own.docs ADD CHECK (length(segment) > 0), ADD CHECK (segment_number IN (1, 2, 3))",
-    "statistics": "CREATE STATISTICS own.s ON lower(segment), document_name FROM own.docs",
+    "keys": (
+        "ALTER TABLE own.docs ADD PRIMARY KEY (document_id, segment_number), ALTER segment SET NOT NULL;"
+        "CREATE TABLE own.documents (id bigint PRIMARY KEY DEFAULT own.evil(1)::integer);"
+        "INSERT INTO own.documents VALUES (1);"
+        "ALTER TABLE own.docs ADD FOREIGN KEY (document_id) REFERENCES own.documents"
+    ),
+    "statistics": "CREATE STATISTICS own.s ON segment, document_name FROM own.docs",
+    "a default and a trigger, which run on writes": (
+        "CREATE FUNCTION own.f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM own.evil(1); RETURN new; END';"
+        "CREATE TRIGGER t BEFORE INSERT OR UPDATE ON own.docs FOR EACH ROW EXECUTE FUNCTION own.f();"
+        "ALTER TABLE own.docs ALTER document_name SET DEFAULT own.evil(1)::text"
+    ),
     "partitions": (
         f"DROP TABLE own.docs; CREATE TABLE own.docs {STORE} PARTITION BY RANGE (document_id);"
         "CREATE TABLE own.part PARTITION OF own.docs FOR VALUES FROM (0) TO (100);"
         "INSERT INTO own.docs VALUES ('planted', '[1,0,0]', 'x', 1, 1)"
     ),
-    "policies": (
-        "CREATE POLICY a ON own.docs USING (document_name = current_user OR segment LIKE 'x%');"
-        "CREATE POLICY b ON own.docs USING (document_id = coalesce(current_setting('app.tenant', true), '1')::bigint);"
-        "CREATE POLICY c ON own.docs USING (document_name = ANY (string_to_array(current_setting('x.y', true), ',')))"
+    "a child": "CREATE TABLE own.child (more text) INHERITS (own.docs)",
+}  # fmt: skip
+
+#: what runs no code, but what stands in it would have to be read to know that
+TO_BE_NAMED = {
+    "a policy": "CREATE POLICY a ON own.docs USING (document_name = current_user OR segment LIKE 'plant%')",
+    "a policy of one command": "CREATE POLICY a ON own.docs FOR SELECT USING (true)",
+    "a rule": "CREATE RULE r AS ON INSERT TO own.docs DO ALSO NOTHING",
+    "a predicate": "CREATE INDEX ON own.docs (document_name) WHERE segment_number > 3",
+    "an expression": "CREATE INDEX ON own.docs (lower(segment))",
+    "a check": "ALTER TABLE own.docs ADD CHECK (length(segment) > 0)",
+    "a check of a child": "CREATE TABLE own.child (CHECK (length(segment) > 0)) INHERITS (own.docs)",
+    "statistics": "CREATE STATISTICS own.s ON lower(segment), document_name FROM own.docs",
+    "a partition key": (
+        f"DROP TABLE own.docs; CREATE TABLE own.docs {STORE} PARTITION BY LIST (lower(segment));"
+        "CREATE TABLE own.part PARTITION OF own.docs DEFAULT; INSERT INTO own.docs VALUES ('planted', '[1,0,0]')"
+    ),
+    "a partition": (
+        f"DROP TABLE own.docs; CREATE TABLE own.whole {STORE} PARTITION BY LIST (document_id);"
+        "CREATE TABLE own.docs PARTITION OF own.whole DEFAULT;"
+        "INSERT INTO own.docs VALUES ('planted', '[1,0,0]', 'x', 1, 1)"
+    ),
+    "a generated column": "ALTER TABLE own.docs ADD n integer GENERATED ALWAYS AS (length(segment)) STORED",
+    "an enum": "CREATE TYPE own.e AS ENUM ('a'); ALTER TABLE own.docs ADD e own.e",
+    "an array of a domain": "CREATE DOMAIN own.d AS text; ALTER TABLE own.docs ADD e own.d[]",
+    "a range type": "CREATE TYPE own.r AS RANGE (subtype = text); ALTER TABLE own.docs ADD e own.r",
+    "a type of a child": (
+        "CREATE TYPE own.e AS ENUM ('a'); CREATE TABLE own.child (e own.e) INHERITS (own.docs)"
     ),
     "materialized view": (
         "ALTER TABLE own.docs RENAME TO t; CREATE MATERIALIZED VIEW own.docs AS SELECT t.*, own.evil(1) FROM own.t"
@@ -115,6 +153,8 @@ def test_code_in_a_store_runs_for_nobody_who_did_not_name_it(
 ) -> None:
     plant(attacker, PLANTS[how])
     for connection, who in ((db.connect("asker"), db.role("asker")), (db.connect(), "")):
+        if how.startswith("partition of"):
+            connection.execute("SET constraint_exclusion = on")
         said = ran_as(connection)
         document = retrieve(connection, (1, 0, 0))
         assert (document["vector_store"], [c["segment"] for c in document["citations"]]) == (["public.good"], ["good"])
@@ -160,6 +200,18 @@ def test_a_quoted_name_is_that_of_one_relation(db: Database, owner: Connection, 
     document = retrieve(owner, (1, 0, 0), vector_store=['"My docs".good'])
     assert [c["segment"] for c in document["citations"]] == ["good"]
     assert said == []
+
+
+@pytest.mark.parametrize("how", TO_BE_NAMED)
+def test_a_table_in_which_code_could_stand_must_be_named(db: Database, attacker: Connection, how: str) -> None:
+    plant(attacker, TO_BE_NAMED[how])
+    asker = db.connect("asker")
+    assert names(asker) == ["public.good"]
+    assert retrieve(asker, (1, 0, 0))["vector_store"] == ["public.good"]
+    document = retrieve(asker, (1, 0, 0), explain=True)
+    (told,) = [s for s in document["explain"]["stores"] if s["vector_store"] == "own.docs"]
+    assert told["reason"] == "It is another role's, and to read it could run that role's code."
+    assert retrieve(asker, (1, 0, 0), vector_store=["own.docs"])["vector_store"] == ["own.docs"]
 
 
 @pytest.mark.parametrize("how", ORDINARY)

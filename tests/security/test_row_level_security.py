@@ -226,7 +226,7 @@ def test_a_forged_store_shows_nothing_either(stores: Connection) -> None:
     """A store as discovery describes it is a value too; whatever it says is read with the caller's rights."""
     store = (
         "ROW('x', '{s}.docs', NULL, 'segment_embedding', 'metadata', 'tenant', 'document_id', 'segment_number', NULL,"
-        " 'vector', NULL, 'bigint', 'integer')::ml_rag.store"
+        " 'vector', NULL, 'bigint', 'integer', 'trusted')::ml_rag.store"
     )
     same(stores, f"SELECT * FROM ml_rag.search(ARRAY[{store}], %s::vector, 100)", as_text(fake_embedding(QUERY)))
     same(stores, f"SELECT * FROM ml_rag._neighbours({store}, %s, %s, %s)", ["1", "8"], [0, 0], [99, 99])

@@ -14,6 +14,9 @@ SETTINGS = {
     "rerank_model_id": "ms-marco-minilm-l6-v2",
     "abstain_text": "I do not know: nothing relevant was found in the documents.",
     "track": "on",
+    "searched_owners": None,
+    "untrusted_ms": "1000",
+    "untrusted_mb": "10000",
 }
 MEMBERS = """
     SELECT d.classid::regclass::text, pg_describe_object(d.classid, d.objid, 0),
@@ -24,9 +27,9 @@ MEMBERS = """
 """
 
 
-def value(connection: Connection, name: str) -> str:
+def value(connection: Connection, name: str) -> str | None:
     (found,) = connection.execute("SELECT value FROM ml_rag.setting WHERE name = %s", (name,)).fetchone() or (None,)
-    assert isinstance(found, str)
+    assert found is None or isinstance(found, str)
     return found
 
 
@@ -38,7 +41,13 @@ def test_settings_and_their_defaults(asker: Connection) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_is_changed_and_put_back(owner: Connection, asker: Connection, name: str) -> None:
-    pairs = {"model_server": ("unix:/elsewhere.sock", "unix:/elsewhere.sock2"), "track": ("off", "on")}
+    pairs = {
+        "model_server": ("unix:/elsewhere.sock", "unix:/elsewhere.sock2"),
+        "track": ("off", "on"),
+        "searched_owners": ("ml_rag_user", 'ml_rag_user, "$user"'),
+        "untrusted_ms": ("0", "999999999"),
+        "untrusted_mb": ("0", "999999999"),
+    }
     for new in pairs.get(name, ("another-model", "another-model2")):
         owner.execute("SELECT ml_rag.configure(%s, %s)", (name, new))
         assert value(asker, name) == new

@@ -1,0 +1,516 @@
+"""A store that a call does not name, and what its owner can do to the calls of everybody else."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from psycopg import sql
+
+from support.cluster import Connection, Database
+from support.stores import answer, as_text, create_store, error, fake_embedding, search
+
+QUESTION = "contract notice period"
+COLUMNS = (
+    "document_name text, metadata jsonb, document_id bigint, segment_number integer, segment text, "
+    "segment_embedding vector(16)"
+)
+NEAR = as_text(fake_embedding(QUESTION))
+ROW = f"('planted', '{{}}', 1, 1, 'contract notice planted', '{NEAR}')"
+
+#: made by another role in its own schema, readable by everybody: how, and whether the planted row may be cited
+PLANTS: dict[str, tuple[str, bool]] = {
+    "a plain table": ("", True),
+    "a column without dimensions": (
+        "ALTER TABLE evil.kb ALTER segment_embedding TYPE vector; UPDATE evil.kb SET segment_embedding = '[1,2,3]'",
+        False,
+    ),
+    "other dimensions": (
+        "ALTER TABLE evil.kb ALTER segment_embedding TYPE vector(3) USING '[1,2,3]'",
+        False,
+    ),
+    "a policy that fails": (
+        "ALTER TABLE evil.kb ENABLE ROW LEVEL SECURITY;"
+        "CREATE POLICY p ON evil.kb USING (1 / (segment_number - segment_number) = 1)",
+        False,
+    ),
+    "a policy that takes seconds": (
+        "ALTER TABLE evil.kb ENABLE ROW LEVEL SECURITY; "
+        "CREATE POLICY p ON evil.kb USING (length(repeat('x', 90000000)) > 0"
+        " AND length(upper(repeat('y', 90000000))) > segment_number AND length(upper(repeat(segment, 900000))) > 0)",
+        False,
+    ),
+    "a check that fails": ("ALTER TABLE evil.kb ADD CHECK (segment_number <> 0 AND 1 / segment_number >= 0)", False),
+    "a view that fails": (
+        "ALTER TABLE evil.kb RENAME TO t; CREATE VIEW evil.kb AS SELECT document_name, metadata, document_id,"
+        " 1 / (segment_number - 1) AS segment_number, segment, segment_embedding FROM evil.t",
+        False,
+    ),
+    "a domain": (
+        "CREATE DOMAIN evil.d AS text CHECK (1 / length(VALUE) >= 0); ALTER TABLE evil.kb ADD x evil.d",
+        False,
+    ),
+    "an enum": ("CREATE TYPE evil.e AS ENUM ('a'); ALTER TABLE evil.kb ADD topic evil.e", False),
+    "a composite type": ("CREATE TYPE evil.c AS (a integer); ALTER TABLE evil.kb ADD x evil.c", False),
+    "a generated column": (
+        "ALTER TABLE evil.kb ADD x integer GENERATED ALWAYS AS (segment_number + 1) STORED",
+        False,
+    ),
+    "an index's expression": ("CREATE INDEX ON evil.kb (lower(segment))", False),
+    "an index's predicate": ("CREATE INDEX ON evil.kb (segment) WHERE segment_number > 3", False),
+    "statistics": ("CREATE STATISTICS evil.s ON lower(segment), document_name FROM evil.kb", False),
+    "a rule": (
+        "CREATE RULE r AS ON DELETE TO evil.kb DO ALSO SELECT 1 / 0",
+        False,
+    ),
+    "partitions by an expression": (
+        f"DROP TABLE evil.kb; CREATE TABLE evil.kb ({COLUMNS}) PARTITION BY LIST (lower(segment));"
+        f"CREATE TABLE evil.part PARTITION OF evil.kb DEFAULT; INSERT INTO evil.kb VALUES {ROW}",
+        False,
+    ),
+    "a partition of such a table": (
+        f"DROP TABLE evil.kb; CREATE TABLE evil.t ({COLUMNS}) PARTITION BY LIST (lower(segment));"
+        f"CREATE TABLE evil.kb PARTITION OF evil.t DEFAULT; INSERT INTO evil.kb VALUES {ROW}",
+        False,
+    ),
+    "partitions by a column": (
+        f"DROP TABLE evil.kb; CREATE TABLE evil.kb ({COLUMNS}) PARTITION BY RANGE (document_id);"
+        f"CREATE TABLE evil.part PARTITION OF evil.kb DEFAULT; INSERT INTO evil.kb VALUES {ROW}",
+        True,
+    ),
+    "keys and indexes": (
+        "ALTER TABLE evil.kb ADD PRIMARY KEY (document_id, segment_number), ALTER segment SET NOT NULL;"
+        "CREATE INDEX ON evil.kb USING hnsw (segment_embedding vector_cosine_ops);"
+        "CREATE INDEX ON evil.kb USING gin (metadata); CREATE STATISTICS evil.s ON segment, document_name FROM evil.kb",
+        True,
+    ),
+    "null in every column": (
+        "UPDATE evil.kb SET (document_name, metadata, document_id, segment_number, segment, "
+        "segment_embedding) = (NULL, NULL, NULL, NULL, NULL, NULL)",
+        False,
+    ),
+    "null beside the segment": (
+        "UPDATE evil.kb SET (document_name, metadata, document_id, segment_number) = (NULL, NULL, NULL, NULL)",
+        True,
+    ),
+    "zero vectors": ("UPDATE evil.kb SET segment_embedding = array_fill(0, ARRAY[16])::vector", True),
+    "the largest vectors": ("UPDATE evil.kb SET segment_embedding = array_fill(3e38::real, ARRAY[16])::vector", False),
+    "a segment of 50 MB": ("UPDATE evil.kb SET segment = repeat('contract notice ', 3200000)", False),
+    "a name of 50 MB": ("UPDATE evil.kb SET document_name = repeat('x', 50000000)", False),
+    "metadata of 50 MB": (
+        "UPDATE evil.kb SET metadata = jsonb_build_object('a', (SELECT string_agg(md5(i::text), '') FROM"
+        " generate_series(1, 1600000) AS i))",
+        False,
+    ),
+    "the last number there is": (
+        "ALTER TABLE evil.kb ALTER segment_number TYPE bigint;UPDATE evil.kb SET segment_number = 9223372036854775807",
+        True,
+    ),
+    "many rows of one number": (
+        "UPDATE evil.kb SET segment = 'planted',"
+        "segment_embedding = array_fill(0, ARRAY[16])::vector - segment_embedding;"
+        "INSERT INTO evil.kb SELECT k.* FROM evil.kb AS k, generate_series(1, 3000)",
+        True,
+    ),
+    "columns of other types": (
+        "ALTER TABLE evil.kb ALTER document_id TYPE xml USING '<a/>',"
+        ' ALTER metadata TYPE json USING \'{"a": "\\u0000"}\','
+        " ALTER document_name TYPE point USING '(1,1)'",
+        False,
+    ),
+    "a filtered column of another type": ("ALTER TABLE evil.kb ADD topic point", True),
+    "a keyword index that is nonsense": (
+        "ALTER TABLE evil.kb ADD PRIMARY KEY (document_id); SELECT ml_rag.enable_keyword_search('evil.kb');"
+        "ALTER TABLE evil.kb ALTER document_id TYPE text",
+        True,
+    ),
+    "a comment of 5 MB": (
+        "DO $$BEGIN EXECUTE format('COMMENT ON COLUMN evil.kb.segment_embedding IS %L',"
+        " repeat('GENAI_OPTIONS=', 350000)); END$$",
+        False,
+    ),
+}
+
+PATHS: dict[str, dict[str, Any]] = {
+    "semantic": {},
+    "euclidean": {"distance_metric": "EUCLIDEAN"},
+    "keyword": {"semantic_search": False, "keyword_search": True},
+    "hybrid": {"keyword_search": True},
+    "filters": {"filters": {"topic": "law"}},
+    "filters that deny": {"filters": {"topic": {"ne": "sports"}}},
+    "keywords": {"required_keywords": ["contract"]},
+    "overlap": {"retrieval_options": {"segment_overlap": 1}},
+    "reranked": {"rerank": {"model_id": "hybrid"}},
+}
+
+
+@pytest.fixture(scope="module")
+def prepared(module_db: Database) -> Database:
+    """A store of a superuser, with a keyword index; the tenant has a schema of its own."""
+    owner = module_db.connect()
+    create_store(owner, "good", type="vector(16)")
+    for i, text in enumerate(("contract notice", "contract period of notice", "period")):
+        owner.execute(
+            "INSERT INTO good VALUES ('g', '{\"topic\": \"law\"}', 1, %s, %s, %s)",
+            (10 * i, text, as_text(fake_embedding(text))),
+        )
+    owner.execute("ALTER TABLE good ADD topic text NOT NULL DEFAULT 'law'; SELECT ml_rag.enable_keyword_search('good')")
+    owner.execute("CREATE TABLE questions (id integer PRIMARY KEY, question text, documents jsonb, answer jsonb)")
+    owner.execute("INSERT INTO questions VALUES (1, %s, '[\"g\"]')", (QUESTION,))
+    owner.execute("GRANT SELECT, UPDATE ON questions TO PUBLIC")
+    owner.execute(f"GRANT CREATE ON DATABASE {module_db.name} TO {module_db.role('tenant')}")
+    module_db.close()
+    return module_db
+
+
+@pytest.fixture
+def good(prepared: Database) -> Iterator[Database]:
+    yield prepared
+    prepared.close()
+
+
+@pytest.fixture
+def attacker(good: Database) -> Iterator[Connection]:
+    connection = good.connect("tenant")
+    connection.execute("CREATE SCHEMA evil; GRANT USAGE ON SCHEMA evil TO PUBLIC")
+    connection.execute(f"CREATE TABLE evil.kb ({COLUMNS}); INSERT INTO evil.kb VALUES {ROW}")
+    yield connection
+    connection.execute("DROP SCHEMA evil CASCADE")
+
+
+def publish(attacker: Connection, statements: str = "", table: str = "evil.kb") -> None:
+    attacker.execute(statements)
+    if "COMMENT ON" not in statements:
+        attacker.execute(f"COMMENT ON COLUMN {table}.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'")
+    attacker.execute("GRANT SELECT ON ALL TABLES IN SCHEMA evil TO PUBLIC")
+
+
+def warnings(connection: Connection) -> list[tuple[str, str]]:
+    """Warnings on this connection from now on, as (message, detail)."""
+    said: list[tuple[str, str]] = []
+
+    def keep(d: Any) -> None:
+        if d.severity_nonlocalized == "WARNING":
+            said.append((d.message_primary or "", d.message_detail or ""))
+
+    connection.add_notice_handler(keep)
+    return said
+
+
+def ask(connection: Connection, **options: Any) -> tuple[dict[str, Any], float]:
+    began = time.monotonic()
+    document = answer(connection, QUESTION, {"skip_generate": True, "n_citations": 10, **options})
+    return document, time.monotonic() - began
+
+
+def texts(document: dict[str, Any]) -> list[str]:
+    """The good store's citations; the planted one's all hold the word."""
+    return [c["segment"] for c in document["citations"] if "planted" not in c["segment"]]
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_planted_store_leaves_the_calls_of_others_as_they_are(
+    good: Database, attacker: Connection, plant: str
+) -> None:
+    statements, may_be_cited = PLANTS[plant]
+    asker = good.connect("asker")
+    before = {path: ask(asker, **options) for path, options in PATHS.items()}
+    assert all(texts(document) for document, _ in before.values())
+    publish(attacker, statements)
+    for path, options in PATHS.items():
+        said = warnings(asker)
+        document, seconds = ask(asker, **options)
+        assert texts(document) == texts(before[path][0]), (path, said)
+        assert "public.good" in document["vector_store"], path
+        assert seconds < before[path][1] * 10 + 2, path
+        cited = [c for c in document["citations"] if "planted" in c["segment"]]
+        assert may_be_cited or not cited, path
+        # searched, or left out with a warning where it was a candidate at all
+        assert "evil.kb" in document["vector_store"] or not cited, path
+        assert all('"evil.kb"' in message for message, _ in said), said
+
+
+@pytest.mark.parametrize("plant", ["a plain table", "a column without dimensions", "columns of other types"])
+def test_batches_and_evaluations_go_on_too(good: Database, attacker: Connection, plant: str) -> None:
+    publish(attacker, PLANTS[plant][0])
+    asker = good.connect("asker")
+    rows = search(asker, QUESTION, {"n_citations": 5})
+    assert "contract notice" in [r[5] for r in rows if r[1] == "public.good"]
+    report: Any = asker.execute(
+        "CALL ml_rag_table('public.questions.question', 'public.questions.answer', '{\"skip_generate\": true}')"
+    ).fetchone()
+    assert (report[0]["rows"], report[0]["failed"]) == (1, 0)
+    report = asker.execute("SELECT ml_rag_evaluate('public.questions'::regclass, '{\"keep\": false}')").fetchone()
+    assert report[0]["errors"] in ({}, None)
+    good.connect().execute("UPDATE questions SET answer = NULL")
+
+
+def test_what_was_left_out_is_said(good: Database, attacker: Connection) -> None:
+    publish(attacker, PLANTS["a column without dimensions"][0])
+    asker = good.connect("asker")
+    said = warnings(asker)
+    document, _ = ask(asker, explain=True)
+    assert document["vector_store"] == ["public.good"]
+    ((message, detail),) = said
+    assert message == '"evil.kb" cannot be searched; ignored'
+    assert detail == "22000: different vector dimensions 3 and 16."
+    (store,) = [s for s in document["explain"]["stores"] if s["vector_store"] == "evil.kb"]
+    assert store["semantic"] == {"skipped": "22000: different vector dimensions 3 and 16."}
+    # who names it gets its error
+    with error("22000", ours=False):
+        ask(asker, vector_store=["evil.kb"])
+    with error("22000", ours=False):
+        ask(asker, vector_store=["evil.kb", "public.good"])
+    # and so does who has no other one
+    with error("22000"):
+        ask(asker, exclude_vector_store=["good"])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_table_that_its_owner_has_locked_is_not_waited_for(good: Database, attacker: Connection, path: str) -> None:
+    attacker.execute("ALTER TABLE evil.kb ADD PRIMARY KEY (document_id)")
+    publish(attacker, "SELECT ml_rag.enable_keyword_search('evil.kb')")
+    asker = good.connect("asker")
+    before, _ = ask(asker, **PATHS[path])
+    asker.execute("SET lock_timeout = '1min'")
+    said = warnings(asker)
+    with attacker.transaction():
+        attacker.execute("LOCK TABLE evil.kb IN ACCESS EXCLUSIVE MODE")
+        document, seconds = ask(asker, **PATHS[path])
+    assert texts(document) == texts(before)
+    assert document["vector_store"] == ["public.good"]
+    assert seconds < 1
+    assert any("55P03" in detail for _, detail in said)
+    assert asker.execute("SHOW lock_timeout").fetchone() == ("1min",)
+
+
+def test_many_locked_tables_do_not_add_up(good: Database, attacker: Connection) -> None:
+    for i in range(30):
+        attacker.execute(f"CREATE TABLE evil.t{i} (LIKE evil.kb)")
+        publish(attacker, table=f"evil.t{i}")
+    asker = good.connect("asker")
+    said = warnings(asker)
+    with attacker.transaction():
+        for i in range(30):
+            attacker.execute(f"LOCK TABLE evil.t{i} IN ACCESS EXCLUSIVE MODE")
+        document, seconds = ask(asker)
+    assert "contract notice" in texts(document)
+    assert seconds < 3
+    assert len(said) >= 11
+
+
+def test_what_takes_long_is_cut_off_and_what_is_left_is_named(good: Database, attacker: Connection) -> None:
+    for i in range(3):
+        attacker.execute(f"CREATE TABLE evil.t{i} (LIKE evil.kb)")
+        attacker.execute(
+            f"INSERT INTO evil.t{i} SELECT 'x', '{{}}', i, 1, 'planted', '{NEAR}' FROM generate_series(1, 40000) AS i"
+        )
+        publish(attacker, table=f"evil.t{i}")
+    attacker.execute("CREATE INDEX ON evil.t0 USING ivfflat (segment_embedding vector_cosine_ops) WITH (lists = 1)")
+    owner, asker = good.connect(), good.connect("asker")
+    try:
+        for limit in (10, 0):
+            owner.execute("SELECT ml_rag.configure('untrusted_ms', %s)", (str(limit),))
+            said = warnings(asker)
+            document, seconds = ask(asker)
+            assert (document["vector_store"], sorted(texts(document))[0]) == (["public.good"], "contract notice")
+            assert seconds < 1
+            if limit:
+                assert any("54000" in detail for _, detail in said), said
+            else:
+                assert [m for m, _ in said] == ["no time was left for 3 vector stores of untrusted owners; ignored"]
+                assert "Left out: evil.t0, evil.t1, evil.t2." in said[0][1]
+        owner.execute("SELECT ml_rag.configure('untrusted_ms', NULL), ml_rag.configure('untrusted_mb', '1')")
+        said = warnings(asker)
+        document, _ = ask(asker)
+        assert document["vector_store"] == ["public.good"]
+        assert all("54000: the store is too large." in detail for _, detail in said)
+        assert len(said) == 3
+        # named, it has no limit
+        assert ask(asker, vector_store=["evil.t0"])[0]["citations"]
+    finally:
+        owner.execute("SELECT ml_rag.configure('untrusted_ms', NULL), ml_rag.configure('untrusted_mb', NULL)")
+
+
+CHANGES: dict[str, str] = {
+    "dropped": "DROP TABLE evil.kb",
+    "renamed": "ALTER TABLE evil.kb RENAME TO other",
+    "a column less": "ALTER TABLE evil.kb DROP segment",
+    "a policy": (
+        "ALTER TABLE evil.kb ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON evil.kb USING (1 / (segment_number - 1) = 1)"
+    ),
+    "an index's expression": "CREATE INDEX ON evil.kb (lower(segment))",
+    "a child": "CREATE TABLE evil.child (CHECK (1 / segment_number >= 0)) INHERITS (evil.kb)",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_store_that_changes_between_discovery_and_search_is_left_out(
+    good: Database, attacker: Connection, change: str
+) -> None:
+    publish(attacker)
+    asker = good.connect("asker")
+    asker.execute("CREATE TEMPORARY TABLE found AS SELECT array_agg(s) AS stores FROM ml_rag.discover() AS s")
+    attacker.execute(CHANGES[change])
+    said = warnings(asker)
+    found = asker.execute(
+        "SELECT h.vector_store FROM ml_rag.search((SELECT stores FROM found), %s::vector, 10) AS h", (NEAR,)
+    ).fetchall()
+    expected = {"public.good"} | ({"evil.kb"} if change == "renamed" else set())
+    assert {row[0] for row in found} == expected
+    assert len(said) == (change != "renamed")
+
+
+def test_a_cancelled_call_is_cancelled(good: Database, attacker: Connection) -> None:
+    """Errors are caught a store; a cancellation is none of them."""
+    publish(attacker)
+    asker = good.connect("asker")
+    asker.execute("SET statement_timeout = '50ms'")
+    with attacker.transaction():
+        attacker.execute("LOCK TABLE evil.kb IN ACCESS EXCLUSIVE MODE")
+        with error("57014", ours=False):
+            ask(asker)
+
+
+def test_a_filter_that_is_wrong_for_every_store_is_an_error(good: Database, attacker: Connection) -> None:
+    publish(attacker)
+    for options in ({}, {"semantic_search": False, "keyword_search": True}):
+        with error("22023", "unknown operator"):
+            ask(good.connect("asker"), filters={"topic": {"equals": 1}}, **options)
+
+
+# -- whose stores ------------------------------------------------------------------------------------------------------
+
+
+VIEW = "ALTER TABLE evil.kb RENAME TO t; CREATE VIEW evil.kb AS SELECT * FROM evil.t"
+
+
+def found(connection: Connection) -> dict[str, str]:
+    return dict(connection.execute("SELECT vector_store, found FROM ml_rag.discover()").fetchall())
+
+
+@pytest.fixture
+def grants(good: Database) -> Iterator[Callable[[str], None]]:
+    owner = good.connect()
+    roles = {name: sql.Identifier(good.role(name)) for name in ("asker", "tenant", "stranger")}
+    undo: list[sql.Composable] = []
+
+    def run(statement: str) -> None:
+        owner.execute(sql.SQL(statement).format(**roles))
+        if statement.startswith("GRANT"):
+            revoke = statement.replace("GRANT", "REVOKE").replace(" TO ", " FROM ").removesuffix(" WITH ADMIN OPTION")
+            undo.append(sql.SQL(revoke + " CASCADE").format(**roles))
+
+    yield run
+    for statement in reversed(undo):
+        owner.execute(statement)
+
+
+def test_a_publisher_s_view_is_searched_unasked(
+    good: Database, attacker: Connection, grants: Callable[[str], None]
+) -> None:
+    publish(attacker, VIEW)
+    asker = good.connect("asker")
+    assert found(asker) == {"public.good": "trusted"}
+    grants("GRANT ml_rag_publisher TO {tenant}")
+    assert found(asker) == {"evil.kb": "trusted", "public.good": "trusted"}
+    # code of one who is no superuser never runs as one
+    assert found(good.connect()) == {"public.good": "trusted"}
+
+
+def test_only_a_superuser_can_make_others_trust_a_role(
+    good: Database, attacker: Connection, grants: Callable[[str], None]
+) -> None:
+    """Whoever has the admin option of a role may make anybody a member of it, who need not know."""
+    publish(attacker, VIEW)
+    asker = good.connect("asker")
+    grants("GRANT {tenant} TO {stranger} WITH ADMIN OPTION")
+    me, victim = (sql.Identifier(good.role(r)) for r in ("tenant", "asker"))
+    lead = good.connect("stranger")
+    lead.execute(sql.SQL("GRANT {} TO {}").format(me, victim))
+    assert asker.execute("SELECT pg_has_role(%s, 'MEMBER')", (good.role("tenant"),)).fetchone() == (True,)
+    assert found(asker) == {"public.good": "trusted"}
+    lead.execute(sql.SQL("REVOKE {} FROM {}").format(me, victim))
+    grants("GRANT {tenant} TO {asker}")
+    assert found(asker) == {"evil.kb": "trusted", "public.good": "trusted"}
+
+
+def test_an_administrator_says_whose_stores_are_searched(
+    good: Database, attacker: Connection, grants: Callable[[str], None]
+) -> None:
+    publish(attacker)
+    owner, asker = good.connect(), good.connect("asker")
+    superuser: Any = owner.execute("SELECT current_user").fetchone()
+    both = {"evil.kb": "untrusted", "public.good": "trusted"}
+    assert found(asker) == both
+    try:
+        for value, expected in {
+            f'"{superuser[0]}"': {"public.good"},
+            good.role("tenant"): {"evil.kb"},
+            f'"{superuser[0]}" , {good.role("tenant")}': {"evil.kb", "public.good"},
+            good.role("stranger"): set[str](),
+            '"$user"': set[str](),
+        }.items():
+            owner.execute("SELECT ml_rag.configure('searched_owners', %s)", (value,))
+            assert set(found(asker)) == expected, value
+        assert found(good.connect("tenant")) == {"evil.kb": "trusted"}
+        owner.execute("SELECT ml_rag.configure('searched_owners', %s)", (good.role("stranger"),))
+        said = warnings(asker)
+        with error("P0002"):
+            ask(asker, vector_store=["kb"])
+        assert "searched_owners" in said[0][1]
+        assert ask(asker, vector_store=["evil.kb"])[0]["citations"]
+        # members count
+        grants("GRANT {stranger} TO {tenant}")
+        assert found(asker) == {"evil.kb": "untrusted"}
+        for wrong in ("", " ", "no_such_role", f"{superuser[0]},", "a b", f'"{superuser[0]}', "'x'"):
+            with error("22023"):
+                owner.execute("SELECT ml_rag.configure('searched_owners', %s)", (wrong,))
+        with error("42501", ours=False):
+            asker.execute("SELECT ml_rag.configure('searched_owners', NULL)")
+    finally:
+        owner.execute("SELECT ml_rag.configure('searched_owners', NULL)")
+    assert found(asker) == both
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(n, v) for n in ("untrusted_ms", "untrusted_mb") for v in ("-1", "1.5", "x", "1000000000", "")]
+)
+def test_limits_are_whole_numbers(good: Database, name: str, value: str) -> None:
+    owner = good.connect()
+    with error("22023", name):
+        owner.execute("SELECT ml_rag.configure(%s, %s)", (name, value))
+    for limit in ("0", "999999999", None):
+        owner.execute("SELECT ml_rag.configure(%s, %s)", (name, limit))
+
+
+def test_a_change_while_a_call_runs_fails_nobody(good: Database, attacker: Connection) -> None:
+    """Dropped, filled with nonsense and made anew, over and over."""
+    publish(attacker)
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            attacker.execute(f"DROP TABLE evil.kb; CREATE TABLE evil.kb ({COLUMNS}); INSERT INTO evil.kb VALUES {ROW}")
+            publish(attacker)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        asker = good.connect("asker")
+        for _ in range(60):
+            assert "contract notice" in texts(ask(asker)[0])
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_settings_are_listed(good: Database) -> None:
+    rows = dict(good.connect("asker").execute("SELECT name, default_value FROM ml_rag.setting").fetchall())
+    assert rows["searched_owners"] is None
+    assert json.loads(rows["untrusted_ms"]) == 1000
+    assert json.loads(rows["untrusted_mb"]) == 10000
