@@ -1,53 +1,80 @@
--- The manifest of the extension: the files of this folder in the order of the pipeline.
--- `make` joins them into build/ml_rag--VERSION.sql, and CREATE EXTENSION ml_rag runs that.
+-- The manifest of the extension. `make` joins the files that it names, in this order, into build/ml_rag--VERSION.sql, and
+-- CREATE EXTENSION ml_rag runs that. No file uses a later one.
+--
+-- The story of a call, CALL ml_rag('What is AutoML?', options); the stages are called by ml_rag._retrieve in pipeline/rag:
+--
+--   1  the options are checked, those of each stage too     ml_rag._parse_rag_options   pipeline/request
+--   2  the stores that the caller may search                ml_rag.discover             pipeline/discover
+--   3  the question becomes a vector                        ml_rag.embed                pipeline/embed
+--   4  filters become conditions on the rows of a store     ml_rag.filter               pipeline/filter, condition
+--   5  search by meaning (pgvector): candidates             ml_rag.search               pipeline/search
+--   6  search by words (BM25): candidates                   ml_rag.keyword              pipeline/keyword, keyword/
+--   7  both lists become one                                ml_rag.fuse                 pipeline/fuse
+--   8  what is too far away is dropped                      ml_rag.threshold            pipeline/threshold
+--   9  a cross-encoder puts what is left in order           ml_rag.rerank               pipeline/rerank
+--  10  each hit gets its neighbours                         ml_rag.expand               pipeline/expand
+--  11  a language model answers from the citations          ml_rag.generate             pipeline/generate
+--  12  the answer document, with how it came about          ml_rag_answer, ml_rag       pipeline/rag, explain
+--
+-- ml_rag_search ends after step 10 and returns rows; ml_rag_table (batch/) asks many questions, ml_rag_evaluate (evaluate/)
+-- measures the answers. vector_store_load and the like (store/) bring in what is searched.
 
--- ground: schema, settings, options, models
-\i 00_schema.sql
-\i 01_options.sql
-\i 01_parse.sql
-\i 02_models.sql
-\i 03_postings.sql
+-- ground: schema and types, settings, the door to Python, the model server, options
+\i ground/schema.sql
+\i ground/settings.sql
+\i ground/python.sql
+\i ground/models.sql
+\i ground/options.sql
+\i ground/parse.sql
 
--- watching it: what calls tell of themselves, and the views that show it
-\i 04_track.sql
-\i 05_watch.sql
+-- watch: what calls report of themselves, and the views that show it
+\i watch/track.sql
+\i watch/watch.sql
 
--- what makes a column of vectors one of a vector store
-\i 08_marker.sql
+-- keyword: the BM25 index of a table: its tables, what it sees in a text, made and kept current
+\i keyword/tables.sql
+\i keyword/tokens.sql
+\i keyword/index.sql
 
--- the pipeline of ml_rag: question in, answer with citations out
-\i 10_discover.sql
-\i 14_condition.sql
-\i 15_filter.sql
-\i 20_embed.sql
-\i 25_isolate.sql
-\i 30_search.sql
-\i 32_keyword.sql
-\i 35_fuse.sql
-\i 40_threshold.sql
-\i 45_rerank.sql
-\i 50_expand.sql
-\i 70_generate.sql
+-- the comment that makes a column of vectors one of a vector store
+\i store/marker.sql
 
--- the public routines: one question, many rows, many documents
-\i 80_explain.sql
-\i 80_rag.sql
-\i 81_job.sql
-\i 81_tables.sql
-\i 82_lock.sql
-\i 82_store.sql
-\i 83_load.sql
-\i 84_column.sql
-\i 84_index.sql
-\i 84_reembed.sql
-\i 84_switch.sql
-\i 85_rank.sql
+-- pipeline: question in, answer with citations out
+\i pipeline/discover.sql
+\i pipeline/condition.sql
+\i pipeline/filter.sql
+\i pipeline/request.sql
+\i pipeline/embed.sql
+\i pipeline/isolate.sql
+\i pipeline/search.sql
+\i pipeline/keyword.sql
+\i pipeline/fuse.sql
+\i pipeline/threshold.sql
+\i pipeline/rerank.sql
+\i pipeline/expand.sql
+\i pipeline/generate.sql
+\i pipeline/explain.sql
+\i pipeline/rag.sql
 
--- the ruler: many questions, measured and compared
-\i 86_questions.sql
-\i 87_measure.sql
-\i 88_evaluate.sql
-\i 89_compare.sql
+-- batch: many rows of a table; the locks that they and loads take
+\i store/lock.sql
+\i batch/job.sql
+\i batch/tables.sql
+
+-- store: made, loaded, indexed, given another model
+\i store/store.sql
+\i store/load.sql
+\i store/reembed.sql
+\i store/switch.sql
+
+-- rank: pairs and lists of texts by a cross-encoder
+\i rank/rank.sql
+
+-- evaluate: many questions, measured and compared
+\i evaluate/measure.sql
+\i evaluate/questions.sql
+\i evaluate/evaluate.sql
+\i evaluate/compare.sql
 
 -- who may call what, in one place
-\i 90_privileges.sql
+\i privileges.sql

@@ -25,7 +25,7 @@ BUILT_IN = Path(__file__).with_name("catalogue.toml")
 #: in place of a SHA-256: the file belongs to the model, and its content is not pinned
 UNPINNED = "unpinned"
 
-#: what the settings of a new database name (sql/00_schema.sql)
+#: what the settings of a new database name (sql/ground/schema.sql)
 DEFAULT_MODELS = ("all_minilm_l6_v2", "smollm2-135m-instruct", "ms-marco-minilm-l6-v2")
 
 EngineName = Literal["sentence-transformers", "llama-cpp", "openai", "fake"]

@@ -144,7 +144,7 @@ def test_what_is_missing_is_told(tmp_path: Path) -> None:
     assert problems(checkout, ["1.0.0"], "1.0.0") == []
 
     # changed under the number of a release
-    source = checkout / "sql" / "00_schema.sql"
+    source = checkout / "sql" / "ground/schema.sql"
     text = source.read_text()
     source.write_text(text + "SELECT 1;\n")
     build(checkout)

@@ -12,27 +12,63 @@ SQL = ROOT / "sql"
 
 
 def manifest() -> list[str]:
-    return re.findall(r"^\\i (\S+)$", (SQL / "install.sql").read_text(), re.M)
+    return re.findall(r"^\\i (\S+)\.sql$", (SQL / "install.sql").read_text(), re.M)
 
 
-def test_the_manifest_names_every_file_once_and_in_order() -> None:
-    assert manifest() == sorted(path.name for path in SQL.glob("*.sql") if path.name != "install.sql")
+def source(name: str) -> str:
+    return (SQL / f"{name}.sql").read_text()
 
 
-def test_file_names_are_a_number_and_a_word() -> None:
-    assert [name for name in manifest() if not re.fullmatch(r"\d\d_[a-z]+\.sql", name)] == []
+def test_the_manifest_names_every_file_once() -> None:
+    found = [str(path.relative_to(SQL)).removesuffix(".sql") for path in SQL.rglob("*.sql")]
+    assert sorted(manifest()) == sorted(name for name in found if name != "install")
+
+
+def test_a_file_is_named_after_its_subject_which_is_its_first_word() -> None:
+    for name in manifest():
+        assert re.fullmatch(r"([a-z]+/)?[a-z]+", name)
+        assert source(name).startswith(f"-- {name.rpartition('/')[2]}: "), name
+
+
+#: what makes no part of a stage: comments, and what COMMENT ON says
+WORDS = re.compile(r"--[^\n]*|^\s*#.*$|^COMMENT ON .*?(\$\$;|';)$", re.M | re.S)
+DEFINED = re.compile(r"^CREATE (?:FUNCTION|PROCEDURE|TABLE|VIEW|TYPE|SEQUENCE) (?:ml_rag|@extschema@)\.(\w+)", re.M)
+#: a call, or a relation in a statement; names in messages and hints are neither
+USED = re.compile(
+    r"(?:(?<!SELECT )|(?<!')SELECT )(?:ml_rag|@extschema@)\.(\w+)\(|(?:FROM|JOIN|INTO|UPDATE|TABLE) ml_rag\.(\w+)"
+)
+
+
+def test_no_file_uses_a_later_one() -> None:
+    place: dict[str, int] = {}
+    sources = [WORDS.sub("", source(name)) for name in manifest()]
+    for i, text in enumerate(sources):
+        for name in DEFINED.findall(text):
+            place.setdefault(name, i)
+    later = [
+        f"{manifest()[i]} uses {name} of {manifest()[place[name]]}"
+        for i, text in enumerate(sources)
+        for name in sorted({call or relation for call, relation in USED.findall(text)})
+        if place.get(name, -1) > i and manifest()[i] != "privileges"
+    ]
+    assert later == []
 
 
 def test_each_stage_is_a_function_of_its_name() -> None:
-    for name in manifest():
-        number, stage = name.removesuffix(".sql").split("_", 1)
-        if 10 <= int(number) < 80:
-            assert re.search(rf"^CREATE FUNCTION ml_rag\.{stage}\(", (SQL / name).read_text(), re.M), name
+    story = re.findall(r"^-- +\d+  .* ml_rag\.(\w+) +pipeline/(\w+)", (SQL / "install.sql").read_text(), re.M)
+    assert len(story) == 11
+    for function, name in story:
+        assert re.search(rf"^CREATE FUNCTION ml_rag\.{function}\(", source(f"pipeline/{name}"), re.M), name
+        assert function == name or name == "request"
 
 
 def test_each_source_has_its_test() -> None:
-    tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "sql").glob("test_*.py")}
-    assert {name.removesuffix(".sql").split("_", 1)[1] for name in manifest()} <= tests
+    """A test file names the sources it is about first, as in pipeline/fuse: …"""
+    named: set[str] = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        if found := re.match(r'"""([a-z_/, ]+):', path.read_text()):
+            named |= set(found[1].split(", "))
+    assert [name for name in manifest() if name not in named] == []
 
 
 def test_control_file_and_package_have_one_version() -> None:

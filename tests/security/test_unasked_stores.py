@@ -1,4 +1,4 @@
-"""A store that a call does not name, and what its owner can do to the calls of everybody else."""
+"""pipeline/isolate: a store that a call does not name, and what its owner can do to the calls of everybody else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""84_column: the column that a re-embedding fills, and the trigger that keeps it true to the text."""
+"""store/reembed: the column that a re-embedding fills, and the trigger that keeps it true to the text."""
 
 from __future__ import annotations
 

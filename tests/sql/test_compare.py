@@ -1,4 +1,4 @@
-"""89_compare: two runs, question by question."""
+"""evaluate/compare: two runs, question by question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""14_condition: option filters, on metadata and on columns; its errors; k rows whatever the index; plans; fuzzing."""
+"""pipeline/condition: option filters, on metadata and on columns; its errors; k rows whatever the index; plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""14_condition: option filters on columns: each type, what a type does not take, mapped ones, other people's types."""
+"""pipeline/condition: option filters on columns: each type, what a type does not take, mapped ones."""
 
 from __future__ import annotations
 

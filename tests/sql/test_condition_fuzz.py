@@ -1,4 +1,4 @@
-"""14_condition: whatever a caller may come up with, against an implementation in Python."""
+"""pipeline/condition: whatever a caller may come up with, against an implementation in Python."""
 
 from __future__ import annotations
 

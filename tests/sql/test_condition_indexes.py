@@ -1,4 +1,4 @@
-"""14_condition: as many rows as there are whatever the index, and indexes of the user's own that serve conditions."""
+"""pipeline/condition: as many rows as there are whatever the index; indexes that serve conditions."""
 
 from __future__ import annotations
 

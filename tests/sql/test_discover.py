@@ -1,4 +1,4 @@
-"""10_discover: which relations are vector stores; SPEC.md section 5 sentence by sentence."""
+"""pipeline/discover: which relations are vector stores; SPEC.md section 5 sentence by sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""10_discover: why a name in vector_store leads nowhere, as the warning tells it."""
+"""pipeline/discover: why a name in vector_store leads nowhere, as the warning tells it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""20_embed and the way to the model server: models, errors, and servers that misbehave."""
+"""pipeline/embed and the way to the model server: models, errors, and servers that misbehave."""
 
 from __future__ import annotations
 

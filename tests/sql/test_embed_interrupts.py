@@ -1,4 +1,4 @@
-"""20_embed: a wait for the model that is ended: by a timeout, a cancel, the end of the backend."""
+"""pipeline/embed: a wait for the model that is ended: by a timeout, a cancel, the end of the backend."""
 
 from __future__ import annotations
 

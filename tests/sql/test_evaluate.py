@@ -1,4 +1,4 @@
-"""88_evaluate: runs of the ruler: what they measure, what they keep, who sees them."""
+"""evaluate/evaluate: runs of the ruler: what they measure, what they keep, who sees them."""
 
 from __future__ import annotations
 

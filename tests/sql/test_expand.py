@@ -1,4 +1,4 @@
-"""50_expand: neighbours, against brute force and by hand."""
+"""pipeline/expand: neighbours, against brute force and by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""80_explain: how an answer came about, and that it tells nothing the caller may not see."""
+"""pipeline/explain: how an answer came about, and that it tells nothing the caller may not see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""15_filter: which rows count at all: names of documents, keywords, all of them together."""
+"""pipeline/filter: which rows count at all: names of documents, keywords, all of them together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stage fuse: two ranked lists as one, against an implementation in Python."""
+"""pipeline/fuse: two ranked lists as one, against an implementation in Python."""
 
 from __future__ import annotations
 

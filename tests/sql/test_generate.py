@@ -1,4 +1,4 @@
-"""70_generate: prompt to text, its options, and a model server that misbehaves."""
+"""pipeline/generate: prompt to text, its options, and a model server that misbehaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""84_index: keyword indexes follow their tables, in every way a table can change; they are folded meanwhile."""
+"""keyword/index: keyword indexes follow their tables, in every way a table can change; they are folded meanwhile."""
 
 from __future__ import annotations
 

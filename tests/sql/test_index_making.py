@@ -1,4 +1,4 @@
-"""84_index: keyword indexes are made, made anew and dropped: by whom, on what, with which options."""
+"""keyword/index: keyword indexes are made, made anew and dropped: by whom, on what, with which options."""
 
 from __future__ import annotations
 

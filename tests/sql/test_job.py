@@ -1,4 +1,4 @@
-"""81_job: what a batch routine reads and writes, checked before the first row; SPEC.md section 1."""
+"""batch/job: what a batch routine reads and writes, checked before the first row; SPEC.md section 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""83_load with the model server that ships: real files of several formats, its parsers and its fake models."""
+"""store/load with the model server that ships: real files of several formats, its parsers and its fake models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""83_load: loads that are cancelled, meet another, or lose the model server or the store on the way."""
+"""store/load: loads that are cancelled, meet another, or lose the model server or the store on the way."""
 
 from __future__ import annotations
 

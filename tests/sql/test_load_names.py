@@ -1,4 +1,4 @@
-"""83_load: which files a URI stands for, and which table they go to."""
+"""store/load: which files a URI stands for, and which table they go to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""82_lock: loads, batch routines and re-embeddings keep out of each other's way."""
+"""store/lock: loads, batch routines and re-embeddings keep out of each other's way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""08_marker: the comment that says which model a column has vectors of; test_fuzz_marker asks all routines about it."""
+"""store/marker: the comment that says which model a column has vectors of; see test_fuzz_marker."""
 
 from __future__ import annotations
 

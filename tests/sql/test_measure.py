@@ -1,4 +1,4 @@
-"""87_measure: the measures of the ruler, against trec_eval, SQuAD's own script and SciPy."""
+"""evaluate/measure: the measures of the ruler, against trec_eval, SQuAD's own script and SciPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""02_models: what the model server offers, and its health."""
+"""ground/models, ground/python: what the model server offers, and its health."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""01_options: the options there are, each as SPEC.md section 2 and 3 has it; 01_parse checks what callers say."""
+"""ground/options: the options there are, each as SPEC.md section 2 and 3 has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""01_parse: each option of SPEC.md section 2 and 3 in its range and past it, and whatever a caller may come up with."""
+"""ground/parse, pipeline/request: each option of SPEC.md section 2 and 3 in its range and past it, and nonsense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""03_postings: nobody learns from a keyword index what the table itself would not show; dumps carry the indexes."""
+"""keyword/tables: nobody learns from a keyword index what the table itself would not show; dumps carry the indexes."""
 
 from __future__ import annotations
 

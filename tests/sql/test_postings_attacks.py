@@ -1,4 +1,4 @@
-"""03_postings, 84_index: what a role with tables of its own can try against the keyword indexes of others."""
+"""keyword/tables, keyword/index: what a role with tables of its own can try against the keyword indexes of others."""
 
 from __future__ import annotations
 

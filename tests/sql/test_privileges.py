@@ -1,4 +1,4 @@
-"""90_privileges: who may call what, cell by cell; and objects that a hostile user puts in the way.
+"""privileges: who may call what, cell by cell; and objects that a hostile user puts in the way.
 
 tests/sql/golden_catalog.txt is the whole surface. After a change that is meant: ML_RAG_UPDATE_GOLDEN=1 pytest FILE.
 """

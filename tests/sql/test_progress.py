@@ -1,4 +1,4 @@
-"""04_track, 05_watch: how far loads and batch routines are, while they run."""
+"""watch/track, watch/watch: how far loads and batch routines are, while they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""86_questions: what ml_rag_evaluate takes as questions, and as options."""
+"""evaluate/questions: what ml_rag_evaluate takes as questions, and as options."""
 
 from __future__ import annotations
 

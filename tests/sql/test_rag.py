@@ -1,4 +1,4 @@
-"""80_rag: the public routines; SPEC.md sections 1, 2 and 4."""
+"""pipeline/rag: the public routines; SPEC.md sections 1, 2 and 4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""80_rag: which stores a call searches, by which embedding, and what it says where there is none."""
+"""pipeline/rag: which stores a call searches, by which embedding, and what it says where there is none."""
 
 from __future__ import annotations
 

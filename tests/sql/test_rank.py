@@ -1,4 +1,4 @@
-"""85_rank: the contract of ml_rank and ml_rank_rows, and the ranking model "hybrid" against a reference in Python.
+"""rank/rank: the contract of ml_rank and ml_rank_rows, and the ranking model "hybrid" against a reference in Python.
 
 fake-rerank scores the share of the query's distinct words that occur in the text (see engines/fake.py).
 """

@@ -1,4 +1,4 @@
-"""85_rank by the model hybrid: similarity and words together, computed by hand here."""
+"""rank/rank by the model hybrid: similarity and words together, computed by hand here."""
 
 from __future__ import annotations
 

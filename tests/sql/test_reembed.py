@@ -1,4 +1,4 @@
-"""84_reembed: another embedding model for a store that stays in use: what is filled, and what it follows."""
+"""store/reembed: another embedding model for a store that stays in use: what is filled, and what it follows."""
 
 from __future__ import annotations
 

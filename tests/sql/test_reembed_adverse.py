@@ -1,4 +1,4 @@
-"""84_reembed and 84_switch where the table, or the session, is not as they would like it."""
+"""store/reembed and store/switch where the table, or the session, is not as they would like it."""
 
 from __future__ import annotations
 

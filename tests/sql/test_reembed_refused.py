@@ -1,4 +1,4 @@
-"""84_reembed: who may re-embed a store, and what cannot be re-embedded."""
+"""store/reembed: who may re-embed a store, and what cannot be re-embedded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""45_rerank: the order and the scores of the stage, and option "rerank" of ml_rag.
+"""pipeline/rerank: the order and the scores of the stage, and option "rerank" of ml_rag.
 
 fake-rerank scores the share of the query's distinct words that occur in the text (see engines/fake.py).
 """

@@ -1,4 +1,4 @@
-"""00_schema: settings, version, comments; and what CREATE and DROP EXTENSION leave."""
+"""ground/schema, ground/settings: settings, version, comments; and what CREATE and DROP EXTENSION leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""30_search: the nearest segments, against brute force; plans; kinds of relations and columns."""
+"""pipeline/search: the nearest segments, against brute force; plans; kinds of relations and columns."""
 
 from __future__ import annotations
 

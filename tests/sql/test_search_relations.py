@@ -1,4 +1,4 @@
-"""30_search: in relations of other kinds: foreign and partitioned tables, views; columns of other types and names."""
+"""pipeline/search: foreign and partitioned tables, views; columns of other types and names."""
 
 from __future__ import annotations
 

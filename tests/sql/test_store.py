@@ -1,4 +1,4 @@
-"""82_store, and loading from the client's side: create_store, load_documents, and the command ml-rag load."""
+"""store/store: loading from the client's side: create_store, load_documents, and the command ml-rag load."""
 
 from __future__ import annotations
 

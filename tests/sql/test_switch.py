@@ -1,4 +1,4 @@
-"""84_switch: the moment in which a store changes its model: locks, loads, calls under way, what comes after."""
+"""store/switch: the moment in which a store changes its model: locks, loads, calls under way, what comes after."""
 
 from __future__ import annotations
 

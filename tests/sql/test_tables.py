@@ -1,4 +1,4 @@
-"""81_tables: the batch routines; SPEC.md section 1."""
+"""batch/tables: the batch routines; SPEC.md section 1."""
 
 from __future__ import annotations
 

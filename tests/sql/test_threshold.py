@@ -1,4 +1,4 @@
-"""40_threshold: SPEC.md section 3, against brute force and by hand."""
+"""pipeline/threshold: SPEC.md section 3, against brute force and by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""04_track: what a call tells of itself; what goes wrong with that never becomes the caller's error."""
+"""watch/track: what a call tells of itself; what goes wrong with that never becomes the caller's error."""
 
 from __future__ import annotations
 

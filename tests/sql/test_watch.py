@@ -1,4 +1,4 @@
-"""05_watch: calls in flight, and what was done. Progress: test_progress.py; who sees what: test_watch_roles.py."""
+"""watch/watch: calls in flight, and what was done. Progress: test_progress.py; who sees what: test_watch_roles.py."""
 
 from __future__ import annotations
 

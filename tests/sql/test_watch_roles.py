@@ -1,4 +1,4 @@
-"""05_watch: who sees what of the calls of others, and of what they did."""
+"""watch/watch: who sees what of the calls of others, and of what they did."""
 
 from __future__ import annotations
 

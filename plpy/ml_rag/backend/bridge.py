@@ -130,7 +130,7 @@ def rerank(plpy: Any, query: str, texts: list[str], model_id: str) -> list[float
 
 @outcome
 def generate(plpy: Any, request: str) -> str:
-    """The answer to a request made by sql/70_generate.sql, as JSON text."""
+    """The answer to a request made by sql/pipeline/generate.sql, as JSON text."""
     try:
         parsed = json.loads(request)
     except ValueError as e:  # jsonb takes numbers of more digits than Python does
@@ -242,7 +242,7 @@ def find_files(plpy: Any, uri: str) -> str:
 
 @outcome
 def load_files(plpy: Any, job_text: str) -> str:
-    """Bring the files of a job (made by sql/83_load.sql) into its store; commits after each batch where it can."""
+    """Bring the files of a job (made by sql/store/load.sql) into its store; commits after each batch where it can."""
     plpy.execute("SELECT ml_rag._check_file_privilege()")
     job = json.loads(job_text)
     location = _files.Location(job["base"], tuple(job["patterns"]))
@@ -287,5 +287,5 @@ def load_contents(plpy: Any, job_text: str, names: list[str], contents: list[byt
 
 @outcome
 def reembed(plpy: Any, job_text: str) -> str:
-    """Give the store of a job (made by sql/84_reembed.sql) vectors of another model; commits after each step."""
+    """Give the store of a job (made by sql/store/reembed.sql) vectors of another model; commits after each step."""
     return json.dumps(Reembedding(plpy, job_text).run())

@@ -1,4 +1,4 @@
-"""Which keyword indexes there are for a caller (sql/03_postings.sql): those it may search, those it owns."""
+"""Which keyword indexes there are for a caller (sql/keyword/tables.sql): those it may search, those it owns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BM25 over the keyword indexes (sql/03_postings.sql): postings are read and added up with numpy."""
+"""BM25 over the keyword indexes (sql/keyword/tables.sql): postings are read and added up with numpy."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ NOT_ACCEPTED = "document format is not accepted"
 
 
 class Store(Protocol):
-    """The vector store, as sql/82_store.sql offers it."""
+    """The vector store, as sql/store/store.sql offers it."""
 
     def states(self, names: list[str]) -> dict[str, tuple[str | None, str | None]]:
         """SHA-256 and options (``made_with``) of those of the documents that the store has."""

@@ -1,5 +1,4 @@
-"""Another embedding model for a store that stays in use: the loop around sql/84_reembed.sql,
-sql/84_column.sql and sql/84_switch.sql.
+"""Another embedding model for a store that stays in use: the loop around sql/store/reembed.sql and switch.sql.
 
 What a stopped call has to know stands in the table itself; here is no more than how far this call is.
 """

@@ -50,7 +50,7 @@ def as_owner(plpy: Any, work: Callable[[], R], *, writes: bool = False) -> R:
 
 
 def run_handed() -> None:
-    """Run what was handed over, if anything was; for the two functions of sql/03_postings.sql alone."""
+    """Run what was handed over, if anything was; for the two functions of sql/keyword/tables.sql alone."""
     global _handed
     work, _handed = _handed, None
     if work is not None:

@@ -1,4 +1,4 @@
-"""The runs of a keyword index (sql/03_postings.sql): their packed form, and folding rows into them.
+"""The runs of a keyword index (sql/keyword/tables.sql): their packed form, and folding rows into them.
 
 This and ``keyword`` need numpy, alone in the backend; ``bridge`` imports them when they are first used.
 

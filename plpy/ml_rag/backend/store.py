@@ -1,4 +1,4 @@
-"""A vector store as PL/Python reaches it: each method is one function of sql/82_store.sql or sql/82_lock.sql."""
+"""A vector store as PL/Python reaches it: each method is one function of sql/store/store.sql or sql/store/lock.sql."""
 
 from __future__ import annotations
 

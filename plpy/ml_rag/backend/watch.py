@@ -1,4 +1,4 @@
-"""What ``track`` has told, for the views of sql/05_watch.sql: each caller sees what pg_stat_activity would show it.
+"""What ``track`` has told, for the views of sql/watch/watch.sql: each caller sees what pg_stat_activity would show it.
 
 A file that is missing or cannot be read has nothing to tell.
 """

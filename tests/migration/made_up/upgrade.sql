@@ -3,7 +3,7 @@
 -- calls under way end first, and new ones wait: each of them reads a setting
 LOCK TABLE ml_rag.setting IN ACCESS EXCLUSIVE MODE;
 
--- as in 00_schema.sql: SET search_path FROM CURRENT takes it from here
+-- as in ground/schema.sql: SET search_path FROM CURRENT takes it from here
 SET LOCAL search_path = pg_catalog, pg_temp;
 SELECT set_config('search_path', format('pg_catalog, ml_rag, %s, pg_temp', extnamespace::regnamespace), true)
 FROM pg_extension WHERE extname = 'vector';
@@ -60,7 +60,7 @@ AS $$
 -- purpose: the questions of a run go with it; whoever may delete the run may delete them all
 -- Writes: ml_rag.evaluation_question
 BEGIN
-  -- nobody but the owner may make triggers of it (90_privileges); on another table OLD.run_id could be anything
+  -- nobody but the owner may make triggers of it (privileges); on another table OLD.run_id could be anything
   IF TG_RELID = 'ml_rag.evaluation_run'::regclass THEN
     DELETE FROM ml_rag.evaluation_question AS q WHERE q.role = OLD.role AND q.run_id = OLD.run_id;
   END IF;

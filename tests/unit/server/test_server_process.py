@@ -204,7 +204,7 @@ def test_default_models_that_are_missing_are_a_line_each_in_the_log(tmp_path: Pa
 
 
 def test_the_default_models_are_those_of_a_new_database() -> None:
-    text = (Path(__file__).resolve().parents[3] / "sql" / "00_schema.sql").read_text()
+    text = (Path(__file__).resolve().parents[3] / "sql" / "ground/settings.sql").read_text()
     assert tuple(re.findall(r"'(?:embed|generate|rerank)_model_id', '([^']+)'", text)) == DEFAULT_MODELS
 
 

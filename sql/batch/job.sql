@@ -1,0 +1,236 @@
+-- job: the job of a batch routine: what it reads, computes and writes, checked before the first row.
+
+CREATE FUNCTION ml_rag._column_reference(value text, argument text, OUT relation text, OUT column_name text)
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: 'schema.table.column' as a quoted relation name and a bare column name
+DECLARE
+  _parts text[];
+BEGIN
+  BEGIN
+    _parts := parse_ident(value);
+  EXCEPTION WHEN invalid_parameter_value THEN
+    _parts := NULL;
+  END;
+  IF cardinality(_parts) IS DISTINCT FROM 3 THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('invalid %s', argument),
+      DETAIL = format('Got %s; expected ''schema.table.column''.', coalesce(quote_literal(left(value, 200)), 'NULL'));
+  END IF;
+  relation := format('%I.%I', _parts[1], _parts[2]);
+  column_name := _parts[3];
+END
+$$;
+
+CREATE FUNCTION ml_rag._begin_table(routine text, input text, output text, options jsonb) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: check everything before the first row, make the output column, and return the job ml_rag._run_batch works on
+-- Calls: ml_rag.parse_options, ml_rag._parse_rag_options, ml_rag._column_reference, ml_rag._check_writable,
+-- ml_rag.embed, ml_rag._marked_model, ml_rag._distance_of_words
+-- Writes: the output table, as the caller
+DECLARE
+  _options jsonb;
+  _batch jsonb := ml_rag.parse_options(routine, CASE WHEN jsonb_typeof(options) = 'object' AND options ? 'batch_size'
+    THEN jsonb_build_object('batch_size', options -> 'batch_size') END);
+  _model text;
+  _in record;
+  _out record;
+  _input regclass;
+  _output regclass;
+  _input_type oid;
+  _type text := 'jsonb';
+  _existing text;
+  _comment text;
+  _key name[];
+  _key_types text[];
+  _names text[];
+  _missing text;
+BEGIN
+  _options := options;
+  IF jsonb_typeof(_options) = 'object' THEN
+    _options := _options - 'batch_size';
+  END IF;
+  CASE routine
+  WHEN 'ml_rag_table' THEN
+    PERFORM ml_rag._parse_rag_options(_options);
+  WHEN 'ml_generate_table' THEN
+    _options := ml_rag.parse_options('ml_generate', _options);
+  ELSE
+    _options := ml_rag.parse_options('ml_embed_row', _options);
+    _model := coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'));
+  END CASE;
+  _in := ml_rag._column_reference(input, 'input_table_column');
+  _out := ml_rag._column_reference(output, 'output_table_column');
+  PERFORM ml_rag._check_writable('results cannot be written', to_regclass(_out.relation));
+
+  -- Reading it, if only no row, keeps the table from being dropped until the job stands; statements get its name and
+  -- not the regclass, which prints as a number once it is dropped.
+  EXECUTE format('SELECT FROM %s LIMIT 0', _in.relation);
+  _input := _in.relation::regclass;
+  SELECT a.atttypid INTO _input_type FROM pg_attribute AS a
+  WHERE a.attrelid = _input AND a.attname = _in.column_name AND a.attnum > 0 AND NOT a.attisdropped;
+  IF _input_type IS NULL THEN
+    SELECT array_agg(a.attname::text ORDER BY a.attnum) INTO _names FROM pg_attribute AS a
+    WHERE a.attrelid = _input AND a.attnum > 0 AND NOT a.attisdropped;
+    RAISE EXCEPTION USING ERRCODE = '42703',
+      MESSAGE = format('column "%s" of relation "%s" does not exist', _in.column_name, _in.relation),
+      DETAIL = format('Its columns: %s.', array_to_string(_names, ', ')),
+      HINT = coalesce((
+        SELECT format('Did you mean "%s"?', n) FROM unnest(_names) AS n,
+          ml_rag._distance_of_words(lower(_in.column_name), lower(n)) AS d
+        WHERE d <= greatest(2, length(n) / 3) ORDER BY d, n LIMIT 1),
+        'Name the column of the texts: ''schema.table.column''.');
+  END IF;
+  SELECT array_agg(a.attname ORDER BY k.place), array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY k.place)
+  INTO _key, _key_types
+  FROM pg_index AS x
+  CROSS JOIN LATERAL unnest(x.indkey::smallint[]) WITH ORDINALITY AS k (attnum, place)
+  JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = k.attnum
+  WHERE x.indrelid = _input AND x.indisprimary;
+  IF _key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('relation "%s" has no primary key', _input),
+      DETAIL = 'The key says which row a result belongs to.',
+      HINT = format('ALTER TABLE %s ADD PRIMARY KEY (…);', _input);
+  END IF;
+
+  IF _model IS NOT NULL THEN
+    -- a first vector tells the dimensions, and whether the model works, before anything is made
+    _type := format('vector(%s)', vector_dims(ml_rag.embed('dimensions', _model)));
+  END IF;
+  _output := to_regclass(_out.relation);
+  IF _output IS NULL THEN
+    EXECUTE format('CREATE TABLE %s (%s, %I %s, PRIMARY KEY (%s))', _out.relation,
+      (SELECT string_agg(format('%I %s', k, t), ', ') FROM unnest(_key, _key_types) AS u (k, t)),
+      _out.column_name, _type, (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k));
+    _output := _out.relation::regclass;
+  ELSE
+    EXECUTE format('SELECT FROM %s LIMIT 0', _out.relation);
+    _output := _out.relation::regclass;
+    SELECT format_type(a.atttypid, a.atttypmod) INTO _existing FROM pg_attribute AS a
+    WHERE a.attrelid = _output AND a.attname = _out.column_name AND a.attnum > 0 AND NOT a.attisdropped;
+    IF EXISTS (SELECT FROM unnest(_key) AS k WHERE NOT EXISTS (
+        SELECT FROM pg_attribute AS a WHERE a.attrelid = _output AND a.attname = k AND NOT a.attisdropped)) THEN
+      RAISE EXCEPTION USING ERRCODE = '22023',
+        MESSAGE = format('relation "%s" lacks the key of "%s"', _output, _input),
+        DETAIL = format('Key: %s.', array_to_string(_key, ', ')),
+        HINT = 'Name a table that does not exist yet; it is made with the right key.';
+    ELSIF _existing IS NULL THEN
+      EXECUTE format('ALTER TABLE %s ADD COLUMN %I %s', _out.relation, _out.column_name, _type);
+    ELSIF _model IS NULL AND _existing NOT IN ('json', 'jsonb') OR _model IS NOT NULL AND _existing <> _type THEN
+      RAISE EXCEPTION USING ERRCODE = '22023',
+        MESSAGE = format('column "%s" of relation "%s" has the wrong type', _out.column_name, _output),
+        DETAIL = format('It is %s; %s writes %s.', _existing, routine, _type);
+    END IF;
+    _type := coalesce(_existing, _type);
+  END IF;
+
+  IF _model IS NOT NULL THEN
+    _comment := (SELECT col_description(_output, a.attnum) FROM pg_attribute AS a
+                 WHERE a.attrelid = _output AND a.attname = _out.column_name);
+    _existing := ml_rag._marked_model(_comment);
+    IF _existing IS NULL THEN
+      EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _out.relation, _out.column_name,
+        concat_ws(' ', _comment, 'GENAI_OPTIONS=EMBED_MODEL_ID=' || _model));
+    ELSIF _existing <> _model THEN
+      RAISE EXCEPTION USING ERRCODE = '22023',
+        MESSAGE = format('column "%s" of relation "%s" holds vectors of another model', _out.column_name, _output),
+        DETAIL = format('It holds %s, asked for was %s.', _existing, _model),
+        HINT = 'Write to another column, or name that model in "embed_model_id".';
+    END IF;
+  END IF;
+
+  -- the rows that have no result yet, or a failed one
+  _missing := format('FROM %s AS t %s WHERE t.%I IS NOT NULL AND %s', _in.relation,
+    CASE WHEN _input <> _output THEN format('LEFT JOIN %s AS o ON (%s) = (%s)', _out.relation,
+      (SELECT string_agg(format('o.%I', k), ', ') FROM unnest(_key) AS k),
+      (SELECT string_agg(format('t.%I', k), ', ') FROM unnest(_key) AS k)) END,
+    _in.column_name,
+    format(CASE WHEN _model IS NULL THEN '(%1$s.%2$I IS NULL OR %1$s.%2$I ->> ''error'' IS NOT NULL)'
+                ELSE '%1$s.%2$I IS NULL' END,
+      CASE WHEN _input <> _output THEN 'o' ELSE 't' END, _out.column_name));
+  RETURN jsonb_build_object(
+    'routine', routine, 'options', _options, 'model', _model, 'batch_size', _batch -> 'batch_size',
+    'relation', (SELECT format('%s.%s', n.nspname, c.relname) FROM pg_class AS c
+                 JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _output),
+    'count', concat('SELECT count(*) ', _missing),
+    'output', _output::oid::bigint, 'column', _out.column_name,
+    'last', NULL, 'done', false, 'rows', 0, 'succeeded', 0, 'failed', 0, 'first_error', NULL,
+    -- one batch of them, after the key $1
+    'read', format(
+      'SELECT ARRAY[%s]::text[] AS key, t.%I::text AS input %s '
+      'AND ($1 IS NULL OR (%s) > (%s)) ORDER BY %s LIMIT $2',
+      (SELECT string_agg(format('t.%I::text', k), ', ') FROM unnest(_key) AS k), _in.column_name, _missing,
+      (SELECT string_agg(format('t.%I', k), ', ') FROM unnest(_key) AS k),
+      (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i)),
+      (SELECT string_agg(format('t.%I', k), ', ') FROM unnest(_key) AS k)),
+    'update', format('UPDATE %s SET %I = $2::%s WHERE (%s) = (%s)', _out.relation, _out.column_name, _type,
+      (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k),
+      (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i))),
+    -- what 'update' is narrowed by, so that an error takes no result's place; and whether a row has a result
+    'lacking', CASE WHEN _model IS NULL THEN format(' AND (%1$I IS NULL OR %1$I ->> ''error'' IS NOT NULL)',
+      _out.column_name) END,
+    'result', format('SELECT FROM %s WHERE %I IS NOT NULL %s AND (%s) = (%s)', _out.relation, _out.column_name,
+      CASE WHEN _model IS NULL THEN format('AND %I ->> ''error'' IS NULL', _out.column_name) END,
+      (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k),
+      (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i))),
+    'insert', CASE WHEN _input <> _output THEN format(
+      'INSERT INTO %s (%s, %I) VALUES (%s, $2::%s) ON CONFLICT DO NOTHING', _out.relation,
+      (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k), _out.column_name,
+      (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i)),
+      _type) END);
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_model(output oid, column_name name, model text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: that the output column is still of the model, and stays so until the end of the transaction: ml_rag.reembed
+-- may have changed it between two batches  Calls: ml_rag._keep_model, ml_rag._marked_model
+BEGIN
+  PERFORM ml_rag._keep_model(output);
+  IF EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = output AND a.attname = column_name
+             AND ml_rag._marked_model(col_description(a.attrelid, a.attnum)) <> model) THEN
+    RAISE EXCEPTION USING ERRCODE = '22023',
+      MESSAGE = format('column "%s" of relation "%s" holds vectors of another model by now', column_name, output::regclass),
+      DETAIL = format('Asked for was %s.', model),
+      HINT = 'What was computed before is of the new model too: ml_rag.reembed has seen to that.';
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._watch_table(job jsonb, call integer) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the job with what its progress is told by: call, which ml_rag._begin has returned, and total
+-- Calls: ml_rag._progress  Reads: the input table, as the caller
+DECLARE
+  _total bigint;
+BEGIN
+  IF call IS NULL THEN
+    RETURN job;
+  END IF;
+  PERFORM ml_rag._progress(call, job ->> 'relation', 'counting rows');
+  EXECUTE job ->> 'count' INTO _total;
+  RETURN job || jsonb_build_object('call', call, 'total', _total);
+END
+$$;
+
+CREATE FUNCTION ml_rag._tell_table(job jsonb, handled integer, failed integer) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how far a job is, so many rows into its batch  Calls: ml_rag._progress
+DECLARE
+  _done bigint := (job ->> 'rows')::bigint + handled;
+BEGIN
+  PERFORM ml_rag._progress((job ->> 'call')::integer, job ->> 'relation',
+    CASE job ->> 'routine' WHEN 'ml_rag_table' THEN 'answering' WHEN 'ml_generate_table' THEN 'generating'
+      ELSE 'embedding' END,
+    -- rows that came since they were counted
+    _done, greatest(_done, (job ->> 'total')::bigint), (job ->> 'failed')::bigint + failed);
+END
+$$;

@@ -1,0 +1,398 @@
+-- evaluate: the ruler: many questions through the pipeline, measured, and kept.
+
+CREATE TABLE ml_rag.evaluation_run (
+  run_id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  name       text,
+  role       name NOT NULL DEFAULT current_user,
+  started_at timestamptz NOT NULL,
+  seconds    float8 NOT NULL,
+  source     text NOT NULL,   -- the table or the query of the questions
+  questions  integer NOT NULL,
+  options    jsonb NOT NULL,  -- as given
+  stores     text[] NOT NULL, -- that were searched
+  models     jsonb NOT NULL,
+  versions   jsonb NOT NULL,
+  measures   jsonb NOT NULL,  -- means
+  counted    jsonb NOT NULL,  -- over how many questions each mean is
+  latency    jsonb NOT NULL,
+  errors     jsonb NOT NULL   -- SQLSTATE -> questions
+);
+COMMENT ON TABLE ml_rag.evaluation_run IS 'runs of ml_rag_evaluate; everybody sees, and may delete, their own';
+
+COMMENT ON SEQUENCE ml_rag.evaluation_run_run_id_seq IS 'numbers of the runs of ml_rag_evaluate';
+
+CREATE TABLE ml_rag.evaluation_question (
+  -- no foreign key: a parallel pg_restore would load this table before the other one
+  run_id      bigint NOT NULL,
+  question_id text NOT NULL,
+  question    text,
+  answer      text,           -- null where none was generated
+  citations   jsonb NOT NULL, -- what was found, without its text, and whether it is relevant (null = nobody has said)
+  measures    jsonb NOT NULL,
+  latency     jsonb NOT NULL, -- stage -> milliseconds
+  sqlstate    text,           -- why there is nothing
+  message     text,
+  role        name NOT NULL DEFAULT current_user
+);
+-- Conditions on indexed columns come before policies, and EXPLAIN shows how many rows they leave. So the role comes first,
+-- and the id behind a function, which must wait for the policy.
+CREATE UNIQUE INDEX ON ml_rag.evaluation_question (role, run_id, md5(question_id));
+-- nor may estimates, which EXPLAIN shows too, tell what others ask
+ALTER TABLE ml_rag.evaluation_run ALTER name SET STATISTICS 0, ALTER role SET STATISTICS 0, ALTER source SET STATISTICS 0;
+ALTER TABLE ml_rag.evaluation_question ALTER question_id SET STATISTICS 0, ALTER question SET STATISTICS 0,
+  ALTER answer SET STATISTICS 0, ALTER sqlstate SET STATISTICS 0, ALTER message SET STATISTICS 0;
+COMMENT ON TABLE ml_rag.evaluation_question IS 'the questions of the runs of ml_rag_evaluate, one by one';
+
+SELECT pg_catalog.pg_extension_config_dump('ml_rag.evaluation_run', '');
+SELECT pg_catalog.pg_extension_config_dump('ml_rag.evaluation_run_run_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('ml_rag.evaluation_question', '');
+
+-- Questions and answers may be confidential: nobody but the superuser sees those of others.
+ALTER TABLE ml_rag.evaluation_run ENABLE ROW LEVEL SECURITY;
+ALTER TABLE ml_rag.evaluation_question ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own ON ml_rag.evaluation_run USING (role = current_user) WITH CHECK (role = current_user);
+CREATE POLICY own ON ml_rag.evaluation_question USING (role = current_user)
+WITH CHECK (role = current_user AND EXISTS (
+  SELECT FROM ml_rag.evaluation_run AS r WHERE r.run_id = evaluation_question.run_id AND r.role = current_user));
+
+CREATE FUNCTION ml_rag._forget_questions() RETURNS trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the questions of a run go with it; whoever may delete the run may delete them all
+-- Writes: ml_rag.evaluation_question
+BEGIN
+  -- nobody but the owner may make triggers of it (privileges); on another table OLD.run_id could be anything
+  IF TG_RELID = 'ml_rag.evaluation_run'::regclass THEN
+    DELETE FROM ml_rag.evaluation_question AS q WHERE q.role = OLD.role AND q.run_id = OLD.run_id;
+  END IF;
+  RETURN NULL;
+END
+$$;
+CREATE TRIGGER forget AFTER DELETE ON ml_rag.evaluation_run
+FOR EACH ROW EXECUTE FUNCTION ml_rag._forget_questions();
+
+CREATE FUNCTION ml_rag._judge(model_id text, task text, question text, hits ml_rag.hit[]) RETURNS float8
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a score from 0 to 1 by a judge model; null where it gives none, or nonsense
+-- Calls: ml_rag.generate
+DECLARE
+  _score jsonb;
+BEGIN
+  _score := ml_rag.generate(format(E'%s\n\n%s', task, question), jsonb_build_object(
+    'model_id', model_id, 'max_tokens', 32,
+    'json_schema', '{"type": "object", "properties": {"score": {"enum": [0, 1, 2, 3, 4]}}, "required": ["score"],
+      "additionalProperties": false}'::jsonb), hits)::jsonb -> 'score';
+  IF jsonb_typeof(_score) = 'number' AND _score::float8 BETWEEN 0 AND 4 THEN
+    RETURN _score::float8 / 4;
+  END IF;
+  RETURN NULL;
+EXCEPTION
+  WHEN connection_failure THEN
+    RAISE;
+  WHEN OTHERS THEN
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION ml_rag._evaluate_question(question jsonb, own jsonb, rag jsonb, cutoffs integer[], call integer,
+  OUT result ml_rag.evaluation_question)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+-- a warning that belongs to all questions was given once
+SET client_min_messages = 'error'
+AS $$
+-- purpose: one question: retrieved, answered where asked for, measured. An error is part of the result, except that of
+-- a lost model server: what comes after it would measure nothing. call: what ml_rag._begin has returned
+-- Calls: ml_rag._stage, ml_rag._retrieve, ml_rag._raise, ml_rag.generate, ml_rag._grade_hits,
+-- ml_rag._ranking_measures, ml_rag._answer_measures, ml_rag._judge, ml_rag._get_setting
+DECLARE
+  _query text := question ->> 'question';
+  _expected jsonb := question -> 'documents';
+  _has_expected boolean := coalesce(jsonb_array_length(nullif(_expected, 'null')), 0) > 0;
+  _generate boolean := (own -> 'generate')::boolean;
+  _answerable boolean := (nullif(question -> 'answerable', 'null'))::boolean;
+  _answers text[] := ml_rag._texts(nullif(question -> 'answers', 'null'));
+  _cited integer := coalesce((own ->> 'cited')::integer, 2147483647);
+  _hits ml_rag.hit[] := '{}';
+  _gains float8[];
+  _items integer[];
+  _relevant boolean[];
+  _missing jsonb;
+  _abstain_text text := coalesce(rag ->> 'abstain_text', ml_rag._get_setting('abstain_text'));
+  _refused boolean;
+  _measures jsonb := '{}';
+  _began timestamptz;
+  _ended timestamptz;
+  _times timestamptz[];
+BEGIN
+  result.question_id := question ->> 'id';
+  result.question := _query;
+  PERFORM ml_rag._stage(call, 'discover');
+  _began := clock_timestamp();
+  BEGIN
+    SELECT r.hits, r.missing, r.times INTO _hits, _missing, _times FROM ml_rag._retrieve(_query, rag, call) AS r;
+    IF _missing IS NOT NULL AND NOT (_generate AND (rag -> 'abstain')::boolean) THEN
+      PERFORM ml_rag._raise(_missing);
+    END IF;
+  EXCEPTION
+    WHEN connection_failure THEN
+      RAISE;
+    WHEN OTHERS THEN
+      _hits := '{}';
+      result.sqlstate := SQLSTATE;
+      result.message := SQLERRM;
+  END;
+  _ended := clock_timestamp();
+  result.latency := jsonb_strip_nulls(jsonb_build_object('retrieval', ml_rag._milliseconds(_began, _ended),
+    'embedding', ml_rag._milliseconds(_times[1], _times[2]),
+    'search', ml_rag._milliseconds(_times[2], _times[3]),
+    'rerank', CASE WHEN rag ? 'rerank' THEN ml_rag._milliseconds(_times[3], _ended) END));
+  IF _missing IS NOT NULL THEN
+    IF result.sqlstate IS NULL THEN
+      result.answer := _abstain_text;
+    END IF;
+  ELSIF _generate AND result.sqlstate IS NULL THEN
+    _began := clock_timestamp();
+    PERFORM ml_rag._stage(call, 'generate',
+      coalesce(rag #>> '{model_options,model_id}', ml_rag._get_setting('generate_model_id')));
+    BEGIN
+      result.answer := ml_rag.generate(_query, rag -> 'model_options', _hits, rag -> 'prompt');
+    EXCEPTION
+      WHEN connection_failure THEN
+        RAISE;
+      WHEN OTHERS THEN
+        result.sqlstate := SQLSTATE;
+        result.message := SQLERRM;
+    END;
+    result.latency := result.latency || jsonb_build_object('generation', ml_rag._milliseconds(_began));
+  END IF;
+  _refused := coalesce(result.sqlstate = 'P0002', false) OR coalesce(result.answer = _abstain_text, false)
+    OR coalesce(result.answer ~* (own ->> 'refusal_pattern'), false);
+
+  IF _has_expected THEN
+    SELECT g.* INTO _gains, _items, _relevant FROM ml_rag._grade_hits(_hits, _expected, own ->> 'match') AS g;
+    _measures := ml_rag._ranking_measures(_gains, _items, _expected, cutoffs)
+      || jsonb_build_object(
+        'citation_match', coalesce(true = ANY (_relevant[1:_cited]), false)::integer,
+        'citation_share', coalesce((SELECT avg(c::integer)::float8 FROM unnest(_relevant[1:_cited]) AS c), 0));
+  END IF;
+  IF _generate AND cardinality(_answers) > 0 AND _answerable IS NOT FALSE THEN
+    _measures := _measures || ml_rag._answer_measures(CASE WHEN NOT _refused THEN result.answer END, _answers);
+  END IF;
+  IF _answerable IS NOT NULL THEN
+    _measures := _measures || jsonb_build_object(
+      CASE WHEN _answerable THEN 'refused_wrongly' ELSE 'refused_rightly' END, _refused::integer);
+  END IF;
+  IF result.answer IS NOT NULL THEN
+    _measures := _measures || jsonb_build_object('answer_length', length(result.answer));
+    IF own ? 'judge_model_id' AND NOT _refused THEN
+      _began := clock_timestamp();
+      PERFORM ml_rag._stage(call, 'judge', own ->> 'judge_model_id');
+      _measures := _measures || jsonb_strip_nulls(jsonb_build_object(
+        'groundedness', ml_rag._judge(own ->> 'judge_model_id',
+          'How far do the documents support this statement? Score 0 (not at all) to 4 (each part of it).',
+          result.answer, _hits),
+        'relevance', ml_rag._judge(own ->> 'judge_model_id',
+          'How well does this answer address its question? Score 0 (not at all) to 4 (fully).',
+          format(E'Question: %s\nAnswer: %s', _query, result.answer), NULL)));
+      result.latency := result.latency || jsonb_build_object('judge', ml_rag._milliseconds(_began));
+    END IF;
+  END IF;
+  result.measures := _measures;
+  result.citations := coalesce((
+    SELECT jsonb_agg(jsonb_strip_nulls(jsonb_build_object(
+      'vector_store', h.vector_store, 'document_name', h.document_name, 'document_id', h.document_id,
+      'segment_number', h.segment_number, 'page', h.metadata -> 'page',
+      'distance', h.distance, 'keyword_score', h.keyword_score, 'score', h.score, 'rerank_score', h.rerank_score,
+      'relevant', CASE WHEN _has_expected THEN _relevant[h.place] END)) ORDER BY h.place)
+    FROM (SELECT p.place, (_hits[p.place]).* FROM generate_subscripts(_hits, 1) AS p (place)
+          WHERE p.place <= greatest(_cited, cutoffs[cardinality(cutoffs)])) AS h), '[]');
+END
+$$;
+
+CREATE FUNCTION ml_rag._summary(results ml_rag.evaluation_question[], OUT measures jsonb, OUT counted jsonb,
+  OUT latency jsonb, OUT errors jsonb)
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the means of each measure over the questions that have it, percentiles of each stage, how many errors
+BEGIN
+  SELECT coalesce(jsonb_object_agg(m.key, round(m.mean::numeric, 6)), '{}'),
+    coalesce(jsonb_object_agg(m.key, m.n), '{}') INTO measures, counted
+  FROM (SELECT e.key, avg(e.value::text::float8) AS mean, count(*) AS n
+        FROM unnest(results) AS r CROSS JOIN jsonb_each(r.measures) AS e GROUP BY e.key) AS m;
+  SELECT coalesce(jsonb_object_agg(l.key, jsonb_build_object('p50', l.p50, 'p95', l.p95, 'mean', l.mean)), '{}')
+  INTO latency
+  FROM (SELECT e.key, round(avg(e.value::text::numeric), 3) AS mean,
+          percentile_disc(0.5) WITHIN GROUP (ORDER BY e.value::text::numeric) AS p50,
+          percentile_disc(0.95) WITHIN GROUP (ORDER BY e.value::text::numeric) AS p95
+        FROM unnest(results) AS r CROSS JOIN jsonb_each(r.latency) AS e GROUP BY e.key) AS l;
+  SELECT coalesce(jsonb_object_agg(s.sqlstate, s.n), '{}') INTO errors
+  FROM (SELECT r.sqlstate, count(*) AS n FROM unnest(results) AS r WHERE r.sqlstate IS NOT NULL GROUP BY 1) AS s;
+END
+$$;
+
+CREATE FUNCTION ml_rag._run_environment(stores ml_rag.store[], own jsonb, rag jsonb,
+  OUT models jsonb, OUT versions jsonb)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what a run depends on beside its options  Calls: ml_rag._get_setting, ml_rag._model_server
+BEGIN
+  models := jsonb_strip_nulls(jsonb_build_object(
+    'embed', (SELECT jsonb_agg(DISTINCT s.embed_model_id) FROM unnest(stores) AS s WHERE s.embed_model_id IS NOT NULL),
+    'generate', CASE WHEN (own -> 'generate')::boolean THEN
+      coalesce(rag #>> '{model_options,model_id}', ml_rag._get_setting('generate_model_id')) END,
+    'rerank', CASE WHEN rag ? 'rerank' THEN
+      coalesce(rag #>> '{rerank,model_id}', ml_rag._get_setting('rerank_model_id')) END,
+    'judge', own ->> 'judge_model_id'));
+  versions := jsonb_strip_nulls(jsonb_build_object('ml_rag', ml_rag.version(),
+    'postgresql', current_setting('server_version'),
+    'pgvector', (SELECT e.extversion FROM pg_extension AS e WHERE e.extname = 'vector'),
+    -- null where it cannot be reached: with embeddings that are there already a run needs none
+    'model_server', (SELECT s.reply -> 'version' FROM ml_rag._model_server('/healthz') AS s)));
+END
+$$;
+
+CREATE FUNCTION ml_rag._evaluate(source text, options jsonb, path text) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: ml_rag_evaluate; path is the caller's search_path
+-- Calls: ml_rag._begin, ml_rag._stage, ml_rag._progress, ml_rag._end, ml_rag._parse_evaluate_options, ml_rag._read_questions, ml_rag._check_questions, ml_rag._discover,
+-- ml_rag._retrieve, ml_rag.generate, ml_rag._warn_of_unknown_documents, ml_rag._evaluate_question, ml_rag._summary,
+-- ml_rag._run_environment
+-- Writes: ml_rag.evaluation_run, ml_rag.evaluation_question
+DECLARE
+  _call integer := ml_rag._begin('ml_rag_evaluate');
+  _parsed record;
+  _keep boolean;
+  _every interval;
+  -- no query, whose text may hold anything
+  _table text := CASE WHEN source ~ '^[[:alpha:]_"][^[:space:]();]*$' THEN source ELSE '' END;
+  _failed integer := 0;
+  _began timestamptz := clock_timestamp();
+  _told timestamptz := _began;
+  _questions jsonb[];
+  _result ml_rag.evaluation_question;
+  _results ml_rag.evaluation_question[] := '{}';
+  _stores ml_rag.store[];
+  _names text[];
+  _summary record;
+  _environment record;
+  _run_id bigint;
+  _seconds float8;
+BEGIN
+  _parsed := ml_rag._parse_evaluate_options(options);
+  _keep := (_parsed.own -> 'keep')::boolean;
+  _every := make_interval(secs => (_parsed.own ->> 'progress_seconds')::float8);
+  PERFORM ml_rag._progress(_call, _table, 'reading questions');
+  IF _keep AND current_setting('transaction_read_only')::boolean THEN
+    RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = 'the run cannot be kept in a read-only transaction',
+      HINT = 'Say "keep": false.';
+  END IF;
+  _questions := ARRAY(SELECT jsonb_array_elements(ml_rag._check_questions(ml_rag._read_questions(source, path),
+    _parsed.columns, _parsed.own)));
+  _stores := ml_rag._discover(_parsed.rag);
+  IF cardinality(_stores) = 0 AND (_parsed.rag ->> 'n_citations')::integer > 0 THEN
+    -- says why
+    PERFORM ml_rag._retrieve(_questions[1] ->> 'question', _parsed.rag);
+  END IF;
+  IF _parsed.own ? 'judge_model_id' THEN
+    PERFORM ml_rag._stage(_call, 'judge', _parsed.own ->> 'judge_model_id');
+    BEGIN
+      -- a judge that is not there would be noticed by nothing but scores that are missing at the end
+      PERFORM ml_rag.generate('1', jsonb_build_object('model_id', _parsed.own -> 'judge_model_id', 'max_tokens', 1));
+    EXCEPTION WHEN external_routine_exception OR too_many_connections THEN
+      NULL;  -- it is there, and had nothing to say, or others were asking it
+    END;
+  END IF;
+  PERFORM ml_rag._warn_of_unknown_documents(_stores, _questions, _parsed.own ->> 'match');
+  FOR i IN 1..cardinality(_questions) LOOP
+    PERFORM ml_rag._progress(_call, _table, 'asking questions', i - 1, cardinality(_questions), _failed);
+    _result := ml_rag._evaluate_question(_questions[i], _parsed.own, _parsed.rag, _parsed.cutoffs, _call);
+    _results := array_append(_results, _result);
+    _failed := _failed + (_result.sqlstate IS NOT NULL)::integer;
+    IF _every > '0' AND clock_timestamp() >= _told + _every THEN
+      _told := clock_timestamp();
+      RAISE NOTICE '% of % questions', i, cardinality(_questions);
+    END IF;
+  END LOOP;
+  PERFORM ml_rag._stage(_call, '');
+  PERFORM ml_rag._progress(_call, _table, 'summing up', cardinality(_questions), cardinality(_questions), _failed);
+  -- a run in which nothing worked has measured nothing
+  IF (SELECT bool_and(r.sqlstate IS NOT NULL AND r.sqlstate <> 'P0002') AND count(DISTINCT r.sqlstate) = 1
+      FROM unnest(_results) AS r) THEN
+    RAISE EXCEPTION USING ERRCODE = _result.sqlstate, MESSAGE = 'every question failed',
+      DETAIL = format('The last one with: %s.', _result.message),
+      HINT = 'Ask one of the questions with the same options by ml_rag_search: it says what to do.';
+  END IF;
+
+  SELECT s.* INTO _summary FROM ml_rag._summary(_results) AS s;
+  SELECT e.* INTO _environment FROM ml_rag._run_environment(_stores, _parsed.own, _parsed.rag) AS e;
+  _names := ARRAY(SELECT s.vector_store FROM unnest(_stores) AS s ORDER BY 1);
+  _seconds := ml_rag._milliseconds(_began) / 1000;
+  IF _keep THEN
+    INSERT INTO ml_rag.evaluation_run (name, started_at, seconds, source, questions, options, stores, models, versions,
+      measures, counted, latency, errors)
+    VALUES (_parsed.own ->> 'name', _began, _seconds, source, cardinality(_questions), coalesce(options, '{}'), _names,
+      _environment.models, _environment.versions, _summary.measures, _summary.counted, _summary.latency,
+      _summary.errors)
+    RETURNING run_id INTO _run_id;
+    INSERT INTO ml_rag.evaluation_question (run_id, question_id, question, answer, citations, measures, latency,
+      sqlstate, message)
+    SELECT _run_id, r.question_id, r.question, r.answer, r.citations, r.measures, r.latency, r.sqlstate, r.message
+    FROM unnest(_results) AS r;
+  END IF;
+  PERFORM ml_rag._end(_call);
+  RETURN jsonb_build_object('run_id', _run_id, 'name', _parsed.own -> 'name', 'questions', cardinality(_questions),
+    'seconds', _seconds, 'measures', _summary.measures, 'counted', _summary.counted, 'latency', _summary.latency,
+    'errors', _summary.errors, 'vector_store', _names, 'models', _environment.models,
+    'versions', _environment.versions);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+  RAISE;
+END
+$$;
+
+CREATE FUNCTION @extschema@.ml_rag_evaluate(questions text, options jsonb DEFAULT NULL) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+-- purpose: the ruler  Calls: ml_rag._evaluate
+-- No SET clause: the names in the query are the caller's. So every name here is qualified and no operator is used.
+BEGIN
+  RETURN ml_rag._evaluate(questions, options, pg_catalog.current_setting('search_path'));
+END
+$$;
+COMMENT ON FUNCTION @extschema@.ml_rag_evaluate(text, jsonb) IS
+$$measures retrieval and answers over many questions: ml_rag_evaluate('questions', '{"options": {"n_citations": 5}}')
+questions: a table or a query that gives id, question, documents, answers, answerable; only question must be there, and
+what the others are needed for is left out. The query runs read-only, as the caller; do not let strangers write it.
+options with ranges and defaults: SELECT * FROM ml_rag.option WHERE routine IN ('ml_rag_evaluate',
+'evaluation_columns'); those of ml_rag go into "options".
+Returns {"run_id", "name", "questions", "seconds", "measures": {"recall@10": 0.9, …}, "counted": over how many
+questions, "latency": {stage: {"p50", "p95", "mean"} in ms}, "errors": {SQLSTATE: questions}, "vector_store", "models",
+"versions"}.
+A question that fails counts as one for which nothing was found. Runs are kept in ml_rag.evaluation_run and
+ml_rag.evaluation_question, where everybody sees their own; ml_rag_compare_runs compares two.
+Errors: 22023 bad option, no questions, two of one id, malformed documents; 42P01, 42703, 42501 and others of the query;
+25006 a query that writes, or a run to be kept in a read-only transaction; 57014; where no question got
+through, the error of the first: those of ml_rag_answer.$$;
+
+CREATE FUNCTION @extschema@.ml_rag_evaluate(questions regclass, options jsonb DEFAULT NULL) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the same for a regclass  Calls: ml_rag._evaluate, ml_rag._full_name
+BEGIN
+  IF $1 IS NULL OR ml_rag._full_name($1) IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'the table of questions does not exist';
+  END IF;
+  RETURN ml_rag._evaluate(ml_rag._full_name($1), $2, 'pg_catalog, pg_temp');
+END
+$$;
+COMMENT ON FUNCTION @extschema@.ml_rag_evaluate(regclass, jsonb) IS
+$$the same for a table that is given as a regclass; see ml_rag_evaluate(text, jsonb)$$;

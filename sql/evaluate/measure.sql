@@ -1,0 +1,211 @@
+-- measure: what a ruler reads off one question. Functions of what was found and what was expected, and nothing else.
+
+CREATE FUNCTION ml_rag._expected_documents(value jsonb) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the expected documents of a question in one form, [{"document", "grade", "metadata"}], grades above 0 only
+-- In: a name or id, an array of them or of objects {"document", "grade", any key of metadata}, or name -> grade.
+-- Null for null, which is "nobody has said"; [] is "none". Calls: ml_rag._raise
+DECLARE
+  _items jsonb;
+BEGIN
+  IF coalesce(value, 'null') = 'null' THEN
+    RETURN NULL;
+  END IF;
+  _items := CASE
+    WHEN jsonb_typeof(value) = 'array' THEN value
+    WHEN jsonb_typeof(value) <> 'object' OR value ? 'document' THEN jsonb_build_array(value)
+    ELSE (SELECT coalesce(jsonb_agg(jsonb_build_object('document', e.key, 'grade', e.value)), '[]')
+          FROM jsonb_each(value) AS e)
+  END;
+  _items := (SELECT coalesce(jsonb_agg(CASE jsonb_typeof(i) WHEN 'object' THEN i
+                                       ELSE jsonb_build_object('document', i) END), '[]')
+             FROM jsonb_array_elements(_items) AS i);
+  IF EXISTS (
+    SELECT FROM jsonb_array_elements(_items) AS i
+    WHERE coalesce(jsonb_typeof(i -> 'document'), '') NOT IN ('string', 'number')
+      OR coalesce(jsonb_typeof(i -> 'grade'), 'null') NOT IN ('number', 'null')) THEN
+    PERFORM ml_rag._raise(jsonb_build_object('sqlstate', '22023', 'message', 'invalid expected documents',
+      'detail', format('Got %s.', left(value::text, 200)),
+      'hint', 'A name, an array of names, an object of names and grades, or an array of '
+        '{"document": "a.pdf", "grade": 1, "page": 7}, in which any further key is one of the metadata.'));
+  END IF;
+  RETURN (
+    SELECT coalesce(jsonb_agg(to_jsonb(g) ORDER BY g.document, g.metadata), '[]') FROM (
+      SELECT i ->> 'document' AS document, max(coalesce((i ->> 'grade')::float8, 1)) AS grade,
+        i - '{document,grade}'::text[] AS metadata
+      FROM jsonb_array_elements(_items) AS i GROUP BY 1, 3) AS g
+    WHERE g.grade > 0);
+END
+$$;
+
+CREATE FUNCTION ml_rag._grade_hits(hits ml_rag.hit[], expected jsonb, match text,
+  OUT gains float8[], OUT items integer[], OUT relevant boolean[])
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: which expected documents were found where; expected comes from ml_rag._expected_documents
+-- gains, items: by rank of the documents (not of the segments): a document counts once, at its best segment, and so
+-- does a page where pages are expected. gains = the grade, items = how many expected ones are here for the first time.
+-- relevant: by hit.
+BEGIN
+  WITH item AS MATERIALIZED (
+    SELECT e.place, e.value ->> 'document' AS document, (e.value -> 'grade')::float8 AS grade,
+      e.value -> 'metadata' AS metadata
+    FROM jsonb_array_elements(expected) WITH ORDINALITY AS e (value, place)
+  ), key AS MATERIALIZED (
+    SELECT array_agg(DISTINCT k) AS names FROM item AS i CROSS JOIN jsonb_object_keys(i.metadata) AS k
+  ), hit AS MATERIALIZED (
+    SELECT p AS place, hits[p].document_name AS name, hits[p].document_key AS key, hits[p].metadata AS metadata,
+      -- what tells documents (and pages, …) apart
+      ROW(hits[p].vector_store, hits[p].document_name, hits[p].document_key,
+          ARRAY(SELECT hits[p].metadata ->> n FROM unnest((SELECT k.names FROM key AS k)) AS n))::text AS document
+    FROM generate_subscripts(hits, 1) AS p
+  ), ranked AS MATERIALIZED (
+    SELECT f.document, f.place, row_number() OVER (ORDER BY f.place) AS rank
+    FROM (SELECT h.document, min(h.place) AS place FROM hit AS h GROUP BY h.document) AS f
+  ), matched AS MATERIALIZED (
+    SELECT r.rank, r.document, i.place, i.grade FROM ranked AS r JOIN hit AS h ON h.place = r.place
+    JOIN item AS i ON CASE match
+        WHEN 'document_id' THEN h.key = i.document
+        WHEN 'document_name' THEN h.name = i.document
+        ELSE h.name = i.document OR right(h.name, length(i.document) + 1) = '/' || i.document END
+      AND NOT EXISTS (SELECT FROM jsonb_each_text(i.metadata) AS m
+                      WHERE m.value IS DISTINCT FROM h.metadata ->> m.key)
+  ), first AS MATERIALIZED (
+    SELECT f.rank, max(f.grade) AS gain, count(*)::integer AS items
+    FROM (SELECT DISTINCT ON (m.place) m.rank, m.grade FROM matched AS m ORDER BY m.place, m.rank) AS f GROUP BY f.rank
+  )
+  SELECT
+    (SELECT array_agg(coalesce(f.gain, 0) ORDER BY r.rank) FROM ranked AS r LEFT JOIN first AS f ON f.rank = r.rank),
+    (SELECT array_agg(coalesce(f.items, 0) ORDER BY r.rank) FROM ranked AS r LEFT JOIN first AS f ON f.rank = r.rank),
+    (SELECT array_agg(EXISTS (SELECT FROM matched AS m WHERE m.document = h.document) ORDER BY h.place) FROM hit AS h)
+  INTO gains, items, relevant;
+  gains := coalesce(gains, '{}');
+  items := coalesce(items, '{}');
+  relevant := coalesce(relevant, '{}');
+END
+$$;
+
+CREATE FUNCTION ml_rag._ranking_measures(gains float8[], items integer[], expected jsonb, cutoffs integer[])
+RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: recall@k, nDCG@k and reciprocal rank of one ranking, as trec_eval defines them
+-- Source: Järvelin and Kekäläinen 2002, gain = grade, discount log2(rank + 1).
+DECLARE
+  _ideal float8[] := ARRAY(SELECT (e -> 'grade')::float8 FROM jsonb_array_elements(expected) AS e ORDER BY 1 DESC);
+  _measures jsonb := jsonb_build_object('mrr', coalesce((
+    SELECT 1.0::float8 / min(i) FROM generate_subscripts(gains, 1) AS i WHERE gains[i] > 0), 0));
+  _k integer;
+BEGIN
+  FOREACH _k IN ARRAY cutoffs LOOP
+    _measures := _measures || jsonb_build_object(
+      format('recall@%s', _k), coalesce((SELECT sum(n) FROM unnest(items[1:_k]) AS n), 0)::float8 / cardinality(_ideal),
+      format('ndcg@%s', _k), ml_rag._discounted(gains[1:_k]) / ml_rag._discounted(_ideal[1:_k]));
+  END LOOP;
+  RETURN _measures;
+END
+$$;
+
+CREATE FUNCTION ml_rag._discounted(gains float8[]) RETURNS float8
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: discounted cumulative gain
+BEGIN
+  RETURN coalesce((
+    SELECT sum(gains[i] * ln(2::float8) / ln((i + 1)::float8)) FROM generate_subscripts(gains, 1) AS i), 0);
+END
+$$;
+
+CREATE FUNCTION ml_rag._normalise_answer(answer text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: an answer as SQuAD's evaluation compares it: lower case, no punctuation, no articles, single blanks
+-- Ideographs and kana stand alone, as in CMRC's evaluation, and their punctuation goes too. Citation markers go.
+BEGIN
+  answer := lower(regexp_replace(answer, '\[[0-9]+\]', '', 'g'));
+  answer := regexp_replace(answer, '[!-/:-@\[-`{-~]', '', 'g');
+  answer := regexp_replace(answer,
+    '[\u3001-\u3003\u3008-\u3011\u3014-\u301F\uFF01-\uFF0F\uFF1A-\uFF20\uFF3B-\uFF40\uFF5B-\uFF65]', ' ', 'g');
+  answer := regexp_replace(answer, '\m(a|an|the)\M', ' ', 'g');
+  answer := regexp_replace(answer, '([\u3040-\u30FF\u3400-\u4DBF\u4E00-\u9FFF\uF900-\uFAFF])', ' \1 ', 'g');
+  RETURN btrim(regexp_replace(answer, '\s+', ' ', 'g'));
+END
+$$;
+
+CREATE FUNCTION ml_rag._answer_measures(answer text, expected text[]) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how an answer agrees with the best of those expected: equal, F1 of the words, contained (each 0-1)
+-- Source: Rajpurkar et al. 2016.  Calls: ml_rag._normalise_answer
+DECLARE
+  _answer text := coalesce(ml_rag._normalise_answer(answer), '');
+  _words text[] := coalesce(string_to_array(nullif(_answer, ''), ' '), '{}');
+  _wanted text;
+  _wanted_words text[];
+  _shared float8;
+  _exact float8 := 0;
+  _f1 float8 := 0;
+  _contained float8 := 0;
+BEGIN
+  FOREACH _wanted IN ARRAY expected LOOP
+    _wanted := ml_rag._normalise_answer(_wanted);
+    _wanted_words := coalesce(string_to_array(nullif(_wanted, ''), ' '), '{}');
+    CONTINUE WHEN _wanted IS NULL;
+    IF _wanted = _answer THEN
+      _exact := 1;
+      _f1 := 1;
+      _contained := 1;
+    ELSIF cardinality(_wanted_words) > 0 AND cardinality(_words) > 0 THEN
+      SELECT coalesce(sum(least(a.n, w.n)), 0) INTO _shared
+      FROM (SELECT u AS word, count(*) AS n FROM unnest(_words) AS u GROUP BY u) AS a
+      JOIN (SELECT u AS word, count(*) AS n FROM unnest(_wanted_words) AS u GROUP BY u) AS w ON w.word = a.word;
+      -- 2PR / (P + R)
+      _f1 := greatest(_f1, 2 * _shared / (cardinality(_words) + cardinality(_wanted_words)));
+      IF strpos(format(' %s ', _answer), format(' %s ', _wanted)) > 0 THEN
+        _contained := 1;
+      END IF;
+    END IF;
+  END LOOP;
+  RETURN jsonb_build_object('answer_exact', _exact, 'answer_f1', _f1, 'answer_contains', _contained);
+END
+$$;
+
+CREATE FUNCTION ml_rag._student_p(t float8, degrees integer) RETURNS float8
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: two-sided p value of Student's t, to about 1e-12; a finite sum for whole degrees of freedom
+-- Source: Abramowitz and Stegun 26.7.3 and 26.7.4.
+DECLARE
+  _angle float8 := atan(abs(t) / sqrt(degrees::float8));
+  _square float8 := power(cos(_angle), 2);
+  _term float8;
+  _sum float8 := 0;
+BEGIN
+  IF degrees % 2 = 1 THEN
+    _term := cos(_angle);
+    FOR i IN 1..(degrees - 1) / 2 LOOP
+      _sum := _sum + _term;
+      _term := _term * _square * (2 * i) / (2 * i + 1);
+      EXIT WHEN _term < 1e-60;
+    END LOOP;
+    _sum := 2 / pi() * (_angle + sin(_angle) * _sum);
+  ELSE
+    _term := 1;
+    FOR i IN 1..degrees / 2 LOOP
+      _sum := _sum + _term;
+      _term := _term * _square * (2 * i - 1) / (2 * i);
+      EXIT WHEN _term < 1e-60;
+    END LOOP;
+    _sum := sin(_angle) * _sum;
+  END IF;
+  RETURN greatest(0, least(1, 1 - _sum));
+END
+$$;

@@ -1,0 +1,58 @@
+-- models: the model server and its catalogue.
+
+CREATE FUNCTION ml_rag._model_server(path text, OUT reply jsonb, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+@BACKEND@
+return backend.get(plpy, path)
+$$;
+
+CREATE FUNCTION ml_rag.model_server() RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- Calls: ml_rag._model_server, ml_rag._raise
+DECLARE
+  _outcome record;
+BEGIN
+  SELECT o.* INTO _outcome FROM ml_rag._model_server('/healthz') AS o;
+  PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
+  RETURN _outcome.reply;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.model_server() IS
+$$the model server's health: status, version, uptime, state of each model, confinement of document parsers
+Errors: 08006 where it cannot be reached.$$;
+
+CREATE FUNCTION @extschema@.ml_supported_models()
+RETURNS TABLE (model_id text, task text, engine text, dimensions integer, max_tokens integer, available boolean,
+               is_default boolean)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the catalogue of the model server, and which of its models are this database's defaults
+-- Calls: ml_rag._model_server, ml_rag._get_setting, ml_rag._raise
+DECLARE
+  _outcome record;
+BEGIN
+  SELECT o.* INTO _outcome FROM ml_rag._model_server('/v1/models') AS o;
+  PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
+  BEGIN
+    RETURN QUERY
+      SELECT m.id, m.task, m.engine, m.dimensions, m.max_tokens, m.available,
+        m.id = ml_rag._get_setting(m.task || '_model_id')
+      FROM jsonb_to_recordset(_outcome.reply -> 'data')
+        AS m (id text, task text, engine text, dimensions integer, max_tokens integer, available boolean)
+      ORDER BY m.task, m.id;
+  EXCEPTION WHEN data_exception THEN
+    RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'the model server answered nonsense',
+      DETAIL = format('No list of models: %s.', left(SQLERRM, 200));
+  END;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.ml_supported_models() IS
+$$the models of the model server
+task: embed, generate or rerank. dimensions: of the embedding. max_tokens: longest input (embed, rerank) or the
+context (generate). available: its files are there. is_default: used where no option names one.
+Errors: 08006 where the model server cannot be reached.$$;

@@ -1,0 +1,175 @@
+-- parse: options as callers give them, checked against those there are; what is wrong with one is always said in one form.
+
+CREATE FUNCTION ml_rag._bad_option(name text, value jsonb, allowed text, hint text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the one form of every complaint about an option; the value is cut so that a log line stays a line
+-- Of options that hold texts it tells the length only: PostgreSQL writes details into its log.
+DECLARE
+  _got text := coalesce($2::text, 'null');
+BEGIN
+  IF $1 IN ('context', 'system', 'abstain_text', 'stop_sequences', 'required_keywords', 'excluded_keywords') THEN
+    _got := CASE jsonb_typeof($2) WHEN 'string' THEN format('a text of %s characters', length($2 #>> '{}'))
+      WHEN 'array' THEN format('an array of %s', jsonb_array_length($2)) WHEN 'object' THEN 'an object' ELSE _got END;
+  ELSIF length(_got) > 200 THEN
+    _got := left(_got, 200) || '…';
+  END IF;
+  RAISE EXCEPTION USING ERRCODE = '22023',
+    MESSAGE = format('invalid value for option "%s"', $1),
+    DETAIL = format('Got %s; allowed: %s.', _got, $3),
+    HINT = coalesce(left($4, 500), 'SELECT * FROM ml_rag.option lists the options with their ranges and defaults.');
+END
+$$;
+
+CREATE FUNCTION ml_rag._distance_of_words(a text, b text) RETURNS integer
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: Levenshtein distance, for hints; the words are cut at 40 characters
+-- Source: Wagner and Fischer 1974, one row at a time.
+DECLARE
+  _a text := left($1, 40);
+  _b text := left($2, 40);
+  _previous integer[] := ARRAY(SELECT generate_series(0, length(_b)));
+  _row integer[];
+BEGIN
+  FOR i IN 1..length(_a) LOOP
+    _row := ARRAY[i];
+    FOR j IN 1..length(_b) LOOP
+      _row := _row || least(_previous[j + 1] + 1, _row[j] + 1,
+        _previous[j] + (substr(_a, i, 1) <> substr(_b, j, 1))::integer);
+    END LOOP;
+    _previous := _row;
+  END LOOP;
+  RETURN _previous[length(_b) + 1];
+END
+$$;
+
+CREATE FUNCTION ml_rag._unknown_option(routine text, name text) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: complain about a key that does not exist, with the nearest one that does
+-- Calls: ml_rag._distance_of_words  Reads: ml_rag.option
+DECLARE
+  _names text[] := ARRAY(SELECT o.name FROM ml_rag.option AS o WHERE o.routine = $1 ORDER BY 1);
+  _nearest text;
+BEGIN
+  SELECT n INTO _nearest FROM unnest(_names) AS n
+  WHERE ml_rag._distance_of_words(lower($2), n) <= greatest(2, length(n) / 3)
+  ORDER BY ml_rag._distance_of_words(lower($2), n), n LIMIT 1;
+  IF _nearest IS NULL AND length($2) > 3 THEN  -- a part of one, or more than one
+    SELECT n INTO _nearest FROM unnest(_names) AS n
+    WHERE strpos(n, lower($2)) > 0 OR length(n) > 3 AND strpos(lower($2), n) > 0
+    ORDER BY abs(length(n) - length($2)), n LIMIT 1;
+  END IF;
+  RAISE EXCEPTION USING ERRCODE = '22023',
+    MESSAGE = format('unknown option "%s"', left($2, 100)),
+    DETAIL = format('Options of %s: %s.', $1, array_to_string(_names, ', ')),
+    HINT = coalesce(
+      -- an option of one of the objects among the options
+      (SELECT format('It belongs into "%s".', i.object)
+       FROM (SELECT CASE o.routine WHEN 'ml_generate' THEN 'model_options' ELSE o.routine END AS object
+             FROM ml_rag.option AS o WHERE o.name = $2) AS i
+       WHERE i.object = ANY (_names) ORDER BY i.object LIMIT 1),
+      CASE WHEN _nearest IS NULL THEN 'Leave it out.' ELSE format('Did you mean "%s"?', _nearest) END);
+END
+$$;
+
+CREATE FUNCTION ml_rag.parse_options(routine text, options jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: check the options of a routine, or of one object among them, and fill in the defaults; null = default
+-- Calls: ml_rag._bad_option, ml_rag._unknown_option  Reads: ml_rag.option
+DECLARE
+  _parsed jsonb;
+  _key text;
+  _value jsonb;
+  _kind text;
+  _allowed text;
+  _option record;
+BEGIN
+  SELECT coalesce(jsonb_object_agg(o.name, o.default_value), '{}') INTO _parsed
+  FROM ml_rag.option AS o WHERE o.routine = $1 AND o.default_value IS NOT NULL;
+  IF $2 IS NULL OR $2 = 'null' THEN
+    RETURN _parsed;
+  END IF;
+  IF jsonb_typeof($2) <> 'object' THEN
+    PERFORM ml_rag._bad_option($1, $2, 'a JSON object',
+      'Options are one JSON object, such as {"n_citations": 5}.');
+  END IF;
+
+  FOR _key, _value IN SELECT e.key, e.value FROM jsonb_each($2) AS e LOOP
+    SELECT o.* INTO _option FROM ml_rag.option AS o WHERE o.routine = $1 AND o.name = _key;
+    IF NOT FOUND THEN
+      PERFORM ml_rag._unknown_option($1, _key);
+    END IF;
+    _kind := jsonb_typeof(_value);
+    IF _option.auto_value IS NOT NULL AND _kind = 'string' AND lower(_value #>> '{}') = 'auto' THEN
+      _value := _option.auto_value;
+      _kind := jsonb_typeof(_value);
+    END IF;
+    CONTINUE WHEN _kind = 'null';
+
+    -- _allowed is set where the value does not fit
+    _allowed := NULL;
+    CASE _option.type
+    WHEN 'boolean' THEN
+      IF _kind <> 'boolean' THEN _allowed := 'true or false'; END IF;
+    WHEN 'text' THEN
+      IF _kind <> 'string' OR _value = '""' THEN _allowed := 'a text'; END IF;
+    WHEN 'text[]' THEN
+      IF _kind <> 'array' OR jsonb_path_exists(_value, 'strict $[*] ? (@.type() != "string")') THEN
+        _allowed := 'an array of texts';
+      END IF;
+    WHEN 'object' THEN
+      IF _kind <> 'object' THEN _allowed := 'an object'; END IF;
+    WHEN 'array' THEN
+      IF _kind <> 'array' THEN _allowed := 'an array'; END IF;
+    WHEN 'vector' THEN
+      IF _kind NOT IN ('array', 'string') THEN _allowed := 'an array of numbers, or the text form of a vector'; END IF;
+    WHEN 'choice' THEN
+      IF _kind = 'string' THEN
+        SELECT to_jsonb(c) INTO _value FROM unnest(_option.choices) AS c WHERE lower(c) = lower(_value #>> '{}');
+      END IF;
+      IF _kind <> 'string' OR _value IS NULL THEN
+        _value := $2 -> _key;
+        _allowed := array_to_string(_option.choices, ', ');
+      END IF;
+    ELSE  -- integer, number
+      IF _kind <> 'number'
+        OR _option.type = 'integer' AND _value::numeric <> trunc(_value::numeric)
+        OR _value::numeric < _option.minimum OR _value::numeric > _option.maximum THEN
+        _allowed := concat(CASE _option.type WHEN 'integer' THEN 'an integer' ELSE 'a number' END,
+          CASE WHEN _option.maximum IS NULL THEN ' from ' || _option.minimum
+               ELSE format(' from %s to %s', _option.minimum, _option.maximum) END,
+          CASE WHEN _option.auto_value IS NOT NULL THEN ', or "auto"' END);
+      ELSIF _option.type = 'integer' THEN
+        _value := to_jsonb(trunc(_value::numeric)::bigint);
+      END IF;
+    END CASE;
+    IF _allowed IS NOT NULL THEN
+      PERFORM ml_rag._bad_option(_key, _value, _allowed);
+    END IF;
+    _parsed := jsonb_set(_parsed, ARRAY[_key], _value);
+  END LOOP;
+  RETURN _parsed;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.parse_options(text, jsonb) IS
+$$checks the options of a routine and fills in the defaults
+routine: ml_rag, retrieval_options, ml_generate, … as in ml_rag.option. A JSON null stands for the default.
+Errors: 22023, whose detail names the option, the value and what is allowed.$$;
+
+CREATE FUNCTION ml_rag._texts(value jsonb) RETURNS text[]
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a JSON array of texts as an array; null for null. PL/pgSQL, because it keeps the plan for the session.
+BEGIN
+  RETURN CASE WHEN $1 IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text($1)) END;
+END
+$$;
+

@@ -1,0 +1,133 @@
+-- schema: the schema of everything private, its types, the settings.
+
+CREATE SCHEMA ml_rag;
+COMMENT ON SCHEMA ml_rag IS 'retrieval-augmented generation: stages, settings and helpers behind the public routines';
+
+-- The script itself looks nowhere else; CREATE EXTENSION puts the session's path back when it ends.
+SET LOCAL search_path = pg_catalog, pg_temp;
+
+-- Every function below is created with SET search_path FROM CURRENT, and this is the path they get: nothing a caller
+-- can write to, with the types and operators of pgvector wherever that extension was put.
+SELECT set_config('search_path', format('pg_catalog, ml_rag, %s, pg_temp', extnamespace::regnamespace), true)
+FROM pg_extension WHERE extname = 'vector';
+
+DO $$
+DECLARE
+  _schema regnamespace := (SELECT extnamespace FROM pg_extension WHERE extname = 'vector');
+BEGIN
+  IF has_schema_privilege('public', _schema, 'CREATE') THEN
+    RAISE WARNING USING MESSAGE = format('everybody may create objects in schema %s, where pgvector is', _schema),
+      DETAIL = 'That schema is on the path of every function of ml_rag.',
+      HINT = format('REVOKE CREATE ON SCHEMA %s FROM PUBLIC;', _schema);
+  END IF;
+END
+$$;
+
+-- A vector store as discovery found it. A *_column that is null does not exist in the relation.
+CREATE TYPE ml_rag.store AS (
+  vector_store           text,      -- schema.table, as shown in the output
+  relation               regclass,
+  embed_model_id         text,      -- from the marker comment; null where an unmarked relation was named
+  segment_embedding      name,      -- columns, by their logical names
+  segment                name,
+  document_name          name,
+  document_id            name,
+  segment_number         name,
+  metadata               name,
+  embedding_type         text,      -- vector or halfvec
+  dimensions             integer,   -- null where the column declares none
+  document_id_type       text,      -- SQL name of its type
+  segment_number_type    text,
+  found                  text       -- named (with its schema); else its owner is trusted or untrusted. null = named
+);
+
+-- A segment on its way through the pipeline. An array of hits is in the order of the citations, the best one first.
+CREATE TYPE ml_rag.hit AS (
+  vector_store   text,
+  document_name  text,
+  document_id    bigint,            -- null where the column is no integer
+  document_key   text,              -- what tells the store's documents apart, as text
+  segment_number bigint,
+  segment        text,
+  distance       numeric,           -- rounded to 4 decimals; null where there is no query embedding to measure from
+  metadata       jsonb,
+  keyword_score  double precision,  -- BM25; null where the keyword arm did not look or the segment has none of the words
+  score          double precision,  -- 0-1, of fuse: what hybrid search orders by; null without it
+  rerank_score   double precision   -- 0-1, of the reranker; null without it
+);
+
+CREATE FUNCTION ml_rag.version() RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT '@ML_RAG_VERSION@'::pg_catalog.text $$;
+COMMENT ON FUNCTION ml_rag.version() IS 'version of the SQL side of the extension';
+
+CREATE FUNCTION ml_rag._relation_name(relation regclass) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a relation as it is written into a statement; 42P01 where it was dropped since its oid was looked up
+-- A regclass of nothing prints as a bare number, which as SQL is a syntax error. A name made of digits prints quoted.
+DECLARE
+  _name text := relation::text;
+BEGIN
+  IF _name IS NULL OR _name ~ '^([0-9]+|-)$' THEN
+    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'the table does not exist, or no longer',
+      DETAIL = format('A table of oid %s is not there; it may have been dropped while the call was running.',
+        coalesce(relation::oid::text, 'NULL')),
+      HINT = 'Call again: what is there by then is used.';
+  END IF;
+  RETURN _name;
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_writable(what text, relation regclass DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: stop what writes before it asks a model, where the transaction cannot write (but to temporary tables)
+BEGIN
+  IF current_setting('transaction_read_only')::boolean
+    AND NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = relation AND c.relpersistence = 't') THEN
+    RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('%s in a read-only transaction', what),
+      DETAIL = CASE WHEN pg_is_in_recovery() THEN 'This server is a standby: nobody can write here.'
+        ELSE 'transaction_read_only is on; default_transaction_read_only may say so for every transaction.' END,
+      HINT = CASE WHEN pg_is_in_recovery() THEN 'Connect to the primary server.'
+        ELSE 'Call it in a transaction that may write: BEGIN READ WRITE, or SET default_transaction_read_only = off.' END;
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._raise(error jsonb) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: raise what a PL/Python function returned as its error: {sqlstate, message, detail, hint}
+-- RAISE takes no null for an option, hence a branch for each set of those there are
+DECLARE
+  _state text := error ->> 'sqlstate';
+  _message text := error ->> 'message';
+  _detail text := error ->> 'detail';
+  _hint text := error ->> 'hint';
+BEGIN
+  IF _detail IS NOT NULL AND _hint IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = _state, MESSAGE = _message, DETAIL = _detail, HINT = _hint;
+  ELSIF _detail IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = _state, MESSAGE = _message, DETAIL = _detail;
+  ELSIF _hint IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = _state, MESSAGE = _message, HINT = _hint;
+  ELSIF _message IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = _state, MESSAGE = _message;
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._full_name(relation regclass) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a relation's name with its schema, quoted where need be
+BEGIN
+  RETURN (SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class AS c
+          JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation);
+END
+$$;

@@ -1,0 +1,402 @@
+-- index: keyword indexes: made by a table's owner, kept current by its triggers, folded.
+
+CREATE FUNCTION ml_rag._key_and_segment(alias text, index ml_rag.keyword_store) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of what an index has of a row: key, text  Calls: ml_rag._key_values
+SELECT format('%s, CASE WHEN %s.%I IS NOT NULL THEN concat(%2$s.%3$I) END COLLATE "C"',
+  ml_rag._key_values(alias, index.key), alias, index.segment)
+$$;
+
+CREATE FUNCTION ml_rag._add_keywords_statement(index ml_rag.keyword_store, source text) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: put rows (key text, segment text) into an index: $1 the store, $2 the batch  Calls: ml_rag._tokens
+-- Run with the rights of the extension's owner.
+BEGIN
+  RETURN format($sql$
+    WITH made AS MATERIALIZED (
+      SELECT nextval('ml_rag.keyword_number') AS id, s.key, t.tokens, t.length
+      FROM (%s) AS s (key, segment) CROSS JOIN LATERAL ml_rag._tokens(%L::regconfig, s.segment) AS t
+      WHERE s.segment IS NOT NULL
+    ), known AS (
+      INSERT INTO ml_rag.keyword_row (id, store, length, key, tokens) SELECT m.id, $1, m.length, m.key, %s FROM made AS m
+    )
+    INSERT INTO ml_rag.keyword_new (store, batch, id, length, tokens)
+    SELECT $1, $2, m.id, m.length, m.tokens FROM made AS m$sql$, source, index.configuration,
+    CASE index.statistics WHEN 'visible' THEN 'm.tokens' ELSE 'NULL' END);
+END
+$$;
+
+CREATE FUNCTION ml_rag._keyword_rows(index ml_rag.keyword_store, call integer DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of what an index is made of, run as the caller: key, tokens as text, length of each row that has a text
+-- call: what ml_rag._begin has returned  Calls: ml_rag._key_and_segment, ml_rag._tokens, ml_rag._advance
+BEGIN
+  RETURN format('SELECT s.key AS key, t.tokens::text AS tokens, t.length AS length FROM (SELECT %s FROM %s) AS s'
+    ' (key, segment) CROSS JOIN LATERAL ml_rag._tokens(%L::regconfig, s.segment) AS t WHERE s.segment IS NOT NULL',
+    ml_rag._key_and_segment('t', index),
+    format(CASE WHEN call IS NULL THEN 'ONLY %s AS t'
+      -- volatile, so the planner keeps it, and the row with it
+      ELSE '(SELECT t.*, ml_rag._advance(%2$s) AS told FROM ONLY %1$s AS t) AS t' END,
+      ml_rag._relation_name(index.store), call),
+    index.configuration);
+END
+$$;
+
+CREATE FUNCTION ml_rag._fold_keywords(store oid, batch bigint, thorough boolean, OUT done boolean, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: fold what waits into runs (see ml_rag.backend.keyword)
+@BACKEND@
+return backend.fold_keywords(plpy, store, batch, thorough)
+$$;
+
+CREATE FUNCTION ml_rag._fold(store oid, batch bigint DEFAULT 0, thorough boolean DEFAULT false) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- Calls: ml_rag._fold_keywords, ml_rag._raise
+DECLARE
+  _error jsonb;
+BEGIN
+  SELECT f.error INTO _error FROM ml_rag._fold_keywords(store, batch, thorough) AS f;
+  PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_keyword_columns(index ml_rag.keyword_store) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: that the columns are there, of types whose conversion to text runs nobody's code and is always the same
+BEGIN
+  IF (SELECT count(*) FROM pg_attribute AS a
+      WHERE a.attrelid = index.store AND NOT a.attisdropped AND (
+        a.attname = ANY (index.key) AND a.atttypid = ANY (
+          '{smallint,integer,bigint,numeric,oid,text,character varying,uuid}'::regtype[])
+        OR a.attname = index.segment AND a.attname <> ALL (index.key)
+          AND a.atttypid = ANY ('{text,character varying}'::regtype[]))) <> cardinality(index.key) + 1 THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('the keyword index of "%s" does not fit its columns any more', index.store),
+      DETAIL = format('Its text is in %I, its key is (%s).', index.segment, array_to_string(index.key, ', ')),
+      HINT = format('SELECT ml_rag.enable_keyword_search(%L) makes it anew, ml_rag.disable_keyword_search drops it.',
+        index.store::text);
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._keep_keywords() RETURNS trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what a statement did to a table, done to its index
+-- Security definer because whoever writes the table may not write its index otherwise. All it reads are the rows of
+-- that statement, in columns of built-in types; never the table, whose policies and indexes may be anybody's code.
+-- Any owner of a table can make a trigger of this function, one without transition tables too: then their names must
+-- not lead to a relation of the caller's, such as a temporary view, whose functions would run with the definer's rights.
+-- Calls: ml_rag._check_keyword_columns, ml_rag._add_keywords_statement, ml_rag._fold, ml_rag._empty_keywords
+-- Writes: ml_rag.keyword_row, ml_rag.keyword_new, ml_rag.keyword_gone
+DECLARE
+  _portion CONSTANT integer := 1000;
+  _index ml_rag.keyword_store;
+  _old text;
+  _new text;
+  _n bigint := 0;
+  _gone bigint := 0;
+  _batch bigint := 0;
+  _may_fold boolean := current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
+BEGIN
+  IF TG_LEVEL <> 'STATEMENT' OR coalesce(to_regclass('ml_rag_new'), to_regclass('ml_rag_old')) IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('the keyword index of "%s" cannot be kept current', TG_RELID::regclass),
+      DETAIL = CASE WHEN TG_LEVEL <> 'STATEMENT' THEN format('Trigger "%s" is for each row.', TG_NAME)
+        ELSE format('The relation %s has a name that its triggers use.',
+          coalesce(to_regclass('ml_rag_new'), to_regclass('ml_rag_old'))) END,
+      HINT = CASE WHEN TG_LEVEL <> 'STATEMENT' THEN 'ml_rag.enable_keyword_search makes the triggers.'
+        ELSE 'Drop it, or give it another name.' END;
+  END IF;
+  SELECT i.* INTO _index FROM ml_rag.keyword_store AS i WHERE i.store = TG_RELID;
+  IF NOT FOUND THEN
+    RETURN NULL;
+  ELSIF TG_OP = 'TRUNCATE' THEN
+    PERFORM ml_rag._empty_keywords(TG_RELID);
+    RETURN NULL;
+  END IF;
+  PERFORM ml_rag._check_keyword_columns(_index);
+  _old := format('SELECT %s FROM ml_rag_old AS o', ml_rag._key_and_segment('o', _index));
+  _new := format('SELECT %s FROM ml_rag_new AS n', ml_rag._key_and_segment('n', _index));
+  IF TG_OP = 'UPDATE' THEN
+    -- what keeps key and text does not touch the index
+    SELECT format('%s EXCEPT ALL %s', _old, _new), format('%s EXCEPT ALL %s', _new, _old) INTO _old, _new;
+  END IF;
+  IF TG_OP <> 'INSERT' THEN
+    EXECUTE format($sql$
+      WITH gone AS (
+        DELETE FROM ml_rag.keyword_row AS r USING (%s) AS o (key, segment) WHERE r.store = $1 AND r.key = o.key
+        RETURNING r.id, r.length
+      )
+      INSERT INTO ml_rag.keyword_gone (store, id, length) SELECT $1, g.id, g.length FROM gone AS g$sql$, _old)
+    USING TG_RELID;
+    GET DIAGNOSTICS _gone = ROW_COUNT;
+  END IF;
+  IF TG_OP <> 'DELETE' THEN
+    -- A large statement folds its rows itself: they are its own, so that nobody else can be at it.
+    SELECT count(*) INTO _n FROM (SELECT FROM ml_rag_new LIMIT _portion) AS n;
+    IF _n = _portion THEN
+      _batch := nextval('ml_rag.keyword_number');
+    END IF;
+    EXECUTE ml_rag._add_keywords_statement(_index, _new) USING TG_RELID, _batch;
+    GET DIAGNOSTICS _n = ROW_COUNT;
+    IF _batch <> 0 THEN
+      PERFORM ml_rag._fold(TG_RELID, _batch);
+    END IF;
+  END IF;
+  -- How much waits is looked at by about every 50th row's statement; random() is the caller's, who may have seeded it.
+  -- Under repeatable read nothing is folded: what others have folded since would make
+  -- the transaction fail.
+  IF _may_fold AND extract(microseconds FROM clock_timestamp())::integer % 50 < _n + _gone AND (
+    (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_new AS w WHERE w.store = TG_RELID AND w.batch = 0 LIMIT _portion) AS w)
+      >= _portion
+    OR (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_gone AS w WHERE w.store = TG_RELID LIMIT _portion) AS w)
+      >= _portion
+    OR _batch <> 0
+  ) THEN
+    PERFORM ml_rag._fold(TG_RELID);
+  END IF;
+  RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION ml_rag._build_keyword_index(index jsonb, call integer, OUT done boolean, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: the rows of a keyword index, read as the caller; index: a row of ml_rag.keyword_store, of a table of the caller's
+@BACKEND@
+return backend.build_keyword_index(plpy, index, call)
+$$;
+
+CREATE FUNCTION ml_rag._drop_keyword_index(store oid, OUT done boolean, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: drop the keyword index of a table of the caller's, but not its triggers
+@BACKEND@
+return backend.drop_keyword_index(plpy, store)
+$$;
+
+CREATE FUNCTION ml_rag._fold_own_keywords(store oid, OUT done boolean, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: fold and merge the keyword index of a table of the caller's
+@BACKEND@
+return backend.fold_own_keywords(plpy, store)
+$$;
+
+CREATE FUNCTION ml_rag._own_table(store regclass) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: that the relation is there and the caller owns it
+DECLARE
+  _owner oid := (SELECT c.relowner FROM pg_class AS c WHERE c.oid = store);
+BEGIN
+  IF _owner IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'the table does not exist';
+  ELSIF NOT pg_has_role(_owner, 'USAGE') THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('must be owner of table "%s"', store),
+      HINT = 'The owner of the table calls this, or a member of that role.';
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._indexable_key(store regclass) RETURNS name[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the columns that tell the rows of a table apart: its primary key, else another unique key without nulls
+DECLARE
+  _kind "char" := (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store);
+  _key name[];
+  _why text;
+BEGIN
+  _why := CASE
+    WHEN _kind = 'p' THEN 'It is partitioned: what is written to a partition itself would go unnoticed.'
+    WHEN _kind <> 'r' THEN 'It is no ordinary table: what changes in it goes unnoticed.'
+    WHEN EXISTS (SELECT FROM pg_inherits AS i WHERE store IN (i.inhrelid, i.inhparent))
+      THEN 'It is a partition, or one end of an inheritance: what is written through the other would go unnoticed.'
+    WHEN (SELECT c.relpersistence = 't' FROM pg_class AS c WHERE c.oid = store) THEN 'It is temporary.'
+  END;
+  IF _why IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" can have no keyword index', store), DETAIL = _why,
+      HINT = 'Keep the text in an ordinary table.';
+  END IF;
+  SELECT k.key INTO _key
+  FROM pg_index AS x
+  CROSS JOIN LATERAL (
+    SELECT array_agg(a.attname ORDER BY u.place) AS key, bool_and(a.attnotnull) AS is_not_null,
+      bool_and(a.atttypid = ANY ('{smallint,integer,bigint,numeric,oid,text,character varying,uuid}'::regtype[])) AS is_plain
+    FROM unnest(x.indkey::smallint[]) WITH ORDINALITY AS u (attnum, place)
+    JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = u.attnum
+    WHERE u.place <= x.indnkeyatts
+  ) AS k
+  WHERE x.indrelid = store AND x.indisunique AND x.indisvalid AND x.indimmediate AND x.indpred IS NULL
+    AND x.indexprs IS NULL AND k.is_not_null AND k.is_plain
+  ORDER BY x.indisprimary DESC, x.indnkeyatts, x.indexrelid LIMIT 1;
+  IF _key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" has no key that a keyword index can use', store),
+      DETAIL = 'It takes a primary key, or a unique index without nulls, of integers, numeric, text or uuid columns.',
+      HINT = format('ALTER TABLE %s ADD PRIMARY KEY (…);', store);
+  END IF;
+  RETURN _key;
+END
+$$;
+
+CREATE FUNCTION ml_rag.disable_keyword_search(store regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: drop the keyword index of a table  Calls: ml_rag._own_table, ml_rag._drop_keyword_index, ml_rag._raise
+-- Writes: triggers, as the caller
+DECLARE
+  _trigger name;
+  _error jsonb;
+BEGIN
+  PERFORM ml_rag._own_table(store);
+  EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', store);
+  FOR _trigger IN
+    SELECT t.tgname FROM pg_trigger AS t
+    WHERE t.tgrelid = store AND t.tgfoid = 'ml_rag._keep_keywords()'::regprocedure
+  LOOP
+    EXECUTE format('DROP TRIGGER %I ON %s', _trigger, store);
+  END LOOP;
+  _error := (SELECT d.error FROM ml_rag._drop_keyword_index(store) AS d);
+  PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.disable_keyword_search(regclass) IS
+$$drops the keyword index of a table; for its owner
+No error where there is none. Errors: 42P01; 42501 not the owner.$$;
+
+CREATE FUNCTION ml_rag._index_keywords(store regclass, options jsonb, is_new boolean, call integer DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: make the keyword index of a table, or make it anew with other options; is_new: the caller has just made it
+-- call: what ml_rag._begin has returned
+-- Calls: ml_rag._advance, ml_rag._progress, ml_rag._own_table, ml_rag.parse_options, ml_rag._bad_option, ml_rag._indexable_key,
+-- ml_rag.text_search_configuration, ml_rag._check_keyword_columns, ml_rag._build_keyword_index, ml_rag._raise
+-- Reads: the table  Writes: triggers, all as the caller
+DECLARE
+  _options jsonb := ml_rag.parse_options('enable_keyword_search', $2);
+  _segment text := _options ->> 'segment';
+  _configuration text := _options ->> 'text_search_configuration';
+  _index ml_rag.keyword_store;
+  _event text;
+  _relation text;
+  _error jsonb;
+BEGIN
+  PERFORM ml_rag._own_table(store);
+  _relation := (SELECT format('%s.%s', n.nspname, c.relname) FROM pg_class AS c
+                JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store);
+  PERFORM ml_rag._progress(call, _relation, 'waiting for writers');
+  IF NOT EXISTS (SELECT FROM pg_attribute AS a
+                 WHERE a.attrelid = store AND a.attname = _segment AND NOT a.attisdropped
+                   AND a.atttypid = ANY ('{text,character varying}'::regtype[])) THEN
+    PERFORM ml_rag._bad_option('segment', to_jsonb(_segment), format('a text column of "%s"', store),
+      'Name the column that holds the text: {"segment": "description"}.');
+  END IF;
+  IF _configuration IS NULL THEN
+    _configuration := ml_rag.text_search_configuration(_options ->> 'language');
+  ELSE
+    BEGIN
+      SELECT format('%I.%I', n.nspname, c.cfgname) INTO STRICT _configuration
+      FROM pg_ts_config AS c JOIN pg_namespace AS n ON n.oid = c.cfgnamespace
+      WHERE c.oid = _configuration::regconfig;
+    EXCEPTION WHEN undefined_object OR invalid_name OR invalid_schema_name OR no_data_found OR syntax_error
+      OR feature_not_supported OR data_exception THEN
+      PERFORM ml_rag._bad_option('text_search_configuration', _options -> 'text_search_configuration',
+        'a text search configuration, with its schema where that is not pg_catalog', 'SELECT * FROM pg_ts_config;');
+    END;
+  END IF;
+  SELECT _index_keywords.store, _segment, ml_rag._indexable_key(store), _configuration,
+    (_options -> 'k1')::double precision, (_options -> 'b')::double precision, _options ->> 'statistics' INTO _index;
+  PERFORM ml_rag._check_keyword_columns(_index);
+  -- the owner may have taken that from itself
+  IF row_security_active(store) THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('row-level security hides rows of "%s" from its owner', store),
+      DETAIL = 'The index must have all rows; who finds which is decided when somebody searches.',
+      HINT = format('ALTER TABLE %s NO FORCE ROW LEVEL SECURITY; it can be forced again afterwards.', store);
+  END IF;
+  IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') AND NOT is_new THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = 'a keyword index cannot be made in a transaction of this isolation level',
+      DETAIL = format('The level is %s: rows that others have added since the transaction began would be missing.',
+        current_setting('transaction_isolation')),
+      HINT = 'Call it in a transaction of its own, or at READ COMMITTED.';
+  END IF;
+  EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', store);
+  FOR _event IN SELECT unnest('{INSERT,UPDATE,DELETE,TRUNCATE}'::text[]) LOOP
+    EXECUTE format('CREATE OR REPLACE TRIGGER %I AFTER %s ON %s %s'
+      ' FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._keep_keywords()', 'ml_rag_keywords_' || lower(_event), _event, store, CASE _event
+        WHEN 'INSERT' THEN 'REFERENCING NEW TABLE AS ml_rag_new'
+        WHEN 'DELETE' THEN 'REFERENCING OLD TABLE AS ml_rag_old'
+        WHEN 'UPDATE' THEN 'REFERENCING OLD TABLE AS ml_rag_old NEW TABLE AS ml_rag_new' ELSE '' END);
+  END LOOP;
+  PERFORM ml_rag._progress(call, _relation, 'indexing segments', 0,
+    -- as pg_stat_progress_create_index has it: what the last ANALYZE or VACUUM has seen
+    coalesce((SELECT nullif(greatest(c.reltuples, 0), 0)::bigint FROM pg_class AS c WHERE c.oid = store), -1));
+  _error := (SELECT b.error FROM ml_rag._build_keyword_index(
+    to_jsonb(_index) || jsonb_build_object('store', _index.store::oid::bigint), call) AS b);
+  PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
+END
+$$;
+
+CREATE FUNCTION ml_rag.enable_keyword_search(store regclass, options jsonb DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag._index_keywords
+DECLARE
+  _call integer := ml_rag._begin('ml_rag.enable_keyword_search');
+BEGIN
+  PERFORM ml_rag._index_keywords($1, $2, false, _call);
+  PERFORM ml_rag._end(_call);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+  RAISE;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.enable_keyword_search(regclass, jsonb) IS
+$$makes the keyword index of a table, or makes it anew: ml_rag.enable_keyword_search('handbook', '{"language": "de"}')
+The table's owner calls it; from then on the index follows every change of the table. The table needs a primary key or a
+unique key without nulls; it cannot be partitioned, inherited, foreign or a view. Nobody can write to the table meanwhile,
+reading goes on.
+options: SELECT * FROM ml_rag.option WHERE routine = 'enable_keyword_search'. Errors: 22023 bad option; 42P01; 42501 not
+the owner; 55000 no such key, a table that cannot have one, or numpy is missing.$$;
+
+CREATE FUNCTION ml_rag.fold_keyword_index(store regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- Calls: ml_rag._own_table, ml_rag._fold_own_keywords, ml_rag._raise
+DECLARE
+  _error jsonb;
+BEGIN
+  PERFORM ml_rag._own_table(store);
+  _error := (SELECT f.error FROM ml_rag._fold_own_keywords(store) AS f);
+  PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.fold_keyword_index(regclass) IS
+$$tidies the keyword index of a table after many changes, which makes searches faster; for its owner
+Writers do it too, bit by bit; this does all of it, and holds up nobody but others who fold. Errors: 42P01; 42501
+not the owner; 55000 numpy is missing.$$;

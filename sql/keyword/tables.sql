@@ -1,0 +1,227 @@
+-- tables: the keyword indexes: their tables, and the only ways to them.
+-- keyword/index keeps them, pipeline/keyword asks them; docs/keyword.md says why they are as they are.
+
+-- Rows get a number of their own, which is never used again. A run is a sealed part of an index: up to 65536 rows with
+-- their postings, which never change; what is deleted from it is noted beside. New rows wait in keyword_new and deleted
+-- ones in keyword_gone until they are folded into runs, so that writers only ever append and never wait for each other.
+
+CREATE TYPE ml_rag.keyword_candidate AS (key text[], score double precision);
+
+CREATE TABLE ml_rag.keyword_store (
+  store         regclass PRIMARY KEY,
+  segment       name NOT NULL,              -- column of the text
+  key           name[] NOT NULL,            -- columns that tell rows apart
+  configuration text NOT NULL,              -- text search configuration, with its schema
+  k1            double precision NOT NULL CHECK (k1 BETWEEN 0 AND 100),
+  b             double precision NOT NULL CHECK (b BETWEEN 0 AND 1),
+  statistics    text NOT NULL CHECK (statistics IN ('all', 'visible'))
+);
+CREATE SEQUENCE ml_rag.keyword_number;
+CREATE TABLE ml_rag.keyword_row (
+  id     bigint NOT NULL,
+  store  regclass NOT NULL,
+  length integer NOT NULL,                  -- tokens
+  key    text COLLATE "C" NOT NULL,          -- of the row of the store: a text[], as text, which compares faster
+  tokens jsonb,                             -- token: how often; kept where statistics are of the visible rows
+  PRIMARY KEY (store, id)
+);
+CREATE INDEX ON ml_rag.keyword_row (store, key);
+CREATE TABLE ml_rag.keyword_new (
+  store  regclass NOT NULL,
+  batch  bigint NOT NULL,                   -- 0, or the number of the statement that folds its rows itself
+  id     bigint NOT NULL,
+  length integer NOT NULL,
+  tokens jsonb NOT NULL,                    -- token: how often
+  PRIMARY KEY (store, batch, id)
+);
+CREATE TABLE ml_rag.keyword_gone (
+  store  regclass NOT NULL,
+  id     bigint NOT NULL,
+  length integer NOT NULL,
+  PRIMARY KEY (store, id)
+);
+CREATE TABLE ml_rag.keyword_run (
+  run         bigint PRIMARY KEY,
+  store       regclass NOT NULL,
+  rows        integer NOT NULL,
+  total       bigint NOT NULL,              -- of the lengths
+  gone_rows   integer NOT NULL DEFAULT 0,
+  gone_total  bigint NOT NULL DEFAULT 0,
+  first_id    bigint NOT NULL,
+  last_id     bigint NOT NULL,
+  ids         bytea NOT NULL,               -- by slot (0 …), ascending, less first_id; see backend/keyword.py
+  lengths     bytea NOT NULL,               -- by slot
+  gone        bytea                         -- a bit for each slot; null = none
+);
+CREATE INDEX ON ml_rag.keyword_run (store);
+CREATE TABLE ml_rag.keyword_posting (
+  run      bigint NOT NULL,
+  store    regclass NOT NULL,
+  term     text COLLATE "C" NOT NULL,
+  postings bytea NOT NULL,                  -- slots, and how often the term stands in each
+  PRIMARY KEY (store, term, run)
+);
+CREATE INDEX ON ml_rag.keyword_posting (run);
+
+-- read in pieces, and numbers that differ compress badly
+ALTER TABLE ml_rag.keyword_run ALTER ids SET STORAGE EXTERNAL, ALTER lengths SET STORAGE EXTERNAL,
+  ALTER gone SET STORAGE EXTERNAL;
+ALTER TABLE ml_rag.keyword_posting ALTER postings SET STORAGE EXTERNAL;
+-- tokens of a usual segment stay in the row, uncompressed: queries look through them
+ALTER TABLE ml_rag.keyword_new ALTER tokens SET STORAGE EXTERNAL;
+ALTER TABLE ml_rag.keyword_new SET (toast_tuple_target = 8160);
+ALTER TABLE ml_rag.keyword_row ALTER tokens SET STORAGE EXTERNAL;
+ALTER TABLE ml_rag.keyword_row SET (toast_tuple_target = 8160);
+-- no estimate of a plan, which debug_print_plan shows to whoever asks, may depend on words
+ALTER TABLE ml_rag.keyword_row ALTER tokens SET STATISTICS 0;
+ALTER TABLE ml_rag.keyword_new ALTER tokens SET STATISTICS 0;
+ALTER TABLE ml_rag.keyword_posting ALTER term SET STATISTICS 0;
+
+COMMENT ON TABLE ml_rag.keyword_store IS 'tables with a keyword index, and how each is made and scored';
+COMMENT ON TABLE ml_rag.keyword_row IS 'rows of the keyword indexes: number, key in the store, length in tokens';
+COMMENT ON TABLE ml_rag.keyword_new IS 'rows that wait to be folded into a run';
+COMMENT ON TABLE ml_rag.keyword_gone IS 'deleted rows that wait to be noted in their run';
+COMMENT ON TABLE ml_rag.keyword_run IS 'sealed parts of the keyword indexes';
+COMMENT ON TABLE ml_rag.keyword_posting IS 'which rows of a run hold a term, and how often';
+COMMENT ON SEQUENCE ml_rag.keyword_number IS 'numbers of rows and runs; never used twice, as sessions remember runs';
+
+SELECT pg_catalog.pg_extension_config_dump('ml_rag.keyword_store', '');
+SELECT pg_catalog.pg_extension_config_dump('ml_rag.keyword_row', '');
+SELECT pg_catalog.pg_extension_config_dump('ml_rag.keyword_new', '');
+SELECT pg_catalog.pg_extension_config_dump('ml_rag.keyword_gone', '');
+SELECT pg_catalog.pg_extension_config_dump('ml_rag.keyword_run', '');
+SELECT pg_catalog.pg_extension_config_dump('ml_rag.keyword_posting', '');
+SELECT pg_catalog.pg_extension_config_dump('ml_rag.keyword_number', '');
+
+-- Nobody reads or writes these tables but their owner, so that neither results nor plans of others tell what they hold.
+-- backend/rights.py says how a caller's search gets at them all the same.
+
+CREATE FUNCTION ml_rag._read_as_owner() RETURNS void
+LANGUAGE plpython3u STABLE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT
+-- planning its statements anew for each query takes longer than all the rest
+SET plan_cache_mode = force_generic_plan
+AS $$
+# purpose: run what backend/rights.py holds ready, at the moment of the caller's statement; by itself it does nothing
+if "ml_rag" in GD:
+    GD["ml_rag"].run_handed()
+$$;
+
+CREATE FUNCTION ml_rag._write_as_owner() RETURNS void
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+AS $$
+# purpose: run what backend/rights.py holds ready; by itself it does nothing
+if "ml_rag" in GD:
+    GD["ml_rag"].run_handed()
+$$;
+
+CREATE FUNCTION ml_rag._keyword_indexes(store oid DEFAULT NULL, OUT indexes jsonb, OUT error jsonb)
+LANGUAGE plpython3u STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+-- planning its statements anew for each query takes longer than all the rest
+SET plan_cache_mode = force_generic_plan
+AS $$
+# purpose: the keyword indexes (of one table) whose text and key the caller may read
+@BACKEND@
+return backend.keyword_indexes(plpy, store)
+$$;
+
+CREATE FUNCTION ml_rag._keyword_index(relation oid DEFAULT NULL)
+RETURNS TABLE (store regclass, segment name, key name[], configuration text, k1 double precision, b double precision,
+               statistics text, secured boolean)
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10
+SET search_path FROM CURRENT
+AS $$
+-- Calls: ml_rag._keyword_indexes, ml_rag._raise
+#variable_conflict use_column
+DECLARE
+  _found record := ml_rag._keyword_indexes($1);
+BEGIN
+  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+  RETURN QUERY SELECT i.store::regclass, i.segment, i.key, i.configuration, i.k1, i.b, i.statistics, i.secured
+    FROM jsonb_to_recordset(_found.indexes) AS i (store oid, segment name, key name[], configuration text,
+      k1 double precision, b double precision, statistics text, secured boolean);
+END
+$$;
+
+CREATE VIEW ml_rag.keyword_index WITH (security_barrier) AS SELECT * FROM ml_rag._keyword_index();
+COMMENT ON VIEW ml_rag.keyword_index IS
+'keyword indexes of the tables whose text and key the caller may read; secured: row-level security applies to the caller';
+
+CREATE FUNCTION ml_rag._key_values(alias text, key name[]) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of a row's key, the text of a text[]; two keys are the same where each letter is, whatever the collation of the column
+-- By concat and not by a cast: it writes a value as its type's own output does, and a cast of a type that somebody made
+-- could be anybody's function. The types are checked as well, but under repeatable read the catalog may be of another
+-- moment than the table.
+SELECT concat('ARRAY[', string_agg(format('concat(%s.%I)', alias, k), ', ' ORDER BY place), ']::text COLLATE "C"')
+FROM unnest(key) WITH ORDINALITY AS u (k, place)
+$$;
+
+CREATE FUNCTION ml_rag._visible_keys(store regclass, key name[], portion integer DEFAULT 50000)
+RETURNS TABLE (keys text, n bigint)
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 COST 100000
+SET search_path FROM CURRENT
+AS $$
+-- purpose: keys of the rows that the caller can see, in portions: the text of an array of them, and how many there are in it
+-- A key is the text of a text[] itself. As one text they get through PL/Python fastest.  Reads: the store, as the caller
+BEGIN
+  IF to_regclass(store::text) IS NOT NULL AND (
+    SELECT bool_and(has_column_privilege(a.attrelid, a.attnum, 'SELECT')) AND count(*) = cardinality(key)
+    FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = ANY (key) AND NOT a.attisdropped
+  ) THEN
+    RETURN QUERY EXECUTE format('SELECT array_agg(k.key)::text, count(*) FROM (SELECT %s AS key,'
+      ' (row_number() OVER () - 1) / $1 AS portion FROM ONLY %s AS t) AS k GROUP BY k.portion',
+      ml_rag._key_values('t', key), store) USING portion;
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._empty_keywords(store oid) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: forget all rows of an index; waits for whoever folds it
+-- Writes: ml_rag.keyword_row, keyword_new, keyword_gone, keyword_posting, keyword_run
+BEGIN
+  PERFORM FROM ml_rag.keyword_store AS i WHERE i.store = _empty_keywords.store FOR UPDATE;
+  DELETE FROM ml_rag.keyword_row AS r WHERE r.store = _empty_keywords.store;
+  DELETE FROM ml_rag.keyword_new AS r WHERE r.store = _empty_keywords.store;
+  DELETE FROM ml_rag.keyword_gone AS r WHERE r.store = _empty_keywords.store;
+  DELETE FROM ml_rag.keyword_posting AS r WHERE r.store = _empty_keywords.store;
+  DELETE FROM ml_rag.keyword_run AS r WHERE r.store = _empty_keywords.store;
+END
+$$;
+
+CREATE FUNCTION ml_rag._forget_keywords() RETURNS trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+-- purpose: an index goes with its row in ml_rag.keyword_store  Calls: ml_rag._empty_keywords
+BEGIN
+  -- nobody but the owner may make triggers of it (privileges); on another table OLD.store could be anything
+  IF TG_RELID = 'ml_rag.keyword_store'::regclass THEN
+    PERFORM ml_rag._empty_keywords(OLD.store);
+  END IF;
+  RETURN NULL;
+END
+$$;
+CREATE TRIGGER forget AFTER DELETE ON ml_rag.keyword_store
+FOR EACH ROW EXECUTE FUNCTION ml_rag._forget_keywords();
+
+CREATE FUNCTION ml_rag._drop_keywords() RETURNS event_trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+-- purpose: an index goes with its table  Writes: ml_rag.keyword_store
+BEGIN
+  DELETE FROM ml_rag.keyword_store AS i USING pg_event_trigger_dropped_objects() AS d
+  WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND i.store = d.objid;
+END
+$$;
+CREATE EVENT TRIGGER ml_rag_drop_keywords ON sql_drop WHEN TAG IN ('DROP TABLE', 'DROP SCHEMA', 'DROP OWNED',
+  'DROP EXTENSION', 'DROP TYPE', 'DROP SERVER') EXECUTE FUNCTION ml_rag._drop_keywords();

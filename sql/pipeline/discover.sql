@@ -1,0 +1,466 @@
+-- discover: which relations are vector stores.
+
+-- Reading a relation can run its owner's code with the rights of whoever reads: a view, a policy, a cast of a type of
+-- one's own; the planner computes what is constant in the expressions of indexes, statistics and constraints. A role with
+-- a schema of its own could plant such a "vector store", and it would run as soon as somebody asks a question.
+
+CREATE FUNCTION ml_rag._trusts(owner oid) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether code of that role may run with the caller's rights, unasked  Reads: the catalog
+-- For a superuser only that of superusers. Of the caller's memberships those count that a superuser has granted: whoever
+-- has the admin option of a role, or may create roles, can make anybody a member without being asked to.
+-- Calls: ml_rag._is_member
+DECLARE
+  _caller oid := quote_ident(current_user)::regrole;
+  _is_superuser boolean;
+  _may_be_superuser boolean;
+BEGIN
+  IF owner = _caller THEN
+    RETURN true;
+  END IF;
+  _is_superuser := (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = owner);
+  IF _is_superuser THEN
+    RETURN true;
+  END IF;
+  _may_be_superuser := (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = _caller);
+  IF _may_be_superuser OR _is_superuser IS NULL THEN
+    RETURN false;
+  END IF;
+  RETURN owner = (SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database())
+    OR ml_rag._is_member(_caller, ARRAY[owner], true)
+    OR ml_rag._is_member(owner, ARRAY[to_regrole('ml_rag_publisher')::oid], false);
+END
+$$;
+
+CREATE FUNCTION ml_rag._is_member(role oid, groups oid[], granted_by_superuser boolean) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a role is one of the groups or a member of one, if asked for by nothing but grants of superusers
+-- Reads: the catalog. Unlike pg_has_role a superuser is a member of what it was made a member of.
+BEGIN
+  RETURN EXISTS (
+    WITH RECURSIVE held AS (
+      SELECT role AS oid
+      UNION SELECT m.roleid FROM held AS h JOIN pg_auth_members AS m ON m.member = h.oid
+      WHERE NOT granted_by_superuser OR (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = m.grantor)
+    )
+    SELECT FROM held AS h WHERE h.oid = ANY (groups));
+END
+$$;
+
+CREATE FUNCTION ml_rag._parts(relation oid) RETURNS oid[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a relation and all that inherits from it, partitions included  Reads: the catalog, without any lock
+BEGIN
+  RETURN ARRAY(
+    WITH RECURSIVE part AS (
+      SELECT relation AS oid
+      UNION SELECT i.inhrelid FROM part AS p JOIN pg_inherits AS i ON i.inhparent = p.oid
+    )
+    SELECT p.oid FROM part AS p);
+END
+$$;
+
+CREATE FUNCTION ml_rag._is_plain(relation oid) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a relation is a table that has nothing in which code of its owner could stand
+-- By absence: no view, foreign or materialized one, no policy, no rule, no expression in an index, statistics, a
+-- constraint, a partition key or a generated column, and no type or operator class but built-in ones and pgvector's;
+-- neither it nor what is read with it. A partition that is read by itself has the partition key of its parent, too.
+-- Calls: ml_rag._parts, ml_rag._are_known  Reads: the catalog
+DECLARE
+  _parts oid[] := ml_rag._parts(relation);
+BEGIN
+  RETURN cardinality(_parts) = (SELECT count(*) FROM pg_class AS c WHERE c.oid = ANY (_parts) AND c.relkind IN ('r', 'p'))
+    AND NOT (SELECT c.relispartition FROM pg_class AS c WHERE c.oid = relation)
+    AND NOT EXISTS (SELECT FROM pg_policy AS p WHERE p.polrelid = ANY (_parts))
+    AND NOT EXISTS (SELECT FROM pg_rewrite AS r WHERE r.ev_class = ANY (_parts))
+    AND NOT EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = ANY (_parts) AND k.conbin IS NOT NULL)
+    AND NOT EXISTS (SELECT FROM pg_statistic_ext AS s WHERE s.stxrelid = ANY (_parts) AND s.stxexprs IS NOT NULL)
+    AND NOT EXISTS (SELECT FROM pg_partitioned_table AS k WHERE k.partrelid = ANY (_parts)
+                    AND (k.partexprs IS NOT NULL OR NOT ml_rag._are_known(k.partclass)))
+    AND NOT EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = ANY (_parts)
+                    AND (x.indpred IS NOT NULL OR x.indexprs IS NOT NULL OR NOT ml_rag._are_known(x.indclass)))
+    -- below 16384: made by initdb
+    AND NOT EXISTS (SELECT FROM pg_attribute AS a
+                    WHERE a.attrelid = ANY (_parts) AND a.attnum > 0 AND NOT a.attisdropped
+                      AND (a.attgenerated <> '' OR a.atttypid >= 16384
+                           AND a.atttypid NOT IN ('vector'::regtype, 'halfvec'::regtype, 'sparsevec'::regtype)));
+END
+$$;
+
+CREATE FUNCTION ml_rag._are_known(operator_classes oidvector) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether operator classes are all built in or pgvector's  Reads: the catalog
+BEGIN
+  RETURN 16384 > ALL (operator_classes::oid[]) OR NOT EXISTS (
+    SELECT FROM unnest(operator_classes::oid[]) AS o (oid)
+    WHERE o.oid >= 16384 AND NOT EXISTS (
+      SELECT FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid AND e.extname = 'vector'
+      WHERE d.classid = 'pg_opclass'::regclass AND d.objid = o.oid AND d.refclassid = 'pg_extension'::regclass
+        AND d.deptype = 'e' OFFSET 0));
+END
+$$;
+
+CREATE FUNCTION ml_rag._found(relation oid, owner oid) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a relation is searched by calls that do not name it, and as what: trusted (its owner is), untrusted
+-- (a plain table of anybody else), null (it is not)
+-- Calls: ml_rag._trusts, ml_rag._is_plain, ml_rag._is_member  Reads: ml_rag.setting_value
+DECLARE
+  _caller oid := quote_ident(current_user)::regrole;
+  _searched text := (SELECT v.value FROM ml_rag.setting_value AS v WHERE v.name = 'searched_owners');
+BEGIN
+  IF _searched IS NOT NULL AND NOT (
+    _searched ~ '(^|,)\s*"\$user"\s*(,|$)' AND owner = _caller
+    OR ml_rag._is_member(owner, ml_rag._roles(_searched), false)) THEN
+    RETURN NULL;
+  ELSIF ml_rag._trusts(owner) THEN
+    RETURN 'trusted';
+  -- what is checked here may be another thing by the time it is read, and a superuser has too much to lose
+  ELSIF NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = _caller) AND ml_rag._is_plain(relation) THEN
+    RETURN 'untrusted';
+  END IF;
+  RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION ml_rag.discover(
+  vector_store text[] DEFAULT NULL,
+  exclude_vector_store text[] DEFAULT NULL,
+  schema text[] DEFAULT NULL,
+  vector_store_columns jsonb DEFAULT NULL,
+  embed_model_id text DEFAULT NULL,
+  unmarked boolean DEFAULT false
+) RETURNS SETOF ml_rag.store
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the stage: the relations the caller may search
+-- Calls: ml_rag._found, ml_rag._marked_model
+-- Reads: the catalog. It starts from pg_depend, where every column of type vector is one index entry away, and goes on
+-- by index look-ups (OFFSET 0 keeps the planner from joining whole catalogs instead), so the cost grows with the vector
+-- columns of the database and not with its tables. PL/pgSQL, because it keeps the plan for the session.
+#variable_conflict use_column
+DECLARE
+  _embedding name := coalesce($4 ->> 'segment_embedding', 'segment_embedding');
+  _segment name := coalesce($4 ->> 'segment', 'segment');
+  _document_name name := coalesce($4 ->> 'document_name', 'document_name');
+  _document_id name := coalesce($4 ->> 'document_id', 'document_id');
+  _segment_number name := coalesce($4 ->> 'segment_number', 'segment_number');
+  _metadata name := coalesce($4 ->> 'metadata', 'metadata');
+  _columns name[] := ARRAY[_segment, _document_name, _document_id, _segment_number, _metadata, _embedding];
+BEGIN
+RETURN QUERY
+WITH marked AS MATERIALIZED (
+  SELECT embedding.*, relation.*,
+    (SELECT ml_rag._marked_model(m.description)
+     FROM pg_description AS m
+     WHERE m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid) AS embed_model_id
+  FROM pg_depend AS d
+  CROSS JOIN LATERAL (
+    SELECT a.attname, a.attnum, a.atttypid, a.atttypmod FROM pg_attribute AS a
+    WHERE a.attrelid = d.objid AND a.attnum = d.objsubid AND a.atttypid = d.refobjid AND NOT a.attisdropped OFFSET 0
+  ) AS embedding
+  CROSS JOIN LATERAL (
+    SELECT c.oid AS relid, c.relowner, n.nspname,
+      ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
+            quote_ident(c.relname)] AS names,
+      -- those of them that can be of no other relation, whatever schemas and tables somebody makes
+      ARRAY[format('%I.%I', n.nspname, c.relname), CASE WHEN n.nspname !~ '^"|\.' AND c.relname !~ '^"|\.'
+                                                        THEN concat(n.nspname, '.', c.relname) END] AS full_names,
+      -- quoted where two pairs of schema and table could read the same
+      CASE WHEN strpos(n.nspname, '.') = 0 THEN concat(n.nspname, '.', c.relname)
+           ELSE format('%I.%I', n.nspname, c.relname) END AS vector_store
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    -- relispopulated: a materialized view without data cannot be read
+    WHERE c.oid = d.objid AND c.relkind IN ('r', 'p', 'f', 'v', 'm') AND c.relispopulated
+      AND has_schema_privilege(n.oid, 'USAGE')
+      AND NOT pg_is_other_temp_schema(n.oid) OFFSET 0
+  ) AS relation
+  WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('vector'::regtype, 'halfvec'::regtype)
+    AND d.refobjsubid = 0 AND d.classid = 'pg_class'::regclass AND d.objsubid > 0
+    AND embedding.attname = _embedding
+    -- here, as what follows costs more: comments and columns only of those that were asked for
+    AND ($1 IS NULL OR $1 && relation.names)
+    AND ($2 IS NULL OR NOT $2 && relation.names)
+    AND ($3 IS NULL OR relation.nspname = ANY ($3))
+)
+SELECT m.vector_store, m.relid::regclass, m.embed_model_id,
+  m.attname, c.segment::name, c.document_name::name, c.document_id::name, c.segment_number::name, c.metadata::name,
+  CASE m.atttypid WHEN 'vector'::regtype THEN 'vector' ELSE 'halfvec' END, nullif(m.atttypmod, -1),
+  format_type(c.document_id_type, NULL), format_type(c.segment_number_type, NULL), f.found
+FROM marked AS m
+CROSS JOIN LATERAL (
+  SELECT min(a.attname::text) FILTER (WHERE a.attname = _segment) AS segment,
+         min(a.attname::text) FILTER (WHERE a.attname = _document_name) AS document_name,
+         min(a.attname::text) FILTER (WHERE a.attname = _document_id) AS document_id,
+         min(a.atttypid) FILTER (WHERE a.attname = _document_id) AS document_id_type,
+         min(a.attname::text) FILTER (WHERE a.attname = _segment_number
+           AND a.atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)) AS segment_number,
+         min(a.atttypid) FILTER (WHERE a.attname = _segment_number) AS segment_number_type,
+         min(a.attname::text) FILTER (WHERE a.attname = _metadata) AS metadata,
+         coalesce(bool_or(a.attnum = m.attnum), false) AS embedding_selectable
+  FROM pg_attribute AS a
+  WHERE a.attrelid = m.relid AND NOT a.attisdropped AND has_column_privilege(m.relid, a.attnum, 'SELECT')
+    AND a.attname = ANY (_columns)
+) AS c
+-- a table's name alone could be meant for another's
+CROSS JOIN LATERAL (
+  SELECT CASE WHEN $1 && m.full_names THEN 'named' ELSE ml_rag._found(m.relid, m.relowner) END AS found OFFSET 0
+) AS f
+WHERE (m.embed_model_id IS NOT NULL OR $6 AND $1 IS NOT NULL)
+  AND ($5 IS NULL OR m.embed_model_id = $5 OR m.embed_model_id IS NULL)
+  AND f.found IS NOT NULL
+  AND c.segment IS NOT NULL AND c.embedding_selectable
+  -- a column that was named is also a condition
+  AND (NOT coalesce($4 ? 'document_name', false) OR c.document_name IS NOT NULL)
+  AND (NOT coalesce($4 ? 'document_id', false) OR c.document_id IS NOT NULL)
+  AND (NOT coalesce($4 ? 'segment_number', false) OR c.segment_number IS NOT NULL)
+  AND (NOT coalesce($4 ? 'metadata', false) OR c.metadata IS NOT NULL)
+ORDER BY m.vector_store COLLATE "C";
+END
+$$;
+COMMENT ON FUNCTION ml_rag.discover(text[], text[], text[], jsonb, text, boolean) IS
+$$the vector stores the caller may search
+vector_store, exclude_vector_store: names, "schema.table" or "table". schema: names of schemas. vector_store_columns:
+logical to real column names. embed_model_id: only stores of that model. unmarked: also relations that are named in
+vector_store and carry no marker comment.
+A vector store is a relation with the mapped columns, a vector or halfvec column whose comment holds
+GENAI_OPTIONS=EMBED_MODEL_ID=<model id>, and SELECT granted to the caller. Reading a relation can run its owner's code with
+the caller's rights; what vector_store does not name with its schema is found where its owner is trusted (found is
+trusted: the caller, superusers, the owner of the database, roles the caller is a member of, members of ml_rag_publisher)
+or it is a plain table (found is untrusted): no policy, no rule, no expression in an index, statistics, a constraint, a
+partition key or a generated column, no types but built-in ones and pgvector's. A superuser finds those of superusers.
+Setting searched_owners leaves only those of some roles.$$;
+
+CREATE FUNCTION ml_rag._why_not(relation oid, options jsonb, OUT reason text, OUT hint text)
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: why a call does not search a relation, which is in a schema that the caller may use; options are parsed ones
+-- Calls: ml_rag._marked_model, ml_rag._found, ml_rag._trusts, ml_rag._is_plain  Reads: the catalog
+DECLARE
+  _columns jsonb := options -> 'vector_store_columns';
+  _embedding text := coalesce(_columns ->> 'segment_embedding', 'segment_embedding');
+  _wanted text[] := ARRAY(SELECT v.value FROM jsonb_each_text(_columns) AS v UNION SELECT _embedding
+                          UNION SELECT coalesce(_columns ->> 'segment', 'segment'));
+  _relation record;
+  _column text;
+  _type text;
+  _comment text;
+  _model text;
+BEGIN
+  SELECT c.oid, c.relowner, c.relispopulated, n.nspname, format('%I.%I', n.nspname, c.relname) AS full_name,
+    ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
+          quote_ident(c.relname)] AS names,
+    ARRAY[format('%I.%I', n.nspname, c.relname), CASE WHEN n.nspname !~ '^"|\.' AND c.relname !~ '^"|\.'
+                                                      THEN concat(n.nspname, '.', c.relname) END] AS full_names
+  INTO _relation
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _why_not.relation;
+  IF ml_rag._texts(options -> 'exclude_vector_store') && _relation.names THEN
+    reason := concat('It stands in "exclude_vector_store"', CASE WHEN options ? 'vector_store' THEN ' too' END, '.');
+    RETURN;
+  ELSIF NOT options -> 'schema' ? _relation.nspname THEN
+    reason := format('It is in schema %I, which "schema" does not name.', _relation.nspname);
+    RETURN;
+  ELSIF NOT _relation.relispopulated THEN
+    reason := 'It is a materialized view without data.';
+    hint := format('REFRESH MATERIALIZED VIEW %s;', _relation.full_name);
+    RETURN;
+  END IF;
+  SELECT e.column_name INTO _column FROM unnest(_wanted) AS e (column_name)
+  WHERE NOT EXISTS (SELECT FROM pg_attribute AS a
+                    WHERE a.attrelid = _relation.oid AND a.attname = e.column_name AND NOT a.attisdropped)
+  ORDER BY 1 LIMIT 1;
+  IF _column IS NOT NULL THEN
+    reason := format('It has no column %I.', _column);
+    hint := 'Map the columns it has with "vector_store_columns".';
+    RETURN;
+  END IF;
+  SELECT CASE WHEN a.atttypid NOT IN ('vector'::regtype, 'halfvec'::regtype) THEN format_type(a.atttypid, NULL) END,
+    col_description(a.attrelid, a.attnum)
+  INTO _type, _comment
+  FROM pg_attribute AS a WHERE a.attrelid = _relation.oid AND a.attname = _embedding;
+  IF _type IS NOT NULL THEN
+    reason := format('Column %I is of type %s, not vector or halfvec.', _embedding, _type);
+    RETURN;
+  END IF;
+  SELECT string_agg(quote_ident(e.column_name), ', ' ORDER BY e.column_name) INTO _column
+  FROM unnest(_wanted) AS e (column_name)
+  WHERE NOT has_column_privilege(_relation.oid, e.column_name, 'SELECT');
+  IF _column IS NOT NULL THEN
+    reason := format('The caller may not SELECT %s.', _column);
+    hint := format('Ask its owner for GRANT SELECT ON %s.', _relation.full_name);
+    RETURN;
+  END IF;
+  _model := ml_rag._marked_model(_comment);
+  IF _model IS NULL THEN
+    reason := format('The comment of its column %I does not say which model its vectors are of.', _embedding);
+    hint := format('COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…''; its owner may.',
+      _relation.full_name, _embedding);
+  ELSIF _model <> options ->> 'embed_model_id' THEN
+    reason := format('It holds vectors of model %s, and the call is for %s.', _model, options ->> 'embed_model_id');
+    hint := 'Leave "embed_model_id" out, or name stores of one model.';
+  ELSIF NOT coalesce(ml_rag._texts(options -> 'vector_store') && _relation.full_names, false)
+    AND ml_rag._found(relation, _relation.relowner) IS NULL THEN
+    hint := format('Name it with its schema in "vector_store", "%s"', _relation.full_name);
+    IF ml_rag._trusts(_relation.relowner) OR (
+      ml_rag._is_plain(relation) AND NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user)) THEN
+      reason := 'Its owner is none of those that setting "searched_owners" names.';
+      hint := hint || '.';
+    ELSE
+      reason := 'It is another role''s, and to read it could run that role''s code.';
+      hint := hint || concat(', where that role is to be trusted',
+        CASE WHEN NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user)
+        THEN '; for everybody, an administrator can make its owner a member of ml_rag_publisher' END, '.');
+    END IF;
+  ELSE
+    -- the checks above are those of ml_rag.discover one by one; where they pass it has an integer-less segment_number
+    reason := 'A column that "vector_store_columns" names has the wrong type.';
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._why_no_store(name text, options jsonb, OUT reason text, OUT hint text)
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: why a relation that a call named is none that it can search; options are parsed ones
+-- Calls: ml_rag._why_not
+-- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it exists.
+DECLARE
+  _relation oid;
+  _why record;
+BEGIN
+  SELECT c.oid INTO _relation
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+  WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm') AND NOT pg_is_other_temp_schema(n.oid)
+    AND has_schema_privilege(n.oid, 'USAGE')
+    AND _why_no_store.name IN (concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
+                               quote_ident(c.relname))
+  ORDER BY options -> 'schema' ? n.nspname DESC NULLS LAST, n.nspname LIMIT 1;
+  IF _relation IS NULL THEN
+    reason := 'There is no table or view of that name in a schema that the caller may use.';
+    hint := 'A name is "schema.table" or "table", as SELECT vector_store FROM ml_rag.discover() lists them.';
+    RETURN;
+  END IF;
+  _why := ml_rag._why_not(_relation, options);
+  reason := _why.reason;
+  hint := _why.hint;
+END
+$$;
+
+CREATE FUNCTION ml_rag._discover(options jsonb) RETURNS ml_rag.store[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: discovery for ml_rag: which model counts, warnings for names that led nowhere; options are parsed ones
+-- Calls: ml_rag.discover, ml_rag._why_no_store, ml_rag._get_setting, ml_rag._needs_embedding
+DECLARE
+  _names text[] := ml_rag._texts($1 -> 'vector_store');
+  _model text := $1 ->> 'embed_model_id';
+  _stores ml_rag.store[];
+  _models text[];
+  _name text;
+  _why record;
+BEGIN
+  _stores := ARRAY(SELECT s FROM ml_rag.discover(
+    _names, ml_rag._texts($1 -> 'exclude_vector_store'), ml_rag._texts($1 -> 'schema'), $1 -> 'vector_store_columns',
+    CASE WHEN _model IS NULL AND _names IS NULL AND ml_rag._needs_embedding($1)
+         THEN ml_rag._get_setting('embed_model_id') ELSE _model END,
+    $1 ? 'vector_store_columns' AND $1 ?| '{query_embedding,embed_model_id}') AS s);
+  -- one name and one store: nothing to compare
+  IF _names IS NOT NULL AND (cardinality(_names) <> 1 OR cardinality(_stores) <> 1) THEN
+    FOREACH _name IN ARRAY _names LOOP
+      IF NOT EXISTS (
+        SELECT FROM unnest(_stores) AS s JOIN pg_class AS c ON c.oid = s.relation
+        JOIN pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE _name IN (concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname), quote_ident(c.relname)))
+      THEN
+        _why := ml_rag._why_no_store(_name, $1);
+        RAISE WARNING USING ERRCODE = '01000',
+          MESSAGE = format('"%s" is no vector store that this call can search; ignored', left(_name, 200)),
+          DETAIL = _why.reason,
+          HINT = coalesce(_why.hint, 'SELECT * FROM ml_rag.discover() lists what can be searched.');
+      END IF;
+    END LOOP;
+    _models := ARRAY(SELECT DISTINCT s.embed_model_id FROM unnest(_stores) AS s
+                     WHERE s.embed_model_id IS NOT NULL ORDER BY 1);
+    IF _model IS NULL AND cardinality(_models) > 1 AND ml_rag._needs_embedding($1) THEN
+      RAISE EXCEPTION USING ERRCODE = '22023',
+        MESSAGE = 'the vector stores named were made with different embedding models',
+        DETAIL = (SELECT string_agg(format('%s: %s', s.vector_store, coalesce(s.embed_model_id, 'not said')), ', ') || '.'
+                  FROM unnest(_stores) AS s),
+        HINT = 'Name one of the models in "embed_model_id", or stores of one model in "vector_store".';
+    END IF;
+  END IF;
+  RETURN _stores;
+END
+$$;
+
+CREATE FUNCTION ml_rag._limit_wait(milliseconds integer) RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: wait no longer than that for a lock, until lock_timeout is put back; returns what it was
+DECLARE
+  _former text := current_setting('lock_timeout');
+BEGIN
+  IF _former = '0' OR _former::interval > make_interval(secs => milliseconds / 1000.0) THEN
+    PERFORM set_config('lock_timeout', milliseconds::text, true);
+  END IF;
+  RETURN _former;
+END
+$$;
+
+CREATE FUNCTION ml_rag._hold_models(stores ml_rag.store[]) RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: until the end of the transaction the stores keep their models; false where one has changed since discovery
+-- Between discovery and search the question is embedded, which takes its time: ml_rag.reembed must not switch a store
+-- just then. A table that was read, if only no row, cannot be altered. One that nobody named and that cannot be read is
+-- left to the search, which says so; one of an untrusted owner is not waited for at all.
+-- Calls: ml_rag._relation_name, ml_rag._marked_model, ml_rag._limit_wait  Reads: the stores, as the caller
+DECLARE
+  _store ml_rag.store;
+  _comment text;
+  _lock_timeout text;
+BEGIN
+  -- one by one: a join over the array would be planned for more than the few there are
+  FOREACH _store IN ARRAY stores LOOP
+    IF (SELECT c.relkind FROM pg_class AS c WHERE c.oid = _store.relation) = 'r' THEN
+      IF _store.found = 'untrusted' OR _store.found = 'trusted' AND cardinality(stores) > 1 THEN
+        BEGIN
+          _lock_timeout := ml_rag._limit_wait(CASE _store.found WHEN 'untrusted' THEN 1 ELSE 1000 END);
+          EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_store.relation));
+          PERFORM set_config('lock_timeout', _lock_timeout, true);
+        EXCEPTION WHEN OTHERS THEN
+          NULL;
+        END;
+      ELSE
+        EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_store.relation));
+      END IF;
+    END IF;
+    _comment := (SELECT d.description FROM pg_attribute AS a
+      JOIN pg_description AS d ON d.objoid = a.attrelid AND d.classoid = 'pg_class'::regclass AND d.objsubid = a.attnum
+      WHERE a.attrelid = _store.relation AND a.attname = _store.segment_embedding AND NOT a.attisdropped);
+    IF _store.embed_model_id <> coalesce(ml_rag._marked_model(_comment), '') THEN
+      RETURN false;
+    END IF;
+  END LOOP;
+  RETURN true;
+END
+$$;

@@ -1,0 +1,85 @@
+-- embed: texts to vectors.
+
+CREATE FUNCTION ml_rag._embed(texts text[], model_id text, input_type text, OUT vectors vector[], OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+@BACKEND@
+return backend.embed(plpy, texts, model_id, input_type)
+$$;
+
+CREATE FUNCTION ml_rag.embed(query text, model_id text DEFAULT NULL, input_type text DEFAULT 'query') RETURNS vector
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the stage: one text to its vector
+-- Calls: ml_rag._embed, ml_rag._get_setting, ml_rag._raise
+DECLARE
+  _embedded record;
+BEGIN
+  IF coalesce(query, '') !~ '\S' THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the text to embed is empty';
+  END IF;
+  BEGIN
+    _embedded := ml_rag._embed(ARRAY[query], coalesce(embed.model_id, ml_rag._get_setting('embed_model_id')),
+      embed.input_type);
+  EXCEPTION WHEN data_exception THEN
+    -- numbers that are none: the backend hands them on as text, and pgvector is the first to read them
+    RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'the model server answered nonsense',
+      DETAIL = left(SQLERRM, 200);
+  END;
+  IF _embedded.error IS NOT NULL THEN
+    PERFORM ml_rag._raise(_embedded.error);
+  END IF;
+  RETURN _embedded.vectors[1];
+END
+$$;
+COMMENT ON FUNCTION ml_rag.embed(text, text, text) IS
+$$embeds one text; the dimensions are those of the model
+input_type: query, document or null; some models put a prefix before the one or the other. A text beyond the model's
+limit is cut. Errors: 22023 empty text, unknown model or model of another task; 55000;
+08006; 53300; 38000.$$;
+
+CREATE FUNCTION ml_rag._vector(value jsonb) RETURNS vector
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: option query_embedding, an array or the text form of a vector, as a vector
+-- Calls: ml_rag._bad_option
+BEGIN
+  RETURN ($1 #>> '{}')::vector;
+EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
+  PERFORM ml_rag._bad_option('query_embedding', $1, 'an array of numbers, or the text form of a vector',
+    -- pgvector's own words hold the whole value
+    'Give 1 to 16000 finite numbers: [0.1, -0.2, 0.3], or "[0.1,-0.2,0.3]".');
+END
+$$;
+
+CREATE FUNCTION @extschema@.ml_embed_row(text text, options jsonb DEFAULT NULL) RETURNS vector
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: ml_rag.embed under the name and with the options of the public routines
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag.parse_options, ml_rag.embed
+DECLARE
+  _call integer;
+  _embedding vector;
+BEGIN
+  IF $1 IS NULL THEN
+    RETURN NULL;
+  END IF;
+  _call := ml_rag._begin('ml_embed_row', 'embed');
+  BEGIN
+    _embedding := ml_rag.embed($1, ml_rag.parse_options('ml_embed_row', $2) ->> 'embed_model_id', NULL);
+    PERFORM ml_rag._end(_call);
+    RETURN _embedding;
+  EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+    PERFORM ml_rag._end(_call, SQLSTATE);
+    RAISE;
+  END;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.ml_embed_row(text, jsonb) IS
+$$embeds one text: ml_embed_row('a text', '{"embed_model_id": "all_minilm_l6_v2"}')
+Returns a vector of the model's dimensions, null for null; a text beyond the model's limit is cut. Errors: 22023 empty text, bad
+option, unknown model or model of another task; 55000 model not available; 08006 model server; 53300; 38000.$$;

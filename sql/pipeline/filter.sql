@@ -1,0 +1,192 @@
+-- filter: which rows of a store count at all: documents, conditions, keywords.
+
+CREATE FUNCTION ml_rag._keyword_collation() RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the collation that keywords are looked up by, as SQL: the database's where it knows letters beyond ASCII
+-- (that of LC_CTYPE C does not), else Unicode's. Both are deterministic, which regular expressions need, as a column's
+-- own may not be.
+BEGIN
+  RETURN CASE WHEN 'é' COLLATE pg_catalog."default" ~ '[[:alnum:]]' AND lower('É' COLLATE pg_catalog."default") = 'é'
+              OR to_regcollation('pg_catalog."und-x-icu"') IS NULL
+         THEN 'pg_catalog."default"' ELSE 'pg_catalog."und-x-icu"' END;
+END
+$$;
+
+CREATE FUNCTION ml_rag._keyword_pattern(keywords text[], "collation" text) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a regular expression that a text with one of the keywords matches: as whole words, in any case, with any
+-- white space where the keyword has some, accents composed or combining. collation: SQL, of ml_rag._keyword_collation.
+-- A keyword that begins or ends with a letter, a digit or _ must not have another one beside it; scripts written
+-- without blanks (Thai, Lao, Burmese, Khmer, and what lies beyond U+2E7F) have no such ends. Cases are spelled out,
+-- [aA], because ~* and lower() cost more than the search itself.
+DECLARE
+  _unbroken text := '\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\U0010ffff';
+  _border text := format('[^[:alnum:]_\u0300-\u036f]|[%s]', _unbroken);
+  _keyword text;
+  _form text;
+  _pattern text;
+  _patterns text[] := '{}';
+BEGIN
+  FOREACH _keyword IN ARRAY keywords LOOP
+    _keyword := regexp_replace(_keyword, '^[\s\u00a0]+|[\s\u00a0]+$', '', 'g');
+    FOR _form IN
+      SELECT DISTINCT f FROM unnest(CASE WHEN getdatabaseencoding() = 'UTF8'
+        THEN ARRAY[_keyword, normalize(_keyword, NFC), normalize(_keyword, NFD)] ELSE ARRAY[_keyword] END) AS f
+    LOOP
+      EXECUTE format($query$
+        SELECT concat(
+          CASE WHEN $1 COLLATE %1$s ~ '^[[:alnum:]_\u0300-\u036f]' AND $1 !~ $2 THEN $4 END,
+          string_agg(CASE
+            WHEN c = ' ' THEN '[\s\u00a0]+'
+            WHEN strpos('.^$*+?()[]{}|\', c) > 0 THEN '\' || c
+            WHEN c IN ('σ', 'ς', 'Σ') THEN '[σςΣ]'
+            WHEN lower(c COLLATE %1$s) <> upper(c COLLATE %1$s) THEN concat('[', c,
+              CASE WHEN length(lower(c COLLATE %1$s)) = 1 THEN lower(c COLLATE %1$s) END,
+              CASE WHEN length(upper(c COLLATE %1$s)) = 1 THEN upper(c COLLATE %1$s) END, ']')
+            ELSE c END, '' ORDER BY i),
+          CASE WHEN $1 COLLATE %1$s ~ '[[:alnum:]_\u0300-\u036f]$' AND $1 !~ $3 THEN $5 END)
+        FROM string_to_table(regexp_replace($1, '[\s\u00a0]+', ' ', 'g'), NULL) WITH ORDINALITY AS s (c, i)
+        $query$, "collation")
+      INTO _pattern USING _form, format('^[%s]', _unbroken), format('[%s]$', _unbroken), format('(?:^|%s)', _border),
+        format('(?:$|%s)', _border);
+      _patterns := _patterns || _pattern;
+    END LOOP;
+  END LOOP;
+  RETURN array_to_string(_patterns, '|');
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_keywords(name text, keywords jsonb) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what parse_options does not know about the two options of keywords  Calls: ml_rag._bad_option
+-- The limits keep the regular expressions of a call within what a session keeps compiled (32).
+BEGIN
+  IF jsonb_array_length(keywords) > 20 OR EXISTS (
+    SELECT FROM jsonb_array_elements_text(keywords) AS k WHERE k !~ '[^\s\u00a0]' OR length(k) > 200) THEN
+    PERFORM ml_rag._bad_option(name, keywords, 'at most 20 words or phrases of 1 to 200 characters');
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._warn_of_unknown_keys(store ml_rag.store, filters jsonb) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a misspelt key of the metadata, where nobody would notice: a condition that holds for rows without a value holds
+-- for all of them then. Others find nothing, which says it.
+-- Which keys there are only the rows know. A few are looked at, and a key that they lack is complained about only where
+-- they have one that is spelt almost so: a key that hardly any row has is what such conditions are for.
+-- Calls: ml_rag._filter_tree, ml_rag._distance_of_words  Reads: the store, as the caller
+DECLARE
+  _rows CONSTANT integer := 100;
+  _tree jsonb;
+  _key text;
+  _keys text[];
+  _known text[];
+  _nearest text;
+BEGIN
+  IF store.metadata IS NULL OR filters IS NULL OR filters::text !~ '"(ne|nin|not|exists)"|null' OR NOT EXISTS (
+    SELECT FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
+    WHERE c.oid = store.relation AND c.relkind IN ('r', 'p', 'm') AND a.attname = store.metadata
+      AND a.atttypid = 'jsonb'::regtype) THEN
+    RETURN;
+  END IF;
+  _tree := ml_rag._filter_tree(filters);
+  _keys := ARRAY(
+    -- the first step of a path; what is a column is none of the metadata
+    SELECT DISTINCT CASE WHEN k.key LIKE '/%' THEN replace(replace(split_part(k.key, '/', 2), '~1', '/'), '~0', '~')
+                         ELSE k.key END
+    FROM (
+      SELECT n.term ->> 'key' AS key
+      FROM jsonb_path_query(_tree, 'strict $.** ? (exists (@."not"))."not".** ? (exists (@.operator))') AS n (term)
+      UNION SELECT n.term ->> 'key'
+      FROM jsonb_path_query(_tree, 'strict $.** ? (exists (@.operator) && exists (@.values[*] ? (@ == null)))') AS n (term)) AS k
+    WHERE k.key LIKE '/%' OR NOT EXISTS (
+      SELECT FROM pg_attribute AS a WHERE a.attrelid = store.relation AND a.attname = k.key AND NOT a.attisdropped));
+  IF cardinality(_keys) = 0 THEN
+    RETURN;
+  END IF;
+  EXECUTE format($query$
+    SELECT array_agg(DISTINCT k)
+    FROM (SELECT t.%I AS document FROM %s AS t LIMIT $1) AS s
+    CROSS JOIN jsonb_object_keys(CASE jsonb_typeof(s.document) WHEN 'object' THEN s.document END) AS k
+    $query$, store.metadata, store.relation) INTO _known USING _rows;
+  FOR _key IN SELECT k FROM unnest(_keys) AS k WHERE k <> ALL (_known) LOOP
+    SELECT n INTO _nearest FROM unnest(_known) AS n, ml_rag._distance_of_words(lower(_key), lower(n)) AS d
+    WHERE d <= least(2, (length(n) - 1) / 2) ORDER BY d, n LIMIT 1;
+    IF FOUND THEN
+      RAISE WARNING USING ERRCODE = '01000',
+        MESSAGE = format('the metadata of "%s" may have no key "%s"', store.vector_store, left(_key, 100)),
+        DETAIL = format('None of the first %s rows has it; "ne", "nin", "not", null and "exists": false hold for a row '
+          'without a value.', _rows),
+        HINT = format('Did you mean "%s"?', left(_nearest, 100));
+    END IF;
+  END LOOP;
+END
+$$;
+
+CREATE FUNCTION ml_rag.filter(store ml_rag.store, options jsonb, OUT condition text, OUT arguments text[])
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the stage: the options that leave rows out, as a condition that stands before any limit
+-- Lists are slices of $3, which the planner folds to constants, so that an index serves them and postgres_fdw ships
+-- them.
+-- Calls: ml_rag.condition, ml_rag._check_keywords, ml_rag._keyword_collation, ml_rag._keyword_pattern
+DECLARE
+  _name text := CASE WHEN store.document_name IS NULL THEN quote_literal(store.vector_store)
+                     ELSE format('t.%I::text', store.document_name) END;
+  _names text[];
+  _condition text;
+  _collation text;
+BEGIN
+  condition := '';
+  arguments := '{}';
+  _names := ml_rag._texts(options -> 'document_name');
+  IF _names IS NOT NULL THEN
+    condition := format(' AND %s = ANY ($3[1:%s])', _name, cardinality(_names));
+    arguments := _names;
+  END IF;
+  _names := ml_rag._texts(options -> 'exclude_document_name');
+  IF _names IS NOT NULL THEN
+    condition := condition || format(' AND (%s IS NULL OR %1$s <> ALL ($3[%s:%s]))', _name,
+      cardinality(arguments) + 1, cardinality(arguments) + cardinality(_names));
+    arguments := arguments || _names;
+  END IF;
+  IF options ? 'filters' THEN
+    SELECT c.arguments, c.condition INTO arguments, _condition
+    FROM ml_rag.condition(store, options -> 'filters', arguments) AS c;
+    condition := condition || format(' AND (%s)', _condition);
+  END IF;
+  IF options ?| '{required_keywords,excluded_keywords}' THEN
+    _collation := ml_rag._keyword_collation();
+    PERFORM ml_rag._check_keywords(o.key, o.value) FROM jsonb_each(options) AS o
+    WHERE o.key IN ('required_keywords', 'excluded_keywords');
+    FOR _condition IN SELECT k FROM jsonb_array_elements_text(options -> 'required_keywords') AS k LOOP
+      arguments := arguments || ml_rag._keyword_pattern(ARRAY[_condition], _collation);
+      condition := condition || format(' AND t.%I::text COLLATE %s ~ $3[%s]', store.segment, _collation,
+        cardinality(arguments));
+    END LOOP;
+    _names := ml_rag._texts(options -> 'excluded_keywords');
+    IF cardinality(_names) > 0 THEN
+      arguments := arguments || ml_rag._keyword_pattern(_names, _collation);
+      condition := condition || format(' AND t.%I::text COLLATE %s !~ $3[%s]', store.segment, _collation,
+        cardinality(arguments));
+    END IF;
+  END IF;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.filter(ml_rag.store, jsonb) IS
+$$the options that leave rows out, as a condition on the rows of a store
+condition: SQL on the alias t, empty or beginning with AND; arguments: what to bind as $3, a text[]. Options:
+document_name, exclude_document_name: names of documents. filters: see ml_rag.condition. required_keywords: segments
+that lack one of them are left out, excluded_keywords: those that have one. A keyword is a word or a phrase and stands
+for whole words, in any case, with any white space between them; in scripts without blanks for itself anywhere.
+Errors: 22023, of ml_rag.condition; more than 20 keywords of one option, or one that is blank or has more than 200
+characters.$$;

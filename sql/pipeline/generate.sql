@@ -1,0 +1,100 @@
+-- generate: prompt to text.
+
+CREATE FUNCTION ml_rag._generate(request jsonb, OUT answer jsonb, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+@BACKEND@
+return backend.generate(plpy, request)
+$$;
+
+CREATE FUNCTION ml_rag._generate_text(prompt text, options jsonb, hits ml_rag.hit[], prompt_options jsonb,
+  OUT text text, OUT prompt_tokens integer, OUT generated_tokens integer)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: ml_rag.generate, with how many tokens it took; null where the model server does not tell
+-- Calls: ml_rag.parse_options, ml_rag._generate, ml_rag._get_setting, ml_rag._raise
+DECLARE
+  _options jsonb := ml_rag.parse_options('ml_generate', options);
+  _prompt_options jsonb := ml_rag.parse_options('prompt', prompt_options);
+  _documents jsonb;
+  _answer jsonb;
+  _error jsonb;
+BEGIN
+  IF coalesce(prompt, '') !~ '\S' THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the prompt is empty';
+  END IF;
+  SELECT jsonb_agg(jsonb_build_object('document_name', h.document_name, 'text', h.segment) ORDER BY h.place)
+  INTO _documents
+  FROM (
+    SELECT coalesce(hits[i].document_name, hits[i].vector_store) AS document_name, hits[i].segment, i AS place
+    FROM generate_subscripts(hits, 1) AS i
+  ) AS h;
+  IF _options ? 'context' THEN
+    _documents := coalesce(_documents, '[]')
+      || jsonb_build_array(jsonb_build_object('document_name', 'context', 'text', _options -> 'context'));
+  END IF;
+  SELECT o.answer, o.error INTO _answer, _error
+  FROM ml_rag._generate(jsonb_build_object('prompt', prompt, 'documents', _documents, 'options',
+    jsonb_build_object('model_id', ml_rag._get_setting('generate_model_id')) || (_options - 'context'),
+    'prompt_options', _prompt_options, 'citations', cardinality(hits))) AS o;
+  IF _error IS NOT NULL THEN
+    PERFORM ml_rag._raise(_error);
+  END IF;
+  IF (_answer ->> 'documents_used')::integer < (_answer ->> 'documents_given')::integer THEN
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = format('the answer draws on %s of %s citations', _answer ->> 'documents_used',
+        _answer ->> 'documents_given'),
+      DETAIL = 'The last ones do not fit the context of the generation model.',
+      HINT = 'Lower "n_citations" or "segment_overlap", or name a model with a larger context in "model_options".';
+  END IF;
+  text := _answer ->> 'text';
+  prompt_tokens := (_answer ->> 'prompt_tokens')::integer;
+  generated_tokens := (_answer ->> 'generated_tokens')::integer;
+END
+$$;
+
+CREATE FUNCTION ml_rag.generate(
+  prompt text, options jsonb DEFAULT NULL, hits ml_rag.hit[] DEFAULT NULL, prompt_options jsonb DEFAULT NULL
+) RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the stage: the answer to a prompt, from the hits (best first) where there are any
+-- Calls: ml_rag._generate_text
+BEGIN
+  RETURN (SELECT g.text FROM ml_rag._generate_text(prompt, options, hits, prompt_options) AS g);
+END
+$$;
+COMMENT ON FUNCTION ml_rag.generate(text, jsonb, ml_rag.hit[], jsonb) IS
+$$generates text from a prompt and, where given, from hits (best first)
+options: those of ml_generate. prompt_options: {"system": text, "citation_style": "none" or "numbered", "order":
+"best_first" or "best_last"}, see ml_rag.option. As many hits as the model's context holds are used, the first ones; a
+warning says when not all. A marker such as [4] that points to none of the hits used is taken out of the text, unless
+options has a json_schema.
+Errors: as ml_generate.$$;
+
+CREATE FUNCTION @extschema@.ml_generate(prompt text, options jsonb DEFAULT NULL) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: ml_rag.generate as HeatWave's ML_GENERATE answers
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag.generate
+DECLARE
+  _call integer := ml_rag._begin('ml_generate', 'generate');
+  _text text;
+BEGIN
+  _text := ml_rag.generate($1, $2);
+  PERFORM ml_rag._end(_call);
+  RETURN jsonb_build_object('text', _text, 'error', NULL);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+  RAISE;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.ml_generate(text, jsonb) IS
+$$generates text: ml_generate('What is SQL?', '{"max_tokens": 100}') -> {"text": …, "error": null}
+Options with ranges and defaults: SELECT * FROM ml_rag.option WHERE routine = 'ml_generate'.
+Errors: 22023 empty prompt, bad option, unknown model, model of another task, prompt longer than the model's context;
+55000 model not available; 08006 model server; 53300 its queue is full; 57014 cancelled; 38000 the model failed.$$;

@@ -1,0 +1,171 @@
+-- rerank: reorder by relevance, with a cross-encoder or with the ranking model "hybrid", which needs none.
+
+CREATE FUNCTION ml_rag._rerank(
+  query text, texts text[], model_id text, OUT scores double precision[], OUT error jsonb
+)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+@BACKEND@
+return backend.rerank(plpy, query, texts, model_id)
+$$;
+
+CREATE FUNCTION ml_rag._word_scores(query text, texts text[], configuration regconfig) RETURNS double precision[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+-- what takes microseconds is not worth a second of compiling, which the guessed number of words would bring about
+SET jit = off
+AS $$
+-- purpose: BM25 of each text, with the statistics of these texts alone, as 0-1; null for a query without words
+-- Calls: ml_rag._tokens
+-- Lucene's variant, k1 1.2, b 0.75. The best text gets 1, unless it has less than 0.15 of what BM25 could give for all
+-- words of the query: a text that shares nothing but "the" is no good one for being the only one that does.
+DECLARE
+  _words jsonb := (ml_rag._tokens(configuration, query)).tokens;
+  _scores double precision[];
+  _attainable double precision;
+BEGIN
+  IF _words = '{}' THEN
+    RETURN NULL;
+  END IF;
+  WITH word AS (
+    SELECT w.key AS word, w.value::integer AS times FROM jsonb_each_text(_words) AS w
+  ), read AS MATERIALIZED (
+    SELECT t.place, k.tokens, k.length
+    FROM unnest(texts) WITH ORDINALITY AS t (text, place)
+    CROSS JOIN LATERAL ml_rag._tokens(configuration, t.text) AS k
+  ), posting AS (
+    SELECT r.place, w.word, (r.tokens ->> w.word)::integer AS times FROM read AS r JOIN word AS w ON r.tokens ? w.word
+  ), weight AS (
+    SELECT w.word, w.times * ln(1 + (cardinality(texts) - count(p.place) + 0.5) / (count(p.place) + 0.5)) AS weight
+    FROM word AS w LEFT JOIN posting AS p ON p.word = w.word GROUP BY w.word, w.times
+  ), norm AS (
+    SELECT r.place, 1.2 * (0.25 + 0.75 * r.length / nullif(avg(r.length) OVER (), 0)) AS norm FROM read AS r
+  ), scored AS (
+    SELECT n.place, coalesce(sum(w.weight * p.times / (p.times + n.norm)), 0)::double precision AS score
+    FROM norm AS n LEFT JOIN posting AS p ON p.place = n.place LEFT JOIN weight AS w ON w.word = p.word
+    GROUP BY n.place
+  )
+  SELECT array_agg(s.score ORDER BY s.place), (SELECT sum(w.weight) FROM weight AS w) INTO _scores, _attainable
+  FROM scored AS s;
+  RETURN ARRAY(
+    SELECT s.score / greatest(max(s.score) OVER (), 0.15 * _attainable)
+    FROM unnest(_scores) WITH ORDINALITY AS s (score, place) ORDER BY s.place);
+END
+$$;
+
+CREATE FUNCTION ml_rag._similarities(query text, texts text[]) RETURNS double precision[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: cosine of each text with the query by the default embedding model, those below 0 as 0
+-- Calls: ml_rag.embed, ml_rag._embed, ml_rag._raise, ml_rag._get_setting
+DECLARE
+  _model_id text := ml_rag._get_setting('embed_model_id');
+  _query_embedding vector := ml_rag.embed(query, _model_id, 'query');
+  _similarities double precision[] := '{}';
+  _vectors vector[];
+  _error jsonb;
+BEGIN
+  -- a slice is what one request surely holds
+  FOR i IN 1..cardinality(texts) BY 128 LOOP
+    SELECT o.vectors, o.error INTO _vectors, _error
+    FROM ml_rag._embed(texts[i:i + 127], _model_id, 'document') AS o;
+    IF _error IS NOT NULL THEN
+      PERFORM ml_rag._raise(_error);
+    END IF;
+    _similarities := _similarities || ARRAY(
+      SELECT greatest(0, coalesce(nullif(1 - (v.embedding <=> _query_embedding), 'NaN'), 0))
+      FROM unnest(_vectors) WITH ORDINALITY AS v (embedding, place) ORDER BY v.place);
+  END LOOP;
+  RETURN _similarities;
+END
+$$;
+
+CREATE FUNCTION ml_rag._hybrid_scores(query text, texts text[], configuration regconfig) RETURNS double precision[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what the ranking model "hybrid" says: 0.7 of the similarity and 0.3 of the words the text shares
+-- Calls: ml_rag._similarities, ml_rag._word_scores
+-- The weight is measured: 0.65 and 0.7 were the best of 0 … 1 together on English and Chinese questions, see
+-- docs/ranking.md. A query without words (nothing but stop words, or emoji) leaves it to the similarity.
+DECLARE
+  -- what 512 tokens surely fit in; without a bound a text of 1 MB would be more than to_tsvector takes
+  _query text := left(query, 8192);
+  _texts text[] := ARRAY(
+    SELECT left(t.text, 8192) FROM unnest(texts) WITH ORDINALITY AS t (text, place) ORDER BY t.place);
+  _similarities double precision[] := ml_rag._similarities(_query, _texts);
+  _word_scores double precision[] := ml_rag._word_scores(_query, _texts, configuration);
+BEGIN
+  -- least: rounding can bring the cosine of equal vectors a little above 1
+  RETURN ARRAY(
+    SELECT least(1, CASE WHEN _word_scores IS NULL THEN _similarities[i]
+                         ELSE 0.7 * _similarities[i] + 0.3 * _word_scores[i] END)
+    FROM generate_subscripts(_texts, 1) AS i ORDER BY i);
+END
+$$;
+
+CREATE FUNCTION ml_rag._relevance(
+  query text, texts text[], model_id text, configuration regconfig DEFAULT NULL
+) RETURNS double precision[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how relevant each text is to the query, 0-1, in the order of the texts; model_id: a cross-encoder, or hybrid
+-- Calls: ml_rag._hybrid_scores, ml_rag._rerank, ml_rag._raise
+DECLARE
+  _scores double precision[];
+  _error jsonb;
+BEGIN
+  IF coalesce(query, '') !~ '\S' THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the query is empty';
+  END IF;
+  IF cardinality(texts) = 0 THEN
+    RETURN '{}';
+  END IF;
+  IF model_id = 'hybrid' THEN
+    RETURN ml_rag._hybrid_scores(query, texts, coalesce(configuration, get_current_ts_config()));
+  END IF;
+  SELECT o.scores, o.error INTO _scores, _error FROM ml_rag._rerank(query, texts, model_id) AS o;
+  IF _error IS NOT NULL THEN
+    PERFORM ml_rag._raise(_error);
+  END IF;
+  RETURN _scores;
+END
+$$;
+
+CREATE FUNCTION ml_rag.rerank(query text, hits ml_rag.hit[], options jsonb DEFAULT NULL) RETURNS SETOF ml_rag.hit
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the stage: the hits in the order of their relevance to the query; equals stay in the order they came in
+-- Calls: ml_rag.parse_options, ml_rag._relevance, ml_rag._get_setting
+DECLARE
+  _options jsonb := ml_rag.parse_options('rerank', options);
+  _least double precision := (_options ->> 'min_score')::double precision;
+  _scores double precision[];
+BEGIN
+  IF coalesce(cardinality(hits), 0) = 0 THEN
+    RETURN;
+  END IF;
+  -- the segment alone: what a store's owner wants scored with it (a title, a heading) belongs into the segment
+  _scores := ml_rag._relevance(query, ARRAY(SELECT hits[i].segment FROM generate_subscripts(hits, 1) AS i ORDER BY i),
+    coalesce(_options ->> 'model_id', ml_rag._get_setting('rerank_model_id')));
+  RETURN QUERY
+    SELECT h.vector_store, h.document_name, h.document_id, h.document_key, h.segment_number, h.segment, h.distance,
+      h.metadata, h.keyword_score, h.score, h.relevance
+    FROM (
+      SELECT p.place, (hits[p.place]).*, _scores[p.place] AS relevance FROM generate_subscripts(hits, 1) AS p (place)
+    ) AS h
+    WHERE _least IS NULL OR h.relevance >= _least
+    ORDER BY h.relevance DESC, h.place;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.rerank(text, ml_rag.hit[], jsonb) IS
+$$the hits by their relevance to the query, best first, with rerank_score (0-1) filled
+options: those of option "rerank": model_id (a cross-encoder, or hybrid: embedding similarity and BM25 over these hits;
+default: setting rerank_model_id), min_score (hits below it are dropped). The text of the segment is scored, without its
+document's name; query and segment together are cut at the cross-encoder's max_tokens. Equal scores stay in the order
+they came in. Errors: 22023 empty query, bad option, unknown model or model of another task; 55000 model not available;
+08006 model server; 53300 its queue is full; 57014 cancelled; 38000.$$;

@@ -1,0 +1,283 @@
+-- load: documents to vector stores: server files by vector_store_load, anything by load_documents.
+
+CREATE FUNCTION ml_rag._check_file_privilege() RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: stop a caller who may not read the server's files
+-- Python below calls this too before it opens anything: those functions can be called by themselves.
+BEGIN
+  IF NOT pg_has_role(current_user, 'pg_read_server_files', 'USAGE') THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'permission denied to read files of the server',
+      DETAIL = format('Only roles with privileges of "pg_read_server_files" may; %I has none.', current_user),
+      HINT = 'Ask for GRANT pg_read_server_files, or load from the client''s side with "ml-rag load".';
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._find_files(uri text, OUT found jsonb, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+@BACKEND@
+return backend.find_files(plpy, uri)
+$$;
+
+CREATE PROCEDURE ml_rag._load_files(job jsonb, INOUT outcome jsonb DEFAULT NULL, INOUT error jsonb DEFAULT NULL)
+LANGUAGE plpython3u
+AS $$
+# purpose: read, send, insert, commit, batch by batch; the commits are in Python so that no error between two batches
+# can leave a request to the model server open. A procedure that commits can have no SET clause.
+@BACKEND@
+return backend.load_files(plpy, job)
+$$;
+
+CREATE FUNCTION ml_rag._load_contents(job jsonb, names text[], contents bytea[], OUT outcome jsonb, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+@BACKEND@
+return backend.load_contents(plpy, job, names, contents)
+$$;
+
+CREATE FUNCTION ml_rag._parse_load_options(routine text, options jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the options of a loading routine, with those of the object chunking
+-- Calls: ml_rag.parse_options, ml_rag._bad_option
+DECLARE
+  _parsed jsonb := ml_rag.parse_options($1, $2);
+  _chunking jsonb := ml_rag.parse_options('chunking', _parsed -> 'chunking');
+BEGIN
+  IF (_chunking ->> 'overlap_tokens')::integer > (_chunking ->> 'segment_tokens')::integer / 2 THEN
+    PERFORM ml_rag._bad_option('overlap_tokens', _chunking -> 'overlap_tokens',
+      format('at most half of "segment_tokens", which is %s', _chunking ->> 'segment_tokens'));
+  END IF;
+  RETURN jsonb_set(_parsed, '{chunking}', _chunking);
+END
+$$;
+
+CREATE FUNCTION ml_rag._load_job(store regclass, embed_model_id text, options jsonb) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what Python needs to know to load documents into a store; options are parsed ones
+-- The store's model stays what it is until the end of the transaction.
+-- Calls: ml_rag._keep_model, ml_rag._check_store, ml_rag._former_models
+DECLARE
+  _store record;
+  _request jsonb;
+BEGIN
+  PERFORM ml_rag._keep_model(store);
+  _store := ml_rag._check_store(store, embed_model_id);
+  _request := jsonb_strip_nulls(jsonb_build_object('embed_model_id', _store.model_id,
+    'chunking', options -> 'chunking', 'language', options -> 'language', 'ocr', options -> 'ocr'));
+  RETURN jsonb_build_object('store', store::oid::bigint, 'relation', (
+      SELECT format('%s.%s', n.nspname, c.relname)
+      FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store),
+    'dimensions', _store.dimensions,
+    'refresh', coalesce(options -> 'refresh', 'true'),
+    'request', _request || jsonb_strip_nulls(jsonb_build_object('formats', options -> 'formats')),
+    -- a document made with other options counts as changed; which formats are wanted does not change one
+    'made_with', md5(_request::text),
+    -- one that was loaded with a model that the store had before ml_rag.reembed has not changed
+    'made_with_formerly', (
+      SELECT coalesce(jsonb_agg(md5((_request || jsonb_build_object('embed_model_id', f.model))::text)), '[]')
+      FROM pg_attribute AS a
+      CROSS JOIN unnest(ml_rag._former_models(col_description(store, a.attnum))) AS f (model)
+      WHERE a.attrelid = store AND a.attname = 'segment_embedding'));
+END
+$$;
+
+CREATE FUNCTION ml_rag._begin_load(uri text, options jsonb, path name[]) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: check everything before the first file, make the store where there is none, return the job
+-- Calls: ml_rag._parse_load_options, ml_rag._check_file_privilege, ml_rag._check_writable, ml_rag._find_files,
+-- ml_rag._raise, ml_rag._store_name, ml_rag._lock_store, ml_rag._make_store, ml_rag._load_job, ml_rag._get_setting
+DECLARE
+  _options jsonb := ml_rag._parse_load_options('vector_store_load', options);
+  _model text := _options ->> 'embed_model_id';
+  _found record;
+  _name record;
+  _store regclass;
+BEGIN
+  IF uri IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'there is no URI',
+      HINT = 'Name files as the server sees them: CALL vector_store_load(''file:///srv/docs/'').';
+  END IF;
+  PERFORM ml_rag._check_file_privilege();
+  PERFORM ml_rag._check_writable('documents cannot be loaded');
+  SELECT f.* INTO _found FROM ml_rag._find_files(uri) AS f;
+  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+  _name := ml_rag._store_name(_options, _found.found ->> 'table_name', path);
+  PERFORM ml_rag._lock_store(_name.schema_name, _name.table_name);
+  _store := to_regclass(format('%I.%I', _name.schema_name, _name.table_name));
+  IF _store IS NULL THEN
+    _store := ml_rag._make_store(_name.schema_name, _name.table_name,
+      coalesce(_model, ml_rag._get_setting('embed_model_id')), _options ->> 'description',
+      _options ->> 'language');
+  END IF;
+  RETURN ml_rag._load_job(_store, _model, _options) || jsonb_build_object(
+    'files', _found.found -> 'files', 'base', _found.found -> 'base', 'patterns', _found.found -> 'patterns',
+    -- null where the caller left it open: then any index on the store will do
+    'index', CASE WHEN options ->> 'distance_metric' IS NOT NULL THEN _options -> 'distance_metric' END);
+END
+$$;
+
+CREATE FUNCTION ml_rag._end_load(job jsonb, outcome jsonb) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the index, a warning for each file that failed, and the result
+-- Warnings go to the log of PostgreSQL, and what a parser says of a document can quote it: that is in the result only.
+-- Calls: ml_rag.index_store
+DECLARE
+  _store oid := (job ->> 'store')::oid;
+  _failure record;
+BEGIN
+  PERFORM ml_rag._lock_store(_store);
+  PERFORM ml_rag.index_store(_store, job ->> 'index');
+  FOR _failure IN
+    SELECT f.* FROM jsonb_to_recordset(outcome -> 'failed')
+      AS f (document_name text, error text, hint text) LIMIT 20
+  LOOP
+    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('%s: %s', _failure.document_name, _failure.error),
+      DETAIL = 'The result tells more, under "failed".', HINT = coalesce(_failure.hint, 'Load again when that is mended; the other documents are there.');
+  END LOOP;
+  IF jsonb_array_length(outcome -> 'failed') > 20 THEN
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = format('%s more documents failed', jsonb_array_length(outcome -> 'failed') - 20),
+      HINT = 'The result lists all of them under "failed".';
+  END IF;
+  RETURN jsonb_build_object('vector_store', (
+      SELECT format('%s.%s', n.nspname, c.relname)
+      FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _store))
+    || outcome;
+END
+$$;
+
+CREATE PROCEDURE @extschema@.vector_store_load(uri text, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
+LANGUAGE plpgsql
+AS $$
+-- purpose: server files to a vector store, a commit after each batch where the caller's transaction allows it
+-- Calls: ml_rag._begin, ml_rag._stage, ml_rag._begin_load, ml_rag._load_files, ml_rag._raise, ml_rag._progress,
+-- ml_rag._end_load, ml_rag._end
+-- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
+-- commit within a block that has an EXCEPTION clause.
+DECLARE
+  _call pg_catalog.int4 := ml_rag._begin('vector_store_load');
+  _job pg_catalog.jsonb;
+  _outcome pg_catalog.jsonb;
+  _error pg_catalog.jsonb;
+BEGIN
+  BEGIN
+    _job := ml_rag._begin_load(uri, options, pg_catalog.current_schemas(false));
+  EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+    PERFORM ml_rag._end(_call, SQLSTATE);
+    RAISE;
+  END;
+  PERFORM ml_rag._stage(_call, 'load', pg_catalog.jsonb_extract_path_text(_job, 'request', 'embed_model_id'));
+  CALL ml_rag._load_files(_job, _outcome, _error);
+  BEGIN
+    IF _error IS NOT NULL THEN
+      PERFORM ml_rag._raise(_error);
+    END IF;
+    PERFORM ml_rag._stage(_call, 'index');
+    result := ml_rag._end_load(_job, _outcome);
+    PERFORM ml_rag._end(_call);
+  EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+    PERFORM ml_rag._end(_call, SQLSTATE);
+    RAISE;
+  END;
+END
+$$;
+COMMENT ON PROCEDURE @extschema@.vector_store_load(text, jsonb, jsonb) IS
+$$loads files of the server into a vector store: CALL vector_store_load('file:///srv/handbook/')
+uri: file:// and a path, or just an absolute path; a glob when it has ? or *; every file below when it ends in /. Hidden
+files are left out, and symbolic links that lead out of the folder. The table is made where it does not exist. By
+default changed files are embedded again, new ones added, those gone removed; a document keeps its id.
+options with ranges and defaults: SELECT * FROM ml_rag.option WHERE routine IN ('vector_store_load', 'chunking').
+result: {"vector_store", "documents": {"loaded", "changed", "unchanged", "removed", "skipped", "failed"}, "segments",
+"failed": [{"document_name", "error", …}], "seconds"}. A document that fails does not stop the others, and keeps the
+segments it had. Commits after each batch outside a transaction block, so that a load that breaks off can be called
+again and goes on. skipped: of a format that "formats" leaves out. Needs pg_read_server_files.
+Errors: 22023 bad option, no such file, table that is no vector store; 22000 different dimensions; 25006 read-only; 42501;
+42P01 store dropped meanwhile; 53100 disk full; 55000; 08006; 53300; 57014; 38000.$$;
+
+CREATE FUNCTION ml_rag.load_documents(store regclass, names text[], contents bytea[], options jsonb DEFAULT NULL)
+RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: documents the client sends, into a store
+-- Calls: ml_rag._begin, ml_rag._stage, ml_rag._end, ml_rag._parse_load_options, ml_rag._check_writable,
+-- ml_rag._load_job, ml_rag._load_contents, ml_rag._raise  Writes: the store, as the caller
+DECLARE
+  _call integer := ml_rag._begin('ml_rag.load_documents');
+  _options jsonb;
+  _job jsonb;
+  _outcome record;
+BEGIN
+  _options := ml_rag._parse_load_options('load_documents', $4);
+  IF names IS NULL OR contents IS NULL OR cardinality(names) <> cardinality(contents)
+    OR array_position(names, NULL) IS NOT NULL OR array_position(contents, NULL) IS NOT NULL
+    OR array_ndims(names) > 1 OR array_ndims(contents) > 1 OR '' = ANY (names)
+    OR cardinality(names) <> (SELECT count(DISTINCT n) FROM unnest(names) AS n) THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'names and contents of the documents do not fit together',
+      DETAIL = format('%s names, %s contents; each document needs a name of its own and a content, neither null.',
+        coalesce(cardinality(names), 0), coalesce(cardinality(contents), 0));
+  END IF;
+  PERFORM ml_rag._check_writable('documents cannot be loaded', store);
+  _job := ml_rag._load_job(store, _options ->> 'embed_model_id', _options);
+  PERFORM ml_rag._stage(_call, 'load', _job #>> '{request,embed_model_id}');
+  SELECT o.* INTO _outcome FROM ml_rag._load_contents(_job, names, contents) AS o;
+  PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
+  PERFORM ml_rag._end(_call);
+  RETURN _outcome.outcome;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+  RAISE;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.load_documents(regclass, text[], bytea[], jsonb) IS
+$$loads documents that the client sends into a vector store: load_documents('docs', '{a.pdf}', ARRAY[$1::bytea])
+A document of the same name is replaced where content or options differ ("refresh": false leaves it alone), and keeps
+its id. options: SELECT * FROM ml_rag.option WHERE routine IN ('load_documents', 'chunking').
+Returns {"documents": {"loaded", "changed", "unchanged", "removed", "skipped", "failed"}, "segments",
+"failed": [{"document_name", "error", …}], "seconds"}; a document that fails does not stop the others. Call
+ml_rag.index_store when the last one is in. Needs SELECT, INSERT and DELETE on the store, no privilege on files.
+Errors: as vector_store_load.$$;
+
+CREATE FUNCTION ml_rag.load_document(store regclass, document_name text, content bytea, options jsonb DEFAULT NULL)
+RETURNS jsonb
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$ SELECT ml_rag.load_documents($1, ARRAY[$2], ARRAY[$3], $4) $$;
+COMMENT ON FUNCTION ml_rag.load_document(regclass, text, bytea, jsonb) IS
+$$loads one document that the client sends into a vector store; see ml_rag.load_documents
+Errors: as vector_store_load.$$;
+
+CREATE FUNCTION ml_rag.unchanged_documents(store regclass, names text[], sha256 text[], options jsonb DEFAULT NULL)
+RETURNS SETOF text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what a client need not send  Calls: ml_rag._parse_load_options, ml_rag._load_job, ml_rag._document_states
+DECLARE
+  _options jsonb := ml_rag._parse_load_options('load_documents', $4);
+  _job jsonb := ml_rag._load_job(store, _options ->> 'embed_model_id', _options);
+BEGIN
+  RETURN QUERY
+    SELECT s.document_name
+    FROM unnest(names, sha256) AS n (name, sha256)
+    JOIN ml_rag._document_states(store, names) AS s ON s.document_name = n.name
+    WHERE NOT (_job -> 'refresh')::boolean OR s.sha256 = n.sha256
+      AND (s.made_with = _job ->> 'made_with' OR _job -> 'made_with_formerly' ? s.made_with);
+END
+$$;
+COMMENT ON FUNCTION ml_rag.unchanged_documents(regclass, text[], text[], jsonb) IS
+$$which of the documents load_documents would leave alone, by their names and the SHA-256 (hex) of their contents
+options: those of load_documents; with "refresh": false every document the store has. Errors: 22023.$$;

@@ -1,0 +1,330 @@
+-- store: vector stores as tables: make, check, write, index. store/load fills them.
+
+CREATE FUNCTION ml_rag._store_name(options jsonb, default_name text, path name[], OUT schema_name name,
+  OUT table_name name)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: which table: the options, else the first in the caller's search_path, else where the caller may create it
+-- Calls: ml_rag._bad_option
+BEGIN
+  table_name := coalesce(options ->> 'table_name', default_name);
+  IF octet_length(coalesce(options ->> 'table_name', '')) > 63 THEN
+    PERFORM ml_rag._bad_option('table_name', options -> 'table_name', 'at most 63 bytes');
+  END IF;
+  IF strpos(options ->> 'table_name', '.') > 0 AND NOT options ? 'schema_name'
+    AND NOT EXISTS (SELECT FROM pg_class AS c WHERE c.relname = _store_name.table_name) THEN
+    PERFORM ml_rag._bad_option('table_name', options -> 'table_name', 'the name of a table alone',
+      'Its schema goes into "schema_name"; with that given, a name may hold a dot.');
+  END IF;
+  IF options ? 'schema_name' THEN
+    SELECT n.nspname INTO schema_name FROM pg_namespace AS n WHERE n.nspname = options ->> 'schema_name';
+    IF NOT FOUND THEN
+      PERFORM ml_rag._bad_option('schema_name', options -> 'schema_name', 'a schema that exists',
+        'CREATE SCHEMA makes one.');
+    END IF;
+    RETURN;
+  END IF;
+  SELECT p.entry INTO schema_name FROM unnest(path) WITH ORDINALITY AS p (entry, place)
+  JOIN pg_namespace AS n ON n.nspname = p.entry
+  LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = _store_name.table_name
+  WHERE c.oid IS NOT NULL OR has_schema_privilege(n.oid, 'CREATE') AND n.nspname !~ '^pg_'
+  ORDER BY c.oid IS NULL, p.place LIMIT 1;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'there is no schema to create the vector store in',
+      DETAIL = format('The search_path has: %s.', coalesce(nullif(array_to_string(path, ', '), ''), 'nothing')),
+      HINT = 'Name a schema that you may create tables in, in "schema_name".';
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_store(store regclass, embed_model_id text, OUT model_id text, OUT dimensions integer,
+  OUT embedding_type text)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether documents can be loaded into a relation; embed_model_id null = whatever its marker says
+-- Calls: ml_rag._marked_model
+DECLARE
+  _wrong text;
+BEGIN
+  IF NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = store) THEN
+    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'the vector store does not exist, or no longer',
+      DETAIL = format('There is no table of oid %s.', store::oid),
+      HINT = 'ml_rag.create_store and vector_store_load make one.';
+  ELSIF (SELECT c.relkind NOT IN ('r', 'p') FROM pg_class AS c WHERE c.oid = store) THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('relation "%s" is no table', store);
+  END IF;
+  SELECT string_agg(format('%s %s', w.name, w.types[1]), ', ') INTO _wrong
+  FROM (VALUES ('document_name', '{text,character varying}'::text[]), ('metadata', '{jsonb}'),
+               ('document_id', '{bigint,integer,numeric}'), ('segment_number', '{integer,bigint}'),
+               ('segment', '{text,character varying}'), ('segment_embedding', '{vector,halfvec}')) AS w (name, types)
+  WHERE NOT EXISTS (
+    SELECT FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+    WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0 AND NOT a.attisdropped
+      AND (format_type(a.atttypid, NULL) = ANY (w.types)
+           OR a.atttypid IN ('vector'::regtype, 'halfvec'::regtype) AND t.typname = ANY (w.types)));
+  IF _wrong IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is no vector store', store),
+      DETAIL = format('Columns missing or of another type: %s.', _wrong),
+      HINT = 'Name a table that does not exist yet in "table_name"; it is made with the right columns.';
+  END IF;
+  SELECT t.typname, nullif(a.atttypmod, -1), ml_rag._marked_model(col_description(store, a.attnum))
+  INTO embedding_type, dimensions, model_id
+  FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+  WHERE a.attrelid = store AND a.attname = 'segment_embedding';
+  IF model_id IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '22023',
+      MESSAGE = format('column "segment_embedding" of table "%s" does not say which model its vectors are of', store),
+      HINT = format('COMMENT ON COLUMN %s.segment_embedding IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'';', store);
+  ELSIF model_id <> embed_model_id THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('vector store "%s" holds vectors of another model', store),
+      DETAIL = format('It holds %s, asked for was %s.', model_id, embed_model_id),
+      HINT = 'Name another table in "table_name", or leave "embed_model_id" out.';
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._make_store(schema_name name, table_name name, model_id text, description text, language text)
+RETURNS regclass
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: an empty vector store (SPEC section 5), with its keyword index
+-- Calls: ml_rag.embed, ml_rag._index_keywords  Writes: a new table, as the caller
+DECLARE
+  -- a first vector tells the dimensions, and whether the model works, before anything is made
+  _dimensions integer := vector_dims(ml_rag.embed('dimensions', model_id));
+  _name text := format('%I.%I', schema_name, table_name);
+  _message text;
+  _hint text;
+BEGIN
+  IF model_id ~ '[\s,;]' THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the model id cannot stand in the marker of a vector store',
+      DETAIL = format('Model id %L; blanks, commas and semicolons end the marker.', model_id);
+  END IF;
+  EXECUTE format($sql$
+    CREATE TABLE %s (
+      document_name     text NOT NULL,
+      metadata          jsonb NOT NULL,
+      document_id       bigint NOT NULL,
+      segment_number    integer NOT NULL,
+      segment           text NOT NULL,
+      segment_embedding vector(%s) NOT NULL,
+      PRIMARY KEY (document_id, segment_number)
+    )$sql$, _name, _dimensions);
+  -- what refresh asks for each file, and what the filters on documents use
+  EXECUTE format('CREATE INDEX ON %s (document_name)', _name);
+  EXECUTE format('COMMENT ON COLUMN %s.segment_embedding IS %L', _name, 'GENAI_OPTIONS=EMBED_MODEL_ID=' || model_id);
+  IF description IS NOT NULL THEN
+    EXECUTE format('COMMENT ON TABLE %s IS %L', _name, description);
+  END IF;
+  BEGIN
+    PERFORM ml_rag._index_keywords(_name::regclass, jsonb_build_object('language', language), true);
+  EXCEPTION WHEN object_not_in_prerequisite_state THEN
+    -- a server without numpy can still be searched by vectors
+    GET STACKED DIAGNOSTICS _message = MESSAGE_TEXT, _hint = PG_EXCEPTION_HINT;
+    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('%s gets no keyword index: %s', _name, _message), HINT = _hint;
+  END;
+  RETURN _name::regclass;
+END
+$$;
+
+CREATE FUNCTION ml_rag._document_states(store regclass, names text[])
+RETURNS TABLE (document_name text, sha256 text, made_with text)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: which of the documents the store has, and what they were made of  Reads: the store, as the caller
+BEGIN
+  RETURN QUERY EXECUTE format($sql$
+    SELECT n, t.metadata #>> '{source,sha256}', t.metadata #>> '{source,made_with}'
+    FROM unnest($1) AS n
+    CROSS JOIN LATERAL (SELECT s.metadata FROM %s AS s WHERE s.document_name = n LIMIT 1) AS t$sql$, ml_rag._relation_name(store))
+  USING names;
+END
+$$;
+
+CREATE FUNCTION ml_rag._replace_document(store oid, name text) RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: delete what the store has of a document; returns the id its new segments get
+-- A document keeps its id, a new one gets the next; the lock makes that safe. Where row-level security may hide rows
+-- from the caller the next one may be taken: there the id is drawn from so many that another's is hardly ever met, and
+-- backend/store.py tries again where it is.
+-- Calls: ml_rag._lock_store, ml_rag._relation_name  Writes: the store, as the caller
+DECLARE
+  _relation text;
+  _most bigint;
+  _id bigint;
+  _is_taken boolean := true;
+BEGIN
+  PERFORM ml_rag._lock_store(store);
+  _relation := ml_rag._relation_name(store);
+  EXECUTE format('SELECT min(s.document_id) FROM %s AS s WHERE s.document_name = $1', _relation)
+    INTO _id USING name;
+  IF _id IS NOT NULL THEN
+    EXECUTE format('DELETE FROM %s AS s WHERE s.document_name = $1', _relation) USING name;
+  ELSIF row_security_active(store) THEN
+    -- up to 2^53, which JSON's readers keep exactly
+    _most := CASE (SELECT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'document_id')
+      WHEN 'integer'::regtype THEN 2147483647 ELSE 9007199254740991 END;
+    WHILE _is_taken LOOP
+      _id := 1 + floor(random() * _most)::bigint;
+      EXECUTE format('SELECT EXISTS (SELECT FROM %s AS s WHERE s.document_id = $1)', _relation)
+        INTO _is_taken USING _id;
+    END LOOP;
+  ELSE
+    EXECUTE format('SELECT coalesce(max(s.document_id), 0) + 1 FROM %s AS s', _relation) INTO _id;
+  END IF;
+  RETURN _id;
+END
+$$;
+
+CREATE FUNCTION ml_rag._insert_segments(
+  store oid, name text, id bigint, first integer, metadata jsonb[], segments text[], vectors text[]
+) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: segments of one document, numbered from first  Writes: the store, as the caller
+BEGIN
+  EXECUTE format($sql$
+    INSERT INTO %s (document_name, metadata, document_id, segment_number, segment, segment_embedding)
+    SELECT $1, u.metadata, $2, $3 + u.place - 1, u.segment, u.embedding::vector
+    FROM unnest($4, $5, $6) WITH ORDINALITY AS u (metadata, segment, embedding, place)
+    $sql$, ml_rag._relation_name(store))
+  USING name, id, first, metadata, segments, vectors;
+END
+$$;
+
+CREATE FUNCTION ml_rag.index_store(store regclass, distance_metric text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the approximate index of a store, where there is none for the metric, the keyword index tidied, and fresh
+-- statistics
+-- Calls: ml_rag.parse_options, ml_rag._relation_name, ml_rag.fold_keyword_index  Writes: an index, as the caller
+DECLARE
+  _metric text := ml_rag.parse_options('vector_store_load',
+    jsonb_build_object('distance_metric', distance_metric)) ->> 'distance_metric';
+  _type text;
+  _dimensions integer;
+  _class text;
+  _indexed boolean;
+  -- looked up once: dropped later on, the statements below name what does not exist
+  _relation text := ml_rag._relation_name(store);
+BEGIN
+  IF NOT pg_has_role(current_user, (SELECT c.relowner FROM pg_class AS c WHERE c.oid = store), 'USAGE') THEN
+    RAISE NOTICE USING MESSAGE = format('index and statistics of "%s" are left to its owner', store),
+      HINT = format('Where much has changed, its owner calls SELECT ml_rag.index_store(%L);', _relation);
+    RETURN;
+  END IF;
+  SELECT t.typname, a.atttypmod INTO _type, _dimensions
+  FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+  WHERE a.attrelid = store AND a.attname = 'segment_embedding' AND NOT a.attisdropped;
+  _class := format('%s_%s_ops', _type, CASE _metric WHEN 'COSINE' THEN 'cosine' WHEN 'DOT' THEN 'ip' ELSE 'l2' END);
+  SELECT EXISTS (
+    SELECT FROM pg_index AS x
+    JOIN pg_class AS i ON i.oid = x.indexrelid
+    JOIN pg_am AS m ON m.oid = i.relam AND m.amname IN ('hnsw', 'ivfflat')
+    JOIN pg_opclass AS o ON o.oid = x.indclass[0]
+    WHERE x.indrelid = store AND (distance_metric IS NULL OR o.opcname = _class)) INTO _indexed;
+  IF _indexed THEN
+    NULL;
+  ELSIF _dimensions > (CASE _type WHEN 'halfvec' THEN 4000 ELSE 2000 END) THEN
+    RAISE NOTICE USING MESSAGE = format('"%s" gets no index', store),
+      DETAIL = format('An hnsw index holds vectors of 2000 dimensions and half vectors of 4000; the column is %s(%s).',
+        _type, _dimensions),
+      HINT = 'Searches scan the table.';
+  ELSIF _dimensions > 0 THEN
+    EXECUTE format('CREATE INDEX ON %s USING hnsw (segment_embedding %s)', _relation, _class);
+  END IF;
+  PERFORM ml_rag.fold_keyword_index(store)
+  WHERE EXISTS (SELECT FROM ml_rag._keyword_index(index_store.store));
+  EXECUTE format('ANALYZE %s', _relation);
+END
+$$;
+COMMENT ON FUNCTION ml_rag.index_store(regclass, text) IS
+$$builds the approximate index (hnsw) of a vector store for a metric, unless it has one, and gathers statistics
+distance_metric: COSINE, DOT, EUCLIDEAN; null = COSINE, and any approximate index the store has already will do.
+vector_store_load calls it at its end; call it after load_documents. Errors: 22023, 42P01.$$;
+
+CREATE FUNCTION ml_rag.create_store(name text, options jsonb DEFAULT NULL) RETURNS regclass
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a vector store to load into, made unless it is there; not qualified = in the current schema
+-- Calls: ml_rag.parse_options, ml_rag._lock_store, ml_rag._check_store, ml_rag._check_writable, ml_rag._make_store,
+-- ml_rag._get_setting
+DECLARE
+  _options jsonb := ml_rag.parse_options('create_store', $2);
+  _parts text[];
+  _store regclass;
+BEGIN
+  BEGIN
+    _parts := parse_ident(create_store.name);
+  EXCEPTION WHEN invalid_parameter_value THEN
+    NULL;
+  END;
+  IF cardinality(_parts) IS DISTINCT FROM 2 THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid name of a vector store',
+      DETAIL = format('Got %s; expected ''schema.table''.', coalesce(quote_literal(left(create_store.name, 200)), 'NULL'));
+  END IF;
+  PERFORM ml_rag._store_name(jsonb_build_object('schema_name', _parts[1], 'table_name', _parts[2]), NULL, NULL);
+  PERFORM ml_rag._lock_store(_parts[1]::name, _parts[2]::name);
+  _store := to_regclass(format('%I.%I', _parts[1], _parts[2]));
+  IF _store IS NULL THEN
+    PERFORM ml_rag._check_writable('a vector store cannot be made');
+    RETURN ml_rag._make_store(_parts[1], _parts[2],
+      coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id')), _options ->> 'description',
+      _options ->> 'language');
+  END IF;
+  PERFORM ml_rag._check_store(_store, _options ->> 'embed_model_id');
+  RETURN _store;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.create_store(text, jsonb) IS
+$$makes an empty vector store, or checks the one that is there: ml_rag.create_store('public.handbook')
+options: embed_model_id, description, language (of its keyword index). Errors: 22023 bad option, table that is no vector
+store or of another model; 25006 read-only; 42501; 55000 model not available; 08006.$$;
+
+CREATE FUNCTION ml_rag.documents_below(store regclass, prefix text) RETURNS SETOF text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- Calls: ml_rag._check_store  Reads: the store, as the caller
+BEGIN
+  PERFORM ml_rag._check_store(store, NULL);
+  RETURN QUERY EXECUTE format(
+    'SELECT DISTINCT s.document_name::text FROM %s AS s WHERE starts_with(s.document_name, $1)',
+    ml_rag._relation_name(store)) USING prefix;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.documents_below(regclass, text) IS
+$$names of the documents of a vector store that begin with a prefix, such as the path of a folder
+Errors: 22023 no vector store; 42501.$$;
+
+CREATE FUNCTION ml_rag.remove_documents(store regclass, names text[]) RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- Calls: ml_rag._check_store, ml_rag._lock_store  Writes: the store, as the caller
+DECLARE
+  _n bigint;
+BEGIN
+  PERFORM ml_rag._check_store(store, NULL);
+  PERFORM ml_rag._lock_store(store::oid);
+  EXECUTE format($sql$
+    WITH gone AS (
+      DELETE FROM %s AS s WHERE s.document_name = ANY ($1) AND s.metadata ? 'source' RETURNING s.document_name
+    )
+    SELECT count(DISTINCT g.document_name) FROM gone AS g$sql$, ml_rag._relation_name(store))
+  INTO _n USING names;
+  RETURN _n;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.remove_documents(regclass, text[]) IS
+$$removes documents that were loaded into a vector store; returns how many it had of them
+Rows that no load has made are left alone. Errors: 22023 no vector store; 42501.$$;
