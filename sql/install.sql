@@ -19,11 +19,12 @@
 -- ml_rag_search ends after step 10 and returns rows; ml_rag_table (batch/) asks many questions, ml_rag_evaluate (evaluate/)
 -- measures the answers. vector_store_load and the like (store/) bring in what is searched.
 
--- ground: schema and types, settings, the door to Python, the model server, options
+-- ground: schema and types, settings, the door to Python, the model server, metrics, options
 \i ground/schema.sql
 \i ground/settings.sql
 \i ground/python.sql
 \i ground/models.sql
+\i ground/metric.sql
 \i ground/options.sql
 \i ground/parse.sql
 

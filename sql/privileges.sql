@@ -40,7 +40,7 @@ FROM PUBLIC;
 -- ml_rag_user: asks. The stages run with the caller's own rights, so it may call each of them; what they read is
 -- decided by the privileges and row-level security of the stores.
 GRANT USAGE ON SCHEMA ml_rag TO ml_rag_user;
-GRANT SELECT ON ml_rag.setting, ml_rag.option TO ml_rag_user;
+GRANT SELECT ON ml_rag.setting, ml_rag.option, ml_rag.metric TO ml_rag_user;
 GRANT SELECT ON ml_rag.setting_value TO ml_rag_user;
 -- policies leave each role its own rows; a run's number and its role are not for the role to say, or it could take the
 -- numbers of runs to come

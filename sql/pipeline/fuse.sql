@@ -38,10 +38,11 @@ DECLARE
   _best_keyword double precision;
   _decided double precision;
   _decided_keyword double precision;
+  _is_complement boolean := (SELECT m.is_complement FROM ml_rag.metric AS m WHERE m.name = distance_metric);
 BEGIN
   -- of an arm's own candidates; the similarity that a distance stands for, 1 for equal vectors
   _similarities := ARRAY(
-    SELECT CASE distance_metric WHEN 'EUCLIDEAN' THEN 1 / (1 + h.distance) ELSE 1 - h.distance END
+    SELECT CASE WHEN _is_complement THEN 1 - h.distance ELSE 1 / (1 + h.distance) END
     FROM unnest(semantic) AS h);
   _most_similar := (SELECT max(s) FROM unnest(_similarities) AS s);
   _best_keyword := (SELECT max(s) FROM unnest(_keyword_scores) AS s);
@@ -75,7 +76,7 @@ BEGIN
     ), scored AS (
       SELECT c.*, CASE WHEN _is_weighted THEN
           CASE WHEN _most_similar > 0 THEN _semantic_weight * least(1, greatest(0,
-            CASE distance_metric WHEN 'EUCLIDEAN' THEN 1 / (1 + c.distance) ELSE 1 - c.distance END) / _most_similar)
+            CASE WHEN _is_complement THEN 1 - c.distance ELSE 1 / (1 + c.distance) END) / _most_similar)
             ELSE 0 END
           + CASE WHEN _best_keyword > 0 THEN (1 - _semantic_weight) * coalesce(c.keyword_score, 0) / _best_keyword
             ELSE 0 END
@@ -95,7 +96,7 @@ $$;
 COMMENT ON FUNCTION ml_rag.fuse(ml_rag.hit[], ml_rag.hit[], jsonb, text) IS
 $$the hits of the semantic arm (nearest first) and of the keyword arm (best first) as one list, by score (0-1)
 options: those of hybrid_options. fusion weighted: w * similarity + (1 - w) * keyword score, each divided by the largest
-of its arm; similarity = 1 - distance, or 1 / (1 + distance) with EUCLIDEAN; a hit that only one arm found counts with
+of its arm; similarity = 1 - distance, or 1 / (1 + distance) with EUCLIDEAN and MANHATTAN; a hit that only one arm found counts with
 its true distance and the keyword score 0. w is semantic_weight; auto = by how clearly each arm tells its best
 candidates from the rest. fusion rrf: the sum of 1 / (rrf_k + place), as a share of the largest possible.
 Errors: 22023 bad option.$$;

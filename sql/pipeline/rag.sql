@@ -49,7 +49,7 @@ BEGIN
 
   IF options ? 'query_embedding' THEN
     _query_embedding := ml_rag._vector(options -> 'query_embedding');
-    IF _metric = 'COSINE' AND vector_norm(_query_embedding) = 0 THEN
+    IF vector_norm(_query_embedding) = 0 AND (SELECT m.is_angle FROM ml_rag.metric AS m WHERE m.name = _metric) THEN
       PERFORM ml_rag._bad_option('query_embedding', options -> 'query_embedding',
         'a vector that is not all zeros', 'Such a vector has no cosine distance to anything.');
     END IF;

@@ -2,14 +2,15 @@
 
 CREATE FUNCTION ml_rag._hit_columns(
   store ml_rag.store, distance_metric text, keyword_score text DEFAULT 'NULL::float8',
-  OUT distance text, OUT of_row text, OUT of_hit text, OUT place text
+  OUT distance text, OUT rounded text, OUT of_row text, OUT of_hit text, OUT place text
 )
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: how a row t of a store becomes an ml_rag.hit, for the statements of both arms: SELECT <of_hit> FROM
 -- (SELECT <of_row> FROM store AS t WHERE … ORDER BY … LIMIT $2) AS s, $1 the query vector (its distance is null where
--- that is). distance: from t to $1, what an index can serve: neither rounded nor named. keyword_score: SQL for that
+-- that is). distance: from t to $1, what an index can serve: neither rounded nor named. rounded: a format that makes of it
+-- what callers get. keyword_score: SQL for that
 -- column of the hit, over s. place: what settles ties, an ORDER BY list over t (document, then segment).
 -- Rounding and naming stand in the outer list, so that the inner query keeps to what postgres_fdw can ship to a shard.
 DECLARE
@@ -18,9 +19,11 @@ DECLARE
   _id text := CASE WHEN store.document_id IS NULL THEN 'NULL' ELSE format('t.%I', store.document_id) END;
   _has_integer_id boolean := coalesce(store.document_id_type IN ('smallint', 'integer', 'bigint'), false);
   _number text := CASE WHEN store.segment_number IS NULL THEN 'NULL' ELSE format('t.%I', store.segment_number) END;
+  _metric ml_rag.metric;
 BEGIN
-  distance := format('t.%I %s $1::%s', store.segment_embedding,
-    CASE distance_metric WHEN 'COSINE' THEN '<=>' WHEN 'DOT' THEN '<#>' ELSE '<->' END, store.embedding_type);
+  SELECT m.* INTO STRICT _metric FROM ml_rag.metric AS m WHERE m.name = distance_metric;
+  distance := format('t.%I %s $1::%s', store.segment_embedding, _metric.operator, store.embedding_type);
+  rounded := format('round((%s + %%s)::numeric, 4)', _metric.shift);
   of_row := concat(_name, ' AS document_name, ', _id, ' AS document_id, ', _number, '::bigint AS segment_number, ',
     format('t.%I::text', store.segment), ' AS segment, ', distance, ' AS distance, ',
     CASE WHEN store.metadata IS NULL THEN 'NULL::jsonb' ELSE format('to_jsonb(t.%I)', store.metadata) END,
@@ -29,8 +32,7 @@ BEGIN
     CASE WHEN _has_integer_id THEN 's.document_id::bigint' ELSE 'NULL::bigint' END, ', ',
     CASE WHEN store.document_id IS NULL THEN 's.document_name' ELSE 's.document_id::text' END,
     ', s.segment_number, s.segment, ',
-    -- 1 - inner product: smaller is nearer, and normalised vectors get the cosine distance
-    'round((', CASE distance_metric WHEN 'DOT' THEN '1 + ' END, 's.distance)::numeric, 4), s.metadata, ',
+    format(rounded, 's.distance'), ', s.metadata, ',
     keyword_score, ', NULL::float8, NULL::float8');
   place := concat('(', _name, ') COLLATE "C", ',
     CASE WHEN _has_integer_id THEN _id ELSE format('(%s)::text COLLATE "C"', _id) END, ', (', _number, ')::bigint');
@@ -58,8 +60,7 @@ BEGIN
     ' ORDER BY ', CASE sort
       WHEN 'index' THEN _columns.distance
       WHEN 'exact' THEN format('(%s) + 0', _columns.distance)
-      ELSE concat('round((', CASE distance_metric WHEN 'DOT' THEN '1 + ' END, '(', _columns.distance,
-        '))::numeric, 4), ', _columns.place)
+      ELSE concat(format(_columns.rounded, concat('(', _columns.distance, ')')), ', ', _columns.place)
     END,
     ' LIMIT $2) AS s WHERE s.distance > ''-Infinity'' AND s.distance < ''Infinity''');
 END
@@ -326,7 +327,7 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.search(ml_rag.store[], vector, integer, text, jsonb, boolean) IS
 $$the n nearest segments of the stores, nearest first
-distance_metric: COSINE, DOT (1 - inner product) or EUCLIDEAN; distances are rounded to 4 decimals. Equal distances go
+distance_metric: a name in ml_rag.metric; distances are rounded to 4 decimals. Equal distances go
 by store, document and segment. options: those of ml_rag that leave rows out, see ml_rag.filter; they apply before the
 limit. Rows whose segment or embedding is null are skipped. Errors: 22000 different dimensions; with
 skip_other_dimensions a warning instead, where another store has the right ones; those of ml_rag.filter. What goes wrong

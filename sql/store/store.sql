@@ -224,7 +224,7 @@ BEGIN
   SELECT t.typname, a.atttypmod INTO _type, _dimensions
   FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
   WHERE a.attrelid = store AND a.attname = 'segment_embedding' AND NOT a.attisdropped;
-  _class := format('%s_%s_ops', _type, CASE _metric WHEN 'COSINE' THEN 'cosine' WHEN 'DOT' THEN 'ip' ELSE 'l2' END);
+  _class := format('%s_%s_ops', _type, (SELECT m.operator_class FROM ml_rag.metric AS m WHERE m.name = _metric));
   SELECT EXISTS (
     SELECT FROM pg_index AS x
     JOIN pg_class AS i ON i.oid = x.indexrelid
@@ -248,7 +248,7 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.index_store(regclass, text) IS
 $$builds the approximate index (hnsw) of a vector store for a metric, unless it has one, and gathers statistics
-distance_metric: COSINE, DOT, EUCLIDEAN; null = COSINE, and any approximate index the store has already will do.
+distance_metric: a name in ml_rag.metric; null = COSINE, and any approximate index the store has already will do.
 vector_store_load calls it at its end; call it after load_documents. Errors: 22023, 42P01.$$;
 
 CREATE FUNCTION ml_rag.create_store(name text, options jsonb DEFAULT NULL) RETURNS regclass

@@ -53,7 +53,7 @@ EXPRESSIONS = {
     ("hits", "ml_rag.hit[]"): [_HITS, "'{}'"],
     ("semantic", "ml_rag.hit[]"): [_HITS, "'{}'"],
     ("keyword", "ml_rag.hit[]"): [_HITS, "'{}'"],
-    ("distance_metric", "text"): ["'COSINE'", "'DOT'", "'EUCLIDEAN'"],
+    ("distance_metric", "text"): ["'COSINE'", "'DOT'", "'EUCLIDEAN'", "'MANHATTAN'"],
     ("questions", "text"): ["'TABLE questions'", "'SELECT question FROM questions'", "'SELECT 1'", "'nonsense'"],
     ("questions", "regclass"): ["'questions'::regclass", "'docs'::regclass"],
     ("content", "bytea"): [r"'\x61206220630a0a64'", r"'\x'", r"'\xff00'"],

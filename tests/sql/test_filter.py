@@ -16,7 +16,7 @@ from support.cluster import Cluster, Connection, Database
 from support.searching import INDEXES, load, random_segments
 from support.stores import create_store, error, retrieve, search
 
-METRICS = ["COSINE", "DOT", "EUCLIDEAN"]
+METRICS = ["COSINE", "DOT", "EUCLIDEAN", "MANHATTAN"]
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -26,12 +26,12 @@ def test_document_filters_against_brute_force(owner: Connection, asker: Connecti
     load(owner, segments)
     for _ in range(8):
         query = [generator.randint(-2, 2) or 1 for _ in range(3)]
-        listed = [f"doc {i}" for i in generator.sample(range(10), 3)]
+        listed = [f"doc {i}" for i in generator.sample(range(10), 5)]
         for option in ("document_name", "exclude_document_name"):
             expected = reference.retrieve(segments, query, metric=metric, n=10, **{option: listed})
             got = retrieve(asker, query, distance_metric=metric, n_citations=10, **{option: listed})
             assert got["citations"] == expected["citations"]
-        both = {"document_name": listed, "exclude_document_name": listed[:1]}
+        both = {"document_name": listed, "exclude_document_name": listed[:2]}
         expected = reference.retrieve(segments, query, metric=metric, n=10, **both)
         assert (
             retrieve(asker, query, distance_metric=metric, n_citations=10, **both)["citations"] == expected["citations"]

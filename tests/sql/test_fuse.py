@@ -35,7 +35,7 @@ def fuse(
 
 
 def similarity(distance: float, metric: str) -> float:
-    return 1 / (1 + distance) if metric == "EUCLIDEAN" else 1 - distance
+    return 1 / (1 + distance) if metric in ("EUCLIDEAN", "MANHATTAN") else 1 - distance
 
 
 def decisiveness(scores: list[float], nothing: float) -> float:
@@ -86,7 +86,7 @@ def arms(seed: int, metric: str) -> tuple[list[Hit], list[Hit]]:
     return [(n, distances[n], None) for n in by_distance], [(n, distances[n], scores[n]) for n in by_score]
 
 
-@pytest.mark.parametrize("metric", ["COSINE", "DOT", "EUCLIDEAN"])
+@pytest.mark.parametrize("metric", ["COSINE", "DOT", "EUCLIDEAN", "MANHATTAN"])
 @pytest.mark.parametrize(
     "options",
     [

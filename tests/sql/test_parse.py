@@ -128,7 +128,7 @@ def test_metric_in_any_case(module_asker: Connection, word: str) -> None:
 
 @pytest.mark.parametrize("value", ["L2", "", "cosine ", "COSINE,DOT", "манхэттен"])
 def test_unknown_metric(module_asker: Connection, value: str) -> None:
-    with error("22023", "COSINE, DOT, EUCLIDEAN", "distance_metric"):
+    with error("22023", "COSINE, DOT, EUCLIDEAN, MANHATTAN", "distance_metric"):
         parse(module_asker, "ml_rag", {"distance_metric": value})
 
 

@@ -48,7 +48,7 @@ def keyword_hits(connection: Connection, query: str, **options: Any) -> list[Any
         return []
 
 
-@pytest.mark.parametrize("metric", ["COSINE", "DOT", "EUCLIDEAN"])
+@pytest.mark.parametrize("metric", ["COSINE", "DOT", "EUCLIDEAN", "MANHATTAN"])
 @pytest.mark.parametrize("hybrid", [{}, {"candidates": 10}, {"semantic_weight": 0.2}, {"fusion": "rrf"}], ids=str)
 def test_hybrid_is_both_arms_fused(birds: Connection, metric: str, hybrid: dict[str, Any]) -> None:
     n = hybrid.get("candidates", 100)

@@ -1,4 +1,4 @@
-"""pipeline/search: the nearest segments, against brute force; plans; kinds of relations and columns."""
+"""pipeline/search, ground/metric: the nearest segments, against brute force; plans; kinds of relations and columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.cluster import Connection, Database
 from support.searching import INDEXES, create_large_store, load, plan_of, random_segments
 from support.stores import as_text, create_store, error, retrieve, search
 
-METRICS = ["COSINE", "DOT", "EUCLIDEAN"]
+METRICS = ["COSINE", "DOT", "EUCLIDEAN", "MANHATTAN"]
 
 
 @pytest.mark.parametrize("type", ["vector(3)", "vector", "halfvec(3)"])
@@ -50,7 +50,7 @@ def test_ties_across_the_limit_go_by_name_whatever_the_order_of_insertion(
     assert len(got) == 20
 
 
-@pytest.mark.parametrize("metric", ["COSINE", "DOT", "EUCLIDEAN"])
+@pytest.mark.parametrize("metric", ["COSINE", "DOT", "EUCLIDEAN", "MANHATTAN"])
 def test_very_many_ties_go_by_name_and_are_not_all_fetched(owner: Connection, asker: Connection, metric: str) -> None:
     create_store(owner, "docs", [("near", 1, 0, "near", (1, 0, 0))])
     owner.execute(
@@ -153,7 +153,12 @@ def test_recall_of_the_index_scan_is_high(owner: Connection, asker: Connection) 
 
 @pytest.mark.parametrize(
     ("metric", "opclass"),
-    [("COSINE", "vector_cosine_ops"), ("DOT", "vector_ip_ops"), ("EUCLIDEAN", "vector_l2_ops")],
+    [
+        ("COSINE", "vector_cosine_ops"),
+        ("DOT", "vector_ip_ops"),
+        ("EUCLIDEAN", "vector_l2_ops"),
+        ("MANHATTAN", "vector_l1_ops"),
+    ],
 )
 def test_the_statement_uses_the_index_of_its_metric(
     owner: Connection, asker: Connection, metric: str, opclass: str

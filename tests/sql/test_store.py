@@ -125,7 +125,7 @@ def test_index_store_builds_one_index_a_metric(store: Connection) -> None:
     indexes = " ".join(row[0] for row in rows(store, "SELECT indexdef FROM pg_indexes WHERE tablename = 'docs'"))
     assert (indexes.count("vector_cosine_ops"), indexes.count("vector_ip_ops"), indexes.count("hnsw")) == (1, 1, 2)
     with error("22023"):
-        store.execute("SELECT ml_rag.index_store('docs', 'MANHATTAN')")
+        store.execute("SELECT ml_rag.index_store('docs', 'CHEBYSHEV')")
 
 
 def test_a_column_too_wide_for_an_index_gets_none_and_says_so(store: Connection) -> None:

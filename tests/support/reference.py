@@ -53,6 +53,8 @@ def distance(metric: str, a: Sequence[float], b: Sequence[float]) -> float | Non
         return 1 - inner
     if metric == "EUCLIDEAN":
         return math.sqrt(float((x - y) @ (x - y)))
+    if metric == "MANHATTAN":
+        return float(np.abs(x - y).sum())
     lengths = math.sqrt(float(x @ x) * float(y @ y))
     return None if lengths == 0 else 1 - max(-1.0, min(1.0, inner / lengths))
 
