@@ -121,7 +121,8 @@ BEGIN
     ELSIF _model IS NULL AND _existing NOT IN ('json', 'jsonb') OR _model IS NOT NULL AND _existing <> _type THEN
       RAISE EXCEPTION USING ERRCODE = '22023',
         MESSAGE = format('column "%s" of relation "%s" has the wrong type', _out.column_name, _output),
-        DETAIL = format('It is %s; %s writes %s.', _existing, routine, _type);
+        DETAIL = format('It is %s; %s writes %s.', _existing, routine, _type),
+        HINT = 'Name a column that does not exist yet: it is added with the right type.';
     END IF;
     _type := coalesce(_existing, _type);
   END IF;

@@ -119,7 +119,8 @@ BEGIN
     $query$, store.metadata, store.relation) INTO _known USING _rows;
   FOR _key IN SELECT k FROM unnest(_keys) AS k WHERE k <> ALL (_known) LOOP
     SELECT n INTO _nearest FROM unnest(_known) AS n, ml_rag._distance_of_words(lower(_key), lower(n)) AS d
-    WHERE d <= least(2, (length(n) - 1) / 2) ORDER BY d, n LIMIT 1;
+    WHERE d <= least(2, (length(n) - 1) / 2) OR length(_key) > 2 AND starts_with(lower(n), lower(_key))
+    ORDER BY d, n LIMIT 1;
     IF FOUND THEN
       RAISE WARNING USING ERRCODE = '01000',
         MESSAGE = format('the metadata of "%s" may have no key "%s"', store.vector_store, left(_key, 100)),

@@ -44,6 +44,17 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._enabling(store ml_rag.store) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the statement by which an owner makes the keyword index of a store, for hints
+BEGIN
+  RETURN format('SELECT ml_rag.enable_keyword_search(%L%s)', store.relation::text,
+    CASE WHEN store.segment <> 'segment' THEN format(', %L', jsonb_build_object('segment', store.segment)) END);
+END
+$$;
+
 CREATE FUNCTION ml_rag._keyword(
   stores ml_rag.store[], query text, n integer, query_embedding vector, distance_metric text, options jsonb,
   explain boolean, OUT hits ml_rag.hit[], OUT explained jsonb, OUT skipped text[]
@@ -99,7 +110,7 @@ BEGIN
         RAISE WARNING USING ERRCODE = '01000',
           MESSAGE = format('"%s" has no keyword index; not searched by words', _store.vector_store),
           HINT = CASE WHEN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = _store.relation) = 'r'
-            THEN format('Its owner can make one: SELECT ml_rag.enable_keyword_search(%L);', _store.relation::text)
+            THEN format('Its owner can make one: %s;', ml_rag._enabling(_store))
             ELSE 'Only an ordinary table can have one: search the table behind it.' END;
         IF explain THEN
           explained := coalesce(explained, '{}') || jsonb_build_object(_store.vector_store,
@@ -176,11 +187,11 @@ BEGIN
         IF cardinality(stores) = 1 THEN
           RAISE EXCEPTION USING ERRCODE = '55000',
             MESSAGE = format('the keyword index of "%s" cannot be used', _store.vector_store), DETAIL = _why,
-            HINT = format('Its owner can make it anew: SELECT ml_rag.enable_keyword_search(%L);', _store.relation::text);
+            HINT = format('Its owner can make it anew: %s;', ml_rag._enabling(_store));
         END IF;
         RAISE WARNING USING ERRCODE = '01000',
           MESSAGE = format('the keyword index of "%s" cannot be used; ignored', _store.vector_store), DETAIL = _why,
-          HINT = format('Its owner can make it anew: SELECT ml_rag.enable_keyword_search(%L);', _store.relation::text);
+          HINT = format('Its owner can make it anew: %s;', ml_rag._enabling(_store));
         IF explain THEN
           explained := coalesce(explained, '{}') || jsonb_build_object(_store.vector_store,
             '{"skipped": "Its keyword index cannot be used."}'::jsonb);
@@ -203,8 +214,7 @@ BEGIN
   IF NOT _searched THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'no vector store has a keyword index',
       DETAIL = format('Stores: %s.', (SELECT string_agg(s.vector_store, ', ') FROM unnest(stores) AS s)),
-      HINT = format('The owner of a store can make one: SELECT ml_rag.enable_keyword_search(%L);',
-        stores[1].relation::text);
+      HINT = format('The owner of a store can make one: %s;', ml_rag._enabling(stores[1]));
   END IF;
   IF _read = 0 AND cardinality(_failures) > 0 AND NOT coalesce((options -> 'semantic_search')::boolean, false) THEN
     PERFORM ml_rag._raise(_failures[1]);

@@ -16,6 +16,7 @@ AS $$
 -- Calls: ml_rag._stage, ml_rag._discover, ml_rag._hold_models, ml_rag.embed, ml_rag._search, ml_rag._keyword, ml_rag.fuse,
 -- ml_rag.threshold, ml_rag.rerank, ml_rag.expand
 DECLARE
+  _is_filtered boolean := options ?| '{document_name,exclude_document_name,filters,required_keywords,excluded_keywords}';
   _explain boolean := coalesce((options -> 'explain')::boolean, false);
   _retrieval jsonb := options -> 'retrieval_options';
   _n integer := (options ->> 'n_citations')::integer;
@@ -120,12 +121,17 @@ BEGIN
   times[3] := clock_timestamp();
   IF cardinality(hits) = 0 THEN
     missing := jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment found',
-      'detail', format('%s vector stores were searched; no row passed the filters%s.',
-        cardinality(stores) - coalesce(cardinality(skipped), 0),
-        CASE WHEN NOT _is_semantic THEN ' or has a word of the query' END),
-      'hint', 'Check "document_name" and "exclude_document_name", which take names as the stores hold them (a loaded '
+      'detail', format('%s vector stores were searched; %s.', cardinality(stores) - coalesce(cardinality(skipped), 0),
+        CASE WHEN _is_filtered AND _is_semantic THEN 'no row passed the filters'
+             WHEN _is_filtered THEN 'no row passed the filters and has a word of the query'
+             WHEN _is_semantic THEN 'none has a row that you may see'
+             ELSE 'no segment has a word of the query' END),
+      'hint', CASE WHEN _is_filtered THEN
+        'Check "document_name" and "exclude_document_name", which take names as the stores hold them (a loaded '
         'file''s whole path), the keys and values of "filters" (a key inside an object is "/address/city"), the '
-        'keywords, and whether the stores have rows.');
+        'keywords, and whether the stores have rows.'
+        WHEN _is_semantic THEN 'Load documents with vector_store_load.'
+        ELSE 'Use other words, or search by meaning too: {"semantic_search": true}.' END);
   END IF;
 
   IF _is_keyword OR _retrieval ?| '{max_distance,percentage_distance}' THEN

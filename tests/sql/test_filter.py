@@ -77,6 +77,7 @@ def warnings(connection: Connection, filters: Any, **options: Any) -> list[str]:
         {"/langage": {"ne": "de"}},
         {"/langage/code": {"ne": "de"}},
         {"langauge": {"ne": "de"}},
+        {"lan": {"ne": "de"}},
     ],
 )
 def test_a_misspelt_key_that_would_match_everything_is_told(owner: Connection, asker: Connection, filters: Any) -> None:
