@@ -34,7 +34,7 @@ def load(entry: Any, models_dir: Path) -> MisbehavingEngine:
 
 
 class MisbehavingEngine:
-    max_tokens = 321
+    max_tokens = 65_432
     brief = True
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from ml_rag.catalogue import ModelEntry
 from ml_rag.errors import EngineFailed, InvalidRequest, ModelUnavailable, QueueFull
 from ml_rag.server.cancellation import ClientGone
 from ml_rag.server.engines import process
-from ml_rag.server.engines.process import CANCEL_SECONDS, EngineProcess
+from ml_rag.server.engines.process import BYTES_PER_TOKEN, CANCEL_SECONDS, EngineProcess
 from support.processes import Background, children, gone, wait_until
 
 TESTS = Path(__file__).resolve().parents[2]
@@ -59,7 +59,7 @@ def is_usable(engine: EngineProcess) -> bool:
 
 
 def test_what_the_engine_says_is_what_comes(engine: EngineProcess) -> None:
-    assert (engine.max_tokens, engine.brief) == (321, True)
+    assert (engine.max_tokens, engine.brief) == (65_432, True)
     assert engine.count_tokens([{"role": "user", "content": "one two \ud800"}]) == 3
     assert ask(engine, "größer 🙂") == [Delta("begun"), Delta("größer"), Delta("🙂"), Delta("\ud800é", "stop", 5, 8)]
     pid = engine.pid
@@ -200,6 +200,17 @@ def test_many_ends_leave_neither_processes_nor_descriptors(engine: EngineProcess
             ask(engine, what)
     assert len(os.listdir("/proc/self/fd")) <= before
     assert not children(os.getpid())
+
+
+def test_a_prompt_that_is_far_too_long_is_not_sent(engine: EngineProcess) -> None:
+    most = BYTES_PER_TOKEN * engine.max_tokens
+    fits, exceeds = ([{"role": "user", "content": "é" * (most // 2) + end}] for end in ("", " "))
+    assert engine.count_tokens(fits) == 1
+    assert engine.count_tokens(exceeds) == engine.max_tokens + 1
+    assert list(engine.generate(fits, Sampling(), never))
+    with pytest.raises(InvalidRequest, match="does not fit") as caught:
+        list(engine.generate(exceeds, Sampling(), never))
+    assert f"{most + 1} bytes" in str(caught.value.detail)
 
 
 def test_its_memory_is_bounded(engine: EngineProcess) -> None:

@@ -40,6 +40,9 @@ CANCEL_SECONDS = 2.0
 CLOSE_SECONDS = 1.0
 #: how long a process that is asked something may use no processor time before it is ended
 STALL_SECONDS = 30.0
+#: bytes of messages for each token of the context; longer ones are not sent: llama.cpp takes about 100 bytes of memory
+#: for each byte that it tokenizes, and cannot be stopped
+BYTES_PER_TOKEN = 64
 #: most bytes of one message
 _MESSAGE_BYTES = 64 * 1024 * 1024
 _RECEIVE_BYTES = 64 * 1024
@@ -208,10 +211,14 @@ class EngineProcess:
     def count_tokens(self, messages: Sequence[dict[str, str]], cancelled: Cancelled | None = None) -> int:
         """Tokens of the messages in the model's chat template, generation prompt included.
 
+        Of messages that are far longer than the context a number that is larger than it, too.
+
         Raises:
             ClientGone: ``cancelled()`` became true.
             EngineFailed: the process ended.
         """
+        if (size := _size(messages)) > BYTES_PER_TOKEN * self.max_tokens:
+            return size // BYTES_PER_TOKEN + 1
         request = self._request("count_tokens", messages)
         answers = list(self._ask(request, cancelled or _never))
         if not answers:
@@ -223,8 +230,15 @@ class EngineProcess:
 
         Raises:
             EngineFailed: the process ended.
+            InvalidRequest: the messages are far longer than the context.
             MlRagError: what the engine raised.
         """
+        if (size := _size(messages)) > (most := BYTES_PER_TOKEN * self.max_tokens):
+            raise InvalidRequest(
+                "the prompt does not fit the model's context",
+                detail=f"The prompt has {size} bytes; the context has {self.max_tokens} tokens, of {most} bytes at most.",
+                hint="Ask a shorter question, or take a model with a larger context.",
+            )
         request = {**self._request("generate", messages), "sampling": asdict(sampling)}
         with contextlib.closing(self._ask(request, cancelled)) as answers:
             for answer in answers:
@@ -359,6 +373,11 @@ class EngineProcess:
         return EngineFailed(
             f"the process of model {self._model_id} {what}", detail=how, hint="The next call starts another."
         )
+
+
+def _size(messages: Sequence[dict[str, str]]) -> int:
+    """Bytes of the texts."""
+    return sum(len(message["content"].encode("utf-8", "replace")) for message in messages)
 
 
 def _never() -> bool:
