@@ -236,7 +236,7 @@ class EngineProcess:
         if (size := _size(messages)) > (most := BYTES_PER_TOKEN * self.max_tokens):
             raise InvalidRequest(
                 "the prompt does not fit the model's context",
-                detail=f"The prompt has {size} bytes; the context has {self.max_tokens} tokens, of {most} bytes at most.",
+                detail=f"The prompt has {size} bytes; the context has {self.max_tokens} tokens: {most} bytes.",
                 hint="Ask a shorter question, or take a model with a larger context.",
             )
         request = {**self._request("generate", messages), "sampling": asdict(sampling)}
