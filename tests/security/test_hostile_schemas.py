@@ -43,6 +43,30 @@ def test_a_hostile_schema_is_refused_with_the_limit(module_asker: Connection, na
     assert re.search(r"may (be|have) (\d+)|from 0 to (\d+)|than (\d+)|may be empty|may \d+ times", detail), detail
 
 
+def test_a_schema_of_many_values_takes_no_memory_of_the_session(cluster: Cluster) -> None:
+    with cluster.database() as database:
+        owner, session = database.connect(), database.connect("asker")
+        # reading so much JSON takes memory of PostgreSQL itself
+        owner.execute(
+            "CREATE TABLE public.options AS SELECT "
+            """format('{"json_schema": {"enum": [%s[]]}}', repeat('[],', 1000000))::jsonb AS options"""
+        )
+        owner.execute("GRANT SELECT ON public.options TO PUBLIC")
+        status = Path(f"/proc/{session.info.backend_pid}/status")
+
+        def largest() -> int:
+            return int(next(line for line in status.read_text().splitlines() if line.startswith("VmHWM")).split()[1])
+
+        fits, exceeds = ({"const": "x" * (65536 - len('{"const": ""}') + more)} for more in (0, 1))
+        generate(session, fits)
+        assert refused(session, exceeds) == "it has 65537 bytes, and may have 65536"
+        before = largest()
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="json_schema asks for too much"):
+            session.execute("SELECT ml_generate('hi', options) FROM public.options")
+        assert largest() - before < 200_000  # kB
+        assert generate(session, {"enum": ["yes"]})
+
+
 @pytest.fixture(scope="module")
 def native(reachable_dir: Path, model_path: Path) -> Iterator[RunningServer]:
     """A model server with a model of llama.cpp."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,11 +28,13 @@ def load(entry: Any, models_dir: Path) -> MisbehavingEngine:
         raise ModelUnavailable("the model is not available", detail="because")
     if how == "broken":
         raise ValueError("it is broken")
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     return MisbehavingEngine()
 
 
 class MisbehavingEngine:
-    max_tokens = 321
+    max_tokens = 65_432
     brief = True
 
     def close(self) -> None:
@@ -67,6 +71,9 @@ class MisbehavingEngine:
             _work(STEP_SECONDS * 2)  # none of a caller's choosing
         elif what == "refuse":
             raise InvalidRequest("refused", detail="the detail", hint="The hint.")
+        elif what.startswith("say "):
+            _say(what.removeprefix("say ").encode("latin-1"))
+            time.sleep(60)
         elif what == "fail":
             raise RuntimeError("a text of the request")
         elif what == "environment":
@@ -80,6 +87,12 @@ class MisbehavingEngine:
         else:
             yield from (Delta(word) for word in what.split())
         yield Delta("\ud800é", "stop", 5, len(what))
+
+
+def _say(data: bytes) -> None:
+    """To the server, in the place of a message."""
+    with socket.socket(fileno=os.dup(int(sys.argv[1]))) as connection:
+        connection.sendall(data)
 
 
 def _work(seconds: float) -> None:

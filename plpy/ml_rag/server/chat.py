@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from ml_rag import prompt
 from ml_rag.abc import Cancelled, Delta, GenerateEngine, Sampling
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError
-from ml_rag.server.boundary import unexpected
+from ml_rag.server.boundary import check_values, unexpected
 from ml_rag.server.cancellation import ClientGone, watch_disconnect
 from ml_rag.server.json_schema import check_repetitions, check_size
 
@@ -165,8 +165,10 @@ def parse(body: bytes) -> ChatRequest:
     """The request in ``body``.
 
     Raises:
-        InvalidRequest: it is no JSON, or a field is missing, of the wrong type or out of range; the detail names it.
+        InvalidRequest: it is no JSON, has too many values, or a field is missing, of the wrong type or out of range;
+            the detail names it.
     """
+    check_values(body)
     try:
         return ChatRequest.model_validate_json(body)
     except ValidationError as error:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from ml_rag import __version__
 from ml_rag.errors import InvalidRequest
-from ml_rag.server.boundary import json_response
+from ml_rag.server.boundary import check_values, json_response
 from ml_rag.server.cancellation import watch_disconnect
 from ml_rag.server.models import ModelInfo
 from ml_rag.server.registry import Registry
@@ -60,8 +60,10 @@ class RerankBody(BaseModel):
 
 async def read_body(request: Request, cls: type[Body]) -> Body:
     """The request's JSON body as ``cls``. Raises ``InvalidRequest`` that names the key."""
+    body = await request.body()
+    check_values(body)
     try:
-        return cls.model_validate_json(await request.body())
+        return cls.model_validate_json(body)
     except ValidationError as error:
         raise invalid(error.errors(include_input=False, include_url=False)) from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ml_rag.errors import InvalidRequest
+from ml_rag.server.boundary import MAX_VALUES, check_values
 from ml_rag.server.serve import MAX_HEAD_BYTES
 from ml_rag.testing import RunningServer, running_server
 
@@ -106,6 +109,38 @@ def test_a_trickle_of_a_body_is_cut_off(tmp_path: Path) -> None:
                 continue
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b"less than 1024 bytes a second" in answer
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", '{"x": [' + "[]," * 15_000_000 + "[]]}"),
+        ("/v1/chat/completions", '{"stop": [' + '"",' * 15_000_000 + '""]}'),
+        ("/v1/embeddings", '{"input": [' + '"",' * 15_000_000 + '""]}'),
+        ("/v1/rerank", '{"documents": [' + "{}," * 15_000_000 + "{}]}"),
+    ],
+)
+def test_values_without_number_are_refused_before_they_are_read(server: RunningServer, path: str, body: str) -> None:
+    before = resident_mib(server)
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(server.socket)), base_url="http://x", timeout=60) as client:
+        answer = client.post(path, content=body.encode())
+    assert answer.status_code == 400
+    assert answer.json()["error"]["detail"] == f"its JSON may have {MAX_VALUES}"
+    assert resident_mib(server) - before < 400
+
+
+def test_the_number_of_values() -> None:
+    def array(values: int) -> bytes:
+        return b"[" + b",".join([b"1"] * values) + b"]"
+
+    check_values(array(MAX_VALUES))
+    with pytest.raises(InvalidRequest):
+        check_values(array(MAX_VALUES + 1))
+    text = r",[{\"\\" * MAX_VALUES
+    check_values(json.dumps([text, text]).encode())
+    check_values(json.dumps([text + "\\", '"']).encode())
+    with pytest.raises(InvalidRequest):
+        check_values(json.dumps([text, [0] * MAX_VALUES]).encode())
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", ""])

@@ -18,8 +18,9 @@ from ml_rag.abc import Delta, Sampling
 from ml_rag.catalogue import ModelEntry
 from ml_rag.errors import EngineFailed, InvalidRequest, ModelUnavailable, QueueFull
 from ml_rag.server.cancellation import ClientGone
-from ml_rag.server.engines.process import CANCEL_SECONDS, EngineProcess
-from support.processes import Background, gone, wait_until
+from ml_rag.server.engines import process
+from ml_rag.server.engines.process import BYTES_PER_TOKEN, CANCEL_SECONDS, EngineProcess
+from support.processes import Background, children, gone, wait_until
 
 TESTS = Path(__file__).resolve().parents[2]
 
@@ -58,7 +59,7 @@ def is_usable(engine: EngineProcess) -> bool:
 
 
 def test_what_the_engine_says_is_what_comes(engine: EngineProcess) -> None:
-    assert (engine.max_tokens, engine.brief) == (321, True)
+    assert (engine.max_tokens, engine.brief) == (65_432, True)
     assert engine.count_tokens([{"role": "user", "content": "one two \ud800"}]) == 3
     assert ask(engine, "größer 🙂") == [Delta("begun"), Delta("größer"), Delta("🙂"), Delta("\ud800é", "stop", 5, 8)]
     pid = engine.pid
@@ -135,6 +136,81 @@ def test_one_that_does_not_end_when_cancelled_is_ended(engine: EngineProcess, co
     assert CANCEL_SECONDS < time.monotonic() - began < CANCEL_SECONDS + 2
     assert gone(pid)
     assert is_usable(engine)
+
+
+@pytest.mark.parametrize("length", [10, 3_000_000])
+def test_one_that_is_stopped_is_given_up_when_the_call_is_cancelled(engine: EngineProcess, length: int) -> None:
+    pid, cancelled = engine.pid, threading.Event()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(0.2, cancelled.set).start()
+    began = time.monotonic()
+    assert ask(engine, "x" * length, cancelled.is_set) == []
+    assert CANCEL_SECONDS < time.monotonic() - began < CANCEL_SECONDS + 2
+    assert gone(pid)
+    assert is_usable(engine)
+
+
+def test_one_that_stands_still_is_ended(engine: EngineProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "STALL_SECONDS", 0.4)
+    pid = engine.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(EngineFailed, match="stood still") as caught:
+        ask(engine, "one")
+    assert 0.4 <= time.monotonic() - began < 2
+    assert "0.4 s" in str(caught.value.detail)
+    assert gone(pid)
+    with pytest.raises(EngineFailed, match="stood still"):
+        started("stop")
+    monkeypatch.setattr(process, "STALL_SECONDS", 0.2)
+    # silent, and at work
+    assert is_usable(engine)
+    pid = engine.pid
+    assert ask(engine, "many steps")[-1].finish_reason == "stop"
+    assert engine.pid == pid
+
+
+@pytest.mark.parametrize(
+    "said", ["\x00\x00\x00\x00\x7f\xff\xff\xff", "\xff" * 8 + "x", "\0\0\0\0\0\0\0\1{", "\0\0\0\0\0\0\0\2[]"]
+)
+def test_one_that_answers_nonsense_is_ended(engine: EngineProcess, said: str) -> None:
+    pid = engine.pid
+    with pytest.raises(EngineFailed, match="answered nonsense"):
+        ask(engine, "say " + said)
+    assert pid is not None
+    assert gone(pid)
+    assert is_usable(engine)
+
+
+def test_a_message_that_comes_in_part_is_given_up_when_the_call_is_cancelled(engine: EngineProcess) -> None:
+    pid, cancelled = engine.pid, threading.Event()
+    assert pid is not None
+    threading.Timer(0.2, cancelled.set).start()
+    assert ask(engine, "say \0\0\0\0\0\0\xff\xff{", cancelled.is_set) == [Delta("begun")]
+    assert gone(pid)
+    assert is_usable(engine)
+
+
+def test_many_ends_leave_neither_processes_nor_descriptors(engine: EngineProcess) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for what in ("SIGSEGV", "exit", "SIGKILL", "say " + "\xff" * 8) * 5:
+        with pytest.raises(EngineFailed):
+            ask(engine, what)
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert not children(os.getpid())
+
+
+def test_a_prompt_that_is_far_too_long_is_not_sent(engine: EngineProcess) -> None:
+    most = BYTES_PER_TOKEN * engine.max_tokens
+    fits, exceeds = ([{"role": "user", "content": "é" * (most // 2) + end}] for end in ("", " "))
+    assert engine.count_tokens(fits) == 1
+    assert engine.count_tokens(exceeds) == engine.max_tokens + 1
+    assert list(engine.generate(fits, Sampling(), never))
+    with pytest.raises(InvalidRequest, match="does not fit") as caught:
+        list(engine.generate(exceeds, Sampling(), never))
+    assert f"{most + 1} bytes" in str(caught.value.detail)
 
 
 def test_its_memory_is_bounded(engine: EngineProcess) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import select
 import signal
@@ -16,14 +17,13 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ml_rag.abc import Cancelled, Delta, Sampling
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, ModelUnavailable, from_json
-from ml_rag.ingest.sandbox_worker import receive, send
 from ml_rag.server.cancellation import ClientGone
 from ml_rag.server.engines.time_limit import GRAMMAR_SECONDS
 
@@ -38,8 +38,14 @@ CANCEL_POLL_MS = 20
 CANCEL_SECONDS = 2.0
 #: how long a process may take to end once its socket is closed
 CLOSE_SECONDS = 1.0
+#: how long a process that is asked something may use no processor time before it is ended
+STALL_SECONDS = 30.0
+#: bytes of messages for each token of the context; longer ones are not sent: llama.cpp takes about 100 bytes of memory
+#: for each byte that it tokenizes, and cannot be stopped
+BYTES_PER_TOKEN = 64
 #: most bytes of one message
 _MESSAGE_BYTES = 64 * 1024 * 1024
+_RECEIVE_BYTES = 64 * 1024
 # What of the server's environment the process sees: no keys of remote models.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONDONTWRITEBYTECODE")
 _ENVIRONMENT_PREFIXES = ("LC_", "OMP_", "GOMP_", "KMP_", "GGML_", "LLAMA_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "VK_")
@@ -49,8 +55,20 @@ class _Lost(Exception):
     """The process is gone."""
 
 
+class _Useless(Exception):
+    """The process is there, and of no use any more: what it does, and how that shows."""
+
+
+class _GivenUp(Exception):
+    """Nobody waits for the answer any more."""
+
+
 class _Process:
-    """One process and the socket to it."""
+    """One process and the socket to it.
+
+    No wait for it is without end, whatever the process does. What was sent or received in part when a wait was given up
+    is gone on with at the next one.
+    """
 
     def __init__(self) -> None:
         self.connection, theirs = socket.socketpair()
@@ -69,33 +87,70 @@ class _Process:
         except BaseException:
             self.connection.close()
             raise
+        self.connection.setblocking(False)
         self._poll = select.poll()
-        self._poll.register(self.connection, select.POLLIN)
+        self._poll.register(self.connection)
+        self._unsent = b""
+        self._received = bytearray()
         self.ends_with_owner: Any = None
 
-    def tell(self, message: dict[str, Any]) -> None:
-        """Send a message. Raises ``_Lost``."""
+    def tell(self, message: dict[str, Any], go_on: Callable[[], None]) -> None:
+        """Send a message; ``go_on`` is asked while it has to wait, and may raise.
+
+        Raises ``_Lost``, ``_Useless``.
+        """
+        body = json.dumps(message).encode()
+        view = memoryview(self._unsent + len(body).to_bytes(8, "big") + body)
         try:
-            send(self.connection, json.dumps(message).encode())
+            while view:
+                self._wait(select.POLLOUT, go_on)
+                view = view[self.connection.send(view) :]
         except OSError as error:
             raise _Lost from error
+        finally:
+            self._unsent = bytes(view)
 
-    def has_message(self, milliseconds: int) -> bool:
-        """Whether a message, or the end, has come within that time."""
-        return bool(self._poll.poll(milliseconds))
-
-    def message(self) -> dict[str, Any]:
-        """The next message, waited for. Raises ``_Lost``."""
+    def message(self, go_on: Callable[[], None]) -> dict[str, Any]:
+        """The next message, waited for; ``go_on`` as in ``tell``. Raises ``_Lost``, ``_Useless``."""
+        while len(self._received) < 8 or len(self._received) < 8 + self._length():
+            self._wait(select.POLLIN, go_on)
+            try:
+                piece = self.connection.recv(_RECEIVE_BYTES)
+            except OSError as error:
+                raise _Lost from error
+            if not piece:
+                raise _Lost
+            self._received += piece
+        end = 8 + self._length()
+        body = self._received[8:end]
+        del self._received[:end]
         try:
-            head = receive(self.connection, 8)
-            length = -1 if head is None else int.from_bytes(head, "big")
-            body = receive(self.connection, length) if 0 <= length <= _MESSAGE_BYTES else None
-        except OSError as error:
-            raise _Lost from error
-        if body is None:
-            raise _Lost
-        message: dict[str, Any] = json.loads(body)
+            message = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise _Useless("answered nonsense", type(error).__name__) from error
+        if not isinstance(message, dict):
+            raise _Useless("answered nonsense", "a message that is no object")
         return message
+
+    def _length(self) -> int:
+        """Bytes of the message whose head is here."""
+        length = int.from_bytes(self._received[:8], "big")
+        if length > _MESSAGE_BYTES:
+            raise _Useless("answered nonsense", f"a message of {length} bytes")
+        return length
+
+    def _wait(self, event: int, go_on: Callable[[], None]) -> None:
+        self._poll.modify(self.connection, event)
+        used = math.nan
+        waits = 0
+        while not self._poll.poll(CANCEL_POLL_MS):
+            go_on()
+            # by waits, not by the clock: it goes on where the whole machine, or container, is made to stand still
+            if waits * CANCEL_POLL_MS % (1000 * STALL_SECONDS) == 0:
+                before, used = used, processor_seconds(self.process.pid)
+                if used == before:
+                    raise _Useless("stood still", f"it used no processor time for {STALL_SECONDS:g} s")
+            waits += 1
 
     def end(self, seconds: float = 0.0) -> int:
         """End it, by force after so many seconds. Its exit status, minus the signal that ended it."""
@@ -104,6 +159,15 @@ class _Process:
             return self.process.wait(seconds)
         self.process.kill()
         return self.process.wait()
+
+
+def processor_seconds(pid: int) -> float:
+    """That a process has used; NaN where that is not known."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return math.nan
 
 
 class EngineProcess:
@@ -147,10 +211,14 @@ class EngineProcess:
     def count_tokens(self, messages: Sequence[dict[str, str]], cancelled: Cancelled | None = None) -> int:
         """Tokens of the messages in the model's chat template, generation prompt included.
 
+        Of messages that are far longer than the context a number that is larger than it, too.
+
         Raises:
             ClientGone: ``cancelled()`` became true.
             EngineFailed: the process ended.
         """
+        if (size := _size(messages)) > BYTES_PER_TOKEN * self.max_tokens:
+            return size // BYTES_PER_TOKEN + 1
         request = self._request("count_tokens", messages)
         answers = list(self._ask(request, cancelled or _never))
         if not answers:
@@ -162,8 +230,15 @@ class EngineProcess:
 
         Raises:
             EngineFailed: the process ended.
+            InvalidRequest: the messages are far longer than the context.
             MlRagError: what the engine raised.
         """
+        if (size := _size(messages)) > (most := BYTES_PER_TOKEN * self.max_tokens):
+            raise InvalidRequest(
+                "the prompt does not fit the model's context",
+                detail=f"The prompt has {size} bytes; the context has {self.max_tokens} tokens: {most} bytes.",
+                hint="Ask a shorter question, or take a model with a larger context.",
+            )
         request = {**self._request("generate", messages), "sampling": asdict(sampling)}
         with contextlib.closing(self._ask(request, cancelled)) as answers:
             for answer in answers:
@@ -173,13 +248,15 @@ class EngineProcess:
         """The answers to a request up to their end; fewer once ``cancelled()`` is true."""
         process = self._started()
         at_work = True
+
+        def go_on() -> None:
+            if cancelled():
+                raise _GivenUp
+
         try:
-            process.tell(request)
+            process.tell(request, go_on)
             while True:
-                while not process.has_message(CANCEL_POLL_MS):
-                    if cancelled():
-                        return
-                answer = process.message()
+                answer = process.message(go_on)
                 if "error" in answer or "end" in answer:
                     at_work = False
                     if "error" in answer:
@@ -188,9 +265,14 @@ class EngineProcess:
                 if cancelled():
                     return
                 yield answer
+        except _GivenUp:
+            return
         except _Lost:
             at_work = False
             raise self._lost() from None
+        except _Useless as useless:
+            at_work = False
+            raise self._useless(*useless.args) from None
         finally:
             if at_work:
                 self._cancel(process)
@@ -208,8 +290,9 @@ class EngineProcess:
         process = self._process = _Process()
         process.ends_with_owner = weakref.finalize(self, process.end)
         try:
-            process.tell(self._start_message)
-            ready = process.message()
+            # whoever waits for this may go: the next one wants it, too
+            process.tell(self._start_message, _nothing)
+            ready = process.message(_nothing)
             if "unforeseen" in ready:
                 log.error("loading model %s failed: %s", self._model_id, ready["unforeseen"])
                 raise ModelUnavailable(f"model {self._model_id} cannot be loaded", detail=ready["unforeseen"])
@@ -217,6 +300,8 @@ class EngineProcess:
                 raise from_json(ready, EngineFailed.status)
         except _Lost:
             raise self._lost(loading=True) from None
+        except _Useless as useless:
+            raise self._useless(*useless.args) from None
         except BaseException:
             self.close()
             raise
@@ -226,15 +311,21 @@ class EngineProcess:
     def _cancel(self, process: _Process) -> None:
         """Have the process end what it does, or end the process."""
         deadline = time.monotonic() + CANCEL_SECONDS
+
+        def go_on() -> None:
+            if time.monotonic() > deadline:
+                raise _GivenUp
+
         try:
-            process.tell({"cancel": self._number})
-            while (left := deadline - time.monotonic()) > 0 and process.has_message(int(1000 * left) + 1):
-                answer = process.message()
+            process.tell({"cancel": self._number}, go_on)
+            while True:
+                answer = process.message(go_on)
                 if "end" in answer or "error" in answer:
                     return
+                go_on()
         except _Lost:
             pass
-        else:
+        except (_GivenUp, _Useless):
             log.warning("model %s did not stop when its call was cancelled: its process is ended", self._model_id)
         self._process = None
         process.ends_with_owner.detach()
@@ -272,9 +363,29 @@ class EngineProcess:
             hint="The next call starts another. Where it happens again, leave out options until it does not.",
         )
 
+    def _useless(self, what: str, how: str) -> MlRagError:
+        """The error of the call that the process is of no use to; it is ended."""
+        process, self._process = self._process, None
+        assert process is not None
+        process.ends_with_owner.detach()
+        process.end()
+        log.warning("the process of model %s %s: it is ended", self._model_id, what)
+        return EngineFailed(
+            f"the process of model {self._model_id} {what}", detail=how, hint="The next call starts another."
+        )
+
+
+def _size(messages: Sequence[dict[str, str]]) -> int:
+    """Bytes of the texts."""
+    return sum(len(message["content"].encode("utf-8", "replace")) for message in messages)
+
 
 def _never() -> bool:
     return False
+
+
+def _nothing() -> None:
+    pass
 
 
 def _environment() -> dict[str, str]:
