@@ -10,7 +10,7 @@ from psycopg import sql
 
 from ml_rag.backend.keyword import TIES
 from support.cluster import Connection, Database
-from support.keywords import enable, keyword_store, search, waiting
+from support.keywords import enable, keyword_store, runs, search, waiting
 from support.stores import error
 
 SPY = """
@@ -199,6 +199,20 @@ def test_a_query_of_thousands_of_words_is_answered(
     few = search(tenant, "fox", 3)
     assert len(few) == 3
     assert search(tenant, "fox " + " ".join(f"word{i}" for i in range(8000)), 3) == few
+
+
+def test_a_run_of_large_rows_has_fewer_of_them(owner: Connection) -> None:
+    """What makes a run is in memory as a whole: 65536 rows of large segments would be gigabytes."""
+    keyword_store(owner, options='{"language": "simple"}')
+    owner.execute(
+        "INSERT INTO docs (document_name, metadata, document_id, segment_number, segment, segment_embedding)"
+        " SELECT 'd', '{}', 1, i, (SELECT string_agg(repeat('w', 1900) || (i * 20 + j), ' ')"
+        " FROM generate_series(1, 20) AS j), '[1,0,0]' FROM generate_series(1, 1000) AS i"
+    )
+    own = runs(owner)
+    assert len(own) == 2
+    assert sum(rows for rows, _ in own) == 1000
+    assert [row[1] for row in search(owner, "w" * 1900 + "19990", 3)] == [999]
 
 
 # -- what is shown ----------------------------------------------------------------------------------------------------
