@@ -91,6 +91,20 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._may_fold(index ml_rag.keyword_store) RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether the session's role may know the words of all rows of the table, or at least in how many rows each is
+-- What a fold writes, as pg_stat_xact_all_tables and EXPLAIN (ANALYZE, WAL) show to whoever caused it, depends on the words
+-- that it finds waiting. current_user would be the owner of the trigger.
+SELECT has_column_privilege(r.oid, index.store, a.attnum, 'SELECT') AND (index.statistics = 'all' OR NOT c.relrowsecurity
+  OR r.rolsuper OR r.rolbypassrls OR pg_has_role(r.oid, c.relowner, 'USAGE') AND NOT c.relforcerowsecurity)
+FROM pg_roles AS r, pg_class AS c, pg_attribute AS a
+WHERE r.rolname = coalesce(nullif(current_setting('role'), 'none'), session_user)
+  AND c.oid = index.store AND a.attrelid = index.store AND a.attname = index.segment AND NOT a.attisdropped
+$$;
+
 CREATE FUNCTION ml_rag._keep_keywords() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -100,7 +114,7 @@ AS $$
 -- that statement, in columns of built-in types; never the table, whose policies and indexes may be anybody's code.
 -- Any owner of a table can make a trigger of this function, one without transition tables too: then their names must
 -- not lead to a relation of the caller's, such as a temporary view, whose functions would run with the definer's rights.
--- Calls: ml_rag._check_keyword_columns, ml_rag._add_keywords_statement, ml_rag._fold, ml_rag._empty_keywords
+-- Calls: ml_rag._check_keyword_columns, ml_rag._add_keywords_statement, ml_rag._may_fold, ml_rag._fold, ml_rag._empty_keywords
 -- Writes: ml_rag.keyword_row, ml_rag.keyword_new, ml_rag.keyword_gone
 DECLARE
   _portion CONSTANT integer := 1000;
@@ -166,7 +180,7 @@ BEGIN
     OR (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_gone AS w WHERE w.store = TG_RELID LIMIT _portion) AS w)
       >= _portion
     OR _batch <> 0
-  ) THEN
+  ) AND ml_rag._may_fold(_index) THEN
     PERFORM ml_rag._fold(TG_RELID);
   END IF;
   RETURN NULL;

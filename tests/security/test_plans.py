@@ -127,6 +127,48 @@ def test_a_word_of_hidden_rows_costs_the_same_pages_as_a_word_of_nobodys(
     assert plan(asker, scores % "common", pages=True) > min(found[0])
 
 
+@pytest.mark.parametrize("statistics", ["visible", "all"])
+def test_what_a_writer_causes_does_not_tell_of_words_that_others_wrote(
+    db: Database, owner: Connection, statistics: str
+) -> None:
+    """A fold writes a posting for each word that waits: whoever caused it sees how many, and may roll back."""
+    create_store(owner)
+    enable(owner, options=json.dumps({"statistics": statistics, "language": "simple"}))
+    if statistics == "visible":  # sees its own rows
+        owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY; GRANT INSERT ON docs TO ml_rag_user")
+        owner.execute(f"CREATE POLICY p ON docs TO {db.role('asker')} USING (document_name = 'asker.txt')")
+    else:  # may write what it may not read
+        owner.execute("REVOKE ALL ON docs FROM ml_rag_user; GRANT INSERT ON docs TO ml_rag_user")
+    insert(owner, "docs", [("tenant.txt", 1, i, "zanzibar", (1, i, 0)) for i in range(5)])
+    asker = db.connect("asker")
+
+    def written(word: str) -> Any:
+        with asker.transaction(force_rollback=True):
+            before = asker.execute(WRITTEN).fetchall()
+            enough_to_fold(asker, "asker.txt", word)
+            return [row[1] - old[1] for row, old in zip(asker.execute(WRITTEN), before, strict=True)]
+
+    assert written("zanzibar") == written("quicksilver") == [0, 0]
+    # one who sees all of it folds
+    enough_to_fold(owner, "owner.txt", "common")
+    assert owner.execute("SELECT count(*) FROM ml_rag.keyword_new").fetchone() == (0,)
+
+
+def enough_to_fold(connection: Connection, name: str, word: str) -> None:
+    """With the five that wait: not enough for the statement to fold its own rows alone."""
+    connection.execute(
+        "INSERT INTO docs (document_name, metadata, document_id, segment_number, segment, segment_embedding)"
+        " SELECT %s, '{}', 2, i, %s, '[1,0,0]' FROM generate_series(1, 998) AS i",
+        (name, word),
+    )
+
+
+WRITTEN = """
+SELECT s.relname, s.n_tup_ins FROM pg_stat_xact_all_tables AS s
+WHERE s.schemaname = 'ml_rag' AND s.relname IN ('keyword_posting', 'keyword_run') ORDER BY 1
+"""
+
+
 def test_plans_do_not_tell_what_others_have_evaluated(db: Database, owner: Connection, tenant: Connection) -> None:
     """The tables hold the runs of all roles; policies leave each its own."""
     for _ in range(30):

@@ -10,7 +10,7 @@ from psycopg import sql
 
 from ml_rag.backend.keyword import TIES
 from support.cluster import Connection, Database
-from support.keywords import enable, keyword_store, search
+from support.keywords import enable, keyword_store, runs, search, waiting
 from support.stores import error
 
 SPY = """
@@ -173,6 +173,46 @@ def candidates(connection: Connection, store: str, n: int) -> int:
     arguments = f"'{store}'::regclass, 'segment', '{{id}}', '{{fox}}', '{{1}}', {n}"
     found = connection.execute(f"SELECT cardinality(candidates) FROM ml_rag._keyword_scores({arguments})").fetchone()
     return int((found or (-1,))[0])
+
+
+@pytest.mark.parametrize("statistics", ["visible", "all"])
+def test_a_query_of_thousands_of_words_is_answered(
+    db: Database, owner: Connection, tenant: Connection, statistics: str
+) -> None:
+    """Rows times words were more than one value of PostgreSQL holds: the call ended, whatever other stores it had."""
+    keyword_store(owner, ["fox"] * 4500, options=json.dumps({"statistics": statistics}))
+    if statistics == "visible":
+        owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON docs USING (true)")
+    else:  # rows that wait: nothing is folded in such a transaction
+        owner.execute("TRUNCATE docs")
+        with db.connect().transaction() as transaction:
+            transaction.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            for first in range(1, 4500, 900):
+                transaction.connection.execute(
+                    "INSERT INTO docs"
+                    " (document_name, metadata, document_id, segment_number, segment, segment_embedding)"
+                    " SELECT 'd' || i, '{}', i, 1, 'fox', '[1,0,0]' FROM generate_series(%s, %s + 899) AS i",
+                    (first, first),
+                )
+        assert waiting(owner) == (4500, 0)
+    tenant.execute("SET statement_timeout = '10s'")
+    few = search(tenant, "fox", 3)
+    assert len(few) == 3
+    assert search(tenant, "fox " + " ".join(f"word{i}" for i in range(8000)), 3) == few
+
+
+def test_a_run_of_large_rows_has_fewer_of_them(owner: Connection) -> None:
+    """What makes a run is in memory as a whole: 65536 rows of large segments would be gigabytes."""
+    keyword_store(owner, options='{"language": "simple"}')
+    owner.execute(
+        "INSERT INTO docs (document_name, metadata, document_id, segment_number, segment, segment_embedding)"
+        " SELECT 'd', '{}', 1, i, (SELECT string_agg(repeat('w', 1900) || (i * 20 + j), ' ')"
+        " FROM generate_series(1, 20) AS j), '[1,0,0]' FROM generate_series(1, 1000) AS i"
+    )
+    own = runs(owner)
+    assert len(own) == 2
+    assert sum(rows for rows, _ in own) == 1000
+    assert [row[1] for row in search(owner, "w" * 1900 + "19990", 3)] == [999]
 
 
 # -- what is shown ----------------------------------------------------------------------------------------------------

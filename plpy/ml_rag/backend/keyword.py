@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import operator
+from array import array
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,21 +26,27 @@ Portion = tuple[str, int]
 #: cost everybody seconds
 TIES = 1000
 
+#: that many are looked for in the tokens of a row by PostgreSQL, whose time grows with their number
+FEW_TERMS = 32
+#: rows of one fetch, each of which may hold the tokens of a segment, or 330 kB of postings
+_ROWS, _POSTINGS = 200, 50
+#: rows that are scored at a time
+_SCORED = 10_000
+
 _STATEMENTS = {
     "index": ("SELECT segment, key, k1, b, statistics FROM ml_rag.keyword_store WHERE store = $1", "oid"),
     "visible keys": ("SELECT k.keys, k.n FROM ml_rag._visible_keys($1::oid, $2::name[]) AS k", "oid", "text[]"),
     # ids of 8 bytes each, big-endian
     "visible ids": (
-        "SELECT string_agg(int8send(r.id), '') AS ids FROM unnest($1::text[]) AS k (key)"
-        " JOIN ml_rag.keyword_row AS r ON r.store = $2 AND r.key = k.key",
-        *("text", "oid"),
+        "SELECT string_agg(int8send(r.id), '') AS ids FROM unnest($2::text[]) AS k (key)"
+        " JOIN ml_rag.keyword_row AS r ON r.store = $1 AND r.key = k.key",
+        *("oid", "text"),
     ),
-    "visible hits": (
-        "SELECT count(*) AS rows, coalesce(sum(r.length), 0) AS total,"
-        " jsonb_agg(jsonb_build_array(r.id, r.length,"
-        " (SELECT jsonb_agg(coalesce(r.tokens -> t, '0')) FROM unnest($3) AS t))) FILTER (WHERE r.tokens ?| $3) AS hits"
-        " FROM unnest($1::text[]) AS k (key) JOIN ml_rag.keyword_row AS r ON r.store = $2 AND r.key = k.key",
-        *("text", "oid", "text[]"),
+    # tokens: of rows that may have one of the terms; null = of any
+    "visible rows": (
+        "SELECT r.id, r.length, CASE WHEN $2 IS NULL OR r.tokens ?| $2 THEN r.tokens::text END AS tokens"
+        " FROM unnest($3::text[]) AS k (key) JOIN ml_rag.keyword_row AS r ON r.store = $1 AND r.key = k.key",
+        *("oid", "text[]", "text"),
     ),
     "runs": (
         "SELECT tableoid AS origin, run, rows, total, gone_rows, gone_total, first_id, last_id, gone"
@@ -66,8 +76,8 @@ _STATEMENTS = {
         "oid",
     ),
     "new": (
-        "SELECT id, length, ARRAY(SELECT coalesce((n.tokens ->> t)::integer, 0) FROM unnest($2) AS t) AS counts"
-        " FROM ml_rag.keyword_new AS n WHERE store = $1 AND n.tokens ?| $2",
+        "SELECT id, length, tokens::text AS tokens FROM ml_rag.keyword_new"
+        " WHERE store = $1 AND ($2 IS NULL OR tokens ?| $2)",
         *("oid", "text[]"),
     ),
     "keys": (
@@ -123,11 +133,62 @@ class Scorer:
         self._floor = k1 * (1 - b)
         self._slope = k1 * b * rows / total if total else 0.0
 
-    def __call__(self, df: int, weight: int, counts: NDArray[Any], lengths: NDArray[Any]) -> Floats:
-        """Scores of one term in the segments that hold it; ``weight`` is how often the query says it."""
-        idf = float(np.log(1 + (self._rows - df + 0.5) / (df + 0.5)))
+    def factor(self, df: int, weight: int) -> float:
+        """What a term counts that so many rows hold and the query says so often."""
+        return weight * float(np.log(1 + (self._rows - df + 0.5) / (df + 0.5)))
+
+    def share(self, counts: NDArray[Any], lengths: NDArray[Any]) -> Floats:
+        """How far segments of these lengths speak of a term that they hold so often: 0-1."""
         frequency = counts.astype(np.float64)
-        scores: Floats = weight * idf * (frequency / (frequency + (self._floor + self._slope * lengths)))
+        shares: Floats = frequency / (frequency + (self._floor + self._slope * lengths))
+        return shares
+
+
+class Matches:
+    """The rows that have one of the terms, of rows that come one by one with their tokens; nothing else is kept."""
+
+    def __init__(self, terms: list[str]) -> None:
+        self._places = {term: i for i, term in enumerate(terms)}
+        self._ids, self._lengths = array("q"), array("q")
+        self._sizes, self._terms, self._counts = array("i"), array("i"), array("i")
+
+    def add(self, id_: int, length: int, tokens_text: str) -> None:
+        """A row; ``tokens_text``: {token: how often} as JSON text."""
+        tokens: dict[str, int] = json.loads(tokens_text)
+        few, many = (tokens, self._places) if len(tokens) < len(self._places) else (self._places, tokens)
+        if found := [token for token in few if token in many]:
+            # by place, so that sums are the same down to the last bit as those of the same words in a run
+            found.sort(key=self._places.__getitem__)
+            self._ids.append(id_)
+            self._lengths.append(length)
+            self._sizes.append(len(found))
+            self._terms.extend([self._places[token] for token in found])
+            self._counts.extend([tokens[token] for token in found])
+
+    @property
+    def ids(self) -> Ints:
+        return np.array(self._ids, np.int64)
+
+    @property
+    def df(self) -> Ints:
+        """In how many rows each of the terms stands."""
+        found: Ints = np.bincount(np.array(self._terms, np.int64), minlength=len(self._places))
+        return found
+
+    def scores(self, score: Scorer, factors: Floats) -> Floats:
+        """Of each row, given what each of the terms counts."""
+        scores = np.zeros(len(self._ids))
+        sizes = np.array(self._sizes, np.int64)
+        lengths = np.array(self._lengths, np.int64)
+        start, first = 0, 0
+        for last in range(_SCORED, len(sizes) + _SCORED, _SCORED):
+            own = slice(first, last)
+            row = np.repeat(np.arange(len(sizes[own])), sizes[own])
+            end = start + len(row)
+            terms, counts = np.array(self._terms[start:end]), np.array(self._counts[start:end])
+            parts = factors[terms] * score.share(counts, lengths[own][row])
+            scores[own] = np.bincount(row, parts, len(sizes[own]))
+            start, first = end, last
         return scores
 
 
@@ -163,6 +224,15 @@ def _lengths_of(plpy: Any, store: int, runs: list[Any]) -> NDArray[Any]:
     return kept[1]
 
 
+def _filtering(terms: list[str]) -> list[str] | None:
+    """The terms where PostgreSQL is to leave out the rows that have none of them, else None."""
+    return terms if len(terms) <= FEW_TERMS else None
+
+
+def _factors(score: Scorer, df: Ints, weights: list[int]) -> Floats:
+    return np.array([score.factor(n, weight) for n, weight in zip(df.tolist(), weights, strict=True)], np.float64)
+
+
 def _scores(
     plpy: Any,
     store: int,
@@ -193,40 +263,36 @@ def _scores(
     dead = _dead(plpy, store, runs, gone)
     lengths = _lengths_of(plpy, store, runs)
     gone_ids = {row["id"] for row in gone}
-    new = [row for row in _run(plpy, "new", store, terms) if row["id"] not in gone_ids]
-    new_counts = np.array([row["counts"] for row in new], np.int64).reshape(len(new), len(terms))
-    new_lengths = np.array([row["length"] for row in new], np.int64)
-    new_ids = np.array([row["id"] for row in new], np.int64)
+    new = Matches(terms)
+    for row in _run.rows(plpy, "new", store, _filtering(terms), portion=_ROWS):
+        if row["id"] not in gone_ids:
+            new.add(row["id"], row["length"], row["tokens"])
+    new_ids = new.ids
     seen = None if keys is None else _visible(plpy, store, runs, keys, new_ids)
 
-    places: dict[str, list[Ints]] = {}
-    counts: dict[str, list[NDArray[Any]]] = {}
-    for row in _run(plpy, "postings", store, terms):
-        slots, numbers = postings_of(row["postings"])
-        places.setdefault(row["term"], []).append(slots + starts[row["run"]])
-        counts.setdefault(row["term"], []).append(numbers)
-    scores = np.zeros(size + len(new))
+    places = {term: i for i, term in enumerate(terms)}
+    df = new.df
+    scores = np.zeros(size + len(new_ids))
     rarest: Ints | None = None
-    for i, (term, weight) in enumerate(zip(terms, weights, strict=True)):
-        waiting = np.flatnonzero(new_counts[:, i])
-        if term in places:
-            at, numbers = np.concatenate(places[term]), np.concatenate(counts[term])
-            if dead is not None:
-                alive = ~dead[at]
-                at, numbers = at[alive], numbers[alive]
-        else:
-            at, numbers = np.empty(0, np.int64), np.empty(0, np.int64)
-        df = len(at) + len(waiting)
+    postings = _run.rows(plpy, "postings", store, terms, portion=_POSTINGS)
+    for term, parts in itertools.groupby(postings, operator.itemgetter("term")):
+        own = [(starts[part["run"]], *postings_of(part["postings"])) for part in parts]
+        at = np.concatenate([slots + start for start, slots, _ in own])
+        numbers = np.concatenate([counts for _, _, counts in own])
+        if dead is not None:
+            alive = ~dead[at]
+            at, numbers = at[alive], numbers[alive]
+        df[places[term]] += len(at)
         if seen is not None:
             shown = seen[at]
             at, numbers = at[shown], numbers[shown]
-            waiting = waiting[seen[size + waiting]]
-        if len(at) + len(waiting) == 0:
-            continue
-        scores[at] += score(df, weight, numbers, lengths[at])
-        scores[size + waiting] += score(df, weight, new_counts[waiting, i], new_lengths[waiting])
+        if len(at):
+            scores[at] += score.factor(df[places[term]], weights[places[term]]) * score.share(numbers, lengths[at])
         if len(at) > n and (rarest is None or len(at) < len(rarest)):
             rarest = at
+    scores[size:] = new.scores(score, _factors(score, df, weights))
+    if seen is not None:
+        scores[size:][~seen[size:]] = 0
     found = best(scores, n, rarest)
     return _ids(plpy, store, runs, starts, found, size, new_ids.tolist()), scores[found].tolist()
 
@@ -235,18 +301,13 @@ def _scores(
 FEW_KEYS = 10_000
 
 
-def _visible_rows(plpy: Any, name: str, store: int, keys: list[Portion], *arguments: Any) -> list[Any]:
-    """What a statement on keys ($1), a store ($2) and the arguments gives of the rows that have one of the keys."""
-    found: list[Any] = []
+def _visible_rows(plpy: Any, name: str, store: int, keys: list[Portion], *arguments: Any) -> Iterator[Any]:
+    """What a statement on a store ($1), the arguments and keys (the last one) gives of the rows that have them."""
     for portion, n in keys:
         if n <= FEW_KEYS:
-            found.extend(_run(plpy, name, portion, store, *arguments))
+            yield from _run.rows(plpy, name, store, *arguments, portion, portion=_ROWS)
         else:
-            statement, *types = _STATEMENTS[name]
-            statement = statement.replace("$1", "{}").replace("$2", "$1").replace("$3", "$2")
-            plan = plpy.prepare(statement.replace("{}", plpy.quote_literal(portion)), types[1:])
-            found.extend(plpy.execute(plan, [store, *arguments]))
-    return found
+            yield from _run.rows_with(plpy, name, portion, store, *arguments, portion=_ROWS)
 
 
 def _visible(plpy: Any, store: int, runs: list[Any], keys: list[Portion], new_ids: Ints) -> NDArray[np.bool_]:
@@ -266,20 +327,17 @@ def _scores_of_visible(
 ) -> tuple[list[int], list[float]]:
     """The same where statistics are of the visible rows: nothing is read but the tokens of these."""
     rows, total = 0, 0
-    hits: list[tuple[int, int, list[int]]] = []
-    for found in _visible_rows(plpy, "visible hits", store, keys, terms):
-        rows, total = rows + found["rows"], total + int(found["total"])
-        hits.extend(json.loads(found["hits"] or "[]"))
-    hits.sort()
-    counts = np.array([own for _, _, own in hits], np.int64).reshape(len(hits), len(terms))
-    lengths = np.array([length for _, length, _ in hits], np.int64)
+    found = Matches(terms)
+    for row in _visible_rows(plpy, "visible rows", store, keys, _filtering(terms)):
+        rows, total = rows + 1, total + row["length"]
+        if row["tokens"] is not None:
+            found.add(row["id"], row["length"], row["tokens"])
     score = Scorer(k1, b, rows, total)
-    scores = np.zeros(len(hits))
-    for i, weight in enumerate(weights):
-        at = np.flatnonzero(counts[:, i])
-        scores[at] += score(len(at), weight, counts[at, i], lengths[at])
-    found_places = best(scores, n)
-    return [hits[place][0] for place in found_places], scores[found_places].tolist()
+    scores = found.scores(score, _factors(score, found.df, weights))
+    ids = found.ids
+    order = np.argsort(ids, kind="stable")
+    places = order[best(scores[order], n)]
+    return ids[places].tolist(), scores[places].tolist()
 
 
 def _dead(plpy: Any, store: int, runs: list[Any], gone: list[Any]) -> NDArray[np.bool_] | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,14 @@ Ints = NDArray[np.int64]
 Postings = tuple[NDArray[np.uint16], NDArray[Any]]
 
 RUN_ROWS = 65536
+#: a run has fewer rows where these have more tokens than that, and ends where their JSON text has so many characters:
+#: the memory that it takes to make one grows with both
+_RUN_CHARACTERS = 32_000_000
+_RUN_TOKENS = 4_000_000
 #: terms of one INSERT
 _PORTION = 5000
-#: rows of one fetch, each of which holds the tokens of a segment
-_ROWS = 500
+#: rows of one fetch, each of which holds the tokens of a segment, or up to 330 kB of postings
+_ROWS, _POSTINGS = 200, 200
 #: runs of fewer rows than these are merged once there are ``_MERGE`` of them: small ones by whoever comes by, larger
 #: ones only where somebody has asked for it, since that takes seconds
 _SMALL, _LARGE = 4096, 32768
@@ -137,10 +141,17 @@ def bits(gone: bytes | None, rows: int) -> NDArray[np.bool_]:
 
 
 def _write_run(
-    plpy: Any, store: int, ids: Ints, lengths: Ints, terms: list[str], term: Ints, slot: Ints, count: Ints
+    plpy: Any,
+    store: int,
+    ids: Ints,
+    lengths: Ints,
+    terms: list[str],
+    term: NDArray[Any],
+    slot: NDArray[Any],
+    count: NDArray[Any],
 ) -> None:
     """A run of these rows. ``term`` (a place in ``terms``), ``slot`` and ``count`` are the postings, in any order."""
-    order = np.argsort(term * RUN_ROWS + slot, kind="stable")
+    order = np.argsort(term.astype(np.int64) * RUN_ROWS + slot, kind="stable")
     term, slots, counts = term[order], slot[order].astype("<u2"), count[order]
     total, first, last = int(lengths.sum()), int(ids[0]), int(ids[-1])
     run = _run(plpy, "add run", store, len(ids), total, first, last, pack(ids - first), pack(lengths))[0]["run"]
@@ -173,11 +184,16 @@ class RunWriter:
         self._clear()
 
     def _clear(self) -> None:
-        self._ids, self._lengths, self._sizes, self._terms, self._counts = (array(code) for code in "qqqqq")
+        self._ids, self._lengths, self._sizes, self._terms, self._counts = (array(code) for code in "qqiii")
         self._vocabulary: dict[str, int] = {}
+        self._characters = 0
 
     def add(self, id_: int, length: int, tokens_text: str) -> None:
         """One row more; ``tokens_text``: {token: how often} as JSON text."""
+        self._characters += len(tokens_text)
+        if self._ids and self._characters > _RUN_CHARACTERS:
+            self.write()
+            self._characters = len(tokens_text)
         tokens: dict[str, int] = json.loads(tokens_text)
         self._ids.append(id_)
         self._lengths.append(length)
@@ -192,10 +208,10 @@ class RunWriter:
         """What is not yet written; to be called after the last row."""
         if not self._ids:
             return
-        slot = np.repeat(np.arange(len(self._ids)), np.array(self._sizes, np.int64))
+        slot = np.repeat(np.arange(len(self._ids), dtype=np.int32), np.array(self._sizes))
         _write_run(
             self._plpy, self._store, np.array(self._ids), np.array(self._lengths), list(self._vocabulary),
-            np.array(self._terms, np.int64), slot, np.array(self._counts, np.int64),
+            np.array(self._terms), slot, np.array(self._counts),
         )  # fmt: skip
         self._clear()
 
@@ -264,19 +280,26 @@ def fold(plpy: Any, store: int, batch: int, thorough: bool) -> None:
     caller's alone).
     """
     if batch:
-        _write_rows(plpy, store, _run.rows(plpy, "batch", store, batch))
+        _write_rows(plpy, store, _run.rows(plpy, "batch", store, batch, portion=_ROWS))
         _run(plpy, "drop batch", store, batch)
         return
     # the statements that follow see what whoever had the lock has done, each having a snapshot of its own
     if not len(_run(plpy, "lock", store)):
         return
     gone = {row["id"]: row["length"] for row in _run(plpy, "all gone", store)}
-    new = list(_run.rows(plpy, "batch", store, 0))
-    _write_rows(plpy, store, (row for row in new if row["id"] not in gone))
-    _run(plpy, "drop new", store, [row["id"] for row in new])
+    ids: list[int] = []
+
+    def alive() -> Iterator[Any]:
+        for row in _run.rows(plpy, "batch", store, 0, portion=_ROWS):
+            ids.append(row["id"])
+            if row["id"] not in gone:
+                yield row
+
+    _write_rows(plpy, store, alive())
+    _run(plpy, "drop new", store, ids)
     _run(plpy, "drop gone", store, list(gone))
-    for row in new:
-        gone.pop(row["id"], None)
+    for id_ in ids:
+        gone.pop(id_, None)
     if gone:
         _note_gone(plpy, store, gone)
     _merge(plpy, store, thorough)
@@ -297,28 +320,35 @@ def _note_gone(plpy: Any, store: int, gone: dict[int, int]) -> None:
             _run(plpy, "note gone", run["run"], np.packbits(dead).tobytes(), int(np.count_nonzero(dead)), total)
 
 
+def _size(run: Any) -> int:
+    """What a run takes of the room of another: the rows that are left, or more where these have many tokens."""
+    rows: int = run["rows"] - run["gone_rows"]
+    tokens: int = run["total"] - run["gone_total"]
+    return max(rows, tokens * RUN_ROWS // _RUN_TOKENS)
+
+
 def _merge(plpy: Any, store: int, thorough: bool) -> None:
     """Make one run of several small ones, and a new one of one that is mostly deleted rows."""
     while True:
-        runs = [(run["rows"] - run["gone_rows"], run) for run in _run(plpy, "all runs", store)]
+        runs = [(_size(run), run) for run in _run(plpy, "all runs", store)]
         for limit in (_SMALL, _LARGE) if thorough else (_SMALL,):
-            small = sorted(((rows, run["run"]) for rows, run in runs if rows < limit))
+            small = sorted(((size, run["run"]) for size, run in runs if size < limit))
             if len(small) >= (2 if thorough else _MERGE):
                 break
         else:
             small = [
-                (rows, run["run"])
-                for rows, run in runs
-                if 2 * rows < run["rows"] and (thorough or run["rows"] < 2 * _SMALL)
+                (size, run["run"])
+                for size, run in runs
+                if 2 * run["gone_rows"] > run["rows"] and (thorough or run["rows"] < 2 * _SMALL)
             ][:1]
             if not small:
                 return
         chosen: list[int] = []
-        size = 0
-        for rows, run in small:
-            if size + rows <= RUN_ROWS:
+        room = RUN_ROWS
+        for size, run in small:
+            if size <= room or not chosen:
                 chosen.append(run)
-                size += rows
+                room -= size
         _merge_runs(plpy, store, chosen)
 
 
@@ -345,7 +375,7 @@ def _merge_runs(plpy: Any, store: int, runs: list[int]) -> None:
         start += len(alive[number])
     vocabulary: dict[str, int] = {}
     parts: list[tuple[int, Ints, NDArray[Any]]] = []
-    for row in _run.rows(plpy, "run postings", runs):
+    for row in _run.rows(plpy, "run postings", runs, portion=_POSTINGS):
         slots, counts = postings_of(row["postings"])
         new = moved[row["run"]][slots]
         kept = new >= 0

@@ -26,9 +26,19 @@ class Statements:
         """All rows."""
         return plpy.execute(self._plan(plpy, name), list(arguments))
 
-    def rows(self, plpy: Any, name: str, *arguments: Any) -> Iterator[Any]:
+    def rows(self, plpy: Any, name: str, *arguments: Any, portion: int = PORTION) -> Iterator[Any]:
         """The rows, a portion at a time."""
-        cursor = plpy.cursor(self._plan(plpy, name), list(arguments))
-        while rows := cursor.fetch(PORTION):
-            yield from rows
-        cursor.close()
+        yield from _in_portions(plpy.cursor(self._plan(plpy, name), list(arguments)), portion)
+
+    def rows_with(self, plpy: Any, name: str, literal: str, *arguments: Any, portion: int = PORTION) -> Iterator[Any]:
+        """The same where the planner is to know the text that is the last parameter; planned each time."""
+        statement, *types = self._statements[name]
+        statement = statement.replace(f"${len(types)}", plpy.quote_literal(literal))
+        plan = plpy.prepare(statement, [f"pg_catalog.{type_name}" for type_name in types[:-1]])
+        yield from _in_portions(plpy.cursor(plan, list(arguments)), portion)
+
+
+def _in_portions(cursor: Any, portion: int) -> Iterator[Any]:
+    while rows := cursor.fetch(portion):
+        yield from rows
+    cursor.close()
