@@ -222,7 +222,7 @@ def test_a_queue_that_is_full_ends_the_load(loader: Connection, server: Document
         {"refresh": "yes"},
         {"formats": "pdf"},
         {"ocr": 1},
-        {"distance_metric": "MANHATTAN"},
+        {"distance_metric": "CHEBYSHEV"},
         {"schema_name": "nowhere"},
         {"schema_name": ""},
         {"table_name": "x" * 64},

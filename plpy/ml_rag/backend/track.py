@@ -38,7 +38,7 @@ _SESSION = """
 SELECT current_user AS role, pg_catalog.date_part('epoch', pg_catalog.statement_timestamp()) AS statement
 """
 
-# -- what sql/watch/track.sql calls --------------------------------------------------------------------------------------
+# -- what sql/watch/track.sql calls -----------------------------------------------------------------------------------
 
 
 def begin(plpy: Any, routine: str, stage_name: str, role: str, statement: float) -> int | None:

@@ -183,7 +183,7 @@ def explained(error: psycopg.Error) -> click.ClickException:
 @click.option("--segment-tokens", type=int, help="Longest segment, in tokens of the embedding model.")
 @click.option("--overlap-tokens", type=int, help="Tokens that neighbouring segments share.")
 @click.option("--description", help="Comment of a table that is made.")
-@click.option("--distance-metric", metavar="METRIC", help="COSINE, DOT, EUCLIDEAN or MANHATTAN: what the index is built for.")
+@click.option("--distance-metric", metavar="METRIC", help="What the index is built for: COSINE, DOT, EUCLIDEAN …")
 def load(
     paths: tuple[Path, ...],
     store: str,

@@ -66,13 +66,15 @@ def test_the_best_with_all_that_equal_the_last(scores: list[float], n: int, with
 @pytest.mark.parametrize(("k1", "b"), [(1.2, 0.75), (0, 0), (0, 1), (100, 1), (2, 0)])
 def test_one_score_by_hand(k1: float, b: float) -> None:
     score = keyword.Scorer(k1, b, rows=10, total=40)
-    (found,) = score(3, 2, np.array([5], np.uint8), np.array([8], np.uint32))
+    (share,) = score.share(np.array([5], np.uint8), np.array([8], np.uint32))
+    found = score.factor(3, 2) * share
     idf = np.log(1 + (10 - 3 + 0.5) / (3 + 0.5))
     assert found == pytest.approx(2 * idf * 5 / (5 + k1 * (1 - b + b * 8 / 4)))
 
 
 def test_a_table_without_any_token_has_no_average_length() -> None:
-    assert keyword.Scorer(1.2, 0.75, rows=3, total=0)(0, 1, np.array([], np.uint8), np.array([], np.uint32)).size == 0
+    score = keyword.Scorer(1.2, 0.75, rows=3, total=0)
+    assert score.share(np.array([], np.uint8), np.array([], np.uint32)).size == 0
 
 
 def test_the_bridge_imports_no_numpy_before_it_is_asked_to(tmp_path: Path) -> None:
