@@ -1,7 +1,7 @@
 -- keyword: the best segments over the stores by their words (BM25).
 
 CREATE FUNCTION ml_rag._keyword_scores(store oid, segment name, key name[], terms text[], weights integer[], n integer,
-  until timestamptz, OUT candidates ml_rag.keyword_candidate[], OUT error jsonb)
+  until timestamptz DEFAULT NULL, OUT candidates ml_rag.keyword_candidate[], OUT error jsonb)
 LANGUAGE plpython3u STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 -- planning its statements anew for each query takes longer than all the rest
