@@ -396,6 +396,19 @@ BEGIN
           HINT = coalesce(_why.hint, 'SELECT * FROM ml_rag.discover() lists what can be searched.');
       END IF;
     END LOOP;
+    -- a name without its schema finds tables of anybody: those must not decide which model counts
+    _models := ARRAY(SELECT DISTINCT s.embed_model_id FROM unnest(_stores) AS s
+                     WHERE s.embed_model_id IS NOT NULL AND s.found <> 'untrusted' ORDER BY 1);
+    IF _model IS NULL AND cardinality(_models) = 1 AND ml_rag._needs_embedding($1) THEN
+      FOR _name IN SELECT s.vector_store FROM unnest(_stores) AS s
+                   WHERE s.found = 'untrusted' AND s.embed_model_id <> _models[1] LOOP
+        RAISE WARNING USING ERRCODE = '01000',
+          MESSAGE = format('"%s" is of another embedding model than the stores named; ignored', _name),
+          HINT = 'Name it with its schema in "vector_store", or leave it out with "exclude_vector_store".';
+      END LOOP;
+      _stores := ARRAY(SELECT s FROM unnest(_stores) AS s
+                       WHERE s.found <> 'untrusted' OR s.embed_model_id = _models[1]);
+    END IF;
     _models := ARRAY(SELECT DISTINCT s.embed_model_id FROM unnest(_stores) AS s
                      WHERE s.embed_model_id IS NOT NULL ORDER BY 1);
     IF _model IS NULL AND cardinality(_models) > 1 AND ml_rag._needs_embedding($1) THEN

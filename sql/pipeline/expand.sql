@@ -13,19 +13,23 @@ DECLARE
   _b text := ltrim(b, E' \t\r\n');
   _start text := CASE WHEN _b ~ '^[^\x01-\u2e7f]' THEN left(_b, 1)
                       ELSE left(substring(_b FROM '^[[:alnum:]]+|^.'), 32) END;
-  _place integer;   -- in _a, 1-based
   -- neighbours share less; in long texts of one word every place would be a candidate
-  _offset integer := greatest(0, length(_a) - least(length(_b), 4000));
+  _most integer := least(length(_b), 4000);
+  -- with a character before and behind what may be shared; characters of a long text are found by counting them
+  _tail text := right(_a, _most + 1);
+  _head text := left(_b, _most + 1);
+  _place integer;   -- in _tail, 1-based
+  _offset integer := length(_tail) - least(length(_tail), _most);
   _shared text;
 BEGIN
   LOOP
-    _place := strpos(substr(_a, _offset + 1), _start);
+    _place := strpos(substr(_tail, _offset + 1), _start);
     EXIT WHEN _place = 0 OR _start IS NULL;
     _offset := _offset + _place;
-    _shared := substr(_a, _offset);
-    IF starts_with(_b, _shared)
-      AND (_offset = 1 OR substr(_a, _offset - 1, 2) !~ '^[[:alnum:]]{2}$' OR _shared ~ '^[^\x01-\u2e7f]{2}')
-      AND (length(_b) = length(_shared) OR substr(_b, length(_shared), 2) !~ '^[[:alnum:]]{2}$'
+    _shared := substr(_tail, _offset);
+    IF starts_with(_head, _shared)
+      AND (_offset = 1 OR substr(_tail, _offset - 1, 2) !~ '^[[:alnum:]]{2}$' OR _shared ~ '^[^\x01-\u2e7f]{2}')
+      AND (length(_head) = length(_shared) OR substr(_head, length(_shared), 2) !~ '^[[:alnum:]]{2}$'
            OR _shared ~ '[^\x01-\u2e7f]{2}$')
     THEN
       RETURN _a || substr(_b, length(_shared) + 1);
@@ -64,8 +68,8 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: each hit with its neighbours; ranges of one document that touch become one hit
 -- A store that nobody named and whose neighbours cannot be read keeps its hits as they are.
--- Calls: ml_rag._untrusted_last, ml_rag._share, ml_rag._limit_wait, ml_rag._untrusted_condition, ml_rag._failure,
--- ml_rag._warn_of_failures, ml_rag._neighbours, ml_rag._join_segments  Reads: the stores, as the caller
+-- Calls: ml_rag._untrusted_last, ml_rag._share, ml_rag._limit_wait, ml_rag._untrusted_condition, ml_rag._out_of_time,
+-- ml_rag._failure, ml_rag._warn_of_failures, ml_rag._neighbours, ml_rag._join_segments  Reads: the stores, as the caller
 DECLARE
   _store ml_rag.store;
   _ranges record;
@@ -105,6 +109,7 @@ BEGIN
     CONTINUE WHEN _store.segment_number IS NULL OR coalesce(_store.document_id, _store.document_name) IS NULL
       OR _store.vector_store <> ALL (_names);
     _is_untrusted := coalesce(_store.found = 'untrusted', false);
+    _until := NULL;
     IF _is_untrusted THEN
       SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
       IF _until IS NULL THEN
@@ -156,6 +161,8 @@ BEGIN
         _rows := _rows + 1;
         IF _rows > _most THEN
           RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'several segments have one number';
+        ELSIF clock_timestamp() > _until THEN
+          PERFORM ml_rag._out_of_time();
         END IF;
         _texts[_row.range] := CASE WHEN _texts[_row.range] IS NULL THEN _row.segment
           ELSE ml_rag._join_segments(_texts[_row.range], _row.segment) END;

@@ -1,7 +1,7 @@
 -- keyword: the best segments over the stores by their words (BM25).
 
 CREATE FUNCTION ml_rag._keyword_scores(store oid, segment name, key name[], terms text[], weights integer[], n integer,
-  OUT candidates ml_rag.keyword_candidate[], OUT error jsonb)
+  until timestamptz DEFAULT NULL, OUT candidates ml_rag.keyword_candidate[], OUT error jsonb)
 LANGUAGE plpython3u STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 -- planning its statements anew for each query takes longer than all the rest
@@ -9,18 +9,19 @@ SET plan_cache_mode = force_generic_plan
 AS $$
 # Stable, so that all that is read is of one moment: a run may be replaced by another at any time.
 @BACKEND@
-return backend.keyword_scores(plpy, store, segment, key, terms, weights, n)
+return backend.keyword_scores(plpy, store, segment, key, terms, weights, n, until)
 $$;
 
 CREATE FUNCTION ml_rag._run_keyword(
   store ml_rag.store, index ml_rag.keyword_index, terms text[], weights integer[], candidates integer,
   query_embedding vector, distance_metric text, n integer, condition text, arguments text[],
-  OUT hits ml_rag.hit[], OUT is_all boolean
+  until timestamptz, OUT hits ml_rag.hit[], OUT is_all boolean
 )
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the n best of the candidates that the condition leaves; is_all: whether there are no further candidates
+-- purpose: the n best of the candidates that the condition leaves; is_all: whether there are no further candidates;
+-- until: when a store of an untrusted owner has had its time, else null
 -- Calls: ml_rag._keyword_scores, ml_rag._raise, ml_rag._hit_columns, ml_rag._relation_name  Reads: the store and its index, as the caller
 -- Stable for the same reason: candidates and rows are of one moment.
 DECLARE
@@ -28,7 +29,7 @@ DECLARE
   _columns record := ml_rag._hit_columns(store, distance_metric, 's.score');
 BEGIN
   SELECT s.candidates, s.error INTO _found
-  FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, candidates) AS s;
+  FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, candidates, until) AS s;
   PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
   is_all := cardinality(_found.candidates) < candidates;
   EXECUTE concat(
@@ -167,7 +168,7 @@ BEGIN
         FROM ml_rag._run_keyword(_store, _index, _terms, _weights, _candidates,
           CASE WHEN _store.dimensions IS NULL OR _store.dimensions = vector_dims(_keyword.query_embedding)
                THEN _keyword.query_embedding END,
-          _keyword.distance_metric, n, _condition, _arguments) AS r;
+          _keyword.distance_metric, n, _condition, _arguments, CASE WHEN _is_untrusted THEN _until END) AS r;
         EXIT WHEN cardinality(_part.hits) >= n OR _part.is_all OR NOT _narrows AND _candidates > n;
         IF _is_untrusted AND (_candidates >= _most OR clock_timestamp() > _until) THEN
           PERFORM ml_rag._out_of_time();

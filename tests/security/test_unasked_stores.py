@@ -365,6 +365,58 @@ def test_a_store_that_changes_between_discovery_and_search_is_left_out(
     assert len(said) == (change != "renamed")
 
 
+def test_neighbours_that_take_long_to_join_are_cut_off(good: Database, attacker: Connection) -> None:
+    attacker.execute(
+        "INSERT INTO evil.kb SELECT 'planted', '{}', 1, i, 'planted' || repeat('中', 33000) || 'X', %s"
+        " FROM generate_series(2, 11) AS i",
+        (NEAR,),
+    )
+    attacker.execute("UPDATE evil.kb SET segment = repeat('中', 33000) || 'planted X'")
+    publish(attacker)
+    asker = good.connect("asker")
+    said = warnings(asker)
+    document, seconds = ask(asker, n_citations=20, retrieval_options={"segment_overlap": 5})
+    assert texts(document)
+    assert seconds < 4
+    assert any("54000" in detail for _, detail in said), said
+
+
+def test_a_table_of_a_name_without_schema_does_not_decide_the_model(good: Database, attacker: Connection) -> None:
+    attacker.execute("ALTER TABLE evil.kb RENAME TO good")
+    attacker.execute("COMMENT ON COLUMN evil.good.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=other'")
+    attacker.execute("GRANT SELECT ON evil.good TO PUBLIC")
+    asker = good.connect("asker")
+    said = warnings(asker)
+    document, _ = ask(asker, vector_store=["good"])
+    assert document["vector_store"] == ["public.good"]
+    assert [m for m, _ in said] == ['"evil.good" is of another embedding model than the stores named; ignored']
+    # who names both of them with their schemas is told
+    with error("22023", "different embedding models"):
+        ask(asker, vector_store=["evil.good", "public.good"])
+
+
+def test_wide_keys_and_long_rows_of_a_keyword_index_burden_nobody(good: Database, attacker: Connection) -> None:
+    """150 kB of one letter are a key of 2 kB; 7 MB of words are one row of tokens."""
+    attacker.execute("ALTER TABLE evil.kb ADD PRIMARY KEY (document_name, segment_number)")
+    publish(attacker, "SELECT ml_rag.enable_keyword_search('evil.kb')")
+    attacker.execute(
+        "INSERT INTO evil.kb SELECT repeat('x', 150000) || i, '{}', 1, 1, 'contract planted', %s"
+        " FROM generate_series(1, 300) AS i",
+        (NEAR,),
+    )
+    attacker.execute(
+        "INSERT INTO evil.kb SELECT 'planted', '{}', 1, i, 'contract planted ' ||"
+        " (SELECT string_agg('w' || j, ' ') FROM generate_series(1, 100000) AS j), %s FROM generate_series(2, 4) AS i",
+        (NEAR,),
+    )
+    asker = good.connect("asker")
+    ask(asker, exclude_vector_store=["evil.kb"], semantic_search=False, keyword_search=True)
+    document, seconds = ask(asker, semantic_search=False, keyword_search=True)
+    assert texts(document)
+    assert [c["document_name"] for c in document["citations"] if "planted" in c["segment"]] == ["planted"]
+    assert seconds < 1
+
+
 def test_a_cancelled_call_is_cancelled(good: Database, attacker: Connection) -> None:
     """Errors are caught a store; a cancellation is none of them."""
     publish(attacker)

@@ -183,10 +183,17 @@ def keyword_indexes(plpy: Any, store: int | None) -> str:
 
 @outcome
 def keyword_scores(
-    plpy: Any, store: int, segment: str, key: list[str], terms: list[str], weights: list[int], n: int
+    plpy: Any,
+    store: int,
+    segment: str,
+    key: list[str],
+    terms: list[str],
+    weights: list[int],
+    n: int,
+    until: str | None = None,
 ) -> list[tuple[list[str], float]]:
     """Keys and BM25 scores of the best rows of a store; see ``ml_rag.backend.keyword``."""
-    found: list[tuple[list[str], float]] = keyword().search(plpy, store, segment, key, terms, weights, n)
+    found: list[tuple[list[str], float]] = keyword().search(plpy, store, segment, key, terms, weights, n, until)
     return found
 
 

@@ -16,6 +16,7 @@ from ml_rag.backend.indexes import readable
 from ml_rag.backend.rights import as_owner
 from ml_rag.backend.runs import Ints, bits, postings_of, slots_of, unpack
 from ml_rag.backend.statements import Statements
+from ml_rag.errors import MlRagError
 
 Floats = NDArray[np.float64]
 Candidate = tuple[list[str], float]
@@ -29,9 +30,12 @@ TIES = 1000
 #: that many are looked for in the tokens of a row by PostgreSQL, whose time grows with their number
 FEW_TERMS = 32
 #: rows of one fetch, each of which may hold the tokens of a segment, or 330 kB of postings
-_ROWS, _POSTINGS = 200, 50
+_ROWS, _ROWS_UNTRUSTED, _POSTINGS = 200, 20, 50
 #: rows that are scored at a time
 _SCORED = 10_000
+
+#: of a store of an untrusted owner: rows that wait to be folded, or were deleted since; rows of its runs
+MOST_PILED, MOST_ROWS = 100_000, 5_000_000
 
 _STATEMENTS = {
     "index": ("SELECT segment, key, k1, b, statistics FROM ml_rag.keyword_store WHERE store = $1", "oid"),
@@ -75,29 +79,56 @@ _STATEMENTS = {
         "SELECT count(*) AS rows, coalesce(sum(length), 0) AS total FROM ml_rag.keyword_new WHERE store = $1",
         "oid",
     ),
+    # the last parameter: null, or when a store of an untrusted owner has had its time. Its rows are bounded then: 1 MB
+    # of tokens are more than a segment of 100 kB has, and a key of 2 kB can be a text of 200 kB.
     "new": (
-        "SELECT id, length, tokens::text AS tokens FROM ml_rag.keyword_new"
-        " WHERE store = $1 AND ($2 IS NULL OR tokens ?| $2)",
-        *("oid", "text[]"),
+        "SELECT id, length, tokens::text AS tokens FROM ml_rag.keyword_new WHERE store = $1 AND CASE"
+        " WHEN $3 IS NULL THEN $2 IS NULL OR tokens ?| $2"
+        " WHEN clock_timestamp() < $3 THEN pg_column_size(tokens) <= 1000000 AND ($2 IS NULL OR tokens ?| $2)"
+        " ELSE ml_rag._out_of_time() END",
+        *("oid", "text[]", "timestamptz"),
     ),
+    "pile": (
+        "SELECT (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_new WHERE store = $1 LIMIT $2) AS n) AS new,"
+        " (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_gone WHERE store = $1 LIMIT $2) AS g) AS gone",
+        *("oid", "int8"),
+    ),
+    "in time": ("SELECT CASE WHEN clock_timestamp() < $1 THEN true ELSE ml_rag._out_of_time() END", "timestamptz"),
     "keys": (
-        "SELECT id, key::text[] AS key FROM ml_rag.keyword_row WHERE store = $1 AND id = ANY ($2)",
-        "oid",
-        "int8[]",
+        "SELECT id, key::text[] AS key FROM ml_rag.keyword_row WHERE store = $1 AND id = ANY ($2)"
+        " AND ($3 IS NULL OR octet_length(key) <= 1000)",
+        *("oid", "int8[]", "timestamptz"),
     ),
 }
 _run = Statements(_STATEMENTS)
+
+
+class TooLarge(MlRagError):
+    """The index of a store that nobody named is more than calls of others shall bear."""
+
+    sqlstate = "54000"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("the keyword index of the store is too large", detail=detail)
 
 
 # -- the search --------------------------------------------------------------------------------------------------------
 
 
 def search(
-    plpy: Any, store: int, segment: str, key: list[str], terms: list[str], weights: list[int], n: int
+    plpy: Any,
+    store: int,
+    segment: str,
+    key: list[str],
+    terms: list[str],
+    weights: list[int],
+    n: int,
+    until: str | None = None,
 ) -> list[Candidate]:
     """Keys and scores of the ``n`` best rows that the caller can see, and of up to ``TIES`` as good as the last.
 
-    ``segment`` and ``key``: the columns of the index; where it has others, nothing is found.
+    ``segment`` and ``key``: the columns of the index; where it has others, nothing is found. ``until``: when a store of
+    an untrusted owner has had its time, which bounds its memory too; None = no bounds.
     """
     own = readable(plpy, [{"store": store, "segment": segment, "key": key}])
     if not own:
@@ -114,8 +145,8 @@ def search(
         if keys is not None and found[0]["statistics"] == "visible":
             ids, scores = _scores_of_visible(plpy, store, terms, weights, k1, b, n, keys)
         else:
-            ids, scores = _scores(plpy, store, terms, weights, k1, b, n, keys)
-        names = {row["id"]: row["key"] for row in _run(plpy, "keys", store, ids)}
+            ids, scores = _scores(plpy, store, terms, weights, k1, b, n, keys, until)
+        names = {row["id"]: row["key"] for row in _run(plpy, "keys", store, ids, until)}
         return [(names[id_], score) for id_, score in zip(ids, scores, strict=True) if id_ in names]
 
     return as_owner(plpy, work)
@@ -242,12 +273,19 @@ def _scores(
     b: float,
     n: int,
     keys: list[Portion] | None,
+    until: str | None = None,
 ) -> tuple[list[int], list[float]]:
     """Ids and scores of the ``n`` best rows; where ``keys`` says which are visible, of those alone.
 
     The statistics are those of all rows.
     """
+    if until is not None:
+        pile = _run(plpy, "pile", store, MOST_PILED + 1)[0]
+        if max(pile["new"], pile["gone"]) > MOST_PILED:
+            raise TooLarge(f"More than {MOST_PILED} rows of it wait to be folded.")
     runs = list(_run(plpy, "runs", store))
+    if until is not None and sum(run["rows"] for run in runs) > MOST_ROWS:
+        raise TooLarge(f"It has more than {MOST_ROWS} rows.")
     gone = list(_run(plpy, "gone", store))
     waiting_rows = _run(plpy, "waiting", store)[0]
     score = Scorer(
@@ -264,7 +302,10 @@ def _scores(
     lengths = _lengths_of(plpy, store, runs)
     gone_ids = {row["id"] for row in gone}
     new = Matches(terms)
-    for row in _run.rows(plpy, "new", store, _filtering(terms), portion=_ROWS):
+    portion = _ROWS if until is None else _ROWS_UNTRUSTED
+    for row in _run.rows(plpy, "new", store, _filtering(terms), until, portion=portion):
+        if until is not None and len(row["tokens"]) > 10_000:
+            _run(plpy, "in time", until)
         if row["id"] not in gone_ids:
             new.add(row["id"], row["length"], row["tokens"])
     new_ids = new.ids
@@ -276,6 +317,8 @@ def _scores(
     rarest: Ints | None = None
     postings = _run.rows(plpy, "postings", store, terms, portion=_POSTINGS)
     for term, parts in itertools.groupby(postings, operator.itemgetter("term")):
+        if until is not None:
+            _run(plpy, "in time", until)
         own = [(starts[part["run"]], *postings_of(part["postings"])) for part in parts]
         at = np.concatenate([slots + start for start, slots, _ in own])
         numbers = np.concatenate([counts for _, _, counts in own])
