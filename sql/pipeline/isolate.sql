@@ -77,7 +77,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the condition (empty or beginning with AND) on the rows t of a store of an untrusted owner, with its limits
 -- The clock stands first, and what is compared behind it: the planner would put what looks cheap before it. Left out are
--- rows that would burden all that comes after: segments of more than 100 kB, other columns of more than 20 kB as stored.
+-- rows that would burden all that comes after: segments and metadata of more than 100 kB, names of more than 20 kB.
 -- Calls: ml_rag._is_plain, ml_rag._parts, ml_rag._get_setting, ml_rag._is_text  Reads: the catalog
 -- Errors: 55000 no longer what discovery has found, 54000 too large
 DECLARE
@@ -96,12 +96,17 @@ BEGIN
         round(_size / 1048576), _most);
   END IF;
   RETURN format(' AND CASE WHEN pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<) %L::pg_catalog.timestamptz THEN ', until)
-    || format(CASE WHEN ml_rag._is_text(store, store.segment)
-                   THEN 'pg_catalog.octet_length(t.%I) OPERATOR(pg_catalog.<=) 100000'
-                   ELSE 'pg_catalog.pg_column_size(t.%I) OPERATOR(pg_catalog.<=) 20000' END, store.segment)
-    || coalesce((
-      SELECT string_agg(format(' AND (pg_catalog.pg_column_size(t.%I) OPERATOR(pg_catalog.>) 20000) IS NOT TRUE', c.name), '')
-      FROM unnest(ARRAY[store.document_name, store.document_id, store.metadata]) AS c (name) WHERE c.name IS NOT NULL), '')
+    || (
+      -- a value of 20 kB may be megabytes before it was compressed; of a text the length is known without unpacking it
+      SELECT string_agg(format(CASE WHEN ml_rag._is_text(store, c.name)
+          THEN '(pg_catalog.octet_length(t.%1$I) OPERATOR(pg_catalog.>) %2$s) IS NOT TRUE'
+          ELSE 'CASE WHEN t.%1$I IS NULL THEN true '
+            'WHEN pg_catalog.pg_column_size(t.%1$I) OPERATOR(pg_catalog.>) 20000 THEN false '
+            'WHEN pg_catalog.pg_column_compression(t.%1$I) IS NULL THEN true '
+            'ELSE pg_catalog.octet_length(t.%1$I::pg_catalog.text) OPERATOR(pg_catalog.<=) 100000 END' END,
+          c.name, CASE c.name WHEN store.segment THEN 100000 ELSE 20000 END), ' AND ')
+      FROM unnest(ARRAY[store.segment, store.document_name, store.document_id, store.metadata]) AS c (name)
+      WHERE c.name IS NOT NULL)
     || condition || ' ELSE ml_rag._out_of_time() END';
 END
 $$;

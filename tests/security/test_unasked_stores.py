@@ -106,6 +106,11 @@ PLANTS: dict[str, tuple[str, bool]] = {
         " generate_series(1, 1600000) AS i))",
         False,
     ),
+    "a name of 1 MB that compresses": ("UPDATE evil.kb SET document_name = repeat('x', 1000000)", False),
+    "metadata of 1 MB that compress": (
+        "UPDATE evil.kb SET metadata = jsonb_build_object('x', repeat('x', 1000000))",
+        False,
+    ),
     "the last number there is": (
         "ALTER TABLE evil.kb ALTER segment_number TYPE bigint;UPDATE evil.kb SET segment_number = 9223372036854775807",
         True,
