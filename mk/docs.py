@@ -1,7 +1,8 @@
 """docs.py DSN: the parts of the documentation that the installed extension says itself.
 
 Writes docs/reference.md from COMMENT ON, and the tables of options in README.md and docs/*.md from ml_rag.option: each
-stands between ``<!-- options of ROUTINE -->`` and ``<!-- end of options -->``.
+stands between ``<!-- options of ROUTINE -->`` and ``<!-- end of options -->``. The document formats stand between
+``<!-- formats -->`` and ``<!-- end of formats -->``.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ml_rag.ingest.formats import FORMATS
+
 if TYPE_CHECKING:
     from psycopg import Connection
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = Path("docs/reference.md")
+FORMATS_BLOCK = re.compile(r"<!-- formats -->\n.*?<!-- end of formats -->", re.DOTALL)
 BEGIN, END = "<!-- options of {} -->", "<!-- end of options -->"
 BLOCK = re.compile(r"<!-- options of (\w+) -->\n.*?<!-- end of options -->", re.DOTALL)
 
@@ -164,6 +168,12 @@ def with_tables(text: str, options: dict[str, list[Option]], folder: str = "") -
     return BLOCK.sub(table, text)
 
 
+def with_formats(text: str) -> str:
+    """A document with the formats that can be loaded."""
+    names = textwrap.fill(", ".join(code(name) for name in FORMATS), 120)
+    return FORMATS_BLOCK.sub(lambda _: f"<!-- formats -->\n\n{names}\n\n<!-- end of formats -->", text)
+
+
 def prose(text: str) -> str:
     """The lines of a comment as paragraphs; errors are one of their own."""
     text = re.sub(r"([<*])", r"\\\1", " ".join(text.split()))
@@ -273,7 +283,8 @@ def documents(connection: Connection[Any]) -> dict[Path, str]:
         text = path.read_text()
         relative = path.relative_to(ROOT)
         if BLOCK.search(text) and relative != REFERENCE:
-            found[relative] = with_tables(text, options, "docs/" if relative.parts[0] == "docs" else "")
+            folder = "docs/" if relative.parts[0] == "docs" else ""
+            found[relative] = with_formats(with_tables(text, options, folder))
     return found
 
 

@@ -3,4 +3,4 @@
 source "$(dirname "$0")/lib.sh"
 bash "$(dirname "$0")/setup.sh" database
 bash "$(dirname "$0")/setup.sh" test
-"$VENV/bin/python" "$(dirname "$0")/docs.py" "$DSN"
+PYTHONPATH=$ROOT/plpy "$VENV/bin/python" "$(dirname "$0")/docs.py" "$DSN"
