@@ -1,7 +1,7 @@
 # The commands of this repository; each is a script in mk/. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-one fault-test psql dsn doctor start stop clean build install uninstall bench injection eval check docker-test upgrade-test
+.PHONY: help demo test test-one fault-test psql dsn doctor start stop clean build install uninstall bench injection eval check docs docker-test upgrade-test
 
 help: ## what each command does
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -59,6 +59,9 @@ injection: ## measures how often the default model obeys instructions in documen
 
 eval: ## measures the search on the public data sets (EVAL_DATA=folder: on yours); writes bench/out/eval.json
 	@bash mk/eval.sh
+
+docs: ## docs/reference.md and the tables of options, from what the installed extension says
+	@bash mk/docs.sh
 
 check: build ## lint, types, pgspot on the built script, vulnerabilities and licences of the packages, shellcheck
 	@bash mk/check.sh

@@ -2,6 +2,7 @@
 # Joins the files that sql/install.sql names into the script CREATE EXTENSION runs, build/ml_rag--VERSION.sql,
 # and lays out in build/extension what is installed: with the Python of the backend and the upgrade scripts.
 # A line @BACKEND@ in a PL/Python function becomes sql/backend.py.in: the Python side of this very version, once a session.
+# @ROUTINES_OF_PIPELINE@ becomes the names of the functions that sql/pipeline makes in schema ml_rag.
 source "$(dirname "$0")/lib.sh"
 
 target=$ROOT/build/ml_rag--$VERSION.sql
@@ -9,6 +10,8 @@ mkdir -p "$ROOT/build"
 
 grep -qx "default_version = '$VERSION'" "$ROOT/ml_rag.control" ||
   die "ml_rag.control and plpy/ml_rag/__init__.py name different versions: make them the same"
+
+routines_of() { sed -nE 's/^CREATE (FUNCTION|PROCEDURE) ml_rag\.([a-z0-9_]+)\(.*/\2/p' "$ROOT/sql/$1/"*.sql | sort -u | tr '\n' ' '; }
 
 {
   printf '\\echo Use "CREATE EXTENSION ml_rag" to load this file. \\quit\n'
@@ -18,7 +21,7 @@ grep -qx "default_version = '$VERSION'" "$ROOT/ml_rag.control" ||
     printf '\n-- %s\n\n' "$file"
     cat "$ROOT/sql/$file"
   done <"$ROOT/sql/install.sql"
-} | sed -e "/^@BACKEND@\$/{r $ROOT/sql/backend.py.in" -e 'd}' | sed "s/@ML_RAG_VERSION@/$VERSION/g" >"$target.new"
+} | sed -e "/^@BACKEND@\$/{r $ROOT/sql/backend.py.in" -e 'd}' | sed "s/@ML_RAG_VERSION@/$VERSION/g; s/@ROUTINES_OF_PIPELINE@/$(routines_of pipeline)/" >"$target.new"
 mv "$target.new" "$target"
 
 stage=$ROOT/build/extension

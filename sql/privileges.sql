@@ -1,4 +1,4 @@
--- privileges: who may call what, in one place. Nothing is granted to PUBLIC.
+-- privileges: who may call and read what: one table. What it does not name is the owner's alone; PUBLIC has nothing.
 
 -- Roles belong to the cluster: they may be there already, and DROP EXTENSION leaves them.
 DO $$
@@ -22,86 +22,115 @@ GRANT ml_rag_user TO ml_rag_loader;
 REVOKE ALL ON SCHEMA ml_rag FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA ml_rag FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA ml_rag FROM PUBLIC;
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA ml_rag FROM PUBLIC;
-REVOKE ALL ON ALL PROCEDURES IN SCHEMA ml_rag FROM PUBLIC;
-REVOKE ALL ON FUNCTION
-  @extschema@.ml_rag_answer(text, jsonb), @extschema@.ml_rag_search(text, jsonb), @extschema@.ml_generate(text, jsonb),
-  @extschema@.ml_embed_row(text, jsonb), @extschema@.ml_supported_models(), @extschema@.ml_rank(text, jsonb, jsonb),
-  @extschema@.ml_rank_rows(text, text[], text[], jsonb),
-  @extschema@.ml_rag_evaluate(text, jsonb), @extschema@.ml_rag_evaluate(regclass, jsonb),
-  @extschema@.ml_rag_compare_runs(bigint, bigint)
-FROM PUBLIC;
-REVOKE ALL ON PROCEDURE
-  @extschema@.ml_rag(text, jsonb, jsonb), @extschema@.ml_rag_table(text, text, jsonb, jsonb),
-  @extschema@.ml_generate_table(text, text, jsonb, jsonb), @extschema@.ml_embed_table(text, text, jsonb, jsonb),
-  @extschema@.vector_store_load(text, jsonb, jsonb)
-FROM PUBLIC;
 
--- ml_rag_user: asks. The stages run with the caller's own rights, so it may call each of them; what they read is
--- decided by the privileges and row-level security of the stores.
-GRANT USAGE ON SCHEMA ml_rag TO ml_rag_user;
-GRANT SELECT ON ml_rag.setting, ml_rag.option, ml_rag.metric TO ml_rag_user;
-GRANT SELECT ON ml_rag.setting_value TO ml_rag_user;
--- policies leave each role its own rows; a run's number and its role are not for the role to say, or it could take the
--- numbers of runs to come
-REVOKE INSERT ON ml_rag.evaluation_run FROM ml_rag_user;
-GRANT SELECT, DELETE ON ml_rag.evaluation_run TO ml_rag_user;
-GRANT INSERT (name, started_at, seconds, source, questions, options, stores, models, versions, measures, counted, latency,
-  errors) ON ml_rag.evaluation_run TO ml_rag_user;
-GRANT SELECT, INSERT, DELETE ON ml_rag.evaluation_question TO ml_rag_user;
--- keyword indexes: nothing of their tables, see keyword/tables
-GRANT SELECT ON ml_rag.keyword_index TO ml_rag_user;
-GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA ml_rag TO ml_rag_user;
-GRANT EXECUTE ON ALL PROCEDURES IN SCHEMA ml_rag TO ml_rag_user;
-GRANT EXECUTE ON FUNCTION
-  @extschema@.ml_rag_answer(text, jsonb), @extschema@.ml_rag_search(text, jsonb), @extschema@.ml_generate(text, jsonb),
-  @extschema@.ml_embed_row(text, jsonb), @extschema@.ml_supported_models(), @extschema@.ml_rank(text, jsonb, jsonb),
-  @extschema@.ml_rank_rows(text, text[], text[], jsonb),
-  @extschema@.ml_rag_evaluate(text, jsonb), @extschema@.ml_rag_evaluate(regclass, jsonb),
-  @extschema@.ml_rag_compare_runs(bigint, bigint)
-TO ml_rag_user;
-GRANT EXECUTE ON PROCEDURE
-  @extschema@.ml_rag(text, jsonb, jsonb), @extschema@.ml_rag_table(text, text, jsonb, jsonb),
-  @extschema@.ml_generate_table(text, text, jsonb, jsonb), @extschema@.ml_embed_table(text, text, jsonb, jsonb)
-TO ml_rag_user;
-
--- watching: each role its own calls and figures, those that may watch the whole server all of them
-GRANT SELECT ON ml_rag.activity, ml_rag.progress, ml_rag.stats TO ml_rag_user, pg_read_all_stats;
-GRANT USAGE ON SCHEMA ml_rag TO pg_read_all_stats;
-GRANT EXECUTE ON FUNCTION ml_rag._activity(), ml_rag._stats(), ml_rag._import_backend(text), ml_rag._python_path(),
-  ml_rag.version() TO pg_read_all_stats;
-REVOKE ALL ON FUNCTION ml_rag.reset_stats(), ml_rag._reset_stats() FROM ml_rag_user;
-
--- the owner of the extension: changes settings, folds keyword indexes in the name of those who write
-REVOKE ALL ON FUNCTION ml_rag.configure(text, text), ml_rag._fold_keywords(oid, bigint, boolean),
-  ml_rag._fold(oid, bigint, boolean), ml_rag._empty_keywords(oid) FROM ml_rag_user;
--- they run with the owner's rights, for the triggers of the extension alone; _keep_keywords is for every table's owner
-REVOKE ALL ON FUNCTION ml_rag._forget_keywords(), ml_rag._drop_keywords(),
-  ml_rag._forget_questions() FROM ml_rag_user;
-
--- ml_rag_loader: makes and fills vector stores, with the caller's own rights on schemas, tables and files
-DO $$
+DO $do$
 DECLARE
-  _routine pg_catalog.regprocedure;
+  _routines regprocedure[] := ARRAY(
+    SELECT p.oid FROM pg_proc AS p JOIN pg_depend AS d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+    JOIN pg_extension AS e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+    WHERE d.deptype = 'e' AND e.extname = 'ml_rag');
+  _granted record;
+  _names text[];
+  _objects text[];
 BEGIN
-  FOREACH _routine IN ARRAY ARRAY[
-    'ml_rag._check_file_privilege()', 'ml_rag._find_files(text)', 'ml_rag._load_files(jsonb, jsonb, jsonb)',
-    'ml_rag._load_contents(jsonb, text[], bytea[])', 'ml_rag._parse_load_options(text, jsonb)',
-    'ml_rag._store_name(jsonb, text, name[])', 'ml_rag._lock_store(name, name)', 'ml_rag._lock_store(oid)',
-    'ml_rag._store_key(name, name)', 'ml_rag._store_key(oid)', 'ml_rag._hold_store(oid)',
-    'ml_rag._share_model(oid)',
-    'ml_rag._check_store(regclass, text)', 'ml_rag._make_store(name, name, text, text, text)',
-    'ml_rag._load_job(regclass, text, jsonb)', 'ml_rag._begin_load(text, jsonb, name[])',
-    'ml_rag._end_load(jsonb, jsonb)', 'ml_rag._document_states(regclass, text[])',
-    'ml_rag._replace_document(oid, text)',
-    'ml_rag._insert_segments(oid, text, bigint, integer, jsonb[], text[], text[])',
-    'ml_rag.create_store(text, jsonb)', 'ml_rag.index_store(regclass, text)',
-    'ml_rag.load_document(regclass, text, bytea, jsonb)', 'ml_rag.load_documents(regclass, text[], bytea[], jsonb)',
-    'ml_rag.unchanged_documents(regclass, text[], text[], jsonb)', 'ml_rag.documents_below(regclass, text)',
-    'ml_rag.remove_documents(regclass, text[])', '@extschema@.vector_store_load(text, jsonb, jsonb)'
-  ]::pg_catalog.regprocedure[] LOOP
-    EXECUTE pg_catalog.format('REVOKE ALL ON ROUTINE %s FROM ml_rag_user', _routine);
-    EXECUTE pg_catalog.format('GRANT EXECUTE ON ROUTINE %s TO ml_rag_loader', _routine);
+  EXECUTE format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', array_to_string(_routines, ', '));
+
+  FOR _granted IN SELECT g.* FROM (VALUES
+    -- the name of a routine stands for all its signatures
+    ('ml_rag_user', 'USAGE', 'SCHEMA', 'ml_rag'),
+    ('ml_rag_user', 'SELECT', 'TABLE', 'option metric setting setting_value keyword_index activity progress stats'),
+    -- policies leave each role its own rows; a run's number and its role are not for the role to say, or it could take
+    -- the numbers of runs to come
+    ('ml_rag_user', 'SELECT, DELETE', 'TABLE', 'evaluation_run'),
+    ('ml_rag_user', 'INSERT (name, started_at, seconds, source, questions, options, stores, models, versions, measures, '
+      'counted, latency, errors)', 'TABLE', 'evaluation_run'),
+    ('ml_rag_user', 'SELECT, INSERT, DELETE', 'TABLE', 'evaluation_question'),
+
+    -- who may watch the whole server
+    ('pg_read_all_stats', 'USAGE', 'SCHEMA', 'ml_rag'),
+    ('pg_read_all_stats', 'SELECT', 'TABLE', 'activity progress stats'),
+    ('pg_read_all_stats', 'EXECUTE', 'ROUTINE', 'version _activity _stats _import_backend _python_path'),
+
+    -- what callers write
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      ml_supported_models ml_embed_row ml_generate ml_rag_search ml_rag_answer ml_rag ml_rag_table ml_generate_table
+      ml_embed_table ml_rank ml_rank_rows ml_rag_evaluate ml_rag_compare_runs'),
+    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', 'vector_store_load'),
+    -- the stages of a call and what they call, which run with the caller's own rights: all of pipeline/
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '@ROUTINES_OF_PIPELINE@'),
+    -- ground/schema
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', 'version _relation_name _check_writable _raise _full_name'),
+    -- ground/settings
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_address _roles _get_setting'),
+    -- ground/python
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_python_path _import_backend _load_backend'),
+    -- ground/models
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_model_server model_server'),
+    -- ground/parse
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_bad_option _distance_of_words _unknown_option parse_options _texts'),
+    -- watch/track
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_begin_call _begin_error _begin _stage _end _progress _advance'),
+    -- watch/watch
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_activity _stats'),
+    -- keyword/tables
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _read_as_owner _write_as_owner _keyword_indexes _keyword_index _key_values _visible_keys'),
+    -- keyword/tokens
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', 'text_search_configuration _lexemes _tokens keyword_tokens _numpy'),
+    -- keyword/index
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _key_and_segment _add_keywords_statement _keyword_rows _check_keyword_columns _may_fold _keep_keywords
+      _build_keyword_index _drop_keyword_index _fold_own_keywords _own_table _indexable_key disable_keyword_search
+      _index_keywords enable_keyword_search fold_keyword_index'),
+    -- store/marker
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_marker_pattern _marked_model _former_models _remark_model'),
+    -- store/lock
+    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_store_key _lock_store _hold_store _share_model'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _model_key _keep_model _reembed_key _hold_reembed _hold_for_reembed _lock_holders _lock_too_late'),
+    -- batch/job
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_column_reference _begin_table _check_model _watch_table _tell_table'),
+    -- batch/tables
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _commit _write_result _write_error _run_row _run_batch _end_table _run_table'),
+    -- store/store
+    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
+      _store_name _check_store _make_store _document_states _replace_document _insert_segments index_store
+      create_store documents_below remove_documents'),
+    -- store/load
+    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
+      _check_file_privilege _find_files _load_files _load_contents _parse_load_options _load_job _begin_load
+      _end_load load_documents load_document unchanged_documents'),
+    -- store/reembed
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _later_trigger _warn_of_subscribers _outdate_embedding _reembedding _kept_indexes _check_embedding_column
+      _check_reembed _begin_reembed _reembed_extent _reembed_progress _reembed_read _reembed_pending _reembed_write
+      _embed_documents _reembed_rows _limit_lock abandon_reembed _begin_column _missing_indexes _reembed_index
+      _drop_reembed_triggers _replace_column'),
+    -- store/switch
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _reembed_hindrance _reembed_settle _reembed_switch _reembed_finish _run_reembed _end_reembed reembed'),
+    -- rank/rank
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_missing _check_rank_count _bad_record _rank'),
+    -- evaluate/measure
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _expected_documents _grade_hits _ranking_measures _discounted _normalise_answer _answer_measures _student_p'),
+    -- evaluate/questions
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _read_questions _parse_evaluate_options _check_questions _warn_of_unknown_documents'),
+    -- evaluate/evaluate
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_judge _evaluate_question _summary _run_environment _evaluate'),
+    -- evaluate/compare
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_same_questions')
+  ) AS g (role, privilege, kind, names) LOOP
+    _names := regexp_split_to_array(btrim(_granted.names, E' \n'), '\s+');
+    _objects := CASE _granted.kind
+      WHEN 'SCHEMA' THEN _names
+      WHEN 'TABLE' THEN ARRAY(SELECT 'ml_rag.' || n FROM unnest(_names) AS n)
+      -- where there is none of the name, the name alone, which is an error then
+      ELSE ARRAY(SELECT coalesce(p.oid::regprocedure::text, n) FROM unnest(_names) AS n
+                 LEFT JOIN pg_proc AS p ON p.proname = n AND p.oid = ANY (_routines)) END;
+    EXECUTE format('GRANT %s ON %s %s TO %I', _granted.privilege, _granted.kind, array_to_string(_objects, ', '), _granted.role);
   END LOOP;
 END
-$$;
+$do$;

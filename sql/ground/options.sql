@@ -1,212 +1,360 @@
--- options: what callers may say, its ranges and its defaults. The defaults live here and nowhere else.
+-- options: what callers may say, a record each: type, range, default. The tables of options in README.md and docs/ are
+-- made from them by make docs, and tests/sql/test_parse.py tries each at its limits.
 
--- Materialized because every call reads it: expressions of VALUES are set up anew for each row of each scan.
-CREATE MATERIALIZED VIEW ml_rag.option AS
-SELECT d.routine, d.name, d.type, d.minimum, d.maximum, d.choices, d.default_value, d.auto_value, d.description
-FROM (VALUES
-  -- routine, name, type, minimum, maximum, choices, default, auto, description
-  ('ml_rag', 'vector_store', 'text[]', NULL::numeric, NULL::numeric, NULL::text[], NULL::jsonb, NULL::jsonb,
-   'search only these stores: "schema.table" or "table"'),
-  ('ml_rag', 'exclude_vector_store', 'text[]', NULL, NULL, NULL, NULL, NULL, 'leave these stores out'),
-  ('ml_rag', 'schema', 'text[]', NULL, NULL, NULL, NULL, NULL, 'look for stores in these schemas'),
-  ('ml_rag', 'document_name', 'text[]', NULL, NULL, NULL, NULL, NULL, 'search only these documents'),
-  ('ml_rag', 'exclude_document_name', 'text[]', NULL, NULL, NULL, NULL, NULL, 'leave these documents out'),
-  ('ml_rag', 'filters', 'object', NULL, NULL, NULL, NULL, NULL,
-   'search only rows for which this holds: {"author": ["A", "B"], "year": {"gte": 2002}}; see ml_rag.condition'),
-  ('ml_rag', 'required_keywords', 'text[]', NULL, NULL, NULL, NULL, NULL,
-   'search only segments that have all these words or phrases; at most 20'),
-  ('ml_rag', 'excluded_keywords', 'text[]', NULL, NULL, NULL, NULL, NULL,
-   'leave out segments that have one of these words or phrases; at most 20'),
-  ('ml_rag', 'n_citations', 'integer', 0, 100, NULL, NULL, NULL,
-   'how many segments; default 3, and 10 with max_distance or percentage_distance; 0 = no retrieval'),
-  ('ml_rag', 'distance_metric', 'choice', NULL, NULL, (SELECT array_agg(m.name) FROM ml_rag.metric AS m), '"COSINE"', NULL,
-   'distance between the question and a segment'),
-  ('ml_rag', 'skip_generate', 'boolean', NULL, NULL, NULL, 'false', NULL, 'retrieval only, no text'),
-  ('ml_rag', 'model_options', 'object', NULL, NULL, NULL, NULL, NULL, 'options of ml_generate, without context'),
-  ('ml_rag', 'retrieval_options', 'object', NULL, NULL, NULL, NULL, NULL,
-   'max_distance, percentage_distance, segment_overlap'),
-  ('ml_rag', 'vector_store_columns', 'object', NULL, NULL, NULL, NULL, NULL,
-   'logical column name to real column name'),
-  ('ml_rag', 'embed_model_id', 'text', NULL, NULL, NULL, NULL, NULL,
-   'embedding model of the question and of the stores searched; default: setting embed_model_id'),
-  ('ml_rag', 'query_embedding', 'vector', NULL, NULL, NULL, NULL, NULL, 'used instead of embedding the question'),
-  ('ml_rag', 'rerank', 'object', NULL, NULL, NULL, NULL, NULL,
-   'model_id, candidates, min_score: reorder what was found by a cross-encoder; {} = with the defaults'),
-  ('ml_rag', 'abstain', 'boolean', NULL, NULL, NULL, NULL, NULL,
-   'say abstain_text instead of failing where nothing relevant enough is found; default: true with max_distance or '
-   'min_score, else false'),
-  ('ml_rag', 'abstain_text', 'text', NULL, NULL, NULL, NULL, NULL,
-   'the answer where nothing relevant enough is found; default: setting abstain_text'),
-  ('ml_rag', 'prompt', 'object', NULL, NULL, NULL, NULL, NULL, 'system, citation_style, order'),
-  ('ml_rag', 'explain', 'boolean', NULL, NULL, NULL, 'false', NULL,
-   'add how the answer came about: stores, plans, candidates, thresholds, tokens, milliseconds'),
+CREATE TABLE ml_rag.option (
+  routine text,
+  name text,
+  type text NOT NULL
+    CHECK (type IN ('text', 'text[]', 'integer', 'number', 'boolean', 'object', 'array', 'choice', 'vector')),
+  minimum numeric,
+  maximum numeric,
+  choices text[],
+  default_value jsonb,
+  auto_value jsonb,
+  description text NOT NULL,
+  default_rule text,
+  keys_of text,
+  is_private boolean NOT NULL,
+  PRIMARY KEY (routine, name),
+  CHECK ((type IN ('integer', 'number')) = (minimum IS NOT NULL)),
+  CHECK (type <> 'integer' OR maximum IS NOT NULL),
+  CHECK ((type = 'choice') = (choices IS NOT NULL)),
+  CHECK (type = 'object' OR keys_of IS NULL)
+);
+COMMENT ON TABLE ml_rag.option IS
+$$every option of every routine: type, range, choices, default
+routine: the routine, or the object among its options that has the option as a key. minimum, maximum: both included.
+default_value: taken where the option is absent or null. default_rule: the same in words, where it depends on other
+things. auto_value: what "auto" stands for; null where there is no such word, JSON null where "auto" means the default.
+keys_of: whose options are the keys of an object. is_private: errors do not repeat the value, as they go into the log.$$;
 
-  ('ml_rag', 'semantic_search', 'boolean', NULL, NULL, NULL, 'true', NULL, 'search by the meaning: kNN'),
-  ('ml_rag', 'keyword_search', 'boolean', NULL, NULL, NULL, 'false', NULL,
-   'search by the words: BM25; with semantic_search both, fused (hybrid)'),
-  ('ml_rag', 'hybrid_options', 'object', NULL, NULL, NULL, NULL, NULL,
-   'fusion, semantic_weight, rrf_k, candidates; where semantic_search and keyword_search are both true'),
+CREATE FUNCTION ml_rag._add_option(
+  routine text, name text, type text, minimum numeric DEFAULT NULL, maximum numeric DEFAULT NULL,
+  choices text[] DEFAULT NULL, default_value jsonb DEFAULT NULL, default_rule text DEFAULT NULL,
+  auto_value jsonb DEFAULT NULL, keys_of text DEFAULT NULL, is_private boolean DEFAULT false,
+  description text DEFAULT NULL
+) RETURNS void
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a record of ml_rag.option, with its fields by name
+-- Writes: ml_rag.option
+INSERT INTO ml_rag.option (routine, name, type, minimum, maximum, choices, default_value, auto_value, description,
+  default_rule, keys_of, is_private)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $9, $12, $8, $10, $11)
+$$;
 
-  ('hybrid_options', 'fusion', 'choice', NULL, NULL, '{weighted,rrf}', '"weighted"', NULL,
-   'weighted sum of the scores, or reciprocal rank fusion'),
-  ('hybrid_options', 'semantic_weight', 'number', 0, 1, NULL, NULL, 'null',
-   'weight of the semantic arm in a weighted fusion; auto and default: by how clear each arm is about this question'),
-  ('hybrid_options', 'rrf_k', 'integer', 1, 1000000, NULL, '60', NULL, 'constant of reciprocal rank fusion'),
-  ('hybrid_options', 'candidates', 'integer', 1, 10000, NULL, '100', NULL, 'segments that each arm brings'),
 
-  ('retrieval_options', 'max_distance', 'number', 0, 999999.9999, NULL, NULL, '0.6', 'largest distance kept'),
-  ('retrieval_options', 'percentage_distance', 'number', 0, 999999.9999, NULL, NULL, '20',
-   'largest distance kept, in per cent above the nearest'),
-  ('retrieval_options', 'segment_overlap', 'integer', 0, 5, NULL, '1', '1', 'neighbours added on either side'),
+-- ml_rag, ml_rag_answer, ml_rag_search: which stores and rows
 
-  ('rerank', 'model_id', 'text', NULL, NULL, NULL, NULL, NULL,
-   'cross-encoder, or hybrid; default: setting rerank_model_id'),
-  ('rerank', 'candidates', 'integer', 1, 1000, NULL, '50', NULL,
-   'how many segments of the search are scored; at least n_citations'),
-  ('rerank', 'min_score', 'number', 0, 1, NULL, NULL, NULL, 'least score kept; without it, all are'),
+SELECT ml_rag._add_option('ml_rag', 'vector_store', 'text[]', default_rule => 'all that qualify',
+  description => 'search only these stores: "schema.table", or "table", which is the tables of that name in all'
+    ' schemas; a name that does not qualify is ignored with a warning');
+SELECT ml_rag._add_option('ml_rag', 'exclude_vector_store', 'text[]', default_rule => 'none',
+  description => 'leave these stores out');
+SELECT ml_rag._add_option('ml_rag', 'schema', 'text[]', default_rule => 'all',
+  description => 'look for vector stores in these schemas');
+SELECT ml_rag._add_option('ml_rag', 'document_name', 'text[]', default_rule => 'all',
+  description => 'search only these documents, by their names as stored (a loaded file''s whole path)');
+SELECT ml_rag._add_option('ml_rag', 'exclude_document_name', 'text[]', default_rule => 'none',
+  description => 'leave these documents out');
+SELECT ml_rag._add_option('ml_rag', 'filters', 'object', default_rule => 'none',
+  description => 'search only rows for which these conditions on columns and metadata hold, such as {"author": ["A",'
+    ' "B"], "year": {"gte": 2002}}: docs/search.md#filters-and-keywords');
+SELECT ml_rag._add_option('ml_rag', 'required_keywords', 'text[]', default_rule => 'none', is_private => true,
+  description => 'search only segments that have all of these words or phrases; at most 20');
+SELECT ml_rag._add_option('ml_rag', 'excluded_keywords', 'text[]', default_rule => 'none', is_private => true,
+  description => 'leave out segments that have one of these words or phrases; at most 20');
 
-  ('prompt', 'system', 'text', NULL, NULL, NULL, NULL, NULL,
-   'text that follows the constant system text, which says how documents are to be taken'),
-  ('prompt', 'citation_style', 'choice', NULL, NULL, '{none,numbered}', '"none"', NULL,
-   'numbered = the model is asked to write [1] after a statement from the first citation'),
-  ('prompt', 'order', 'choice', NULL, NULL, '{best_first,best_last}', '"best_last"', NULL,
-   'of the segments in the prompt; best_last puts the best one beside the question'),
+-- how the search goes
 
-  ('ml_rank', 'top_n', 'integer', 1, 2147483647, NULL, NULL, NULL, 'return so many, the best; default: all'),
-  ('ml_rank', 'ignore_record_details_in_response', 'boolean', NULL, NULL, NULL, 'false', NULL,
-   'return ids and scores only'),
-  ('ml_rank', 'model', 'text', NULL, NULL, NULL, NULL, NULL,
-   'cross-encoder, or hybrid; default: setting rerank_model_id where its files are there, else hybrid'),
-  ('ml_rank', 'language', 'text', NULL, NULL, NULL, NULL, NULL,
-   'hybrid: language of the records, such as en or pt-BR; default: default_text_search_config'),
+SELECT ml_rag._add_option('ml_rag', 'n_citations', 'integer', minimum => 0, maximum => 100,
+  default_rule => '3; 10 with max_distance or percentage_distance',
+  description => 'how many segments are cited; 0 = no retrieval, the model answers alone');
+SELECT ml_rag._add_option('ml_rag', 'distance_metric', 'choice',
+  choices => ARRAY(SELECT m.name FROM ml_rag.metric AS m),
+  default_value => '"COSINE"',
+  description => 'distance between the question and a segment; DOT is 1 - inner product');
+SELECT ml_rag._add_option('ml_rag', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
+  description => 'embeds the question; only stores made with this model are searched');
+SELECT ml_rag._add_option('ml_rag', 'query_embedding', 'vector', default_rule => 'none',
+  description => 'used instead of embedding the question');
+SELECT ml_rag._add_option('ml_rag', 'vector_store_columns', 'object', keys_of => 'vector_store_columns',
+  description => 'the real names of the columns of a store; also a filter: only relations that have them are stores');
+SELECT ml_rag._add_option('ml_rag', 'semantic_search', 'boolean', default_value => 'true',
+  description => 'search by meaning: the nearest embeddings');
+SELECT ml_rag._add_option('ml_rag', 'keyword_search', 'boolean', default_value => 'false',
+  description => 'search by words: BM25; with semantic_search both, which is hybrid search: docs/search.md');
+SELECT ml_rag._add_option('ml_rag', 'hybrid_options', 'object', keys_of => 'hybrid_options',
+  description => 'how the results of semantic_search and keyword_search become one list');
+SELECT ml_rag._add_option('ml_rag', 'retrieval_options', 'object', keys_of => 'retrieval_options',
+  description => 'limits on the distance, and neighbours of what is found');
+SELECT ml_rag._add_option('ml_rag', 'rerank', 'object', default_rule => 'none', keys_of => 'rerank',
+  description => 'reorder by a cross-encoder what was found; {} = with the defaults');
 
-  ('vector_store_columns', 'segment', 'text', NULL, NULL, NULL, '"segment"', NULL, 'column of the text'),
-  ('vector_store_columns', 'segment_embedding', 'text', NULL, NULL, NULL, '"segment_embedding"', NULL,
-   'vector or halfvec column'),
-  ('vector_store_columns', 'document_name', 'text', NULL, NULL, NULL, '"document_name"', NULL,
-   'column of the name shown in citations'),
-  ('vector_store_columns', 'document_id', 'text', NULL, NULL, NULL, '"document_id"', NULL,
-   'column that tells documents apart'),
-  ('vector_store_columns', 'segment_number', 'text', NULL, NULL, NULL, '"segment_number"', NULL,
-   'column of the order within a document'),
-  ('vector_store_columns', 'metadata', 'text', NULL, NULL, NULL, '"metadata"', NULL, 'json column'),
+-- what comes out
 
-  ('ml_generate', 'task', 'choice', NULL, NULL, '{generation,summarization}', '"generation"', NULL, 'what to do'),
-  ('ml_generate', 'model_id', 'text', NULL, NULL, NULL, NULL, NULL,
-   'generation model; default: setting generate_model_id'),
-  ('ml_generate', 'context', 'text', NULL, NULL, NULL, NULL, NULL, 'text the answer is drawn from'),
-  ('ml_generate', 'language', 'text', NULL, NULL, NULL, NULL, NULL, 'language of the answer, such as en'),
-  ('ml_generate', 'temperature', 'number', 0, NULL, NULL, '0', NULL, '0 = always the likeliest token'),
-  ('ml_generate', 'max_tokens', 'integer', 1, 1000000, NULL, '256', NULL, 'longest answer, in tokens'),
-  ('ml_generate', 'top_k', 'integer', 0, 32000, NULL, NULL, NULL, 'sample among the k likeliest tokens; 0 = all'),
-  ('ml_generate', 'top_p', 'number', 0, 1, NULL, NULL, NULL, 'sample among tokens of this probability together'),
-  ('ml_generate', 'repeat_penalty', 'number', 0, 2, NULL, NULL, NULL, 'factor against repeated tokens; 1 = none'),
-  ('ml_generate', 'frequency_penalty', 'number', 0, 1, NULL, NULL, NULL, 'penalty that grows with each repetition'),
-  ('ml_generate', 'presence_penalty', 'number', 0, 1, NULL, NULL, NULL, 'penalty for any repetition'),
-  ('ml_generate', 'stop_sequences', 'text[]', NULL, NULL, NULL, NULL, NULL, 'texts that end the answer'),
-  ('ml_generate', 'speculative_decoding', 'boolean', NULL, NULL, NULL, NULL, NULL,
-   'look answer tokens up in the prompt: faster, same text'),
-  ('ml_generate', 'seed', 'integer', 0, 4294967295, NULL, NULL, NULL, 'makes sampling repeatable'),
-  ('ml_generate', 'json_schema', 'object', NULL, NULL, NULL, NULL, NULL, 'the answer is valid JSON of this schema'),
+SELECT ml_rag._add_option('ml_rag', 'skip_generate', 'boolean', default_value => 'false',
+  description => 'retrieval only; the output has no text');
+SELECT ml_rag._add_option('ml_rag', 'model_options', 'object', keys_of => 'ml_generate',
+  description => 'any option of ml_generate except context');
+SELECT ml_rag._add_option('ml_rag', 'prompt', 'object', keys_of => 'prompt',
+  description => 'instructions, markers and order of the segments in the prompt');
+SELECT ml_rag._add_option('ml_rag', 'abstain', 'boolean',
+  default_rule => 'true with max_distance or min_score, else false',
+  description => 'answer with abstain_text instead of failing where nothing relevant is found');
+SELECT ml_rag._add_option('ml_rag', 'abstain_text', 'text', default_rule => 'setting abstain_text', is_private => true,
+  description => 'the answer where nothing relevant is found');
+SELECT ml_rag._add_option('ml_rag', 'explain', 'boolean', default_value => 'false',
+  description => 'add how the answer came about: stores, plans, candidates, thresholds, tokens, milliseconds:'
+    ' docs/monitoring.md#how-an-answer-came-about');
 
-  ('ml_generate_table', 'batch_size', 'integer', 1, 10000, NULL, '100', NULL, 'rows between two commits'),
-  ('ml_rag_table', 'batch_size', 'integer', 1, 10000, NULL, '100', NULL, 'rows between two commits'),
-  ('ml_embed_table', 'batch_size', 'integer', 1, 10000, NULL, '1000', NULL, 'rows between two commits'),
-  ('ml_embed_table', 'embed_model_id', 'text', NULL, NULL, NULL, NULL, NULL,
-   'embedding model; default: setting embed_model_id'),
-  ('reembed', 'batch_size', 'integer', 1, 10000, NULL, '256', NULL, 'rows of one call to the model and between two commits'),
-  ('reembed', 'lock_seconds', 'number', 0.1, 3600, NULL, '10', NULL,
-   'longest wait for the lock of the table, behind which others wait; before it is tried again they are let through'),
-  ('reembed', 'switch', 'boolean', NULL, NULL, NULL, 'true', NULL,
-   'build indexes and switch when all rows have a new embedding; false = only fill the new column'),
-  ('reembed', 'vector_store_columns', 'object', NULL, NULL, NULL, NULL, NULL,
-   'segment, segment_embedding: the names of the columns'),
-  ('ml_embed_row', 'embed_model_id', 'text', NULL, NULL, NULL, NULL, NULL,
-   'embedding model; default: setting embed_model_id'),
+-- objects among the options of ml_rag
 
-  ('ml_rag_evaluate', 'name', 'text', NULL, NULL, NULL, NULL, NULL, 'what to call the run'),
-  ('ml_rag_evaluate', 'options', 'object', NULL, NULL, NULL, NULL, NULL,
-   'options of ml_rag, all but query_embedding; skip_generate is what generate says'),
-  ('ml_rag_evaluate', 'columns', 'object', NULL, NULL, NULL, NULL, NULL,
-   'id, question, documents, answers, answerable: the names of the columns'),
-  ('ml_rag_evaluate', 'k', 'array', NULL, NULL, NULL, '[1, 3, 5, 10]', NULL,
-   'cut-offs of recall@k and ndcg@k: 1 to 20 integers from 1 to 100'),
-  ('ml_rag_evaluate', 'match', 'choice', NULL, NULL, '{path_end,document_name,document_id}', '"path_end"', NULL,
-   'how documents are expected: by name or by the end of a path after a slash, by the whole name, by id'),
-  ('ml_rag_evaluate', 'generate', 'boolean', NULL, NULL, NULL, 'false', NULL,
-   'answer the questions too; true where judge_model_id is set'),
-  ('ml_rag_evaluate', 'judge_model_id', 'text', NULL, NULL, NULL, NULL, NULL,
-   'generation model that scores groundedness and relevance of the answers'),
-  ('ml_rag_evaluate', 'refusal_pattern', 'text', NULL, NULL, NULL,
-   '"(do not|don''t) know|(cannot|can''t) (answer|be answered)'
-     '|(documents?|context|sources?) (do|does) not (say|mention|contain|provide|specify)"',
-   NULL, 'regular expression (any case) of an answer that is none; the abstain text is one anyway'),
-  ('ml_rag_evaluate', 'limit', 'integer', 1, 1000000, NULL, NULL, NULL, 'measure so many of the questions only'),
-  ('ml_rag_evaluate', 'seed', 'integer', 0, 4294967295, NULL, NULL, NULL,
-   'the questions of limit are drawn, the same ones for the same seed; without it they are the first'),
-  ('ml_rag_evaluate', 'keep', 'boolean', NULL, NULL, NULL, 'true', NULL,
-   'keep the run in ml_rag.evaluation_run and ml_rag.evaluation_question'),
-  ('ml_rag_evaluate', 'progress_seconds', 'number', 0, 86400, NULL, '10', NULL,
-   'time between two notices of how far it is; 0 = none'),
+SELECT ml_rag._add_option('retrieval_options', 'max_distance', 'number', minimum => 0, maximum => 999999.9999,
+  default_rule => 'no such limit', auto_value => '0.6',
+  description => 'largest distance of a segment that is kept');
+SELECT ml_rag._add_option('retrieval_options', 'percentage_distance', 'number', minimum => 0, maximum => 999999.9999,
+  default_rule => 'no such limit', auto_value => '20',
+  description => 'the same, in per cent above the nearest distance; with both, the smaller limit counts');
+SELECT ml_rag._add_option('retrieval_options', 'segment_overlap', 'integer', minimum => 0, maximum => 5,
+  default_value => '1', default_rule => '1 if the call has retrieval_options, otherwise 0', auto_value => '1',
+  description => 'neighbours that each segment brings on either side');
 
-  ('evaluation_columns', 'id', 'text', NULL, NULL, NULL, '"id"', NULL, 'what tells the questions apart; else 1, 2, …'),
-  ('evaluation_columns', 'question', 'text', NULL, NULL, NULL, '"question"', NULL, 'the question; must be there'),
-  ('evaluation_columns', 'documents', 'text', NULL, NULL, NULL, '"documents"', NULL,
-   'expected documents: text, text[], or json'),
-  ('evaluation_columns', 'answers', 'text', NULL, NULL, NULL, '"answers"', NULL, 'right answers: text, text[], or json'),
-  ('evaluation_columns', 'answerable', 'text', NULL, NULL, NULL, '"answerable"', NULL, 'boolean'),
+SELECT ml_rag._add_option('hybrid_options', 'fusion', 'choice', choices => '{weighted,rrf}',
+  default_value => '"weighted"',
+  description => 'weighted sum of the scores, or reciprocal rank fusion');
+SELECT ml_rag._add_option('hybrid_options', 'semantic_weight', 'number', minimum => 0, maximum => 1,
+  default_rule => 'by how clear each arm is about this question', auto_value => 'null',
+  description => 'weight of the semantic arm in a weighted fusion');
+SELECT ml_rag._add_option('hybrid_options', 'rrf_k', 'integer', minimum => 1, maximum => 1000000, default_value => '60',
+  description => 'constant of reciprocal rank fusion');
+SELECT ml_rag._add_option('hybrid_options', 'candidates', 'integer', minimum => 1, maximum => 10000,
+  default_value => '100',
+  description => 'how many segments each arm finds');
 
-  ('vector_store_load', 'schema_name', 'text', NULL, NULL, NULL, NULL, NULL,
-   'schema of the store; default: the first schema of search_path'),
-  ('vector_store_load', 'table_name', 'text', NULL, NULL, NULL, NULL, NULL, 'table of the store; default: from the path'),
-  ('vector_store_load', 'formats', 'text[]', NULL, NULL, NULL, NULL, NULL,
-   'load only files of these formats; default: all, each by its content'),
-  ('vector_store_load', 'language', 'text', NULL, NULL, NULL, NULL, NULL, 'language of the documents, such as en'),
-  ('vector_store_load', 'embed_model_id', 'text', NULL, NULL, NULL, NULL, NULL,
-   'embedding model; default: that of the store, else setting embed_model_id'),
-  ('vector_store_load', 'description', 'text', NULL, NULL, NULL, NULL, NULL, 'comment of the table'),
-  ('vector_store_load', 'chunking', 'object', NULL, NULL, NULL, NULL, NULL,
-   'split_by, segment_tokens, overlap_tokens'),
-  ('vector_store_load', 'distance_metric', 'choice', NULL, NULL, (SELECT array_agg(m.name) FROM ml_rag.metric AS m), '"COSINE"', NULL,
-   'metric the index is built for'),
-  ('vector_store_load', 'ocr', 'boolean', NULL, NULL, NULL, 'false', NULL, 'read the text in scanned pages and pictures of a PDF'),
-  ('vector_store_load', 'refresh', 'boolean', NULL, NULL, NULL, 'true', NULL,
-   'changed files again, new ones added, those gone removed; false = add new files only'),
+SELECT ml_rag._add_option('rerank', 'model_id', 'text', default_rule => 'setting rerank_model_id',
+  description => 'a cross-encoder, or hybrid, which needs none');
+SELECT ml_rag._add_option('rerank', 'candidates', 'integer', minimum => 1, maximum => 1000, default_value => '50',
+  description => 'how many segments of the search are scored; at least n_citations');
+SELECT ml_rag._add_option('rerank', 'min_score', 'number', minimum => 0, maximum => 1, default_rule => 'none',
+  description => 'segments that score less are dropped; if none is left, abstain decides');
 
-  ('load_documents', 'formats', 'text[]', NULL, NULL, NULL, NULL, NULL,
-   'load only documents of these formats; default: all, each by its content'),
-  ('load_documents', 'language', 'text', NULL, NULL, NULL, NULL, NULL, 'language of the documents, such as en'),
-  ('load_documents', 'embed_model_id', 'text', NULL, NULL, NULL, NULL, NULL,
-   'embedding model; default: that of the store, and no other will do'),
-  ('load_documents', 'chunking', 'object', NULL, NULL, NULL, NULL, NULL, 'split_by, segment_tokens, overlap_tokens'),
-  ('load_documents', 'ocr', 'boolean', NULL, NULL, NULL, 'false', NULL, 'read the text in scanned pages and pictures of a PDF'),
-  ('load_documents', 'refresh', 'boolean', NULL, NULL, NULL, 'true', NULL,
-   'changed documents again; false = add new ones only'),
+SELECT ml_rag._add_option('prompt', 'system', 'text', default_rule => 'none', is_private => true,
+  description => 'your own instructions. They follow the constant ones, which stay: only facts from the documents,'
+    ' documents are never instructions');
+SELECT ml_rag._add_option('prompt', 'citation_style', 'choice', choices => '{none,numbered}', default_value => '"none"',
+  description => 'numbered asks the model for [1] after a statement from the first citation');
+SELECT ml_rag._add_option('prompt', 'order', 'choice', choices => '{best_first,best_last}',
+  default_value => '"best_last"',
+  description => 'where the best segment stands in the prompt; best_last is beside the question. The numbers are'
+    ' those of citations in either order, and the worst segments are left out where the context is too small');
 
-  ('create_store', 'embed_model_id', 'text', NULL, NULL, NULL, NULL, NULL,
-   'embedding model; default: setting embed_model_id'),
-  ('create_store', 'description', 'text', NULL, NULL, NULL, NULL, NULL, 'comment of the table'),
-  ('create_store', 'language', 'text', NULL, NULL, NULL, NULL, NULL,
-   'language of the documents, for keyword search; default: default_text_search_config'),
+SELECT ml_rag._add_option('vector_store_columns', 'segment', 'text', default_value => '"segment"',
+  description => 'column of the text');
+SELECT ml_rag._add_option('vector_store_columns', 'segment_embedding', 'text', default_value => '"segment_embedding"',
+  description => 'vector or halfvec column');
+SELECT ml_rag._add_option('vector_store_columns', 'document_name', 'text', default_value => '"document_name"',
+  description => 'column of the name shown in citations');
+SELECT ml_rag._add_option('vector_store_columns', 'document_id', 'text', default_value => '"document_id"',
+  description => 'column that tells documents apart');
+SELECT ml_rag._add_option('vector_store_columns', 'segment_number', 'text', default_value => '"segment_number"',
+  description => 'column of the order within a document');
+SELECT ml_rag._add_option('vector_store_columns', 'metadata', 'text', default_value => '"metadata"',
+  description => 'json or jsonb column');
 
-  ('enable_keyword_search', 'language', 'text', NULL, NULL, NULL, NULL, NULL,
-   'language of the texts, such as en or pt-BR; default: default_text_search_config'),
-  ('enable_keyword_search', 'text_search_configuration', 'text', NULL, NULL, NULL, NULL, NULL,
-   'text search configuration; default: that of the language'),
-  ('enable_keyword_search', 'segment', 'text', NULL, NULL, NULL, '"segment"', NULL, 'column of the text'),
-  ('enable_keyword_search', 'k1', 'number', 0, 100, NULL, '1.2', NULL,
-   'how much the second time a word stands there counts; 0 = nothing'),
-  ('enable_keyword_search', 'b', 'number', 0, 1, NULL, '0.75', NULL,
-   'how much longer segments count less; 0 = length does not count'),
-  ('enable_keyword_search', 'statistics', 'choice', NULL, NULL, '{all,visible}', '"all"', NULL,
-   'what the weights of words are counted over: all rows, or those the caller can see under row-level security'),
 
-  ('chunking', 'split_by', 'choice', NULL, NULL, '{auto,paragraph,sentence,page,tokens}', '"auto"', NULL,
-   'where segments end; auto = headings, paragraphs, sentences, whichever fills a segment'),
-  ('chunking', 'segment_tokens', 'integer', 16, 1048576, NULL, NULL, NULL,
-   'longest segment, in tokens of the embedding model; at most what the model takes in, and 256 where left out'),
-  ('chunking', 'overlap_tokens', 'integer', 0, 524288, NULL, '0', NULL,
-   'tokens that a segment repeats of the one before, at most half of segment_tokens')
-) AS d (routine, name, type, minimum, maximum, choices, default_value, auto_value, description);
-CREATE UNIQUE INDEX option_key ON ml_rag.option (routine, name);
-COMMENT ON MATERIALIZED VIEW ml_rag.option IS 'every option of every routine: type, range, choices, default, what auto means';
+-- ml_generate, and model_options of ml_rag
+
+SELECT ml_rag._add_option('ml_generate', 'model_id', 'text', default_rule => 'setting generate_model_id',
+  description => 'a generation model');
+SELECT ml_rag._add_option('ml_generate', 'task', 'choice', choices => '{generation,summarization}',
+  default_value => '"generation"', description => 'what to do');
+SELECT ml_rag._add_option('ml_generate', 'max_tokens', 'integer', minimum => 1, maximum => 1000000,
+  default_value => '256',
+  description => 'longest answer, in tokens');
+SELECT ml_rag._add_option('ml_generate', 'temperature', 'number', minimum => 0, default_value => '0',
+  description => '0 = always the likeliest token');
+SELECT ml_rag._add_option('ml_generate', 'top_k', 'integer', minimum => 0, maximum => 32000,
+  default_rule => 'the model''s',
+  description => 'sample among the k likeliest tokens; 0 = among all');
+SELECT ml_rag._add_option('ml_generate', 'top_p', 'number', minimum => 0, maximum => 1, default_rule => 'the model''s',
+  description => 'sample among the likeliest tokens that have this probability together');
+SELECT ml_rag._add_option('ml_generate', 'repeat_penalty', 'number', minimum => 0, maximum => 2,
+  default_rule => 'the model''s', description => 'factor against repeated tokens; 1 = none');
+SELECT ml_rag._add_option('ml_generate', 'frequency_penalty', 'number', minimum => 0, maximum => 1,
+  default_rule => 'the model''s', description => 'penalty that grows with each repetition');
+SELECT ml_rag._add_option('ml_generate', 'presence_penalty', 'number', minimum => 0, maximum => 1,
+  default_rule => 'the model''s', description => 'penalty for any repetition');
+SELECT ml_rag._add_option('ml_generate', 'stop_sequences', 'text[]', default_rule => 'none', is_private => true,
+  description => 'texts that end the answer');
+SELECT ml_rag._add_option('ml_generate', 'language', 'text', default_rule => 'none',
+  description => 'language of the answer, such as en');
+SELECT ml_rag._add_option('ml_generate', 'seed', 'integer', minimum => 0, maximum => 4294967295, default_rule => 'none',
+  description => 'makes sampling repeatable');
+SELECT ml_rag._add_option('ml_generate', 'json_schema', 'object', default_rule => 'none',
+  description => 'the answer is valid JSON of this schema, which may have 64 kB, 64 levels, 1000 values, and lengths,'
+    ' counts and repetitions (also of a pattern) up to 1000');
+SELECT ml_rag._add_option('ml_generate', 'speculative_decoding', 'boolean', default_rule => 'the model''s',
+  description => 'look answer tokens up in the prompt: faster, same text');
+SELECT ml_rag._add_option('ml_generate', 'context', 'text', default_rule => 'none', is_private => true,
+  description => 'text that the answer is drawn from; ml_generate only');
+
+
+-- ml_rank, ml_rank_rows
+
+SELECT ml_rag._add_option('ml_rank', 'top_n', 'integer', minimum => 1, maximum => 2147483647, default_rule => 'all',
+  description => 'return only so many, the best');
+SELECT ml_rag._add_option('ml_rank', 'ignore_record_details_in_response', 'boolean', default_value => 'false',
+  description => 'return ids and scores only');
+SELECT ml_rag._add_option('ml_rank', 'model', 'text',
+  default_rule => 'setting rerank_model_id where its files are there, else hybrid',
+  description => 'a cross-encoder, or hybrid; a model named here whose files are missing is error 55000');
+SELECT ml_rag._add_option('ml_rank', 'language', 'text', default_rule => 'default_text_search_config',
+  description => 'a code such as en or pt-BR, or a name: what hybrid takes for a word');
+
+
+-- a column of a table: each takes the options of the routine for one row too
+
+SELECT ml_rag._add_option('ml_rag_table', 'batch_size', 'integer', minimum => 1, maximum => 10000,
+  default_value => '100',
+  description => 'rows between two commits');
+SELECT ml_rag._add_option('ml_generate_table', 'batch_size', 'integer', minimum => 1, maximum => 10000,
+  default_value => '100', description => 'rows between two commits');
+SELECT ml_rag._add_option('ml_embed_table', 'batch_size', 'integer', minimum => 1, maximum => 10000,
+  default_value => '1000', description => 'rows of one call to the model and between two commits');
+SELECT ml_rag._add_option('ml_embed_table', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
+  description => 'embedding model');
+SELECT ml_rag._add_option('ml_embed_row', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
+  description => 'embedding model');
+
+
+-- vector_store_load
+
+SELECT ml_rag._add_option('vector_store_load', 'schema_name', 'text', default_rule => 'the first schema of search_path',
+  description => 'schema of the store');
+SELECT ml_rag._add_option('vector_store_load', 'table_name', 'text', default_rule => 'from the path',
+  description => 'table of the store');
+SELECT ml_rag._add_option('vector_store_load', 'formats', 'text[]', default_rule => 'all',
+  description => 'load only files of these formats, such as ["pdf", "docx"]; the error of an unknown one lists all');
+SELECT ml_rag._add_option('vector_store_load', 'language', 'text', default_rule => 'none',
+  description => 'language of the documents, such as en');
+SELECT ml_rag._add_option('vector_store_load', 'embed_model_id', 'text',
+  default_rule => 'that of the store, else setting embed_model_id', description => 'embedding model');
+SELECT ml_rag._add_option('vector_store_load', 'description', 'text', default_rule => 'none',
+  description => 'comment of the table');
+SELECT ml_rag._add_option('vector_store_load', 'chunking', 'object', keys_of => 'chunking',
+  description => 'how documents are split into segments');
+SELECT ml_rag._add_option('vector_store_load', 'distance_metric', 'choice',
+  choices => ARRAY(SELECT m.name FROM ml_rag.metric AS m), default_value => '"COSINE"',
+  description => 'metric that the index is built for');
+SELECT ml_rag._add_option('vector_store_load', 'ocr', 'boolean', default_value => 'false',
+  description => 'read the text in pictures and scanned pages (needs tesseract-ocr)');
+SELECT ml_rag._add_option('vector_store_load', 'refresh', 'boolean', default_value => 'true',
+  description => 'embed changed files again, add new ones, remove deleted ones; false = only add new files');
+
+SELECT ml_rag._add_option('chunking', 'split_by', 'choice', choices => '{auto,paragraph,sentence,page,tokens}',
+  default_value => '"auto"',
+  description => 'where segments end; auto = at headings, paragraphs or sentences, whichever fills a segment');
+SELECT ml_rag._add_option('chunking', 'segment_tokens', 'integer', minimum => 16, maximum => 1048576,
+  default_rule => '256, or what the model takes in where that is less',
+  description => 'longest segment, in tokens of the embedding model; at most what the model takes in');
+SELECT ml_rag._add_option('chunking', 'overlap_tokens', 'integer', minimum => 0, maximum => 524288,
+  default_value => '0',
+  description => 'tokens that a segment repeats of the one before, at most half of segment_tokens');
+
+-- ml_rag.load_documents, ml_rag.load_document, ml_rag.unchanged_documents
+
+SELECT ml_rag._add_option('load_documents', 'formats', 'text[]', default_rule => 'all',
+  description => 'load only documents of these formats');
+SELECT ml_rag._add_option('load_documents', 'language', 'text', default_rule => 'none',
+  description => 'language of the documents, such as en');
+SELECT ml_rag._add_option('load_documents', 'embed_model_id', 'text', default_rule => 'that of the store',
+  description => 'embedding model; no other than the store''s is taken');
+SELECT ml_rag._add_option('load_documents', 'chunking', 'object', keys_of => 'chunking',
+  description => 'how documents are split into segments');
+SELECT ml_rag._add_option('load_documents', 'ocr', 'boolean', default_value => 'false',
+  description => 'read the text in pictures and scanned pages (needs tesseract-ocr)');
+SELECT ml_rag._add_option('load_documents', 'refresh', 'boolean', default_value => 'true',
+  description => 'load changed documents again; false = only add new ones');
+
+-- stores and their keyword indexes
+
+SELECT ml_rag._add_option('create_store', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
+  description => 'embedding model');
+SELECT ml_rag._add_option('create_store', 'description', 'text', default_rule => 'none',
+  description => 'comment of the table');
+SELECT ml_rag._add_option('create_store', 'language', 'text', default_rule => 'default_text_search_config',
+  description => 'language of the documents, for keyword search');
+
+SELECT ml_rag._add_option('enable_keyword_search', 'language', 'text', default_rule => 'default_text_search_config',
+  description => 'a code such as en or pt-BR, or a name; one that PostgreSQL has no configuration for (zh, ja, ko,'
+    ' also a misspelt one) gets simple');
+SELECT ml_rag._add_option('enable_keyword_search', 'text_search_configuration', 'text',
+  default_rule => 'that of the language',
+  description => 'your own text search configuration, with its synonyms and stop words');
+SELECT ml_rag._add_option('enable_keyword_search', 'segment', 'text', default_value => '"segment"',
+  description => 'column of the text');
+SELECT ml_rag._add_option('enable_keyword_search', 'k1', 'number', minimum => 0, maximum => 100, default_value => '1.2',
+  description => 'how much each further occurrence of a word counts; 0 = nothing');
+SELECT ml_rag._add_option('enable_keyword_search', 'b', 'number', minimum => 0, maximum => 1, default_value => '0.75',
+  description => 'how much less long segments count; 0 = length does not matter');
+SELECT ml_rag._add_option('enable_keyword_search', 'statistics', 'choice', choices => '{all,visible}',
+  default_value => '"all"',
+  description => 'over which rows the weights of words are computed: all, or those that the caller can see under'
+    ' row-level security');
+
+SELECT ml_rag._add_option('reembed', 'batch_size', 'integer', minimum => 1, maximum => 10000, default_value => '256',
+  description => 'rows of one call to the model and between two commits');
+SELECT ml_rag._add_option('reembed', 'lock_seconds', 'number', minimum => 0.1, maximum => 3600, default_value => '10',
+  description => 'longest wait for the lock of the table, behind which others wait; before the next try they are let'
+    ' through');
+SELECT ml_rag._add_option('reembed', 'switch', 'boolean', default_value => 'true',
+  description => 'build indexes and switch when all rows have a new embedding; false = only fill the new column');
+SELECT ml_rag._add_option('reembed', 'vector_store_columns', 'object', keys_of => 'vector_store_columns',
+  description => 'segment, segment_embedding: the names of the columns');
+
+
+-- ml_rag_evaluate
+
+SELECT ml_rag._add_option('ml_rag_evaluate', 'name', 'text', default_rule => 'none', description => 'name of the run');
+SELECT ml_rag._add_option('ml_rag_evaluate', 'options', 'object', keys_of => 'ml_rag',
+  description => 'options of ml_rag, all but query_embedding; skip_generate follows from generate');
+SELECT ml_rag._add_option('ml_rag_evaluate', 'columns', 'object', keys_of => 'evaluation_columns',
+  description => 'the real names of the columns of the questions: {"question": "text", "id": "_id"}');
+SELECT ml_rag._add_option('ml_rag_evaluate', 'k', 'array', default_value => '[1, 3, 5, 10]',
+  description => 'cut-offs of recall@k and ndcg@k: 1 to 20 integers from 1 to 100');
+SELECT ml_rag._add_option('ml_rag_evaluate', 'match', 'choice', choices => '{path_end,document_name,document_id}',
+  default_value => '"path_end"',
+  description => 'how expected documents are given: a.pdf is a whole name or the end of a path (/srv/docs/a.pdf); the'
+    ' whole name only; the id');
+SELECT ml_rag._add_option('ml_rag_evaluate', 'generate', 'boolean', default_value => 'false',
+  default_rule => 'false; true with judge_model_id', description => 'answer the questions too');
+SELECT ml_rag._add_option('ml_rag_evaluate', 'judge_model_id', 'text', default_rule => 'none',
+  description => 'generation model that scores groundedness and relevance of the answers');
+SELECT ml_rag._add_option('ml_rag_evaluate', 'refusal_pattern', 'text',
+  default_value => '"(do not|don''t) know|(cannot|can''t) (answer|be answered)'
+    '|(documents?|context|sources?) (do|does) not (say|mention|contain|provide|specify)"',
+  description => 'regular expression, in any case, of answers that refuse; the abstain text always does');
+SELECT ml_rag._add_option('ml_rag_evaluate', 'limit', 'integer', minimum => 1, maximum => 1000000,
+  default_rule => 'all',
+  description => 'measure only so many of the questions');
+SELECT ml_rag._add_option('ml_rag_evaluate', 'seed', 'integer', minimum => 0, maximum => 4294967295,
+  default_rule => 'none: the first ones',
+  description => 'draw the questions of limit at random, the same ones for the same seed');
+SELECT ml_rag._add_option('ml_rag_evaluate', 'keep', 'boolean', default_value => 'true',
+  description => 'keep the run in ml_rag.evaluation_run and ml_rag.evaluation_question; false works in a read-only'
+    ' transaction');
+SELECT ml_rag._add_option('ml_rag_evaluate', 'progress_seconds', 'number', minimum => 0, maximum => 86400,
+  default_value => '10', description => 'time between two notices of progress; 0 = none');
+
+SELECT ml_rag._add_option('evaluation_columns', 'id', 'text', default_value => '"id"',
+  description => 'what tells the questions apart; without it they are 1, 2, …');
+SELECT ml_rag._add_option('evaluation_columns', 'question', 'text', default_value => '"question"',
+  description => 'the question; the only one that must exist');
+SELECT ml_rag._add_option('evaluation_columns', 'documents', 'text', default_value => '"documents"',
+  description => 'expected documents: text, text[] or json');
+SELECT ml_rag._add_option('evaluation_columns', 'answers', 'text', default_value => '"answers"',
+  description => 'right answers: text, text[] or json');
+SELECT ml_rag._add_option('evaluation_columns', 'answerable', 'text', default_value => '"answerable"',
+  description => 'whether the documents have an answer: boolean');

@@ -5,11 +5,12 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the one form of every complaint about an option; the value is cut so that a log line stays a line
--- Of options that hold texts it tells the length only: PostgreSQL writes details into its log.
+-- Of private options only the length is reported: PostgreSQL writes details into its log.
+-- Reads: ml_rag.option
 DECLARE
   _got text := coalesce($2::text, 'null');
 BEGIN
-  IF $1 IN ('context', 'system', 'abstain_text', 'stop_sequences', 'required_keywords', 'excluded_keywords') THEN
+  IF EXISTS (SELECT FROM ml_rag.option AS o WHERE o.name = $1 AND o.is_private) THEN
     _got := CASE jsonb_typeof($2) WHEN 'string' THEN format('a text of %s characters', length($2 #>> '{}'))
       WHEN 'array' THEN format('an array of %s', jsonb_array_length($2)) WHEN 'object' THEN 'an object' ELSE _got END;
   ELSIF length(_got) > 200 THEN
@@ -69,10 +70,8 @@ BEGIN
     DETAIL = format('Options of %s: %s.', $1, array_to_string(_names, ', ')),
     HINT = coalesce(
       -- an option of one of the objects among the options
-      (SELECT format('It belongs into "%s".', i.object)
-       FROM (SELECT CASE o.routine WHEN 'ml_generate' THEN 'model_options' ELSE o.routine END AS object
-             FROM ml_rag.option AS o WHERE o.name = $2) AS i
-       WHERE i.object = ANY (_names) ORDER BY i.object LIMIT 1),
+      (SELECT format('It belongs in "%s".', o.name) FROM ml_rag.option AS o JOIN ml_rag.option AS i ON i.routine = o.keys_of
+       WHERE o.routine = $1 AND i.name = $2 ORDER BY o.name LIMIT 1),
       CASE WHEN _nearest IS NULL THEN 'Leave it out.' ELSE format('Did you mean "%s"?', _nearest) END);
 END
 $$;

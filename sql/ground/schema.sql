@@ -23,7 +23,6 @@ BEGIN
 END
 $$;
 
--- A vector store as discovery found it. A *_column that is null does not exist in the relation.
 CREATE TYPE ml_rag.store AS (
   vector_store           text,      -- schema.table, as shown in the output
   relation               regclass,
@@ -40,8 +39,13 @@ CREATE TYPE ml_rag.store AS (
   segment_number_type    text,
   found                  text       -- named (with its schema); else its owner is trusted or untrusted. null = named
 );
+COMMENT ON TYPE ml_rag.store IS
+$$a vector store as ml_rag.discover found it
+vector_store: schema.table, as shown in the output. embed_model_id: from the marker comment; null where an unmarked relation was
+named. segment_embedding to metadata: the columns by their logical names, null where the relation has none. embedding_type:
+vector or halfvec. dimensions: null where the column declares none. found: named (with its schema), or by its owner trusted or
+untrusted.$$;
 
--- A segment on its way through the pipeline. An array of hits is in the order of the citations, the best one first.
 CREATE TYPE ml_rag.hit AS (
   vector_store   text,
   document_name  text,
@@ -55,6 +59,11 @@ CREATE TYPE ml_rag.hit AS (
   score          double precision,  -- 0-1, of fuse: what hybrid search orders by; null without it
   rerank_score   double precision   -- 0-1, of the reranker; null without it
 );
+COMMENT ON TYPE ml_rag.hit IS
+$$a segment on its way through the pipeline; an array of them is in the order of the citations, the best one first
+document_id: null where the column is no integer. document_key: what tells the store's documents apart, as text. distance:
+rounded to 4 decimals; null where there is no query embedding to measure from. keyword_score: BM25; null where the keyword arm
+did not look or the segment has none of the words. score: 0-1, of ml_rag.fuse. rerank_score: 0-1, of ml_rag.rerank.$$;
 
 CREATE FUNCTION ml_rag.version() RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ml_rag.ingest.parse import FORMATS
+from ml_rag.ingest.formats import FORMATS
 from ml_rag.testing import RunningServer, running_server
 from support import fuzzing
 from support.mutate import mutated, seeds

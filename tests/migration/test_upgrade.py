@@ -194,6 +194,9 @@ def test_without_its_upgrade_each_difference_of_the_made_up_release_is_named(
         "table ml_rag.keyword_run: columns differs",
         "view ml_rag.setting: comment differs",
         "function ml_rag.version(): source differs",
+        "option ml_rank.top_n: maximum differs",
+        "option ml_rank.language: the upgrade does not make it",
+        "option ml_rank.former: sql/ no longer has it",
     ):
         assert problem in problems
 
@@ -230,6 +233,7 @@ def test_without_its_upgrade_each_difference_of_the_made_up_release_is_named(
         ("GRANT CREATE ON SCHEMA ml_rag TO ml_rag_user", "privileges"),
         ("UPDATE pg_extension SET extconfig = NULL, extcondition = NULL WHERE extname = 'ml_rag'", "dumped"),
         ("CREATE TYPE ml_rag.mood AS ENUM ('a')", "sql/ no longer has it"),
+        ("UPDATE ml_rag.option SET description = 'x' WHERE name = 'top_n'", "description"),
     ],
 )
 def test_the_comparison_sees(owner: Connection, fresh: objects.Objects, change: str, fact: str) -> None:

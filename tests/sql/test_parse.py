@@ -1,4 +1,4 @@
-"""ground/parse, pipeline/request: each option of SPEC.md section 2 and 3 in its range and past it, and nonsense."""
+"""ground/parse, pipeline/request: each option at its limits and just past them, and nonsense."""
 
 from __future__ import annotations
 
@@ -7,123 +7,100 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_options import CASES, INF, LEFT_OUT, NUMBERS, ROUTINES, SAMPLES, SPEC, entry
 
 from support.cluster import Connection
+from support.option_cases import SCALARS, TEXTS, Generator, Option, Raw, dumps, fitting, read, refused
 from support.stores import create_store, error
 
 
 def parse(connection: Connection, routine: str, options: Any) -> Any:
-    text = options if isinstance(options, str) else json.dumps(options)
+    text = options if isinstance(options, str) and not isinstance(options, Raw) else dumps(options)
     row = connection.execute("SELECT ml_rag.parse_options(%s, %s)", (routine, text)).fetchone()
     assert row is not None
     return row[0]
 
 
-@pytest.mark.parametrize("routine", ROUTINES)
-def test_defaults_are_filled_in(module_asker: Connection, routine: str) -> None:
-    expected = {}
-    for (owner, name), spec in SPEC.items():
-        default = entry(*spec)[3]
-        if owner == routine and default is not None:
-            expected[name] = default
-    assert parse(module_asker, routine, {}) == expected
-    assert parse(module_asker, routine, "null") == expected
-    assert module_asker.execute("SELECT ml_rag.parse_options(%s, NULL)", (routine,)).fetchone() == (expected,)
-    every_null = {name: None for owner, name in SPEC if owner == routine}
-    assert parse(module_asker, routine, every_null) == expected
+@pytest.fixture(scope="module")
+def options(module_asker: Connection) -> dict[str, list[Option]]:
+    return read(module_asker)
 
 
-@pytest.mark.parametrize(("routine", "name", "kind", "rest"), [(*c.values[:3], c.values[3:]) for c in CASES])
-def test_a_value_of_the_right_type_is_taken_as_it_is(
-    module_asker: Connection, routine: str, name: str, kind: str, rest: Any
+@pytest.fixture(scope="module")
+def all_options(options: dict[str, list[Option]]) -> list[Option]:
+    return [option for records in options.values() for option in records]
+
+
+def test_defaults_are_filled_in(module_asker: Connection, options: dict[str, list[Option]]) -> None:
+    for routine, records in options.items():
+        expected = {o.name: o.default_value for o in records if o.default_value is not None}
+        assert parse(module_asker, routine, {}) == expected, routine
+        assert parse(module_asker, routine, "null") == expected, routine
+        assert module_asker.execute("SELECT ml_rag.parse_options(%s, NULL)", (routine,)).fetchone() == (expected,)
+        assert parse(module_asker, routine, {o.name: None for o in records}) == expected, routine
+
+
+def test_a_value_that_fits_is_taken_as_it_is_limits_included(
+    module_asker: Connection, all_options: list[Option]
 ) -> None:
-    value = rest[0][0] if kind == "choice" else SAMPLES[kind]
-    assert parse(module_asker, routine, {name: value})[name] == value
+    for option in all_options:
+        for value in fitting(option):
+            found = parse(module_asker, option.routine, {option.name: value})[option.name]
+            assert found == json.loads(dumps(value)), option
 
 
-#: options that hold texts: their values are not repeated, as details go into PostgreSQL's log
-UNTOLD = {"context", "system", "abstain_text", "stop_sequences", "required_keywords", "excluded_keywords"}
-
-
-def told(name: str, value: Any) -> str:
+def shown(option: Option, value: Any) -> str:
     """A refused value as the detail has it."""
-    if name in UNTOLD and isinstance(value, str | list | dict):
+    if option.is_private and isinstance(value, str | list | dict):
         of = {str: f"a text of {len(value)} characters", list: f"an array of {len(value)}", dict: "an object"}
         return of[type(value)]
-    return json.dumps(value)
+    text = dumps(value)
+    return "" if "e" in text else text  # numbers with an exponent are written out
 
 
-@pytest.mark.parametrize(("routine", "name", "kind"), [c.values[:3] for c in CASES])
-def test_a_value_of_another_type_is_refused(module_asker: Connection, routine: str, name: str, kind: str) -> None:
-    fits = {
-        "text": "string",
-        "text[]": "array",
-        "boolean": "boolean",
-        "object": "object",
-        "choice": "string",
-        "integer": "number",
-        "number": "number",
-    }
-    values = {"string": "x", "number": 1, "boolean": True, "array": ["x"], "object": {"x": 1}}
-    for type_, value in values.items():
-        if fits.get(kind) == type_ or (kind == "vector" and type_ in ("array", "string")):
-            continue
-        with error("22023", f'"{name}"', told(name, value)) as caught:
-            parse(module_asker, routine, {name: value})
-        assert "allowed" in caught.detail
-        assert caught.hint.endswith(".")
-
-
-@pytest.mark.parametrize(("routine", "name", "kind", "least", "most"), [c.values[:5] for c in NUMBERS])
-def test_limits_and_just_past_them(
-    module_asker: Connection, routine: str, name: str, kind: str, least: float, most: float
+def test_a_value_past_a_limit_or_of_another_type_is_refused(
+    module_asker: Connection, all_options: list[Option]
 ) -> None:
-    assert parse(module_asker, routine, {name: least})[name] == least
-    step = 1 if kind == "integer" else 0.0001
-    with error("22023", f'"{name}"'):
-        parse(module_asker, routine, {name: least - step})
-    if most == INF:
-        assert parse(module_asker, routine, {name: 1e6})[name] == 1e6
-        return
-    assert parse(module_asker, routine, {name: most})[name] == most
-    with error("22023", f'"{name}"', f"to {most}"):
-        parse(module_asker, routine, f'{{"{name}": {most + step}}}')
-    with error("22023", f'"{name}"'):
-        parse(module_asker, routine, f'{{"{name}": 1e100000}}')
+    for option in all_options:
+        for value in refused(option):
+            with error("22023", f'"{option.name}"', shown(option, value)) as caught:
+                parse(module_asker, option.routine, {option.name: value})
+            assert "allowed" in caught.detail, option
+            assert caught.hint.endswith("."), option
 
 
-@pytest.mark.parametrize(
-    ("routine", "name"), [c.values[:2] for c in NUMBERS if c.values[2] == "integer"], ids="{0[0]}.{0[1]}".format
-)
-def test_an_integer_has_no_fraction(module_asker: Connection, routine: str, name: str) -> None:
-    with error("22023", f'"{name}"', "1.5"):
-        parse(module_asker, routine, {name: 1.5})
-    parsed = module_asker.execute(
-        "SELECT ml_rag.parse_options(%s, %s) ->> %s", (routine, f'{{"{name}": 1.0}}', name)
-    ).fetchone()
-    assert parsed == ("1",)
+def test_limits_are_in_the_detail(module_asker: Connection, all_options: list[Option]) -> None:
+    for option in all_options:
+        if option.maximum is not None:
+            with error("22023", f"from {option.minimum} to {option.maximum}"):
+                parse(module_asker, option.routine, {option.name: Raw(option.maximum + 1)})
 
 
-@pytest.mark.parametrize(("routine", "name", "kind", "rest"), [(*c.values[:3], c.values[3:]) for c in CASES])
-def test_auto_is_taken_where_it_means_something(
-    module_asker: Connection, routine: str, name: str, kind: str, rest: Any
-) -> None:
-    auto = entry(kind, *rest)[4]
-    if auto is not None:
-        for word in ("auto", "AUTO", "Auto"):
-            chosen = {} if auto is LEFT_OUT else {name: auto}
-            assert parse(module_asker, routine, {name: word}) == {**parse(module_asker, routine, {}), **chosen}
-    elif kind not in ("text", "vector"):
-        with error("22023", f'"{name}"', told(name, "auto")):
-            parse(module_asker, routine, {name: "auto"})
+def test_an_integer_may_be_written_with_a_point(module_asker: Connection, all_options: list[Option]) -> None:
+    for option in all_options:
+        if option.type == "integer":
+            parsed = module_asker.execute(
+                "SELECT ml_rag.parse_options(%s, %s) ->> %s",
+                (option.routine, f'{{"{option.name}": {option.maximum}.0}}', option.name),
+            ).fetchone()
+            assert parsed == (str(option.maximum),), option
 
 
-@pytest.mark.parametrize("word", ["cosine", "Dot", "EUCLIDEAN", "euclidean"])
-def test_metric_in_any_case(module_asker: Connection, word: str) -> None:
-    assert parse(module_asker, "ml_rag", {"distance_metric": word})["distance_metric"] == word.upper()
+def test_auto_is_taken_where_it_means_something(module_asker: Connection, all_options: list[Option]) -> None:
+    for option in all_options:
+        if option.has_auto:
+            defaults = parse(module_asker, option.routine, {})
+            for word in ("auto", "AUTO", "Auto"):
+                chosen = {} if option.auto_value is None else {option.name: option.auto_value}
+                assert parse(module_asker, option.routine, {option.name: word}) == {**defaults, **chosen}, option
+
+
+def test_choices_are_taken_in_any_case(module_asker: Connection, all_options: list[Option]) -> None:
+    for option in all_options:
+        for choice in option.choices:
+            for form in (choice.lower(), choice.upper(), choice.title()):
+                assert parse(module_asker, option.routine, {option.name: form})[option.name] == choice, option
 
 
 @pytest.mark.parametrize("value", ["L2", "", "cosine ", "COSINE,DOT", "манхэттен"])
@@ -229,91 +206,53 @@ def test_bad_options_reach_the_caller_of_the_public_routines(
 DOCUMENTED = {"22023", "42P01", "42703", "42501", "P0002", "55000", "08006", "53300", "57014", "38000", "22000"}
 
 
-numbers = st.one_of(
-    st.integers(-3, 110),
-    st.integers(),
-    st.floats(allow_nan=False, allow_infinity=False),
-    st.sampled_from([0, 1, 5, 6, 100, 101, 999999.9999, 1000000, 0.5, -0.0]),
-)
-
-
-texts = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=20)
-
-
-scalars = st.one_of(st.none(), st.booleans(), numbers, texts, st.sampled_from(["auto", "COSINE", "dot", "docs"]))
-
-
-anything = st.recursive(
-    scalars, lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(texts, inner, max_size=3))
-)
-
-
-#: options of ml_rag that are objects with options of their own, of the same name
-INNER = ("retrieval_options", "vector_store_columns", "prompt", "rerank", "hybrid_options")
-
-
-VALUES = {
-    "text[]": st.lists(st.one_of(texts, st.sampled_from(["docs", "public.docs", "a"])), max_size=3),
-    "integer": numbers,
-    "number": numbers,
-    "boolean": st.booleans(),
-    "text": st.one_of(texts, st.sampled_from(["fake-embed", "fake-generate", "segment"])),
-    "vector": st.one_of(st.lists(numbers, max_size=4), st.just([1, 2, 3]), texts),
-    "choice": st.sampled_from(
-        ["COSINE", "dot", "Euclidean", "generation", "summarization", "numbered", "best_first", "x"]
-    ),
-}
-
-
-def objects(routine: str) -> st.SearchStrategy[dict[str, Any]]:
-    optional = {}
-    for (owner, name), spec in SPEC.items():
-        if owner == routine:
-            nested = {"model_options": "ml_generate", **dict.fromkeys(INNER, name)}
-            good = objects(nested[name]) if name in nested else VALUES.get(spec[0], anything)
-            optional[name] = st.one_of(good, good, anything, st.none())
-    known = st.fixed_dictionaries({}, optional=optional)
-    # an object of few options gets past the checks more often than one of all
-    few = known.flatmap(
-        lambda d: (
-            st.sets(st.sampled_from(sorted(d)), max_size=3).map(lambda keys: {k: d[k] for k in keys})
-            if d
-            else st.just(d)
-        )
-    )
-    return st.one_of(few, few, known, st.dictionaries(texts, anything, max_size=3))
-
-
 @pytest.fixture(scope="module")
 def documents(module_owner: Connection, module_asker: Connection) -> Connection:
     create_store(module_owner, rows=[("a", 1, i, f"s{i}", (1, i, 0)) for i in range(5)])
     return module_asker
 
 
+def meets_documented_errors_only(connection: Connection, call: str, query: str, options: Any) -> None:
+    try:
+        connection.execute(f"SELECT {call}(%s, %s)", (query, dumps(options)))
+    except psycopg.Error as e:
+        assert e.sqlstate in DOCUMENTED, (e.sqlstate, e.diag.message_primary, options)  # noqa: PT017
+        assert "internal error" not in (e.diag.message_primary or ""), (e.diag.message_detail, options)  # noqa: PT017
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(query=st.one_of(texts, st.just("q")), options=st.one_of(objects("ml_rag"), anything))
-@example(query="q", options={"model_options": {"temperature": 1e300}})
-@example(query="q", options={"query_embedding": [1, 2, 3], "vector_store_columns": {"document_id": "segment"}})
-def test_generated_options_meet_documented_errors_only(documents: Connection, query: str, options: Any) -> None:
-    for name, value in (("ml_rag_search", options), ("ml_rag_answer", options)):
-        try:
-            documents.execute(f"SELECT {name}(%s, %s)", (query, json.dumps(value)))
-        except psycopg.Error as e:
-            assert e.sqlstate in DOCUMENTED, (e.sqlstate, e.diag.message_primary, options)  # noqa: PT017
-            assert "internal error" not in (e.diag.message_primary or ""), (e.diag.message_detail, options)  # noqa: PT017
+@given(data=st.data())
+def test_generated_options_meet_documented_errors_only(
+    documents: Connection, options: dict[str, list[Option]], data: st.DataObject
+) -> None:
+    objects = Generator(options).objects("ml_rag")
+    query, value = data.draw(TEXTS), data.draw(st.one_of(objects, objects, objects, SCALARS))
+    for call in ("ml_rag_search", "ml_rag_answer"):
+        meets_documented_errors_only(documents, call, query, value)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-@given(prompt=texts, options=st.one_of(objects("ml_generate"), anything))
-@example(prompt="q", options={"stop_sequences": [""]})
-@example(prompt="q", options={"json_schema": {"type": []}})
-def test_generated_options_of_ml_generate(documents: Connection, prompt: str, options: Any) -> None:
+@given(data=st.data())
+def test_generated_options_of_ml_generate(
+    documents: Connection, options: dict[str, list[Option]], data: st.DataObject
+) -> None:
+    objects = Generator(options).objects("ml_generate")
+    prompt, value = data.draw(TEXTS), data.draw(st.one_of(objects, objects, objects, SCALARS))
     for call in ("ml_generate", "ml_embed_row"):
-        try:
-            documents.execute(f"SELECT {call}(%s, %s)", (prompt, json.dumps(options)))
-        except psycopg.Error as e:
-            assert e.sqlstate in DOCUMENTED, (e.sqlstate, e.diag.message_primary, options)  # noqa: PT017
-            assert "internal error" not in (e.diag.message_primary or ""), (e.diag.message_detail, options)  # noqa: PT017
+        meets_documented_errors_only(documents, call, prompt, value)
+
+
+@pytest.mark.parametrize(
+    ("call", "options"),
+    [
+        ("ml_rag_answer", {"model_options": {"temperature": 1e300}}),
+        ("ml_rag_search", {"query_embedding": [1, 2, 3], "vector_store_columns": {"document_id": "segment"}}),
+        ("ml_generate", {"stop_sequences": [""]}),
+        ("ml_generate", {"json_schema": {"type": []}}),
+    ],
+)
+def test_options_that_once_met_another_error(documents: Connection, call: str, options: Any) -> None:
+    meets_documented_errors_only(documents, call, "q", options)
 
 
 @pytest.mark.parametrize("number", ["1e5000", "1e-5000", "1e300", "123456789.000000000000000000000000000001"])
@@ -329,7 +268,9 @@ def test_numbers_that_no_float_holds(documents: Connection, number: str) -> None
     ("name", "home"),
     [("max_distance", "retrieval_options"), ("candidates", "hybrid_options"), ("temperature", "model_options")],
 )
-def test_an_option_in_the_wrong_place_is_told_its_place(module_asker: Connection, name: str, home: str) -> None:
+def test_an_option_in_the_wrong_place_gets_the_right_one_as_hint(
+    module_asker: Connection, name: str, home: str
+) -> None:
     with error("22023", f'unknown option "{name}"') as caught:
         parse(module_asker, "ml_rag", {name: 1})
-    assert caught.hint == f'It belongs into "{home}".'
+    assert caught.hint == f'It belongs in "{home}".'

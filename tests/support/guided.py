@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import sys
 
 import atheris
 
+from ml_rag.ingest import formats
+
 with atheris.instrument_imports(include=["ml_rag"]):
-    # modules that the parsers import when they are needed
-    for name in ("archive", "detect", "encoding", "html", "mail", "odf", "rtf", "tables", "text", "xml"):
-        importlib.import_module(f"ml_rag.ingest.formats.{name}")
+    # modules that are imported when their format is met
+    for module in pkgutil.iter_modules(formats.__path__):
+        importlib.import_module(f"ml_rag.ingest.formats.{module.name}")
     from support.fuzz_targets import TARGETS
 
 

@@ -118,12 +118,17 @@ ORDER BY 1
 """
 
 
+# the rows that the extension itself makes
+RECORDS = "SELECT format('option %s.%s', o.routine, o.name), jsonb_strip_nulls(to_jsonb(o)) FROM ml_rag.option AS o"
+
+
 def objects(connection: Connection) -> Objects:
-    """The objects that belong to the extension or lie in its schema."""
+    """The objects that belong to the extension or lie in its schema, and its own rows."""
     # names with their schemas, wherever the session looks
     with connection.transaction():
         connection.execute("SET LOCAL search_path = ''")
         found: dict[str, dict[str, Any]] = dict(connection.execute(CATALOG).fetchall())
+        found |= dict(connection.execute(RECORDS).fetchall())
     return {name: {fact: str(value) for fact, value in facts.items()} for name, facts in found.items()}
 
 
@@ -133,6 +138,8 @@ def differences(fresh: Objects, upgraded: Objects) -> list[str]:
     for name in sorted(fresh.keys() | upgraded.keys()):
         if name not in upgraded:
             problems.append(f"{name}: the upgrade does not make it. The upgrade script must")
+        elif name not in fresh and name.startswith("option "):
+            problems.append(f"{name}: sql/ no longer has it. Add to the upgrade script: DELETE FROM ml_rag.option …;")
         elif name not in fresh:
             problems.append(
                 f"{name}: sql/ no longer has it. Add to the upgrade script: DROP {name.upper().split()[0]} …;"

@@ -1,4 +1,7 @@
-"""Options to try, made from what ``ml_rag.option`` says, and from anything else that is JSON."""
+"""Options to try, made from the records of ``ml_rag.option``, and from anything else that is JSON.
+
+Nothing here knows an option by its name but for SPECIAL: a new record is tried at its limits as it stands.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,6 @@ from typing import Any
 from hypothesis import strategies as st
 
 from support.cluster import Connection
-
-#: options that are objects with options of their own, where these go by another name
-NESTED = {
-    ("ml_rag", "model_options"): "ml_generate",
-    ("ml_rag_evaluate", "options"): "ml_rag",
-    ("ml_rag_evaluate", "columns"): "evaluation_columns",
-}
 
 
 class Raw(str):
@@ -34,6 +30,12 @@ class Option:
     minimum: Decimal | None
     maximum: Decimal | None
     choices: tuple[str, ...]
+    default_value: Any
+    has_auto: bool
+    auto_value: Any
+    #: whose options the keys of its object are
+    keys_of: str | None
+    is_private: bool
 
     @property
     def key(self) -> tuple[str, str]:
@@ -44,9 +46,10 @@ def read(connection: Connection) -> dict[str, list[Option]]:
     """Routine -> its options."""
     found: dict[str, list[Option]] = {}
     for row in connection.execute(
-        "SELECT routine, name, type, minimum, maximum, choices FROM ml_rag.option ORDER BY 1, 2"
+        "SELECT routine, name, type, minimum, maximum, choices, default_value, auto_value IS NOT NULL, auto_value,"
+        " keys_of, is_private FROM ml_rag.option ORDER BY 1, 2"
     ):
-        found.setdefault(row[0], []).append(Option(*row[:5], tuple(row[5] or ())))
+        found.setdefault(row[0], []).append(Option(*row[:5], tuple(row[5] or ()), *row[6:]))
     return found
 
 
@@ -151,8 +154,7 @@ class Generator:
 
     def nested(self, option: Option) -> str | None:
         """The routine whose options the object of an option takes."""
-        name = NESTED.get(option.key, option.name)
-        return name if option.type == "object" and name in self.options else None
+        return option.keys_of
 
     def values(self, option: Option) -> st.SearchStrategy[Any]:
         """Values that fit, values just past what fits, and others."""
@@ -228,13 +230,62 @@ class Generator:
         return f"{len(self.reached & total)} of {len(total)} options"
 
 
+#: a value of each type that is taken as it is
+SAMPLES: dict[str, Any] = {
+    "text": "x",
+    "text[]": ["a", "b.c"],
+    "boolean": True,
+    "object": {},
+    "array": [1],
+    "vector": [1, 2, 3],
+}
+#: a value of each kind of JSON, and the types that take it
+KINDS: list[tuple[Any, set[str]]] = [
+    ("x", {"text", "vector"}),
+    (1, {"integer", "number"}),
+    (True, {"boolean"}),
+    (["x"], {"text[]", "array", "vector"}),
+    ({"x": 1}, {"object"}),
+]
+
+
+def fitting(option: Option) -> list[Any]:
+    """Values that are taken as they are: the limits, each choice."""
+    if option.type in ("integer", "number"):
+        least, most = _range(option)
+        return [_number(least), _number(most)]
+    return list(option.choices) or [SAMPLES[option.type]]
+
+
+def refused(option: Option) -> list[Any]:
+    """Values just past the limits, and of every other type."""
+    past: list[Any] = []
+    if option.type in ("integer", "number"):
+        step = 1 if option.type == "integer" else Decimal("0.0001")
+        least, most = _range(option)
+        past = [_number(least - step)]
+        if option.maximum is not None:
+            past += [_number(most + step), Raw("1e100000")]
+        if option.type == "integer":
+            past.append(1.5)
+    if option.type == "choice":
+        past = [option.choices[0] + "x", option.choices[0][:-1], " " + option.choices[0], ",".join(option.choices), ""]
+    if option.type == "text":
+        past = [""]
+    if option.type == "text[]":
+        past = [["a", 1], ["a", None], [["a"]]]
+    if not option.has_auto and option.type not in ("text", "vector") and "auto" not in option.choices:
+        past.append("auto")
+    return past + [value for value, types in KINDS if option.type not in types]
+
+
 #: a value of each type, for the sweep
 _SAMPLES = [None, True, 1, 0.5, "docs", ["docs"], {}, [1, 2, 3], "auto", Raw("1e400")]
 
 
 def _range(option: Option) -> tuple[Decimal, Decimal]:
-    least = option.minimum if option.minimum is not None else Decimal(-1000)
-    return least, option.maximum if option.maximum is not None else Decimal(1000)
+    assert option.minimum is not None
+    return option.minimum, option.maximum if option.maximum is not None else Decimal(10**6)
 
 
 def _edges(option: Option) -> list[Any]:

@@ -12,47 +12,12 @@ from collections.abc import Callable, Sequence
 
 from ml_rag import abc
 from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest
+from ml_rag.ingest.formats import FORMATS
 from ml_rag.ingest.formats.common import Request
 from ml_rag.ingest.formats.detect import detect
 
-_PARSERS: dict[str, tuple[str, str]] = {
-    "pdf": ("pdf", "parse_pdf"),
-    "docx": ("docx", "parse_docx"),
-    "pptx": ("pptx", "parse_pptx"),
-    "xlsx": ("sheets", "parse_xlsx"),
-    "xls": ("sheets", "parse_xls"),
-    "odt": ("odf", "parse_odf"),
-    "odp": ("odf", "parse_odf"),
-    "ods": ("odf", "parse_odf"),
-    "epub": ("epub", "parse_epub"),
-    "rtf": ("rtf", "parse_rtf"),
-    "html": ("html", "parse_html"),
-    "xml": ("xml", "parse_xml"),
-    "rss": ("xml", "parse_xml"),
-    "csv": ("tables", "parse_csv"),
-    "tsv": ("tables", "parse_csv"),
-    "json": ("tables", "parse_json"),
-    "jsonl": ("tables", "parse_json"),
-    "image": ("image", "parse_image"),
-    "eml": ("mail", "parse_eml"),
-    "msg": ("mail", "parse_msg"),
-    "vtt": ("text", "parse_subtitles"),
-    "srt": ("text", "parse_subtitles"),
-    "markdown": ("text", "parse_markdown"),
-    "asciidoc": ("text", "parse_asciidoc"),
-    "rst": ("text", "parse_rst"),
-    "source": ("text", "parse_source"),
-    "text": ("text", "parse_text"),
-}
-
-#: every format that can be parsed, and the values ``formats`` may have
-FORMATS: tuple[str, ...] = tuple(_PARSERS)
-
 #: other names people use for them
-_ALIASES = {
-    "md": "markdown", "txt": "text", "htm": "html", "adoc": "asciidoc", "atom": "rss", "ndjson": "jsonl",
-    "png": "image", "jpg": "image", "jpeg": "image", "tif": "image", "tiff": "image",
-}  # fmt: skip
+_ALIASES = {alias: f.name for f in FORMATS.values() for alias in f.aliases}
 
 
 def parse(
@@ -77,7 +42,7 @@ def parse(
         found = detect(name, content, language)
         if accepted and found not in accepted and not (found == "xml" and "rss" in accepted):
             raise _not_accepted(found, accepted)
-        module, function = _PARSERS[found]
+        module, _, function = FORMATS[found].parser.partition(".")
         parser: Callable[[str, bytes, Request], abc.Document]
         parser = getattr(importlib.import_module(f"ml_rag.ingest.formats.{module}"), function)
         document = parser(name, content, Request(language, ocr))
@@ -108,7 +73,7 @@ def accepted_formats(formats: Sequence[str] | None) -> frozenset[str]:
     """The option ``formats`` as names of ``FORMATS``; empty = all. Raises InvalidRequest for an unknown name."""
     names = {name: name.lower().lstrip(".") for name in formats or ()}
     accepted = {name: _ALIASES.get(plain, plain) for name, plain in names.items()}
-    unknown = [name for name, plain in accepted.items() if plain not in _PARSERS]
+    unknown = [name for name, plain in accepted.items() if plain not in FORMATS]
     if unknown:
         raise InvalidRequest(
             "unknown document format",

@@ -1,6 +1,6 @@
 -- What the made-up release 0.0.0 has otherwise than this version. upgrade.sql is its way here.
 
--- gone since
+-- no longer there
 CREATE FUNCTION ml_rag._former() RETURNS integer LANGUAGE sql SET search_path FROM CURRENT AS 'SELECT 1';
 CREATE VIEW ml_rag.former AS SELECT name FROM ml_rag.setting_value;
 ALTER TABLE ml_rag.evaluation_question ADD FOREIGN KEY (run_id) REFERENCES ml_rag.evaluation_run ON DELETE CASCADE;
@@ -13,7 +13,10 @@ AS $$ SELECT reply ->> 'status' FROM ml_rag._model_server('/healthz') $$;
 GRANT EXECUTE ON FUNCTION ml_rag.model_server() TO PUBLIC;
 COMMENT ON VIEW ml_rag.setting IS 'settings';
 ALTER TABLE ml_rag.keyword_run ALTER lengths SET STORAGE EXTENDED;
+UPDATE ml_rag.option SET maximum = 50 WHERE routine = 'ml_rank' AND name = 'top_n';
+SELECT ml_rag._add_option('ml_rank', 'former', 'boolean', description => 'no longer there');
 
 -- not there yet
+DELETE FROM ml_rag.option WHERE routine = 'ml_rank' AND name = 'language';
 DROP TRIGGER forget ON ml_rag.evaluation_run;
 DROP FUNCTION ml_rag._forget_questions();

@@ -53,6 +53,12 @@ GRANT EXECUTE ON FUNCTION ml_rag.model_server() TO ml_rag_user;
 COMMENT ON VIEW ml_rag.setting IS 'settings of this database: name, value in force, default, description';
 ALTER TABLE ml_rag.keyword_run ALTER lengths SET STORAGE EXTERNAL;
 
+DELETE FROM ml_rag.option WHERE routine = 'ml_rank' AND name IN ('top_n', 'former');
+SELECT ml_rag._add_option('ml_rank', 'top_n', 'integer', minimum => 1, maximum => 2147483647, default_rule => 'all',
+  description => 'return only so many, the best');
+SELECT ml_rag._add_option('ml_rank', 'language', 'text', default_rule => 'default_text_search_config',
+  description => 'a code such as en or pt-BR, or a name: what hybrid takes for a word');
+
 CREATE FUNCTION ml_rag._forget_questions() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT

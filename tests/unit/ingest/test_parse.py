@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ml_rag.errors import DocumentError, InvalidRequest
-from ml_rag.ingest.parse import FORMATS, parse
+from ml_rag.ingest.formats import FORMATS
+from ml_rag.ingest.parse import parse
 from support.office import docx, epub, image_pdf, odt, picture_pdf, pptx, text_pdf, xlsx
 
 

@@ -6,24 +6,12 @@ import json
 import re
 
 from ml_rag.errors import DocumentError
+from ml_rag.ingest.formats import FORMATS, HTML_TAGS
 from ml_rag.ingest.formats.encoding import decode, utf16_without_mark
 
-#: what a name's ending says about a text
-_BY_ENDING = {
-    "md": "markdown", "markdown": "markdown", "mdown": "markdown", "mkd": "markdown", "mdx": "markdown",
-    "htm": "html", "html": "html", "xhtml": "html", "csv": "csv", "tsv": "tsv", "tab": "tsv",
-    "json": "json", "jsonl": "jsonl", "ndjson": "jsonl", "eml": "eml", "xml": "xml", "rss": "xml", "atom": "xml",
-    "vtt": "vtt", "srt": "srt", "adoc": "asciidoc", "asciidoc": "asciidoc", "asc": "asciidoc", "rst": "rst",
-}  # fmt: skip
-
-_SOURCE = frozenset(
-    "bash c cc clj cmake conf cpp cs css cxx dart diff el erl ex exs f90 fs go gradle graphql groovy h hpp hs ini java "  # noqa: SIM905
-    "jl js jsx kt kts less lisp lua m makefile mk ml mm nim nix patch php pl pm proto ps1 py pyi r rb rs sass scala "
-    "scss sh sol sql svelte swift tcl tf toml ts tsx v vb vhd vim vue yaml yml zig zsh".split()
-)
-
-#: PNG, JPEG, TIFF in either byte order
-_IMAGES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"II*\0", b"MM\0*")
+_BY_ENDING = {ending: f for f in FORMATS.values() for ending in f.endings}
+_OPENINGS = [(opening, f.name) for f in FORMATS.values() for opening in f.openings]
+_BEGINS = [(f.begins, f.name) for f in FORMATS.values() if f.begins is not None]
 
 #: openings of formats that no parser here reads, so that the message can name them
 _UNREADABLE = (
@@ -34,27 +22,23 @@ _UNREADABLE = (
     (b"ID3", "MP3 audio"), (b"RIFF", "RIFF media"), (b"\x28\xb5\x2f\xfd", "Zstandard archive"),
 )  # fmt: skip
 
-# feeds often lack the declaration, and come without a name that tells
-_XML = re.compile(r"\s*<(?:\?xml|rss|feed|rdf:RDF)\b")
-_HTML = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.DOTALL)
-_HTML_TAGS = re.compile(r"</?(?:p|div|span|table|h[1-6]|ul|body|html)\b[^<>]*>", re.I)
 _MAIL = re.compile(
     r"\A(?:From \S.*\n)?(?:(?:Return-Path|Received|Delivered-To|DKIM-Signature|ARC-Seal|X-[\w-]+|Message-ID|Date|From|"
     r"To|Cc|Subject|MIME-Version|Content-Type|Content-Transfer-Encoding|Reply-To|Sender|User-Agent|Thread-Topic):"
     r".*\n(?:[ \t]+\S.*\n)*){3,}", re.I
 )  # fmt: skip
-_SRT = re.compile(r"\A\s*\d+\s*\n\d{1,2}:\d{2}:\d{2},\d{3}\s+-->\s")
 
 
 def detect(name: str, content: bytes, language: str | None = None) -> str:
-    """The format of the bytes, one of ``ml_rag.ingest.parse.FORMATS``. Raises DocumentError for what is none."""
+    """The format of the bytes, one of ``FORMATS``. Raises DocumentError for what is none."""
     if not content.strip(b" \t\r\n\0\xef\xbb\xbf"):
         raise DocumentError("document is empty", detail=f"{len(content)} bytes", hint="Leave it out.")
     # PDF readers allow up to 1024 bytes of rubbish before the mark.
     if b"%PDF-" in content[:1024] and (content.startswith(b"%PDF-") or not _is_text(content)):
         return "pdf"
-    if content.startswith(_IMAGES):
-        return "image"
+    for opening, name_of_format in _OPENINGS:
+        if content.startswith(opening):
+            return name_of_format
     if content.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         from ml_rag.ingest.formats.archive import detect_zip
 
@@ -63,8 +47,6 @@ def detect(name: str, content: bytes, language: str | None = None) -> str:
         from ml_rag.ingest.formats.ole import detect_ole
 
         return detect_ole(content)
-    if content.startswith(b"{\\rtf"):
-        return "rtf"
     for opening, kind in _UNREADABLE:
         if content.startswith(opening) and (len(opening) > 2 or not _is_text(content)):
             raise _unknown(f"the content is a {kind}")
@@ -90,33 +72,23 @@ def _detect_text(name: str, content: bytes, language: str | None) -> str:
     text = decode(content[:65536], language).lstrip("\ufeff").replace("\r\n", "\n").replace("\0", "")
     base = name.replace("\\", "/").rpartition("/")[2].lower()
     ending = base.rpartition(".")[2]
-    if ending in _SOURCE:
-        return "source"
-    if text.startswith("WEBVTT"):
-        return "vtt"
-    if _SRT.match(text):
-        return "srt"
-    if _HTML.match(text):
-        return "html"
-    if _XML.match(text):
-        return "xml"
     claimed = _BY_ENDING.get(ending)
-    if claimed in {"markdown", "asciidoc", "rst"}:
-        return claimed
-    if claimed in {"csv", "tsv"}:
-        return claimed
-    if claimed in {"json", "jsonl"}:
-        return _json_or_lines(content, claimed, language)
-    if claimed == "html" and _HTML_TAGS.search(text):
-        return "html"
-    if claimed == "xml" and text.lstrip().startswith("<"):
-        return "xml"
-    if _MAIL.match(text.lstrip("\n")) or (claimed == "eml" and re.match(r"[\w-]+:", text)):
+    if claimed is not None and claimed.name == "source":
+        return "source"
+    for begins, name_of_format in _BEGINS:
+        if begins.match(text):
+            return name_of_format
+    if claimed is not None and claimed.name in {"json", "jsonl"}:
+        return _json_or_lines(content, claimed.name, language)
+    # a mail may be called .txt
+    if claimed is not None and claimed.name != "text" and (claimed.holds is None or claimed.holds.search(text)):
+        return claimed.name
+    if _MAIL.match(text.lstrip("\n")):
         return "eml"
-    if claimed is None and ending != "txt":
+    if claimed is None:
         if text.lstrip().startswith("{") or text.lstrip().startswith("[{"):
             return _json_or_lines(content, "json", language)
-        if len(_HTML_TAGS.findall(text[:4096])) >= 4 and text.lstrip().startswith("<"):
+        if len(HTML_TAGS.findall(text[:4096])) >= 4 and text.lstrip().startswith("<"):
             return "html"
     return "text"
 

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# docs.sh: docs/reference.md and the tables of options in README.md and docs/, from the extension in the private cluster.
+source "$(dirname "$0")/lib.sh"
+bash "$(dirname "$0")/setup.sh" database
+bash "$(dirname "$0")/setup.sh" test
+PYTHONPATH=$ROOT/plpy "$VENV/bin/python" "$(dirname "$0")/docs.py" "$DSN"
