@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ml_rag import prompt
@@ -22,8 +22,7 @@ from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError
 from ml_rag.server.boundary import check_values, unexpected
 from ml_rag.server.cancellation import ClientGone, watch_disconnect
 from ml_rag.server.json_schema import check_repetitions, check_size
-
-router = APIRouter()
+from ml_rag.server.replies import Completion, DocumentsUsed, Usage
 
 
 class _Model(BaseModel):
@@ -253,28 +252,35 @@ class _Answer:
             raise EngineFailed("the model broke off", detail="Its answer has no end.")
 
     @property
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> Usage:
         asked, answered = self._last.prompt_tokens or 0, self._last.completion_tokens or 0
         return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
 
     @property
-    def _documents(self) -> dict[str, Any]:
+    def _documents(self) -> DocumentsUsed | None:
         if self._body.documents is None or self._fitted is None:
-            return {}
-        used = self._fitted.documents_used
-        return {"ml_rag": {"documents_given": len(self._body.documents), "documents_used": used}}
+            return None
+        return {"documents_given": len(self._body.documents), "documents_used": self._fitted.documents_used}
 
-    def completion(self, text: str) -> dict[str, Any]:
+    def completion(self, text: str) -> Completion:
         """The reply to a request without ``stream``."""
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "finish_reason": self._last.finish_reason, "logprobs": None}
-        return {
+        assert self._last.finish_reason is not None
+        reply: Completion = {
             **self._head,
             "object": "chat.completion",
-            "choices": [choice],
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": text, "refusal": None},
+                    "finish_reason": self._last.finish_reason,
+                    "logprobs": None,
+                }
+            ],
             "usage": self._usage,
-            **self._documents,
         }
+        if (documents := self._documents) is not None:
+            reply["ml_rag"] = documents
+        return reply
 
     async def events(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes, None]:
         """The reply to a request with ``stream``: server-sent events, closed by ``[DONE]`` or by one error event."""
@@ -286,7 +292,8 @@ class _Answer:
             async for delta in deltas:
                 if delta.text:
                     yield self._chunk({"content": delta.text}, None, extra)
-            yield self._chunk({}, self._last.finish_reason, {**extra, **self._documents})
+            documents = self._documents
+            yield self._chunk({}, self._last.finish_reason, extra | ({"ml_rag": documents} if documents else {}))
             if with_usage:
                 yield _event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": self._usage})
             yield b"data: [DONE]\n\n"
@@ -326,7 +333,6 @@ class _EventStream(StreamingResponse):
             await self._resources.aclose()
 
 
-@router.post("/v1/chat/completions")
 async def chat_completions(request: Request) -> Response:
     """Answer in one piece or, with ``stream``, as server-sent events.
 
