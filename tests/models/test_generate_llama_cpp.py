@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from ml_rag import prompt
+from ml_rag.server.chat import prompt
 from ml_rag.abc import Sampling
 from ml_rag.catalogue import load_catalogue, models_dir
 from ml_rag.errors import InvalidRequest, ModelUnavailable

@@ -15,9 +15,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ml_rag import prompt
+from ml_rag.server.chat import citations, prompt
 from ml_rag.abc import Block, Document
-from ml_rag.backend import citations, embed, files, generate, rerank
+from ml_rag.backend import embed, files, generate, rerank
 from ml_rag.backend.client import ModelServer
 from ml_rag.backend.load import Loader, Rows
 from ml_rag.backend.sockets import InterruptibleSocket

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ml_rag import prompt
+from ml_rag.server.chat import prompt
 from ml_rag.abc import Sampling
 from ml_rag.catalogue import load_catalogue, models_dir
 

@@ -18,7 +18,7 @@ from ml_rag.errors import InvalidRequest, MlRagError
 from ml_rag.ingest.confinement import find_missing
 from ml_rag.server import openapi, routes
 from ml_rag.server.boundary import Boundary, error_response, json_response
-from ml_rag.server.chat import chat_completions
+from ml_rag.server.chat.endpoint import chat_completions
 from ml_rag.server.documents import close_sandbox, documents
 from ml_rag.server.registry import Registry
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from ml_rag import __version__
 from ml_rag.server.boundary import json_response
-from ml_rag.server.chat import ChatRequest
+from ml_rag.server.chat.request import ChatRequest
 from ml_rag.server.documents import DocumentsOptions
 from ml_rag.server.replies import Completion, Embeddings, Error, Health, Model, Models, Ranking
 from ml_rag.server.routes import EmbeddingsBody, RerankBody
