@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from ml_rag.server.catalogue import load_catalogue, models_dir
 from ml_rag.server.chat import prompt
-from ml_rag.catalogue import load_catalogue, models_dir
 from ml_rag.testing import running_server
 from support.canary import Canaries, canaries
 from support.cluster import Cluster, Connection, Database

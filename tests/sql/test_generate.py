@@ -229,9 +229,7 @@ def test_markers_count_the_citations_as_they_are_given_out(cited: Connection) ->
     assert document["text"] == "fake answer to: Is it [1] or? [documents: 1]"
 
 
-def test_citations_that_the_model_never_saw_are_told(
-    owner: Connection, cited: Connection, local_sockets: Path
-) -> None:
+def test_citations_that_the_model_never_saw_are_told(owner: Connection, cited: Connection, local_sockets: Path) -> None:
     used = {"documents_given": 2, "documents_used": 1}
     with hostile(local_sockets, reply(completion("Yes [1].", ml_rag=used))) as server:
         owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))

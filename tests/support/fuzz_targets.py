@@ -15,14 +15,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ml_rag.server.chat import citations, prompt
+from ml_rag import files
 from ml_rag.abc import Block, Document
-from ml_rag.backend import embed, files, generate, rerank
+from ml_rag.backend import embed, generate, rerank
 from ml_rag.backend.client import ModelServer
 from ml_rag.backend.load import Loader, Rows
 from ml_rag.backend.sockets import InterruptibleSocket
 from ml_rag.errors import DocumentError, InvalidRequest, MlRagError
 from ml_rag.ingest import parse, split, units
+from ml_rag.server.chat import citations, prompt
 from ml_rag.server.engines.text_stream import AnswerText, TextStream
 
 Target = Callable[[bytes], None]

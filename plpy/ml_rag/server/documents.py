@@ -29,11 +29,11 @@ from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest, MlRagErro
 from ml_rag.ingest.parse import accepted_formats
 from ml_rag.ingest.sandbox import Job, Limits, ModelTokenizer, Parsed, Sandbox
 from ml_rag.ingest.split import Chunking, chunking
-from ml_rag.server.boundary import unexpected
 from ml_rag.server.cancellation import Cancellation, ClientGone, watch_disconnect
 from ml_rag.server.models import Lease
 from ml_rag.server.registry import Registry
 from ml_rag.server.routes import invalid, registry_of
+from ml_rag.server.unexpected import unexpected
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,13 +18,13 @@ from starlette.types import Receive, Scope, Send
 
 from ml_rag.abc import Cancelled, Delta, GenerateEngine
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError
-from ml_rag.server.boundary import unexpected
 from ml_rag.server.cancellation import ClientGone, watch_disconnect
 from ml_rag.server.chat import prompt
 from ml_rag.server.chat.citations import verify
 from ml_rag.server.chat.request import ChatRequest, parse
 from ml_rag.server.json_schema import check_repetitions, check_size
 from ml_rag.server.replies import Completion, DocumentsUsed, Usage
+from ml_rag.server.unexpected import unexpected
 
 
 def fit_prompt(body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled | None = None) -> prompt.FittedPrompt:
@@ -82,7 +82,8 @@ class _Answer:
 
     def __init__(self, body: ChatRequest) -> None:
         self._body = body
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
+        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        self._head = {"id": self._id, "created": self._created, "model": body.model}
         self._fitted: prompt.FittedPrompt | None = None
         self._last = Delta("")
 
@@ -120,7 +121,9 @@ class _Answer:
         """The reply to a request without ``stream``."""
         assert self._last.finish_reason is not None
         reply: Completion = {
-            **self._head,
+            "id": self._id,
+            "created": self._created,
+            "model": self._body.model,
             "object": "chat.completion",
             "choices": [
                 {

@@ -20,7 +20,7 @@ from ml_rag.server.engines.openai_endpoint import CallerGone, Endpoint, nonsense
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ml_rag.catalogue import ModelEntry
+    from ml_rag.server.catalogue import ModelEntry
 
 #: context assumed where the catalogue gives no ``context_tokens``
 DEFAULT_CONTEXT_TOKENS = 8192
