@@ -23,11 +23,11 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ml_rag import __version__
-from ml_rag.catalogue import Catalogue, ServerConfig
 from ml_rag.errors import InvalidRequest, MlRagError, PrivilegeError, QueueFull
 from ml_rag.ingest.sandbox import FOLDER_PREFIX
 from ml_rag.scratch import sweep
 from ml_rag.server.app import create_app
+from ml_rag.server.catalogue import Catalogue, ServerConfig
 from ml_rag.server.notify import notify
 from ml_rag.server.registry import Registry
 from ml_rag.server.sockets import CannotListen, UnixListener, allowed_uids, bind_tcp, peer_uid

@@ -12,8 +12,8 @@ import httpx
 import numpy as np
 import pytest
 
-from ml_rag.catalogue import load_catalogue
 from ml_rag.server.app import create_app
+from ml_rag.server.catalogue import load_catalogue
 from ml_rag.server.engines.fake import FakeEmbed
 from ml_rag.server.registry import Registry
 from ml_rag.testing import running_server

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ml_rag.catalogue import CatalogueError, load_catalogue, models_dir
+from ml_rag.server.catalogue import CatalogueError, load_catalogue, models_dir
 
 
 @pytest.fixture(autouse=True)

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from ml_rag.abc import Delta, GenerateEngine, Sampling
-from ml_rag.catalogue import ModelEntry
 from ml_rag.errors import EngineFailed, MlRagError
 from ml_rag.ingest.confine import hide
 from ml_rag.ingest.sandbox_worker import receive, send
+from ml_rag.server.catalogue import ModelEntry
 from ml_rag.server.engines import time_limit
 from ml_rag.server.memory import default_limit, status_bytes
 from ml_rag.shortage import shortage

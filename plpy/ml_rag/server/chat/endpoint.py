@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
@@ -9,177 +10,21 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ml_rag import prompt
-from ml_rag.abc import Cancelled, Delta, GenerateEngine, Sampling
+from ml_rag.abc import Cancelled, Delta, GenerateEngine
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError
-from ml_rag.server.boundary import check_values, unexpected
 from ml_rag.server.cancellation import ClientGone, watch_disconnect
+from ml_rag.server.chat import prompt
+from ml_rag.server.chat.citations import verify
+from ml_rag.server.chat.request import ChatRequest, parse
 from ml_rag.server.json_schema import check_repetitions, check_size
-
-router = APIRouter()
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
-
-
-def _plain_text(content: Any) -> Any:
-    """OpenAI's content parts as one text; a missing content as an empty one."""
-    if content is None:
-        return ""
-    if isinstance(content, list):
-        if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content):
-            raise ValueError("only parts of the type text are taken")
-        return "".join(part["text"] for part in content)
-    return content
-
-
-_PART_SCHEMA = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
-_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "array", "items": _PART_SCHEMA}]}
-
-
-class ChatMessage(_Model):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_plain_text), WithJsonSchema(_CONTENT_SCHEMA)] = ""
-
-
-class ChatDocument(_Model):
-    document_name: str = ""
-    text: str
-
-
-class _JsonSchema(_Model):
-    name: str = "answer"
-    schema_: dict[str, Any] = Field(alias="schema")
-
-
-class ResponseFormat(_Model):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: _JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _schema_is_there(self) -> ResponseFormat:
-        if self.type == "json_schema" and self.json_schema is None:
-            raise ValueError("json_schema is missing")
-        return self
-
-    def schema_of_answer(self) -> dict[str, Any] | None:
-        if self.type == "json_object":
-            return {"type": "object"}
-        return self.json_schema.schema_ if self.json_schema is not None and self.type == "json_schema" else None
-
-
-class StreamOptions(_Model):
-    include_usage: bool = False
-
-
-def _stop_list(stop: Any) -> Any:
-    return [stop] if isinstance(stop, str) else stop
-
-
-_STOP_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "null"},
-        {"type": "array", "items": {"type": "string"}, "maxItems": 64},
-    ]
-}
-
-
-class ChatRequest(_Model):
-    """The body; fields that OpenAI has and this server does not need are ignored, those it cannot honour refused."""
-
-    model: str = Field(min_length=1)
-    messages: list[ChatMessage] = Field(min_length=1)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
-    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=0, le=32000)
-    repeat_penalty: float | None = Field(default=None, ge=0, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    stop: Annotated[list[str] | None, BeforeValidator(_stop_list), WithJsonSchema(_STOP_SCHEMA)] = Field(
-        default=None, max_length=64
-    )
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    response_format: ResponseFormat | None = None
-    speculative_decoding: bool | None = None
-    language: str | None = None
-    task: Literal["generation", "summarization"] | None = None
-    documents: list[ChatDocument] | None = None
-    citation_style: prompt.CitationStyle | None = None
-    document_order: prompt.DocumentOrder | None = None
-    n: Literal[1] | None = None
-    logprobs: Literal[False] | None = None
-    tools: Annotated[list[Any] | None, Field(max_length=0)] = None
-
-    @model_validator(mode="after")
-    def _question_comes_last(self) -> ChatRequest:
-        if self.writes_prompt and self.messages[-1].role != "user":
-            raise ValueError("with documents, task or language the last message must be the user's")
-        return self
-
-    @property
-    def writes_prompt(self) -> bool:
-        """Whether the server writes the prompt, rather than taking the messages as they are."""
-        return self.documents is not None or self.task is not None or self.language is not None
-
-    def sampling(self) -> Sampling:
-        return Sampling(
-            max_tokens=self.max_completion_tokens or self.max_tokens or 256,
-            temperature=self.temperature or 0.0,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            repeat_penalty=self.repeat_penalty,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            stop=tuple(self.stop or ()),
-            seed=self.seed,
-            json_schema=self.response_format.schema_of_answer() if self.response_format else None,
-            speculative_decoding=self.speculative_decoding,
-        )
-
-    def plain_messages(self) -> list[prompt.Message]:
-        return [{"role": _role(message), "content": message.content} for message in self.messages]
-
-
-def _role(message: ChatMessage) -> str:
-    return "system" if message.role == "developer" else message.role
-
-
-def parse(body: bytes) -> ChatRequest:
-    """The request in ``body``.
-
-    Raises:
-        InvalidRequest: it is no JSON, has too many values, or a field is missing, of the wrong type or out of range;
-            the detail names it.
-    """
-    check_values(body)
-    try:
-        return ChatRequest.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the body"
-        # texts are not repeated: an error's detail ends up in PostgreSQL's log
-        given = f", not {first['input']}" if isinstance(first["input"], int | float) else ""
-        raise InvalidRequest(
-            f"invalid {field}" if first["type"] != "json_invalid" else "the request is not valid JSON",
-            detail=f"{field}: {first['msg']}{given}",
-        ) from None
+from ml_rag.server.replies import Completion, DocumentsUsed, Usage
+from ml_rag.server.unexpected import unexpected
 
 
 def fit_prompt(body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled | None = None) -> prompt.FittedPrompt:
@@ -190,8 +35,8 @@ def fit_prompt(body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled |
     """
     documents = [prompt.PromptDocument(d.document_name, d.text) for d in body.documents or ()]
     *earlier, question = body.messages
-    instructions = "\n\n".join(m.content for m in earlier if _role(m) == "system")
-    history = [{"role": m.role, "content": m.content} for m in earlier if _role(m) != "system"]
+    instructions = "\n\n".join(m.content for m in earlier if m.is_system)
+    history = [{"role": m.role, "content": m.content} for m in earlier if not m.is_system]
 
     def build(used: int) -> list[prompt.Message]:
         return prompt.build(
@@ -237,7 +82,8 @@ class _Answer:
 
     def __init__(self, body: ChatRequest) -> None:
         self._body = body
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
+        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        self._head = {"id": self._id, "created": self._created, "model": body.model}
         self._fitted: prompt.FittedPrompt | None = None
         self._last = Delta("")
 
@@ -253,28 +99,45 @@ class _Answer:
             raise EngineFailed("the model broke off", detail="Its answer has no end.")
 
     @property
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> Usage:
         asked, answered = self._last.prompt_tokens or 0, self._last.completion_tokens or 0
         return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
 
     @property
-    def _documents(self) -> dict[str, Any]:
+    def _documents(self) -> DocumentsUsed | None:
         if self._body.documents is None or self._fitted is None:
-            return {}
-        used = self._fitted.documents_used
-        return {"ml_rag": {"documents_given": len(self._body.documents), "documents_used": used}}
+            return None
+        return {"documents_given": len(self._body.documents), "documents_used": self._fitted.documents_used}
 
-    def completion(self, text: str) -> dict[str, Any]:
+    def cited(self, text: str) -> str:
+        """The text with markers of citations only that the answer has; JSON as it is."""
+        body, documents = self._body, self._documents
+        if body.citations is None or documents is None or body.sampling().json_schema is not None:
+            return text
+        # documents that did not fit are the last ones, so the numbers of the others are the first
+        return verify(text, min(body.citations, documents["documents_used"]))
+
+    def completion(self, text: str) -> Completion:
         """The reply to a request without ``stream``."""
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "finish_reason": self._last.finish_reason, "logprobs": None}
-        return {
-            **self._head,
+        assert self._last.finish_reason is not None
+        reply: Completion = {
+            "id": self._id,
+            "created": self._created,
+            "model": self._body.model,
             "object": "chat.completion",
-            "choices": [choice],
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": text, "refusal": None},
+                    "finish_reason": self._last.finish_reason,
+                    "logprobs": None,
+                }
+            ],
             "usage": self._usage,
-            **self._documents,
         }
+        if (documents := self._documents) is not None:
+            reply["ml_rag"] = documents
+        return reply
 
     async def events(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes, None]:
         """The reply to a request with ``stream``: server-sent events, closed by ``[DONE]`` or by one error event."""
@@ -286,7 +149,8 @@ class _Answer:
             async for delta in deltas:
                 if delta.text:
                     yield self._chunk({"content": delta.text}, None, extra)
-            yield self._chunk({}, self._last.finish_reason, {**extra, **self._documents})
+            documents = self._documents
+            yield self._chunk({}, self._last.finish_reason, extra | ({"ml_rag": documents} if documents else {}))
             if with_usage:
                 yield _event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": self._usage})
             yield b"data: [DONE]\n\n"
@@ -326,7 +190,6 @@ class _EventStream(StreamingResponse):
             await self._resources.aclose()
 
 
-@router.post("/v1/chat/completions")
 async def chat_completions(request: Request) -> Response:
     """Answer in one piece or, with ``stream``, as server-sent events.
 
@@ -350,4 +213,4 @@ async def chat_completions(request: Request) -> Response:
         if body.stream:
             return _EventStream(answer.events(_after(first, deltas)), stack.pop_all())
         text = first.text + "".join([delta.text async for delta in deltas])
-        return JSONResponse(answer.completion(text))
+    return JSONResponse(answer.completion(await asyncio.to_thread(answer.cited, text)))
