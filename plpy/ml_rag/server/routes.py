@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import orjson
@@ -32,10 +32,13 @@ RERANK_CHUNK = 32
 
 
 class EmbeddingsBody(BaseModel):
-    """``POST /v1/embeddings``. Keys that are not listed are ignored, as other clients send them."""
+    """``POST /v1/embeddings``. Keys that are not listed are ignored, as other clients send them.
+
+    Lists fail fast: one error is told, and to make as many as there are values takes seconds.
+    """
 
     model: str
-    input: str | list[str]
+    input: str | Annotated[list[str], Field(fail_fast=True)]
     #: text is ours: the vector as JSON in a string, which is pgvector's text form too
     encoding_format: Literal["float", "base64", "text"] = "float"
     dimensions: int | None = None
@@ -52,7 +55,7 @@ class RerankBody(BaseModel):
 
     model: str
     query: str
-    documents: list[str | RerankDocument]
+    documents: list[str | RerankDocument] = Field(fail_fast=True)
     top_n: int | None = Field(default=None, ge=0)
     return_documents: bool = False
 

@@ -14,7 +14,7 @@ import pytest
 
 from ml_rag.server.catalogue import ModelEntry
 from ml_rag.server.chat import prompt
-from ml_rag.server.chat.endpoint import fit_prompt
+from ml_rag.server.chat.endpoint import CHARACTERS_PER_TOKEN, fit_prompt
 from ml_rag.server.chat.request import parse
 from ml_rag.server.engines.fake import FakeGenerate
 
@@ -342,3 +342,28 @@ def test_citations_that_cannot_be_checked_are_refused(http, fields):
     response = ask(http, **{"documents": DOCUMENTS, "citations": 3, **fields})
     assert response.status_code == 400
     assert "citations" in response.json()["error"]["detail"]
+
+
+def test_nothing_is_made_of_what_is_far_longer_than_the_context(http, monkeypatch):
+    """To defuse 60 MB of angle brackets takes seconds, for which all requests wait."""
+    defused = []
+    monkeypatch.setattr(prompt, "defuse", lambda text: defused.append(len(text)) or text)
+    most = CHARACTERS_PER_TOKEN * 100
+    engine = FakeGenerate(ModelEntry(id="m", task="generate", engine="fake", context_tokens=100))
+
+    def fitted(*lengths: int) -> prompt.FittedPrompt:
+        documents = [{"document_name": "", "text": "<" * length} for length in lengths]
+        body = {"model": "m", "messages": QUESTION, "documents": documents, "max_tokens": 20}
+        return fit_prompt(parse(json.dumps(body).encode()), engine)
+
+    assert fitted(most).documents_used == 1
+    assert fitted(most + 1).documents_used == 0
+    assert fitted(10, most, 10).documents_used == 1
+    assert max(defused) <= most
+    text = [{"role": "user", "content": "<" * (most + 1)}]
+    for fields in ({"task": "summarization"}, {"documents": DOCUMENTS}, {"language": "en"}, {}):
+        reply = ask(http, model="tiny-context", messages=text, **fields)
+        assert (reply.status_code, reply.json()["error"]["message"]) == (
+            400,
+            "the prompt does not fit the model's context",
+        )

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
@@ -21,10 +21,14 @@ from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError
 from ml_rag.server.cancellation import ClientGone, watch_disconnect
 from ml_rag.server.chat import prompt
 from ml_rag.server.chat.citations import verify
-from ml_rag.server.chat.request import ChatRequest, parse
+from ml_rag.server.chat.request import ChatDocument, ChatRequest, parse
 from ml_rag.server.json_schema import check_repetitions, check_size
 from ml_rag.server.replies import Completion, DocumentsUsed, Usage
 from ml_rag.server.unexpected import unexpected
+
+#: of a prompt, for each token of the context: what is longer cannot fit, and is not made into messages. To defuse 60 MB
+#: of angle brackets takes seconds in which no other thread of the server runs
+CHARACTERS_PER_TOKEN = 64
 
 
 def fit_prompt(body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled | None = None) -> prompt.FittedPrompt:
@@ -33,7 +37,7 @@ def fit_prompt(body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled |
     Raises:
         InvalidRequest: not even the question fits, or the language is none.
     """
-    documents = [prompt.PromptDocument(d.document_name, d.text) for d in body.documents or ()]
+    documents = list(_documents_with_room(body.documents or (), CHARACTERS_PER_TOKEN * engine.max_tokens))
     *earlier, question = body.messages
     instructions = "\n\n".join(m.content for m in earlier if m.is_system)
     history = [{"role": m.role, "content": m.content} for m in earlier if not m.is_system]
@@ -53,7 +57,7 @@ def fit_prompt(body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled |
 
     count = partial(engine.count_tokens, cancelled=cancelled)
     fitted = prompt.fit(documents, engine.max_tokens - body.sampling().max_tokens, count, build)
-    if documents and not fitted.documents_used and body.task == "summarization":
+    if body.documents and not fitted.documents_used and body.task == "summarization":
         # There would be nothing left to summarise but the question itself.
         raise InvalidRequest(
             "no document fits the model's context",
@@ -63,8 +67,29 @@ def fit_prompt(body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled |
     return fitted
 
 
+def _documents_with_room(documents: Sequence[ChatDocument], characters: int) -> Iterator[prompt.PromptDocument]:
+    """Those, from the first on, that have no more than so many characters together."""
+    for document in documents:
+        characters -= len(document.document_name) + len(document.text)
+        if characters < 0:
+            return
+        yield prompt.PromptDocument(document.document_name, document.text)
+
+
+def _check_length(body: ChatRequest, engine: GenerateEngine) -> None:
+    """Raises InvalidRequest where the messages are far longer than the context."""
+    length = sum(len(message.content) for message in body.messages)
+    if length > (most := CHARACTERS_PER_TOKEN * engine.max_tokens):
+        raise InvalidRequest(
+            "the prompt does not fit the model's context",
+            detail=f"The prompt has {length} characters; {most} at most make the context's {engine.max_tokens} tokens.",
+            hint="Ask a shorter question, or take a model with a larger context.",
+        )
+
+
 def _work(engine: GenerateEngine, body: ChatRequest, cancelled: Cancelled) -> Iterator[prompt.FittedPrompt | Delta]:
     """Everything that needs the model, in its thread: the prompt where the server writes it, then the answer."""
+    _check_length(body, engine)
     messages, sampling = body.plain_messages(), body.sampling()
     if body.writes_prompt:
         fitted = fit_prompt(body, engine, cancelled)

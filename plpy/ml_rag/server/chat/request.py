@@ -91,7 +91,8 @@ class ChatRequest(_Model):
     """The body; fields that OpenAI has and this server does not need are ignored, those it cannot honour refused."""
 
     model: str = Field(min_length=1)
-    messages: list[ChatMessage] = Field(min_length=1)
+    # lists fail fast: see EmbeddingsBody
+    messages: list[ChatMessage] = Field(min_length=1, fail_fast=True)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
@@ -110,7 +111,7 @@ class ChatRequest(_Model):
     speculative_decoding: bool | None = None
     language: str | None = None
     task: Literal["generation", "summarization"] | None = None
-    documents: list[ChatDocument] | None = None
+    documents: list[ChatDocument] | None = Field(default=None, fail_fast=True)
     citation_style: prompt.CitationStyle | None = None
     document_order: prompt.DocumentOrder | None = None
     #: how many of the documents, the first ones, the answer may point to: other markers are taken out of it
