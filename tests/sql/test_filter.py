@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from support import filtering, reference
 from support.cluster import Cluster, Connection, Database
+from support.metrics import METRICS
 from support.searching import INDEXES, load, random_segments
 from support.stores import create_store, error, retrieve, search
-
-METRICS = ["COSINE", "DOT", "EUCLIDEAN", "MANHATTAN"]
 
 
 @pytest.mark.parametrize("metric", METRICS)
