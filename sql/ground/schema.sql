@@ -16,8 +16,8 @@ DECLARE
   _schema regnamespace := (SELECT extnamespace FROM pg_extension WHERE extname = 'vector');
 BEGIN
   IF has_schema_privilege('public', _schema, 'CREATE') THEN
-    RAISE WARNING USING MESSAGE = format('everybody may create objects in schema %s, where pgvector is', _schema),
-      DETAIL = 'That schema is on the path of every function of ml_rag.',
+    RAISE WARNING USING MESSAGE = format('everybody may create objects in schema %s, where pgvector is installed', _schema),
+      DETAIL = 'That schema is in the search_path of every function of ml_rag.',
       HINT = format('REVOKE CREATE ON SCHEMA %s FROM PUBLIC;', _schema);
   END IF;
 END
@@ -80,10 +80,10 @@ DECLARE
   _name text := relation::text;
 BEGIN
   IF _name IS NULL OR _name ~ '^([0-9]+|-)$' THEN
-    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'the table does not exist, or no longer',
-      DETAIL = format('A table of oid %s is not there; it may have been dropped while the call was running.',
+    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'table does not exist',
+      DETAIL = format('There is no table with OID %s; it may have been dropped during the call.',
         coalesce(relation::oid::text, 'NULL')),
-      HINT = 'Call again: what is there by then is used.';
+      HINT = 'Try again.';
   END IF;
   RETURN _name;
 END
@@ -98,10 +98,10 @@ BEGIN
   IF current_setting('transaction_read_only')::boolean
     AND NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = relation AND c.relpersistence = 't') THEN
     RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('%s in a read-only transaction', what),
-      DETAIL = CASE WHEN pg_is_in_recovery() THEN 'This server is a standby: nobody can write here.'
-        ELSE 'transaction_read_only is on; default_transaction_read_only may say so for every transaction.' END,
+      DETAIL = CASE WHEN pg_is_in_recovery() THEN 'This server is a standby.'
+        ELSE 'transaction_read_only is on, perhaps by default_transaction_read_only.' END,
       HINT = CASE WHEN pg_is_in_recovery() THEN 'Connect to the primary server.'
-        ELSE 'Call it in a transaction that may write: BEGIN READ WRITE, or SET default_transaction_read_only = off.' END;
+        ELSE 'Use BEGIN READ WRITE, or SET default_transaction_read_only = off.' END;
   END IF;
 END
 $$;
