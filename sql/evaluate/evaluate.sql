@@ -106,8 +106,8 @@ SET client_min_messages = 'error'
 AS $$
 -- purpose: one question: retrieved, answered where asked for, measured. An error is part of the result, except that of
 -- a lost model server: what comes after it would measure nothing. call: what ml_rag._begin has returned
--- Calls: ml_rag._stage, ml_rag._retrieve, ml_rag._raise, ml_rag.generate, ml_rag._grade_hits,
--- ml_rag._ranking_measures, ml_rag._answer_measures, ml_rag._judge, ml_rag._get_setting
+-- Calls: ml_rag._stage, ml_rag._request, ml_rag._retrieve, ml_rag._complete, ml_rag._raise, ml_rag._stage_times,
+-- ml_rag._grade_hits, ml_rag._ranking_measures, ml_rag._answer_measures, ml_rag._judge, ml_rag._get_setting
 DECLARE
   _query text := question ->> 'question';
   _expected jsonb := question -> 'documents';
@@ -120,55 +120,42 @@ DECLARE
   _gains float8[];
   _items integer[];
   _relevant boolean[];
-  _missing jsonb;
+  _request ml_rag.request;
+  _retrieval ml_rag.retrieval;
+  _completed record;
   _abstain_text text := coalesce(rag ->> 'abstain_text', ml_rag._get_setting('abstain_text'));
   _refused boolean;
   _measures jsonb := '{}';
   _began timestamptz;
-  _ended timestamptz;
-  _times timestamptz[];
 BEGIN
   result.question_id := question ->> 'id';
   result.question := _query;
   PERFORM ml_rag._stage(call, 'discover');
   _began := clock_timestamp();
+  result.latency := '{}';
   BEGIN
-    SELECT r.hits, r.missing, r.times INTO _hits, _missing, _times FROM ml_rag._retrieve(_query, rag, call) AS r;
-    IF _missing IS NOT NULL AND NOT (_generate AND (rag -> 'abstain')::boolean) THEN
-      PERFORM ml_rag._raise(_missing);
+    _request := ml_rag._request(_query, rag, call);
+    _retrieval := ml_rag._retrieve(_request);
+    result.latency := jsonb_build_object('retrieval', ml_rag._milliseconds(_began))
+      || ml_rag._stage_times(_retrieval.trace);
+    _hits := _retrieval.hits;
+    IF _generate THEN
+      _completed := ml_rag._complete(_request, _retrieval);
+      result.answer := _completed.text;
+      result.latency := result.latency || ml_rag._stage_times((_completed.retrieval).trace);
+    ELSIF _retrieval.missing IS NOT NULL THEN
+      PERFORM ml_rag._raise(_retrieval.missing);
     END IF;
   EXCEPTION
     WHEN connection_failure THEN
       RAISE;
     WHEN OTHERS THEN
-      _hits := '{}';
       result.sqlstate := SQLSTATE;
       result.message := SQLERRM;
+      IF result.latency = '{}' THEN
+        result.latency := jsonb_build_object('retrieval', ml_rag._milliseconds(_began));
+      END IF;
   END;
-  _ended := clock_timestamp();
-  result.latency := jsonb_strip_nulls(jsonb_build_object('retrieval', ml_rag._milliseconds(_began, _ended),
-    'embedding', ml_rag._milliseconds(_times[1], _times[2]),
-    'search', ml_rag._milliseconds(_times[2], _times[3]),
-    'rerank', CASE WHEN rag ? 'rerank' THEN ml_rag._milliseconds(_times[3], _ended) END));
-  IF _missing IS NOT NULL THEN
-    IF result.sqlstate IS NULL THEN
-      result.answer := _abstain_text;
-    END IF;
-  ELSIF _generate AND result.sqlstate IS NULL THEN
-    _began := clock_timestamp();
-    PERFORM ml_rag._stage(call, 'generate',
-      coalesce(rag #>> '{model_options,model_id}', ml_rag._get_setting('generate_model_id')));
-    BEGIN
-      result.answer := ml_rag.generate(_query, rag -> 'model_options', _hits, rag -> 'prompt');
-    EXCEPTION
-      WHEN connection_failure THEN
-        RAISE;
-      WHEN OTHERS THEN
-        result.sqlstate := SQLSTATE;
-        result.message := SQLERRM;
-    END;
-    result.latency := result.latency || jsonb_build_object('generation', ml_rag._milliseconds(_began));
-  END IF;
   _refused := coalesce(result.sqlstate = 'P0002', false) OR coalesce(result.answer = _abstain_text, false)
     OR coalesce(result.answer ~* (own ->> 'refusal_pattern'), false);
 
@@ -263,7 +250,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag_evaluate; path is the caller's search_path
 -- Calls: ml_rag._begin, ml_rag._stage, ml_rag._progress, ml_rag._end, ml_rag._parse_evaluate_options, ml_rag._read_questions, ml_rag._check_questions, ml_rag._discover,
--- ml_rag._retrieve, ml_rag.generate, ml_rag._warn_of_unknown_documents, ml_rag._evaluate_question, ml_rag._summary,
+-- ml_rag._request, ml_rag._retrieve, ml_rag.generate, ml_rag._warn_of_unknown_documents, ml_rag._evaluate_question, ml_rag._summary,
 -- ml_rag._run_environment
 -- Writes: ml_rag.evaluation_run, ml_rag.evaluation_question
 DECLARE
@@ -299,7 +286,7 @@ BEGIN
   _stores := ml_rag._discover(_parsed.rag);
   IF cardinality(_stores) = 0 AND (_parsed.rag ->> 'n_citations')::integer > 0 THEN
     -- says why
-    PERFORM ml_rag._retrieve(_questions[1] ->> 'question', _parsed.rag);
+    PERFORM ml_rag._retrieve(ml_rag._request(_questions[1] ->> 'question', _parsed.rag));
   END IF;
   IF _parsed.own ? 'judge_model_id' THEN
     PERFORM ml_rag._stage(_call, 'judge', _parsed.own ->> 'judge_model_id');

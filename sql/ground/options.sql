@@ -5,7 +5,7 @@ CREATE TABLE ml_rag.option (
   routine text,
   name text,
   type text NOT NULL
-    CHECK (type IN ('text', 'text[]', 'integer', 'number', 'boolean', 'object', 'array', 'choice', 'vector')),
+    CHECK (type IN ('text', 'text[]', 'integer', 'number', 'boolean', 'object', 'array', 'choice', 'vector', 'any')),
   minimum numeric,
   maximum numeric,
   choices text[],
@@ -19,14 +19,14 @@ CREATE TABLE ml_rag.option (
   CHECK ((type IN ('integer', 'number')) = (minimum IS NOT NULL)),
   CHECK (type <> 'integer' OR maximum IS NOT NULL),
   CHECK ((type = 'choice') = (choices IS NOT NULL)),
-  CHECK (type = 'object' OR keys_of IS NULL)
+  CHECK (type IN ('object', 'array') OR keys_of IS NULL)
 );
 COMMENT ON TABLE ml_rag.option IS
 $$every option of every routine: type, range, choices, default
 routine: the routine, or the object among its options that has the option as a key. minimum, maximum: both included.
 default_value: taken where the option is absent or null. default_rule: the same in words, where it depends on other
 things. auto_value: what "auto" stands for; null where there is no such word, JSON null where "auto" means the default.
-keys_of: whose options are the keys of an object. is_private: errors do not repeat the value, as they go into the log.$$;
+keys_of: whose options are the keys of an object, or of those in an array. is_private: errors do not repeat the value, as they go into the log.$$;
 
 CREATE FUNCTION ml_rag._add_option(
   routine text, name text, type text, minimum numeric DEFAULT NULL, maximum numeric DEFAULT NULL,
@@ -87,6 +87,12 @@ SELECT ml_rag._add_option('ml_rag', 'keyword_search', 'boolean', default_value =
   description => 'search by words: BM25; with semantic_search both, which is hybrid search: docs/search.md');
 SELECT ml_rag._add_option('ml_rag', 'hybrid_options', 'object', keys_of => 'hybrid_options',
   description => 'how the results of semantic_search and keyword_search become one list');
+SELECT ml_rag._add_option('ml_rag', 'arms', 'array', keys_of => 'arm', default_rule => 'what semantic_search and keyword_search say',
+  description => 'what is searched, arm by arm, in place of semantic_search, keyword_search and hybrid_options: 1 to 16'
+    ' objects, such as [{"search": "semantic"}, {"search": "keyword", "weight": 0.3}]: docs/search.md#arms');
+SELECT ml_rag._add_option('ml_rag', 'citation_fields', 'text[]', default_rule => 'none',
+  description => 'further keys of each citation: document_id, segment_number, segment_range, vector_store, metadata,'
+    ' score, keyword_score, rerank_score, rank');
 SELECT ml_rag._add_option('ml_rag', 'retrieval_options', 'object', keys_of => 'retrieval_options',
   description => 'limits on the distance, and neighbours of what is found');
 SELECT ml_rag._add_option('ml_rag', 'rerank', 'object', default_rule => 'none', keys_of => 'rerank',
@@ -120,6 +126,25 @@ SELECT ml_rag._add_option('retrieval_options', 'percentage_distance', 'number', 
 SELECT ml_rag._add_option('retrieval_options', 'segment_overlap', 'integer', minimum => 0, maximum => 5,
   default_value => '1', default_rule => '1 if the call has retrieval_options, otherwise 0', auto_value => '1',
   description => 'neighbours that each segment brings on either side');
+
+SELECT ml_rag._add_option('arm', 'search', 'choice', choices => '{semantic,keyword}', default_rule => 'must be given',
+  description => 'by meaning (kNN) or by words (BM25)');
+SELECT ml_rag._add_option('arm', 'in', 'choice', choices => '{segment}', default_value => '"segment"',
+  description => 'which texts are searched');
+SELECT ml_rag._add_option('arm', 'query', 'any', default_value => '"question"',
+  description => 'what is searched with: "question", or {"text": "…"}');
+SELECT ml_rag._add_option('arm', 'query_embedding', 'vector', default_rule => 'of what is searched with',
+  description => 'of a semantic arm: used instead of embedding what is searched with');
+SELECT ml_rag._add_option('arm', 'weight', 'number', minimum => 0, maximum => 1, auto_value => 'null',
+  default_rule => 'equal shares',
+  description => 'share in the fused score; weights are divided by their sum. "auto", for all arms: by how clear each arm'
+    ' is about the question');
+SELECT ml_rag._add_option('arm', 'candidates', 'integer', minimum => 1, maximum => 10000, default_value => '100',
+  description => 'segments that the arm brings');
+SELECT ml_rag._add_option('arm', 'max_distance', 'number', minimum => 0, maximum => 999999.9999, default_rule => 'none',
+  description => 'of a semantic arm: what is farther away is dropped before fusing');
+SELECT ml_rag._add_option('arm', 'min_score', 'number', minimum => 0, default_rule => 'none',
+  description => 'of a keyword arm: what has a lower BM25 score is dropped before fusing');
 
 SELECT ml_rag._add_option('hybrid_options', 'fusion', 'choice', choices => '{weighted,rrf}',
   default_value => '"weighted"',

@@ -71,7 +71,7 @@ BEGIN
     HINT = coalesce(
       -- an option of one of the objects among the options
       (SELECT format('It belongs in "%s".', o.name) FROM ml_rag.option AS o JOIN ml_rag.option AS i ON i.routine = o.keys_of
-       WHERE o.routine = $1 AND i.name = $2 ORDER BY o.name LIMIT 1),
+       WHERE o.routine = $1 AND i.name = $2 ORDER BY o.type = 'array', o.name LIMIT 1),
       CASE WHEN _nearest IS NULL THEN 'Leave it out.' ELSE format('Did you mean "%s"?', _nearest) END);
 END
 $$;
@@ -132,6 +132,8 @@ BEGIN
           DETAIL = format('It has %s bytes; at most 65536 are allowed.', octet_length(_value::text)),
           HINT = 'Use a simpler schema.';
       END IF;
+    WHEN 'any' THEN
+      NULL; -- whoever reads it checks it
     WHEN 'array' THEN
       IF _kind <> 'array' THEN _allowed := 'an array'; END IF;
     WHEN 'vector' THEN

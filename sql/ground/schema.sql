@@ -37,7 +37,8 @@ CREATE TYPE ml_rag.store AS (
   dimensions             integer,   -- null where the column declares none
   document_id_type       text,      -- SQL name of its type
   segment_number_type    text,
-  found                  text       -- named (with its schema); else its owner is trusted or untrusted. null = named
+  found                  text,      -- named (with its schema); else its owner is trusted or untrusted. null = named
+  is_table               boolean    -- a table or materialized view without children: ctid tells its rows apart
 );
 COMMENT ON TYPE ml_rag.store IS
 $$a vector store as ml_rag.discover found it
@@ -52,18 +53,84 @@ CREATE TYPE ml_rag.hit AS (
   document_id    bigint,            -- null where the column is no integer
   document_key   text,              -- what tells the store's documents apart, as text
   segment_number bigint,
-  segment        text,
+  segment        text,              -- null in a candidate whose text is read once it is known to be wanted, see row_key
   distance       numeric,           -- rounded to 4 decimals; null where there is no query embedding to measure from
-  metadata       jsonb,
+  metadata       jsonb,             -- as segment
   keyword_score  double precision,  -- BM25; null where the keyword arm did not look or the segment has none of the words
   score          double precision,  -- 0-1, of fuse: what hybrid search orders by; null without it
-  rerank_score   double precision   -- 0-1, of the reranker; null without it
+  rerank_score   double precision,  -- 0-1, of the reranker; null without it
+  row_key        text,              -- of a candidate without its text: the ctid of its row, of use within one snapshot
+  first_segment  bigint,            -- of expand: the range of segments whose text this is; null without it
+  last_segment   bigint
 );
 COMMENT ON TYPE ml_rag.hit IS
 $$a segment on its way through the pipeline; an array of them is in the order of the citations, the best one first
 document_id: null where the column is no integer. document_key: what tells the store's documents apart, as text. distance:
 rounded to 4 decimals; null where there is no query embedding to measure from. keyword_score: BM25; null where the keyword arm
 did not look or the segment has none of the words. score: 0-1, of ml_rag.fuse. rerank_score: 0-1, of ml_rag.rerank.$$;
+
+CREATE TYPE ml_rag.arm AS (
+  name            text,              -- how it is reported: its search, numbered from the second of a kind on
+  search          text,              -- semantic or keyword
+  query           text,              -- what is searched with; null = the question
+  query_embedding vector,            -- semantic: the vector that is searched with; null = that of the question
+  weight          double precision,  -- share in a weighted fusion; null = by how clear the arms are about the question
+  candidates      integer,           -- how many segments it brings
+  max_distance    numeric,           -- semantic: farther ones are dropped before anything else; null = none
+  min_score       double precision   -- keyword: lower ones are; null = none
+);
+COMMENT ON TYPE ml_rag.arm IS
+$$one way of searching: by what, with what, how much it counts; see option arms$$;
+
+CREATE TYPE ml_rag.ranking AS (
+  arm  ml_rag.arm,
+  hits ml_rag.hit[]
+);
+COMMENT ON TYPE ml_rag.ranking IS
+$$what one arm found, the best hit first$$;
+
+CREATE TYPE ml_rag.request AS (
+  question            text,
+  options             jsonb,             -- all of them, checked and with defaults
+  arms                ml_rag.arm[],
+  query_embedding     vector,            -- of the question; null until it is embedded, or where none is needed
+  distance_metric     text,
+  fusion              text,              -- weighted or rrf
+  rrf_k               double precision,
+  n_citations         integer,
+  max_distance        numeric,           -- thresholds; null = none
+  percentage_distance numeric,
+  rerank_model_id     text,              -- null = no reranking
+  rerank_candidates   integer,
+  min_score           double precision,
+  segment_overlap     integer,           -- neighbours on either side; 0 = none
+  skips_dimensions    boolean,           -- whether a store of other dimensions than the query embedding is left out
+  explain             boolean,
+  call                integer            -- what ml_rag._begin has returned
+);
+COMMENT ON TYPE ml_rag.request IS
+$$what is asked, as ml_rag._request makes it of the options of ml_rag; each stage reads its own part$$;
+
+CREATE TYPE ml_rag.step AS (
+  stage text,
+  ended timestamptz,
+  facts jsonb
+);
+COMMENT ON TYPE ml_rag.step IS
+$$a stage that was gone through; its time is that since the step before it$$;
+
+CREATE TYPE ml_rag.retrieval AS (
+  stores    ml_rag.store[],
+  skipped   text[],        -- names of stores that no arm could search
+  rankings  ml_rag.ranking[],
+  hits      ml_rag.hit[],
+  method    text,          -- what limited the hits: n_citations, max_distance or percentage_distance
+  threshold numeric,       -- the largest distance that it left
+  missing   jsonb,         -- where no hit is left: the error that says so, for ml_rag._raise
+  trace     ml_rag.step[]  -- in the order in which it went
+);
+COMMENT ON TYPE ml_rag.retrieval IS
+$$what came of a request; a stage takes both and gives back this one$$;
 
 CREATE FUNCTION ml_rag.version() RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE

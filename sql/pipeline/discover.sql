@@ -174,7 +174,7 @@ WITH marked AS MATERIALIZED (
     WHERE a.attrelid = d.objid AND a.attnum = d.objsubid AND a.atttypid = d.refobjid AND NOT a.attisdropped OFFSET 0
   ) AS embedding
   CROSS JOIN LATERAL (
-    SELECT c.oid AS relid, c.relowner, n.nspname,
+    SELECT c.oid AS relid, c.relowner, n.nspname, c.relkind IN ('r', 'm') AND NOT c.relhassubclass AS is_table,
       ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
             quote_ident(c.relname)] AS names,
       -- those of them that can be of no other relation, whatever schemas and tables somebody makes
@@ -200,7 +200,7 @@ WITH marked AS MATERIALIZED (
 SELECT m.vector_store, m.relid::regclass, m.embed_model_id,
   m.attname, c.segment::name, c.document_name::name, c.document_id::name, c.segment_number::name, c.metadata::name,
   CASE m.atttypid WHEN 'vector'::regtype THEN 'vector' ELSE 'halfvec' END, nullif(m.atttypmod, -1),
-  format_type(c.document_id_type, NULL), format_type(c.segment_number_type, NULL), f.found
+  format_type(c.document_id_type, NULL), format_type(c.segment_number_type, NULL), f.found, m.is_table
 FROM marked AS m
 CROSS JOIN LATERAL (
   SELECT min(a.attname::text) FILTER (WHERE a.attname = _segment) AS segment,

@@ -14,7 +14,7 @@ CREATE FUNCTION ml_rag._explain_stores(options jsonb, stores ml_rag.store[], arm
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the stores that were searched, each with what its arms say, and those that were not, with the reason
+-- purpose: the stores that were searched, each with what its arms say (arms: {arm: {store: {…}}}), and those that were not, with the reason
 -- Those that nobody named are told of only where the caller may read their vectors: of others not even that they exist.
 -- Calls: ml_rag._texts, ml_rag._why_no_store, ml_rag._why_not, ml_rag._marked_model, ml_rag._needs_embedding,
 -- ml_rag._get_setting  Reads: the catalog
@@ -32,8 +32,9 @@ BEGIN
     _options := options || jsonb_build_object('embed_model_id', ml_rag._get_setting('embed_model_id'));
   END IF;
   SELECT coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('vector_store', s.vector_store, 'searched', true,
-      'embed_model_id', s.embed_model_id, 'semantic', arms -> 'semantic' -> s.vector_store,
-      'keyword', arms -> 'keyword' -> s.vector_store)) ORDER BY s.place), '[]')
+      'embed_model_id', s.embed_model_id)) || coalesce((
+        SELECT jsonb_object_agg(a.key, a.value -> s.vector_store) FROM jsonb_each(arms) AS a
+        WHERE a.value ? s.vector_store), '{}') ORDER BY s.place), '[]')
   INTO _told
   FROM (SELECT p.place, (stores[p.place]).* FROM generate_subscripts(stores, 1) AS p (place)) AS s;
   IF options ? 'vector_store' THEN
@@ -76,39 +77,77 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._explain(options jsonb, stores ml_rag.store[], explained jsonb, method text, threshold numeric,
-  citations integer, times timestamptz[], began timestamptz, generating timestamptz DEFAULT NULL,
+CREATE FUNCTION ml_rag._stage_times(trace ml_rag.step[]) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: {stage: milliseconds} of a trace; a stage that ran several times has the sum
+BEGIN
+  RETURN coalesce((
+    SELECT jsonb_object_agg(s.stage, s.milliseconds)
+    FROM (
+      SELECT t.stage, round(sum(extract(epoch FROM t.took) * 1000
+        - coalesce((SELECT sum((e.value ->> 'explaining')::numeric) FROM jsonb_each(t.facts -> 'stores') AS e), 0)), 3)
+        AS milliseconds
+      FROM (
+        SELECT s.stage, s.facts, s.ended - lag(s.ended) OVER (ORDER BY s.place) AS took
+        FROM unnest(trace) WITH ORDINALITY AS s (stage, ended, facts, place)
+      ) AS t WHERE t.took IS NOT NULL GROUP BY t.stage
+    ) AS s), '{}');
+END
+$$;
+
+CREATE FUNCTION ml_rag._explain(request ml_rag.request, retrieval ml_rag.retrieval, began timestamptz,
   tokens jsonb DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the object that option explain adds to an answer; explained, times: of ml_rag._retrieve; began, generating:
--- when the call and its generation began
--- Calls: ml_rag._explain_stores, ml_rag._milliseconds
+-- purpose: the object that option explain adds to an answer; began: when the call did; tokens: of ml_rag._complete
+-- Calls: ml_rag._explain_stores, ml_rag._stage_times, ml_rag._milliseconds
 -- What is told of rows comes from hits, which are rows that the caller sees.
 DECLARE
   _ended timestamptz := clock_timestamp();
+  _options jsonb := request.options;
+  _arms jsonb := '{}';
+  _candidates jsonb := '{}';
+  _facts jsonb := '{}';
+  _explaining numeric;
+  _milliseconds jsonb := ml_rag._stage_times(retrieval.trace);
+  _step ml_rag.step;
 BEGIN
+  FOREACH _step IN ARRAY retrieval.trace LOOP
+    CASE _step.stage
+    WHEN 'search', 'keyword' THEN
+      _explaining := coalesce(_explaining, 0) + (SELECT coalesce(sum((e.value ->> 'explaining')::numeric), 0)
+                                                 FROM jsonb_each(_step.facts -> 'stores') AS e);
+      _arms := _arms || jsonb_build_object(_step.facts ->> 'arm', (
+        SELECT coalesce(jsonb_object_agg(e.key, e.value - 'explaining'), '{}') FROM jsonb_each(_step.facts -> 'stores') AS e));
+      _candidates := _candidates || jsonb_build_object(_step.facts ->> 'arm', _step.facts -> 'candidates');
+    WHEN 'fuse' THEN
+      _candidates := _candidates || jsonb_build_object('fused', _step.facts -> 'candidates');
+    WHEN 'threshold' THEN
+      _candidates := _candidates || jsonb_build_object('within_threshold', _step.facts -> 'candidates');
+      _facts := _facts || jsonb_build_object('nearest_distance', _step.facts -> 'nearest');
+    WHEN 'rerank' THEN
+      _candidates := _candidates || jsonb_build_object('reranked', _step.facts -> 'candidates');
+      _facts := _facts || jsonb_build_object('best_score', _step.facts -> 'best_score');
+    ELSE
+      NULL;
+    END CASE;
+  END LOOP;
+  IF _options ? 'query_embedding' THEN
+    _milliseconds := _milliseconds - 'embed';
+  END IF;
   RETURN jsonb_build_object(
-    'stores', ml_rag._explain_stores(options, stores, explained -> 'arms'),
-    'candidates', jsonb_strip_nulls(explained -> 'candidates') || jsonb_build_object('citations', citations),
-    'thresholds', jsonb_strip_nulls(jsonb_build_object('method', method, 'threshold', threshold,
-      'max_distance', options #> '{retrieval_options,max_distance}',
-      'percentage_distance', options #> '{retrieval_options,percentage_distance}',
-      'nearest_distance', explained -> 'nearest', 'min_score', options #> '{rerank,min_score}',
-      'best_score', explained -> 'best_score', 'n_citations', options -> 'n_citations')),
+    'stores', ml_rag._explain_stores(_options, retrieval.stores, _arms),
+    'candidates', _candidates || jsonb_build_object('citations', cardinality(retrieval.hits)),
+    'thresholds', jsonb_strip_nulls(_facts || jsonb_build_object('method', retrieval.method,
+      'threshold', retrieval.threshold, 'max_distance', request.max_distance,
+      'percentage_distance', request.percentage_distance, 'min_score', request.min_score,
+      'n_citations', request.n_citations)),
     'tokens', tokens,
-    'milliseconds', jsonb_strip_nulls(jsonb_build_object(
-      'discover', ml_rag._milliseconds(times[0], times[1]),
-      'embed', CASE WHEN NOT options ? 'query_embedding' THEN ml_rag._milliseconds(times[1], times[2]) END,
-      'search', ml_rag._milliseconds(times[2], times[4] - coalesce((explained ->> 'explaining')::interval, '0')),
-      'keyword', ml_rag._milliseconds(coalesce(times[4], times[2]), times[5]),
-      'fuse', CASE WHEN times[4] IS NOT NULL THEN ml_rag._milliseconds(times[5], times[3]) END,
-      'threshold', ml_rag._milliseconds(times[3], times[6]),
-      'rerank', ml_rag._milliseconds(times[6], times[7]),
-      'expand', ml_rag._milliseconds(coalesce(times[7], times[6]), times[8]),
-      'generate', ml_rag._milliseconds(generating, _ended),
-      'explain', ml_rag._milliseconds(_ended - (explained ->> 'explaining')::interval, _ended),
+    'milliseconds', _milliseconds || jsonb_strip_nulls(jsonb_build_object(
+      'explain', round(_explaining + (extract(epoch FROM clock_timestamp() - _ended) * 1000)::numeric, 3),
       'total', ml_rag._milliseconds(began, _ended))));
 END
 $$;

@@ -1,4 +1,4 @@
--- fuse: the hits of the semantic and the keyword arm as one list.
+-- fuse: what the arms have found as one list.
 
 CREATE FUNCTION ml_rag._decisiveness(scores double precision[], nothing double precision) RETURNS double precision
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -19,78 +19,139 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._with_row_keys(hits ml_rag.hit[]) RETURNS ml_rag.hit[]
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the hits of one arm, each with a row key: rows that have none (of views, foreign and partitioned tables) are
+-- known by what they hold, and those that are the same in all of it are told apart by counting
+BEGIN
+  IF NOT EXISTS (SELECT FROM unnest(hits) AS h WHERE h.row_key IS NULL) THEN
+    RETURN hits;
+  END IF;
+  RETURN ARRAY(
+    SELECT ROW(h.vector_store, h.document_name, h.document_id, h.document_key, h.segment_number, h.segment, h.distance,
+      h.metadata, h.keyword_score, h.score, h.rerank_score,
+      coalesce(h.row_key, md5(concat_ws('|', coalesce(md5(h.document_name), '-'), coalesce(md5(h.document_key), '-'),
+        coalesce(h.segment_number::text, '-'), md5(h.segment), h.copy))), h.first_segment, h.last_segment)::ml_rag.hit
+    FROM (
+      SELECT h.*, row_number() OVER (PARTITION BY h.vector_store, h.document_name, h.document_key, h.segment_number,
+        h.segment ORDER BY h.place) AS copy
+      FROM unnest(hits) WITH ORDINALITY AS h (vector_store, document_name, document_id, document_key, segment_number,
+        segment, distance, metadata, keyword_score, score, rerank_score, row_key, first_segment, last_segment, place)
+    ) AS h ORDER BY h.place);
+END
+$$;
+
+CREATE FUNCTION ml_rag._fuse(rankings ml_rag.ranking[], fusion text, rrf_k double precision, distance_metric text)
+RETURNS ml_rag.hit[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the candidates of all arms, each once, by their fused score (0-1)
+-- weighted: the sum of weight * what an arm gives, divided by the best it gives. A semantic arm gives the similarity that its
+-- distance stands for (1 for equal vectors), a keyword arm its score. What an arm did not find counts 0 there, but for a
+-- semantic arm that searched with the question: there the true distance is known. rrf: the sum of 1 / (rrf_k + rank), as a
+-- share of the largest possible.
+-- Calls: ml_rag._decisiveness, ml_rag._with_row_keys
+DECLARE
+  _n integer := cardinality(rankings);
+  _is_weighted boolean := fusion = 'weighted';
+  _is_complement boolean := (SELECT m.is_complement FROM ml_rag.metric AS m WHERE m.name = distance_metric);
+  _is_semantic boolean[];
+  _is_own boolean[];         -- of a vector other than the question's
+  _weights double precision[];
+  _best double precision[];  -- what the arm gives its best candidate
+  _decided double precision[];
+  _prior double precision[];
+  _scores double precision[];
+  _all double precision;
+  _known double precision := 0;  -- weight of the arms whose distance every hit has, and their best similarity
+  _nearest double precision;
+BEGIN
+  FOR i IN 1.._n LOOP
+    rankings[i].hits := ml_rag._with_row_keys(rankings[i].hits);
+    _is_semantic[i] := (rankings[i].arm).search = 'semantic';
+    _is_own[i] := EXISTS (SELECT FROM unnest(rankings[i].hits) AS h WHERE _is_semantic[i] AND h.score IS NOT NULL);
+    _scores := CASE WHEN NOT _is_semantic[i] THEN ARRAY(SELECT h.keyword_score FROM unnest(rankings[i].hits) AS h)
+      ELSE ARRAY(SELECT CASE WHEN _is_complement THEN 1 - coalesce(h.score::numeric, h.distance)
+                             ELSE 1 / (1 + coalesce(h.score::numeric, h.distance)) END
+                 FROM unnest(rankings[i].hits) AS h) END;
+    _best[i] := (SELECT max(s) FROM unnest(_scores) AS s);
+    _weights[i] := (rankings[i].arm).weight;
+    IF _is_weighted AND _weights[i] IS NULL THEN
+      _decided[i] := ml_rag._decisiveness(_scores, CASE WHEN _is_semantic[i]
+        THEN (SELECT min(s) FROM unnest(_scores) AS s) ELSE 0 END);
+    END IF;
+  END LOOP;
+  IF _is_weighted AND cardinality(_decided) > 0 THEN
+    -- 0.6, 0.4 and thirty by measuring: docs/search.md. Several arms of a kind share what is the kind's.
+    FOR i IN 1.._n LOOP
+      _prior[i] := CASE WHEN _is_semantic[i] THEN 0.6::float8 ELSE 0.4 END
+        / cardinality(array_positions(_is_semantic, _is_semantic[i]));
+    END LOOP;
+    _all := (SELECT sum(p.prior * p.decided) FROM unnest(_prior, _decided) AS p (prior, decided));
+    FOR i IN 1.._n LOOP
+      _weights[i] := CASE WHEN _all > 0 THEN _prior[i] * _decided[i] / _all
+                          ELSE _prior[i] / (SELECT sum(p) FROM unnest(_prior) AS p) END;
+    END LOOP;
+    _weights[_n] := 1 - (SELECT sum(w) FROM unnest(_weights[1:_n - 1]) AS w);
+  END IF;
+  FOR i IN 1.._n LOOP
+    IF _is_semantic[i] AND NOT _is_own[i] AND _best[i] > 0 THEN
+      _known := _known + _weights[i];
+      _nearest := _best[i];
+    END IF;
+  END LOOP;
+  RETURN ARRAY(
+    SELECT ROW(c.vector_store, c.document_name, c.document_id, c.document_key, c.segment_number, c.segment, c.distance,
+      c.metadata, c.keyword_score, c.score, NULL, CASE WHEN c.segment IS NULL THEN c.row_key END, NULL, NULL)::ml_rag.hit
+    FROM (
+      SELECT f.vector_store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id,
+        min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, min(f.segment) AS segment,
+        min(f.distance) AS distance, (array_agg(f.metadata))[1] AS metadata, max(f.keyword_score) AS keyword_score,
+        CASE WHEN _is_weighted THEN
+          CASE WHEN _known > 0 THEN _known * least(1, greatest(0,
+            CASE WHEN _is_complement THEN 1 - min(f.distance) ELSE 1 / (1 + min(f.distance)) END) / _nearest) ELSE 0 END
+          + coalesce(sum(f.value), 0)
+        ELSE sum(1 / (rrf_k + f.rank)) * (rrf_k + 1) / _n END AS score
+      FROM (
+        SELECT h.*, CASE WHEN _best[r.arm] > 0 THEN
+            CASE WHEN NOT _is_semantic[r.arm] THEN _weights[r.arm] * h.keyword_score / _best[r.arm]
+                 WHEN _is_own[r.arm] THEN _weights[r.arm] * least(1, greatest(0,
+                   CASE WHEN _is_complement THEN 1 - h.given ELSE 1 / (1 + h.given) END) / _best[r.arm]) END END AS value
+        FROM unnest(rankings) WITH ORDINALITY AS r (settings, hits, arm)
+        CROSS JOIN LATERAL unnest(r.hits) WITH ORDINALITY AS h (vector_store, document_name, document_id, document_key,
+          segment_number, segment, distance, metadata, keyword_score, given, rerank_score, row_key, first_segment,
+          last_segment, rank)
+      ) AS f GROUP BY f.vector_store, f.row_key
+    ) AS c
+    ORDER BY c.score DESC, c.distance, c.vector_store COLLATE "C", c.document_name COLLATE "C", c.document_id,
+      c.document_key COLLATE "C", c.segment_number);
+END
+$$;
+
 CREATE FUNCTION ml_rag.fuse(
   semantic ml_rag.hit[], keyword ml_rag.hit[], options jsonb DEFAULT NULL, distance_metric text DEFAULT 'COSINE'
 ) RETURNS SETOF ml_rag.hit
 LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 100
 SET search_path FROM CURRENT
 AS $$
--- purpose: the stage: the candidates of both arms, each once, by their fused score
--- Calls: ml_rag.parse_options, ml_rag._decisiveness
+-- purpose: the stage: the candidates of a semantic and a keyword arm, each once, by their fused score
+-- Calls: ml_rag.parse_options, ml_rag._fuse
 DECLARE
   _options jsonb := ml_rag.parse_options('hybrid_options', $3);
-  _is_weighted boolean := _options ->> 'fusion' = 'weighted';
-  _rrf_k double precision := (_options ->> 'rrf_k')::double precision;
-  _semantic_weight double precision := (_options ->> 'semantic_weight')::double precision;
-  _similarities double precision[];
-  _keyword_scores double precision[] := ARRAY(SELECT h.keyword_score FROM unnest(keyword) AS h);
-  _most_similar double precision;
-  _best_keyword double precision;
-  _decided double precision;
-  _decided_keyword double precision;
-  _is_complement boolean := (SELECT m.is_complement FROM ml_rag.metric AS m WHERE m.name = distance_metric);
+  _arm ml_rag.arm;
+  _rankings ml_rag.ranking[];
 BEGIN
-  -- of an arm's own candidates; the similarity that a distance stands for, 1 for equal vectors
-  _similarities := ARRAY(
-    SELECT CASE WHEN _is_complement THEN 1 - h.distance ELSE 1 / (1 + h.distance) END
-    FROM unnest(semantic) AS h);
-  _most_similar := (SELECT max(s) FROM unnest(_similarities) AS s);
-  _best_keyword := (SELECT max(s) FROM unnest(_keyword_scores) AS s);
-  IF _is_weighted AND _semantic_weight IS NULL THEN
-    _decided := ml_rag._decisiveness(_similarities, (SELECT min(s) FROM unnest(_similarities) AS s));
-    _decided_keyword := ml_rag._decisiveness(_keyword_scores, 0);
-    -- 0.6, 0.4 and thirty by measuring: docs/search.md
-    _semantic_weight := CASE WHEN _decided + _decided_keyword > 0
-      THEN 0.6 * _decided / (0.6 * _decided + 0.4 * _decided_keyword) ELSE 0.6 END;
-  END IF;
-
-  RETURN QUERY
-    WITH hit AS (
-      SELECT true AS is_semantic, p.place, semantic[p.place] AS hit FROM generate_subscripts(semantic, 1) AS p (place)
-      UNION ALL
-      SELECT false, p.place, keyword[p.place] FROM generate_subscripts(keyword, 1) AS p (place)
-    ), numbered AS (
-      -- no key of the table is at hand here; rows that are the same in all of this are told apart by counting
-      SELECT h.*, row_number() OVER (PARTITION BY h.is_semantic, (h.hit).vector_store, (h.hit).document_name,
-        (h.hit).document_key, (h.hit).segment_number, (h.hit).segment ORDER BY h.place) AS copy
-      FROM hit AS h
-    ), candidate AS (
-      SELECT (n.hit).vector_store, (n.hit).document_name, min((n.hit).document_id) AS document_id,
-        (n.hit).document_key, (n.hit).segment_number, (n.hit).segment, min((n.hit).distance) AS distance,
-        (array_agg((n.hit).metadata))[1] AS metadata, max((n.hit).keyword_score) AS keyword_score,
-        min(n.place) FILTER (WHERE n.is_semantic) AS semantic_place,
-        min(n.place) FILTER (WHERE NOT n.is_semantic) AS keyword_place
-      FROM numbered AS n
-      GROUP BY (n.hit).vector_store, (n.hit).document_name, (n.hit).document_key, (n.hit).segment_number,
-        (n.hit).segment, n.copy
-    ), scored AS (
-      SELECT c.*, CASE WHEN _is_weighted THEN
-          CASE WHEN _most_similar > 0 THEN _semantic_weight * least(1, greatest(0,
-            CASE WHEN _is_complement THEN 1 - c.distance ELSE 1 / (1 + c.distance) END) / _most_similar)
-            ELSE 0 END
-          + CASE WHEN _best_keyword > 0 THEN (1 - _semantic_weight) * coalesce(c.keyword_score, 0) / _best_keyword
-            ELSE 0 END
-        ELSE  -- as a share of what the first place in both arms gives
-          (coalesce(1 / (_rrf_k + c.semantic_place), 0) + coalesce(1 / (_rrf_k + c.keyword_place), 0))
-            * (_rrf_k + 1) / 2
-        END AS score
-      FROM candidate AS c
-    )
-    SELECT s.vector_store, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.distance,
-      s.metadata, s.keyword_score, s.score, NULL::double precision
-    FROM scored AS s
-    ORDER BY s.score DESC, s.distance, s.vector_store COLLATE "C", s.document_name COLLATE "C", s.document_id,
-      s.document_key COLLATE "C", s.segment_number;
+  _arm.search := 'semantic';
+  _arm.weight := (_options ->> 'semantic_weight')::double precision;
+  _rankings := ARRAY[ROW(_arm, coalesce(semantic, '{}'))::ml_rag.ranking];
+  _arm.search := 'keyword';
+  _arm.weight := 1 - _arm.weight;
+  _rankings := _rankings || ROW(_arm, coalesce(keyword, '{}'))::ml_rag.ranking;
+  RETURN QUERY SELECT h.* FROM unnest(
+    ml_rag._fuse(_rankings, _options ->> 'fusion', (_options ->> 'rrf_k')::double precision, distance_metric)) AS h;
 END
 $$;
 COMMENT ON FUNCTION ml_rag.fuse(ml_rag.hit[], ml_rag.hit[], jsonb, text) IS

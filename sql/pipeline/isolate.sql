@@ -140,14 +140,14 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: say which stores were left out, and why; late: for lack of time. A failure may bring its own words: warning,
--- skipped (the reason), warning_hint
+-- skipped (the reason), warning_detail, warning_hint
 DECLARE
   _failure jsonb;
 BEGIN
   FOREACH _failure IN ARRAY coalesce(failures, '{}') LOOP
     RAISE WARNING USING ERRCODE = '01000',
       MESSAGE = coalesce(_failure ->> 'warning', format('"%s" cannot be searched; ignored', _failure ->> 'store')),
-      DETAIL = CASE WHEN _failure ? 'warning' THEN _failure ->> 'skipped'
+      DETAIL = CASE WHEN _failure ? 'warning' THEN coalesce(_failure ->> 'warning_detail', _failure ->> 'skipped')
                     ELSE concat(format('%s: %s.', _failure ->> 'sqlstate', rtrim(_failure ->> 'message', '.')),
                       ' ' || (_failure ->> 'detail')) END,
       HINT = CASE WHEN _failure ? 'warning' THEN _failure ->> 'warning_hint'

@@ -1,203 +1,263 @@
--- rag: the public routines: 10 … 70 in order.
+-- rag: the public routines: all stages in order.
 
-CREATE FUNCTION ml_rag._retrieve(
-  query text, options jsonb, call integer DEFAULT NULL,
-  OUT stores ml_rag.store[], OUT hits ml_rag.hit[], OUT method text, OUT threshold numeric, OUT missing jsonb,
-  OUT times timestamptz[], OUT explained jsonb, OUT skipped text[]
-)
+CREATE FUNCTION ml_rag._not_found(request ml_rag.request, retrieval ml_rag.retrieval) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the error that says that no arm has found anything  Calls: ml_rag._is_filtered
+DECLARE
+  _is_filtered boolean := ml_rag._is_filtered(request.options);
+  _is_semantic boolean := (request.options -> 'semantic_search')::boolean;
+BEGIN
+  RETURN jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment found',
+    'detail', format('%s vector stores were searched; %s.',
+      cardinality(retrieval.stores) - coalesce(cardinality(retrieval.skipped), 0),
+      CASE WHEN _is_filtered AND _is_semantic THEN 'no row passed the filters'
+           WHEN _is_filtered THEN 'no row passed the filters and has a word of the query'
+           WHEN _is_semantic THEN 'none has a row that you may see'
+           ELSE 'no segment has a word of the query' END),
+    'hint', CASE WHEN _is_filtered THEN
+      'Check "document_name" and "exclude_document_name", which take names as the stores hold them (a loaded '
+      'file''s whole path), the keys and values of "filters" (a key inside an object is "/address/city"), the '
+      'keywords, and whether the stores have rows.'
+      WHEN _is_semantic THEN 'Load documents with vector_store_load.'
+      ELSE 'Use other words, or search by meaning too: {"semantic_search": true}.' END);
+END
+$$;
+
+CREATE FUNCTION ml_rag._no_store(options jsonb) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the error that says that discovery has found nothing  Calls: ml_rag._get_setting
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = 'P0002', MESSAGE = 'no vector store found',
+    -- the options that leave stores out, beside the model
+    DETAIL = format('Embedding model %s; only stores that the caller may select from count%s.',
+      coalesce(options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id')),
+      (SELECT ', and only those that fit ' || string_agg(format('"%s"', o.key), ', ' ORDER BY o.key)
+       FROM jsonb_object_keys(options) AS o (key)
+       WHERE o.key IN ('vector_store', 'exclude_vector_store', 'schema', 'vector_store_columns'))),
+    HINT = 'Load documents with vector_store_load, or see SELECT * FROM ml_rag.discover() for what can be searched; '
+      'some stores of other roles must be named in "vector_store", with their schema.';
+END
+$$;
+
+CREATE FUNCTION ml_rag._embed_arms(INOUT request ml_rag.request, model_id text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: question to citations: discover, embed, search, keyword, fuse, threshold, rerank, expand; options are
--- parsed ones. missing: the error (for ml_rag._raise) where no segment is left; not raised, as an answer can abstain
--- call: what ml_rag._begin has returned. times: when discovery, the embedding and the search were done; 0: when it
--- began; 4 to 8: when kNN, keywords (both are parts of the search), thresholds, reranking and neighbours were done
--- explained: with option explain, what ml_rag._explain needs to know. skipped: stores that were not searched; null = none
--- Calls: ml_rag._stage, ml_rag._discover, ml_rag._hold_models, ml_rag.embed, ml_rag._search, ml_rag._keyword, ml_rag.fuse,
--- ml_rag.threshold, ml_rag.rerank, ml_rag.expand
+-- purpose: the vectors that semantic arms search with, and that of the question
+-- Calls: ml_rag._needs_embedding, ml_rag.embed
 DECLARE
-  _is_filtered boolean := options ?| '{document_name,exclude_document_name,filters,required_keywords,excluded_keywords}';
-  _explain boolean := coalesce((options -> 'explain')::boolean, false);
-  _retrieval jsonb := options -> 'retrieval_options';
-  _n integer := (options ->> 'n_citations')::integer;
-  _metric text := options ->> 'distance_metric';
-  _is_semantic boolean := (options -> 'semantic_search')::boolean;
-  _is_keyword boolean := (options -> 'keyword_search')::boolean;
-  _rerank jsonb := options -> 'rerank';
-  _candidates integer := greatest(_n, (_rerank ->> 'candidates')::integer);
-  _query_embedding vector;
-  _keyword_hits ml_rag.hit[];
-  _kept ml_rag.hit[];
-  _limit numeric;
-  _found record;
-  _arm record;
-  _told boolean;
+  _arm ml_rag.arm;
 BEGIN
-  IF coalesce(query, '') !~ '\S' THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the query is empty',
-      HINT = 'Ask a question: CALL ml_rag(''What is AutoML?'').';
+  IF request.query_embedding IS NULL AND ml_rag._needs_embedding(request.options) THEN
+    request.query_embedding := ml_rag.embed(request.question, model_id);
   END IF;
-  times[0] := clock_timestamp();
-  IF _explain THEN
-    explained := '{"arms": {}, "candidates": {}}';
-  END IF;
-  stores := '{}';
-  hits := '{}';
-  method := 'n_citations';
-  IF _n = 0 THEN
-    RETURN;
-  END IF;
-
-  IF options ? 'query_embedding' THEN
-    _query_embedding := ml_rag._vector(options -> 'query_embedding');
-    IF vector_norm(_query_embedding) = 0 AND (SELECT m.is_angle FROM ml_rag.metric AS m WHERE m.name = _metric) THEN
-      PERFORM ml_rag._bad_option('query_embedding', options -> 'query_embedding',
-        'a vector that is not all zeros', 'Such a vector has no cosine distance to anything.');
+  FOR i IN 1..cardinality(request.arms) LOOP
+    _arm := request.arms[i];
+    IF _arm.search = 'semantic' AND _arm.query IS NOT NULL AND _arm.query_embedding IS NULL THEN
+      request.arms[i].query_embedding := ml_rag.embed(_arm.query, model_id);
     END IF;
-  END IF;
-  stores := ml_rag._discover(options);
-  IF _query_embedding IS NULL AND ml_rag._needs_embedding(options) AND NOT ml_rag._hold_models(stores) THEN
-    -- ml_rag.reembed has just switched one
-    stores := ml_rag._discover(options);
-    PERFORM ml_rag._hold_models(stores);
-  END IF;
-  IF cardinality(stores) = 0 AND options ? 'embed_model_id' AND _query_embedding IS NULL THEN
-    -- a misspelt model is the likelier reason, and this says so
-    PERFORM ml_rag.embed(query, options ->> 'embed_model_id');
-  END IF;
-  IF cardinality(stores) = 0 THEN
-    RAISE EXCEPTION USING ERRCODE = 'P0002', MESSAGE = 'no vector store found',
-      -- the options that leave stores out, beside the model
-      DETAIL = format('Embedding model %s; only stores that the caller may select from count%s.',
-        coalesce(options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id')),
-        (SELECT ', and only those that fit ' || string_agg(format('"%s"', o.key), ', ' ORDER BY o.key)
-         FROM jsonb_object_keys(options) AS o (key)
-         WHERE o.key IN ('vector_store', 'exclude_vector_store', 'schema', 'vector_store_columns'))),
-      HINT = 'Load documents with vector_store_load, or see SELECT * FROM ml_rag.discover() for what can be searched; '
-        'some stores of other roles must be named in "vector_store", with their schema.';
-  END IF;
-  times[1] := clock_timestamp();
-  IF _query_embedding IS NULL AND ml_rag._needs_embedding(options) THEN
-    -- which also tells of its stage, and that the search comes then
-    _query_embedding := ml_rag.embed(query, coalesce(options ->> 'embed_model_id', stores[1].embed_model_id));
+    -- where nothing asks for the question's own: distances are those of the first vector there is
+    request.query_embedding := coalesce(request.query_embedding, request.arms[i].query_embedding);
+  END LOOP;
+END
+$$;
+
+CREATE FUNCTION ml_rag._find(request ml_rag.request, retrieval ml_rag.retrieval) RETURNS ml_rag.retrieval
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the hits that are cited, or reranked: search by every arm, fuse, threshold
+-- Stable, so that all of it reads one snapshot: candidates are keys and scores, and the text is read of those that are left.
+-- Calls: ml_rag._search_arms, ml_rag._fuse, ml_rag._not_found, ml_rag.threshold, ml_rag._read_hits
+-- Reads: the stores, as the caller
+DECLARE
+  _wanted integer := coalesce(request.rerank_candidates, request.n_citations);
+  _with_text boolean := cardinality(request.arms) = 1 AND (request.arms[1]).candidates <= _wanted;
+  _limit numeric;
+  _kept ml_rag.hit[];
+BEGIN
+  retrieval := ml_rag._search_arms(request, retrieval, _with_text);
+  IF cardinality(request.arms) > 1 THEN
+    retrieval.hits := ml_rag._fuse(retrieval.rankings, request.fusion, request.rrf_k, request.distance_metric);
+    retrieval.trace := retrieval.trace || ROW('fuse', clock_timestamp(),
+      jsonb_build_object('candidates', cardinality(retrieval.hits)))::ml_rag.step;
   ELSE
-    _told := ml_rag._stage(call, 'search');
+    retrieval.hits := retrieval.rankings[1].hits;
   END IF;
-  times[2] := clock_timestamp();
-
-  IF _is_keyword THEN
-    _candidates := greatest(_candidates,
-      (ml_rag.parse_options('hybrid_options', options -> 'hybrid_options') ->> 'candidates')::integer);
-  END IF;
-  IF _is_semantic THEN
-    _arm := ml_rag._search(stores, _query_embedding, _candidates, _metric, options,
-      -- one store with a wrong marker must not break the calls of those who never named it
-      NOT options ?| '{vector_store,query_embedding}', _explain);
-    hits := _arm.hits;
-    times[4] := clock_timestamp();
-    skipped := _arm.skipped;
-    IF _explain THEN
-      explained := jsonb_build_object('arms', jsonb_build_object('semantic', _arm.explained),
-        'candidates', jsonb_build_object('semantic', cardinality(hits)), 'explaining', _arm.explaining);
-    END IF;
-  END IF;
-  IF _is_keyword THEN
-    PERFORM ml_rag._stage(call, 'keyword');
-    _arm := ml_rag._keyword(stores, query, _candidates, _query_embedding, _metric, options, _explain);
-    _keyword_hits := _arm.hits;
-    -- by both
-    skipped := CASE WHEN _is_semantic THEN ARRAY(SELECT unnest(skipped) INTERSECT SELECT unnest(_arm.skipped))
-                    ELSE _arm.skipped END;
-    times[5] := clock_timestamp();
-    hits := CASE WHEN _is_semantic
-      THEN ARRAY(SELECT h FROM ml_rag.fuse(hits, _keyword_hits, options -> 'hybrid_options', _metric) AS h)
-      ELSE _keyword_hits END;
-    IF _explain THEN
-      explained := jsonb_set(jsonb_set(explained, '{arms,keyword}', coalesce(_arm.explained, '{}')),
-        '{candidates}', explained -> 'candidates' || jsonb_build_object('keyword', cardinality(_keyword_hits),
-          'fused', CASE WHEN _is_semantic THEN cardinality(hits) END));
-    END IF;
-  END IF;
-  times[3] := clock_timestamp();
-  IF cardinality(hits) = 0 THEN
-    missing := jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment found',
-      'detail', format('%s vector stores were searched; %s.', cardinality(stores) - coalesce(cardinality(skipped), 0),
-        CASE WHEN _is_filtered AND _is_semantic THEN 'no row passed the filters'
-             WHEN _is_filtered THEN 'no row passed the filters and has a word of the query'
-             WHEN _is_semantic THEN 'none has a row that you may see'
-             ELSE 'no segment has a word of the query' END),
-      'hint', CASE WHEN _is_filtered THEN
-        'Check "document_name" and "exclude_document_name", which take names as the stores hold them (a loaded '
-        'file''s whole path), the keys and values of "filters" (a key inside an object is "/address/city"), the '
-        'keywords, and whether the stores have rows.'
-        WHEN _is_semantic THEN 'Load documents with vector_store_load.'
-        ELSE 'Use other words, or search by meaning too: {"semantic_search": true}.' END);
+  IF cardinality(retrieval.hits) = 0 THEN
+    retrieval.missing := ml_rag._not_found(request, retrieval);
   END IF;
 
-  IF _is_keyword OR _retrieval ?| '{max_distance,percentage_distance}' THEN
-    -- also with nothing to judge: it says which limit was in force
-    _found := ml_rag.threshold(hits, (_retrieval ->> 'max_distance')::numeric,
-      (_retrieval ->> 'percentage_distance')::numeric);
-    method := _found.method;
-    _limit := _found.threshold;
-    _kept := _found.kept;
-  ELSE
-    -- the nearest ones, the nearest first
-    _limit := hits[cardinality(hits)].distance;
-    _kept := hits;
-  END IF;
-  threshold := round(_limit, 4);
-  times[6] := clock_timestamp();
-  IF _explain THEN
-    explained := jsonb_set(explained, '{candidates,within_threshold}', to_jsonb(cardinality(_kept)))
-      || jsonb_build_object('nearest', (SELECT min(h.distance) FROM unnest(hits) AS h));
-  END IF;
+  -- also with nothing to judge: it says which limit was in force
+  SELECT t.method, t.threshold, t.kept INTO retrieval.method, _limit, _kept
+  FROM ml_rag.threshold(retrieval.hits, request.max_distance, request.percentage_distance) AS t;
+  retrieval.threshold := round(_limit, 4);
+  retrieval.trace := retrieval.trace || ROW('threshold', clock_timestamp(), CASE WHEN request.explain THEN
+    jsonb_build_object('candidates', cardinality(_kept),
+      'nearest', (SELECT min(h.distance) FROM unnest(retrieval.hits) AS h)) END)::ml_rag.step;
   IF cardinality(_kept) = 0 THEN
-    missing := coalesce(missing, jsonb_build_object('sqlstate', 'P0002',
+    retrieval.missing := coalesce(retrieval.missing, jsonb_build_object('sqlstate', 'P0002',
       'message', 'no segment within the distance threshold',
       'detail', format('The nearest distance is %s, the threshold %s.',
-        coalesce((SELECT min(h.distance) FROM unnest(hits) AS h)::text, 'not known'), _limit),
+        coalesce((SELECT min(h.distance) FROM unnest(retrieval.hits) AS h)::text, 'not known'), _limit),
       'hint', 'Raise "max_distance", or leave it out.'));
-    hits := '{}';
+    retrieval.hits := '{}';
+    RETURN retrieval;
+  END IF;
+  retrieval.hits := _kept[1:_wanted];
+  IF retrieval.method = 'n_citations' AND cardinality(_kept) > _wanted THEN
+    retrieval.threshold := (SELECT max(h.distance) FROM unnest(retrieval.hits) AS h);
+  END IF;
+
+  IF NOT _with_text THEN
+    retrieval.hits := ml_rag._read_hits('text', request, retrieval);
+    -- what could not be read was warned of
+    retrieval.hits := ARRAY(SELECT h FROM unnest(retrieval.hits) AS h WHERE h.segment IS NOT NULL);
+    retrieval.trace := retrieval.trace || ROW('text', clock_timestamp(), NULL)::ml_rag.step;
+    IF cardinality(retrieval.hits) = 0 THEN
+      retrieval.missing := ml_rag._not_found(request, retrieval);
+    END IF;
+  END IF;
+  RETURN retrieval;
+END
+$$;
+
+CREATE FUNCTION ml_rag._rerank_hits(request ml_rag.request, retrieval ml_rag.retrieval) RETURNS ml_rag.retrieval
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the hits in the order of their relevance, those below min_score dropped, as many as are cited
+-- Calls: ml_rag._stage, ml_rag.rerank
+DECLARE
+  _best double precision;
+BEGIN
+  PERFORM ml_rag._stage(request.call, 'rerank', request.rerank_model_id);
+  retrieval.hits := ARRAY(SELECT h FROM ml_rag.rerank(request.question, retrieval.hits,
+    (request.options -> 'rerank') - 'min_score') AS h);
+  _best := retrieval.hits[1].rerank_score;
+  retrieval.trace := retrieval.trace || ROW('rerank', clock_timestamp(),
+    jsonb_build_object('candidates', cardinality(retrieval.hits), 'best_score', _best))::ml_rag.step;
+  IF _best < request.min_score THEN
+    retrieval.missing := jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment within the score threshold',
+      'detail', format('The best score is %s, min_score %s.', _best, request.options #>> '{rerank,min_score}'),
+      'hint', 'Lower "min_score", or leave it out.');
+  END IF;
+  retrieval.hits := (ARRAY(SELECT h FROM unnest(retrieval.hits) AS h
+                           WHERE h.rerank_score >= coalesce(request.min_score, 0)))[1:request.n_citations];
+  IF retrieval.method = 'n_citations' THEN
+    retrieval.threshold := (SELECT max(h.distance) FROM unnest(retrieval.hits) AS h);
+  END IF;
+  RETURN retrieval;
+END
+$$;
+
+CREATE FUNCTION ml_rag._retrieve(request ml_rag.request) RETURNS ml_rag.retrieval
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: question to citations. That nothing was found is not raised but stands in "missing": an answer can abstain
+-- Calls: ml_rag._discover, ml_rag._hold_models, ml_rag._needs_embedding, ml_rag.embed, ml_rag._no_store,
+-- ml_rag._embed_arms, ml_rag._find, ml_rag._rerank_hits, ml_rag._stage, ml_rag._read_hits
+DECLARE
+  _r ml_rag.retrieval;
+  _embeds boolean;
+BEGIN
+  _r.stores := '{}';
+  _r.hits := '{}';
+  _r.method := 'n_citations';
+  _r.trace := ARRAY[ROW('begin', clock_timestamp(), NULL)::ml_rag.step];
+  IF request.n_citations = 0 THEN
+    RETURN _r;
+  END IF;
+
+  _embeds := request.query_embedding IS NULL AND ml_rag._needs_embedding(request.options);
+  _r.stores := ml_rag._discover(request.options);
+  IF _embeds AND NOT ml_rag._hold_models(_r.stores) THEN
+    -- one has just been switched to another
+    _r.stores := ml_rag._discover(request.options);
+    PERFORM ml_rag._hold_models(_r.stores);
+  END IF;
+  IF cardinality(_r.stores) = 0 AND request.options ? 'embed_model_id' AND _embeds THEN
+    -- a misspelt model is the likelier reason, and this says so
+    PERFORM ml_rag.embed(request.question, request.options ->> 'embed_model_id');
+  END IF;
+  IF cardinality(_r.stores) = 0 THEN
+    PERFORM ml_rag._no_store(request.options);
+  END IF;
+  _r.trace := _r.trace || ROW('discover', clock_timestamp(), NULL)::ml_rag.step;
+
+  request := ml_rag._embed_arms(request, coalesce(request.options ->> 'embed_model_id', (_r.stores[1]).embed_model_id));
+  _r.trace := _r.trace || ROW('embed', clock_timestamp(),
+    CASE WHEN _embeds THEN '{"embedded": true}'::jsonb END)::ml_rag.step;
+
+  _r := ml_rag._find(request, _r);
+  IF _r.missing IS NULL AND request.rerank_model_id IS NOT NULL THEN
+    _r := ml_rag._rerank_hits(request, _r);
+  END IF;
+  IF _r.missing IS NULL AND request.segment_overlap > 0 THEN
+    PERFORM ml_rag._stage(request.call, 'expand');
+    _r.hits := ml_rag._read_hits('expand', request, _r);
+    _r.trace := _r.trace || ROW('expand', clock_timestamp(), NULL)::ml_rag.step;
+  END IF;
+  RETURN _r;
+END
+$$;
+
+CREATE FUNCTION ml_rag._complete(request ml_rag.request, INOUT retrieval ml_rag.retrieval, OUT text text, OUT tokens jsonb)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the text of an answer: generated from the hits, or the abstain text; tokens: how many it took. Raised is that
+-- nothing was found where the call does not abstain
+-- Calls: ml_rag._raise, ml_rag._get_setting, ml_rag._stage, ml_rag._generate_text
+DECLARE
+  _generated record;
+BEGIN
+  IF retrieval.missing IS NOT NULL THEN
+    IF NOT (request.options -> 'abstain')::boolean THEN
+      PERFORM ml_rag._raise(retrieval.missing);
+    END IF;
+    text := coalesce(request.options ->> 'abstain_text', ml_rag._get_setting('abstain_text'));
     RETURN;
   END IF;
-  hits := _kept;
+  PERFORM ml_rag._stage(request.call, 'generate',
+    coalesce(request.options #>> '{model_options,model_id}', ml_rag._get_setting('generate_model_id')));
+  _generated := ml_rag._generate_text(request.question, request.options -> 'model_options', retrieval.hits,
+    request.options -> 'prompt');
+  text := _generated.text;
+  tokens := jsonb_build_object('prompt', _generated.prompt_tokens, 'generated', _generated.generated_tokens);
+  retrieval.trace := retrieval.trace || ROW('generate', clock_timestamp(), NULL)::ml_rag.step;
+END
+$$;
 
-  IF _rerank IS NOT NULL THEN
-    PERFORM ml_rag._stage(call, 'rerank',
-      coalesce(_rerank ->> 'model_id', ml_rag._get_setting('rerank_model_id'), ''));
-    hits := ARRAY(SELECT h FROM ml_rag.rerank(query, hits[1:greatest(_n, (_rerank ->> 'candidates')::integer)],
-      _rerank - 'min_score') AS h);
-    times[7] := clock_timestamp();
-    IF _explain THEN
-      explained := jsonb_set(explained, '{candidates,reranked}', to_jsonb(cardinality(hits)))
-        || jsonb_build_object('best_score', hits[1].rerank_score);
-    END IF;
-    IF hits[1].rerank_score < (_rerank ->> 'min_score')::double precision THEN
-      missing := jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment within the score threshold',
-        'detail', format('The best score is %s, min_score %s.', hits[1].rerank_score, _rerank ->> 'min_score'),
-        'hint', 'Lower "min_score", or leave it out.');
-      hits := '{}';
-      IF method = 'n_citations' THEN
-        threshold := NULL;
-      END IF;
-      RETURN;
-    END IF;
-    hits := ARRAY(SELECT hits[i] FROM generate_subscripts(hits, 1) AS i
-                  WHERE hits[i].rerank_score >= coalesce((_rerank ->> 'min_score')::double precision, 0) ORDER BY i);
+CREATE FUNCTION ml_rag._citations(hits ml_rag.hit[], fields jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the citations of an answer document, best first; fields: option citation_fields, the keys that each has besides
+DECLARE
+  _citations jsonb;
+BEGIN
+  IF fields IS NULL THEN
+    RETURN coalesce((SELECT jsonb_agg(jsonb_build_object('segment', h.segment, 'distance', h.distance,
+                       'document_name', h.document_name)) FROM unnest(hits) AS h), '[]');
   END IF;
-  IF cardinality(hits) > _n OR _rerank IS NOT NULL THEN
-    hits := hits[1:_n];
-    IF method = 'n_citations' THEN
-      threshold := (SELECT max(h.distance) FROM unnest(hits) AS h);
-    END IF;
-  END IF;
-
-  IF (_retrieval ->> 'segment_overlap')::integer > 0 THEN
-    PERFORM ml_rag._stage(call, 'expand');
-    hits := ARRAY(SELECT h FROM ml_rag.expand(stores, hits, (_retrieval ->> 'segment_overlap')::integer) AS h);
-    times[8] := clock_timestamp();
-  END IF;
+  SELECT jsonb_agg(jsonb_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name)
+      || (SELECT coalesce(jsonb_object_agg(f.key, f.value), '{}') FROM jsonb_each(jsonb_build_object(
+            'document_id', coalesce(to_jsonb(h.document_id), to_jsonb(h.document_key)), 'segment_number', h.segment_number,
+            'vector_store', h.vector_store, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score,
+            'rerank_score', h.rerank_score, 'rank', h.rank,
+            'segment_range', jsonb_build_array(coalesce(h.first_segment, h.segment_number),
+              coalesce(h.last_segment, h.segment_number)))) AS f
+          WHERE fields ? f.key) ORDER BY h.rank)
+  INTO _citations
+  FROM unnest(hits) WITH ORDINALITY AS h (vector_store, document_name, document_id, document_key, segment_number, segment,
+    distance, metadata, keyword_score, score, rerank_score, row_key, first_segment, last_segment, rank);
+  RETURN coalesce(_citations, '[]');
 END
 $$;
 
@@ -209,41 +269,29 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the citations of ml_rag as rows
--- Calls: ml_rag._begin, ml_rag._end, ml_rag._parse_rag_options, ml_rag._retrieve, ml_rag._explain, ml_rag._raise
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag._parse_rag_options, ml_rag._request, ml_rag._retrieve, ml_rag._explain,
+-- ml_rag._raise
 DECLARE
   _call integer := ml_rag._begin('ml_rag_search', 'discover');
   _began timestamptz := clock_timestamp();
-  _options jsonb;
-  _retrieved record;
-  _hits ml_rag.hit[];
-  _missing jsonb;
+  _request ml_rag.request;
+  _retrieval ml_rag.retrieval;
   _told boolean;
 BEGIN
-  _options := ml_rag._parse_rag_options($2);
-  _retrieved := ml_rag._retrieve($1, _options, _call);
-  _hits := _retrieved.hits;
-  _missing := _retrieved.missing;
-  IF _retrieved.explained IS NOT NULL THEN
-    RAISE NOTICE USING MESSAGE = 'explain', DETAIL = jsonb_pretty(ml_rag._explain(_options, _retrieved.stores,
-      _retrieved.explained, _retrieved.method, _retrieved.threshold, cardinality(_hits), _retrieved.times, _began));
+  _request := ml_rag._request($1, ml_rag._parse_rag_options($2), _call);
+  _retrieval := ml_rag._retrieve(_request);
+  IF _request.explain THEN
+    RAISE NOTICE USING MESSAGE = 'explain', DETAIL = jsonb_pretty(ml_rag._explain(_request, _retrieval, _began));
   END IF;
-  IF _missing IS NOT NULL THEN
-    PERFORM ml_rag._raise(_missing);
+  IF _retrieval.missing IS NOT NULL THEN
+    PERFORM ml_rag._raise(_retrieval.missing);
   END IF;
-  FOR i IN 1..cardinality(_hits) LOOP
-    rank := i;
-    vector_store := _hits[i].vector_store;
-    document_name := _hits[i].document_name;
-    document_id := _hits[i].document_id;
-    segment_number := _hits[i].segment_number;
-    segment := _hits[i].segment;
-    distance := _hits[i].distance;
-    metadata := _hits[i].metadata;
-    keyword_score := _hits[i].keyword_score;
-    score := _hits[i].score;
-    rerank_score := _hits[i].rerank_score;
-    RETURN NEXT;
-  END LOOP;
+  RETURN QUERY
+    SELECT h.rank::integer, h.vector_store, h.document_name, h.document_id, h.segment_number::integer, h.segment,
+      h.distance, h.metadata, h.keyword_score, h.score, h.rerank_score
+    FROM unnest(_retrieval.hits) WITH ORDINALITY AS h (vector_store, document_name, document_id, document_key,
+      segment_number, segment, distance, metadata, keyword_score, score, rerank_score, row_key, first_segment,
+      last_segment, rank) ORDER BY h.rank;
   _told := ml_rag._end(_call);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
@@ -261,52 +309,40 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: question to answer document
--- Calls: ml_rag._begin, ml_rag._stage, ml_rag._end, ml_rag._parse_rag_options, ml_rag._retrieve, ml_rag._raise,
--- ml_rag._generate_text, ml_rag._explain, ml_rag._get_setting
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag._parse_rag_options, ml_rag._request, ml_rag._retrieve, ml_rag._raise,
+-- ml_rag._complete, ml_rag._citations, ml_rag._explain
 DECLARE
   _call integer := ml_rag._begin('ml_rag', 'discover');
-  _options jsonb;
-  _skip_generate boolean;
   _began timestamptz := clock_timestamp();
-  _retrieved record;
-  _generating timestamptz;
-  _generated record;
+  _request ml_rag.request;
+  _retrieval ml_rag.retrieval;
+  _skip_generate boolean;
+  _completed record;
   _tokens jsonb;
   _answer jsonb;
   _told boolean;
 BEGIN
-  _options := ml_rag._parse_rag_options($2);
-  _skip_generate := (_options -> 'skip_generate')::boolean;
-  _retrieved := ml_rag._retrieve($1, _options, _call);
-  IF _retrieved.missing IS NOT NULL AND (_skip_generate OR NOT (_options -> 'abstain')::boolean) THEN
-    PERFORM ml_rag._raise(_retrieved.missing);
+  _request := ml_rag._request($1, ml_rag._parse_rag_options($2), _call);
+  _skip_generate := (_request.options -> 'skip_generate')::boolean;
+  _retrieval := ml_rag._retrieve(_request);
+  IF NOT _skip_generate THEN
+    _completed := ml_rag._complete(_request, _retrieval);
+    _retrieval := _completed.retrieval;
+    _tokens := _completed.tokens;
+    _answer := jsonb_build_object('text', _completed.text);
+  ELSIF _retrieval.missing IS NOT NULL THEN
+    PERFORM ml_rag._raise(_retrieval.missing);
   END IF;
-  _answer := jsonb_build_object(
-    'citations', coalesce((
-      SELECT jsonb_agg(jsonb_build_object('segment', h.segment, 'distance', h.distance,
-        'document_name', h.document_name) ORDER BY h.ordinality)
-      FROM unnest(_retrieved.hits) WITH ORDINALITY AS h), '[]'),
-    'vector_store', ARRAY(SELECT s.vector_store FROM unnest(_retrieved.stores) AS s
-                          WHERE s.vector_store <> ALL (coalesce(_retrieved.skipped, '{}'))),
-    'retrieval_info', jsonb_build_object('method', _retrieved.method, 'threshold', _retrieved.threshold)
-      || CASE WHEN NOT (_options -> 'keyword_search')::boolean THEN '{}'
-              WHEN (_options -> 'semantic_search')::boolean THEN '{"search": "hybrid"}'
+  _answer := coalesce(_answer, '{}') || jsonb_build_object(
+    'citations', ml_rag._citations(_retrieval.hits, _request.options -> 'citation_fields'),
+    'vector_store', ARRAY(SELECT s.vector_store FROM unnest(_retrieval.stores) AS s
+                          WHERE s.vector_store <> ALL (coalesce(_retrieval.skipped, '{}'))),
+    'retrieval_info', jsonb_build_object('method', _retrieval.method, 'threshold', _retrieval.threshold)
+      || CASE WHEN NOT (_request.options -> 'keyword_search')::boolean THEN '{}'
+              WHEN (_request.options -> 'semantic_search')::boolean THEN '{"search": "hybrid"}'
               ELSE '{"search": "keyword"}' END::jsonb);
-  IF _retrieved.missing IS NOT NULL THEN
-    _answer := _answer || jsonb_build_object('text',
-      coalesce(_options ->> 'abstain_text', ml_rag._get_setting('abstain_text')));
-  ELSIF NOT _skip_generate THEN
-    PERFORM ml_rag._stage(_call, 'generate',
-      coalesce(_options #>> '{model_options,model_id}', ml_rag._get_setting('generate_model_id')));
-    _generating := clock_timestamp();
-    _generated := ml_rag._generate_text($1, _options -> 'model_options', _retrieved.hits, _options -> 'prompt');
-    _tokens := jsonb_build_object('prompt', _generated.prompt_tokens, 'generated', _generated.generated_tokens);
-    _answer := _answer || jsonb_build_object('text', _generated.text);
-  END IF;
-  IF _retrieved.explained IS NOT NULL THEN
-    _answer := _answer || jsonb_build_object('explain', ml_rag._explain(_options, _retrieved.stores,
-      _retrieved.explained, _retrieved.method, _retrieved.threshold, cardinality(_retrieved.hits), _retrieved.times,
-      _began, _generating, _tokens));
+  IF _request.explain THEN
+    _answer := _answer || jsonb_build_object('explain', ml_rag._explain(_request, _retrieval, _began, _tokens));
   END IF;
   _told := ml_rag._end(_call);
   RETURN _answer;

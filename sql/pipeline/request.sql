@@ -1,4 +1,4 @@
--- request: the options of ml_rag, checked, with those of its stages.
+-- request: the options of ml_rag, checked, with those of its stages, as the one record that all stages read.
 
 CREATE FUNCTION ml_rag._needs_embedding(options jsonb) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -7,8 +7,57 @@ AS $$
 -- purpose: whether a question has to be embedded; keyword search alone goes without, and so without a model server,
 -- unless distances are asked for
 BEGIN
-  RETURN (options -> 'semantic_search')::boolean
-    OR coalesce(options -> 'retrieval_options' ?| '{max_distance,percentage_distance}', false);
+  RETURN coalesce(options -> 'retrieval_options' ?| '{max_distance,percentage_distance}', false)
+    OR CASE WHEN options ? 'arms'
+         THEN jsonb_path_exists(options, 'lax $.arms[*] ? (@.search == "semantic" && !exists (@.query_embedding))')
+         ELSE (options -> 'semantic_search')::boolean END;
+END
+$$;
+
+CREATE FUNCTION ml_rag._parse_arms(arms jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: option arms, each arm checked and with its defaults
+-- Calls: ml_rag._bad_option, ml_rag.parse_options, ml_rag._vector
+DECLARE
+  _given jsonb;
+  _arm jsonb;
+  _parsed jsonb := '[]';
+BEGIN
+  IF jsonb_array_length(arms) NOT BETWEEN 1 AND 16 THEN
+    PERFORM ml_rag._bad_option('arms', arms, 'an array of 1 to 16 objects');
+  END IF;
+  FOR _given IN SELECT a FROM jsonb_array_elements(arms) AS a LOOP
+    IF jsonb_typeof(_given) <> 'object' OR NOT _given ? 'search' THEN
+      PERFORM ml_rag._bad_option('arms', arms, 'an array of objects that have "search" each',
+        'Such as {"arms": [{"search": "semantic"}, {"search": "keyword", "weight": 0.3}]}.');
+    END IF;
+    _arm := ml_rag.parse_options('arm', _given);
+    IF _arm -> 'query' IS NOT NULL AND _arm -> 'query' <> '"question"' THEN
+      IF jsonb_typeof(_arm -> 'query') <> 'object' OR jsonb_typeof(_arm #> '{query,text}') IS DISTINCT FROM 'string'
+        OR _arm -> 'query' <> jsonb_build_object('text', _arm #> '{query,text}') OR _arm #>> '{query,text}' !~ '\S' THEN
+        PERFORM ml_rag._bad_option('query', _arm -> 'query', '"question", or {"text": "…"} with a text that is not blank');
+      END IF;
+    END IF;
+    IF _arm ->> 'search' = 'keyword' AND _arm ? 'query_embedding' THEN
+      PERFORM ml_rag._bad_option('query_embedding', _arm -> 'query_embedding', 'nothing in a keyword arm');
+    ELSIF _arm ->> 'search' = 'keyword' AND _arm ? 'max_distance' THEN
+      PERFORM ml_rag._bad_option('max_distance', _arm -> 'max_distance', 'nothing in a keyword arm',
+        'A keyword arm has "min_score".');
+    ELSIF _arm ->> 'search' = 'semantic' AND _arm ? 'min_score' THEN
+      PERFORM ml_rag._bad_option('min_score', _arm -> 'min_score', 'nothing in a semantic arm',
+        'A semantic arm has "max_distance".');
+    END IF;
+    PERFORM ml_rag._vector(_arm -> 'query_embedding') WHERE _arm ? 'query_embedding';
+    _parsed := _parsed || jsonb_build_array(_arm || jsonb_build_object('is_auto', coalesce(lower(_given ->> 'weight') = 'auto', false)));
+  END LOOP;
+  IF jsonb_path_exists(_parsed, 'lax $[*] ? (@.is_auto == true)') AND jsonb_path_exists(_parsed, 'lax $[*].weight') THEN
+    PERFORM ml_rag._bad_option('weight', '"auto"', '"auto" for all arms, or numbers');
+  ELSIF NOT jsonb_path_exists(_parsed, 'lax $[*] ? (!exists (@.weight) || @.weight > 0)') THEN
+    PERFORM ml_rag._bad_option('weight', '0', 'more than 0 for one arm at least');
+  END IF;
+  RETURN _parsed;
 END
 $$;
 
@@ -16,24 +65,34 @@ CREATE FUNCTION ml_rag._parse_rag_options(options jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the options of ml_rag with those objects inside that have options of their own
--- Calls: ml_rag.parse_options
+-- purpose: the options of ml_rag, and the objects inside that have options of their own, checked and with their defaults
+-- Calls: ml_rag.parse_options, ml_rag._parse_arms, ml_rag._bad_option, ml_rag._filter_tree, ml_rag._check_keywords
 DECLARE
   _parsed jsonb := ml_rag.parse_options('ml_rag', $1);
+  _object text;
 BEGIN
-  IF _parsed ? 'retrieval_options' THEN
-    _parsed := jsonb_set(_parsed, '{retrieval_options}',
-      ml_rag.parse_options('retrieval_options', _parsed -> 'retrieval_options'));
-  END IF;
-  IF _parsed ? 'rerank' THEN
-    _parsed := jsonb_set(_parsed, '{rerank}', ml_rag.parse_options('rerank', _parsed -> 'rerank'));
-  END IF;
-  IF _parsed ? 'hybrid_options' THEN
-    PERFORM ml_rag.parse_options('hybrid_options', _parsed -> 'hybrid_options');
-  END IF;
-  IF NOT (_parsed -> 'semantic_search')::boolean AND NOT (_parsed -> 'keyword_search')::boolean THEN
+  FOREACH _object IN ARRAY '{retrieval_options,rerank,hybrid_options}'::text[] LOOP
+    IF _parsed ? _object THEN
+      _parsed := jsonb_set(_parsed, ARRAY[_object], ml_rag.parse_options(_object, _parsed -> _object));
+    END IF;
+  END LOOP;
+  IF _parsed ? 'arms' THEN
+    FOREACH _object IN ARRAY '{semantic_search,keyword_search,hybrid_options}'::text[] LOOP
+      IF $1 -> _object <> 'null' THEN
+        PERFORM ml_rag._bad_option(_object, $1 -> _object, 'nothing beside "arms"',
+          'It is the short way of writing two arms: say it by "arms" alone.');
+      END IF;
+    END LOOP;
+    _parsed := _parsed || jsonb_build_object('arms', ml_rag._parse_arms(_parsed -> 'arms'));
+    _parsed := _parsed || jsonb_build_object(
+      'semantic_search', jsonb_path_exists(_parsed, 'strict $.arms[*] ? (@.search == "semantic")'),
+      'keyword_search', jsonb_path_exists(_parsed, 'strict $.arms[*] ? (@.search == "keyword")'));
+  ELSIF NOT (_parsed -> 'semantic_search')::boolean AND NOT (_parsed -> 'keyword_search')::boolean THEN
     PERFORM ml_rag._bad_option('semantic_search', 'false', 'true where "keyword_search" is false',
       'Set one of them, or "n_citations": 0 to ask the model without any retrieval.');
+  END IF;
+  IF _parsed ? 'citation_fields' THEN
+    PERFORM ml_rag._check_citation_fields(_parsed -> 'citation_fields');
   END IF;
   IF _parsed -> 'model_options' ? 'context' THEN
     PERFORM ml_rag._bad_option('context', _parsed #> '{model_options,context}', 'nothing: ml_rag fills it in',
@@ -63,5 +122,123 @@ BEGIN
     -- percentage_distance says nothing about relevance: the nearest segment always passes it
     'abstain', coalesce(_parsed -> 'retrieval_options' ? 'max_distance', false)
       OR coalesce(_parsed -> 'rerank' ? 'min_score', false)) || _parsed;
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_citation_fields(fields jsonb) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what parse_options does not know about option citation_fields  Calls: ml_rag._bad_option
+DECLARE
+  _known CONSTANT text[] := '{document_id,segment_number,vector_store,metadata,score,keyword_score,rerank_score,rank,'
+    'segment_range}';
+BEGIN
+  IF NOT fields <@ to_jsonb(_known) THEN
+    PERFORM ml_rag._bad_option('citation_fields', fields, 'an array of ' || array_to_string(_known, ', '));
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._arms(options jsonb, at_least integer) RETURNS ml_rag.arm[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the arms of a call: those of option arms, else one or two that semantic_search and keyword_search stand for.
+-- Each brings at least so many candidates as at_least says. options are parsed ones
+-- Calls: ml_rag.parse_options, ml_rag._vector
+DECLARE
+  _arm ml_rag.arm;
+  _arms ml_rag.arm[] := '{}';
+  _given jsonb;
+  _hybrid jsonb;
+  _weights double precision := (SELECT sum(coalesce((a ->> 'weight')::double precision, 1))
+                                FROM jsonb_array_elements(options -> 'arms') AS a);
+  _of_a_kind integer;
+BEGIN
+  FOR _given IN SELECT a FROM jsonb_array_elements(options -> 'arms') AS a LOOP
+    _arm := NULL;
+    _arm.search := _given ->> 'search';
+    _of_a_kind := 1 + (SELECT count(*) FROM unnest(_arms) AS a WHERE a.search = _arm.search);
+    _arm.name := _arm.search || CASE WHEN _of_a_kind > 1 THEN format(' %s', _of_a_kind) ELSE '' END;
+    _arm.query := _given #>> '{query,text}';
+    _arm.query_embedding := CASE WHEN _given ? 'query_embedding' THEN ml_rag._vector(_given -> 'query_embedding') END;
+    IF NOT (_given -> 'is_auto')::boolean THEN
+      _arm.weight := coalesce((_given ->> 'weight')::double precision, 1) / _weights;
+    END IF;
+    _arm.candidates := greatest(at_least, (_given ->> 'candidates')::integer);
+    _arm.max_distance := (_given ->> 'max_distance')::numeric;
+    _arm.min_score := (_given ->> 'min_score')::double precision;
+    _arms := _arms || _arm;
+  END LOOP;
+  IF options ? 'arms' THEN
+    RETURN _arms;
+  END IF;
+  _arm.candidates := at_least;
+  IF (options -> 'keyword_search')::boolean THEN
+    _hybrid := coalesce(options -> 'hybrid_options', ml_rag.parse_options('hybrid_options', NULL));
+    _arm.candidates := greatest(at_least, (_hybrid ->> 'candidates')::integer);
+    _arm.weight := (_hybrid ->> 'semantic_weight')::double precision;
+  END IF;
+  IF (options -> 'semantic_search')::boolean THEN
+    _arm.name := 'semantic';
+    _arm.search := 'semantic';
+    _arms := _arms || _arm;
+  END IF;
+  IF (options -> 'keyword_search')::boolean THEN
+    _arm.name := 'keyword';
+    _arm.search := 'keyword';
+    _arm.weight := 1 - _arm.weight;
+    _arms := _arms || _arm;
+  END IF;
+  RETURN _arms;
+END
+$$;
+
+CREATE FUNCTION ml_rag._request(question text, options jsonb, call integer DEFAULT NULL) RETURNS ml_rag.request
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what is asked, once and for all stages; options are parsed ones, call is what ml_rag._begin has returned
+-- Calls: ml_rag._arms, ml_rag._vector, ml_rag._bad_option, ml_rag._get_setting
+DECLARE
+  _request ml_rag.request;
+  _retrieval jsonb := options -> 'retrieval_options';
+BEGIN
+  IF coalesce(question, '') !~ '\S' THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the query is empty',
+      HINT = 'Ask a question: CALL ml_rag(''What is AutoML?'').';
+  END IF;
+  _request.question := question;
+  _request.options := options;
+  _request.call := call;
+  _request.explain := coalesce((options -> 'explain')::boolean, false);
+  _request.n_citations := (options ->> 'n_citations')::integer;
+  IF _request.n_citations = 0 THEN
+    RETURN _request;
+  END IF;
+  _request.distance_metric := options ->> 'distance_metric';
+  _request.max_distance := (_retrieval ->> 'max_distance')::numeric;
+  _request.percentage_distance := (_retrieval ->> 'percentage_distance')::numeric;
+  _request.segment_overlap := coalesce((_retrieval ->> 'segment_overlap')::integer, 0);
+  IF options ? 'rerank' THEN
+    _request.rerank_model_id := coalesce(options #>> '{rerank,model_id}', ml_rag._get_setting('rerank_model_id'), '');
+    _request.rerank_candidates := greatest(_request.n_citations, (options #>> '{rerank,candidates}')::integer);
+    _request.min_score := (options #>> '{rerank,min_score}')::double precision;
+  END IF;
+  _request.arms := ml_rag._arms(options, coalesce(_request.rerank_candidates, _request.n_citations));
+  _request.fusion := coalesce(options #>> '{hybrid_options,fusion}', 'weighted');
+  _request.rrf_k := coalesce((options #>> '{hybrid_options,rrf_k}')::double precision, 60);
+  -- one store with a wrong marker must not break the calls of those who never named it
+  _request.skips_dimensions := NOT options ?| '{vector_store,query_embedding}';
+  IF options ? 'query_embedding' THEN
+    _request.query_embedding := ml_rag._vector(options -> 'query_embedding');
+    IF vector_norm(_request.query_embedding) = 0
+      AND (SELECT m.is_angle FROM ml_rag.metric AS m WHERE m.name = _request.distance_metric) THEN
+      PERFORM ml_rag._bad_option('query_embedding', options -> 'query_embedding',
+        'a vector that is not all zeros', 'Such a vector has no cosine distance to anything.');
+    END IF;
+  END IF;
+  RETURN _request;
 END
 $$;

@@ -154,7 +154,7 @@ BEGIN
     coalesce(_options ->> 'model_id', ml_rag._get_setting('rerank_model_id')));
   RETURN QUERY
     SELECT h.vector_store, h.document_name, h.document_id, h.document_key, h.segment_number, h.segment, h.distance,
-      h.metadata, h.keyword_score, h.score, h.relevance
+      h.metadata, h.keyword_score, h.score, h.relevance, h.row_key, h.first_segment, h.last_segment
     FROM (
       SELECT p.place, (hits[p.place]).*, _scores[p.place] AS relevance FROM generate_subscripts(hits, 1) AS p (place)
     ) AS h

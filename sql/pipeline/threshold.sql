@@ -32,8 +32,8 @@ BEGIN
     kept := hits;
     RETURN;
   END IF;
-  kept := ARRAY(SELECT hits[i] FROM generate_subscripts(hits, 1) AS i
-                WHERE hits[i].distance <= threshold.threshold ORDER BY i);
+  -- in the order of the array, which is the order of this scan
+  kept := ARRAY(SELECT h FROM unnest(hits) AS h WHERE h.distance <= threshold.threshold);
 END
 $$;
 COMMENT ON FUNCTION ml_rag.threshold(ml_rag.hit[], numeric, numeric) IS

@@ -26,7 +26,7 @@ def test_the_manifest_names_every_file_once() -> None:
 
 def test_a_file_is_named_after_its_subject_which_is_its_first_word() -> None:
     for name in manifest():
-        assert re.fullmatch(r"([a-z]+/)?[a-z]+", name)
+        assert re.fullmatch(r"([a-z]+/)?[a-z0-9]+", name)
         assert source(name).startswith(f"-- {name.rpartition('/')[2]}: "), name
 
 
@@ -66,7 +66,7 @@ def test_each_source_has_its_test() -> None:
     """A test file names the sources it is about first, as in pipeline/fuse: …"""
     named: set[str] = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
-        if found := re.match(r'"""([a-z_/, ]+):', path.read_text()):
+        if found := re.match(r'"""([a-z0-9_/, ]+):', path.read_text()):
             named |= set(found[1].split(", "))
     assert [name for name in manifest() if name not in named] == []
 

@@ -214,7 +214,7 @@ def test_a_forged_hit_brings_no_neighbours(stores: Connection) -> None:
         found = same(
             stores,
             "SELECT segment, distance FROM ml_rag.expand((SELECT array_agg(s) FROM ml_rag.discover(ARRAY['{s}.docs'])"
-            " AS s), ARRAY[ROW('{s}.docs', 'x', %s, %s, %s, 'forged', 0, '{}', NULL, NULL, NULL)::ml_rag.hit], 5)",
+            " AS s), ARRAY[ROW('{s}.docs', 'x', %s, %s, %s, 'forged', 0, '{}', NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.hit], 5)",
             document,
             str(document),
             number,
@@ -226,7 +226,7 @@ def test_a_forged_store_shows_nothing_either(stores: Connection) -> None:
     """A store as discovery describes it is a value too; whatever it says is read with the caller's rights."""
     store = (
         "ROW('x', '{s}.docs', NULL, 'segment_embedding', 'metadata', 'tenant', 'document_id', 'segment_number', NULL,"
-        " 'vector', NULL, 'bigint', 'integer', 'trusted')::ml_rag.store"
+        " 'vector', NULL, 'bigint', 'integer', 'trusted', true)::ml_rag.store"
     )
     same(stores, f"SELECT * FROM ml_rag.search(ARRAY[{store}], %s::vector, 100)", as_text(fake_embedding(QUERY)))
     same(stores, f"SELECT * FROM ml_rag._neighbours({store}, %s, %s, %s)", ["1", "8"], [0, 0], [99, 99])

@@ -75,6 +75,7 @@ def test_what_discovery_tells_of_a_store(owner: Connection, asker: Connection) -
         "bigint",
         "integer",
         "trusted",
+        True,
     )
 
 

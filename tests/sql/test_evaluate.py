@@ -76,12 +76,12 @@ def test_retrieval_is_measured(ready: Connection) -> None:
     assert run["vector_store"] == ["public.docs"]
     assert run["models"] == {"embed": ["fake-embed"]}
     assert set(run["versions"]) == {"ml_rag", "postgresql", "pgvector", "model_server"}
-    assert set(run["latency"]) == {"retrieval", "embedding", "search"}
+    assert set(run["latency"]) == {"retrieval", "discover", "embed", "search", "threshold"}
     latency = run["latency"]["retrieval"]
     assert 0 < latency["p50"] <= latency["p95"]
     found = questions(ready, run)
     for q in found.values():
-        assert 0 < q["latency"]["embedding"] + q["latency"]["search"] <= q["latency"]["retrieval"]
+        assert 0 < sum(q["latency"].values()) - q["latency"]["retrieval"] <= q["latency"]["retrieval"]
     assert found["1"]["citations"][0]["document_name"] == "a.txt"
     # what ml_rag cites by itself is 3 segments; the fourth was found as well, but is shown only where k asks for it
     assert [c["relevant"] for c in found["1"]["citations"]] == [True, False, False]
@@ -144,7 +144,7 @@ def test_answers_are_measured(ready: Connection) -> None:
     assert run["measures"]["refused_rightly"] == pytest.approx(1 / 2)
     assert run["counted"]["refused_rightly"] == 2
     assert run["measures"]["answer_length"] == sum(len(q["answer"]) for q in found.values()) / 5
-    assert set(run["latency"]) == {"retrieval", "embedding", "search", "generation"}
+    assert set(run["latency"]) == {"retrieval", "discover", "embed", "search", "threshold", "generate"}
     assert run["models"]["generate"] == "fake-generate"
 
 
@@ -211,7 +211,7 @@ def test_a_judge_that_scores(ready: Connection) -> None:
     assert (run["measures"]["groundedness"], run["measures"]["relevance"]) == (0, 0)
     assert run["counted"]["groundedness"] == 1  # nobody judges a refusal
     assert run["models"]["judge"] == "fake-generate"
-    assert set(run["latency"]) == {"retrieval", "embedding", "search", "generation", "judge"}
+    assert set(run["latency"]) == {"retrieval", "discover", "embed", "search", "threshold", "generate", "judge"}
 
 
 @pytest.mark.parametrize("model", ["no-such-model", "fake-embed"])

@@ -1,4 +1,4 @@
-"""pipeline/expand: neighbours, against brute force and by hand."""
+"""pipeline/expand, pipeline/neighbours: neighbours, against brute force and by hand."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from support.stores import error
 #: a hit for the tests: name of the document, distance, keyword score
 Hit = tuple[str, float, float | None]
 
-AS_HITS = """ARRAY(SELECT ROW('s', u.d, 1, u.d, 1, 'text of ' || u.d, u.distance, '{}', u.score, NULL, NULL)::ml_rag.hit
+AS_HITS = """ARRAY(SELECT ROW('s', u.d, 1, u.d, 1, 'text of ' || u.d, u.distance, '{}', u.score, NULL, NULL,
+  NULL, NULL, NULL)::ml_rag.hit
 FROM unnest(%s::text[], %s::numeric[], %s::float8[]) WITH ORDINALITY AS u (d, distance, score, i) ORDER BY u.i)"""
 
 

@@ -317,3 +317,15 @@ def test_a_dump_brings_the_indexes_along(owner: Connection, db: Database, tmp_pa
     finally:
         restored.close()
         owner.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(restored.name)))
+
+
+def test_ids_are_the_same_read_one_by_one_and_all_at_once(owner: Connection) -> None:
+    """Few ids of a large run are read as pieces of it, many with the whole run."""
+    keyword_store(owner, (f"heron {'grebe ' * (i % 7)}" for i in range(4000)))
+    owner.execute("DELETE FROM docs WHERE document_id % 5 = 0")
+    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    assert runs(owner)[0][0] > 2500
+    few, many = search(owner, "heron grebe", 5), search(owner, "heron grebe", 1500)
+    assert few == many[:5]
+    assert len({row[0] for row in many}) == 1500
+    assert all(row[0] % 5 for row in many)

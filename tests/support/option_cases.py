@@ -161,6 +161,8 @@ class Generator:
         fitting: st.SearchStrategy[Any]
         if (nested := self.nested(option)) is not None:
             fitting = st.deferred(lambda: self.objects(nested))
+            if option.type == "array":
+                fitting = st.lists(fitting, min_size=1, max_size=3)
         elif option.name in SPECIAL:
             fitting = SPECIAL[option.name]
         elif option.type == "text":
@@ -205,7 +207,9 @@ class Generator:
     def sweep(self, *routines: str) -> Iterator[dict[str, Any]]:
         """Each option by itself, also those inside of objects: fitting values, the edges, values of other types."""
         for option in (option for routine in routines for option in self.options[routine]):
-            inside = [] if (nested := self.nested(option)) is None else list(self.sweep(nested))
+            inside: list[Any] = [] if (nested := self.nested(option)) is None else list(self.sweep(nested))
+            if option.type == "array":
+                inside = [[value] for value in inside]
             for value in [*_SAMPLES, *option.choices, *inside, *_edges(option)]:
                 yield {option.name: value}
 
@@ -222,7 +226,9 @@ class Generator:
                 if option.name in options:
                     yield option.key
                     if (nested := self.nested(option)) is not None:
-                        yield from self._found([nested], options[option.name])
+                        value = options[option.name]
+                        for item in value if isinstance(value, list) else [value]:
+                            yield from self._found([nested], item)
 
     @property
     def coverage(self) -> str:
@@ -238,14 +244,15 @@ SAMPLES: dict[str, Any] = {
     "object": {},
     "array": [1],
     "vector": [1, 2, 3],
+    "any": "question",
 }
 #: a value of each kind of JSON, and the types that take it
 KINDS: list[tuple[Any, set[str]]] = [
-    ("x", {"text", "vector"}),
-    (1, {"integer", "number"}),
-    (True, {"boolean"}),
-    (["x"], {"text[]", "array", "vector"}),
-    ({"x": 1}, {"object"}),
+    ("x", {"text", "vector", "any"}),
+    (1, {"integer", "number", "any"}),
+    (True, {"boolean", "any"}),
+    (["x"], {"text[]", "array", "vector", "any"}),
+    ({"x": 1}, {"object", "any"}),
 ]
 
 
@@ -269,12 +276,12 @@ def refused(option: Option) -> list[Any]:
         if option.type == "integer":
             past.append(1.5)
     if option.type == "choice":
-        past = [option.choices[0] + "x", option.choices[0][:-1], " " + option.choices[0], ",".join(option.choices), ""]
+        past = [option.choices[0] + "x", option.choices[0][:-1], " " + option.choices[0], ",".join([*option.choices, "x"]), ""]
     if option.type == "text":
         past = [""]
     if option.type == "text[]":
         past = [["a", 1], ["a", None], [["a"]]]
-    if not option.has_auto and option.type not in ("text", "vector") and "auto" not in option.choices:
+    if not option.has_auto and option.type not in ("text", "vector", "any") and "auto" not in option.choices:
         past.append("auto")
     return past + [value for value, types in KINDS if option.type not in types]
 

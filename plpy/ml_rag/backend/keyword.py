@@ -415,7 +415,8 @@ def _ids(
     which = np.searchsorted(ends, found[in_runs], side="right")
     slots = found[in_runs] - np.array([starts[run["run"]] for run in runs])[which]
     first = np.array([run["first_id"] for run in runs])
-    if len(in_runs) <= 2000:
+    # an id is one read of a piece of a long value, all of a run are one for each two hundred and fifty
+    if len(in_runs) <= min(2000, sum(runs[j]["rows"] for j in np.unique(which)) // 250):
         for row in _run(plpy, "id", store, [runs[j]["run"] for j in which], slots.tolist()):
             i = row["place"] - 1
             packed = row["wide"] if row["width"] == b"\x08" else row["narrow"]

@@ -1,0 +1,340 @@
+-- arms: what each arm of a request finds, store by store. An arm and a store are the unit of work: of isolation, of explain.
+
+CREATE TYPE ml_rag.row_filter AS (
+  condition text,   -- of ml_rag.filter
+  arguments text[]
+);
+COMMENT ON TYPE ml_rag.row_filter IS 'which rows of a store count, as ml_rag.filter has it; a null condition is not yet known';
+
+CREATE FUNCTION ml_rag._is_filtered(options jsonb) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether options leave rows out; most calls do not, and need not ask store by store
+BEGIN
+  RETURN coalesce(
+    options ?| '{document_name,exclude_document_name,filters,required_keywords,excluded_keywords}', false);
+END
+$$;
+
+CREATE FUNCTION ml_rag._add_texts(store ml_rag.store, hits ml_rag.hit[]) RETURNS ml_rag.hit[]
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: all the hits, those of one store with segment and metadata, which candidates do not carry
+-- The row keys are those of the snapshot that the candidates were found in, so a row is there unless a policy has changed
+-- its mind.
+-- Calls: ml_rag._relation_name  Reads: the store, as the caller
+DECLARE
+  _keys tid[] := ARRAY(SELECT h.row_key::tid FROM unnest(hits) AS h
+                       WHERE h.vector_store = store.vector_store AND h.segment IS NULL);
+BEGIN
+  IF cardinality(_keys) = 0 THEN
+    RETURN hits;
+  END IF;
+  EXECUTE format(
+    'SELECT array_agg(ROW(h.vector_store, h.document_name, h.document_id, h.document_key, h.segment_number, '
+    'coalesce(h.segment, t.segment), h.distance, coalesce(h.metadata, t.metadata), h.keyword_score, h.score, '
+    'h.rerank_score, CASE WHEN t.row_key IS NULL THEN h.row_key END, h.first_segment, h.last_segment)::ml_rag.hit ORDER BY h.place) '
+    'FROM unnest($1) WITH ORDINALITY AS h (vector_store, document_name, document_id, document_key, segment_number, '
+    'segment, distance, metadata, keyword_score, score, rerank_score, row_key, first_segment, last_segment, place) '
+    'LEFT JOIN (SELECT t.ctid AS row_key, t.%I::text AS segment, %s AS metadata FROM %s AS t WHERE t.ctid = ANY ($2)) AS t '
+    'ON t.row_key = CASE WHEN h.vector_store = $3 AND h.segment IS NULL THEN h.row_key::tid END '
+    'WHERE h.vector_store <> $3 OR h.segment IS NOT NULL OR t.row_key IS NOT NULL',
+    store.segment, coalesce(format('to_jsonb(t.%I)', store.metadata), 'NULL::jsonb'), ml_rag._relation_name(store.relation))
+  INTO hits USING hits, _keys, store.vector_store;
+  RETURN coalesce(hits, '{}');
+END
+$$;
+
+CREATE FUNCTION ml_rag._read_store(
+  stage text, store ml_rag.store, is_only boolean, until timestamptz, request ml_rag.request, arm ml_rag.arm,
+  index ml_rag.keyword_index, with_text boolean, INOUT hits ml_rag.hit[], INOUT filter ml_rag.row_filter,
+  OUT facts jsonb, OUT failure jsonb
+)
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the one place where a stage (search, keyword, text, expand) reads a store. What goes wrong in one that the call
+-- does not name comes back as a failure, and the wait for its lock is short; of another one it is raised.
+-- search, keyword: hits are what the arm finds; text, expand: the hits given, with those of the store changed. filter: null
+-- until it is made; it is given back, so that each store's is made once. until: of ml_rag._share
+-- Calls: ml_rag._limit_wait, ml_rag._is_filtered, ml_rag._warn_of_unknown_keys, ml_rag.filter, ml_rag._untrusted_condition,
+-- ml_rag._search_store, ml_rag._keyword_store, ml_rag._add_texts, ml_rag._expand_store, ml_rag._raise, ml_rag._failure
+-- Reads: the store, as the caller
+DECLARE
+  _is_untrusted boolean := coalesce(store.found = 'untrusted', false);
+  _condition text;
+  _found record;
+  _former_wait text;
+  _detail text;
+  _hint text;
+BEGIN
+  IF _is_untrusted THEN
+    _former_wait := ml_rag._limit_wait(100);
+  ELSIF store.found = 'trusted' AND NOT is_only THEN
+    _former_wait := ml_rag._limit_wait(1000);
+  END IF;
+  IF stage = 'search' OR stage = 'keyword' THEN
+    IF filter.condition IS NULL THEN
+      IF NOT ml_rag._is_filtered(request.options) THEN
+        filter.condition := '';
+      ELSE
+        IF NOT _is_untrusted THEN
+          PERFORM ml_rag._warn_of_unknown_keys(store, request.options -> 'filters');
+        END IF;
+        SELECT f.condition, f.arguments INTO filter.condition, filter.arguments
+        FROM ml_rag.filter(store, request.options) AS f;
+      END IF;
+    END IF;
+    _condition := filter.condition;
+    IF _is_untrusted THEN
+      _condition := ml_rag._untrusted_condition(store, until, _condition);
+    END IF;
+  END IF;
+  CASE stage
+  WHEN 'search' THEN
+    _found := ml_rag._search_store(store, request, arm, with_text OR _is_untrusted, _condition, filter.arguments);
+    hits := _found.hits;
+    facts := _found.facts;
+  WHEN 'keyword' THEN
+    _found := ml_rag._keyword_store(store, index, request, arm, with_text OR _is_untrusted, _condition, filter.arguments,
+      filter.condition <> '', CASE WHEN _is_untrusted THEN until END);
+    hits := _found.hits;
+    facts := _found.facts;
+    failure := _found.failure;
+    IF failure IS NOT NULL AND is_only THEN
+      PERFORM ml_rag._raise(failure);
+    END IF;
+  WHEN 'text' THEN
+    hits := ml_rag._add_texts(store, hits);
+  WHEN 'expand' THEN
+    hits := ml_rag._expand_store(store, hits, request.segment_overlap, CASE WHEN _is_untrusted THEN until END);
+  END CASE;
+  IF _former_wait IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', _former_wait, true);
+  END IF;
+EXCEPTION WHEN OTHERS THEN
+  -- a transaction that cannot go on is no matter of a store
+  IF coalesce(store.found, 'named') = 'named' OR is_only OR SQLSTATE = '40001' THEN
+    RAISE;
+  END IF;
+  GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT;
+  failure := ml_rag._failure(store.vector_store, SQLSTATE, SQLERRM, _detail, _hint);
+  IF stage = 'expand' THEN
+    failure := failure || jsonb_build_object(
+      'warning', format('the neighbours of segments of "%s" cannot be read', store.vector_store),
+      'skipped', format('%s: %s.', SQLSTATE, rtrim(left(SQLERRM, 500), '.')),
+      'warning_hint', 'Its segments stand as they were found; "segment_overlap": 0 asks for no neighbours.');
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._other_dimensions(store ml_rag.store, query_embedding vector) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the failure of a store whose vectors cannot be compared with the query embedding  Calls: ml_rag._failure
+BEGIN
+  RETURN ml_rag._failure(store.vector_store, '22000', 'the query embedding and the vector store differ in dimensions',
+      format('The query embedding has %s dimensions, %s.%I has %s.', vector_dims(query_embedding),
+        store.vector_store, store.segment_embedding, store.dimensions),
+      'Name the store''s own model in "embed_model_id", or leave the store out with "exclude_vector_store".')
+    || jsonb_build_object(
+      'warning', format('"%s" has other dimensions than the query embedding; ignored', store.vector_store),
+      'skipped', format('It has %s dimensions, the query embedding %s.', store.dimensions, vector_dims(query_embedding)),
+      'warning_hint', 'Its marker comment names the wrong model, or leave it out with "exclude_vector_store".');
+END
+$$;
+
+CREATE FUNCTION ml_rag._search_arm(
+  request ml_rag.request, arm ml_rag.arm, stores ml_rag.store[], with_text boolean, has_found boolean,
+  INOUT filters ml_rag.row_filter[], OUT hits ml_rag.hit[], OUT skipped text[], OUT facts jsonb
+)
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the best segments of all stores by one arm. filters: of the stores, made where the first arm needs them; skipped:
+-- stores that were left out; facts: with explain, how each store was searched: {vector_store: {…}}. has_found: whether an
+-- earlier arm could search some store; else an error of all stores is one of the call
+-- Calls: ml_rag._untrusted_last, ml_rag._keyword_index, ml_rag._share, ml_rag._other_dimensions, ml_rag._raise,
+-- ml_rag._read_store, ml_rag._enabling, ml_rag._warn_of_no_index, ml_rag._warn_of_failures, ml_rag._explain_failures
+-- Reads: the stores, as the caller
+DECLARE
+  _is_keyword boolean := arm.search = 'keyword';
+  _vector vector := coalesce(arm.query_embedding, request.query_embedding);
+  _is_only boolean := cardinality(stores) = 1;
+  _store ml_rag.store;
+  _index ml_rag.keyword_index;
+  _read record;
+  _searched integer := 0;
+  _indexed boolean := false;
+  _without_index ml_rag.store[] := '{}';
+  _ordered ml_rag.store[];
+  _untrusted integer;
+  _ends timestamptz;
+  _until timestamptz;
+  _failure jsonb;
+  _failures jsonb[] := '{}';
+  _late text[] := '{}';
+  _place integer := 0;
+BEGIN
+  hits := '{}';
+  SELECT o.ordered, o.untrusted INTO _ordered, _untrusted FROM ml_rag._untrusted_last(stores) AS o;
+  FOREACH _store IN ARRAY _ordered LOOP
+    _place := _place + 1;
+    IF _is_keyword THEN
+      SELECT i.* INTO _index FROM ml_rag._keyword_index(_store.relation) AS i WHERE i.segment = _store.segment;
+      IF NOT FOUND THEN
+        _without_index := _without_index || _store;
+        _untrusted := _untrusted - (_store.found = 'untrusted')::integer;
+        CONTINUE;
+      END IF;
+      _indexed := true;
+    ELSIF _store.dimensions <> vector_dims(_vector) THEN
+      _failure := ml_rag._other_dimensions(_store, _vector);
+      IF NOT request.skips_dimensions AND _store.found IS DISTINCT FROM 'untrusted' THEN
+        PERFORM ml_rag._raise(_failure);
+      END IF;
+      _failures := _failures || _failure;
+      _untrusted := _untrusted - (_store.found = 'untrusted')::integer;
+      CONTINUE;
+    END IF;
+    IF _store.found = 'untrusted' THEN
+      SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
+      IF _until IS NULL THEN
+        _late := _late || _store.vector_store;
+        CONTINUE;
+      END IF;
+    END IF;
+    _read := ml_rag._read_store(CASE WHEN _is_keyword THEN 'keyword' ELSE 'search' END, _store, _is_only, _until, request,
+      arm, _index, with_text, NULL, filters[_place]);
+    IF _read.failure IS NOT NULL THEN
+      _failures := _failures || _read.failure;
+      CONTINUE;
+    END IF;
+    _searched := _searched + 1;
+    filters[_place] := _read.filter;
+    hits := hits || _read.hits;
+    IF request.explain THEN
+      facts := coalesce(facts, '{}') || jsonb_build_object(_store.vector_store, _read.facts);
+    END IF;
+  END LOOP;
+  IF _is_keyword AND NOT _indexed THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'no vector store has a keyword index',
+      DETAIL = format('Stores: %s.', (SELECT string_agg(s.vector_store, ', ') FROM unnest(stores) AS s)),
+      HINT = format('The owner of a store can make one: %s;', ml_rag._enabling(stores[1]));
+  END IF;
+  IF _searched = 0 AND cardinality(_failures) > 0 AND NOT has_found THEN
+    PERFORM ml_rag._raise(_failures[1]);
+  END IF;
+  IF cardinality(_without_index) > 0 THEN
+    PERFORM ml_rag._warn_of_no_index(_without_index);
+  END IF;
+  IF cardinality(_failures) > 0 OR cardinality(_late) > 0 THEN
+    PERFORM ml_rag._warn_of_failures(_failures, _late);
+  END IF;
+  skipped := ARRAY(SELECT s.vector_store FROM unnest(_without_index) AS s)
+    || ARRAY(SELECT f ->> 'store' FROM unnest(_failures) AS f) || _late;
+  IF request.explain AND cardinality(skipped) > 0 THEN
+    facts := coalesce(facts, '{}') || ml_rag._explain_failures(_failures, _late)
+      || coalesce((SELECT jsonb_object_agg(s.vector_store, '{"skipped": "It has no keyword index."}'::jsonb)
+                   FROM unnest(_without_index) AS s), '{}');
+  END IF;
+  IF _searched > 1 THEN
+    hits := CASE WHEN _is_keyword THEN ARRAY(
+      SELECT h FROM unnest(hits) AS h
+      ORDER BY h.keyword_score DESC, h.vector_store COLLATE "C", h.document_name COLLATE "C", h.document_id,
+        h.document_key COLLATE "C", h.segment_number LIMIT arm.candidates)
+    ELSE ARRAY(
+      SELECT h FROM unnest(hits) AS h
+      ORDER BY coalesce(h.score::numeric, h.distance), h.vector_store COLLATE "C", h.document_name COLLATE "C",
+        h.document_id, h.document_key COLLATE "C", h.segment_number LIMIT arm.candidates)
+    END;
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._search_arms(request ml_rag.request, retrieval ml_rag.retrieval, with_text boolean)
+RETURNS ml_rag.retrieval
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the rankings of all arms, and the stores that none of them could search
+-- with_text: false = candidates of ordinary tables come without their segment and metadata, see ml_rag._add_texts
+-- Calls: ml_rag._stage, ml_rag._search_arm
+DECLARE
+  _arm ml_rag.arm;
+  _found record;
+  _filters ml_rag.row_filter[] := '{}';
+  _has_found boolean := false;
+  _stage text;
+  _told boolean;
+BEGIN
+  FOREACH _arm IN ARRAY request.arms LOOP
+    _stage := CASE _arm.search WHEN 'semantic' THEN 'search' ELSE _arm.search END;
+    -- ml_rag.embed has told already that the search comes
+    IF _stage <> 'search' OR retrieval.rankings IS NOT NULL OR (retrieval.trace[cardinality(retrieval.trace)]).facts IS NULL THEN
+      _told := ml_rag._stage(request.call, _stage);
+    END IF;
+    _found := ml_rag._search_arm(request, _arm, retrieval.stores, with_text, _has_found, _filters);
+    _filters := _found.filters;
+    _has_found := _has_found OR cardinality(_found.skipped) < cardinality(retrieval.stores);
+    retrieval.skipped := CASE WHEN retrieval.rankings IS NULL THEN _found.skipped
+      ELSE ARRAY(SELECT unnest(retrieval.skipped) INTERSECT SELECT unnest(_found.skipped)) END;
+    retrieval.rankings := retrieval.rankings || ROW(_arm, _found.hits)::ml_rag.ranking;
+    retrieval.trace := retrieval.trace || ROW(_stage, clock_timestamp(), CASE WHEN request.explain THEN
+      jsonb_build_object('arm', _arm.name, 'stores', _found.facts, 'candidates', cardinality(_found.hits)) END)::ml_rag.step;
+  END LOOP;
+  RETURN retrieval;
+END
+$$;
+
+CREATE FUNCTION ml_rag._read_hits(stage text, request ml_rag.request, retrieval ml_rag.retrieval) RETURNS ml_rag.hit[]
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the hits of a retrieval after the stage text or expand has read their stores; what fails leaves them as they are
+-- Calls: ml_rag._untrusted_last, ml_rag._share, ml_rag._read_store, ml_rag._warn_of_failures
+-- Reads: the stores, as the caller
+DECLARE
+  _hits ml_rag.hit[] := retrieval.hits;
+  _names text[] := ARRAY(SELECT DISTINCT h.vector_store FROM unnest(_hits) AS h);
+  _store ml_rag.store;
+  _ordered ml_rag.store[];
+  _untrusted integer;
+  _ends timestamptz;
+  _until timestamptz;
+  _read record;
+  _failures jsonb[] := '{}';
+  _late text[] := '{}';
+BEGIN
+  SELECT o.ordered, o.untrusted INTO _ordered, _untrusted
+  FROM ml_rag._untrusted_last(ARRAY(SELECT s FROM unnest(retrieval.stores) AS s WHERE s.vector_store = ANY (_names))) AS o;
+  FOREACH _store IN ARRAY _ordered LOOP
+    CONTINUE WHEN CASE stage
+      WHEN 'expand' THEN _store.segment_number IS NULL OR coalesce(_store.document_id, _store.document_name) IS NULL
+      -- those of others have their texts already
+      ELSE _store.is_table IS NOT TRUE OR coalesce(_store.found = 'untrusted', false) END;
+    _until := NULL;
+    IF _store.found = 'untrusted' THEN
+      SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
+      IF _until IS NULL THEN
+        _late := _late || _store.vector_store;
+        CONTINUE;
+      END IF;
+    END IF;
+    _read := ml_rag._read_store(stage, _store, cardinality(retrieval.stores) = 1, _until, request, NULL, NULL, NULL, _hits,
+      NULL);
+    IF _read.failure IS NULL THEN
+      _hits := _read.hits;
+    ELSE
+      _failures := _failures || _read.failure;
+    END IF;
+  END LOOP;
+  IF cardinality(_failures) > 0 OR cardinality(_late) > 0 THEN
+    PERFORM ml_rag._warn_of_failures(_failures, _late);
+  END IF;
+  RETURN _hits;
+END
+$$;

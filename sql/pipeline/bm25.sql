@@ -1,0 +1,145 @@
+-- bm25: the segments of one store that have most of the words.
+
+CREATE FUNCTION ml_rag._keyword_scores(store oid, segment name, key name[], terms text[], weights integer[], n integer,
+  until timestamptz DEFAULT NULL, OUT candidates ml_rag.keyword_candidate[], OUT error jsonb)
+LANGUAGE plpython3u STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+-- planning its statements anew for each query takes longer than all the rest
+SET plan_cache_mode = force_generic_plan
+AS $$
+# Stable, so that all that is read is of one moment: a run may be replaced by another at any time.
+@BACKEND@
+return backend.keyword_scores(plpy, store, segment, key, terms, weights, n, until)
+$$;
+
+CREATE FUNCTION ml_rag._run_keyword(
+  store ml_rag.store, index ml_rag.keyword_index, terms text[], weights integer[], candidates integer,
+  query_embedding vector, distance_metric text, n integer, condition text, arguments text[],
+  until timestamptz, with_text boolean, OUT hits ml_rag.hit[], OUT is_all boolean
+)
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the n best of the candidates that the condition leaves; is_all: whether there are no further candidates;
+-- until: when a store of an untrusted owner has had its time, else null
+-- Calls: ml_rag._keyword_scores, ml_rag._raise, ml_rag._hit_columns, ml_rag._relation_name  Reads: the store and its index, as the caller
+-- Stable for the same reason: candidates and rows are of one moment.
+DECLARE
+  _found record;
+  _columns record := ml_rag._hit_columns(store, distance_metric, with_text, keyword_score => 's.score');
+BEGIN
+  SELECT s.candidates, s.error INTO _found
+  FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, candidates, until) AS s;
+  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+  is_all := cardinality(_found.candidates) < candidates;
+  EXECUTE concat(
+    'SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (SELECT ', replace(_columns.of_hit, format(_columns.rounded, 's.distance'),
+      'CASE WHEN s.distance > ''-Infinity'' AND s.distance < ''Infinity'' THEN '
+      || format(_columns.rounded, 's.distance') || ' END'), ' FROM (SELECT ', _columns.of_row,
+    ', c.score AS score FROM unnest($4) AS c JOIN ONLY ', ml_rag._relation_name(index.store), ' AS t ON ', (
+      SELECT string_agg(format('t.%I = (c.key[%s])::%s', a.attname, k.place, format_type(a.atttypid, NULL)), ' AND ')
+      FROM unnest(index.key) WITH ORDINALITY AS k (name, place)
+      JOIN pg_attribute AS a ON a.attrelid = index.store AND a.attname = k.name AND NOT a.attisdropped),
+    format(' WHERE t.%I IS NOT NULL', store.segment), condition,
+    ' ORDER BY c.score DESC, ', _columns.place, ' LIMIT $2) AS s) AS h')
+  INTO hits USING query_embedding, n, arguments, _found.candidates;
+  hits := coalesce(hits, '{}');
+END
+$$;
+
+CREATE FUNCTION ml_rag._enabling(store ml_rag.store) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the statement by which an owner makes the keyword index of a store, for hints
+BEGIN
+  RETURN format('SELECT ml_rag.enable_keyword_search(%L%s)', store.relation::text,
+    CASE WHEN store.segment <> 'segment' THEN format(', %L', jsonb_build_object('segment', store.segment)) END);
+END
+$$;
+
+CREATE FUNCTION ml_rag._keyword_store(
+  store ml_rag.store, index ml_rag.keyword_index, request ml_rag.request, arm ml_rag.arm, with_text boolean,
+  condition text, arguments text[], narrows boolean, until timestamptz,
+  OUT hits ml_rag.hit[], OUT facts jsonb, OUT failure jsonb
+)
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the segments of one store that have most of the words of a keyword arm, by (BM25, document, segment)
+-- condition, arguments: of ml_rag.filter; narrows: whether it has more than the limits of an untrusted store. until: when a
+-- store of an untrusted owner has had its time, else null. facts: with explain, how the store was searched. failure: why its
+-- index cannot be used
+-- Calls: ml_rag._tokens, ml_rag._run_keyword, ml_rag._out_of_time, ml_rag._failure, ml_rag._enabling
+-- Reads: the store and its index, as the caller
+DECLARE
+  _n integer := arm.candidates;
+  _vector vector := request.query_embedding;
+  _terms text[];
+  _weights integer[];
+  _candidates integer;
+  _is_all boolean;
+  _most CONSTANT integer := 65536; -- candidates of an untrusted store: about a second
+BEGIN
+  SELECT coalesce(array_agg(t.key ORDER BY t.key COLLATE "C"), '{}'),
+    coalesce(array_agg(t.value::integer ORDER BY t.key COLLATE "C"), '{}')
+  INTO _terms, _weights
+  FROM jsonb_each_text((ml_rag._tokens(index.configuration::regconfig, coalesce(arm.query, request.question))).tokens) AS t;
+  IF store.dimensions <> vector_dims(_vector) THEN
+    _vector := NULL;
+  END IF;
+  hits := '{}';
+  -- the best ones may not pass the filters: then many more are tried, then all; without filters, candidates that are
+  -- not in the table mean that it was written to with triggers off, and a second look is enough
+  _candidates := CASE WHEN narrows THEN 4 * _n + 100 ELSE _n END;
+  WHILE cardinality(_terms) > 0 LOOP
+    SELECT r.hits, r.is_all INTO hits, _is_all
+    FROM ml_rag._run_keyword(store, index, _terms, _weights, _candidates, _vector, request.distance_metric, _n, condition,
+      arguments, until, with_text) AS r;
+    EXIT WHEN cardinality(hits) >= _n OR _is_all OR NOT narrows AND _candidates > _n;
+    IF until IS NOT NULL AND (_candidates >= _most OR clock_timestamp() > until) THEN
+      PERFORM ml_rag._out_of_time();
+    END IF;
+    _candidates := CASE WHEN until IS NOT NULL THEN least(_candidates * 50, _most)
+                        WHEN _candidates < 10000 THEN _candidates * 50 ELSE 2147483647 END;
+  END LOOP;
+  IF request.explain THEN
+    facts := jsonb_build_object('configuration', index.configuration, 'words', _terms, 'limit', _n,
+      'candidates', cardinality(hits));
+  END IF;
+  IF arm.min_score IS NOT NULL THEN
+    hits := ARRAY(SELECT h FROM unnest(hits) AS h WHERE h.keyword_score >= arm.min_score);
+  END IF;
+EXCEPTION WHEN OTHERS THEN
+  IF SQLSTATE !~ '^(22|38|F0|42704$)' THEN
+    RAISE;
+  END IF;
+  -- its configuration was dropped, or its key's type changed
+  hits := '{}';
+  failure := ml_rag._failure(store.vector_store, '55000',
+      format('the keyword index of "%s" cannot be used', store.vector_store), SQLERRM,
+      format('Its owner can make it anew: %s;', ml_rag._enabling(store)))
+    || jsonb_build_object('warning', format('the keyword index of "%s" cannot be used; ignored', store.vector_store),
+      'warning_detail', SQLERRM, 'skipped', 'Its keyword index cannot be used.',
+      'warning_hint', format('Its owner can make it anew: %s;', ml_rag._enabling(store)));
+END
+$$;
+
+CREATE FUNCTION ml_rag._warn_of_no_index(stores ml_rag.store[]) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: say once which stores a keyword arm left out for want of an index  Calls: ml_rag._enabling
+DECLARE
+  _names text[] := ARRAY(SELECT s.vector_store FROM unnest(stores) AS s);
+BEGIN
+  RAISE WARNING USING ERRCODE = '01000',
+    MESSAGE = CASE cardinality(stores) WHEN 1 THEN format('"%s" has no keyword index; not searched by words', _names[1])
+      ELSE format('%s vector stores have no keyword index; not searched by words', cardinality(stores)) END,
+    DETAIL = format('Not searched by words: %s%s.', array_to_string(_names[1:20], ', '),
+      CASE WHEN cardinality(_names) > 20 THEN ', …' END),
+    HINT = CASE WHEN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = stores[1].relation) = 'r'
+      THEN format('Its owner can make one: %s;', ml_rag._enabling(stores[1]))
+      ELSE 'Only an ordinary table can have one: search the table behind it.' END;
+END
+$$;

@@ -1,0 +1,225 @@
+-- knn: the nearest segments of one store.
+
+CREATE FUNCTION ml_rag._hit_columns(
+  store ml_rag.store, distance_metric text, with_text boolean DEFAULT true, score text DEFAULT 'NULL::float8',
+  keyword_score text DEFAULT 'NULL::float8',
+  OUT distance text, OUT rounded text, OUT of_row text, OUT of_hit text, OUT place text
+)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how a row t of a store becomes an ml_rag.hit, for the statements of all arms: SELECT <of_hit> FROM
+-- (SELECT <of_row> FROM store AS t WHERE … ORDER BY … LIMIT $2) AS s, $1 the vector of the question (its distance is null
+-- where that is). distance: from t to $1, what an index can serve: neither rounded nor named. rounded: a format that makes
+-- of it what callers get. with_text: false = a row of an ordinary table gives its key instead of its segment and metadata.
+-- score, keyword_score: SQL for those columns of the hit, over s. place: what settles ties, an ORDER BY list over t
+-- (document, then segment).
+-- Rounding and naming stand in the outer list, so that the inner query keeps to what postgres_fdw can ship to a shard.
+DECLARE
+  _name text := CASE WHEN store.document_name IS NULL THEN quote_literal(store.vector_store)
+                     ELSE format('t.%I::text', store.document_name) END;
+  _id text := CASE WHEN store.document_id IS NULL THEN 'NULL' ELSE format('t.%I', store.document_id) END;
+  _has_integer_id boolean := coalesce(store.document_id_type IN ('smallint', 'integer', 'bigint'), false);
+  _number text := CASE WHEN store.segment_number IS NULL THEN 'NULL' ELSE format('t.%I', store.segment_number) END;
+  _has_text boolean := with_text OR store.is_table IS NOT TRUE;
+  _metric ml_rag.metric;
+BEGIN
+  SELECT m.* INTO STRICT _metric FROM ml_rag.metric AS m WHERE m.name = distance_metric;
+  distance := format('t.%I %s $1::%s', store.segment_embedding, _metric.operator, store.embedding_type);
+  rounded := format('round((%s + %%s)::numeric, 4)', _metric.shift);
+  of_row := concat(_name, ' AS document_name, ', _id, ' AS document_id, ', _number, '::bigint AS segment_number, ',
+    CASE WHEN _has_text THEN format('t.%I::text', store.segment) ELSE 'NULL::text' END, ' AS segment, ',
+    distance, ' AS distance, ',
+    CASE WHEN _has_text AND store.metadata IS NOT NULL THEN format('to_jsonb(t.%I)', store.metadata)
+         ELSE 'NULL::jsonb' END, ' AS metadata',
+    CASE WHEN NOT _has_text THEN ', t.ctid AS row_key' END);
+  of_hit := concat(quote_literal(store.vector_store), '::text, s.document_name, ',
+    CASE WHEN _has_integer_id THEN 's.document_id::bigint' ELSE 'NULL::bigint' END, ', ',
+    CASE WHEN store.document_id IS NULL THEN 's.document_name' ELSE 's.document_id::text' END,
+    ', s.segment_number, s.segment, ', format(rounded, 's.distance'), ', s.metadata, ', keyword_score, ', ', score,
+    ', NULL::float8, ', CASE WHEN _has_text THEN 'NULL::text' ELSE 's.row_key::text' END,
+    ', NULL::bigint, NULL::bigint');
+  place := concat('(', _name, ') COLLATE "C", ',
+    CASE WHEN _has_integer_id THEN _id ELSE format('(%s)::text COLLATE "C"', _id) END, ', (', _number, ')::bigint');
+END
+$$;
+
+CREATE FUNCTION ml_rag._nearest_statement(
+  store ml_rag.store, distance_metric text, condition text DEFAULT '', sort text DEFAULT 'index',
+  with_text boolean DEFAULT true, has_own_vector boolean DEFAULT false
+) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the kNN statement of one store: $1 vector of the question, $2 limit, $3 what the condition of ml_rag.filter
+-- refers to; has_own_vector: $4 is the vector that is searched with, and score its distance
+-- Calls: ml_rag._hit_columns, ml_rag._relation_name
+-- The ORDER BY … LIMIT stands at one query level with nothing but filters, which is what an index can serve and
+-- what postgres_fdw can ship to a shard. sort: index; exact, by an expression that no index has, neither here nor on
+-- the shard, whose settings are out of our reach; total, which settles equal distances too, at the cost of rounding
+-- each row's.
+DECLARE
+  _columns record := ml_rag._hit_columns(store, distance_metric, with_text);
+  _distance text := _columns.distance;
+  _own text;
+BEGIN
+  IF has_own_vector THEN
+    _distance := replace(_columns.distance, ' $1::', ' $4::');
+    _own := format(', %s AS own', _distance);
+    _columns := ml_rag._hit_columns(store, distance_metric, with_text, format(_columns.rounded, 's.own') || '::float8');
+  END IF;
+  RETURN concat(
+    'SELECT ', _columns.of_hit, ' FROM (SELECT ', _columns.of_row, _own, ' FROM ', ml_rag._relation_name(store.relation),
+    format(' AS t WHERE t.%I IS NOT NULL AND t.%I IS NOT NULL', store.segment_embedding, store.segment), condition,
+    ' ORDER BY ', CASE sort
+      WHEN 'index' THEN _distance
+      WHEN 'exact' THEN format('(%s) + 0', _distance)
+      ELSE concat(format(_columns.rounded, concat('(', _distance, ')')), ', ', _columns.place)
+    END,
+    format(' LIMIT $2) AS s WHERE %1$s > ''-Infinity'' AND %1$s < ''Infinity''',
+      CASE WHEN has_own_vector THEN 's.own' ELSE 's.distance' END));
+END
+$$;
+
+CREATE FUNCTION ml_rag._run_nearest(
+  statement text, query_embedding vector, n integer, arguments text[], own_vector vector DEFAULT NULL
+) RETURNS ml_rag.hit[]
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+-- An approximate index goes on until n rows have passed the filters and row-level security.
+SET hnsw.iterative_scan = 'relaxed_order'
+SET ivfflat.iterative_scan = 'relaxed_order'
+-- compiling takes a second for a large table, all the time is in the distance, and no clock ends it
+SET jit = off
+AS $$
+-- purpose: run a kNN statement; the hits come in order of (distance, document, segment)
+-- Reads: the store, as the caller
+DECLARE
+  _hits ml_rag.hit[];
+BEGIN
+  EXECUTE format('SELECT array_agg(ROW(h.*)::ml_rag.hit ORDER BY h.%s, h.document_name COLLATE "C", h.document_id, '
+      'h.document_key COLLATE "C", h.segment_number) FROM (%s) AS h (vector_store, document_name, document_id, '
+      'document_key, segment_number, segment, distance, metadata, keyword_score, score, rerank_score, row_key, '
+      'first_segment, last_segment)', CASE WHEN own_vector IS NULL THEN 'distance' ELSE 'score' END, statement)
+    INTO _hits USING query_embedding, n, arguments, own_vector;
+  RETURN coalesce(_hits, '{}');
+END
+$$;
+
+CREATE FUNCTION ml_rag._explain_nearest(
+  store ml_rag.store, statement text, query_embedding vector, n integer, arguments text[], own_vector vector
+) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+-- as ml_rag._run_nearest has it, or the plan would be another one
+SET hnsw.iterative_scan = 'relaxed_order'
+SET ivfflat.iterative_scan = 'relaxed_order'
+AS $$
+-- purpose: how PostgreSQL reads a store for a kNN statement: {"plan", "indexes", "iterative_scan"}
+-- The plan itself stays here. It holds the conditions of policies and the relations behind views, and its estimates
+-- come from rows that the caller may not see: told is only which indexes of the store itself, or of its partitions, are
+-- used. Nothing is run, and what planning runs has just been run by the search.
+DECLARE
+  _kind "char" := (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store.relation);
+  _plan json;
+  _names text[];
+  _indexes jsonb;
+  _method text;
+BEGIN
+  IF _kind IN ('v', 'f') THEN
+    RETURN jsonb_build_object('plan', CASE _kind WHEN 'v' THEN 'view' ELSE 'foreign table' END);
+  END IF;
+  EXECUTE format('EXPLAIN (FORMAT JSON, COSTS OFF) SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (%s) AS h', statement)
+    INTO _plan USING query_embedding, n, arguments, own_vector;
+  _names := ARRAY(SELECT DISTINCT j #>> '{}' FROM jsonb_path_query(_plan::jsonb, 'strict $.**."Index Name"', '{}', true)
+                  AS j);
+  SELECT coalesce(jsonb_agg(jsonb_build_object('index', i.relname, 'method', m.amname) ORDER BY i.relname), '[]'),
+    coalesce(min(m.amname) FILTER (WHERE m.amname IN ('hnsw', 'ivfflat')), 'exact')
+  INTO _indexes, _method
+  FROM (SELECT store.relation::oid AS oid UNION SELECT p.relid FROM pg_partition_tree(store.relation) AS p
+        UNION SELECT h.inhrelid FROM pg_inherits AS h WHERE h.inhparent = store.relation) AS part
+  JOIN pg_index AS x ON x.indrelid = part.oid
+  JOIN pg_class AS i ON i.oid = x.indexrelid
+  JOIN pg_am AS m ON m.oid = i.relam
+  WHERE i.relname = ANY (_names);
+  RETURN jsonb_build_object('plan', _method, 'indexes', _indexes)
+    || CASE WHEN _method = 'exact' THEN '{}'
+       ELSE jsonb_build_object('iterative_scan', current_setting(_method || '.iterative_scan')) END;
+END
+$$;
+
+CREATE FUNCTION ml_rag._may_fall_short(relation regclass) RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a scan of the relation can end before it has seen every row: with an approximate index on it or on
+-- what lies below it, and who knows what lies below a view or on a shard
+SELECT c.relkind = 'v' OR EXISTS (
+  SELECT FROM (SELECT c.oid AS relid UNION ALL SELECT p.relid FROM pg_partition_tree(c.oid) AS p WHERE c.relkind = 'p'
+               UNION ALL SELECT i.inhrelid FROM pg_inherits AS i WHERE i.inhparent = c.oid) AS part
+  JOIN pg_class AS pc ON pc.oid = part.relid
+  WHERE pc.relkind = 'f' OR EXISTS (
+    SELECT FROM pg_index AS x
+    JOIN pg_class AS ic ON ic.oid = x.indexrelid
+    JOIN pg_am AS a ON a.oid = ic.relam AND a.amname IN ('hnsw', 'ivfflat')
+    WHERE x.indrelid = part.relid))
+FROM pg_class AS c WHERE c.oid = relation
+$$;
+
+CREATE FUNCTION ml_rag._search_store(
+  store ml_rag.store, request ml_rag.request, arm ml_rag.arm, with_text boolean, condition text, arguments text[],
+  OUT hits ml_rag.hit[], OUT facts jsonb
+)
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the segments of one store that are nearest to the vector of a semantic arm, by (distance, document, segment)
+-- condition, arguments: of ml_rag.filter. facts: with explain, how the store was searched; explaining: how many
+-- milliseconds it took to find that out
+-- Calls: ml_rag._nearest_statement, ml_rag._run_nearest, ml_rag._may_fall_short, ml_rag._sorts_ahead,
+-- ml_rag._explain_nearest  Reads: the store, as the caller
+DECLARE
+  _n integer := arm.candidates;
+  _own vector := CASE WHEN arm.query_embedding <> request.query_embedding THEN arm.query_embedding END;
+  _vector vector := coalesce(request.query_embedding, arm.query_embedding);
+  _is_untrusted boolean := coalesce(store.found = 'untrusted', false);
+  _sort text := CASE WHEN _is_untrusted AND ml_rag._sorts_ahead(store.relation) THEN 'exact' ELSE 'index' END;
+  -- More than n, to see whether the last place is shared: of equal distances those that come first by name are wanted, and
+  -- the index does not know about names. Where very many share it, the rows are sorted by all of it. Each costs a read of
+  -- the table, so few are enough; more where the index goes on past what is left out: in a relaxed order.
+  _fetch integer := _n + _n / 10 + CASE WHEN condition = '' THEN 1 ELSE 8 END;
+  _reads integer := 0;
+  _began timestamptz;
+BEGIN
+  LOOP
+    _reads := _reads + 1;
+    hits := ml_rag._run_nearest(
+      ml_rag._nearest_statement(store, request.distance_metric, condition, _sort, with_text, _own IS NOT NULL),
+      _vector, _fetch, arguments, _own);
+    IF cardinality(hits) < _n AND _sort = 'index' AND ml_rag._may_fall_short(store.relation) THEN
+      _sort := 'exact';
+      CONTINUE;
+    END IF;
+    EXIT WHEN cardinality(hits) < _fetch OR _sort = 'total' OR CASE WHEN _own IS NULL
+      THEN hits[cardinality(hits)].distance > hits[_n].distance ELSE hits[cardinality(hits)].score > hits[_n].score END;
+    IF _fetch > 700 OR _is_untrusted THEN
+      _sort := 'total';
+      _fetch := _n;
+    ELSE
+      _fetch := _fetch * 4;
+    END IF;
+  END LOOP;
+  IF request.explain THEN
+    _began := clock_timestamp();
+    facts := ml_rag._explain_nearest(store,
+        ml_rag._nearest_statement(store, request.distance_metric, condition, _sort, with_text, _own IS NOT NULL),
+        _vector, _fetch, arguments, _own)
+      || jsonb_build_object('sort', _sort, 'reads', _reads, 'limit', _fetch, 'candidates', cardinality(hits));
+    facts := facts || jsonb_build_object('explaining', extract(epoch FROM clock_timestamp() - _began) * 1000);
+  END IF;
+  hits := hits[1:_n];
+  IF arm.max_distance IS NOT NULL THEN
+    hits := ARRAY(SELECT h FROM unnest(hits) AS h WHERE coalesce(h.score::numeric, h.distance) <= arm.max_distance);
+  END IF;
+END
+$$;
