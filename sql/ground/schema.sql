@@ -80,7 +80,7 @@ CREATE TYPE ml_rag.arm AS (
   min_score       double precision   -- keyword: lower ones are; null = none
 );
 COMMENT ON TYPE ml_rag.arm IS
-$$one way of searching: by what, with what, how much it counts; see option arms$$;
+$$one arm of a search: what is searched with what, and how much it counts; see option arms$$;
 
 CREATE TYPE ml_rag.ranking AS (
   arm  ml_rag.arm,
@@ -109,7 +109,7 @@ CREATE TYPE ml_rag.request AS (
   call                integer            -- what ml_rag._begin has returned
 );
 COMMENT ON TYPE ml_rag.request IS
-$$what is asked, as ml_rag._request makes it of the options of ml_rag; each stage reads its own part$$;
+$$the question and the options of a call, as ml_rag._request reads them; each stage uses its own part$$;
 
 CREATE TYPE ml_rag.step AS (
   stage text,
@@ -117,7 +117,7 @@ CREATE TYPE ml_rag.step AS (
   facts jsonb
 );
 COMMENT ON TYPE ml_rag.step IS
-$$a stage that was gone through; its time is that since the step before it$$;
+$$a stage that has run; it took the time since the step before it$$;
 
 CREATE TYPE ml_rag.retrieval AS (
   stores    ml_rag.store[],
@@ -130,7 +130,7 @@ CREATE TYPE ml_rag.retrieval AS (
   trace     ml_rag.step[]  -- in the order in which it went
 );
 COMMENT ON TYPE ml_rag.retrieval IS
-$$what came of a request; a stage takes both and gives back this one$$;
+$$the result of a request so far; a stage takes both and returns this one$$;
 
 CREATE FUNCTION ml_rag.version() RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE

@@ -83,7 +83,7 @@ def test_a_misspelt_key_that_would_match_everything_is_told(owner: Connection, a
     create_store(owner, rows=[("a", 1, 1, "s", (1, 0, 0))])
     owner.execute("""UPDATE docs SET metadata = '{"language": "de", "page": 1}'""")
     (warning,) = warnings(asker, filters)
-    assert 'the metadata of "public.docs" may have no key "' in warning
+    assert 'the metadata of "public.docs" seems to have no key "' in warning
     assert warning.endswith('Did you mean "language"?')
 
 
