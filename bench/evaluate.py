@@ -25,11 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.__main__ import machine, own_database
-from ml_rag import datasets
-from ml_rag.commands.eval import Bar, measure, table, write
-from ml_rag.datasets import Dataset, Question
+from ml_rag.client import datasets
+from ml_rag.client.datasets import Dataset, Question
+from ml_rag.client.eval import Bar, measure, table, write
+from ml_rag.client.evaluation import ARMS, Evaluation, connect
 from ml_rag.errors import InvalidRequest
-from ml_rag.evaluation import ARMS, Evaluation, connect
 
 HERE = Path(__file__).parent
 DATABASE = "ml_rag_evaluation"

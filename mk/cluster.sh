@@ -54,6 +54,7 @@ extension() {
 SET client_min_messages = warning;
 DROP EXTENSION IF EXISTS ml_rag CASCADE;
 CREATE EXTENSION ml_rag CASCADE;
+SET client_min_messages = error; -- its model server is started after it
 SELECT ml_rag.configure('model_server', 'unix:$SERVER_SOCKET');
 SQL
   echo "$checksum" >"$STATE/extension.sha256"

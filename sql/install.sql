@@ -29,6 +29,7 @@
 \i ground/settings.sql
 \i ground/python.sql
 \i ground/models.sql
+\i ground/configure.sql
 \i ground/metric.sql
 \i ground/options.sql
 \i ground/parse.sql

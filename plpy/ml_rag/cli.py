@@ -1,9 +1,8 @@
-"""The ``ml-rag`` command. Each subcommand is a module of ``ml_rag.commands``, imported when it is asked for."""
+"""The ``ml-rag`` command. Each subcommand is a module of its own, imported when it is asked for."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 
 import click
 
@@ -24,15 +23,19 @@ COMMANDS = {
 _SERVER_COMMANDS = ("serve", "models")
 
 
+def _module(command: str) -> str:
+    return f"ml_rag.{'server.commands' if command in _SERVER_COMMANDS else 'client'}.{command}"
+
+
 class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name in COMMANDS if importlib.util.find_spec(f"ml_rag.commands.{name}")]
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in COMMANDS:
             return None
         try:
-            command: click.Command = getattr(importlib.import_module(f"ml_rag.commands.{cmd_name}"), cmd_name)
+            command: click.Command = getattr(importlib.import_module(_module(cmd_name)), cmd_name)
         except ModuleNotFoundError as error:
             _name_the_extra(cmd_name, error)
             raise

@@ -1,4 +1,4 @@
--- settings: what an administrator chooses for a database, and where the model server is.
+-- settings: what an administrator chooses for a database, and where the model server is. ground/configure changes them.
 
 CREATE TABLE ml_rag.setting_value (
   name  text PRIMARY KEY,
@@ -88,53 +88,6 @@ BEGIN
   RETURN _roles;
 END
 $$;
-
-CREATE FUNCTION ml_rag.configure(name text, value text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: change one setting of this database, or put it back to its default (value null)
--- Calls: ml_rag._check_address, ml_rag._roles  Reads: ml_rag.setting  Writes: ml_rag.setting_value
--- The address of the model server is a table row and no custom setting because any session may SET those.
-BEGIN
-  IF NOT EXISTS (SELECT FROM ml_rag.setting AS s WHERE s.name = configure.name) THEN
-    RAISE EXCEPTION USING ERRCODE = '22023',
-      MESSAGE = format('unknown setting %s', coalesce(quote_literal(configure.name), 'NULL')),
-      DETAIL = format('Settings: %s.', (SELECT string_agg(s.name, ', ') FROM ml_rag.setting AS s));
-  END IF;
-  IF configure.name = 'model_server' THEN
-    PERFORM ml_rag._check_address(configure.value);
-  END IF;
-  IF configure.name = 'abstain_text' AND configure.value !~ '\S' THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the abstain text is blank',
-      DETAIL = 'It is the answer where nothing relevant was found.',
-      HINT = 'Set it to NULL to restore the default.';
-  END IF;
-  IF configure.name = 'track' AND configure.value NOT IN ('on', 'off') THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid value of setting track',
-      DETAIL = format('Got %L; it is on or off.', left(configure.value, 100));
-  END IF;
-  IF configure.name = 'searched_owners' AND configure.value IS NOT NULL
-    AND array_position(ml_rag._roles(configure.value), NULL) IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'a role of setting searched_owners does not exist',
-      DETAIL = format('Got %L.', left(configure.value, 200)), HINT = '\du in psql lists the roles.';
-  END IF;
-  IF configure.name IN ('untrusted_ms', 'untrusted_mb') AND configure.value !~ '^[0-9]{1,9}$' THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('invalid value of setting %s', configure.name),
-      DETAIL = format('Got %L; it is a whole number from 0 to 999999999.', left(configure.value, 100));
-  END IF;
-  DELETE FROM ml_rag.setting_value AS v WHERE v.name = configure.name;
-  IF configure.value IS NOT NULL THEN
-    INSERT INTO ml_rag.setting_value (name, value) VALUES (configure.name, configure.value);
-  END IF;
-END
-$$;
-COMMENT ON FUNCTION ml_rag.configure(text, text) IS
-$$changes a setting of this database (null = back to the default); for the owner of the extension
-model_server: unix:/path/of/socket or http://host:port, host an IP address (IPv6 in brackets) or localhost, port 1-65535.
-searched_owners: roles separated by commas, quoted as in SQL. untrusted_ms, untrusted_mb: 0-999999999.
-Settings are listed by ml_rag.setting. Errors: 22023 unknown setting, malformed address, blank abstain_text, track that
-is neither on nor off, a role that does not exist, a number out of range; 42501.$$;
 
 CREATE FUNCTION ml_rag._get_setting(name text) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE

@@ -64,7 +64,10 @@ DECLARE
   _best double precision[];  -- what the arm gives its best candidate
   _decided double precision[];
   _prior double precision[];
-  _scores double precision[];
+  _values double precision[];
+  _largest double precision;
+  _nothing double precision;
+  _own boolean;
   _all double precision;
   _known double precision := 0;  -- weight of the arms whose distance every hit has, and their best similarity
   _nearest double precision;
@@ -72,16 +75,20 @@ BEGIN
   FOR i IN 1.._n LOOP
     rankings[i].hits := ml_rag._with_row_keys(rankings[i].hits);
     _is_semantic[i] := (rankings[i].arm).search = 'semantic';
-    _is_own[i] := EXISTS (SELECT FROM unnest(rankings[i].hits) AS h WHERE _is_semantic[i] AND h.score IS NOT NULL);
-    _scores := CASE WHEN NOT _is_semantic[i] THEN ARRAY(SELECT h.keyword_score FROM unnest(rankings[i].hits) AS h)
-      ELSE ARRAY(SELECT CASE WHEN _is_complement THEN 1 - coalesce(h.score::numeric, h.distance)
-                             ELSE 1 / (1 + coalesce(h.score::numeric, h.distance)) END
-                 FROM unnest(rankings[i].hits) AS h) END;
-    _best[i] := (SELECT max(s) FROM unnest(_scores) AS s);
+    SELECT array_agg(v.value), max(v.value), CASE WHEN _is_semantic[i] THEN min(v.value) ELSE 0 END,
+      coalesce(bool_or(v.is_own), false) INTO _values, _largest, _nothing, _own
+    FROM (
+      SELECT CASE WHEN NOT _is_semantic[i] THEN h.keyword_score
+                  WHEN _is_complement THEN 1 - coalesce(h.score::numeric, h.distance)
+                  ELSE 1 / (1 + coalesce(h.score::numeric, h.distance)) END::double precision AS value,
+        _is_semantic[i] AND h.score IS NOT NULL AS is_own
+      FROM unnest(rankings[i].hits) AS h
+    ) AS v;
+    _best[i] := _largest;
+    _is_own[i] := _own;
     _weights[i] := (rankings[i].arm).weight;
     IF _is_weighted AND _weights[i] IS NULL THEN
-      _decided[i] := ml_rag._decisiveness(_scores, CASE WHEN _is_semantic[i]
-        THEN (SELECT min(s) FROM unnest(_scores) AS s) ELSE 0 END);
+      _decided[i] := ml_rag._decisiveness(_values, _nothing);
     END IF;
   END LOOP;
   IF _is_weighted AND cardinality(_decided) > 0 THEN

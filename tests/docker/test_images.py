@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ml_rag.catalogue import load_catalogue
+from ml_rag.server.catalogue import load_catalogue
 from ml_rag.testing import running_server
 
 ROOT = Path(__file__).resolve().parents[2]

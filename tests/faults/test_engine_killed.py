@@ -135,11 +135,14 @@ def test_an_idle_model_gives_its_memory_back(site: Site) -> None:
     site.verify()
 
 
-def test_it_ends_with_its_server(site: Site) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_it_ends_with_its_server(site: Site, is_stopped: bool) -> None:
     session = site.connect()
     site.load(session)
     call = site.background(lambda: session.execute(ASK, (LONG,)))
     engine = at_work(site)
+    if is_stopped:
+        os.kill(engine, signal.SIGSTOP)
     site.server.kill()
     with error("08006"):
         call.result()

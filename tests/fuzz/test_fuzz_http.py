@@ -23,8 +23,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from ml_rag.catalogue import ServerConfig
 from ml_rag.server.app import create_app
+from ml_rag.server.catalogue import ServerConfig
 from ml_rag.server.openapi import description
 from ml_rag.testing import RunningServer, running_server
 from support import fuzzing

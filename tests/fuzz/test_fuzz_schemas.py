@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ml_rag.abc import Sampling
-from ml_rag.catalogue import load_catalogue, models_dir
 from ml_rag.errors import InvalidRequest
+from ml_rag.server.catalogue import load_catalogue, models_dir
 from ml_rag.server.engines.llama_grammar import MAX_CHARACTERS, json_grammar
 from ml_rag.server.engines.process import EngineProcess
 from ml_rag.server.json_schema import check_repetitions, check_size

@@ -16,7 +16,8 @@ import ml_rag
 from support.extension import ROOT, releases, sealed
 
 #: what a checkout must have to be built
-SOURCES = ["ml_rag.control", "mk", "sql", "plpy/ml_rag/__init__.py", "plpy/ml_rag/errors.py", "plpy/ml_rag/backend"]
+SOURCES = ["ml_rag.control", "mk", "sql", *(f"plpy/ml_rag/{name}" for name in ("__init__.py", "errors.py", "files.py"))]
+SOURCES.append("plpy/ml_rag/backend")
 
 
 def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:

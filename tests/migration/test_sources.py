@@ -82,7 +82,8 @@ def test_what_runs_in_the_backend_imports_the_standard_library_only() -> None:
     import ast
     import sys
 
-    files = [*(ROOT / "plpy/ml_rag/backend").glob("*.py"), ROOT / "plpy/ml_rag/errors.py"]
+    shared = ("errors", "files")
+    files = [*(ROOT / "plpy/ml_rag/backend").glob("*.py"), *(ROOT / f"plpy/ml_rag/{name}.py" for name in shared)]
     allowed = sys.stdlib_module_names | {"ml_rag"}
     for path in files:
         more = {"numpy"} if path.stem in with_numpy else set()
@@ -96,7 +97,7 @@ def test_what_runs_in_the_backend_imports_the_standard_library_only() -> None:
             for module in modules:
                 assert module.split(".")[0] in allowed | more, f"{path.name} imports {module}"
                 if module.startswith("ml_rag."):
-                    assert module.split(".")[1] in ("backend", "errors"), f"{path.name} imports {module}"
+                    assert module.split(".")[1] in ("backend", *shared), f"{path.name} imports {module}"
                     assert more or module.split(".")[-1] not in with_numpy, f"{path.name} imports numpy with {module}"
             if isinstance(node, ast.ImportFrom) and node.module == "ml_rag.backend":
                 assert not with_numpy & {alias.name for alias in node.names}, f"{path.name} imports numpy"

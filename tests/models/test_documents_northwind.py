@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from ml_rag.catalogue import load_catalogue, models_dir
+from ml_rag.server.catalogue import load_catalogue, models_dir
 from ml_rag.testing import running_server
 
 MODEL = "all_minilm_l6_v2"

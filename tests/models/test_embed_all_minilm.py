@@ -16,8 +16,8 @@ import httpx
 import numpy as np
 import pytest
 
-from ml_rag.catalogue import ModelEntry, load_catalogue, models_dir
 from ml_rag.errors import ModelUnavailable
+from ml_rag.server.catalogue import ModelEntry, load_catalogue, models_dir
 from ml_rag.server.engines import onnx_embedder
 from ml_rag.server.engines import sentence_transformers as engine_module
 from ml_rag.server.engines.onnx_embedder import OnnxEmbedder, batches_by_length
@@ -195,7 +195,7 @@ def test_the_server_embeds_without_torch(entry: ModelEntry, folder: Path, engine
 
 def test_a_second_load_finds_the_export(entry: ModelEntry, folder: Path, engine: OnnxEmbedder) -> None:
     code = (
-        "import sys; from pathlib import Path; from ml_rag.catalogue import load_catalogue;"
+        "import sys; from pathlib import Path; from ml_rag.server.catalogue import load_catalogue;"
         "from ml_rag.server.engines.sentence_transformers import load;"
         f"load(load_catalogue().get({MODEL!r}), Path(sys.argv[1])).embed(['a'], lambda: False);"
         "print('torch' in sys.modules)"

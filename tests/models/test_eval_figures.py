@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from ml_rag import datasets
-from ml_rag.catalogue import load_catalogue, models_dir
-from ml_rag.evaluation import ARMS, Evaluation
+from ml_rag.client import datasets
+from ml_rag.client.evaluation import ARMS, Evaluation
+from ml_rag.server.catalogue import load_catalogue, models_dir
 from ml_rag.testing import running_server
 from support.cluster import Cluster, Connection
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from ml_rag import prompt
 from ml_rag.abc import Sampling
-from ml_rag.catalogue import load_catalogue, models_dir
 from ml_rag.errors import InvalidRequest, ModelUnavailable
+from ml_rag.server.catalogue import load_catalogue, models_dir
+from ml_rag.server.chat import prompt
 from support.real_model import DOCUMENTS, MODEL, SCHEMAS, engine, model_path, never, question, text_of
 
 __all__ = ["engine", "model_path"]

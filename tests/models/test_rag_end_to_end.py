@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ml_rag.catalogue import load_catalogue, models_dir
+from ml_rag.server.catalogue import load_catalogue, models_dir
 from ml_rag.testing import running_server
 from support.cluster import Cluster, Connection
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ml_rag.catalogue import load_catalogue, models_dir
+from ml_rag.server.catalogue import load_catalogue, models_dir
 from ml_rag.testing import running_server
 from support import cross_encoder
 from support.cluster import Cluster, Connection

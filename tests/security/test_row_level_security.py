@@ -214,7 +214,8 @@ def test_a_forged_hit_brings_no_neighbours(stores: Connection) -> None:
         found = same(
             stores,
             "SELECT segment, distance FROM ml_rag.expand((SELECT array_agg(s) FROM ml_rag.discover(ARRAY['{s}.docs'])"
-            " AS s), ARRAY[ROW('{s}.docs', 'x', %s, %s, %s, 'forged', 0, '{}', NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.hit], 5)",
+            " AS s), ARRAY[ROW('{s}.docs', 'x', %s, %s, %s, 'forged', 0, '{}', NULL, NULL, NULL, NULL, NULL,"
+            " NULL)::ml_rag.hit], 5)",
             document,
             str(document),
             number,

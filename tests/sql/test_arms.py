@@ -53,8 +53,8 @@ def decisiveness(values: list[float], nothing: float) -> float:
 def by_hand(arms: list[tuple[str, float | None, list[tuple[str, float]]]], known: dict[str, float]) -> dict[str, float]:
     """Scores of documents: of arms (kind, weight, [(document, distance or keyword score)]).
 
-    ``known``: distances from the question, which count for arms of kind "semantic" whether they found a document or not;
-    those of kind "own" searched with another vector, and count only for what they found.
+    ``known``: distances from the question, which count for arms of kind "semantic" whether they found a document or
+    not; those of kind "own" searched with another vector, and count only for what they found.
     """
     values = [[v if kind == "keyword" else 1 - v for _, v in found] for kind, _, found in arms]
     weights = [weight for _, weight, _ in arms]
@@ -76,7 +76,7 @@ def by_hand(arms: list[tuple[str, float | None, list[tuple[str, float]]]], known
     return scores
 
 
-# -- the short way and the long way of saying it ------------------------------------------------------------------------
+# -- the short way and the long way of saying it -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_not_both_ways_at_once(birds: Connection, name: str) -> None:
         answer(birds, "heron", {"arms": [SEMANTIC], name: value})
 
 
-# -- several arms -------------------------------------------------------------------------------------------------------
+# -- several arms ------------------------------------------------------------------------------------------------------
 
 
 def test_several_arms_are_fused_as_by_hand(birds: Connection) -> None:
@@ -249,7 +249,7 @@ def test_explain_has_an_entry_an_arm(birds: Connection) -> None:
     assert {"search", "keyword", "fuse", "text"} <= set(explained["milliseconds"])
 
 
-# -- stores that lack what an arm needs ---------------------------------------------------------------------------------
+# -- stores that lack what an arm needs --------------------------------------------------------------------------------
 
 
 def test_a_store_without_keyword_index_is_left_out_of_that_arm(owner: Connection, asker: Connection) -> None:
@@ -284,7 +284,7 @@ def test_an_arm_that_finds_no_store_is_55000(owner: Connection, asker: Connectio
         answer(asker, "heron", {"arms": [SEMANTIC, KEYWORD], "skip_generate": True})
 
 
-# -- candidates are keys until their text is wanted ---------------------------------------------------------------------
+# -- candidates are keys until their text is wanted --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["table", "partitioned", "parent", "view", "materialized view"])
@@ -294,7 +294,8 @@ def test_every_kind_of_relation_gives_its_texts(owner: Connection, asker: Connec
         create_store(owner, "docs", type="vector(16)", suffix=" PARTITION BY LIST (document_id)")
         owner.execute("CREATE TABLE docs_a PARTITION OF docs DEFAULT")
         for name, id_, number, text, embedding in (document(i, t) for i, t in enumerate(texts)):
-            owner.execute("INSERT INTO docs VALUES (%s, '{}', %s, %s, %s, %s)", (name, id_, number, text, as_text(embedding)))
+            row = (name, id_, number, text, as_text(embedding))
+            owner.execute("INSERT INTO docs VALUES (%s, '{}', %s, %s, %s, %s)", row)
     else:
         make(owner, texts)
     if kind == "parent":
@@ -336,7 +337,7 @@ def test_texts_are_read_by_the_address_of_their_rows(db: Database, owner: Connec
     """Also under row-level security, whose conditions come first unless what is asked for is leakproof."""
     make(owner, bird_texts(40))
     owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON docs USING (document_id % 3 = 0)")
-    plan = asker.execute("EXPLAIN SELECT segment FROM docs AS t WHERE t.ctid = ANY ('{\"(0,1)\",\"(0,2)\"}'::tid[])")
+    plan = asker.execute('EXPLAIN SELECT segment FROM docs AS t WHERE t.ctid = ANY (\'{"(0,1)","(0,2)"}\'::tid[])')
     assert "Tid Scan" in str(plan.fetchall())
 
 
@@ -365,7 +366,8 @@ def test_rows_that_change_while_a_call_runs(db: Database, owner: Connection, ask
     writer.start()
     try:
         for _ in range(3):
-            rows = search(asker, "heron loon", {"n_citations": 10, "arms": [SEMANTIC, {**SEMANTIC, "query": {"text": "swan"}}]})
+            arms = [SEMANTIC, {**SEMANTIC, "query": {"text": "swan"}}]
+            rows = search(asker, "heron loon", {"n_citations": 10, "arms": arms})
             assert len(rows) == 10
             assert [row[5] for row in rows] == [bird_texts(30)[row[3]] for row in rows]
     finally:
@@ -373,7 +375,7 @@ def test_rows_that_change_while_a_call_runs(db: Database, owner: Connection, ask
         writer.join()
 
 
-# -- citation_fields ----------------------------------------------------------------------------------------------------
+# -- citation_fields ---------------------------------------------------------------------------------------------------
 
 
 def test_citation_fields(owner: Connection, asker: Connection) -> None:
@@ -385,8 +387,8 @@ def test_citation_fields(owner: Connection, asker: Connection) -> None:
     first, second = answer(asker, "copper", {**options, "retrieval_options": {"segment_overlap": 0}})["citations"]
     assert first == {
         "segment": "copper 2", "distance": 0, "document_name": "a", "document_id": 1, "segment_number": 2,
-        "segment_range": [2, 2], "vector_store": "public.docs", "metadata": {"n": 2}, "score": None, "keyword_score": None,
-        "rerank_score": None, "rank": 1,
+        "segment_range": [2, 2], "vector_store": "public.docs", "metadata": {"n": 2}, "score": None,
+        "keyword_score": None, "rerank_score": None, "rank": 1,
     }  # fmt: skip
     assert (second["segment_number"], second["rank"]) == (3, 2)
     plain = answer(asker, "copper", {**options, "citation_fields": []})["citations"]

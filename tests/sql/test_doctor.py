@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 
 from ml_rag.cli import main
-from ml_rag.commands import doctor
+from ml_rag.client import doctor
 from support.cluster import Connection, Database
 from support.stores import create_store, fake_embedding
 

@@ -147,7 +147,7 @@ def test_a_folder_without_questions(db: Database, tmp_path: Path) -> None:
 
 
 def test_languages_are_common_or_of_a_folder() -> None:
-    from ml_rag.commands.eval import languages
+    from ml_rag.client.eval import languages
 
     assert languages(["en", "b=zh"], ["a", "b"]) == {"a": "en", "b": "zh"}
     assert languages([], ["a"]) == {"a": ""}

@@ -16,8 +16,8 @@ from support.hostile_server import hostile, reply
 from support.stores import answer, create_store, error, fake_embedding, insert, search
 
 #: text, distance
-HITS = "ARRAY(SELECT ROW('s', 'd', 1, '1', i, t, i * 0.1, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.hit FROM unnest(%s::text[]) \
-WITH ORDINALITY AS u (t, i) ORDER BY i)"
+HITS = "ARRAY(SELECT ROW('s', 'd', 1, '1', i, t, i * 0.1, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.hit \
+FROM unnest(%s::text[]) WITH ORDINALITY AS u (t, i) ORDER BY i)"
 
 
 def rerank(connection: Connection, query: str | None, texts: list[str] | None, options: Any = None) -> list[Any]:

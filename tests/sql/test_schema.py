@@ -1,10 +1,16 @@
-"""ground/schema, ground/settings: settings, version, comments; and what CREATE and DROP EXTENSION leave."""
+"""ground/schema, ground/settings, ground/configure: settings, version, comments; CREATE and DROP EXTENSION."""
 
 from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.cluster import Cluster, Connection, Database
+from support.hostile_server import hostile, silent
 from support.stores import create_store, error
 
 SETTINGS = {
@@ -208,3 +214,67 @@ def test_the_vector_extension_may_be_in_any_schema(cluster: Cluster, schema: str
         asker = database.connect("asker")
         row = asker.execute("SELECT segment FROM ml_rag_search('q', '{\"query_embedding\": [1,0,0]}')").fetchone()
         assert row == ("s",)
+
+
+# -- an address at which nothing answers ------------------------------------------------------------------------------
+
+
+def configured(owner: Connection, address: str | None) -> list[tuple[str | None, ...]]:
+    """Severity, message, detail, hint of what is said where the model server is to be at that address."""
+    said: list[tuple[str | None, ...]] = []
+
+    def keep(n: Any) -> None:
+        said.append((n.severity_nonlocalized, n.message_primary, n.message_detail, n.message_hint))
+
+    owner.add_notice_handler(keep)
+    owner.execute("SELECT ml_rag.configure('model_server', %s)", (address,))
+    owner.remove_notice_handler(keep)
+    assert value(owner, "model_server") == (address or SETTINGS["model_server"])
+    return said
+
+
+@pytest.mark.parametrize(
+    ("address", "why"), [("unix:/no/such.sock", "No such file"), ("http://127.0.0.1:1", "refused")]
+)
+def test_a_dead_address_is_set_with_a_warning(owner: Connection, address: str, why: str) -> None:
+    ((severity, message, detail, hint),) = configured(owner, address)
+    assert (severity, message) == ("WARNING", "the address is set, but the model server cannot be reached")
+    assert detail is not None
+    assert address in detail
+    assert why in detail
+    assert 'Start it with "ml-rag serve"' in str(hint)
+
+
+def test_a_live_address_is_set_without_a_word(owner: Connection, local_sockets: Path) -> None:
+    before = value(owner, "model_server")
+    with hostile(local_sockets, silent) as server:
+        assert configured(owner, server.address) == []
+        assert server.requests == []
+    assert configured(owner, before) == []
+
+
+def test_a_socket_that_postgresql_may_not_open_is_told(owner: Connection, local_sockets: Path) -> None:
+    with hostile(local_sockets, silent) as server:
+        Path(server.address.removeprefix("unix:")).chmod(0)
+        ((_, message, _, hint),) = configured(owner, server.address)
+    assert message == "the address is set, but the model server may not be reached"
+    assert "socket_group" in str(hint)
+
+
+def test_waiting_for_an_address_can_be_cancelled(owner: Connection, local_sockets: Path) -> None:
+    before = value(owner, "model_server")
+    path = local_sockets / "full.sock"
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(path))
+        path.chmod(0o666)
+        listener.listen(0)
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.setblocking(False)
+            waiting.connect_ex(str(path))
+        owner.execute("SET statement_timeout = '300ms'")
+        with error("57014"):
+            owner.execute("SELECT ml_rag.configure('model_server', %s)", (f"unix:{path}",))
+    path.unlink()
+    assert value(owner, "model_server") == before

@@ -13,8 +13,8 @@ from support import reference
 from support.cluster import Connection
 from support.stores import create_store, error, retrieve
 
-HITS = "ARRAY(SELECT ROW('s', 'd', 1, '1', i, 't', d, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.hit FROM unnest(%s::numeric[]) \
-WITH ORDINALITY AS u (d, i) ORDER BY i)"
+HITS = "ARRAY(SELECT ROW('s', 'd', 1, '1', i, 't', d, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.hit \
+FROM unnest(%s::numeric[]) WITH ORDINALITY AS u (d, i) ORDER BY i)"
 
 
 def limit(value: Any, auto: str) -> Decimal | None:

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import uvicorn
 
-from ml_rag.catalogue import load_catalogue
 from ml_rag.ingest.sandbox import Limits, Sandbox
 from ml_rag.server.app import create_app
+from ml_rag.server.catalogue import load_catalogue
 from ml_rag.server.engines.fake import FakeEmbed
 from ml_rag.server.registry import Registry
 from support.sandboxing import TESTS

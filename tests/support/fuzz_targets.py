@@ -6,7 +6,6 @@ inputs that it has found so far (``tests/fuzz/corpus``), in the ordinary suite.
 
 from __future__ import annotations
 
-import http.client
 import io
 import itertools
 import json
@@ -16,13 +15,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ml_rag import prompt
+from ml_rag import files
 from ml_rag.abc import Block, Document
-from ml_rag.backend import citations, embed, files, generate, rerank
+from ml_rag.backend import embed, generate, rerank
 from ml_rag.backend.client import ModelServer
 from ml_rag.backend.load import Loader, Rows
+from ml_rag.backend.sockets import InterruptibleSocket
 from ml_rag.errors import DocumentError, InvalidRequest, MlRagError
 from ml_rag.ingest import parse, split, units
+from ml_rag.server.chat import citations, prompt
 from ml_rag.server.engines.text_stream import AnswerText, TextStream
 
 Target = Callable[[bytes], None]
@@ -63,9 +64,6 @@ class _Socket:
     def recv_into(self, buffer: memoryview) -> int:
         return self._reply.readinto1(buffer)
 
-    def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(self._reply)  # type: ignore[arg-type]
-
     def close(self) -> None:
         pass
 
@@ -77,11 +75,8 @@ class _Server(ModelServer):
         super().__init__("unix:/nowhere", lambda: None)
         self._reply_bytes = reply
 
-    def _connect(self) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection("ml_rag")
-        connection.auto_open = 0
-        connection.sock = _Socket(self._reply_bytes)  # type: ignore[assignment]
-        return connection
+    def _connect(self) -> InterruptibleSocket:
+        return _Socket(self._reply_bytes)  # type: ignore[return-value]
 
 
 class _Store:

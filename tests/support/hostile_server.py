@@ -18,7 +18,10 @@ _numbers = itertools.count()
 
 
 class HostileServer:
-    """Answers every request by ``handler``; ``requests`` holds what came, ``gone`` is set when a client hung up."""
+    """Answers every request by ``handler``; ``requests`` holds what came, ``gone`` is set when a client hung up.
+
+    Connections over which nothing is asked do not count.
+    """
 
     def __init__(self, path: Path, handler: Handler) -> None:
         self.address = f"unix:{path}"
@@ -40,16 +43,19 @@ class HostileServer:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            self.connections += 1
             self._clients.append(client)
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
+        has_asked = False
         with client, contextlib.suppress(OSError):
             while request := self._request(client):
+                self.connections += not has_asked
+                has_asked = True
                 self.requests.append(request)
                 self.handler(client, request)
-        self.gone.set()
+        if has_asked:
+            self.gone.set()
 
     @staticmethod
     def _request(client: socket.socket) -> bytes:

@@ -276,7 +276,8 @@ def refused(option: Option) -> list[Any]:
         if option.type == "integer":
             past.append(1.5)
     if option.type == "choice":
-        past = [option.choices[0] + "x", option.choices[0][:-1], " " + option.choices[0], ",".join([*option.choices, "x"]), ""]
+        first = option.choices[0]
+        past = [first + "x", first[:-1], " " + first, ",".join([*option.choices, "x"]), ""]
     if option.type == "text":
         past = [""]
     if option.type == "text[]":

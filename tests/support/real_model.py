@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ml_rag import prompt
 from ml_rag.abc import Sampling
-from ml_rag.catalogue import load_catalogue, models_dir
+from ml_rag.server.catalogue import load_catalogue, models_dir
+from ml_rag.server.chat import prompt
 
 MODEL = "smollm2-135m-instruct"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ml_rag.abc import Sampling
-from ml_rag.catalogue import ModelEntry
+from ml_rag.server.catalogue import ModelEntry
 from ml_rag.server.engines import openai_endpoint as endpoint_module
 from ml_rag.server.engines.openai import load
 

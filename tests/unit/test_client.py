@@ -21,7 +21,7 @@ from support.cluster import Database
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-CLIENT_MODULES = ["ml_rag.cli", *(f"ml_rag.commands.{name}" for name in ("doctor", "dsn", "eval", "load"))]
+CLIENT_MODULES = ["ml_rag.cli", *(f"ml_rag.client.{name}" for name in ("doctor", "dsn", "eval", "load"))]
 
 
 def _distributions(lines: list[str]) -> set[str]:

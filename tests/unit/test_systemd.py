@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ml_rag.catalogue import DEFAULT_CONFIG, ServerConfig
+from ml_rag.server.catalogue import DEFAULT_CONFIG, ServerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "systemd" / "ml-rag.service"

@@ -1,4 +1,7 @@
-"""What the PL/Python functions of sql/ call. One bridge turns this package's errors into SQL errors."""
+"""What the PL/Python functions of sql/ call. One bridge turns this package's errors into SQL errors.
+
+The first call of a session waits for these imports, so what only loads need is imported by them.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ml_rag import __version__
 from ml_rag.backend import embed as _embed
-from ml_rag.backend import files as _files
 from ml_rag.backend import generate as _generate
 from ml_rag.backend import indexes as _indexes
 from ml_rag.backend import rerank as _rerank
 from ml_rag.backend import rights as _rights
 from ml_rag.backend import track as _track
 from ml_rag.backend.client import ModelServer
-from ml_rag.backend.load import MAX_DOCUMENT_BYTES, Loader, batches
-from ml_rag.backend.reembed import Reembedding
-from ml_rag.backend.store import SqlStore
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, ModelUnavailable
 
 VERSION = __version__
@@ -101,6 +100,13 @@ def server(plpy: Any) -> ModelServer:
         connection = ModelServer(address, lambda: plpy.execute(_session["interrupt"]))
         _session["server"] = connection
     return connection
+
+
+@outcome
+def reach(plpy: Any) -> bool:
+    """Whether something listens at the address of the model server."""
+    server(plpy).reach()
+    return True
 
 
 @outcome
@@ -233,16 +239,18 @@ def fold_own_keywords(plpy: Any, store: int) -> bool:
 @outcome
 def find_files(plpy: Any, uri: str) -> str:
     """What a URI names, as JSON text: files (sorted paths), base and patterns, table_name (the default one)."""
+    from ml_rag import files
+
     plpy.execute("SELECT ml_rag._check_file_privilege()")
-    location = _files.parse(uri)
-    files = _files.find(location, lambda: plpy.execute("SELECT 1"))
+    location = files.parse(uri)
+    found = files.find(location, lambda: plpy.execute("SELECT 1"))
     return json.dumps(
         {
             # a name that is no UTF-8 travels as bytes that are
-            "files": [path.encode("utf-8", "surrogateescape").hex() for path in files],
+            "files": [path.encode("utf-8", "surrogateescape").hex() for path in found],
             "base": location.base,
             "patterns": location.patterns,
-            "table_name": _files.table_name(location),
+            "table_name": files.table_name(location),
         }
     )
 
@@ -250,24 +258,28 @@ def find_files(plpy: Any, uri: str) -> str:
 @outcome
 def load_files(plpy: Any, job_text: str) -> str:
     """Bring the files of a job (made by sql/store/load.sql) into its store; commits after each batch where it can."""
+    from ml_rag import files
+    from ml_rag.backend.load import Loader
+    from ml_rag.backend.store import SqlStore
+
     plpy.execute("SELECT ml_rag._check_file_privilege()")
     job = json.loads(job_text)
-    location = _files.Location(job["base"], tuple(job["patterns"]))
+    location = files.Location(job["base"], tuple(job["patterns"]))
     base = None if location.file else location.base
     store = SqlStore(plpy, job["store"], may_commit=True)
     tell = functools.partial(_tell, job["relation"], len(job["files"]))
     loader = Loader(job, server(plpy), store, functools.partial(tell, "loading documents"))
     paths = [bytes.fromhex(name).decode("utf-8", "surrogateescape") for name in job["files"]]
     with store.held():
-        for batch in batches([(path, _files.size(path)) for path in paths]):
+        for batch in files.batches([(path, files.size(path)) for path in paths]):
             readers = [
-                functools.partial(_files.read, path, base, MAX_DOCUMENT_BYTES, store.interrupt) for path in batch
+                functools.partial(files.read, path, base, files.MAX_DOCUMENT_BYTES, store.interrupt) for path in batch
             ]
             loader.load(list(zip(batch, readers, strict=True)))
         if job["refresh"] and location.file is None:
             found = set(paths)
             gone = [name for name in store.below(location.prefix) if name not in found and location.matches(name)]
-            if gone := [name for name in gone if _files.is_gone(name)]:
+            if gone := [name for name in gone if files.is_gone(name)]:
                 tell("removing documents", len(paths), loader.outcome.counts["failed"])
                 loader.outcome.counts["removed"] = store.remove(gone)
                 store.commit()
@@ -282,12 +294,16 @@ def _tell(relation: str, total: int, phase: str, done: int, failed: int) -> None
 @outcome
 def load_contents(plpy: Any, job_text: str, names: list[str], contents: list[bytes]) -> str:
     """Bring documents that the client has sent into the store of a job."""
+    from ml_rag import files
+    from ml_rag.backend.load import Loader
+    from ml_rag.backend.store import SqlStore
+
     job = json.loads(job_text)
     store = SqlStore(plpy, job["store"], may_commit=False)
     tell = functools.partial(_tell, job["relation"], len(names), "loading documents")
     loader = Loader(job, server(plpy), store, tell)
     content = dict(zip(names, contents, strict=True))
-    for batch in batches([(name, len(content[name])) for name in names]):
+    for batch in files.batches([(name, len(content[name])) for name in names]):
         loader.load([(name, functools.partial(content.__getitem__, name)) for name in batch])
     return json.dumps(loader.outcome.result())
 
@@ -295,4 +311,6 @@ def load_contents(plpy: Any, job_text: str, names: list[str], contents: list[byt
 @outcome
 def reembed(plpy: Any, job_text: str) -> str:
     """Give the store of a job (made by sql/store/reembed.sql) vectors of another model; commits after each step."""
+    from ml_rag.backend.reembed import Reembedding
+
     return json.dumps(Reembedding(plpy, job_text).run())

@@ -1,42 +1,27 @@
-"""HTTP to the model server, over a unix socket or TCP, without ever blocking the backend.
+"""HTTP to the model server, over a unix socket or TCP, without ever blocking the backend (``ml_rag.backend.sockets``).
 
-A blocking read inside PL/Python ignores ``statement_timeout`` and ``pg_cancel_backend`` until it returns. So the
-socket is non-blocking, and while there is nothing to read the ``interrupt`` callable runs after each signal and every
-``POLL_SECONDS``; it raises when PostgreSQL wants the statement to end, and the connection is closed, which makes the
-server stop.
+A call that is cancelled closes its connection, which makes the server stop. As much of HTTP/1.1 is understood as a
+model server speaks, or a proxy before it. ``http.client`` takes longer: it makes and reads headers by way of ``email``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import http.client
+import io
 import json
-import os
 import select
 import socket
-import time
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
-from ml_rag.backend import exchange, poll
-from ml_rag.errors import EngineFailed, ServerUnreachable, from_json
+from ml_rag.backend.sockets import Interrupt, InterruptibleSocket, connect
+from ml_rag.errors import EngineFailed, MlRagError, ServerUnreachable, from_json
 
-#: how long PostgreSQL may have to wait until a cancelled call notices; where signals end the wait it hardly ever has to
-POLL_SECONDS = 0.05
-CONNECT_SECONDS = 5.0
 MAX_REPLY_BYTES = 512 * 1024 * 1024
-#: a machine at the other end that says nothing for a minute is gone; seconds, the last one milliseconds
-_KEEPALIVE = {
-    socket.TCP_KEEPIDLE: 30,
-    socket.TCP_KEEPINTVL: 10,
-    socket.TCP_KEEPCNT: 3,
-    socket.TCP_USER_TIMEOUT: 60_000,
-}
-
-Interrupt = Callable[[], object]
-R = TypeVar("R")
-L = TypeVar("L", bytes, bytes | bytearray)
+#: of the head of a reply
+_MAX_LINE, _MAX_FIELDS = 64 * 1024, 100
+#: most that is received at once
+_PIECE = 64 * 1024
 
 _ENDED = 'Its log says why it ended; where nothing starts it again by itself, start it with "ml-rag serve".'
 _HINT = "Start it with \"ml-rag serve\", or correct its address: SELECT ml_rag.configure('model_server', '…')."
@@ -46,102 +31,149 @@ _FORBIDDEN = (
 )
 
 
-class _InterruptibleSocket(socket.socket):
-    """A socket whose waits can be interrupted; just the methods that http.client calls."""
-
-    interrupt: Interrupt
-    _due = 0.0
-
-    def _wait(self, event: int) -> None:
-        while not poll.wait(self.fileno(), event, POLL_SECONDS):
-            self._ask()
-
-    def _ask(self) -> None:
-        self.interrupt()
-        self._due = time.monotonic() + POLL_SECONDS
-
-    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        # a server that never stops sending, or sends a little now and then, leaves no wait long enough
-        if time.monotonic() > self._due:
-            self._ask()
-        while True:
-            try:
-                return super().recv_into(buffer, nbytes, flags)
-            except BlockingIOError:
-                self._wait(select.POLLIN)
-
-    def sendall(self, data: Any, flags: int = 0) -> None:
-        self._due = time.monotonic() + POLL_SECONDS
-        view = memoryview(data).cast("B")
-        while view:
-            try:
-                view = view[self.send(view, flags) :]
-            except BlockingIOError:
-                self._wait(select.POLLOUT)
+class _NotHttp(Exception):
+    """What came is no reply."""
 
 
-def _open_socket(address: str, interrupt: Interrupt) -> _InterruptibleSocket:
-    target: Any
-    if address.startswith("unix:"):
-        family, target = socket.AF_UNIX, address.removeprefix("unix:")
-    else:
-        host, _, port = address.removeprefix("http://").rstrip("/").rpartition(":")
-        # a look-up would block: PostgreSQL's interrupts have to wait for the resolver's time-outs
-        host = "127.0.0.1" if host == "localhost" else host.strip("[]")
-        info = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
-        family, target = info[0], info[4]
-    sock = _InterruptibleSocket(family, socket.SOCK_STREAM)
-    sock.interrupt = interrupt
-    try:
-        sock.setblocking(False)
-        if family != socket.AF_UNIX:
-            # a machine that lost its power says nothing: the statement would wait for it for ever
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in _KEEPALIVE.items():
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        deadline = time.monotonic() + CONNECT_SECONDS
-        while (status := sock.connect_ex(target)) not in (0, errno.EISCONN):
-            if status not in (errno.EAGAIN, errno.EINPROGRESS, errno.EALREADY):
-                raise OSError(status, os.strerror(status))
-            if time.monotonic() > deadline:
-                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-            # A full backlog of a unix socket cannot be polled for, hence the nap.
-            select.select([], [] if status == errno.EAGAIN else [sock], [], POLL_SECONDS)
-            interrupt()
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+class _BrokenOff(Exception):
+    """The connection ended before the reply did."""
 
 
-def _read(reply: http.client.HTTPResponse) -> bytes:
-    """The whole body. ``http.client`` itself takes a body that is too short for all there is."""
-    announced = reply.length is not None or reply.chunked
-    data = reply.read(MAX_REPLY_BYTES)
-    if len(data) == MAX_REPLY_BYTES:
-        raise EngineFailed("the model server's reply is too long", detail=f"Limit {MAX_REPLY_BYTES} bytes.")
-    if reply.length or not (data or announced):
-        raise http.client.IncompleteRead(data, reply.length)
-    return data
+class _Incoming(io.RawIOBase):
+    """What comes over a socket; unlike that of ``makefile`` it leaves the socket to be closed at once."""
 
+    def __init__(self, sock: InterruptibleSocket) -> None:
+        self._sock = sock
 
-def _good(reply: http.client.HTTPResponse) -> http.client.HTTPResponse:
-    """The reply where it is a 200. Raises the error that it tells of otherwise."""
-    if reply.status != 200:
-        try:
-            error = json.loads(_read(reply))
-        except (ValueError, RecursionError):
-            error = None
-        raise from_json(error, reply.status)
-    return reply
-
-
-def _is_dropped(connection: http.client.HTTPConnection) -> bool:
-    """Whether a connection that waits for its next request has been closed: nothing else makes it readable."""
-    if connection.sock is None:
+    def readable(self) -> bool:
         return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._sock.recv_into(buffer)
+
+
+class _Reply:
+    """A reply whose head has been read. ``pieces`` may be asked for once."""
+
+    def __init__(self, sock: InterruptibleSocket) -> None:
+        self._file = io.BufferedReader(_Incoming(sock), _PIECE)
+        self.status = 100
+        while self.status == 100:  # Continue: the reply itself comes after it
+            self.status, fields = self._head()
+        self._is_chunked = fields.get(b"transfer-encoding", b"").lower() == b"chunked"
+        self._length = 0 if self.status in (204, 304) else _length(fields.get(b"content-length"))
+        #: whether the body says itself where it ends
+        self.is_framed = self._is_chunked or self._length is not None
+        self.is_last = not self.is_framed or b"close" in fields.get(b"connection", b"").lower()
+
+    def _line(self) -> bytes:
+        line = self._file.readline(_MAX_LINE)
+        if not line.endswith(b"\n"):
+            raise _NotHttp("a line without end") if len(line) == _MAX_LINE else _BrokenOff
+        return line
+
+    def _head(self) -> tuple[int, dict[bytes, bytes]]:
+        line = self._line()
+        version, _, status = line.partition(b" ")
+        if not version.startswith(b"HTTP/1.") or not status[:3].isdigit():
+            raise _NotHttp(f"it begins with {line[:40]!r}")
+        fields = {b"connection": b"close"} if version == b"HTTP/1.0" else {}
+        for _ in range(_MAX_FIELDS):
+            name, _, value = self._line().partition(b":")
+            if name in (b"\r\n", b"\n"):
+                return int(status[:3]), fields
+            fields.setdefault(name.lower(), value.strip())
+        raise _NotHttp("its head does not end")
+
+    def pieces(self) -> Iterator[bytes]:
+        """The body, as it arrives."""
+        if self._is_chunked:
+            while size := self._chunk_size():
+                yield from self._exactly(size)
+                if self._line().strip():
+                    raise _NotHttp("a chunk without end")
+            while self._line().strip():
+                pass  # fields after the body
+        elif self._length is not None:
+            yield from self._exactly(self._length)
+        else:
+            while piece := self._file.read1(_PIECE):
+                yield piece
+
+    def _chunk_size(self) -> int:
+        digits = self._line().partition(b";")[0].strip()
+        if not 0 < len(digits) <= 16 or digits.strip(b"0123456789abcdefABCDEF"):
+            raise _NotHttp(f"the size of a chunk is {digits[:40]!r}")
+        return int(digits, 16)
+
+    def _exactly(self, size: int) -> Iterator[bytes]:
+        while size:
+            # never more memory than has arrived, whatever size is announced
+            piece = self._file.read1(min(size, _PIECE))
+            if not piece:
+                raise _BrokenOff
+            size -= len(piece)
+            yield piece
+
+    def body(self) -> bytes:
+        """All of it."""
+        pieces, total = [], 0
+        for piece in self.pieces():
+            pieces.append(piece)
+            total += len(piece)
+            _check_bytes(total)
+        if not (pieces or self.is_framed):
+            raise _BrokenOff
+        return b"".join(pieces)
+
+    def lines(self) -> Iterator[bytes]:
+        """The lines of the body, at least one, each as soon as it is there."""
+        begun: list[bytes] = []
+        size, has_begun = 0, False
+        for piece in self.pieces():
+            first, *others = piece.split(b"\n")
+            begun.append(first)
+            _check_bytes(size := size + len(first))
+            for line in others:
+                has_begun = True
+                yield b"".join(begun)
+                begun, size = [line], len(line)
+        if last := b"".join(begun):
+            yield last
+        elif not has_begun:
+            raise _BrokenOff
+
+
+def _length(field: bytes | None) -> int | None:
+    if field is not None and not (field.isdigit() and len(field) <= 18):
+        raise _NotHttp(f"its length is {field[:40]!r}")
+    return None if field is None else int(field)
+
+
+def _check_bytes(count: int) -> None:
+    if count >= MAX_REPLY_BYTES:
+        raise EngineFailed("the model server's reply is too long", detail=f"Limit {MAX_REPLY_BYTES} bytes.")
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise EngineFailed("the model server answered nonsense", detail=f"No JSON: {e}.") from None
+
+
+def _error(reply: _Reply) -> MlRagError:
+    try:
+        error = json.loads(reply.body())
+    except (ValueError, RecursionError):
+        error = None
+    return from_json(error, reply.status)
+
+
+def _is_dropped(sock: socket.socket) -> bool:
+    """Whether a connection that waits for its next request has been closed: nothing else makes it readable."""
     look = select.poll()
-    look.register(connection.sock.fileno(), select.POLLIN | select.POLLRDHUP)
+    look.register(sock.fileno(), select.POLLIN | select.POLLRDHUP)
     return bool(look.poll(0))
 
 
@@ -151,16 +183,16 @@ class ModelServer:
     def __init__(self, address: str, interrupt: Interrupt) -> None:
         self.address = address
         self._interrupt = interrupt
-        self._http: http.client.HTTPConnection | None = None
+        self._sock: InterruptibleSocket | None = None
 
     def close(self) -> None:
-        if self._http is not None:
-            self._http.close()
-            self._http = None
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
 
-    def _connect(self) -> http.client.HTTPConnection:
+    def _connect(self) -> InterruptibleSocket:
         try:
-            sock = _open_socket(self.address, self._interrupt)
+            return connect(self.address, self._interrupt)
         except PermissionError as e:
             raise ServerUnreachable(
                 "the model server may not be reached", detail=f"{self.address}: {e}.", hint=_FORBIDDEN
@@ -169,113 +201,83 @@ class ModelServer:
             raise ServerUnreachable(
                 "the model server cannot be reached", detail=f"{self.address}: {e}.", hint=_HINT
             ) from None
-        connection = http.client.HTTPConnection("ml_rag")
-        connection.auto_open = 0  # by itself it would look up the name above
-        connection.sock = sock
-        return connection
 
-    def _send(self, ask: Callable[[http.client.HTTPConnection], R]) -> R:
-        """Send and read the head of the reply; a kept connection that the server has dropped is opened again.
+    def reach(self) -> None:
+        """Connect, and no more. Raises ServerUnreachable."""
+        self._connect().close()
+
+    @contextlib.contextmanager
+    def _reply(self, method: str, path: str, body: bytes, content_type: str) -> Iterator[_Reply]:
+        """The reply to a request, where it is a 200; whatever goes wrong below HTTP becomes ServerUnreachable.
+
+        The connection is closed where the block does not read all of it.
+        """
+        keep = False
+        try:
+            reply = self._ask(method, path, body, content_type)
+            if reply.status != 200:
+                raise _error(reply)
+            yield reply
+            keep = not reply.is_last
+        except _NotHttp as e:
+            message = "the model server answered with something that is not HTTP"
+            raise ServerUnreachable(message, detail=f"{self.address}: {e}.", hint=_HINT) from None
+        except (OSError, _BrokenOff) as e:
+            detail = f"{self.address}: {str(e) or 'the connection was closed'}."
+            raise ServerUnreachable("the model server broke off in mid-call", detail=detail, hint=_ENDED) from None
+        finally:
+            if not keep:
+                self.close()
+
+    def _ask(self, method: str, path: str, body: bytes, content_type: str) -> _Reply:
+        """Send a request and read the head of its reply; a kept connection that was dropped is opened again.
 
         A server that took the request and then closed without a word may have died of it: it does not get it twice.
         """
-        if self._http is not None and _is_dropped(self._http):
+        head = f"{method} {path} HTTP/1.1\r\nHost: ml_rag\r\nAccept-Encoding: identity\r\n"
+        if content_type:
+            head += f"Content-Length: {len(body)}\r\nContent-Type: {content_type}\r\n"
+        request = head.encode() + b"\r\n"
+        if self._sock is not None and _is_dropped(self._sock):
             self.close()
-        kept = self._http is not None
+        is_kept = self._sock is not None
         while True:
-            self._http = self._http or self._connect()
+            self._sock = sock = self._sock or self._connect()
             try:
-                return ask(self._http)
-            except (ConnectionError, http.client.HTTPException) as e:
+                return _exchange(sock, request, body)
+            except ConnectionError:
                 self.close()
                 # a closed connection with a request unread in it is reset; with all of it read it just ends
-                if not kept or not isinstance(e, ConnectionError) or isinstance(e, http.client.RemoteDisconnected):
+                if not is_kept or sock.has_heard:
                     raise
-                kept = False
-
-    def _reply(self, method: str, path: str, body: bytes | None, content_type: str) -> http.client.HTTPResponse:
-        def ask(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
-            try:
-                connection.request(method, path, body, {"Content-Type": content_type} if body is not None else {})
-            except ConnectionError:
-                # a server that refuses a request may close before it has all of it; its reply says why
-                with contextlib.suppress(OSError, http.client.HTTPException):
-                    return connection.getresponse()
-                raise
-            return connection.getresponse()
-
-        return _good(self._send(ask))
-
-    def _body(self, path: str, body: bytes) -> bytes | bytearray:
-        """What is answered to a POST of JSON."""
-
-        def ask(connection: http.client.HTTPConnection) -> bytearray | http.client.HTTPResponse:
-            try:
-                exchange.send(connection.sock, path, body)
-            except ConnectionError:
-                with contextlib.suppress(OSError, http.client.HTTPException):  # as above
-                    return exchange.receive(connection.sock)
-                raise
-            return exchange.receive(connection.sock)
-
-        reply = self._send(ask)
-        if not isinstance(reply, http.client.HTTPResponse):
-            return reply
-        data = _read(_good(reply))
-        if reply.will_close:
-            self.close()
-        return data
-
-    def _guarded(self, lines: Iterator[L]) -> Iterator[L]:
-        """The lines, with whatever goes wrong below HTTP as ServerUnreachable; the connection never outlives it."""
-        done = False
-        try:
-            yield from lines
-            done = True
-        # the last three are http.client's, over a chunk whose size is negative, no number of C, or more than there is
-        except (OSError, http.client.HTTPException, ValueError, OverflowError, MemoryError) as e:
-            if not isinstance(e, http.client.IncompleteRead | OSError):
-                message, hint = "the model server answered with something that is not HTTP", _HINT
-            else:
-                message, hint = "the model server broke off in mid-call", _ENDED
-            raise ServerUnreachable(
-                message, detail=f"{self.address}: {type(e).__name__} {e}.".replace(" .", "."), hint=hint
-            ) from None
-        finally:
-            if not done:
-                self.close()
+                is_kept = False
 
     def call(self, method: str, path: str, payload: Any = None) -> Any:
         """The JSON of the reply; ``method`` is POST where there is a payload.
 
         Raises ServerUnreachable, EngineFailed for a reply that is no JSON, or its error."""
-        body = None if payload is None else json.dumps(payload).encode()
-
-        def read() -> Iterator[bytes | bytearray]:
-            yield _read(self._reply(method, path, None, "")) if body is None else self._body(path, body)
-
-        data = b"".join(self._guarded(read()))
-        try:
-            return json.loads(data)
-        except (ValueError, RecursionError) as e:
-            raise EngineFailed("the model server answered nonsense", detail=f"No JSON: {e}.") from None
+        body = b"" if payload is None else json.dumps(payload).encode()
+        with self._reply(method, path, body, "" if payload is None else "application/json") as reply:
+            data = reply.body()
+        return _parsed(data)
 
     def stream(self, path: str, body: bytes, content_type: str) -> Iterator[Any]:
         """The JSON of each line of the reply, at least one, as it arrives."""
+        with self._reply("POST", path, body, content_type) as reply:
+            yield from map(_parsed, reply.lines())
 
-        def read() -> Iterator[bytes]:
-            reply = self._reply("POST", path, body, content_type)
-            has_begun = False
-            while line := reply.readline(MAX_REPLY_BYTES):
-                has_begun = True
-                yield line
-            # http.client takes the end of the connection for the end of the lines
-            if not has_begun or reply.length or (reply.chunked and reply.chunk_left is not None):
-                raise http.client.IncompleteRead(b"")
 
-        for line in self._guarded(read()):
-            try:
-                yield json.loads(line)
-            except (ValueError, RecursionError) as e:
-                self.close()
-                raise EngineFailed("the model server answered nonsense", detail=f"No JSON: {e}.") from None
+def _exchange(sock: InterruptibleSocket, head: bytes, body: bytes) -> _Reply:
+    try:
+        # what is small goes in one piece; what is large is not copied for it
+        if len(body) <= _PIECE:
+            sock.sendall(head + body)
+        else:
+            sock.sendall(head)
+            sock.sendall(body)
+    except ConnectionError:
+        # a server that refuses a request may close before it has all of it; its reply says why
+        with contextlib.suppress(OSError, _NotHttp, _BrokenOff):
+            return _Reply(sock)
+        raise
+    return _Reply(sock)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ml_rag.backend import citations
 from ml_rag.backend.client import ModelServer
 from ml_rag.errors import EngineFailed
 
@@ -19,8 +18,7 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
     citations: how many of the documents, the first ones, are citations of the answer (null: it has none to point to).
 
     Returns text, documents_given and documents_used (both None without documents), prompt_tokens and generated_tokens
-    (None where the model server does not tell). The text's markers point to citations that were used, unless it is
-    JSON.
+    (None where the model server does not tell).
     """
     fields = {_FIELDS.get(name, name): value for name, value in request["options"].items()}
     if (schema := fields.pop("json_schema", None)) is not None:
@@ -30,11 +28,11 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
     prompt_options = request.get("prompt_options") or {}
     if system := prompt_options.get("system"):
         fields["messages"].insert(0, {"role": "system", "content": system})
-    cited = request.get("citations") if request.get("documents") is not None else None
     if request.get("documents") is not None:
         fields["documents"] = request["documents"]
-    if cited is not None:
-        fields |= {_PROMPT_FIELDS[name]: value for name, value in prompt_options.items() if name in _PROMPT_FIELDS}
+        if request.get("citations") is not None:
+            fields["citations"] = request["citations"]
+            fields |= {_PROMPT_FIELDS[name]: value for name, value in prompt_options.items() if name in _PROMPT_FIELDS}
     reply = server.call("POST", "/v1/chat/completions", fields)
     try:
         text = reply["choices"][0]["message"]["content"]
@@ -50,8 +48,4 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
         tokens = {name: n if isinstance(n, int) and 0 < n < 2**31 else None for name, n in tokens.items()}
     except (KeyError, IndexError, TypeError, AttributeError) as e:
         raise EngineFailed("the model server answered nonsense", detail=f"No answer: {e!r}.") from None
-    if cited is not None and schema is None:
-        documents_used = counts["documents_used"]
-        # those that did not fit are the last ones, so the numbers of the others are the first
-        text = citations.verify(text, cited if documents_used is None else min(cited, documents_used))
     return {"text": text, **counts, **tokens}

@@ -14,16 +14,11 @@ from typing import Any, Protocol
 
 from ml_rag.backend.client import ModelServer
 from ml_rag.errors import DimensionMismatch, DocumentError, EngineFailed, MlRagError, from_json
+from ml_rag.files import is_storable, storable
 
-#: documents and bytes of one request to the model server; one document may be larger than that by itself.
-#: Each request begins with a model that waits for the first parsed document, so there should be few.
-BATCH_DOCUMENTS = 128
-BATCH_BYTES = 8 * 1024 * 1024
 #: a commit after so many documents, or the first one after so long
 COMMIT_DOCUMENTS = 16
 COMMIT_SECONDS = 2.0
-#: the model server's own default for a request, less room for the rest of it
-MAX_DOCUMENT_BYTES = 255 * 1024 * 1024
 #: segments of one INSERT
 INSERT_SEGMENTS = 500
 
@@ -77,7 +72,7 @@ class Outcome:
 
     def fail(self, name: str, error: MlRagError, *, known: bool) -> None:
         self.counts["failed"] += 1
-        entry: dict[str, Any] = {"document_name": _storable(name), "error": error.message}
+        entry: dict[str, Any] = {"document_name": storable(name), "error": error.message}
         if error.detail:
             entry["detail"] = error.detail
         if error.hint:
@@ -235,25 +230,9 @@ def rows(segments: Sequence[dict[str, Any]], vectors: bytes, shared: dict[str, A
             if "n" in vector:  # nan, inf
                 raise EngineFailed("the embedding model failed", detail="An embedding holds NaN or infinity.")
             portion.vectors.append(vector)
-            portion.segments.append(_storable(segment["text"]))
+            portion.segments.append(storable(segment["text"]))
             portion.metadata.append(json.dumps({**shared, **_clean(segment.get("metadata") or {})}))
         yield portion
-
-
-def batches(
-    documents: Sequence[tuple[str, int]], most: int = BATCH_DOCUMENTS, most_bytes: int = BATCH_BYTES
-) -> Iterator[list[str]]:
-    """Names in their order, grouped into requests; ``documents`` are (name, bytes)."""
-    batch: list[str] = []
-    total = 0
-    for name, size in documents:
-        if batch and (len(batch) == most or total + size > most_bytes):
-            yield batch
-            batch, total = [], 0
-        batch.append(name)
-        total += size
-    if batch:
-        yield batch
 
 
 def multipart(request: dict[str, Any], uploads: Sequence[Upload]) -> tuple[bytes, str]:
@@ -272,21 +251,11 @@ def multipart(request: dict[str, Any], uploads: Sequence[Upload]) -> tuple[bytes
     return b"".join(pieces), f"multipart/form-data; boundary={boundary}"
 
 
-def is_storable(text: str) -> bool:
-    """Whether PostgreSQL can hold the text as it is."""
-    return _storable(text) == text
-
-
-def _storable(text: str) -> str:
-    """The text as PostgreSQL can hold it: without NUL and lone surrogates."""
-    return text.replace("\0", "").encode(errors="replace").decode()
-
-
 def _clean(value: Any) -> Any:
     if isinstance(value, str):
-        return _storable(value)
+        return storable(value)
     if isinstance(value, dict):
-        return {_storable(str(key)): _clean(item) for key, item in value.items()}
+        return {storable(str(key)): _clean(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_clean(item) for item in value]
     return value

@@ -48,6 +48,11 @@ def hide() -> None:
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
+def end_with_parent() -> None:
+    """Have this process killed as soon as the thread that started it ends, also where it is stopped."""
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
 def confine() -> dict[str, str]:
     """Confine this process, which must have one thread. What the kernel refused -> why.
 
@@ -66,7 +71,7 @@ def confine() -> dict[str, str]:
         _drop_capabilities()
     except OSError as error:
         refused["drop of capabilities"] = str(error)
-    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    end_with_parent()
     hide()
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     try:

@@ -4,6 +4,10 @@ Landlock (Linux 5.13 and newer), by ctypes; nobody needs a privilege for it. A p
 it starts, cannot open another file even where its user may: not the model server's configuration with its keys, not a
 database's files. From Linux 6.7 on it cannot use TCP either, from 6.12 on it cannot signal other processes. What it
 leaves open (modes, owners, times, attributes, before 6.2 the length of files) is ``ml_rag.ingest.seccomp``'s.
+
+Why not a package: those on PyPI are a pre-release (landlock 1.0.0.dev5) or less than a year old (landlockpy 0.2.0,
+py-landlock 0.1.1), and would take the place of two structures and three calls. Why not bubblewrap: it wants a user
+namespace, which Docker's default profile refuses ("No permissions to create new namespace", 0.8.0).
 """
 
 from __future__ import annotations

@@ -38,8 +38,6 @@ log = logging.getLogger("ml_rag.server")
 #: of the folders that parsers write to, in the folder for temporary files
 FOLDER_PREFIX = "ml_rag_parser_"
 DEFAULT_PARSER = "ml_rag.ingest.parse:parse"
-#: most bytes of a parsed document that are taken from a child
-_REPLY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +48,8 @@ class Limits:
     wall_seconds: float = 120.0
     #: address space of the child, the parser libraries included
     memory_bytes: int = 2 * 1024**3
+    #: its segments as JSON; reading them takes several times that much memory of this process
+    reply_bytes: int = 256 * 1024**2
     #: a child is replaced after so many documents, so that what parsers leak does not add up
     documents_per_worker: int = 200
 
@@ -123,6 +123,7 @@ class _Child:
             except BaseException:
                 self._connection.close()
                 raise
+        self._reply_bytes = limits.reply_bytes
         self._known: set[str] = set()
         self.documents = 0
         #: not to be used again
@@ -138,7 +139,7 @@ class _Child:
         for what, why in refused.items():
             log_missing(what, why)
 
-    def ask(self, message: dict[str, Any], deadline: float, content: IO[bytes] | bytes | None = None) -> bytes:
+    def ask(self, message: dict[str, Any], deadline: float, content: IO[bytes] | bytes | None = None) -> bytearray:
         """Send a request and wait for the reply. Raises ``_Lost``."""
         body = json.dumps(message).encode()
         head = len(body).to_bytes(8, "big")
@@ -163,12 +164,12 @@ class _Child:
                 raise EngineFailed("the model's tokenizer cannot be used", detail=answer["error"]["detail"])
             self._known.add(tokenizer.key)
 
-    def _receive(self, deadline: float) -> bytes:
+    def _receive(self, deadline: float) -> bytearray:
         try:
             self._connection.settimeout(max(0.001, deadline - time.monotonic()))
             head = receive(self._connection, 8)
             length = -1 if head is None else int.from_bytes(head, "big")
-            if not 0 <= length <= _REPLY_BYTES:
+            if not 0 <= length <= self._reply_bytes:
                 raise _Lost
             self._connection.settimeout(max(0.001, deadline - time.monotonic()))
             body = receive(self._connection, length)
@@ -176,7 +177,7 @@ class _Child:
             raise _Lost(late=isinstance(error, TimeoutError)) from error
         if body is None:
             raise _Lost
-        return bytes(body)
+        return body
 
     def kill(self) -> None:
         """End it and whatever it has started; from any thread."""
@@ -313,6 +314,7 @@ class Sandbox:
             "model": job.tokenizer.key,
             "chunking": [how.split_by, how.segment_tokens, how.overlap_tokens],
             "cpu_seconds": self.limits.cpu_seconds,
+            "reply_bytes": self.limits.reply_bytes,
         }
         answer = orjson.loads(child.ask(message, deadline, job.content))
         if "error" in answer:

@@ -144,7 +144,14 @@ def _reply(worker: _Worker, request: dict[str, Any], descriptor: int | None) -> 
             worker.learn(request)
             return b"{}"
         _allow_cpu_seconds(request["cpu_seconds"])
-        return orjson.dumps(worker.document(request, descriptor), default=str, option=orjson.OPT_NON_STR_KEYS)
+        reply = orjson.dumps(worker.document(request, descriptor), default=str, option=orjson.OPT_NON_STR_KEYS)
+        if len(reply) > (most := request["reply_bytes"]):
+            raise DocumentError(
+                "the document has too much text",
+                detail=f"its segments have {len(reply)} bytes, and may have {most}",
+                hint="Split the document.",
+            )
+        return reply
     except BaseException as error:  # noqa: BLE001 - told to the server, which decides
         failure = _failure(error)
         # memory that a document has asked for in vain may be left in pieces

@@ -23,6 +23,9 @@ AFTER_HEADING = -1
 #: embedding engines read so many characters a token at most, so a longer word counts for more than its tokens
 CHARACTERS_PER_TOKEN = 64
 
+#: of a heading in the metadata of each segment below it: a line of 1 MB would be a thousand times as much in them
+HEADING_CHARACTERS = 500
+
 #: looked at in one go: a tokenizer's results take much memory
 _LINES_AT_ONCE = 1000
 _CHARACTERS_AT_ONCE = 100_000
@@ -248,7 +251,7 @@ def _kinds(lines: list[str]) -> list[tuple[str, int, str]]:
                 fence = ""
         heading = None if fence else _HEADING.match(line.rstrip("\r\n"))
         if heading and (heading[2] or "").strip():
-            kinds.append(("heading", len(heading[1]), heading[2].strip()))
+            kinds.append(("heading", len(heading[1]), heading[2].strip()[:HEADING_CHARACTERS]))
         else:
             kinds.append(("row" if not fence and line.lstrip().startswith("|") else "text", 0, ""))
     return kinds

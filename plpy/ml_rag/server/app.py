@@ -4,72 +4,80 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
-import importlib.util
 import time
 from collections.abc import AsyncIterator
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
-from ml_rag import __version__
 from ml_rag.errors import InvalidRequest, MlRagError
 from ml_rag.ingest.confinement import find_missing
+from ml_rag.server import openapi, routes
 from ml_rag.server.boundary import Boundary, error_response, json_response
+from ml_rag.server.chat.endpoint import chat_completions
+from ml_rag.server.documents import close_sandbox, documents
 from ml_rag.server.registry import Registry
-from ml_rag.server.routes import invalid, router
 
-#: modules beside this one whose ``router`` belongs to the application
-_ROUTER_MODULES = ("ml_rag.server.chat", "ml_rag.server.documents", "ml_rag.server.openapi")
+_ROUTES = [
+    Route("/healthz", routes.healthz),
+    Route("/metrics", routes.metrics),
+    Route("/openapi.json", openapi.openapi),
+    Route("/v1/models", routes.list_models),
+    Route("/v1/models/{model_id:path}", routes.retrieve_model),
+    Route("/v1/embeddings", routes.embeddings, methods=["POST"]),
+    Route("/v1/rerank", routes.rerank, methods=["POST"]),
+    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/documents", documents, methods=["POST"]),
+]
+for _route in _ROUTES:
+    assert _route.methods is not None
+    _route.methods.discard("HEAD")  # which comes with GET unasked; /openapi.json does not have it
 
 
-def create_app(registry: Registry) -> FastAPI:
+def create_app(registry: Registry) -> Starlette:
     """The application. ``app.state``: ``registry``, ``config`` (``ServerConfig``), ``started`` (monotonic seconds),
     ``parsers_miss`` (what the kernel refuses of their confinement, None while that is not known).
     """
 
-    async def look_at_parsers(app: FastAPI) -> None:
+    async def look_at_parsers(app: Starlette) -> None:
         app.state.parsers_miss = await find_missing()
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         work = (registry.preload(), registry.unload_idle_forever(), look_at_parsers(app))
         tasks = [asyncio.create_task(one) for one in work]
         yield
         for task in tasks:
             task.cancel()
+        close_sandbox(app.state)
         registry.close()
 
-    # no interactive documentation: its pages load scripts from elsewhere; server/openapi.py has the description
-    app = FastAPI(
-        title="ml_rag", version=__version__, lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None
+    app = Starlette(
+        routes=_ROUTES,
+        middleware=[Middleware(Boundary, registry=registry)],
+        exception_handlers={MlRagError: _known, HTTPException: _http_error},
+        lifespan=lifespan,
     )
     app.state.registry = registry
     app.state.config = registry.catalogue.server
     app.state.started = time.monotonic()
     app.state.parsers_miss = None
-    app.include_router(router)
-    for name in _ROUTER_MODULES:
-        if importlib.util.find_spec(name) is not None:
-            app.include_router(importlib.import_module(name).router)
-    app.add_middleware(Boundary, registry=registry)
-
-    @app.exception_handler(MlRagError)
-    async def known(request: Request, error: MlRagError) -> Response:
-        return error_response(error)
-
-    @app.exception_handler(RequestValidationError)
-    async def not_valid(request: Request, error: RequestValidationError) -> Response:
-        return error_response(invalid(error.errors()))
-
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> Response:
-        body = InvalidRequest(str(error.detail).lower(), detail=f"{request.method} {request.url.path[:200]}").to_json()
-        response = json_response(body, error.status_code)
-        for name, value in (error.headers or {}).items():
-            response.headers[name] = value
-        return response
-
     return app
+
+
+async def _known(_: Request, error: Exception) -> Response:
+    assert isinstance(error, MlRagError)
+    return error_response(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    body = InvalidRequest(str(error.detail).lower(), detail=f"{request.method} {request.url.path[:200]}").to_json()
+    response = json_response(body, error.status_code)
+    for name, value in (error.headers or {}).items():
+        response.headers[name] = value
+    return response

@@ -21,8 +21,8 @@ import numpy as np
 
 from ml_rag.abc import Cancelled, EmbedEngine
 from ml_rag.errors import EngineFailed, MlRagError, QueueFull
-from ml_rag.server.boundary import unexpected
 from ml_rag.server.cancellation import Cancellation, ClientGone
+from ml_rag.server.unexpected import unexpected
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import traceback
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -14,10 +13,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from ml_rag import __version__
-from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, PrivilegeError, QueueFull, ServerUnreachable
+from ml_rag.errors import InvalidRequest, MlRagError, PrivilegeError, QueueFull, ServerUnreachable
 from ml_rag.server.cancellation import ClientGone
 from ml_rag.server.metrics import current_model
-from ml_rag.shortage import shortage
+from ml_rag.server.unexpected import unexpected
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -68,18 +67,6 @@ def _separators(text: bytes) -> int:
 def error_response(error: MlRagError) -> Response:
     """An error in OpenAI's form, with its status."""
     return json_response(error.to_json(), error.status)
-
-
-def unexpected(error: BaseException, message: str = "the model server failed") -> MlRagError:
-    """The error a client sees for one that nobody foresaw. The log gets where it happened; no text of a request, which
-    its message may hold, goes there or into PostgreSQL's log, where the detail of an error ends up.
-    """
-    if (known := shortage(error)) is not None:
-        log.error("%s: %s", known.message, known.detail)
-        return known
-    frames = "".join(traceback.format_tb(error.__traceback__))
-    log.error("unexpected %s\n%s", type(error).__name__, frames)
-    return EngineFailed(message, detail=type(error).__name__, hint="The model server's log has where it happened.")
 
 
 class Boundary:

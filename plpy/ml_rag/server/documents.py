@@ -11,17 +11,18 @@ import base64
 import contextlib
 import hashlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
-from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel, ConfigDict, ValidationError
-from starlette.datastructures import FormData, UploadFile
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData, State, UploadFile
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -29,11 +30,11 @@ from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest, MlRagErro
 from ml_rag.ingest.parse import accepted_formats
 from ml_rag.ingest.sandbox import Job, Limits, ModelTokenizer, Parsed, Sandbox
 from ml_rag.ingest.split import Chunking, chunking
-from ml_rag.server.boundary import unexpected
 from ml_rag.server.cancellation import Cancellation, ClientGone, watch_disconnect
 from ml_rag.server.models import Lease
 from ml_rag.server.registry import Registry
 from ml_rag.server.routes import invalid, registry_of
+from ml_rag.server.unexpected import unexpected
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,16 +60,6 @@ class DocumentsOptions(BaseModel):
     ocr: bool | None = None
 
 
-@contextlib.asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    yield
-    if (sandbox := getattr(app.state, "sandbox", None)) is not None:
-        sandbox.close()
-
-
-router = APIRouter(lifespan=_lifespan)
-
-
 def sandbox_of(request: Request) -> Sandbox:
     """The server's child processes; the first request for them makes the pool."""
     state = request.app.state
@@ -83,7 +74,12 @@ def sandbox_of(request: Request) -> Sandbox:
     return sandbox
 
 
-@router.post("/v1/documents")
+def close_sandbox(state: State) -> None:
+    """End the child processes where there are any."""
+    if (sandbox := getattr(state, "sandbox", None)) is not None:
+        sandbox.close()
+
+
 async def documents(request: Request) -> Response:
     """Parse, split and embed. What concerns all documents is an ordinary error reply; what concerns one is in its line.
 
@@ -122,8 +118,12 @@ class _Lines(StreamingResponse):
 
 
 async def _form(request: Request) -> FormData:
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+    kind, parameters = parse_options_header(request.headers.get("content-type", ""))
+    if kind.lower() != b"multipart/form-data":
         raise InvalidRequest("the request is not multipart/form-data", hint="Send the documents as parts named file.")
+    if parameters.get(b"charset", b"utf-8").lower() != b"utf-8":
+        # Python's codecs are taken by that name: to decode 1 MB as punycode takes minutes, in the event loop
+        raise InvalidRequest("the request's multipart body is not in UTF-8", hint="Leave charset out.")
     try:
         return await request.form(max_files=MAX_DOCUMENTS, max_fields=16)
     except HTTPException as error:

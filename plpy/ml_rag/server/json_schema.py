@@ -114,31 +114,35 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
 
 
 class _Nesting:
-    """The largest product of repetitions within one another, references followed; one to itself counts once."""
+    """The largest product of repetitions within one another, references followed; one to itself counts once.
+
+    Each object is looked at once, however many references lead to it: the event loop waits for this.
+    """
 
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
-        self._known: dict[str, int] = {}
+        #: by the identity of an object; 1 while it is looked at
+        self._known: dict[int, int] = {}
 
     def of(self, value: Any) -> int:
         if isinstance(value, list):
             return max(map(self.of, value), default=1)
         if not isinstance(value, dict):
             return 1
-        largest = max(map(self.of, value.values()), default=1)
-        if isinstance(reference := value.get("$ref"), str):
-            largest = max(largest, self._referenced(reference))
-        own = max((count for key in _COUNTS if isinstance(count := value.get(key), int)), default=1)
-        return largest * max(1, own)
+        if id(value) not in self._known:
+            self._known[id(value)] = 1
+            largest = max(map(self.of, value.values()), default=1)
+            if isinstance(reference := value.get("$ref"), str):
+                largest = max(largest, self.of(self._target(reference)))
+            own = max((count for key in _COUNTS if isinstance(count := value.get(key), int)), default=1)
+            self._known[id(value)] = largest * max(1, own)
+        return self._known[id(value)]
 
-    def _referenced(self, reference: str) -> int:
-        if reference not in self._known:
-            self._known[reference] = 1
-            target: Any = self._root
-            for part in reference.removeprefix("#").split("/")[1:]:
-                target = target.get(part) if isinstance(target, dict) else None
-            self._known[reference] = self.of(target)
-        return self._known[reference]
+    def _target(self, reference: str) -> Any:
+        target: Any = self._root
+        for part in reference.removeprefix("#").split("/")[1:]:
+            target = target.get(part) if isinstance(target, dict) else None
+        return target
 
 
 class _Group:

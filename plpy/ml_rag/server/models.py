@@ -13,18 +13,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from ml_rag.abc import Cancelled, Delta, Engine, Task
-from ml_rag.catalogue import ModelEntry
 from ml_rag.errors import MlRagError, ModelUnavailable
 from ml_rag.server.batching import CHUNK_CHARACTERS, EmbedBatcher, Worker
+from ml_rag.server.catalogue import ModelEntry, ServerConfig
 from ml_rag.server.engines import load_engine
+from ml_rag.server.memory import Memory
+from ml_rag.server.metrics import Metrics
 from ml_rag.server.pins import check_pins
 from ml_rag.shortage import shortage
-
-if TYPE_CHECKING:
-    from ml_rag.server.registry import Registry
 
 log = logging.getLogger("ml_rag.server")
 
@@ -45,6 +44,16 @@ class ModelInfo:
     reason: str | None
     pull: str | None
     state: Literal["loaded", "idle", "unavailable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all models of a server have together."""
+
+    config: ServerConfig
+    models_dir: Path
+    metrics: Metrics
+    memory: Memory
 
 
 class Lease:
@@ -78,7 +87,7 @@ class Lease:
         try:
             for item in items:
                 if isinstance(item, Delta) and item.finish_reason is not None:
-                    self._model.registry.metrics.tokens(
+                    self._model.shared.metrics.tokens(
                         self._model.entry.id,
                         tokens_in=item.prompt_tokens or 0,
                         tokens_out=item.completion_tokens or 0,
@@ -92,10 +101,10 @@ class Lease:
 class Model:
     """The state of one model of the catalogue."""
 
-    def __init__(self, entry: ModelEntry, registry: Registry) -> None:
+    def __init__(self, entry: ModelEntry, shared: Shared) -> None:
         self.entry = entry
-        self.registry = registry
-        server = registry.catalogue.server
+        self.shared = shared
+        server = shared.config
         self.worker = Worker(entry.id, entry.max_queue if entry.max_queue is not None else server.max_queue)
         idle = entry.idle_unload_seconds
         self.idle_seconds = server.idle_unload_seconds if idle is None else idle
@@ -113,14 +122,14 @@ class Model:
             return None
         if self._broken is not None and self._broken[1] == self._files():
             return self._broken[0]
-        return self.entry.missing(self.registry.models_dir)
+        return self.entry.missing(self.shared.models_dir)
 
     def _file_bytes(self) -> int:
         """What its files have together: about what it takes in memory, at least."""
         if self.entry.engine in ("fake", "openai"):
             return 0
         found = 0
-        for path in self.entry.file_paths(self.registry.models_dir):
+        for path in self.entry.file_paths(self.shared.models_dir):
             with contextlib.suppress(OSError):
                 found += path.stat().st_size
         return found
@@ -130,7 +139,7 @@ class Model:
         if self.entry.engine in ("fake", "openai"):
             return None
         states = []
-        for path in (self.entry.location(self.registry.models_dir), *self.entry.file_paths(self.registry.models_dir)):
+        for path in (self.entry.location(self.shared.models_dir), *self.entry.file_paths(self.shared.models_dir)):
             with contextlib.suppress(OSError):
                 status = path.stat()
                 states.append((str(path), status.st_size, status.st_mtime_ns, status.st_ino))
@@ -146,7 +155,7 @@ class Model:
         return await asyncio.shield(self._loading)
 
     async def _load(self) -> Engine:
-        models_dir = self.registry.models_dir
+        models_dir = self.shared.models_dir
         began = time.perf_counter()
         self._broken = None
         try:
@@ -154,7 +163,7 @@ class Model:
                 raise ModelUnavailable(
                     f"model {self.entry.id} is not available", detail=reason, hint=self._how_to_get()
                 )
-            self.registry.memory.admit_model(self.entry.id, self._file_bytes())
+            self.shared.memory.admit_model(self.entry.id, self._file_bytes())
             engine = await asyncio.wrap_future(self.worker.submit(_load_in_thread, self.entry, models_dir))
         except ModelUnavailable as error:
             self._remember(error.detail or error.message)
@@ -177,7 +186,7 @@ class Model:
             ) from error
         self.engine = engine
         if self.entry.task == "embed":
-            observe = self.registry.metrics.batch_texts.labels(self.entry.id).observe
+            observe = self.shared.metrics.batch_texts.labels(self.entry.id).observe
             options: dict[str, int] = {}
             if (chunk_texts := getattr(engine, "chunk_texts", None)) is not None:
                 options["chunk_texts"] = chunk_texts
@@ -185,7 +194,7 @@ class Model:
                 options["first_chunk_characters"] = CHUNK_CHARACTERS
             self.batcher = EmbedBatcher(self.worker, engine, observe, **options)  # type: ignore[arg-type]
         seconds = time.perf_counter() - began
-        self.registry.metrics.load_seconds.labels(self.entry.id).observe(seconds)
+        self.shared.metrics.load_seconds.labels(self.entry.id).observe(seconds)
         log.info("loaded model %s in %.2f s", self.entry.id, seconds)
         return engine
 
@@ -195,7 +204,7 @@ class Model:
 
     def how_to_pull(self) -> str | None:
         """The command for its files; files that are there are got again by force only."""
-        is_there = self.entry.missing(self.registry.models_dir) is None
+        is_there = self.entry.missing(self.shared.models_dir) is None
         return self.entry.pull_command and self.entry.pull_command + (" --force" if is_there else "")
 
     def _how_to_mend(self) -> str:

@@ -8,145 +8,25 @@ from __future__ import annotations
 import functools
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict
-from pydantic.json_schema import models_json_schema
+from pydantic import TypeAdapter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ml_rag import __version__
-from ml_rag.errors import BY_CODE
 from ml_rag.server.boundary import json_response
-from ml_rag.server.chat import ChatRequest
+from ml_rag.server.chat.request import ChatRequest
 from ml_rag.server.documents import DocumentsOptions
+from ml_rag.server.replies import Completion, Embeddings, Error, Health, Model, Models, Ranking
 from ml_rag.server.routes import EmbeddingsBody, RerankBody
-
-router = APIRouter()
 
 _REF = "#/components/schemas/{model}"
 
 
-class _Reply(BaseModel):
-    """Exactly these keys."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+_REQUESTS: list[type] = [EmbeddingsBody, RerankBody, ChatRequest, DocumentsOptions]
+_REPLIES: list[type] = [Error, Health, Model, Models, Embeddings, Ranking, Completion]
 
 
-class ErrorObject(_Reply):
-    message: str
-    type: Literal["invalid_request_error", "server_error"]
-    code: Literal[tuple(sorted(BY_CODE))]  # type: ignore[valid-type]
-    detail: str | None
-    hint: str | None
-
-
-class Error(_Reply):
-    error: ErrorObject
-
-
-class Parsers(_Reply):
-    confined: bool | None
-    missing: dict[str, str]
-
-
-class Health(_Reply):
-    status: Literal["ok"]
-    version: str
-    uptime_seconds: float
-    models: dict[str, Literal["loaded", "idle", "unavailable"]]
-    parsers: Parsers
-
-
-class Model(_Reply):
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    task: Literal["embed", "generate", "rerank"]
-    engine: str
-    dimensions: int | None
-    max_tokens: int | None
-    available: bool
-    reason: str | None
-    pull: str | None
-
-
-class Models(_Reply):
-    object: Literal["list"]
-    data: list[Model]
-
-
-class Embedding(_Reply):
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingUsage(_Reply):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class Embeddings(_Reply):
-    object: Literal["list"]
-    data: list[Embedding]
-    model: str
-    usage: EmbeddingUsage
-
-
-class RankedText(_Reply):
-    text: str
-
-
-class Ranked(BaseModel):
-    index: int
-    relevance_score: float
-    document: RankedText | None = None
-
-
-class Ranking(_Reply):
-    model: str
-    results: list[Ranked]
-
-
-class Message(_Reply):
-    role: Literal["assistant"]
-    content: str
-    refusal: None
-
-
-class Choice(_Reply):
-    index: Literal[0]
-    message: Message
-    finish_reason: Literal["stop", "length"]
-    logprobs: None
-
-
-class Usage(_Reply):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class DocumentsUsed(_Reply):
-    documents_given: int
-    documents_used: int
-
-
-class Completion(BaseModel):
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[Choice]
-    usage: Usage
-    ml_rag: DocumentsUsed | None = None
-
-
-_REQUESTS: list[type[BaseModel]] = [EmbeddingsBody, RerankBody, ChatRequest, DocumentsOptions]
-_REPLIES: list[type[BaseModel]] = [Error, Health, Model, Models, Embeddings, Ranking, Completion]
-
-
-def _named(model: type[BaseModel]) -> dict[str, Any]:
+def _named(model: type) -> dict[str, Any]:
     return {"$ref": _REF.format(model=model.__name__)}
 
 
@@ -175,7 +55,7 @@ def _operation(name: str, summary: str, *replies: dict[str, Any], body: dict[str
     return operation
 
 
-def _json(model: type[BaseModel]) -> dict[str, Any]:
+def _json(model: type) -> dict[str, Any]:
     return _content("application/json", _named(model))
 
 
@@ -232,7 +112,10 @@ def _paths() -> dict[str, Any]:
 @functools.cache
 def description() -> dict[str, Any]:
     """The whole of it, OpenAPI 3.1."""
-    _, schemas = models_json_schema([(m, "validation") for m in (*_REQUESTS, *_REPLIES)], ref_template=_REF)
+    described: list[tuple[type, Literal["validation"], TypeAdapter[Any]]] = [
+        (model, "validation", TypeAdapter(model)) for model in (*_REQUESTS, *_REPLIES)
+    ]
+    _, schemas = TypeAdapter.json_schemas(described, ref_template=_REF)
     return {
         "openapi": "3.1.0",
         "info": {"title": "ml_rag model server", "version": __version__},
@@ -241,7 +124,6 @@ def description() -> dict[str, Any]:
     }
 
 
-@router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
     """The description of the HTTP surface."""
     return json_response(description())

@@ -14,8 +14,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from ml_rag.catalogue import UNPINNED, ModelEntry
 from ml_rag.errors import ModelUnavailable
+from ml_rag.server.catalogue import UNPINNED, ModelEntry
 
 MEMORY = ".verified.json"
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ml_rag.abc import Cancelled, EmbedEngine, Task
-from ml_rag.catalogue import Catalogue, ModelEntry
 from ml_rag.errors import EngineFailed, MlRagError, UnknownModel, WrongTask
 from ml_rag.server.cancellation import Cancellation, ClientGone
+from ml_rag.server.catalogue import Catalogue, ModelEntry
 from ml_rag.server.memory import Memory
 from ml_rag.server.metrics import Metrics, current_model
-from ml_rag.server.models import Lease, Model, ModelInfo
+from ml_rag.server.models import Lease, Model, ModelInfo, Shared
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +45,8 @@ class Registry:
         self.metrics.watch_memory(self.memory.tightest)
         #: set when the server shuts down; every request's ``cancelled`` follows it
         self.closing = Cancellation()
-        self._models = {entry.id: Model(entry, self) for entry in catalogue}
+        shared = Shared(catalogue.server, models_dir, self.metrics, self.memory)
+        self._models = {entry.id: Model(entry, shared) for entry in catalogue}
         for model in self._models.values():
             self.metrics.watch_model(model.entry.id, model.depth, model.running, model.is_loaded)
 

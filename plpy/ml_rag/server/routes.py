@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import time
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import orjson
-from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, ValidationError
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ml_rag import __version__
@@ -18,11 +18,10 @@ from ml_rag.server.boundary import check_values, json_response
 from ml_rag.server.cancellation import watch_disconnect
 from ml_rag.server.models import ModelInfo
 from ml_rag.server.registry import Registry
+from ml_rag.server.replies import Embeddings, Health, Model, Models, Ranked, Ranking
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-router = APIRouter()
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -33,10 +32,13 @@ RERANK_CHUNK = 32
 
 
 class EmbeddingsBody(BaseModel):
-    """``POST /v1/embeddings``. Keys that are not listed are ignored, as other clients send them."""
+    """``POST /v1/embeddings``. Keys that are not listed are ignored, as other clients send them.
+
+    Lists fail fast: one error is told, and to make as many as there are values takes seconds.
+    """
 
     model: str
-    input: str | list[str]
+    input: str | Annotated[list[str], Field(fail_fast=True)]
     #: text is ours: the vector as JSON in a string, which is pgvector's text form too
     encoding_format: Literal["float", "base64", "text"] = "float"
     dimensions: int | None = None
@@ -53,7 +55,7 @@ class RerankBody(BaseModel):
 
     model: str
     query: str
-    documents: list[str | RerankDocument]
+    documents: list[str | RerankDocument] = Field(fail_fast=True)
     top_n: int | None = Field(default=None, ge=0)
     return_documents: bool = False
 
@@ -98,7 +100,7 @@ def _rows(vectors: NDArray[np.float32]) -> list[NDArray[np.float32]]:
     return list(np.ascontiguousarray(vectors))
 
 
-def _model(info: ModelInfo) -> dict[str, Any]:
+def _model(info: ModelInfo) -> Model:
     return {
         "id": info.id,
         "object": "model",
@@ -114,19 +116,17 @@ def _model(info: ModelInfo) -> dict[str, Any]:
     }
 
 
-@router.get("/v1/models")
 async def list_models(request: Request) -> Response:
     """Every model of the catalogue, whether its files are there or not."""
-    return json_response({"object": "list", "data": [_model(info) for info in registry_of(request).models()]})
+    reply: Models = {"object": "list", "data": [_model(info) for info in registry_of(request).models()]}
+    return json_response(reply)
 
 
-@router.get("/v1/models/{model_id:path}")
-async def retrieve_model(request: Request, model_id: str) -> Response:
+async def retrieve_model(request: Request) -> Response:
     """One model."""
-    return json_response(_model(registry_of(request).info(model_id)))
+    return json_response(_model(registry_of(request).info(request.path_params["model_id"])))
 
 
-@router.post("/v1/embeddings")
 async def embeddings(request: Request) -> Response:
     """Embed texts; concurrent requests share batches."""
     registry = registry_of(request)
@@ -150,19 +150,17 @@ async def embeddings(request: Request) -> Response:
         data = [orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY).decode() for vector in _rows(vectors)]
     else:
         data = _rows(vectors)
-    return json_response(
-        {
-            "object": "list",
-            "data": [
-                {"object": "embedding", "index": index, "embedding": embedding} for index, embedding in enumerate(data)
-            ],
-            "model": body.model,
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        }
-    )
+    reply: Embeddings = {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": embedding} for index, embedding in enumerate(data)
+        ],
+        "model": body.model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+    return json_response(reply)
 
 
-@router.post("/v1/rerank")
 async def rerank(request: Request) -> Response:
     """Score documents against a query, best first."""
     registry = registry_of(request)
@@ -172,34 +170,32 @@ async def rerank(request: Request) -> Response:
     async with watch_disconnect(request) as cancelled:
         scores = await registry.rerank(body.model, body.query, texts, cancelled, chunk=RERANK_CHUNK)
     order = np.argsort(-scores, kind="stable")[: body.top_n]
-    results: list[dict[str, Any]] = []
+    results: list[Ranked] = []
     for index in order.tolist():
         # float32 as it is: the shortest digits that tell it from its neighbours
-        result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
+        result: Ranked = {"index": index, "relevance_score": scores[index]}
         if body.return_documents:
             result["document"] = {"text": texts[index]}
         results.append(result)
-    return json_response({"model": body.model, "results": results})
+    reply: Ranking = {"model": body.model, "results": results}
+    return json_response(reply)
 
 
-@router.get("/healthz")
 async def healthz(request: Request) -> Response:
     """Whether the server is up, which models are in memory, whether the parsers of documents are confined."""
     state = request.app.state
     uptime = time.monotonic() - state.started
     missing: dict[str, str] | None = state.parsers_miss
-    return json_response(
-        {
-            "status": "ok",
-            "version": __version__,
-            "uptime_seconds": round(uptime, 3),
-            "models": {info.id: info.state for info in registry_of(request).models()},
-            "parsers": {"confined": None if missing is None else not missing, "missing": missing or {}},
-        }
-    )
+    reply: Health = {
+        "status": "ok",
+        "version": __version__,
+        "uptime_seconds": round(uptime, 3),
+        "models": {info.id: info.state for info in registry_of(request).models()},
+        "parsers": {"confined": None if missing is None else not missing, "missing": missing or {}},
+    }
+    return json_response(reply)
 
 
-@router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
     return Response(registry_of(request).metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -23,11 +23,11 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ml_rag import __version__
-from ml_rag.catalogue import Catalogue, ServerConfig
 from ml_rag.errors import InvalidRequest, MlRagError, PrivilegeError, QueueFull
 from ml_rag.ingest.sandbox import FOLDER_PREFIX
 from ml_rag.scratch import sweep
 from ml_rag.server.app import create_app
+from ml_rag.server.catalogue import Catalogue, ServerConfig
 from ml_rag.server.notify import notify
 from ml_rag.server.registry import Registry
 from ml_rag.server.sockets import CannotListen, UnixListener, allowed_uids, bind_tcp, peer_uid
@@ -49,6 +49,10 @@ MAX_REFUSALS = 16
 OTHER_DESCRIPTORS = 48
 #: of a request's head, and of what comes in without being part of a body, such as trailers; a buffer more may come in
 MAX_HEAD_BYTES = 64 * 1024
+#: requests of a connection that may wait for the one before them, and pieces of a body that may be shorter on average
+#: than so many bytes: a buffer of 256 kB holds thousands of them, and all connections wait while it is read
+MAX_PIPELINED = 16
+MAX_SHORT_PIECES, SHORT_PIECE_BYTES = 4096, 8
 
 
 def _protocol(
@@ -62,6 +66,7 @@ def _protocol(
         _head_timer: asyncio.TimerHandle | None = None
         #: bytes since the last head was complete or the last piece of a body came; the parser keeps them, without bound
         _loose_bytes = 0
+        _pieces = _body_bytes = 0
 
         def connection_made(self, transport: Any) -> None:
             connection = transport.get_extra_info("socket")
@@ -124,16 +129,22 @@ def _protocol(
                 super().connection_lost(exc)
 
         def on_message_begin(self) -> None:
+            if len(self.pipeline) >= MAX_PIPELINED:
+                raise ValueError("too many requests wait for the one before them")  # answered by 400
             self._start_head_timer()
             super().on_message_begin()
 
         def on_headers_complete(self) -> None:
             self._stop_head_timer()
-            self._loose_bytes = 0
+            self._loose_bytes = self._pieces = self._body_bytes = 0
             super().on_headers_complete()
 
         def on_body(self, body: bytes) -> None:
             self._loose_bytes = 0
+            self._pieces += 1
+            self._body_bytes += len(body)
+            if self._pieces > MAX_SHORT_PIECES and self._body_bytes < SHORT_PIECE_BYTES * self._pieces:
+                raise ValueError("the body comes in too many pieces")  # answered by 400
             super().on_body(body)
 
         def on_message_complete(self) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ml_rag.errors import MlRagError
 
 if TYPE_CHECKING:
-    from ml_rag.catalogue import ServerConfig
+    from ml_rag.server.catalogue import ServerConfig
 
 log = logging.getLogger("ml_rag.server")
 

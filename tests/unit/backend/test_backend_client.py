@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ml_rag.backend.client import _open_socket
+from ml_rag.backend import sockets
 from ml_rag.errors import EngineFailed, QueueFull, ServerUnreachable
 from support.backend_client import Interrupted, after, close_connections, connect, never, start
 from support.hostile_server import HostileServer, head, reply, send, silent
@@ -94,9 +94,9 @@ def test_a_signal_ends_the_wait_for_an_answer(
     """PostgreSQL cancels by one: its handler only notes it, as this one does."""
     noted = threading.Event()
     if has_poll:
-        monkeypatch.setattr("ml_rag.backend.client.POLL_SECONDS", 300.0)
+        monkeypatch.setattr("ml_rag.backend.sockets.POLL_SECONDS", 300.0)
     else:
-        monkeypatch.setattr("ml_rag.backend.poll._poll", None)
+        monkeypatch.setattr("ml_rag.backend.sockets._poll", None)
 
     def interrupt() -> None:
         if noted.is_set():
@@ -197,8 +197,8 @@ def test_a_connection_that_is_closed_after_a_reply_is_opened_again(
     for calls in range(1, 4):
         assert client.call("GET", "/") == {}
         assert (len(server.requests), server.connections) == (calls, calls)
-        if (kept := client._http) is not None and kept.sock is not None:
-            select.select([kept.sock], [], [])  # the end is there
+        if (kept := client._sock) is not None:
+            select.select([kept], [], [])  # the end is there
 
 
 def test_a_request_that_was_read_is_not_sent_twice(start: Callable[..., HostileServer]) -> None:
@@ -306,7 +306,7 @@ def test_closing_twice_is_fine(start: Callable[..., HostileServer]) -> None:
 
 def test_a_machine_that_is_gone_without_a_word_is_noticed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        sock = _open_socket(f"http://127.0.0.1:{listener.getsockname()[1]}", never)
+        sock = sockets.connect(f"http://127.0.0.1:{listener.getsockname()[1]}", never)
         with sock:
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ml_rag.backend import load
-from ml_rag.backend.load import INSERT_SEGMENTS, Loader, Rows, Upload, batches, multipart, rows
+from ml_rag.backend.load import INSERT_SEGMENTS, Loader, Rows, Upload, multipart, rows
 from ml_rag.errors import DimensionMismatch, DocumentError, EngineFailed, InvalidRequest, QueueFull
 
 
@@ -257,17 +257,6 @@ def test_nul_and_lone_surrogates_never_reach_postgresql() -> None:
     metadata = json.loads(portion.metadata[0])
     assert (metadata["title"], metadata["n"]) == ("xy", [1, {"k": "?"}])
     assert "\\u0000" not in portion.metadata[0]
-
-
-@given(st.lists(st.tuples(st.text(max_size=3), st.integers(0, 12)), max_size=30))
-def test_batches_keep_order_and_limits(documents: list[tuple[str, int]]) -> None:
-    made = list(batches(documents, 4, 10))
-    assert [name for batch in made for name in batch] == [name for name, _ in documents]
-    sizes = iter(documents)
-    for batch in made:
-        total = sum(next(sizes)[1] for _ in batch)
-        assert 1 <= len(batch) <= 4
-        assert total <= 10 or len(batch) == 1
 
 
 @pytest.mark.parametrize("name", ["a.txt", 'say "hi".txt', "文書 ü.txt", "back\\slash", "new\r\nline", "x; filename=y"])

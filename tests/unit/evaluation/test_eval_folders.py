@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ml_rag.datasets import read
+from ml_rag.client.datasets import read
+from ml_rag.client.evaluation import table_name
 from ml_rag.errors import InvalidRequest
-from ml_rag.evaluation import table_name
 
 CORPUS = [
     {"_id": "d1", "title": "Normans", "text": "People in Normandy."},

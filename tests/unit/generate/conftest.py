@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from ml_rag.catalogue import load_catalogue
 from ml_rag.server.app import create_app
+from ml_rag.server.catalogue import load_catalogue
 from ml_rag.server.registry import Registry
 
 

@@ -12,9 +12,10 @@ import httpx
 import openai
 import pytest
 
-from ml_rag import prompt
-from ml_rag.catalogue import ModelEntry
-from ml_rag.server.chat import fit_prompt, parse
+from ml_rag.server.catalogue import ModelEntry
+from ml_rag.server.chat import prompt
+from ml_rag.server.chat.endpoint import CHARACTERS_PER_TOKEN, fit_prompt
+from ml_rag.server.chat.request import parse
 from ml_rag.server.engines.fake import FakeGenerate
 
 QUESTION = [{"role": "user", "content": "What is AutoML?"}]
@@ -299,3 +300,70 @@ def test_style_and_order_reach_the_prompt():
         QUESTION[0]["content"], documents, **given, citation_style="numbered", order="best_first"
     )
     assert plain != other
+
+
+# -- citation markers in the answer: the fake model repeats the question ----------------------------------------------
+
+
+def cited(http: httpx.Client, question: str, **fields) -> str:
+    messages = [{"role": "user", "content": question}]
+    response = ask(http, **{"messages": messages, "documents": DOCUMENTS, "citations": 3, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("style", [None, "none", "numbered"])
+def test_markers_that_point_to_no_citation_are_removed_whatever_style_was_asked_for(http, style):
+    text = cited(http, "Paris [1], Rome [3], Bonn [4]?", citation_style=style)
+    assert text == "fake answer to: Paris [1], Rome [3], Bonn? [documents: 3]"
+
+
+@pytest.mark.parametrize(
+    ("citations", "text"), [(3, "a [1], b [3] [documents: 3]"), (2, "a [1], b"), (1, "a [1], b"), (0, "a, b")]
+)
+def test_only_the_first_documents_are_citations(http, citations, text):
+    assert cited(http, "a [1], b [3]", citations=citations) == f"fake answer to: {text}"
+
+
+def test_a_document_that_the_model_did_not_see_is_none_to_point_to(http):
+    documents = [{"text": "one"}, {"text": "word " * 80}]
+    text = cited(http, "a [1], b [2]", model="tiny-context", documents=documents, citations=2, max_tokens=20)
+    assert text == "fake answer to: a [1], b [documents: 1]"
+
+
+def test_markers_stay_where_no_citations_are_named_and_in_json(http):
+    assert "[4]" in cited(http, "Bonn [4]", citations=None)
+    schema = {"type": "json_schema", "json_schema": {"schema": {"const": ["[4]"]}}}
+    assert json.loads(cited(http, "Bonn", response_format=schema)) == ["[4]"]
+
+
+@pytest.mark.parametrize("fields", [{"documents": None}, {"stream": True}, {"citations": -1}])
+def test_citations_that_cannot_be_checked_are_refused(http, fields):
+    response = ask(http, **{"documents": DOCUMENTS, "citations": 3, **fields})
+    assert response.status_code == 400
+    assert "citations" in response.json()["error"]["detail"]
+
+
+def test_nothing_is_made_of_what_is_far_longer_than_the_context(http, monkeypatch):
+    """To defuse 60 MB of angle brackets takes seconds, for which all requests wait."""
+    defused = []
+    monkeypatch.setattr(prompt, "defuse", lambda text: defused.append(len(text)) or text)
+    most = CHARACTERS_PER_TOKEN * 100
+    engine = FakeGenerate(ModelEntry(id="m", task="generate", engine="fake", context_tokens=100))
+
+    def fitted(*lengths: int) -> prompt.FittedPrompt:
+        documents = [{"document_name": "", "text": "<" * length} for length in lengths]
+        body = {"model": "m", "messages": QUESTION, "documents": documents, "max_tokens": 20}
+        return fit_prompt(parse(json.dumps(body).encode()), engine)
+
+    assert fitted(most).documents_used == 1
+    assert fitted(most + 1).documents_used == 0
+    assert fitted(10, most, 10).documents_used == 1
+    assert max(defused) <= most
+    text = [{"role": "user", "content": "<" * (most + 1)}]
+    for fields in ({"task": "summarization"}, {"documents": DOCUMENTS}, {"language": "en"}, {}):
+        reply = ask(http, model="tiny-context", messages=text, **fields)
+        assert (reply.status_code, reply.json()["error"]["message"]) == (
+            400,
+            "the prompt does not fit the model's context",
+        )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ml_rag.errors import InvalidRequest
-from ml_rag.prompt import (
+from ml_rag.server.chat.prompt import (
     PromptDocument,
     build,
     defuse,

@@ -12,8 +12,8 @@ import httpx
 import numpy as np
 import pytest
 
-from ml_rag.catalogue import load_catalogue
 from ml_rag.server.app import create_app
+from ml_rag.server.catalogue import load_catalogue
 from ml_rag.server.engines.fake import FakeEmbed
 from ml_rag.server.registry import Registry
 from ml_rag.testing import running_server
@@ -234,3 +234,15 @@ def test_without_a_server_by_asgi(tmp_path: Path) -> None:
         app.state.sandbox.close()
         registry.close()
     assert (line["format"], line["segments"][0]["text"], line["error"]) == ("text", "red blue", None)
+
+
+@pytest.mark.parametrize("charset", ["punycode", "idna", "latin-1", "no-such-codec"])
+def test_a_body_in_another_character_set_is_refused(server: Server, charset: str) -> None:
+    """To decode 1 MB as punycode takes minutes, for which all requests wait."""
+    body = b'--x\r\nContent-Disposition: form-data; name="options"\r\n\r\n{}\r\n--x--\r\n'
+    kind = f'multipart/form-data; boundary=x; charset="{charset}"'
+    with server.client() as client:
+        reply = client.post("/v1/documents", content=body, headers={"Content-Type": kind})
+        assert "not in UTF-8" in assert_error(reply, 400, "invalid_request")["message"]
+        reply = client.post("/v1/documents", content=body, headers={"Content-Type": kind.replace(charset, "UTF-8")})
+        assert "embed_model_id" in assert_error(reply, 400, "invalid_request")["message"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ml_rag.ingest.formats.common import MAX_VALUE, document
 from ml_rag.ingest.parse import parse
 from support.office import docx, epub, odt, pptx, text_pdf, xlsx
 
@@ -223,3 +224,8 @@ def test_a_hyphen_stays_where_the_document_has_it_elsewhere() -> None:
     )
     ((text, _),) = blocks("a.pdf", text_pdf([page]))
     assert text.count("out-of-network") == 2
+
+
+def test_what_each_segment_repeats_of_a_block_is_short() -> None:
+    made = document("xlsx", [("text", {"sheet": "s" * 10_000, "page": 3})])
+    assert made.blocks[0].metadata == {"sheet": "s" * MAX_VALUE, "page": 3}

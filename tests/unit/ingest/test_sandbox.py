@@ -126,6 +126,16 @@ def test_memory_is_bounded_and_the_child_replaced(make: Make) -> None:
     assert pid(sandbox) != before
 
 
+def test_what_comes_back_is_bounded(make: Make) -> None:
+    sandbox = make(reply_bytes=10_000)
+    child = pid(sandbox)
+    assert len(ask(sandbox, b"word " * 1000).segments) > 1
+    error = fails(sandbox, b"word " * 3000)
+    assert error.message == "the document has too much text"
+    assert "10000" in str(error.detail)
+    assert pid(sandbox) == child
+
+
 @pytest.mark.parametrize(
     ("order", "cause"),
     [(b"!exit 7", "exit status 7"), (b"!exit 0", "exit status 0"), (b"!abort", "SIGABRT"), (b"!segfault", "SIGSEGV")],

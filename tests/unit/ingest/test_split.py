@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from ml_rag.abc import Block, Document, Segment
 from ml_rag.errors import InvalidRequest
 from ml_rag.ingest.split import SPLIT_BY, Chunking, chunking, split
-from ml_rag.ingest.units import Counter
+from ml_rag.ingest.units import HEADING_CHARACTERS, Counter
 
 
 def letters_tokenizer() -> Tokenizer:
@@ -311,3 +311,11 @@ def test_bad_options_are_named(options: Any, name: str, value: str, allowed: str
         chunking(options, 256)
     assert value in str(caught.value.detail)
     assert allowed in str(caught.value.detail)
+
+
+def test_a_long_heading_is_repeated_in_part_only() -> None:
+    heading = "x" * 10_000
+    segments = one(f"# {heading}\n\n{'some words ' * 500}", Chunking("auto", 64, 0))
+    assert len(segments) > 10
+    assert all(segment.metadata["headings"] == ["x" * HEADING_CHARACTERS] for segment in segments)
+    assert "".join("".join(segment.text.split()) for segment in segments).count("x") == len(heading)

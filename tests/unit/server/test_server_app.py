@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from ml_rag import __version__
-from ml_rag.catalogue import load_catalogue
 from ml_rag.errors import ModelUnavailable
 from ml_rag.server.app import create_app
+from ml_rag.server.catalogue import load_catalogue
 from ml_rag.server.registry import Registry
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ml_rag.catalogue import load_catalogue
 from ml_rag.errors import EngineFailed, QueueFull
 from ml_rag.server.batching import BATCH_TEXTS, EmbedBatcher, Worker
 from ml_rag.server.cancellation import Cancellation, ClientGone
+from ml_rag.server.catalogue import load_catalogue
 from ml_rag.server.registry import Registry
 from support.remote_endpoint import RemoteEndpoint, remote, replies
 

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from ml_rag.errors import InvalidRequest
 from ml_rag.server.boundary import MAX_VALUES, check_values
+from ml_rag.server.chat import ChatRequest
+from ml_rag.server.routes import EmbeddingsBody, RerankBody
 from ml_rag.server.serve import MAX_HEAD_BYTES
 from ml_rag.testing import RunningServer, running_server
 
@@ -107,6 +110,8 @@ def test_a_trickle_of_a_body_is_cut_off(tmp_path: Path) -> None:
                 answer = raw.recv(4096)
             except TimeoutError:
                 continue
+        while b"}" not in answer:  # head and body may come one after the other
+            answer += raw.recv(4096)
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b"less than 1024 bytes a second" in answer
 
@@ -151,3 +156,29 @@ def test_web_pages_may_not_use_it(server: RunningServer, origin: str) -> None:
     assert (reply.status_code, reply.json()["error"]["code"]) == (403, "forbidden")
     assert "access-control-allow-origin" not in reply.headers
     assert httpx.options(f"{server.url}/v1/embeddings", headers={"Origin": origin}).status_code == 403
+
+
+@pytest.mark.parametrize("body", [EmbeddingsBody, RerankBody, ChatRequest])
+def test_no_more_than_a_few_errors_are_made_of_a_body(body: type[BaseModel]) -> None:
+    """To make one for each value takes seconds, for which all requests wait."""
+    wrong = [1] * 1000
+    given = {"model": "m", "query": "q", "input": wrong, "messages": wrong, "documents": wrong, "stop": wrong}
+    with pytest.raises(ValidationError) as caught:
+        body.model_validate_json(json.dumps(given))
+    assert caught.value.error_count() < 10
+
+
+def test_requests_that_do_not_wait_for_replies_are_bounded(server: RunningServer) -> None:
+    sent = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    _, few = flood(server.socket, sent * 3 + sent.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), b"", 0)
+    assert few.count(b"HTTP/1.1 200 ") == 4
+    _, answers = flood(server.socket, sent * 5000, b"", 0)
+    assert answers.count(b"HTTP/1.1 200 ") < 100
+    assert answers.count(b"HTTP/1.1 400 ") == 1
+
+
+def test_a_body_in_very_many_pieces_is_refused(server: RunningServer) -> None:
+    piece = b"1\r\n \r\n"
+    sent, answer = flood(server.socket, POST + b"Transfer-Encoding: chunked\r\n\r\n", piece * 10_000, 64 * 1024 * 1024)
+    assert sent < 4 * 1024 * 1024
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")

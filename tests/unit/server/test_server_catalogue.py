@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
 
-from ml_rag.catalogue import CatalogueError, load_catalogue, models_dir
+from ml_rag.server.catalogue import CatalogueError, load_catalogue, models_dir
 
 
 @pytest.fixture(autouse=True)
@@ -111,3 +112,12 @@ def test_the_models_folder_is_chosen_in_order(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delenv("ML_RAG_MODELS")
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
     assert models_dir(load_catalogue(write(tmp_path, ""))) == Path("/data/ml_rag/models")
+
+
+def test_a_text_of_many_megabytes_is_no_mistyped_id(tmp_path: Path) -> None:
+    catalogue = load_catalogue(write(tmp_path, ""))
+    assert catalogue.nearest("all_minilm") == "all_minilm_l6_v2"
+    began = time.process_time()
+    assert catalogue.nearest("a" * 20_000_000) is None
+    # it took 10 s, for which all requests waited
+    assert time.process_time() - began < 1

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from ml_rag.abc import Delta, Sampling
-from ml_rag.catalogue import ModelEntry
 from ml_rag.errors import EngineFailed, InvalidRequest, ModelUnavailable, QueueFull
 from ml_rag.server.cancellation import ClientGone
+from ml_rag.server.catalogue import ModelEntry
 from ml_rag.server.engines import process
 from ml_rag.server.engines.process import BYTES_PER_TOKEN, CANCEL_SECONDS, EngineProcess
 from support.processes import Background, children, gone, wait_until

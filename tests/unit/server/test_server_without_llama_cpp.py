@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ml_rag.catalogue import load_catalogue
 from ml_rag.errors import ModelUnavailable
+from ml_rag.server.catalogue import load_catalogue
 from ml_rag.server.registry import Registry
 
 CONFIG = """

@@ -13,6 +13,9 @@ from ml_rag import abc
 #: wide enough for any table a person reads; wider ones are data dumps whose rows no model can use
 MAX_COLUMNS = 512
 
+#: characters of a value of metadata, which each segment of its block has
+MAX_VALUE = 500
+
 # Control characters other than tab and newline, lone surrogates, byte order marks, the two non-characters.
 _UNWANTED = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufeff\ufffe\uffff\xad]")
 _LINE_ENDS = re.compile("\r\n|[\r\x0c\x85\u2028\u2029]")
@@ -63,7 +66,7 @@ def pipe_table(rows: Iterable[Sequence[str]]) -> str:
 
 def metadata(**values: object) -> dict[str, Any]:
     """The values that say something, each on one line of at most 500 characters."""
-    found = {key: one_line(value)[:500] for key, value in values.items() if value is not None}
+    found = {key: one_line(value)[:MAX_VALUE] for key, value in values.items() if value is not None}
     return {
         key: unicodedata.normalize("NFC", value)
         for key, value in found.items()
@@ -76,5 +79,9 @@ def document(
 ) -> abc.Document:
     """A document of the blocks that have text once cleaned."""
     cleaned = ((clean(text), keys) for text, keys in blocks)
-    kept = [abc.Block(text, keys) for text, keys in cleaned if text.strip()]
+    kept = [abc.Block(text, _cut(keys)) for text, keys in cleaned if text.strip()]
     return abc.Document(format_name, kept, meta or {})
+
+
+def _cut(keys: dict[str, Any]) -> dict[str, Any]:
+    return {key: value[:MAX_VALUE] if isinstance(value, str) else value for key, value in keys.items()}

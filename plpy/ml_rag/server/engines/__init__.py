@@ -12,7 +12,7 @@ from ml_rag.errors import ModelUnavailable
 
 if TYPE_CHECKING:
     from ml_rag.abc import Engine
-    from ml_rag.catalogue import ModelEntry
+    from ml_rag.server.catalogue import ModelEntry
 
 # The threads of llama.cpp wait for one another hundreds of times a token, and libgomp lets them spin there for long
 # before they sleep. Where other processes want the processors too, each spins away the time in which the other could

@@ -5,7 +5,7 @@ A word is a run of letters, digits and underscores, in lower case.
 * embed: component ``crc32(word in UTF-8) % dimensions`` gets 1 for each of the first ``max_tokens`` words; the sum is
   divided by its Euclidean length. A text without words is the first unit vector.
 * generate: ``fake answer to: <question> [documents: <n>]``; the question and the number of fenced documents are read
-  from the last user message as ``ml_rag.prompt`` writes it. A token is a word between blanks; ``max_tokens`` and
+  from the last user message as ``chat/prompt.py`` writes it. A token is a word between blanks; ``max_tokens`` and
   ``stop`` are obeyed. With ``json_schema`` the answer is the smallest instance of it. The slow model says its text
   again and again until ``max_tokens``.
 * rerank: the share of the query's distinct words that occur in the text; 0 for a query without words.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ml_rag.abc import Engine
-    from ml_rag.catalogue import ModelEntry
+    from ml_rag.server.catalogue import ModelEntry
 
 _WORD = re.compile(r"\w+")
 _DOCUMENT = re.compile(r"<document number=.*?</document>\s*", re.DOTALL)

@@ -24,7 +24,7 @@ from ml_rag.server.engines.llama_template import ChatTemplate
 from ml_rag.server.engines.text_stream import AnswerText
 
 if TYPE_CHECKING:
-    from ml_rag.catalogue import ModelEntry
+    from ml_rag.server.catalogue import ModelEntry
 
 DEFAULT_CONTEXT_TOKENS = 4096
 #: seconds between two looks at ``cancelled`` while a prompt is evaluated

@@ -14,13 +14,13 @@ import numpy as np
 
 from ml_rag.abc import Cancelled, Delta, Sampling
 from ml_rag.errors import EngineFailed, ModelUnavailable
-from ml_rag.prompt import estimate_tokens, without_control_tokens
+from ml_rag.server.chat.prompt import estimate_tokens, without_control_tokens
 from ml_rag.server.engines.openai_endpoint import CallerGone, Endpoint, nonsense
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ml_rag.catalogue import ModelEntry
+    from ml_rag.server.catalogue import ModelEntry
 
 #: context assumed where the catalogue gives no ``context_tokens``
 DEFAULT_CONTEXT_TOKENS = 8192
@@ -116,7 +116,7 @@ class OpenAIGenerate:
         self._remote.close()
 
     def count_tokens(self, messages: Sequence[dict[str, str]], cancelled: Cancelled | None = None) -> int:
-        """An upper estimate (``ml_rag.prompt.estimate_tokens``): the tokenizer is at the other end."""
+        """An upper estimate (``ml_rag.server.chat.prompt.estimate_tokens``): the tokenizer is at the other end."""
         return estimate_tokens(messages)
 
     def generate(self, messages: Sequence[dict[str, str]], sampling: Sampling, cancelled: Cancelled) -> Iterator[Delta]:

@@ -24,7 +24,7 @@ from ml_rag.abc import Cancelled
 from ml_rag.errors import EngineFailed, ModelUnavailable
 
 if TYPE_CHECKING:
-    from ml_rag.catalogue import ModelEntry
+    from ml_rag.server.catalogue import ModelEntry
 
 T = TypeVar("T")
 

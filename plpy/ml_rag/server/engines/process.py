@@ -28,7 +28,7 @@ from ml_rag.server.cancellation import ClientGone
 from ml_rag.server.engines.time_limit import GRAMMAR_SECONDS
 
 if TYPE_CHECKING:
-    from ml_rag.catalogue import ModelEntry
+    from ml_rag.server.catalogue import ModelEntry
 
 log = logging.getLogger("ml_rag.server")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ml_rag.abc import Cancelled, EmbedEngine, Engine
-    from ml_rag.catalogue import ModelEntry
+    from ml_rag.server.catalogue import ModelEntry
 
 log = logging.getLogger("ml_rag.server")
 

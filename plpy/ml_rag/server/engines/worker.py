@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from ml_rag.abc import Delta, GenerateEngine, Sampling
-from ml_rag.catalogue import ModelEntry
 from ml_rag.errors import EngineFailed, MlRagError
-from ml_rag.ingest.confine import hide
+from ml_rag.ingest.confine import end_with_parent, hide
 from ml_rag.ingest.sandbox_worker import receive, send
+from ml_rag.server.catalogue import ModelEntry
 from ml_rag.server.engines import time_limit
 from ml_rag.server.memory import default_limit, status_bytes
 from ml_rag.shortage import shortage
@@ -107,6 +107,7 @@ def main(descriptor: int) -> None:
         # where memory runs out: after the documents' parsers, before the server and PostgreSQL
         Path("/proc/self/oom_score_adj").write_text("500")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    end_with_parent()
     hide()
     connection = socket.socket(fileno=descriptor)
     requests = _Requests(connection)

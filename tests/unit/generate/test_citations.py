@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ml_rag.backend.citations import verify
+from ml_rag.server.chat.citations import verify
 
 #: with three citations
 CASES = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from ml_rag.catalogue import DEFAULT_MODELS, load_catalogue
-from ml_rag.catalogue import models_dir as choose_models_dir
+from ml_rag.server.catalogue import DEFAULT_MODELS, load_catalogue
+from ml_rag.server.catalogue import models_dir as choose_models_dir
 
 
 @click.command()

@@ -16,9 +16,8 @@ from psycopg.types.json import Jsonb
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ml_rag.backend import files
-from ml_rag.backend.load import MAX_DOCUMENT_BYTES, batches, is_storable
-from ml_rag.commands.dsn import dsn_option
+from ml_rag import files
+from ml_rag.client.dsn import dsn_option
 from ml_rag.errors import DocumentError, MlRagError
 
 #: documents and bytes of one call: as large as a progress bar that moves allows
@@ -69,9 +68,9 @@ class Client:
         contents: dict[str, bytes] = {}
         for path in batch:
             try:
-                if not is_storable(path):
+                if not files.is_storable(path):
                     raise DocumentError("the name of the file is no text", detail="Not valid UTF-8.")
-                contents[path] = files.read(path, base, MAX_DOCUMENT_BYTES, lambda: None)
+                contents[path] = files.read(path, base, files.MAX_DOCUMENT_BYTES, lambda: None)
             except DocumentError as e:
                 self.tally.fail(path.encode(errors="replace").decode(), e)
         if not contents:
@@ -128,7 +127,7 @@ def _run(client: Client, locations: Sequence[files.Location], refresh: bool, con
         task = progress.add_task("load", total=sum(sizes.values()), files=f"0/{len(sizes)}", segments=0, rate=0.0)
         for location, paths in zip(locations, found, strict=True):
             base = None if location.file else location.base
-            for batch in batches([(path, sizes[path]) for path in paths], *CALL):
+            for batch in files.batches([(path, sizes[path]) for path in paths], *CALL):
                 client.load(batch, base)
                 done += len(batch)
                 segments = client.tally.segments

@@ -13,11 +13,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ml_rag.catalogue import Catalogue, ModelEntry, load_catalogue
-from ml_rag.catalogue import models_dir as choose_models_dir
 from ml_rag.errors import UnknownModel
-from ml_rag.pull import PullFailed
-from ml_rag.pull import pull as pull_model
+from ml_rag.server.catalogue import Catalogue, ModelEntry, load_catalogue
+from ml_rag.server.catalogue import models_dir as choose_models_dir
+from ml_rag.server.pull import PullFailed
+from ml_rag.server.pull import pull as pull_model
 
 Command = TypeVar("Command", bound=Callable[..., None])
 

@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ml_rag import datasets
-from ml_rag.commands.dsn import dsn_option
-from ml_rag.commands.load import explained
-from ml_rag.evaluation import ARMS, Evaluation, connect
+from ml_rag.client import datasets
+from ml_rag.client.dsn import dsn_option
+from ml_rag.client.evaluation import ARMS, Evaluation, connect
+from ml_rag.client.load import explained
 
 #: measures of answers, shown where there are answers
 _ANSWERS = ("answer_exact", "answer_f1", "refused_rightly", "refused_wrongly", "groundedness", "relevance")

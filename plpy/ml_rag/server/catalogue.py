@@ -25,6 +25,8 @@ BUILT_IN = Path(__file__).with_name("catalogue.toml")
 #: in place of a SHA-256: the file belongs to the model, and its content is not pinned
 UNPINNED = "unpinned"
 
+#: characters of a text that can be a mistyped id
+_ID_LENGTH = 200
 #: what the settings of a new database name (sql/ground/schema.sql)
 DEFAULT_MODELS = ("all_minilm_l6_v2", "smollm2-135m-instruct", "ms-marco-minilm-l6-v2")
 
@@ -245,7 +247,9 @@ class Catalogue:
         return [entry.id for entry in self._models.values() if task is None or entry.task == task]
 
     def nearest(self, model_id: str) -> str | None:
-        """The id most like a mistyped one."""
+        """The id most like a mistyped one; None for a text so long that it is none."""
+        if len(model_id) > _ID_LENGTH:  # each character of it is looked at, in Python
+            return None
         return next(iter(difflib.get_close_matches(model_id, self._models, n=1, cutoff=0.5)), None)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,12 +19,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ml_rag import __version__
-from ml_rag.backend.client import ModelServer
-from ml_rag.commands.dsn import dsn_option
-from ml_rag.errors import MlRagError
+from ml_rag.client.dsn import dsn_option
+from ml_rag.errors import MlRagError, from_json
 
 SUPPORTED_POSTGRESQL = (15, 18)
 OLDEST_PGVECTOR = (0, 8)
+#: for the model server to answer in
+SECONDS = 10.0
+_START = "Start it with \"ml-rag serve\", or correct its address: SELECT ml_rag.configure('model_server', '…')."
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +64,34 @@ def run(name: str, check: Callable[[], str]) -> Finding:
         return Finding(name, False, found, hint)
 
 
+def _health(address: str) -> Any:
+    """The reply of /healthz. Raises OSError, HTTPException, ValueError, or the error that the server answers."""
+    if address.startswith("unix:"):
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(SECONDS)
+    else:
+        connection = http.client.HTTPConnection(address.removeprefix("http://").rstrip("/"), timeout=SECONDS)
+    with contextlib.closing(connection):
+        if address.startswith("unix:"):
+            connection.sock.connect(address.removeprefix("unix:"))
+        connection.request("GET", "/healthz")
+        reply = connection.getresponse()
+        body = json.load(reply)
+    if reply.status != 200:
+        raise from_json(body, reply.status)
+    return body
+
+
 def check_server(address: str) -> Iterator[Finding]:
     """The model server, seen from here: reachable, of this version, its document parsers confined."""
-    server = ModelServer(address, lambda: None)
     reply: dict[str, Any] = {}
 
     def health() -> str:
-        reply.update(server.call("GET", "/healthz"))
+        try:
+            reply.update(_health(address))
+        except (OSError, http.client.HTTPException, ValueError, TypeError) as e:
+            raise CheckFailed(f"it cannot be reached from here: {address}: {e}.", _START) from None
         if reply.get("version") != __version__:
             raise CheckFailed(
                 f"version {reply.get('version')}, this command is {__version__}", "Restart the model server."
@@ -73,7 +99,6 @@ def check_server(address: str) -> Iterator[Finding]:
         return f"version {reply['version']}, up for {reply['uptime_seconds']:.0f} s, at {address}"
 
     finding = run("model server", health)
-    server.close()
     if not finding.ok and "Permission denied" in finding.found:
         hint = "Run this as the model server's user, as root, or as a user in allowed_users of its configuration."
         finding = Finding(finding.check, False, finding.found, hint)

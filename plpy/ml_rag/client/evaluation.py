@@ -18,8 +18,8 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from ml_rag.backend.load import batches
-from ml_rag.datasets import Dataset, Question
+from ml_rag import files
+from ml_rag.client.datasets import Dataset, Question
 
 #: told how much of the work is done: (done, of)
 Progress = Callable[[int, int], None]
@@ -113,7 +113,7 @@ class Evaluation:
         ]
         done, total = 0, sum(size for _, size in sizes)
         of_name = dict(sizes)
-        for batch in batches(sizes, *CALL):
+        for batch in files.batches(sizes, *CALL):
             self._load(batch, loaded)
             done += sum(of_name[name] for name in batch)
             progress(done, total)

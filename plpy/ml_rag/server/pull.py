@@ -10,9 +10,9 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from ml_rag.catalogue import UNPINNED, HubSource, ModelEntry, PathSource, PypiSource
 from ml_rag.errors import MlRagError
 from ml_rag.scratch import Scratch, sweep
+from ml_rag.server.catalogue import UNPINNED, HubSource, ModelEntry, PathSource, PypiSource
 from ml_rag.server.pins import sha256_of
 
 #: told what is being done, in a few words

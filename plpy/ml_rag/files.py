@@ -1,4 +1,7 @@
-"""Finding and reading the files that a URI names, inside the backend (as PostgreSQL's operating system user)."""
+"""Finding and reading the files that a URI or a path names, and cutting them into requests.
+
+In the backend, as PostgreSQL's operating system user, and in the client. Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,18 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 from ml_rag.errors import DocumentError, InvalidRequest
 
+#: documents and bytes of one request to the model server; one document may be larger than that by itself.
+#: Each request begins with a model that waits for the first parsed document, so there should be few.
+BATCH_DOCUMENTS = 128
+BATCH_BYTES = 8 * 1024 * 1024
+#: the model server's own default for a request, less room for the rest of it
+MAX_DOCUMENT_BYTES = 255 * 1024 * 1024
 #: longest table name PostgreSQL keeps, in bytes
 _MAX_NAME_BYTES = 63
 _READ_BYTES = 1 << 20
@@ -296,3 +305,29 @@ def is_gone(path: str) -> bool:
     except (OSError, ValueError):
         return False
     return False
+
+
+def batches(
+    documents: Sequence[tuple[str, int]], most: int = BATCH_DOCUMENTS, most_bytes: int = BATCH_BYTES
+) -> Iterator[list[str]]:
+    """Names in their order, grouped into requests; ``documents`` are (name, bytes)."""
+    batch: list[str] = []
+    total = 0
+    for name, size in documents:
+        if batch and (len(batch) == most or total + size > most_bytes):
+            yield batch
+            batch, total = [], 0
+        batch.append(name)
+        total += size
+    if batch:
+        yield batch
+
+
+def is_storable(text: str) -> bool:
+    """Whether PostgreSQL can hold the text as it is."""
+    return storable(text) == text
+
+
+def storable(text: str) -> str:
+    """The text as PostgreSQL can hold it: without NUL and lone surrogates."""
+    return text.replace("\0", "").encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""backend/files.py: what a URI names, which files that is, and reading them without leaving the folder."""
+"""files.py: what a URI names, which files that is, reading them without leaving the folder, requests of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ml_rag.backend import files
-from ml_rag.backend.files import Location
+from ml_rag import files
 from ml_rag.errors import DocumentError, InvalidRequest
+from ml_rag.files import Location
 
 
 def nothing() -> None:
@@ -202,3 +202,14 @@ def test_gone_means_certainly_gone(tree: Path) -> None:
     assert not files.is_gone(str(tree / "a.txt"))
     assert not files.is_gone("/" + "x" * 5000)
     assert not files.is_gone("nul\0")
+
+
+@given(st.lists(st.tuples(st.text(max_size=3), st.integers(0, 12)), max_size=30))
+def test_batches_keep_order_and_limits(documents: list[tuple[str, int]]) -> None:
+    made = list(files.batches(documents, 4, 10))
+    assert [name for batch in made for name in batch] == [name for name, _ in documents]
+    sizes = iter(documents)
+    for batch in made:
+        total = sum(next(sizes)[1] for _ in batch)
+        assert 1 <= len(batch) <= 4
+        assert total <= 10 or len(batch) == 1

@@ -1,1 +1,0 @@
-"""The subcommands of ``ml-rag``: module ``name`` holds the click command ``name``."""

@@ -1,0 +1,241 @@
+"""``POST /v1/chat/completions``: OpenAI's chat, and answers from documents (see docs/protocol.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from ml_rag.abc import Cancelled, Delta, GenerateEngine
+from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError
+from ml_rag.server.cancellation import ClientGone, watch_disconnect
+from ml_rag.server.chat import prompt
+from ml_rag.server.chat.citations import verify
+from ml_rag.server.chat.request import ChatDocument, ChatRequest, parse
+from ml_rag.server.json_schema import check_repetitions, check_size
+from ml_rag.server.replies import Completion, DocumentsUsed, Usage
+from ml_rag.server.unexpected import unexpected
+
+#: of a prompt, for each token of the context: what is longer cannot fit, and is not made into messages. To defuse 60 MB
+#: of angle brackets takes seconds in which no other thread of the server runs
+CHARACTERS_PER_TOKEN = 64
+
+
+def fit_prompt(body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled | None = None) -> prompt.FittedPrompt:
+    """The messages for the model, with as many documents as its context has room for.
+
+    Raises:
+        InvalidRequest: not even the question fits, or the language is none.
+    """
+    documents = list(_documents_with_room(body.documents or (), CHARACTERS_PER_TOKEN * engine.max_tokens))
+    *earlier, question = body.messages
+    instructions = "\n\n".join(m.content for m in earlier if m.is_system)
+    history = [{"role": m.role, "content": m.content} for m in earlier if not m.is_system]
+
+    def build(used: int) -> list[prompt.Message]:
+        return prompt.build(
+            question.content,
+            documents[:used],
+            task=body.task or "generation",
+            language=body.language,
+            instructions=instructions,
+            history=history,
+            brief=engine.brief,
+            citation_style=body.citation_style or "none",
+            order=body.document_order or "best_last",
+        )
+
+    count = partial(engine.count_tokens, cancelled=cancelled)
+    fitted = prompt.fit(documents, engine.max_tokens - body.sampling().max_tokens, count, build)
+    if body.documents and not fitted.documents_used and body.task == "summarization":
+        # There would be nothing left to summarise but the question itself.
+        raise InvalidRequest(
+            "no document fits the model's context",
+            detail=f"The context has {engine.max_tokens} tokens, max_tokens is {body.sampling().max_tokens}.",
+            hint="Give shorter documents, lower max_tokens, or take a model with a larger context.",
+        )
+    return fitted
+
+
+def _documents_with_room(documents: Sequence[ChatDocument], characters: int) -> Iterator[prompt.PromptDocument]:
+    """Those, from the first on, that have no more than so many characters together."""
+    for document in documents:
+        characters -= len(document.document_name) + len(document.text)
+        if characters < 0:
+            return
+        yield prompt.PromptDocument(document.document_name, document.text)
+
+
+def _check_length(body: ChatRequest, engine: GenerateEngine) -> None:
+    """Raises InvalidRequest where the messages are far longer than the context."""
+    length = sum(len(message.content) for message in body.messages)
+    if length > (most := CHARACTERS_PER_TOKEN * engine.max_tokens):
+        raise InvalidRequest(
+            "the prompt does not fit the model's context",
+            detail=f"The prompt has {length} characters; {most} at most make the context's {engine.max_tokens} tokens.",
+            hint="Ask a shorter question, or take a model with a larger context.",
+        )
+
+
+def _work(engine: GenerateEngine, body: ChatRequest, cancelled: Cancelled) -> Iterator[prompt.FittedPrompt | Delta]:
+    """Everything that needs the model, in its thread: the prompt where the server writes it, then the answer."""
+    _check_length(body, engine)
+    messages, sampling = body.plain_messages(), body.sampling()
+    if body.writes_prompt:
+        fitted = fit_prompt(body, engine, cancelled)
+        yield fitted
+        messages = fitted.messages
+        if body.documents and sampling.json_schema is None:
+            # Endpoints that follow OpenAI take four stop sequences; the caller's go first.
+            ours = [sequence for sequence in prompt.RUN_ON if sequence not in sampling.stop]
+            sampling = replace(sampling, stop=(*sampling.stop, *ours[: max(0, 4 - len(sampling.stop))]))
+    yield from engine.generate(messages, sampling, cancelled)
+
+
+class _Answer:
+    """One answer in the making: identity, and what is known when it ends."""
+
+    def __init__(self, body: ChatRequest) -> None:
+        self._body = body
+        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        self._head = {"id": self._id, "created": self._created, "model": body.model}
+        self._fitted: prompt.FittedPrompt | None = None
+        self._last = Delta("")
+
+    async def deltas(self, items: AsyncIterator[prompt.FittedPrompt | Delta]) -> AsyncIterator[Delta]:
+        """The pieces of text. Raises ``EngineFailed`` when the engine ends without saying why."""
+        async for item in items:
+            if isinstance(item, prompt.FittedPrompt):
+                self._fitted = item
+                continue
+            self._last = item
+            yield item
+        if self._last.finish_reason is None:
+            raise EngineFailed("the model broke off", detail="Its answer has no end.")
+
+    @property
+    def _usage(self) -> Usage:
+        asked, answered = self._last.prompt_tokens or 0, self._last.completion_tokens or 0
+        return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
+
+    @property
+    def _documents(self) -> DocumentsUsed | None:
+        if self._body.documents is None or self._fitted is None:
+            return None
+        return {"documents_given": len(self._body.documents), "documents_used": self._fitted.documents_used}
+
+    def cited(self, text: str) -> str:
+        """The text with markers of citations only that the answer has; JSON as it is."""
+        body, documents = self._body, self._documents
+        if body.citations is None or documents is None or body.sampling().json_schema is not None:
+            return text
+        # documents that did not fit are the last ones, so the numbers of the others are the first
+        return verify(text, min(body.citations, documents["documents_used"]))
+
+    def completion(self, text: str) -> Completion:
+        """The reply to a request without ``stream``."""
+        assert self._last.finish_reason is not None
+        reply: Completion = {
+            "id": self._id,
+            "created": self._created,
+            "model": self._body.model,
+            "object": "chat.completion",
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": text, "refusal": None},
+                    "finish_reason": self._last.finish_reason,
+                    "logprobs": None,
+                }
+            ],
+            "usage": self._usage,
+        }
+        if (documents := self._documents) is not None:
+            reply["ml_rag"] = documents
+        return reply
+
+    async def events(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes, None]:
+        """The reply to a request with ``stream``: server-sent events, closed by ``[DONE]`` or by one error event."""
+        options = self._body.stream_options
+        with_usage = options is not None and options.include_usage
+        extra: dict[str, Any] = {"usage": None} if with_usage else {}
+        try:
+            yield self._chunk({"role": "assistant", "content": ""}, None, extra)
+            async for delta in deltas:
+                if delta.text:
+                    yield self._chunk({"content": delta.text}, None, extra)
+            documents = self._documents
+            yield self._chunk({}, self._last.finish_reason, extra | ({"ml_rag": documents} if documents else {}))
+            if with_usage:
+                yield _event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": self._usage})
+            yield b"data: [DONE]\n\n"
+        except ClientGone:
+            return
+        except Exception as error:  # noqa: BLE001 - the reply has begun; this is the only way left to tell it
+            yield _event((error if isinstance(error, MlRagError) else unexpected(error)).to_json())
+
+    def _chunk(self, delta: dict[str, str], finish_reason: str | None, extra: dict[str, Any]) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+        return _event({**self._head, "object": "chat.completion.chunk", "choices": [choice], **extra})
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
+
+
+async def _after(first: Delta, rest: AsyncIterator[Delta]) -> AsyncIterator[Delta]:
+    yield first
+    async for delta in rest:
+        yield delta
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events; model and queue are given back also when the client goes before the first of them."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], resources: AsyncExitStack) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._resources = resources
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._resources.aclose()
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answer in one piece or, with ``stream``, as server-sent events.
+
+    What is wrong before the first token is an ordinary error reply, in both cases.
+    """
+    body = parse(await request.body())
+    answer = _Answer(body)
+    registry = request.app.state.registry
+    if (schema := body.sampling().json_schema) is not None:
+        check_size(schema)
+        # what makes its grammar elsewhere bounds it there
+        if registry.entry(body.model).engine != "openai":
+            check_repetitions(schema)
+    async with AsyncExitStack() as stack:
+        cancelled = await stack.enter_async_context(watch_disconnect(request))
+        lease = await stack.enter_async_context(registry.lease(body.model, "generate", cancelled))
+        items = lease.stream(_work, lease.engine, body, lease.cancelled)
+        await stack.enter_async_context(aclosing(items))
+        deltas = answer.deltas(items)
+        first = await anext(deltas)
+        if body.stream:
+            return _EventStream(answer.events(_after(first, deltas)), stack.pop_all())
+        text = first.text + "".join([delta.text async for delta in deltas])
+    return JSONResponse(answer.completion(await asyncio.to_thread(answer.cited, text)))

@@ -1,0 +1,1 @@
+"""``ml-rag serve`` and ``ml-rag models``."""

@@ -1,0 +1,144 @@
+"""The replies of the model server: what its handlers make, which mypy checks, and what ``/openapi.json`` describes.
+
+Typed dictionaries, since they cost a reply nothing. The fuzz tests hold the running server to them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
+from ml_rag.abc import Task
+from ml_rag.errors import BY_CODE
+
+_exactly = with_config(ConfigDict(extra="forbid"))
+
+
+@_exactly
+class ErrorObject(TypedDict):
+    message: str
+    type: Literal["invalid_request_error", "server_error"]
+    code: Literal[tuple(sorted(BY_CODE))]  # type: ignore[valid-type]
+    detail: str | None
+    hint: str | None
+
+
+@_exactly
+class Error(TypedDict):
+    error: ErrorObject
+
+
+@_exactly
+class Parsers(TypedDict):
+    confined: bool | None
+    missing: dict[str, str]
+
+
+@_exactly
+class Health(TypedDict):
+    status: Literal["ok"]
+    version: str
+    uptime_seconds: float
+    models: dict[str, Literal["loaded", "idle", "unavailable"]]
+    parsers: Parsers
+
+
+@_exactly
+class Model(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    task: Task
+    engine: str
+    dimensions: int | None
+    max_tokens: int | None
+    available: bool
+    reason: str | None
+    pull: str | None
+
+
+@_exactly
+class Models(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+
+
+@_exactly
+class Embedding(TypedDict):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+@_exactly
+class EmbeddingUsage(TypedDict):
+    prompt_tokens: int
+    total_tokens: int
+
+
+@_exactly
+class Embeddings(TypedDict):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+@_exactly
+class RankedText(TypedDict):
+    text: str
+
+
+@_exactly
+class Ranked(TypedDict):
+    index: int
+    relevance_score: float
+    document: NotRequired[RankedText]
+
+
+@_exactly
+class Ranking(TypedDict):
+    model: str
+    results: list[Ranked]
+
+
+@_exactly
+class Message(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+@_exactly
+class Choice(TypedDict):
+    index: Literal[0]
+    message: Message
+    finish_reason: Literal["stop", "length"]
+    logprobs: None
+
+
+@_exactly
+class Usage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+@_exactly
+class DocumentsUsed(TypedDict):
+    documents_given: int
+    documents_used: int
+
+
+@_exactly
+class Completion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    ml_rag: NotRequired[DocumentsUsed]
