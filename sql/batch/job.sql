@@ -115,7 +115,7 @@ BEGIN
       RAISE EXCEPTION USING ERRCODE = '22023',
         MESSAGE = format('relation "%s" lacks the key of "%s"', _output, _input),
         DETAIL = format('Key: %s.', array_to_string(_key, ', ')),
-        HINT = 'Name a table that does not exist yet; it is made with the right key.';
+        HINT = 'Name a table that does not exist yet; it is created with the right key.';
     ELSIF _existing IS NULL THEN
       EXECUTE format('ALTER TABLE %s ADD COLUMN %I %s', _out.relation, _out.column_name, _type);
     ELSIF _model IS NULL AND _existing NOT IN ('json', 'jsonb') OR _model IS NOT NULL AND _existing <> _type THEN
@@ -137,7 +137,7 @@ BEGIN
     ELSIF _existing <> _model THEN
       RAISE EXCEPTION USING ERRCODE = '22023',
         MESSAGE = format('column "%s" of relation "%s" holds vectors of another model', _out.column_name, _output),
-        DETAIL = format('It holds %s, asked for was %s.', _existing, _model),
+        DETAIL = format('It holds vectors of %s; the call is for %s.', _existing, _model),
         HINT = 'Write to another column, or name that model in "embed_model_id".';
     END IF;
   END IF;

@@ -31,8 +31,8 @@ BEGIN
     EXIT WHEN _n > 0;
   END LOOP;
   IF _n = 0 AND job ->> 'insert' IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '23505', MESSAGE = 'the output table took no row for this result',
-      DETAIL = 'A trigger left it out, or a unique constraint beside the key holds its values already.';
+    RAISE EXCEPTION USING ERRCODE = '23505', MESSAGE = 'the result was not written to the output table',
+      DETAIL = 'A trigger skipped the row, or it violates a unique constraint other than the key.';
   END IF;
 END
 $$;
@@ -175,7 +175,7 @@ BEGIN
     RAISE WARNING USING ERRCODE = '01000',
       MESSAGE = format('%s of %s rows failed', job ->> 'failed', job ->> 'rows'),
       DETAIL = format('First error: %s.', job ->> 'first_told'),
-      HINT = 'The result has it with its row, under "first_error". Rows that failed are tried again by the next call.';
+      HINT = 'The result names its row, under "first_error". The next call tries failed rows again.';
   END IF;
   RETURN jsonb_build_object('rows', job -> 'rows', 'succeeded', job -> 'succeeded', 'failed', job -> 'failed',
     'first_error', job -> 'first_error');
@@ -227,13 +227,13 @@ END
 $$;
 COMMENT ON PROCEDURE @extschema@.ml_rag_table(text, text, jsonb, jsonb) IS
 $$ml_rag for every row: CALL ml_rag_table('public.questions.question', 'public.questions.answer')
-The input table needs a primary key. The output column (jsonb) is made where it does not exist, the output table too,
-with the same key. Rows that have a result are left alone, null inputs too; rows without a result, or with an error, are
-computed: what failed is tried again by each call, a blank text included, which costs no model anything. Commits
-after each batch ("batch_size" rows, default 100) outside a transaction block. options: those of ml_rag.
+The input table needs a primary key. The output column (jsonb) is created where it does not exist, the output table too,
+with the same key. Rows that have a result, and null inputs, are skipped; rows without a result or with an error are
+computed, so that each call tries failed rows again. Commits after each batch ("batch_size" rows, default 100) outside a
+transaction block. options: those of ml_rag.
 result: {"rows", "succeeded", "failed", "first_error"}; a row that failed holds {"error": …}.
-Errors: 22023, 42P01, 3F000 no such schema, 42703, 42501; 25006 read-only; 08006 model server lost, 53100 disk full: what was computed is kept
-and the next call goes on.$$;
+Errors: 22023, 42P01, 3F000 no such schema, 42703, 42501; 25006 read-only; 08006 model server lost, 53100 disk full: results are kept,
+and the next call continues.$$;
 
 CREATE PROCEDURE @extschema@.ml_generate_table(
   input_table_column text, output_table_column text, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
@@ -259,6 +259,5 @@ END
 $$;
 COMMENT ON PROCEDURE @extschema@.ml_embed_table(text, text, jsonb, jsonb) IS
 $$embeds a column: CALL ml_embed_table('public.texts.segment', 'public.texts.segment_embedding')
-The output column is made as vector(n) of the model's dimensions, and its comment marks it, so that the table is found
-as a vector store. Tables, result and errors: as ml_rag_table; a row that failed stays null. options: embed_model_id,
+The output column is created as vector(n) of the model's dimensions, and its comment makes the table a vector store. Tables, result and errors: as ml_rag_table; a row that failed stays null. options: embed_model_id,
 batch_size (rows of one call to the model and between two commits, default 1000).$$;

@@ -12,7 +12,7 @@ BEGIN
   SELECT string_agg(w.id::text, ', ') INTO _missing FROM unnest(ARRAY[a, b]) AS w (id)
   WHERE NOT EXISTS (SELECT FROM ml_rag.evaluation_run AS r WHERE r.run_id = w.id);
   IF a IS NULL OR b IS NULL OR _missing IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'there is no such run',
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'evaluation run does not exist',
       DETAIL = format('Run %s.', coalesce(_missing, 'NULL')),
       HINT = 'SELECT run_id, name, started_at FROM ml_rag.evaluation_run lists the runs that you may see.';
   END IF;
@@ -23,7 +23,7 @@ BEGIN
   WHERE x.question_id IS NULL OR y.question_id IS NULL OR x.question IS DISTINCT FROM y.question;
   IF _n > 0 THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the runs have different questions',
-      DETAIL = format('%s questions are in one only or read differently, such as id %s.', _n, left(_missing, 200)),
+      DETAIL = format('%s questions are in only one of them or have another text, such as id %s.', _n, left(_missing, 200)),
       HINT = 'Evaluate the same questions with the same "limit" and "seed".';
   END IF;
 END

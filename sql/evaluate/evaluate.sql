@@ -279,7 +279,7 @@ BEGIN
   PERFORM ml_rag._progress(_call, _table, 'reading questions');
   IF _keep AND current_setting('transaction_read_only')::boolean THEN
     RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = 'the run cannot be kept in a read-only transaction',
-      HINT = 'Say "keep": false.';
+      HINT = 'Set "keep": false.';
   END IF;
   _questions := ARRAY(SELECT jsonb_array_elements(ml_rag._check_questions(ml_rag._read_questions(source, path),
     _parsed.columns, _parsed.own)));
@@ -314,8 +314,8 @@ BEGIN
   IF (SELECT bool_and(r.sqlstate IS NOT NULL AND r.sqlstate <> 'P0002') AND count(DISTINCT r.sqlstate) = 1
       FROM unnest(_results) AS r) THEN
     RAISE EXCEPTION USING ERRCODE = _result.sqlstate, MESSAGE = 'every question failed',
-      DETAIL = format('The last one with: %s.', _result.message),
-      HINT = 'Ask one of the questions with the same options by ml_rag_search: it says what to do.';
+      DETAIL = format('Error of the last one: %s.', _result.message),
+      HINT = 'Call ml_rag_search with one of the questions and the same options: its error says what to do.';
   END IF;
 
   SELECT s.* INTO _summary FROM ml_rag._summary(_results) AS s;
@@ -357,7 +357,7 @@ $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_evaluate(text, jsonb) IS
 $$measures retrieval and answers over many questions: ml_rag_evaluate('questions', '{"options": {"n_citations": 5}}')
 questions: a table or a query that gives id, question, documents, answers, answerable; only question must be there, and
-what the others are needed for is left out. The query runs read-only, as the caller; do not let strangers write it.
+measures that need a missing column are left out. The query runs read-only, as the caller; do not let strangers write it.
 options with ranges and defaults: SELECT * FROM ml_rag.option WHERE routine IN ('ml_rag_evaluate',
 'evaluation_columns'); those of ml_rag go into "options".
 Returns {"run_id", "name", "questions", "seconds", "measures": {"recall@10": 0.9, …}, "counted": over how many
@@ -366,8 +366,8 @@ questions, "latency": {stage: {"p50", "p95", "mean"} in ms}, "errors": {SQLSTATE
 A question that fails counts as one for which nothing was found. Runs are kept in ml_rag.evaluation_run and
 ml_rag.evaluation_question, where everybody sees their own; ml_rag_compare_runs compares two.
 Errors: 22023 bad option, no questions, two of one id, malformed documents; 42P01, 42703, 42501 and others of the query;
-25006 a query that writes, or a run to be kept in a read-only transaction; 57014; where no question got
-through, the error of the first: those of ml_rag_answer.$$;
+25006 a query that writes, or a run to be kept in a read-only transaction; 57014; those of ml_rag_answer
+where every question fails.$$;
 
 CREATE FUNCTION @extschema@.ml_rag_evaluate(questions regclass, options jsonb DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -376,7 +376,7 @@ AS $$
 -- purpose: the same for a regclass  Calls: ml_rag._evaluate, ml_rag._full_name
 BEGIN
   IF $1 IS NULL OR ml_rag._full_name($1) IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'the table of questions does not exist';
+    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'table of questions does not exist';
   END IF;
   RETURN ml_rag._evaluate(ml_rag._full_name($1), $2, 'pg_catalog, pg_temp');
 END

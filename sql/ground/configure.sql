@@ -30,7 +30,7 @@ BEGIN
   IF configure.name = 'abstain_text' AND configure.value !~ '\S' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the abstain text is blank',
       DETAIL = 'It is the answer where nothing relevant was found.',
-      HINT = 'Set it to NULL to have the default back.';
+      HINT = 'Set it to NULL to restore the default.';
   END IF;
   IF configure.name = 'track' AND configure.value NOT IN ('on', 'off') THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid value of setting track',
@@ -39,7 +39,7 @@ BEGIN
   IF configure.name = 'searched_owners' AND configure.value IS NOT NULL
     AND array_position(ml_rag._roles(configure.value), NULL) IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'a role of setting searched_owners does not exist',
-      DETAIL = format('Got %L.', left(configure.value, 200)), HINT = 'In psql, \du lists the roles.';
+      DETAIL = format('Got %L.', left(configure.value, 200)), HINT = '\du in psql lists the roles.';
   END IF;
   IF configure.name IN ('untrusted_ms', 'untrusted_mb') AND configure.value !~ '^[0-9]{1,9}$' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('invalid value of setting %s', configure.name),
@@ -57,7 +57,7 @@ BEGIN
       -- no error: the server may be started later
       RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('the address is set, but %s', _error ->> 'message'),
         DETAIL = coalesce(_error ->> 'detail', _error ->> 'sqlstate'),
-        HINT = coalesce(_error ->> 'hint', 'ml-rag doctor checks the whole chain.');
+        HINT = coalesce(_error ->> 'hint', 'ml-rag doctor checks the connection and the models.');
     END IF;
   END IF;
 END

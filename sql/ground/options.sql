@@ -72,7 +72,7 @@ SELECT ml_rag._add_option('ml_rag', 'n_citations', 'integer', minimum => 0, maxi
   default_rule => '3; 10 with max_distance or percentage_distance',
   description => 'how many segments are cited; 0 = no retrieval, the model answers alone');
 SELECT ml_rag._add_option('ml_rag', 'distance_metric', 'choice',
-  choices => ARRAY(SELECT m.name FROM ml_rag.metric AS m),
+  choices => ARRAY(SELECT m.name FROM ml_rag.metric AS m ORDER BY m.name),
   default_value => '"COSINE"',
   description => 'distance between the question and a segment; DOT is 1 - inner product');
 SELECT ml_rag._add_option('ml_rag', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
@@ -271,7 +271,7 @@ SELECT ml_rag._add_option('vector_store_load', 'description', 'text', default_ru
 SELECT ml_rag._add_option('vector_store_load', 'chunking', 'object', keys_of => 'chunking',
   description => 'how documents are split into segments');
 SELECT ml_rag._add_option('vector_store_load', 'distance_metric', 'choice',
-  choices => ARRAY(SELECT m.name FROM ml_rag.metric AS m), default_value => '"COSINE"',
+  choices => ARRAY(SELECT m.name FROM ml_rag.metric AS m ORDER BY m.name), default_value => '"COSINE"',
   description => 'metric that the index is built for');
 SELECT ml_rag._add_option('vector_store_load', 'ocr', 'boolean', default_value => 'false',
   description => 'read the text in pictures and scanned pages (needs tesseract-ocr)');

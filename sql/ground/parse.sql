@@ -128,8 +128,8 @@ BEGIN
         _allowed := 'an object';
       ELSIF _key = 'json_schema' AND octet_length(_value::text) > 65536 THEN
         -- as in the model server, but before anything is made of it here: 12 MB of empty arrays took 1.3 GB
-        RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'json_schema asks for too much',
-          DETAIL = format('it has %s bytes, and may have 65536', octet_length(_value::text)),
+        RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'json_schema is too complex',
+          DETAIL = format('It has %s bytes; at most 65536 are allowed.', octet_length(_value::text)),
           HINT = 'Use a simpler schema.';
       END IF;
     WHEN 'any' THEN

@@ -16,8 +16,8 @@ DECLARE
   _schema regnamespace := (SELECT extnamespace FROM pg_extension WHERE extname = 'vector');
 BEGIN
   IF has_schema_privilege('public', _schema, 'CREATE') THEN
-    RAISE WARNING USING MESSAGE = format('everybody may create objects in schema %s, where pgvector is', _schema),
-      DETAIL = 'That schema is on the path of every function of ml_rag.',
+    RAISE WARNING USING MESSAGE = format('everybody may create objects in schema %s, where pgvector is installed', _schema),
+      DETAIL = 'That schema is in the search_path of every function of ml_rag.',
       HINT = format('REVOKE CREATE ON SCHEMA %s FROM PUBLIC;', _schema);
   END IF;
 END
@@ -80,7 +80,7 @@ CREATE TYPE ml_rag.arm AS (
   min_score       double precision   -- keyword: lower ones are; null = none
 );
 COMMENT ON TYPE ml_rag.arm IS
-$$one way of searching: by what, with what, how much it counts; see option arms$$;
+$$one arm of a search: what is searched with what, and how much it counts; see option arms$$;
 
 CREATE TYPE ml_rag.ranking AS (
   arm  ml_rag.arm,
@@ -109,7 +109,7 @@ CREATE TYPE ml_rag.request AS (
   call                integer            -- what ml_rag._begin has returned
 );
 COMMENT ON TYPE ml_rag.request IS
-$$what is asked, as ml_rag._request makes it of the options of ml_rag; each stage reads its own part$$;
+$$the question and the options of a call, as ml_rag._request reads them; each stage uses its own part$$;
 
 CREATE TYPE ml_rag.step AS (
   stage text,
@@ -117,7 +117,7 @@ CREATE TYPE ml_rag.step AS (
   facts jsonb
 );
 COMMENT ON TYPE ml_rag.step IS
-$$a stage that was gone through; its time is that since the step before it$$;
+$$a stage that has run; it took the time since the step before it$$;
 
 CREATE TYPE ml_rag.retrieval AS (
   stores    ml_rag.store[],
@@ -130,7 +130,7 @@ CREATE TYPE ml_rag.retrieval AS (
   trace     ml_rag.step[]  -- in the order in which it went
 );
 COMMENT ON TYPE ml_rag.retrieval IS
-$$what came of a request; a stage takes both and gives back this one$$;
+$$the result of a request so far; a stage takes both and returns this one$$;
 
 CREATE FUNCTION ml_rag.version() RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -147,10 +147,10 @@ DECLARE
   _name text := relation::text;
 BEGIN
   IF _name IS NULL OR _name ~ '^([0-9]+|-)$' THEN
-    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'the table does not exist, or no longer',
-      DETAIL = format('A table of oid %s is not there; it may have been dropped while the call was running.',
+    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'table does not exist',
+      DETAIL = format('There is no table with OID %s; it may have been dropped during the call.',
         coalesce(relation::oid::text, 'NULL')),
-      HINT = 'Call again: what is there by then is used.';
+      HINT = 'Try again.';
   END IF;
   RETURN _name;
 END
@@ -165,10 +165,10 @@ BEGIN
   IF current_setting('transaction_read_only')::boolean
     AND NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = relation AND c.relpersistence = 't') THEN
     RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('%s in a read-only transaction', what),
-      DETAIL = CASE WHEN pg_is_in_recovery() THEN 'This server is a standby: nobody can write here.'
-        ELSE 'transaction_read_only is on; default_transaction_read_only may say so for every transaction.' END,
+      DETAIL = CASE WHEN pg_is_in_recovery() THEN 'This server is a standby.'
+        ELSE 'transaction_read_only is on, perhaps by default_transaction_read_only.' END,
       HINT = CASE WHEN pg_is_in_recovery() THEN 'Connect to the primary server.'
-        ELSE 'Call it in a transaction that may write: BEGIN READ WRITE, or SET default_transaction_read_only = off.' END;
+        ELSE 'Use BEGIN READ WRITE, or SET default_transaction_read_only = off.' END;
   END IF;
 END
 $$;

@@ -17,15 +17,15 @@ FROM (VALUES
   ('generate_model_id', 'smollm2-135m-instruct', 'generation model used where no option names one'),
   ('rerank_model_id', 'ms-marco-minilm-l6-v2', 'cross-encoder used where no option names one'),
   ('abstain_text', 'I do not know: nothing relevant was found in the documents.',
-   'what ml_rag answers, without a model, where nothing relevant enough was found and "abstain" holds'),
+   'what ml_rag answers, without asking a model, where nothing relevant was found and "abstain" is true'),
   ('searched_owners', NULL,
-   'whose stores are searched by calls that name none: roles, whose members count, separated by commas; "$user" is '
-   'whoever asks. NULL: those of trusted owners and plain tables of others'),
-  ('untrusted_ms', '1000', 'milliseconds in which a call that names no store searches those of untrusted owners, all of '
-   'them together; what is left then is left out'),
-  ('untrusted_mb', '10000', 'largest store of an untrusted owner, with its indexes, in MB, that is searched by calls that '
+   'roles whose stores are searched by calls that name none, separated by commas; members of a role are included, "$user" '
+   'is the caller. NULL: stores of trusted owners, and plain tables of others'),
+  ('untrusted_ms', '1000', 'milliseconds in which a call that names no store searches all stores of untrusted owners '
+   'together; the rest is left out'),
+  ('untrusted_mb', '10000', 'size in MB, with indexes, up to which a store of an untrusted owner is searched by calls that '
    'do not name it'),
-  ('track', 'on', 'on: calls are told to ml_rag.activity, ml_rag.progress and ml_rag.stats; off: they are not')
+  ('track', 'on', 'on: calls are reported in ml_rag.activity, ml_rag.progress and ml_rag.stats; off: they are not')
 ) AS d (name, default_value, description)
 LEFT JOIN ml_rag.setting_value AS v ON v.name = d.name;
 COMMENT ON VIEW ml_rag.setting IS 'settings of this database: name, value in force, default, description';
@@ -56,7 +56,7 @@ BEGIN
   IF NOT _is_good OR _parts[2]::integer NOT BETWEEN 1 AND 65535 THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid address of the model server',
       DETAIL = format('Got %L; host is an IP address or localhost (IPv6 in brackets), port 1 to 65535.', address),
-      HINT = 'The look-up of a name cannot be cancelled, so give the address it stands for, or a unix socket.';
+      HINT = 'Looking up a host name cannot be cancelled: use its IP address, or a unix socket.';
   END IF;
 END
 $$;
@@ -77,7 +77,7 @@ BEGIN
     IF _match IS NULL OR _match[2] = ',' AND _match[3] !~ '\S' THEN
       RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid list of roles',
         DETAIL = format('Got %L.', left(names, 200)),
-        HINT = 'Write names of roles with commas between them, quoted as in SQL: kb_owner, "Editors".';
+        HINT = 'Separate names of roles by commas, and quote them as in SQL: kb_owner, "Editors".';
     END IF;
     IF _match[1] <> '"$user"' THEN
       _roles := _roles || to_regrole(_match[1])::oid;

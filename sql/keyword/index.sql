@@ -83,9 +83,9 @@ BEGIN
         OR a.attname = index.segment AND a.attname <> ALL (index.key)
           AND a.atttypid = ANY ('{text,character varying}'::regtype[]))) <> cardinality(index.key) + 1 THEN
     RAISE EXCEPTION USING ERRCODE = '55000',
-      MESSAGE = format('the keyword index of "%s" does not fit its columns any more', index.store),
-      DETAIL = format('Its text is in %I, its key is (%s).', index.segment, array_to_string(index.key, ', ')),
-      HINT = format('SELECT ml_rag.enable_keyword_search(%L) makes it anew, ml_rag.disable_keyword_search drops it.',
+      MESSAGE = format('keyword index of "%s" no longer matches its columns', index.store),
+      DETAIL = format('It indexes column %I with key (%s).', index.segment, array_to_string(index.key, ', ')),
+      HINT = format('SELECT ml_rag.enable_keyword_search(%L) rebuilds it, ml_rag.disable_keyword_search drops it.',
         index.store::text);
   END IF;
 END
@@ -128,12 +128,12 @@ DECLARE
 BEGIN
   IF TG_LEVEL <> 'STATEMENT' OR coalesce(to_regclass('ml_rag_new'), to_regclass('ml_rag_old')) IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '55000',
-      MESSAGE = format('the keyword index of "%s" cannot be kept current', TG_RELID::regclass),
-      DETAIL = CASE WHEN TG_LEVEL <> 'STATEMENT' THEN format('Trigger "%s" is for each row.', TG_NAME)
-        ELSE format('The relation %s has a name that its triggers use.',
+      MESSAGE = format('keyword index of "%s" cannot be updated', TG_RELID::regclass),
+      DETAIL = CASE WHEN TG_LEVEL <> 'STATEMENT' THEN format('Trigger "%s" is FOR EACH ROW.', TG_NAME)
+        ELSE format('Relation %s has the name of a transition table of its triggers.',
           coalesce(to_regclass('ml_rag_new'), to_regclass('ml_rag_old'))) END,
-      HINT = CASE WHEN TG_LEVEL <> 'STATEMENT' THEN 'ml_rag.enable_keyword_search makes the triggers.'
-        ELSE 'Drop it, or give it another name.' END;
+      HINT = CASE WHEN TG_LEVEL <> 'STATEMENT' THEN 'ml_rag.enable_keyword_search creates the triggers.'
+        ELSE 'Drop or rename that relation.' END;
   END IF;
   SELECT i.* INTO _index FROM ml_rag.keyword_store AS i WHERE i.store = TG_RELID;
   IF NOT FOUND THEN
@@ -223,10 +223,10 @@ DECLARE
   _owner oid := (SELECT c.relowner FROM pg_class AS c WHERE c.oid = store);
 BEGIN
   IF _owner IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'the table does not exist';
+    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'table does not exist';
   ELSIF NOT pg_has_role(_owner, 'USAGE') THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('must be owner of table "%s"', store),
-      HINT = 'The owner of the table calls this, or a member of that role.';
+      HINT = 'Call it as the owner of the table, or as a member of that role.';
   END IF;
 END
 $$;
@@ -242,14 +242,14 @@ DECLARE
   _why text;
 BEGIN
   _why := CASE
-    WHEN _kind = 'p' THEN 'It is partitioned: what is written to a partition itself would go unnoticed.'
-    WHEN _kind <> 'r' THEN 'It is no ordinary table: what changes in it goes unnoticed.'
+    WHEN _kind = 'p' THEN 'It is partitioned: changes made directly in a partition would be missed.'
+    WHEN _kind <> 'r' THEN 'It is not an ordinary table: changes in it would be missed.'
     WHEN EXISTS (SELECT FROM pg_inherits AS i WHERE store IN (i.inhrelid, i.inhparent))
-      THEN 'It is a partition, or one end of an inheritance: what is written through the other would go unnoticed.'
-    WHEN (SELECT c.relpersistence = 't' FROM pg_class AS c WHERE c.oid = store) THEN 'It is temporary.'
+      THEN 'It is a partition or has inheritance: changes made through another table would be missed.'
+    WHEN (SELECT c.relpersistence = 't' FROM pg_class AS c WHERE c.oid = store) THEN 'It is a temporary table.'
   END;
   IF _why IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" can have no keyword index', store), DETAIL = _why,
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot have a keyword index', store), DETAIL = _why,
       HINT = 'Keep the text in an ordinary table.';
   END IF;
   SELECT k.key INTO _key
@@ -266,7 +266,7 @@ BEGIN
   ORDER BY x.indisprimary DESC, x.indnkeyatts, x.indexrelid LIMIT 1;
   IF _key IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" has no key that a keyword index can use', store),
-      DETAIL = 'It takes a primary key, or a unique index without nulls, of integers, numeric, text or uuid columns.',
+      DETAIL = 'It needs a primary key, or a unique index without nulls, of integer, numeric, text or uuid columns.',
       HINT = format('ALTER TABLE %s ADD PRIMARY KEY (…);', store);
   END IF;
   RETURN _key;
@@ -347,12 +347,12 @@ BEGIN
   -- the owner may have taken that from itself
   IF row_security_active(store) THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('row-level security hides rows of "%s" from its owner', store),
-      DETAIL = 'The index must have all rows; who finds which is decided when somebody searches.',
-      HINT = format('ALTER TABLE %s NO FORCE ROW LEVEL SECURITY; it can be forced again afterwards.', store);
+      DETAIL = 'The index must contain all rows; row-level security applies when it is searched.',
+      HINT = format('ALTER TABLE %s NO FORCE ROW LEVEL SECURITY; FORCE it again afterwards.', store);
   END IF;
   IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') AND NOT is_new THEN
     RAISE EXCEPTION USING ERRCODE = '55000',
-      MESSAGE = 'a keyword index cannot be made in a transaction of this isolation level',
+      MESSAGE = 'keyword index cannot be created at this isolation level',
       DETAIL = format('The level is %s: rows that others have added since the transaction began would be missing.',
         current_setting('transaction_isolation')),
       HINT = 'Call it in a transaction of its own, or at READ COMMITTED.';
@@ -390,10 +390,9 @@ EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 END
 $$;
 COMMENT ON FUNCTION ml_rag.enable_keyword_search(regclass, jsonb) IS
-$$makes the keyword index of a table, or makes it anew: ml_rag.enable_keyword_search('handbook', '{"language": "de"}')
+$$creates the keyword index of a table, or rebuilds it: ml_rag.enable_keyword_search('handbook', '{"language": "de"}')
 The table's owner calls it; from then on the index follows every change of the table. The table needs a primary key or a
-unique key without nulls; it cannot be partitioned, inherited, foreign or a view. Nobody can write to the table meanwhile,
-reading goes on.
+unique key without nulls; it cannot be partitioned, inherited, foreign or a view. Meanwhile writers wait, readers do not.
 options: SELECT * FROM ml_rag.option WHERE routine = 'enable_keyword_search'. Errors: 22023 bad option; 42P01; 42501 not
 the owner; 55000 no such key, a table that cannot have one, or numpy is missing.$$;
 
@@ -411,6 +410,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION ml_rag.fold_keyword_index(regclass) IS
-$$tidies the keyword index of a table after many changes, which makes searches faster; for its owner
-Writers do it too, bit by bit; this does all of it, and holds up nobody but others who fold. Errors: 42P01; 42501
+$$merges pending changes into the keyword index of a table, which makes searches faster; for its owner
+Writers merge some of them as they go; this merges all, and blocks only others who do the same. Errors: 42P01; 42501
 not the owner; 55000 numpy is missing.$$;

@@ -80,9 +80,9 @@ ALTER TABLE ml_rag.keyword_posting ALTER term SET STATISTICS 0;
 
 COMMENT ON TABLE ml_rag.keyword_store IS 'tables with a keyword index, and how each is made and scored';
 COMMENT ON TABLE ml_rag.keyword_row IS 'rows of the keyword indexes: number, key in the store, length in tokens';
-COMMENT ON TABLE ml_rag.keyword_new IS 'rows that wait to be folded into a run';
-COMMENT ON TABLE ml_rag.keyword_gone IS 'deleted rows that wait to be noted in their run';
-COMMENT ON TABLE ml_rag.keyword_run IS 'sealed parts of the keyword indexes';
+COMMENT ON TABLE ml_rag.keyword_new IS 'rows that wait to be merged into a run';
+COMMENT ON TABLE ml_rag.keyword_gone IS 'deleted rows that are still in a run';
+COMMENT ON TABLE ml_rag.keyword_run IS 'runs, the parts that a keyword index consists of';
 COMMENT ON TABLE ml_rag.keyword_posting IS 'which rows of a run hold a term, and how often';
 COMMENT ON SEQUENCE ml_rag.keyword_number IS 'numbers of rows and runs; never used twice, as sessions remember runs';
 

@@ -26,9 +26,9 @@ BEGIN
     JOIN pg_ts_config AS c ON c.cfgnamespace = 'pg_catalog'::regnamespace AND c.cfgname = coalesce(m.name, l.code)
   );
   IF _name IS NULL AND language !~* '^[a-z]{2,3}([-_][a-z0-9]+)*$' THEN
-    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('the language "%s" is not known', left(language, 100)),
-      DETAIL = 'Words are compared as they stand, without their endings taken off.',
-      HINT = 'Take a code such as en or pt-BR, or the name of a text search configuration such as english.';
+    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('unknown language "%s"', left(language, 100)),
+      DETAIL = 'Words are compared as they are, without stemming.',
+      HINT = 'Use a code such as en or pt-BR, or the name of a text search configuration such as english.';
   END IF;
   RETURN coalesce(_name, 'pg_catalog.simple');
 END
@@ -155,8 +155,8 @@ AS $$
 -- Calls: ml_rag._tokens
 BEGIN
   IF NOT EXISTS (SELECT FROM pg_ts_config AS c WHERE c.oid = configuration) THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'there is no such text search configuration',
-      DETAIL = format('Got %s.', coalesce(configuration::text, 'null')), HINT = 'In psql, \dF lists them.';
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'text search configuration does not exist',
+      DETAIL = format('Got %s.', coalesce(configuration::text, 'null')), HINT = '\dF in psql lists them.';
   END IF;
   RETURN QUERY SELECT t.key, t.value::integer FROM jsonb_each_text((ml_rag._tokens(configuration, segment)).tokens) AS t
     ORDER BY t.key COLLATE "C";

@@ -4,7 +4,7 @@ CREATE TYPE ml_rag.row_filter AS (
   condition text,   -- of ml_rag.filter
   arguments text[]
 );
-COMMENT ON TYPE ml_rag.row_filter IS 'which rows of a store count, as ml_rag.filter has it; a null condition is not yet known';
+COMMENT ON TYPE ml_rag.row_filter IS 'the condition on the rows of a store, of ml_rag.filter; a null condition is not yet known';
 
 CREATE FUNCTION ml_rag._is_filtered(options jsonb) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -125,7 +125,7 @@ EXCEPTION WHEN OTHERS THEN
     failure := failure || jsonb_build_object(
       'warning', format('the neighbours of segments of "%s" cannot be read', store.vector_store),
       'skipped', format('%s: %s.', SQLSTATE, rtrim(left(SQLERRM, 500), '.')),
-      'warning_hint', 'Its segments stand as they were found; "segment_overlap": 0 asks for no neighbours.');
+      'warning_hint', 'Its segments are cited without neighbours, as with "segment_overlap": 0.');
   END IF;
 END
 $$;
@@ -143,7 +143,7 @@ BEGIN
     || jsonb_build_object(
       'warning', format('"%s" has other dimensions than the query embedding; ignored', store.vector_store),
       'skipped', format('It has %s dimensions, the query embedding %s.', store.dimensions, vector_dims(query_embedding)),
-      'warning_hint', 'Its marker comment names the wrong model, or leave it out with "exclude_vector_store".');
+      'warning_hint', 'Correct the model in its marker comment, or leave the store out with "exclude_vector_store".');
 END
 $$;
 
@@ -223,7 +223,7 @@ BEGIN
   IF _is_keyword AND NOT _indexed THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'no vector store has a keyword index',
       DETAIL = format('Stores: %s.', (SELECT string_agg(s.vector_store, ', ') FROM unnest(stores) AS s)),
-      HINT = format('The owner of a store can make one: %s;', ml_rag._enabling(stores[1]));
+      HINT = format('The owner of a store can create one: %s;', ml_rag._enabling(stores[1]));
   END IF;
   IF _searched = 0 AND cardinality(_failures) > 0 AND NOT has_found THEN
     PERFORM ml_rag._raise(_failures[1]);

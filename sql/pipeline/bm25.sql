@@ -121,7 +121,7 @@ EXCEPTION WHEN OTHERS THEN
       format('Its owner can make it anew: %s;', ml_rag._enabling(store)))
     || jsonb_build_object('warning', format('the keyword index of "%s" cannot be used; ignored', store.vector_store),
       'warning_detail', SQLERRM, 'skipped', 'Its keyword index cannot be used.',
-      'warning_hint', format('Its owner can make it anew: %s;', ml_rag._enabling(store)));
+      'warning_hint', format('Its owner can rebuild it: %s;', ml_rag._enabling(store)));
 END
 $$;
 

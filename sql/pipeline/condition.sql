@@ -339,10 +339,10 @@ BEGIN
       _type, node ->> 'operator', node -> 'values', arguments) AS c;
     IF condition IS NULL THEN
       RAISE EXCEPTION USING ERRCODE = '22023',
-        MESSAGE = format('column "%s" cannot be filtered so', left(_key, 100)),
+        MESSAGE = format('operator is not supported for column "%s"', left(_key, 100)),
         DETAIL = format('Column %I of %s is of type %s; the operator is "%s".', _column, store.vector_store, _type,
           node ->> 'operator'),
-        HINT = '"like" is for texts, enums have no ranges, and other types of one''s own have nothing but "exists".';
+        HINT = '"like" is for texts; enums have no ranges; other user-defined types have only "exists".';
     END IF;
     RETURN;
   END IF;
@@ -360,9 +360,9 @@ BEGIN
   END IF;
   IF _type IS NULL OR _type NOT IN ('json'::regtype, 'jsonb'::regtype) THEN
     RAISE WARNING USING ERRCODE = '01000',
-      MESSAGE = format('"%s" has no column "%s" and no metadata; no row of it has a value there', store.vector_store,
+      MESSAGE = format('"%s" has neither a column "%s" nor metadata; none of its rows has a value', store.vector_store,
         left(_key, 100)),
-      HINT = 'Leave the store out with "exclude_vector_store", or filter by something it has.';
+      HINT = 'Leave the store out with "exclude_vector_store", or filter by a column it has.';
     condition := (node ->> 'operator' = 'in' AND node -> 'values' @> '[null]')::text;
     RETURN;
   END IF;
@@ -388,13 +388,13 @@ condition: SQL on the alias t; arguments: what to bind as $3, beginning with tho
 filters: {"key": value}, or a list of values (any of them), or {"operator": value}; all conditions of an object must
 hold; "and" and "or" take arrays of objects, "not" an object. Operators: eq, ne, in, nin, lt, lte, gt, gte, between
 [low, high] (both included), like, ilike, exists (true or false).
-A key names the column of that name (document_name, …: the mapped one) where the caller may select it, else a key of
-the metadata. One that begins with / is a path into the metadata in the form of a JSON Pointer ("/address/city", ~1 for
-/, ~0 for ~), which looks into each element of the arrays on its way.
-JSON values: numbers compare with numbers, texts with texts by code point, and a value of another type does not match;
-an array matches where one of its elements does. Columns: the value is read as the column's type and compares as that
-type does; an array matches where one element does; enums go by label and have no ranges. Null stands for a missing key,
-a JSON null or an SQL NULL; exists is its opposite. ne, nin and not hold for every row for which eq, in and the
-condition do not, also for those without a value. A store with neither the column nor metadata has none, with a warning.
+A key names the column of that name (document_name, …: the mapped one) if the caller may select it, else a key of the
+metadata. One that begins with / is a path into the metadata in the form of a JSON Pointer ("/address/city", ~1 for /,
+~0 for ~), which also looks into each element of arrays.
+JSON values: numbers compare with numbers, texts with texts by code point; a value of another type does not match; an
+array matches if one of its elements does. Columns: the value is read as the column's type and compared as that type; an
+array matches if one element does; enums compare by label and have no ranges. Null matches a missing key, a JSON null or
+an SQL NULL; exists is the opposite. ne, nin and not are true for every row for which eq, in and the condition are not,
+also for those without a value. A store with neither the column nor metadata has no values, with a warning.
 Errors: 22023 unknown operator, wrong value, a value that the column's type does not take, a column of a type that has
 no such operator, more than 8 levels, 1000 conditions or 10000 values.$$;

@@ -237,13 +237,13 @@ $$the vector stores the caller may search
 vector_store, exclude_vector_store: names, "schema.table" or "table". schema: names of schemas. vector_store_columns:
 logical to real column names. embed_model_id: only stores of that model. unmarked: also relations that are named in
 vector_store and carry no marker comment.
-A vector store is a relation with the mapped columns, a vector or halfvec column whose comment holds
-GENAI_OPTIONS=EMBED_MODEL_ID=<model id>, and SELECT granted to the caller. Reading a relation can run its owner's code with
-the caller's rights; what vector_store does not name with its schema is found where its owner is trusted (found is
-trusted: the caller, superusers, the owner of the database, roles the caller is a member of, members of ml_rag_publisher)
-or it is a plain table (found is untrusted): no policy, no rule, no expression in an index, statistics, a constraint, a
-partition key or a generated column, no types but built-in ones and pgvector's. A superuser finds those of superusers.
-Setting searched_owners leaves only those of some roles.$$;
+A vector store is a relation with the mapped columns, a vector or halfvec column whose comment contains
+GENAI_OPTIONS=EMBED_MODEL_ID=<model id>, and SELECT granted to the caller. Reading a relation can run its owner's code
+with the caller's rights. A relation that vector_store does not name with its schema is therefore found only if its owner
+is trusted (found = trusted): the caller, superusers, the owner of the database, roles the caller is a member of, members
+of ml_rag_publisher; or if it is a plain table (found = untrusted): no policy, no rule, no expression in an index,
+statistics, a constraint, a partition key or a generated column, only built-in types and those of pgvector. For a
+superuser only those of superusers are found. Setting searched_owners restricts it to the stores of some roles.$$;
 
 CREATE FUNCTION ml_rag._why_not(relation oid, options jsonb, OUT reason text, OUT hint text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
@@ -270,10 +270,10 @@ BEGIN
   INTO _relation
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _why_not.relation;
   IF ml_rag._texts(options -> 'exclude_vector_store') && _relation.names THEN
-    reason := concat('It stands in "exclude_vector_store"', CASE WHEN options ? 'vector_store' THEN ' too' END, '.');
+    reason := concat('It is listed in "exclude_vector_store"', CASE WHEN options ? 'vector_store' THEN ' too' END, '.');
     RETURN;
   ELSIF NOT options -> 'schema' ? _relation.nspname THEN
-    reason := format('It is in schema %I, which "schema" does not name.', _relation.nspname);
+    reason := format('It is in schema %I, which is not listed in "schema".', _relation.nspname);
     RETURN;
   ELSIF NOT _relation.relispopulated THEN
     reason := 'It is a materialized view without data.';
@@ -307,7 +307,7 @@ BEGIN
   END IF;
   _model := ml_rag._marked_model(_comment);
   IF _model IS NULL THEN
-    reason := format('The comment of its column %I does not say which model its vectors are of.', _embedding);
+    reason := format('The comment of its column %I does not name an embedding model.', _embedding);
     hint := format('COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…''; its owner may.',
       _relation.full_name, _embedding);
   ELSIF _model <> options ->> 'embed_model_id' THEN
@@ -318,10 +318,10 @@ BEGIN
     hint := format('Name it with its schema in "vector_store", "%s"', _relation.full_name);
     IF ml_rag._trusts(_relation.relowner) OR (
       ml_rag._is_plain(relation) AND NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user)) THEN
-      reason := 'Its owner is none of those that setting "searched_owners" names.';
+      reason := 'Its owner is not listed in setting "searched_owners".';
       hint := hint || '.';
     ELSE
-      reason := 'It is another role''s, and to read it could run that role''s code.';
+      reason := 'It belongs to another role, and reading it could run that role''s code.';
       hint := hint || concat(', where that role is to be trusted',
         CASE WHEN NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user)
         THEN '; for everybody, an administrator can make its owner a member of ml_rag_publisher' END, '.');
@@ -391,9 +391,9 @@ BEGIN
       THEN
         _why := ml_rag._why_no_store(_name, $1);
         RAISE WARNING USING ERRCODE = '01000',
-          MESSAGE = format('"%s" is no vector store that this call can search; ignored', left(_name, 200)),
+          MESSAGE = format('"%s" is not a vector store that this call can search; ignored', left(_name, 200)),
           DETAIL = _why.reason,
-          HINT = coalesce(_why.hint, 'SELECT * FROM ml_rag.discover() lists what can be searched.');
+          HINT = coalesce(_why.hint, 'SELECT * FROM ml_rag.discover() lists the stores that can be searched.');
       END IF;
     END LOOP;
     -- a name without its schema finds tables of anybody: those must not decide which model counts
@@ -403,7 +403,7 @@ BEGIN
       FOR _name IN SELECT s.vector_store FROM unnest(_stores) AS s
                    WHERE s.found = 'untrusted' AND s.embed_model_id <> _models[1] LOOP
         RAISE WARNING USING ERRCODE = '01000',
-          MESSAGE = format('"%s" is of another embedding model than the stores named; ignored', _name),
+          MESSAGE = format('"%s" has another embedding model than the stores named; ignored', _name),
           HINT = 'Name it with its schema in "vector_store", or leave it out with "exclude_vector_store".';
       END LOOP;
       _stores := ARRAY(SELECT s FROM unnest(_stores) AS s
@@ -414,7 +414,7 @@ BEGIN
     IF _model IS NULL AND cardinality(_models) > 1 AND ml_rag._needs_embedding($1) THEN
       RAISE EXCEPTION USING ERRCODE = '22023',
         MESSAGE = 'the vector stores named were made with different embedding models',
-        DETAIL = (SELECT string_agg(format('%s: %s', s.vector_store, coalesce(s.embed_model_id, 'not said')), ', ') || '.'
+        DETAIL = (SELECT string_agg(format('%s: %s', s.vector_store, coalesce(s.embed_model_id, 'none named')), ', ') || '.'
                   FROM unnest(_stores) AS s),
         HINT = 'Name one of the models in "embed_model_id", or stores of one model in "vector_store".';
     END IF;

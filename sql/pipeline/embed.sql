@@ -25,7 +25,7 @@ BEGIN
       embed.input_type);
   EXCEPTION WHEN data_exception THEN
     -- numbers that are none: the backend hands them on as text, and pgvector is the first to read them
-    RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'the model server answered nonsense',
+    RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'unexpected reply from the model server',
       DETAIL = left(SQLERRM, 200);
   END;
   IF _embedded.error IS NOT NULL THEN
@@ -36,9 +36,8 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.embed(text, text, text) IS
 $$embeds one text; the dimensions are those of the model
-input_type: query, document or null; some models put a prefix before the one or the other. A text beyond the model's
-limit is cut. Errors: 22023 empty text, unknown model or model of another task; 55000;
-08006; 53300; 38000.$$;
+input_type: query, document or null; some models put a prefix before one of them. A text beyond the model's limit is cut.
+Errors: 22023 empty text, unknown model or model of another task; 55000; 08006; 53300; 38000.$$;
 
 CREATE FUNCTION ml_rag._vector(value jsonb) RETURNS vector
 LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -81,5 +80,5 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_embed_row(text, jsonb) IS
 $$embeds one text: ml_embed_row('a text', '{"embed_model_id": "all_minilm_l6_v2"}')
-Returns a vector of the model's dimensions, null for null; a text beyond the model's limit is cut. Errors: 22023 empty text, bad
-option, unknown model or model of another task; 55000 model not available; 08006 model server; 53300; 38000.$$;
+Returns a vector of the model's dimensions, null for null; a text beyond the model's limit is cut. Errors: 22023 empty
+text, bad option, unknown model or model of another task; 55000 model not available; 08006 model server; 53300; 38000.$$;

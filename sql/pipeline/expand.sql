@@ -23,6 +23,6 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.expand(ml_rag.store[], ml_rag.hit[], integer) IS
 $$widens each hit by segment_overlap (0-5) segments of its document on either side
-Ranges of one document that touch become one hit: text in document order, text that neighbours share written once,
-place, metadata,
-segment_number, distance and scores of its best segment; first_segment and last_segment are the numbers at its ends. Stores without segment numbers are left as they are.$$;
+Ranges of one document that touch become one hit: text in document order, text that neighbours share written once, and
+metadata, segment_number, distance, scores and rank of its best segment; first_segment and last_segment are the numbers at
+its ends. Hits of stores without segment numbers are returned as they are.$$;

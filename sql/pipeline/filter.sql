@@ -123,7 +123,7 @@ BEGIN
     ORDER BY d, n LIMIT 1;
     IF FOUND THEN
       RAISE WARNING USING ERRCODE = '01000',
-        MESSAGE = format('the metadata of "%s" may have no key "%s"', store.vector_store, left(_key, 100)),
+        MESSAGE = format('the metadata of "%s" seems to have no key "%s"', store.vector_store, left(_key, 100)),
         DETAIL = format('None of the first %s rows has it; "ne", "nin", "not", null and "exists": false hold for a row '
           'without a value.', _rows),
         HINT = format('Did you mean "%s"?', left(_nearest, 100));
@@ -187,7 +187,7 @@ COMMENT ON FUNCTION ml_rag.filter(ml_rag.store, jsonb) IS
 $$the options that leave rows out, as a condition on the rows of a store
 condition: SQL on the alias t, empty or beginning with AND; arguments: what to bind as $3, a text[]. Options:
 document_name, exclude_document_name: names of documents. filters: see ml_rag.condition. required_keywords: segments
-that lack one of them are left out, excluded_keywords: those that have one. A keyword is a word or a phrase and stands
-for whole words, in any case, with any white space between them; in scripts without blanks for itself anywhere.
+that lack one of them are left out; excluded_keywords: those that have one. A keyword is a word or a phrase; it matches
+whole words, in any case, with any white space between them, and in scripts without blanks anywhere.
 Errors: 22023, of ml_rag.condition; more than 20 keywords of one option, or one that is blank or has more than 200
 characters.$$;

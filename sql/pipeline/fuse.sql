@@ -164,7 +164,7 @@ $$;
 COMMENT ON FUNCTION ml_rag.fuse(ml_rag.hit[], ml_rag.hit[], jsonb, text) IS
 $$the hits of the semantic arm (nearest first) and of the keyword arm (best first) as one list, by score (0-1)
 options: those of hybrid_options. fusion weighted: w * similarity + (1 - w) * keyword score, each divided by the largest
-of its arm; similarity = 1 - distance, or 1 / (1 + distance) with EUCLIDEAN and MANHATTAN; a hit that only one arm found counts with
-its true distance and the keyword score 0. w is semantic_weight; auto = by how clearly each arm tells its best
-candidates from the rest. fusion rrf: the sum of 1 / (rrf_k + place), as a share of the largest possible.
+of its arm; similarity as ml_rag.metric has it; a hit that only one arm found has its true distance, or keyword score 0. w
+is semantic_weight; auto = by how much the best candidates of each arm stand out. fusion rrf: the sum of 1 / (rrf_k + rank),
+as a share of the largest possible.
 Errors: 22023 bad option.$$;

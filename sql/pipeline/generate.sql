@@ -44,10 +44,10 @@ BEGIN
   END IF;
   IF (_answer ->> 'documents_used')::integer < (_answer ->> 'documents_given')::integer THEN
     RAISE WARNING USING ERRCODE = '01000',
-      MESSAGE = format('the answer draws on %s of %s citations', _answer ->> 'documents_used',
+      MESSAGE = format('the answer is based on only %s of %s citations', _answer ->> 'documents_used',
         _answer ->> 'documents_given'),
       DETAIL = 'The last ones do not fit the context of the generation model.',
-      HINT = 'Lower "n_citations" or "segment_overlap", or name a model with a larger context in "model_options".';
+      HINT = 'Lower "n_citations" or "segment_overlap", or choose a model with a larger context in "model_options".';
   END IF;
   text := _answer ->> 'text';
   prompt_tokens := (_answer ->> 'prompt_tokens')::integer;
@@ -70,9 +70,9 @@ $$;
 COMMENT ON FUNCTION ml_rag.generate(text, jsonb, ml_rag.hit[], jsonb) IS
 $$generates text from a prompt and, where given, from hits (best first)
 options: those of ml_generate. prompt_options: {"system": text, "citation_style": "none" or "numbered", "order":
-"best_first" or "best_last"}, see ml_rag.option. As many hits as the model's context holds are used, the first ones; a
-warning says when not all. A marker such as [4] that points to none of the hits used is taken out of the text, unless
-options has a json_schema.
+"best_first" or "best_last"}, see ml_rag.option. The first hits are used, as many as fit the model's context; a warning is
+given if not all do. A marker such as [4] that refers to none of the hits used is removed from the text, unless options has
+a json_schema.
 Errors: as ml_generate.$$;
 
 CREATE FUNCTION @extschema@.ml_generate(prompt text, options jsonb DEFAULT NULL) RETURNS jsonb

@@ -86,7 +86,7 @@ DECLARE
 BEGIN
   -- once more, as near to the reading as can be
   IF NOT ml_rag._is_plain(store.relation) THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'the table was changed while the call was running';
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'the table was changed during the call';
   END IF;
   -- what comes before the first row, such as the bitmap of an index, no clock can end
   _size := (SELECT sum(pg_total_relation_size(p.oid)) FROM unnest(ml_rag._parts(store.relation)) AS p (oid));

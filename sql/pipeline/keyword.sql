@@ -36,7 +36,7 @@ $$;
 COMMENT ON FUNCTION ml_rag.keyword(ml_rag.store[], text, integer, vector, text, jsonb) IS
 $$the n segments of the stores that match the words of the query best, best first
 keyword_score is BM25 (Lucene's variant), from the statistics of the segment's own store; segments without any of the
-words do not come. Equal scores go by store, document and segment. distance is filled where query_embedding is given and
-fits. options: those of ml_rag that leave rows out, see ml_rag.filter; they apply before the limit. A store without a
-keyword index, or with one that cannot be used, is left out with a warning. Errors: 55000 no store has one, the only
+words are not returned. Equal scores are ordered by store, document and segment. distance is filled if query_embedding is
+given and has the right dimensions. options: those of ml_rag that leave rows out, see ml_rag.filter; they apply before the
+limit. A store without a usable keyword index is left out with a warning. Errors: 55000 no store has one, the only
 store's cannot be used, or numpy is missing; those of ml_rag.filter.$$;

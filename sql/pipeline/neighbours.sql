@@ -115,7 +115,7 @@ BEGIN
   LOOP
     _rows := _rows + 1;
     IF _rows > _most THEN
-      RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'several segments have one number';
+      RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'several segments have the same number';
     ELSIF clock_timestamp() > until THEN
       PERFORM ml_rag._out_of_time();
     END IF;

@@ -301,8 +301,8 @@ $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_search(text, jsonb) IS
 $$the citations of ml_rag as rows, best first; takes the options of ml_rag
 document_id is null where the store's column is no integer. keyword_score: BM25. score: 0-1, of hybrid search.
-rerank_score: 0-1, of option rerank. Each is null where that stage did not run. What option explain adds to an answer
-comes as the detail of a notice. Errors: as ml_rag.$$;
+rerank_score: 0-1, of option rerank. Each is null if that stage did not run. With option explain, the explanation is the
+detail of a notice. Errors: as ml_rag.$$;
 
 CREATE FUNCTION @extschema@.ml_rag_answer(query text, options jsonb DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -355,12 +355,12 @@ COMMENT ON FUNCTION @extschema@.ml_rag_answer(text, jsonb) IS
 $$answers a question from the vector stores the caller may read; the same as ml_rag, for clients that can only SELECT
 Returns {"text", "citations": [{"segment", "distance", "document_name"}], "vector_store": [], "retrieval_info":
 {"method", "threshold"}}. Options with ranges and defaults: SELECT * FROM ml_rag.option.
-Where no segment is left and "abstain" holds, text is "abstain_text", no model is called, and citations is empty.
-A marker such as [2] in the text points to that citation, counted from 1. With "explain" a further key, "explain", says
-how the answer came about: docs/monitoring.md has its keys.
-Errors: 22023 bad option; 22000 different dimensions; P0002 no vector store, or, where "abstain" does not hold or with
-"skip_generate", nothing found or nothing within the threshold; 42501;
-55000 model not available; 08006 model server; 53300 its queue is full; 57014 cancelled; 38000 the model failed.$$;
+If no segment is left and "abstain" is true, text is "abstain_text", no model is called, and citations is empty. A marker
+such as [2] in the text refers to that citation, counted from 1. With "explain", a further key "explain" shows how the
+answer came about: docs/monitoring.md describes it.
+Errors: 22023 bad option; 22000 different dimensions; P0002 no vector store, or, if "abstain" is false or with
+"skip_generate", nothing found or nothing within the threshold; 42501; 55000 model not available; 08006 model server; 53300
+its queue is full; 57014 cancelled; 38000 the model failed.$$;
 
 CREATE PROCEDURE @extschema@.ml_rag(query text, options jsonb DEFAULT NULL, INOUT output jsonb DEFAULT NULL)
 LANGUAGE plpgsql

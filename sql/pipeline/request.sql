@@ -55,7 +55,7 @@ BEGIN
   IF jsonb_path_exists(_parsed, 'lax $[*] ? (@.is_auto == true)') AND jsonb_path_exists(_parsed, 'lax $[*].weight') THEN
     PERFORM ml_rag._bad_option('weight', '"auto"', '"auto" for all arms, or numbers');
   ELSIF NOT jsonb_path_exists(_parsed, 'lax $[*] ? (!exists (@.weight) || @.weight > 0)') THEN
-    PERFORM ml_rag._bad_option('weight', '0', 'more than 0 for one arm at least');
+    PERFORM ml_rag._bad_option('weight', '0', 'more than 0 for at least one arm');
   END IF;
   RETURN _parsed;
 END
@@ -79,8 +79,8 @@ BEGIN
   IF _parsed ? 'arms' THEN
     FOREACH _object IN ARRAY '{semantic_search,keyword_search,hybrid_options}'::text[] LOOP
       IF $1 -> _object <> 'null' THEN
-        PERFORM ml_rag._bad_option(_object, $1 -> _object, 'nothing beside "arms"',
-          'It is the short way of writing two arms: say it by "arms" alone.');
+        PERFORM ml_rag._bad_option(_object, $1 -> _object, 'nothing together with "arms"',
+          'It stands for the two usual arms: use "arms" alone.');
       END IF;
     END LOOP;
     _parsed := _parsed || jsonb_build_object('arms', ml_rag._parse_arms(_parsed -> 'arms'));

@@ -166,6 +166,6 @@ COMMENT ON FUNCTION ml_rag.rerank(text, ml_rag.hit[], jsonb) IS
 $$the hits by their relevance to the query, best first, with rerank_score (0-1) filled
 options: those of option "rerank": model_id (a cross-encoder, or hybrid: embedding similarity and BM25 over these hits;
 default: setting rerank_model_id), min_score (hits below it are dropped). The text of the segment is scored, without its
-document's name; query and segment together are cut at the cross-encoder's max_tokens. Equal scores stay in the order
-they came in. Errors: 22023 empty query, bad option, unknown model or model of another task; 55000 model not available;
+document's name; query and segment together are cut at the cross-encoder's max_tokens. Hits of equal score keep their
+order. Errors: 22023 empty query, bad option, unknown model or model of another task; 55000 model not available;
 08006 model server; 53300 its queue is full; 57014 cancelled; 38000.$$;

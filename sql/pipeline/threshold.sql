@@ -37,6 +37,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION ml_rag.threshold(ml_rag.hit[], numeric, numeric) IS
-$$keeps the hits whose distance is at most the threshold; both limits given: the smaller one
-hits: in any order, which is kept. max_distance: that distance. percentage_distance p: d + p/100 * |d|, d the nearest distance.
+$$keeps the hits whose distance is at most the threshold; of two limits the smaller one
+hits: in any order, which is kept. percentage_distance p: d + p/100 * |d|, where d is the nearest distance.
 method: n_citations (no limit given; threshold = the largest distance), max_distance or percentage_distance.$$;

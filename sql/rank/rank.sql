@@ -103,7 +103,7 @@ BEGIN
         'A record is an object: {"id": "1", "title": "a title", "content": "a text"}.');
     END IF;
     IF jsonb_typeof(_record -> 'id') IS DISTINCT FROM 'string' OR _record -> 'id' = '""' THEN
-      PERFORM ml_rag._bad_record(i, _record ->> 'id', 'The id is not a text that holds something.',
+      PERFORM ml_rag._bad_record(i, _record ->> 'id', 'Its id is missing or empty, or no text.',
         'Give each record an "id", a text such as "1".');
     END IF;
     _key := (SELECT min(k) FROM jsonb_object_keys(_record) AS k WHERE k NOT IN ('id', 'title', 'content', 'score'));
@@ -140,9 +140,7 @@ $$ranks records by their relevance to a query: ml_rank('Why is the sky blue?', '
 records: at most 200 objects {"id", "title", "content"}, id a text, at least one of title and content. Query, title and
 content together are cut at the model's max_tokens (512). Returns {"records": [{"id", "score", "title", "content"}],
 "model"}, best first, score 0-1, equal ones in the order given. Reads no table; works in a read-only transaction.
-Options: top_n; ignore_record_details_in_response (ids and scores only); model, a cross-encoder, or hybrid: embedding
-similarity and BM25 over these records (default: setting rerank_model_id where its files are there, else hybrid);
-language, whose words hybrid compares: a code such as en or pt-BR, or a name (default: default_text_search_config).
+Options: SELECT * FROM ml_rag.option WHERE routine = 'ml_rank'.
 Errors: 22023 empty query, bad record or option, unknown model or model of another task; 55000 the named model is not
 available; 08006 model server; 53300 its queue is full; 57014 cancelled; 38000 the model failed.$$;
 
@@ -162,7 +160,7 @@ DECLARE
 BEGIN
   _options := ml_rag.parse_options('ml_rank', $4);
   IF ids IS NULL OR texts IS NULL OR cardinality(ids) <> cardinality(texts) THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'ids and texts are not of one length',
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'ids and texts differ in length',
       DETAIL = format('%s ids, %s texts.', coalesce(cardinality(ids)::text, 'NULL'),
         coalesce(cardinality(texts)::text, 'NULL')),
       HINT = 'Give one text for each id.';
@@ -173,7 +171,7 @@ BEGIN
       PERFORM ml_rag._bad_record(i, NULL, 'Its id is null or empty.', 'Give each text an id.');
     END IF;
     IF coalesce(_texts[i], '') !~ '\S' THEN
-      PERFORM ml_rag._bad_record(i, _ids[i], 'Its text is null or empty.', 'Leave such texts out.');
+      PERFORM ml_rag._bad_record(i, _ids[i], 'Its text is null or empty.', 'Leave that text out.');
     END IF;
   END LOOP;
   RETURN QUERY

@@ -105,7 +105,7 @@ DECLARE
   _store regclass;
 BEGIN
   IF uri IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'there is no URI',
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'URI is missing',
       HINT = 'Name files as the server sees them: CALL vector_store_load(''file:///srv/docs/'').';
   END IF;
   PERFORM ml_rag._check_file_privilege();
@@ -145,7 +145,7 @@ BEGIN
       AS f (document_name text, error text, hint text) LIMIT 20
   LOOP
     RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('%s: %s', _failure.document_name, _failure.error),
-      DETAIL = 'The result tells more, under "failed".', HINT = coalesce(_failure.hint, 'Load again when that is mended; the other documents are there.');
+      DETAIL = 'See "failed" in the result.', HINT = coalesce(_failure.hint, 'Load again when that is fixed; the other documents are loaded.');
   END LOOP;
   IF jsonb_array_length(outcome -> 'failed') > 20 THEN
     RAISE WARNING USING ERRCODE = '01000',
@@ -197,14 +197,14 @@ $$;
 COMMENT ON PROCEDURE @extschema@.vector_store_load(text, jsonb, jsonb) IS
 $$loads files of the server into a vector store: CALL vector_store_load('file:///srv/handbook/')
 uri: file:// and a path, or just an absolute path; a glob when it has ? or *; every file below when it ends in /. Hidden
-files are left out, and symbolic links that lead out of the folder. The table is made where it does not exist. By
-default changed files are embedded again, new ones added, those gone removed; a document keeps its id.
+files are skipped, and symbolic links that leave the folder. The table is created if it does not exist. By default changed
+files are embedded again, new ones added, deleted ones removed; a document keeps its id.
 options with ranges and defaults: SELECT * FROM ml_rag.option WHERE routine IN ('vector_store_load', 'chunking').
 result: {"vector_store", "documents": {"loaded", "changed", "unchanged", "removed", "skipped", "failed"}, "segments",
 "failed": [{"document_name", "error", …}], "seconds"}. A document that fails does not stop the others, and keeps the
-segments it had. Commits after each batch outside a transaction block, so that a load that breaks off can be called
-again and goes on. skipped: of a format that "formats" leaves out. Needs pg_read_server_files.
-Errors: 22023 bad option, no such file, table that is no vector store; 22000 different dimensions; 25006 read-only; 42501;
+segments it had. Commits after each batch outside a transaction block, so that an interrupted load can be called again
+and continues. skipped: of a format that "formats" excludes. Needs pg_read_server_files.
+Errors: 22023 bad option, no such file, table that is not a vector store; 22000 different dimensions; 25006 read-only; 42501;
 42P01 store dropped meanwhile; 53100 disk full; 55000; 08006; 53300; 57014; 38000.$$;
 
 CREATE FUNCTION ml_rag.load_documents(store regclass, names text[], contents bytea[], options jsonb DEFAULT NULL)
@@ -226,8 +226,8 @@ BEGIN
     OR array_position(names, NULL) IS NOT NULL OR array_position(contents, NULL) IS NOT NULL
     OR array_ndims(names) > 1 OR array_ndims(contents) > 1 OR '' = ANY (names)
     OR cardinality(names) <> (SELECT count(DISTINCT n) FROM unnest(names) AS n) THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'names and contents of the documents do not fit together',
-      DETAIL = format('%s names, %s contents; each document needs a name of its own and a content, neither null.',
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'names and contents of the documents do not match',
+      DETAIL = format('%s names, %s contents; each document needs a unique name and a content, neither of them null.',
         coalesce(cardinality(names), 0), coalesce(cardinality(contents), 0));
   END IF;
   PERFORM ml_rag._check_writable('documents cannot be loaded', store);

@@ -20,9 +20,9 @@ BEGIN
   SELECT ml_rag._store_key(n.nspname, c.relname) INTO _key
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
   IF _key IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'the vector store does not exist, or no longer',
+    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'vector store does not exist',
       DETAIL = 'It was dropped while documents were loaded into it.',
-      HINT = 'Call again: vector_store_load makes the store anew.';
+      HINT = 'Call again: vector_store_load creates the store again.';
   END IF;
   RETURN _key;
 END

@@ -174,7 +174,7 @@ BEGIN
       AND (format_type(a.atttypid, NULL) = ANY (w.types)
            OR a.atttypid IN ('vector'::regtype, 'halfvec'::regtype) AND t.typname = ANY (w.types)));
   IF _why IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is no vector store', store),
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
       DETAIL = format('Columns missing or of another type: %s.', _why),
       HINT = 'Name its columns in "vector_store_columns": {"segment": …, "segment_embedding": …}.';
   END IF;
@@ -210,7 +210,7 @@ BEGIN
   PERFORM ml_rag._check_reembed(store, _segment, _embedding);
   PERFORM ml_rag._hold_reembed(store);
   IF coalesce(model_id, '') = '' OR model_id ~ '[\s,;]' THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the model id cannot stand in the marker of a vector store',
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'model id cannot be used in the marker of a vector store',
       DETAIL = format('Model id %L; it is not empty and has no blanks, commas and semicolons.', model_id);
   END IF;
   SELECT a.attnum, a.attnotnull, a.atttypid::regtype::text AS type,
@@ -219,7 +219,7 @@ BEGIN
   FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _embedding AND NOT a.attisdropped;
   IF _old.model_id IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
-      MESSAGE = format('column "%s" of table "%s" does not say which model its vectors are of', _embedding, store),
+      MESSAGE = format('column "%s" of table "%s" has no comment that names its embedding model', _embedding, store),
       HINT = format('COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'';', store, _embedding);
   END IF;
   _begun := ml_rag._reembedding(store);

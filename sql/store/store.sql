@@ -31,9 +31,9 @@ BEGIN
   WHERE c.oid IS NOT NULL OR has_schema_privilege(n.oid, 'CREATE') AND n.nspname !~ '^pg_'
   ORDER BY c.oid IS NULL, p.place LIMIT 1;
   IF NOT FOUND THEN
-    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'there is no schema to create the vector store in',
-      DETAIL = format('The search_path has: %s.', coalesce(nullif(array_to_string(path, ', '), ''), 'nothing')),
-      HINT = 'Name a schema that you may create tables in, in "schema_name".';
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'no schema to create the vector store in',
+      DETAIL = format('The search_path is: %s.', coalesce(nullif(array_to_string(path, ', '), ''), 'nothing')),
+      HINT = 'In "schema_name", name a schema in which you may create tables.';
   END IF;
 END
 $$;
@@ -49,11 +49,11 @@ DECLARE
   _wrong text;
 BEGIN
   IF NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = store) THEN
-    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'the vector store does not exist, or no longer',
-      DETAIL = format('There is no table of oid %s.', store::oid),
-      HINT = 'ml_rag.create_store and vector_store_load make one.';
+    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'vector store does not exist',
+      DETAIL = format('There is no table with OID %s.', store::oid),
+      HINT = 'ml_rag.create_store and vector_store_load create one.';
   ELSIF (SELECT c.relkind NOT IN ('r', 'p') FROM pg_class AS c WHERE c.oid = store) THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('relation "%s" is no table', store);
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('relation "%s" is not a table', store);
   END IF;
   SELECT string_agg(format('%s %s', w.name, w.types[1]), ', ') INTO _wrong
   FROM (VALUES ('document_name', '{text,character varying}'::text[]), ('metadata', '{jsonb}'),
@@ -65,9 +65,9 @@ BEGIN
       AND (format_type(a.atttypid, NULL) = ANY (w.types)
            OR a.atttypid IN ('vector'::regtype, 'halfvec'::regtype) AND t.typname = ANY (w.types)));
   IF _wrong IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is no vector store', store),
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
       DETAIL = format('Columns missing or of another type: %s.', _wrong),
-      HINT = 'Name a table that does not exist yet in "table_name"; it is made with the right columns.';
+      HINT = 'In "table_name", name a table that does not exist yet; it is created with the right columns.';
   END IF;
   SELECT t.typname, nullif(a.atttypmod, -1), ml_rag._marked_model(col_description(store, a.attnum))
   INTO embedding_type, dimensions, model_id
@@ -75,11 +75,11 @@ BEGIN
   WHERE a.attrelid = store AND a.attname = 'segment_embedding';
   IF model_id IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
-      MESSAGE = format('column "segment_embedding" of table "%s" does not say which model its vectors are of', store),
+      MESSAGE = format('column "segment_embedding" of table "%s" has no comment that names its embedding model', store),
       HINT = format('COMMENT ON COLUMN %s.segment_embedding IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'';', store);
   ELSIF model_id <> embed_model_id THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('vector store "%s" holds vectors of another model', store),
-      DETAIL = format('It holds %s, asked for was %s.', model_id, embed_model_id),
+      DETAIL = format('It holds vectors of %s; the call is for %s.', model_id, embed_model_id),
       HINT = 'Name another table in "table_name", or leave "embed_model_id" out.';
   END IF;
 END
@@ -100,7 +100,7 @@ DECLARE
   _hint text;
 BEGIN
   IF model_id ~ '[\s,;]' THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the model id cannot stand in the marker of a vector store',
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'model id cannot be used in the marker of a vector store',
       DETAIL = format('Model id %L; blanks, commas and semicolons end the marker.', model_id);
   END IF;
   EXECUTE format($sql$
@@ -217,8 +217,8 @@ DECLARE
   _relation text := ml_rag._relation_name(store);
 BEGIN
   IF NOT pg_has_role(current_user, (SELECT c.relowner FROM pg_class AS c WHERE c.oid = store), 'USAGE') THEN
-    RAISE NOTICE USING MESSAGE = format('index and statistics of "%s" are left to its owner', store),
-      HINT = format('Where much has changed, its owner calls SELECT ml_rag.index_store(%L);', _relation);
+    RAISE NOTICE USING MESSAGE = format('index and statistics of "%s" are not updated', store),
+      HINT = format('After many changes its owner should call SELECT ml_rag.index_store(%L);', _relation);
     RETURN;
   END IF;
   SELECT t.typname, a.atttypmod INTO _type, _dimensions
@@ -235,7 +235,7 @@ BEGIN
     NULL;
   ELSIF _dimensions > (CASE _type WHEN 'halfvec' THEN 4000 ELSE 2000 END) THEN
     RAISE NOTICE USING MESSAGE = format('"%s" gets no index', store),
-      DETAIL = format('An hnsw index holds vectors of 2000 dimensions and half vectors of 4000; the column is %s(%s).',
+      DETAIL = format('An hnsw index is limited to 2000 dimensions of vector and 4000 of halfvec; the column is %s(%s).',
         _type, _dimensions),
       HINT = 'Searches scan the table.';
   ELSIF _dimensions > 0 THEN
@@ -286,8 +286,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION ml_rag.create_store(text, jsonb) IS
-$$makes an empty vector store, or checks the one that is there: ml_rag.create_store('public.handbook')
-options: embed_model_id, description, language (of its keyword index). Errors: 22023 bad option, table that is no vector
+$$creates an empty vector store, or checks the one that exists: ml_rag.create_store('public.handbook')
+options: embed_model_id, description, language (of its keyword index). Errors: 22023 bad option, table that is not a vector
 store or of another model; 25006 read-only; 42501; 55000 model not available; 08006.$$;
 
 CREATE FUNCTION ml_rag.documents_below(store regclass, prefix text) RETURNS SETOF text
@@ -304,7 +304,7 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.documents_below(regclass, text) IS
 $$names of the documents of a vector store that begin with a prefix, such as the path of a folder
-Errors: 22023 no vector store; 42501.$$;
+Errors: 22023 not a vector store; 42501.$$;
 
 CREATE FUNCTION ml_rag.remove_documents(store regclass, names text[]) RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -326,5 +326,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION ml_rag.remove_documents(regclass, text[]) IS
-$$removes documents that were loaded into a vector store; returns how many it had of them
-Rows that no load has made are left alone. Errors: 22023 no vector store; 42501.$$;
+$$removes documents that were loaded into a vector store; returns how many were removed
+Rows that were not made by a load are kept. Errors: 22023 not a vector store; 42501.$$;

@@ -170,7 +170,7 @@ def test_in_the_middle_of_a_load(site: Site, gate: Make, statement: str) -> None
         after.execute("ALTER TABLE docs DROP CONSTRAINT docs_segment_check")
     elif sqlstate == "42703":
         # what no longer is a store is said to be none
-        with error("22023", "no vector store"):
+        with error("22023", "not a vector store"):
             site.load(after)
         after.execute("DROP TABLE docs")
     elif "RENAME TO" in statement:

@@ -94,7 +94,7 @@ def check_loading(connection: Connection, model: str | None) -> None:
     """``load_documents`` takes the store for one of that model."""
     with connection.transaction(force_rollback=True):
         if model is None:
-            with error("22023", "does not say which model"):
+            with error("22023", "names its embedding model"):
                 load(connection)
         elif model == "fake-embed":
             load(connection)

@@ -19,6 +19,7 @@ from psycopg import sql
 from support import fuzzing
 from support.cluster import Connection, Database
 from support.documented import Routine, routines, states
+from support.metrics import METRICS
 from support.option_cases import ANYTHING, ODD_TEXTS, TEXTS, Generator, dumps, pick, read
 from support.stores import answer, create_store, fake_embedding, mark
 
@@ -53,7 +54,7 @@ EXPRESSIONS = {
     ("hits", "ml_rag.hit[]"): [_HITS, "'{}'"],
     ("semantic", "ml_rag.hit[]"): [_HITS, "'{}'"],
     ("keyword", "ml_rag.hit[]"): [_HITS, "'{}'"],
-    ("distance_metric", "text"): ["'COSINE'", "'DOT'", "'EUCLIDEAN'", "'MANHATTAN'"],
+    ("distance_metric", "text"): [f"'{name}'" for name in METRICS],
     ("questions", "text"): ["'TABLE questions'", "'SELECT question FROM questions'", "'SELECT 1'", "'nonsense'"],
     ("questions", "regclass"): ["'questions'::regclass", "'docs'::regclass"],
     ("content", "bytea"): [r"'\x61206220630a0a64'", r"'\x'", r"'\xff00'"],

@@ -280,7 +280,7 @@ def test_a_load_warns_without_quoting_what_it_read(loader: Connection, server: D
     told: list[dict[str, str]] = []
     loader.add_notice_handler(lambda d: told.append(texts(d)))
     result = load(loader, f"{folder}/")
-    assert [one["detail"] for one in told] == ['The result tells more, under "failed".']
+    assert [one["detail"] for one in told] == ['See "failed" in the result.']
     assert result["failed"][0]["detail"] == "it said so"
 
 

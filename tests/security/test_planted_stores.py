@@ -182,7 +182,7 @@ def test_a_table_that_is_called_like_another_runs_no_code(
         assert (document["vector_store"], [c["segment"] for c in document["citations"]]) == (["public.good"], ["good"])
         with error("P0002", "no vector store found"):
             retrieve(connection, (1, 0, 0), vector_store=[table], schema=["own"])
-        assert any("is no vector store that this call can search" in line for line in said)
+        assert any("is not a vector store that this call can search" in line for line in said)
         assert not any("ran as" in line for line in said)
         # it can be named all the same
         assert retrieve(connection, (1, 0, 0), vector_store=[plant_name])["citations"][0]["segment"] == "planted"
@@ -210,7 +210,7 @@ def test_a_table_in_which_code_could_stand_must_be_named(db: Database, attacker:
     assert retrieve(asker, (1, 0, 0))["vector_store"] == ["public.good"]
     document = retrieve(asker, (1, 0, 0), explain=True)
     (told,) = [s for s in document["explain"]["stores"] if s["vector_store"] == "own.docs"]
-    assert told["reason"] == "It is another role's, and to read it could run that role's code."
+    assert told["reason"] == "It belongs to another role, and reading it could run that role's code."
     assert retrieve(asker, (1, 0, 0), vector_store=["own.docs"])["vector_store"] == ["own.docs"]
 
 

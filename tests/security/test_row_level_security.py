@@ -273,7 +273,7 @@ def test_kept_runs_and_their_citations_are_ones_own(stores: Connection, module_d
     assert SECRET not in shown
     other = module_db.connect("tenant")
     assert other.execute("SELECT count(*) FROM ml_rag.evaluation_question").fetchone() == (0,)
-    with error("22023", "no such run"):
+    with error("22023", "run does not exist"):
         other.execute("SELECT * FROM ml_rag_compare_runs(%s, %s)", (1, 1))
 
 

@@ -394,7 +394,7 @@ def test_a_table_of_a_name_without_schema_does_not_decide_the_model(good: Databa
     said = warnings(asker)
     document, _ = ask(asker, vector_store=["good"])
     assert document["vector_store"] == ["public.good"]
-    assert [m for m, _ in said] == ['"evil.good" is of another embedding model than the stores named; ignored']
+    assert [m for m, _ in said] == ['"evil.good" has another embedding model than the stores named; ignored']
     # who names both of them with their schemas is told
     with error("22023", "different embedding models"):
         ask(asker, vector_store=["evil.good", "public.good"])

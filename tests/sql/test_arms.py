@@ -108,7 +108,7 @@ def test_arms_say_what_the_short_options_say(
 @pytest.mark.parametrize("name", ["semantic_search", "keyword_search", "hybrid_options"])
 def test_not_both_ways_at_once(birds: Connection, name: str) -> None:
     value = {} if name == "hybrid_options" else True
-    with error("22023", name, 'beside "arms"'):
+    with error("22023", name, 'together with "arms"'):
         answer(birds, "heron", {"arms": [SEMANTIC], name: value})
 
 

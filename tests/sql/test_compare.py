@@ -102,7 +102,7 @@ def test_different_questions_cannot_be_compared(asker: Connection, changed: dict
 def test_runs_of_others_are_none(asker: Connection, tenant: Connection) -> None:
     own, other = run(asker, [{"mrr": 1}]), run(tenant, [{"mrr": 1}])
     for a, b in ((own, other), (other, own), (own, None), (own, 10**9)):
-        with error("22023", "no such run"):
+        with error("22023", "run does not exist"):
             compare(asker, a, b)
 
 

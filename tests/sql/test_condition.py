@@ -204,7 +204,7 @@ def test_a_store_that_has_no_such_thing_has_no_match_and_says_so(owner: Connecti
     notices: list[str] = []
     asker.add_notice_handler(lambda n: notices.append(f"{n.severity} {n.message_primary}"))
     assert ids(asker, {"author": "A"}) == [1]
-    assert notices == ['WARNING "public.bare" has no column "author" and no metadata; no row of it has a value there']
+    assert notices == ['WARNING "public.bare" has neither a column "author" nor metadata; none of its rows has a value']
     assert ids(asker, {"author": {"ne": "A"}}) == [2, 101]
     assert ids(asker, {"author": None}) == [101]
     assert ids(asker, {"/author": {"like": "%"}}) == [1, 2]

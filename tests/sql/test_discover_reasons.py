@@ -49,7 +49,7 @@ WHY = {
         "may not SELECT segment_embedding.",
         "GRANT SELECT",
     ),
-    "no marker": ("COMMENT ON COLUMN x.segment_embedding IS 'vectors'", {}, "does not say which model", "COMMENT ON"),
+    "no marker": ("COMMENT ON COLUMN x.segment_embedding IS 'vectors'", {}, "does not name an embedding model", "COMMENT ON"),
     "another model": ("", {"embed_model_id": "fake-embed-slow"}, "model fake-embed, and the call", '"embed_model_id"'),
     "no data": (
         "ALTER TABLE x RENAME TO y; CREATE MATERIALIZED VIEW x AS TABLE y WITH NO DATA",
@@ -80,7 +80,7 @@ def test_the_warning_says_why_a_name_leads_nowhere(
     # the embedding is what makes another model's store and an unknown one no error
     with contextlib.suppress(psycopg.Error):
         retrieve(asker, (1, 0, 0), vector_store=["docs", name], **options)
-    ((message, detail, advice),) = [t for t in told if t[0].startswith(f'"{name}" is no vector store')]
+    ((message, detail, advice),) = [t for t in told if t[0].startswith(f'"{name}" is not a vector store')]
     assert message.endswith("that this call can search; ignored")
     assert reason in detail
     assert hint in advice

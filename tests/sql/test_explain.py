@@ -237,10 +237,10 @@ def test_stores_that_nobody_named_and_why_they_were_left_out(
     found = stores(explain(asker, embed_model_id="fake-embed", exclude_vector_store=["excluded"]))
     assert {name: store["reason"] for name, store in found.items() if not store["searched"]} == {
         "public.empty": "It is a materialized view without data.",
-        "public.excluded": 'It stands in "exclude_vector_store".',
+        "public.excluded": 'It is listed in "exclude_vector_store".',
         "public.hidden_text": "The caller may not SELECT segment.",
         "public.other_model": "It holds vectors of model another, and the call is for fake-embed.",
-        "public.risky": "It is another role's, and to read it could run that role's code.",
+        "public.risky": "It belongs to another role, and reading it could run that role's code.",
         "public.textless": "It has no column segment.",
     }
     assert [name for name, store in found.items() if store["searched"]] == ["public.docs"]
@@ -260,7 +260,7 @@ def test_stores_of_other_schemas(owner: Connection, asker: Connection, docs: Non
     owner.execute("CREATE SCHEMA more; GRANT USAGE ON SCHEMA more TO PUBLIC")
     create_store(owner, "more.docs")
     found = stores(explain(asker, schema=["public"]))
-    assert found["more.docs"]["reason"] == 'It is in schema more, which "schema" does not name.'
+    assert found["more.docs"]["reason"] == 'It is in schema more, which is not listed in "schema".'
 
 
 def test_names_that_led_nowhere(owner: Connection, asker: Connection, docs: None) -> None:
@@ -399,4 +399,4 @@ def test_a_plan_runs_nobodys_code_with_the_rights_of_another(
     with error("P0001", "sprung", ours=False):
         explain(asker, vector_store=["trap.docs"])
     found = stores(explain(asker))
-    assert found["trap.docs"]["reason"] == "It is another role's, and to read it could run that role's code."
+    assert found["trap.docs"]["reason"] == "It belongs to another role, and reading it could run that role's code."

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from support import filtering, reference
 from support.cluster import Cluster, Connection, Database
+from support.metrics import METRICS
 from support.searching import INDEXES, load, random_segments
 from support.stores import create_store, error, retrieve, search
-
-METRICS = ["COSINE", "DOT", "EUCLIDEAN", "MANHATTAN"]
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -84,7 +83,7 @@ def test_a_misspelt_key_that_would_match_everything_is_told(owner: Connection, a
     create_store(owner, rows=[("a", 1, 1, "s", (1, 0, 0))])
     owner.execute("""UPDATE docs SET metadata = '{"language": "de", "page": 1}'""")
     (warning,) = warnings(asker, filters)
-    assert 'the metadata of "public.docs" may have no key "' in warning
+    assert 'the metadata of "public.docs" seems to have no key "' in warning
     assert warning.endswith('Did you mean "language"?')
 
 

@@ -9,6 +9,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from support.cluster import Connection
+from support.metrics import METRICS
 from support.stores import error
 
 #: a hit for the tests: name of the document, distance, keyword score
@@ -35,10 +36,6 @@ def fuse(
     ).fetchall()
 
 
-def similarity(distance: float, metric: str) -> float:
-    return 1 / (1 + distance) if metric in ("EUCLIDEAN", "MANHATTAN") else 1 - distance
-
-
 def decisiveness(scores: list[float], nothing: float) -> float:
     if not scores or max(scores) <= nothing:
         return 0.0
@@ -50,7 +47,7 @@ def expected(
     semantic: list[Hit], keyword: list[Hit], options: dict[str, Any], metric: str
 ) -> list[tuple[str, float, float | None, float]]:
     """What docs say: each arm divided by its largest; the weight given, or by how decisive each arm is."""
-    similarities = [similarity(d, metric) for _, d, _ in semantic]
+    similarities = [METRICS[metric].similarity(d) for _, d, _ in semantic]
     keyword_scores = {name: score or 0.0 for name, _, score in keyword}
     distances = {name: d for name, d, _ in [*semantic, *keyword]}
     weight = options.get("semantic_weight")
@@ -67,7 +64,7 @@ def expected(
         else:
             score = 0.0
             if similarities and max(similarities) > 0:
-                score += weight * min(1, max(0, similarity(distance, metric)) / max(similarities))
+                score += weight * min(1, max(0, METRICS[metric].similarity(distance)) / max(similarities))
             if keyword_scores and max(keyword_scores.values()) > 0:
                 score += (1 - weight) * keyword_scores.get(name, 0) / max(keyword_scores.values())
         result.append((name, distance, keyword_scores.get(name), score))
@@ -87,7 +84,7 @@ def arms(seed: int, metric: str) -> tuple[list[Hit], list[Hit]]:
     return [(n, distances[n], None) for n in by_distance], [(n, distances[n], scores[n]) for n in by_score]
 
 
-@pytest.mark.parametrize("metric", ["COSINE", "DOT", "EUCLIDEAN", "MANHATTAN"])
+@pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize(
     "options",
     [

@@ -124,7 +124,7 @@ def test_a_table_that_is_renamed_or_moved_keeps_its_index(owner: Connection) -> 
 def test_a_column_that_is_renamed_asks_for_the_index_to_be_made_anew(owner: Connection) -> None:
     keyword_store(owner, ["fox"])
     owner.execute("ALTER TABLE docs RENAME document_id TO id")
-    with error("55000", "does not fit its columns", "enable_keyword_search('docs')"):
+    with error("55000", "no longer matches its columns", "enable_keyword_search('docs')"):
         owner.execute("DELETE FROM docs")
     enable(owner)
     owner.execute("UPDATE docs SET segment = 'dog'")
@@ -181,8 +181,8 @@ def test_whoever_may_write_the_table_need_not_own_it(owner: Connection, asker: C
         ("TABLE x (id integer PRIMARY KEY DEFERRABLE, segment text)", "no key"),
         ("TABLE x (id timestamptz PRIMARY KEY, segment text)", "no key"),
         ("TABLE x (id integer PRIMARY KEY, segment text) PARTITION BY RANGE (id)", "partitioned"),
-        ("VIEW x AS SELECT 1 AS id, 'a'::text AS segment", "no ordinary table"),
-        ("MATERIALIZED VIEW x AS SELECT 1 AS id, 'a'::text AS segment", "no ordinary table"),
+        ("VIEW x AS SELECT 1 AS id, 'a'::text AS segment", "not an ordinary table"),
+        ("MATERIALIZED VIEW x AS SELECT 1 AS id, 'a'::text AS segment", "not an ordinary table"),
         ("TABLE x (id integer PRIMARY KEY, segment text); CREATE TABLE y () INHERITS (x)", "inheritance"),
         ("TABLE y (id integer, segment text); CREATE TABLE x (PRIMARY KEY (id)) INHERITS (y)", "inheritance"),
         ("TEMP TABLE x (id integer PRIMARY KEY, segment text)", "temporary"),
@@ -267,7 +267,7 @@ def test_a_language_that_is_none_is_warned_of(owner: Connection, language: str, 
     warnings: list[str | None] = []
     owner.add_notice_handler(lambda d: warnings.append(d.message_primary))
     owner.execute("SELECT ml_rag.text_search_configuration(%s)", (language,))
-    assert warnings == [f'the language "{language}" is not known'] * warned
+    assert warnings == [f'unknown language "{language}"'] * warned
 
 
 def test_without_a_language_the_databases_default_holds(owner: Connection) -> None:

@@ -251,10 +251,10 @@ def test_bad_options_are_22023(
 def test_a_table_that_is_no_store_is_refused(loader: Connection, server: DocumentsServer, folder: Path) -> None:
     write(folder, a="alpha")
     loader.execute("CREATE TABLE docs (document_name text, segment_embedding real[])")
-    with error("22023", "is no vector store"):
+    with error("22023", "is not a vector store"):
         load(loader, f"{folder}/")
     loader.execute("DROP TABLE docs; CREATE VIEW docs AS SELECT 1")
-    with error("22023", "is no table"):
+    with error("22023", "is not a table"):
         load(loader, f"{folder}/")
 
 
@@ -266,7 +266,7 @@ def test_another_model_than_the_stores_own_is_refused(
     with error("22023", "of another model"):
         load(loader, f"{folder}/", {"embed_model_id": "fake-other"})
     loader.execute("COMMENT ON COLUMN docs.segment_embedding IS NULL")
-    with error("22023", "which model"):
+    with error("22023", "names its embedding model"):
         load(loader, f"{folder}/")
 
 

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from support.cluster import Connection
+from support.metrics import METRICS
 
 INF = math.inf
 
@@ -30,7 +31,7 @@ SPEC: dict[tuple[str, str], tuple[Any, ...]] = {
     ("ml_rag", "required_keywords"): ("text[]",),
     ("ml_rag", "excluded_keywords"): ("text[]",),
     ("ml_rag", "n_citations"): ("integer", 0, 100),
-    ("ml_rag", "distance_metric"): ("choice", ["COSINE", "DOT", "EUCLIDEAN", "MANHATTAN"], None, "COSINE"),
+    ("ml_rag", "distance_metric"): ("choice", sorted(METRICS), None, "COSINE"),
     ("ml_rag", "skip_generate"): ("boolean", None, None, False),
     ("ml_rag", "model_options"): ("object",),
     ("ml_rag", "retrieval_options"): ("object",),

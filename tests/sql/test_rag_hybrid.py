@@ -10,6 +10,7 @@ import pytest
 from test_fuse import expected
 
 from support.cluster import Connection, Database
+from support.metrics import METRICS
 from support.stores import Row, answer, create_store, error, fake_embedding, grant, search
 
 WORDS = ["heron", "grebe", "loon", "tern", "gull", "swan", "duck", "coot", "rail", "snipe"]
@@ -48,7 +49,7 @@ def keyword_hits(connection: Connection, query: str, **options: Any) -> list[Any
         return []
 
 
-@pytest.mark.parametrize("metric", ["COSINE", "DOT", "EUCLIDEAN", "MANHATTAN"])
+@pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("hybrid", [{}, {"candidates": 10}, {"semantic_weight": 0.2}, {"fusion": "rrf"}], ids=str)
 def test_hybrid_is_both_arms_fused(birds: Connection, metric: str, hybrid: dict[str, Any]) -> None:
     n = hybrid.get("candidates", 100)

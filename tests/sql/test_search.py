@@ -8,10 +8,13 @@ import pytest
 
 from support import reference
 from support.cluster import Connection, Database
+from support.metrics import METRICS
 from support.searching import INDEXES, create_large_store, load, plan_of, random_segments
 from support.stores import as_text, create_store, error, retrieve, search
 
-METRICS = ["COSINE", "DOT", "EUCLIDEAN", "MANHATTAN"]
+
+def test_each_metric_is_tested(module_asker: Connection) -> None:
+    assert {name for (name,) in module_asker.execute("SELECT name FROM ml_rag.metric")} == set(METRICS)
 
 
 @pytest.mark.parametrize("type", ["vector(3)", "vector", "halfvec(3)"])
@@ -50,7 +53,7 @@ def test_ties_across_the_limit_go_by_name_whatever_the_order_of_insertion(
     assert len(got) == 20
 
 
-@pytest.mark.parametrize("metric", ["COSINE", "DOT", "EUCLIDEAN", "MANHATTAN"])
+@pytest.mark.parametrize("metric", METRICS)
 def test_very_many_ties_go_by_name_and_are_not_all_fetched(owner: Connection, asker: Connection, metric: str) -> None:
     create_store(owner, "docs", [("near", 1, 0, "near", (1, 0, 0))])
     owner.execute(
@@ -151,19 +154,9 @@ def test_recall_of_the_index_scan_is_high(owner: Connection, asker: Connection) 
     assert found / wanted >= 0.95
 
 
-@pytest.mark.parametrize(
-    ("metric", "opclass"),
-    [
-        ("COSINE", "vector_cosine_ops"),
-        ("DOT", "vector_ip_ops"),
-        ("EUCLIDEAN", "vector_l2_ops"),
-        ("MANHATTAN", "vector_l1_ops"),
-    ],
-)
-def test_the_statement_uses_the_index_of_its_metric(
-    owner: Connection, asker: Connection, metric: str, opclass: str
-) -> None:
-    create_large_store(owner, f"hnsw (segment_embedding {opclass})")
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_statement_uses_the_index_of_its_metric(owner: Connection, asker: Connection, metric: str) -> None:
+    create_large_store(owner, f"hnsw (segment_embedding {METRICS[metric].operator_class})")
     for options in ({}, {"document_name": ["common"]}):
         plan = plan_of(asker, metric=metric, options=options)
         assert "Index Scan using docs_embedding" in plan, plan

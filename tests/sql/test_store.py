@@ -81,7 +81,7 @@ def test_text_that_postgresql_cannot_hold_is_cleaned(store: Connection) -> None:
     ],
 )
 def test_names_and_contents_that_do_not_fit_together_are_22023(store: Connection, names: Any, contents: Any) -> None:
-    with error("22023", "do not fit together"):
+    with error("22023", "do not match"):
         store.execute("SELECT ml_rag.load_documents('docs', %s::text[], %s::bytea[])", (names, contents))
 
 
@@ -99,7 +99,7 @@ def test_bad_options_are_22023(store: Connection) -> None:
             store.execute("SELECT ml_rag.create_store(%s)", (name,))
     with error("22023", "of another model"):
         store.execute("SELECT ml_rag.create_store('public.docs', '{\"embed_model_id\": \"fake-other\"}')")
-    with error("22023", "no vector store"):
+    with error("22023", "not a vector store"):
         store.execute("SELECT ml_rag.load_document('ml_rag.setting_value', 'a', 'alpha')")
 
 

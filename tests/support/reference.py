@@ -6,13 +6,12 @@ vectors: nothing comes near the middle between two numbers of four decimals unle
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
-import numpy as np
+from support.metrics import distance
 
 FOUR_DECIMALS = Decimal("0.0001")
 
@@ -43,20 +42,6 @@ class NothingFound(Exception):
 def rounded(distance: float) -> Decimal:
     """To 4 decimals, halves away from zero, from the 15 digits that a double is sure of."""
     return Context(prec=15).create_decimal(repr(distance)).quantize(FOUR_DECIMALS, ROUND_HALF_UP) + 0
-
-
-def distance(metric: str, a: Sequence[float], b: Sequence[float]) -> float | None:
-    """None where there is none: the cosine of a zero vector."""
-    x, y = np.asarray(a, float), np.asarray(b, float)
-    inner = float(x @ y)
-    if metric == "DOT":
-        return 1 - inner
-    if metric == "EUCLIDEAN":
-        return math.sqrt(float((x - y) @ (x - y)))
-    if metric == "MANHATTAN":
-        return float(np.abs(x - y).sum())
-    lengths = math.sqrt(float(x @ x) * float(y @ y))
-    return None if lengths == 0 else 1 - max(-1.0, min(1.0, inner / lengths))
 
 
 def nearest(

@@ -95,7 +95,7 @@ def check_repetitions(schema: dict[str, Any]) -> None:
 
 
 def _refused(detail: str) -> InvalidRequest:
-    return InvalidRequest("json_schema asks for too much", detail=detail, hint="Use a simpler schema.")
+    return InvalidRequest("json_schema is too complex", detail=detail, hint="Use a simpler schema.")
 
 
 def _short(number: int) -> str:

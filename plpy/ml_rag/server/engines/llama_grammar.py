@@ -46,7 +46,7 @@ class _Converter(SchemaConverter):
 
 
 def _too_large(detail: str) -> InvalidRequest:
-    return InvalidRequest("json_schema asks for too much", detail=detail, hint="Use a simpler schema.")
+    return InvalidRequest("json_schema is too complex", detail=detail, hint="Use a simpler schema.")
 
 
 def json_grammar(schema: dict[str, Any]) -> str:
