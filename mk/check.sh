@@ -23,7 +23,7 @@ extschema.ml_rag_table(input_table_column text,output_table_column text,options 
 extschema.ml_generate_table(input_table_column text,output_table_column text,options jsonb,INOUT result jsonb)
 extschema.ml_embed_table(input_table_column text,output_table_column text,options jsonb,INOUT result jsonb)
 extschema.vector_store_load(uri text,options jsonb,INOUT result jsonb)
-ml_rag.reembed(store regclass,model_id text,options jsonb,INOUT result jsonb)
+ml_rag.add_embedding(store regclass,name text,options jsonb,INOUT result jsonb)
 LIST
   "$bin/pgspot" --ignore-lang plpython3u "${unpinned[@]}" "$script"
 }

@@ -43,7 +43,7 @@
 \i keyword/tokens.sql
 \i keyword/index.sql
 
--- the comment that makes a column of vectors one of a vector store
+-- the comment that makes a column of vectors an embedding of a vector store
 \i store/marker.sql
 
 -- pipeline: question in, answer with citations out
@@ -72,11 +72,13 @@
 \i batch/job.sql
 \i batch/tables.sql
 
--- store: made, loaded, indexed, given another model
+-- store: made, loaded, indexed, given further embeddings
 \i store/store.sql
 \i store/load.sql
-\i store/reembed.sql
-\i store/switch.sql
+\i store/follow.sql
+\i store/embeddings.sql
+\i store/fill.sql
+\i store/add_embedding.sql
 
 -- rank: pairs and lists of texts by a cross-encoder
 \i rank/rank.sql

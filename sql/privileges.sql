@@ -83,33 +83,35 @@ BEGIN
       _build_keyword_index _drop_keyword_index _fold_own_keywords _own_table _indexable_key disable_keyword_search
       _index_keywords enable_keyword_search fold_keyword_index'),
     -- store/marker
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_marker_pattern _marked_model _former_models _remark_model'),
-    -- store/lock
-    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_store_key _lock_store _hold_store _share_model'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _model_key _keep_model _reembed_key _hold_reembed _hold_for_reembed _lock_holders _lock_too_late'),
+      _marker_pattern _marked_model _marker _marked_key _mark_embedding _embeddings _default_column _embedding'),
+    -- store/lock
+    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_store_key _lock_store _hold_store'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_hold_embedding _lock_table'),
     -- batch/job
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_column_reference _begin_table _check_model _watch_table _tell_table'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_column_reference _begin_table _watch_table _tell_table'),
     -- batch/tables
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _commit _write_result _write_error _run_row _run_batch _end_table _run_table'),
     -- store/store
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
-      _store_name _check_store _make_store _document_states _replace_document _insert_segments index_store
-      create_store documents_below remove_documents'),
+      _store_name _check_store _make_store _document_states _replace_document _other_embeddings
+      _insert_segments index_store create_store documents_below remove_documents'),
     -- store/load
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
       _check_file_privilege _find_files _load_files _load_contents _parse_load_options _load_job _begin_load
       _end_load load_documents load_document unchanged_documents'),
-    -- store/reembed
+    -- store/follow
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_empty_embedding _embedding_trigger _later_trigger _follow_texts'),
+    -- store/embeddings
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _later_trigger _warn_of_subscribers _outdate_embedding _reembedding _kept_indexes _check_embedding_column
-      _check_reembed _begin_reembed _reembed_extent _reembed_progress _reembed_read _reembed_pending _reembed_write
-      _embed_documents _reembed_rows _limit_lock abandon_reembed _begin_column _missing_indexes _reembed_index
-      _drop_reembed_triggers _replace_column'),
-    -- store/switch
+      _check_embedding_table _find_embedding _pending _drop_column use_embedding drop_embedding embeddings'),
+    -- store/fill
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_tell_embedding _read_batch _embed_documents _embed_batch _write_batch'),
+    -- store/add_embedding
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _reembed_hindrance _reembed_settle _reembed_switch _reembed_finish _run_reembed _end_reembed reembed'),
+      _warn_of_subscribers _index_definition _check_texts _check_new_column _begin_embedding _add_column
+      _prepare_embedding _index_embedding _embedding_step _end_embedding add_embedding'),
     -- rank/rank
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_missing _check_rank_count _bad_record _rank'),
     -- evaluate/measure

@@ -133,7 +133,9 @@ BEGIN
     _existing := ml_rag._marked_model(_comment);
     IF _existing IS NULL THEN
       EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _out.relation, _out.column_name,
-        concat_ws(' ', _comment, 'GENAI_OPTIONS=EMBED_MODEL_ID=' || _model));
+        -- where it is read: at the end of a very long comment it would not be
+        CASE WHEN length(_comment) > 9000 THEN concat('GENAI_OPTIONS=EMBED_MODEL_ID=', _model, ' ', _comment)
+             ELSE concat_ws(' ', _comment, 'GENAI_OPTIONS=EMBED_MODEL_ID=' || _model) END);
     ELSIF _existing <> _model THEN
       RAISE EXCEPTION USING ERRCODE = '22023',
         MESSAGE = format('column "%s" of relation "%s" holds vectors of another model', _out.column_name, _output),
@@ -181,24 +183,6 @@ BEGIN
       (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k), _out.column_name,
       (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i)),
       _type) END);
-END
-$$;
-
-CREATE FUNCTION ml_rag._check_model(output oid, column_name name, model text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: that the output column is still of the model, and stays so until the end of the transaction: ml_rag.reembed
--- may have changed it between two batches  Calls: ml_rag._keep_model, ml_rag._marked_model
-BEGIN
-  PERFORM ml_rag._keep_model(output);
-  IF EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = output AND a.attname = column_name
-             AND ml_rag._marked_model(col_description(a.attrelid, a.attnum)) <> model) THEN
-    RAISE EXCEPTION USING ERRCODE = '22023',
-      MESSAGE = format('column "%s" of relation "%s" holds vectors of another model by now', column_name, output::regclass),
-      DETAIL = format('Asked for was %s.', model),
-      HINT = 'What was computed before is of the new model too: ml_rag.reembed has seen to that.';
-  END IF;
 END
 $$;
 

@@ -104,7 +104,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the next rows of a job; returns the job with its counts and its place moved on
--- Calls: ml_rag._tell_table, ml_rag._check_model, ml_rag._embed, ml_rag._raise, ml_rag._run_row
+-- Calls: ml_rag._tell_table, ml_rag._embed, ml_rag._raise, ml_rag._run_row
 -- Reads: the input table, as the caller
 DECLARE
   _is_watched boolean := job ? 'call';
@@ -122,9 +122,6 @@ DECLARE
   -- without key and detail, which can hold a row's text: for the warning, which PostgreSQL writes into its log
   _first_told text := job ->> 'first_told';
 BEGIN
-  IF job ->> 'routine' = 'ml_embed_table' THEN
-    PERFORM ml_rag._check_model((job ->> 'output')::oid, job ->> 'column', job ->> 'model');
-  END IF;
   FOR _row IN EXECUTE job ->> 'read' USING (job ->> 'last')::text[], _size LOOP
     _keys := _keys || _row.key::text;
     _inputs := _inputs || _row.input;

@@ -329,15 +329,35 @@ SELECT ml_rag._add_option('enable_keyword_search', 'statistics', 'choice', choic
   description => 'over which rows the weights of words are computed: all, or those that the caller can see under'
     ' row-level security');
 
-SELECT ml_rag._add_option('reembed', 'batch_size', 'integer', minimum => 1, maximum => 10000, default_value => '256',
+-- ml_rag.add_embedding
+
+SELECT ml_rag._add_option('add_embedding', 'embed_model_id', 'text',
+  default_rule => 'that of the embedding if it exists, else setting embed_model_id', description => 'embeds the texts');
+SELECT ml_rag._add_option('add_embedding', 'type', 'choice', choices => '{vector,halfvec}',
+  default_rule => 'that of the default embedding', description => 'type of the column; halfvec takes half the space');
+SELECT ml_rag._add_option('add_embedding', 'index', 'object', keys_of => 'index',
+  default_rule => 'hnsw, unless the column has an index', description => 'the index of the column');
+SELECT ml_rag._add_option('add_embedding', 'distance_metric', 'choice',
+  choices => ARRAY(SELECT m.name FROM ml_rag.metric AS m ORDER BY m.name),
+  default_value => '"COSINE"', description => 'metric that the index is built for');
+SELECT ml_rag._add_option('add_embedding', 'batch_size', 'integer', minimum => 1, maximum => 10000, default_value => '256',
   description => 'rows of one call to the model and between two commits');
-SELECT ml_rag._add_option('reembed', 'lock_seconds', 'number', minimum => 0.1, maximum => 3600, default_value => '10',
+SELECT ml_rag._add_option('add_embedding', 'lock_seconds', 'number', minimum => 0.1, maximum => 3600, default_value => '10',
   description => 'longest wait for the lock of the table, behind which others wait; before the next try they are let'
     ' through');
-SELECT ml_rag._add_option('reembed', 'switch', 'boolean', default_value => 'true',
-  description => 'build indexes and switch when all rows have a new embedding; false = only fill the new column');
-SELECT ml_rag._add_option('reembed', 'vector_store_columns', 'object', keys_of => 'vector_store_columns',
+SELECT ml_rag._add_option('add_embedding', 'vector_store_columns', 'object', keys_of => 'vector_store_columns',
   description => 'segment, segment_embedding: the names of the columns');
+
+SELECT ml_rag._add_option('index', 'type', 'choice', choices => '{hnsw,ivfflat,none}', default_value => '"hnsw"',
+  description => 'method of the approximate index');
+SELECT ml_rag._add_option('index', 'm', 'integer', minimum => 2, maximum => 100, default_rule => 'that of pgvector',
+  description => 'hnsw: links of a vector in each layer');
+SELECT ml_rag._add_option('index', 'ef_construction', 'integer', minimum => 4, maximum => 1000,
+  default_rule => 'that of pgvector', description => 'hnsw: candidates kept while it is built; at least twice m');
+SELECT ml_rag._add_option('index', 'lists', 'integer', minimum => 1, maximum => 32768, default_rule => 'that of pgvector',
+  description => 'ivfflat: lists of vectors');
+SELECT ml_rag._add_option('index', 'quantization', 'choice', choices => '{none,halfvec,binary}', default_value => '"none"',
+  description => 'index smaller vectors; only none is supported yet');
 
 
 -- ml_rag_evaluate

@@ -148,19 +148,21 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: the relations the caller may search
--- Calls: ml_rag._found, ml_rag._marked_model
+-- Calls: ml_rag._found, ml_rag._marked_model, ml_rag._marked_key
 -- Reads: the catalog. It starts from pg_depend, where every column of type vector is one index entry away, and goes on
 -- by index look-ups (OFFSET 0 keeps the planner from joining whole catalogs instead), so the cost grows with the vector
 -- columns of the database and not with its tables. PL/pgSQL, because it keeps the plan for the session.
 #variable_conflict use_column
 DECLARE
   _embedding name := coalesce($4 ->> 'segment_embedding', 'segment_embedding');
+  -- where the call names no column, one that its comment makes the default goes before the usual one
+  _by_comment boolean := $4 ->> 'segment_embedding' IS NULL;
   _segment name := coalesce($4 ->> 'segment', 'segment');
   _document_name name := coalesce($4 ->> 'document_name', 'document_name');
   _document_id name := coalesce($4 ->> 'document_id', 'document_id');
   _segment_number name := coalesce($4 ->> 'segment_number', 'segment_number');
   _metadata name := coalesce($4 ->> 'metadata', 'metadata');
-  _columns name[] := ARRAY[_segment, _document_name, _document_id, _segment_number, _metadata, _embedding];
+  _columns name[] := ARRAY[_segment, _document_name, _document_id, _segment_number, _metadata];
 BEGIN
 RETURN QUERY
 WITH marked AS MATERIALIZED (
@@ -191,7 +193,10 @@ WITH marked AS MATERIALIZED (
   ) AS relation
   WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('vector'::regtype, 'halfvec'::regtype)
     AND d.refobjsubid = 0 AND d.classid = 'pg_class'::regclass AND d.objsubid > 0
-    AND embedding.attname = _embedding
+    AND (embedding.attname = _embedding OR _by_comment AND (
+      SELECT strpos(left(m.description, 10000), 'DEFAULT=true') > 0 AND ml_rag._marked_key(m.description, 'DEFAULT') = 'true'
+      FROM pg_description AS m
+      WHERE m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid))
     -- here, as what follows costs more: comments and columns only of those that were asked for
     AND ($1 IS NULL OR $1 && relation.names)
     AND ($2 IS NULL OR NOT $2 && relation.names)
@@ -201,7 +206,9 @@ SELECT m.vector_store, m.relid::regclass, m.embed_model_id,
   m.attname, c.segment::name, c.document_name::name, c.document_id::name, c.segment_number::name, c.metadata::name,
   CASE m.atttypid WHEN 'vector'::regtype THEN 'vector' ELSE 'halfvec' END, nullif(m.atttypmod, -1),
   format_type(c.document_id_type, NULL), format_type(c.segment_number_type, NULL), f.found, m.is_table
-FROM marked AS m
+FROM (
+  SELECT DISTINCT ON (m.relid) m.* FROM marked AS m ORDER BY m.relid, m.attname = _embedding AND _by_comment, m.attnum
+) AS m
 CROSS JOIN LATERAL (
   SELECT min(a.attname::text) FILTER (WHERE a.attname = _segment) AS segment,
          min(a.attname::text) FILTER (WHERE a.attname = _document_name) AS document_name,
@@ -214,7 +221,7 @@ CROSS JOIN LATERAL (
          coalesce(bool_or(a.attnum = m.attnum), false) AS embedding_selectable
   FROM pg_attribute AS a
   WHERE a.attrelid = m.relid AND NOT a.attisdropped AND has_column_privilege(m.relid, a.attnum, 'SELECT')
-    AND a.attname = ANY (_columns)
+    AND (a.attname = ANY (_columns) OR a.attnum = m.attnum)
 ) AS c
 -- a table's name alone could be meant for another's
 CROSS JOIN LATERAL (
@@ -250,10 +257,10 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: why a call does not search a relation, which is in a schema that the caller may use; options are parsed ones
--- Calls: ml_rag._marked_model, ml_rag._found, ml_rag._trusts, ml_rag._is_plain  Reads: the catalog
+-- Calls: ml_rag._default_column, ml_rag._marked_model, ml_rag._found, ml_rag._trusts, ml_rag._is_plain  Reads: the catalog
 DECLARE
   _columns jsonb := options -> 'vector_store_columns';
-  _embedding text := coalesce(_columns ->> 'segment_embedding', 'segment_embedding');
+  _embedding text := coalesce(_columns ->> 'segment_embedding', ml_rag._default_column(relation));
   _wanted text[] := ARRAY(SELECT v.value FROM jsonb_each_text(_columns) AS v UNION SELECT _embedding
                           UNION SELECT coalesce(_columns ->> 'segment', 'segment'));
   _relation record;
@@ -438,42 +445,32 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._hold_models(stores ml_rag.store[]) RETURNS boolean
+CREATE FUNCTION ml_rag._hold_stores(stores ml_rag.store[]) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: until the end of the transaction the stores keep their models; false where one has changed since discovery
--- Between discovery and search the question is embedded, which takes its time: ml_rag.reembed must not switch a store
--- just then. A table that was read, if only no row, cannot be altered. One that nobody named and that cannot be read is
--- left to the search, which says so; one of an untrusted owner is not waited for at all.
--- Calls: ml_rag._relation_name, ml_rag._marked_model, ml_rag._limit_wait  Reads: the stores, as the caller
+-- purpose: until the end of the transaction nobody drops or alters the stores, while the question is embedded for them
+-- A table that was read, if only no row, is held. One that nobody named and that cannot be read is left to the search,
+-- which says so; one of an untrusted owner is not waited for at all.
+-- Calls: ml_rag._relation_name, ml_rag._limit_wait  Reads: the stores, as the caller
 DECLARE
   _store ml_rag.store;
-  _comment text;
   _lock_timeout text;
 BEGIN
   -- one by one: a join over the array would be planned for more than the few there are
   FOREACH _store IN ARRAY stores LOOP
-    IF (SELECT c.relkind FROM pg_class AS c WHERE c.oid = _store.relation) = 'r' THEN
-      IF _store.found = 'untrusted' OR _store.found = 'trusted' AND cardinality(stores) > 1 THEN
-        BEGIN
-          _lock_timeout := ml_rag._limit_wait(CASE _store.found WHEN 'untrusted' THEN 1 ELSE 1000 END);
-          EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_store.relation));
-          PERFORM set_config('lock_timeout', _lock_timeout, true);
-        EXCEPTION WHEN OTHERS THEN
-          NULL;
-        END;
-      ELSE
+    CONTINUE WHEN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = _store.relation) IS DISTINCT FROM 'r';
+    IF _store.found = 'untrusted' OR _store.found = 'trusted' AND cardinality(stores) > 1 THEN
+      BEGIN
+        _lock_timeout := ml_rag._limit_wait(CASE _store.found WHEN 'untrusted' THEN 1 ELSE 1000 END);
         EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_store.relation));
-      END IF;
-    END IF;
-    _comment := (SELECT d.description FROM pg_attribute AS a
-      JOIN pg_description AS d ON d.objoid = a.attrelid AND d.classoid = 'pg_class'::regclass AND d.objsubid = a.attnum
-      WHERE a.attrelid = _store.relation AND a.attname = _store.segment_embedding AND NOT a.attisdropped);
-    IF _store.embed_model_id <> coalesce(ml_rag._marked_model(_comment), '') THEN
-      RETURN false;
+        PERFORM set_config('lock_timeout', _lock_timeout, true);
+      EXCEPTION WHEN OTHERS THEN
+        NULL;
+      END;
+    ELSE
+      EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_store.relation));
     END IF;
   END LOOP;
-  RETURN true;
 END
 $$;

@@ -64,7 +64,7 @@ BEGIN
       JOIN pg_description AS d ON d.objoid = c.oid AND d.classoid = 'pg_class'::regclass AND d.objsubid = a.attnum
       WHERE v.refclassid = 'pg_type'::regclass AND v.refobjid IN ('vector'::regtype, 'halfvec'::regtype)
         AND v.refobjsubid = 0 AND v.classid = 'pg_class'::regclass AND v.objsubid > 0
-        AND a.attname = coalesce(options #>> '{vector_store_columns,segment_embedding}', 'segment_embedding')
+        AND a.attname = coalesce(options #>> '{vector_store_columns,segment_embedding}', ml_rag._default_column(c.oid))
         AND c.relkind IN ('r', 'p', 'f', 'v', 'm') AND NOT pg_is_other_temp_schema(n.oid)
         AND has_schema_privilege(n.oid, 'USAGE') AND has_column_privilege(c.oid, a.attnum, 'SELECT')
         AND ml_rag._marked_model(d.description) IS NOT NULL

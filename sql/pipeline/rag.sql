@@ -161,7 +161,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: question to citations. That nothing was found is not raised but stands in "missing": an answer can abstain
--- Calls: ml_rag._discover, ml_rag._hold_models, ml_rag._needs_embedding, ml_rag.embed, ml_rag._no_store,
+-- Calls: ml_rag._discover, ml_rag._hold_stores, ml_rag._needs_embedding, ml_rag.embed, ml_rag._no_store,
 -- ml_rag._embed_arms, ml_rag._find, ml_rag._rerank_hits, ml_rag._stage, ml_rag._read_hits
 DECLARE
   _embeds boolean;
@@ -176,10 +176,8 @@ BEGIN
 
   _embeds := request.query_embedding IS NULL AND ml_rag._needs_embedding(request.options);
   retrieval.stores := ml_rag._discover(request.options);
-  IF _embeds AND NOT ml_rag._hold_models(retrieval.stores) THEN
-    -- one has just been switched to another
-    retrieval.stores := ml_rag._discover(request.options);
-    PERFORM ml_rag._hold_models(retrieval.stores);
+  IF _embeds THEN
+    PERFORM ml_rag._hold_stores(retrieval.stores);
   END IF;
   IF cardinality(retrieval.stores) = 0 AND request.options ? 'embed_model_id' AND _embeds THEN
     -- a misspelt model is the likelier reason, and this says so

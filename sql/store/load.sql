@@ -63,30 +63,23 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: what Python needs to know to load documents into a store; options are parsed ones
--- The store's model stays what it is until the end of the transaction.
--- Calls: ml_rag._keep_model, ml_rag._check_store, ml_rag._former_models
+-- Calls: ml_rag._check_store
 DECLARE
   _store record;
   _request jsonb;
 BEGIN
-  PERFORM ml_rag._keep_model(store);
   _store := ml_rag._check_store(store, embed_model_id);
   _request := jsonb_strip_nulls(jsonb_build_object('embed_model_id', _store.model_id,
     'chunking', options -> 'chunking', 'language', options -> 'language', 'ocr', options -> 'ocr'));
   RETURN jsonb_build_object('store', store::oid::bigint, 'relation', (
       SELECT format('%s.%s', n.nspname, c.relname)
       FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store),
-    'dimensions', _store.dimensions,
+    'embedding', _store.column_name, 'dimensions', _store.dimensions,
     'refresh', coalesce(options -> 'refresh', 'true'),
     'request', _request || jsonb_strip_nulls(jsonb_build_object('formats', options -> 'formats')),
-    -- a document made with other options counts as changed; which formats are wanted does not change one
-    'made_with', md5(_request::text),
-    -- one that was loaded with a model that the store had before ml_rag.reembed has not changed
-    'made_with_formerly', (
-      SELECT coalesce(jsonb_agg(md5((_request || jsonb_build_object('embed_model_id', f.model))::text)), '[]')
-      FROM pg_attribute AS a
-      CROSS JOIN unnest(ml_rag._former_models(col_description(store, a.attnum))) AS f (model)
-      WHERE a.attrelid = store AND a.attname = 'segment_embedding'));
+    -- a document made with other options counts as changed; which formats are wanted does not change one, nor does the
+    -- model, as another embedding can become the default
+    'made_with', md5((_request - 'embed_model_id')::text));
 END
 $$;
 
@@ -275,7 +268,7 @@ BEGIN
     FROM unnest(names, sha256) AS n (name, sha256)
     JOIN ml_rag._document_states(store, names) AS s ON s.document_name = n.name
     WHERE NOT (_job -> 'refresh')::boolean OR s.sha256 = n.sha256
-      AND (s.made_with = _job ->> 'made_with' OR _job -> 'made_with_formerly' ? s.made_with);
+      AND s.made_with = _job ->> 'made_with';
 END
 $$;
 COMMENT ON FUNCTION ml_rag.unchanged_documents(regclass, text[], text[], jsonb) IS

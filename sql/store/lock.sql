@@ -1,5 +1,5 @@
--- lock: how loads, batch routines and ml_rag.reembed keep out of each other's way, across the transactions of a call.
--- Only an advisory lock outlives a transaction; any role can take any of them, so that docs/reembed.md says what to do then.
+-- lock: how loads and those who fill an embedding keep out of each other's way, and locks of tables in use.
+-- Any role can take any advisory lock, see docs/security.md; no other one outlives a transaction.
 
 CREATE FUNCTION ml_rag._store_key(schema_name name, table_name name) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -26,14 +26,6 @@ BEGIN
   END IF;
   RETURN _key;
 END
-$$;
-
-CREATE FUNCTION ml_rag._model_key(store oid) RETURNS bigint
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: advisory lock of a store's model: shared by whoever writes vectors of it, exclusive for who changes it
-SELECT hashtextextended(concat('ml_rag model ', $1), 0)
 $$;
 
 CREATE FUNCTION ml_rag._lock_store(schema_name name, table_name name) RETURNS void
@@ -65,113 +57,67 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._keep_model(store oid) RETURNS void
+CREATE FUNCTION ml_rag._hold_embedding(store regclass, name text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the model of a store stays what it is until the end of the transaction
--- Nobody waits for that who uses the table already: ml_rag.reembed may be waiting for just this table.
--- Calls: ml_rag._model_key
+-- purpose: one session at a time fills an embedding: until the end of the transaction, and then again
 DECLARE
-  _key bigint := ml_rag._model_key(store);
+  _key bigint := hashtextextended(format('ml_rag embedding %s %s', store::oid, name), 0);
 BEGIN
-  IF NOT pg_try_advisory_xact_lock_shared(_key) THEN
-    IF EXISTS (SELECT FROM pg_locks AS l WHERE l.locktype = 'relation' AND l.relation = store AND l.pid = pg_backend_pid()
-               AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) THEN
-      RAISE EXCEPTION USING ERRCODE = '55006',
-        MESSAGE = format('the embedding model of "%s" is just being changed', store::regclass),
-        DETAIL = 'This transaction has used the table before, and would keep ml_rag.reembed waiting.',
-        HINT = 'Roll back, and do it again.';
-    END IF;
-    PERFORM pg_advisory_xact_lock_shared(_key);
-  END IF;
-END
-$$;
-
-CREATE FUNCTION ml_rag._share_model(store oid) RETURNS bigint
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the same across the transactions of one call, after _keep_model; returns the key to be unlocked
--- Calls: ml_rag._model_key
-DECLARE
-  _key bigint := ml_rag._model_key(store);
-BEGIN
-  PERFORM pg_advisory_lock_shared(_key);
-  RETURN _key;
-END
-$$;
-
-CREATE FUNCTION ml_rag._reembed_key(store oid) RETURNS bigint
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: advisory lock of whoever re-embeds a store
-SELECT hashtextextended(concat('ml_rag reembed ', $1), 0)
-$$;
-
-CREATE FUNCTION ml_rag._hold_reembed(store oid) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: one at a time, until the end of the transaction  Calls: ml_rag._reembed_key, ml_rag._lock_holders
-BEGIN
-  IF NOT pg_try_advisory_xact_lock(ml_rag._reembed_key(store)) THEN
-    RAISE EXCEPTION USING ERRCODE = '55006', MESSAGE = format('"%s" is being re-embedded by another session', store::regclass),
-      DETAIL = format('Its lock is held by session %s.',
-        coalesce(ml_rag._lock_holders(NULL, ml_rag._reembed_key(store)), 'none any more')),
+  IF NOT pg_try_advisory_xact_lock(_key) THEN
+    RAISE EXCEPTION USING ERRCODE = '55006',
+      MESSAGE = format('embedding "%s" of "%s" is being filled by another session', name, store),
+      DETAIL = format('Its lock is held by session %s.', coalesce((
+        SELECT string_agg(l.pid::text, ', ') FROM pg_locks AS l
+        WHERE l.granted AND l.locktype = 'advisory' AND l.objsubid = 1
+          AND l.classid::bigint = (_key >> 32 & 4294967295) AND l.objid::bigint = (_key & 4294967295)
+          AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())), 'none any more')),
       HINT = 'SELECT * FROM ml_rag.progress shows how far it is.';
   END IF;
 END
 $$;
 
-CREATE FUNCTION ml_rag._hold_for_reembed(job jsonb, everything boolean) RETURNS bigint
+CREATE FUNCTION ml_rag._lock_table(store regclass, mode text, longest numeric DEFAULT 10, call integer DEFAULT NULL)
+RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the lock of whoever re-embeds the store, or everything: that of its model, across transactions; returns the
--- key to be unlocked. The first is free: _begin_reembed has it in this transaction.
--- Calls: ml_rag._model_key, ml_rag._reembed_key, ml_rag._lock_too_late
+-- purpose: a lock of a table until the end of the transaction, without holding others up while it is waited for
+-- Whoever wants the table queues behind a lock that is waited for: so each wait is short at first, and at most longest
+-- seconds, and in between the others are let through. The caller's own lock_timeout ends the waiting.
+-- Calls: ml_rag._relation_name, ml_rag._parts, ml_rag._full_name, ml_rag._progress
 DECLARE
-  _store oid := (job ->> 'store')::oid;
-  _key bigint := CASE WHEN everything THEN ml_rag._model_key(_store) ELSE ml_rag._reembed_key(_store) END;
+  _lock_timeout text := current_setting('lock_timeout');
+  _most numeric := nullif(extract(epoch FROM _lock_timeout::interval), 0);
+  _began timestamptz := clock_timestamp();
+  _wait numeric;
+  _holders text;
 BEGIN
-  PERFORM pg_advisory_lock(_key);
-  RETURN _key;
-EXCEPTION WHEN lock_not_available THEN
-  PERFORM ml_rag._lock_too_late(job, _key);
-END
-$$;
-
-CREATE FUNCTION ml_rag._lock_holders(job jsonb, key bigint DEFAULT NULL) RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the sessions that hold a lock of the store's table, or the advisory lock of that key; null = none
-BEGIN
-  RETURN (
-    SELECT string_agg(DISTINCT l.pid::text, ', ') FROM pg_locks AS l
-    WHERE l.granted AND l.pid <> pg_backend_pid()
-      AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-      AND CASE WHEN key IS NULL THEN l.locktype = 'relation' AND l.relation = (job ->> 'store')::oid
-          ELSE l.locktype = 'advisory' AND l.objsubid = 1
-            AND l.classid::bigint = (key >> 32 & 4294967295) AND l.objid::bigint = (key & 4294967295) END);
-END
-$$;
-
-CREATE FUNCTION ml_rag._lock_too_late(job jsonb, key bigint DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: end a call that has waited for as long as the caller's lock_timeout lets it  Calls: ml_rag._lock_holders
-DECLARE
-  _holders text := ml_rag._lock_holders(job, key);
-BEGIN
-  RAISE EXCEPTION USING ERRCODE = '55P03',
-    MESSAGE = format(CASE WHEN key IS NULL THEN 'the lock of table "%s" was not to be had in time'
-                     ELSE 'what loads into "%s" did not end in time' END, (job ->> 'store')::oid::regclass),
-    DETAIL = format('lock_timeout is %s ms; sessions that hold a lock of it: %s.', job ->> 'lock_timeout',
-      coalesce(_holders, 'none any more')),
-    HINT = 'What was done is kept: CALL it again, at a quieter time or with another lock_timeout, and it goes on.';
+  FOR _attempt IN 0..1000000 LOOP
+    _wait := least(longest, 0.5 * 2 ^ least(_attempt, 20), _most);
+    BEGIN
+      PERFORM set_config('lock_timeout', format('%sms', ceil(1000 * _wait)), true);
+      EXECUTE format('LOCK TABLE %s IN %s MODE', ml_rag._relation_name(store), mode);
+      PERFORM set_config('lock_timeout', _lock_timeout, true);
+      RETURN;
+    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+      NULL;
+    END;
+    _wait := least(longest, 0.1 * 2 ^ least(_attempt, 20),
+      _most - extract(epoch FROM clock_timestamp() - _began));
+    IF _wait <= 0 THEN
+      SELECT string_agg(DISTINCT l.pid::text, ', ') INTO _holders FROM pg_locks AS l
+      WHERE l.locktype = 'relation' AND l.relation = ANY (ml_rag._parts(store)) AND l.granted
+        AND l.pid <> pg_backend_pid()
+        AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database());
+      RAISE EXCEPTION USING ERRCODE = '55P03', MESSAGE = format('could not lock table "%s" in time', store),
+        DETAIL = format('lock_timeout is %s; sessions that hold a lock of it: %s.', _lock_timeout,
+          coalesce(_holders, 'none any more')),
+        HINT = 'What was done is kept: call it again, at a quieter time or with another lock_timeout.';
+    END IF;
+    PERFORM ml_rag._progress(call, ml_rag._full_name(store), 'waiting for a lock');
+    PERFORM pg_sleep(_wait);
+  END LOOP;
 END
 $$;

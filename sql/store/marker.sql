@@ -1,5 +1,9 @@
 -- marker: the comment of a vector column that says which embedding model its vectors are of: read and changed here only.
 -- The marker runs from GENAI_OPTIONS= to the next blank; the first one that names a model counts.
+--
+-- A store can have several embeddings of its texts, each a column with a marker: segment_embedding, and those whose marker
+-- has EMBEDDING=<name>. The default one is segment_embedding, unless another one's marker has DEFAULT=true. The comment is
+-- all that says so: it is dumped, renamed and dropped together with the column, and only the table's owner can change it.
 
 CREATE FUNCTION ml_rag._marker_pattern() RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -33,33 +37,120 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._former_models(comment text) RETURNS text[]
+CREATE FUNCTION ml_rag._marker(comment text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the models that a column had before ml_rag.reembed gave it the one that _marked_model reads, the last one first
--- Calls: ml_rag._marker_pattern
+-- purpose: the marker that _marked_model reads, from its beginning to its end; null = none  Calls: ml_rag._marker_pattern
+DECLARE
+  _at integer := strpos(comment, 'GENAI_OPTIONS=');
 BEGIN
-  RETURN ARRAY(
-    SELECT f.model[1]
-    FROM regexp_matches(
-      -- the rest of the marker
-      (regexp_match($1, concat(ml_rag._marker_pattern(), '([^ \t\n\r\f\v]*)(?=[ \t\n\r\f\v]|$)')))[3],
-      'REEMBEDDED_FROM=([^,;]+)', 'g') WITH ORDINALITY AS f (model, place)
-    ORDER BY f.place);
+  IF _at > 0 AND _at = strpos(comment, 'GENAI_OPTIONS=EMBED_MODEL_ID=')
+    AND strpos(E',; \t\n\r\f\x0b', substr(comment, _at + 29, 1)) = 0 THEN
+    -- as it mostly is, see _marked_model
+    RETURN split_part(translate(substr(comment, _at), E'\t\n\r\f\x0b', '     '), ' ', 1);
+  END IF;
+  RETURN nullif(array_to_string(regexp_match(comment,
+    concat(ml_rag._marker_pattern(), '([^ \t\n\r\f\v]*)(?=[ \t\n\r\f\v]|$)')), ''), '');
 END
 $$;
 
-CREATE FUNCTION ml_rag._remark_model(comment text, model_id text) RETURNS text
+CREATE FUNCTION ml_rag._marked_key(comment text, key text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the comment with another model in the place of the one that _marked_model reads, and that one remembered: loads
--- must know it, or all documents would count as changed  Calls: ml_rag._marker_pattern
+-- purpose: the value of another key of the marker that _marked_model reads; null = it is not there
+-- Calls: ml_rag._marker
 BEGIN
-  RETURN regexp_replace(
-    regexp_replace($1,
-      '[,;]REEMBEDDED_FROM=' || regexp_replace(model_id, '\W', '\\\&', 'g') || '(?=[,; \t\n\r\f\v]|$)', ''),
-    ml_rag._marker_pattern(), concat('\1', replace(model_id, '\', '\\'), ',REEMBEDDED_FROM=\2'));
+  -- its first key has no comma before it
+  RETURN nullif(split_part(split_part(translate(replace(ml_rag._marker(left(comment, 10000)), 'GENAI_OPTIONS=', ','), ';', ','),
+    concat(',', key, '='), 2), ',', 1), '');
+END
+$$;
+
+CREATE FUNCTION ml_rag._mark_embedding(comment text, name text, is_default boolean) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the comment with that name in its marker, as the default embedding or not; the same where it has no marker
+-- Calls: ml_rag._marker
+DECLARE
+  _marker text := ml_rag._marker(comment);
+  _kept text := (
+    SELECT string_agg(e.entry, ',' ORDER BY e.place)
+    FROM regexp_split_to_table(substr(_marker, 15), '[,;]') WITH ORDINALITY AS e (entry, place)
+    WHERE e.entry !~ '^(EMBEDDING|DEFAULT)=');
+BEGIN
+  RETURN coalesce(overlay(comment
+    PLACING concat('GENAI_OPTIONS=', _kept, ',EMBEDDING=', name, CASE WHEN is_default THEN ',DEFAULT=true' END)
+    FROM strpos(comment, _marker) FOR length(_marker)), comment);
+END
+$$;
+
+CREATE FUNCTION ml_rag._embeddings(relation oid)
+RETURNS TABLE (name text, column_name name, attnum smallint, model_id text, type text, dimensions integer,
+               is_default boolean, comment text)
+LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 2
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the embeddings of a relation, the default one first, if any; the name of one that has none is its model's id
+-- Calls: ml_rag._marked_model, ml_rag._marked_key  Reads: the catalog
+BEGIN
+  RETURN QUERY
+    SELECT coalesce(m.name, m.model_id), m.attname, m.attnum, m.model_id,
+      CASE m.atttypid WHEN 'vector'::regtype THEN 'vector' ELSE 'halfvec' END, nullif(m.atttypmod, -1),
+      (m.is_marked OR m.is_usual) AND row_number() OVER preferred = 1, m.description
+    FROM (
+      SELECT a.attname, a.attnum, a.atttypid, a.atttypmod, d.description, ml_rag._marked_model(d.description) AS model_id,
+        ml_rag._marked_key(d.description, 'EMBEDDING') AS name,
+        coalesce(ml_rag._marked_key(d.description, 'DEFAULT') = 'true', false) AS is_marked,
+        a.attname = 'segment_embedding' AS is_usual
+      FROM pg_attribute AS a
+      JOIN pg_description AS d ON d.objoid = a.attrelid AND d.classoid = 'pg_class'::regclass AND d.objsubid = a.attnum
+      WHERE a.attrelid = relation AND NOT a.attisdropped
+        AND a.atttypid IN ('vector'::regtype, 'halfvec'::regtype)
+    ) AS m
+    WHERE m.model_id IS NOT NULL AND (m.name IS NOT NULL OR m.is_marked OR m.is_usual)
+    WINDOW preferred AS (ORDER BY m.is_marked AND NOT m.is_usual DESC, m.is_usual DESC, m.attnum)
+    ORDER BY row_number() OVER preferred;
+END
+$$;
+
+CREATE FUNCTION ml_rag._default_column(relation oid) RETURNS name
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the column of the default embedding; segment_embedding where the relation has none
+-- Calls: ml_rag._embeddings
+BEGIN
+  RETURN coalesce((SELECT e.column_name FROM ml_rag._embeddings(relation) AS e WHERE e.is_default), 'segment_embedding');
+END
+$$;
+
+CREATE FUNCTION ml_rag._embedding(store ml_rag.store, name text) RETURNS ml_rag.store
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the store with its embedding of that name in place of the one it was found with (name null: that one); null
+-- where it has none of that name, or the caller may not read its column
+-- Calls: ml_rag._embeddings  Reads: the catalog
+DECLARE
+  _found record;
+BEGIN
+  IF name IS NULL THEN
+    RETURN store;
+  END IF;
+  SELECT e.* INTO _found FROM ml_rag._embeddings(store.relation) AS e
+  WHERE e.name = _embedding.name AND has_column_privilege(store.relation, e.attnum, 'SELECT')
+  ORDER BY e.is_default DESC LIMIT 1;
+  IF NOT FOUND THEN
+    -- a column that vector_store_columns names has that name, too
+    RETURN CASE WHEN name = store.embed_model_id THEN store END;
+  END IF;
+  store.segment_embedding := _found.column_name;
+  store.embed_model_id := _found.model_id;
+  store.embedding_type := _found.type;
+  store.dimensions := _found.dimensions;
+  RETURN store;
 END
 $$;

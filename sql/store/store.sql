@@ -39,12 +39,12 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._check_store(store regclass, embed_model_id text, OUT model_id text, OUT dimensions integer,
-  OUT embedding_type text)
+  OUT embedding_type text, OUT column_name name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: whether documents can be loaded into a relation; embed_model_id null = whatever its marker says
--- Calls: ml_rag._marked_model
+-- purpose: whether documents can be loaded into a relation, and its default embedding; embed_model_id null = whatever its
+-- marker says  Calls: ml_rag._default_column, ml_rag._marked_model
 DECLARE
   _wrong text;
 BEGIN
@@ -55,10 +55,11 @@ BEGIN
   ELSIF (SELECT c.relkind NOT IN ('r', 'p') FROM pg_class AS c WHERE c.oid = store) THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('relation "%s" is not a table', store);
   END IF;
+  column_name := ml_rag._default_column(store);
   SELECT string_agg(format('%s %s', w.name, w.types[1]), ', ') INTO _wrong
   FROM (VALUES ('document_name', '{text,character varying}'::text[]), ('metadata', '{jsonb}'),
                ('document_id', '{bigint,integer,numeric}'), ('segment_number', '{integer,bigint}'),
-               ('segment', '{text,character varying}'), ('segment_embedding', '{vector,halfvec}')) AS w (name, types)
+               ('segment', '{text,character varying}'), (column_name, '{vector,halfvec}')) AS w (name, types)
   WHERE NOT EXISTS (
     SELECT FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
     WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0 AND NOT a.attisdropped
@@ -72,11 +73,11 @@ BEGIN
   SELECT t.typname, nullif(a.atttypmod, -1), ml_rag._marked_model(col_description(store, a.attnum))
   INTO embedding_type, dimensions, model_id
   FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-  WHERE a.attrelid = store AND a.attname = 'segment_embedding';
+  WHERE a.attrelid = store AND a.attname = column_name;
   IF model_id IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
-      MESSAGE = format('column "segment_embedding" of table "%s" has no comment that names its embedding model', store),
-      HINT = format('COMMENT ON COLUMN %s.segment_embedding IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'';', store);
+      MESSAGE = format('column "%s" of table "%s" has no comment that names its embedding model', column_name, store),
+      HINT = format('COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'';', store, column_name);
   ELSIF model_id <> embed_model_id THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('vector store "%s" holds vectors of another model', store),
       DETAIL = format('It holds vectors of %s; the call is for %s.', model_id, embed_model_id),
@@ -182,19 +183,31 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._other_embeddings(store oid, but name) RETURNS TABLE (column_name name, model_id text)
+LANGUAGE sql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the embeddings of a store that the caller may write, but for that of one column
+-- While a transaction that has read the table goes on none comes or goes: that takes a lock of the table.
+SELECT e.column_name, e.model_id FROM ml_rag._embeddings($1) AS e
+WHERE e.column_name <> $2 AND has_column_privilege($1, e.attnum, 'INSERT')
+$$;
+
 CREATE FUNCTION ml_rag._insert_segments(
-  store oid, name text, id bigint, first integer, metadata jsonb[], segments text[], vectors text[]
+  store oid, name text, id bigint, first integer, metadata jsonb[], segments text[], columns name[], vectors text[]
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: segments of one document, numbered from first  Writes: the store, as the caller
+-- purpose: segments of one document, numbered from first; vectors: a row a column, as many as segments
+-- Writes: the store, as the caller
 BEGIN
   EXECUTE format($sql$
-    INSERT INTO %s (document_name, metadata, document_id, segment_number, segment, segment_embedding)
-    SELECT $1, u.metadata, $2, $3 + u.place - 1, u.segment, u.embedding::vector
-    FROM unnest($4, $5, $6) WITH ORDINALITY AS u (metadata, segment, embedding, place)
-    $sql$, ml_rag._relation_name(store))
+    INSERT INTO %s (document_name, metadata, document_id, segment_number, segment, %s)
+    SELECT $1, u.metadata, $2, $3 + u.place - 1, u.segment, %s
+    FROM unnest($4, $5) WITH ORDINALITY AS u (metadata, segment, place)
+    $sql$, ml_rag._relation_name(store), (SELECT string_agg(quote_ident(c), ', ' ORDER BY i) FROM unnest(columns) WITH ORDINALITY AS u (c, i)),
+    (SELECT string_agg(format('$6[%s][u.place]::vector', i), ', ' ORDER BY i) FROM generate_subscripts(columns, 1) AS i))
   USING name, id, first, metadata, segments, vectors;
 END
 $$;
@@ -205,10 +218,13 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the approximate index of a store, where there is none for the metric, the keyword index tidied, and fresh
 -- statistics
--- Calls: ml_rag.parse_options, ml_rag._relation_name, ml_rag.fold_keyword_index  Writes: an index, as the caller
+-- Calls: ml_rag.parse_options, ml_rag._relation_name, ml_rag._default_column, ml_rag.fold_keyword_index
+-- Writes: an index, as the caller
 DECLARE
   _metric text := ml_rag.parse_options('vector_store_load',
     jsonb_build_object('distance_metric', distance_metric)) ->> 'distance_metric';
+  _column name := ml_rag._default_column(store);
+  _attnum smallint;
   _type text;
   _dimensions integer;
   _class text;
@@ -221,16 +237,18 @@ BEGIN
       HINT = format('After many changes its owner should call SELECT ml_rag.index_store(%L);', _relation);
     RETURN;
   END IF;
-  SELECT t.typname, a.atttypmod INTO _type, _dimensions
+  SELECT a.attnum, t.typname, a.atttypmod INTO _attnum, _type, _dimensions
   FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-  WHERE a.attrelid = store AND a.attname = 'segment_embedding' AND NOT a.attisdropped;
+  WHERE a.attrelid = store AND a.attname = _column AND NOT a.attisdropped;
   _class := format('%s_%s_ops', _type, (SELECT m.operator_class FROM ml_rag.metric AS m WHERE m.name = _metric));
   SELECT EXISTS (
     SELECT FROM pg_index AS x
     JOIN pg_class AS i ON i.oid = x.indexrelid
     JOIN pg_am AS m ON m.oid = i.relam AND m.amname IN ('hnsw', 'ivfflat')
     JOIN pg_opclass AS o ON o.oid = x.indclass[0]
-    WHERE x.indrelid = store AND (distance_metric IS NULL OR o.opcname = _class)) INTO _indexed;
+    -- one of an expression may be one of the column
+    WHERE x.indrelid = store AND x.indkey[0] IN (0, _attnum)
+      AND (distance_metric IS NULL OR o.opcname = _class)) INTO _indexed;
   IF _indexed THEN
     NULL;
   ELSIF _dimensions > (CASE _type WHEN 'halfvec' THEN 4000 ELSE 2000 END) THEN
@@ -239,7 +257,7 @@ BEGIN
         _type, _dimensions),
       HINT = 'Searches scan the table.';
   ELSIF _dimensions > 0 THEN
-    EXECUTE format('CREATE INDEX ON %s USING hnsw (segment_embedding %s)', _relation, _class);
+    EXECUTE format('CREATE INDEX ON %s USING hnsw (%I %s)', _relation, _column, _class);
   END IF;
   PERFORM ml_rag.fold_keyword_index(store)
   WHERE EXISTS (SELECT FROM ml_rag._keyword_index(index_store.store));

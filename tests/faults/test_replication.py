@@ -1,21 +1,20 @@
-"""A store that a logical replication sends to another database changes its embedding model."""
+"""A store that a logical replication sends to another database gets another embedding."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from psycopg.conninfo import make_conninfo
-from test_reembed import TEXTS, assert_embedded, reembed, rows, vectors
 
 from support.cluster import Cluster, Connection, Database
+from support.embeddings import TEXTS, add, assert_embedded, comment_on, rows, use, vectors
 from support.models_server import ModelsServer, models
 from support.private_cluster import PrivateCluster
 from support.processes import wait_until
-from support.stores import create_store, error, fake_embedding, search
+from support.stores import create_store, error, fake_embedding, mark, search
 
 __all__ = ["models"]
 
@@ -97,20 +96,20 @@ def told(replication: Replication) -> list[str]:
 def test_a_subscriber_that_lacks_the_new_column_stops_and_goes_on_once_it_has_it(replication: Replication) -> None:
     publisher, subscriber = replication.publisher, replication.subscriber
     replication.start("CREATE PUBLICATION p FOR TABLE docs")
-    reembed(publisher, "narrow", switch=False)
+    add(publisher)
     (hint,) = told(replication)
-    assert "ALTER TABLE public.docs ADD COLUMN segment_embedding_next vector(8);" in hint
+    assert "ALTER TABLE public.docs ADD COLUMN segment_embedding_more vector(8);" in hint
     wait_until(lambda: replication.errors() > 0, 30)
     publisher.execute(INSERT, (30, "late frost", fake_embedding("late frost")))
     # it searches what it has, and gets the rest when it has the column
     assert search(subscriber, "green tree", {"n_citations": 1})[0][5:7] == ("green tree", 0)
     assert subscriber.execute("SELECT count(*) FROM docs").fetchone() == (7,)
-    subscriber.execute("ALTER TABLE public.docs ADD COLUMN segment_embedding_next vector(8)")
+    subscriber.execute("ALTER TABLE public.docs ADD COLUMN segment_embedding_more vector(8)")
     replication.caught_up()
     assert vectors(subscriber) == vectors(publisher)
-    reembed(publisher, "narrow", switch=False)
+    assert add(publisher)["segments"] == 1
     replication.caught_up()
-    assert_embedded(subscriber, "narrow", column="segment_embedding_next")
+    assert_embedded(subscriber)
     # once is enough
     assert len(told(replication)) == 1
 
@@ -118,62 +117,29 @@ def test_a_subscriber_that_lacks_the_new_column_stops_and_goes_on_once_it_has_it
 def test_a_publication_of_new_rows_alone_stops_too(replication: Replication) -> None:
     publisher = replication.publisher
     replication.start("CREATE PUBLICATION p FOR TABLE docs WITH (publish = 'insert')")
-    reembed(publisher, "narrow", switch=False)
+    add(publisher)
     assert len(told(replication)) == 1
     publisher.execute(INSERT, (30, "late frost", fake_embedding("late frost")))
     wait_until(lambda: replication.errors() > 0, 30)
 
 
-def test_both_sides_switch_while_nobody_writes(replication: Replication) -> None:
+def test_a_subscriber_that_has_the_column_follows_and_switches_by_its_comments(replication: Replication) -> None:
     publisher, subscriber = replication.publisher, replication.subscriber
     replication.start("CREATE PUBLICATION p FOR TABLES IN SCHEMA public")
-    # of as many dimensions as the old one: nothing but the order of the steps keeps them apart
-    subscriber.execute("ALTER TABLE docs ADD COLUMN segment_embedding_next vector(16)")
-    reembed(publisher, "other", switch=False)
-    publisher.execute(INSERT, (30, "late frost", fake_embedding("late frost")))
-    assert reembed(publisher, "other")["switched"] is True
-    replication.caught_up()
-    comment: Any = publisher.execute("SELECT col_description('docs'::regclass, (%s))", (_number(publisher),)).fetchone()
-    with subscriber.transaction():
-        subscriber.execute("ALTER TABLE docs DROP COLUMN segment_embedding")
-        subscriber.execute("ALTER TABLE docs RENAME COLUMN segment_embedding_next TO segment_embedding")
-        subscriber.execute(f"COMMENT ON COLUMN docs.segment_embedding IS '{comment[0]}'")
+    # of as many dimensions as the other one: only the column tells them apart
+    subscriber.execute("ALTER TABLE docs ADD COLUMN segment_embedding_more vector(16)")
+    add(publisher, "more", "other")
+    use(publisher, "more")
     publisher.execute("SELECT ml_rag.load_document('docs', 'later', 'red fish')")
+    publisher.execute("UPDATE docs SET segment = 'red hut' WHERE document_id = 1")
     replication.caught_up()
     assert replication.errors() == 0
-    assert_embedded(subscriber, "other")
     assert vectors(subscriber) == vectors(publisher)
+    assert vectors(subscriber, column="segment_embedding_more")["red hut"] is None
+    for column in ("segment_embedding", "segment_embedding_more"):
+        mark(subscriber, "docs", str(comment_on(publisher, column=column)), column)
     found = search(subscriber, "red fish", {"embed_model_id": "other", "n_citations": 1})
     assert found[0][5:7] == ("red fish", 0)
-
-
-def _number(connection: Connection) -> int:
-    row = connection.execute(
-        "SELECT attnum FROM pg_attribute WHERE attrelid = 'docs'::regclass AND attname = 'segment_embedding'"
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
-
-
-def test_taken_out_of_the_publication_and_copied_anew(replication: Replication) -> None:
-    publisher, subscriber = replication.publisher, replication.subscriber
-    replication.start("CREATE PUBLICATION p FOR TABLE docs")
-    publisher.execute("ALTER PUBLICATION p DROP TABLE docs")
-    subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
-    assert reembed(publisher, "narrow")["switched"] is True
-    assert told(replication) == []
-    assert search(subscriber, "green tree", {"n_citations": 1})[0][5:7] == ("green tree", 0)
-    subscriber.execute("TRUNCATE docs; ALTER TABLE docs ALTER segment_embedding TYPE vector(8)")
-    subscriber.execute(
-        "COMMENT ON COLUMN docs.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=narrow,REEMBEDDED_FROM=fake-embed'"
-    )
-    publisher.execute("ALTER PUBLICATION p ADD TABLE docs")
-    subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
-    replication.wait_for_copy()
-    publisher.execute("SELECT ml_rag.load_document('docs', 'later', 'red fish')")
-    replication.caught_up()
-    assert vectors(subscriber) == vectors(publisher)
-    assert_embedded(subscriber, "narrow")
 
 
 def test_a_publication_of_other_columns_does_not_notice(replication: Replication) -> None:
@@ -181,23 +147,19 @@ def test_a_publication_of_other_columns_does_not_notice(replication: Replication
     subscriber.execute("ALTER TABLE docs DROP COLUMN segment_embedding")
     listed = "document_name, metadata, document_id, segment_number, segment"
     replication.start(f"CREATE PUBLICATION p FOR TABLE docs ({listed})")
-    assert reembed(publisher, "narrow")["switched"] is True
+    add(publisher)
     publisher.execute("UPDATE docs SET segment = 'red hut' WHERE document_id = 1")
     replication.caught_up()
     assert told(replication) == []
     assert replication.errors() == 0
     assert subscriber.execute("SELECT segment FROM docs WHERE document_id = 1").fetchone() == ("red hut",)
-    publisher.execute(f"ALTER PUBLICATION p SET TABLE docs ({listed}, segment_embedding)")
-    with error("2BP01", "publication p"):
-        reembed(publisher, "other")
 
 
 def test_a_published_table_without_a_key_is_refused_by_postgresql(replication: Replication) -> None:
     publisher = replication.publisher
     publisher.execute("ALTER TABLE docs DROP CONSTRAINT docs_pkey; CREATE PUBLICATION p FOR TABLE docs")
     with error("55000", "replica identity", ours=False):
-        reembed(publisher, "narrow")
-    assert_embedded(publisher, "fake-embed")
+        add(publisher)
     publisher.execute("ALTER TABLE docs REPLICA IDENTITY FULL")
-    assert reembed(publisher, "narrow")["switched"] is True
-    assert_embedded(publisher, "narrow")
+    assert add(publisher)["segments"] == 7
+    assert_embedded(publisher)

@@ -18,7 +18,7 @@ TOKENS = [
     "GENAI_OPTIONS=", "EMBED_MODEL_ID=", "GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed", "genai_options=embed_model_id=a",
     "fake-embed", "fake-embed-wide", "no_such_model", "OTHER=1", "{", "}", '"', "'", ",", ";", "=", " ", " ", "\t",
     "\u00a0", "\\", "%s", "$1", "(?=", "\x01", "\u202e", "é", "😀", "\n", "x" * 3000,
-    "ID=", "GENAI_", "OPTIONS=",
+    "ID=", "GENAI_", "OPTIONS=", ",EMBEDDING=mine", "EMBEDDING=", "DEFAULT=true",
 ]  # fmt: skip
 COMMENTS = st.lists(st.one_of(st.sampled_from(TOKENS), st.sampled_from(TOKENS), PLAIN), max_size=8).map("".join)
 BLANKS = " \t\n\r\v\f"
@@ -32,6 +32,16 @@ def model_of(comment: str) -> str | None:
         while (at := run.find("EMBED_MODEL_ID=", at + 1)) >= 0:
             if model := run[at + len("EMBED_MODEL_ID=") :].replace(";", ",").split(",")[0]:
                 return model
+    return None
+
+
+def name_of(comment: str) -> str | None:
+    """The value of EMBEDDING= in that run, whatever stands between it and the model."""
+    for word in comment.translate(str.maketrans(dict.fromkeys(BLANKS, " "))).split(" "):
+        _, found, run = word.partition("GENAI_OPTIONS=")
+        if model_of(found + run) is not None:
+            entries = run.replace("GENAI_OPTIONS=", ",").replace(";", ",").split(",")
+            return next((e.removeprefix("EMBEDDING=") for e in entries if e.startswith("EMBEDDING=")), "") or None
     return None
 
 
@@ -61,6 +71,7 @@ def test_every_comment_is_read_alike_by_all_routines(stores: Connection) -> None
         @given(comment=COMMENTS)
         @example(comment="GENAI_OPTIONS=A GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed")
         @example(comment="GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed,EMBED_MODEL_ID=x")
+        @example(comment="x" * 12_000)
         @example(comment="made by hand\nGENAI_OPTIONS=EMBED_MODEL_ID=fake-embed\nby me")
         def run(comment: str) -> None:
             if not account.next():
@@ -85,9 +96,26 @@ def test_every_comment_is_read_alike_by_all_routines(stores: Connection) -> None
                 assert caught.value.diag.sqlstate in ("22023", "22000", "55000"), caught.value
             check_loading(stores, model)
             check_embedding(stores, comment, model)
+            check_name(stores, comment, model)
 
         run()
         account.coverage = f"{len(models)} models read"
+
+
+def check_name(connection: Connection, comment: str, model: str | None) -> None:
+    """The name of an embedding is read from the marker that names its model, and written into that."""
+    read = "SELECT ml_rag._marked_key(%s, 'EMBEDDING')"
+    assert connection.execute(read, (comment,)).fetchone() == (name_of(comment),)
+    for is_default in (False, True):
+        row = connection.execute("SELECT ml_rag._mark_embedding(%s, 'a.b', %s)", (comment, is_default)).fetchone()
+        assert row is not None
+        assert model_of(row[0]) == model
+        if model is None:
+            assert row[0] == comment
+        else:
+            assert connection.execute(read, row).fetchone() == ("a.b",)
+            default = connection.execute("SELECT ml_rag._marked_key(%s, 'DEFAULT')", row).fetchone()
+            assert default == ("true" if is_default else None,)
 
 
 def check_loading(connection: Connection, model: str | None) -> None:
@@ -118,7 +146,7 @@ def check_embedding(connection: Connection, comment: str, model: str | None) -> 
             connection.execute(call)
             row = connection.execute("SELECT col_description('bare'::regclass, 3)").fetchone()
             assert row is not None
-            assert row[0].startswith(comment), row[0]
+            assert row[0].startswith(comment) or (len(comment) > 9000 and row[0].endswith(comment)), row[0]
             assert (row[0] == comment) == (model is not None)
             assert discovered(connection)["public.bare"] == "fake-embed", row[0]
         else:

@@ -49,7 +49,8 @@ CALLS = {
     "arm": ("SELECT ml_rag_answer('fox', %s::jsonb)", '{"skip_generate": true, "arms": [{o}]}'),
     "chunking": ("SELECT ml_rag.load_document('mine', 'a.txt', 'fox'::bytea, %s::jsonb)", '{"chunking": {o}}'),
     "vector_store_load": ("CALL vector_store_load('{folder}', %s::jsonb)", "{o}"),
-    "reembed": ("CALL ml_rag.reembed('mine', 'fake-embed', %s::jsonb)", "{o}"),
+    "add_embedding": ("CALL ml_rag.add_embedding('mine', 'more', %s::jsonb)", "{o}"),
+    "index": ("CALL ml_rag.add_embedding('mine', 'more', %s::jsonb)", '{"index": {o}}'),
 }  # fmt: skip
 
 

@@ -17,48 +17,55 @@ M = "GENAI_OPTIONS="
 
 
 @pytest.mark.parametrize(
-    ("comment", "model", "former"),
+    ("comment", "model", "name"),
     [
-        (None, None, []),
-        ("", None, []),
-        ("EMBED_MODEL_ID=a", None, []),
-        (f"{M}EMBED_MODEL_ID=", None, []),
-        (f"{M}EMBED_MODEL_ID=a", "a", []),
-        (f"{M}EMBED_MODEL_ID=a;b", "a", []),
-        (f"é {M}EMBED_MODEL_ID=é\x0bb", "é", []),
-        (f"{M}EMBED_MODEL_ID=,EMBED_MODEL_ID=b", "b", []),
-        (f"{M}EMBED_MODEL_ID= {M}EMBED_MODEL_ID=c", "c", []),
-        (f"vectors. {M}X=1,EMBED_MODEL_ID=a,Y=2 and so on", "a", []),
-        (f"{M}EMBED_MODEL_ID=a,REEMBEDDED_FROM=b;REEMBEDDED_FROM=c", "a", ["b", "c"]),
-        (f"{M}EMBED_MODEL_ID=a\tREEMBEDDED_FROM=b", "a", []),
-        (f"{M}REEMBEDDED_FROM=b,EMBED_MODEL_ID=a", "a", []),
-        (f"{M}X=1 {M}EMBED_MODEL_ID=a,REEMBEDDED_FROM=b\n{M}EMBED_MODEL_ID=c,REEMBEDDED_FROM=d", "a", ["b"]),
+        (None, None, None),
+        ("", None, None),
+        ("EMBED_MODEL_ID=a", None, None),
+        (f"{M}EMBED_MODEL_ID=", None, None),
+        (f"{M}EMBED_MODEL_ID=a", "a", None),
+        (f"{M}EMBED_MODEL_ID=a;b", "a", None),
+        (f"é {M}EMBED_MODEL_ID=é\x0bb", "é", None),
+        (f"{M}EMBED_MODEL_ID=,EMBED_MODEL_ID=b", "b", None),
+        (f"{M}EMBED_MODEL_ID= {M}EMBED_MODEL_ID=c", "c", None),
+        (f"vectors. {M}X=1,EMBED_MODEL_ID=a,Y=2 and so on", "a", None),
+        (f"{M}EMBED_MODEL_ID=a,EMBEDDING=b;X=c", "a", "b"),
+        (f"{M}EMBED_MODEL_ID=a\tEMBEDDING=b", "a", None),
+        (f"{M}EMBEDDING=b,EMBED_MODEL_ID=a", "a", "b"),
+        (f"{M}EMBED_MODEL_ID=a,NO_EMBEDDING=b", "a", None),
+        (f"{M}EMBEDDING=b", None, None),
+        (f"{M}X=1 {M}EMBED_MODEL_ID=a,EMBEDDING=b\n{M}EMBED_MODEL_ID=c,EMBEDDING=d", "a", "b"),
     ],
 )
-def test_reading(module_asker: Connection, comment: str | None, model: str | None, former: list[str]) -> None:
+def test_reading(module_asker: Connection, comment: str | None, model: str | None, name: str | None) -> None:
     assert ask(module_asker, "_marked_model(%s)", comment) == model
-    assert ask(module_asker, "_former_models(%s)", comment) == former
+    assert ask(module_asker, "_marked_key(%s, 'EMBEDDING')", comment) == name
 
 
 @pytest.mark.parametrize(
-    ("comment", "model", "changed"),
+    ("comment", "name", "changed"),
     [
-        (f"{M}EMBED_MODEL_ID=a", "b", f"{M}EMBED_MODEL_ID=b,REEMBEDDED_FROM=a"),
-        # there and back again: each former model is remembered once
-        (f"{M}EMBED_MODEL_ID=b,REEMBEDDED_FROM=a", "a", f"{M}EMBED_MODEL_ID=a,REEMBEDDED_FROM=b"),
-        (f"{M}EMBED_MODEL_ID=b,REEMBEDDED_FROM=ab", "a", f"{M}EMBED_MODEL_ID=a,REEMBEDDED_FROM=b,REEMBEDDED_FROM=ab"),
-        # what is special in a pattern or in what replaces it
-        (f"x {M}EMBED_MODEL_ID=a.*;K=1 y", r"c\1&", f"x {M}EMBED_MODEL_ID=c\\1&,REEMBEDDED_FROM=a.*;K=1 y"),
+        (f"{M}EMBED_MODEL_ID=a", "b", f"{M}EMBED_MODEL_ID=a,EMBEDDING=b"),
+        (f"{M}EMBED_MODEL_ID=a,EMBEDDING=c,DEFAULT=true", "b", f"{M}EMBED_MODEL_ID=a,EMBEDDING=b"),
+        (f"{M}EMBEDDING=c;EMBED_MODEL_ID=a;X=1", "b", f"{M}EMBED_MODEL_ID=a,X=1,EMBEDDING=b"),
+        (f"x {M}EMBED_MODEL_ID=a.*;K=1 y", r"c\1&", f"x {M}EMBED_MODEL_ID=a.*,K=1,EMBEDDING=c\\1& y"),
         (
-            f"{M}EMBED_MODEL_ID=b,REEMBEDDED_FROM=a/1",
-            "a.1",
-            f"{M}EMBED_MODEL_ID=a.1,REEMBEDDED_FROM=b,REEMBEDDED_FROM=a/1",
+            f"{M}X {M}EMBED_MODEL_ID=a\n{M}EMBED_MODEL_ID=a",
+            "b",
+            f"{M}X {M}EMBED_MODEL_ID=a,EMBEDDING=b\n{M}EMBED_MODEL_ID=a",
         ),
-        ("no marker", "a", "no marker"),
-        (None, "a", None),
+        ("no marker", "b", "no marker"),
+        (None, "b", None),
     ],
 )
-def test_changing(module_asker: Connection, comment: str | None, model: str, changed: str | None) -> None:
-    assert ask(module_asker, "_remark_model(%s, %s)", comment, model) == changed
+def test_changing(module_asker: Connection, comment: str | None, name: str, changed: str | None) -> None:
+    assert ask(module_asker, "_mark_embedding(%s, %s, false)", comment, name) == changed
+    as_default = ask(module_asker, "_mark_embedding(%s, %s, true)", comment, name)
     if changed and M in changed:
-        assert ask(module_asker, "_marked_model(%s)", changed) == model
+        assert isinstance(as_default, str)
+        assert as_default.replace(",DEFAULT=true", "") == changed
+        assert ask(module_asker, "_marked_key(%s, 'DEFAULT')", as_default) == "true"
+        assert ask(module_asker, "_marked_key(%s, 'EMBEDDING')", changed) == name
+        assert ask(module_asker, "_marked_model(%s)", changed) == ask(module_asker, "_marked_model(%s)", comment)
+    else:
+        assert as_default == changed

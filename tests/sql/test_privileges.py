@@ -147,8 +147,15 @@ def test_every_function_pins_its_search_path(module_owner: Connection) -> None:
         " WHERE d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'ml_rag')"
         " AND NOT coalesce(p.proconfig::text LIKE '%search\\_path=%', false) ORDER BY 1"
     ).fetchall()
-    commit = {"_run_reembed", "reembed"}
-    commit |= {"_commit", "_load_files", "_run_table", "ml_rag_table", "ml_embed_table", "ml_generate_table"}
+    commit = {
+        "add_embedding",
+        "_commit",
+        "_load_files",
+        "_run_table",
+        "ml_rag_table",
+        "ml_embed_table",
+        "ml_generate_table",
+    }
     track = {"_begin", "_begin_call", "_begin_error", "_stage", "_end", "_progress", "_advance"}
     assert {name for (name,) in rows} <= {"_texts", "version", "vector_store_load", "ml_rag_evaluate", *commit, *track}
     for (path,) in module_owner.execute(

@@ -221,7 +221,7 @@ DROPPED = {
     "lock": "SELECT ml_rag._lock_store(%s)",
     "hold": "SELECT ml_rag._hold_store(%s)",
     "replace": "SELECT ml_rag._replace_document(%s, 'a')",
-    "insert": "SELECT ml_rag._insert_segments(%s, 'a', 1, 1, ARRAY['{}'::jsonb], '{a}', '{[1]}')",
+    "insert": "SELECT ml_rag._insert_segments(%s, 'a', 1, 1, ARRAY['{}'::jsonb], '{a}', '{e}', '{{[1]}}')",
     "index": "SELECT ml_rag.index_store(%s)",
     "below": "SELECT ml_rag.documents_below(%s, 'a')",
     "remove": "SELECT ml_rag.remove_documents(%s, '{a}')",

@@ -266,7 +266,7 @@ def load_files(plpy: Any, job_text: str) -> str:
     job = json.loads(job_text)
     location = files.Location(job["base"], tuple(job["patterns"]))
     base = None if location.file else location.base
-    store = SqlStore(plpy, job["store"], may_commit=True)
+    store = SqlStore(plpy, job, _embedder(plpy), may_commit=True)
     tell = functools.partial(_tell, job["relation"], len(job["files"]))
     loader = Loader(job, server(plpy), store, functools.partial(tell, "loading documents"))
     paths = [bytes.fromhex(name).decode("utf-8", "surrogateescape") for name in job["files"]]
@@ -287,6 +287,12 @@ def load_files(plpy: Any, job_text: str) -> str:
     return json.dumps(loader.outcome.result())
 
 
+def _embedder(plpy: Any) -> Callable[[list[str], str], list[str]]:
+    """Embeds by a connection of its own: the stream of parsed documents keeps the session's busy."""
+    connection = ModelServer(server(plpy).address, lambda: plpy.execute(_session["interrupt"]))
+    return lambda texts, model_id: _embed.embed(connection, texts, model_id, "document")
+
+
 def _tell(relation: str, total: int, phase: str, done: int, failed: int) -> None:
     _track.progress(_track.innermost(), relation, phase, done, total, failed)
 
@@ -299,18 +305,10 @@ def load_contents(plpy: Any, job_text: str, names: list[str], contents: list[byt
     from ml_rag.backend.store import SqlStore
 
     job = json.loads(job_text)
-    store = SqlStore(plpy, job["store"], may_commit=False)
+    store = SqlStore(plpy, job, _embedder(plpy), may_commit=False)
     tell = functools.partial(_tell, job["relation"], len(names), "loading documents")
     loader = Loader(job, server(plpy), store, tell)
     content = dict(zip(names, contents, strict=True))
     for batch in files.batches([(name, len(content[name])) for name in names]):
         loader.load([(name, functools.partial(content.__getitem__, name)) for name in batch])
     return json.dumps(loader.outcome.result())
-
-
-@outcome
-def reembed(plpy: Any, job_text: str) -> str:
-    """Give the store of a job (made by sql/store/reembed.sql) vectors of another model; commits after each step."""
-    from ml_rag.backend.reembed import Reembedding
-
-    return json.dumps(Reembedding(plpy, job_text).run())

@@ -103,7 +103,6 @@ class Loader:
         self._request = job["request"]
         self._dimensions: int | None = job["dimensions"]
         self._made_with: str = job["made_with"]
-        self._unchanged = {self._made_with, *job.get("made_with_formerly", ())}
         self._refresh: bool = job["refresh"]
         self._uncommitted = 0
         self._committed_at = time.monotonic()
@@ -138,7 +137,7 @@ class Loader:
                 self.outcome.fail(name, e, known=known)
                 continue
             sha256 = hashlib.sha256(content).hexdigest()
-            if known and states[name][0] == sha256 and states[name][1] in self._unchanged:
+            if known and states[name][0] == sha256 and states[name][1] == self._made_with:
                 self.outcome.counts["unchanged"] += 1
             else:
                 uploads.append(Upload(name, content, sha256, known))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ml_rag.backend.load import Rows
-from ml_rag.errors import DocumentError
+from ml_rag.errors import DocumentError, EngineFailed
 
 #: classes of SQL errors that are about the document's own data: bad value, constraint, limit exceeded
 _ABOUT_THE_DATA = ("22", "23", "54")
@@ -21,18 +21,19 @@ _ID_ATTEMPTS = 10
 _STATEMENTS = {
     "lock": ("SELECT ml_rag._hold_store($1) AS key", "oid"),
     "unlock": ("SELECT pg_catalog.pg_advisory_unlock($1)", "int8"),
-    "share": ("SELECT ml_rag._share_model($1) AS key", "oid"),
-    "unshare": ("SELECT pg_catalog.pg_advisory_unlock_shared($1)", "int8"),
     "states": ("SELECT s.* FROM ml_rag._document_states($1, $2) AS s", "oid", "text[]"),
     "below": ("SELECT d.* FROM ml_rag.documents_below($1, $2) AS d (name)", "oid", "text"),
     "remove": ("SELECT ml_rag.remove_documents($1, $2) AS n", "oid", "text[]"),
     "replace": ("SELECT ml_rag._replace_document($1, $2) AS id", "oid", "text"),
+    "others": ("SELECT o.* FROM ml_rag._other_embeddings($1, $2) AS o", "oid", "name"),
     "insert": (
-        "SELECT ml_rag._insert_segments($1, $2, $3, $4, $5, $6, $7)",
-        *("oid", "text", "int8", "int4", "jsonb[]", "text[]", "text[]"),
+        "SELECT ml_rag._insert_segments($1, $2, $3, $4, $5, $6, $7, $8)",
+        *("oid", "text", "int8", "int4", "jsonb[]", "text[]", "name[]", "text[]"),
     ),
 }
 _plans: dict[str, Any] = {}
+
+Embed = Callable[[list[str], str], list[str]]
 
 
 def _plan(plpy: Any, name: str) -> Any:
@@ -43,11 +44,14 @@ def _plan(plpy: Any, name: str) -> Any:
 
 
 class SqlStore:
-    """The vector store of an oid."""
+    """The vector store of a job made by ml_rag._load_job."""
 
-    def __init__(self, plpy: Any, store: int, *, may_commit: bool) -> None:
+    def __init__(self, plpy: Any, job: dict[str, Any], embed: Embed, *, may_commit: bool) -> None:
+        """``embed``: texts and a model to vectors, for the embeddings that the documents do not come with."""
         self._plpy = plpy
-        self._store = store
+        self._store: int = job["store"]
+        self._column: str = job["embedding"]
+        self._embed = embed
         self._may_commit = may_commit
 
     def _run(self, name: str, *arguments: Any) -> Any:
@@ -55,20 +59,15 @@ class SqlStore:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other loads out of the store, and its model what it is, also between two transactions."""
-        with self._locked("share", "unshare"), self._locked("lock", "unlock"):
-            yield
-
-    @contextlib.contextmanager
-    def _locked(self, lock: str, unlock: str) -> Iterator[None]:
-        key = self._run(lock)[0]["key"]
+        """Keep other loads out of the store, also between two transactions."""
+        key = self._run("lock")[0]["key"]
         try:
             yield
         finally:
             # A lock of the session outlives the call where it is not given back, so a cancel must not prevent that.
             for attempt in range(3):
                 try:
-                    self._plpy.execute(_plan(self._plpy, unlock), [key])
+                    self._plpy.execute(_plan(self._plpy, "unlock"), [key])
                     break
                 except self._plpy.SPIError:
                     if attempt == 2:
@@ -115,7 +114,17 @@ class SqlStore:
                     raise
 
     def _insert(self, name: str, document_id: int, rows: Rows) -> None:
-        self._run("insert", name, document_id, rows.first, rows.metadata, rows.segments, rows.vectors)
+        # looked up in the transaction that writes: one that is added meanwhile waits for its end, and finds the rows
+        others = self._run("others", self._column)
+        columns = [self._column, *(other["column_name"] for other in others)]
+        vectors = [rows.vectors, *(self._further(rows.segments, other["model_id"]) for other in others)]
+        self._run("insert", name, document_id, rows.first, rows.metadata, rows.segments, columns, vectors)
+
+    def _further(self, segments: list[str], model: str) -> list[str]:
+        try:
+            return self._embed(segments, model)
+        except EngineFailed as e:
+            raise DocumentError(e.message, detail=e.detail, hint=e.hint) from None
 
     def below(self, prefix: str) -> list[str]:
         """Names of the store's documents that begin so."""

@@ -1,0 +1,442 @@
+-- add_embedding: another embedding of a store's texts, made while the store is in use, step by step.
+-- What was done stands in the table itself: the column, its comment, its trigger, its rows. So a call can end at any time.
+
+CREATE FUNCTION ml_rag._warn_of_subscribers(store regclass, column_name name, type text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a logical replication stops at the first row whose new column the subscriber's table lacks
+-- A publication with a list of columns does not send the new one.  Calls: ml_rag._full_name
+DECLARE
+  _publications text;
+BEGIN
+  SELECT string_agg(quote_ident(p.pubname), ', ' ORDER BY p.pubname) INTO _publications
+  FROM pg_publication AS p
+  WHERE EXISTS (SELECT FROM pg_get_publication_tables(p.pubname) AS t WHERE t.relid = store)
+    AND NOT EXISTS (SELECT FROM pg_publication_rel AS r
+                    WHERE r.prpubid = p.oid AND r.prrelid = store AND r.prattrs IS NOT NULL);
+  IF _publications IS NOT NULL THEN
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = format('subscribers of "%s" need its new column', store),
+      DETAIL = format('It is in publication %s. The subscription of a table without column %I stops, and keeps the '
+        'write-ahead log here until it goes on.', _publications, column_name),
+      HINT = format('On each subscriber: ALTER TABLE %s ADD COLUMN %I %s; docs/embeddings.md has the rest.',
+        ml_rag._full_name(store), column_name, type);
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._index_definition(options jsonb, distance_metric text, type text, OUT method text, OUT class text,
+  OUT storage text)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: option index, for a column of that type, as the parts of CREATE INDEX; method null = no index
+-- Calls: ml_rag.parse_options, ml_rag._bad_option  Reads: ml_rag.metric, the catalog
+DECLARE
+  _options jsonb := ml_rag.parse_options('index', options);
+  _method text := _options ->> 'type';
+  _name text := format('%s_%s_ops', type,
+    (SELECT m.operator_class FROM ml_rag.metric AS m WHERE m.name = distance_metric));
+  _key text;
+BEGIN
+  SELECT k INTO _key FROM jsonb_object_keys(_options) AS k
+  WHERE k = ANY (CASE _method WHEN 'hnsw' THEN '{lists}' WHEN 'ivfflat' THEN '{m,ef_construction}'
+                 ELSE '{lists,m,ef_construction}' END::text[]) ORDER BY k LIMIT 1;
+  IF _key IS NOT NULL THEN
+    PERFORM ml_rag._bad_option(_key, _options -> _key, format('nothing, where "type" is %s', _method),
+      '"m" and "ef_construction" belong to hnsw, "lists" to ivfflat.');
+  ELSIF _options ->> 'quantization' <> 'none' THEN
+    RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = 'indexes of quantized vectors are not supported yet',
+      DETAIL = format('"quantization" is %s.', _options ->> 'quantization'),
+      HINT = '"type": "halfvec" of the embedding itself takes half the room of vector, in the table and in the index.';
+  ELSIF (_options ->> 'ef_construction')::integer < 2 * coalesce((_options ->> 'm')::integer, 16) THEN
+    PERFORM ml_rag._bad_option('ef_construction', _options -> 'ef_construction',
+      'at least twice "m", which is 16 by default');
+  ELSIF _method = 'none' THEN
+    RETURN;
+  END IF;
+  SELECT format('%I.%I', n.nspname, o.opcname) INTO class
+  FROM pg_opclass AS o JOIN pg_am AS a ON a.oid = o.opcmethod JOIN pg_namespace AS n ON n.oid = o.opcnamespace
+  WHERE a.amname = _method AND o.opcname = _name AND o.opcintype IN ('vector'::regtype, 'halfvec'::regtype);
+  IF class IS NULL THEN
+    PERFORM ml_rag._bad_option('distance_metric', to_jsonb(distance_metric), format('a metric of %s', _method),
+      'hnsw has all of them.');
+  END IF;
+  method := _method;
+  storage := (SELECT format(' WITH (%s)', string_agg(format('%s = %s', o.key, o.value), ', ' ORDER BY o.key))
+              FROM jsonb_each_text(_options - '{type,quantization}'::text[]) AS o HAVING count(*) > 0);
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_texts(store regclass, segment name, embedding name) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: that a table has texts and a default embedding of them  Calls: ml_rag._marked_model  Reads: the catalog
+DECLARE
+  _wrong text;
+BEGIN
+  SELECT string_agg(format('%I %s', w.name, w.types[1]), ', ') INTO _wrong
+  FROM (VALUES (segment, '{text,character varying}'::text[]), (embedding, '{vector,halfvec}')) AS w (name, types)
+  WHERE NOT EXISTS (
+    SELECT FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+    WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0 AND NOT a.attisdropped
+      AND (format_type(a.atttypid, NULL) = ANY (w.types)
+           OR a.atttypid IN ('vector'::regtype, 'halfvec'::regtype) AND t.typname = ANY (w.types)));
+  IF _wrong IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
+      DETAIL = format('Columns missing or of another type: %s.', _wrong),
+      HINT = 'Name its columns in "vector_store_columns": {"segment": …, "segment_embedding": …}.';
+  ELSIF EXISTS (SELECT FROM pg_attribute AS a
+                WHERE a.attrelid = store AND a.attname = segment AND a.attgenerated <> '') THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the embeddings of "%s" cannot be changed', store),
+      DETAIL = format('Column %I is generated: no trigger sees its text before it is written.', segment),
+      HINT = 'ml_embed_table embeds such a column, once.';
+  ELSIF EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = embedding
+                AND ml_rag._marked_model(col_description(a.attrelid, a.attnum)) IS NULL) THEN
+    RAISE EXCEPTION USING ERRCODE = '22023',
+      MESSAGE = format('column "%s" of table "%s" does not say which model its vectors are of', embedding, store),
+      HINT = format('COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'';', store, embedding);
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_new_column(store regclass, column_name name, type text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: that a column can be added; who replicates the table is told  Calls: ml_rag._warn_of_subscribers
+BEGIN
+  IF EXISTS (SELECT FROM pg_attribute AS a
+             WHERE a.attrelid = store AND a.attname = column_name AND NOT a.attisdropped) THEN
+    RAISE EXCEPTION USING ERRCODE = '42701', MESSAGE = format('table "%s" has a column "%s" already', store, column_name),
+      HINT = format('Give another name, or ALTER TABLE %s RENAME COLUMN …;', store);
+  END IF;
+  PERFORM ml_rag._warn_of_subscribers(store, column_name, type);
+END
+$$;
+
+CREATE FUNCTION ml_rag._begin_embedding(store regclass, name text, options jsonb, call integer) RETURNS ml_rag._embedding_job
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: check everything before anything is made; returns the job
+-- Calls: ml_rag.parse_options, ml_rag._check_embedding_table, ml_rag._embeddings, ml_rag._embedding_trigger,
+-- ml_rag._check_texts, ml_rag._later_trigger, ml_rag._get_setting, ml_rag._index_definition, ml_rag.embed,
+-- ml_rag._check_new_column, ml_rag._full_name
+DECLARE
+  _options jsonb := ml_rag.parse_options('add_embedding', $3);
+  _columns jsonb := ml_rag.parse_options('vector_store_columns', _options -> 'vector_store_columns');
+  _found record;
+  _default name;
+  _trigger record;
+  _segment name;
+  _model text;
+  _type text;
+  _index record;
+  _method text;
+  _dimensions integer;
+  _column name;
+  _starts_anew boolean;
+BEGIN
+  PERFORM ml_rag._check_embedding_table(store);
+  IF coalesce(name, '') = '' OR name ~ '[\s,;]' OR octet_length(name) > 40 THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid name of an embedding',
+      DETAIL = format('Got %s; a name has 1 to 40 bytes, and no blanks, commas and semicolons.',
+        coalesce(quote_literal(left(name, 100)), 'NULL'));
+  END IF;
+  SELECT e.* INTO _found FROM ml_rag._embeddings(store) AS e WHERE e.name = $2;
+  _default := coalesce((SELECT e.column_name FROM ml_rag._embeddings(store) AS e WHERE e.is_default),
+                       _columns ->> 'segment_embedding');
+  _column := coalesce(_found.column_name, concat('segment_embedding_', name)::name);
+  _trigger := ml_rag._embedding_trigger(store, coalesce(_found.attnum, (
+    SELECT a.attnum FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _default AND NOT a.attisdropped)));
+  _segment := coalesce(_trigger.segment, _columns ->> 'segment');
+  PERFORM ml_rag._check_texts(store, _segment, _default);
+  IF _trigger.later IS NOT NULL THEN
+    PERFORM ml_rag._later_trigger(store, _trigger.later);
+  END IF;
+
+  _model := coalesce(_options ->> 'embed_model_id', _found.model_id, ml_rag._get_setting('embed_model_id'));
+  IF _model ~ '[\s,;]' THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the model id cannot stand in the marker of a vector store',
+      DETAIL = format('Model id %L; blanks, commas and semicolons end the marker.', _model);
+  ELSIF _found.model_id <> _model OR _found.type <> _options ->> 'type' THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('"%s" has another embedding "%s"', store, name),
+      DETAIL = format('It is of model %s and type %s.', _found.model_id, _found.type),
+      HINT = 'Go on with that model and type, or give another name.';
+  END IF;
+  _type := coalesce(_options ->> 'type', _found.type, (
+    SELECT t.typname FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+    WHERE a.attrelid = store AND a.attname = _default AND NOT a.attisdropped));
+  _index := ml_rag._index_definition(_options -> 'index', _options ->> 'distance_metric', _type);
+  _method := _index.method;
+  -- a first vector tells the dimensions, and whether the model works, before anything is made
+  _dimensions := vector_dims(ml_rag.embed('dimensions', _model));
+  IF _found.dimensions <> _dimensions THEN
+    RAISE EXCEPTION USING ERRCODE = '22000', MESSAGE = 'the model''s embeddings do not fit the column',
+      DETAIL = format('The model answers %s dimensions, column %I has %s.', _dimensions, _column, _found.dimensions),
+      HINT = 'The model has changed since the embedding was added: drop it, and add it again.';
+  ELSIF _method IS NOT NULL AND _dimensions > (CASE _type WHEN 'halfvec' THEN 4000 ELSE 2000 END) THEN
+    RAISE NOTICE USING MESSAGE = format('embedding "%s" of "%s" gets no index', name, store),
+      DETAIL = format('An index holds vectors of 2000 dimensions and half vectors of 4000; the column is %s(%s).', _type,
+        _dimensions),
+      HINT = 'Searches scan the table.';
+    _method := NULL;
+  END IF;
+  _type := format('%s(%s)', _type, _dimensions);
+
+  -- what is the default, and in use, is filled but never taken away
+  _starts_anew := _found.attnum IS NOT NULL AND NOT _found.is_default AND NOT coalesce(_trigger.is_on, false);
+  IF _starts_anew THEN
+    RAISE NOTICE USING MESSAGE = format('embedding "%s" of "%s" is made from the beginning', name, store),
+      DETAIL = 'Its trigger was dropped or disabled: nobody knows which texts have changed.';
+  ELSIF _found.attnum IS NULL THEN
+    PERFORM ml_rag._check_new_column(store, _column, _type);
+  END IF;
+  RETURN jsonb_populate_record(NULL::ml_rag._embedding_job, jsonb_build_object(
+    'step', 'prepare', 'store', store::oid::bigint, 'vector_store', ml_rag._full_name(store), 'call', call,
+    'embedding', name, 'column_name', _column, 'default_column', _default, 'segment', _segment, 'model_id', _model,
+    'type', _type, 'starts_anew', _starts_anew, 'index_method', _method, 'index_class', _index.class,
+    'index_options', _index.storage, 'any_index', NOT coalesce($3 ?| '{index,distance_metric}', false),
+    'batch_size', _options -> 'batch_size', 'lock_seconds', _options -> 'lock_seconds', 'began', clock_timestamp(),
+    'blocks', 32, 'segments', 0, 'failed', 0));
+END
+$$;
+
+CREATE FUNCTION ml_rag._add_column(job ml_rag._embedding_job) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the column of a new embedding, stored and open to whom that of the default embedding is
+-- Calls: ml_rag._relation_name  Writes: the table's definition, as the caller
+DECLARE
+  _relation text := ml_rag._relation_name(job.store);
+  _default pg_attribute;
+  _grant record;
+BEGIN
+  SELECT a.* INTO _default FROM pg_attribute AS a
+  WHERE a.attrelid = job.store AND a.attname = job.default_column AND NOT a.attisdropped;
+  EXECUTE format('ALTER TABLE %s ADD COLUMN %I %s', _relation, job.column_name, job.type);
+  EXECUTE format('ALTER TABLE %s ALTER COLUMN %I SET STORAGE %s', _relation, job.column_name,
+    CASE _default.attstorage WHEN 'p' THEN 'PLAIN' WHEN 'e' THEN 'EXTERNAL' WHEN 'm' THEN 'MAIN' ELSE 'EXTENDED' END);
+  EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _relation, job.column_name,
+    format('GENAI_OPTIONS=EMBED_MODEL_ID=%s,EMBEDDING=%s', job.model_id, job.embedding));
+  FOR _grant IN SELECT * FROM aclexplode(_default.attacl) LOOP
+    EXECUTE format('GRANT %s (%I) ON %s TO %s%s', _grant.privilege_type, job.column_name, _relation,
+      CASE _grant.grantee WHEN 0 THEN 'PUBLIC' ELSE _grant.grantee::regrole::text END,
+      CASE WHEN _grant.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END);
+  END LOOP;
+END
+$$;
+
+CREATE FUNCTION ml_rag._prepare_embedding(job ml_rag._embedding_job) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the column, and a trigger for it and for the default embedding, unless they are there
+-- Of a store that has several, no embedding is NOT NULL: a row that has a new text has none until it is embedded.
+-- Calls: ml_rag._lock_table, ml_rag._drop_column, ml_rag._add_column, ml_rag._embeddings, ml_rag._mark_embedding,
+-- ml_rag._marked_model, ml_rag._embedding_trigger, ml_rag._follow_texts, ml_rag._relation_name
+-- Writes: the table's definition, as the caller
+DECLARE
+  _relation text := ml_rag._relation_name(job.store);
+  _one record;
+BEGIN
+  IF NOT job.starts_anew AND (
+    SELECT bool_or(e.column_name = job.column_name)
+      AND (count(*) = 1 OR bool_and((ml_rag._embedding_trigger(job.store, e.attnum)).name IS NOT NULL))
+    FROM ml_rag._embeddings(job.store) AS e WHERE e.column_name = job.column_name OR e.is_default) THEN
+    RETURN;
+  END IF;
+  PERFORM ml_rag._lock_table(job.store, 'ACCESS EXCLUSIVE', job.lock_seconds, job.call);
+  IF job.starts_anew THEN
+    PERFORM ml_rag._drop_column(job.store, e.column_name, e.attnum)
+    FROM ml_rag._embeddings(job.store) AS e WHERE e.name = job.embedding;
+  END IF;
+  SELECT e.model_id INTO _one FROM ml_rag._embeddings(job.store) AS e WHERE e.name = job.embedding;
+  IF NOT FOUND THEN
+    PERFORM ml_rag._add_column(job);
+  ELSIF _one.model_id <> job.model_id THEN
+    RAISE EXCEPTION USING ERRCODE = '55006',
+      MESSAGE = format('another session has just added an embedding "%s" to "%s"', job.embedding, job.store),
+      DETAIL = format('It is of model %s.', _one.model_id), HINT = 'Give another name.';
+  END IF;
+  IF NOT EXISTS (SELECT FROM ml_rag._embeddings(job.store) AS e WHERE e.is_default) THEN
+    -- the default one has a column of another name, which vector_store_columns gave
+    EXECUTE (
+      SELECT format('COMMENT ON COLUMN %s.%I IS %L', _relation, a.attname,
+        ml_rag._mark_embedding(d.comment, ml_rag._marked_model(d.comment), true))
+      FROM pg_attribute AS a CROSS JOIN LATERAL (SELECT col_description(a.attrelid, a.attnum) AS comment) AS d
+      WHERE a.attrelid = job.store AND a.attname = job.default_column AND NOT a.attisdropped);
+  END IF;
+  FOR _one IN SELECT e.column_name, (ml_rag._embedding_trigger(job.store, e.attnum)).name AS trigger
+              FROM ml_rag._embeddings(job.store) AS e WHERE e.is_default OR e.name = job.embedding
+  LOOP
+    EXECUTE format('ALTER TABLE %s ALTER COLUMN %I DROP NOT NULL', _relation, _one.column_name);
+    IF _one.trigger IS NULL THEN
+      PERFORM ml_rag._follow_texts(job.store, _one.column_name, job.segment);
+    END IF;
+  END LOOP;
+END
+$$;
+
+CREATE FUNCTION ml_rag._index_embedding(job ml_rag._embedding_job) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the index that is wanted, unless there is one of its kind, or any where the caller left it open, and fresh
+-- statistics; nobody can write to the table while the index is built
+-- Calls: ml_rag._lock_table, ml_rag._relation_name  Writes: an index, as the caller
+DECLARE
+  _relation text := ml_rag._relation_name(job.store);
+BEGIN
+  IF job.index_method IS NOT NULL AND NOT EXISTS (
+    SELECT FROM pg_index AS x
+    JOIN pg_class AS i ON i.oid = x.indexrelid
+    JOIN pg_am AS m ON m.oid = i.relam
+    JOIN pg_opclass AS o ON o.oid = x.indclass[0]
+    JOIN pg_namespace AS n ON n.oid = o.opcnamespace
+    WHERE x.indrelid = job.store AND x.indisvalid AND x.indnatts = 1
+      AND (job.any_index AND m.amname <> 'btree' OR m.amname = job.index_method AND format('%I.%I', n.nspname, o.opcname) = job.index_class
+           AND x.indpred IS NULL)
+      AND x.indkey[0] = (SELECT a.attnum FROM pg_attribute AS a
+                         WHERE a.attrelid = job.store AND a.attname = job.column_name AND NOT a.attisdropped)) THEN
+    PERFORM ml_rag._lock_table(job.store, 'SHARE', job.lock_seconds, job.call);
+    EXECUTE format('CREATE INDEX ON %s USING %I (%I %s)%s', _relation, job.index_method, job.column_name, job.index_class,
+      job.index_options);
+  END IF;
+  EXECUTE format('ANALYZE %s (%I)', _relation, job.column_name);
+END
+$$;
+
+CREATE FUNCTION ml_rag._embedding_step(job ml_rag._embedding_job) RETURNS ml_rag._embedding_job
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a job's next step, in a transaction of its own; its column is looked up again, as it can have been renamed
+-- Calls: ml_rag._hold_embedding, ml_rag._find_embedding, ml_rag._prepare_embedding, ml_rag._tell_embedding,
+-- ml_rag._pending, ml_rag._read_batch, ml_rag._embed_batch, ml_rag._write_batch, ml_rag._index_embedding
+DECLARE
+  _job record := job;
+BEGIN
+  PERFORM ml_rag._hold_embedding(_job.store, _job.embedding);
+  IF _job.step <> 'prepare' THEN
+    _job.column_name := (ml_rag._find_embedding(_job.store, _job.embedding)).column_name;
+  END IF;
+  CASE _job.step
+  WHEN 'prepare' THEN
+    PERFORM ml_rag._prepare_embedding(_job);
+    _job.step := 'count';
+  WHEN 'count' THEN
+    PERFORM ml_rag._tell_embedding(_job, 'counting rows', '');
+    _job.total := ml_rag._pending(_job.store, _job.column_name, _job.segment);
+    _job.is_last := false;
+    _job.found := 0;
+    _job.step := 'read';
+  WHEN 'read' THEN
+    _job := ml_rag._read_batch(_job);
+  WHEN 'embed' THEN
+    PERFORM ml_rag._tell_embedding(_job, 'embedding', 'embed', _job.model_id);
+    _job := ml_rag._embed_batch(_job);
+  WHEN 'write' THEN
+    _job := ml_rag._write_batch(_job);
+  WHEN 'index' THEN
+    PERFORM ml_rag._tell_embedding(_job, 'building index', 'index');
+    PERFORM ml_rag._index_embedding(_job);
+    _job.step := NULL;
+  END CASE;
+  RETURN _job;
+END
+$$;
+
+CREATE FUNCTION ml_rag._end_embedding(job ml_rag._embedding_job) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the result, and what the caller has to know
+-- Calls: ml_rag._find_embedding, ml_rag._embedding_trigger, ml_rag._later_trigger, ml_rag._pending
+DECLARE
+  _found record := ml_rag._find_embedding(job.store, job.embedding);
+  _trigger record := ml_rag._embedding_trigger(job.store, _found.attnum);
+BEGIN
+  IF _trigger.later IS NOT NULL THEN
+    PERFORM ml_rag._later_trigger(job.store, _trigger.later);
+  ELSIF NOT _trigger.is_on THEN
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = format('the trigger of embedding "%s" of "%s" was disabled', job.embedding, job.store),
+      DETAIL = 'Texts that changed without it have kept their old embedding.',
+      HINT = CASE WHEN _found.is_default THEN 'Add another embedding, use that, and drop this one.'
+                  ELSE 'CALL it again: it starts from the beginning.' END;
+  END IF;
+  IF job.failed > 0 THEN
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = format('%s rows of "%s" have no embedding "%s"', job.failed, job.store, job.embedding),
+      DETAIL = 'The result has the first error.',
+      HINT = 'What was done is kept: call again when the rows, or the model, are mended.';
+  END IF;
+  RETURN jsonb_build_object('vector_store', job.vector_store, 'embedding', job.embedding, 'embed_model_id', job.model_id,
+    'segments', job.segments, 'failed', job.failed, 'first_error', job.first_error,
+    'pending', ml_rag._pending(job.store, _found.column_name, job.segment),
+    'seconds', round(extract(epoch FROM clock_timestamp() - job.began), 3));
+END
+$$;
+
+CREATE PROCEDURE ml_rag.add_embedding(store regclass, name text, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
+LANGUAGE plpgsql
+AS $$
+-- purpose: one more embedding of a store that stays in use, a commit after each step
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag._commit, ml_rag._begin_embedding, ml_rag._embedding_step, ml_rag._end_embedding
+-- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
+-- commit within a block that has an EXCEPTION clause.
+DECLARE
+  _call pg_catalog.int4;
+  _job ml_rag._embedding_job;
+  _committed pg_catalog.bool;
+BEGIN
+  CALL ml_rag._commit(_committed);
+  IF NOT _committed THEN
+    RAISE EXCEPTION USING ERRCODE = '25001', MESSAGE = 'ml_rag.add_embedding cannot run inside a transaction block',
+      DETAIL = 'Its first step locks the table until the end of the transaction.',
+      HINT = 'CALL it by itself, with autocommit on.';
+  END IF;
+  _call := ml_rag._begin('ml_rag.add_embedding');
+  BEGIN
+    _job := ml_rag._begin_embedding(store, name, options, _call);
+  EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+    PERFORM ml_rag._end(_call, SQLSTATE);
+    RAISE;
+  END;
+  LOOP
+    CALL ml_rag._commit(_committed);
+    BEGIN
+      IF _job.step IS NULL THEN
+        result := ml_rag._end_embedding(_job);
+      ELSE
+        _job := ml_rag._embedding_step(_job);
+      END IF;
+    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+      PERFORM ml_rag._end(_call, SQLSTATE);
+      RAISE;
+    END;
+    EXIT WHEN result IS NOT NULL;
+  END LOOP;
+  PERFORM ml_rag._end(_call);
+END
+$$;
+COMMENT ON PROCEDURE ml_rag.add_embedding(regclass, text, jsonb, jsonb) IS
+$$adds another embedding of its texts to a vector store that stays in use: CALL ml_rag.add_embedding('handbook', 'e5')
+A column beside segment_embedding is filled in batches, with a commit after each; rows that come or change meanwhile are
+embedded too. Nobody waits for a model: not who reads the table, nor who writes to it. A call that was cancelled or broke
+off goes on where it was when called again, and one that finished fills what has come since. Loads fill every embedding of
+a store; a row that is inserted by hand has none, and one whose text is changed loses those that the same statement does
+not set. ml_rag.use_embedding makes it the default, ml_rag.drop_embedding drops it; docs/embeddings.md has the rest. For
+the owner of a table, partitioned or not; not inside a transaction block.
+options: SELECT * FROM ml_rag.option WHERE routine IN ('add_embedding', 'index').
+result: {"vector_store", "embedding", "embed_model_id", "segments" embedded by this call, "failed", "first_error",
+"pending", "seconds"}. pending: rows without one at the end: those that failed, and that others were just changing.
+Errors: 0A000 quantization; 22000 the model has other dimensions by now; 22023 bad option, name, model or table that is not
+a vector store; 25001; 25006 read-only; 42701; 42704 dropped meanwhile; 42P01; 42501; 55000 a table or isolation level that
+it cannot do, hidden rows, a trigger after its own; 55006 another session is at it; 55P03 lock_timeout: what was done is
+kept; 08006; 53300; 57014; 38000.$$;

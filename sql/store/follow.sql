@@ -1,0 +1,97 @@
+-- follow: the trigger that keeps an embedding true to its text, for as long as a store has several.
+-- Where a text changes and its embedding does not, the embedding is emptied: a vector of another text is never searched.
+
+CREATE FUNCTION ml_rag._empty_embedding() RETURNS trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a text that has changed without its embedding has none
+-- It runs as whoever writes the table, who may have no privilege on ml_rag, and touches nothing but the row. Which column,
+-- whatever its name by now: the one that the trigger's own condition names, and for a partition that of the whole table.
+-- Reads: the catalog
+DECLARE
+  _relation oid := coalesce(pg_partition_root(TG_RELID), TG_RELID);
+BEGIN
+  RETURN jsonb_populate_record(NEW, (
+    SELECT jsonb_object_agg(a.attname, NULL)
+    FROM pg_trigger AS t
+    JOIN pg_depend AS d ON d.classid = 'pg_trigger'::regclass AND d.objid = t.oid
+      AND d.refclassid = 'pg_class'::regclass AND d.refobjid = t.tgrelid
+    JOIN pg_attribute AS a ON a.attrelid = t.tgrelid AND a.attnum = d.refobjsubid
+      AND a.atttypid IN ('vector'::regtype, 'halfvec'::regtype)
+    WHERE t.tgrelid = _relation AND t.tgname = TG_NAME));
+END
+$$;
+
+CREATE FUNCTION ml_rag._embedding_trigger(relation oid, attnum smallint, OUT name name, OUT segment name, OUT is_on boolean,
+  OUT later name)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the trigger that keeps an embedding true to its text: the column of the text, whether it has been on all the
+-- time (ENABLE TRIGGER makes another state of it), and another trigger that runs after it; null = there is none
+-- Calls: ml_rag._parts  Reads: the catalog
+DECLARE
+  _parts oid[] := ml_rag._parts(relation);
+BEGIN
+  SELECT t.tgname, (
+      SELECT a.attname FROM pg_depend AS d
+      JOIN pg_attribute AS a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+      WHERE d.classid = 'pg_trigger'::regclass AND d.objid = t.oid AND d.refclassid = 'pg_class'::regclass
+        AND d.refobjid = relation AND d.refobjsubid NOT IN (0, _embedding_trigger.attnum) LIMIT 1)
+  INTO name, segment
+  FROM pg_trigger AS t
+  WHERE t.tgrelid = relation AND t.tgfoid = 'ml_rag._empty_embedding()'::regprocedure AND EXISTS (
+    SELECT FROM pg_depend AS d
+    WHERE d.classid = 'pg_trigger'::regclass AND d.objid = t.oid AND d.refclassid = 'pg_class'::regclass
+      AND d.refobjid = relation AND d.refobjsubid = _embedding_trigger.attnum)
+  ORDER BY t.tgname LIMIT 1;
+  is_on := (SELECT bool_and(t.tgenabled = 'A') AND count(*) = cardinality(_parts) FROM pg_trigger AS t
+            WHERE t.tgrelid = ANY (_parts) AND t.tgname = _embedding_trigger.name);
+  later := (SELECT t.tgname FROM pg_trigger AS t
+            -- for each row, before, update (the catalog's bits)
+            WHERE t.tgrelid = ANY (_parts) AND t.tgtype & 19 = 19 AND NOT t.tgisinternal
+              AND t.tgname > _embedding_trigger.name AND t.tgfoid <> 'ml_rag._empty_embedding()'::regprocedure
+            ORDER BY t.tgname LIMIT 1);
+END
+$$;
+
+CREATE FUNCTION ml_rag._later_trigger(store regclass, name name) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: complain about a trigger that could change the text after ours has looked at it
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('trigger "%s" of "%s" runs after that of ml_rag', name, store),
+    DETAIL = 'It could change a text whose embedding is kept. Triggers run in the order of their names.',
+    HINT = format('ALTER TRIGGER %I ON %s RENAME TO …; where it has changed texts, drop the embedding and add it again.',
+      name, store);
+END
+$$;
+
+CREATE FUNCTION ml_rag._follow_texts(store regclass, column_name name, segment name) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: from now on an embedding is emptied where its text changes without it
+-- Calls: ml_rag._relation_name, ml_rag._embedding_trigger, ml_rag._later_trigger
+-- Writes: the table's definition, as the caller
+DECLARE
+  _relation text := ml_rag._relation_name(store);
+  -- after most names, so that it sees what other triggers have made of the row
+  _name name := concat('~ml_rag_', column_name);
+  _later name;
+BEGIN
+  EXECUTE format('CREATE TRIGGER %I BEFORE UPDATE ON %s FOR EACH ROW '
+    'WHEN (OLD.%3$I::text COLLATE "C" IS DISTINCT FROM NEW.%3$I::text COLLATE "C" AND OLD.%4$I OPERATOR(%5$I.=) NEW.%4$I) '
+    'EXECUTE FUNCTION ml_rag._empty_embedding()', _name, _relation, segment, column_name,
+    (SELECT n.nspname FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE t.oid = 'vector'::regtype));
+  -- also for what a logical replication applies
+  EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', _relation, _name);
+  _later := (ml_rag._embedding_trigger(store, (SELECT a.attnum FROM pg_attribute AS a
+    WHERE a.attrelid = store AND a.attname = column_name AND NOT a.attisdropped))).later;
+  IF _later IS NOT NULL THEN
+    PERFORM ml_rag._later_trigger(store, _later);
+  END IF;
+END
+$$;

@@ -1,0 +1,405 @@
+"""store/embeddings: while others read, write, load, ask and hold locks."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.cluster import Connection, Database
+from support.embeddings import (
+    add,
+    assert_embedded,
+    columns,
+    default,
+    drop,
+    listed,
+    rows,
+    store,
+    use,
+    vectors,
+)
+from support.loading import counts, folder, load, write
+from support.models_server import ModelsServer, models
+from support.processes import Background, wait_until
+from support.stores import create_store, error, fake_embedding, search
+
+__all__ = ["folder", "models", "store"]
+
+WRITE = "UPDATE docs SET metadata = '{}' WHERE document_id = 1"
+
+
+def phase(watcher: Connection) -> Any:
+    row = watcher.execute("SELECT phase FROM ml_rag.progress WHERE command = 'ml_rag.add_embedding'").fetchone()
+    return row and row[0]
+
+
+# -- locks of the table ------------------------------------------------------------------------------------------------
+
+
+def test_it_begins_without_holding_others_up(db: Database, store: Connection) -> None:
+    watcher, reader, other = db.connect(), db.connect(autocommit=False), db.connect()
+    reader.execute("SELECT count(*) FROM docs")
+    running = Background(lambda: add(store))
+    wait_until(lambda: phase(watcher) == "waiting for a lock")
+    assert search(other, "green tree", {"n_citations": 1})[0][5] == "green tree"
+    other.execute(WRITE)
+    reader.rollback()
+    assert running.result()["segments"] == 7
+    assert_embedded(store)
+
+
+def test_an_index_is_built_without_holding_others_up_before(db: Database, store: Connection) -> None:
+    watcher, writer, other = db.connect(), db.connect(autocommit=False), db.connect()
+    add(store, index={"type": "none"})
+    writer.execute(WRITE)
+    running = Background(lambda: add(store))
+    wait_until(lambda: phase(watcher) == "waiting for a lock")
+    other.execute("UPDATE docs SET metadata = '{}' WHERE document_id = 2")
+    writer.rollback()
+    running.result()
+    assert listed(store)["more"]["indexes"] == ["docs_segment_embedding_more_idx"]
+
+
+def test_who_reads_and_goes_on_to_write_is_in_no_deadlock_with_it(db: Database, store: Connection) -> None:
+    watcher, reader = db.connect(), db.connect(autocommit=False)
+    reader.execute("SELECT count(*) FROM docs")
+    running = Background(lambda: add(store))
+    waiting = "SELECT FROM pg_locks WHERE relation = 'docs'::regclass AND NOT granted"
+    wait_until(lambda: watcher.execute(waiting).fetchall())
+    reader.execute("UPDATE docs SET segment = 'red hut' WHERE document_id = 1")
+    reader.commit()
+    running.result()
+    assert_embedded(store)
+
+
+def test_the_callers_lock_timeout_ends_the_waiting(db: Database, store: Connection) -> None:
+    reader = db.connect(autocommit=False)
+    pid = str(reader.info.backend_pid)
+    store.execute("SET lock_timeout = '700ms'")
+    reader.execute("SELECT count(*) FROM docs")
+    with error("55P03", "could not lock table", "lock_timeout is 700ms", pid):
+        add(store)
+    assert columns(store)[-1] == "segment_embedding"
+    reader.rollback()
+    add(store)
+    reader.execute("SELECT count(*) FROM docs")
+    with error("55P03", 'could not lock table "docs"', pid):
+        drop(store, "more")
+    # nobody is held up afterwards, and the caller's own setting is what it was
+    reader.execute("UPDATE docs SET segment = 'red hut' WHERE document_id = 1")
+    reader.commit()
+    assert store.execute("SELECT current_setting('lock_timeout')").fetchone() == ("700ms",)
+    assert add(store)["segments"] == 1
+    drop(store, "more")
+
+
+def test_a_call_that_waits_for_a_lock_can_be_cancelled(db: Database, store: Connection) -> None:
+    watcher, reader = db.connect(), db.connect(autocommit=False)
+    reader.execute("SELECT count(*) FROM docs")
+    running = Background(lambda: add(store))
+    wait_until(lambda: phase(watcher) == "waiting for a lock")
+    watcher.execute("SELECT pg_cancel_backend(%s)", (store.info.backend_pid,))
+    with error("57014", ours=False):
+        running.result()
+    assert watcher.execute("SELECT count(*) FROM ml_rag.progress").fetchone() == (0,)
+
+
+def test_the_switch_waits_for_nobody(db: Database, store: Connection) -> None:
+    reader, writer = db.connect(autocommit=False), db.connect(autocommit=False)
+    add(store)
+    reader.execute("SELECT count(*) FROM docs")
+    writer.execute(WRITE)
+    store.execute("SET lock_timeout = '100ms'")
+    use(store, "more")
+    with store.transaction():
+        use(store, "fake-embed")
+        # and nobody for it
+        search(reader, "green tree", {"vector_store": ["docs"], "n_citations": 1})
+        writer.execute("UPDATE docs SET metadata = '{}' WHERE document_id = 2")
+    assert default(store) == "fake-embed"
+
+
+def test_two_switches_at_once_leave_one_default(db: Database, store: Connection) -> None:
+    other, watcher = db.connect(), db.connect()
+    add(store, "one")
+    add(store, "two", "other")
+    with store.transaction():
+        use(store, "one")
+        running = Background(lambda: use(other, "two"))
+        wait_until(lambda: watcher.execute("SELECT FROM pg_locks WHERE NOT granted").fetchall())
+    assert running.result() == "one"
+    assert default(store) == "two"
+    found = store.execute("SELECT vector_store, embed_model_id FROM ml_rag.discover()").fetchall()
+    assert found == [("public.docs", "other")]
+
+
+# -- questions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+def test_a_question_that_is_being_embedded_is_searched_with_its_model(
+    db: Database, store: Connection, models: ModelsServer, isolation: str
+) -> None:
+    """Of the same dimensions: the vectors of the other model would find something else without any error."""
+    asker = db.connect()
+    asker.execute(f"SET default_transaction_isolation = '{isolation}'")
+    add(store, "more", "other")
+    changed = (search(asker, "green tree", {"vector_store": ["docs"], "n_citations": 7}), use(store, "more"))[0]
+    use(store, "fake-embed")
+    models.before = {len(models.requests): lambda: use(store, "more")}
+    found = search(asker, "green tree", {"vector_store": ["docs"], "n_citations": 7})
+    assert models.requests[-1][0] == "fake-embed"
+    assert found == changed
+    found = search(asker, "green tree", {"vector_store": ["docs"], "n_citations": 7})
+    assert models.requests[-1][0] == "other"
+    assert found[0][5:7] == ("green tree", 0)
+
+
+def test_a_store_that_was_discovered_before_is_searched_as_it_was(store: Connection, models: ModelsServer) -> None:
+    add(store, "more", "other")
+    before = store.execute("SELECT array_agg(s) FROM ml_rag.discover() AS s").fetchone()
+    assert before is not None
+    use(store, "more")
+    nearest = "SELECT segment, distance FROM ml_rag.search(%s::ml_rag.store[], %s::vector, 1)"
+    vector = str([float(x) for x in fake_embedding("green tree")])
+    assert store.execute(nearest, (before[0], vector)).fetchall() == [("green tree", 0)]
+    drop(store, "fake-embed")
+    with error("42703", ours=False):
+        store.execute(nearest, (before[0], vector))
+
+
+# -- loads -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_load_fills_every_embedding(db: Database, store: Connection, models: ModelsServer, folder: Path) -> None:
+    add(store, "narrow")
+    add(store, "other", "other", type="halfvec")
+    write(folder, a="first fish\n\nsecond fish", b="third fish")
+    assert counts(load(store, f"{folder}/", {"table_name": "docs"})) == {"loaded": 2}
+    assert_embedded(store, column="segment_embedding_narrow")
+    assert_embedded(store, "fake-embed", column="segment_embedding")
+    assert listed(store)["other"]["pending"] == 0
+    use(store, "narrow")
+    store.execute("SELECT ml_rag.load_document('docs', 'late', 'late frost')")
+    assert_embedded(store, column="segment_embedding_narrow")
+    assert_embedded(store, "fake-embed", column="segment_embedding")
+    with error("22023", "holds vectors of another model", "It holds vectors of narrow"):
+        store.execute("SELECT ml_rag.load_document('docs', 'b', 'frost', '{\"embed_model_id\": \"fake-embed\"}')")
+
+
+def test_a_document_whose_further_embedding_fails_is_not_loaded(
+    store: Connection, models: ModelsServer, folder: Path
+) -> None:
+    add(store)
+    write(folder, a="good fish\n\na !nan b", b="good dog")
+
+    # the documents come with good vectors, and then the further ones are asked for
+    real = models.vectors
+    models.vectors = lambda texts, model: real([t.replace("!", "") if model != "narrow" else t for t in texts], model)  # type: ignore[method-assign]
+    result = load(store, f"{folder}/", {"table_name": "docs"})
+    assert counts(result) == {"loaded": 1, "failed": 1}
+    assert result["failed"][0]["error"] == "the model server answered nonsense"
+    assert "good fish" not in vectors(store)
+    assert_embedded(store)
+
+
+def test_a_model_server_that_goes_while_a_load_embeds_ends_it(
+    store: Connection, models: ModelsServer, folder: Path
+) -> None:
+    add(store)
+    write(folder, a="first fish", b="second fish")
+    number = len(models.requests)
+
+    def die(texts: list[str]) -> None:
+        if len(models.requests) > number + 1 and models.requests[-1][0] == "narrow":
+            raise OSError
+
+    models.always = die
+    with error("08006"):
+        load(store, f"{folder}/", {"table_name": "docs"})
+    models.always = lambda _: None
+    load(store, f"{folder}/", {"table_name": "docs"})
+    assert_embedded(store)
+    assert_embedded(store, "fake-embed", column="segment_embedding")
+
+
+def test_who_may_not_write_an_embedding_loads_without_it(db: Database, store: Connection, models: ModelsServer) -> None:
+    add(store)
+    role = db.role("tenant")
+    try:
+        store.execute(f"GRANT ml_rag_loader TO {role}; GRANT SELECT, DELETE ON docs TO {role}")
+        store.execute(
+            "GRANT INSERT (document_name, metadata, document_id, segment_number, segment, segment_embedding)"
+            f" ON docs TO {role}"
+        )
+        db.connect("tenant").execute("SELECT ml_rag.load_document('docs', 'late', 'late frost')")
+    finally:
+        store.execute(f"REVOKE ml_rag_loader FROM {role}")
+    assert listed(store)["more"]["pending"] == 1
+    assert add(store)["segments"] == 1
+    assert_embedded(store)
+
+
+def test_an_embedding_that_is_added_while_a_load_is_under_way(
+    db: Database, store: Connection, models: ModelsServer, folder: Path
+) -> None:
+    """No row is left out: neither what the load had written before, nor what it writes afterwards."""
+    other, watcher = db.connect(), db.connect()
+    write(folder, **{f"f{i:02}": f"fish number {i}" for i in range(40)})
+    running: list[Background] = []
+
+    def start(texts: list[str]) -> None:
+        if any("number 20" in text for text in texts) and not running:
+            running.append(Background(lambda: add(other)))
+            wait_until(lambda: phase(watcher) == "waiting for a lock")
+
+    models.always = start
+    assert counts(load(store, f"{folder}/", {"table_name": "docs"})) == {"loaded": 40}
+    assert running[0].result()["failed"] == 0
+    assert_embedded(store)
+    assert_embedded(store, "fake-embed", column="segment_embedding")
+
+
+def test_a_switch_while_a_load_is_under_way(
+    db: Database, store: Connection, models: ModelsServer, folder: Path
+) -> None:
+    other = db.connect()
+    add(store, "more", "other")
+    write(folder, a="first fish", b="second fish")
+    models.before_batch = {0: lambda: use(other, "more")}
+    load(store, f"{folder}/", {"table_name": "docs"})
+    assert default(store) == "more"
+    assert_embedded(store, "other")
+    assert_embedded(store, "fake-embed", column="segment_embedding")
+
+
+def test_loading_again_after_a_switch_embeds_nothing_twice(
+    owner: Connection, models: ModelsServer, folder: Path
+) -> None:
+    owner.execute("CREATE SCHEMA s; SET search_path = s, public")
+    write(folder, a="first fish", b="second fish")
+    options: Any = {"embed_model_id": "fake-embed", "chunking": {"segment_tokens": 100}}
+    assert counts(load(owner, f"{folder}/", options)) == {"loaded": 2}
+    del options["embed_model_id"]
+    former = "fake-embed"
+    for model in ("narrow", "other"):
+        add(owner, model, model)
+        use(owner, model)
+        drop(owner, former)
+        former = model
+        models.requests.clear()
+        assert counts(load(owner, f"{folder}/", options)) == {"unchanged": 2}
+        unchanged = owner.execute(
+            "SELECT count(*) FROM ml_rag.unchanged_documents('docs', ARRAY(SELECT DISTINCT document_name FROM docs"
+            " ORDER BY 1), ARRAY(SELECT metadata #>> '{source,sha256}' FROM docs ORDER BY document_name),"
+            ' \'{"chunking": {"segment_tokens": 100}}\')'
+        ).fetchone()
+        assert unchanged == (2,)
+        assert models.requests == []
+    # other options, another document
+    write(folder, c="third fish")
+    assert counts(load(owner, f"{folder}/", options)) == {"loaded": 1, "unchanged": 2}
+    assert counts(load(owner, f"{folder}/")) == {"changed": 3}
+    assert_embedded(owner, "other", column="segment_embedding_other")
+
+
+# -- all at once -------------------------------------------------------------------------------------------------------
+
+
+def test_only_one_session_at_a_time(db: Database, store: Connection, models: ModelsServer) -> None:
+    other = db.connect()
+    pid = str(store.info.backend_pid)
+    seen: list[bool] = []
+
+    def try_too() -> None:
+        with error("55006", "is being filled by another session", pid):
+            add(other, batch_size=1)
+        seen.append(True)
+        assert add(other, "two", "other", index={"type": "none"})["segments"] == 7
+
+    # the second one asks for the dimensions first
+    models.before = {3: try_too}
+    add(store, batch_size=1)
+    assert seen == [True]
+    assert_embedded(store)
+
+
+def test_who_holds_a_lock_of_ours_is_named(db: Database, store: Connection) -> None:
+    """Any role can take an advisory lock, so that the administrator must be able to see which session it is."""
+    stranger = db.connect("stranger")
+    stranger.execute(
+        "SELECT pg_advisory_lock(hashtextextended(%s || %s || %s, 0))", ("ml_rag embedding ", _oid(store), " more")
+    )
+    with error("55006", f"session {stranger.info.backend_pid}"):
+        add(store)
+    stranger.execute("SELECT pg_advisory_unlock_all()")
+    assert add(store)["segments"] == 7
+
+
+def _oid(connection: Connection) -> str:
+    row = connection.execute("SELECT 'docs'::regclass::oid::text").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def test_an_embedding_that_is_dropped_while_it_is_filled(db: Database, store: Connection, models: ModelsServer) -> None:
+    other = db.connect()
+    models.before = {3: lambda: drop(other, "more")}
+    with error("42704", '"docs" has no embedding "more"'):
+        add(store, batch_size=1)
+    assert columns(store)[-1] == "segment_embedding"
+
+
+def test_a_column_that_is_renamed_while_it_is_filled(db: Database, store: Connection, models: ModelsServer) -> None:
+    other = db.connect()
+    models.before = {3: lambda: other.execute("ALTER TABLE docs RENAME segment_embedding_more TO mine")}
+    assert add(store, batch_size=1)["segments"] == 7
+    assert_embedded(store, column="mine")
+
+
+def test_while_others_write_and_search_nothing_is_lost_and_nothing_fails(
+    db: Database, owner: Connection, models: ModelsServer
+) -> None:
+    words = ["red", "green", "blue", "old", "stone", "white", "black", "cat", "dog", "fish", "frost", "lake"]
+    texts = [" ".join(words[(i * k + k) % 12] for k in (1, 5, 7)) + f" n{i}" for i in range(400)]
+    create_store(owner, rows=rows(texts), type="vector(16)")
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs'); SELECT ml_rag.index_store('docs')")
+    finished = threading.Event()
+
+    def write(first: int) -> int:
+        connection, done = db.connect(), 0
+        while not finished.is_set():
+            n = first + done
+            connection.execute("SELECT ml_rag.load_document('docs', %s, %s)", (f"l{n}", f"loaded {texts[n % 400]}"))
+            with connection.transaction():
+                for i in (n * 7 % 400, n * 3 % 400):
+                    connection.execute("UPDATE docs SET segment = segment || ' x' WHERE document_id = %s", (i,))
+            connection.execute("DELETE FROM docs WHERE document_id = %s", (n * 11 % 400,))
+            done += 1
+        return done
+
+    def ask() -> int:
+        connection, done = db.connect(), 0
+        options = {"vector_store": ["docs"], "n_citations": 1}
+        while not finished.is_set():
+            assert len(search(connection, texts[done % 400], options)) == 1
+            done += 1
+        return done
+
+    others = [Background(lambda: write(1000)), Background(ask)]
+    former = "fake-embed"
+    try:
+        for name, model in (("a", "narrow"), ("b", "other"), ("c", "fake-embed")):
+            add(owner, name, model, batch_size=50)
+            owner.execute("SELECT ml_rag.use_embedding('docs', %s, true)", (name,))
+            if former != "fake-embed":
+                drop(owner, former)
+            former = name
+    finally:
+        finished.set()
+    assert all(other.result() > 0 for other in others)
+    add(owner, "c", "fake-embed")
+    assert_embedded(owner, "fake-embed", column="segment_embedding_c")
