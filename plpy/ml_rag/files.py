@@ -211,20 +211,24 @@ def _user() -> str:
 
 
 def _walk(folder: str, patterns: tuple[str, ...], interrupt: Interrupt) -> Iterator[os.DirEntry[str]]:
-    interrupt()
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError:
-        return  # a folder below that cannot be read: what it holds is neither loaded nor taken for gone
-    expression = re.compile(_expression(patterns[0]), re.DOTALL) if patterns else None
-    visible = bool(patterns) and patterns[0].startswith(".")
-    for entry in entries:
-        if (entry.name.startswith(".") and not visible) or (expression and not expression.fullmatch(entry.name)):
-            continue
-        if len(patterns) != 1 and entry.is_dir(follow_symlinks=False):
-            yield from _walk(entry.path, patterns[1:], interrupt)
-        elif len(patterns) < 2:
-            yield entry
+    # no recursion: folders may lie deeper in one another than Python goes
+    waiting = [(folder, patterns)]
+    while waiting:
+        interrupt()
+        folder, patterns = waiting.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:
+            continue  # a folder below that cannot be read: what it holds is neither loaded nor taken for gone
+        expression = re.compile(_expression(patterns[0]), re.DOTALL) if patterns else None
+        visible = bool(patterns) and patterns[0].startswith(".")
+        for entry in entries:
+            if (entry.name.startswith(".") and not visible) or (expression and not expression.fullmatch(entry.name)):
+                continue
+            if len(patterns) != 1 and entry.is_dir(follow_symlinks=False):
+                waiting.append((entry.path, patterns[1:]))
+            elif len(patterns) < 2:
+                yield entry
 
 
 def size(path: str) -> int:
