@@ -182,9 +182,9 @@ def find(location: Location, interrupt: Interrupt) -> list[str]:
                 files.append(entry.path)
             elif entry.is_symlink() and os.path.realpath(entry.path).startswith(real_base) and entry.is_file():
                 links.append(entry.path)
-    found = {os.path.realpath(path) for path in files}
+    found = set(map(_real, files))
     for path in sorted(links):
-        if (real := os.path.realpath(path)) not in found:
+        if (real := _real(path)) is not None and real not in found:
             found.add(real)
             files.append(path)
     if not files:
@@ -194,6 +194,14 @@ def find(location: Location, interrupt: Interrupt) -> list[str]:
             hint=_HINT,
         )
     return sorted(files)
+
+
+def _real(path: str) -> str | None:
+    """Where it leads; None where a link has gone since it was looked at."""
+    try:
+        return os.path.realpath(path)
+    except OSError:
+        return None
 
 
 def _remedy(error: OSError) -> str | None:
