@@ -182,9 +182,9 @@ def find(location: Location, interrupt: Interrupt) -> list[str]:
                 files.append(entry.path)
             elif entry.is_symlink() and os.path.realpath(entry.path).startswith(real_base) and entry.is_file():
                 links.append(entry.path)
-    found = {os.path.realpath(path) for path in files}
+    found = set(map(_real, files))
     for path in sorted(links):
-        if (real := os.path.realpath(path)) not in found:
+        if (real := _real(path)) is not None and real not in found:
             found.add(real)
             files.append(path)
     if not files:
@@ -194,6 +194,14 @@ def find(location: Location, interrupt: Interrupt) -> list[str]:
             hint=_HINT,
         )
     return sorted(files)
+
+
+def _real(path: str) -> str | None:
+    """Where it leads; None where a link has gone since it was looked at."""
+    try:
+        return os.path.realpath(path)
+    except OSError:
+        return None
 
 
 def _remedy(error: OSError) -> str | None:
@@ -211,20 +219,24 @@ def _user() -> str:
 
 
 def _walk(folder: str, patterns: tuple[str, ...], interrupt: Interrupt) -> Iterator[os.DirEntry[str]]:
-    interrupt()
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError:
-        return  # a folder below that cannot be read: what it holds is neither loaded nor taken for gone
-    expression = re.compile(_expression(patterns[0]), re.DOTALL) if patterns else None
-    visible = bool(patterns) and patterns[0].startswith(".")
-    for entry in entries:
-        if (entry.name.startswith(".") and not visible) or (expression and not expression.fullmatch(entry.name)):
-            continue
-        if len(patterns) != 1 and entry.is_dir(follow_symlinks=False):
-            yield from _walk(entry.path, patterns[1:], interrupt)
-        elif len(patterns) < 2:
-            yield entry
+    # no recursion: folders may lie deeper in one another than Python goes
+    waiting = [(folder, patterns)]
+    while waiting:
+        interrupt()
+        folder, patterns = waiting.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:
+            continue  # a folder below that cannot be read: what it holds is neither loaded nor taken for gone
+        expression = re.compile(_expression(patterns[0]), re.DOTALL) if patterns else None
+        visible = bool(patterns) and patterns[0].startswith(".")
+        for entry in entries:
+            if (entry.name.startswith(".") and not visible) or (expression and not expression.fullmatch(entry.name)):
+                continue
+            if len(patterns) != 1 and entry.is_dir(follow_symlinks=False):
+                waiting.append((entry.path, patterns[1:]))
+            elif len(patterns) < 2:
+                yield entry
 
 
 def size(path: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from pathlib import Path
 from urllib.parse import quote
 
@@ -97,6 +98,37 @@ def test_links_that_leave_the_folder_are_not_followed(tree: Path) -> None:
     assert found(folder, f"{folder}/*") == ["c.txt", "current.txt"]
     # one file that is named as it is may be a link
     assert found(folder, f"{folder}/out.txt") == ["out.txt"]
+
+
+def test_what_goes_while_it_is_looked_at_is_left_to_reading(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tree / "link").symlink_to("b.md")
+    (tree / "other").symlink_to(tree / ".hidden")
+    realpath = os.path.realpath
+    looks: list[str] = []
+
+    def swapped(path: str) -> str:
+        looks.append(path)
+        if path.endswith("a.txt") or (path.endswith("other") and looks.count(path) > 1):
+            raise FileNotFoundError(path)
+        return realpath(path)
+
+    monkeypatch.setattr("os.path.realpath", swapped)
+    assert found(tree, str(tree)) == ["a.txt", "b.md", "sub/c.txt", "sub/deep/d.txt"]
+
+
+def test_folders_deep_within_one_another_are_no_trouble(tree: Path) -> None:
+    folder = os.open(tree, os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=folder)
+        below = os.open("d", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = below
+    os.close(os.open("deep.txt", os.O_CREAT | os.O_WRONLY, dir_fd=folder))
+    os.close(folder)
+    try:
+        assert found(tree, str(tree)) == ["a.txt", "b.md", "d/" * 1200 + "deep.txt", "sub/c.txt", "sub/deep/d.txt"]
+    finally:
+        subprocess.run(["rm", "-r", tree / "d"], check=True)  # Python's own goes no deeper than the one before did
 
 
 def test_a_file_is_read_only_below_its_folder(tree: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 import uuid
 from base64 import b64decode
@@ -235,12 +236,16 @@ def rows(segments: Sequence[dict[str, Any]], vectors: bytes, shared: dict[str, A
 
 
 def multipart(request: dict[str, Any], uploads: Sequence[Upload]) -> tuple[bytes, str]:
-    """Body and content type of a request to /v1/documents (RFC 7578; names as browsers escape them)."""
+    """Body and content type of a request to /v1/documents (RFC 7578; names as browsers escape them).
+
+    Of a name the last part only, whose ending tells the format: a header is bounded, and one long path would have the
+    whole request refused.
+    """
     boundary = uuid.uuid4().hex
     head = f'--{boundary}\r\nContent-Disposition: form-data; name="'
     pieces = [f'{head}options"\r\n\r\n{json.dumps(request)}\r\n'.encode()]
     for upload in uploads:
-        name = upload.name
+        name = os.path.basename(upload.name)
         for character, escaped in (("\\", "%5C"), ('"', "%22"), ("\r", "%0D"), ("\n", "%0A")):
             name = name.replace(character, escaped)
         pieces.append(f'{head}file"; filename="{name}"\r\nContent-Type: application/octet-stream\r\n\r\n'.encode())

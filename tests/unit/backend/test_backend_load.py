@@ -269,3 +269,14 @@ def test_the_request_is_proper_multipart(name: str) -> None:
     assert [part.get_payload(decode=True) for part in parts] == [content] * 2
     for part in parts:
         assert part.get_param("name", header="content-disposition") == "file"
+
+
+def test_a_long_path_does_not_have_the_request_refused() -> None:
+    """A header of a part may have 4096 bytes, and three are sent for each quote."""
+    folders = "".join("/" + quotes for quotes in ['"' * 250] * 8)
+    uploads = [Upload(f"{folders}/{name}", b"x", "", False) for name in ("a.txt", '"' * 250 + ".md")]
+    body, content_type = multipart({}, uploads)
+    assert len(body) < 4096
+    message = BytesParser(policy=HTTP).parsebytes(f"Content-Type: {content_type}\r\n\r\n".encode() + body)
+    _, *parts = message.iter_parts()
+    assert [part.get_filename() for part in parts] == ["a.txt", "%22" * 250 + ".md"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import time
 from typing import Any
 
 import pytest
 
-from ml_rag.ingest.formats.common import MAX_VALUE, document
+from ml_rag.ingest.formats.common import MAX_VALUE, clean, document
 from ml_rag.ingest.parse import parse
 from support.office import docx, epub, odt, pptx, text_pdf, xlsx
 
@@ -229,3 +230,11 @@ def test_a_hyphen_stays_where_the_document_has_it_elsewhere() -> None:
 def test_what_each_segment_repeats_of_a_block_is_short() -> None:
     made = document("xlsx", [("text", {"sheet": "s" * 10_000, "page": 3})])
     assert made.blocks[0].metadata == {"sheet": "s" * MAX_VALUE, "page": 3}
+
+
+def test_blanks_at_the_ends_of_lines_go_however_many_there_are() -> None:
+    assert clean(" a \t \n\t\n b\t ") == " a\n\n b"
+    text = "a" + " " * 100_000 + "b"
+    began = time.process_time()
+    assert clean(text + "\t \n") == text
+    assert time.process_time() - began < 3
