@@ -64,7 +64,7 @@ def _remember(models_dir: Path, memory: dict[str, object]) -> None:
 
 def check_pins(entry: ModelEntry, models_dir: Path) -> None:
     """Compare each pinned file with its pin. Raises ``ModelUnavailable``."""
-    if entry.engine in ("fake", "openai"):
+    if not entry.kind.has_files:
         return
     for path, pin in entry.file_paths(models_dir).items():
         if pin == UNPINNED:
