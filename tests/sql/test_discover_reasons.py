@@ -49,7 +49,12 @@ WHY = {
         "may not SELECT segment_embedding.",
         "GRANT SELECT",
     ),
-    "no marker": ("COMMENT ON COLUMN x.segment_embedding IS 'vectors'", {}, "name an embedding model", "COMMENT ON"),
+    "no marker": (
+        "COMMENT ON COLUMN x.segment_embedding IS 'vectors'",
+        {},
+        "does not name an embedding model",
+        "COMMENT ON",
+    ),
     "another model": ("", {"embed_model_id": "fake-embed-slow"}, "model fake-embed, and the call", '"embed_model_id"'),
     "no data": (
         "ALTER TABLE x RENAME TO y; CREATE MATERIALIZED VIEW x AS TABLE y WITH NO DATA",

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from ml_rag.errors import InvalidRequest
 from ml_rag.server.boundary import MAX_VALUES, check_values
-from ml_rag.server.chat import ChatRequest
+from ml_rag.server.chat.request import ChatRequest
 from ml_rag.server.routes import EmbeddingsBody, RerankBody
 from ml_rag.server.serve import MAX_HEAD_BYTES
 from ml_rag.testing import RunningServer, running_server
