@@ -83,8 +83,9 @@ BEGIN
         IF NOT _is_untrusted THEN
           PERFORM ml_rag._warn_of_unknown_keys(store, request.options -> 'filters');
         END IF;
-        SELECT f.condition, f.arguments INTO filter.condition, filter.arguments
-        FROM ml_rag.filter(store, request.options) AS f;
+        _found := ml_rag.filter(store, request.options);
+        filter.condition := _found.condition;
+        filter.arguments := _found.arguments;
       END IF;
     END IF;
     _condition := filter.condition;
@@ -336,5 +337,34 @@ BEGIN
     PERFORM ml_rag._warn_of_failures(_failures, _late);
   END IF;
   RETURN _hits;
+END
+$$;
+
+CREATE FUNCTION ml_rag._search_by_one_arm(
+  search text, stores ml_rag.store[], n integer, question text, query_embedding vector, distance_metric text, options jsonb,
+  skips_dimensions boolean, has_found boolean, OUT hits ml_rag.hit[], OUT request ml_rag.request, OUT arm ml_rag.arm
+)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the stages ml_rag.search and ml_rag.keyword where they are called by themselves
+-- Calls: ml_rag._search_arm  Reads: the stores, as the caller
+DECLARE
+  _found record;
+BEGIN
+  hits := '{}';
+  IF coalesce(n, 0) < 1 OR coalesce(cardinality(stores), 0) = 0 THEN
+    RETURN;
+  END IF;
+  request.question := question;
+  request.options := coalesce(options, '{}');
+  request.query_embedding := query_embedding;
+  request.distance_metric := distance_metric;
+  request.skips_dimensions := skips_dimensions;
+  request.explain := false;
+  arm.search := search;
+  arm.candidates := n;
+  _found := ml_rag._search_arm(request, arm, stores, true, has_found, '{}');
+  hits := _found.hits;
 END
 $$;

@@ -78,7 +78,7 @@ DECLARE
   _terms text[];
   _weights integer[];
   _candidates integer;
-  _is_all boolean;
+  _part record;
   _most CONSTANT integer := 65536; -- candidates of an untrusted store: about a second
 BEGIN
   SELECT coalesce(array_agg(t.key ORDER BY t.key COLLATE "C"), '{}'),
@@ -93,10 +93,10 @@ BEGIN
   -- not in the table mean that it was written to with triggers off, and a second look is enough
   _candidates := CASE WHEN narrows THEN 4 * _n + 100 ELSE _n END;
   WHILE cardinality(_terms) > 0 LOOP
-    SELECT r.hits, r.is_all INTO hits, _is_all
-    FROM ml_rag._run_keyword(store, index, _terms, _weights, _candidates, _vector, request.distance_metric, _n, condition,
-      arguments, until, with_text) AS r;
-    EXIT WHEN cardinality(hits) >= _n OR _is_all OR NOT narrows AND _candidates > _n;
+    _part := ml_rag._run_keyword(store, index, _terms, _weights, _candidates, _vector, request.distance_metric, _n,
+      condition, arguments, until, with_text);
+    hits := _part.hits;
+    EXIT WHEN cardinality(hits) >= _n OR _part.is_all OR NOT narrows AND _candidates > _n;
     IF until IS NOT NULL AND (_candidates >= _most OR clock_timestamp() > until) THEN
       PERFORM ml_rag._out_of_time();
     END IF;

@@ -1,5 +1,19 @@
 -- expand: each hit with its neighbours.
 
+CREATE FUNCTION ml_rag._expand(stores ml_rag.store[], segment_overlap integer, INOUT hits ml_rag.hit[],
+  OUT request ml_rag.request, OUT retrieval ml_rag.retrieval)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the stage where it is called by itself  Calls: ml_rag._read_hits  Reads: the stores, as the caller
+BEGIN
+  request.segment_overlap := segment_overlap;
+  retrieval.stores := stores;
+  retrieval.hits := hits;
+  hits := ml_rag._read_hits('expand', request, retrieval);
+END
+$$;
+
 CREATE FUNCTION ml_rag.expand(stores ml_rag.store[], hits ml_rag.hit[], segment_overlap integer DEFAULT 1)
 RETURNS SETOF ml_rag.hit
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
@@ -7,16 +21,10 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: each hit with its neighbours; ranges of one document that touch become one hit
 -- A store that nobody named and whose neighbours cannot be read keeps its hits as they are.
--- Calls: ml_rag._read_hits  Reads: the stores, as the caller
-DECLARE
-  _request ml_rag.request;
-  _retrieval ml_rag.retrieval;
+-- Calls: ml_rag._expand  Reads: the stores, as the caller
 BEGIN
   IF segment_overlap > 0 THEN
-    _request.segment_overlap := segment_overlap;
-    _retrieval.stores := stores;
-    _retrieval.hits := hits;
-    hits := ml_rag._read_hits('expand', _request, _retrieval);
+    hits := (SELECT e.hits FROM ml_rag._expand(stores, segment_overlap, hits) AS e);
   END IF;
   RETURN QUERY SELECT h.* FROM unnest(hits) AS h;
 END

@@ -145,18 +145,14 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 100
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: the candidates of a semantic and a keyword arm, each once, by their fused score
--- Calls: ml_rag.parse_options, ml_rag._fuse
+-- Calls: ml_rag.parse_options, ml_rag._arms, ml_rag._fuse
 DECLARE
   _options jsonb := ml_rag.parse_options('hybrid_options', $3);
-  _arm ml_rag.arm;
   _rankings ml_rag.ranking[];
+  _arms ml_rag.arm[] := ml_rag._arms(jsonb_build_object('semantic_search', true, 'keyword_search', true,
+    'hybrid_options', _options), 0);
 BEGIN
-  _arm.search := 'semantic';
-  _arm.weight := (_options ->> 'semantic_weight')::double precision;
-  _rankings := ARRAY[ROW(_arm, coalesce(semantic, '{}'))::ml_rag.ranking];
-  _arm.search := 'keyword';
-  _arm.weight := 1 - _arm.weight;
-  _rankings := _rankings || ROW(_arm, coalesce(keyword, '{}'))::ml_rag.ranking;
+  _rankings := ARRAY[ROW(_arms[1], coalesce(semantic, '{}')), ROW(_arms[2], coalesce(keyword, '{}'))];
   RETURN QUERY SELECT h.* FROM unnest(
     ml_rag._fuse(_rankings, _options ->> 'fusion', (_options ->> 'rrf_k')::double precision, distance_metric)) AS h;
 END

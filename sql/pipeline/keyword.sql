@@ -12,25 +12,10 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: the n segments of all stores that speak most of the query's words
--- Calls: ml_rag._search_arm  Reads: the stores and their indexes, as the caller
-DECLARE
-  _request ml_rag.request;
-  _arm ml_rag.arm;
-  _found record;
+-- Calls: ml_rag._search_by_one_arm  Reads: the stores and their indexes, as the caller
 BEGIN
-  IF coalesce(n, 0) < 1 OR coalesce(cardinality(stores), 0) = 0 THEN
-    RETURN;
-  END IF;
-  _request.question := query;
-  _request.options := coalesce(options, '{}');
-  _request.query_embedding := query_embedding;
-  _request.distance_metric := distance_metric;
-  _request.explain := false;
-  _arm.search := 'keyword';
-  _arm.candidates := n;
-  _found := ml_rag._search_arm(_request, _arm, stores, true,
-    coalesce((options -> 'semantic_search')::boolean, false), '{}');
-  RETURN QUERY SELECT h.* FROM unnest(_found.hits) AS h;
+  RETURN QUERY SELECT h.* FROM ml_rag._search_by_one_arm('keyword', stores, n, query, query_embedding, distance_metric, options,
+    false, coalesce((options -> 'semantic_search')::boolean, false)) AS f CROSS JOIN LATERAL unnest(f.hits) AS h;
 END
 $$;
 COMMENT ON FUNCTION ml_rag.keyword(ml_rag.store[], text, integer, vector, text, jsonb) IS

@@ -77,7 +77,7 @@ AS $$
 DECLARE
   _wanted integer := coalesce(request.rerank_candidates, request.n_citations);
   _with_text boolean := cardinality(request.arms) = 1 AND (request.arms[1]).candidates <= _wanted;
-  _limit numeric;
+  _limited record;
   _kept ml_rag.hit[];
 BEGIN
   retrieval := ml_rag._search_arms(request, retrieval, _with_text);
@@ -93,9 +93,10 @@ BEGIN
   END IF;
 
   -- also with nothing to judge: it says which limit was in force
-  SELECT t.method, t.threshold, t.kept INTO retrieval.method, _limit, _kept
-  FROM ml_rag.threshold(retrieval.hits, request.max_distance, request.percentage_distance) AS t;
-  retrieval.threshold := round(_limit, 4);
+  _limited := ml_rag.threshold(retrieval.hits, request.max_distance, request.percentage_distance);
+  _kept := _limited.kept;
+  retrieval.method := _limited.method;
+  retrieval.threshold := round(_limited.threshold, 4);
   retrieval.trace := retrieval.trace || ROW('threshold', clock_timestamp(), CASE WHEN request.explain THEN
     jsonb_build_object('candidates', cardinality(_kept),
       'nearest', (SELECT min(h.distance) FROM unnest(retrieval.hits) AS h)) END)::ml_rag.step;
@@ -103,7 +104,7 @@ BEGIN
     retrieval.missing := coalesce(retrieval.missing, jsonb_build_object('sqlstate', 'P0002',
       'message', 'no segment within the distance threshold',
       'detail', format('The nearest distance is %s, the threshold %s.',
-        coalesce((SELECT min(h.distance) FROM unnest(retrieval.hits) AS h)::text, 'not known'), _limit),
+        coalesce((SELECT min(h.distance) FROM unnest(retrieval.hits) AS h)::text, 'not known'), _limited.threshold),
       'hint', 'Raise "max_distance", or leave it out.'));
     retrieval.hits := '{}';
     RETURN retrieval;
@@ -155,7 +156,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._retrieve(request ml_rag.request) RETURNS ml_rag.retrieval
+CREATE FUNCTION ml_rag._retrieve(request ml_rag.request, OUT retrieval ml_rag.retrieval)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -163,47 +164,45 @@ AS $$
 -- Calls: ml_rag._discover, ml_rag._hold_models, ml_rag._needs_embedding, ml_rag.embed, ml_rag._no_store,
 -- ml_rag._embed_arms, ml_rag._find, ml_rag._rerank_hits, ml_rag._stage, ml_rag._read_hits
 DECLARE
-  _r ml_rag.retrieval;
   _embeds boolean;
 BEGIN
-  _r.stores := '{}';
-  _r.hits := '{}';
-  _r.method := 'n_citations';
-  _r.trace := ARRAY[ROW('begin', clock_timestamp(), NULL)::ml_rag.step];
+  retrieval.stores := '{}';
+  retrieval.hits := '{}';
+  retrieval.method := 'n_citations';
+  retrieval.trace := ARRAY[ROW('begin', clock_timestamp(), NULL)::ml_rag.step];
   IF request.n_citations = 0 THEN
-    RETURN _r;
+    RETURN;
   END IF;
 
   _embeds := request.query_embedding IS NULL AND ml_rag._needs_embedding(request.options);
-  _r.stores := ml_rag._discover(request.options);
-  IF _embeds AND NOT ml_rag._hold_models(_r.stores) THEN
+  retrieval.stores := ml_rag._discover(request.options);
+  IF _embeds AND NOT ml_rag._hold_models(retrieval.stores) THEN
     -- one has just been switched to another
-    _r.stores := ml_rag._discover(request.options);
-    PERFORM ml_rag._hold_models(_r.stores);
+    retrieval.stores := ml_rag._discover(request.options);
+    PERFORM ml_rag._hold_models(retrieval.stores);
   END IF;
-  IF cardinality(_r.stores) = 0 AND request.options ? 'embed_model_id' AND _embeds THEN
+  IF cardinality(retrieval.stores) = 0 AND request.options ? 'embed_model_id' AND _embeds THEN
     -- a misspelt model is the likelier reason, and this says so
     PERFORM ml_rag.embed(request.question, request.options ->> 'embed_model_id');
   END IF;
-  IF cardinality(_r.stores) = 0 THEN
+  IF cardinality(retrieval.stores) = 0 THEN
     PERFORM ml_rag._no_store(request.options);
   END IF;
-  _r.trace := _r.trace || ROW('discover', clock_timestamp(), NULL)::ml_rag.step;
+  retrieval.trace := retrieval.trace || ROW('discover', clock_timestamp(), NULL)::ml_rag.step;
 
-  request := ml_rag._embed_arms(request, coalesce(request.options ->> 'embed_model_id', (_r.stores[1]).embed_model_id));
-  _r.trace := _r.trace || ROW('embed', clock_timestamp(),
+  request := ml_rag._embed_arms(request, coalesce(request.options ->> 'embed_model_id', (retrieval.stores[1]).embed_model_id));
+  retrieval.trace := retrieval.trace || ROW('embed', clock_timestamp(),
     CASE WHEN _embeds THEN '{"embedded": true}'::jsonb END)::ml_rag.step;
 
-  _r := ml_rag._find(request, _r);
-  IF _r.missing IS NULL AND request.rerank_model_id IS NOT NULL THEN
-    _r := ml_rag._rerank_hits(request, _r);
+  retrieval := ml_rag._find(request, retrieval);
+  IF retrieval.missing IS NULL AND request.rerank_model_id IS NOT NULL THEN
+    retrieval := ml_rag._rerank_hits(request, retrieval);
   END IF;
-  IF _r.missing IS NULL AND request.segment_overlap > 0 THEN
+  IF retrieval.missing IS NULL AND request.segment_overlap > 0 THEN
     PERFORM ml_rag._stage(request.call, 'expand');
-    _r.hits := ml_rag._read_hits('expand', request, _r);
-    _r.trace := _r.trace || ROW('expand', clock_timestamp(), NULL)::ml_rag.step;
+    retrieval.hits := ml_rag._read_hits('expand', request, retrieval);
+    retrieval.trace := retrieval.trace || ROW('expand', clock_timestamp(), NULL)::ml_rag.step;
   END IF;
-  RETURN _r;
 END
 $$;
 

@@ -140,7 +140,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._arms(options jsonb, at_least integer) RETURNS ml_rag.arm[]
+CREATE FUNCTION ml_rag._arms(options jsonb, at_least integer, OUT arms ml_rag.arm[])
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
@@ -148,97 +148,94 @@ AS $$
 -- Each brings at least so many candidates as at_least says. options are parsed ones
 -- Calls: ml_rag.parse_options, ml_rag._vector
 DECLARE
-  _arm ml_rag.arm;
-  _arms ml_rag.arm[] := '{}';
   _given jsonb;
   _hybrid jsonb;
   _weights double precision := (SELECT sum(coalesce((a ->> 'weight')::double precision, 1))
                                 FROM jsonb_array_elements(options -> 'arms') AS a);
+  _candidates integer := at_least;
+  _weight double precision;
   _of_a_kind integer;
+  _n integer := 0;
 BEGIN
   FOR _given IN SELECT a FROM jsonb_array_elements(options -> 'arms') AS a LOOP
-    _arm := NULL;
-    _arm.search := _given ->> 'search';
-    _of_a_kind := 1 + (SELECT count(*) FROM unnest(_arms) AS a WHERE a.search = _arm.search);
-    _arm.name := _arm.search || CASE WHEN _of_a_kind > 1 THEN format(' %s', _of_a_kind) ELSE '' END;
-    _arm.query := _given #>> '{query,text}';
-    _arm.query_embedding := CASE WHEN _given ? 'query_embedding' THEN ml_rag._vector(_given -> 'query_embedding') END;
-    IF NOT (_given -> 'is_auto')::boolean THEN
-      _arm.weight := coalesce((_given ->> 'weight')::double precision, 1) / _weights;
-    END IF;
-    _arm.candidates := greatest(at_least, (_given ->> 'candidates')::integer);
-    _arm.max_distance := (_given ->> 'max_distance')::numeric;
-    _arm.min_score := (_given ->> 'min_score')::double precision;
-    _arms := _arms || _arm;
+    _of_a_kind := 1 + (SELECT count(*) FROM unnest(arms) AS a WHERE a.search = _given ->> 'search');
+    _n := _n + 1;
+    arms[_n].search := _given ->> 'search';
+    arms[_n].name := (_given ->> 'search') || CASE WHEN _of_a_kind > 1 THEN format(' %s', _of_a_kind) ELSE '' END;
+    arms[_n].query := _given #>> '{query,text}';
+    arms[_n].query_embedding := CASE WHEN _given ? 'query_embedding' THEN ml_rag._vector(_given -> 'query_embedding') END;
+    arms[_n].weight := CASE WHEN NOT (_given -> 'is_auto')::boolean
+      THEN coalesce((_given ->> 'weight')::double precision, 1) / _weights END;
+    arms[_n].candidates := greatest(at_least, (_given ->> 'candidates')::integer);
+    arms[_n].max_distance := (_given ->> 'max_distance')::numeric;
+    arms[_n].min_score := (_given ->> 'min_score')::double precision;
   END LOOP;
   IF options ? 'arms' THEN
-    RETURN _arms;
+    RETURN;
   END IF;
-  _arm.candidates := at_least;
   IF (options -> 'keyword_search')::boolean THEN
     _hybrid := coalesce(options -> 'hybrid_options', ml_rag.parse_options('hybrid_options', NULL));
-    _arm.candidates := greatest(at_least, (_hybrid ->> 'candidates')::integer);
-    _arm.weight := (_hybrid ->> 'semantic_weight')::double precision;
+    _candidates := greatest(at_least, (_hybrid ->> 'candidates')::integer);
+    _weight := (_hybrid ->> 'semantic_weight')::double precision;
   END IF;
   IF (options -> 'semantic_search')::boolean THEN
-    _arm.name := 'semantic';
-    _arm.search := 'semantic';
-    _arms := _arms || _arm;
+    arms[1].search := 'semantic';
+    arms[1].name := 'semantic';
+    arms[1].candidates := _candidates;
+    arms[1].weight := _weight;
+    _n := 1;
   END IF;
   IF (options -> 'keyword_search')::boolean THEN
-    _arm.name := 'keyword';
-    _arm.search := 'keyword';
-    _arm.weight := 1 - _arm.weight;
-    _arms := _arms || _arm;
+    arms[_n + 1].search := 'keyword';
+    arms[_n + 1].name := 'keyword';
+    arms[_n + 1].candidates := _candidates;
+    arms[_n + 1].weight := 1 - _weight;
   END IF;
-  RETURN _arms;
 END
 $$;
 
-CREATE FUNCTION ml_rag._request(question text, options jsonb, call integer DEFAULT NULL) RETURNS ml_rag.request
+CREATE FUNCTION ml_rag._request(question text, options jsonb, call integer DEFAULT NULL, OUT request ml_rag.request)
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: what is asked, once and for all stages; options are parsed ones, call is what ml_rag._begin has returned
 -- Calls: ml_rag._arms, ml_rag._vector, ml_rag._bad_option, ml_rag._get_setting
 DECLARE
-  _request ml_rag.request;
   _retrieval jsonb := options -> 'retrieval_options';
 BEGIN
   IF coalesce(question, '') !~ '\S' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the query is empty',
       HINT = 'Ask a question: CALL ml_rag(''What is AutoML?'').';
   END IF;
-  _request.question := question;
-  _request.options := options;
-  _request.call := call;
-  _request.explain := coalesce((options -> 'explain')::boolean, false);
-  _request.n_citations := (options ->> 'n_citations')::integer;
-  IF _request.n_citations = 0 THEN
-    RETURN _request;
+  request.question := question;
+  request.options := options;
+  request.call := call;
+  request.explain := coalesce((options -> 'explain')::boolean, false);
+  request.n_citations := (options ->> 'n_citations')::integer;
+  IF request.n_citations = 0 THEN
+    RETURN;
   END IF;
-  _request.distance_metric := options ->> 'distance_metric';
-  _request.max_distance := (_retrieval ->> 'max_distance')::numeric;
-  _request.percentage_distance := (_retrieval ->> 'percentage_distance')::numeric;
-  _request.segment_overlap := coalesce((_retrieval ->> 'segment_overlap')::integer, 0);
+  request.distance_metric := options ->> 'distance_metric';
+  request.max_distance := (_retrieval ->> 'max_distance')::numeric;
+  request.percentage_distance := (_retrieval ->> 'percentage_distance')::numeric;
+  request.segment_overlap := coalesce((_retrieval ->> 'segment_overlap')::integer, 0);
   IF options ? 'rerank' THEN
-    _request.rerank_model_id := coalesce(options #>> '{rerank,model_id}', ml_rag._get_setting('rerank_model_id'), '');
-    _request.rerank_candidates := greatest(_request.n_citations, (options #>> '{rerank,candidates}')::integer);
-    _request.min_score := (options #>> '{rerank,min_score}')::double precision;
+    request.rerank_model_id := coalesce(options #>> '{rerank,model_id}', ml_rag._get_setting('rerank_model_id'), '');
+    request.rerank_candidates := greatest(request.n_citations, (options #>> '{rerank,candidates}')::integer);
+    request.min_score := (options #>> '{rerank,min_score}')::double precision;
   END IF;
-  _request.arms := ml_rag._arms(options, coalesce(_request.rerank_candidates, _request.n_citations));
-  _request.fusion := coalesce(options #>> '{hybrid_options,fusion}', 'weighted');
-  _request.rrf_k := coalesce((options #>> '{hybrid_options,rrf_k}')::double precision, 60);
+  request.arms := ml_rag._arms(options, coalesce(request.rerank_candidates, request.n_citations));
+  request.fusion := coalesce(options #>> '{hybrid_options,fusion}', 'weighted');
+  request.rrf_k := coalesce((options #>> '{hybrid_options,rrf_k}')::double precision, 60);
   -- one store with a wrong marker must not break the calls of those who never named it
-  _request.skips_dimensions := NOT options ?| '{vector_store,query_embedding}';
+  request.skips_dimensions := NOT options ?| '{vector_store,query_embedding}';
   IF options ? 'query_embedding' THEN
-    _request.query_embedding := ml_rag._vector(options -> 'query_embedding');
-    IF vector_norm(_request.query_embedding) = 0
-      AND (SELECT m.is_angle FROM ml_rag.metric AS m WHERE m.name = _request.distance_metric) THEN
+    request.query_embedding := ml_rag._vector(options -> 'query_embedding');
+    IF vector_norm(request.query_embedding) = 0
+      AND (SELECT m.is_angle FROM ml_rag.metric AS m WHERE m.name = request.distance_metric) THEN
       PERFORM ml_rag._bad_option('query_embedding', options -> 'query_embedding',
         'a vector that is not all zeros', 'Such a vector has no cosine distance to anything.');
     END IF;
   END IF;
-  RETURN _request;
 END
 $$;

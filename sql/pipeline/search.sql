@@ -12,24 +12,10 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: the n nearest segments of all stores, by (distance, store, document, segment)
--- Calls: ml_rag._search_arm  Reads: the stores, as the caller
-DECLARE
-  _request ml_rag.request;
-  _arm ml_rag.arm;
-  _found record;
+-- Calls: ml_rag._search_by_one_arm  Reads: the stores, as the caller
 BEGIN
-  IF coalesce(n, 0) < 1 OR coalesce(cardinality(stores), 0) = 0 THEN
-    RETURN;
-  END IF;
-  _request.options := coalesce(options, '{}');
-  _request.query_embedding := query_embedding;
-  _request.distance_metric := distance_metric;
-  _request.skips_dimensions := skip_other_dimensions;
-  _request.explain := false;
-  _arm.search := 'semantic';
-  _arm.candidates := n;
-  _found := ml_rag._search_arm(_request, _arm, stores, true, false, '{}');
-  RETURN QUERY SELECT h.* FROM unnest(_found.hits) AS h;
+  RETURN QUERY SELECT h.* FROM ml_rag._search_by_one_arm('semantic', stores, n, NULL, query_embedding, distance_metric, options,
+    skip_other_dimensions, false) AS f CROSS JOIN LATERAL unnest(f.hits) AS h;
 END
 $$;
 COMMENT ON FUNCTION ml_rag.search(ml_rag.store[], vector, integer, text, jsonb, boolean) IS

@@ -105,7 +105,7 @@ DECLARE
   _store regclass;
 BEGIN
   IF uri IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'URI is missing',
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the URI is missing',
       HINT = 'Name files as the server sees them: CALL vector_store_load(''file:///srv/docs/'').';
   END IF;
   PERFORM ml_rag._check_file_privilege();

@@ -112,7 +112,7 @@ def test_a_uri_that_names_no_file_is_22023(
 
 
 def test_a_null_uri_is_22023(loader: Connection) -> None:
-    with error("22023", "no URI"):
+    with error("22023", "URI is missing"):
         loader.execute("CALL vector_store_load(NULL)")
 
 

@@ -153,7 +153,7 @@ def test_a_store_that_is_dropped_between_discovery_and_search_is_42p01(
         owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
         with error("42P01", "exist") as caught:
             answer(db.connect("asker"), "one", {"vector_store": ["docs"]} if named else None)
-    assert "Call again" in caught.hint
+    assert "Try again" in caught.hint
 
 
 def test_a_store_cannot_be_dropped_while_the_question_is_embedded(
