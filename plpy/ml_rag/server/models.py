@@ -182,7 +182,7 @@ class Model:
             raise ModelUnavailable(
                 f"model {self.entry.id} cannot be loaded",
                 detail=reason,
-                hint=f"The model server's log has the whole story. {self._how_to_mend()}",
+                hint=f"See the model server's log. {self._how_to_mend()}",
             ) from error
         self.engine = engine
         if self.entry.task == "embed":

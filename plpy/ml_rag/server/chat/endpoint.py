@@ -121,7 +121,7 @@ class _Answer:
             self._last = item
             yield item
         if self._last.finish_reason is None:
-            raise EngineFailed("the model broke off", detail="Its answer has no end.")
+            raise EngineFailed("the answer of the model is incomplete", detail="It has no end.")
 
     @property
     def _usage(self) -> Usage:
