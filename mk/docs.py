@@ -1,8 +1,8 @@
 """docs.py DSN: the parts of the documentation that the installed extension says itself.
 
 Writes docs/reference.md from COMMENT ON, and the tables of options in README.md and docs/*.md from ml_rag.option: each
-stands between ``<!-- options of ROUTINE -->`` and ``<!-- end of options -->``. The document formats stand between
-``<!-- formats -->`` and ``<!-- end of formats -->``.
+stands between ``<!-- options of ROUTINE -->`` and ``<!-- end of options -->``. Likewise the lists of document
+formats and of engines, from the Python package.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ml_rag.ingest.formats import FORMATS
+from ml_rag.server.kinds import ENGINES
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = Path("docs/reference.md")
-FORMATS_BLOCK = re.compile(r"<!-- formats -->\n.*?<!-- end of formats -->", re.DOTALL)
+LISTS = {
+    "formats": lambda: ", ".join(code(name) for name in FORMATS),
+    "engines": lambda: ", ".join(f"{code(name)} ({kind.runs})" for name, kind in ENGINES.items()),
+}
+LIST = re.compile(r"<!-- (formats|engines) -->\n.*?<!-- end of \1 -->", re.DOTALL)
 BEGIN, END = "<!-- options of {} -->", "<!-- end of options -->"
 BLOCK = re.compile(r"<!-- options of (\w+) -->\n.*?<!-- end of options -->", re.DOTALL)
 
@@ -168,10 +173,14 @@ def with_tables(text: str, options: dict[str, list[Option]], folder: str = "") -
     return BLOCK.sub(table, text)
 
 
-def with_formats(text: str) -> str:
-    """A document with the formats that can be loaded."""
-    names = textwrap.fill(", ".join(code(name) for name in FORMATS), 120)
-    return FORMATS_BLOCK.sub(lambda _: f"<!-- formats -->\n\n{names}\n\n<!-- end of formats -->", text)
+def with_lists(text: str) -> str:
+    """A document with its lists of what the Python package has."""
+
+    def block(found: re.Match[str]) -> str:
+        names = textwrap.fill(LISTS[found[1]](), 120, break_on_hyphens=False)
+        return f"<!-- {found[1]} -->\n\n{names}\n\n<!-- end of {found[1]} -->"
+
+    return LIST.sub(block, text)
 
 
 def prose(text: str) -> str:
@@ -284,7 +293,7 @@ def documents(connection: Connection[Any]) -> dict[Path, str]:
         relative = path.relative_to(ROOT)
         if BLOCK.search(text) and relative != REFERENCE:
             folder = "docs/" if relative.parts[0] == "docs" else ""
-            found[relative] = with_formats(with_tables(text, options, folder))
+            found[relative] = with_lists(with_tables(text, options, folder))
     return found
 
 

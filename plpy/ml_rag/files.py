@@ -124,7 +124,7 @@ def _decode(piece: str) -> str:
     except UnicodeDecodeError as e:
         raise InvalidRequest(malformed, detail=f"No UTF-8: {e}.") from None
     if "\0" in decoded:
-        raise InvalidRequest(malformed, detail="A path holds no NUL.")
+        raise InvalidRequest(malformed, detail="A path cannot contain NUL.")
     return decoded
 
 
@@ -164,9 +164,9 @@ def find(location: Location, interrupt: Interrupt) -> list[str]:
             regular = stat.S_ISREG(os.stat(location.file).st_mode)
         except OSError as e:
             detail = f"{location.file}: {e.strerror}."
-            raise InvalidRequest("there is no such file", detail=detail, hint=_remedy(e) or _HINT) from None
+            raise InvalidRequest("file does not exist", detail=detail, hint=_remedy(e) or _HINT) from None
         if not regular:
-            raise InvalidRequest("that is no regular file", detail=location.file, hint=_HINT)
+            raise InvalidRequest("not a regular file", detail=location.file, hint=_HINT)
         return [location.file]
     try:
         os.scandir(location.base).close()
@@ -262,7 +262,7 @@ def read(path: str, base: str | None, max_bytes: int, interrupt: Interrupt) -> b
         if content is not None:
             return content
     raise DocumentError(
-        "the file changes while it is read",
+        "the file changed while it was read",
         detail=f"It was read {_READ_ATTEMPTS} times, and written to each time.",
         hint="Load it again when nobody writes to it.",
     )
@@ -272,7 +272,7 @@ def _read_whole(file: io.FileIO, max_bytes: int, interrupt: Interrupt) -> bytes 
     """All of it; None where it was written to meanwhile, so that it may be half of one version and half of another."""
     before = os.fstat(file.fileno())
     if not stat.S_ISREG(before.st_mode):
-        raise DocumentError("the file is no regular file")
+        raise DocumentError("the file is not a regular file")
     pieces, total = [], 0
     while piece := file.read(_READ_BYTES):
         pieces.append(piece)

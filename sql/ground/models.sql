@@ -46,7 +46,7 @@ BEGIN
         AS m (id text, task text, engine text, dimensions integer, max_tokens integer, available boolean)
       ORDER BY m.task, m.id;
   EXCEPTION WHEN data_exception THEN
-    RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'the model server answered nonsense',
+    RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'unexpected reply from the model server',
       DETAIL = format('No list of models: %s.', left(SQLERRM, 200));
   END;
 END

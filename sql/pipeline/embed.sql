@@ -25,7 +25,7 @@ BEGIN
       embed.input_type);
   EXCEPTION WHEN data_exception THEN
     -- numbers that are none: the backend hands them on as text, and pgvector is the first to read them
-    RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'the model server answered nonsense',
+    RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'unexpected reply from the model server',
       DETAIL = left(SQLERRM, 200);
   END;
   IF _embedded.error IS NOT NULL THEN

@@ -76,7 +76,7 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str | None]] = {
     "deleted": (delete, "the file cannot be read"),
     "replaced by a link": (replace_by_link, "the file lies outside of the folder"),
     "replaced by a folder": (replace_by_folder, "the file cannot be read"),
-    "replaced by a pipe": (replace_by_pipe, "the file is no regular file"),
+    "replaced by a pipe": (replace_by_pipe, "the file is not a regular file"),
     "forbidden": (forbid, "the file cannot be read"),
 }
 

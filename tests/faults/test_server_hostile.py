@@ -41,13 +41,13 @@ PATHS: dict[str, str] = {
 FAULTS: dict[str, tuple[Fault, str, str]] = {
     "hangs": (hang, "57014", "statement timeout"),
     "answers garbage": (garbage, "08006", "something that is not HTTP"),
-    "breaks off": (truncate, "08006", "broke off in mid-call"),
-    "closes": (closed, "08006", "broke off in mid-call"),
-    "answers no JSON": (no_json, "38000", "answered nonsense"),
-    "answers other JSON": (other_json, "38000", "answered nonsense"),
+    "breaks off": (truncate, "08006", "was lost"),
+    "closes": (closed, "08006", "was lost"),
+    "answers no JSON": (no_json, "38000", "unexpected reply"),
+    "answers other JSON": (other_json, "38000", "unexpected reply"),
     "answers a web page": (web_page, "38000", "answered with an error"),
-    "answers NaN": (change(not_a_number), "38000", "answered nonsense"),
-    "answers infinity": (change(infinite), "38000", "answered nonsense"),
+    "answers NaN": (change(not_a_number), "38000", "unexpected reply"),
+    "answers infinity": (change(infinite), "38000", "unexpected reply"),
 }
 NUMBERS = ("answers NaN", "answers infinity")
 LASTING = {

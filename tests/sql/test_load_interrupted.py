@@ -116,7 +116,7 @@ def test_a_lost_model_server_ends_the_load_and_the_next_one_goes_on(
     loader: Connection, owner: Connection, server: DocumentsServer, folder: Path
 ) -> None:
     many(folder, 40, f35="!die")
-    with error("08006", "broke off"):
+    with error("08006", "was lost"):
         load(loader, f"{folder}/")
     assert len(segments(owner)) == 32
     write(folder, f35="text 35")

@@ -95,13 +95,13 @@ def test_hidden_files_and_links_out_of_the_folder_are_left_out(
         ("file:///a%zz", "not well formed"),
         ("file:///a%00", "not well formed"),
         ("file:///a%ff", "not well formed"),
-        ("{folder}/nothing.txt", "no such file"),
+        ("{folder}/nothing.txt", "file does not exist"),
         ("{folder}/nothing/", "cannot be read"),
         ("{folder}/", "no file to load"),
         ("{folder}/*.txt", "no file to load"),
         ("{folder}/*/../x", "a glob names files"),
         ("{folder}/*/", "a glob names files"),
-        ("/dev/null", "no regular file"),
+        ("/dev/null", "not a regular file"),
     ],
 )
 def test_a_uri_that_names_no_file_is_22023(

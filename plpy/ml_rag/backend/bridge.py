@@ -41,7 +41,7 @@ def as_jsonb(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError as e:
-        raise EngineFailed("the model server answered nonsense", detail=f"No JSON: {e}.") from None
+        raise EngineFailed("unexpected reply from the model server", detail=f"No JSON: {e}.") from None
     # an escaped NUL, but not an escaped backslash before the letters u0000
     text = re.sub(r"(?<!\\)((?:\\\\)*)\\u0000", r"\1", text)
     return text.encode("utf-8", "replace").decode()
@@ -116,7 +116,7 @@ def get(plpy: Any, path: str) -> str:
         raise InvalidRequest("not a path that may be asked for", detail=path)
     reply = server(plpy).call("GET", path)
     if not isinstance(reply, dict):
-        raise EngineFailed("the model server answered nonsense", detail="No JSON object.")
+        raise EngineFailed("unexpected reply from the model server", detail="No JSON object.")
     return as_jsonb(reply)
 
 
@@ -140,7 +140,7 @@ def generate(plpy: Any, request: str) -> str:
     try:
         parsed = json.loads(request)
     except ValueError as e:  # jsonb takes numbers of more digits than Python does
-        raise InvalidRequest("an option holds a number that is out of range", detail=f"{e}.") from None
+        raise InvalidRequest("an option has a number that is out of range", detail=f"{e}.") from None
     with _track.waiting(plpy, "ml_rag.generate", "generate", parsed["options"]["model_id"]):
         answer = _generate.generate(server(plpy), parsed)
         _track.tokens(answer["prompt_tokens"] or 0, answer["generated_tokens"] or 0)

@@ -159,7 +159,7 @@ def _parsed(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as e:
-        raise EngineFailed("the model server answered nonsense", detail=f"No JSON: {e}.") from None
+        raise EngineFailed("unexpected reply from the model server", detail=f"No JSON: {e}.") from None
 
 
 def _error(reply: _Reply) -> MlRagError:
@@ -224,7 +224,7 @@ class ModelServer:
             raise ServerUnreachable(message, detail=f"{self.address}: {e}.", hint=_HINT) from None
         except (OSError, _BrokenOff) as e:
             detail = f"{self.address}: {str(e) or 'the connection was closed'}."
-            raise ServerUnreachable("the model server broke off in mid-call", detail=detail, hint=_ENDED) from None
+            raise ServerUnreachable("connection to the model server was lost", detail=detail, hint=_ENDED) from None
         finally:
             if not keep:
                 self.close()

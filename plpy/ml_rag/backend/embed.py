@@ -24,10 +24,10 @@ def embed(server: ModelServer, texts: list[str], model_id: str, input_type: str 
     try:
         embeddings = {item["index"]: item["embedding"] for item in reply["data"]}
     except (KeyError, TypeError, AttributeError) as e:
-        raise EngineFailed("the model server answered nonsense", detail=f"No embeddings: {e!r}.") from None
+        raise EngineFailed("unexpected reply from the model server", detail=f"No embeddings: {e!r}.") from None
     if len(reply["data"]) != len(texts) or embeddings.keys() != set(range(len(texts))):
         detail = f"{len(reply['data'])} embeddings for {len(texts)} texts, or not one for each."
-        raise EngineFailed("the model server answered nonsense", detail=detail)
+        raise EngineFailed("unexpected reply from the model server", detail=detail)
     vectors = [embeddings[index] for index in range(len(texts))]
     check(vectors)
     return vectors
@@ -43,10 +43,10 @@ def check(vectors: list[str]) -> None:
         is_text = isinstance(vector, str) and vector.isascii() and vector != "[]"
         if not is_text or vector.encode().translate(None, _NUMBERS) != b"[]":
             detail = f"No embedding: {str(vector)[:100]!r}."
-            raise EngineFailed("the model server answered nonsense", detail=detail)
+            raise EngineFailed("unexpected reply from the model server", detail=detail)
     dimensions = {vector.count(",") + 1 for vector in vectors}
     if len(dimensions) > 1:
-        raise EngineFailed("the model server answered nonsense", detail="Embeddings of different dimensions.")
+        raise EngineFailed("unexpected reply from the model server", detail="Embeddings of different dimensions.")
     if vectors and max(dimensions) > MAX_DIMENSIONS:
         detail = f"{max(dimensions)} dimensions; a vector has at most {MAX_DIMENSIONS}."
         raise EngineFailed("the embedding model has too many dimensions", detail=detail)

@@ -38,7 +38,7 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
         text = reply["choices"][0]["message"]["content"]
         used = reply.get("ml_rag") or {}
         if not isinstance(text, str):
-            raise TypeError("content is no text")
+            raise TypeError("content is not a text")
         counts = {name: used.get(name) for name in ("documents_given", "documents_used")}
         if not all(count is None or (isinstance(count, int) and 0 <= count < 2**31) for count in counts.values()):
             raise TypeError("no number of documents")
@@ -47,5 +47,5 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
         # statistics, for which no answer shall fail; an engine that does not know them says 0
         tokens = {name: n if isinstance(n, int) and 0 < n < 2**31 else None for name, n in tokens.items()}
     except (KeyError, IndexError, TypeError, AttributeError) as e:
-        raise EngineFailed("the model server answered nonsense", detail=f"No answer: {e!r}.") from None
+        raise EngineFailed("unexpected reply from the model server", detail=f"No answer: {e!r}.") from None
     return {"text": text, **counts, **tokens}

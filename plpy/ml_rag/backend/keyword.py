@@ -282,7 +282,7 @@ def _scores(
     if until is not None:
         pile = _run(plpy, "pile", store, MOST_PILED + 1)[0]
         if max(pile["new"], pile["gone"]) > MOST_PILED:
-            raise TooLarge(f"More than {MOST_PILED} rows of it wait to be folded.")
+            raise TooLarge(f"More than {MOST_PILED} of its rows are pending.")
     runs = list(_run(plpy, "runs", store))
     if until is not None and sum(run["rows"] for run in runs) > MOST_ROWS:
         raise TooLarge(f"It has more than {MOST_ROWS} rows.")

@@ -132,7 +132,7 @@ class Loader:
                 continue
             try:
                 if not is_storable(name):
-                    raise DocumentError("the name of the file is no text", detail="Not valid UTF-8.")
+                    raise DocumentError("the file name is not valid text", detail="Not valid UTF-8.")
                 content = read()
             except DocumentError as e:
                 self.outcome.fail(name, e, known=known)
@@ -208,7 +208,7 @@ class Loader:
         if segments and self._dimensions is not None and dimensions != self._dimensions:
             raise DimensionMismatch(
                 "the model's embeddings do not fit the vector store",
-                detail=f"The model answers {dimensions} dimensions, the store has {self._dimensions}.",
+                detail=f"The model returns {dimensions} dimensions, the store has {self._dimensions}.",
                 hint="Load into another table: the model has changed since this one was made.",
             )
         return segments, vectors
@@ -266,4 +266,4 @@ def _clean(value: Any) -> Any:
 
 
 def _nonsense(detail: str) -> EngineFailed:
-    return EngineFailed("the model server answered nonsense", detail=f"{detail}.")
+    return EngineFailed("unexpected reply from the model server", detail=f"{detail}.")

@@ -28,7 +28,7 @@ def rerank(server: ModelServer, query: str, texts: list[str], model_id: str) -> 
             if not all(type(score) in (int, float) and 0 <= score <= 1 for score in ordered):
                 raise ValueError("a score is not a number from 0 to 1")
         except (KeyError, TypeError, AttributeError, ValueError) as e:
-            raise EngineFailed("the model server answered nonsense", detail=f"No scores: {e!r}.") from None
+            raise EngineFailed("unexpected reply from the model server", detail=f"No scores: {e!r}.") from None
         scores += map(float, ordered)
     return scores
 

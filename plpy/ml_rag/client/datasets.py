@@ -56,7 +56,7 @@ def read(folder: Path) -> Dataset:
     """The folder's documents and questions.
 
     Raises:
-        InvalidRequest: the folder has neither form, or a line cannot be understood; the detail names it.
+        InvalidRequest: the folder has neither form, or invalid line; the detail names it.
     """
     questions = next((folder / name for name in _QUESTIONS if (folder / name).is_file()), None)
     if questions is None:
@@ -82,7 +82,7 @@ def _no_dataset(folder: Path, detail: str) -> InvalidRequest:
     hint = (
         "A folder has corpus.jsonl, questions.jsonl and qrels.tsv, or questions.jsonl and documents in pdf/ or docs/."
     )
-    return InvalidRequest("the folder holds no questions to evaluate", detail=f"{folder}: {detail}", hint=hint)
+    return InvalidRequest("the folder has no questions to evaluate", detail=f"{folder}: {detail}", hint=hint)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -97,9 +97,9 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 value = {**value, "_id": str(value["_id"]), "text": str(value["text"])}
             except (ValueError, KeyError, TypeError) as e:
                 detail = f"{path}, line {number}: {e!r}"
-                raise InvalidRequest("a line cannot be understood", detail=detail) from None
+                raise InvalidRequest("invalid line", detail=detail) from None
             if value["_id"] in seen:
-                raise InvalidRequest("two lines have one _id", detail=f"{path}, line {number}: {value['_id']}")
+                raise InvalidRequest("two lines have the same _id", detail=f"{path}, line {number}: {value['_id']}")
             seen.add(value["_id"])
             yield value
 
@@ -129,7 +129,7 @@ def _judgements(path: Path) -> dict[str, dict[str, float]]:
             except (ValueError, IndexError):
                 if number > 1 and line.strip():
                     detail = f"{path}, line {number}: {line.strip()[:100]}"
-                    raise InvalidRequest("a line cannot be understood", detail=detail) from None
+                    raise InvalidRequest("invalid line", detail=detail) from None
     return grades
 
 

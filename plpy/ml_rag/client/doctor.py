@@ -112,7 +112,7 @@ def parsers(health: dict[str, Any]) -> Finding:
     found: dict[str, Any] = health.get("parsers") or {}
     if missing := found.get("missing"):
         why = "; ".join(f"no {what} ({why})" for what, why in missing.items())
-        return Finding("document parsers", True, why, "docs/operations.md, Document parsers, says what that means.")
+        return Finding("document parsers", True, why, "See docs/operations.md, Document parsers.")
     confined = found.get("confined")
     return Finding("document parsers", True, "confined" if confined else "not known yet whether they are confined")
 
@@ -146,7 +146,7 @@ def check_extension(connection: psycopg.Connection) -> Iterator[Finding]:
         if version is None:
             raise CheckFailed(
                 "not installed in this database",
-                "As a superuser: CREATE EXTENSION ml_rag CASCADE. Where that does not know it: make install.",
+                "As a superuser: CREATE EXTENSION ml_rag CASCADE. If it is not available: make install.",
             )
         sql_version = _value(connection, "SELECT ml_rag.version()")
         if sql_version != __version__:

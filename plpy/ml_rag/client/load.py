@@ -69,7 +69,7 @@ class Client:
         for path in batch:
             try:
                 if not files.is_storable(path):
-                    raise DocumentError("the name of the file is no text", detail="Not valid UTF-8.")
+                    raise DocumentError("the file name is not valid text", detail="Not valid UTF-8.")
                 contents[path] = files.read(path, base, files.MAX_DOCUMENT_BYTES, lambda: None)
             except DocumentError as e:
                 self.tally.fail(path.encode(errors="replace").decode(), e)

@@ -338,7 +338,7 @@ class Sandbox:
             log.warning("a parser of documents was killed")
             return DocumentError(
                 "the document's parser was killed",
-                detail="somebody sent it signal 9 (SIGKILL), as the kernel does where memory runs out",
+                detail="it got signal 9 (SIGKILL), which the kernel sends when memory runs out",
                 hint="Load the document again; give the model server's machine or container more memory.",
             )
         cause = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"exit status {status}"

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ml_rag.abc import Task
 from ml_rag.errors import MlRagError
+from ml_rag.server.kinds import ENGINES, EngineKind
 
 #: used when neither ``--config`` nor ``ML_RAG_CONFIG`` names a file and this one exists
 DEFAULT_CONFIG = Path("/etc/ml_rag/ml_rag.toml")
@@ -29,8 +30,6 @@ UNPINNED = "unpinned"
 _ID_LENGTH = 200
 #: what the settings of a new database name (sql/ground/schema.sql)
 DEFAULT_MODELS = ("all_minilm_l6_v2", "smollm2-135m-instruct", "ms-marco-minilm-l6-v2")
-
-EngineName = Literal["sentence-transformers", "llama-cpp", "openai", "fake"]
 
 
 class CatalogueError(MlRagError):
@@ -81,12 +80,18 @@ def _source(value: Any) -> Any:
 Sha256 = Annotated[str, Field(pattern=rf"^([0-9a-f]{{64}}|{UNPINNED})$")]
 
 
+def _known_engine(name: str) -> str:
+    if name not in ENGINES:
+        raise ValueError(f"engines are {', '.join(ENGINES)}")
+    return name
+
+
 class ModelEntry(_Strict):
     """One model of the catalogue."""
 
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)
     task: Task
-    engine: EngineName
+    engine: Annotated[str, AfterValidator(_known_engine)]
     description: str = ""
     license: str | None = None
     #: tried in this order by ``ml-rag models pull``
@@ -129,12 +134,16 @@ class ModelEntry(_Strict):
     #: fake: seconds a token (generate) or a text (embed, rerank) takes in mode ``slow``
     fake_delay_seconds: float = Field(default=0.0, ge=0)
 
+    @property
+    def kind(self) -> EngineKind:
+        return ENGINES[self.engine]
+
     @model_validator(mode="after")
     def _engine_has_what_it_needs(self) -> ModelEntry:
         if self.engine == "openai" and self.base_url is None:
             raise ValueError("engine openai needs base_url")
-        if self.engine == "sentence-transformers" and self.task == "generate":
-            raise ValueError("engine sentence-transformers does not generate")
+        if self.task not in self.kind.tasks:
+            raise ValueError(f"engine {self.engine} does not {self.task}")
         if self.engine == "llama-cpp" and len(self.files) != 1 and not self._paths():
             raise ValueError("engine llama-cpp needs exactly one GGUF file in files, or a path source")
         for name in self.files:
@@ -169,7 +178,7 @@ class ModelEntry(_Strict):
             if self.api_key_file and not os.access(self.api_key_file, os.R_OK):
                 return f"the file {self.api_key_file} that holds its key cannot be read"
             return None
-        if self.engine == "fake":
+        if not self.kind.has_files:
             return None
         location = self.location(models_dir)
         if not location.exists():

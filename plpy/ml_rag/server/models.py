@@ -126,7 +126,7 @@ class Model:
 
     def _file_bytes(self) -> int:
         """What its files have together: about what it takes in memory, at least."""
-        if self.entry.engine in ("fake", "openai"):
+        if not self.entry.kind.has_files:
             return 0
         found = 0
         for path in self.entry.file_paths(self.shared.models_dir):
@@ -136,7 +136,7 @@ class Model:
 
     def _files(self) -> object:
         """What changes when the files do."""
-        if self.entry.engine in ("fake", "openai"):
+        if not self.entry.kind.has_files:
             return None
         states = []
         for path in (self.entry.location(self.shared.models_dir), *self.entry.file_paths(self.shared.models_dir)):
@@ -182,7 +182,7 @@ class Model:
             raise ModelUnavailable(
                 f"model {self.entry.id} cannot be loaded",
                 detail=reason,
-                hint=f"The model server's log has the whole story. {self._how_to_mend()}",
+                hint=f"See the model server's log. {self._how_to_mend()}",
             ) from error
         self.engine = engine
         if self.entry.task == "embed":
@@ -190,7 +190,7 @@ class Model:
             options: dict[str, int] = {}
             if (chunk_texts := getattr(engine, "chunk_texts", None)) is not None:
                 options["chunk_texts"] = chunk_texts
-            if self.entry.engine == "openai":
+            if self.entry.kind.is_remote:
                 options["first_chunk_characters"] = CHUNK_CHARACTERS
             self.batcher = EmbedBatcher(self.worker, engine, observe, **options)  # type: ignore[arg-type]
         seconds = time.perf_counter() - began
@@ -199,7 +199,7 @@ class Model:
         return engine
 
     def _remember(self, reason: str) -> None:
-        if self.entry.engine not in ("fake", "openai"):
+        if self.entry.kind.has_files:
             self._broken = (reason, self._files())
 
     def how_to_pull(self) -> str | None:

@@ -64,7 +64,7 @@ def _remember(models_dir: Path, memory: dict[str, object]) -> None:
 
 def check_pins(entry: ModelEntry, models_dir: Path) -> None:
     """Compare each pinned file with its pin. Raises ``ModelUnavailable``."""
-    if entry.engine in ("fake", "openai"):
+    if not entry.kind.has_files:
         return
     for path, pin in entry.file_paths(models_dir).items():
         if pin == UNPINNED:
@@ -78,5 +78,5 @@ def check_pins(entry: ModelEntry, models_dir: Path) -> None:
             raise ModelUnavailable(
                 f"a file of model {entry.id} is not the one the catalogue names",
                 detail=f"SHA-256 of {path} is {found}, expected {pin}",
-                hint=f"Get it again with: {command} --force" if command else "Put the right file there.",
+                hint=f"Download it again with: {command} --force" if command else "Put the right file there.",
             )

@@ -37,7 +37,7 @@ def pull(entry: ModelEntry, models_dir: Path, report: Report = lambda doing: Non
     A model that is there and matches its pins is left alone unless ``force``. Files are checked in a folder beside
     their place and moved there by renaming, so that a broken download never looks like a model. Raises ``PullFailed``.
     """
-    if entry.engine in ("fake", "openai"):
+    if not entry.kind.has_files:
         return models_dir
     if entry.missing(models_dir) is None and not force:
         report("checking what is there")

@@ -166,7 +166,7 @@ class Registry:
                 if cancelled():
                     raise ClientGone
                 if scored.shape != (len(part),) or not np.isfinite(scored).all():
-                    raise EngineFailed("the reranking model answered with something else than one score a text")
+                    raise EngineFailed("the reranking model did not return one score per text")
                 scores[indexes] = scored
         return scores
 

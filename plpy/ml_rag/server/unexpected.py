@@ -20,4 +20,4 @@ def unexpected(error: BaseException, message: str = "the model server failed") -
         return known
     frames = "".join(traceback.format_tb(error.__traceback__))
     log.error("unexpected %s\n%s", type(error).__name__, frames)
-    return EngineFailed(message, detail=type(error).__name__, hint="The model server's log has where it happened.")
+    return EngineFailed(message, detail=type(error).__name__, hint="See the model server's log.")

@@ -176,7 +176,7 @@ def test_nonsense_is_an_error_of_the_whole_load_and_closes_the_connection(reply:
 
 
 def test_a_missing_document_is_an_error() -> None:
-    with pytest.raises(EngineFailed, match="nonsense"):
+    with pytest.raises(EngineFailed, match="unexpected reply"):
         run(FakeStore(), FakeServer(line(0, ["one"])), "a", "b")
 
 

@@ -62,7 +62,7 @@ def test_a_stream_that_breaks_off(start: Callable[..., HostileServer]) -> None:
     client = connect(server.address, never)
     lines = client.stream("/", b"", NDJSON)
     assert next(lines) == {"a": 1}
-    with pytest.raises(ServerUnreachable, match="broke off"):
+    with pytest.raises(ServerUnreachable, match="was lost"):
         next(lines)
     server.handler = reply({"n": 1})
     assert client.call("GET", "/") == {"n": 1}
@@ -72,9 +72,9 @@ def test_a_stream_that_breaks_off(start: Callable[..., HostileServer]) -> None:
 def test_a_chunk_of_a_size_that_none_can_have(start: Callable[..., HostileServer], size: bytes) -> None:
     first = b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"a":\r\n'
     client = connect(start(send(first + size + b"\r\n 1}\n", close=True)).address, never)
-    with pytest.raises(ServerUnreachable, match=r"not HTTP|broke off"):
+    with pytest.raises(ServerUnreachable, match=r"not HTTP|was lost"):
         list(client.stream("/", b"", NDJSON))
-    with pytest.raises(ServerUnreachable, match=r"not HTTP|broke off"):
+    with pytest.raises(ServerUnreachable, match=r"not HTTP|was lost"):
         client.call("GET", "/")
 
 
@@ -82,7 +82,7 @@ def test_a_stream_that_breaks_off_before_its_first_line(start: Callable[..., Hos
     start_of_reply = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     server = start(send(start_of_reply, close=True))
     client = connect(server.address, never)
-    with pytest.raises(ServerUnreachable, match="broke off"):
+    with pytest.raises(ServerUnreachable, match="was lost"):
         list(client.stream("/", b"", "text/plain"))
 
 
@@ -101,5 +101,5 @@ def test_a_line_that_is_no_json(start: Callable[..., HostileServer], line: bytes
     server = start(send(chunks(b"1\n", line)))
     lines = connect(server.address, never).stream("/", b"", NDJSON)
     assert next(lines) == 1
-    with pytest.raises(EngineFailed, match="nonsense"):
+    with pytest.raises(EngineFailed, match="unexpected reply"):
         next(lines)

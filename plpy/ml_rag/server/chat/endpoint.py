@@ -121,7 +121,7 @@ class _Answer:
             self._last = item
             yield item
         if self._last.finish_reason is None:
-            raise EngineFailed("the model broke off", detail="Its answer has no end.")
+            raise EngineFailed("the answer of the model is incomplete", detail="It has no end.")
 
     @property
     def _usage(self) -> Usage:
@@ -226,7 +226,7 @@ async def chat_completions(request: Request) -> Response:
     if (schema := body.sampling().json_schema) is not None:
         check_size(schema)
         # what makes its grammar elsewhere bounds it there
-        if registry.entry(body.model).engine != "openai":
+        if not registry.entry(body.model).kind.is_remote:
             check_repetitions(schema)
     async with AsyncExitStack() as stack:
         cancelled = await stack.enter_async_context(watch_disconnect(request))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ml_rag.errors import ModelUnavailable
+from ml_rag.server.kinds import ENGINES
 
 if TYPE_CHECKING:
     from ml_rag.abc import Engine
@@ -21,30 +22,20 @@ if TYPE_CHECKING:
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-_MODULES = {
-    "fake": "ml_rag.server.engines.fake",
-    "sentence-transformers": "ml_rag.server.engines.sentence_transformers",
-    "llama-cpp": "ml_rag.server.engines.llama_cpp",
-    "openai": "ml_rag.server.engines.openai",
-}
-
-
-#: engines whose native code a caller's options and texts can reach: each model of theirs has a process of its own
-_OWN_PROCESS = frozenset({"llama-cpp"})
-
 
 def load_engine(entry: ModelEntry, models_dir: Path) -> Engine:
     """Load a model. Blocks; raises ``ModelUnavailable``, or whatever the engine's library raises.
 
     Each engine module has a function ``load(entry, models_dir)``; ``entry.location(models_dir)`` is the file or folder.
     """
-    module = _MODULES[entry.engine]
-    if entry.engine in _OWN_PROCESS:
-        if not _is_installed("llama_cpp"):
+    kind = ENGINES[entry.engine]
+    module = f"{__name__}.{kind.module}"
+    if kind.own_process_for is not None:
+        if not _is_installed(kind.own_process_for):
             raise ModelUnavailable(
                 f"model {entry.id} cannot be loaded",
-                detail="the package llama-cpp-python is not installed",
-                hint="Where it is still being compiled, wait for it. Else install the model server's packages: "
+                detail=f"the package that engine {entry.engine} needs is not installed",
+                hint="Wait if it is still being compiled; otherwise install the model server's packages: "
                 'pip install "ml-rag[server]".',
             )
         from ml_rag.server.engines.process import EngineProcess

@@ -261,7 +261,7 @@ async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[str]:
 
 
 def nonsense(what: str) -> EngineFailed:
-    return EngineFailed("the remote model answered with nonsense", detail=f"The reply is {what}.")
+    return EngineFailed("unexpected reply from the remote model", detail=f"The reply is {what}.")
 
 
 def _seconds(header: str | None) -> float | None:

@@ -127,16 +127,16 @@ class _Process:
         try:
             message = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise _Useless("answered nonsense", type(error).__name__) from error
+            raise _Useless("sent an unexpected reply", type(error).__name__) from error
         if not isinstance(message, dict):
-            raise _Useless("answered nonsense", "a message that is no object")
+            raise _Useless("sent an unexpected reply", "a message that is no object")
         return message
 
     def _length(self) -> int:
         """Bytes of the message whose head is here."""
         length = int.from_bytes(self._received[:8], "big")
         if length > _MESSAGE_BYTES:
-            raise _Useless("answered nonsense", f"a message of {length} bytes")
+            raise _Useless("sent an unexpected reply", f"a message of {length} bytes")
         return length
 
     def _wait(self, event: int, go_on: Callable[[], None]) -> None:
@@ -350,7 +350,7 @@ class EngineProcess:
         if status == -signal.SIGKILL:
             return EngineFailed(
                 f"the process of model {self._model_id} was killed",
-                detail="somebody sent it signal 9 (SIGKILL), as the kernel does where memory runs out",
+                detail="it got signal 9 (SIGKILL), which the kernel sends when memory runs out",
                 hint="Call again; give the model server's machine or container more memory.",
             )
         if loading:
@@ -358,9 +358,9 @@ class EngineProcess:
                 f"model {self._model_id} cannot be loaded", detail=f"its process ended with {cause}"
             )
         return EngineFailed(
-            f"the process of model {self._model_id} ended in mid-call",
+            f"the process of model {self._model_id} ended during the call",
             detail=f"it ended with {cause}",
-            hint="The next call starts another. Where it happens again, leave out options until it does not.",
+            hint="The next call starts another. If it happens again, try with fewer options.",
         )
 
     def _useless(self, what: str, how: str) -> MlRagError:

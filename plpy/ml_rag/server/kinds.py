@@ -1,0 +1,44 @@
+"""The kinds of engines: a row of ``ENGINES`` each; CONTRIBUTING.md has the recipe. No engine is imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ml_rag.abc import Task
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """What is known of an engine before a model needs it."""
+
+    #: in ``ml_rag.server.engines``; it has ``load(entry, models_dir)``
+    module: str
+    tasks: frozenset[Task]
+    #: what it runs, for the documentation
+    runs: str
+    #: its models are files of this machine, which are pulled, pinned and loaded
+    has_files: bool = True
+    #: its models are on another machine, which bounds what it is asked for itself
+    is_remote: bool = False
+    #: package whose native code a caller's options and texts can reach: each model has a process of its own
+    own_process_for: str | None = None
+
+
+def _tasks(*tasks: Task) -> frozenset[Task]:
+    return frozenset(tasks)
+
+
+ENGINES: dict[str, EngineKind] = {
+    "sentence-transformers": EngineKind(
+        "sentence_transformers", _tasks("embed", "rerank"), "embedding models and cross-encoders"
+    ),
+    "llama-cpp": EngineKind("llama_cpp", _tasks("generate"), "GGUF files", own_process_for="llama_cpp"),
+    "openai": EngineKind(
+        "openai",
+        _tasks("embed", "generate"),
+        "models of an OpenAI-compatible endpoint",
+        has_files=False,
+        is_remote=True,
+    ),
+    "fake": EngineKind("fake", _tasks("embed", "generate", "rerank"), "answers for tests", has_files=False),
+}
