@@ -148,9 +148,7 @@ class OpenAIGenerate:
         finally:
             self._remote.wait(_close(events), _never)
         if finish is None:
-            raise EngineFailed(
-                "the answer of the remote model is incomplete", detail="It has no finish_reason."
-            )
+            raise EngineFailed("the answer of the remote model is incomplete", detail="It has no finish_reason.")
         yield Delta("", finish, _count(usage, "prompt_tokens"), _count(usage, "completion_tokens"))
 
     def _body(self, messages: Sequence[dict[str, str]], sampling: Sampling) -> dict[str, Any]:
