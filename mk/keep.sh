@@ -4,7 +4,7 @@
 set -u
 
 trap 'ended=1; kill "$child" 2>/dev/null' TERM INT
-ended=0 child= pause=1 starts=0
+ended=0 child="" pause=1 starts=0
 while :; do
   started=$SECONDS starts=$((starts + 1))
   "$@" &
