@@ -163,12 +163,14 @@ SELECT concat('ARRAY[', string_agg(format('concat(%s.%I)', alias, k), ', ' ORDER
 FROM unnest(key) WITH ORDINALITY AS u (k, place)
 $$;
 
-CREATE FUNCTION ml_rag._visible_keys(store regclass, key name[], portion integer DEFAULT 50000)
+CREATE FUNCTION ml_rag._visible_keys(store regclass, key name[], condition text DEFAULT NULL,
+  arguments text[] DEFAULT NULL, portion integer DEFAULT 50000)
 RETURNS TABLE (keys text, n bigint)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 COST 100000
 SET search_path FROM CURRENT
 AS $$
 -- purpose: keys of the rows that the caller can see, in portions: the text of an array of them, and how many there are in it
+-- condition, arguments: of ml_rag.row_filter, null = all rows
 -- A key is the text of a text[] itself. As one text they get through PL/Python fastest.  Reads: the store, as the caller
 BEGIN
   IF to_regclass(store::text) IS NOT NULL AND (
@@ -176,8 +178,8 @@ BEGIN
     FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = ANY (key) AND NOT a.attisdropped
   ) THEN
     RETURN QUERY EXECUTE format('SELECT array_agg(k.key)::text, count(*) FROM (SELECT %s AS key,'
-      ' (row_number() OVER () - 1) / $1 AS portion FROM ONLY %s AS t) AS k GROUP BY k.portion',
-      ml_rag._key_values('t', key), store) USING portion;
+      ' (row_number() OVER () - 1) / $1 AS portion FROM ONLY %s AS t WHERE true%s) AS k GROUP BY k.portion',
+      ml_rag._key_values('t', key), store, condition) USING portion, NULL::text, arguments;
   END IF;
 END
 $$;

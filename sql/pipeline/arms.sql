@@ -1,11 +1,5 @@
 -- arms: what each arm of a request finds, store by store. An arm and a store are the unit of work: of isolation, of explain.
 
-CREATE TYPE ml_rag.row_filter AS (
-  condition text,   -- of ml_rag.filter
-  arguments text[]
-);
-COMMENT ON TYPE ml_rag.row_filter IS 'the condition on the rows of a store, of ml_rag.filter; a null condition is not yet known';
-
 CREATE FUNCTION ml_rag._is_filtered(options jsonb) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -59,12 +53,13 @@ AS $$
 -- does not name comes back as a failure, and the wait for its lock is short; of another one it is raised.
 -- search, keyword: hits are what the arm finds; text, expand: the hits given, with those of the store changed. filter: null
 -- until it is made; it is given back, so that each store's is made once. until: of ml_rag._share
--- Calls: ml_rag._limit_wait, ml_rag._is_filtered, ml_rag._warn_of_unknown_keys, ml_rag.filter, ml_rag._untrusted_condition,
--- ml_rag._search_store, ml_rag._keyword_store, ml_rag._add_texts, ml_rag._expand_store, ml_rag._raise, ml_rag._failure
+-- Calls: ml_rag._limit_wait, ml_rag._is_filtered, ml_rag._warn_of_unknown_keys, ml_rag.filter, ml_rag._passing_rows,
+-- ml_rag._untrusted_condition, ml_rag._search_store, ml_rag._keyword_store, ml_rag._add_texts,
+-- ml_rag._expand_store, ml_rag._raise, ml_rag._failure
 -- Reads: the store, as the caller
 DECLARE
   _is_untrusted boolean := coalesce(store.found = 'untrusted', false);
-  _condition text;
+  _used ml_rag.row_filter;
   _found record;
   _former_wait text;
   _detail text;
@@ -86,20 +81,22 @@ BEGIN
         _found := ml_rag.filter(store, request.options);
         filter.condition := _found.condition;
         filter.arguments := _found.arguments;
+        IF store.is_table AND NOT _is_untrusted AND filter.condition <> '' THEN
+          filter.row_keys := ml_rag._passing_rows(store, filter.condition, filter.arguments);
+        END IF;
       END IF;
     END IF;
-    _condition := filter.condition;
-    IF _is_untrusted THEN
-      _condition := ml_rag._untrusted_condition(store, until, _condition);
-    END IF;
+    _used := CASE WHEN _is_untrusted
+      THEN ROW(ml_rag._untrusted_condition(store, until, filter.condition), filter.arguments, NULL)::ml_rag.row_filter
+      ELSE filter END;
   END IF;
   CASE stage
   WHEN 'search' THEN
-    _found := ml_rag._search_store(store, request, arm, with_text OR _is_untrusted, _condition, filter.arguments);
+    _found := ml_rag._search_store(store, request, arm, with_text OR _is_untrusted, _used);
     hits := _found.hits;
     facts := _found.facts;
   WHEN 'keyword' THEN
-    _found := ml_rag._keyword_store(store, index, request, arm, with_text OR _is_untrusted, _condition, filter.arguments,
+    _found := ml_rag._keyword_store(store, index, request, arm, with_text OR _is_untrusted, _used,
       filter.condition <> '', CASE WHEN _is_untrusted THEN until END);
     hits := _found.hits;
     facts := _found.facts;

@@ -1,20 +1,21 @@
 -- bm25: the segments of one store that have most of the words.
 
 CREATE FUNCTION ml_rag._keyword_scores(store oid, segment name, key name[], terms text[], weights integer[], n integer,
-  until timestamptz DEFAULT NULL, OUT candidates ml_rag.keyword_candidate[], OUT error jsonb)
+  until timestamptz DEFAULT NULL, condition text DEFAULT NULL, arguments text[] DEFAULT NULL, OUT candidates ml_rag.keyword_candidate[], OUT error jsonb)
 LANGUAGE plpython3u STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 -- planning its statements anew for each query takes longer than all the rest
 SET plan_cache_mode = force_generic_plan
 AS $$
+# condition, arguments: of ml_rag.row_filter, where only few rows pass; else null
 # Stable, so that all that is read is of one moment: a run may be replaced by another at any time.
 @BACKEND@
-return backend.keyword_scores(plpy, store, segment, key, terms, weights, n, until)
+return backend.keyword_scores(plpy, store, segment, key, terms, weights, n, until, condition, arguments)
 $$;
 
 CREATE FUNCTION ml_rag._run_keyword(
   store ml_rag.store, index ml_rag.keyword_index, terms text[], weights integer[], candidates integer,
-  query_embedding vector, distance_metric text, n integer, condition text, arguments text[],
+  query_embedding vector, distance_metric text, n integer, filter ml_rag.row_filter,
   until timestamptz, with_text boolean, OUT hits ml_rag.hit[], OUT is_all boolean
 )
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
@@ -27,9 +28,12 @@ AS $$
 DECLARE
   _found record;
   _columns record := ml_rag._hit_columns(store, distance_metric, with_text, keyword_score => 's.score');
+  -- statistics of the visible rows are of those that do not pass, too
+  _is_narrow boolean := filter.row_keys IS NOT NULL AND NOT (index.secured AND index.statistics = 'visible');
 BEGIN
   SELECT s.candidates, s.error INTO _found
-  FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, candidates, until) AS s;
+  FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, candidates, until,
+        CASE WHEN _is_narrow THEN ' AND t.ctid = ANY ($3::tid[])' END, CASE WHEN _is_narrow THEN filter.row_keys END) AS s;
   PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
   is_all := cardinality(_found.candidates) < candidates;
   EXECUTE concat(
@@ -40,9 +44,9 @@ BEGIN
       SELECT string_agg(format('t.%I = (c.key[%s])::%s', a.attname, k.place, format_type(a.atttypid, NULL)), ' AND ')
       FROM unnest(index.key) WITH ORDINALITY AS k (name, place)
       JOIN pg_attribute AS a ON a.attrelid = index.store AND a.attname = k.name AND NOT a.attisdropped),
-    format(' WHERE t.%I IS NOT NULL', store.segment), condition,
+    format(' WHERE t.%I IS NOT NULL', store.segment), filter.condition,
     ' ORDER BY c.score DESC, ', _columns.place, ' LIMIT $2) AS s) AS h')
-  INTO hits USING query_embedding, n, arguments, _found.candidates;
+  INTO hits USING query_embedding, n, filter.arguments, _found.candidates;
   hits := coalesce(hits, '{}');
 END
 $$;
@@ -60,15 +64,15 @@ $$;
 
 CREATE FUNCTION ml_rag._keyword_store(
   store ml_rag.store, index ml_rag.keyword_index, request ml_rag.request, arm ml_rag.arm, with_text boolean,
-  condition text, arguments text[], narrows boolean, until timestamptz,
+  filter ml_rag.row_filter, narrows boolean, until timestamptz,
   OUT hits ml_rag.hit[], OUT facts jsonb, OUT failure jsonb
 )
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the segments of one store that have most of the words of a keyword arm, by (BM25, document, segment)
--- condition, arguments: of ml_rag.filter; narrows: whether it has more than the limits of an untrusted store. until: when a
--- store of an untrusted owner has had its time, else null. facts: with explain, how the store was searched. failure: why its
+-- narrows: whether the filter has more than the limits of an
+-- untrusted store. until: when a store of an untrusted owner has had its time, else null. facts: with explain, how the store was searched. failure: why its
 -- index cannot be used
 -- Calls: ml_rag._tokens, ml_rag._run_keyword, ml_rag._out_of_time, ml_rag._failure, ml_rag._enabling
 -- Reads: the store and its index, as the caller
@@ -89,19 +93,22 @@ BEGIN
     _vector := NULL;
   END IF;
   hits := '{}';
-  -- the best ones may not pass the filters: then many more are tried, then all; without filters, candidates that are
+  -- the best ones may not pass the filters: then more are tried, then all; without filters, candidates that are
   -- not in the table mean that it was written to with triggers off, and a second look is enough
   _candidates := CASE WHEN narrows THEN 4 * _n + 100 ELSE _n END;
   WHILE cardinality(_terms) > 0 LOOP
     _part := ml_rag._run_keyword(store, index, _terms, _weights, _candidates, _vector, request.distance_metric, _n,
-      condition, arguments, until, with_text);
+      filter, until, with_text);
     hits := _part.hits;
     EXIT WHEN cardinality(hits) >= _n OR _part.is_all OR NOT narrows AND _candidates > _n;
     IF until IS NOT NULL AND (_candidates >= _most OR clock_timestamp() > until) THEN
       PERFORM ml_rag._out_of_time();
     END IF;
     _candidates := CASE WHEN until IS NOT NULL THEN least(_candidates * 50, _most)
-                        WHEN _candidates < 10000 THEN _candidates * 50 ELSE 2147483647 END;
+                        -- by the share that has passed, and a reserve
+                        WHEN _candidates < 10000
+                          THEN least(100000, _candidates * greatest(2, 1.5 * _n / greatest(1, cardinality(hits))))
+                        ELSE 2147483647 END;
   END LOOP;
   IF request.explain THEN
     facts := jsonb_build_object('configuration', index.configuration, 'words', _terms, 'limit', _n,

@@ -1,5 +1,12 @@
 -- filter: which rows of a store count at all: documents, conditions, keywords.
 
+CREATE TYPE ml_rag.row_filter AS (
+  condition text,   -- of ml_rag.filter
+  arguments text[],
+  row_keys text[]    -- of the rows that pass, where they are few: see ml_rag._passing_rows
+);
+COMMENT ON TYPE ml_rag.row_filter IS 'the condition on the rows of a store, of ml_rag.filter; a null condition is not yet known';
+
 CREATE FUNCTION ml_rag._keyword_collation() RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -129,6 +136,26 @@ BEGIN
         HINT = format('Did you mean "%s"?', left(_nearest, 100));
     END IF;
   END LOOP;
+END
+$$;
+
+CREATE FUNCTION ml_rag._passing_rows(store ml_rag.store, condition text, arguments text[]) RETURNS text[]
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the row keys of the rows of an ordinary table that pass a filter; null where they are more than 10 000
+-- So few are best compared one by one: that is exact, and an approximate index has to go through as many times more rows as
+-- the filter leaves out.
+-- Calls: ml_rag._relation_name  Reads: the store, as the caller
+DECLARE
+  _most CONSTANT integer := 10000;
+  _keys text[];
+BEGIN
+  EXECUTE format(
+    'SELECT CASE WHEN count(*) <= $2 THEN coalesce(array_agg(r.ctid::text), ''{}'') END '
+    'FROM (SELECT t.ctid FROM %s AS t WHERE t.%I IS NOT NULL%s LIMIT $2 + 1) AS r',
+    ml_rag._relation_name(store.relation), store.segment, condition) INTO _keys USING NULL::text, _most, arguments;
+  RETURN _keys;
 END
 $$;
 

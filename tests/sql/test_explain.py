@@ -75,12 +75,21 @@ def test_a_store_without_an_index_is_read_exactly(asker: Connection, docs: None)
 @pytest.mark.parametrize("index", INDEXES)
 def test_an_index_and_its_scan(owner: Connection, asker: Connection, index: str) -> None:
     create_large_store(owner, index)
+    asker.execute("SET enable_seqscan = off")
     semantic = stores(explain(asker))["public.docs"]["semantic"]
     method = index.split()[0]
     assert semantic["plan"] == method
     assert semantic["indexes"] == [{"index": "docs_embedding", "method": method}]
     assert semantic["iterative_scan"] == "relaxed_order"
+    assert semantic.get("ef_search") == (200 if method == "hnsw" else None)
     assert semantic["sort"] == "index"
+
+
+def test_ef_search_is_the_callers(owner: Connection, asker: Connection) -> None:
+    create_large_store(owner, INDEXES[0])
+    asker.execute("SET hnsw.ef_search = 60; SET enable_seqscan = off")
+    assert stores(explain(asker))["public.docs"]["semantic"]["ef_search"] == 60
+    assert asker.execute("SHOW hnsw.ef_search").fetchone() == ("60",)
 
 
 def test_an_index_of_another_metric_is_of_no_use(owner: Connection, asker: Connection) -> None:
@@ -101,8 +110,10 @@ def test_an_index_of_the_filter(owner: Connection, asker: Connection) -> None:
 
 def test_an_index_that_ends_too_early_is_left_for_a_sort(owner: Connection, asker: Connection) -> None:
     create_large_store(owner, INDEXES[0])
+    # a policy: under a filter so few rows are sorted at once
+    owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON docs USING (document_name = 'rare')")
     asker.execute("SET hnsw.ef_search = 10; SET hnsw.max_scan_tuples = 1; SET enable_seqscan = off")
-    semantic = stores(explain(asker, document_name=["rare"], n_citations=10))["public.docs"]["semantic"]
+    semantic = stores(explain(asker, n_citations=10))["public.docs"]["semantic"]
     assert (semantic["plan"], semantic["sort"], semantic["reads"]) == ("exact", "exact", 2)
     assert semantic["candidates"] == 10
 
@@ -115,6 +126,7 @@ def test_indexes_of_partitions(owner: Connection, asker: Connection) -> None:
         " FROM generate_series(1, 3000) AS i;"
         "CREATE INDEX ON docs USING hnsw (segment_embedding vector_cosine_ops); ANALYZE docs"
     )
+    asker.execute("SET enable_seqscan = off")
     semantic = stores(explain(asker))["public.docs"]["semantic"]
     assert semantic["plan"] == "hnsw"
     assert {i["index"] for i in semantic["indexes"]} == {"one_segment_embedding_idx", "two_segment_embedding_idx"}

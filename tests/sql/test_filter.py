@@ -44,6 +44,45 @@ def test_empty_lists_of_documents(owner: Connection, asker: Connection) -> None:
         retrieve(asker, (1, 0, 0), document_name=[])
 
 
+@pytest.mark.parametrize("secured", [False, True])
+def test_few_and_many_rows_that_pass(owner: Connection, asker: Connection, secured: bool) -> None:
+    """Up to 10,000 rows are compared one by one, more are looked for by the indexes: both find the same."""
+    create_store(owner)
+    owner.execute(
+        "INSERT INTO docs SELECT 'd' || i, '{}', i, 1, 'w' || i % 7 || ' w' || i % 11 || repeat(' filler', i % 5),"
+        " ARRAY[sin(i), cos(i * 1.7), sin(i * 0.3)]::vector FROM generate_series(1, 16000) AS i;"
+        "SELECT ml_rag.enable_keyword_search('docs', '{\"language\": \"en\"}');"
+        "CREATE INDEX ON docs USING hnsw (segment_embedding vector_cosine_ops); ANALYZE docs"
+    )
+    visible = "true"
+    if secured:
+        visible = "mod(document_id, 3) <> 0"
+        owner.execute(f"ALTER TABLE docs ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON docs USING ({visible})")
+    words = asker.execute(
+        "SELECT h.document_id, h.document_name FROM ml_rag.discover(ARRAY['docs']) AS s,"
+        " ml_rag.keyword(ARRAY[s], 'w3 w4', 16000) AS h"
+    ).fetchall()
+    assert len(words) > 5_000 * (1 - secured / 3)
+    for passing in (7, 40, 10_000, 10_001):
+        (last,) = owner.execute(
+            f"SELECT document_id FROM docs WHERE {visible} ORDER BY document_id OFFSET %s LIMIT 1", (passing - 1,)
+        ).fetchone() or (None,)
+        options = {
+            "query_embedding": [1, 0, 0],
+            "filters": {"document_id": {"lte": last}},
+            "n_citations": 5,
+            "retrieval_options": {"segment_overlap": 0},
+        }
+        exact = owner.execute(
+            f"SELECT document_name FROM docs WHERE {visible} AND document_id <= %s"
+            " ORDER BY round((segment_embedding <=> '[1,0,0]')::numeric, 4), document_name COLLATE \"C\" LIMIT 5",
+            (last,),
+        ).fetchall()
+        assert [row[2] for row in search(asker, "w3 w4", options)] == [name for (name,) in exact]
+        by_words = search(asker, "w3 w4", {**options, "keyword_search": True, "semantic_search": False})
+        assert [row[2] for row in by_words] == [name for i, name in words if i <= last][:5]
+
+
 # -- keys of the metadata that are misspelt ---------------------------------------------------------------------------
 
 

@@ -75,7 +75,8 @@ def test_very_many_ties_go_by_name_and_are_not_all_fetched(owner: Connection, as
     before = peak_kilobytes()
     rows = search(asker, "q", options)
     assert [(r[2], r[4]) for r in rows] == [("near", 0), ("d0", 7), ("d0", 14), ("d0", 21)]
-    assert peak_kilobytes() - before < 50_000
+    # pages of table and index that lie in shared memory are counted, too
+    assert peak_kilobytes() - before < 75_000
 
 
 def test_ties_of_the_rounded_distance_are_ties(owner: Connection, asker: Connection) -> None:

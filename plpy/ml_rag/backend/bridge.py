@@ -197,9 +197,13 @@ def keyword_scores(
     weights: list[int],
     n: int,
     until: str | None = None,
+    condition: str | None = None,
+    arguments: list[str] | None = None,
 ) -> list[tuple[list[str], float]]:
     """Keys and BM25 scores of the best rows of a store; see ``ml_rag.backend.keyword``."""
-    found: list[tuple[list[str], float]] = keyword().search(plpy, store, segment, key, terms, weights, n, until)
+    found: list[tuple[list[str], float]] = keyword().search(
+        plpy, store, segment, key, terms, weights, n, until, condition, arguments
+    )
     return found
 
 

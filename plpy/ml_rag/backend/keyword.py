@@ -39,7 +39,10 @@ MOST_PILED, MOST_ROWS = 100_000, 5_000_000
 
 _STATEMENTS = {
     "index": ("SELECT segment, key, k1, b, statistics FROM ml_rag.keyword_store WHERE store = $1", "oid"),
-    "visible keys": ("SELECT k.keys, k.n FROM ml_rag._visible_keys($1::oid, $2::name[]) AS k", "oid", "text[]"),
+    "visible keys": (
+        "SELECT k.keys, k.n FROM ml_rag._visible_keys($1::oid, $2::name[], $3, $4) AS k",
+        *("oid", "text[]", "text", "text[]"),
+    ),
     # ids of 8 bytes each, big-endian
     "visible ids": (
         "SELECT string_agg(int8send(r.id), '') AS ids FROM unnest($2::text[]) AS k (key)"
@@ -124,25 +127,29 @@ def search(
     weights: list[int],
     n: int,
     until: str | None = None,
+    condition: str | None = None,
+    arguments: list[str] | None = None,
 ) -> list[Candidate]:
     """Keys and scores of the ``n`` best rows that the caller can see, and of up to ``TIES`` as good as the last.
 
     ``segment`` and ``key``: the columns of the index; where it has others, nothing is found. ``until``: when a store of
-    an untrusted owner has had its time, which bounds its memory too; None = no bounds.
+    an untrusted owner has had its time, which bounds its memory too; None = no bounds. ``condition``, ``arguments``: of
+    ml_rag.row_filter where few rows pass it; None = no condition.
     """
     own = readable(plpy, [{"store": store, "segment": segment, "key": key}])
     if not own:
         return []
+    secured = own[0]["secured"]
     keys: list[Portion] | None = None
-    if own[0]["secured"]:
-        keys = [(row["keys"], row["n"]) for row in _run(plpy, "visible keys", store, key)]
+    if secured or condition is not None:
+        keys = [(row["keys"], row["n"]) for row in _run(plpy, "visible keys", store, key, condition, arguments)]
 
     def work() -> list[Candidate]:
         found = _run(plpy, "index", store)
         if not len(found) or found[0]["segment"] != segment or found[0]["key"] != key:
             return []
         k1, b = found[0]["k1"], found[0]["b"]
-        if keys is not None and found[0]["statistics"] == "visible":
+        if secured and keys is not None and found[0]["statistics"] == "visible":
             ids, scores = _scores_of_visible(plpy, store, terms, weights, k1, b, n, keys)
         else:
             ids, scores = _scores(plpy, store, terms, weights, k1, b, n, keys, until)
