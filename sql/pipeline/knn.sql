@@ -93,15 +93,17 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._run_nearest(
-  statement text, query_embedding vector, n integer, arguments text[], ef_search text, own_vector vector DEFAULT NULL
+  statement text, query_embedding vector, n integer, arguments text[], ef_search text, seqscan text,
+  own_vector vector DEFAULT NULL
 ) RETURNS ml_rag.hit[]
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 -- An approximate index goes on until n rows have passed the filters and row-level security.
 SET hnsw.iterative_scan = 'relaxed_order'
 SET ivfflat.iterative_scan = 'relaxed_order'
--- until the end of this function; the value comes from ml_rag._ef_search
+-- until the end of this function; the values are arguments
 SET hnsw.ef_search = 40
+SET enable_seqscan = on
 -- compiling takes a second for a large table, all the time is in the distance, and no clock ends it
 SET jit = off
 AS $$
@@ -110,7 +112,7 @@ AS $$
 DECLARE
   _hits ml_rag.hit[];
 BEGIN
-  PERFORM set_config('hnsw.ef_search', ef_search, true);
+  PERFORM set_config('hnsw.ef_search', ef_search, true), set_config('enable_seqscan', seqscan, true);
   EXECUTE format('SELECT array_agg(ROW(h.*)::ml_rag.hit ORDER BY h.%s, h.document_name COLLATE "C", h.document_id, '
       'h.document_key COLLATE "C", h.segment_number) FROM (%s) AS h (vector_store, document_name, document_id, '
       'document_key, segment_number, segment, distance, metadata, keyword_score, score, rerank_score, row_key, '
@@ -121,7 +123,8 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._explain_nearest(
-  store ml_rag.store, statement text, query_embedding vector, n integer, arguments text[], ef_search text, own_vector vector
+  store ml_rag.store, statement text, query_embedding vector, n integer, arguments text[], ef_search text, seqscan text,
+  own_vector vector
 ) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -129,6 +132,7 @@ SET search_path FROM CURRENT
 SET hnsw.iterative_scan = 'relaxed_order'
 SET ivfflat.iterative_scan = 'relaxed_order'
 SET hnsw.ef_search = 40
+SET enable_seqscan = on
 AS $$
 -- purpose: how PostgreSQL reads a store for a kNN statement: {"plan", "indexes", "iterative_scan", "ef_search"}
 -- The plan itself stays here. It holds the conditions of policies and the relations behind views, and its estimates
@@ -144,7 +148,7 @@ BEGIN
   IF _kind IN ('v', 'f') THEN
     RETURN jsonb_build_object('plan', CASE _kind WHEN 'v' THEN 'view' ELSE 'foreign table' END);
   END IF;
-  PERFORM set_config('hnsw.ef_search', ef_search, true);
+  PERFORM set_config('hnsw.ef_search', ef_search, true), set_config('enable_seqscan', seqscan, true);
   EXECUTE format('EXPLAIN (FORMAT JSON, COSTS OFF) SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (%s) AS h', statement)
     INTO _plan USING query_embedding, n, arguments, own_vector;
   _names := ARRAY(SELECT DISTINCT j #>> '{}' FROM jsonb_path_query(_plan::jsonb, 'strict $.**."Index Name"', '{}', true)
@@ -210,13 +214,18 @@ DECLARE
   _fetch integer := _n + _n / 10 + CASE WHEN filter.condition = '' THEN 1 ELSE 8 END;
   _reads integer := 0;
   _ef_search text := ml_rag._ef_search();
+  _seqscan text := current_setting('enable_seqscan');
+  -- The planner does not know what it costs to read vectors that are stored out of line, and would sort tables of some
+  -- thousand rows. Where nothing leaves rows out, their index is faster.
+  _has_all_rows boolean := store.is_table AND filter.condition = '' AND NOT row_security_active(store.relation);
   _began timestamptz;
 BEGIN
   LOOP
     _reads := _reads + 1;
     hits := ml_rag._run_nearest(
       ml_rag._nearest_statement(store, request.distance_metric, _condition, _sort, with_text, _own IS NOT NULL),
-      _vector, _fetch, _arguments, _ef_search, _own);
+      _vector, _fetch, _arguments, _ef_search,
+      CASE WHEN _has_all_rows AND _sort = 'index' THEN 'off' ELSE _seqscan END, _own);
     IF cardinality(hits) < _n AND _sort = 'index' AND ml_rag._may_fall_short(store.relation) THEN
       _sort := 'exact';
       CONTINUE;
@@ -234,7 +243,8 @@ BEGIN
     _began := clock_timestamp();
     facts := ml_rag._explain_nearest(store,
         ml_rag._nearest_statement(store, request.distance_metric, filter.condition, _sort, with_text, _own IS NOT NULL),
-        _vector, _fetch, filter.arguments, _ef_search, _own)
+        _vector, _fetch, filter.arguments, _ef_search,
+        CASE WHEN _has_all_rows AND _sort = 'index' THEN 'off' ELSE _seqscan END, _own)
       || jsonb_build_object('sort', _sort, 'reads', _reads, 'limit', _fetch, 'candidates', cardinality(hits));
     facts := facts || jsonb_build_object('explaining', extract(epoch FROM clock_timestamp() - _began) * 1000);
   END IF;
