@@ -83,6 +83,9 @@
 -- rank: pairs and lists of texts by a cross-encoder
 \i rank/rank.sql
 
+-- nlsql: a question becomes SQL over the caller's tables
+\i nlsql/tables.sql
+
 -- evaluate: many questions, measured and compared
 \i evaluate/measure.sql
 \i evaluate/questions.sql

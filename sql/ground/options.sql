@@ -239,6 +239,20 @@ SELECT ml_rag._add_option('ml_rank', 'language', 'text', default_rule => 'defaul
   description => 'a code such as en or pt-BR, or a name: what hybrid takes for a word');
 
 
+-- ml_nl_sql, nl_sql, ml_retrieve_schema_metadata
+
+SELECT ml_rag._add_option('ml_retrieve_schema_metadata', 'schemas', 'text[]', default_rule => 'all',
+  description => 'tables of these schemas');
+SELECT ml_rag._add_option('ml_retrieve_schema_metadata', 'tables', 'array', default_rule => 'all',
+  description => 'these tables: names such as "shop.orders", or {"schema_name": "shop", "table_name": "orders"}');
+SELECT ml_rag._add_option('ml_retrieve_schema_metadata', 'n_tables', 'integer', minimum => 1, maximum => 100,
+  default_value => '8', description => 'at most so many tables, the most relevant ones');
+SELECT ml_rag._add_option('ml_retrieve_schema_metadata', 'include_comments', 'boolean', default_value => 'true',
+  description => 'with the comments of tables and columns');
+SELECT ml_rag._add_option('ml_retrieve_schema_metadata', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
+  description => 'embedding model that chooses the tables');
+
+
 -- a column of a table: each takes the options of the routine for one row too
 
 SELECT ml_rag._add_option('ml_rag_table', 'batch_size', 'integer', minimum => 1, maximum => 10000,

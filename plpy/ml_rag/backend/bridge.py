@@ -147,6 +147,15 @@ def generate(plpy: Any, request: str) -> str:
     return as_jsonb(answer)
 
 
+@outcome
+def table_distances(plpy: Any, query: str, texts: list[str], model_id: str) -> list[float]:
+    """Cosine distances of descriptions of tables from a question; see ``ml_rag.backend.tables``."""
+    from ml_rag.backend import tables
+
+    with _track.waiting(plpy, "ml_rag.embed", "embed", model_id):
+        return tables.distances(plpy, server(plpy), query, texts, model_id)
+
+
 def keyword(name: str = "keyword") -> ModuleType:
     """The module that scores keyword queries, or ``runs``, which writes their indexes: those that need numpy.
 

@@ -1,0 +1,78 @@
+"""Which tables matter for a question: embeddings of their descriptions, each made once for all sessions and roles.
+
+The cache goes by what was embedded and not by the table, so that it is never out of date, and tells a caller nothing
+but how near a text is that the caller has. It is closed to all but this code (``rights``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from ml_rag.backend import embed, rights
+from ml_rag.backend.client import ModelServer
+from ml_rag.backend.statements import Statements
+from ml_rag.errors import EngineFailed
+
+#: descriptions in one request
+_BATCH = 64
+
+_statements = Statements(
+    {
+        "near": (
+            # the vector is read once: a cast of a parameter is made anew for each row
+            "WITH q AS MATERIALIZED (SELECT $3::vector AS vector)"
+            " SELECT d.place::int4 AS place, min(e.embedding <=> q.vector)::float8 AS distance"
+            " FROM unnest($1) WITH ORDINALITY AS d (digest, place) JOIN ml_rag.table_embedding AS e USING (digest), q"
+            " WHERE e.model_id = $2 AND vector_dims(e.embedding) = vector_dims(q.vector) GROUP BY 1",
+            *("bytea[]", "text", "text"),
+        ),
+        "distances": (
+            "WITH q AS MATERIALIZED (SELECT $2::vector AS vector)"
+            " SELECT (v.embedding::vector <=> q.vector)::float8 AS distance"
+            " FROM unnest($1) WITH ORDINALITY AS v (embedding, place), q ORDER BY v.place",
+            *("text[]", "text"),
+        ),
+        "keep": (
+            "INSERT INTO ml_rag.table_embedding (model_id, digest, embedding)"
+            " SELECT $1, n.digest, n.embedding::vector FROM unnest($2, $3) AS n (digest, embedding)",
+            *("text", "bytea[]", "text[]"),
+        ),
+        # those of tables that are gone; the others are made again
+        "forget": (
+            "DELETE FROM ml_rag.table_embedding WHERE ctid = ANY (ARRAY(SELECT e.ctid FROM ml_rag.table_embedding AS e"
+            " WHERE e.made_at < now() - interval '90 days' LIMIT 1000 FOR UPDATE SKIP LOCKED))",
+        ),
+        "is read-only": ("SELECT current_setting('transaction_read_only')::boolean AS it",),
+    }
+)
+
+
+def distances(plpy: Any, server: ModelServer, query: str, texts: list[str], model_id: str) -> list[float]:
+    """Cosine distance of each text from the query. A text that was not embedded yet is, and kept unless the transaction
+    is read-only."""
+    (vector,) = embed.embed(server, [query], model_id, "query")
+    digests = [hashlib.sha256(text.encode()).digest() for text in texts]
+    rows = rights.as_owner(plpy, lambda: list(_statements(plpy, "near", digests, model_id, vector)))
+    found: dict[int, float] = {row["place"] - 1: row["distance"] for row in rows}
+    missing = [place for place in range(len(texts)) if place not in found]
+    for start in range(0, len(missing), _BATCH):
+        places = missing[start : start + _BATCH]
+        made = embed.embed(server, [texts[place] for place in places], model_id, "document")
+        if made[0].count(",") != vector.count(","):
+            raise EngineFailed("unexpected reply from the model server", detail="Embeddings of different dimensions.")
+        for place, row in zip(places, _statements(plpy, "distances", made, vector), strict=True):
+            found[place] = row["distance"]
+        _keep(plpy, model_id, [digests[place] for place in places], made)
+    return [found[place] for place in range(len(texts))]
+
+
+def _keep(plpy: Any, model_id: str, digests: list[bytes], vectors: list[str]) -> None:
+    if _statements(plpy, "is read-only")[0]["it"]:
+        return
+
+    def write() -> None:
+        _statements(plpy, "forget")
+        _statements(plpy, "keep", model_id, digests, vectors)
+
+    rights.as_owner(plpy, write, writes=True)

@@ -1,0 +1,286 @@
+-- tables: which tables a question may be answered from, what a model is told of each, and which of them matter for it.
+
+-- What is embedded of a table is the key of its embedding. So nothing here can be out of date: a table whose name, comment or
+-- columns change, or of which the caller may read other columns than somebody else, has another text.
+CREATE TABLE ml_rag.table_embedding (
+  model_id  text NOT NULL,
+  digest    bytea NOT NULL,                  -- SHA-256 of the text
+  embedding vector NOT NULL,
+  made_at   timestamptz NOT NULL DEFAULT now()
+);
+-- not unique: two sessions may embed the same text at once, and neither waits for the other to commit
+CREATE INDEX ON ml_rag.table_embedding (digest, model_id);
+CREATE INDEX ON ml_rag.table_embedding (made_at);
+COMMENT ON TABLE ml_rag.table_embedding IS 'embeddings of the descriptions of tables, for ml_retrieve_schema_metadata; a cache';
+
+CREATE FUNCTION ml_rag._table_distances(query text, texts text[], model_id text, OUT distances float8[], OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: cosine distances of the texts from the query; embeddings of texts are kept in ml_rag.table_embedding
+# Calls: ml_rag._read_as_owner, ml_rag._write_as_owner  Writes: ml_rag.table_embedding
+@BACKEND@
+return backend.table_distances(plpy, query, texts, model_id)
+$$;
+
+CREATE FUNCTION ml_rag._named_tables(tables jsonb) RETURNS text[]
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: option tables, names or {"schema_name", "table_name"}, as names; null for null
+-- Calls: ml_rag._bad_option
+DECLARE
+  _table jsonb;
+  _names text[];
+BEGIN
+  IF tables IS NULL THEN
+    RETURN NULL;
+  END IF;
+  FOR _table IN SELECT e.value FROM jsonb_array_elements(tables) AS e LOOP
+    IF jsonb_typeof(_table) = 'object' AND jsonb_typeof(_table -> 'schema_name') = 'string'
+      AND jsonb_typeof(_table -> 'table_name') = 'string' AND _table - '{schema_name,table_name}'::text[] = '{}' THEN
+      _names := _names || format('%I.%I', _table ->> 'schema_name', _table ->> 'table_name');
+    ELSIF jsonb_typeof(_table) = 'string' THEN
+      _names := _names || (_table #>> '{}');
+    ELSE
+      PERFORM ml_rag._bad_option('tables', _table, 'names, "schema.table" or "table", or objects with the keys "schema_name" and '
+        '"table_name"');
+    END IF;
+  END LOOP;
+  RETURN coalesce(_names, '{}');
+END
+$$;
+
+CREATE FUNCTION ml_rag._askable_tables(schemas text[], tables text[])
+RETURNS TABLE (relation oid, schema_name name, table_name name, name text, description text)
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 100
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the tables that the caller may read and that questions are answered from, with what is embedded of each
+-- As for stores: reading a table can run its owner's code (a view, a policy), and its comments are shown to a model. Unless
+-- it is named, its owner is one whom the caller trusts, or the owner of a schema that is named.
+-- Calls: ml_rag._trusts  Reads: the catalog. A column's comment is left out of what is embedded: measured, it makes the
+-- choice of tables worse (needed tables among the first eight: 0.97 with, 0.99 without).
+#variable_conflict use_column
+DECLARE
+  _owners oid[] := ARRAY(
+    SELECT o.relowner FROM (SELECT DISTINCT c.relowner FROM pg_class AS c WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f')
+                            OFFSET 0) AS o
+    WHERE ml_rag._trusts(o.relowner));
+BEGIN
+RETURN QUERY
+WITH askable AS MATERIALIZED (
+  SELECT c.oid, n.nspname, c.relname, has_table_privilege(c.oid, 'SELECT') AS is_readable
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+  WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relispopulated AND NOT c.relispartition
+    AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'ml_rag')
+    AND ($1 IS NULL OR n.nspname = ANY ($1))
+    AND ($2 IS NULL OR $2 && ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
+                                   quote_ident(c.relname)])
+    AND (c.relowner = ANY (_owners) OR $1 IS NOT NULL AND c.relowner = n.nspowner
+         OR $2 && ARRAY[concat(n.nspname, '.', c.relname), format('%I.%I', n.nspname, c.relname)])
+    AND has_schema_privilege(n.oid, 'USAGE')
+    AND c.oid NOT IN (SELECT d.objid FROM pg_depend AS d WHERE d.refclassid = 'pg_extension'::regclass
+                      AND d.classid = 'pg_class'::regclass AND d.deptype = 'e')
+)
+SELECT t.oid, t.nspname, t.relname, format('%I.%I', t.nspname, t.relname),
+  left(concat(t.relname, ': ', t.comment, '. ', array_to_string(t.columns, ', ')), 2000)
+FROM (
+  -- subqueries are cheaper here than a join, and than an aggregate with an order
+  SELECT t.*,
+    (SELECT d.description FROM pg_description AS d
+     WHERE d.objoid = t.oid AND d.classoid = 'pg_class'::regclass AND d.objsubid = 0) AS comment,
+    ARRAY(SELECT a.attname FROM pg_attribute AS a
+          WHERE a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
+            AND (t.is_readable OR has_column_privilege(t.oid, a.attnum, 'SELECT')) ORDER BY a.attnum) AS columns
+  FROM askable AS t OFFSET 0
+) AS t
+WHERE t.columns <> '{}';
+END
+$$;
+
+CREATE FUNCTION ml_rag._comment_line(comment text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a comment as the rest of a line, which it cannot leave
+BEGIN
+  RETURN left(btrim(regexp_replace(comment, '[\s[:cntrl:]\u0085\u2028\u2029]+', ' ', 'g')), 200);
+END
+$$;
+
+CREATE FUNCTION ml_rag._samples(relation oid) RETURNS TABLE (column_name name, samples text)
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: values that columns of texts have again and again, at most eight each, as literals
+-- Reads: pg_stats, which shows nothing to whom row-level security may hide rows, nor of columns that the caller may not read
+#variable_conflict use_column
+DECLARE
+  _table record := (SELECT (n.nspname, c.relname, c.relkind) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+                    WHERE c.oid = relation);
+BEGIN
+RETURN QUERY
+  SELECT s.attname, v.samples FROM pg_stats AS s
+  CROSS JOIN LATERAL (
+    SELECT string_agg(quote_literal(v.value), ', ' ORDER BY v.place) AS samples
+    FROM unnest(s.most_common_vals::text::text[]) WITH ORDINALITY AS v (value, place) WHERE v.place <= 8 AND length(v.value) <= 40
+  ) AS v
+  WHERE s.schemaname = _table.f1 AND s.tablename = _table.f2 AND s.inherited = (_table.f3 = 'p')
+    AND EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = relation AND a.attname = s.attname
+                AND a.atttypid IN ('text'::regtype, 'varchar'::regtype, 'bpchar'::regtype, '"char"'::regtype, 'name'::regtype));
+END
+$$;
+
+CREATE FUNCTION ml_rag._table_definition(relation oid, include_comments boolean) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a table as an abridged CREATE TABLE: its columns that the caller may read, at most 100, with keys, comments, samples
+-- an enum shows its first 20 labels
+-- Calls: ml_rag._comment_line, ml_rag._samples  Reads: the catalog
+DECLARE
+  _is_readable boolean := has_table_privilege(relation, 'SELECT');
+  _attnums smallint[] := ARRAY(
+    SELECT a.attnum FROM pg_attribute AS a WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
+      AND (_is_readable OR has_column_privilege(relation, a.attnum, 'SELECT')) ORDER BY a.attnum);
+  _comments boolean := include_comments;
+BEGIN
+  RETURN (
+    SELECT concat(
+      format('CREATE %s %I.%I (', CASE c.relkind WHEN 'v' THEN 'VIEW' WHEN 'm' THEN 'MATERIALIZED VIEW' ELSE 'TABLE' END,
+        n.nspname, c.relname),
+      CASE WHEN _comments THEN ' -- ' || ml_rag._comment_line(obj_description(c.oid, 'pg_class')) END, E'\n', l.lines,
+      CASE WHEN cardinality(_attnums) > 100 THEN format(E'\n  -- and %s more columns', cardinality(_attnums) - 100) END, E'\n);')
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    CROSS JOIN LATERAL (
+      SELECT string_agg(concat('  ', d.definition, CASE WHEN d.place < d.n THEN ',' END, ' -- ' || nullif(d.remark, '')),
+        E'\n' ORDER BY d.place) AS lines
+      FROM (
+        SELECT e.definition, e.remark, row_number() OVER (ORDER BY e.place) AS place, count(*) OVER () AS n
+        FROM (
+          SELECT a.attnum::float8 AS place,
+            concat_ws(' ', quote_ident(a.attname), format_type(a.atttypid, a.atttypmod),
+              CASE WHEN a.attnotnull THEN 'NOT NULL' END) AS definition,
+            concat_ws('; ', CASE WHEN _comments THEN ml_rag._comment_line(col_description(relation, a.attnum)) END,
+              'such as ' || coalesce(s.samples, (
+                SELECT string_agg(quote_literal(m.enumlabel), ', ' ORDER BY m.enumsortorder) FROM (
+                  SELECT m.* FROM pg_enum AS m WHERE m.enumtypid = a.atttypid ORDER BY m.enumsortorder LIMIT 20) AS m))) AS remark
+          FROM pg_attribute AS a LEFT JOIN ml_rag._samples(relation) AS s ON s.column_name = a.attname
+          WHERE a.attrelid = relation AND a.attnum = ANY (_attnums[:100])
+          UNION ALL
+          -- keys over columns that the caller may read, on both sides
+          SELECT 10000 + row_number() OVER (ORDER BY k.contype DESC, k.conname), pg_get_constraintdef(k.oid), ''
+          FROM pg_constraint AS k
+          WHERE k.conrelid = relation AND (k.contype = 'p' OR k.contype = 'f' AND k.conparentid = 0) AND k.conkey <@ _attnums
+            AND NOT EXISTS (SELECT FROM unnest(k.confkey) AS f (attnum)
+                            WHERE NOT has_column_privilege(k.confrelid, f.attnum, 'SELECT'))
+        ) AS e
+      ) AS d
+    ) AS l
+    WHERE c.oid = relation);
+END
+$$;
+
+CREATE FUNCTION ml_rag._relevant_tables(query text, options jsonb)
+RETURNS TABLE (relation oid, schema_name name, name text)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
+SET search_path FROM CURRENT
+AS $$
+-- purpose: at most n_tables tables, most relevant first, by the embeddings of their descriptions
+-- Calls: ml_rag._named_tables, ml_rag._askable_tables, ml_rag._table_distances, ml_rag._get_setting, ml_rag._raise
+-- Errors: 42P01 there are none
+DECLARE
+  _named text[] := ml_rag._named_tables(options -> 'tables');
+  _schemas text[] := ml_rag._texts(options -> 'schemas');
+  _tables record;
+  _ranked record;
+  _missing text;
+BEGIN
+  IF _named IS NOT NULL AND _schemas IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'options "schemas" and "tables" exclude each other',
+      HINT = 'Name the tables with their schemas in "tables".';
+  END IF;
+  SELECT array_agg(t.relation) AS relations, array_agg(t.schema_name) AS schemas, array_agg(t.table_name) AS tables,
+    array_agg(t.name) AS names, array_agg(t.description) AS descriptions
+  INTO _tables FROM ml_rag._askable_tables(_schemas, _named) AS t;
+  SELECT n INTO _missing FROM unnest(_named) AS n
+  WHERE NOT EXISTS (SELECT FROM unnest(_tables.schemas, _tables.tables) AS t (schema_name, table_name)
+                    WHERE n IN (concat(t.schema_name, '.', t.table_name), t.table_name,
+                                format('%I.%I', t.schema_name, t.table_name), quote_ident(t.table_name)))
+  LIMIT 1;
+  IF _missing IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = format('table "%s" does not exist or cannot be queried', left(_missing, 200)),
+      DETAIL = 'It needs a SELECT privilege. A table of another owner is named with its schema.',
+      HINT = 'Name it as "schema.table".';
+  ELSIF _tables.relations IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'there is no table to query',
+      DETAIL = CASE WHEN _schemas IS NULL
+        THEN 'Without "schemas" and "tables" only tables of trusted owners are queried: docs/nl_sql.md#which-tables.'
+        ELSE 'There is none in these schemas that the caller may SELECT.' END,
+      HINT = CASE WHEN _schemas IS NULL THEN 'Name schemas in "schemas", or tables in "tables".'
+        ELSE 'Name the tables in "tables".' END;
+  END IF;
+  IF coalesce(query, '') !~ '\S' THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the question is empty';
+  END IF;
+  _ranked := ml_rag._table_distances(query, _tables.descriptions,
+    coalesce(options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id')));
+  IF _ranked.error IS NOT NULL THEN
+    PERFORM ml_rag._raise(_ranked.error);
+  END IF;
+  RETURN QUERY
+    SELECT t.relation, t.schema_name, t.name
+    FROM unnest(_tables.relations, _tables.schemas, _tables.names, _ranked.distances)
+      AS t (relation, schema_name, name, distance)
+    ORDER BY t.distance, t.name COLLATE "C" LIMIT (options ->> 'n_tables')::integer;
+END
+$$;
+
+CREATE FUNCTION ml_rag._schema_metadata(query text, options jsonb, OUT metadata text, OUT tables text[], OUT schemas text[])
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the definitions of the tables that matter for a question, as many as fit 24 000 characters, at least one
+-- Calls: ml_rag._relevant_tables, ml_rag._table_definition
+DECLARE
+  _table record;
+  _definition text;
+BEGIN
+  FOR _table IN SELECT t.* FROM ml_rag._relevant_tables(query, options) AS t LOOP
+    _definition := ml_rag._table_definition(_table.relation, (options -> 'include_comments')::boolean);
+    EXIT WHEN length(metadata) + length(_definition) > 24000;
+    metadata := concat_ws(E'\n\n', metadata, _definition);
+    tables := tables || _table.name;
+    schemas := schemas || CASE WHEN _table.schema_name <> ALL (coalesce(schemas, '{}')) THEN _table.schema_name::text END;
+  END LOOP;
+  metadata := left(metadata, 40000);
+  schemas := array_remove(schemas, NULL);
+END
+$$;
+
+CREATE FUNCTION @extschema@.ml_retrieve_schema_metadata(query text, options jsonb DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: HeatWave's ML_RETRIEVE_SCHEMA_METADATA
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag.parse_options, ml_rag._schema_metadata
+DECLARE
+  _call integer := ml_rag._begin('ml_retrieve_schema_metadata');
+  _metadata text;
+BEGIN
+  _metadata := (SELECT m.metadata FROM ml_rag._schema_metadata($1, ml_rag.parse_options('ml_retrieve_schema_metadata', $2)) AS m);
+  PERFORM ml_rag._end(_call);
+  RETURN _metadata;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+  RAISE;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.ml_retrieve_schema_metadata(text, jsonb) IS
+$$the tables that matter for a question, as abridged CREATE TABLE statements, most relevant first
+With columns, keys, comments and frequent values, each only as far as the caller may read it; at most 100 columns a table and
+40 000 characters together. Without "schemas" and "tables", tables of trusted owners: docs/nl_sql.md#which-tables.
+Options: SELECT * FROM ml_rag.option WHERE routine = 'ml_retrieve_schema_metadata'.
+Errors: 22023 empty question, bad option; 42P01 no table to query; 55000 model not available; 08006 model server; 53300 its
+queue is full; 57014 cancelled; 38000 the model failed.$$;
