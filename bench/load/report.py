@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Template
 
 from bench.load.memory import Sample, growth
-from bench.load.sessions import KINDS, WAYS, Call
+from bench.load.sessions import CANCEL_FLOOR, KINDS, WAYS, Call
 
 #: demands: megabytes that one backend, and the model server, may grow by after warm-up; seconds to cancel
 BACKEND_GROWTH, SERVER_GROWTH = 16.0, 96.0
@@ -37,7 +37,7 @@ def latencies(calls: Iterable[Call]) -> list[dict[str, Any]]:
     """One row a kind, in the order of KINDS: how many, seconds, how often the queue was full."""
     rows = []
     kinds = [kind for kind in KINDS if kind != "cancel"]
-    for kind in (*kinds, *(f"cancel: {way}" for way in WAYS)):
+    for kind in (*kinds, *(f"cancel: {way}" for way in WAYS), CANCEL_FLOOR):
         mine = [call for call in calls if call.kind == kind and call.error is None]
         seconds = [call.seconds for call in mine]
         row: dict[str, Any] = {"kind": kind, "calls": len(mine), "refused": sum(call.refused for call in mine)}
@@ -111,7 +111,7 @@ def table(figures: dict[str, Any]) -> list[tuple[str, ...]]:
     """Head and rows, as text."""
     rows: list[tuple[str, ...]] = [("call", "sessions", "calls", "a second", "p50 ms", "p95 ms", "p99 ms", "max ms")]
     for row in figures["latencies"]:
-        kind = row["kind"].split(":")[0]
+        kind = "cancel" if row["kind"] == CANCEL_FLOOR else row["kind"].split(":")[0]
         sessions = f"{figures['sessions'][kind]}"
         rate = f"{row['calls'] / figures['seconds']:.2f}"
         rows.append(

@@ -36,6 +36,8 @@ QUEUE_FULL = "53300"
 CANCELLED = "57014"
 #: how a statement is made to end
 WAYS = ("libpq's cancel request", "pg_cancel_backend", "statement_timeout")
+#: the same of a statement that does nothing: how late the machine itself is, with so many sessions on its processors
+CANCEL_FLOOR = "floor: cancel of pg_sleep"
 #: most seconds that one call may take before it counts as hanging
 HANGS_SECONDS = 300
 N_CITATIONS = 5
@@ -252,6 +254,9 @@ class Session:
         # a long wait in the queue of the model, or for its tokens; a short statement of much work
         statement = self._answer_call(256) if n % 4 else self._long_search()
         wait = self._random.uniform(0.02, 0.8) if n % 4 else self._random.uniform(0.0, 0.1)
+        kind = f"cancel: {way}"
+        if n % 8 == 7:
+            kind, statement = CANCEL_FLOOR, ("SELECT pg_sleep(%s)", HANGS_SECONDS)
         if way == "statement_timeout":
             await self._connection.execute(f"SET statement_timeout = {max(1, round(wait * 1000))}")
         began = time.monotonic()
@@ -267,16 +272,16 @@ class Session:
                 await running
         except psycopg.errors.QueryCanceled:
             free = time.monotonic()
-            return [Call(f"cancel: {way}", began, free - due)]
+            return [Call(kind, began, free - due)]
         except psycopg.Error as failure:
             if failure.diag.sqlstate == QUEUE_FULL:
                 await asyncio.sleep(0.1)
                 return []
             await self._leave_if_broken()
-            return [Call(f"cancel: {way}", began, 0.0, f"{failure.diag.sqlstate}: {failure}")]
+            return [Call(kind, began, 0.0, f"{failure.diag.sqlstate}: {failure}")]
         except TimeoutError:
             self._connection = None
-            return [Call(f"cancel: {way}", began, 0.0, "it did not end")]
+            return [Call(kind, began, 0.0, "it did not end")]
         finally:
             await self._reset_timeout()
         return []  # it was done before
