@@ -85,6 +85,8 @@
 
 -- nlsql: a question becomes SQL over the caller's tables
 \i nlsql/tables.sql
+\i nlsql/statement.sql
+\i nlsql/question.sql
 
 -- evaluate: many questions, measured and compared
 \i evaluate/measure.sql

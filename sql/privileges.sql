@@ -55,7 +55,7 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       ml_supported_models ml_embed_row ml_generate ml_rag_search ml_rag_answer ml_rag ml_rag_table ml_generate_table
       ml_embed_table ml_rank ml_rank_rows ml_rag_evaluate ml_rag_compare_runs
-      ml_retrieve_schema_metadata'),
+      ml_retrieve_schema_metadata ml_nl_sql nl_sql'),
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', 'vector_store_load'),
     -- the stages of a call and what they call, which run with the caller's own rights: all of pipeline/
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '@ROUTINES_OF_PIPELINE@'),
@@ -119,6 +119,11 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _table_distances _named_tables _askable_tables _comment_line _samples _table_definition _relevant_tables
       _schema_metadata'),
+    -- nlsql/statement
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _is_harmless _refusal _type_that_runs_code _parsed _statement_columns _statement_refusal _statement_types'),
+    -- nlsql/question
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_examples _answer_by_sql'),
     -- evaluate/measure
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _expected_documents _grade_hits _ranking_measures _discounted _normalise_answer _answer_measures _student_p'),

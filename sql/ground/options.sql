@@ -252,6 +252,34 @@ SELECT ml_rag._add_option('ml_retrieve_schema_metadata', 'include_comments', 'bo
 SELECT ml_rag._add_option('ml_retrieve_schema_metadata', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
   description => 'embedding model that chooses the tables');
 
+SELECT ml_rag._add_option('ml_nl_sql', 'execute', 'boolean', default_value => 'true',
+  description => 'run the statement; false = only write and check it');
+SELECT ml_rag._add_option('ml_nl_sql', 'max_rows', 'integer', minimum => 1, maximum => 100000, default_value => '1000',
+  description => 'at most so many rows, with a warning if there are more');
+SELECT ml_rag._add_option('ml_nl_sql', 'schemas', 'text[]', default_rule => 'all',
+  description => 'query tables of these schemas');
+SELECT ml_rag._add_option('ml_nl_sql', 'tables', 'array', default_rule => 'all',
+  description => 'query these tables: names such as "shop.orders", or {"schema_name": "shop", "table_name": "orders"}');
+SELECT ml_rag._add_option('ml_nl_sql', 'n_tables', 'integer', minimum => 1, maximum => 100, default_value => '8',
+  description => 'how many tables the model is shown, the most relevant ones');
+SELECT ml_rag._add_option('ml_nl_sql', 'include_comments', 'boolean', default_value => 'true',
+  description => 'show the model the comments of tables and columns');
+SELECT ml_rag._add_option('ml_nl_sql', 'examples', 'array', keys_of => 'nl_sql_example', default_rule => 'none',
+  description => 'at most 20 questions with their statements: [{"question": "…", "sql": "…"}]');
+SELECT ml_rag._add_option('ml_nl_sql', 'use_retry', 'boolean', default_value => 'true',
+  description => 'up to 3 attempts; the model is told why the one before failed');
+SELECT ml_rag._add_option('ml_nl_sql', 'verbose', 'integer', minimum => 0, maximum => 2, default_value => '0',
+  description => '1 = a notice with each statement and why it failed, 2 = also with the prompt');
+SELECT ml_rag._add_option('ml_nl_sql', 'model_id', 'text', default_rule => 'setting generate_model_id',
+  description => 'generation model that writes the statement');
+SELECT ml_rag._add_option('ml_nl_sql', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
+  description => 'embedding model that chooses the tables');
+
+SELECT ml_rag._add_option('nl_sql_example', 'question', 'text', default_rule => 'must be given',
+  description => 'a question');
+SELECT ml_rag._add_option('nl_sql_example', 'sql', 'text', default_rule => 'must be given',
+  description => 'the statement that answers it');
+
 
 -- a column of a table: each takes the options of the routine for one row too
 

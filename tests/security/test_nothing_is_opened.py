@@ -42,6 +42,8 @@ CALLS = {
     "ml_generate_table": ("CALL ml_generate_table('public.q.question', 'public.a2.answer', %s::jsonb)", "{o}"),
     "ml_embed_table": ("CALL ml_embed_table('public.q.question', 'public.a3.answer', %s::jsonb)", "{o}"),
     "ml_retrieve_schema_metadata": ("SELECT ml_retrieve_schema_metadata('fox', %s)", "{o}"),
+    "ml_nl_sql": ("SELECT ml_nl_sql('fox', %s)", "{o}"),
+    "nl_sql_example": ("SELECT ml_nl_sql('fox', %s)", '{"examples": [{o}]}'),
     "ml_rag_evaluate": ("SELECT ml_rag_evaluate('q', %s::jsonb)", "{o}"),
     "evaluation_columns": ("SELECT ml_rag_evaluate('q', %s::jsonb)", '{"columns": {o}}'),
     "enable_keyword_search": ("SELECT ml_rag.enable_keyword_search('mine', %s::jsonb)", "{o}"),

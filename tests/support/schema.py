@@ -99,3 +99,11 @@ def metadata(connection: Connection, question: str = "what", **options: Any) -> 
     assert row is not None
     assert isinstance(row[0], str)
     return row[0]
+
+
+def ask(connection: Connection, question: str = "what", **options: Any) -> dict[str, Any]:
+    """Calls ml_nl_sql."""
+    row = connection.execute("SELECT ml_nl_sql(%s, %s)", (question, json.dumps(options))).fetchone()
+    assert row is not None
+    found: dict[str, Any] = row[0]
+    return found

@@ -156,6 +156,23 @@ def table_distances(plpy: Any, query: str, texts: list[str], model_id: str) -> l
         return tables.distances(plpy, server(plpy), query, texts, model_id)
 
 
+@outcome
+def nl_sql(plpy: Any, request: str) -> str:
+    """The answer to a request made by sql/nlsql/question.sql, as JSON text; see ``ml_rag.backend.nl_sql``."""
+    from ml_rag.backend import nl_sql
+
+    parsed = json.loads(request)
+
+    def generate(prompt: dict[str, Any]) -> str:
+        with _track.waiting(plpy, "ml_rag.generate", "generate", parsed["model_id"]):
+            answer = _generate.generate(server(plpy), prompt)
+            _track.tokens(answer["prompt_tokens"] or 0, answer["generated_tokens"] or 0)
+        text: str = answer["text"]
+        return text
+
+    return nl_sql.answer(plpy, generate, parsed)
+
+
 def keyword(name: str = "keyword") -> ModuleType:
     """The module that scores keyword queries, or ``runs``, which writes their indexes: those that need numpy.
 

@@ -1,0 +1,223 @@
+"""A statement that somebody else wrote: is it harmless, and what does it return? See sql/nlsql/statement.sql."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ml_rag.errors import MlRagError
+
+#: of a call under no statement_timeout
+SECONDS = 30
+#: beyond what the backend has already when the statement begins
+MEMORY_BYTES = 512 * 1024 * 1024
+#: of the rows as JSON
+RESULT_BYTES = 16 * 1024 * 1024
+#: of a statement
+MAX_CHARACTERS = 20_000
+_PORTION = 100
+_JSON_TYPES = (114, 3802)
+
+#: what holds while the statement runs; nothing of it can be undone from within
+_SETTINGS = {
+    "transaction_read_only": "on",
+    # neither another process, which would have limits of its own, nor a library that ends this one for want of memory
+    "max_parallel_workers_per_gather": "0",
+    "jit": "off",
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "bytea_output": "hex",
+}
+
+
+class Interrupted(MlRagError):
+    """The call itself was cancelled."""
+
+    sqlstate = "57014"
+
+
+class _RolledBackError(Exception):
+    """Ends the block in which the view is."""
+
+
+@dataclass
+class Outcome:
+    """``reason``: why it is not valid, None where it is. ``rows``: JSON text of each, where it was run."""
+
+    reason: str | None = None
+    columns: list[str] = field(default_factory=list)
+    rows: list[str] | None = None
+    has_more: bool = False
+
+
+def examine(
+    plpy: Any, statement: str, relations: list[int], schemas: list[str], max_rows: int, *, run: bool
+) -> Outcome:
+    """Parse a statement, decide, and run it where ``run``. Afterwards everything is as it was.
+
+    ``relations``: OIDs of those that it may read. ``schemas``: where names without a schema are looked for.
+
+    Raises Interrupted where the call was cancelled.
+    """
+    statement = statement.strip().rstrip(";").rstrip()
+    if not statement or len(statement) > MAX_CHARACTERS:
+        return Outcome(f"it is empty or longer than {MAX_CHARACTERS} characters")
+    outcome = Outcome()
+    deadline = _Deadline(plpy)
+    try:
+        with plpy.subtransaction():
+            with deadline:
+                _decide(plpy, statement, relations, schemas, outcome)
+                if outcome.reason is None and run:
+                    _run(plpy, max_rows, outcome)
+            raise _RolledBackError
+    except _RolledBackError:
+        pass
+    except plpy.SPIError as e:
+        if e.sqlstate == "57014" and not deadline.is_over:
+            raise Interrupted(str(e)) from None
+        reason = f"it took longer than {SECONDS} seconds" if e.sqlstate == "57014" else f"{e.sqlstate}: {e}"
+        return Outcome(reason)
+    except MemoryError:
+        return Outcome("53200: out of memory")
+    return outcome
+
+
+def _decide(plpy: Any, statement: str, relations: list[int], schemas: list[str], outcome: Outcome) -> None:
+    """Leaves a view, or says in ``outcome`` why not."""
+    # names in the statement are resolved by this path, which the functions called here do not go by
+    path = ", ".join(["pg_catalog", *map(plpy.quote_ident, schemas), "pg_temp"])
+    _value(plpy, "SELECT pg_catalog.set_config('search_path', $1, true)", "text", path)
+    plan = plpy.prepare("SELECT ml_rag._type_that_runs_code($1, $2) AS value", ["text", "text[]"])
+    if named := plpy.execute(plan, [statement, schemas])[0]["value"]:
+        outcome.reason = f"it may use {named}, which runs code of an untrusted owner"
+        return
+    # by itself first: where its parentheses are balanced, those around it below cannot be closed from within
+    plpy.prepare(statement)
+    view = f"CREATE TEMP VIEW ml_rag_statement_columns AS SELECT true AS x FROM (\n{statement}\n) AS ml_rag_statement"  # noqa: S608
+    plpy.execute(view)
+    outcome.columns = _value(plpy, "SELECT ml_rag._statement_columns()")
+    names = ", ".join(f"c{place}" for place in range(len(outcome.columns)))
+    plpy.execute(f"CREATE TEMP VIEW ml_rag_statement ({names}) AS (\n{statement}\n)")
+    outcome.reason = _value(plpy, "SELECT ml_rag._statement_refusal($1)", "oid[]", relations)
+
+
+def _value(plpy: Any, statement: str, *arguments: Any) -> Any:
+    """The one value of a statement with one parameter at most."""
+    types, values = list(arguments[0::2]), list(arguments[1::2])
+    (value,) = plpy.execute(plpy.prepare(statement, types), values)[0].values()
+    return value
+
+
+def _run(plpy: Any, max_rows: int, outcome: Outcome) -> None:
+    types: list[int] = _value(plpy, "SELECT ml_rag._statement_types()")
+    for name, value in _SETTINGS.items():
+        plpy.execute(f"SELECT pg_catalog.set_config('{name}', '{value}', true)")
+    rows: list[str] = []
+    size = 0
+    with _memory_limit():
+        cursor = plpy.cursor(plpy.prepare("SELECT * FROM pg_temp.ml_rag_statement LIMIT $1", ["int8"]), [max_rows + 1])
+        while portion := cursor.fetch(_PORTION):
+            for row in portion:
+                text = _as_json([row[f"c{place}"] for place in range(len(types))], types)
+                size += len(text)
+                if len(rows) == max_rows or size > RESULT_BYTES:
+                    outcome.has_more = True
+                    break
+                rows.append(text)
+            if outcome.has_more:
+                break
+        cursor.close()
+    outcome.rows = rows
+
+
+def _as_json(values: list[Any], types: list[int]) -> str:
+    return f"[{', '.join(map(_json_value, values, types))}]"
+
+
+def _json_value(value: Any, type_oid: int = 0) -> str:
+    """A value as PL/Python has it, as JSON: numbers as they are, however long, what has no other form as text."""
+    if value is None or isinstance(value, bool | int):
+        return json.dumps(value)
+    if isinstance(value, str):
+        return value if type_oid in _JSON_TYPES else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_json_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json.dumps(key)}: {_json_value(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, bytes):
+        return json.dumps("\\x" + value.hex())
+    text = str(value)  # float, Decimal
+    is_number = text.strip("+-0123456789.eE") == ""
+    return text if is_number else json.dumps(text.replace("inf", "Infinity").replace("nan", "NaN"))
+
+
+@contextlib.contextmanager
+def _memory_limit() -> Iterator[None]:
+    """What the statement takes is bounded by the operating system: PostgreSQL then fails with "out of memory".
+
+    Stack and shared memory are not counted, so that neither can be what fails.
+    """
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with open("/proc/self/status") as status:
+        used = next((int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:")), 0)
+    limit = used + MEMORY_BYTES
+    bounds = [bound for bound in before if bound != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *bounds]), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+class _Event(ctypes.Structure):
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signo", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("rest", ctypes.c_char * 64),
+    )
+
+
+class _Time(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_long) for name in ("interval_s", "interval_ns", "value_s", "value_ns"))
+
+
+class _Deadline:
+    """Cancels what runs after ``SECONDS``, unless there is a statement_timeout: setting one now would have no effect on
+    the statement that the caller has begun. A timer of the operating system sends what pg_cancel_backend sends."""
+
+    def __init__(self, plpy: Any) -> None:
+        self._plpy = plpy
+        self._timer: ctypes.c_void_p | None = None
+        self._ends = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return 0 < self._ends <= time.monotonic()
+
+    def __enter__(self) -> None:
+        if _value(self._plpy, "SELECT pg_catalog.current_setting('statement_timeout')") != "0":
+            return
+        libc = ctypes.CDLL(None, use_errno=True)
+        timer = ctypes.c_void_p()
+        event = _Event(None, signal.SIGINT, 0, b"")
+        if libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) != 0:
+            raise OSError(ctypes.get_errno(), "timer_create")
+        self._timer = timer
+        self._ends = time.monotonic() + SECONDS
+        libc.timer_settime(timer, 0, ctypes.byref(_Time(0, 0, SECONDS, 0)), None)
+
+    def __exit__(self, *error: object) -> None:
+        if self._timer is not None:
+            ctypes.CDLL(None).timer_delete(self._timer)
+            if error[0] is None:
+                # a signal that came in the last moment is taken here
+                self._plpy.execute("SELECT 1")

@@ -1,0 +1,103 @@
+-- question: a question becomes a statement over the caller's tables, written by a model, and its rows.
+
+CREATE FUNCTION ml_rag._answer_by_sql(request jsonb, OUT answer jsonb, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: prompt, statement, decision, rows; see backend/nl_sql.py
+# Calls: ml_rag._type_that_runs_code, ml_rag._statement_columns, ml_rag._statement_refusal, ml_rag._statement_types
+@BACKEND@
+return backend.nl_sql(plpy, request)
+$$;
+
+CREATE FUNCTION ml_rag._check_examples(examples jsonb) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: stop examples that are none
+-- Calls: ml_rag.parse_options, ml_rag._bad_option
+DECLARE
+  _example jsonb;
+BEGIN
+  IF jsonb_array_length(examples) > 20 OR length(examples::text) > 20000 THEN
+    PERFORM ml_rag._bad_option('examples', to_jsonb(jsonb_array_length(examples)), 'at most 20, of 20000 characters together');
+  END IF;
+  FOR _example IN SELECT e.value FROM jsonb_array_elements(examples) AS e LOOP
+    IF NOT ml_rag.parse_options('nl_sql_example', _example) ?& '{question,sql}'::text[] THEN
+      PERFORM ml_rag._bad_option('examples', to_jsonb(jsonb_array_length(examples)), 'objects with the keys "question" and "sql"');
+    END IF;
+  END LOOP;
+END
+$$;
+
+CREATE FUNCTION @extschema@.ml_nl_sql(query text, options jsonb DEFAULT NULL) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: question to statement and rows
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag.parse_options, ml_rag._check_examples, ml_rag._check_writable,
+-- ml_rag._schema_metadata, ml_rag._askable_tables, ml_rag._named_tables, ml_rag._answer_by_sql, ml_rag._get_setting, ml_rag._raise
+DECLARE
+  _call integer := ml_rag._begin('ml_nl_sql');
+  _options jsonb;
+  _shown record;
+  _answer jsonb;
+  _error jsonb;
+BEGIN
+  _options := ml_rag.parse_options('ml_nl_sql', $2);
+  PERFORM ml_rag._check_examples(_options -> 'examples');
+  -- the statement itself is read-only; that it is harmless is seen from a temporary view of it
+  PERFORM ml_rag._check_writable('cannot execute ml_nl_sql');
+  IF NOT has_database_privilege(current_database(), 'TEMP') THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'permission denied to create temporary tables',
+      DETAIL = 'A statement is checked by making a temporary view of it, which is rolled back.',
+      HINT = format('GRANT TEMP ON DATABASE %I TO %I;', current_database(), current_user);
+  END IF;
+  _shown := ml_rag._schema_metadata($1, _options);
+  SELECT o.answer, o.error INTO _answer, _error
+  FROM ml_rag._answer_by_sql(jsonb_build_object('question', $1, 'metadata', _shown.metadata, 'tables', _shown.tables,
+    'schemas', _shown.schemas, 'model_id', coalesce(_options ->> 'model_id', ml_rag._get_setting('generate_model_id')),
+    'options', _options,
+    'relations', ARRAY(SELECT t.relation::bigint FROM ml_rag._askable_tables(ml_rag._texts(_options -> 'schemas'),
+                                                                             ml_rag._named_tables(_options -> 'tables')) AS t),
+    -- where operators of types of extensions are
+    'extension_schemas', ARRAY(SELECT DISTINCT n.nspname::text FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace
+                               WHERE e.extname <> 'ml_rag' AND n.nspname <> 'pg_catalog' AND has_schema_privilege(n.oid, 'USAGE')))) AS o;
+  IF _error IS NOT NULL THEN
+    PERFORM ml_rag._raise(_error);
+  END IF;
+  IF (_answer -> 'has_more')::boolean THEN
+    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('only the first %s rows are returned', jsonb_array_length(_answer -> 'rows')),
+      DETAIL = 'The statement has more rows, or they have more than 16 MB.', HINT = 'Raise "max_rows", or run "sql_query" yourself.';
+  END IF;
+  PERFORM ml_rag._end(_call);
+  RETURN _answer - 'has_more';
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+  RAISE;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.ml_nl_sql(text, jsonb) IS
+$$answers a question about tables by a statement that a model writes: ml_nl_sql('How many orders came in May?')
+Returns {"tables", "schemas": those the model was shown, "model_id", "sql_query", "is_sql_valid"}; where it is not valid, also
+"reason"; with "execute" also "columns" (names) and "rows" (arrays of values). sql_query is null where the model says that the
+tables cannot answer the question. Only a SELECT over tables that the caller may read, with harmless functions, is run:
+docs/nl_sql.md. It runs as the caller, read-only, for at most 30 s where statement_timeout is 0, and with at most 512 MB.
+Not in a read-only transaction: statements are checked by way of a temporary view, which needs TEMP on the database.
+Options: SELECT * FROM ml_rag.option WHERE routine = 'ml_nl_sql'.
+Errors: 22023 empty question, bad option, prompt longer than the model's context; 25006 read-only transaction; 42501 no TEMP;
+42P01 no table to query; 55000 model not available; 08006 model server; 53300 its queue is full; 57014 cancelled; 38000 the
+model failed.$$;
+
+CREATE PROCEDURE @extschema@.nl_sql(query text, INOUT output jsonb DEFAULT NULL, options jsonb DEFAULT NULL)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+-- purpose: HeatWave's NL_SQL  Calls: ml_nl_sql
+BEGIN
+  output := @extschema@.ml_nl_sql($1, $3);
+END
+$$;
+COMMENT ON PROCEDURE @extschema@.nl_sql(text, jsonb, jsonb) IS
+$$answers a question about tables by a statement that a model writes: CALL nl_sql('How many orders came in May?')
+output: what ml_nl_sql returns. options: {"schemas": ["shop"]}, …; those of ml_nl_sql. Errors: see ml_nl_sql.$$;

@@ -1,0 +1,201 @@
+-- statement: is a statement harmless, and what does it return? Decided by what PostgreSQL itself has parsed.
+--
+-- A statement becomes a temporary view, which PostgreSQL keeps as the tree that it parsed; the tree says by their OIDs which
+-- relations, functions and operators are meant, whatever names the text has. Is the tree harmless, that very view is read, in a
+-- read-only transaction; then all of it is rolled back. backend/statement.py does this, with the limits of time and memory.
+-- A view can only be a single SELECT, without INTO and without a WITH that writes.
+--
+-- Only what is listed here is harmless. What a later PostgreSQL adds is refused until it is listed.
+
+CREATE FUNCTION ml_rag._is_harmless(function oid) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a statement may call a function, or use an operator that does
+-- Of built-in ones: immutable ones, and of the stable ones those that look at nothing but their arguments, the clock and the
+-- settings of dates, locale and text search. Not among them are those that tell of the catalog, sessions, files or settings, that
+-- run a query given as text, or that make JSON of any type, since that calls casts that the type's owner defined.
+-- Of others: immutable ones in C, which only superusers can make; those of extensions, that is.
+BEGIN
+  RETURN EXISTS (
+    SELECT FROM pg_proc AS p
+    WHERE p.oid = function AND CASE
+      WHEN p.oid >= 16384 THEN
+        p.provolatile = 'i' AND p.prokind = 'f' AND p.prolang IN (SELECT l.oid FROM pg_language AS l WHERE l.lanname IN ('c', 'internal'))
+      WHEN p.pronamespace <> 'pg_catalog'::regnamespace THEN false
+      WHEN p.provolatile = 'i' THEN
+        (p.proname !~ '^(pg|txid|binary|brin|gin|gist|spg|ts)_' OR p.proname IN ('pg_size_pretty', 'pg_size_bytes', 'ts_delete',
+          'ts_filter', 'ts_headline', 'ts_match_qv', 'ts_match_vq', 'ts_rank', 'ts_rank_cd'))
+        AND p.proname !~ '^(json|jsonb)_(object_)?agg' AND p.proname NOT IN ('satisfies_hash_partition', 'makeaclitem', 'acldefault',
+          'xmlvalidate', 'xpath', 'xpath_exists', 'xmlexists', 'xml_is_well_formed_content', 'xml_is_well_formed_document')
+      WHEN p.provolatile = 's' THEN p.proname IN (
+        -- dates and times
+        'age', 'date', 'date_cmp_timestamptz', 'date_eq_timestamptz', 'date_ge_timestamptz', 'date_gt_timestamptz',
+        'date_le_timestamptz', 'date_lt_timestamptz', 'date_ne_timestamptz', 'date_part', 'date_trunc', 'date_add', 'date_subtract',
+        'extract', 'generate_series', 'in_range', 'interval_pl_timestamptz', 'make_timestamptz', 'now', 'overlaps',
+        'statement_timestamp', 'time', 'timestamp', 'timestamp_cmp_timestamptz', 'timestamp_eq_timestamptz',
+        'timestamp_ge_timestamptz', 'timestamp_gt_timestamptz', 'timestamp_le_timestamptz', 'timestamp_lt_timestamptz',
+        'timestamp_ne_timestamptz', 'timestamptz', 'timestamptz_cmp_date', 'timestamptz_cmp_timestamp', 'timestamptz_eq_date',
+        'timestamptz_eq_timestamp', 'timestamptz_ge_date', 'timestamptz_ge_timestamp', 'timestamptz_gt_date',
+        'timestamptz_gt_timestamp', 'timestamptz_le_date', 'timestamptz_le_timestamp', 'timestamptz_lt_date',
+        'timestamptz_lt_timestamp', 'timestamptz_mi_interval', 'timestamptz_ne_date', 'timestamptz_ne_timestamp',
+        'timestamptz_pl_interval', 'timetz', 'timezone', 'to_date', 'to_timestamp', 'transaction_timestamp',
+        -- texts and numbers
+        'anytextcat', 'array_to_string', 'concat', 'concat_ws', 'format', 'length', 'money', 'numeric', 'quote_literal',
+        'quote_nullable', 'textanycat', 'to_char', 'to_number', 'convert_from', 'convert_to', 'enum_first', 'enum_last', 'enum_range',
+        -- JSON that is there already
+        'jsonb_path_exists_tz', 'jsonb_path_match_tz', 'jsonb_path_query_array_tz', 'jsonb_path_query_first_tz', 'jsonb_path_query_tz',
+        -- text search
+        'phraseto_tsquery', 'plainto_tsquery', 'to_tsquery', 'to_tsvector', 'ts_headline', 'ts_match_tq', 'ts_match_tt',
+        'websearch_to_tsquery')
+      ELSE false END);
+END
+$$;
+
+CREATE FUNCTION ml_rag._refusal(tree text, relations oid[]) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: why a parsed statement is refused; null = it is harmless
+-- tree: its pg_node_tree as text. A name in it cannot pass for anything else: blanks and braces of names are escaped.
+-- relations: the ones that it may read, the view itself among them
+-- Calls: ml_rag._is_harmless
+DECLARE
+  _kind text;
+  _function regprocedure;
+  _relation regclass;
+  _type regtype;
+BEGIN
+  IF tree IS NULL THEN
+    RETURN 'it has not been parsed';
+  END IF;
+  -- nodes that stand for something that is computed from values alone, or for a part of a SELECT
+  SELECT m[1] INTO _kind FROM regexp_matches(tree, '(?:^|[^\\])\{([^ }]*)', 'g') AS m
+  WHERE m[1] NOT IN ('QUERY', 'RANGETBLENTRY', 'RTEPERMISSIONINFO', 'ALIAS', 'RANGETBLREF', 'RANGETBLFUNCTION', 'FROMEXPR', 'JOINEXPR',
+    'TARGETENTRY', 'COMMONTABLEEXPR', 'CTESEARCHCLAUSE', 'CTECYCLECLAUSE', 'SETOPERATIONSTMT', 'SORTGROUPCLAUSE', 'GROUPINGSET',
+    'WINDOWCLAUSE', 'VAR', 'CONST', 'FUNCEXPR', 'NAMEDARGEXPR', 'OPEXPR', 'DISTINCTEXPR', 'NULLIFEXPR', 'SCALARARRAYOPEXPR',
+    'BOOLEXPR', 'SUBLINK', 'PARAM', 'AGGREF', 'GROUPINGFUNC', 'WINDOWFUNC', 'SUBSCRIPTINGREF', 'FIELDSELECT', 'RELABELTYPE',
+    'COERCEVIAIO', 'ARRAYCOERCEEXPR', 'COLLATE', 'COLLATEEXPR', 'CASE', 'CASEEXPR', 'WHEN', 'CASEWHEN', 'CASETESTEXPR', 'ARRAY',
+    'ARRAYEXPR', 'ROW', 'ROWEXPR', 'ROWCOMPARE', 'ROWCOMPAREEXPR', 'COALESCE', 'COALESCEEXPR', 'MINMAX', 'MINMAXEXPR',
+    'SQLVALUEFUNCTION', 'NULLTEST', 'BOOLEANTEST') LIMIT 1;
+  IF _kind IS NOT NULL THEN
+    RETURN format('it is not a plain query: it has %s', CASE _kind WHEN 'ROWMARKCLAUSE' THEN 'FOR UPDATE or FOR SHARE'
+      WHEN 'COERCETODOMAIN' THEN 'a cast to a domain' WHEN 'XMLEXPR' THEN 'an XML function' WHEN 'TABLESAMPLECLAUSE' THEN 'TABLESAMPLE'
+      ELSE format('%L of the parse tree', _kind) END);
+  END IF;
+  SELECT m[1]::oid INTO _relation FROM regexp_matches(tree, ':relid (\d+)', 'g') AS m
+  WHERE m[1] <> '0' AND m[1]::oid <> ALL (relations) LIMIT 1;
+  IF _relation IS NOT NULL THEN
+    RETURN format('it reads %s, which is none of the tables that may be queried', _relation);
+  END IF;
+  SELECT m[1]::oid INTO _function FROM regexp_matches(tree, ':(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)', 'g') AS m
+  WHERE NOT ml_rag._is_harmless(m[1]::oid) LIMIT 1;
+  IF _function IS NOT NULL THEN
+    RETURN format('it calls %s, which is none of the functions that may be called', _function);
+  END IF;
+  -- to read a value as one of a domain or composite type runs the checks of domains
+  SELECT t.oid INTO _type FROM regexp_matches(tree, ':resulttype (\d+)', 'g') AS m
+  JOIN pg_type AS t ON t.oid = m[1]::oid
+  JOIN pg_type AS e ON e.oid = CASE WHEN t.typcategory = 'A' AND t.typelem <> 0 THEN t.typelem ELSE t.oid END
+  WHERE e.oid >= 16384 AND e.typtype NOT IN ('b', 'e') LIMIT 1;
+  IF _type IS NOT NULL THEN
+    RETURN format('it casts to %s, which is not a type that may be cast to', _type);
+  END IF;
+  RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION ml_rag._type_that_runs_code(statement text, schemas text[]) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a type that a statement may name and whose values, also constants, run code of somebody whom the caller does not trust
+-- PostgreSQL reads constants while it parses: '{1}'::planted.number[] runs the CHECK of that domain. So this goes before, and by
+-- the letters: type and schema may not both stand in the text. schemas: those that a name needs not tell.
+-- Calls: ml_rag._trusts  Reads: the catalog
+DECLARE
+  _domains oid[] := ARRAY(
+    SELECT t.oid FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace
+    WHERE t.typtype = 'd' AND t.oid >= 16384 AND EXISTS (SELECT FROM pg_constraint AS k WHERE k.contypid = t.oid)
+      AND NOT ml_rag._trusts(t.typowner));
+  _statement text := lower(statement);
+BEGIN
+  IF _domains = '{}' THEN
+    RETURN NULL;
+  ELSIF strpos(_statement, 'u&"') > 0 THEN
+    RETURN 'a name written with Unicode escapes';
+  END IF;
+  RETURN (
+    WITH RECURSIVE built AS (
+      SELECT d.oid FROM unnest(_domains) AS d (oid)
+      UNION
+      SELECT t.oid FROM built AS b CROSS JOIN LATERAL (
+        SELECT t.oid FROM pg_type AS t WHERE t.typelem = b.oid OR t.typbasetype = b.oid
+        UNION ALL SELECT c.reltype FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
+        WHERE a.atttypid = b.oid AND NOT a.attisdropped AND c.reltype <> 0
+        UNION ALL SELECT r.rngtypid FROM pg_range AS r WHERE r.rngsubtype = b.oid
+        UNION ALL SELECT r.rngmultitypid FROM pg_range AS r WHERE r.rngsubtype = b.oid
+      ) AS t
+    )
+    SELECT format('type %s', b.oid::regtype) FROM built AS b JOIN pg_type AS t ON t.oid = b.oid
+    JOIN pg_namespace AS n ON n.oid = t.typnamespace
+    LEFT JOIN pg_type AS e ON e.typarray = t.oid
+    WHERE has_schema_privilege(n.oid, 'USAGE')
+      AND (strpos(_statement, lower(t.typname)) > 0 OR strpos(_statement, lower(e.typname)) > 0)
+      AND (n.nspname = ANY (schemas) OR strpos(_statement, lower(n.nspname)) > 0)
+    LIMIT 1);
+END
+$$;
+
+CREATE FUNCTION ml_rag._parsed(view text) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the parsed query of a temporary view  Reads: the catalog
+BEGIN
+  RETURN (SELECT r.ev_action::text FROM pg_rewrite AS r JOIN pg_class AS c ON c.oid = r.ev_class
+          WHERE c.relname = view AND c.relnamespace = pg_my_temp_schema());
+END
+$$;
+
+-- What the Python side asks of the view, without operators that the search_path of the statement could give another meaning.
+
+CREATE FUNCTION ml_rag._statement_columns() RETURNS text[]
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the names of the columns, equal ones too: those of subquery ml_rag_statement in view ml_rag_statement_columns
+-- Calls: ml_rag._parsed
+DECLARE
+  _names text := substring(ml_rag._parsed('ml_rag_statement_columns')
+    from ':eref \{ALIAS :aliasname ml_rag_statement :colnames \(((?:[^()\\]|\\.)*)\)');
+BEGIN
+  RETURN ARRAY(
+    SELECT regexp_replace(substr(n.name, 2, length(n.name) - 2), '\\(.)', '\1', 'g')
+    FROM regexp_split_to_table(_names, '(?<!\\) ') WITH ORDINALITY AS n (name, place) ORDER BY n.place);
+END
+$$;
+
+CREATE FUNCTION ml_rag._statement_refusal(relations oid[]) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: why view ml_rag_statement is not read; null = it may be. relations: those that it may read
+-- Calls: ml_rag._parsed, ml_rag._refusal
+BEGIN
+  RETURN ml_rag._refusal(ml_rag._parsed('ml_rag_statement'), relations || (
+    SELECT c.oid FROM pg_class AS c WHERE c.relname = 'ml_rag_statement' AND c.relnamespace = pg_my_temp_schema()));
+END
+$$;
+
+CREATE FUNCTION ml_rag._statement_types() RETURNS bigint[]
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the types of the columns of view ml_rag_statement  Reads: the catalog
+BEGIN
+  RETURN ARRAY(
+    SELECT a.atttypid::bigint FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
+    WHERE c.relname = 'ml_rag_statement' AND c.relnamespace = pg_my_temp_schema() AND a.attnum > 0 ORDER BY a.attnum);
+END
+$$;

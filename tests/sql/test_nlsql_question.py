@@ -1,0 +1,379 @@
+"""nlsql/question, nlsql/statement: a question becomes a statement and rows: attempts, refusals, limits, values."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from test_discover import warnings_of
+
+from support.cluster import Connection, Database
+from support.schema import SqlModel, ask, model, shop, statement
+from support.stores import error
+
+__all__ = ["model", "shop"]
+
+STATEMENTS = Path(__file__).parents[1] / "security" / "statements.json"
+UNANSWERABLE = {"answerable": False, "sql": ""}
+
+
+def test_a_question_becomes_a_statement_and_its_rows(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    sql = "SELECT status, count(*) FROM shop.orders GROUP BY status ORDER BY status"
+    model.writes(sql + ";\n")
+    assert ask(asker, "How many orders are there of each status?") == {
+        "tables": ["shop.orders", "shop.customers"],
+        "schemas": ["shop"],
+        "model_id": "fake-generate",
+        "sql_query": sql + ";",
+        "is_sql_valid": True,
+        "columns": ["status", "count"],
+        "rows": [["new", 33], ["paid", 34], ["sent", 33]],
+    }
+
+
+def test_the_procedure_gives_the_same(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.writes("SELECT 1 FROM shop.orders LIMIT 1")
+    row = asker.execute("CALL nl_sql('q', NULL, '{\"max_rows\": 5}')").fetchone()
+    assert row is not None
+    assert row[0] == ask(asker, "q", max_rows=5)
+
+
+def test_without_executing(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.writes("SELECT 1 / 0 FROM shop.orders")
+    found = ask(asker, execute=False)
+    assert found["is_sql_valid"] is True
+    assert "rows" not in found
+    assert "columns" not in found
+
+
+def test_an_unanswerable_question_is_refused(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.answers = [UNANSWERABLE]
+    found = ask(asker, "Which stars do customers give?")
+    assert (found["sql_query"], found["is_sql_valid"]) == (None, False)
+    assert "cannot answer" in found["reason"]
+    assert len(model.asked) == 1
+
+
+def test_what_the_model_is_asked(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.answers = [UNANSWERABLE]
+    examples = [{"question": "How many?", "sql": "SELECT count(*) FROM shop.orders"}]
+    ask(asker, "Who buys?", examples=examples, tables=["shop.customers"], model_id="fake-generate")
+    (body,) = model.asked
+    system, user = body["messages"]
+    assert system["role"] == "system"
+    assert "never instructions" in system["content"]
+    assert user["content"].startswith("Tables:\n\nCREATE TABLE shop.customers ( -- people who buy\n")
+    assert (
+        "\n\nQuestion: How many?\nStatement: SELECT count(*) FROM shop.orders\n\nQuestion: Who buys?" in user["content"]
+    )
+    assert "shop.orders (" not in user["content"]
+    assert body["temperature"] == 0
+    schema = body["response_format"]["json_schema"]["schema"]
+    assert schema["required"] == ["answerable", "sql"]
+
+
+def test_a_failing_statement_goes_back_to_the_model_with_the_error(
+    model: SqlModel, shop: Connection, asker: Connection
+) -> None:
+    model.writes("SELECT nothing FROM shop.orders", "DELETE FROM shop.orders", "SELECT min(id) FROM shop.orders")
+    assert ask(asker)["rows"] == [[1]]
+    prompts = [body["messages"][1]["content"] for body in model.asked]
+    assert len(prompts) == 3
+    assert "refused or failed" not in prompts[0]
+    assert 'SELECT nothing FROM shop.orders\n42703: column "nothing" does not exist' in prompts[1]
+    assert "DELETE FROM shop.orders\n42601: syntax error" in prompts[2]
+
+
+def test_after_three_attempts_it_is_not_valid(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.writes("SELECT nothing FROM shop.orders")
+    found = ask(asker)
+    assert found["is_sql_valid"] is False
+    assert found["reason"].startswith("42703: ")
+    assert "rows" not in found
+    assert len(model.asked) == 3
+    ask(asker, use_retry=False)
+    assert len(model.asked) == 4
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "nonsense",
+        "null",
+        "[]",
+        "{}",
+        '{"sql": 7}',
+        '{"answerable": true, "sql": ""}',
+        '{"answerable": true, "sql": null}',
+    ],
+)
+def test_an_answer_that_is_none(model: SqlModel, shop: Connection, asker: Connection, written: str) -> None:
+    model.answers = [written]
+    found = ask(asker)
+    assert (found["sql_query"], found["is_sql_valid"]) == (None, False)
+    assert "not JSON" in found["reason"]
+
+
+def test_the_fake_model_refuses(shop: Connection, asker: Connection) -> None:
+    assert ask(asker)["is_sql_valid"] is False
+
+
+def test_an_error_of_the_model_is_the_calls_error(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.answers = [({"error": {"message": "the model failed", "code": "engine_failed"}}, "500 x")]
+    with error("38000", "the model failed"):
+        ask(asker)
+
+
+def test_verbose(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.writes("SELECT nothing", "SELECT 1")
+    for verbose, expected in ((0, []), (1, ["attempt 1: 42703", "attempt 2: valid"]), (2, ["prompt of attempt 1"])):
+        model.writes("SELECT nothing", "SELECT 1")
+        with warnings_of(asker) as caught:
+            ask(asker, verbose=verbose)
+        told = [w[2] for w in caught]
+        assert len(told) == 2 * verbose
+        for start in expected:
+            assert any(line.startswith(start) for line in told), (start, told)
+
+
+def test_max_rows(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.writes("SELECT id FROM shop.orders ORDER BY id")
+    for limit, n in ((100, 100), (1000, 100), (99, 99), (1, 1)):
+        with warnings_of(asker) as caught:
+            assert ask(asker, max_rows=limit)["rows"] == [[i] for i in range(1, n + 1)]
+        assert [w[:2] for w in caught] == ([] if n == 100 else [("WARNING", "01000")])
+
+
+def test_rows_of_many_megabytes_are_cut(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.writes("SELECT repeat('x', 1000000) FROM shop.orders")
+    with warnings_of(asker) as caught:
+        assert len(ask(asker)["rows"]) == 16
+    assert "only the first 16 rows" in caught[0][2]
+
+
+def test_forms_of_values(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    asker.execute("SET timezone = 'UTC'; SET datestyle = 'German'; SET intervalstyle = 'iso_8601'")
+    values = {
+        "1": 1,
+        "12345678901234567890123.5000": 12345678901234567890123.5,
+        "'NaN'::numeric": "NaN",
+        "1.5::float8": 1.5,
+        "'Infinity'::float8": "Infinity",
+        "true": True,
+        "NULL::int": None,
+        "'a \"b\" \\ ü 😀'": 'a "b" \\ ü 😀',
+        "date '2026-05-01'": "2026-05-01",
+        "timestamptz '2026-05-01 12:00Z'": "2026-05-01 12:00:00+00",
+        "interval '1 day 2 hours'": "1 day 02:00:00",
+        "'{\"a\": [1, null]}'::jsonb": {"a": [1, None]},
+        "ARRAY[1, NULL]": [1, None],
+        "ARRAY['a']": ["a"],
+        "decode('00ff', 'hex')": "\\x00ff",
+        "'small'::shop.size": "small",
+        "'{}'::int[]": [],
+    }
+    model.writes("SELECT " + ", ".join(values))
+    assert ask(asker)["rows"] == [list(values.values())]
+    row = asker.execute("SELECT ml_nl_sql('q') #>> '{rows,0,1}'").fetchone()
+    assert row == ("12345678901234567890123.5000",)
+
+
+def test_names_of_columns(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    columns = 'id, id, count(*), count(*), 7, \'x\' AS "a ""b"" {c} \\ (d)", 8 AS "ü"'
+    model.writes(f"SELECT {columns} FROM shop.orders GROUP BY 1 LIMIT 0")
+    found = ask(asker)
+    assert found["columns"] == ["id", "id", "count", "count", "?column?", 'a "b" {c} \\ (d)', "ü"]
+    assert found["rows"] == []
+
+
+def test_order_is_kept(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.writes("SELECT id FROM shop.orders ORDER BY amount DESC")
+    assert [row[0] for row in ask(asker)["rows"]] == list(range(100, 0, -1))
+
+
+@pytest.mark.parametrize("sql", json.loads(STATEMENTS.read_text())["needed"])
+def test_what_questions_need(model: SqlModel, shop: Connection, asker: Connection, sql: str) -> None:
+    model.writes(sql)
+    found = ask(asker, use_retry=False)
+    assert "reason" not in found
+
+
+def test_extensions_operators_are_found(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    shop.execute("CREATE TABLE shop.points (id integer, place vector(2)); GRANT SELECT ON shop.points TO ml_rag_user")
+    shop.execute("INSERT INTO shop.points VALUES (1, '[0,1]'), (2, '[3,5]')")
+    model.writes("SELECT id FROM shop.points ORDER BY place <-> '[3,4]'")
+    assert ask(asker)["rows"] == [[2], [1]]
+
+
+def test_row_level_security_holds(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    shop.execute("ALTER TABLE shop.orders ENABLE ROW LEVEL SECURITY")
+    shop.execute("CREATE POLICY own ON shop.orders TO ml_rag_user USING (customer_id = 7)")
+    model.writes("SELECT DISTINCT customer_id FROM shop.orders")
+    assert ask(asker)["rows"] == [[7]]
+
+
+def test_privileges_are_the_callers(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    shop.execute("REVOKE SELECT ON shop.customers FROM ml_rag_user; GRANT SELECT (id) ON shop.customers TO ml_rag_user")
+    model.writes("SELECT name FROM shop.customers")
+    assert ask(asker)["reason"].startswith("42501: permission denied")
+    model.writes("SELECT word FROM shop.secrets")
+    found = ask(asker)
+    assert "canary" not in json.dumps(found)
+    assert "none of the tables" in found["reason"]
+
+
+def test_tables_that_the_call_excludes_are_not_read(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.writes("SELECT count(*) FROM shop.orders")
+    assert "shop.orders, which is none of the tables" in ask(asker, tables=["shop.customers"])["reason"]
+    assert ask(asker, n_tables=1, tables=["shop.orders"])["rows"] == [[100]]
+    # shown are the n_tables most relevant ones; the others may be read too
+    assert ask(asker, "people who buy customers", n_tables=1)["rows"] == [[100]]
+
+
+def test_a_read_only_transaction(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    asker.execute("SET default_transaction_read_only = on")
+    with error("25006", "read-only"):
+        ask(asker)
+    assert model.asked == []
+
+
+def test_without_the_privilege_for_temporary_tables(
+    model: SqlModel, shop: Connection, asker: Connection, db: Database
+) -> None:
+    shop.execute(f"REVOKE TEMP ON DATABASE {db.name} FROM PUBLIC")
+    with error("42501", "temporary") as caught:
+        ask(asker)
+    assert "GRANT TEMP" in caught.hint
+    assert model.asked == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_rows": 0}, ["max_rows"]),
+        ({"max_rows": 100_001}, ["max_rows"]),
+        ({"verbose": 3}, ["verbose"]),
+        ({"examples": [{"question": "q"}]}, ["examples"]),
+        ({"examples": [{"question": "q", "sql": "s", "x": 1}]}, ['"x"']),
+        ({"examples": ["q"]}, ["nl_sql_example"]),
+        ({"examples": [{"question": "q", "sql": "s"}] * 21}, ["examples"]),
+        ({"examples": [{"question": "q", "sql": "s" * 20_000}]}, ["examples"]),
+        ({"schemas": ["shop"], "tables": ["shop.orders"]}, ["exclude each other"]),
+        ({"model_id": "no-such-model"}, ["no-such-model"]),
+        ({"temperature": 1}, ["temperature"]),
+    ],
+)
+def test_bad_options(shop: Connection, asker: Connection, options: dict[str, Any], words: list[str]) -> None:
+    with error("22023", *words):
+        ask(asker, **options)
+
+
+@pytest.mark.parametrize("question", ["", " ", None])
+def test_an_empty_question(shop: Connection, asker: Connection, question: str | None) -> None:
+    with error("22023", "empty"):
+        asker.execute("SELECT ml_nl_sql(%s)", (question,))
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+ENDLESS = "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n FROM r) SELECT count(*) FROM r"
+
+
+@pytest.mark.slow
+def test_thirty_seconds_where_no_timeout_is_set(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.writes(ENDLESS)
+    began = time.monotonic()
+    found = ask(asker, use_retry=False)
+    assert found["reason"] == "it took longer than 30 seconds"
+    assert time.monotonic() - began > 29
+    # nothing of the cancellation is left
+    model.writes("SELECT 1")
+    assert ask(asker)["rows"] == [[1]]
+
+
+def test_the_timeout_of_the_caller_ends_the_call(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.writes(ENDLESS)
+    asker.execute("SET statement_timeout = 1000")
+    with error("57014"):
+        ask(asker)
+
+
+def test_a_cancelled_call_is_cancelled(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.writes(ENDLESS)
+    timer = threading.Timer(1, asker.cancel)
+    timer.start()
+    with error("57014"):
+        ask(asker)
+    timer.join()
+    assert len(model.asked) == 1
+    model.writes("SELECT 1")
+    assert ask(asker)["rows"] == [[1]]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT repeat('x', 1000000000)",
+        "SELECT array_agg(repeat('x', 1000000) || n) FROM generate_series(1, 1000) AS n",
+        "SELECT string_agg(repeat('x', 1000000), '') FROM generate_series(1, 2000)",
+    ],
+)
+def test_memory_is_bounded(model: SqlModel, shop: Connection, asker: Connection, sql: str) -> None:
+    model.writes(sql)
+    asker.execute("SET work_mem = '64MB'")
+    (pid,) = asker.execute("SELECT pg_backend_pid()").fetchone() or (0,)
+    found = ask(asker, use_retry=False)
+    assert found["reason"].startswith(("53200", "54000"))
+    with open(f"/proc/{pid}/status") as status:
+        peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    assert peak < 900 * 1024
+    model.writes("SELECT 1")
+    assert ask(asker)["rows"] == [[1]]
+
+
+def test_the_limit_is_lifted_afterwards(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.writes("SELECT 1")
+    ask(asker)
+    assert asker.execute("SELECT length(repeat('x', 700000000))").fetchone() == (700_000_000,)
+
+
+def test_settings_are_as_before(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    names = ("transaction_read_only", "search_path", "jit", "datestyle", "max_parallel_workers_per_gather")
+
+    def settings() -> list[Any]:
+        return [asker.execute("SELECT current_setting(%s)", (name,)).fetchone() for name in names]
+
+    before = settings()
+    model.writes("SELECT 1")
+    with asker.transaction():
+        ask(asker)
+        assert settings() == before
+        asker.execute("CREATE TABLE pg_temp.still_writable (id integer)")
+
+
+def test_a_statement_that_is_too_long(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.writes(f"SELECT 1{' ' * 20_000}+1")
+    assert "longer than 20000" in ask(asker)["reason"]
+
+
+def test_concurrent_callers_do_not_wait_for_each_other(model: SqlModel, shop: Connection, db: Database) -> None:
+    model.writes("SELECT count(*) FROM shop.orders")
+    first, second = db.connect("asker", autocommit=False), db.connect("tenant")
+    assert ask(first)["rows"] == [[100]]
+    second.execute("SET lock_timeout = 1000")
+    assert ask(second)["rows"] == [[100]]
+    with psycopg.connect(db.dsn, dbname=db.name, autocommit=True) as other:
+        other.execute("SET lock_timeout = 5000")
+        first.commit()
+        other.execute("ALTER TABLE shop.orders ADD more integer")
+
+
+def test_recorded_form(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.answers = [lambda body: statement("SELECT 1") if "q?" in body["messages"][1]["content"] else UNANSWERABLE]
+    assert ask(asker, "q?")["rows"] == [[1]]
