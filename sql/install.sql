@@ -78,7 +78,7 @@
 \i store/follow.sql
 \i store/embeddings.sql
 \i store/fill.sql
-\i store/add_embedding.sql
+\i store/add.sql
 
 -- rank: pairs and lists of texts by a cross-encoder
 \i rank/rank.sql

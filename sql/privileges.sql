@@ -109,7 +109,7 @@ BEGIN
       _check_embedding_table _find_embedding _pending _drop_column use_embedding drop_embedding embeddings'),
     -- store/fill
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_tell_embedding _read_batch _embed_documents _embed_batch _write_batch'),
-    -- store/add_embedding
+    -- store/add
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _warn_of_subscribers _index_definition _check_texts _check_new_column _begin_embedding _add_column
       _prepare_embedding _index_embedding _embedding_step _end_embedding add_embedding'),

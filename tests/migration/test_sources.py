@@ -35,7 +35,7 @@ WORDS = re.compile(r"--[^\n]*|^\s*#.*$|^COMMENT ON .*?(\$\$;|';)$", re.M | re.S)
 DEFINED = re.compile(r"^CREATE (?:FUNCTION|PROCEDURE|TABLE|VIEW|TYPE|SEQUENCE) (?:ml_rag|@extschema@)\.(\w+)", re.M)
 #: a call, or a relation in a statement; names in messages and hints are neither
 USED = re.compile(
-    r"(?:(?<!SELECT )|(?<!')SELECT )(?:ml_rag|@extschema@)\.(\w+)\(|(?:FROM|JOIN|INTO|UPDATE|TABLE) ml_rag\.(\w+)"
+    r"(?:(?<!SELECT )(?<!'CALL )|(?<!')SELECT )(?:ml_rag|@extschema@)\.(\w+)\(|(?:FROM|JOIN|INTO|UPDATE|TABLE) ml_rag\.(\w+)"
 )
 
 

@@ -1,4 +1,4 @@
-"""store/embeddings: several embeddings of the texts of a store: what is filled, what follows, what is searched."""
+"""store/embeddings, store/follow: several embeddings of the texts of a store: what follows, what is searched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""store/embeddings where the table, the session or a trigger is not as it would like it."""
+"""store/add, store/fill: another embedding where the table, the session or a trigger is not as it would like it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""store/embeddings: while others read, write, load, ask and hold locks."""
+"""store/embeddings, store/lock: while others read, write, load, ask and hold locks."""
 
 from __future__ import annotations
 

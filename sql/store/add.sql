@@ -1,4 +1,4 @@
--- add_embedding: another embedding of a store's texts, made while the store is in use, step by step.
+-- add: another embedding of a store's texts, made while the store is in use, step by step.
 -- What was done stands in the table itself: the column, its comment, its trigger, its rows. So a call can end at any time.
 
 CREATE FUNCTION ml_rag._warn_of_subscribers(store regclass, column_name name, type text) RETURNS void
