@@ -16,10 +16,12 @@ from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ml_rag import __version__
+from ml_rag.backend import documents as _documents
 from ml_rag.backend import embed as _embed
 from ml_rag.backend import generate as _generate
 from ml_rag.backend import indexes as _indexes
 from ml_rag.backend import rerank as _rerank
+from ml_rag.backend import rewrite as _rewrite
 from ml_rag.backend import rights as _rights
 from ml_rag.backend import track as _track
 from ml_rag.backend.client import ModelServer
@@ -145,6 +147,22 @@ def generate(plpy: Any, request: str) -> str:
         answer = _generate.generate(server(plpy), parsed)
         _track.tokens(answer["prompt_tokens"] or 0, answer["generated_tokens"] or 0)
     return as_jsonb(answer)
+
+
+@outcome
+def rewrite(plpy: Any, request: str) -> dict[str, Any]:
+    """What is searched with, of a request made by sql/pipeline/rewrite.sql: the fields of ml_rag.rewritten."""
+    parsed = json.loads(request)
+    with _track.waiting(plpy, "ml_rag.rewrite", "rewrite", parsed["model_id"]):
+        found = _rewrite.rewrite(server(plpy), parsed)
+        _track.tokens(found["prompt_tokens"] or 0, found["generated_tokens"] or 0)
+    return found
+
+
+@outcome
+def named_documents(plpy: Any, question: str, documents: str) -> list[str]:
+    """Which of the documents a question names; ``documents``: JSON text of an array of [name, [titles]]."""
+    return _documents.named(question, json.loads(documents), lambda: plpy.execute("SELECT 1"))
 
 
 def keyword(name: str = "keyword") -> ModuleType:
