@@ -98,6 +98,7 @@ CREATE TYPE ml_rag.rewritten AS (
   synonyms               text[],
   hypothetical_documents text[],   -- passages that could answer the question
   sub_questions          text[],
+  filters                jsonb,    -- conditions that the model has chosen, joined by AND to those of the call
   document_names         text[],   -- documents that the question names, and that alone are searched
   model_id               text,     -- the model that was asked; null = none
   prompt_tokens          integer,  -- null where the model server does not tell

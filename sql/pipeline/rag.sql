@@ -173,7 +173,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage rewrite: the request with what is searched with
--- Calls: ml_rag._stage, ml_rag._asked_of_model, ml_rag._rewrite, ml_rag._rewritten_arms
+-- Calls: ml_rag._stage, ml_rag._asked_of_model, ml_rag._rewrite, ml_rag._join_filters, ml_rag._rewritten_arms
 DECLARE
   _options jsonb := request.options -> 'query_options';
   _rewritten ml_rag.rewritten;
@@ -186,6 +186,10 @@ BEGIN
   request.question := coalesce(_rewritten.question, request.question);
   IF _rewritten.document_names IS NOT NULL THEN
     request.options := request.options || jsonb_build_object('document_name', _rewritten.document_names);
+  END IF;
+  IF _rewritten.filters IS NOT NULL THEN
+    request.options := request.options || jsonb_build_object('filters',
+      ml_rag._join_filters(request.options -> 'filters', _rewritten.filters));
   END IF;
   request.arms := ml_rag._rewritten_arms(request.arms, request.question, _rewritten);
   -- told anew: the stage that follows begins by itself only where none was told

@@ -48,11 +48,15 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: option query_options, checked and with its defaults; keys that ask for nothing are left out
--- Calls: ml_rag.parse_options, ml_rag._check_history, ml_rag._count_asked, ml_rag._get_setting
+-- Calls: ml_rag.parse_options, ml_rag._check_history, ml_rag._count_asked, ml_rag._get_setting, ml_rag._bad_option
 DECLARE
   _parsed jsonb := ml_rag.parse_options('query_options', options);
   _has_history boolean := coalesce(jsonb_array_length(_parsed -> 'history') > 0, false);
 BEGIN
+  IF NOT coalesce(jsonb_typeof(_parsed -> 'filters') = 'boolean' OR jsonb_typeof(_parsed -> 'filters') = 'array'
+    AND NOT jsonb_path_exists(_parsed -> 'filters', 'strict $[*] ? (@.type() != "string" || @ == "")'), true) THEN
+    PERFORM ml_rag._bad_option('filters', _parsed -> 'filters', 'true, or an array of names of columns and metadata keys');
+  END IF;
   PERFORM ml_rag._check_history(_parsed -> 'history') WHERE _parsed ? 'history';
   IF NOT _has_history THEN
     _parsed := _parsed - 'history';
@@ -60,6 +64,7 @@ BEGIN
   RETURN jsonb_strip_nulls(_parsed || jsonb_build_object(
     'synonyms', ml_rag._count_asked(_parsed, 'synonyms', 8, 20),
     'hypothetical_document', ml_rag._count_asked(_parsed, 'hypothetical_document', 1, 4),
+    'filters', CASE WHEN _parsed -> 'filters' NOT IN ('false', '[]') THEN _parsed -> 'filters' END,
     'rewrite', coalesce((_parsed -> 'rewrite')::boolean,
       _has_history AND (_parsed ? 'model_id' OR ml_rag._get_setting('query_model_id') IS NOT NULL))));
 END
@@ -100,7 +105,8 @@ AS $$
 BEGIN
   RETURN jsonb_strip_nulls(jsonb_build_object(
     'question', CASE WHEN (options -> 'rewrite')::boolean THEN 1 END, 'synonyms', options -> 'synonyms',
-    'hypothetical_document', options -> 'hypothetical_document', 'sub_questions', options -> 'sub_questions'));
+    'hypothetical_document', options -> 'hypothetical_document', 'sub_questions', options -> 'sub_questions',
+    'filters', CASE WHEN options ? 'filters' THEN 1 END));
 END
 $$;
 
@@ -112,19 +118,32 @@ AS $$
 -- What fails is not lost: the search goes on with the question as it was asked, with a warning, unless fallback is false.
 -- Raised all the same are errors of the call (22023, a model that does not exist), and what ends the statement (57014 …).
 -- Calls: ml_rag._asked_of_model, ml_rag._ask_model, ml_rag._get_setting, ml_rag._raise, ml_rag._history_text,
--- ml_rag._documents_named_in
+-- ml_rag._documents_named_in, ml_rag._filter_keys, ml_rag._checked_filters
 DECLARE
   _asked jsonb := ml_rag._asked_of_model(options);
   _model_id text := coalesce(options ->> 'model_id', ml_rag._get_setting('query_model_id'),
     ml_rag._get_setting('generate_model_id'));
+  _keys jsonb;
   _answer record;
 BEGIN
+  IF options ? 'filters' THEN
+    _keys := ml_rag._filter_keys(stores, options -> 'filters');
+    IF _keys = '[]' THEN
+      RAISE WARNING USING ERRCODE = '01000', MESSAGE = 'there is nothing that the model may filter by',
+        DETAIL = 'No column or metadata key of the stores is described, or is of a type that can be filtered.',
+        HINT = 'Name columns in "filters" of query_options, or describe them with ml_rag.describe_filter.';
+      _asked := _asked - 'filters';
+    END IF;
+  END IF;
   IF _asked <> '{}' THEN
     SELECT a.rewritten, a.error INTO _answer
     FROM ml_rag._ask_model(jsonb_build_object('question', question, 'model_id', _model_id, 'asked', _asked,
-      'history', coalesce(options -> 'history', '[]'), 'history_tokens', options -> 'history_tokens')) AS a;
+      'history', coalesce(options -> 'history', '[]'), 'history_tokens', options -> 'history_tokens',
+      'filter_keys', _keys, 'today', current_date)) AS a;
     IF _answer.error IS NULL THEN
       rewritten := _answer.rewritten;
+      rewritten.filters := CASE WHEN rewritten.filters IS NOT NULL
+        THEN ml_rag._checked_filters(stores, _keys, rewritten.filters, rag -> 'filters') END;
     ELSIF NOT (options -> 'fallback')::boolean OR _answer.error ->> 'sqlstate' ~ '^(22023|57...)$' THEN
       PERFORM ml_rag._raise(_answer.error);
     ELSE
@@ -153,7 +172,9 @@ BEGIN
   RETURN jsonb_strip_nulls(jsonb_build_object('question', question, 'history', rewritten.history,
     'synonyms', nullif(rewritten.synonyms, '{}'), 'sub_questions', nullif(rewritten.sub_questions, '{}'),
     'document_names', rewritten.document_names, 'hypothetical_document', CASE cardinality(rewritten.hypothetical_documents) WHEN 0 THEN NULL
-      WHEN 1 THEN to_jsonb(rewritten.hypothetical_documents[1]) ELSE to_jsonb(rewritten.hypothetical_documents) END));
+      WHEN 1 THEN to_jsonb(rewritten.hypothetical_documents[1]) ELSE to_jsonb(rewritten.hypothetical_documents) END))
+    || CASE WHEN rewritten.filters IS NULL THEN '{}' ELSE jsonb_build_object('filters', CASE
+      WHEN jsonb_array_length(rewritten.filters -> 'and') = 1 THEN rewritten.filters #> '{and,0}' ELSE rewritten.filters END) END;
 END
 $$;
 
@@ -294,7 +315,7 @@ BEGIN
   END IF;
   _options := ml_rag._parse_query_options(query_options);
   _rewritten := ml_rag._rewrite(question, _options,
-    CASE WHEN (_options -> 'document_names')::boolean THEN ml_rag._discover('{"semantic_search": false}') END, '{}');
+    CASE WHEN (_options -> 'document_names')::boolean OR _options ? 'filters' THEN ml_rag._discover('{"semantic_search": false}') END, '{}');
   PERFORM ml_rag._end(_call);
   RETURN ml_rag._query_info(coalesce(_rewritten.question, question), _rewritten);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
@@ -305,7 +326,7 @@ $$;
 COMMENT ON FUNCTION ml_rag.rewrite(text, jsonb) IS
 $$what a question is searched with: ml_rag.rewrite('what about the other one?', '{"history": […], "rewrite": true}')
 query_options: those of ml_rag, see docs/questions.md. Returns {"question", "history", "synonyms", "hypothetical_document",
-"sub_questions", "document_names"}, only keys that are used; retrieval_info.query of ml_rag has the same. Where the model fails and "fallback" is
+"sub_questions", "filters", "document_names"}, only keys that are used; retrieval_info.query of ml_rag has the same. Where the model fails and "fallback" is
 true, the question as it was asked, with a warning.
 Errors: 22023 empty question, bad option, unknown model or model of another task; with "fallback": false those of
 ml_generate.$$;

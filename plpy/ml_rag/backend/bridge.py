@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ml_rag import __version__
-from ml_rag.backend import documents as _documents
 from ml_rag.backend import embed as _embed
 from ml_rag.backend import generate as _generate
 from ml_rag.backend import indexes as _indexes
@@ -156,13 +155,17 @@ def rewrite(plpy: Any, request: str) -> dict[str, Any]:
     with _track.waiting(plpy, "ml_rag.rewrite", "rewrite", parsed["model_id"]):
         found = _rewrite.rewrite(server(plpy), parsed)
         _track.tokens(found["prompt_tokens"] or 0, found["generated_tokens"] or 0)
+    if found["filters"] is not None:
+        found["filters"] = as_jsonb(found["filters"])
     return found
 
 
 @outcome
 def named_documents(plpy: Any, question: str, documents: str) -> list[str]:
     """Which of the documents a question names; ``documents``: JSON text of an array of [name, [titles]]."""
-    return _documents.named(question, json.loads(documents), lambda: plpy.execute("SELECT 1"))
+    from ml_rag.backend.documents import named
+
+    return named(question, json.loads(documents), lambda: plpy.execute("SELECT 1"))
 
 
 def keyword(name: str = "keyword") -> ModuleType:
