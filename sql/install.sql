@@ -6,22 +6,23 @@
 --
 --   1  the options are checked, those of each stage too     ml_rag._parse_rag_options   pipeline/request
 --   2  the stores that the caller may search                ml_rag.discover             pipeline/discover
---   3  the question becomes a vector                        ml_rag.embed                pipeline/embed
---   4  filters become conditions on the rows of a store     ml_rag.filter               pipeline/filter, condition
---   5  search by meaning (pgvector): candidates             ml_rag.search               pipeline/search, knn
---   6  search by words (BM25): candidates                   ml_rag.keyword              pipeline/keyword, bm25, keyword/
---   7  what the arms have found becomes one list            ml_rag.fuse                 pipeline/fuse
---   8  what is too far away is dropped                      ml_rag.threshold            pipeline/threshold
---   9  a cross-encoder puts what is left in order           ml_rag.rerank               pipeline/rerank
---  10  each hit gets its neighbours                         ml_rag.expand               pipeline/expand, neighbours
---  11  a language model answers from the citations          ml_rag.generate             pipeline/generate
---  12  the answer document, with how it came about          ml_rag_answer, ml_rag       pipeline/rag, explain
+--   3  what is asked becomes what is searched with          ml_rag.rewrite              pipeline/rewrite, documents, filter_keys
+--   4  the question becomes a vector                        ml_rag.embed                pipeline/embed
+--   5  filters become conditions on the rows of a store     ml_rag.filter               pipeline/filter, condition
+--   6  search by meaning (pgvector): candidates             ml_rag.search               pipeline/search, knn
+--   7  search by words (BM25): candidates                   ml_rag.keyword              pipeline/keyword, bm25, keyword/
+--   8  what the arms have found becomes one list            ml_rag.fuse                 pipeline/fuse
+--   9  what is too far away is dropped                      ml_rag.threshold            pipeline/threshold
+--  10  a cross-encoder puts what is left in order           ml_rag.rerank               pipeline/rerank
+--  11  each hit gets its neighbours                         ml_rag.expand               pipeline/expand, neighbours
+--  12  a language model answers from the citations          ml_rag.generate             pipeline/generate
+--  13  the answer document, with how it came about          ml_rag_answer, ml_rag       pipeline/rag, explain
 --
--- Steps 5 and 6 are arms; pipeline/arms goes through arms and stores, and reads each store in one place, which keeps what goes
--- wrong in a store that nobody named from the call (pipeline/isolate). From step 5 on hits are keys and scores; their texts are
--- read after step 8, from the same snapshot.
+-- Steps 6 and 7 are arms; pipeline/arms goes through arms and stores, and reads each store in one place, which keeps what goes
+-- wrong in a store that nobody named from the call (pipeline/isolate). From step 6 on hits are keys and scores; their texts are
+-- read after step 9, from the same snapshot.
 --
--- ml_rag_search ends after step 10 and returns rows; ml_rag_table (batch/) asks many questions, ml_rag_evaluate (evaluate/)
+-- ml_rag_search ends after step 11 and returns rows; ml_rag_table (batch/) asks many questions, ml_rag_evaluate (evaluate/)
 -- measures the answers. vector_store_load and the like (store/) bring in what is searched.
 
 -- ground: schema and types, settings, the door to Python, the model server, metrics, options
@@ -51,8 +52,11 @@
 \i pipeline/condition.sql
 \i pipeline/filter.sql
 \i pipeline/embed.sql
-\i pipeline/request.sql
 \i pipeline/isolate.sql
+\i pipeline/documents.sql
+\i pipeline/filter_keys.sql
+\i pipeline/rewrite.sql
+\i pipeline/request.sql
 \i pipeline/knn.sql
 \i pipeline/bm25.sql
 \i pipeline/neighbours.sql

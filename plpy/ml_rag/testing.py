@@ -1,18 +1,25 @@
-"""A model server in a process of its own, for tests: ``with running_server(fake_models=True) as server: …``."""
+"""For tests: a model server in a process of its own, and an endpoint that answers as it is told.
+
+``with running_server(fake_models=True) as server: …``, ``with scripted_endpoint(answer) as url: …``
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +114,48 @@ def _ready_line(process: subprocess.Popen[str], seconds: float) -> str:
         if process.poll() is not None:
             break
     return ""
+
+
+@contextlib.contextmanager
+def scripted_endpoint(answer: Callable[[dict[str, Any]], str]) -> Iterator[str]:
+    """The base URL of an OpenAI-compatible endpoint on a free port; ``answer`` gives the text of each chat completion.
+
+    It is called with the body of the request, in a thread of the request's own. Tokens are counted as words.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            text = answer(body)
+            asked = sum(len(message["content"].split()) for message in body["messages"])
+            usage = {"prompt_tokens": asked, "completion_tokens": len(text.split())}
+            events = [
+                {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]},
+                {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+                {"choices": [], "usage": usage},
+            ]
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                for event in events:
+                    self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+                self.wfile.write(b"data: [DONE]\n\n")
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def remote_model(id_: str, url: str) -> str:
+    """The part of a server's TOML file that makes an endpoint a generation model."""
+    return f'[models.{id_}]\ntask = "generate"\nengine = "openai"\nbase_url = "{url}"\n'

@@ -120,6 +120,7 @@ DECLARE
   _gains float8[];
   _items integer[];
   _relevant boolean[];
+  _found record;
   _request ml_rag.request;
   _retrieval ml_rag.retrieval;
   _completed record;
@@ -134,8 +135,9 @@ BEGIN
   _began := clock_timestamp();
   result.latency := '{}';
   BEGIN
-    _request := ml_rag._request(_query, rag, call);
-    _retrieval := ml_rag._retrieve(_request);
+    _found := ml_rag._retrieve(ml_rag._request(_query, rag, call));
+    _request := _found.request;
+    _retrieval := _found.retrieval;
     result.latency := jsonb_build_object('retrieval', ml_rag._milliseconds(_began))
       || ml_rag._stage_times(_retrieval.trace);
     _hits := _retrieval.hits;

@@ -95,6 +95,8 @@ SELECT ml_rag._add_option('ml_rag', 'citation_fields', 'text[]', default_rule =>
     ' score, keyword_score, rerank_score, rank');
 SELECT ml_rag._add_option('ml_rag', 'retrieval_options', 'object', keys_of => 'retrieval_options',
   description => 'limits on the distance, and neighbours of what is found');
+SELECT ml_rag._add_option('ml_rag', 'query_options', 'object', default_rule => 'none', keys_of => 'query_options',
+  description => 'what is searched with beside or in place of the question as it was asked: docs/questions.md');
 SELECT ml_rag._add_option('ml_rag', 'rerank', 'object', default_rule => 'none', keys_of => 'rerank',
   description => 'reorder by a cross-encoder what was found; {} = with the defaults');
 
@@ -132,7 +134,8 @@ SELECT ml_rag._add_option('arm', 'search', 'choice', choices => '{semantic,keywo
 SELECT ml_rag._add_option('arm', 'in', 'choice', choices => '{segment}', default_value => '"segment"',
   description => 'which texts are searched');
 SELECT ml_rag._add_option('arm', 'query', 'any', default_value => '"question"',
-  description => 'what is searched with: "question", or {"text": "…"}');
+  description => 'what is searched with: "question", "hypothetical_document", "synonyms", "sub_questions", which'
+    ' query_options must ask for, or {"text": "…"}');
 SELECT ml_rag._add_option('arm', 'query_embedding', 'vector', default_rule => 'of what is searched with',
   description => 'of a semantic arm: used instead of embedding what is searched with');
 SELECT ml_rag._add_option('arm', 'weight', 'number', minimum => 0, maximum => 1, auto_value => 'null',
@@ -145,6 +148,36 @@ SELECT ml_rag._add_option('arm', 'max_distance', 'number', minimum => 0, maximum
   description => 'of a semantic arm: what is farther away is dropped before fusing');
 SELECT ml_rag._add_option('arm', 'min_score', 'number', minimum => 0, default_rule => 'none',
   description => 'of a keyword arm: what has a lower BM25 score is dropped before fusing');
+
+SELECT ml_rag._add_option('query_options', 'history', 'array', default_rule => 'none', is_private => true,
+  description => 'earlier turns of the conversation, oldest first, at most 1000: {"role": "user" or "assistant",'
+    ' "content": "…"}');
+SELECT ml_rag._add_option('query_options', 'history_tokens', 'integer', minimum => 0, maximum => 1000000,
+  default_rule => 'a quarter of the model''s context',
+  description => 'longest prompt in tokens of the model: instructions and question always, then the newest turns that fit,'
+    ' whole ones');
+SELECT ml_rag._add_option('query_options', 'rewrite', 'boolean',
+  default_rule => 'true with history and a model named here or by setting query_model_id, else false',
+  description => 'let the model make a question that stands alone, in correct spelling; without it the history is'
+    ' searched with beside the question');
+SELECT ml_rag._add_option('query_options', 'synonyms', 'any', default_rule => 'none',
+  description => 'at most so many terms that the documents may use instead, 1 to 20 (true = 8): a keyword arm beside those'
+    ' of the question');
+SELECT ml_rag._add_option('query_options', 'hypothetical_document', 'any', default_rule => 'none',
+  description => 'so many passages that could answer the question, 1 to 4 (true = 1): semantic arms search with the mean of'
+    ' their embeddings and the question''s');
+SELECT ml_rag._add_option('query_options', 'sub_questions', 'integer', minimum => 1, maximum => 5, default_rule => 'none',
+  description => 'at most so many simpler questions, each searched beside the question');
+SELECT ml_rag._add_option('query_options', 'filters', 'any', default_rule => 'none',
+  description => 'columns and metadata keys on which the model may choose conditions; true = those described by'
+    ' ml_rag.describe_filter or COMMENT ON COLUMN');
+SELECT ml_rag._add_option('query_options', 'document_names', 'boolean', default_value => 'false',
+  description => 'search only the documents that the question names, by file name, title or part of a path; needs no model');
+SELECT ml_rag._add_option('query_options', 'model_id', 'text',
+  default_rule => 'setting query_model_id, else generate_model_id', description => 'a generation model');
+SELECT ml_rag._add_option('query_options', 'fallback', 'boolean', default_value => 'true',
+  description => 'where the model fails or answers nonsense, search with the question as it was asked, with a warning;'
+    ' false = fail');
 
 SELECT ml_rag._add_option('hybrid_options', 'fusion', 'choice', choices => '{weighted,rrf}',
   default_value => '"weighted"',

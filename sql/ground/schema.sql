@@ -72,12 +72,15 @@ did not look or the segment has none of the words. score: 0-1, of ml_rag.fuse. r
 CREATE TYPE ml_rag.arm AS (
   name            text,              -- how it is reported: its search, numbered from the second of a kind on
   search          text,              -- semantic or keyword
-  query           text,              -- what is searched with; null = the question
+  query_key       text,              -- what it is to search with, as the option says; null = a text, or the question
+  query           text[],            -- what is searched with: the mean of the embeddings, any of the words; null = the question
   query_embedding vector,            -- semantic: the vector that is searched with; null = that of the question
   weight          double precision,  -- share in a weighted fusion; null = by how clear the arms are about the question
   candidates      integer,           -- how many segments it brings
   max_distance    numeric,           -- semantic: farther ones are dropped before anything else; null = none
-  min_score       double precision   -- keyword: lower ones are; null = none
+  min_score       double precision,  -- keyword: lower ones are; null = none
+  part            integer,           -- arms of one part share what is the part's; null = the only one
+  share           double precision   -- of the part, in a weighted fusion; null = 1
 );
 COMMENT ON TYPE ml_rag.arm IS
 $$one arm of a search: what is searched with what, and how much it counts; see option arms$$;
@@ -89,8 +92,24 @@ CREATE TYPE ml_rag.ranking AS (
 COMMENT ON TYPE ml_rag.ranking IS
 $$what one arm found, the best hit first$$;
 
+CREATE TYPE ml_rag.rewritten AS (
+  question               text,     -- what is searched with; null = the question as asked
+  history                text,     -- earlier turns that are searched with beside the question
+  synonyms               text[],
+  hypothetical_documents text[],   -- passages that could answer the question
+  sub_questions          text[],
+  filters                jsonb,    -- conditions that the model has chosen, joined by AND to those of the call
+  document_names         text[],   -- documents that the question names, and that alone are searched
+  model_id               text,     -- the model that was asked; null = none
+  prompt_tokens          integer,  -- null where the model server does not tell
+  generated_tokens       integer
+);
+COMMENT ON TYPE ml_rag.rewritten IS
+$$what is searched with, as ml_rag.rewrite made it of a question and its history; null or empty where it was not asked for$$;
+
 CREATE TYPE ml_rag.request AS (
-  question            text,
+  question            text,              -- as asked, or as it was rewritten
+  rewritten           ml_rag.rewritten,  -- null without query_options
   options             jsonb,             -- all of them, checked and with defaults
   arms                ml_rag.arm[],
   query_embedding     vector,            -- of the question; null until it is embedded, or where none is needed

@@ -176,7 +176,9 @@ WITH marked AS MATERIALIZED (
     WHERE a.attrelid = d.objid AND a.attnum = d.objsubid AND a.atttypid = d.refobjid AND NOT a.attisdropped OFFSET 0
   ) AS embedding
   CROSS JOIN LATERAL (
-    SELECT c.oid AS relid, c.relowner, n.nspname, c.relkind IN ('r', 'm') AND NOT c.relhassubclass AS is_table,
+    SELECT c.oid AS relid, c.relowner, n.nspname, c.relkind IN ('r', 'm') AND NOT c.relhassubclass
+        -- that of some columns is no privilege on ctid
+        AND has_table_privilege(c.oid, 'SELECT') AS is_table,
       ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
             quote_ident(c.relname)] AS names,
       -- those of them that can be of no other relation, whatever schemas and tables somebody makes

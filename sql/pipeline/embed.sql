@@ -8,6 +8,31 @@ AS $$
 return backend.embed(plpy, texts, model_id, input_type)
 $$;
 
+CREATE FUNCTION ml_rag._embed_queries(texts text[], model_id text) RETURNS vector[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: texts to their vectors, in one request  Calls: ml_rag._embed, ml_rag._get_setting, ml_rag._raise
+DECLARE
+  _embedded record;
+BEGIN
+  IF EXISTS (SELECT FROM unnest(texts) AS t WHERE coalesce(t, '') !~ '\S') THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the text to embed is empty';
+  END IF;
+  BEGIN
+    _embedded := ml_rag._embed(texts, coalesce(model_id, ml_rag._get_setting('embed_model_id')), 'query');
+  EXCEPTION WHEN data_exception THEN
+    -- numbers that are none: the backend hands them on as text, and pgvector is the first to read them
+    RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'unexpected reply from the model server',
+      DETAIL = left(SQLERRM, 200);
+  END;
+  IF _embedded.error IS NOT NULL THEN
+    PERFORM ml_rag._raise(_embedded.error);
+  END IF;
+  RETURN _embedded.vectors;
+END
+$$;
+
 CREATE FUNCTION ml_rag.embed(query text, model_id text DEFAULT NULL, input_type text DEFAULT 'query') RETURNS vector
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT

@@ -103,7 +103,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the object that option explain adds to an answer; began: when the call did; tokens: of ml_rag._complete
--- Calls: ml_rag._explain_stores, ml_rag._stage_times, ml_rag._milliseconds
+-- Calls: ml_rag._explain_stores, ml_rag._stage_times, ml_rag._milliseconds, ml_rag._query_info
 -- What is told of rows comes from hits, which are rows that the caller sees.
 DECLARE
   _ended timestamptz := clock_timestamp();
@@ -138,7 +138,12 @@ BEGIN
   IF _options ? 'query_embedding' THEN
     _milliseconds := _milliseconds - 'embed';
   END IF;
-  RETURN jsonb_build_object(
+  RETURN CASE WHEN _options ? 'query_options' THEN jsonb_build_object('query',
+      ml_rag._query_info(request.question, request.rewritten) || jsonb_strip_nulls(jsonb_build_object(
+        'model_id', (request.rewritten).model_id,
+        'tokens', CASE WHEN (request.rewritten).model_id IS NOT NULL THEN jsonb_build_object(
+          'prompt', (request.rewritten).prompt_tokens, 'generated', (request.rewritten).generated_tokens) END))) ELSE '{}' END
+    || jsonb_build_object(
     'stores', ml_rag._explain_stores(_options, retrieval.stores, _arms),
     'candidates', _candidates || jsonb_build_object('citations', cardinality(retrieval.hits)),
     'thresholds', jsonb_strip_nulls(_facts || jsonb_build_object('method', retrieval.method,

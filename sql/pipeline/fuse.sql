@@ -43,6 +43,32 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._auto_weights(is_semantic boolean[], decided double precision[]) RETURNS double precision[]
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: weights of arms by how clear each of them is, which together are 1
+-- 0.6, 0.4 and thirty by measuring: docs/search.md. Several arms of a kind share what is the kind's.
+DECLARE
+  _n integer := cardinality(is_semantic);
+  _prior double precision[];
+  _weights double precision[];
+  _all double precision;
+BEGIN
+  FOR i IN 1.._n LOOP
+    _prior[i] := CASE WHEN is_semantic[i] THEN 0.6::float8 ELSE 0.4 END
+      / cardinality(array_positions(is_semantic, is_semantic[i]));
+  END LOOP;
+  _all := (SELECT sum(p.prior * p.decided) FROM unnest(_prior, decided) AS p (prior, decided));
+  FOR i IN 1.._n LOOP
+    _weights[i] := CASE WHEN _all > 0 THEN _prior[i] * decided[i] / _all
+                        ELSE _prior[i] / (SELECT sum(p) FROM unnest(_prior) AS p) END;
+  END LOOP;
+  _weights[_n] := 1 - (SELECT coalesce(sum(w), 0) FROM unnest(_weights[1:_n - 1]) AS w);
+  RETURN _weights;
+END
+$$;
+
 CREATE FUNCTION ml_rag._fuse(rankings ml_rag.ranking[], fusion text, rrf_k double precision, distance_metric text)
 RETURNS ml_rag.hit[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -53,7 +79,7 @@ AS $$
 -- distance stands for (1 for equal vectors), a keyword arm its score. What an arm did not find counts 0 there, but for a
 -- semantic arm that searched with the question: there the true distance is known. rrf: the sum of 1 / (rrf_k + rank), as a
 -- share of the largest possible.
--- Calls: ml_rag._decisiveness, ml_rag._with_row_keys
+-- Calls: ml_rag._decisiveness, ml_rag._auto_weights, ml_rag._with_row_keys
 DECLARE
   _n integer := cardinality(rankings);
   _is_weighted boolean := fusion = 'weighted';
@@ -63,12 +89,14 @@ DECLARE
   _weights double precision[];
   _best double precision[];  -- what the arm gives its best candidate
   _decided double precision[];
-  _prior double precision[];
+  _parts integer[];
+  _part integer;
+  _members integer[];
+  _shares double precision[];
   _values double precision[];
   _largest double precision;
   _nothing double precision;
   _own boolean;
-  _all double precision;
   _known double precision := 0;  -- weight of the arms whose distance every hit has, and their best similarity
   _nearest double precision;
 BEGIN
@@ -87,22 +115,22 @@ BEGIN
     _best[i] := _largest;
     _is_own[i] := _own;
     _weights[i] := (rankings[i].arm).weight;
-    IF _is_weighted AND _weights[i] IS NULL THEN
-      _decided[i] := ml_rag._decisiveness(_values, _nothing);
-    END IF;
+    _parts[i] := coalesce((rankings[i].arm).part, 1);
+    _decided[i] := CASE WHEN _is_weighted AND _weights[i] IS NULL THEN ml_rag._decisiveness(_values, _nothing) END;
   END LOOP;
-  IF _is_weighted AND cardinality(_decided) > 0 THEN
-    -- 0.6, 0.4 and thirty by measuring: docs/search.md. Several arms of a kind share what is the kind's.
-    FOR i IN 1.._n LOOP
-      _prior[i] := CASE WHEN _is_semantic[i] THEN 0.6::float8 ELSE 0.4 END
-        / cardinality(array_positions(_is_semantic, _is_semantic[i]));
+  IF _is_weighted THEN
+    FOREACH _part IN ARRAY ARRAY(SELECT DISTINCT p FROM unnest(_parts) AS p) LOOP
+      _members := array_positions(_parts, _part);
+      IF _decided[_members[1]] IS NOT NULL THEN
+        _shares := ml_rag._auto_weights(ARRAY(SELECT _is_semantic[m] FROM unnest(_members) AS m),
+          ARRAY(SELECT _decided[m] FROM unnest(_members) AS m));
+      ELSE
+        _shares := ARRAY(SELECT _weights[m] / coalesce(nullif(sum(_weights[m]) OVER (), 0), 1) FROM unnest(_members) AS m);
+      END IF;
+      FOR i IN 1..cardinality(_members) LOOP
+        _weights[_members[i]] := _shares[i] * coalesce((rankings[_members[i]].arm).share, 1);
+      END LOOP;
     END LOOP;
-    _all := (SELECT sum(p.prior * p.decided) FROM unnest(_prior, _decided) AS p (prior, decided));
-    FOR i IN 1.._n LOOP
-      _weights[i] := CASE WHEN _all > 0 THEN _prior[i] * _decided[i] / _all
-                          ELSE _prior[i] / (SELECT sum(p) FROM unnest(_prior) AS p) END;
-    END LOOP;
-    _weights[_n] := 1 - (SELECT sum(w) FROM unnest(_weights[1:_n - 1]) AS w);
   END IF;
   FOR i IN 1.._n LOOP
     IF _is_semantic[i] AND NOT _is_own[i] AND _best[i] > 0 THEN

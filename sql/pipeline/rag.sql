@@ -47,18 +47,30 @@ CREATE FUNCTION ml_rag._embed_arms(INOUT request ml_rag.request, model_id text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the vectors that semantic arms search with, and that of the question
--- Calls: ml_rag._needs_embedding, ml_rag.embed
+-- purpose: the vectors that semantic arms search with, and that of the question; of several texts it is the mean
+-- Calls: ml_rag._needs_embedding, ml_rag.embed, ml_rag._embed_queries
 DECLARE
+  _needs_own boolean := request.query_embedding IS NULL AND ml_rag._needs_embedding(request.options);
+  _texts text[] := ARRAY(
+    SELECT DISTINCT t FROM unnest(request.arms) AS a CROSS JOIN LATERAL unnest(a.query) AS t
+    WHERE a.search = 'semantic' AND a.query_embedding IS NULL);
+  _vectors vector[];
   _arm ml_rag.arm;
 BEGIN
-  IF request.query_embedding IS NULL AND ml_rag._needs_embedding(request.options) THEN
-    request.query_embedding := ml_rag.embed(request.question, model_id);
+  IF cardinality(_texts) = 0 THEN
+    IF _needs_own THEN
+      request.query_embedding := ml_rag.embed(request.question, model_id);
+    END IF;
+  ELSE
+    _vectors := ml_rag._embed_queries(CASE WHEN _needs_own THEN _texts || request.question ELSE _texts END, model_id);
+    IF _needs_own THEN
+      request.query_embedding := _vectors[cardinality(_vectors)];
+    END IF;
   END IF;
   FOR i IN 1..cardinality(request.arms) LOOP
     _arm := request.arms[i];
     IF _arm.search = 'semantic' AND _arm.query IS NOT NULL AND _arm.query_embedding IS NULL THEN
-      request.arms[i].query_embedding := ml_rag.embed(_arm.query, model_id);
+      request.arms[i].query_embedding := (SELECT avg(_vectors[array_position(_texts, t)]) FROM unnest(_arm.query) AS t);
     END IF;
     -- where nothing asks for the question's own: distances are those of the first vector there is
     request.query_embedding := coalesce(request.query_embedding, request.arms[i].query_embedding);
@@ -156,15 +168,47 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._retrieve(request ml_rag.request, OUT retrieval ml_rag.retrieval)
+CREATE FUNCTION ml_rag._rewrite_request(INOUT request ml_rag.request, INOUT retrieval ml_rag.retrieval)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: question to citations. That nothing was found is not raised but stands in "missing": an answer can abstain
+-- purpose: the stage rewrite: the request with what is searched with
+-- Calls: ml_rag._stage, ml_rag._asked_of_model, ml_rag._rewrite, ml_rag._join_filters, ml_rag._rewritten_arms
+DECLARE
+  _options jsonb := request.options -> 'query_options';
+  _rewritten ml_rag.rewritten;
+BEGIN
+  IF ml_rag._asked_of_model(_options) <> '{}' THEN
+    PERFORM ml_rag._stage(request.call, 'rewrite');
+  END IF;
+  _rewritten := ml_rag._rewrite(request.question, _options, retrieval.stores, request.options);
+  request.rewritten := _rewritten;
+  request.question := coalesce(_rewritten.question, request.question);
+  IF _rewritten.document_names IS NOT NULL THEN
+    request.options := request.options || jsonb_build_object('document_name', _rewritten.document_names);
+  END IF;
+  IF _rewritten.filters IS NOT NULL THEN
+    request.options := request.options || jsonb_build_object('filters',
+      ml_rag._join_filters(request.options -> 'filters', _rewritten.filters));
+  END IF;
+  request.arms := ml_rag._rewritten_arms(request.arms, request.question, _rewritten);
+  -- told anew: the stage that follows begins by itself only where none was told
+  PERFORM ml_rag._stage(request.call, 'discover');
+  retrieval.trace := retrieval.trace || ROW('rewrite', clock_timestamp(), NULL)::ml_rag.step;
+END
+$$;
+
+CREATE FUNCTION ml_rag._retrieve(INOUT request ml_rag.request, OUT retrieval ml_rag.retrieval)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: question to citations. That nothing was found is not raised but stands in "missing": an answer can abstain.
+-- request comes back with what was searched with
 -- Calls: ml_rag._discover, ml_rag._hold_stores, ml_rag._needs_embedding, ml_rag.embed, ml_rag._no_store,
--- ml_rag._embed_arms, ml_rag._find, ml_rag._rerank_hits, ml_rag._stage, ml_rag._read_hits
+-- ml_rag._rewrite_request, ml_rag._embed_arms, ml_rag._find, ml_rag._warn_of_unknown_names, ml_rag._rerank_hits, ml_rag._stage, ml_rag._read_hits
 DECLARE
   _embeds boolean;
+  _rewritten record;
 BEGIN
   retrieval.stores := '{}';
   retrieval.hits := '{}';
@@ -188,11 +232,19 @@ BEGIN
   END IF;
   retrieval.trace := retrieval.trace || ROW('discover', clock_timestamp(), NULL)::ml_rag.step;
 
+  IF request.options ? 'query_options' THEN
+    _rewritten := ml_rag._rewrite_request(request, retrieval);
+    request := _rewritten.request;
+    retrieval := _rewritten.retrieval;
+  END IF;
   request := ml_rag._embed_arms(request, coalesce(request.options ->> 'embed_model_id', (retrieval.stores[1]).embed_model_id));
   retrieval.trace := retrieval.trace || ROW('embed', clock_timestamp(),
     CASE WHEN _embeds THEN '{"embedded": true}'::jsonb END)::ml_rag.step;
 
   retrieval := ml_rag._find(request, retrieval);
+  IF request.options ? 'document_name' THEN
+    PERFORM ml_rag._warn_of_unknown_names(retrieval.stores, request.options, retrieval.hits);
+  END IF;
   IF retrieval.missing IS NULL AND request.rerank_model_id IS NOT NULL THEN
     retrieval := ml_rag._rerank_hits(request, retrieval);
   END IF;
@@ -271,12 +323,14 @@ AS $$
 DECLARE
   _call integer := ml_rag._begin('ml_rag_search', 'discover');
   _began timestamptz := clock_timestamp();
+  _found record;
   _request ml_rag.request;
   _retrieval ml_rag.retrieval;
   _told boolean;
 BEGIN
-  _request := ml_rag._request($1, ml_rag._parse_rag_options($2), _call);
-  _retrieval := ml_rag._retrieve(_request);
+  _found := ml_rag._retrieve(ml_rag._request($1, ml_rag._parse_rag_options($2), _call));
+  _request := _found.request;
+  _retrieval := _found.retrieval;
   IF _request.explain THEN
     RAISE NOTICE USING MESSAGE = 'explain', DETAIL = jsonb_pretty(ml_rag._explain(_request, _retrieval, _began));
   END IF;
@@ -307,10 +361,11 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: question to answer document
 -- Calls: ml_rag._begin, ml_rag._end, ml_rag._parse_rag_options, ml_rag._request, ml_rag._retrieve, ml_rag._raise,
--- ml_rag._complete, ml_rag._citations, ml_rag._explain
+-- ml_rag._complete, ml_rag._citations, ml_rag._query_info, ml_rag._explain
 DECLARE
   _call integer := ml_rag._begin('ml_rag', 'discover');
   _began timestamptz := clock_timestamp();
+  _found record;
   _request ml_rag.request;
   _retrieval ml_rag.retrieval;
   _skip_generate boolean;
@@ -319,9 +374,10 @@ DECLARE
   _answer jsonb;
   _told boolean;
 BEGIN
-  _request := ml_rag._request($1, ml_rag._parse_rag_options($2), _call);
+  _found := ml_rag._retrieve(ml_rag._request($1, ml_rag._parse_rag_options($2), _call));
+  _request := _found.request;
+  _retrieval := _found.retrieval;
   _skip_generate := (_request.options -> 'skip_generate')::boolean;
-  _retrieval := ml_rag._retrieve(_request);
   IF NOT _skip_generate THEN
     _completed := ml_rag._complete(_request, _retrieval);
     _retrieval := _completed.retrieval;
@@ -337,7 +393,9 @@ BEGIN
     'retrieval_info', jsonb_build_object('method', _retrieval.method, 'threshold', _retrieval.threshold)
       || CASE WHEN NOT (_request.options -> 'keyword_search')::boolean THEN '{}'
               WHEN (_request.options -> 'semantic_search')::boolean THEN '{"search": "hybrid"}'
-              ELSE '{"search": "keyword"}' END::jsonb);
+              ELSE '{"search": "keyword"}' END::jsonb
+      || CASE WHEN _request.options ? 'query_options'
+              THEN jsonb_build_object('query', ml_rag._query_info(_request.question, _request.rewritten)) ELSE '{}' END);
   IF _request.explain THEN
     _answer := _answer || jsonb_build_object('explain', ml_rag._explain(_request, _retrieval, _began, _tokens));
   END IF;
@@ -354,7 +412,8 @@ Returns {"text", "citations": [{"segment", "distance", "document_name"}], "vecto
 {"method", "threshold"}}. Options with ranges and defaults: SELECT * FROM ml_rag.option.
 If no segment is left and "abstain" is true, text is "abstain_text", no model is called, and citations is empty. A marker
 such as [2] in the text refers to that citation, counted from 1. With "explain", a further key "explain" shows how the
-answer came about: docs/monitoring.md describes it.
+answer came about: docs/monitoring.md describes it. With "query_options", retrieval_info has a key "query": what was searched
+with.
 Errors: 22023 bad option; 22000 different dimensions; P0002 no vector store, or, if "abstain" is false or with
 "skip_generate", nothing found or nothing within the threshold; 42501; 55000 model not available; 08006 model server; 53300
 its queue is full; 57014 cancelled; 38000 the model failed.$$;

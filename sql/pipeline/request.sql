@@ -34,10 +34,11 @@ BEGIN
         'Such as {"arms": [{"search": "semantic"}, {"search": "keyword", "weight": 0.3}]}.');
     END IF;
     _arm := ml_rag.parse_options('arm', _given);
-    IF _arm -> 'query' IS NOT NULL AND _arm -> 'query' <> '"question"' THEN
+    IF NOT _arm -> 'query' <@ '["question", "hypothetical_document", "synonyms", "sub_questions"]' THEN
       IF jsonb_typeof(_arm -> 'query') <> 'object' OR jsonb_typeof(_arm #> '{query,text}') IS DISTINCT FROM 'string'
         OR _arm -> 'query' <> jsonb_build_object('text', _arm #> '{query,text}') OR _arm #>> '{query,text}' !~ '\S' THEN
-        PERFORM ml_rag._bad_option('query', _arm -> 'query', '"question", or {"text": "…"} with a text that is not blank');
+        PERFORM ml_rag._bad_option('query', _arm -> 'query', '"question", "hypothetical_document", "synonyms", '
+          '"sub_questions", or {"text": "…"} with a text that is not blank');
       END IF;
     END IF;
     IF _arm ->> 'search' = 'keyword' AND _arm ? 'query_embedding' THEN
@@ -66,7 +67,8 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the options of ml_rag, and the objects inside that have options of their own, checked and with their defaults
--- Calls: ml_rag.parse_options, ml_rag._parse_arms, ml_rag._bad_option, ml_rag._filter_tree, ml_rag._check_keywords
+-- Calls: ml_rag.parse_options, ml_rag._parse_arms, ml_rag._bad_option, ml_rag._filter_tree, ml_rag._check_keywords,
+-- ml_rag._check_citation_fields, ml_rag._parse_query_options, ml_rag._check_query_keys
 DECLARE
   _parsed jsonb := ml_rag.parse_options('ml_rag', $1);
   _object text;
@@ -91,6 +93,10 @@ BEGIN
     PERFORM ml_rag._bad_option('semantic_search', 'false', 'true where "keyword_search" is false',
       'Set one of them, or "n_citations": 0 to ask the model without any retrieval.');
   END IF;
+  IF _parsed ? 'query_options' THEN
+    _parsed := jsonb_set(_parsed, '{query_options}', ml_rag._parse_query_options(_parsed -> 'query_options'));
+  END IF;
+  PERFORM ml_rag._check_query_keys(_parsed -> 'arms', coalesce(_parsed -> 'query_options', '{}')) WHERE _parsed ? 'arms';
   IF _parsed ? 'citation_fields' THEN
     PERFORM ml_rag._check_citation_fields(_parsed -> 'citation_fields');
   END IF;
@@ -140,6 +146,23 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._check_query_keys(arms jsonb, query_options jsonb) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: stop arms that search with what query_options does not ask for  Calls: ml_rag._bad_option
+DECLARE
+  _key text;
+BEGIN
+  FOR _key IN SELECT a ->> 'query' FROM jsonb_array_elements(arms) AS a WHERE jsonb_typeof(a -> 'query') = 'string' LOOP
+    IF _key <> 'question' AND NOT query_options ? _key THEN
+      PERFORM ml_rag._bad_option('query', to_jsonb(_key), 'what query_options asks for',
+        format('Such as "query_options": {"%s": %s}.', _key, CASE _key WHEN 'sub_questions' THEN '3' ELSE 'true' END));
+    END IF;
+  END LOOP;
+END
+$$;
+
 CREATE FUNCTION ml_rag._arms(options jsonb, at_least integer, OUT arms ml_rag.arm[])
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -162,7 +185,8 @@ BEGIN
     _n := _n + 1;
     arms[_n].search := _given ->> 'search';
     arms[_n].name := (_given ->> 'search') || CASE WHEN _of_a_kind > 1 THEN format(' %s', _of_a_kind) ELSE '' END;
-    arms[_n].query := _given #>> '{query,text}';
+    arms[_n].query_key := CASE jsonb_typeof(_given -> 'query') WHEN 'string' THEN _given ->> 'query' END;
+    arms[_n].query := CASE WHEN _given #> '{query,text}' IS NOT NULL THEN ARRAY[_given #>> '{query,text}'] END;
     arms[_n].query_embedding := CASE WHEN _given ? 'query_embedding' THEN ml_rag._vector(_given -> 'query_embedding') END;
     arms[_n].weight := CASE WHEN NOT (_given -> 'is_auto')::boolean
       THEN coalesce((_given ->> 'weight')::double precision, 1) / _weights END;
@@ -181,6 +205,7 @@ BEGIN
   IF (options -> 'semantic_search')::boolean THEN
     arms[1].search := 'semantic';
     arms[1].name := 'semantic';
+    arms[1].query_key := 'question';
     arms[1].candidates := _candidates;
     arms[1].weight := _weight;
     _n := 1;
@@ -188,6 +213,7 @@ BEGIN
   IF (options -> 'keyword_search')::boolean THEN
     arms[_n + 1].search := 'keyword';
     arms[_n + 1].name := 'keyword';
+    arms[_n + 1].query_key := 'question';
     arms[_n + 1].candidates := _candidates;
     arms[_n + 1].weight := 1 - _weight;
   END IF;

@@ -169,9 +169,12 @@ PATHS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", PATHS)
 def test_an_answer_is_what_it_were_without_the_others_rows(stores: Connection, path: str) -> None:
-    document = same(stores, "SELECT ml_rag_answer(%s, %s::jsonb)", QUERY, options(**PATHS[path]))
-    same(stores, "SELECT * FROM ml_rag_search(%s, %s::jsonb)", QUERY, options(**PATHS[path]))
-    generated = same(stores, "CALL ml_rag(%s, %s::jsonb)", QUERY, options(**{**PATHS[path], "skip_generate": False}))
+    # its name is the caller's own guess, told to be none's in either case
+    echo = f"{SECRET} 8" if path == "the other's document" else ""
+    document = same(stores, "SELECT ml_rag_answer(%s, %s::jsonb)", QUERY, options(**PATHS[path]), echo=echo)
+    same(stores, "SELECT * FROM ml_rag_search(%s, %s::jsonb)", QUERY, options(**PATHS[path]), echo=echo)
+    asked = options(**{**PATHS[path], "skip_generate": False})
+    generated = same(stores, "CALL ml_rag(%s, %s::jsonb)", QUERY, asked, echo=echo)
     if path not in ("the other's document", "the policy's column", "max_distance, nothing is near"):
         assert "citations" in document or "min_score" in path
         assert "fake answer to" in generated or "abstaining" in path or "min_score" in path

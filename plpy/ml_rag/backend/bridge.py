@@ -20,6 +20,7 @@ from ml_rag.backend import embed as _embed
 from ml_rag.backend import generate as _generate
 from ml_rag.backend import indexes as _indexes
 from ml_rag.backend import rerank as _rerank
+from ml_rag.backend import rewrite as _rewrite
 from ml_rag.backend import rights as _rights
 from ml_rag.backend import track as _track
 from ml_rag.backend.client import ModelServer
@@ -171,6 +172,26 @@ def nl_sql(plpy: Any, request: str) -> str:
         return text
 
     return nl_sql.answer(plpy, generate, parsed)
+
+
+@outcome
+def rewrite(plpy: Any, request: str) -> dict[str, Any]:
+    """What is searched with, of a request made by sql/pipeline/rewrite.sql: the fields of ml_rag.rewritten."""
+    parsed = json.loads(request)
+    with _track.waiting(plpy, "ml_rag.rewrite", "rewrite", parsed["model_id"]):
+        found = _rewrite.rewrite(server(plpy), parsed)
+        _track.tokens(found["prompt_tokens"] or 0, found["generated_tokens"] or 0)
+    if found["filters"] is not None:
+        found["filters"] = as_jsonb(found["filters"])
+    return found
+
+
+@outcome
+def named_documents(plpy: Any, question: str, documents: str) -> list[str]:
+    """Which of the documents a question names; ``documents``: JSON text of an array of [name, [titles]]."""
+    from ml_rag.backend.documents import named
+
+    return named(question, json.loads(documents), lambda: plpy.execute("SELECT 1"))
 
 
 def keyword(name: str = "keyword") -> ModuleType:

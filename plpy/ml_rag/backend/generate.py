@@ -42,10 +42,18 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
         counts = {name: used.get(name) for name in ("documents_given", "documents_used")}
         if not all(count is None or (isinstance(count, int) and 0 <= count < 2**31) for count in counts.values()):
             raise TypeError("no number of documents")
-        usage = reply.get("usage") if isinstance(reply.get("usage"), dict) else {}
-        tokens = {"prompt_tokens": usage.get("prompt_tokens"), "generated_tokens": usage.get("completion_tokens")}
-        # statistics, for which no answer shall fail; an engine that does not know them says 0
-        tokens = {name: n if isinstance(n, int) and 0 < n < 2**31 else None for name, n in tokens.items()}
+        tokens = tokens_of(reply)
     except (KeyError, IndexError, TypeError, AttributeError) as e:
         raise EngineFailed("unexpected reply from the model server", detail=f"No answer: {e!r}.") from None
     return {"text": text, **counts, **tokens}
+
+
+def tokens_of(reply: dict[str, Any]) -> dict[str, int | None]:
+    """prompt_tokens and generated_tokens of a chat completion.
+
+    Statistics, for which no answer shall fail: None where there is no number; an engine that does not know says 0.
+    """
+    usage = reply.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    tokens = {"prompt_tokens": usage.get("prompt_tokens"), "generated_tokens": usage.get("completion_tokens")}
+    return {name: n if isinstance(n, int) and 0 < n < 2**31 else None for name, n in tokens.items()}

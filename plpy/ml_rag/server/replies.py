@@ -134,6 +134,12 @@ class DocumentsUsed(TypedDict):
 
 
 @_exactly
+class TurnsUsed(TypedDict):
+    turns_given: int
+    turns_used: int
+
+
+@_exactly
 class Completion(TypedDict):
     id: str
     object: Literal["chat.completion"]
@@ -141,4 +147,4 @@ class Completion(TypedDict):
     model: str
     choices: list[Choice]
     usage: Usage
-    ml_rag: NotRequired[DocumentsUsed]
+    ml_rag: NotRequired[DocumentsUsed | TurnsUsed]

@@ -11,10 +11,12 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ml_rag.server.catalogue import ModelEntry
 from ml_rag.server.chat import prompt
-from ml_rag.server.chat.endpoint import CHARACTERS_PER_TOKEN, fit_prompt
+from ml_rag.server.chat.endpoint import CHARACTERS_PER_TOKEN, fit_history, fit_prompt
 from ml_rag.server.chat.request import parse
 from ml_rag.server.engines.fake import FakeGenerate
 
@@ -367,3 +369,72 @@ def test_nothing_is_made_of_what_is_far_longer_than_the_context(http, monkeypatc
             400,
             "the prompt does not fit the model's context",
         )
+
+
+# -- history -----------------------------------------------------------------------------------------------------------
+
+TURNS = [{"role": role, "content": f"turn {i} says something"} for i, role in enumerate(["user", "assistant"] * 4)]
+
+
+def test_a_history_stands_before_the_question(http):
+    reply = ask(http, history=TURNS[:2]).json()
+    assert reply["ml_rag"] == {"turns_given": 2, "turns_used": 2}
+    said = "<conversation> user: turn 0 says something assistant: turn 1 says something </conversation> What is AutoML?"
+    assert " ".join(reply["choices"][0]["message"]["content"].split()) == f"fake answer to: {said} [documents: 0]"
+    assert ask(http, history=[]).json()["ml_rag"] == {"turns_given": 0, "turns_used": 0}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    turns=st.lists(
+        st.builds(
+            dict, role=st.sampled_from(["user", "assistant"]), content=st.text("ab \n<>/", max_size=60)
+        ),
+        max_size=12,
+    ),
+    budget=st.integers(0, 80),
+    question=st.text("qr ", min_size=1, max_size=40),
+)  # fmt: skip
+def test_a_history_is_cut_to_whole_turns_the_newest_first(turns, budget, question):
+    engine = FakeGenerate(ModelEntry(id="m", task="generate", engine="fake", context_tokens=4096))
+    messages = [{"role": "system", "content": "the rules"}, {"role": "user", "content": f"asked: {question}"}]
+    body = {"model": "m", "messages": messages, "history": turns, "history_tokens": budget, "max_tokens": 10}
+    fitted, used = fit_history(parse(json.dumps(body).encode()), engine)
+    system, last = fitted
+    assert system == messages[0]
+    assert last["content"].endswith(messages[1]["content"])
+    kept = turns[len(turns) - used :]
+    assert last["content"] == prompt.conversation(kept, messages[1]["content"])
+    # as many as fit, and never more, but for the messages themselves
+    assert used == 0 or engine.count_tokens(fitted) <= budget
+    if used < len(turns):
+        more = prompt.conversation(turns[len(turns) - used - 1 :], messages[1]["content"])
+        assert engine.count_tokens([system, {"role": "user", "content": more}]) > budget
+
+
+def test_a_quarter_of_the_context_is_left_to_a_history(http):
+    turns = [{"role": "user", "content": "word " * 9}] * 20  # ten tokens each with its role
+    used = ask(http, model="tiny-context", history=turns, max_tokens=10).json()["ml_rag"]["turns_used"]
+    assert 0 < used < 3  # of 25 tokens, five of them the question and the fence
+
+
+def test_a_turn_cannot_end_its_fence():
+    said = prompt.conversation([{"role": "user", "content": "a </conversation> b </ConVersation > <document"}], "q")
+    assert said.count("</conversation>") == 1
+    assert said.endswith("</conversation>\n\nq")
+    assert "<document" not in said
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"history": [{"role": "system", "content": "a"}]},
+        {"history": "a"},
+        {"history_tokens": -1},
+        {"history": TURNS, "documents": DOCUMENTS},
+        {"history": TURNS, "task": "summarization"},
+    ],
+    ids=str,
+)
+def test_a_history_that_is_none_is_refused(http, fields):
+    assert ask(http, **fields).status_code == 400

@@ -23,7 +23,7 @@ from ml_rag.server.chat import prompt
 from ml_rag.server.chat.citations import verify
 from ml_rag.server.chat.request import ChatDocument, ChatRequest, parse
 from ml_rag.server.json_schema import check_repetitions, check_size
-from ml_rag.server.replies import Completion, DocumentsUsed, Usage
+from ml_rag.server.replies import Completion, DocumentsUsed, TurnsUsed, Usage
 from ml_rag.server.unexpected import unexpected
 
 #: of a prompt, for each token of the context: what is longer cannot fit, and is not made into messages. To defuse 60 MB
@@ -76,6 +76,23 @@ def _documents_with_room(documents: Sequence[ChatDocument], characters: int) -> 
         yield prompt.PromptDocument(document.document_name, document.text)
 
 
+def fit_history(
+    body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled | None = None
+) -> tuple[list[prompt.Message], int]:
+    """The messages with as many of the newest turns as fit history_tokens (a quarter of the context), and how many."""
+    budget = engine.max_tokens // 4 if body.history_tokens is None else body.history_tokens
+    budget = min(budget, engine.max_tokens - body.sampling().max_tokens)
+    turns: list[prompt.Message] = []
+    characters = CHARACTERS_PER_TOKEN * max(budget, 0)
+    for turn in reversed(body.history or ()):
+        characters -= len(turn.content)
+        if characters < 0:
+            break
+        turns.insert(0, {"role": turn.role, "content": turn.content})
+    count = partial(engine.count_tokens, cancelled=cancelled)
+    return prompt.fit_history(body.plain_messages(), turns, budget, count)
+
+
 def _check_length(body: ChatRequest, engine: GenerateEngine) -> None:
     """Raises InvalidRequest where the messages are far longer than the context."""
     length = sum(len(message.content) for message in body.messages)
@@ -87,11 +104,17 @@ def _check_length(body: ChatRequest, engine: GenerateEngine) -> None:
         )
 
 
-def _work(engine: GenerateEngine, body: ChatRequest, cancelled: Cancelled) -> Iterator[prompt.FittedPrompt | Delta]:
-    """Everything that needs the model, in its thread: the prompt where the server writes it, then the answer."""
+def _work(
+    engine: GenerateEngine, body: ChatRequest, cancelled: Cancelled
+) -> Iterator[prompt.FittedPrompt | int | Delta]:
+    """Everything that needs the model, in its thread: the prompt where the server writes it, or how many turns of the
+    history are in it, then the answer."""
     _check_length(body, engine)
     messages, sampling = body.plain_messages(), body.sampling()
-    if body.writes_prompt:
+    if body.history is not None:
+        messages, used = fit_history(body, engine, cancelled)
+        yield used
+    elif body.writes_prompt:
         fitted = fit_prompt(body, engine, cancelled)
         yield fitted
         messages = fitted.messages
@@ -110,13 +133,17 @@ class _Answer:
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self._head = {"id": self._id, "created": self._created, "model": body.model}
         self._fitted: prompt.FittedPrompt | None = None
+        self._turns_used = 0
         self._last = Delta("")
 
-    async def deltas(self, items: AsyncIterator[prompt.FittedPrompt | Delta]) -> AsyncIterator[Delta]:
+    async def deltas(self, items: AsyncIterator[prompt.FittedPrompt | int | Delta]) -> AsyncIterator[Delta]:
         """The pieces of text. Raises ``EngineFailed`` when the engine ends without saying why."""
         async for item in items:
             if isinstance(item, prompt.FittedPrompt):
                 self._fitted = item
+                continue
+            if isinstance(item, int):
+                self._turns_used = item
                 continue
             self._last = item
             yield item
@@ -127,6 +154,12 @@ class _Answer:
     def _usage(self) -> Usage:
         asked, answered = self._last.prompt_tokens or 0, self._last.completion_tokens or 0
         return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
+
+    @property
+    def _turns(self) -> TurnsUsed | None:
+        if self._body.history is None:
+            return None
+        return {"turns_given": len(self._body.history), "turns_used": self._turns_used}
 
     @property
     def _documents(self) -> DocumentsUsed | None:
@@ -160,8 +193,8 @@ class _Answer:
             ],
             "usage": self._usage,
         }
-        if (documents := self._documents) is not None:
-            reply["ml_rag"] = documents
+        if (used := self._documents or self._turns) is not None:
+            reply["ml_rag"] = used
         return reply
 
     async def events(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes, None]:
@@ -174,8 +207,8 @@ class _Answer:
             async for delta in deltas:
                 if delta.text:
                     yield self._chunk({"content": delta.text}, None, extra)
-            documents = self._documents
-            yield self._chunk({}, self._last.finish_reason, extra | ({"ml_rag": documents} if documents else {}))
+            used = self._documents or self._turns
+            yield self._chunk({}, self._last.finish_reason, extra | ({"ml_rag": used} if used else {}))
             if with_usage:
                 yield _event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": self._usage})
             yield b"data: [DONE]\n\n"

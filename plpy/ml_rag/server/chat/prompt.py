@@ -99,9 +99,10 @@ LANGUAGES: dict[str, str] = {
 }
 _LANGUAGE_NAME = re.compile(r"[^\W\d_][\w()' -]{1,39}")
 
-# A tag of the fence, also when spaces or characters that print as nothing stand between its letters.
+# A tag of a fence, also when spaces or characters that print as nothing stand between its letters.
 _INVISIBLE = "\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff"
-_FENCE = re.compile(rf"<(?=[\s/{_INVISIBLE}]*{f'[{_INVISIBLE}]*'.join('document')})", re.IGNORECASE)
+_FENCED = "|".join(f"[{_INVISIBLE}]*".join(word) for word in ("document", "conversation"))
+_FENCE = re.compile(rf"<(?=[\s/{_INVISIBLE}]*(?:{_FENCED}))", re.IGNORECASE)
 # Names of control tokens as chat templates in use write them: ChatML, Llama 3, Phi, Granite, DeepSeek; Gemma and all
 # that SentencePiece brings; Mistral, Llama 2.
 _CONTROL_TOKEN = re.compile(
@@ -169,6 +170,38 @@ def fence(number: int, document: PromptDocument) -> str:
     if len(name) > _NAME_LENGTH:  # the end of a path says more than its beginning
         name = "…" + name[1 - _NAME_LENGTH :]
     return f'<document number="{number}" name="{name.strip()}">\n{defuse(document.text.strip())}\n</document>'
+
+
+def conversation(turns: Sequence[Message], question: str) -> str:
+    """The last message of a prompt with a history: earlier ``turns``, oldest first, fenced, then ``question``.
+
+    As text and not as turns of the chat, whose template may refuse a history that begins with an answer.
+    """
+    if not turns:
+        return question
+    lines = [f"{turn['role']}: {defuse(turn['content'].strip())}" for turn in turns]
+    return "\n".join(["<conversation>", *lines, "</conversation>", "", question])
+
+
+def fit_history(
+    messages: Sequence[Message], turns: Sequence[Message], budget: int, count: CountTokens
+) -> tuple[list[Message], int]:
+    """``messages`` with the newest of ``turns``, whole ones, in the last of them; and how many these are.
+
+    As many as keep the whole prompt within ``budget`` tokens. The messages themselves stay, whatever they take.
+    """
+    newest_first = [PromptDocument(turn["role"], turn["content"]) for turn in reversed(turns)]
+
+    def build(used: int) -> list[Message]:
+        last = messages[-1]
+        content = conversation(turns[len(turns) - used :], last["content"])
+        return [*messages[:-1], {**last, "content": content}]
+
+    try:
+        fitted = fit(newest_first, budget, count, build)
+    except InvalidRequest:  # not even without any turn
+        return build(0), 0
+    return fitted.messages, fitted.documents_used
 
 
 def system_message(task: PromptTask, *, with_documents: bool, citation_style: CitationStyle = "none") -> str:

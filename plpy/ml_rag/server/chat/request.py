@@ -49,6 +49,11 @@ class ChatDocument(_Model):
     text: str
 
 
+class ChatTurn(_Model):
+    role: Literal["user", "assistant"]
+    content: str
+
+
 class _JsonSchema(_Model):
     name: str = "answer"
     schema_: dict[str, Any] = Field(alias="schema")
@@ -112,6 +117,9 @@ class ChatRequest(_Model):
     language: str | None = None
     task: Literal["generation", "summarization"] | None = None
     documents: list[ChatDocument] | None = Field(default=None, fail_fast=True)
+    #: ours: earlier turns, oldest first; as many of the newest as fit history_tokens stand in the last message
+    history: list[ChatTurn] | None = Field(default=None, fail_fast=True)
+    history_tokens: int | None = Field(default=None, ge=0, le=1_000_000)
     citation_style: prompt.CitationStyle | None = None
     document_order: prompt.DocumentOrder | None = None
     #: how many of the documents, the first ones, the answer may point to: other markers are taken out of it
@@ -130,6 +138,12 @@ class ChatRequest(_Model):
     def _citations_can_be_checked(self) -> ChatRequest:
         if self.citations is not None and (self.documents is None or self.stream):
             raise ValueError("citations needs documents, and an answer in one piece")
+        return self
+
+    @model_validator(mode="after")
+    def _history_has_a_place(self) -> ChatRequest:
+        if self.history is not None and (self.writes_prompt or self.messages[-1].role != "user"):
+            raise ValueError("history needs a last message of the user's, and neither documents, task nor language")
         return self
 
     @property

@@ -6,7 +6,8 @@ A word is a run of letters, digits and underscores, in lower case.
   divided by its Euclidean length. A text without words is the first unit vector.
 * generate: ``fake answer to: <question> [documents: <n>]``; the question and the number of fenced documents are read
   from the last user message as ``chat/prompt.py`` writes it. A token is a word between blanks; ``max_tokens`` and
-  ``stop`` are obeyed. With ``json_schema`` the answer is the smallest instance of it. The slow model says its text
+  ``stop`` are obeyed. With ``json_schema`` the answer is the smallest instance of it; where that has an empty text
+  ``question``, it is what stands behind ``Question:`` in the last user message. The slow model says its text
   again and again until ``max_tokens``.
 * rerank: the share of the query's distinct words that occur in the text; 0 for a query without words.
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _WORD = re.compile(r"\w+")
 _DOCUMENT = re.compile(r"<document number=.*?</document>\s*", re.DOTALL)
 _QUESTION = re.compile(r"Answer this question[^:]*, from the documents above: (.*?)(?:\nAnswer shortly.*)?$", re.DOTALL)
+_REWRITTEN = re.compile(r"^Question: (.*)$", re.MULTILINE)
 _POLL_SECONDS = 0.005
 
 
@@ -134,9 +136,12 @@ class FakeGenerate(_Fake):
         )
 
     def _answer(self, messages: Sequence[dict[str, str]], sampling: Sampling) -> str:
-        if sampling.json_schema is not None:
-            return json.dumps(smallest_instance(sampling.json_schema, sampling.json_schema))
         asked = next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
+        if sampling.json_schema is not None:
+            answer = smallest_instance(sampling.json_schema, sampling.json_schema)
+            if isinstance(answer, dict) and answer.get("question") == "" and (found := _REWRITTEN.search(asked)):
+                answer["question"] = found[1]
+            return json.dumps(answer)
         rest, documents = _DOCUMENT.subn("", asked)
         question = _QUESTION.search(rest) if documents else None
         return f"fake answer to: {question[1] if question else rest.strip()} [documents: {documents}]"

@@ -1,0 +1,194 @@
+"""Which documents a question names, by their file names, titles and paths; no model is asked.
+
+A question and a name are compared word by word, in any case and whatever stands between the words: ``Perks Plus.PDF``
+is perksplus.pdf. What reads as a name counts wherever it stands: with an ending or a folder, with underscores, digits
+or capitals inside, or of three words and more. What could be ordinary words counts where the question speaks of a
+document: "the employee handbook", "the benefit options document", "role library: who …", "summarise the handbook".
+There a part of a name will do that has its last word, such as "the Standard plan document". What could be several
+documents is none, unless the question speaks of several ("both plan documents"). Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+#: a name is at most so many words of a question, and a question's first words are looked at
+LONGEST_NAME = 16
+WORDS = 400
+#: names looked at between two looks at interrupts
+BATCH = 500
+
+_WORD = re.compile(r"[^\W_]+")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,4}$")
+_DOCUMENT = re.compile(r"(documents?|files?|docs?|pdfs?|docx|pptx?|xlsx?|csv|html?|txt|md|slides|spreadsheets?)$")
+_SEVERAL = re.compile(r"(documents|files|docs|pdfs|spreadsheets)$")
+_NUMBERS = {"both": 2, "two": 2, "three": 3, "four": 4, "five": 5}
+_ARTICLES = frozenset(("the", "this", "that", "these", "those", "our", "my", "your", "all", *_NUMBERS))
+_BEFORE = frozenset(
+    (
+        "the",
+        "this",
+        "that",
+        "our",
+        "your",
+        "from",
+        "in",
+        "of",
+        "per",
+        "according",
+        "to",
+        "and",
+        "compare",
+        "see",
+        "read",
+    )
+)
+_LABEL = re.compile(r"\s*([^:?!\n]{1,80}?)\s*(?::|\s[-–—])\s")
+_SUMMARY = re.compile(
+    r"(?:\s*(?:please|can you|could you|give me|i need|write|show me)\b)*\s*"
+    r"(?:(?:a |an |the |short |brief |quick |main )*"
+    r"(?:summari[sz]e|sum up|summary of|overview of|outline of|gist of|tl;?\s?dr(?: of)?|(?:key |main )*"
+    r"(?:points|takeaways|contents) (?:of|from|in)))\b:?\s*(.*?)\s*(?:,?\s*please)?[.!?\s]*$",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def words(text: str) -> list[str]:
+    """The words of a text in lower case; capitals inside a word do not begin another."""
+    return [word.lower() for word in _WORD.findall(text)]
+
+
+@dataclass(slots=True)
+class _Names:
+    """The names that documents go by: squeezed together -> documents."""
+
+    #: count wherever they stand
+    always: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    #: count where the question speaks of a document
+    ordinary: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    #: words of a name, by the last of them, for parts of it
+    by_last: dict[str, list[tuple[list[str], int]]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, number: int, name: str, titles: Sequence[str]) -> None:
+        path = [part for part in re.split(r"[/\\]+", name) if part] or [name]
+        stem = _ENDING.sub("", path[-1])
+        for first in range(len(path)):
+            # without folder and ending it is an ordinary text
+            if first == len(path) - 1 and stem == path[-1]:
+                continue
+            forms = {path[-1], stem} if first < len(path) - 1 else {path[-1]}
+            for form in forms:
+                if squeezed := "".join(words("/".join([*path[first:-1], form]))):
+                    self.always[squeezed].add(number)
+        for text in (stem, *titles):
+            parts = [word.lower() for run in _WORD.findall(text) for word in _CAMEL.split(run)]
+            if not parts:
+                continue
+            squeezed = "".join(parts)
+            as_name = text is stem and (re.search(r"[_\d]", stem) or len(parts) > len(_WORD.findall(stem)))
+            where = self.always if len(parts) > 2 or as_name else self.ordinary
+            where[squeezed].add(number)
+            self.by_last[parts[-1]].append((parts, number))
+
+    def of_part(self, part: Sequence[str]) -> set[int]:
+        """The documents that have these words in this order in a name, the last one last."""
+        return {number for name, number in self.by_last.get(part[-1], ()) if _in_order(part, name)}
+
+
+def _in_order(part: Sequence[str], name: Sequence[str]) -> bool:
+    rest = iter(name)
+    return all(word in rest for word in part)
+
+
+def named(
+    question: str,
+    documents: Iterable[tuple[str, Sequence[str]]],
+    interrupt: Callable[[], object] = lambda: None,
+) -> list[str]:
+    """The names of the documents that ``question`` names, in the order in which it does.
+
+    ``documents``: name and titles of each. ``interrupt`` is called now and then.
+    """
+    listed = []
+    names = _Names()
+    for number, (name, titles) in enumerate(documents):
+        if number % BATCH == 0:
+            interrupt()
+        listed.append(name)
+        names.add(number, name, titles)
+    found = _Question(question).documents(names)
+    return list(dict.fromkeys(listed[number] for number in found))
+
+
+class _Question:
+    def __init__(self, question: str) -> None:
+        matches = list(_WORD.finditer(question))[:WORDS]
+        self.words = [match[0].lower() for match in matches]
+        #: which words a label ("role library: …") or a request for a summary says to be a name
+        self.object = self._object(question, [match.start() for match in matches], [match.end() for match in matches])
+
+    @staticmethod
+    def _object(question: str, starts: list[int], ends: list[int]) -> tuple[int, int] | None:
+        match = _SUMMARY.match(question) or _LABEL.match(question)
+        if match is None:
+            return None
+        first, last = match.span(1)
+        inside = [i for i, (start, end) in enumerate(zip(starts, ends, strict=True)) if start >= first and end <= last]
+        return (inside[0], inside[-1] + 1) if inside else None
+
+    def documents(self, names: _Names) -> list[int]:
+        """Longest names first; what one has taken is not part of another."""
+        at: dict[int, list[int]] = {}
+        taken = [False] * len(self.words)
+        for length in range(min(LONGEST_NAME, len(self.words)), 0, -1):
+            for first in range(len(self.words) - length + 1):
+                if any(taken[first : first + length]):
+                    continue
+                if found := self._named(names, first, first + length):
+                    taken[first : first + length] = [True] * length
+                    at[first] = sorted(found)
+        return [number for first in sorted(at) for number in at[first]]
+
+    def _named(self, names: _Names, first: int, last: int) -> set[int] | None:
+        squeezed = "".join(self.words[first:last])
+        speaks = self._speaks_of_document(first, last)
+        found = names.always.get(squeezed) or (names.ordinary.get(squeezed) if speaks else None)
+        if not found and self._may_be_part(first, last):
+            found = names.of_part(self.words[first:last])
+        if not found:
+            return None
+        if len(found) == 1 or self._several(first, last) in (0, len(found)):
+            return found
+        return None
+
+    def _speaks_of_document(self, first: int, last: int) -> bool:
+        before = self.words[first - 1] if first else ""
+        is_ahead = before in _BEFORE or _DOCUMENT.match(before) is not None
+        return is_ahead or self._is_before_document(last) or self._is_object(first, last)
+
+    def _may_be_part(self, first: int, last: int) -> bool:
+        """Whether part of a name will do. One word needs an article: "the plan documents", but not "plan documents"."""
+        if self._is_object(first, last):
+            return True
+        has_article = first > 0 and self.words[first - 1] in _ARTICLES
+        return self._is_before_document(last) and (last - first > 1 or has_article)
+
+    def _is_before_document(self, last: int) -> bool:
+        return last < len(self.words) and _DOCUMENT.match(self.words[last]) is not None
+
+    def _is_object(self, first: int, last: int) -> bool:
+        """Whether it is all that a label or a request for a summary names, but for an article."""
+        if self.object is None:
+            return False
+        start, end = self.object
+        return last == end and first - start in (0, 1) and (first == start or self.words[start] in _BEFORE)
+
+    def _several(self, first: int, last: int) -> int:
+        """How many documents the question speaks of here: 1; 0 = some."""
+        if last < len(self.words) and _SEVERAL.match(self.words[last]):
+            return next((_NUMBERS[word] for word in self.words[max(0, first - 2) : first] if word in _NUMBERS), 0)
+        return 1

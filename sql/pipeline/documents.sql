@@ -1,0 +1,154 @@
+-- documents: the documents of the stores by their names: those that a question names, those that are like a misspelt name.
+
+CREATE FUNCTION ml_rag._named_documents(question text, documents jsonb, OUT names text[], OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+@BACKEND@
+return backend.named_documents(plpy, question, documents)
+$$;
+
+CREATE FUNCTION ml_rag._documents_of(store ml_rag.store, with_titles boolean, until timestamptz, most integer) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the documents of one store that the caller may see, as [[name, [titles]]]: titles are that of the metadata, and the
+-- heading that the first segment stands under. until: for a store of an untrusted owner, else null
+-- Calls: ml_rag._untrusted_condition, ml_rag._relation_name  Reads: the store, as the caller
+DECLARE
+  _documents jsonb;
+BEGIN
+  IF store.document_name IS NULL THEN
+    -- its rows are called by its own name
+    RETURN jsonb_build_array(jsonb_build_array(store.vector_store, jsonb_build_array(
+      (SELECT c.relname FROM pg_class AS c WHERE c.oid = store.relation))));
+  END IF;
+  EXECUTE format($query$
+    SELECT jsonb_agg(jsonb_build_array(d.name, CASE WHEN $2 THEN (
+      SELECT coalesce(jsonb_agg(left(t.title, 300)), '[]')
+      FROM (VALUES (d.metadata ->> 'title'), (d.metadata -> 'headings' ->> -1)) AS t (title) WHERE t.title ~ '\S')
+      ELSE '[]' END))
+    FROM (SELECT DISTINCT ON (t.%1$I::text) t.%1$I::text AS name, %2$s AS metadata FROM %3$s AS t
+          WHERE t.%1$I IS NOT NULL%4$s ORDER BY t.%1$I::text%5$s LIMIT $1) AS d
+    $query$, store.document_name,
+    CASE WHEN with_titles AND store.metadata IS NOT NULL THEN format('to_jsonb(t.%I)', store.metadata) ELSE 'NULL::jsonb' END,
+    ml_rag._relation_name(store.relation),
+    CASE WHEN store.found = 'untrusted' THEN ml_rag._untrusted_condition(store, until) ELSE '' END,
+    CASE WHEN store.segment_number IS NOT NULL THEN format(', t.%I', store.segment_number) ELSE '' END)
+  INTO _documents USING most, with_titles;
+  RETURN coalesce(_documents, '[]');
+END
+$$;
+
+CREATE FUNCTION ml_rag._list_documents(stores ml_rag.store[], with_titles boolean) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the documents of the stores that the caller may see, as [[name, [titles]]], at most 20000. A store that the call does
+-- not name, and that cannot be read, is left to the search, which says so
+-- Calls: ml_rag._untrusted_last, ml_rag._share, ml_rag._limit_wait, ml_rag._documents_of
+-- Reads: the stores, as the caller
+DECLARE
+  _most CONSTANT integer := 20000;
+  _store ml_rag.store;
+  _ordered ml_rag.store[];
+  _untrusted integer;
+  _ends timestamptz;
+  _until timestamptz;
+  _former_wait text;
+  _documents jsonb := '[]';
+BEGIN
+  SELECT o.ordered, o.untrusted INTO _ordered, _untrusted FROM ml_rag._untrusted_last(stores) AS o;
+  FOREACH _store IN ARRAY _ordered LOOP
+    EXIT WHEN jsonb_array_length(_documents) >= _most;
+    IF coalesce(_store.found, 'named') = 'named' THEN
+      _documents := _documents || ml_rag._documents_of(_store, with_titles, NULL, _most);
+      CONTINUE;
+    END IF;
+    BEGIN
+      _until := NULL;
+      IF _store.found = 'untrusted' THEN
+        SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
+        CONTINUE WHEN _until IS NULL;
+      END IF;
+      _former_wait := ml_rag._limit_wait(CASE _store.found WHEN 'untrusted' THEN 100 ELSE 1000 END);
+      _documents := _documents || ml_rag._documents_of(_store, with_titles, _until, _most);
+      PERFORM set_config('lock_timeout', _former_wait, true);
+    EXCEPTION WHEN OTHERS THEN
+      NULL;
+    END;
+  END LOOP;
+  RETURN _documents;
+END
+$$;
+
+CREATE FUNCTION ml_rag._documents_named_in(question text, stores ml_rag.store[], options jsonb) RETURNS text[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the documents that a question names, of those that the options leave; null = none
+-- Calls: ml_rag._list_documents, ml_rag._named_documents, ml_rag._raise
+DECLARE
+  _found record;
+BEGIN
+  SELECT n.names, n.error INTO _found
+  FROM ml_rag._named_documents(question, ml_rag._list_documents(stores, true)) AS n;
+  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+  RETURN nullif(ARRAY(
+    SELECT n FROM unnest(_found.names) AS n
+    WHERE coalesce(options -> 'document_name' ? n, true) AND NOT coalesce(options -> 'exclude_document_name' ? n, false)), '{}');
+END
+$$;
+
+CREATE FUNCTION ml_rag._nearest_documents(name text, documents jsonb) RETURNS text[]
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: at most three names that a name may have been meant for: those of the same file name, with or without ending, in any
+-- case, else those spelt almost so  Calls: ml_rag._distance_of_words
+DECLARE
+  _file text := lower(regexp_replace(name, '^.*[/\\]', ''));
+  _stem text := regexp_replace(lower(regexp_replace(name, '^.*[/\\]', '')), '\.[a-z][a-z0-9]{0,4}$', '');
+BEGIN
+  RETURN ARRAY(
+    SELECT n.name
+    FROM (
+      SELECT d ->> 0 AS name, lower(regexp_replace(d ->> 0, '^.*[/\\]', '')) AS file FROM jsonb_array_elements(documents) AS d
+    ) AS n
+    CROSS JOIN LATERAL (SELECT CASE WHEN n.file = _file THEN -2
+      WHEN regexp_replace(n.file, '\.[a-z][a-z0-9]{0,4}$', '') = _stem THEN -1
+      WHEN abs(length(n.file) - length(_file)) <= length(_file) / 4 THEN ml_rag._distance_of_words(n.file, _file) END AS far) AS d
+    WHERE d.far <= length(_file) / 4 GROUP BY n.name ORDER BY min(d.far), n.name COLLATE "C" LIMIT 3);
+END
+$$;
+
+CREATE FUNCTION ml_rag._warn_of_unknown_names(stores ml_rag.store[], options jsonb, hits ml_rag.hit[]) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a name of option document_name that is none of a document, with those it may have been meant for
+-- Looked for only where no hit is of that name: to look takes longer than the search.
+-- Calls: ml_rag._list_documents, ml_rag._nearest_documents
+DECLARE
+  _names text[] := ARRAY(
+    SELECT d FROM jsonb_array_elements_text(options -> 'document_name') AS d
+    WHERE d NOT IN (SELECT h.document_name FROM unnest(hits) AS h WHERE h.document_name IS NOT NULL) LIMIT 100);
+  _documents jsonb;
+  _name text;
+  _nearest text[];
+BEGIN
+  IF cardinality(_names) = 0 THEN
+    RETURN;
+  END IF;
+  _documents := ml_rag._list_documents(stores, false);
+  FOREACH _name IN ARRAY _names LOOP
+    CONTINUE WHEN _documents @> jsonb_build_array(jsonb_build_array(_name));
+    _nearest := ml_rag._nearest_documents(_name, _documents);
+    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('no document is named "%s"', left(_name, 200)),
+      DETAIL = 'Names in "document_name" are those that the stores hold, such as a loaded file''s whole path.',
+      HINT = CASE WHEN cardinality(_nearest) > 0
+        THEN format('Did you mean %s?', (SELECT string_agg(format('"%s"', left(n, 200)), ' or ') FROM unnest(_nearest) AS n))
+        ELSE 'With "document_names": true in query_options, documents are found by what the question calls them.' END;
+  END LOOP;
+END
+$$;

@@ -1,0 +1,254 @@
+-- filter_keys: filters that a model chooses: the columns and metadata keys that it is shown, and the check of what it answers.
+--
+-- What they mean is in the catalog: the comment of a column, and for keys of the metadata a JSON object behind FILTER_KEYS= in the
+-- comment of that column. So it is dumped, renamed and dropped with the table, and only the owner can change it.
+
+CREATE FUNCTION ml_rag._metadata_keys(relation regclass, "column" name, OUT before text, OUT keys jsonb)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the described keys of a metadata column, {key: description}, and what else its comment says  Reads: the catalog
+DECLARE
+  _comment text := (SELECT col_description(relation, a.attnum) FROM pg_attribute AS a
+                    WHERE a.attrelid = relation AND a.attname = "column" AND NOT a.attisdropped);
+BEGIN
+  before := regexp_replace(coalesce(_comment, ''), '\s*FILTER_KEYS=.*$', '');
+  keys := coalesce(substring(_comment FROM 'FILTER_KEYS=(.*)$'), '{}')::jsonb;
+  IF jsonb_typeof(keys) <> 'object' THEN
+    keys := '{}';
+  END IF;
+EXCEPTION WHEN data_exception THEN
+  keys := '{}';
+END
+$$;
+
+CREATE FUNCTION ml_rag.describe_filter(store regclass, key text, description text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what a column or a key of the metadata means, for the model; null removes it
+-- Calls: ml_rag._relation_name, ml_rag._metadata_keys, ml_rag._default_column  Writes: the comment of the column
+DECLARE
+  _kind "char" := (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store);
+  _column name;
+  _described record;
+  _keys jsonb;
+BEGIN
+  IF coalesce(key, '') = '' OR length(key) > 200 OR length(description) > 1000 THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid description of a filter',
+      DETAIL = 'A key has 1 to 200 characters, a description at most 1000.',
+      HINT = 'Such as SELECT ml_rag.describe_filter(''shop.products'', ''price'', ''price in dollars'').';
+  END IF;
+  SELECT a.attname INTO _column FROM pg_attribute AS a
+  WHERE a.attrelid = store AND a.attname = key AND a.attnum > 0 AND NOT a.attisdropped AND key <> 'metadata';
+  IF FOUND THEN
+    IF _column = ml_rag._default_column(store) THEN
+      RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('column "%s" holds embeddings', _column),
+        HINT = 'Its comment makes the table a vector store. Describe another column, or a key of the metadata.';
+    END IF;
+    _keys := to_jsonb(nullif(btrim(description), ''));
+  ELSE
+    SELECT a.attname INTO _column FROM pg_attribute AS a
+    WHERE a.attrelid = store AND a.attname = 'metadata' AND NOT a.attisdropped AND a.atttypid IN ('json'::regtype, 'jsonb'::regtype);
+    IF NOT FOUND THEN
+      RAISE EXCEPTION USING ERRCODE = '42703', MESSAGE = format('column "%s" does not exist', left(key, 200)),
+        DETAIL = format('%s has no column of that name, and no column "metadata" of type json or jsonb.', store),
+        HINT = 'Name a column, or a key of the metadata.';
+    END IF;
+    _described := ml_rag._metadata_keys(store, _column);
+    _keys := CASE WHEN nullif(btrim(description), '') IS NULL THEN _described.keys - key
+                  ELSE _described.keys || jsonb_build_object(key, btrim(description)) END;
+    _keys := to_jsonb(nullif(concat_ws(' ', nullif(_described.before, ''), CASE WHEN _keys <> '{}' THEN 'FILTER_KEYS=' || _keys::text END), ''));
+  END IF;
+  EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', ml_rag._relation_name(store), _column, _keys #>> '{}');
+END
+$$;
+COMMENT ON FUNCTION ml_rag.describe_filter(regclass, text, text) IS
+$$says what a column or a key of the metadata means: ml_rag.describe_filter('shop.products', 'price', 'price in dollars')
+With "filters": true in query_options the model may choose conditions on what is described. null removes a description. For a
+column it is COMMENT ON COLUMN; keys of the metadata are kept in the comment of that column. For the owner.
+Errors: 22023 empty or long key, long description, a column of embeddings; 42703 neither such a column nor metadata; 42501.$$;
+
+CREATE FUNCTION ml_rag._filter_type(type oid, OUT kind text, OUT is_list boolean)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what a model is told of a type: text, number, boolean, date or timestamp; null = it cannot be filtered by
+-- Reads: the catalog
+DECLARE
+  _element oid := (SELECT e.oid FROM pg_type AS t JOIN pg_type AS e ON e.oid = t.typelem AND e.typarray = t.oid WHERE t.oid = type);
+BEGIN
+  is_list := _element IS NOT NULL;
+  kind := (
+    SELECT CASE WHEN t.typtype = 'e' THEN 'text'
+      WHEN t.typnamespace <> 'pg_catalog'::regnamespace THEN NULL
+      WHEN t.typname IN ('text', 'varchar', 'bpchar', 'name', 'uuid') THEN 'text'
+      WHEN t.typname IN ('int2', 'int4', 'int8', 'numeric', 'float4', 'float8') THEN 'number'
+      WHEN t.typname = 'bool' THEN 'boolean' WHEN t.typname = 'date' THEN 'date'
+      WHEN t.typname IN ('timestamp', 'timestamptz') THEN 'timestamp' END
+    FROM pg_type AS t WHERE t.oid = coalesce(_element, type));
+END
+$$;
+
+CREATE FUNCTION ml_rag._filter_values(relation regclass, "column" name, type oid) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: values that a column of texts has, at most 20, where it has few; null where the caller may not know them
+-- pg_stats shows the statistics of a column to those who may read it, and to nobody under row-level security.
+-- Reads: the catalog, pg_stats
+DECLARE
+  _element oid := coalesce((SELECT nullif(t.typelem, 0) FROM pg_type AS t WHERE t.oid = type AND t.typcategory = 'A'), type);
+  _values text[];
+BEGIN
+  IF EXISTS (SELECT FROM pg_enum AS e WHERE e.enumtypid = _element) THEN
+    _values := ARRAY(SELECT e.enumlabel FROM pg_enum AS e WHERE e.enumtypid = _element ORDER BY e.enumsortorder LIMIT 20);
+  ELSE
+    SELECT CASE WHEN _element = type THEN s.most_common_vals ELSE s.most_common_elems END::text::text[] INTO _values
+    FROM pg_stats AS s JOIN pg_class AS c ON c.relname = s.tablename JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE c.oid = relation AND n.nspname = s.schemaname AND s.attname = "column" AND NOT s.inherited
+      -- negative: a share of the rows
+      AND (_element <> type OR abs(s.n_distinct) * CASE WHEN s.n_distinct < 0 THEN c.reltuples ELSE 1 END BETWEEN 1 AND 100);
+  END IF;
+  RETURN (SELECT jsonb_agg(v.value ORDER BY v.place) FROM unnest(_values) WITH ORDINALITY AS v (value, place)
+          WHERE length(v.value) <= 60 AND v.place <= 20);
+END
+$$;
+
+CREATE FUNCTION ml_rag._filter_keys(stores ml_rag.store[], wanted jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what the model may filter by, [{key, kind, is_list, description, values}], at most 60. wanted: true (what is described),
+-- or an array of keys. Comments of untrusted owners are not shown to it: they could steer everybody's searches
+-- Calls: ml_rag._base_type, ml_rag._filter_type, ml_rag._filter_values, ml_rag._metadata_keys  Reads: the catalog
+DECLARE
+  _store ml_rag.store;
+  _found jsonb := '[]';
+  _column record;
+  _type record;
+  _described jsonb;
+BEGIN
+  FOREACH _store IN ARRAY coalesce(stores, '{}') LOOP
+    CONTINUE WHEN coalesce(_store.found, 'named') = 'untrusted';
+    FOR _column IN
+      SELECT a.attname, a.attnum, ml_rag._base_type(a.atttypid)::oid AS type, col_description(a.attrelid, a.attnum) AS description
+      FROM pg_attribute AS a
+      WHERE a.attrelid = _store.relation AND a.attnum > 0 AND NOT a.attisdropped
+        AND a.attname <> ALL (array_remove(ARRAY[_store.segment_embedding, _store.segment, _store.metadata], NULL))
+        AND has_column_privilege(a.attrelid, a.attnum, 'SELECT')
+        AND CASE WHEN wanted = 'true' THEN col_description(a.attrelid, a.attnum) IS NOT NULL ELSE wanted ? a.attname::text END
+        AND NOT _found @> jsonb_build_array(jsonb_build_object('key', a.attname))
+      ORDER BY a.attnum
+    LOOP
+      _type := ml_rag._filter_type(_column.type);
+      CONTINUE WHEN _type.kind IS NULL;
+      _found := _found || jsonb_build_array(jsonb_strip_nulls(jsonb_build_object('key', _column.attname, 'kind', _type.kind,
+        'is_list', _type.is_list, 'description', left(_column.description, 1000),
+        'values', CASE WHEN _type.kind = 'text' THEN ml_rag._filter_values(_store.relation, _column.attname, _column.type) END)));
+    END LOOP;
+    CONTINUE WHEN _store.metadata IS NULL;
+    _described := (SELECT k.keys FROM ml_rag._metadata_keys(_store.relation, _store.metadata) AS k);
+    _found := _found || coalesce((
+      SELECT jsonb_agg(jsonb_strip_nulls(jsonb_build_object('key', k.key, 'kind', 'any', 'is_list', false,
+        'description', left(_described ->> k.key, 1000))) ORDER BY k.key COLLATE "C")
+      FROM (SELECT jsonb_object_keys(_described) WHERE wanted = 'true'
+            UNION SELECT jsonb_array_elements_text(CASE WHEN wanted = 'true' THEN '[]' ELSE wanted END)) AS k (key)
+      WHERE NOT _found @> jsonb_build_array(jsonb_build_object('key', k.key))
+        AND NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = _store.relation AND a.attname = k.key AND NOT a.attisdropped)
+    ), '[]');
+  END LOOP;
+  RETURN jsonb_path_query_array(_found, 'lax $[0 to 59]');
+END
+$$;
+
+CREATE FUNCTION ml_rag._filter_keys_used(filters jsonb) RETURNS text[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the columns and keys that conditions are on  Calls: ml_rag._filter_tree
+BEGIN
+  RETURN ARRAY(SELECT DISTINCT n.term ->> 'key'
+    FROM jsonb_path_query(ml_rag._filter_tree(filters), 'strict $.** ? (@.type() == "object" && exists (@.operator))') AS n (term));
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_condition(stores ml_rag.store[], keys jsonb, condition jsonb, filters jsonb) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+-- that a store lacks a key is told when the filter is used
+SET client_min_messages = 'error'
+AS $$
+-- purpose: why a condition that a model has chosen is not used; null = it is. It goes through the code of the caller's filters,
+-- together with these (filters)
+-- Calls: ml_rag._filter_keys_used, ml_rag.condition  Reads: the catalog
+DECLARE
+  _unknown text;
+  _used text[];
+BEGIN
+  _used := ml_rag._filter_keys_used(condition);
+  IF cardinality(_used) = 0 THEN
+    RETURN 'It has no condition.';
+  END IF;
+  SELECT u INTO _unknown FROM unnest(_used) AS u WHERE NOT keys @> jsonb_build_array(jsonb_build_object('key', u)) LIMIT 1;
+  IF FOUND THEN
+    RETURN 'Its key is not one that the model was shown.';
+  END IF;
+  PERFORM ml_rag.condition(s.*, filters, '{}') FROM unnest(stores) AS s WHERE coalesce(s.found, 'named') <> 'untrusted';
+  RETURN NULL;
+EXCEPTION WHEN invalid_parameter_value OR data_exception OR program_limit_exceeded OR statement_too_complex THEN
+  RETURN format('It is not valid (%s).', SQLERRM);
+END
+$$;
+
+CREATE FUNCTION ml_rag._join_filters(callers jsonb, chosen jsonb) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the caller's filters and what a model has chosen, joined by AND; the caller's are no level deeper than they were
+BEGIN
+  RETURN CASE WHEN chosen IS NULL THEN callers WHEN callers IS NULL THEN jsonb_build_object('and', jsonb_build_array(chosen))
+    ELSE callers || jsonb_build_object('and', coalesce(callers -> 'and', '[]') || jsonb_build_array(chosen)) END;
+END
+$$;
+
+CREATE FUNCTION ml_rag._checked_filters(stores ml_rag.store[], keys jsonb, filters jsonb, callers jsonb) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what a model has chosen, an array of conditions that all must hold, without those that do not check, and of at most
+-- 50; null = nothing is left. callers: the filters of the call. What is dropped is warned of, without the model's words
+-- Calls: ml_rag._check_condition, ml_rag._join_filters
+DECLARE
+  _condition jsonb;
+  _why text;
+  _reasons text[] := '{}';
+  _good jsonb := '[]';
+BEGIN
+  FOR _condition IN SELECT c FROM jsonb_array_elements(filters) AS c LIMIT 50 LOOP
+    _why := ml_rag._check_condition(stores, keys, _condition,
+      ml_rag._join_filters(callers, jsonb_build_object('and', jsonb_build_array(_condition))));
+    IF _why IS NULL THEN
+      _good := _good || jsonb_build_array(_condition);
+    ELSE
+      _reasons := _reasons || _why;
+    END IF;
+  END LOOP;
+  -- there are limits to all conditions together
+  IF jsonb_array_length(_good) > 1 THEN
+    _why := ml_rag._check_condition(stores, keys, jsonb_build_object('and', _good),
+      ml_rag._join_filters(callers, jsonb_build_object('and', _good)));
+    IF _why IS NOT NULL THEN
+      _reasons := _reasons || array_fill(_why, ARRAY[jsonb_array_length(_good)]);
+      _good := '[]';
+    END IF;
+  END IF;
+  IF cardinality(_reasons) > 0 THEN
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = format('%s of %s conditions that the model has chosen are not used', cardinality(_reasons), jsonb_array_length(filters)),
+      DETAIL = (SELECT string_agg(r, ' ') FROM (SELECT DISTINCT left(r, 300) FROM unnest(_reasons) AS r LIMIT 5) AS s (r)),
+      HINT = 'Describe the columns with ml_rag.describe_filter, or choose a more capable model.';
+  END IF;
+  RETURN CASE jsonb_array_length(_good) WHEN 0 THEN NULL ELSE jsonb_build_object('and', _good) END;
+END
+$$;

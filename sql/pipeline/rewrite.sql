@@ -1,0 +1,332 @@
+-- rewrite: what is asked becomes what is searched with: option query_options.
+--
+-- One call to a generation model brings all that it asks for, as one JSON document (backend/rewrite.py). Each text of it is
+-- searched with by arms: a part of the search, which has its share of the score whatever its arms give.
+
+CREATE FUNCTION ml_rag._check_history(history jsonb) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what parse_options does not know about option history  Calls: ml_rag._bad_option
+BEGIN
+  IF jsonb_array_length(history) > 1000 OR EXISTS (
+    SELECT FROM jsonb_array_elements(history) AS t (turn)
+    WHERE coalesce(jsonb_typeof(t.turn) <> 'object' OR t.turn ->> 'role' NOT IN ('user', 'assistant')
+      OR jsonb_typeof(t.turn -> 'content') <> 'string' OR t.turn - '{role,content}'::text[] <> '{}', true)) THEN
+    PERFORM ml_rag._bad_option('history', history,
+      'an array of at most 1000 objects {"role": "user" or "assistant", "content": text}',
+      'Such as [{"role": "user", "content": "Who leads the team?"}, {"role": "assistant", "content": "Ada."}].');
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._count_asked(options jsonb, name text, whole integer, most integer) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: an option that is a number from 1 to most, or true, which stands for whole; null where it is absent or false
+-- Calls: ml_rag._bad_option
+DECLARE
+  _value jsonb := options -> name;
+BEGIN
+  IF _value IS NULL OR _value = 'false' THEN
+    RETURN NULL;
+  ELSIF _value = 'true' THEN
+    RETURN to_jsonb(whole);
+  END IF;
+  IF jsonb_typeof(_value) <> 'number' THEN
+    PERFORM ml_rag._bad_option(name, _value, format('true, or an integer from 1 to %s', most));
+  ELSIF _value::numeric <> trunc(_value::numeric) OR _value::numeric NOT BETWEEN 1 AND most THEN
+    PERFORM ml_rag._bad_option(name, _value, format('true, or an integer from 1 to %s', most));
+  END IF;
+  RETURN to_jsonb(trunc(_value::numeric)::integer);
+END
+$$;
+
+CREATE FUNCTION ml_rag._parse_query_options(options jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: option query_options, checked and with its defaults; keys that ask for nothing are left out
+-- Calls: ml_rag.parse_options, ml_rag._check_history, ml_rag._count_asked, ml_rag._get_setting, ml_rag._bad_option
+DECLARE
+  _parsed jsonb := ml_rag.parse_options('query_options', options);
+  _has_history boolean := coalesce(jsonb_array_length(_parsed -> 'history') > 0, false);
+BEGIN
+  IF NOT coalesce(jsonb_typeof(_parsed -> 'filters') = 'boolean' OR jsonb_typeof(_parsed -> 'filters') = 'array'
+    AND NOT jsonb_path_exists(_parsed -> 'filters', 'strict $[*] ? (@.type() != "string" || @ == "")'), true) THEN
+    PERFORM ml_rag._bad_option('filters', _parsed -> 'filters', 'true, or an array of names of columns and metadata keys');
+  END IF;
+  PERFORM ml_rag._check_history(_parsed -> 'history') WHERE _parsed ? 'history';
+  IF NOT _has_history THEN
+    _parsed := _parsed - 'history';
+  END IF;
+  RETURN jsonb_strip_nulls(_parsed || jsonb_build_object(
+    'synonyms', ml_rag._count_asked(_parsed, 'synonyms', 8, 20),
+    'hypothetical_document', ml_rag._count_asked(_parsed, 'hypothetical_document', 1, 4),
+    'filters', CASE WHEN _parsed -> 'filters' NOT IN ('false', '[]') THEN _parsed -> 'filters' END,
+    'rewrite', coalesce((_parsed -> 'rewrite')::boolean,
+      _has_history AND (_parsed ? 'model_id' OR ml_rag._get_setting('query_model_id') IS NOT NULL))));
+END
+$$;
+
+CREATE FUNCTION ml_rag._ask_model(request jsonb, OUT rewritten ml_rag.rewritten, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+@BACKEND@
+return backend.rewrite(plpy, request)
+$$;
+
+CREATE FUNCTION ml_rag._history_text(question text, history jsonb, tokens integer) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a question in its conversation as one text to search with: the newest turns, whole ones, that have at most so many
+-- tokens, oldest first, then the question. No model is asked, so a token is three characters, which is more tokens than
+-- most texts have. Null where no turn fits.
+BEGIN
+  RETURN (
+    SELECT string_agg(t.content, E'\n' ORDER BY t.place) || E'\n' || question
+    FROM (
+      SELECT h.place, h.turn ->> 'content' AS content,
+        sum(length(h.turn ->> 'content') / 3 + 1) OVER (ORDER BY h.place DESC) AS tokens
+      FROM jsonb_array_elements(history) WITH ORDINALITY AS h (turn, place)
+      WHERE h.turn ->> 'content' ~ '\S'
+    ) AS t WHERE t.tokens <= _history_text.tokens);
+END
+$$;
+
+CREATE FUNCTION ml_rag._asked_of_model(options jsonb) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what the model is asked for, each with its number; {} = it is not asked
+BEGIN
+  RETURN jsonb_strip_nulls(jsonb_build_object(
+    'question', CASE WHEN (options -> 'rewrite')::boolean THEN 1 END, 'synonyms', options -> 'synonyms',
+    'hypothetical_document', options -> 'hypothetical_document', 'sub_questions', options -> 'sub_questions',
+    'filters', CASE WHEN options ? 'filters' THEN 1 END));
+END
+$$;
+
+CREATE FUNCTION ml_rag._rewrite(question text, options jsonb, stores ml_rag.store[], rag jsonb, OUT rewritten ml_rag.rewritten)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the stage: a question and its history to what is searched with; options: parsed query_options, rag: those of ml_rag
+-- What fails is not lost: the search goes on with the question as it was asked, with a warning, unless fallback is false.
+-- Raised all the same are errors of the call (22023, a model that does not exist), and what ends the statement (57014 …).
+-- Calls: ml_rag._asked_of_model, ml_rag._ask_model, ml_rag._get_setting, ml_rag._raise, ml_rag._history_text,
+-- ml_rag._documents_named_in, ml_rag._filter_keys, ml_rag._checked_filters
+DECLARE
+  _asked jsonb := ml_rag._asked_of_model(options);
+  _model_id text := coalesce(options ->> 'model_id', ml_rag._get_setting('query_model_id'),
+    ml_rag._get_setting('generate_model_id'));
+  _keys jsonb;
+  _answer record;
+BEGIN
+  IF options ? 'filters' THEN
+    _keys := ml_rag._filter_keys(stores, options -> 'filters');
+    IF _keys = '[]' THEN
+      RAISE WARNING USING ERRCODE = '01000', MESSAGE = 'there is nothing that the model may filter by',
+        DETAIL = 'No column or metadata key of the stores is described, or is of a type that can be filtered.',
+        HINT = 'Name columns in "filters" of query_options, or describe them with ml_rag.describe_filter.';
+      _asked := _asked - 'filters';
+    END IF;
+  END IF;
+  IF _asked <> '{}' THEN
+    SELECT a.rewritten, a.error INTO _answer
+    FROM ml_rag._ask_model(jsonb_build_object('question', question, 'model_id', _model_id, 'asked', _asked,
+      'history', coalesce(options -> 'history', '[]'), 'history_tokens', options -> 'history_tokens',
+      'filter_keys', _keys, 'today', current_date)) AS a;
+    IF _answer.error IS NULL THEN
+      rewritten := _answer.rewritten;
+      rewritten.filters := CASE WHEN rewritten.filters IS NOT NULL
+        THEN ml_rag._checked_filters(stores, _keys, rewritten.filters, rag -> 'filters') END;
+    ELSIF NOT (options -> 'fallback')::boolean OR _answer.error ->> 'sqlstate' ~ '^(22023|57...)$' THEN
+      PERFORM ml_rag._raise(_answer.error);
+    ELSE
+      RAISE WARNING USING ERRCODE = '01000', MESSAGE = 'the question is searched with as it was asked',
+        DETAIL = format('Model %s: %s%s', _model_id, _answer.error ->> 'message',
+          coalesce(format(' (%s)', rtrim(_answer.error ->> 'detail', '.')), '') || '.'),
+        HINT = coalesce(_answer.error ->> 'hint', 'With "fallback": false in query_options this is an error.');
+    END IF;
+  END IF;
+  IF rewritten.question IS NULL AND options ? 'history' THEN
+    rewritten.history := ml_rag._history_text(question, options -> 'history',
+      coalesce((options ->> 'history_tokens')::integer, 512));
+  END IF;
+  IF (options -> 'document_names')::boolean THEN
+    rewritten.document_names := ml_rag._documents_named_in(coalesce(rewritten.question, question), stores, rag);
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._query_info(question text, rewritten ml_rag.rewritten) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what is searched with, as retrieval_info.query has it; only keys that are used
+BEGIN
+  RETURN jsonb_strip_nulls(jsonb_build_object('question', question, 'history', rewritten.history,
+    'synonyms', nullif(rewritten.synonyms, '{}'), 'sub_questions', nullif(rewritten.sub_questions, '{}'),
+    'document_names', rewritten.document_names, 'hypothetical_document', CASE cardinality(rewritten.hypothetical_documents) WHEN 0 THEN NULL
+      WHEN 1 THEN to_jsonb(rewritten.hypothetical_documents[1]) ELSE to_jsonb(rewritten.hypothetical_documents) END))
+    || CASE WHEN rewritten.filters IS NULL THEN '{}' ELSE jsonb_build_object('filters', CASE
+      WHEN jsonb_array_length(rewritten.filters -> 'and') = 1 THEN rewritten.filters #> '{and,0}' ELSE rewritten.filters END) END;
+END
+$$;
+
+CREATE FUNCTION ml_rag._texts_of_key(rewritten ml_rag.rewritten, question text, key text) RETURNS text[]
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what an arm searches with whose option query is that key; null = there is nothing of the kind
+BEGIN
+  RETURN CASE key
+    WHEN 'synonyms' THEN nullif(rewritten.synonyms, '{}')
+    WHEN 'hypothetical_document' THEN
+      CASE WHEN cardinality(rewritten.hypothetical_documents) > 0 THEN question || rewritten.hypothetical_documents END END;
+END
+$$;
+
+CREATE FUNCTION ml_rag._add_part(arms ml_rag.arm[], searches text[], query text[], part integer) RETURNS ml_rag.arm[]
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the arms, and those of them that search with the question once more, with another text as another part
+DECLARE
+  _arm ml_rag.arm;
+  _all ml_rag.arm[] := arms;
+  _n integer := cardinality(arms);
+BEGIN
+  FOREACH _arm IN ARRAY arms LOOP
+    IF _arm.part = 1 AND _arm.query_key = 'question' AND _arm.search = ANY (searches) THEN
+      _n := _n + 1;
+      _all[_n] := _arm;
+      _all[_n].query := query;
+      _all[_n].query_embedding := NULL;
+      _all[_n].part := part;
+    END IF;
+  END LOOP;
+  RETURN _all;
+END
+$$;
+
+CREATE FUNCTION ml_rag._key_arms(arms ml_rag.arm[], question text, rewritten ml_rag.rewritten, OUT of_query ml_rag.arm[])
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the arms with the texts that stand behind their option query; those are left out for which there is no text
+-- Calls: ml_rag._texts_of_key
+DECLARE
+  _arm ml_rag.arm;
+  _text text;
+  _key text;
+  _is_taken boolean := 'hypothetical_document' IN (SELECT a.query_key FROM unnest(arms) AS a);
+  _n integer := 0;
+BEGIN
+  of_query := '{}';
+  FOREACH _arm IN ARRAY arms LOOP
+    IF _arm.query_key = 'sub_questions' THEN
+      FOREACH _text IN ARRAY coalesce(rewritten.sub_questions, '{}') LOOP
+        _n := _n + 1;
+        of_query[_n] := _arm;
+        of_query[_n].query := ARRAY[_text];
+        of_query[_n].weight := _arm.weight / cardinality(rewritten.sub_questions);
+      END LOOP;
+      CONTINUE;
+    END IF;
+    _key := CASE WHEN _arm.query_key = 'question' AND _arm.search = 'semantic' AND _arm.query_embedding IS NULL AND NOT _is_taken
+                 THEN 'hypothetical_document' ELSE _arm.query_key END;
+    CONTINUE WHEN _arm.query_key IN ('synonyms', 'hypothetical_document')
+      AND ml_rag._texts_of_key(rewritten, question, _key) IS NULL;
+    _n := _n + 1;
+    of_query[_n] := _arm;
+    of_query[_n].query := coalesce(_arm.query, ml_rag._texts_of_key(rewritten, question, _key));
+  END LOOP;
+  IF _n = 0 THEN
+    of_query := arms[1:1];
+    of_query[1].query_key := 'question';
+    of_query[1].weight := 1;
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._rewritten_arms(arms ml_rag.arm[], question text, rewritten ml_rag.rewritten,
+  OUT of_query ml_rag.arm[])
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the arms with what they search with. A key of the query that an arm names ("query": "synonyms") is that arm's alone;
+-- else all arms that search with the question get it: a hypothetical document goes beside the question; sub-questions, the
+-- history and synonyms are parts of the search, with a share of the score. Arms of no given weight then have equal ones. All
+-- of this by measuring: docs/questions.md
+-- Calls: ml_rag._key_arms, ml_rag._add_part
+DECLARE
+  _taken text[] := ARRAY(SELECT DISTINCT a.query_key FROM unnest(arms) AS a);
+  _texts text[] := CASE WHEN 'sub_questions' <> ALL (_taken) THEN coalesce(rewritten.sub_questions, '{}') ELSE '{}' END
+    || CASE WHEN rewritten.history IS NULL THEN '{}' ELSE ARRAY[rewritten.history] END;
+  _of_synonyms CONSTANT double precision := 0.1;
+  -- how clear an arm is about the question's own words says nothing about other texts
+  _is_auto boolean;
+  _left double precision := 1;
+BEGIN
+  of_query := ml_rag._key_arms(arms, question, rewritten);
+  _is_auto := cardinality(_texts) = 0
+    AND (cardinality(rewritten.hypothetical_documents) > 0 AND 'hypothetical_document' <> ALL (_taken)) IS NOT TRUE;
+  FOR i IN 1..cardinality(of_query) LOOP
+    of_query[i].part := 1;
+    of_query[i].weight := CASE WHEN _is_auto THEN of_query[i].weight ELSE coalesce(of_query[i].weight, 1) END;
+  END LOOP;
+  FOR i IN 1..cardinality(_texts) LOOP
+    of_query := ml_rag._add_part(of_query, '{semantic,keyword}', ARRAY[_texts[i]], i + 1);
+  END LOOP;
+  IF cardinality(rewritten.synonyms) > 0 AND 'synonyms' <> ALL (_taken) THEN
+    of_query := ml_rag._add_part(of_query, '{keyword}', rewritten.synonyms, 0);
+    _left := CASE WHEN of_query[cardinality(of_query)].part = 0 THEN 1 - _of_synonyms ELSE 1 END;
+  END IF;
+  FOR i IN 1..cardinality(of_query) LOOP
+    -- one arm alone brings only what is cited
+    of_query[i].candidates := CASE WHEN cardinality(of_query) > 1 AND cardinality(arms) = 1
+      THEN greatest(100, of_query[i].candidates) ELSE of_query[i].candidates END;
+    of_query[i].share := CASE of_query[i].part WHEN 0 THEN _of_synonyms ELSE _left / (1 + cardinality(_texts)) END;
+    of_query[i].name := concat_ws(' ', of_query[i].search,
+      (SELECT nullif(count(*), 0) + 1 FROM unnest(of_query[1:i - 1]) AS a WHERE a.search = of_query[i].search));
+  END LOOP;
+END
+$$;
+
+CREATE FUNCTION ml_rag.rewrite(question text, query_options jsonb DEFAULT NULL) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the stage where it is called by itself
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag._parse_query_options, ml_rag._rewrite, ml_rag._query_info, ml_rag._discover
+DECLARE
+  _call integer := ml_rag._begin('ml_rag.rewrite', 'rewrite');
+  _options jsonb;
+  _rewritten ml_rag.rewritten;
+BEGIN
+  IF coalesce(question, '') !~ '\S' THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the query is empty',
+      HINT = 'Ask a question: SELECT ml_rag.rewrite(''What is AutoML?'', ''{"synonyms": true}'').';
+  END IF;
+  _options := ml_rag._parse_query_options(query_options);
+  _rewritten := ml_rag._rewrite(question, _options,
+    CASE WHEN (_options -> 'document_names')::boolean OR _options ? 'filters' THEN ml_rag._discover('{"semantic_search": false}') END, '{}');
+  PERFORM ml_rag._end(_call);
+  RETURN ml_rag._query_info(coalesce(_rewritten.question, question), _rewritten);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+  RAISE;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.rewrite(text, jsonb) IS
+$$what a question is searched with: ml_rag.rewrite('what about the other one?', '{"history": […], "rewrite": true}')
+query_options: those of ml_rag, see docs/questions.md. Returns {"question", "history", "synonyms", "hypothetical_document",
+"sub_questions", "filters", "document_names"}, only keys that are used; retrieval_info.query of ml_rag has the same. Where the model fails and "fallback" is
+true, the question as it was asked, with a warning.
+Errors: 22023 empty question, bad option, unknown model or model of another task; with "fallback": false those of
+ml_generate.$$;

@@ -1,0 +1,52 @@
+"""A database whose model server asks a scripted endpoint for its generation model ``scripted``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ml_rag.testing import remote_model, running_server, scripted_endpoint
+from support.cluster import Database
+
+#: the model of ``scripted_model``
+MODEL = "scripted"
+
+
+class Script:
+    """What the endpoint answers: ``answer`` is a text, a document, or a function of the request. Keeps ``requests``."""
+
+    def __init__(self) -> None:
+        self.answer: Any = ""
+        self.requests: list[dict[str, Any]] = []
+
+    def __call__(self, body: dict[str, Any]) -> str:
+        self.requests.append(body)
+        answer = self.answer(body) if isinstance(self.answer, Callable) else self.answer  # type: ignore[arg-type]
+        return answer if isinstance(answer, str) else json.dumps(answer)
+
+    @property
+    def prompt(self) -> str:
+        """The last message of the last request."""
+        return str(self.requests[-1]["messages"][-1]["content"])
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The properties of the last request's schema."""
+        properties: dict[str, Any] = self.requests[-1]["response_format"]["json_schema"]["schema"]["properties"]
+        return properties
+
+
+@contextmanager
+def scripted_model(database: Database, sockets: Path, context_tokens: int = 4096) -> Iterator[Script]:
+    """``database`` with a model server of its own, which has the fake models and ``scripted``."""
+    script = Script()
+    path = sockets / f"{re.sub('[^a-z0-9]', '', database.name)[-16:]}.sock"
+    with scripted_endpoint(script) as url:
+        config = f'[server]\nsocket_mode = "0666"\n{remote_model(MODEL, url)}context_tokens = {context_tokens}\n'
+        with running_server(socket=path, config=config, models_dir=sockets / "no-models"):
+            database.connect().execute("SELECT ml_rag.configure('model_server', %s)", (f"unix:{path}",))
+            yield script

@@ -1,0 +1,98 @@
+"""backend/documents: which documents a question names."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from ml_rag.backend.documents import named
+from support.shared_data import SHARED, shared
+
+DOCUMENTS = [
+    ("/srv/docs/hr/employee_handbook.pdf", ["Employee Handbook of Contoso"]),
+    ("/srv/docs/hr/PerksPlus.pdf", []),
+    ("/srv/docs/2023/report.pdf", ["Annual Report"]),
+    ("/srv/docs/2024/report.pdf", ["Annual Report"]),
+    ("/srv/docs/plans/Health_Plus_Benefits.docx", ["Health Plus Plan"]),
+    ("/srv/docs/plans/Health_Standard_Benefits.docx", ["Health Standard Plan"]),
+    ("notes", ["Minutes of the board meeting"]),
+    ("/srv/docs/Grüße.md", []),
+]
+HANDBOOK, PERKS, REPORT_23, REPORT_24, PLUS, STANDARD, NOTES, GREETINGS = (name for name, _ in DOCUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("question", "names"),
+    [
+        # with and without ending, in any case, whatever stands between the words
+        ("Summarize perksplus.pdf", [PERKS]),
+        ("what is in PERKS-PLUS.PDF?", [PERKS]),
+        ("perks plus pdf, what is not covered", [PERKS]),
+        ("does PerksPlus pay for diving?", [PERKS]),
+        ("EMPLOYEE_HANDBOOK.PDF on holidays", [HANDBOOK]),
+        ("what does the employee handbook say on holidays?", [HANDBOOK]),
+        ("grüße.MD", [GREETINGS]),
+        # titles
+        ("who came, by the minutes of the board meeting?", [NOTES]),
+        ("who came, by the document Minutes of the Board Meeting?", [NOTES]),
+        # parts of paths; the longest that is no longer ambiguous
+        ("what grew, by 2024/report.pdf?", [REPORT_24]),
+        ("what grew, by docs/2023/report?", [REPORT_23]),
+        ("/srv/docs/2023/report.pdf", [REPORT_23]),
+        ("compare 2024/report.pdf with 2023/report.pdf", [REPORT_24, REPORT_23]),
+        ("what grew, by report.pdf?", []),
+        ("what do the report pdfs say?", [REPORT_23, REPORT_24]),
+        # parts of names, where the question speaks of documents
+        ("deductible in the Standard plan document", [STANDARD]),
+        ("what do both plan documents say on emergencies?", [PLUS, STANDARD]),
+        ("what does the plan document say on emergencies?", []),
+        ("handbook: how do I report something?", [HANDBOOK]),
+        ("summarise the handbook, please", [HANDBOOK]),
+        ("tl;dr of the handbook", [HANDBOOK]),
+        ("key points of the Health Plus plan document", [PLUS]),
+        # several
+        ("when were the employee handbook and PerksPlus.pdf last changed?", [HANDBOOK, PERKS]),
+        # what only seems to name one
+        ("what perks does a director get, plus where do they work?", []),
+        ("how do I report something?", []),
+        ("does the plan cover a report to the board?", []),
+        ("write some notes", []),
+        ("summarise what was decided", []),
+        ("", []),
+        ("???", []),
+    ],
+)
+def test_what_a_question_names(question: str, names: list[str]) -> None:
+    assert named(question, DOCUMENTS) == names
+
+
+@shared
+def test_every_question_of_the_public_set() -> None:
+    titles = {
+        "Benefit_Options.pdf": "Plan and Benefit Packages",
+        "Northwind_Health_Plus_Benefits_Details.pdf": "Northwind Health Plus Plan",
+        "Northwind_Standard_Benefits_Details.pdf": "Northwind Health Standard Plan",
+        "PerksPlus.pdf": "PerksPlus Health and Wellness Reimbursement Program for Contoso Electronics Employees",
+        "employee_handbook.pdf": "Contoso Electronics Employee Handbook",
+        "role_library.pdf": "Roles Descriptions at Contoso Electronics",
+    }
+    documents = [(name, [title]) for name, title in titles.items()]
+    lines = (SHARED / "northwind" / "structured.jsonl").read_text().splitlines()
+    for line in map(json.loads, lines):
+        assert sorted(named(line["question"], documents)) == sorted(line["documents"]), line["question"]
+
+
+def test_names_that_are_no_words_and_very_long_questions() -> None:
+    assert named("what is ??? in ---", [("???", []), ("---", ["***"]), ("", [""])]) == []
+    assert named("a " * 100_000 + "perksplus.pdf", DOCUMENTS) == []
+    assert named("perksplus.pdf " * 1000, DOCUMENTS) == [PERKS]
+
+
+def test_many_documents_are_looked_through_with_interrupts() -> None:
+    rng = random.Random(1)
+    names = [f"/srv/{rng.randrange(10**6)}/file_{i}.pdf" for i in range(5000)]
+    looked: list[int] = []
+    assert named("what is in FILE 4321.pdf?", [(n, []) for n in names], lambda: looked.append(1)) == [names[4321]]
+    assert len(looked) == 10
