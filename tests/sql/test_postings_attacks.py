@@ -62,6 +62,21 @@ def test_a_trigger_of_ones_own_cannot_empty_the_index_of_another(owner: Connecti
     assert [row[0] for row in search(owner, "fox")] == [1]
 
 
+def test_an_error_leaves_the_caller_no_cursor_of_the_owner(owner: Connection, attacker: Connection) -> None:
+    """Whoever knows its name, which pg_cursors tells, could read on in the index."""
+    keyword_store(owner, [f"fox {word}" for word in ("ant", "bee", "cat", "dog", "elk")])
+    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    with attacker.transaction():
+        # the time is over before the first term is read
+        (error_,) = attacker.execute(
+            "SELECT error ->> 'sqlstate' FROM ml_rag._keyword_scores('docs'::regclass, 'segment',"
+            " '{document_id,segment_number}', '{ant,bee,fox}', '{1,1,1}', 3, 0)"
+        ).fetchone() or (None,)
+        assert error_ == "54000"
+        cursors = attacker.execute("SELECT statement FROM pg_cursors WHERE statement LIKE '%keyword%'").fetchall()
+        assert [c for c in cursors if "pg_cursors" not in c[0]] == []
+
+
 @pytest.mark.parametrize("event", ["INSERT", "UPDATE", "DELETE"])
 def test_no_view_takes_the_place_of_the_rows_of_a_statement(attacker: Connection, event: str) -> None:
     enable(attacker, "own.t")

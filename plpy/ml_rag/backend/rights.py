@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ml_rag.backend.statements import close_cursors, open_cursors
+
 R = TypeVar("R")
 
 _plans: dict[str, Any] = {}
@@ -32,12 +34,16 @@ def as_owner(plpy: Any, work: Callable[[], R], *, writes: bool = False) -> R:
         _plans[name] = plpy.prepare(f"SELECT {name}()")
     results: list[R] = []
     errors: list[BaseException] = []
+    kept = open_cursors()
 
     def run() -> None:
         try:
             results.append(work())
         except BaseException as e:  # noqa: BLE001 - through SQL it would lose its class
             errors.append(e)
+        finally:
+            # the error keeps alive what it came through: its cursors would be the caller's to fetch from
+            close_cursors(kept)
 
     _handed = run
     try:

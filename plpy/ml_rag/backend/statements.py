@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 #: rows of one fetch, unless told otherwise
 PORTION = 5000
+
+#: cursors that are being read
+_open: list[Any] = []
+
+
+def open_cursors() -> int:
+    """How many cursors are being read."""
+    return len(_open)
+
+
+def close_cursors(kept: int) -> None:
+    """Close what an error has left open, but for the first ones: a statement could go on reading it by its name."""
+    while len(_open) > kept:
+        # what an error of SQL has ended is closed already
+        with contextlib.suppress(Exception):
+            _open.pop().close()
 
 
 class Statements:
@@ -39,6 +56,8 @@ class Statements:
 
 
 def _in_portions(cursor: Any, portion: int) -> Iterator[Any]:
+    _open.append(cursor)
     while rows := cursor.fetch(portion):
         yield from rows
+    _open.remove(cursor)
     cursor.close()
