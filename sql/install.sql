@@ -44,6 +44,9 @@
 \i keyword/tokens.sql
 \i keyword/index.sql
 
+-- what the owner of a table can change while others, who did not name it, read it
+\i pipeline/changes.sql
+
 -- the comment that makes a column of vectors an embedding of a vector store
 \i store/marker.sql
 

@@ -177,13 +177,15 @@ BEGIN
         IF _store.found = 'untrusted' THEN
           SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
           CONTINUE WHEN _until IS NULL;
-          _lock_timeout := ml_rag._limit_wait(100);
-          _condition := ml_rag._untrusted_condition(_store, _until);
+          _lock_timeout := ml_rag._limit_wait(100, _store.relation);
+          -- long names, and very many, would have to be sorted when all of them are read, which no clock ends
+          _condition := ml_rag._untrusted_condition(_store, _until,
+            format(' AND octet_length(t.%I::text) <= 1000', _column)) || ' LIMIT 100000';
         ELSIF _store.found = 'trusted' THEN
           _lock_timeout := ml_rag._limit_wait(1000);
         END IF;
-        EXECUTE format('SELECT array_agg(DISTINCT t.%I::text) FROM %s AS t WHERE true%s', _column, _store.relation,
-          _condition) INTO _found;
+        EXECUTE format('SELECT array_agg(n.name) FROM (SELECT DISTINCT t.%I::text AS name FROM %s AS t WHERE true%s) AS n',
+          _column, _store.relation, _condition) INTO _found;
         IF _lock_timeout IS NOT NULL THEN
           PERFORM set_config('lock_timeout', _lock_timeout, true);
         END IF;

@@ -11,8 +11,9 @@ COMMENT ON TYPE ml_rag.keyword_candidate IS 'a row that keyword search found: it
 CREATE TABLE ml_rag.keyword_store (
   store         regclass PRIMARY KEY,
   segment       name NOT NULL,              -- column of the text
-  key           name[] NOT NULL,            -- columns that tell rows apart
-  configuration text NOT NULL,              -- text search configuration, with its schema
+  -- bounded, as the owners of tables choose them and everybody's search reads them
+  key           name[] NOT NULL CHECK (cardinality(key) BETWEEN 1 AND 32),  -- columns that tell rows apart
+  configuration text NOT NULL CHECK (octet_length(configuration) <= 300),   -- text search configuration, with its schema
   k1            double precision NOT NULL CHECK (k1 BETWEEN 0 AND 100),
   b             double precision NOT NULL CHECK (b BETWEEN 0 AND 1),
   statistics    text NOT NULL CHECK (statistics IN ('all', 'visible'))
@@ -163,14 +164,13 @@ SELECT concat('ARRAY[', string_agg(format('concat(%s.%I)', alias, k), ', ' ORDER
 FROM unnest(key) WITH ORDINALITY AS u (k, place)
 $$;
 
-CREATE FUNCTION ml_rag._visible_keys(store regclass, key name[], condition text DEFAULT NULL,
-  arguments text[] DEFAULT NULL, portion integer DEFAULT 50000)
+CREATE FUNCTION ml_rag._visible_keys(store regclass, key name[], row_keys text[] DEFAULT NULL, portion integer DEFAULT 50000)
 RETURNS TABLE (keys text, n bigint)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 COST 100000
 SET search_path FROM CURRENT
 AS $$
 -- purpose: keys of the rows that the caller can see, in portions: the text of an array of them, and how many there are in it
--- condition, arguments: of ml_rag.row_filter, null = all rows
+-- row_keys: of ml_rag.row_filter, null = all rows. Not SQL, which could give keys of rows that the caller cannot see
 -- A key is the text of a text[] itself. As one text they get through PL/Python fastest.  Reads: the store, as the caller
 BEGIN
   IF to_regclass(store::text) IS NOT NULL AND (
@@ -178,8 +178,9 @@ BEGIN
     FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = ANY (key) AND NOT a.attisdropped
   ) THEN
     RETURN QUERY EXECUTE format('SELECT array_agg(k.key)::text, count(*) FROM (SELECT %s AS key,'
-      ' (row_number() OVER () - 1) / $1 AS portion FROM ONLY %s AS t WHERE true%s) AS k GROUP BY k.portion',
-      ml_rag._key_values('t', key), store, condition) USING portion, NULL::text, arguments;
+      ' (row_number() OVER () - 1) / $1 AS portion FROM ONLY %s AS t%s) AS k GROUP BY k.portion',
+      ml_rag._key_values('t', key), store, CASE WHEN row_keys IS NOT NULL THEN ' WHERE t.ctid = ANY ($2::tid[])' END)
+      USING portion, row_keys;
   END IF;
 END
 $$;

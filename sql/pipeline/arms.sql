@@ -53,8 +53,8 @@ AS $$
 -- does not name comes back as a failure, and the wait for its lock is short; of another one it is raised.
 -- search, keyword: hits are what the arm finds; text, expand: the hits given, with those of the store changed. filter: null
 -- until it is made; it is given back, so that each store's is made once. until: of ml_rag._share
--- Calls: ml_rag._limit_wait, ml_rag._is_filtered, ml_rag._warn_of_unknown_keys, ml_rag.filter, ml_rag._passing_rows,
--- ml_rag._untrusted_condition, ml_rag._search_store, ml_rag._keyword_store, ml_rag._add_texts,
+-- Calls: ml_rag._limit_wait, ml_rag._hold, ml_rag._is_filtered, ml_rag._warn_of_unknown_keys, ml_rag.filter,
+-- ml_rag._passing_rows, ml_rag._untrusted_condition, ml_rag._search_store, ml_rag._keyword_store, ml_rag._add_texts,
 -- ml_rag._expand_store, ml_rag._raise, ml_rag._failure
 -- Reads: the store, as the caller
 DECLARE
@@ -66,9 +66,12 @@ DECLARE
   _hint text;
 BEGIN
   IF _is_untrusted THEN
-    _former_wait := ml_rag._limit_wait(100);
-  ELSIF store.found = 'trusted' AND NOT is_only THEN
-    _former_wait := ml_rag._limit_wait(1000);
+    _former_wait := ml_rag._limit_wait(100, store.relation);
+  ELSIF store.found = 'trusted' THEN
+    IF NOT is_only THEN
+      _former_wait := ml_rag._limit_wait(1000);
+    END IF;
+    PERFORM ml_rag._hold(store.relation);
   END IF;
   IF stage = 'search' OR stage = 'keyword' THEN
     IF filter.condition IS NULL THEN
@@ -87,7 +90,9 @@ BEGIN
       END IF;
     END IF;
     _used := CASE WHEN _is_untrusted
-      THEN ROW(ml_rag._untrusted_condition(store, until, filter.condition), filter.arguments, NULL)::ml_rag.row_filter
+      THEN ROW(ml_rag._untrusted_condition(store, until,
+          CASE stage WHEN 'search' THEN format(' AND t.%I IS NOT NULL', store.segment_embedding) ELSE '' END || filter.condition),
+        filter.arguments, NULL)::ml_rag.row_filter
       ELSE filter END;
   END IF;
   CASE stage
@@ -145,6 +150,21 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._best_of(hits ml_rag.hit[], n integer) RETURNS ml_rag.hit[]
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the n best of what an arm has found in several stores: of a keyword arm those of the highest score, else the
+-- nearest. Also what keeps the hits of many stores from adding up: each brings n, and a segment can have 100 kB
+BEGIN
+  RETURN ARRAY(
+    SELECT h FROM unnest(hits) AS h
+    ORDER BY h.keyword_score DESC, CASE WHEN h.keyword_score IS NULL THEN coalesce(h.score::numeric, h.distance) END,
+      h.vector_store COLLATE "C", h.document_name COLLATE "C", h.document_id, h.document_key COLLATE "C", h.segment_number
+    LIMIT n);
+END
+$$;
+
 CREATE FUNCTION ml_rag._search_arm(
   request ml_rag.request, arm ml_rag.arm, stores ml_rag.store[], with_text boolean, has_found boolean,
   INOUT filters ml_rag.row_filter[], OUT hits ml_rag.hit[], OUT skipped text[], OUT facts jsonb
@@ -156,7 +176,7 @@ AS $$
 -- stores that were left out; facts: with explain, how each store was searched: {vector_store: {…}}. has_found: whether an
 -- earlier arm could search some store; else an error of all stores is one of the call
 -- Calls: ml_rag._untrusted_last, ml_rag._keyword_index, ml_rag._share, ml_rag._other_dimensions, ml_rag._raise,
--- ml_rag._read_store, ml_rag._enabling, ml_rag._warn_of_no_index, ml_rag._warn_of_failures, ml_rag._explain_failures
+-- ml_rag._read_store, ml_rag._best_of, ml_rag._enabling, ml_rag._warn_of_no_index, ml_rag._warn_of_failures, ml_rag._explain_failures
 -- Reads: the stores, as the caller
 DECLARE
   _is_keyword boolean := arm.search = 'keyword';
@@ -214,6 +234,9 @@ BEGIN
     _searched := _searched + 1;
     filters[_place] := _read.filter;
     hits := hits || _read.hits;
+    IF cardinality(hits) / 2 > arm.candidates THEN
+      hits := ml_rag._best_of(hits, arm.candidates);
+    END IF;
     IF request.explain THEN
       facts := coalesce(facts, '{}') || jsonb_build_object(_store.vector_store, _read.facts);
     END IF;
@@ -240,15 +263,7 @@ BEGIN
                    FROM unnest(_without_index) AS s), '{}');
   END IF;
   IF _searched > 1 THEN
-    hits := CASE WHEN _is_keyword THEN ARRAY(
-      SELECT h FROM unnest(hits) AS h
-      ORDER BY h.keyword_score DESC, h.vector_store COLLATE "C", h.document_name COLLATE "C", h.document_id,
-        h.document_key COLLATE "C", h.segment_number LIMIT arm.candidates)
-    ELSE ARRAY(
-      SELECT h FROM unnest(hits) AS h
-      ORDER BY coalesce(h.score::numeric, h.distance), h.vector_store COLLATE "C", h.document_name COLLATE "C",
-        h.document_id, h.document_key COLLATE "C", h.segment_number LIMIT arm.candidates)
-    END;
+    hits := ml_rag._best_of(hits, arm.candidates);
   END IF;
 END
 $$;

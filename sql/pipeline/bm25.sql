@@ -1,16 +1,18 @@
 -- bm25: the segments of one store that have most of the words.
 
 CREATE FUNCTION ml_rag._keyword_scores(store oid, segment name, key name[], terms text[], weights integer[], n integer,
-  until timestamptz DEFAULT NULL, condition text DEFAULT NULL, arguments text[] DEFAULT NULL, OUT candidates ml_rag.keyword_candidate[], OUT error jsonb)
+  until double precision DEFAULT NULL, row_keys text[] DEFAULT NULL,
+  OUT candidates ml_rag.keyword_candidate[], OUT error jsonb)
 LANGUAGE plpython3u STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 -- planning its statements anew for each query takes longer than all the rest
 SET plan_cache_mode = force_generic_plan
 AS $$
-# condition, arguments: of ml_rag.row_filter, where only few rows pass; else null
+# purpose: keys and scores of the best rows, for the caller; until: seconds since 1970; row_keys: of ml_rag.row_filter,
+# where only few rows pass, else null
 # Stable, so that all that is read is of one moment: a run may be replaced by another at any time.
 @BACKEND@
-return backend.keyword_scores(plpy, store, segment, key, terms, weights, n, until, condition, arguments)
+return backend.keyword_scores(plpy, store, segment, key, terms, weights, n, until, row_keys)
 $$;
 
 CREATE FUNCTION ml_rag._run_keyword(
@@ -23,7 +25,8 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the n best of the candidates that the condition leaves; is_all: whether there are no further candidates;
 -- until: when a store of an untrusted owner has had its time, else null
--- Calls: ml_rag._keyword_scores, ml_rag._raise, ml_rag._hit_columns, ml_rag._relation_name  Reads: the store and its index, as the caller
+-- Calls: ml_rag._keyword_scores, ml_rag._raise, ml_rag._hit_columns, ml_rag._relation_name, ml_rag._has_values
+-- Reads: the store and its index, as the caller
 -- Stable for the same reason: candidates and rows are of one moment.
 DECLARE
   _found record;
@@ -32,8 +35,8 @@ DECLARE
   _is_narrow boolean := filter.row_keys IS NOT NULL AND NOT (index.secured AND index.statistics = 'visible');
 BEGIN
   SELECT s.candidates, s.error INTO _found
-  FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, candidates, until,
-        CASE WHEN _is_narrow THEN ' AND t.ctid = ANY ($3::tid[])' END, CASE WHEN _is_narrow THEN filter.row_keys END) AS s;
+  FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, candidates,
+    extract(epoch FROM until)::double precision, CASE WHEN _is_narrow THEN filter.row_keys END) AS s;
   PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
   is_all := cardinality(_found.candidates) < candidates;
   EXECUTE concat(
@@ -44,7 +47,7 @@ BEGIN
       SELECT string_agg(format('t.%I = (c.key[%s])::%s', a.attname, k.place, format_type(a.atttypid, NULL)), ' AND ')
       FROM unnest(index.key) WITH ORDINALITY AS k (name, place)
       JOIN pg_attribute AS a ON a.attrelid = index.store AND a.attname = k.name AND NOT a.attisdropped),
-    format(' WHERE t.%I IS NOT NULL', store.segment), filter.condition,
+    ' WHERE ', ml_rag._has_values(store, ARRAY[store.segment]), filter.condition,
     ' ORDER BY c.score DESC, ', _columns.place, ' LIMIT $2) AS s) AS h')
   INTO hits USING query_embedding, n, filter.arguments, _found.candidates;
   hits := coalesce(hits, '{}');

@@ -17,6 +17,9 @@ DECLARE
   _is_superuser boolean;
   _may_be_superuser boolean;
 BEGIN
+  IF owner = to_regrole('pg_database_owner') THEN
+    owner := (SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database());
+  END IF;
   IF owner = _caller THEN
     RETURN true;
   END IF;
@@ -34,35 +37,32 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._is_member(role oid, groups oid[], granted_by_superuser boolean) RETURNS boolean
+CREATE FUNCTION ml_rag._parts(relation oid, most integer DEFAULT NULL) RETURNS oid[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: whether a role is one of the groups or a member of one, if asked for by nothing but grants of superusers
--- Reads: the catalog. Unlike pg_has_role a superuser is a member of what it was made a member of.
-BEGIN
-  RETURN EXISTS (
-    WITH RECURSIVE held AS (
-      SELECT role AS oid
-      UNION SELECT m.roleid FROM held AS h JOIN pg_auth_members AS m ON m.member = h.oid
-      WHERE NOT granted_by_superuser OR (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = m.grantor)
-    )
-    SELECT FROM held AS h WHERE h.oid = ANY (groups));
-END
-$$;
-
-CREATE FUNCTION ml_rag._parts(relation oid) RETURNS oid[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: a relation and all that inherits from it, partitions included  Reads: the catalog, without any lock
+-- purpose: a relation and all that inherits from it, partitions included; most: not more than that, null = all
+-- Reads: the catalog, without any lock
 BEGIN
   RETURN ARRAY(
     WITH RECURSIVE part AS (
       SELECT relation AS oid
       UNION SELECT i.inhrelid FROM part AS p JOIN pg_inherits AS i ON i.inhparent = p.oid
     )
-    SELECT p.oid FROM part AS p);
+    SELECT p.oid FROM part AS p LIMIT most);
+END
+$$;
+
+CREATE FUNCTION ml_rag._opened(relation oid) RETURNS integer
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how many tables and indexes a statement opens and locks that reads a relation; counted to a few hundred tables
+-- Calls: ml_rag._parts  Reads: the catalog
+DECLARE
+  _parts oid[] := ml_rag._parts(relation, 257);
+BEGIN
+  RETURN cardinality(_parts) + (SELECT count(*) FROM pg_index AS x WHERE x.indrelid = ANY (_parts));
 END
 $$;
 
@@ -74,10 +74,18 @@ AS $$
 -- By absence: no view, foreign or materialized one, no policy, no rule, no expression in an index, statistics, a
 -- constraint, a partition key or a generated column, and no type or operator class but built-in ones and pgvector's;
 -- neither it nor what is read with it. A partition that is read by itself has the partition key of its parent, too.
--- Calls: ml_rag._parts, ml_rag._are_known  Reads: the catalog
+-- Above READ COMMITTED no relation is plain: the catalog shows what it was when the transaction began, and it is read as it
+-- is now. Nor is any on a standby, where an index that was built concurrently does not wait for readers. More than 256
+-- tables and indexes take a second to open, and 0.1 MB each of every session.
+-- Calls: ml_rag._opened, ml_rag._parts, ml_rag._are_known  Reads: the catalog
 DECLARE
-  _parts oid[] := ml_rag._parts(relation);
+  _parts oid[];
 BEGIN
+  IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') OR pg_is_in_recovery()
+    OR ml_rag._opened(relation) > 256 THEN
+    RETURN false;
+  END IF;
+  _parts := ml_rag._parts(relation);
   RETURN cardinality(_parts) = (SELECT count(*) FROM pg_class AS c WHERE c.oid = ANY (_parts) AND c.relkind IN ('r', 'p'))
     AND NOT (SELECT c.relispartition FROM pg_class AS c WHERE c.oid = relation)
     AND NOT EXISTS (SELECT FROM pg_policy AS p WHERE p.polrelid = ANY (_parts))
@@ -96,21 +104,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._are_known(operator_classes oidvector) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether operator classes are all built in or pgvector's  Reads: the catalog
-BEGIN
-  RETURN 16384 > ALL (operator_classes::oid[]) OR NOT EXISTS (
-    SELECT FROM unnest(operator_classes::oid[]) AS o (oid)
-    WHERE o.oid >= 16384 AND NOT EXISTS (
-      SELECT FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid AND e.extname = 'vector'
-      WHERE d.classid = 'pg_opclass'::regclass AND d.objid = o.oid AND d.refclassid = 'pg_extension'::regclass
-        AND d.deptype = 'e' OFFSET 0));
-END
-$$;
-
 CREATE FUNCTION ml_rag._found(relation oid, owner oid) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
@@ -126,7 +119,10 @@ BEGIN
     _searched ~ '(^|,)\s*"\$user"\s*(,|$)' AND owner = _caller
     OR ml_rag._is_member(owner, ml_rag._roles(_searched), false)) THEN
     RETURN NULL;
-  ELSIF ml_rag._trusts(owner) THEN
+  ELSIF ml_rag._trusts(owner) AND (
+    -- what is read is found by its name: of a table nobody changes it meanwhile (ml_rag._lock_readers_out), whoever owns the schema
+    SELECT c.relkind IN ('r', 'p') OR ml_rag._trusts(n.nspowner)
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation) THEN
     RETURN 'trusted';
   -- what is checked here may be another thing by the time it is read, and a superuser has too much to lose
   ELSIF NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = _caller) AND ml_rag._is_plain(relation) THEN
@@ -329,6 +325,14 @@ BEGIN
       ml_rag._is_plain(relation) AND NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user)) THEN
       reason := 'Its owner is not listed in setting "searched_owners".';
       hint := hint || '.';
+    ELSIF pg_is_in_recovery() THEN
+      reason := 'It belongs to another role, which could change it during the call: on a standby its changes do not wait for readers.';
+      hint := hint || ', or ask on the primary.';
+    ELSIF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
+      AND NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user) THEN
+      reason := format('It belongs to another role, and isolation level %s hides what that role has changed in it since.',
+        current_setting('transaction_isolation'));
+      hint := hint || ', or call at READ COMMITTED.';
     ELSE
       reason := 'It belongs to another role, and reading it could run that role''s code.';
       hint := hint || concat(', where that role is to be trusted',
@@ -432,18 +436,56 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._limit_wait(milliseconds integer) RETURNS text
+CREATE FUNCTION ml_rag._limit_wait(milliseconds integer, relation oid DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: wait no longer than that for a lock, until lock_timeout is put back; returns what it was
+-- relation: with its partitions and indexes no longer than a second: whoever owns them can release one lock after the
+-- other, each at the last moment.  Calls: ml_rag._opened
 DECLARE
   _former text := current_setting('lock_timeout');
+  _most integer := least(milliseconds, 1000 / ml_rag._opened(relation));
 BEGIN
-  IF _former = '0' OR _former::interval > make_interval(secs => milliseconds / 1000.0) THEN
-    PERFORM set_config('lock_timeout', milliseconds::text, true);
+  IF _former = '0' OR _former::interval > make_interval(secs => _most / 1000.0) THEN
+    PERFORM set_config('lock_timeout', _most::text, true);
   END IF;
   RETURN _former;
+END
+$$;
+
+CREATE FUNCTION ml_rag._hold(relation oid) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the lock of a reader on a relation, until the end of the transaction; its name stays the same then
+-- By OID, since the name may be another relation's by now, and without a statement to be planned, which could run code
+-- of the owner: table_to_xmlschema is what PostgreSQL has for that.  Calls: ml_rag._relation_name  Errors: 42P01, 55P03
+BEGIN
+  PERFORM ml_rag._relation_name(relation);
+  PERFORM table_to_xmlschema(relation, false, false, '');
+END
+$$;
+
+CREATE FUNCTION ml_rag._hold_plain(relation oid) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: that a table of an untrusted owner is plain, and stays so until the end of the transaction
+-- Its owner could put code into it at any moment, so the lock comes first, then the look: with the lock, nobody can
+-- (ml_rag._lock_readers_out).
+-- Calls: ml_rag._hold, ml_rag._parts, ml_rag._is_plain  Errors: 55000 it is not plain; 42P01, 55P03
+DECLARE
+  _parts oid[];
+BEGIN
+  PERFORM ml_rag._hold(relation);
+  _parts := ml_rag._parts(relation, 257);
+  IF cardinality(_parts) > 1 THEN
+    PERFORM ml_rag._hold(p.oid) FROM unnest(_parts) AS p (oid);
+  END IF;
+  IF NOT ml_rag._is_plain(relation) OR NOT ml_rag._parts(relation, 257) <@ _parts THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'the table was changed during the call';
+  END IF;
 END
 $$;
 
@@ -452,9 +494,9 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: until the end of the transaction nobody drops or alters the stores, while the question is embedded for them
--- A table that was read, if only no row, is held. One that nobody named and that cannot be read is left to the search,
--- which says so; one of an untrusted owner is not waited for at all.
--- Calls: ml_rag._relation_name, ml_rag._limit_wait  Reads: the stores, as the caller
+-- One that nobody named and that cannot be locked is left to the search, which says so; one of an untrusted owner is not
+-- waited for at all.
+-- Calls: ml_rag._relation_name, ml_rag._limit_wait, ml_rag._hold  Reads: the stores, as the caller
 DECLARE
   _store ml_rag.store;
   _lock_timeout text;
@@ -465,11 +507,13 @@ BEGIN
     IF _store.found = 'untrusted' OR _store.found = 'trusted' AND cardinality(stores) > 1 THEN
       BEGIN
         _lock_timeout := ml_rag._limit_wait(CASE _store.found WHEN 'untrusted' THEN 1 ELSE 1000 END);
-        EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_store.relation));
+        PERFORM ml_rag._hold(_store.relation);
         PERFORM set_config('lock_timeout', _lock_timeout, true);
       EXCEPTION WHEN OTHERS THEN
         NULL;
       END;
+    ELSIF _store.found = 'trusted' THEN
+      PERFORM ml_rag._hold(_store.relation);
     ELSE
       EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_store.relation));
     END IF;

@@ -52,22 +52,35 @@ $$;
 
 CREATE FUNCTION ml_rag._out_of_time() RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
+-- the reading of a keyword index calls it with the rights of the extension's owner
+SET search_path = pg_catalog, ml_rag, pg_temp
 AS $$
+-- Calls: ml_rag._get_setting  Errors: 54000
 BEGIN
   RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'reading the store took too long',
     DETAIL = format('Stores of untrusted owners share %s ms (setting "untrusted_ms").', ml_rag._get_setting('untrusted_ms'));
 END
 $$;
 
-CREATE FUNCTION ml_rag._is_text(store ml_rag.store, "column" name) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
+CREATE FUNCTION ml_rag._is_small(target text, type regtype, most integer) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: whether a column is of a type whose length is known without reading the value  Reads: the catalog
+-- purpose: the condition that a value (target, a column reference of that type) is null or small, without making it large
+-- most: bytes of a text. Others take 20 kB as stored, and as JSON 100 kB when unpacked: of a text the length is known
+-- without unpacking it, of JSON it is taken from the value, as its text can be thousands of times longer.
 BEGIN
-  RETURN EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store.relation AND a.attname = "column"
-                 AND NOT a.attisdropped AND a.atttypid IN ('text'::regtype, 'varchar'::regtype));
+  RETURN format(CASE
+    WHEN type IN ('text'::regtype, 'varchar'::regtype, 'bpchar'::regtype)
+      THEN '(pg_catalog.octet_length(%1$s) OPERATOR(pg_catalog.>) %2$s) IS NOT TRUE'
+    ELSE 'CASE WHEN %1$s IS NULL THEN true '
+      'WHEN pg_catalog.pg_column_size(%1$s) OPERATOR(pg_catalog.>) 20000 THEN false '
+      'WHEN pg_catalog.pg_column_compression(%1$s) IS NULL THEN true ELSE '
+      || CASE type
+         WHEN 'json'::regtype THEN 'pg_catalog.octet_length(%1$s::pg_catalog.text) OPERATOR(pg_catalog.<=) 100000'
+         WHEN 'jsonb'::regtype THEN 'pg_catalog.pg_column_size(%1$s OPERATOR(pg_catalog.||) ''{}''::pg_catalog.jsonb)'
+           ' OPERATOR(pg_catalog.<=) 100000'
+         ELSE 'false' END || ' END' END, target, most);
 END
 $$;
 
@@ -76,17 +89,29 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the condition (empty or beginning with AND) on the rows t of a store of an untrusted owner, with its limits
--- The clock stands first, and what is compared behind it: the planner would put what looks cheap before it. Left out are
--- rows that would burden all that comes after: segments and metadata of more than 100 kB, names of more than 20 kB.
--- Calls: ml_rag._is_plain, ml_rag._parts, ml_rag._get_setting, ml_rag._is_text  Reads: the catalog
--- Errors: 55000 no longer what discovery has found, 54000 too large
+-- The clock stands first, and what is compared
+-- behind it, that there is a segment too: the planner would put what looks cheap before it, and rows that fail there would
+-- never meet the clock. Left out are rows that would burden all that comes after: segments and metadata of more than 100 kB,
+-- names of more than 20 kB, and of all columns that are compared those that take more than 20 kB.
+-- Calls: ml_rag._hold_plain, ml_rag._parts, ml_rag._get_setting, ml_rag._is_small  Reads: the catalog
+-- Errors: 55000 no longer what discovery has found, or of types that are not simple; 54000 too large
 DECLARE
   _most numeric := ml_rag._get_setting('untrusted_mb')::numeric;
   _size numeric;
+  _column name;
 BEGIN
-  -- once more, as near to the reading as can be
-  IF NOT ml_rag._is_plain(store.relation) THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'the table was changed during the call';
+  PERFORM ml_rag._hold_plain(store.relation);
+  _column := (
+    SELECT a.attname FROM pg_attribute AS a
+    WHERE a.attrelid = store.relation AND NOT a.attisdropped
+      AND a.attname = ANY (ARRAY[store.segment, store.document_name, store.document_id, store.metadata])
+      AND a.atttypid <> ALL ('{text,varchar,bpchar,name,boolean,smallint,integer,bigint,numeric,real,double precision,oid,'
+        'uuid,date,time,timetz,timestamp,timestamptz,interval,inet,cidr}'::regtype[])
+      AND NOT (a.attname = store.metadata AND a.atttypid IN ('json'::regtype, 'jsonb'::regtype))
+    ORDER BY 1 LIMIT 1);
+  IF _column IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the type of its column %I is not a simple one', _column),
+      DETAIL = 'A short value of other types, such as an array of numbers, can be a text of hundreds of megabytes.';
   END IF;
   -- what comes before the first row, such as the bitmap of an index, no clock can end
   _size := (SELECT sum(pg_total_relation_size(p.oid)) FROM unnest(ml_rag._parts(store.relation)) AS p (oid));
@@ -95,19 +120,30 @@ BEGIN
       DETAIL = format('It has %s MB; stores of untrusted owners are searched up to %s MB (setting "untrusted_mb").',
         round(_size / 1048576), _most);
   END IF;
-  RETURN format(' AND CASE WHEN pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<) %L::pg_catalog.timestamptz THEN ', until)
+  -- not as the text of a time: abbreviations of time zones, which some settings of DateStyle write, are read otherwise
+  RETURN format(' AND CASE WHEN pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<) pg_catalog.to_timestamp(%s)'
+      ' THEN t.%I IS NOT NULL AND ', extract(epoch FROM until), store.segment)
     || (
-      -- a value of 20 kB may be megabytes before it was compressed; of a text the length is known without unpacking it
-      SELECT string_agg(format(CASE WHEN ml_rag._is_text(store, c.name)
-          THEN '(pg_catalog.octet_length(t.%1$I) OPERATOR(pg_catalog.>) %2$s) IS NOT TRUE'
-          ELSE 'CASE WHEN t.%1$I IS NULL THEN true '
-            'WHEN pg_catalog.pg_column_size(t.%1$I) OPERATOR(pg_catalog.>) 20000 THEN false '
-            'WHEN pg_catalog.pg_column_compression(t.%1$I) IS NULL THEN true '
-            'ELSE pg_catalog.octet_length(t.%1$I::pg_catalog.text) OPERATOR(pg_catalog.<=) 100000 END' END,
-          c.name, CASE c.name WHEN store.segment THEN 100000 ELSE 20000 END), ' AND ')
-      FROM unnest(ARRAY[store.segment, store.document_name, store.document_id, store.metadata]) AS c (name)
-      WHERE c.name IS NOT NULL)
+      SELECT coalesce(string_agg(ml_rag._is_small(format('t.%I', a.attname), a.atttypid,
+        CASE a.attname WHEN store.segment THEN 100000 ELSE 20000 END), ' AND '), 'true')
+      FROM pg_attribute AS a
+      WHERE a.attrelid = store.relation AND a.attnum > 0 AND a.attlen < 0 AND NOT a.attisdropped AND (
+        a.attname = ANY (ARRAY[store.segment, store.document_name, store.document_id, store.metadata])
+        -- filters can name any column; a name that begins with that of another one brings that in, too
+        OR a.attname <> store.segment_embedding AND strpos(condition, format('t.%I', a.attname)) > 0))
     || condition || ' ELSE ml_rag._out_of_time() END';
+END
+$$;
+
+CREATE FUNCTION ml_rag._has_values(store ml_rag.store, columns name[]) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the condition on the rows t of a store that these columns hold something
+-- Of a store of an untrusted owner nothing: the condition of ml_rag._untrusted_condition says so, behind the clock.
+BEGIN
+  RETURN CASE WHEN store.found = 'untrusted' THEN 'true'
+    ELSE (SELECT string_agg(format('t.%I IS NOT NULL', c), ' AND ') FROM unnest(columns) AS c) END;
 END
 $$;
 
@@ -140,11 +176,13 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: say which stores were left out, and why; late: for lack of time. A failure may bring its own words: warning,
--- skipped (the reason), warning_detail, warning_hint
+-- skipped (the reason), warning_detail, warning_hint. Of many, which anybody can plant, the last ones are named together.
+-- Calls: ml_rag._get_setting
 DECLARE
+  _most CONSTANT integer := 20;
   _failure jsonb;
 BEGIN
-  FOREACH _failure IN ARRAY coalesce(failures, '{}') LOOP
+  FOREACH _failure IN ARRAY coalesce(failures[1:_most], '{}') LOOP
     RAISE WARNING USING ERRCODE = '01000',
       MESSAGE = coalesce(_failure ->> 'warning', format('"%s" cannot be searched; ignored', _failure ->> 'store')),
       DETAIL = CASE WHEN _failure ? 'warning' THEN coalesce(_failure ->> 'warning_detail', _failure ->> 'skipped')
@@ -153,6 +191,13 @@ BEGIN
       HINT = CASE WHEN _failure ? 'warning' THEN _failure ->> 'warning_hint'
                   ELSE 'Name it with its schema in "vector_store", or leave it out with "exclude_vector_store".' END;
   END LOOP;
+  IF cardinality(failures) > _most THEN
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = format('%s more vector stores cannot be searched; ignored', cardinality(failures) - _most),
+      DETAIL = (SELECT string_agg(f ->> 'store', ', ') FROM unnest(failures[_most + 1:2 * _most]) AS f)
+        || CASE WHEN cardinality(failures) > 2 * _most THEN ', ….' ELSE '.' END,
+      HINT = 'Option "explain" says why of each; setting "searched_owners" leaves out those of some roles.';
+  END IF;
   IF cardinality(late) > 0 THEN
     RAISE WARNING USING ERRCODE = '01000',
       MESSAGE = format('no time was left for %s vector stores of untrusted owners; ignored', cardinality(late)),

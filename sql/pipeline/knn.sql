@@ -14,6 +14,8 @@ AS $$
 -- of it what callers get. with_text: false = a row of an ordinary table gives its key instead of its segment and metadata.
 -- score, keyword_score: SQL for those columns of the hit, over s. place: what settles ties, an ORDER BY list over t
 -- (document, then segment).
+-- Numbers in metadata of which each has thousands of digits as text, for a few bytes that an untrusted owner has stored,
+-- are not shown.
 -- Rounding and naming stand in the outer list, so that the inner query keeps to what postgres_fdw can ship to a shard.
 DECLARE
   _name text := CASE WHEN store.document_name IS NULL THEN quote_literal(store.vector_store)
@@ -22,6 +24,9 @@ DECLARE
   _has_integer_id boolean := coalesce(store.document_id_type IN ('smallint', 'integer', 'bigint'), false);
   _number text := CASE WHEN store.segment_number IS NULL THEN 'NULL' ELSE format('t.%I', store.segment_number) END;
   _has_text boolean := with_text OR store.is_table IS NOT TRUE;
+  _metadata text := CASE WHEN store.found = 'untrusted' THEN 'CASE WHEN s.metadata OPERATOR(pg_catalog.@?) '
+    '''$.** ? (@.type() == "number" && (@ > 1e300 || @ < -1e300 || @ > -1e-300 && @ < 1e-300 && @ != 0))'''
+    '::pg_catalog.jsonpath THEN NULL ELSE s.metadata END' ELSE 's.metadata' END;
   _metric ml_rag.metric;
 BEGIN
   SELECT m.* INTO STRICT _metric FROM ml_rag.metric AS m WHERE m.name = distance_metric;
@@ -36,7 +41,7 @@ BEGIN
   of_hit := concat(quote_literal(store.vector_store), '::text, s.document_name, ',
     CASE WHEN _has_integer_id THEN 's.document_id::bigint' ELSE 'NULL::bigint' END, ', ',
     CASE WHEN store.document_id IS NULL THEN 's.document_name' ELSE 's.document_id::text' END,
-    ', s.segment_number, s.segment, ', format(rounded, 's.distance'), ', s.metadata, ', keyword_score, ', ', score,
+    ', s.segment_number, s.segment, ', format(rounded, 's.distance'), ', ', _metadata, ', ', keyword_score, ', ', score,
     ', NULL::float8, ', CASE WHEN _has_text THEN 'NULL::text' ELSE 's.row_key::text' END,
     ', NULL::bigint, NULL::bigint');
   place := concat('(', _name, ') COLLATE "C", ',
@@ -53,7 +58,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the kNN statement of one store: $1 vector of the question, $2 limit, $3 what the condition of ml_rag.filter
 -- refers to; has_own_vector: $4 is the vector that is searched with, and score its distance
--- Calls: ml_rag._hit_columns, ml_rag._relation_name
+-- Calls: ml_rag._hit_columns, ml_rag._relation_name, ml_rag._has_values
 -- The ORDER BY … LIMIT stands at one query level with nothing but filters, which is what an index can serve and
 -- what postgres_fdw can ship to a shard. sort: index; exact, by an expression that no index has, neither here nor on
 -- the shard, whose settings are out of our reach; total, which settles equal distances too, at the cost of rounding
@@ -70,7 +75,7 @@ BEGIN
   END IF;
   RETURN concat(
     'SELECT ', _columns.of_hit, ' FROM (SELECT ', _columns.of_row, _own, ' FROM ', ml_rag._relation_name(store.relation),
-    format(' AS t WHERE t.%I IS NOT NULL AND t.%I IS NOT NULL', store.segment_embedding, store.segment), condition,
+    ' AS t WHERE ', ml_rag._has_values(store, ARRAY[store.segment_embedding, store.segment]), condition,
     ' ORDER BY ', CASE sort
       WHEN 'index' THEN _distance
       WHEN 'exact' THEN format('(%s) + 0', _distance)

@@ -47,16 +47,17 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the segments first[i] … last[i] of document i of one store, in order; condition: of ml_rag._untrusted_condition;
 -- most: how many there are at most, null = any number
--- Calls: ml_rag._relation_name  Reads: the store, as the caller
+-- Calls: ml_rag._relation_name, ml_rag._has_values  Reads: the store, as the caller
 BEGIN
   RETURN QUERY EXECUTE format(
     'SELECT r.i::integer, t.%1$I::bigint, t.%2$I::text '
     'FROM unnest($1, $2, $3) WITH ORDINALITY AS r (document, first, last, i) '
     'JOIN %3$s AS t ON t.%4$I = r.document::%5$s AND t.%1$I BETWEEN r.first AND r.last '
-    'WHERE t.%2$I IS NOT NULL%6$s ORDER BY 1, 2 LIMIT $4',
+    'WHERE %7$s%6$s ORDER BY 1, 2 LIMIT $4',
     store.segment_number, store.segment, ml_rag._relation_name(store.relation),
     coalesce(store.document_id, store.document_name),
-    CASE WHEN store.document_id IS NULL THEN 'text' ELSE store.document_id_type END, condition)
+    CASE WHEN store.document_id IS NULL THEN 'text' ELSE store.document_id_type END, condition,
+    ml_rag._has_values(store, ARRAY[store.segment]))
   USING documents, first, last, most;
 END
 $$;

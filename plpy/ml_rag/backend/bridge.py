@@ -243,14 +243,12 @@ def keyword_scores(
     terms: list[str],
     weights: list[int],
     n: int,
-    until: str | None = None,
-    condition: str | None = None,
-    arguments: list[str] | None = None,
+    until: float | None = None,
+    row_keys: list[str] | None = None,
 ) -> list[tuple[list[str], float]]:
     """Keys and BM25 scores of the best rows of a store; see ``ml_rag.backend.keyword``."""
-    found: list[tuple[list[str], float]] = keyword().search(
-        plpy, store, segment, key, terms, weights, n, until, condition, arguments
-    )
+    search = keyword().search
+    found: list[tuple[list[str], float]] = search(plpy, store, segment, key, terms, weights, n, until, row_keys)
     return found
 
 

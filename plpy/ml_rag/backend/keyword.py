@@ -40,8 +40,8 @@ MOST_PILED, MOST_ROWS = 100_000, 5_000_000
 _STATEMENTS = {
     "index": ("SELECT segment, key, k1, b, statistics FROM ml_rag.keyword_store WHERE store = $1", "oid"),
     "visible keys": (
-        "SELECT k.keys, k.n FROM ml_rag._visible_keys($1::oid, $2::name[], $3, $4) AS k",
-        *("oid", "text[]", "text", "text[]"),
+        "SELECT k.keys, k.n FROM ml_rag._visible_keys($1::oid, $2::name[], $3) AS k",
+        *("oid", "text[]", "text[]"),
     ),
     # ids of 8 bytes each, big-endian
     "visible ids": (
@@ -82,25 +82,30 @@ _STATEMENTS = {
         "SELECT count(*) AS rows, coalesce(sum(length), 0) AS total FROM ml_rag.keyword_new WHERE store = $1",
         "oid",
     ),
-    # the last parameter: null, or when a store of an untrusted owner has had its time. Its rows are bounded then: 1 MB
-    # of tokens are more than a segment of 100 kB has, and a key of 2 kB can be a text of 200 kB.
+    # the last parameter: null, or when a store of an untrusted owner has had its time, as seconds: the text of a
+    # timestamptz is read otherwise than written under some settings of DateStyle and TimeZone. Its rows are bounded
+    # then: 1 MB of tokens are more than a segment of 100 kB has, and a key of 2 kB can be a text of 200 kB.
     "new": (
         "SELECT id, length, tokens::text AS tokens FROM ml_rag.keyword_new WHERE store = $1 AND CASE"
         " WHEN $3 IS NULL THEN $2 IS NULL OR tokens ?| $2"
-        " WHEN clock_timestamp() < $3 THEN pg_column_size(tokens) <= 1000000 AND ($2 IS NULL OR tokens ?| $2)"
+        " WHEN clock_timestamp() < to_timestamp($3)"
+        " THEN pg_column_size(tokens) <= 1000000 AND ($2 IS NULL OR tokens ?| $2)"
         " ELSE ml_rag._out_of_time() END",
-        *("oid", "text[]", "timestamptz"),
+        *("oid", "text[]", "float8"),
     ),
     "pile": (
         "SELECT (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_new WHERE store = $1 LIMIT $2) AS n) AS new,"
         " (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_gone WHERE store = $1 LIMIT $2) AS g) AS gone",
         *("oid", "int8"),
     ),
-    "in time": ("SELECT CASE WHEN clock_timestamp() < $1 THEN true ELSE ml_rag._out_of_time() END", "timestamptz"),
+    "in time": (
+        "SELECT CASE WHEN clock_timestamp() < to_timestamp($1) THEN true ELSE ml_rag._out_of_time() END",
+        "float8",
+    ),
     "keys": (
         "SELECT id, key::text[] AS key FROM ml_rag.keyword_row WHERE store = $1 AND id = ANY ($2)"
         " AND ($3 IS NULL OR octet_length(key) <= 1000)",
-        *("oid", "int8[]", "timestamptz"),
+        *("oid", "int8[]", "float8"),
     ),
 }
 _run = Statements(_STATEMENTS)
@@ -126,23 +131,22 @@ def search(
     terms: list[str],
     weights: list[int],
     n: int,
-    until: str | None = None,
-    condition: str | None = None,
-    arguments: list[str] | None = None,
+    until: float | None = None,
+    row_keys: list[str] | None = None,
 ) -> list[Candidate]:
     """Keys and scores of the ``n`` best rows that the caller can see, and of up to ``TIES`` as good as the last.
 
     ``segment`` and ``key``: the columns of the index; where it has others, nothing is found. ``until``: when a store of
-    an untrusted owner has had its time, which bounds its memory too; None = no bounds. ``condition``, ``arguments``: of
-    ml_rag.row_filter where few rows pass it; None = no condition.
+    an untrusted owner has had its time, which bounds its memory too; None = no bounds. ``row_keys``: of
+    ml_rag.row_filter where few rows pass it; None = all rows.
     """
     own = readable(plpy, [{"store": store, "segment": segment, "key": key}])
     if not own:
         return []
     secured = own[0]["secured"]
     keys: list[Portion] | None = None
-    if secured or condition is not None:
-        keys = [(row["keys"], row["n"]) for row in _run(plpy, "visible keys", store, key, condition, arguments)]
+    if secured or row_keys is not None:
+        keys = [(row["keys"], row["n"]) for row in _run(plpy, "visible keys", store, key, row_keys)]
 
     def work() -> list[Candidate]:
         found = _run(plpy, "index", store)
@@ -280,7 +284,7 @@ def _scores(
     b: float,
     n: int,
     keys: list[Portion] | None,
-    until: str | None = None,
+    until: float | None = None,
 ) -> tuple[list[int], list[float]]:
     """Ids and scores of the ``n`` best rows; where ``keys`` says which are visible, of those alone.
 
