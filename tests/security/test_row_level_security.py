@@ -333,6 +333,13 @@ def test_discovery_and_the_word_index_tell_the_same(stores: Connection) -> None:
                 "}}", "}"
             ),
         )
+    # a forged row key brings no row
+    every = "ARRAY(SELECT concat('(', b, ',', i, ')') FROM generate_series(0, 30) AS b, generate_series(1, 99) AS i)"
+    same(
+        stores,
+        "SELECT candidates, error FROM ml_rag._keyword_scores('{s}.docs'::regclass, 'segment',"
+        " '{document_id,segment_number}', '{heron,zanzibar}', '{1,1}', 100, NULL, " + every + ")",
+    )
 
 
 # -- other relations --------------------------------------------------------------------------------------------------

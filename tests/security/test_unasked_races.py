@@ -253,3 +253,173 @@ def test_code_that_comes_and_goes_as_fast_as_can_be_runs_for_nobody(
         thread.join()
         attacker.execute("DROP SCHEMA IF EXISTS evil2 CASCADE; CREATE SCHEMA IF NOT EXISTS evil")
     assert not [message for message, _ in said if "code of the owner" in message]
+
+
+# -- small things that are large --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("column", ["document_name", "document_id", "metadata", "segment"])
+def test_a_short_value_that_is_a_long_text_is_not_read(attacker: Connection, asker: Connection, column: str) -> None:
+    """An array of a hundred numbers of 131 072 digits each: 1.2 kB stored, 13 MB as text."""
+    attacker.execute(
+        f"ALTER TABLE evil.kb DROP CONSTRAINT kb_pkey, ALTER {column} DROP NOT NULL, ALTER {column} TYPE numeric[]"
+        " USING array_fill('1e131071'::numeric, ARRAY[100])"
+    )
+    publish(attacker)
+    said = warnings(asker)
+    for options in ({}, {"retrieval_options": {"segment_overlap": 1}}):
+        assert ask(asker, **options)[0]["vector_store"] == ["public.good"]
+    assert [column in detail and "55000" in detail for _, detail in said] == [True, True]
+
+
+@pytest.mark.parametrize("number", ["1e131071", "-1e400", "1e-16000"])
+@pytest.mark.parametrize("type", ["json", "jsonb"])
+def test_numbers_of_thousands_of_digits_in_metadata_are_not_shown(
+    attacker: Connection, asker: Connection, type: str, number: str
+) -> None:
+    attacker.execute(f"ALTER TABLE evil.kb ALTER metadata TYPE {type} USING metadata::{type}")
+    attacker.execute(f'UPDATE evil.kb SET metadata = \'{{"a": [{{"b": {number}}}]}}\'')
+    attacker.execute(f"INSERT INTO evil.kb SELECT 'x', '{{\"a\": [1e9, 0.5, 0]}}', 2, 1, 'planted', '{NEAR}'")
+    publish(attacker)
+    found = asker.execute(
+        "SELECT metadata FROM ml_rag_search('contract notice period', '{\"n_citations\": 9}')"
+        " WHERE vector_store = 'evil.kb' ORDER BY document_id"
+    ).fetchall()
+    assert found == [(None,), ({"a": [1e9, 0.5, 0]},)]
+
+
+@pytest.mark.parametrize(
+    ("type", "large", "small"),
+    [
+        ("text", "repeat('law', 100000)", "'law'"),
+        ("jsonb", "to_jsonb(repeat('law', 100000))", "'\"law\"'"),
+        ("text[]", "ARRAY[repeat('law', 100000), 'law']", "'{law}'"),
+    ],
+)
+@pytest.mark.parametrize("path", [{}, WORDS])
+def test_large_values_are_not_compared_either(
+    attacker: Connection, asker: Connection, path: dict[str, Any], type: str, large: str, small: str
+) -> None:
+    attacker.execute(f"ALTER TABLE evil.kb ADD topic {type} DEFAULT {small}")
+    attacker.execute(f"INSERT INTO evil.kb SELECT 'x', '{{}}', 2, 1, 'contract planted', '{NEAR}', {large}")
+    attacker.execute("UPDATE evil.kb SET segment = 'contract'")
+    publish(attacker, "SELECT ml_rag.enable_keyword_search('evil.kb')" if path else "")
+    document, _ = ask(asker, **path, filters={"topic": {"like": "law%"}}, exclude_vector_store=["good"],
+                      citation_fields=["document_id"])  # fmt: skip
+    assert [c["document_id"] for c in document["citations"]] == [1]
+
+
+def test_many_partitions_or_indexes_are_too_many(attacker: Connection, asker: Connection) -> None:
+    """Each that is opened costs the session time, a lock and memory that it does not give back."""
+    attacker.execute(f"CREATE TABLE evil.t ({COLUMNS}) PARTITION BY LIST (document_id)")
+    attacker.execute(
+        "DO $$BEGIN FOR i IN 1..127 LOOP EXECUTE format("
+        "'CREATE TABLE evil.t%s PARTITION OF evil.t (UNIQUE (document_id)) FOR VALUES IN (%1$s)', i); END LOOP; END$$"
+    )
+    publish(attacker)
+    publish(attacker, table="evil.t")
+    # 128 tables, 127 indexes
+    assert "evil.t" in ask(asker)[0]["vector_store"]
+    attacker.execute("CREATE INDEX ON evil.t1 (segment_number); CREATE INDEX ON evil.t2 (segment_number)")
+    assert ask(asker)[0]["vector_store"] == ["evil.kb", "public.good"]
+    for i in range(254):
+        attacker.execute(f"CREATE INDEX ON evil.kb (segment_number, document_id) WITH (fillfactor = {50 + i % 50})")
+    assert ask(asker)[0]["vector_store"] == ["evil.kb", "public.good"]
+    attacker.execute("CREATE INDEX ON evil.kb (segment_number)")
+    assert ask(asker)[0]["vector_store"] == ["public.good"]
+
+
+def test_the_wait_for_locks_is_shared_by_partitions(attacker: Connection, asker: Connection) -> None:
+    """Their owner can release one lock after the other, each at the last moment."""
+    attacker.execute(f"CREATE TABLE evil.t ({COLUMNS}) PARTITION BY LIST (document_id)")
+    for i in range(29):
+        attacker.execute(f"CREATE TABLE evil.t{i} PARTITION OF evil.t FOR VALUES IN ({i})")
+    for relation, expected in (("evil.kb", "100ms"), ("evil.t", "33ms")):
+        with asker.transaction():
+            asker.execute("SELECT ml_rag._limit_wait(100, %s::regclass)", (relation,))
+            assert asker.execute("SHOW lock_timeout").fetchone() == (expected,)
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hurried(good: Database) -> Iterator[None]:
+    good.connect().execute("SELECT ml_rag.configure('untrusted_ms', '10')")
+    yield
+    good.connect().execute("SELECT ml_rag.configure('untrusted_ms', NULL)")
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("column", ["segment", "segment_embedding"])
+def test_rows_that_cannot_be_found_meet_the_clock_too(attacker: Connection, asker: Connection, column: str) -> None:
+    publish(attacker)
+    for _ in range(3):  # the first call of a session takes the time by itself
+        ask(asker)
+    attacker.execute(
+        "INSERT INTO evil.kb (document_id, {}) SELECT i, '{}' FROM generate_series(2, 300000) AS i".format(
+            *(("segment_embedding", NEAR) if column == "segment" else ("segment", "planted"))
+        )
+    )
+    said = warnings(asker)
+    assert ask(asker)[0]["vector_store"] == ["public.good"]
+    assert ["54000" in detail for _, detail in said] == [True]
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("path", [{}, WORDS])
+def test_the_clock_is_read_as_it_was_set(attacker: Connection, asker: Connection, path: dict[str, Any]) -> None:
+    """IST is India's as it is written and Israel's as it is read."""
+    publish(attacker, "SELECT ml_rag.enable_keyword_search('evil.kb')" if path else "")
+    # 900 rows of a statement wait to be folded, and are read one by one
+    for first in range(2, 20000 if not path else 3000, 900):
+        attacker.execute(
+            f"INSERT INTO evil.kb SELECT 'x', '{{}}', i, 1, 'contract planted', '{NEAR}'"
+            f" FROM generate_series({first}, {first} + 899) AS i"
+        )
+    for zone in ("Asia/Kolkata", "America/Havana", "Asia/Shanghai"):
+        for style in ("ISO", "SQL", "German"):
+            asker.execute(f"SET TimeZone = '{zone}'; SET DateStyle = '{style}'")
+            said = warnings(asker)
+            assert ask(asker, **path)[0]["vector_store"] == ["public.good"], (zone, style)
+            assert ["54000" in detail for _, detail in said] == [True]
+
+
+# -- many of them -----------------------------------------------------------------------------------------------------
+
+
+def test_many_stores_are_warned_of_in_few_words(attacker: Connection, asker: Connection) -> None:
+    for i in range(25):
+        attacker.execute(f"CREATE TABLE evil.t{i} (LIKE evil.kb)")
+        publish(attacker, table=f"evil.t{i}")
+    said = warnings(asker)
+    ask(asker, **WORDS)
+    ((message, detail),) = said
+    assert message == "25 vector stores have no keyword index; not searched by words"
+    assert "evil.t0, evil.t1, " in detail
+    assert detail.endswith(", ….")
+    attacker.execute("DROP TABLE evil.kb")
+    for i in range(25):
+        attacker.execute(f"ALTER TABLE evil.t{i} ALTER segment_embedding TYPE vector(3)")
+    said = warnings(asker)
+    ask(asker)
+    assert len(said) == 21
+    assert said[-1][0] == "5 more vector stores cannot be searched; ignored"
+
+
+def test_the_best_of_many_stores_are_cited(attacker: Connection, asker: Connection) -> None:
+    """Of each store's hits only those are kept that can still be cited."""
+    attacker.execute("SELECT ml_rag.enable_keyword_search('evil.kb')")
+    for i in range(12):
+        attacker.execute(f"CREATE TABLE evil.t{i} (LIKE evil.kb INCLUDING ALL)")
+        attacker.execute(f"SELECT ml_rag.enable_keyword_search('evil.t{i}')")
+        for j in range(4):
+            text = "contract notice period " + "other " * ((7 * i + 5 * j) % 23)
+            attacker.execute(
+                f"INSERT INTO evil.t{i} VALUES ('planted', '{{}}', {j}, 1, %s, %s)",
+                (text, as_text(fake_embedding(text))),
+            )
+        publish(attacker, table=f"evil.t{i}")
+    for options in ({}, WORDS):
+        best: Any = ask(asker, **options, n_citations=100)[0]["citations"]
+        assert ask(asker, **options, n_citations=5)[0]["citations"] == best[:5]

@@ -77,6 +77,28 @@ def test_an_error_leaves_the_caller_no_cursor_of_the_owner(owner: Connection, at
         assert [c for c in cursors if "pg_cursors" not in c[0]] == []
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("key", "(SELECT jsonb_agg('k' || i) FROM generate_series(1, 33) AS i)"),
+        ("key", "'[]'"),
+        ("configuration", "to_jsonb(repeat('x', 301))"),
+    ],
+)
+def test_what_everybody_reads_of_an_index_is_bounded(
+    owner: Connection, attacker: Connection, field: str, value: str
+) -> None:
+    """The function that makes an index takes what it is told."""
+    index = {"segment": "segment", "key": ["id"], "configuration": "simple", "k1": 1.2, "b": 0.75, "statistics": "all"}
+    found = attacker.execute(
+        "SELECT error ->> 'sqlstate' FROM ml_rag._build_keyword_index(jsonb_set(%s::jsonb"
+        f" || jsonb_build_object('store', 'own.t'::regclass::oid::bigint), '{{{field}}}', {value}), NULL)",
+        (json.dumps(index),),
+    ).fetchone()
+    assert found == ("23514",)
+    assert owner.execute("SELECT FROM ml_rag.keyword_store").fetchall() == []
+
+
 @pytest.mark.parametrize("event", ["INSERT", "UPDATE", "DELETE"])
 def test_no_view_takes_the_place_of_the_rows_of_a_statement(attacker: Connection, event: str) -> None:
     enable(attacker, "own.t")
