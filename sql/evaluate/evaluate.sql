@@ -57,7 +57,8 @@ WITH CHECK (role = current_user AND EXISTS (
 
 CREATE FUNCTION ml_rag._forget_questions() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path FROM CURRENT
+-- as ground/schema.sql has it
+SET search_path = pg_catalog, ml_rag, pg_temp
 AS $$
 -- purpose: the questions of a run go with it; whoever may delete the run may delete them all
 -- Writes: ml_rag.evaluation_question

@@ -6,8 +6,7 @@ COMMENT ON SCHEMA ml_rag IS 'retrieval-augmented generation: stages, settings an
 -- The script itself looks nowhere else; CREATE EXTENSION puts the session's path back when it ends.
 SET LOCAL search_path = pg_catalog, pg_temp;
 
--- Every function below is created with SET search_path FROM CURRENT, and this is the path they get: nothing a caller
--- can write to, with the types and operators of pgvector wherever that extension was put.
+-- for the types
 SELECT set_config('search_path', format('pg_catalog, ml_rag, %s, pg_temp', extnamespace::regnamespace), true)
 FROM pg_extension WHERE extname = 'vector';
 
@@ -17,7 +16,8 @@ DECLARE
 BEGIN
   IF has_schema_privilege('public', _schema, 'CREATE') THEN
     RAISE WARNING USING MESSAGE = format('everybody may create objects in schema %s, where pgvector is installed', _schema),
-      DETAIL = 'That schema is in the search_path of every function of ml_rag.',
+      DETAIL = 'That schema is in the search_path of functions of ml_rag: whoever may create objects in it can run code as '
+        'whoever calls them.',
       HINT = format('REVOKE CREATE ON SCHEMA %s FROM PUBLIC;', _schema);
   END IF;
 END
@@ -150,6 +150,10 @@ CREATE TYPE ml_rag.retrieval AS (
 );
 COMMENT ON TYPE ml_rag.retrieval IS
 $$the result of a request so far; a stage takes both and returns this one$$;
+
+-- Every function below is created with SET search_path FROM CURRENT, and this is the path they get: nothing a caller
+-- can write to. Those from store/marker on have pgvector's schema on it too.
+SET LOCAL search_path = pg_catalog, ml_rag, pg_temp;
 
 CREATE FUNCTION ml_rag.version() RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE

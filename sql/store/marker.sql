@@ -5,6 +5,13 @@
 -- has EMBEDDING=<name>. The default one is segment_embedding, unless another one's marker has DEFAULT=true. The comment is
 -- all that says so: it is dumped, renamed and dropped together with the column, and only the table's owner can change it.
 
+-- From here on the path has the types and operators of pgvector, wherever that extension was put. What runs with the rights
+-- of the extension's owner (SECURITY DEFINER, and all that it calls) is in files before, or names its path without that
+-- schema: others may be allowed to create objects there, and an operator for just these types would be taken before one
+-- of pg_catalog for any.
+SELECT set_config('search_path', format('pg_catalog, ml_rag, %s, pg_temp', extnamespace::regnamespace), true)
+FROM pg_extension WHERE extname = 'vector';
+
 CREATE FUNCTION ml_rag._marker_pattern() RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT

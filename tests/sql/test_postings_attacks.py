@@ -62,6 +62,89 @@ def test_a_trigger_of_ones_own_cannot_empty_the_index_of_another(owner: Connecti
     assert [row[0] for row in search(owner, "fox")] == [1]
 
 
+#: functions that a call would prefer to those of pg_catalog: for just these types, or for a text
+OVERLOADS = {
+    "nextval(text)": "bigint",
+    "concat(integer)": "text",
+    "concat(text)": "text",
+    "cardinality(name[])": "integer",
+    "format(text, name)": "text",
+    "format(text, name, name)": "text",
+    "count(text)": "bigint",
+    "int8send(oid)": "bytea",
+    "octet_length(name)": "integer",
+    "row_security_active(regclass)": "boolean",
+    "has_column_privilege(oid, regclass, smallint, text)": "boolean",
+    "pg_has_role(oid, oid, text)": "boolean",
+}
+TYPES = "oid regclass regconfig text name text[] name[] bigint integer smallint jsonb boolean".split()  # noqa: SIM905
+
+
+def test_objects_in_the_schema_of_pgvector_run_with_nobody_elses_rights(
+    db: Database, owner: Connection, attacker: Connection
+) -> None:
+    """An operator for just these types is taken before one of pg_catalog for any."""
+    owner.execute(sql.SQL("GRANT CREATE ON SCHEMA public TO {}").format(sql.Identifier(db.role("asker"))))
+    attacker.execute(
+        "CREATE FUNCTION own.check() RETURNS void LANGUAGE plpgsql AS $$ BEGIN IF current_user <> session_user THEN"
+        " RAISE EXCEPTION 'runs as %', current_user; END IF; END $$"
+    )
+    for name, type_ in OVERLOADS.items():
+        attacker.execute(
+            f"CREATE FUNCTION public.{name} RETURNS {type_} LANGUAGE plpgsql AS"
+            " $$ BEGIN PERFORM own.check(); RETURN NULL; END $$"
+        )
+    for left in TYPES:
+        for right in TYPES:
+            names = attacker.execute(
+                "SELECT array_agg(o.oprname) FROM pg_operator AS o WHERE o.oprleft = %s::regtype"
+                " AND o.oprright = %s::regtype AND o.oprnamespace = 'pg_catalog'::regnamespace",
+                (left, right),
+            ).fetchone()
+            for operator, result in {
+                "=": "boolean",
+                "<>": "boolean",
+                "||": "text",
+                "->>": "text",
+                "?": "boolean",
+            }.items():
+                if operator in ((names and names[0]) or ()):
+                    continue
+                function = f"public.f{TYPES.index(left)}_{TYPES.index(right)}_{result}"
+                attacker.execute(
+                    f"CREATE OR REPLACE FUNCTION {function}({left}, {right}) RETURNS {result} LANGUAGE plpgsql AS"
+                    " $$ BEGIN PERFORM own.check(); RETURN NULL; END $$"
+                )
+                attacker.execute(
+                    f"CREATE OPERATOR public.{operator} (LEFTARG = {left}, RIGHTARG = {right}, FUNCTION = {function})"
+                )
+    owner.execute("SET search_path = pg_catalog")
+    enable(attacker, "own.t")
+    attacker.execute("INSERT INTO own.t SELECT i, 'fox' FROM generate_series(2, 1500) AS i")
+    attacker.execute("UPDATE own.t SET segment = 'dog' WHERE id < 9; DELETE FROM own.t WHERE id = 1")
+    attacker.execute("SELECT ml_rag.fold_keyword_index('own.t')")
+    assert owner.execute("SELECT count(*) > 0 FROM ml_rag.keyword_run").fetchone() == (True,)
+    owner.execute("GRANT USAGE ON SCHEMA own TO PUBLIC")
+    for until in ("NULL", "0", "1e12"):
+        for connection in (attacker, owner):
+            connection.execute(
+                "SELECT * FROM ml_rag._keyword_scores('own.t'::regclass, 'segment', '{id}', '{fox}', '{1}', 3, "
+                + until
+                + ")"
+            )
+    attacker.execute(
+        "TRUNCATE own.t; INSERT INTO own.t VALUES (1, 'fox'); SELECT ml_rag.disable_keyword_search('own.t')"
+    )
+    enable(attacker, "own.t")
+    attacker.execute("DROP TABLE own.t")
+    attacker.execute(
+        "INSERT INTO ml_rag.evaluation_run (name, started_at, seconds, source, questions, options, stores, models,"
+        " versions, measures, counted, latency, errors)"
+        " SELECT 'x', now(), 1, 'x', 1, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}'"
+    )
+    attacker.execute("DELETE FROM ml_rag.evaluation_run")
+
+
 def test_an_error_leaves_the_caller_no_cursor_of_the_owner(owner: Connection, attacker: Connection) -> None:
     """Whoever knows its name, which pg_cursors tells, could read on in the index."""
     keyword_store(owner, [f"fox {word}" for word in ("ant", "bee", "cat", "dog", "elk")])

@@ -4,9 +4,7 @@
 LOCK TABLE ml_rag.setting IN ACCESS EXCLUSIVE MODE;
 
 -- as in ground/schema.sql: SET search_path FROM CURRENT takes it from here
-SET LOCAL search_path = pg_catalog, pg_temp;
-SELECT set_config('search_path', format('pg_catalog, ml_rag, %s, pg_temp', extnamespace::regnamespace), true)
-FROM pg_extension WHERE extname = 'vector';
+SET LOCAL search_path = pg_catalog, ml_rag, pg_temp;
 
 -- the version that bodies of functions name
 DO $$
