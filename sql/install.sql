@@ -6,7 +6,7 @@
 --
 --   1  the options are checked, those of each stage too     ml_rag._parse_rag_options   pipeline/request
 --   2  the stores that the caller may search                ml_rag.discover             pipeline/discover
---   3  what is asked becomes what is searched with          ml_rag.rewrite              pipeline/rewrite, documents, filter_keys
+--   3  what is asked becomes what is searched with          ml_rag.rewrite              pipeline/rewrite, documents, keys
 --   4  the question becomes a vector                        ml_rag.embed                pipeline/embed
 --   5  filters become conditions on the rows of a store     ml_rag.filter               pipeline/filter, condition
 --   6  search by meaning (pgvector): candidates             ml_rag.search               pipeline/search, knn
@@ -57,7 +57,7 @@
 \i pipeline/embed.sql
 \i pipeline/isolate.sql
 \i pipeline/documents.sql
-\i pipeline/filter_keys.sql
+\i pipeline/keys.sql
 \i pipeline/rewrite.sql
 \i pipeline/request.sql
 \i pipeline/knn.sql

@@ -35,7 +35,8 @@ WORDS = re.compile(r"--[^\n]*|^\s*#.*$|^COMMENT ON .*?(\$\$;|';)$", re.M | re.S)
 DEFINED = re.compile(r"^CREATE (?:FUNCTION|PROCEDURE|TABLE|VIEW|TYPE|SEQUENCE) (?:ml_rag|@extschema@)\.(\w+)", re.M)
 #: a call, or a relation in a statement; names in messages and hints are neither
 USED = re.compile(
-    r"(?:(?<!SELECT )(?<!'CALL )|(?<!')SELECT )(?:ml_rag|@extschema@)\.(\w+)\(|(?:FROM|JOIN|INTO|UPDATE|TABLE) ml_rag\.(\w+)"
+    r"(?:(?<!SELECT )(?<!'CALL )|(?<!')SELECT )(?:ml_rag|@extschema@)\.(\w+)\("
+    r"|(?:FROM|JOIN|INTO|UPDATE|TABLE) ml_rag\.(\w+)"
 )
 
 
@@ -55,9 +56,10 @@ def test_no_file_uses_a_later_one() -> None:
 
 
 def test_each_stage_is_a_function_of_its_name() -> None:
-    story = re.findall(r"^-- +\d+  .* ml_rag\.(\w+) +pipeline/(\w+)", (SQL / "install.sql").read_text(), re.M)
-    assert len(story) == 11
-    for function, name in story:
+    story = re.findall(r"^-- +(\d+)  .* ml_rag[._](\w+), .*|^-- +(\d+)  .* ml_rag\.(\w+) +pipeline/(\w+)",
+                       (SQL / "install.sql").read_text(), re.M)  # fmt: skip
+    assert [int(last or number) for last, _, number, *_ in story] == list(range(1, len(story) + 1))
+    for function, name in [row[3:] for row in story if row[2]]:
         assert re.search(rf"^CREATE FUNCTION ml_rag\.{function}\(", source(f"pipeline/{name}"), re.M), name
         assert function == name or name == "request"
 

@@ -1,4 +1,4 @@
--- filter_keys: filters that a model chooses: the columns and metadata keys that it is shown, and the check of what it answers.
+-- keys: filters that a model chooses: the columns and metadata keys that it is shown, and the check of what it answers.
 --
 -- What they mean is in the catalog: the comment of a column, and for keys of the metadata a JSON object behind FILTER_KEYS= in the
 -- comment of that column. So it is dumped, renamed and dropped with the table, and only the owner can change it.

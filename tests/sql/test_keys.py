@@ -1,4 +1,4 @@
-"""pipeline/filter_keys: filters that a model chooses, whatever it answers."""
+"""pipeline/keys: filters that a model chooses, whatever it answers."""
 
 from __future__ import annotations
 
