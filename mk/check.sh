@@ -17,6 +17,10 @@ pgspot() {
   while read -r signature; do unpinned+=(--proc-without-search-path "$signature"); done <<'LIST'
 ml_rag.version()
 ml_rag._begin(routine text,stage text)
+ml_rag._begin_telling(routine text,stage text)
+ml_rag._stage(call integer,stage text,model text)
+ml_rag._end(call integer,sqlstate text)
+ml_rag._end(call integer,trace ml_rag.step[],began timestamptz)
 extschema.ml_rag_evaluate(questions text,options jsonb)
 ml_rag._run_table(routine text,input text,output text,options jsonb,INOUT result jsonb)
 extschema.ml_rag_table(input_table_column text,output_table_column text,options jsonb,INOUT result jsonb)

@@ -49,7 +49,8 @@ BEGIN
     -- who may watch the whole server
     ('pg_read_all_stats', 'USAGE', 'SCHEMA', 'ml_rag'),
     ('pg_read_all_stats', 'SELECT', 'TABLE', 'activity progress stats'),
-    ('pg_read_all_stats', 'EXECUTE', 'ROUTINE', 'version _activity _stats _import_backend _python_path'),
+    ('pg_read_all_stats', 'EXECUTE', 'ROUTINE', '
+      version _activity _stats _watch _read_calls _read_as_owner _raise _load_backend _python_path'),
 
     -- what callers write
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
@@ -64,15 +65,17 @@ BEGIN
     -- ground/settings
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_address _roles _get_setting'),
     -- ground/python
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_python_path _import_backend _load_backend'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_python_path _load_backend'),
     -- ground/models
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_model_server model_server'),
     -- ground/parse
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_bad_option _distance_of_words _unknown_option parse_options _texts'),
     -- watch/track
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_begin_call _begin_error _begin _stage _end _progress _advance'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _begin_call _enter_stage _end_call _statement_error _end_statement _begin_telling _begin _stage _end
+      _progress _advance'),
     -- watch/watch
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_activity _stats'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_read_calls _watch _activity _stats'),
     -- keyword/tables
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _read_as_owner _write_as_owner _keyword_indexes _keyword_index _key_values _visible_keys'),

@@ -12,49 +12,34 @@ $$;
 -- A function that is written in PL/Python returns its error as a value, and the SQL function around it raises that
 -- (ml_rag._raise): only so do message, detail and SQLSTATE come out clean.
 
-CREATE FUNCTION ml_rag._import_backend(module text) RETURNS jsonb
+CREATE FUNCTION ml_rag._load_backend() RETURNS jsonb
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
-# purpose: once a session, import a module of the Python side of this very version; returns what went wrong
-# bridge (all that calls do) is kept as GD["ml_rag"], track (tells of them) and watch (shows it) as GD["ml_rag_track"] …
+# purpose: once a session, import the Python side of this very version as GD["ml_rag"]; returns what went wrong
 # Calls: ml_rag._python_path
 import importlib
 import json
 import sys
 
-if module not in ("bridge", "track", "watch"):
-    return json.dumps({"sqlstate": "22023", "message": "not a module that may be imported"})
 found = plpy.execute("SELECT ml_rag._python_path() AS path, ml_rag.version() AS version")[0]
 present = getattr(sys.modules.get("ml_rag"), "__file__", None) or ""
 if not present.startswith(found["path"] + "/"):  # what another version of the extension left in this session
-    if former := sys.modules.get("ml_rag.backend.track"):
-        former.close()
     for name in [n for n in sys.modules if n == "ml_rag" or n.startswith("ml_rag.")]:
         del sys.modules[name]
 sys.path[:] = [found["path"]] + [p for p in sys.path if "/extension/ml_rag-" not in p]
 try:
-    imported = importlib.import_module(f"ml_rag.backend.{module}")
+    door = importlib.import_module("ml_rag.backend.door")
 except Exception as e:  # a Python that is too old shows as a SyntaxError
     return json.dumps({
         "sqlstate": "55000", "message": "the Python side of ml_rag cannot be imported",
         "detail": f"{type(e).__name__}: {e}; looked in {found['path']}.",
         "hint": "Run make install with the PG_CONFIG of this server. Where a newer version is installed already: "
         "ALTER EXTENSION ml_rag UPDATE."})
-if imported.VERSION != found["version"]:
+if door.VERSION != found["version"]:
     return json.dumps({
         "sqlstate": "55000", "message": "the SQL and the Python side of ml_rag differ in version",
-        "detail": f"SQL {found['version']}, Python {imported.VERSION}.",
+        "detail": f"SQL {found['version']}, Python {door.VERSION}.",
         "hint": "Run make install, then ALTER EXTENSION ml_rag UPDATE, and connect again."})
-GD["ml_rag" if module == "bridge" else f"ml_rag_{module}"] = imported
-$$;
-
-CREATE FUNCTION ml_rag._load_backend() RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- Calls: ml_rag._import_backend
-BEGIN
-  RETURN ml_rag._import_backend('bridge');
-END
+GD["ml_rag"] = door
 $$;

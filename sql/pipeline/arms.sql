@@ -286,10 +286,7 @@ DECLARE
 BEGIN
   FOREACH _arm IN ARRAY request.arms LOOP
     _stage := CASE _arm.search WHEN 'semantic' THEN 'search' ELSE _arm.search END;
-    -- ml_rag.embed has told already that the search comes
-    IF _stage <> 'search' OR retrieval.rankings IS NOT NULL OR (retrieval.trace[cardinality(retrieval.trace)]).facts IS NULL THEN
-      _told := ml_rag._stage(request.call, _stage);
-    END IF;
+    _told := ml_rag._stage(request.call, _stage);
     _found := ml_rag._search_arm(request, _arm, retrieval.stores, with_text, _has_found, _filters);
     _filters := _found.filters;
     _has_found := _has_found OR cardinality(_found.skipped) < cardinality(retrieval.stores);

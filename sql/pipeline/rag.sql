@@ -48,7 +48,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the vectors that semantic arms search with, and that of the question; of several texts it is the mean
--- Calls: ml_rag._needs_embedding, ml_rag.embed, ml_rag._embed_queries
+-- Calls: ml_rag._needs_embedding, ml_rag._stage, ml_rag.embed, ml_rag._embed_queries
 DECLARE
   _needs_own boolean := request.query_embedding IS NULL AND ml_rag._needs_embedding(request.options);
   _texts text[] := ARRAY(
@@ -56,7 +56,11 @@ DECLARE
     WHERE a.search = 'semantic' AND a.query_embedding IS NULL);
   _vectors vector[];
   _arm ml_rag.arm;
+  _told boolean;
 BEGIN
+  IF _needs_own OR cardinality(_texts) > 0 THEN
+    _told := ml_rag._stage(request.call, 'embed', model_id);
+  END IF;
   IF cardinality(_texts) = 0 THEN
     IF _needs_own THEN
       request.query_embedding := ml_rag.embed(request.question, model_id);
@@ -173,13 +177,14 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage rewrite: the request with what is searched with
--- Calls: ml_rag._stage, ml_rag._asked_of_model, ml_rag._rewrite, ml_rag._join_filters, ml_rag._rewritten_arms
+-- Calls: ml_rag._stage, ml_rag._get_setting, ml_rag._asked_of_model, ml_rag._rewrite, ml_rag._join_filters, ml_rag._rewritten_arms
 DECLARE
   _options jsonb := request.options -> 'query_options';
   _rewritten ml_rag.rewritten;
 BEGIN
   IF ml_rag._asked_of_model(_options) <> '{}' THEN
-    PERFORM ml_rag._stage(request.call, 'rewrite');
+    PERFORM ml_rag._stage(request.call, 'rewrite', coalesce(_options ->> 'model_id',
+      ml_rag._get_setting('query_model_id'), ml_rag._get_setting('generate_model_id')));
   END IF;
   _rewritten := ml_rag._rewrite(request.question, _options, retrieval.stores, request.options);
   request.rewritten := _rewritten;
@@ -225,6 +230,7 @@ BEGIN
   END IF;
   IF cardinality(retrieval.stores) = 0 AND request.options ? 'embed_model_id' AND _embeds THEN
     -- a misspelt model is the likelier reason, and this says so
+    PERFORM ml_rag._stage(request.call, 'embed', request.options ->> 'embed_model_id');
     PERFORM ml_rag.embed(request.question, request.options ->> 'embed_model_id');
   END IF;
   IF cardinality(retrieval.stores) = 0 THEN
@@ -238,8 +244,7 @@ BEGIN
     retrieval := _rewritten.retrieval;
   END IF;
   request := ml_rag._embed_arms(request, coalesce(request.options ->> 'embed_model_id', (retrieval.stores[1]).embed_model_id));
-  retrieval.trace := retrieval.trace || ROW('embed', clock_timestamp(),
-    CASE WHEN _embeds THEN '{"embedded": true}'::jsonb END)::ml_rag.step;
+  retrieval.trace := retrieval.trace || ROW('embed', clock_timestamp(), NULL)::ml_rag.step;
 
   retrieval := ml_rag._find(request, retrieval);
   IF request.options ? 'document_name' THEN
@@ -343,7 +348,7 @@ BEGIN
     FROM unnest(_retrieval.hits) WITH ORDINALITY AS h (vector_store, document_name, document_id, document_key,
       segment_number, segment, distance, metadata, keyword_score, score, rerank_score, row_key, first_segment,
       last_segment, rank) ORDER BY h.rank;
-  _told := ml_rag._end(_call);
+  _told := ml_rag._end(_call, _retrieval.trace, _began);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
   RAISE;
@@ -399,7 +404,7 @@ BEGIN
   IF _request.explain THEN
     _answer := _answer || jsonb_build_object('explain', ml_rag._explain(_request, _retrieval, _began, _tokens));
   END IF;
-  _told := ml_rag._end(_call);
+  _told := ml_rag._end(_call, _retrieval.trace, _began);
   RETURN _answer;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);

@@ -1,46 +1,85 @@
--- track: what is going on, for whoever watches (watch/watch.sql): a call begins, enters a stage, gets on, ends.
+-- track: what a call tells of itself, for whoever watches (watch/watch.sql): begun, at which stage, how far, ended how.
 --
 -- A routine that is watched reads
---   DECLARE _call integer := ml_rag._begin('ml_rag');
+--   DECLARE _call integer := ml_rag._begin('ml_generate');
 --   BEGIN
---     PERFORM ml_rag._stage(_call, 'search');
+--     PERFORM ml_rag._stage(_call, 'generate', _model);
 --     …
 --     PERFORM ml_rag._end(_call);
 --   EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 --     PERFORM ml_rag._end(_call, SQLSTATE);
 --     RAISE;
 --   END
--- A routine or stage of its own is added at the end of its list in backend/records.py.
--- _call is null where nobody is told (setting track is off, or the file cannot be used); all but _begin are strict, so
--- that they then cost nothing. Every call pays for these, so they pin no search_path, which would cost as much again:
--- they name every schema and use no operator, or run no SQL at all. _stage and _end return null: where it counts, a
--- variable is set to that, which costs a third of a PERFORM.
+-- It is told to the model server by backend/calls.py; protocol.py has the names of routines and stages.
+--
+-- Questions (ml_rag, ml_rag_search, begun at stage discover) are over in a few milliseconds, and Python is entered with a
+-- cold cache each time. So they enter it once, at their end, with the time of each stage; and before they ask a model, by
+-- _stage with that model, from where on they are seen in ml_rag.activity. Every other _stage of theirs costs nothing.
+--
+-- _call is null where nothing is told (setting track is off). Every call pays for these functions, so they pin no
+-- search_path, which would cost as much again: they name every schema and use no operator, or run no SQL at all. _begin,
+-- _stage and _end are one expression each, which PostgreSQL puts in the place of the call.
 
 CREATE FUNCTION ml_rag._begin_call(routine text, stage text, role text, statement float8) RETURNS integer
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT
 AS $$
-# purpose: _begin, where it is not off. role: current_user; what is said is checked (see track.py)
-# Calls: ml_rag._import_backend
-if "ml_rag_track" not in GD or GD["ml_rag_track"].VERSION != "@ML_RAG_VERSION@":
-    if plpy.execute("SELECT ml_rag._import_backend('track') AS error")[0]["error"]:
+# purpose: a call begins, where it is not off. role: current_user; what is said is checked (see backend/calls.py)
+# Calls: ml_rag._load_backend
+if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
+    if plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
         return None  # whoever needs the Python side says what is wrong with it
-return GD["ml_rag_track"].begin(plpy, routine, stage, role, statement)
+return GD["ml_rag"].calls.begin(plpy, routine, stage, role, statement)
 $$;
 
-CREATE FUNCTION ml_rag._begin_error(OUT sqlstate text, OUT message text)
+CREATE FUNCTION ml_rag._enter_stage(call integer, stage text, model text, role text, statement float8) RETURNS boolean
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT
+AS $$
+# purpose: _stage; null where PostgreSQL wants the statement to end  Calls: ml_rag._load_backend
+if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
+    if plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
+        return True
+return GD["ml_rag"].calls.stage(plpy, call, stage, model, role, statement)
+$$;
+
+CREATE FUNCTION ml_rag._end_call(call integer, sqlstate text, role text, trace json, began float8) RETURNS boolean
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT
+AS $$
+# purpose: _end; null where PostgreSQL wants the statement to end. trace: the steps of a question that ended well, and
+# when that began; else [] and 0  Calls: ml_rag._load_backend
+if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
+    if plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
+        return True
+return GD["ml_rag"].calls.end(plpy, call, sqlstate, role, trace, began)
+$$;
+
+CREATE FUNCTION ml_rag._statement_error(OUT sqlstate text, OUT message text)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
 AS $$
-return GD["ml_rag_track"].ending()
+return GD["ml_rag"].calls.ending() if "ml_rag" in GD else (None, None)
 $$;
 
-CREATE FUNCTION ml_rag._begin(routine text, stage text DEFAULT '') RETURNS integer
+CREATE FUNCTION ml_rag._end_statement() RETURNS integer
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
 AS $$
--- purpose: a call of a routine begins, in a stage where one is named; returns what it is called from now on
--- Calls: ml_rag._begin_call, ml_rag._begin_error  Reads: ml_rag.setting_value
+-- purpose: raise the error by which PostgreSQL ends the statement, where that came while a call was told of: out of
+-- Python it would have another message  Calls: ml_rag._statement_error
 DECLARE
-  _call pg_catalog.int4;
-  _error pg_catalog.record;
+  _error record := ml_rag._statement_error();
+BEGIN
+  IF _error.sqlstate IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = _error.sqlstate, MESSAGE = _error.message;
+  END IF;
+  RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION ml_rag._begin_telling(routine text, stage text) RETURNS integer
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE STRICT
+AS $$
+-- purpose: _begin, where that is told at once  Calls: ml_rag._begin_call, ml_rag._end_statement
+-- Reads: ml_rag.setting_value
 BEGIN
   -- Whether it is off is asked here only in a session that has no Python yet, so that it is not started in vain. The
   -- Python side asks as well, now and then: to look into a table each time would cost more than all the rest.
@@ -51,30 +90,53 @@ BEGIN
     END IF;
     PERFORM pg_catalog.set_config('ml_rag.has_python', 'true', false);
   END IF;
-  _call := ml_rag._begin_call(routine, stage, current_user,
-    pg_catalog.date_part('epoch', pg_catalog.statement_timestamp()));
-  IF pg_catalog.int4lt(_call, 0) THEN
-    _error := ml_rag._begin_error();
-    RAISE EXCEPTION USING ERRCODE = _error.sqlstate, MESSAGE = _error.message;
-  END IF;
-  RETURN _call;
+  RETURN coalesce(ml_rag._begin_call(routine, stage, current_user,
+    pg_catalog.date_part('epoch', pg_catalog.statement_timestamp())), ml_rag._end_statement());
 END
 $$;
 
-CREATE FUNCTION ml_rag._stage(call integer, stage text, model text DEFAULT '') RETURNS boolean
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT
+CREATE FUNCTION ml_rag._begin(routine text, stage text DEFAULT '') RETURNS integer
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
 AS $$
-# purpose: the call enters a stage ('' = none), in which it waits for that model
-if "ml_rag_track" in GD:
-    GD["ml_rag_track"].stage(call, stage, model)
+-- purpose: a call of a routine begins, in a stage where one is named; returns what it is called from now on
+-- Calls: ml_rag._begin_telling
+SELECT CASE
+  WHEN pg_catalog.current_setting('ml_rag.has_python', true) IS NULL THEN ml_rag._begin_telling(routine, stage)
+  WHEN pg_catalog.texteq(stage, 'discover') AND pg_catalog.texteq(routine, 'ml_rag') THEN -1
+  WHEN pg_catalog.texteq(stage, 'discover') AND pg_catalog.texteq(routine, 'ml_rag_search') THEN -2
+  ELSE ml_rag._begin_telling(routine, stage) END
+$$;
+
+CREATE FUNCTION ml_rag._stage(call integer, stage text, model text DEFAULT '') RETURNS boolean
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+-- purpose: the call enters a stage ('' = none), in which it waits for that model
+-- Calls: ml_rag._enter_stage, ml_rag._end_statement
+SELECT CASE
+  WHEN call IS NULL OR pg_catalog.int4lt(call, 0) AND pg_catalog.texteq(model, '') THEN NULL
+  ELSE coalesce(ml_rag._enter_stage(call, stage, model, current_user,
+    pg_catalog.date_part('epoch', pg_catalog.statement_timestamp())), ml_rag._end_statement() IS NULL) END
 $$;
 
 CREATE FUNCTION ml_rag._end(call integer, sqlstate text DEFAULT '00000') RETURNS boolean
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
 AS $$
-# purpose: the call has ended, well or with this SQLSTATE
-if "ml_rag_track" in GD:
-    GD["ml_rag_track"].end(call, sqlstate)
+-- purpose: the call has ended, well or with this SQLSTATE  Calls: ml_rag._end_call, ml_rag._end_statement
+SELECT CASE
+  WHEN call IS NULL THEN NULL
+  ELSE coalesce(ml_rag._end_call(call, sqlstate, current_user, '[]', 0), ml_rag._end_statement() IS NULL) END
+$$;
+
+CREATE FUNCTION ml_rag._end(call integer, trace ml_rag.step[], began timestamptz) RETURNS boolean
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+-- purpose: the question has ended well; it began then, and the trace says when each of its stages ended. The trace goes on
+-- to the model server as it is: reading it in Python would take longer than all the rest
+-- Calls: ml_rag._end_call, ml_rag._end_statement
+SELECT CASE
+  WHEN call IS NULL THEN NULL
+  ELSE coalesce(ml_rag._end_call(call, '00000', current_user, pg_catalog.array_to_json(trace),
+    pg_catalog.date_part('epoch', began)), ml_rag._end_statement() IS NULL) END
 $$;
 
 CREATE FUNCTION ml_rag._progress(call integer, relation text, phase text, done bigint DEFAULT 0,
@@ -82,14 +144,14 @@ CREATE FUNCTION ml_rag._progress(call integer, relation text, phase text, done b
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT
 AS $$
 # purpose: how far a long call is, for ml_rag.progress; relation: schema.table, or ''; total -1: not known
-if "ml_rag_track" in GD:
-    GD["ml_rag_track"].progress(call, relation, phase, done, total, failed)
+if "ml_rag" in GD:
+    GD["ml_rag"].calls.progress(call, relation, phase, done, total, failed)
 $$;
 
 CREATE FUNCTION ml_rag._advance(call integer) RETURNS void
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT
 AS $$
 # purpose: one more is done, for a statement that goes through many rows
-if "ml_rag_track" in GD:
-    GD["ml_rag_track"].advance(call)
+if "ml_rag" in GD:
+    GD["ml_rag"].calls.advance(call)
 $$;

@@ -1,55 +1,75 @@
--- watch: what watch/track has told: calls in flight, how far the long ones are, what was done. For whom: as in
--- pg_stat_activity, one's own roles, and all to members of pg_read_all_stats (which pg_monitor is).
+-- watch: what the model server was told of calls (watch/track): those in flight, how far the long ones are, what was
+-- done. For whom: as in pg_stat_activity, one's own roles, and all to members of pg_read_all_stats (which pg_monitor is).
 
-CREATE FUNCTION ml_rag._activity()
-RETURNS TABLE (pid integer, datname name, usename name, role name, routine text, stage text, model text, started float8,
-               stage_started float8, command text, relation text, phase text, done bigint, total bigint, failed bigint,
-               progress_started float8)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE ROWS 10
+CREATE FUNCTION ml_rag._read_calls(what text, OUT found json, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
-# purpose: the calls in flight, of others no more than that there are some; nothing where Python cannot be loaded
-# Calls: ml_rag._import_backend  Reads: pg_stat_activity, as the caller
-if "ml_rag_watch" not in GD or GD["ml_rag_watch"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._import_backend('watch') AS error")[0]["error"]:
-        import json
-        e = json.loads(error)
-        plpy.warning("calls in flight cannot be shown", detail=f"{e['message']}: {e['detail']}", hint=e["hint"])
-        return []
-return GD["ml_rag_watch"].activity(plpy)
-$$;
-
-CREATE FUNCTION ml_rag._stats()
-RETURNS TABLE (role name, routine text, stage text, calls bigint, errors bigint, errors_by_sqlstate jsonb,
-               total_ms float8, mean_ms float8, max_ms float8, p50_ms float8, p95_ms float8, p99_ms float8,
-               prompt_tokens bigint, generated_tokens bigint, since float8)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE ROWS 50
-SET search_path FROM CURRENT
-AS $$
-# Calls: ml_rag._import_backend
-if "ml_rag_watch" not in GD or GD["ml_rag_watch"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._import_backend('watch') AS error")[0]["error"]:
-        import json
-        e = json.loads(error)
-        plpy.warning("statistics cannot be shown", detail=f"{e['message']}: {e['detail']}", hint=e["hint"])
-        return []
-return GD["ml_rag_watch"].stats(plpy)
+# purpose: activity or stats, of others no more than that there is something  Reads: pg_stat_activity, as the caller
+@BACKEND@
+return backend.activity(plpy) if what == "activity" else backend.stats(plpy)
 $$;
 
 CREATE FUNCTION ml_rag._reset_stats(OUT since float8, OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
-# Calls: ml_rag._import_backend
-import json
+@BACKEND@
+return backend.reset_stats(plpy)
+$$;
 
-if "ml_rag_watch" not in GD or GD["ml_rag_watch"].VERSION != "@ML_RAG_VERSION@":
-    if error := plpy.execute("SELECT ml_rag._import_backend('watch') AS error")[0]["error"]:
-        return None, error
-try:
-    return GD["ml_rag_watch"].reset(plpy), None
-except OSError as e:
-    return None, json.dumps({"sqlstate": "55000", "message": "the statistics cannot be reset", "detail": str(e)})
+CREATE FUNCTION ml_rag._watch(what text, shown text) RETURNS json
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: activity or stats; null with a warning where the model server or the Python side is not to be had: a view
+-- that is joined with others must not end their query  Calls: ml_rag._read_calls, ml_rag._raise
+DECLARE
+  _read record := ml_rag._read_calls(what);
+BEGIN
+  IF _read.error ->> 'sqlstate' IN ('08006', '22023', '38000', '53100', '53300', '55000') THEN
+    RAISE WARNING USING MESSAGE = format('%s cannot be shown', shown),
+      DETAIL = concat_ws(': ', _read.error ->> 'message', _read.error ->> 'detail'),
+      HINT = coalesce(_read.error ->> 'hint', 'See the log of the model server.');
+  ELSIF _read.error IS NOT NULL THEN
+    PERFORM ml_rag._raise(_read.error);
+  END IF;
+  RETURN _read.found;
+END
+$$;
+
+CREATE FUNCTION ml_rag._activity()
+RETURNS TABLE (pid integer, datname name, usename name, role name, routine text, stage text, model text, started float8,
+               stage_started float8, command text, relation text, phase text, done bigint, total bigint, failed bigint,
+               progress_started float8)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the calls in flight  Calls: ml_rag._watch
+BEGIN
+  RETURN QUERY SELECT c.* FROM json_to_recordset(ml_rag._watch('activity', 'calls in flight')) AS c (
+    pid integer, datname name, usename name, role name, routine text, stage text, model text, started float8,
+    stage_started float8, command text, relation text, phase text, done bigint, total bigint, failed bigint,
+    progress_started float8);
+END
+$$;
+
+CREATE FUNCTION ml_rag._stats()
+RETURNS TABLE (role name, routine text, stage text, calls bigint, errors bigint, errors_by_sqlstate jsonb,
+               total_ms float8, mean_ms float8, max_ms float8, p50_ms float8, p95_ms float8, p99_ms float8,
+               prompt_tokens bigint, generated_tokens bigint, since float8)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 50
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what was counted  Calls: ml_rag._watch
+DECLARE
+  _found json := ml_rag._watch('stats', 'statistics');
+BEGIN
+  RETURN QUERY SELECT c.*, (_found ->> 'since')::float8 FROM json_to_recordset(_found -> 'rows') AS c (
+    role name, routine text, stage text, calls bigint, errors bigint, errors_by_sqlstate jsonb, total_ms float8,
+    mean_ms float8, max_ms float8, p50_ms float8, p95_ms float8, p99_ms float8, prompt_tokens bigint,
+    generated_tokens bigint);
+END
 $$;
 
 CREATE VIEW ml_rag.activity AS
@@ -57,18 +77,19 @@ SELECT a.pid, a.datname, a.usename, a.role, a.routine, a.stage, a.model, to_time
   c.now - to_timestamp(a.started) AS age, c.now - to_timestamp(a.stage_started) AS stage_age
 FROM ml_rag._activity() AS a CROSS JOIN LATERAL (SELECT clock_timestamp() AS now) AS c;
 COMMENT ON VIEW ml_rag.activity IS
-$$calls of ml_rag's routines in flight, in all databases
+$$calls of ml_rag's routines in flight, in all databases that use the same model server
 usename: role of the session. role: current_user of the call. routine: the one the client called. stage: what it, or a
 routine that it called, is at. model: what the stage waits for. stage_age: time in that stage. Shown in full are one's
 own calls and those of roles (usename or role) that one is a member of, all to members of pg_read_all_stats; of others
-pid, datname and usename only. pid leads to pg_stat_activity; pg_cancel_backend(pid) ends the call.$$;
+pid, datname and usename only. pid leads to pg_stat_activity; pg_cancel_backend(pid) ends the call. Empty, with a
+warning, where the model server cannot be reached.$$;
 
 CREATE VIEW ml_rag.progress AS
 SELECT a.pid, a.datname, a.usename, a.role, a.command, a.relation, a.phase, a.done, a.total, a.failed,
   to_timestamp(a.progress_started) AS started
 FROM ml_rag._activity() AS a WHERE a.command IS NOT NULL;
 COMMENT ON VIEW ml_rag.progress IS
-$$how far the long routines in flight are, in all databases
+$$how far the long routines in flight are, in all databases that use the same model server
 command: the routine. relation: the table it fills or reads. done, total, failed: documents of vector_store_load and
 load_documents, rows of ml_…_table, questions of ml_rag_evaluate, segments of enable_keyword_search and add_embedding; done
 includes failed, total is null where it is not known. Shown to whom ml_rag.activity shows the call in full.$$;
@@ -79,13 +100,14 @@ SELECT s.role, s.routine, s.stage, s.calls, s.errors, s.errors_by_sqlstate, s.to
   round(s.p99_ms::numeric, 3)::float8 AS p99_ms, s.prompt_tokens, s.generated_tokens, to_timestamp(s.since) AS since
 FROM ml_rag._stats() AS s;
 COMMENT ON VIEW ml_rag.stats IS
-$$calls, errors and times of this database by role, routine and stage, since the last ml_rag.reset_stats()
+$$calls, errors and times of this database by role, routine and stage, since the model server started or was last reset
 role: current_user of the call; null: roles that are gone, or of which there were too many to count each. stage: total =
 the whole call; the others are parts of it. calls: those that have ended, errors among them. errors_by_sqlstate (of total):
 {"57014": 2, "42xxx": 1, …}, some SQLSTATEs by themselves, others by class; terminated = the backend ended first.
 The times are those of the calls without an error, in ms; p50, p95, p99 are exact to a factor of sqrt(2). A routine that
 calls another counts for both. Only roles that the caller is a member of are shown, all of them to members of
-pg_read_all_stats. What was counted outlives sessions, restarts and crashes of PostgreSQL; a crash of the machine may lose it.$$;
+pg_read_all_stats. What was counted outlives sessions, restarts and crashes of PostgreSQL, and ends with the model server.
+Empty, with a warning, where that cannot be reached.$$;
 
 CREATE FUNCTION ml_rag.reset_stats() RETURNS timestamptz
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -103,4 +125,4 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.reset_stats() IS
 $$empties ml_rag.stats of this database, for all roles; returns the time from which it counts anew
-For the owner of the extension, and whom it grants EXECUTE. Errors: 42501; 55000 the file cannot be written.$$;
+For the owner of the extension, and whom it grants EXECUTE. Errors: 42501; 08006 the model server cannot be reached.$$;

@@ -1,21 +1,26 @@
-"""What calls tell of themselves: through kill -9, restarts, on a hot standby, with no room or no folder to write to."""
+"""What calls tell of themselves: through kill -9 of a backend, restarts of either server, on a hot standby."""
 
 from __future__ import annotations
 
-import shutil
+import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from support.private_cluster import PrivateCluster, cluster_user
+from support.private_cluster import PrivateCluster
 from support.processes import wait_until
 from support.site import Site
-from support.small_disk import SmallDisk, small_disk
 from support.watching import counted, errors_of, gate, held, shown
 
 EMBED = "SELECT vector_dims(ml_embed_row('a text'))"
+#: asks no model
+SEARCH = "SELECT count(*) FROM ml_rag_search('alpha', %s)"
+BY_VECTOR = json.dumps({"query_embedding": [1.0, *[0.0] * 15], "vector_store": ["public.docs"]})
 
 
 def embed(connection: psycopg.Connection, times: int = 1) -> None:
@@ -24,7 +29,7 @@ def embed(connection: psycopg.Connection, times: int = 1) -> None:
 
 
 def test_a_backend_that_is_killed_in_a_call(site: Site, local_sockets: Path) -> None:
-    """PostgreSQL ends all sessions and recovers; the figures are those of before, and the call counts as an error."""
+    """PostgreSQL ends all sessions and recovers; the call counts as an error."""
     owner, session = site.connect(), site.connect()
     embed(session, 5)
     with gate(owner, local_sockets, "chat/completions") as server:
@@ -36,22 +41,18 @@ def test_a_backend_that_is_killed_in_a_call(site: Site, local_sockets: Path) -> 
                 call.result()
         owner = site.connect()
         assert shown(owner) == []
-        expected = {
-            **{("ml_embed_row", stage): (5, 0) for stage in ("total", "embed")},
-            **{("ml_generate", stage): (1, 1) for stage in ("total", "generate")},
-        }
-        assert counted(owner) == expected
+        assert counted(owner) == {("ml_generate", stage): (1, 1) for stage in ("total", "generate")}
         assert errors_of(owner, "ml_generate") == {"terminated": 1}
-    # the slots are taken again, and what was counted in them goes on
+    # what was told to another model server is there
     owner.execute("SELECT ml_rag.configure('model_server', %s)", (site.server.address,))
-    sessions = [site.connect() for _ in range(3)]
-    for connection in sessions:
+    assert counted(owner) == {("ml_embed_row", stage): (5, 0) for stage in ("total", "embed")}
+    for connection in [site.connect() for _ in range(3)]:
         embed(connection)
-    assert counted(owner) == {**expected, **{("ml_embed_row", stage): (8, 0) for stage in ("total", "embed")}}
+    assert counted(owner) == {("ml_embed_row", stage): (8, 0) for stage in ("total", "embed")}
 
 
 @pytest.mark.parametrize("how", ["fast", "kill"])
-def test_figures_outlive_the_server(site: Site, how: str) -> None:
+def test_figures_outlive_the_database_server(site: Site, how: str) -> None:
     embed(site.connect(), 3)
     (since,) = site.connect().execute("SELECT min(since) FROM ml_rag.stats").fetchone() or (None,)
     if how == "fast":
@@ -65,77 +66,72 @@ def test_figures_outlive_the_server(site: Site, how: str) -> None:
     assert owner.execute("SELECT calls, since FROM ml_rag.stats WHERE stage = 'total'").fetchall() == [(4, since)]
 
 
+def test_figures_end_with_the_model_server(site: Site) -> None:
+    owner, session = site.connect(), site.connect()
+    embed(session, 3)
+    (since,) = owner.execute("SELECT min(since) FROM ml_rag.stats").fetchone() or (None,)
+    site.server.kill()
+    assert counted(owner) == {}
+    embed(session)
+    rows = owner.execute("SELECT calls, since > %s FROM ml_rag.stats", (since,)).fetchall()
+    assert rows == [(1, True), (1, True)]
+
+
+def test_errors_while_the_model_server_is_down_are_counted_when_it_is_back(site: Site) -> None:
+    owner, session = site.connect(), site.connect()
+    embed(session)
+    site.server.hold()
+    for _ in range(3):
+        with pytest.raises(psycopg.Error, match="cannot be reached"):
+            session.execute(EMBED)
+        assert owner.execute("SELECT * FROM ml_rag.stats").fetchall() == []
+    site.server.release()
+    assert counted(owner) == {}
+    embed(session)
+    assert counted(owner)["ml_embed_row", "total"] == (4, 3)
+    assert errors_of(owner, "ml_embed_row") == {"08006": 3}
+
+
+def test_nothing_waits_for_a_model_server_that_reads_nothing(site: Site) -> None:
+    """What cannot be told is told later; with it, what was to be counted."""
+    owner, session = site.connect(), site.connect()
+    site.load(owner)
+    session.execute(SEARCH, (BY_VECTOR,))
+    os.kill(site.server.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        for _ in range(50):
+            session.execute(SEARCH, (BY_VECTOR,))
+        assert time.monotonic() - began < 20
+    finally:
+        os.kill(site.server.pid, signal.SIGCONT)
+    session.execute(SEARCH, (BY_VECTOR,))
+    wait_until(lambda: session.execute(SEARCH, (BY_VECTOR,)) and counted(owner)["ml_rag_search", "total"][0] >= 53)
+    calls, errors = counted(owner)["ml_rag_search", "total"]
+    assert errors == 0
+    session.execute(SEARCH, (BY_VECTOR,))
+    assert counted(owner)["ml_rag_search", "total"] == (calls + 1, 0)
+
+
 def test_a_hot_standby_tells_of_its_own_calls(site: Site, private: PrivateCluster, local_sockets: Path) -> None:
     owner = site.connect()
-    embed(owner, 3)
-    with gate(owner, local_sockets, "embeddings") as server, private.standby("watched") as standby:
+    with gate(owner, local_sockets, "chat/completions") as server, private.standby("watched") as standby:
+        embed(owner, 3)
         private.caught_up(standby)
         dsn = make_conninfo(standby.dsn, dbname=site.database.name)
         with psycopg.connect(dsn, autocommit=True) as session, psycopg.connect(dsn, autocommit=True) as watcher:
-            with held(server, session, "SELECT ml_embed_row('x')") as call:
+            with held(server, session, "SELECT ml_generate('x')") as call:
                 (row,) = shown(watcher)
-                assert (row["pid"], row["routine"], row["stage"]) == (
-                    session.info.backend_pid,
-                    "ml_embed_row",
-                    "embed",
-                )
+                told = (row["pid"], row["routine"], row["stage"])
+                assert told == (session.info.backend_pid, "ml_generate", "generate")
                 assert shown(owner) == []
             call.result()
             with pytest.raises(psycopg.errors.InvalidParameterValue):
                 session.execute("SELECT ml_rag_answer('q', '{\"nonsense\": 1}')")
-            # not what the primary had counted when the standby was made of it
-            assert counted(watcher)["ml_embed_row", "total"] == (1, 0)
+            # not what the primary has counted
+            assert counted(watcher)["ml_generate", "total"] == (1, 0)
             assert counted(watcher)["ml_rag", "total"] == (1, 1)
+            assert ("ml_embed_row", "total") not in counted(watcher)
             watcher.execute("SELECT ml_rag.reset_stats()")
             assert counted(watcher) == {}
         assert counted(owner)["ml_embed_row", "total"] == (3, 0)
-
-
-def test_no_room_for_figures(site: Site) -> None:
-    """The folder of statistics is a file system of its own, and full."""
-    site.private.stop("fast")
-    with small_disk(site.private.data / "pg_stat_tmp", 64) as disk:
-        owned_by_cluster(disk)
-        site.private.start()
-        ballast = disk.fill()
-        sessions = [site.connect() for _ in range(3)]
-        for session in sessions:
-            embed(session, 3)
-            assert shown(session) == []
-            session.execute("SELECT * FROM ml_rag.stats")
-        ballast.unlink()
-        # the session tries again after a while, which may be over in the middle of a call: that is counted in part only
-        wait_until(lambda: embed(sessions[0]) or ("ml_embed_row", "total") in counted(sessions[0]), 20)
-        # full again, in the middle
-        disk.fill()
-        before = counted(sessions[0])["ml_embed_row", "total"][0]
-        for session in sessions:
-            embed(session, 3)
-        # there is room in the pages that are there
-        assert counted(sessions[0])["ml_embed_row", "total"][0] >= before
-        site.database.close()
-        site.private.stop("fast")
-    site.private.start()
-    embed(site.connect())
-
-
-def owned_by_cluster(disk: SmallDisk) -> None:
-    shutil.chown(disk.path, cluster_user())
-    disk.path.chmod(0o700)
-
-
-def test_no_folder_for_figures(site: Site) -> None:
-    folder = site.private.data / "pg_stat_tmp"
-    session = site.connect()
-    embed(session)
-    folder.rename(folder.with_name("away"))
-    try:
-        for connection in (session, site.connect()):
-            embed(connection, 3)
-            assert shown(connection) == []
-            assert connection.execute("SELECT * FROM ml_rag.stats").fetchall() == []
-        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="cannot be reset"):
-            site.connect().execute("SELECT ml_rag.reset_stats()")
-    finally:
-        folder.with_name("away").rename(folder)
-    wait_until(lambda: embed(session) or counted(session), 20)

@@ -158,7 +158,10 @@ def test_every_function_pins_its_search_path(module_owner: Connection) -> None:
         "ml_embed_table",
         "ml_generate_table",
     }
-    track = {"_begin", "_begin_call", "_begin_error", "_stage", "_end", "_progress", "_advance"}
+    track = {
+        *("_begin", "_begin_call", "_begin_telling", "_stage", "_enter_stage", "_end", "_end_call"),
+        *("_progress", "_advance"),
+    }
     assert {name for (name,) in rows} <= {"_texts", "version", "vector_store_load", "ml_rag_evaluate", *commit, *track}
     for (path,) in module_owner.execute(
         "SELECT DISTINCT c FROM pg_proc AS p, unnest(p.proconfig) AS c WHERE p.pronamespace = 'ml_rag'::regnamespace"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ def test_a_routine_that_is_none_is_not_counted(asker: Connection, routine: str |
     assert stats(asker) == {}
 
 
-@pytest.mark.parametrize("call", ["0", "-1", "NULL", "2147483647"])
+@pytest.mark.parametrize("call", ["0", "-3", "NULL", "2147483647"])
 def test_a_call_that_is_none_is_ignored(asker: Connection, call: str) -> None:
     begin(asker)
     for statement in (f"_stage({call}, 'search')", f"_end({call})", f"_progress({call}, 'a.b', 'p')"):
@@ -115,25 +116,23 @@ def test_a_session_that_tells_learns_that_track_is_off(owner: Connection, asker:
     wait_until(lambda: begin(asker) is not None)
 
 
-def test_a_call_in_flight_when_track_is_turned_off_was_not_terminated(
-    db: Database, owner: Connection, asker: Connection
-) -> None:
-    assert begin(asker) is not None
-    owner.execute("SELECT ml_rag.configure('track', 'off')")
-    wait_until(lambda: begin(asker) is None)
-    owner.execute("SELECT ml_rag.configure('track', 'on')")
-    run(db.connect("asker"), "PERFORM ml_rag._end(c);")  # has the slot that the other session gave up
-    errors = asker.execute("SELECT errors_by_sqlstate FROM ml_rag.stats WHERE stage = 'total'").fetchall()
-    assert errors
-    assert not any("terminated" in (of or {}) for (of,) in errors)
+FORGED = {
+    "a call": "SELECT ml_rag._end(ml_rag._begin_call('ml_rag', '', %(role)s, 0))",
+    "a question": "SELECT ml_rag._end_call(-1, '00000', %(role)s, '[]', date_part('epoch', now()))",
+    "a failed question": "SELECT ml_rag._end_call(-1, '22012', %(role)s, '[]', 0)",
+    "a question at a stage": "SELECT ml_rag._enter_stage(-1, 'embed', 'm', %(role)s, 0), ml_rag._end(-1)",
+}
 
 
+@pytest.mark.parametrize("statement", FORGED.values(), ids=FORGED.keys())
 @pytest.mark.parametrize("role", ["tenant", "stranger", "postgres"])
-def test_nobody_counts_for_another_role(db: Database, asker: Connection, owner: Connection, role: str) -> None:
-    other = role if role == "postgres" else db.role(role)
-    asker.execute("SELECT ml_rag._end(ml_rag._begin_call('ml_rag', '', %s, 0))", (other,))
-    rows = owner.execute("SELECT role, calls FROM ml_rag.stats").fetchall()
-    assert rows == [(db.role("asker"), 1)]
+def test_nobody_counts_for_another_role(
+    db: Database, asker: Connection, owner: Connection, role: str, statement: str
+) -> None:
+    begin(asker)  # a question is told of by a session that has Python
+    asker.execute(statement, {"role": role if role == "postgres" else db.role(role)})
+    rows = owner.execute("SELECT DISTINCT role FROM ml_rag.stats").fetchall()
+    assert rows == [(db.role("asker"),)]
 
 
 def test_nobody_counts_for_the_owner_of_a_function_that_was_called(db: Database, owner: Connection) -> None:
@@ -145,9 +144,29 @@ def test_nobody_counts_for_the_owner_of_a_function_that_was_called(db: Database,
     connection = db.connect()
     connection.execute(f"SET SESSION AUTHORIZATION {name}")
     connection.execute("SELECT public.tell()")
-    connection.execute("SELECT ml_rag._end(ml_rag._begin_call('ml_rag', '', %s, 0))", (owner.info.user,))
-    rows = owner.execute("SELECT role, calls FROM ml_rag.stats").fetchall()
-    assert sorted(rows) == sorted([(owner.info.user, 1), (name, 1)])
+    for statement in FORGED.values():
+        connection.execute(statement, {"role": owner.info.user})
+    rows = owner.execute("SELECT role, calls FROM ml_rag.stats WHERE stage = 'total'").fetchall()
+    assert sorted(rows) == sorted([(owner.info.user, 1), (name, len(FORGED))])
+
+
+NAMES = ['x"', "x\\", "x\n", 'ml_rag","total",1,"00000",0,0],[10,"ml_rag', "é" * 300, "total", ""]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_name_counts_for_another_role(db: Database, owner: Connection, asker: Connection, name: str) -> None:
+    """What is told is JSON, and any role may call what tells of calls."""
+    begin(asker)
+    asker.execute("SELECT ml_rag._end(ml_rag._begin(%s, %s))", (name, name))
+    asker.execute(
+        "DO $do$ DECLARE c integer := ml_rag._begin('ml_rag'); BEGIN"
+        f" PERFORM ml_rag._stage(c, $n${name}$n$, $n${name}$n$), ml_rag._progress(c, $n${name}$n$, $n${name}$n$),"
+        f" ml_rag._end(c, $n${name}$n$); END $do$"
+    )
+    for trace, began in ("[]", 0), (json.dumps(name), 1), (json.dumps([{"stage": name, "ended": name}]), 1):
+        asker.execute("SELECT ml_rag._end_call(-1, %s, current_user, %s, %s)", (name, trace, began))
+    rows = owner.execute("SELECT DISTINCT role, routine, stage FROM ml_rag.stats").fetchall()
+    assert set(rows) <= {(db.role("asker"), "ml_rag", "total")}
 
 
 def test_a_call_counts_for_the_role_that_it_runs_as(db: Database, owner: Connection) -> None:
@@ -173,86 +192,3 @@ def test_where_track_is_off_no_session_starts_python_for_it(owner: Connection, a
     owner.execute("SELECT ml_rag.configure('track', 'on')")
     assert begin(asker) is not None
     assert has_python()
-
-
-# -- the file ---------------------------------------------------------------------------------------------------------
-
-SPOILS = {
-    "removed": "os.unlink(path)",
-    "truncated": "os.truncate(path, 0)",
-    "cut": "os.truncate(path, 5000)",
-    "overwritten": "f = open(path, 'r+b'); f.write(os.urandom(os.path.getsize(path))); f.close()",
-    "a folder": "os.unlink(path); os.mkdir(path)",
-    "a link": "os.unlink(path); os.symlink('../postgresql.conf', path)",
-}
-
-
-@pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS.keys())
-def test_a_spoilt_file_costs_figures_and_no_answer(
-    db: Database, owner: Connection, asker: Connection, tenant: Connection, spoil: str
-) -> None:
-    saboteur = db.connect()  # a session that has no slot to lose
-    path = "f'pg_stat_tmp/ml_rag.{oid}.1'"
-    find = "oid = plpy.execute('SELECT oid FROM pg_database WHERE datname = current_database()')[0]['oid']"
-    conf = saboteur.execute("SELECT pg_read_file('postgresql.conf')").fetchall()
-
-    def sabotage(code: str) -> None:
-        saboteur.execute(f"DO $py$\nimport os, shutil\n{find}\npath = {path}\n{code}\n$py$ LANGUAGE plpython3u")
-
-    embed = "SELECT vector_dims(ml_embed_row('x'))"
-    assert asker.execute(embed).fetchone() == (16,)
-    sabotage(spoil)
-    try:
-        for connection in (asker, tenant, db.connect("asker"), asker, tenant):
-            assert connection.execute(embed).fetchone() == (16,)
-            for relation in ("activity", "progress", "stats"):
-                connection.execute(f"SELECT * FROM ml_rag.{relation}").fetchall()
-        assert saboteur.execute("SELECT pg_read_file('postgresql.conf')").fetchall() == conf
-    finally:
-        sabotage("shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.unlink(path)")
-    # gone once more, it is made anew
-    wait_until(lambda: asker.execute(embed).fetchone() and stats(asker), seconds=20)
-
-
-def files(owner: Connection) -> set[str]:
-    return {name for (name,) in owner.execute("SELECT pg_ls_dir('pg_stat_tmp')") if name.startswith("ml_rag.")}
-
-
-def test_a_slot_is_kept_where_its_backend_reads_the_file(db: Database, owner: Connection) -> None:
-    """Which closes a descriptor of it: a lock of POSIX would be gone, and the next session would count there too."""
-    run(owner, "PERFORM ml_rag._end(c);")
-    owner.execute(
-        "SELECT length(pg_read_binary_file(format('pg_stat_tmp/ml_rag.%s.1', oid)))"
-        " FROM pg_database WHERE datname = current_database()"
-    )
-    other = db.connect()
-    for connection in (other, owner, other):
-        run(connection, "PERFORM ml_rag._end(c);")
-    assert stats(owner) == {("ml_rag", "total"): (4, 0)}
-
-
-def test_the_file_of_a_dropped_database_goes_with_the_next_session(
-    cluster: Any, db: Database, owner: Connection
-) -> None:
-    with cluster.database() as other:
-        begin(other.connect())
-        (oid,) = owner.execute("SELECT oid FROM pg_database WHERE datname = %s", (other.name,)).fetchone() or (None,)
-        begin(db.connect("asker"))
-        assert f"ml_rag.{oid}.1" in files(owner)
-    wait_until(lambda: not owner.execute("SELECT FROM pg_database WHERE oid = %s", (oid,)).fetchall())
-    assert f"ml_rag.{oid}.1" in files(owner)
-    begin(db.connect("asker"))
-    assert f"ml_rag.{oid}.1" not in files(owner)
-
-
-def test_the_file_can_be_read_by_the_server_only(owner: Connection, asker: Connection) -> None:
-    begin(asker)
-    mode = (
-        "DO $py$\nimport os\n"
-        "oid = plpy.execute('SELECT oid FROM pg_database WHERE datname = current_database()')[0]['oid']\n"
-        "plpy.notice(oct(os.stat(f'pg_stat_tmp/ml_rag.{oid}.1').st_mode & 0o777))\n$py$ LANGUAGE plpython3u"
-    )
-    told: list[str | None] = []
-    owner.add_notice_handler(lambda notice: told.append(notice.message_primary))
-    owner.execute(mode)
-    assert told == ["0o600"]

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from support.cluster import Connection, Database
+from support.hostile_server import hostile, reply, silent
 from support.processes import Background, wait_until
 from support.stores import create_store, error
 from support.watching import counted, errors_of, gate, held, shown, stats
@@ -78,6 +79,10 @@ def test_a_call_shows_where_it_is(
         with held(server, asker, statement, json.dumps(options)) as call:
             (row,) = shown(owner)
         call.result()
+        assert shown(owner) == []
+        figures = counted(owner)
+    assert figures[routine, "total"] == (1, 0)
+    assert figures[routine, stage] == (1, 0)
     assert row.pop("started") is not None
     assert timedelta() <= row.pop("stage_age") <= row.pop("age") < timedelta(seconds=30)
     assert row == {
@@ -89,22 +94,56 @@ def test_a_call_shows_where_it_is(
         "stage": stage,
         "model": model,
     }
-    assert shown(owner) == []
-    assert counted(owner)[routine, "total"] == (1, 0)
-    assert counted(owner)[routine, stage] == (1, 0)
 
 
-def test_a_call_that_waits_for_a_table_is_at_the_search(
-    db: Database, owner: Connection, asker: Connection, store: None
+def search_can_be_locked(owner: Connection) -> None:
+    """By an advisory lock: what locks the table is waited for before the question is embedded."""
+    owner.execute(
+        "CREATE FUNCTION wait() RETURNS boolean LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM pg_advisory_xact_lock_shared(7); RETURN true; END $$"
+    )
+    owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY")
+    owner.execute("CREATE POLICY wait ON docs USING (wait())")
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["the first call", "a later call"])
+def test_a_question_that_waits_in_the_search_is_at_that_stage(
+    db: Database, owner: Connection, asker: Connection, store: None, prepared: bool
 ) -> None:
+    search_can_be_locked(owner)
+    if prepared:
+        asker.execute("CALL ml_rag('q', '{\"skip_generate\": true}')")
     other = db.connect(autocommit=False)
-    other.execute("LOCK TABLE docs")
-    options = json.dumps({"query_embedding": E1, "skip_generate": True})
-    call = Background(lambda: asker.execute("CALL ml_rag('q', %s)", (options,)))
-    wait_until(lambda: [row["stage"] for row in shown(owner)] == ["search"])
+    other.execute("SELECT pg_advisory_xact_lock(7)")
+    call = Background(lambda: asker.execute("CALL ml_rag('q', '{\"skip_generate\": true}')"))
+    wait_until(lambda: [(row["stage"], row["model"]) for row in shown(owner)] == [("search", None)])
     other.rollback()
     call.result()
     assert shown(owner) == []
+
+
+def test_a_question_that_asks_no_model_is_told_of_at_its_end(
+    db: Database, owner: Connection, asker: Connection, store: None
+) -> None:
+    options = json.dumps({"query_embedding": E1, "skip_generate": True})
+    asker.execute("CALL ml_rag('q', %s)", (options,))
+    other = db.connect(autocommit=False)
+    other.execute("LOCK TABLE docs")
+    call = Background(lambda: asker.execute("CALL ml_rag('q', %s)", (options,)))
+    wait_until(lambda: waits_for_a_lock(owner, asker))
+    assert shown(owner) == []
+    other.rollback()
+    call.result()
+    figures = counted(owner)
+    assert figures["ml_rag", "total"] == figures["ml_rag", "search"] == (2, 0)
+    assert ("ml_rag", "embed") not in figures
+
+
+def waits_for_a_lock(watcher: Connection, connection: Connection) -> bool:
+    row = watcher.execute(
+        "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s", (connection.info.backend_pid,)
+    ).fetchone()
+    return row == (True,)
 
 
 def test_a_call_inside_another_shows_the_outer_routine_and_the_inner_stage(
@@ -115,13 +154,14 @@ def test_a_call_inside_another_shows_the_outer_routine_and_the_inner_stage(
         "GRANT SELECT ON questions TO ml_rag_user; GRANT CREATE ON SCHEMA public TO ml_rag_user"
     )
     statement = "CALL ml_rag_table('public.questions.question', 'public.answers.answer')"
-    with gate(owner, local_sockets, "chat/completions") as server, held(server, asker, statement):
-        (row,) = shown(owner)
+    with gate(owner, local_sockets, "chat/completions") as server:
+        with held(server, asker, statement) as call:
+            (row,) = shown(owner)
+        call.result()
+        figures = counted(owner)
     assert (row["routine"], row["stage"], row["model"]) == ("ml_rag_table", "generate", "fake-generate")
-    assert counted(owner) == {
-        ("ml_rag_table", "total"): (1, 0),
-        **{("ml_rag", stage): (1, 0) for stage in ("total", "discover", "embed", "search", "generate")},
-    }
+    stages = ("total", "discover", "embed", "search", "threshold", "generate")
+    assert figures == {("ml_rag_table", "total"): (1, 0), **{("ml_rag", stage): (1, 0) for stage in stages}}
 
 
 def test_an_error_that_the_caller_catches_ends_the_call(owner: Connection, asker: Connection, store: None) -> None:
@@ -151,22 +191,25 @@ def test_a_cancelled_call_is_counted(owner: Connection, asker: Connection, store
         with error("57014"):
             call.result()
         assert shown(owner) == []
-    assert counted(owner) == {
-        ("ml_rag", "total"): (1, 1),
-        ("ml_rag", "discover"): (1, 0),
-        ("ml_rag", "embed"): (1, 1),
-    }
-    assert errors_of(owner, "ml_rag") == {"57014": 1}
+        assert counted(owner) == {("ml_rag", "total"): (1, 1), ("ml_rag", "embed"): (1, 1)}
+        assert errors_of(owner, "ml_rag") == {"57014": 1}
 
 
-def test_a_cancelled_search_is_counted(db: Database, owner: Connection, asker: Connection, store: None) -> None:
+@pytest.mark.parametrize(("options", "stages"), [({"query_embedding": E1}, ()), ({}, ("search",))])
+def test_a_cancelled_search_is_counted(
+    db: Database, owner: Connection, asker: Connection, store: None, options: Any, stages: tuple[str, ...]
+) -> None:
+    """By its stage too where a model was asked before; where none was, nothing tells of the stage."""
+    search_can_be_locked(owner)
+    asker.execute("CALL ml_rag('q')")
+    owner.execute("SELECT ml_rag.reset_stats()")
     other = db.connect(autocommit=False)
-    other.execute("LOCK TABLE docs")
-    asker.execute("SET statement_timeout = '300ms'")
+    other.execute("SELECT pg_advisory_xact_lock(7)")
+    asker.execute("SET statement_timeout = '500ms'")
     with error("57014", ours=False):
-        asker.execute("CALL ml_rag('q', %s)", (json.dumps({"query_embedding": E1}),))
+        asker.execute("CALL ml_rag('q', %s)", (json.dumps(options),))
     other.rollback()
-    assert counted(owner)["ml_rag", "search"] == (1, 1)
+    assert counted(owner) == {("ml_rag", stage): (1, 1) for stage in ("total", *stages)}
     assert errors_of(owner, "ml_rag") == {"57014": 1}
 
 
@@ -179,12 +222,10 @@ def test_a_backend_that_is_terminated_is_counted(
         with pytest.raises(psycopg.OperationalError):
             call.result()
         wait_until(lambda: not owner.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchall())
-    assert shown(owner) == []
-    assert counted(owner) == {("ml_rag", "total"): (1, 1), ("ml_rag", "embed"): (1, 1)}
-    assert errors_of(owner, "ml_rag") == {"terminated": 1}
-    # whoever has the slot next keeps it
-    db.connect("asker").execute("SELECT ml_embed_row(NULL), ml_rag._begin('ml_rag')")
-    assert errors_of(owner, "ml_rag") == {"terminated": 1}
+        for _ in range(2):
+            assert shown(owner) == []
+            assert counted(owner) == {("ml_rag", "total"): (1, 1), ("ml_rag", "embed"): (1, 1)}
+            assert errors_of(owner, "ml_rag") == {"terminated": 1}
 
 
 BAD = {
@@ -233,7 +274,7 @@ def test_the_figures_of_a_stage_fit_together(owner: Connection, asker: Connectio
     for _ in range(20):
         asker.execute("CALL ml_rag('q')")
     rows = {row["stage"]: row for row in stats(asker)}
-    assert set(rows) == {"total", "discover", "embed", "search", "generate"}
+    assert set(rows) == {"total", "discover", "embed", "search", "threshold", "generate"}
     for row in rows.values():
         assert row["calls"] == 20
         assert row["errors"] == 0
@@ -264,8 +305,19 @@ def test_every_stage_of_a_call_is_counted(owner: Connection, asker: Connection, 
     owner.execute("SELECT ml_rag.reset_stats()")
     options = {"keyword_search": True, "rerank": {}, "retrieval_options": {"segment_overlap": 1}}
     asker.execute("CALL ml_rag('copper', %s)", (json.dumps(options),))
-    stages = ("total", "discover", "embed", "search", "keyword", "rerank", "expand", "generate")
-    assert counted(owner) == {("ml_rag", stage): (1, 0) for stage in stages}
+    stages = ("discover", "embed", "search", "keyword", "fuse", "threshold", "text", "rerank", "expand", "generate")
+    assert counted(owner) == {("ml_rag", stage): (1, 0) for stage in ("total", *stages)}
+
+
+def test_the_times_of_stages_are_those_of_explain(owner: Connection, asker: Connection, store: None) -> None:
+    for _ in range(2):  # the first call of a session is told of in another way
+        owner.execute("SELECT ml_rag.reset_stats()")
+        (answer,) = asker.execute("SELECT ml_rag_answer('copper', '{\"explain\": true}')").fetchone() or (None,)
+        told = answer["explain"]["milliseconds"]
+        rows = {row["stage"]: row["total_ms"] for row in stats(asker)}
+        assert rows["total"] >= told["total"] - 0.002
+        for stage in rows.keys() - {"total", "discover", "search"}:  # those hold the beginning, and looking up plans
+            assert rows[stage] == pytest.approx(told[stage], abs=0.002)
 
 
 def test_stages_by_themselves_are_calls_of_their_own(asker: Connection) -> None:
@@ -302,3 +354,64 @@ def test_the_right_to_reset_can_be_granted(db: Database, owner: Connection, tena
     tenant.execute("SELECT ml_embed_row('x')")
     tenant.execute("SELECT ml_rag.reset_stats()")
     assert counted(tenant) == {}
+
+
+# -- without the model server -----------------------------------------------------------------------------------------
+
+
+def test_where_the_model_server_is_gone_that_is_said_and_the_views_are_empty(
+    db: Database, owner: Connection, asker: Connection
+) -> None:
+    asker.execute("SELECT ml_embed_row('x')")
+    owner.execute("SELECT ml_rag.configure('model_server', 'unix:/nowhere/ml_rag.sock')")
+    session = db.connect("asker")
+    told: list[str] = []
+    session.add_notice_handler(lambda d: told.append(f"{d.message_primary} / {d.message_detail} / {d.message_hint}"))
+    for view, what in ("activity", "calls in flight"), ("progress", "calls in flight"), ("stats", "statistics"):
+        assert session.execute(f"SELECT * FROM ml_rag.{view}").fetchall() == []
+        warning = told.pop()
+        assert warning.startswith(f"{what} cannot be shown / the model server cannot be reached: unix:/nowhere")
+        assert "ml-rag serve" in warning
+    assert told == []
+    with error("08006"):
+        owner.execute("SELECT ml_rag.reset_stats()")
+
+
+@pytest.mark.parametrize(
+    "body", [b"7", b"{}", b'{"since": 0, "activity": 7, "stats": []}', b'{"since": 1.5, "activity": [], "stats": [7]}']
+)
+def test_of_a_model_server_that_answers_nonsense_that_is_said(
+    owner: Connection, asker: Connection, local_sockets: Path, body: bytes
+) -> None:
+    told: list[str | None] = []
+    asker.add_notice_handler(lambda d: told.append(d.message_detail))
+    with hostile(local_sockets, silent) as server:
+        server.show_calls = reply(body)
+        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+        assert asker.execute("SELECT * FROM ml_rag.stats").fetchall() == []
+    assert len(told) == 1
+    assert "unexpected reply from the model server" in str(told)
+
+
+def test_reading_the_views_can_be_cancelled(owner: Connection, asker: Connection, local_sockets: Path) -> None:
+    with hostile(local_sockets, silent) as server:
+        server.show_calls = silent
+        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+        asker.execute("SET statement_timeout = '300ms'")
+        for view in ("activity", "progress", "stats"):
+            with error("57014", "statement timeout", ours=False):
+                asker.execute(f"SELECT * FROM ml_rag.{view}")
+
+
+def test_errors_of_an_outage_are_counted_when_the_session_tells_again(
+    owner: Connection, asker: Connection, store: None, local_sockets: Path
+) -> None:
+    (address,) = owner.execute("SELECT value FROM ml_rag.setting WHERE name = 'model_server'").fetchone() or ("",)
+    with hostile(local_sockets, silent) as server:
+        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    for _ in range(3):
+        with error("08006"):
+            asker.execute("CALL ml_rag('q')")
+    owner.execute("SELECT ml_rag.configure('model_server', %s)", (address,))
+    wait_until(lambda: asker.execute("SELECT ml_embed_row('x')") and counted(owner))
+    assert errors_of(owner, "ml_rag") == {"08006": 3}

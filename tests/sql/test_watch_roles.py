@@ -111,10 +111,16 @@ def test_calls_of_other_databases_are_shown_too(
 ) -> None:
     with cluster.database() as other:
         elsewhere = other.connect()
+        query = "SELECT pid FROM ml_rag.activity WHERE datname = %s"
         with gate(owner, local_sockets, "embeddings") as server, held(server, asker, "CALL ml_rag('q')"):
-            rows = elsewhere.execute("SELECT pid FROM ml_rag.activity WHERE datname = %s", (db.name,)).fetchall()
-        assert rows == [(asker.info.backend_pid,)]
-        assert counted(elsewhere) == {}
+            # this one has another model server
+            assert elsewhere.execute(query, (db.name,)).fetchall() == []
+            (address,) = owner.execute("SELECT value FROM ml_rag.setting WHERE name = 'model_server'").fetchone() or (
+                "",
+            )
+            elsewhere.execute("SELECT ml_rag.configure('model_server', %s)", (address,))
+            assert elsewhere.execute(query, (db.name,)).fetchall() == [(asker.info.backend_pid,)]
+            assert counted(elsewhere) == {}
 
 
 def test_calls_in_a_read_only_transaction_are_told(owner: Connection, asker: Connection, store: None) -> None:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from ml_rag.protocol import CALL_HEADER
+from ml_rag.server.calls import Calls
+from ml_rag.server.inbox import MAX_BYTES, beside, bind_beside
+from ml_rag.server.metrics import Metrics
 
 #: gets the open connection and the request (head and body), writes what it likes
 Handler = Callable[[socket.socket, bytes], None]
@@ -20,7 +27,8 @@ _numbers = itertools.count()
 class HostileServer:
     """Answers every request by ``handler``; ``requests`` holds what came, ``gone`` is set when a client hung up.
 
-    Connections over which nothing is asked do not count.
+    Connections over which nothing is asked do not count. What sessions tell of their calls it takes as a model server
+    does, and those who ask for that do not count either.
     """
 
     def __init__(self, path: Path, handler: Handler) -> None:
@@ -36,6 +44,48 @@ class HostileServer:
         path.chmod(0o666)
         self._listener.listen()
         threading.Thread(target=self._accept, daemon=True).start()
+        self.calls = Calls(Metrics())
+        self.show_calls: Handler = self._show_calls
+        self._lock = threading.Lock()
+        self._inbox = bind_beside(path, 0o666, None)
+        self._inbox.setblocking(False)
+        threading.Thread(target=self._receive, daemon=True).start()
+
+    def _receive(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # it is closed
+            while True:
+                select.select([self._inbox], [], [], 0.5)
+                with self._lock:
+                    self._drain()
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.calls.receive(self._inbox.recv(MAX_BYTES))
+
+    def _show_calls(self, client: socket.socket, request: bytes) -> None:
+        asked = json.loads(request.partition(b"\r\n\r\n")[2])
+        cluster, database = asked["cluster"], asked["database"]
+        with self._lock:
+            self._drain()
+            for pid, session in asked.get("gone", []):
+                self.calls.end(cluster, pid, session)
+            if asked.get("reset"):
+                self.calls.reset(cluster, database)
+            since, rows = self.calls.stats(cluster, database)
+            answer = {"since": since, "activity": self.calls.activity(cluster), "stats": rows}
+        reply(answer)(client, request)
+
+    def _handle(self, client: socket.socket, request: bytes) -> None:
+        told = re.search(rf"^{CALL_HEADER}: (.*)\r$".encode(), request, re.MULTILINE)
+        with self._lock:
+            call = self.calls.receive(told[1]) if told else None
+        try:
+            self.handler(client, request)
+        finally:
+            with self._lock:
+                if call is not None:
+                    self.calls.answered(call)
 
     def _accept(self) -> None:
         while True:
@@ -50,10 +100,13 @@ class HostileServer:
         has_asked = False
         with client, contextlib.suppress(OSError):
             while request := self._request(client):
+                if request.startswith(b"POST /v1/calls "):
+                    self.show_calls(client, request)
+                    continue
                 self.connections += not has_asked
                 has_asked = True
                 self.requests.append(request)
-                self.handler(client, request)
+                self._handle(client, request)
         if has_asked:
             self.gone.set()
 
@@ -81,6 +134,8 @@ class HostileServer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._inbox.close()
+        beside(self._path).unlink(missing_ok=True)
         for client in self._clients:
             with contextlib.suppress(OSError):
                 client.shutdown(socket.SHUT_RDWR)

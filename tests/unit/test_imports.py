@@ -17,9 +17,9 @@ PLPY = Path(__file__).resolve().parents[2] / "plpy"
 MAY_IMPORT = {
     "shortage": {"errors"},
     "files": {"errors"},
-    "backend": {"errors", "files"},
+    "backend": {"errors", "files", "protocol"},
     "ingest": {"abc", "errors", "scratch", "shortage"},
-    "server": {"abc", "errors", "scratch", "shortage", "ingest"},
+    "server": {"abc", "errors", "protocol", "scratch", "shortage", "ingest"},
     "client": {"errors", "files"},
     "cli": {"errors"},
 }

@@ -5,28 +5,27 @@ The first call of a session waits for these imports, so what only loads need is 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ml_rag import __version__
+from ml_rag.backend import calls as _calls
 from ml_rag.backend import embed as _embed
 from ml_rag.backend import generate as _generate
 from ml_rag.backend import indexes as _indexes
+from ml_rag.backend import monitoring as _monitoring
 from ml_rag.backend import rerank as _rerank
 from ml_rag.backend import rewrite as _rewrite
 from ml_rag.backend import rights as _rights
-from ml_rag.backend import track as _track
 from ml_rag.backend.client import ModelServer
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, ModelUnavailable
-
-VERSION = __version__
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,6 +82,16 @@ def outcome(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
 
 def server(plpy: Any) -> ModelServer:
     """The session's connection to the model server; the address is read anew, so that a change takes effect."""
+    address = _address(plpy)
+    connection: ModelServer | None = _session.get("server")
+    if connection is None or connection.address != address:
+        if connection is not None:
+            connection.close()
+        connection = _session["server"] = ModelServer(address, functools.partial(_interrupt, plpy))
+    return connection
+
+
+def _address(plpy: Any) -> str:
     if "address" not in _session:
         (default,) = plpy.execute("SELECT s.default_value FROM ml_rag.setting AS s WHERE s.name = 'model_server'")
         _session["default"] = default["default_value"]
@@ -90,17 +99,27 @@ def server(plpy: Any) -> ModelServer:
         _session["address"] = plpy.prepare(
             "SELECT v.value FROM ml_rag.setting_value AS v WHERE v.name = 'model_server'"
         )
-        _session["interrupt"] = plpy.prepare("SELECT 1")
     changed = plpy.execute(_session["address"])
-    address = changed[0]["value"] if changed else _session["default"]
-    connection: ModelServer | None = _session.get("server")
-    if connection is None or connection.address != address:
-        if connection is not None:
-            connection.close()
-        # Executing any statement is what makes PostgreSQL look at its interrupts.
-        connection = ModelServer(address, lambda: plpy.execute(_session["interrupt"]))
-        _session["server"] = connection
-    return connection
+    address: str = changed[0]["value"] if changed else _session["default"]
+    return address
+
+
+def _interrupt(plpy: Any) -> None:
+    """Executing any statement is what makes PostgreSQL look at its interrupts."""
+    if "interrupt" not in _session:
+        _session["interrupt"] = plpy.prepare("SELECT 1")
+    plpy.execute(_session["interrupt"])
+
+
+@contextlib.contextmanager
+def _apart(plpy: Any) -> Iterator[ModelServer]:
+    """A connection for whoever watches: that of the session may be in the middle of a reply, where a trigger asks. The
+    address is read with the rights of the extension's owner, since who may watch need not have a right to ask."""
+    apart = ModelServer(_rights.as_owner(plpy, lambda: _address(plpy)), functools.partial(_interrupt, plpy))
+    try:
+        yield apart
+    finally:
+        apart.close()
 
 
 @outcome
@@ -122,16 +141,37 @@ def get(plpy: Any, path: str) -> str:
 
 
 @outcome
+def activity(plpy: Any) -> str:
+    """The calls in flight, as JSON text: see ``ml_rag.backend.monitoring``."""
+    with _apart(plpy) as model_server:
+        return _monitoring.activity(plpy, model_server)
+
+
+@outcome
+def stats(plpy: Any) -> str:
+    """What was counted in this database, as JSON text."""
+    with _apart(plpy) as model_server:
+        return _monitoring.stats(plpy, model_server)
+
+
+@outcome
+def reset_stats(plpy: Any) -> float:
+    """Count anew; the time from which on, seconds since 1970."""
+    with _apart(plpy) as model_server:
+        return _monitoring.reset(plpy, model_server)
+
+
+@outcome
 def embed(plpy: Any, texts: list[str], model_id: str, input_type: str | None) -> list[str]:
     """The vectors of the texts, in pgvector's text form."""
-    with _track.waiting(plpy, "ml_rag.embed", "embed", model_id):
+    with _calls.waiting(plpy, "ml_rag.embed", "embed", model_id):
         return _embed.embed(server(plpy), texts, model_id, input_type)
 
 
 @outcome
 def rerank(plpy: Any, query: str, texts: list[str], model_id: str) -> list[float]:
     """The relevance of each text to the query, 0-1."""
-    with _track.waiting(plpy, "ml_rag.rerank", "rerank", model_id):
+    with _calls.waiting(plpy, "ml_rag.rerank", "rerank", model_id):
         return _rerank.rerank(server(plpy), query, texts, model_id)
 
 
@@ -142,9 +182,9 @@ def generate(plpy: Any, request: str) -> str:
         parsed = json.loads(request)
     except ValueError as e:  # jsonb takes numbers of more digits than Python does
         raise InvalidRequest("an option has a number that is out of range", detail=f"{e}.") from None
-    with _track.waiting(plpy, "ml_rag.generate", "generate", parsed["options"]["model_id"]):
+    with _calls.waiting(plpy, "ml_rag.generate", "generate", parsed["options"]["model_id"]):
         answer = _generate.generate(server(plpy), parsed)
-        _track.tokens(answer["prompt_tokens"] or 0, answer["generated_tokens"] or 0)
+        _calls.tokens(answer["prompt_tokens"] or 0, answer["generated_tokens"] or 0)
     return as_jsonb(answer)
 
 
@@ -153,7 +193,7 @@ def table_distances(plpy: Any, query: str, texts: list[str], model_id: str) -> l
     """Cosine distances of descriptions of tables from a question; see ``ml_rag.backend.tables``."""
     from ml_rag.backend import tables
 
-    with _track.waiting(plpy, "ml_rag.embed", "embed", model_id):
+    with _calls.waiting(plpy, "ml_rag.embed", "embed", model_id):
         return tables.distances(plpy, server(plpy), query, texts, model_id)
 
 
@@ -165,9 +205,9 @@ def nl_sql(plpy: Any, request: str) -> str:
     parsed = json.loads(request)
 
     def generate(prompt: dict[str, Any]) -> str:
-        with _track.waiting(plpy, "ml_rag.generate", "generate", parsed["model_id"]):
+        with _calls.waiting(plpy, "ml_rag.generate", "generate", parsed["model_id"]):
             answer = _generate.generate(server(plpy), prompt)
-            _track.tokens(answer["prompt_tokens"] or 0, answer["generated_tokens"] or 0)
+            _calls.tokens(answer["prompt_tokens"] or 0, answer["generated_tokens"] or 0)
         text: str = answer["text"]
         return text
 
@@ -178,9 +218,9 @@ def nl_sql(plpy: Any, request: str) -> str:
 def rewrite(plpy: Any, request: str) -> dict[str, Any]:
     """What is searched with, of a request made by sql/pipeline/rewrite.sql: the fields of ml_rag.rewritten."""
     parsed = json.loads(request)
-    with _track.waiting(plpy, "ml_rag.rewrite", "rewrite", parsed["model_id"]):
+    with _calls.waiting(plpy, "ml_rag.rewrite", "rewrite", parsed["model_id"]):
         found = _rewrite.rewrite(server(plpy), parsed)
-        _track.tokens(found["prompt_tokens"] or 0, found["generated_tokens"] or 0)
+        _calls.tokens(found["prompt_tokens"] or 0, found["generated_tokens"] or 0)
     if found["filters"] is not None:
         found["filters"] = as_jsonb(found["filters"])
     return found
@@ -343,7 +383,7 @@ def _embedder(plpy: Any) -> Callable[[list[str], str], list[str]]:
 
 
 def _tell(relation: str, total: int, phase: str, done: int, failed: int) -> None:
-    _track.progress(_track.innermost(), relation, phase, done, total, failed)
+    _calls.progress(_calls.innermost(), relation, phase, done, total, failed)
 
 
 @outcome

@@ -14,8 +14,10 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+from ml_rag.backend import calls
 from ml_rag.backend.sockets import Interrupt, InterruptibleSocket, connect
 from ml_rag.errors import EngineFailed, MlRagError, ServerUnreachable, from_json
+from ml_rag.protocol import CALL_HEADER
 
 MAX_REPLY_BYTES = 512 * 1024 * 1024
 #: of the head of a reply
@@ -235,6 +237,8 @@ class ModelServer:
         A server that took the request and then closed without a word may have died of it: it does not get it twice.
         """
         head = f"{method} {path} HTTP/1.1\r\nHost: ml_rag\r\nAccept-Encoding: identity\r\n"
+        if call := calls.header():
+            head += f"{CALL_HEADER}: {call}\r\n"
         if content_type:
             head += f"Content-Length: {len(body)}\r\nContent-Type: {content_type}\r\n"
         request = head.encode() + b"\r\n"

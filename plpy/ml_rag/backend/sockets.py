@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ml_rag.protocol import request_address
+
 try:
     import ctypes
 
@@ -98,15 +100,7 @@ class InterruptibleSocket(socket.socket):
 
 def connect(address: str, interrupt: Interrupt) -> InterruptibleSocket:
     """A connection to ``unix:/path`` or ``http://host:port``. Raises OSError, ValueError for a malformed address."""
-    target: Any
-    if address.startswith("unix:"):
-        family, target = socket.AF_UNIX, address.removeprefix("unix:")
-    else:
-        host, _, port = address.removeprefix("http://").rstrip("/").rpartition(":")
-        # a look-up would block: PostgreSQL's interrupts have to wait for the resolver's time-outs
-        host = "127.0.0.1" if host == "localhost" else host.strip("[]")
-        info = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
-        family, target = info[0], info[4]
+    family, target = request_address(address)
     sock = InterruptibleSocket(family, socket.SOCK_STREAM)
     sock.interrupt = interrupt
     try:

@@ -18,9 +18,12 @@ from ml_rag.errors import InvalidRequest, MlRagError
 from ml_rag.ingest.confinement import find_missing
 from ml_rag.server import openapi, routes
 from ml_rag.server.boundary import Boundary, error_response, json_response
+from ml_rag.server.calls import Calls
 from ml_rag.server.chat.endpoint import chat_completions
 from ml_rag.server.documents import close_sandbox, documents
+from ml_rag.server.inbox import Inbox
 from ml_rag.server.registry import Registry
+from ml_rag.server.sockets import allowed_uids
 
 _ROUTES = [
     Route("/healthz", routes.healthz),
@@ -32,6 +35,7 @@ _ROUTES = [
     Route("/v1/rerank", routes.rerank, methods=["POST"]),
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     Route("/v1/documents", documents, methods=["POST"]),
+    Route("/v1/calls", routes.read_calls, methods=["POST"]),
 ]
 for _route in _ROUTES:
     assert _route.methods is not None
@@ -40,8 +44,10 @@ for _route in _ROUTES:
 
 def create_app(registry: Registry) -> Starlette:
     """The application. ``app.state``: ``registry``, ``config`` (``ServerConfig``), ``started`` (monotonic seconds),
-    ``parsers_miss`` (what the kernel refuses of their confinement, None while that is not known).
+    ``parsers_miss`` (what the kernel refuses of their confinement, None while that is not known), ``calls`` (what
+    PostgreSQL's sessions tell of theirs) and ``inbox``, where that comes in.
     """
+    calls = Calls(registry.metrics)
 
     async def look_at_parsers(app: Starlette) -> None:
         app.state.parsers_miss = await find_missing()
@@ -58,7 +64,7 @@ def create_app(registry: Registry) -> Starlette:
 
     app = Starlette(
         routes=_ROUTES,
-        middleware=[Middleware(Boundary, registry=registry)],
+        middleware=[Middleware(Boundary, registry=registry, calls=calls)],
         exception_handlers={MlRagError: _known, HTTPException: _http_error},
         lifespan=lifespan,
     )
@@ -66,6 +72,8 @@ def create_app(registry: Registry) -> Starlette:
     app.state.config = registry.catalogue.server
     app.state.started = time.monotonic()
     app.state.parsers_miss = None
+    app.state.calls = calls
+    app.state.inbox = Inbox(calls.receive, allowed_uids(registry.catalogue.server), registry.metrics.refused_peers.inc)
     return app
 
 

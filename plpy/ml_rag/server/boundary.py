@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from ml_rag import __version__
 from ml_rag.errors import InvalidRequest, MlRagError, PrivilegeError, QueueFull, ServerUnreachable
+from ml_rag.protocol import CALL_HEADER
 from ml_rag.server.cancellation import ClientGone
 from ml_rag.server.metrics import current_model
 from ml_rag.server.unexpected import unexpected
@@ -21,6 +22,7 @@ from ml_rag.server.unexpected import unexpected
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from ml_rag.server.calls import Calls
     from ml_rag.server.registry import Registry
 
 log = logging.getLogger("ml_rag.server")
@@ -72,9 +74,10 @@ def error_response(error: MlRagError) -> Response:
 class Boundary:
     """ASGI middleware. The errors of ``ml_rag.errors`` that reach it become replies."""
 
-    def __init__(self, app: ASGIApp, registry: Registry) -> None:
+    def __init__(self, app: ASGIApp, registry: Registry, calls: Calls) -> None:
         self._app = app
         self._registry = registry
+        self._calls = calls
         self._server = registry.catalogue.server
         #: bytes of the bodies that requests in progress have sent; documents are on disk by then
         self._pending = 0
@@ -101,6 +104,8 @@ class Boundary:
                     raise
                 raise ClientGone from None
 
+        call = Headers(scope=scope).get(CALL_HEADER)
+        told = self._calls.receive(call.encode()) if call else None
         body = [0]
         reserved = [0]
         bounded = self._bounded(scope, receive, body, reserved)
@@ -120,6 +125,8 @@ class Boundary:
                 raise ConnectionAbortedError("a reply broke off") from None
             await error_response(failure)(scope, receive, send_with_version)
         finally:
+            if told is not None:
+                self._calls.answered(told)
             self._pending -= body[0]
             self._registry.memory.release(reserved[0])
             current_model.reset(token)

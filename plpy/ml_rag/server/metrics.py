@@ -45,6 +45,17 @@ class Metrics:
         self.load_seconds = Histogram(
             "ml_rag_model_load_seconds", "Time to load a model", ["model"], buckets=_SECONDS, registry=self.registry
         )
+        self.calls = Counter(
+            "ml_rag_calls", "Calls of PostgreSQL's sessions that have ended", ["routine", "sqlstate"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.call_seconds = Histogram(
+            "ml_rag_call_seconds",
+            "Time of calls without an error, whole (stage total) and by stage",
+            ["routine", "stage"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
         self._queue = Gauge("ml_rag_queue_depth", "Requests that wait for a model", ["model"], registry=self.registry)
         self._running = Gauge("ml_rag_running", "Requests a model is working on", ["model"], registry=self.registry)
         self._loaded = Gauge("ml_rag_model_loaded", "1 while the model is in memory", ["model"], registry=self.registry)

@@ -16,14 +16,14 @@ from ml_rag import __version__
 from ml_rag.server.boundary import json_response
 from ml_rag.server.chat.request import ChatRequest
 from ml_rag.server.documents import DocumentsOptions
-from ml_rag.server.replies import Completion, Embeddings, Error, Health, Model, Models, Ranking
-from ml_rag.server.routes import EmbeddingsBody, RerankBody
+from ml_rag.server.replies import Calls, Completion, Embeddings, Error, Health, Model, Models, Ranking
+from ml_rag.server.routes import CallsBody, EmbeddingsBody, RerankBody
 
 _REF = "#/components/schemas/{model}"
 
 
-_REQUESTS: list[type] = [EmbeddingsBody, RerankBody, ChatRequest, DocumentsOptions]
-_REPLIES: list[type] = [Error, Health, Model, Models, Embeddings, Ranking, Completion]
+_REQUESTS: list[type] = [EmbeddingsBody, RerankBody, ChatRequest, DocumentsOptions, CallsBody]
+_REPLIES: list[type] = [Error, Health, Model, Models, Embeddings, Ranking, Completion, Calls]
 
 
 def _named(model: type) -> dict[str, Any]:
@@ -100,6 +100,9 @@ def _paths() -> dict[str, Any]:
                 _content("text/event-stream", event),
                 body=_json(ChatRequest),
             )
+        },
+        "/v1/calls": {
+            "post": _operation("calls", "What sessions of PostgreSQL do and did", _json(Calls), body=_json(CallsBody))
         },
         "/v1/documents": {
             "post": _operation(

@@ -148,3 +148,51 @@ class Completion(TypedDict):
     choices: list[Choice]
     usage: Usage
     ml_rag: NotRequired[DocumentsUsed | TurnsUsed]
+
+
+@_exactly
+class CallInFlight(TypedDict):
+    pid: int
+    #: when the process began, ns since 1970
+    session: int
+    database: int
+    role: int
+    routine: str
+    #: this and the other moments: seconds since 1970
+    started: float
+    stage: str
+    stage_started: float
+    model: str
+    statement: float
+    command: NotRequired[str]
+    relation: NotRequired[str]
+    phase: NotRequired[str]
+    done: NotRequired[int]
+    total: NotRequired[int]
+    failed: NotRequired[int]
+    progress_started: NotRequired[float]
+
+
+@_exactly
+class CallStatistics(TypedDict):
+    role: int
+    routine: str
+    stage: str
+    calls: int
+    errors: int
+    errors_by_sqlstate: dict[str, int] | None
+    total_ms: float
+    mean_ms: float | None
+    max_ms: float | None
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    prompt_tokens: int | None
+    generated_tokens: int | None
+
+
+@_exactly
+class Calls(TypedDict):
+    since: float
+    activity: list[CallInFlight]
+    stats: list[CallStatistics]

@@ -14,7 +14,9 @@ from starlette.responses import Response
 
 from ml_rag import __version__
 from ml_rag.errors import InvalidRequest
+from ml_rag.server import replies
 from ml_rag.server.boundary import check_values, json_response
+from ml_rag.server.calls import Calls, Cluster, Oid
 from ml_rag.server.cancellation import watch_disconnect
 from ml_rag.server.models import ModelInfo
 from ml_rag.server.registry import Registry
@@ -58,6 +60,17 @@ class RerankBody(BaseModel):
     documents: list[str | RerankDocument] = Field(fail_fast=True)
     top_n: int | None = Field(default=None, ge=0)
     return_documents: bool = False
+
+
+class CallsBody(BaseModel):
+    """``POST /v1/calls``. A cluster is called what its sessions call it."""
+
+    cluster: Cluster
+    database: Oid
+    #: number and ``session`` of processes that are gone
+    gone: list[tuple[int, int]] = Field(default=[], fail_fast=True)
+    #: count anew
+    reset: bool = False
 
 
 async def read_body(request: Request, cls: type[Body]) -> Body:
@@ -178,6 +191,20 @@ async def rerank(request: Request) -> Response:
             result["document"] = {"text": texts[index]}
         results.append(result)
     reply: Ranking = {"model": body.model, "results": results}
+    return json_response(reply)
+
+
+async def read_calls(request: Request) -> Response:
+    """What goes on in a cluster, and what was done in a database of it."""
+    body = await read_body(request, CallsBody)
+    request.app.state.inbox.drain()  # whoever asks has told before
+    calls: Calls = request.app.state.calls
+    for pid, session in body.gone:
+        calls.end(body.cluster, pid, session)
+    if body.reset:
+        calls.reset(body.cluster, body.database)
+    since, rows = calls.stats(body.cluster, body.database)
+    reply: replies.Calls = {"since": since, "activity": calls.activity(body.cluster), "stats": rows}
     return json_response(reply)
 
 

@@ -10,6 +10,7 @@ import math
 import os
 import resource
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -20,6 +21,7 @@ from typing import Any, cast
 
 import orjson
 import uvicorn
+from starlette.datastructures import State
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ml_rag import __version__
@@ -28,6 +30,7 @@ from ml_rag.ingest.sandbox import FOLDER_PREFIX
 from ml_rag.scratch import sweep
 from ml_rag.server.app import create_app
 from ml_rag.server.catalogue import Catalogue, ServerConfig
+from ml_rag.server.inbox import Inbox, bind_udp
 from ml_rag.server.notify import notify
 from ml_rag.server.registry import Registry
 from ml_rag.server.sockets import CannotListen, UnixListener, allowed_uids, bind_tcp, peer_uid
@@ -202,17 +205,28 @@ def _reply(error: MlRagError, status: HTTPStatus | None = None) -> bytes:
 
 class _Server(uvicorn.Server):
     def __init__(
-        self, config: uvicorn.Config, registry: Registry, unix: UnixListener | None, on_ready: Callable[[], object]
+        self,
+        config: uvicorn.Config,
+        state: State,
+        unix: UnixListener | None,
+        udp: socket.socket | None,
+        on_ready: Callable[[], object],
     ) -> None:
+        """``state``: of the application."""
         super().__init__(config)
-        self._registry = registry
+        self._registry: Registry = state.registry
+        self._inbox: Inbox = state.inbox
         self._unix = unix
+        self._udp = udp
         self._on_ready = on_ready
         self._keeping: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets=sockets)
+        if self._udp is not None:
+            self._inbox.listen(self._udp)
         if self._unix is not None:
+            self._inbox.listen(self._unix.datagrams)
             self._keeping = asyncio.create_task(self._keep_socket(self._unix))
         if self.started:
             self._on_ready()
@@ -232,8 +246,9 @@ class _Server(uvicorn.Server):
             await asyncio.sleep(SOCKET_CHECK_SECONDS)
             if unix.is_in_place() or (unix.found() == in_the_way and loop.time() < again):
                 continue
+            listener, datagrams = unix.socket, unix.datagrams
             try:
-                renewed = await asyncio.to_thread(unix.renew)
+                await asyncio.to_thread(unix.renew)
             except (CannotListen, OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
                 in_the_way, again = unix.found(), loop.time() + SOCKET_RETRY_SECONDS
                 text = f"{error} ({error.detail})" if isinstance(error, CannotListen) and error.detail else str(error)
@@ -241,18 +256,27 @@ class _Server(uvicorn.Server):
                     told = text
                     log.error("the socket was removed or replaced, and cannot be put back: %s", text)
                 continue
-            # the same as uvicorn does with the sockets it is given
-            make: Callable[[], asyncio.Protocol] = functools.partial(
-                cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class),
-                config=self.config,
-                server_state=self.server_state,
-                app_state=self.lifespan.state,
-            )
-            former = self.servers[0]  # that of the first socket, which ``serve`` makes the unix one
-            self.servers[0] = await loop.create_server(make, sock=renewed, backlog=self.config.backlog)
-            former.close()  # no more than its listening: nobody can find it any more, and it holds a descriptor
+            finally:
+                if unix.socket is not listener:
+                    await self._listen_again(unix.socket)
+                if unix.datagrams is not datagrams:
+                    self._inbox.close(datagrams)
+                    self._inbox.listen(unix.datagrams)
             told = ""
             log.warning("the socket %s had been removed or replaced: it was made again", unix.path)
+
+    async def _listen_again(self, listener: socket.socket) -> None:
+        """The same as uvicorn does with the sockets it is given."""
+        make: Callable[[], asyncio.Protocol] = functools.partial(
+            cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class),
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        former = self.servers[0]  # that of the first socket, which ``serve`` makes the unix one
+        loop = asyncio.get_running_loop()
+        self.servers[0] = await loop.create_server(make, sock=listener, backlog=self.config.backlog)
+        former.close()  # no more than its listening: nobody can find it any more, and it holds a descriptor
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         self._registry.closing.set()
@@ -276,20 +300,22 @@ def serve(
     sweep(_temporary_folder(), FOLDER_PREFIX)  # what a server that was killed has left
     registry = Registry(catalogue, models_dir)
     sockets, addresses = [], []
-    unix = None
+    unix = udp = None
     if socket_path is not None:
         unix = UnixListener(socket_path, server)
         sockets.append(unix.socket)
         addresses.append(f"unix:{socket_path}")
     if listen is not None:
         sockets.append(bind_tcp(listen))
+        udp = bind_udp(sockets[-1])
         host, port = sockets[-1].getsockname()[:2]
         addresses.append(f"http://{f'[{host}]' if ':' in host else host}:{port}")
     protocol = _protocol(
         allowed_uids(server), registry.metrics.refused_peers.inc, server.header_timeout_seconds, max_connections
     )
+    app = create_app(registry)
     config = uvicorn.Config(
-        create_app(registry),
+        app,
         http=protocol,
         ws="none",
         loop="uvloop",
@@ -302,7 +328,7 @@ def serve(
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         backlog=1024,
     )
-    runner = _Server(config, registry, unix, lambda: on_ready(addresses))
+    runner = _Server(config, app.state, unix, udp, lambda: on_ready(addresses))
     # uvicorn raises the signal that stopped it once more at the end; there is work left to do then
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)

@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ml_rag.errors import MlRagError
+from ml_rag.protocol import DATAGRAM_SUFFIX
+from ml_rag.server.inbox import beside, bind_beside
 
 if TYPE_CHECKING:
     from ml_rag.server.catalogue import ServerConfig
 
 log = logging.getLogger("ml_rag.server")
 
-#: longest path a unix socket can have on Linux, without the closing zero byte
-MAX_SOCKET_PATH = 107
+#: longest path a unix socket can have on Linux, without the closing zero byte; that for datagrams has the longer one
+MAX_SOCKET_PATH = 107 - len(DATAGRAM_SUFFIX)
 _BACKLOG = 1024
 
 
@@ -68,42 +70,66 @@ def bind_unix(path: Path, config: ServerConfig) -> socket.socket:
 
 
 class UnixListener:
-    """The unix socket of a server, and whether its file is still there. Raises ``CannotListen``."""
+    """The unix socket of a server and the one for datagrams beside it, and whether their files are still there.
+
+    Raises ``CannotListen``.
+    """
 
     def __init__(self, path: Path, config: ServerConfig) -> None:
         self.path = path
         self._config = config
-        self.socket = self._bind()
+        self._bind()
 
-    def _bind(self) -> socket.socket:
-        listener = bind_unix(self.path, self._config)
-        self._place = self.found()
-        return listener
+    def _bind(self) -> None:
+        self.socket = bind_unix(self.path, self._config)
+        self._place = _file(self.path)
+        self._bind_datagrams()
 
-    def found(self) -> tuple[int, int] | None:
-        """What is at the path now; None: nothing."""
+    def _bind_datagrams(self) -> None:
+        mode, gid = int(self._config.socket_mode, 8), _group(self._config.socket_group)
         try:
-            status = self.path.lstat()
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
+            self.datagrams = bind_beside(self.path, mode, gid)
+        except OSError as error:
+            raise CannotListen(
+                f"cannot listen on {beside(self.path)}",
+                detail=error.strerror or str(error),
+                hint="Remove what is there.",
+            ) from error
+        self._place_beside = _file(beside(self.path))
+
+    def found(self) -> tuple[tuple[int, int] | None, ...]:
+        """What is at the paths now; None: nothing."""
+        return _file(self.path), _file(beside(self.path))
 
     def is_in_place(self) -> bool:
-        return self._place is not None and self.found() == self._place
+        return None not in self.found() and self.found() == (self._place, self._place_beside)
 
-    def renew(self) -> socket.socket:
-        """Listen anew at the path: what was connected to the old socket goes on, its file is lost to everybody else.
+    def renew(self) -> None:
+        """Listen anew where that is not in place: what was connected to the old socket goes on, its file is lost to
+        everybody else.
 
         Raises ``CannotListen`` where something else has taken the place.
         """
-        self.socket = self._bind()
-        return self.socket
+        if _file(self.path) == self._place is not None:
+            self._bind_datagrams()
+        else:
+            self._bind()
 
     def remove(self) -> None:
-        """Remove the file if it is still this server's."""
-        if self.is_in_place():
-            with contextlib.suppress(OSError):
-                self.path.unlink()
+        """Remove the files that are still this server's."""
+        for path, place in ((self.path, self._place), (beside(self.path), self._place_beside)):
+            if place is not None and _file(path) == place:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+def _file(path: Path) -> tuple[int, int] | None:
+    """What is at a path now; None: nothing."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _group(name: str | None) -> int | None:

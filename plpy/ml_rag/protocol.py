@@ -1,0 +1,55 @@
+"""What a backend and the model server both know: where requests and datagrams go, what calls are called.
+
+Standard library only: this module is imported in the PostgreSQL backend too.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+#: header of a request to the model server: the call that makes it, in the form of a datagram
+CALL_HEADER = "X-ML-RAG-Call"
+#: of the datagram socket, behind the path of the unix socket; over TCP it is the UDP port of the same number
+DATAGRAM_SUFFIX = ".calls"
+#: routines that tell of their calls, and stages of these
+ROUTINES = frozenset(
+    (
+        *("ml_rag", "ml_rag_search", "ml_rag_table", "ml_generate", "ml_generate_table", "ml_embed_row"),
+        *("ml_embed_table", "vector_store_load", "ml_rank", "ml_rank_rows", "ml_rag_evaluate", "ml_rag.load_documents"),
+        *("ml_rag.enable_keyword_search", "ml_rag.add_embedding", "ml_rag.embed", "ml_rag.rerank", "ml_rag.generate"),
+        *("ml_retrieve_schema_metadata", "ml_nl_sql", "ml_rag.rewrite"),
+    )
+)
+STAGES = frozenset(
+    (
+        *("discover", "embed", "search", "keyword", "fuse", "threshold", "text", "rerank", "expand", "generate"),
+        *("load", "index", "judge", "rewrite"),
+    )
+)
+#: in place of a stage: the whole call
+TOTAL = "total"
+SUCCESS = "00000"
+#: of a call whose session ended before it did
+TERMINATED = "terminated"
+
+
+def request_address(address: str) -> tuple[socket.AddressFamily, Any]:
+    """Family and address of the stream socket.
+
+    Raises OSError or ValueError for a host that is no IP address: a look-up would block, and PostgreSQL's interrupts
+    would have to wait for the resolver's time-outs.
+    """
+    if address.startswith("unix:"):
+        return socket.AF_UNIX, address.removeprefix("unix:")
+    host, _, port = address.removeprefix("http://").rstrip("/").rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host.strip("[]")
+    flags = socket.AI_NUMERICHOST
+    family, _, _, _, target = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM, flags=flags)[0]
+    return family, target
+
+
+def datagram_address(address: str) -> tuple[socket.AddressFamily, Any]:
+    """The same of the datagram socket."""
+    family, target = request_address(address)
+    return family, target + DATAGRAM_SUFFIX if family == socket.AF_UNIX else target
