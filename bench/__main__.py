@@ -20,7 +20,7 @@ import psycopg
 from rich.console import Console
 from rich.table import Table
 
-from bench import keyword, models, retrieval, search
+from bench import keyword, models, nlsql, retrieval, search
 from bench.measure import Figure
 
 HERE = Path(__file__).parent
@@ -95,6 +95,7 @@ def main(dsn: str, models_dir: Path, folder: Path | None, output: Path, keyword_
         ("generation", lambda: models.generation(dsn, gguf)),
         ("many sessions", lambda: retrieval.many_sessions(dsn)),
         ("keyword search", lambda: keyword.measure(dsn, keyword_rows)),
+        ("choice of tables", lambda: nlsql.thousand_tables(dsn)),
         ("searches", lambda: search.measure(dsn, address)),
     ]
     console.print(f"preparing a table of {retrieval.ROWS} vectors with an HNSW index (once) …")

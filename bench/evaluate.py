@@ -24,6 +24,7 @@ from psycopg import sql
 from rich.console import Console
 from rich.table import Table
 
+from bench import nlsql
 from bench.__main__ import machine, own_database
 from ml_rag.client import datasets
 from ml_rag.client.datasets import Dataset, Question
@@ -171,11 +172,33 @@ def _northwind(connection: psycopg.Connection[Any], evaluation: Evaluation, resu
         )  # fmt: skip
 
 
+def _questions_about_tables(connection: psycopg.Connection[Any], folder: Path) -> tuple[list[Check], dict[str, Any]]:
+    questions, measured = nlsql.measure(connection, folder)
+    found = []
+
+    def check(name: str, share: float | None, must: float | None) -> None:
+        limit = "(none)" if must is None else "all" if must == 1 else f"≥ {must}"
+        reached = None if must is None else share is not None and share >= must
+        found.append(Check(name, "nlsql", share, limit, reached))
+
+    for name, model, must in (
+        ("recorded statements", measured.recorded, 1.0),
+        ("the small model that comes with the product", measured.small, None),
+    ):
+        right, refused = (nlsql.share_right(model, questions, answerable=is_so) for is_so in (True, False))
+        check(f"the right rows, {name}", right, must)
+        check(f"unanswerable questions refused, {name}", refused, must)
+        harmless = 1 - sum(outcome.startswith(("wrong", "error")) for outcome in model.values()) / len(questions)
+        check(f"neither wrong rows nor an error, {name}", harmless, must)
+    check("needed tables among the first 8", measured.tables, 0.95)
+    return found, asdict(measured)
+
+
 def sets(data: Path, console: Console) -> list[Dataset]:
     """What can be read of the folder's folders, or the folder itself; says why the others cannot."""
     folders = [data] if any((data / name).exists() for name in ("questions.jsonl", "queries.jsonl")) else []
     found = []
-    for folder in folders or sorted(path for path in data.iterdir() if path.is_dir()):
+    for folder in folders or sorted(path for path in data.iterdir() if path.is_dir() and path.name != "nlsql"):
         try:
             found.append(datasets.read(folder))
         except InvalidRequest as e:
@@ -222,6 +245,10 @@ def main(dsn: str, data: Path, output: Path, arms: str) -> None:
             console.print()
             found += checks(connection, evaluation, result)
             results[dataset.name] = {**result, "language": language(dataset)}
+        if (data / "nlsql").is_dir():
+            console.print("questions about tables; the small model takes minutes …")
+            more, results["nlsql"] = _questions_about_tables(connection, data / "nlsql")
+            found += more
     print_checks(found, console)
     document = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),

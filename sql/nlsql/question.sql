@@ -35,12 +35,13 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: question to statement and rows
--- Calls: ml_rag._begin, ml_rag._end, ml_rag.parse_options, ml_rag._check_examples, ml_rag._check_writable,
+-- Calls: ml_rag._begin, ml_rag._stage, ml_rag._end, ml_rag.parse_options, ml_rag._check_examples, ml_rag._check_writable,
 -- ml_rag._schema_metadata, ml_rag._askable_tables, ml_rag._named_tables, ml_rag._answer_by_sql, ml_rag._get_setting, ml_rag._raise
 DECLARE
-  _call integer := ml_rag._begin('ml_nl_sql');
+  _call integer := ml_rag._begin('ml_nl_sql', 'discover');
   _options jsonb;
   _shown record;
+  _model text;
   _answer jsonb;
   _error jsonb;
 BEGIN
@@ -54,10 +55,11 @@ BEGIN
       HINT = format('GRANT TEMP ON DATABASE %I TO %I;', current_database(), current_user);
   END IF;
   _shown := ml_rag._schema_metadata($1, _options);
+  _model := coalesce(_options ->> 'model_id', ml_rag._get_setting('generate_model_id'));
+  PERFORM ml_rag._stage(_call, 'generate', _model);
   SELECT o.answer, o.error INTO _answer, _error
   FROM ml_rag._answer_by_sql(jsonb_build_object('question', $1, 'metadata', _shown.metadata, 'tables', _shown.tables,
-    'schemas', _shown.schemas, 'model_id', coalesce(_options ->> 'model_id', ml_rag._get_setting('generate_model_id')),
-    'options', _options,
+    'schemas', _shown.schemas, 'model_id', _model, 'options', _options,
     'relations', ARRAY(SELECT t.relation::bigint FROM ml_rag._askable_tables(ml_rag._texts(_options -> 'schemas'),
                                                                              ml_rag._named_tables(_options -> 'tables')) AS t),
     -- where operators of types of extensions are

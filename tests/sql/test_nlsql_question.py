@@ -374,6 +374,21 @@ def test_concurrent_callers_do_not_wait_for_each_other(model: SqlModel, shop: Co
         other.execute("ALTER TABLE shop.orders ADD more integer")
 
 
+def test_calls_are_counted_with_stages_and_tokens(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    model.writes("SELECT nothing", "SELECT 1")
+    ask(asker)
+    rows = asker.execute(
+        "SELECT stage, calls, prompt_tokens FROM ml_rag.stats WHERE routine = 'ml_nl_sql' ORDER BY 1"
+    ).fetchall()
+    assert {(stage, calls) for stage, calls, _ in rows} >= {
+        ("total", 1),
+        ("discover", 1),
+        ("embed", 1),
+        ("generate", 1),
+    }
+    assert max(tokens or 0 for _, _, tokens in rows) == 14
+
+
 def test_recorded_form(model: SqlModel, shop: Connection, asker: Connection) -> None:
     model.answers = [lambda body: statement("SELECT 1") if "q?" in body["messages"][1]["content"] else UNANSWERABLE]
     assert ask(asker, "q?")["rows"] == [[1]]

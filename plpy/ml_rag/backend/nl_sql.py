@@ -11,7 +11,7 @@ from ml_rag.backend import statement
 from ml_rag.backend.statement import Outcome
 
 ATTEMPTS = 3
-MAX_TOKENS = 1024
+MAX_TOKENS = 512
 
 SYSTEM = """\
 You write one PostgreSQL SELECT statement that answers a question about the tables below, and nothing else.
