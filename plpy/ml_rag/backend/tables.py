@@ -17,35 +17,49 @@ from ml_rag.errors import EngineFailed
 #: descriptions in one request
 _BATCH = 64
 
-_statements = Statements(
-    {
-        "near": (
-            # the vector is read once: a cast of a parameter is made anew for each row
-            "WITH q AS MATERIALIZED (SELECT $3::vector AS vector)"
-            " SELECT d.place::int4 AS place, min(e.embedding <=> q.vector)::float8 AS distance"
-            " FROM unnest($1) WITH ORDINALITY AS d (digest, place) JOIN ml_rag.table_embedding AS e USING (digest), q"
-            " WHERE e.model_id = $2 AND vector_dims(e.embedding) = vector_dims(q.vector) GROUP BY 1",
-            *("bytea[]", "text", "text"),
-        ),
-        "distances": (
-            "WITH q AS MATERIALIZED (SELECT $2::vector AS vector)"
-            " SELECT (v.embedding::vector <=> q.vector)::float8 AS distance"
-            " FROM unnest($1) WITH ORDINALITY AS v (embedding, place), q ORDER BY v.place",
-            *("text[]", "text"),
-        ),
-        "keep": (
-            "INSERT INTO ml_rag.table_embedding (model_id, digest, embedding)"
-            " SELECT $1, n.digest, n.embedding::vector FROM unnest($2, $3) AS n (digest, embedding)",
-            *("text", "bytea[]", "text[]"),
-        ),
-        # those of tables that are gone; the others are made again
-        "forget": (
-            "DELETE FROM ml_rag.table_embedding WHERE ctid = ANY (ARRAY(SELECT e.ctid FROM ml_rag.table_embedding AS e"
-            " WHERE e.made_at < now() - interval '90 days' LIMIT 1000 FOR UPDATE SKIP LOCKED))",
-        ),
-        "is read-only": ("SELECT current_setting('transaction_read_only')::boolean AS it",),
-    }
-)
+# {s}: the schema of pgvector, which is not on the path of what runs as the owner
+_STATEMENTS: dict[str, tuple[str, ...]] = {
+    "near": (
+        # the vector is read once: a cast of a parameter is made anew for each row
+        "WITH q AS MATERIALIZED (SELECT $3::{s}.vector AS vector)"
+        " SELECT d.place::int4 AS place, min(e.embedding OPERATOR({s}.<=>) q.vector)::float8 AS distance"
+        " FROM unnest($1) WITH ORDINALITY AS d (digest, place) JOIN ml_rag.table_embedding AS e USING (digest), q"
+        " WHERE e.model_id = $2 AND {s}.vector_dims(e.embedding) = {s}.vector_dims(q.vector) GROUP BY 1",
+        *("bytea[]", "text", "text"),
+    ),
+    "distances": (
+        "WITH q AS MATERIALIZED (SELECT $2::{s}.vector AS vector)"
+        " SELECT (v.embedding::{s}.vector OPERATOR({s}.<=>) q.vector)::float8 AS distance"
+        " FROM unnest($1) WITH ORDINALITY AS v (embedding, place), q ORDER BY v.place",
+        *("text[]", "text"),
+    ),
+    "keep": (
+        "INSERT INTO ml_rag.table_embedding (model_id, digest, embedding)"
+        " SELECT $1, n.digest, n.embedding::{s}.vector FROM unnest($2, $3) AS n (digest, embedding)",
+        *("text", "bytea[]", "text[]"),
+    ),
+    # those of tables that are gone; the others are made again
+    "forget": (
+        "DELETE FROM ml_rag.table_embedding WHERE ctid = ANY (ARRAY(SELECT e.ctid FROM ml_rag.table_embedding AS e"
+        " WHERE e.made_at < now() - interval '90 days' LIMIT 1000 FOR UPDATE SKIP LOCKED))",
+    ),
+    "is read-only": ("SELECT current_setting('transaction_read_only')::boolean AS it",),
+}
+
+_prepared: dict[str, Statements] = {}
+
+
+def _statements(plpy: Any, name: str, *arguments: Any) -> Any:
+    if not _prepared:
+        query = (
+            "SELECT pg_catalog.quote_ident(n.nspname) AS schema FROM pg_catalog.pg_extension AS e"
+            " JOIN pg_catalog.pg_namespace AS n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
+        )
+        schema = plpy.execute(query)[0]["schema"]
+        _prepared["of this session"] = Statements(
+            {key: (text.replace("{s}", schema), *types) for key, (text, *types) in _STATEMENTS.items()}
+        )
+    return _prepared["of this session"](plpy, name, *arguments)
 
 
 def distances(plpy: Any, server: ModelServer, query: str, texts: list[str], model_id: str) -> list[float]:
