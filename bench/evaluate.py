@@ -185,11 +185,11 @@ def _questions_about_tables(connection: psycopg.Connection[Any], folder: Path) -
         ("recorded statements", measured.recorded, 1.0),
         ("the small model that comes with the product", measured.small, None),
     ):
-        right, refused = (nlsql.share_right(model, questions, answerable=is_so) for is_so in (True, False))
-        check(f"the right rows, {name}", right, must)
-        check(f"unanswerable questions refused, {name}", refused, must)
+        check(f"the right rows, {name}", nlsql.share(model, questions, {"right"}, answerable=True), must)
+        refused = nlsql.share(model, questions, {"right", "refused"}, answerable=False)
+        check(f"unanswerable questions refused, {name}", refused, 1.0)
         harmless = 1 - sum(outcome.startswith(("wrong", "error")) for outcome in model.values()) / len(questions)
-        check(f"neither wrong rows nor an error, {name}", harmless, must)
+        check(f"neither wrong rows nor an error, {name}", harmless, 1.0)
     check("needed tables among the first 8", measured.tables, 0.95)
     return found, asdict(measured)
 
@@ -246,7 +246,6 @@ def main(dsn: str, data: Path, output: Path, arms: str) -> None:
             found += checks(connection, evaluation, result)
             results[dataset.name] = {**result, "language": language(dataset)}
         if (data / "nlsql").is_dir():
-            console.print("questions about tables; the small model takes minutes …")
             more, results["nlsql"] = _questions_about_tables(connection, data / "nlsql")
             found += more
     print_checks(found, console)

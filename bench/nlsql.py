@@ -128,10 +128,10 @@ def share_of_tables(connection: psycopg.Connection[Any], questions: Sequence[Que
     return found / needed
 
 
-def share_right(model: Mapping[str, str], questions: Sequence[Question], *, answerable: bool) -> float:
-    """Of those that can be answered, or that cannot, the share with outcome ``right``."""
+def share(model: Mapping[str, str], questions: Sequence[Question], outcomes_: set[str], *, answerable: bool) -> float:
+    """Of those that can be answered, or that cannot, the share with one of these outcomes."""
     those = [q for q in questions if (q.sql is not None) == answerable]
-    return sum(model[q.id] == "right" for q in those) / len(those)
+    return sum(model[q.id] in outcomes_ for q in those) / len(those)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,7 @@ def measure(connection: psycopg.Connection[Any], folder: Path) -> tuple[list[Que
         try:
             measured = Measured(
                 outcomes(connection, questions, RECORDED),
-                # a prompt that it reads in seconds
-                outcomes(connection, questions, SMALL, n_tables=3, use_retry=False),
+                outcomes(connection, questions, SMALL),
                 share_of_tables(connection, questions),
             )
         finally:

@@ -126,7 +126,7 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _is_harmless _refusal _type_that_runs_code _parsed _statement_columns _statement_refusal _statement_types'),
     -- nlsql/question
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_examples _answer_by_sql'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_brief _check_examples _answer_by_sql'),
     -- evaluate/measure
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _expected_documents _grade_hits _ranking_measures _discounted _normalise_answer _answer_measures _student_p'),

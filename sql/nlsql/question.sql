@@ -10,6 +10,22 @@ AS $$
 return backend.nl_sql(plpy, request)
 $$;
 
+CREATE FUNCTION ml_rag._is_brief(model_id text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a model is one of the smallest, by its entry in the catalogue of the model server
+-- Measured, the statements of such a model are hardly ever right, and some run all the same and return other rows.
+-- Calls: ml_rag._model_server, ml_rag._raise
+DECLARE
+  _outcome record;
+BEGIN
+  SELECT o.* INTO _outcome FROM ml_rag._model_server('/v1/models') AS o;
+  PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
+  RETURN jsonb_path_exists(_outcome.reply, '$.data[*] ? (@.id == $id && @.brief == true)', jsonb_build_object('id', model_id));
+END
+$$;
+
 CREATE FUNCTION ml_rag._check_examples(examples jsonb) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -36,7 +52,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: question to statement and rows
 -- Calls: ml_rag._begin, ml_rag._stage, ml_rag._end, ml_rag.parse_options, ml_rag._check_examples, ml_rag._check_writable,
--- ml_rag._schema_metadata, ml_rag._askable_tables, ml_rag._named_tables, ml_rag._answer_by_sql, ml_rag._get_setting, ml_rag._raise
+-- ml_rag._schema_metadata, ml_rag._is_brief, ml_rag._askable_tables, ml_rag._named_tables, ml_rag._answer_by_sql, ml_rag._get_setting, ml_rag._raise
 DECLARE
   _call integer := ml_rag._begin('ml_nl_sql', 'discover');
   _options jsonb;
@@ -56,6 +72,11 @@ BEGIN
   END IF;
   _shown := ml_rag._schema_metadata($1, _options);
   _model := coalesce(_options ->> 'model_id', ml_rag._get_setting('generate_model_id'));
+  IF ml_rag._is_brief(_model) THEN
+    PERFORM ml_rag._end(_call);
+    RETURN jsonb_build_object('tables', _shown.tables, 'schemas', _shown.schemas, 'model_id', _model, 'sql_query', NULL,
+      'is_sql_valid', false, 'reason', format('model %s is too small to write SQL: name a larger one in "model_id"', _model));
+  END IF;
   PERFORM ml_rag._stage(_call, 'generate', _model);
   SELECT o.answer, o.error INTO _answer, _error
   FROM ml_rag._answer_by_sql(jsonb_build_object('question', $1, 'metadata', _shown.metadata, 'tables', _shown.tables,
@@ -83,7 +104,7 @@ COMMENT ON FUNCTION @extschema@.ml_nl_sql(text, jsonb) IS
 $$answers a question about tables by a statement that a model writes: ml_nl_sql('How many orders came in May?')
 Returns {"tables", "schemas": those the model was shown, "model_id", "sql_query", "is_sql_valid"}; where it is not valid, also
 "reason"; with "execute" also "columns" (names) and "rows" (arrays of values). sql_query is null where the model says that the
-tables cannot answer the question. Only a SELECT over tables that the caller may read, with harmless functions, is run:
+tables cannot answer the question, and where the model is one of the smallest. Only a SELECT over tables that the caller may read, with harmless functions, is run:
 docs/nl_sql.md. It runs as the caller, read-only, for at most 30 s where statement_timeout is 0, and with at most 512 MB.
 Not in a read-only transaction: statements are checked by way of a temporary view, which needs TEMP on the database.
 Options: SELECT * FROM ml_rag.option WHERE routine = 'ml_nl_sql'.

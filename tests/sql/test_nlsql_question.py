@@ -124,6 +124,13 @@ def test_the_fake_model_refuses(shop: Connection, asker: Connection) -> None:
     assert ask(asker)["is_sql_valid"] is False
 
 
+def test_the_smallest_models_are_not_asked(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    found = ask(asker, model_id="tiny")
+    assert (found["sql_query"], found["is_sql_valid"], found["model_id"]) == (None, False, "tiny")
+    assert "too small" in found["reason"]
+    assert model.asked == []
+
+
 def test_an_error_of_the_model_is_the_calls_error(model: SqlModel, shop: Connection, asker: Connection) -> None:
     model.answers = [({"error": {"message": "the model failed", "code": "engine_failed"}}, "500 x")]
     with error("38000", "the model failed"):

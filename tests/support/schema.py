@@ -57,6 +57,9 @@ class SqlModel:
         self.embedded: list[str] = []
 
     def __call__(self, client: socket.socket, request: bytes) -> None:
+        if request.startswith(b"GET /v1/models "):
+            reply({"object": "list", "data": [{"id": "tiny", "brief": True}]})(client, request)
+            return
         body = json.loads(request.partition(b"\r\n\r\n")[2])
         if "/v1/embeddings" in request.split(b"\r\n")[0].decode():
             self.embedded += body["input"]

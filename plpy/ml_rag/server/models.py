@@ -43,6 +43,7 @@ class ModelInfo:
     available: bool
     reason: str | None
     pull: str | None
+    brief: bool
     state: Literal["loaded", "idle", "unavailable"]
 
 

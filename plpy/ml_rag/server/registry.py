@@ -78,6 +78,7 @@ class Registry:
             available=reason is None,
             reason=reason,
             pull=model.how_to_pull() if reason else None,
+            brief=entry.brief,
             state="loaded" if model.in_memory else "unavailable" if reason else "idle",
         )
 

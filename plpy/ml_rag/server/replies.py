@@ -58,6 +58,7 @@ class Model(TypedDict):
     available: bool
     reason: str | None
     pull: str | None
+    brief: bool
 
 
 @_exactly

@@ -126,6 +126,7 @@ def _model(info: ModelInfo) -> Model:
         "available": info.available,
         "reason": info.reason,
         "pull": info.pull,
+        "brief": info.brief,
     }
 
 

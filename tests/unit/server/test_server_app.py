@@ -149,7 +149,9 @@ def test_models(ask) -> None:
         "available": True,
         "reason": None,
         "pull": None,
+        "brief": False,
     }
+    assert rows["smollm2-135m-instruct"]["brief"] is True
     missing = rows["all_minilm_l6_v2"]
     assert (missing["available"], missing["pull"]) == (False, "ml-rag models pull all_minilm_l6_v2")
     assert "does not exist" in missing["reason"]
