@@ -158,7 +158,8 @@ BEGIN
       coalesce((options ->> 'history_tokens')::integer, 512));
   END IF;
   IF (options -> 'document_names')::boolean THEN
-    rewritten.document_names := ml_rag._documents_named_in(coalesce(rewritten.question, question), stores, rag);
+    SELECT d.names, d.is_summary INTO rewritten.document_names, rewritten.is_summary
+    FROM ml_rag._documents_named_in(coalesce(rewritten.question, question), stores, rag) AS d;
   END IF;
 END
 $$;

@@ -166,6 +166,7 @@ def rewrite(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
         "sub_questions": found.get("sub_questions"),
         "filters": found.get("filters"),
         "document_names": None,
+        "is_summary": None,
         "model_id": request["model_id"],
         **tokens_of(reply),
     }
