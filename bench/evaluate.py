@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,13 +26,15 @@ from psycopg import sql
 from rich.console import Console
 from rich.table import Table
 
-from bench import nlsql
+from bench import nlsql, questions
 from bench.__main__ import machine, own_database
+from bench.recorded import recorded_server
 from ml_rag.client import datasets
 from ml_rag.client.datasets import Dataset, Question
 from ml_rag.client.eval import Bar, measure, table, write
 from ml_rag.client.evaluation import ARMS, Evaluation, connect
 from ml_rag.errors import InvalidRequest
+from ml_rag.server.catalogue import load_catalogue, models_dir
 
 HERE = Path(__file__).parent
 DATABASE = "ml_rag_evaluation"
@@ -194,6 +198,53 @@ def _questions_about_tables(connection: psycopg.Connection[Any], folder: Path) -
     return found, asdict(measured)
 
 
+def question_checks(
+    connection: psycopg.Connection[Any], evaluation: Evaluation, data: Path, console: Console, bar: Bar
+) -> Iterator[Check]:
+    """The figures of the question's side, on Northwind, with a recorded model."""
+    found = questions.chats(connection, evaluation.store, data)
+    for way, limit in (("as asked", None), ("no model", 0.80), ("recorded rewriting", 0.93)):
+        value = round(found[way][0], 4)
+        name = f"conversations, right page among the first three, {way}"
+        reached = None if limit is None else value >= limit
+        yield Check(name, "northwind", value, f"≥ {limit}" if limit else "(none)", reached)
+    changed = round(found["recorded rewriting"][1], 4)
+    yield Check("the same where the topic changes, recorded rewriting", "northwind", changed, "≥ 0.9", changed >= 0.9)
+    named, alone = questions.named(connection, evaluation.store, data)
+    yield Check("documents that a question names, found", "northwind", named, "1", named == 1)
+    yield Check("questions that only seem to name one, left alone", "northwind", alone, "1", alone == 1)
+    evaluation.ask([question for question in evaluation.dataset.questions if question.documents])
+    with bar.task("northwind: simple against advanced") as told:
+        measured = questions.lines(evaluation, told)
+    console.print(questions.table(measured))
+    console.print()
+    gain = round(questions.gain(measured), 4)
+    yield Check("the best advanced line against hybrid, nDCG@10", "northwind", gain, "≥ 0.02", gain >= 0.02)
+
+
+def shop_checks(connection: psycopg.Connection[Any], data: Path) -> Iterator[Check]:
+    """The figures of filters that a recorded model has chosen."""
+    store = questions.load_shop(connection, data, "ml_rag_eval")
+    broken, share = questions.shop(connection, store, data)
+    yield Check("rows that break a recorded condition", "shop", broken, "0", broken == 0)
+    yield Check("expected rows among the first 20", "shop", round(share, 4), "≥ 0.98", share >= 0.98)
+
+
+@contextmanager
+def recorded_model(connection: psycopg.Connection[Any], data: Path) -> Iterator[None]:
+    """Meanwhile the database asks a model server that has the recorded completions too."""
+    (former,) = connection.execute("SELECT value FROM ml_rag.setting WHERE name = 'model_server'").fetchone() or ("",)
+    # where PostgreSQL's own user can enter
+    with tempfile.TemporaryDirectory(prefix="ml_rag_eval_") as folder:
+        Path(folder).chmod(0o711)
+        with recorded_server(data, models_dir(load_catalogue()), Path(folder) / "recorded.sock") as server:
+            connection.execute("SELECT ml_rag.configure('model_server', %s)", (f"unix:{server.socket}",))
+            try:
+                yield
+            finally:
+                connection.execute("SELECT ml_rag.configure('model_server', %s)", (former,))
+
+
 def sets(data: Path, console: Console) -> list[Dataset]:
     """What can be read of the folder's folders, or the folder itself; says why the others cannot."""
     folders = [data] if any((data / name).exists() for name in ("questions.jsonl", "queries.jsonl")) else []
@@ -244,10 +295,16 @@ def main(dsn: str, data: Path, output: Path, arms: str) -> None:
                     console.print(f"{ARMS[arm].title}: {run['missing']}", markup=False, highlight=False)
             console.print()
             found += checks(connection, evaluation, result)
+            if dataset.name == "northwind" and (data / "recorded").is_dir():
+                with recorded_model(connection, data):
+                    found += question_checks(connection, evaluation, data, console, bar)
             results[dataset.name] = {**result, "language": language(dataset)}
         if (data / "nlsql").is_dir():
             more, results["nlsql"] = _questions_about_tables(connection, data / "nlsql")
             found += more
+        if (data / "shop").is_dir() and (data / "recorded").is_dir():
+            with recorded_model(connection, data):
+                found += shop_checks(connection, data)
     print_checks(found, console)
     document = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),

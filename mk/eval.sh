@@ -7,5 +7,5 @@ bash "$(dirname "$0")/setup.sh" test # bm25s, which the keyword search is held a
 step "Text in pictures: tesseract" bash "$(dirname "$0")/apt.sh" ocr
 
 cd "$ROOT"
-export ML_RAG_BENCH_DSN=${ML_RAG_BENCH_DSN:-$(bash mk/cluster.sh dsn)} EVAL_DATA=${EVAL_DATA:-$ROOT/../shared/data}
+export ML_RAG_BENCH_DSN=${ML_RAG_BENCH_DSN:-$(bash mk/cluster.sh dsn)} EVAL_DATA=${EVAL_DATA:-$ROOT/../shared/data} ML_RAG_MODELS=${ML_RAG_MODELS:-$MODELS_DIR}
 exec "$VENV/bin/python" -m bench.evaluate "$@" 9>&-

@@ -15,7 +15,7 @@
 --   9  what is too far away is dropped                      ml_rag.threshold            pipeline/threshold
 --  10  a cross-encoder puts what is left in order           ml_rag.rerank               pipeline/rerank
 --  11  each hit gets its neighbours                         ml_rag.expand               pipeline/expand, neighbours
---  12  a language model answers from the citations          ml_rag.generate             pipeline/generate
+--  12  a language model answers from the citations          ml_rag.generate             pipeline/generate, summarize
 --  13  the answer document, with how it came about          ml_rag_answer, ml_rag       pipeline/rag, explain
 --
 -- Steps 6 and 7 are arms; pipeline/arms goes through arms and stores, and reads each store in one place, which keeps what goes
@@ -71,6 +71,7 @@
 \i pipeline/rerank.sql
 \i pipeline/expand.sql
 \i pipeline/generate.sql
+\i pipeline/summarize.sql
 \i pipeline/explain.sql
 \i pipeline/rag.sql
 

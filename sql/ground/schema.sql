@@ -100,6 +100,7 @@ CREATE TYPE ml_rag.rewritten AS (
   sub_questions          text[],
   filters                jsonb,    -- conditions that the model has chosen, joined by AND to those of the call
   document_names         text[],   -- documents that the question names, and that alone are searched
+  is_summary             boolean,  -- whether it asks for nothing but a summary of them
   model_id               text,     -- the model that was asked; null = none
   prompt_tokens          integer,  -- null where the model server does not tell
   generated_tokens       integer
@@ -143,7 +144,7 @@ CREATE TYPE ml_rag.retrieval AS (
   skipped   text[],        -- names of stores that no arm could search
   rankings  ml_rag.ranking[],
   hits      ml_rag.hit[],
-  method    text,          -- what limited the hits: n_citations, max_distance or percentage_distance
+  method    text,          -- what limited the hits: n_citations, max_distance or percentage_distance; document_order: whole documents
   threshold numeric,       -- the largest distance that it left
   missing   jsonb,         -- where no hit is left: the error that says so, for ml_rag._raise
   trace     ml_rag.step[]  -- in the order in which it went

@@ -35,7 +35,7 @@ BEGIN
     'LEFT JOIN (SELECT t.ctid AS row_key, t.%I::text AS segment, %s AS metadata FROM %s AS t WHERE t.ctid = ANY ($2)) AS t '
     'ON t.row_key = CASE WHEN h.vector_store = $3 AND h.segment IS NULL THEN h.row_key::tid END '
     'WHERE h.vector_store <> $3 OR h.segment IS NOT NULL OR t.row_key IS NOT NULL',
-    store.segment, coalesce(format('to_jsonb(t.%I)', store.metadata), 'NULL::jsonb'), ml_rag._relation_name(store.relation))
+    store.segment, CASE WHEN store.metadata IS NULL THEN 'NULL::jsonb' ELSE format('to_jsonb(t.%I)', store.metadata) END, ml_rag._relation_name(store.relation))
   INTO hits USING hits, _keys, store.vector_store;
   RETURN coalesce(hits, '{}');
 END

@@ -1,6 +1,6 @@
 -- documents: the documents of the stores by their names: those that a question names, those that are like a misspelt name.
 
-CREATE FUNCTION ml_rag._named_documents(question text, documents jsonb, OUT names text[], OUT error jsonb)
+CREATE FUNCTION ml_rag._named_documents(question text, documents jsonb, OUT found jsonb, OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -82,21 +82,40 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._documents_named_in(question text, stores ml_rag.store[], options jsonb) RETURNS text[]
+CREATE FUNCTION ml_rag._asks_for_summary(question text, names jsonb) RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the documents that a question names, of those that the options leave; null = none
+-- purpose: whether a question asks for nothing but a summary of documents of these names
+-- Calls: ml_rag._named_documents, ml_rag._raise
+DECLARE
+  _found record;
+BEGIN
+  SELECT n.found, n.error INTO _found FROM ml_rag._named_documents(question,
+    (SELECT coalesce(jsonb_agg(jsonb_build_array(d, '[]'::jsonb)), '[]') FROM jsonb_array_elements_text(names) AS d)) AS n;
+  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+  RETURN (_found.found -> 'is_summary')::boolean;
+END
+$$;
+
+CREATE FUNCTION ml_rag._documents_named_in(question text, stores ml_rag.store[], options jsonb,
+  OUT names text[], OUT is_summary boolean)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the documents that a question names, of those that the options leave; null = none. is_summary: whether it asks for
+-- nothing but a summary of them
 -- Calls: ml_rag._list_documents, ml_rag._named_documents, ml_rag._raise
 DECLARE
   _found record;
 BEGIN
-  SELECT n.names, n.error INTO _found
+  SELECT n.found, n.error INTO _found
   FROM ml_rag._named_documents(question, ml_rag._list_documents(stores, true)) AS n;
   PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
-  RETURN nullif(ARRAY(
-    SELECT n FROM unnest(_found.names) AS n
+  names := nullif(ARRAY(
+    SELECT n FROM jsonb_array_elements_text(_found.found -> 'names') AS n
     WHERE coalesce(options -> 'document_name' ? n, true) AND NOT coalesce(options -> 'exclude_document_name' ? n, false)), '{}');
+  is_summary := names IS NOT NULL AND (_found.found -> 'is_summary')::boolean;
 END
 $$;
 

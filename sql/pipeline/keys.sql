@@ -227,7 +227,7 @@ DECLARE
 BEGIN
   FOR _condition IN SELECT c FROM jsonb_array_elements(filters) AS c LIMIT 50 LOOP
     _why := ml_rag._check_condition(stores, keys, _condition,
-      ml_rag._join_filters(callers, jsonb_build_object('and', jsonb_build_array(_condition))));
+      ml_rag._join_filters(NULL, jsonb_build_object('and', jsonb_build_array(_condition))));
     IF _why IS NULL THEN
       _good := _good || jsonb_build_array(_condition);
     ELSE
@@ -235,7 +235,7 @@ BEGIN
     END IF;
   END LOOP;
   -- there are limits to all conditions together
-  IF jsonb_array_length(_good) > 1 THEN
+  IF _good <> '[]' AND (callers IS NOT NULL OR jsonb_array_length(_good) > 1) THEN
     _why := ml_rag._check_condition(stores, keys, jsonb_build_object('and', _good),
       ml_rag._join_filters(callers, jsonb_build_object('and', _good)));
     IF _why IS NOT NULL THEN

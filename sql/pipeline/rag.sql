@@ -210,7 +210,8 @@ AS $$
 -- purpose: question to citations. That nothing was found is not raised but stands in "missing": an answer can abstain.
 -- request comes back with what was searched with
 -- Calls: ml_rag._discover, ml_rag._hold_stores, ml_rag._needs_embedding, ml_rag.embed, ml_rag._no_store,
--- ml_rag._rewrite_request, ml_rag._embed_arms, ml_rag._find, ml_rag._warn_of_unknown_names, ml_rag._rerank_hits, ml_rag._stage, ml_rag._read_hits
+-- ml_rag._rewrite_request, ml_rag._wants_whole_documents, ml_rag._read_documents, ml_rag._not_found,
+-- ml_rag._embed_arms, ml_rag._find, ml_rag._warn_of_unknown_names, ml_rag._rerank_hits, ml_rag._stage, ml_rag._read_hits
 DECLARE
   _embeds boolean;
   _rewritten record;
@@ -243,6 +244,17 @@ BEGIN
     request := _rewritten.request;
     retrieval := _rewritten.retrieval;
   END IF;
+  IF ml_rag._wants_whole_documents(request) THEN
+    PERFORM ml_rag._stage(request.call, 'read');
+    retrieval.hits := ml_rag._read_documents(retrieval.stores, request.options);
+    retrieval.method := 'document_order';
+    retrieval.trace := retrieval.trace || ROW('read', clock_timestamp(), NULL)::ml_rag.step;
+    PERFORM ml_rag._warn_of_unknown_names(retrieval.stores, request.options, retrieval.hits);
+    IF cardinality(retrieval.hits) = 0 THEN
+      retrieval.missing := ml_rag._not_found(request, retrieval);
+    END IF;
+    RETURN;
+  END IF;
   request := ml_rag._embed_arms(request, coalesce(request.options ->> 'embed_model_id', (retrieval.stores[1]).embed_model_id));
   retrieval.trace := retrieval.trace || ROW('embed', clock_timestamp(), NULL)::ml_rag.step;
 
@@ -267,7 +279,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the text of an answer: generated from the hits, or the abstain text; tokens: how many it took. Raised is that
 -- nothing was found where the call does not abstain
--- Calls: ml_rag._raise, ml_rag._get_setting, ml_rag._stage, ml_rag._generate_text
+-- Calls: ml_rag._raise, ml_rag._get_setting, ml_rag._stage, ml_rag._summarize, ml_rag._generate_text
 DECLARE
   _generated record;
 BEGIN
@@ -280,8 +292,12 @@ BEGIN
   END IF;
   PERFORM ml_rag._stage(request.call, 'generate',
     coalesce(request.options #>> '{model_options,model_id}', ml_rag._get_setting('generate_model_id')));
-  _generated := ml_rag._generate_text(request.question, request.options -> 'model_options', retrieval.hits,
-    request.options -> 'prompt');
+  IF retrieval.method = 'document_order' THEN
+    _generated := ml_rag._summarize(request, retrieval.hits);
+  ELSE
+    _generated := ml_rag._generate_text(request.question, request.options -> 'model_options', retrieval.hits,
+      request.options -> 'prompt');
+  END IF;
   text := _generated.text;
   tokens := jsonb_build_object('prompt', _generated.prompt_tokens, 'generated', _generated.generated_tokens);
   retrieval.trace := retrieval.trace || ROW('generate', clock_timestamp(), NULL)::ml_rag.step;

@@ -158,7 +158,8 @@ BEGIN
       coalesce((options ->> 'history_tokens')::integer, 512));
   END IF;
   IF (options -> 'document_names')::boolean THEN
-    rewritten.document_names := ml_rag._documents_named_in(coalesce(rewritten.question, question), stores, rag);
+    SELECT d.names, d.is_summary INTO rewritten.document_names, rewritten.is_summary
+    FROM ml_rag._documents_named_in(coalesce(rewritten.question, question), stores, rag) AS d;
   END IF;
 END
 $$;
@@ -261,7 +262,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the arms with what they search with. A key of the query that an arm names ("query": "synonyms") is that arm's alone;
 -- else all arms that search with the question get it: a hypothetical document goes beside the question; sub-questions, the
--- history and synonyms are parts of the search, with a share of the score. Arms of no given weight then have equal ones. All
+-- history and synonyms are parts of the search, with a share of the score. Arms of no given weight then have fixed ones. All
 -- of this by measuring: docs/questions.md
 -- Calls: ml_rag._key_arms, ml_rag._add_part
 DECLARE
@@ -269,16 +270,19 @@ DECLARE
   _texts text[] := CASE WHEN 'sub_questions' <> ALL (_taken) THEN coalesce(rewritten.sub_questions, '{}') ELSE '{}' END
     || CASE WHEN rewritten.history IS NULL THEN '{}' ELSE ARRAY[rewritten.history] END;
   _of_synonyms CONSTANT double precision := 0.1;
-  -- how clear an arm is about the question's own words says nothing about other texts
-  _is_auto boolean;
+  -- how clear an arm is about the words of the question says nothing about other texts
+  _is_auto boolean := rewritten.question IS NULL AND cardinality(_texts) = 0
+    AND coalesce(cardinality(rewritten.synonyms), 0) + coalesce(cardinality(rewritten.hypothetical_documents), 0) = 0;
+  _of_semantic CONSTANT double precision := 0.4;
   _left double precision := 1;
 BEGIN
   of_query := ml_rag._key_arms(arms, question, rewritten);
-  _is_auto := cardinality(_texts) = 0
-    AND (cardinality(rewritten.hypothetical_documents) > 0 AND 'hypothetical_document' <> ALL (_taken)) IS NOT TRUE;
   FOR i IN 1..cardinality(of_query) LOOP
     of_query[i].part := 1;
-    of_query[i].weight := CASE WHEN _is_auto THEN of_query[i].weight ELSE coalesce(of_query[i].weight, 1) END;
+    IF of_query[i].weight IS NULL AND NOT _is_auto THEN
+      of_query[i].weight := CASE of_query[i].search WHEN 'semantic' THEN _of_semantic ELSE 1 - _of_semantic END
+        / (SELECT count(*) FROM unnest(of_query) AS a WHERE a.search = of_query[i].search);
+    END IF;
   END LOOP;
   FOR i IN 1..cardinality(_texts) LOOP
     of_query := ml_rag._add_part(of_query, '{semantic,keyword}', ARRAY[_texts[i]], i + 1);

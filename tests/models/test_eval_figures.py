@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench import questions
+from bench.recorded import MODEL, read_lines, recorded_server
 
 from ml_rag.client import datasets
 from ml_rag.client.evaluation import ARMS, Evaluation
 from ml_rag.server.catalogue import load_catalogue, models_dir
-from ml_rag.testing import running_server
 from support.cluster import Cluster, Connection
 
 SHARED = Path(os.environ.get("ML_RAG_SHARED") or Path(__file__).resolve().parents[3] / "shared")
@@ -44,8 +45,7 @@ def measured(cluster: Cluster, reachable_dir: Path) -> Iterator[Measured]:
     if reason := entry.missing(folder):
         pytest.skip(f"{reason}; get it with: {entry.pull_command}")
     socket = reachable_dir / "figures.sock"
-    config = '[server]\nsocket_mode = "0666"\n'
-    with running_server(fake_models=False, models_dir=folder, socket=socket, config=config), cluster.database() as db:
+    with recorded_server(SHARED / "data", folder, socket), cluster.database() as db:
         connection = db.connect()
         for setting, value in {"model_server": f"unix:{socket}", "embed_model_id": None}.items():
             connection.execute("SELECT ml_rag.configure(%s, %s)", (setting, value))
@@ -94,3 +94,47 @@ def test_other_words_for_the_same_thing_are_found(measured: Measured) -> None:
     assert "PerksPlus.pdf" in [
         name for name, _ in found(measured, "learning about underwater activities", "hybrid")[:3]
     ]
+
+
+# -- the question's side, with a model that answers as a large one did once -----------------------------------------
+
+
+def test_a_follow_up_is_found_by_its_history(measured: Measured) -> None:
+    connection, evaluation, _ = measured
+    found = questions.chats(connection, evaluation.store, SHARED / "data")
+    assert found["as asked"][0] < 0.6
+    assert found["no model"][0] >= 0.8
+    assert found["recorded rewriting"][0] >= 0.93
+    assert found["recorded rewriting"][1] >= 0.9
+
+
+def test_documents_that_questions_name(measured: Measured) -> None:
+    connection, evaluation, _ = measured
+    assert questions.named(connection, evaluation.store, SHARED / "data") == (1, 1)
+
+
+def test_other_words_help_beside_the_question(measured: Measured) -> None:
+    _, evaluation, runs = measured
+    asked = {line["id"] for line in read_lines(SHARED / "data" / "recorded" / "northwind_rewrites.jsonl")}
+    evaluation.ask([question for question in evaluation.dataset.questions if question.id in asked])
+    titles = ("hybrid", "+ synonyms", "+ hypothetical_document")
+    lines = [arm for arm in questions.LINES if arm.title in titles]
+    ndcg = [evaluation.run(arm, {}, lambda done, of: None)["measures"]["ndcg@10"] for arm in lines]
+    assert ndcg[0] == pytest.approx(runs["hybrid"]["ndcg@10"], abs=1e-6)
+    assert ndcg[1] > ndcg[0]
+    assert ndcg[2] >= ndcg[0] + 0.02
+
+
+def test_conditions_that_a_model_has_chosen(measured: Measured) -> None:
+    connection, _, _ = measured
+    store = questions.load_shop(connection, SHARED / "data", "evaluated")
+    broken, share = questions.shop(connection, store, SHARED / "data")
+    assert broken == 0
+    assert share >= 0.98
+
+
+def test_what_is_not_recorded_falls_back(measured: Measured) -> None:
+    connection, _, _ = measured
+    query = json.dumps({"rewrite": True, "model_id": MODEL})
+    row = connection.execute("SELECT ml_rag.rewrite('a question of nobody', %s)", (query,)).fetchone()
+    assert row == ({"question": "a question of nobody"},)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from ml_rag.server.catalogue import load_catalogue, models_dir
@@ -147,3 +148,29 @@ def test_the_same_question_has_the_same_answer(connection: Connection) -> None:
     call = "SELECT ml_generate('What is SQL?', '{\"max_tokens\": 24}') ->> 'text'"
     first, second = (connection.execute(call).fetchone() for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"rewrite": True},
+        {"rewrite": True, "synonyms": 5, "hypothetical_document": 1, "sub_questions": 2},
+        {"filters": ["document_name", "document_id", "page"], "synonyms": 3},
+    ],
+    ids=lambda query: "+".join(query),
+)
+def test_whatever_the_small_model_makes_of_a_question_nothing_breaks(
+    connection: Connection, query: dict[str, Any]
+) -> None:
+    connection.execute("SELECT ml_rag.create_store('little')")
+    connection.execute("SELECT ml_rag.load_documents('little', ARRAY['a.txt'], ARRAY['Ada leads the team.'::bytea])")
+    history = [{"role": "user", "content": "Who leads the team?"}, {"role": "assistant", "content": "Ada."}]
+    query = {**query, "history": history, "model_id": "smollm2-135m-instruct"}
+    options = {"vector_store": ["little"], "keyword_search": True, "skip_generate": True, "query_options": query}
+    try:
+        row = connection.execute("SELECT ml_rag_answer('and since when?', %s)", (json.dumps(options),)).fetchone()
+    except psycopg.errors.NoDataFound:
+        assert "filters" in query  # conditions that nothing holds to
+    else:
+        assert row is not None
+        assert row[0]["retrieval_info"]["query"]["question"].strip()

@@ -416,3 +416,13 @@ def test_a_citation_of_merged_neighbours_has_number_and_scores_of_its_best_segme
     assert {k: citation[k] for k in ("segment_number", "distance", "keyword_score", "rank")} == {
         k: apart[0][k] for k in ("segment_number", "distance", "keyword_score", "rank")
     }
+
+
+def test_a_table_without_metadata_is_searched_by_several_arms(owner: Connection, asker: Connection) -> None:
+    owner.execute("CREATE TABLE plain (id integer PRIMARY KEY, segment text, segment_embedding vector(16))")
+    owner.execute("COMMENT ON COLUMN plain.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'")
+    vector = as_text(fake_embedding("a heron"))
+    owner.execute("INSERT INTO plain SELECT n, 'a heron', %s FROM generate_series(1, 5) AS n", (vector,))
+    owner.execute("SELECT ml_rag.enable_keyword_search('plain')")
+    grant(owner, "plain")
+    assert len(hits(asker, "heron", arms=[SEMANTIC, KEYWORD])) == 3

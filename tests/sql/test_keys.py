@@ -117,6 +117,18 @@ def test_the_filters_are_told_and_the_callers_stay(shop: Connection, script: Scr
         assert ids_with(shop, callers) == found
 
 
+def test_a_question_of_nothing_but_conditions_stays_as_it_was_asked(shop: Connection, script: Script) -> None:
+    script.answer = {"question": " ", "filters": [{"key": "price", "operator": "lt", "value": 50}]}
+    query = {"rewrite": True, "filters": COLUMNS, "model_id": MODEL}
+    told = answer(shop, "all below 50", {**options(), "query_options": query, "skip_generate": True})
+    assert told["retrieval_info"]["query"] == {"question": "all below 50", "filters": {"price": {"lt": 50}}}
+    assert len(told["citations"]) == 2
+    script.answer = {"question": " ", "filters": []}
+    with warnings_of(shop) as warned:
+        ids(shop, query_options=query)
+    assert len(warned) == 1
+
+
 def test_the_model_is_shown_types_meanings_and_values(module_db: Database, shop: Connection, script: Script) -> None:
     owner = module_db.connect()
     owner.execute("SELECT ml_rag.describe_filter('shop', 'price', 'price in dollars')")

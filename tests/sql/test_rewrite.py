@@ -83,9 +83,9 @@ def test_a_history_is_searched_with_beside_the_question_without_any_model(birds:
     before = len(script.requests)
     found = query_of(birds, "and the tern?", {"history": HISTORY})
     assert found == {"question": "and the tern?", "history": IN_CONTEXT}
-    # two parts of equal weight, and where no weight is given arms of equal weight in each
+    # two parts of equal weight, and where no weight is given 0.4 for meaning in each
     history = {"text": found["history"]}
-    for given, weights in (({}, [0.5, 0.5]), ({"semantic_weight": 0.25}, [0.25, 0.75])):
+    for given, weights in (({}, [0.4, 0.6]), ({"semantic_weight": 0.25}, [0.25, 0.75])):
         options: dict[str, Any] = {"keyword_search": True, "hybrid_options": given}
         arms = [
             {"search": "semantic", "weight": weights[0] / 2},
@@ -132,6 +132,10 @@ def test_the_model_makes_a_question_that_stands_alone(birds: Connection, script:
     options = {"history": HISTORY, "model_id": MODEL}
     assert query_of(birds, "and the tern?", options) == {"question": "gull swan"}
     assert ranked(birds, "and the tern?", query_options=options) == ranked(birds, "gull swan")
+    weighted = {"keyword_search": True, "hybrid_options": {"semantic_weight": 0.4}}
+    assert ranked(birds, "and the tern?", query_options=options, keyword_search=True) == ranked(
+        birds, "gull swan", **weighted
+    )
     assert "Who knows the heron?" in script.prompt
     assert "Question: and the tern?" in script.prompt
     assert list(script.asked) == ["question"]

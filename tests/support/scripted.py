@@ -41,12 +41,14 @@ class Script:
 
 
 @contextmanager
-def scripted_model(database: Database, sockets: Path, context_tokens: int = 4096) -> Iterator[Script]:
-    """``database`` with a model server of its own, which has the fake models and ``scripted``."""
+def scripted_model(
+    database: Database, sockets: Path, context_tokens: int = 4096, model: str = MODEL
+) -> Iterator[Script]:
+    """``database`` with a model server of its own, which has the fake models and the scripted ``model``."""
     script = Script()
     path = sockets / f"{re.sub('[^a-z0-9]', '', database.name)[-16:]}.sock"
     with scripted_endpoint(script) as url:
-        config = f'[server]\nsocket_mode = "0666"\n{remote_model(MODEL, url)}context_tokens = {context_tokens}\n'
+        config = f'[server]\nsocket_mode = "0666"\n{remote_model(model, url)}context_tokens = {context_tokens}\n'
         with running_server(socket=path, config=config, models_dir=sockets / "no-models"):
             database.connect().execute("SELECT ml_rag.configure('model_server', %s)", (f"unix:{path}",))
             yield script

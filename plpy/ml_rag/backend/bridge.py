@@ -227,11 +227,15 @@ def rewrite(plpy: Any, request: str) -> dict[str, Any]:
 
 
 @outcome
-def named_documents(plpy: Any, question: str, documents: str) -> list[str]:
-    """Which of the documents a question names; ``documents``: JSON text of an array of [name, [titles]]."""
+def named_documents(plpy: Any, question: str, documents: str) -> str:
+    """Which documents a question names, and whether it asks for nothing but a summary, as JSON text.
+
+    ``documents``: JSON text of an array of [name, [titles]].
+    """
     from ml_rag.backend.documents import named
 
-    return named(question, json.loads(documents), lambda: plpy.execute("SELECT 1"))
+    found = named(question, json.loads(documents), lambda: plpy.execute("SELECT 1"))
+    return as_jsonb({"names": found.names, "is_summary": found.is_summary})
 
 
 def keyword(name: str = "keyword") -> ModuleType:

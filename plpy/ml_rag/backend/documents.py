@@ -47,6 +47,8 @@ _BEFORE = frozenset(
         "read",
     )
 )
+#: what is no question in the rest of a request for a summary
+_FILLERS = _ARTICLES | {"it", "a", "an", "and", "of", "please", "whole", "entire", "following", "text", "paper", "me"}
 _LABEL = re.compile(r"\s*([^:?!\n]{1,80}?)\s*(?::|\s[-–—])\s")
 _SUMMARY = re.compile(
     r"(?:\s*(?:please|can you|could you|give me|i need|write|show me)\b)*\s*"
@@ -104,12 +106,21 @@ def _in_order(part: Sequence[str], name: Sequence[str]) -> bool:
     return all(word in rest for word in part)
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """``names``: of documents, in the order in which a question has them."""
+
+    names: list[str]
+    #: whether it asks for nothing but a summary: of them, or of what it does not name ("summarise this document")
+    is_summary: bool
+
+
 def named(
     question: str,
     documents: Iterable[tuple[str, Sequence[str]]],
     interrupt: Callable[[], object] = lambda: None,
-) -> list[str]:
-    """The names of the documents that ``question`` names, in the order in which it does.
+) -> Named:
+    """The documents that ``question`` names.
 
     ``documents``: name and titles of each. ``interrupt`` is called now and then.
     """
@@ -120,8 +131,9 @@ def named(
             interrupt()
         listed.append(name)
         names.add(number, name, titles)
-    found = _Question(question).documents(names)
-    return list(dict.fromkeys(listed[number] for number in found))
+    asked = _Question(question)
+    found = asked.documents(names)
+    return Named(list(dict.fromkeys(listed[number] for number in found)), asked.is_summary())
 
 
 class _Question:
@@ -129,6 +141,8 @@ class _Question:
         matches = list(_WORD.finditer(question))[:WORDS]
         self.words = [match[0].lower() for match in matches]
         #: which words a label ("role library: …") or a request for a summary says to be a name
+        self._is_summary = _SUMMARY.match(question) is not None
+        self._taken = [False] * len(self.words)
         self.object = self._object(question, [match.start() for match in matches], [match.end() for match in matches])
 
     @staticmethod
@@ -140,10 +154,20 @@ class _Question:
         inside = [i for i, (start, end) in enumerate(zip(starts, ends, strict=True)) if start >= first and end <= last]
         return (inside[0], inside[-1] + 1) if inside else None
 
+    def is_summary(self) -> bool:
+        """Whether nothing but a summary is asked for, once ``documents`` has taken the names out of it."""
+        if not self._is_summary:
+            return False
+        first, last = self.object or (0, 0)
+        return all(
+            self._taken[i] or _DOCUMENT.match(word) or word in _FILLERS
+            for i, word in enumerate(self.words[first:last], first)
+        )
+
     def documents(self, names: _Names) -> list[int]:
         """Longest names first; what one has taken is not part of another."""
         at: dict[int, list[int]] = {}
-        taken = [False] * len(self.words)
+        taken = self._taken
         for length in range(min(LONGEST_NAME, len(self.words)), 0, -1):
             for first in range(len(self.words) - length + 1):
                 if any(taken[first : first + length]):

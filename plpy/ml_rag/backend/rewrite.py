@@ -166,6 +166,7 @@ def rewrite(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
         "sub_questions": found.get("sub_questions"),
         "filters": found.get("filters"),
         "document_names": None,
+        "is_summary": None,
         "model_id": request["model_id"],
         **tokens_of(reply),
     }
@@ -184,6 +185,9 @@ def read(text: str, asked: dict[str, int]) -> dict[str, Any]:
         raise _nonsense("It is not JSON.") from None
     if not isinstance(answer, dict):
         raise _nonsense("It is not a JSON object.")
+    if "filters" in asked and answer.get("filters") and not str(answer.get("question", "")).strip():
+        # all that was asked were conditions: it is searched with as it was asked
+        asked = {name: most for name, most in asked.items() if name != "question"}
     return {name: _read(name, answer.get(name), most) for name, most in asked.items()}
 
 

@@ -65,7 +65,26 @@ HANDBOOK, PERKS, REPORT_23, REPORT_24, PLUS, STANDARD, NOTES, GREETINGS = (name 
     ],
 )
 def test_what_a_question_names(question: str, names: list[str]) -> None:
-    assert named(question, DOCUMENTS) == names
+    assert named(question, DOCUMENTS).names == names
+
+
+@pytest.mark.parametrize(
+    ("question", "is_summary"),
+    [
+        ("Summarize perksplus.pdf", True),
+        ("please give me a short summary of the employee handbook.", True),
+        ("TL;DR: PerksPlus.pdf", True),
+        ("summarise this document", True),
+        ("Summarize", True),
+        ("overview of both plan documents", True),
+        ("what are the key points of the handbook?", False),
+        ("summarise what PerksPlus.pdf says about diving", False),
+        ("summarise the leave policy of the employee handbook", False),
+        ("what is in perksplus.pdf?", False),
+    ],
+)
+def test_what_asks_for_nothing_but_a_summary(question: str, is_summary: bool) -> None:
+    assert named(question, DOCUMENTS).is_summary == is_summary
 
 
 @shared
@@ -81,18 +100,21 @@ def test_every_question_of_the_public_set() -> None:
     documents = [(name, [title]) for name, title in titles.items()]
     lines = (SHARED / "northwind" / "structured.jsonl").read_text().splitlines()
     for line in map(json.loads, lines):
-        assert sorted(named(line["question"], documents)) == sorted(line["documents"]), line["question"]
+        found = named(line["question"], documents)
+        assert sorted(found.names) == sorted(line["documents"]), line["question"]
+        assert found.is_summary == (not line["question_rest"]), line["question"]
 
 
 def test_names_that_are_no_words_and_very_long_questions() -> None:
-    assert named("what is ??? in ---", [("???", []), ("---", ["***"]), ("", [""])]) == []
-    assert named("a " * 100_000 + "perksplus.pdf", DOCUMENTS) == []
-    assert named("perksplus.pdf " * 1000, DOCUMENTS) == [PERKS]
+    assert named("what is ??? in ---", [("???", []), ("---", ["***"]), ("", [""])]).names == []
+    assert named("a " * 100_000 + "perksplus.pdf", DOCUMENTS).names == []
+    assert named("perksplus.pdf " * 1000, DOCUMENTS).names == [PERKS]
 
 
 def test_many_documents_are_looked_through_with_interrupts() -> None:
     rng = random.Random(1)
     names = [f"/srv/{rng.randrange(10**6)}/file_{i}.pdf" for i in range(5000)]
     looked: list[int] = []
-    assert named("what is in FILE 4321.pdf?", [(n, []) for n in names], lambda: looked.append(1)) == [names[4321]]
+    found = named("what is in FILE 4321.pdf?", [(n, []) for n in names], lambda: looked.append(1))
+    assert found.names == [names[4321]]
     assert len(looked) == 10

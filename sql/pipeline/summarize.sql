@@ -1,0 +1,183 @@
+-- summarize: whole documents: their segments in document order, and a summary that has read each of them once.
+
+CREATE FUNCTION ml_rag._may_be_summary(question text) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a question has a word that asks for a summary; most have none, and nobody need look closer
+BEGIN
+  RETURN question ~* 'summar[iy]|sum up|overview|outline|gist|tl;?\s?dr|points|takeaways|contents';
+END
+$$;
+
+CREATE FUNCTION ml_rag._wants_whole_documents(request ml_rag.request) RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether the documents that the call is limited to are to be read from end to end: the task is summarization, or
+-- the question asks for nothing but a summary of them  Calls: ml_rag._may_be_summary, ml_rag._asks_for_summary
+BEGIN
+  IF NOT request.options ? 'document_name' THEN
+    RETURN false;
+  ELSIF request.options #>> '{model_options,task}' = 'summarization' OR (request.rewritten).is_summary THEN
+    RETURN true;
+  END IF;
+  RETURN ml_rag._may_be_summary(request.question) AND ml_rag._asks_for_summary(request.question, request.options -> 'document_name');
+END
+$$;
+
+CREATE FUNCTION ml_rag._segments_of(store ml_rag.store, options jsonb, until timestamptz, most integer) RETURNS ml_rag.hit[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the segments of one store that the options leave, by document and number. until: for a store of an untrusted owner
+-- Calls: ml_rag.filter, ml_rag._hit_columns, ml_rag._untrusted_condition, ml_rag._relation_name  Reads: the store, as the caller
+DECLARE
+  _filter record := ml_rag.filter(store, options);
+  _columns record := ml_rag._hit_columns(store, 'COSINE', true);
+  _hits ml_rag.hit[];
+BEGIN
+  EXECUTE concat(
+    'SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (SELECT ', _columns.of_hit, ' FROM (SELECT ', _columns.of_row, ' FROM ',
+    ml_rag._relation_name(store.relation), format(' AS t WHERE t.%I IS NOT NULL', store.segment),
+    CASE WHEN store.found = 'untrusted' THEN ml_rag._untrusted_condition(store, until, _filter.condition)
+         ELSE _filter.condition END,
+    ' ORDER BY ', _columns.place, ' LIMIT $2) AS s) AS h')
+  INTO _hits USING NULL::vector, most, _filter.arguments;
+  RETURN coalesce(_hits, '{}');
+END
+$$;
+
+CREATE FUNCTION ml_rag._read_documents(stores ml_rag.store[], options jsonb) RETURNS ml_rag.hit[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the segments of all stores that the options leave, in document order. A store that the call does not name, and that
+-- cannot be read, is left out with a warning
+-- Calls: ml_rag._untrusted_last, ml_rag._share, ml_rag._limit_wait, ml_rag._segments_of, ml_rag._failure,
+-- ml_rag._warn_of_failures
+-- Reads: the stores, as the caller  Errors: 54000 too many segments, or too long ones
+DECLARE
+  _most CONSTANT integer := 10000;
+  _longest CONSTANT integer := 16000000;
+  _store ml_rag.store;
+  _ordered ml_rag.store[];
+  _untrusted integer;
+  _ends timestamptz;
+  _until timestamptz;
+  _former_wait text;
+  _failures jsonb[] := '{}';
+  _late text[] := '{}';
+  _hits ml_rag.hit[] := '{}';
+BEGIN
+  SELECT o.ordered, o.untrusted INTO _ordered, _untrusted FROM ml_rag._untrusted_last(stores) AS o;
+  FOREACH _store IN ARRAY _ordered LOOP
+    IF coalesce(_store.found, 'named') = 'named' OR cardinality(stores) = 1 AND _store.found <> 'untrusted' THEN
+      _hits := _hits || ml_rag._segments_of(_store, options, NULL, _most + 1);
+    ELSE
+      _until := NULL;
+      IF _store.found = 'untrusted' THEN
+        SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
+        IF _until IS NULL THEN
+          _late := _late || _store.vector_store;
+          CONTINUE;
+        END IF;
+      END IF;
+      BEGIN
+        _former_wait := ml_rag._limit_wait(CASE _store.found WHEN 'untrusted' THEN 100 ELSE 1000 END);
+        _hits := _hits || ml_rag._segments_of(_store, options, _until, _most + 1);
+        PERFORM set_config('lock_timeout', _former_wait, true);
+      EXCEPTION WHEN OTHERS THEN
+        _failures := _failures || ml_rag._failure(_store.vector_store, SQLSTATE, SQLERRM, NULL, NULL);
+      END;
+    END IF;
+    IF cardinality(_hits) > _most OR (SELECT sum(octet_length(h.segment)) FROM unnest(_hits) AS h) > _longest THEN
+      RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'the documents are too long to be read as a whole',
+        DETAIL = format('At most %s segments of %s bytes together can be summarized.', _most, _longest),
+        HINT = 'Name fewer documents in "document_name", or leave segments out with "filters".';
+    END IF;
+  END LOOP;
+  IF cardinality(_failures) > 0 OR cardinality(_late) > 0 THEN
+    PERFORM ml_rag._warn_of_failures(_failures, _late);
+  END IF;
+  RETURN _hits;
+END
+$$;
+
+CREATE FUNCTION ml_rag._summarize_once(question text, options jsonb, prompt_options jsonb, names text[], texts text[],
+  OUT text text, OUT used integer, OUT prompt_tokens integer, OUT generated_tokens integer)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a summary of the first of some texts, as many (used) as fit the model's context
+-- Calls: ml_rag._generate, ml_rag._raise, ml_rag._get_setting
+DECLARE
+  _found record;
+BEGIN
+  SELECT g.answer, g.error INTO _found FROM ml_rag._generate(jsonb_build_object('prompt', question, 'documents', (
+      SELECT jsonb_agg(jsonb_build_object('document_name', d.name, 'text', d.text) ORDER BY d.place)
+      FROM unnest(names, texts) WITH ORDINALITY AS d (name, text, place)),
+    'options', jsonb_build_object('model_id', ml_rag._get_setting('generate_model_id')) || options || '{"task": "summarization"}',
+    'prompt_options', prompt_options || '{"order": "best_first", "citation_style": "none"}', 'citations', 0)) AS g;
+  IF _found.error IS NOT NULL THEN
+    PERFORM ml_rag._raise(_found.error);
+  END IF;
+  text := _found.answer ->> 'text';
+  used := (_found.answer ->> 'documents_used')::integer;
+  prompt_tokens := coalesce((_found.answer ->> 'prompt_tokens')::integer, 0);
+  generated_tokens := coalesce((_found.answer ->> 'generated_tokens')::integer, 0);
+  IF coalesce(used < 1, true) THEN
+    RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'unexpected reply from the model server',
+      DETAIL = 'It does not say how many documents the summary is of.';
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._summarize(request ml_rag.request, hits ml_rag.hit[], OUT text text, OUT prompt_tokens integer,
+  OUT generated_tokens integer)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a summary of the hits in their order. What exceeds the model's context is summarized in parts, each of as many segments
+-- as fit, and the summaries of the parts are summarized in the same way, until there is one
+-- Calls: ml_rag.parse_options, ml_rag._summarize_once, ml_rag._progress
+DECLARE
+  _options jsonb := ml_rag.parse_options('ml_generate', request.options -> 'model_options');
+  _prompt_options jsonb := ml_rag.parse_options('prompt', request.options -> 'prompt');
+  -- one that asks for a summary says nothing of what it should be about
+  _question text := CASE WHEN (request.rewritten).is_summary OR ml_rag._may_be_summary(request.question)
+    AND ml_rag._asks_for_summary(request.question, request.options -> 'document_name') THEN '' ELSE request.question END;
+  _names text[] := ARRAY(SELECT coalesce(h.document_name, h.vector_store) FROM unnest(hits) AS h);
+  _texts text[] := ARRAY(SELECT h.segment FROM unnest(hits) AS h);
+  _most CONSTANT integer := 500;  -- texts of one request, which are sent again where they did not fit
+  _n integer := cardinality(hits);
+  _next integer;
+  _parts text[];
+  _part record;
+BEGIN
+  prompt_tokens := 0;
+  generated_tokens := 0;
+  LOOP
+    _n := cardinality(_texts);
+    _next := 1;
+    _parts := '{}';
+    WHILE _next <= _n LOOP
+      PERFORM ml_rag._progress(request.call, '', 'summarizing', _next - 1, _n);
+      _part := ml_rag._summarize_once(_question, _options, _prompt_options, _names[_next:_next + _most - 1],
+        _texts[_next:_next + _most - 1]);
+      _parts := _parts || _part.text;
+      _next := _next + _part.used;
+      prompt_tokens := prompt_tokens + _part.prompt_tokens;
+      generated_tokens := generated_tokens + _part.generated_tokens;
+    END LOOP;
+    PERFORM ml_rag._progress(request.call, '', 'summarizing', _n, _n);
+    EXIT WHEN cardinality(_parts) = 1;
+    -- each summary is as long as the model may read: then there is no shorter one
+    EXIT WHEN cardinality(_parts) >= _n AND _texts <> ARRAY(SELECT h.segment FROM unnest(hits) AS h);
+    _texts := ARRAY(SELECT p FROM unnest(_parts) AS p WHERE p ~ '\S');
+    _names := array_fill('summary'::text, ARRAY[cardinality(_texts)]);
+    EXIT WHEN cardinality(_texts) = 0;
+  END LOOP;
+  text := array_to_string(_parts, E'\n\n');
+END
+$$;

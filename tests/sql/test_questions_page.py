@@ -1,0 +1,48 @@
+"""docs/questions.md: every example runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.cluster import Connection, Database
+from support.scripted import scripted_model
+from support.stores import create_store, fake_embedding
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "questions.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+WRITTEN = {"question": "perks", "synonyms": ["fitness"], "hypothetical_document": "A passage.", "filters": []}
+
+
+def written(body: dict[str, Any]) -> Any:
+    asked = body.get("response_format", {}).get("json_schema", {}).get("schema", {}).get("properties", {})
+    return {name: WRITTEN[name] for name in asked} if asked else "a summary"
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 6
+
+
+def test_every_example_runs(db: Database, owner: Connection, reachable_dir: Path) -> None:
+    names = ["PerksPlus.pdf", "/srv/docs/plan.pdf"]
+    create_store(
+        owner, "docs", [(n, i, 1, "perks", fake_embedding("perks")) for i, n in enumerate(names)], "vector(16)"
+    )
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
+    owner.execute("CREATE SCHEMA shop")
+    create_store(owner, "shop.products", [("tent", 1, 1, "a tent", fake_embedding("a tent"))], "vector(16)")
+    owner.execute("SELECT ml_rag.enable_keyword_search('shop.products')")
+    owner.execute("ALTER TABLE shop.products ADD price numeric DEFAULT 20")
+    with scripted_model(db, reachable_dir, model="house-llm") as script:
+        script.answer = written
+        for example in EXAMPLES:
+            owner.execute(example)
+        assert script.requests
+
+
+@pytest.mark.parametrize("name", ["history", "synonyms", "hypothetical_document", "filters", "document_names"])
+def test_the_page_has_every_option(name: str) -> None:
+    assert f"| `{name}` |" in PAGE
