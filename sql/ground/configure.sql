@@ -34,11 +34,11 @@ BEGIN
   END IF;
   IF configure.name = 'track' AND configure.value NOT IN ('on', 'off') THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid value of setting track',
-      DETAIL = format('Got %L; it is on or off.', left(configure.value, 100));
+      DETAIL = format('Got %L; allowed: on, off.', left(configure.value, 100));
   END IF;
   IF configure.name = 'searched_owners' AND configure.value IS NOT NULL
     AND array_position(ml_rag._roles(configure.value), NULL) IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'a role of setting searched_owners does not exist',
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'role in setting "searched_owners" does not exist',
       DETAIL = format('Got %L.', left(configure.value, 200)), HINT = '\du in psql lists the roles.';
   END IF;
   IF configure.name IN ('untrusted_ms', 'untrusted_mb') AND configure.value !~ '^[0-9]{1,9}$' THEN

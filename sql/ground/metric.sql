@@ -1,6 +1,6 @@
--- metric: the distances between vectors. A row is all there is of one.
+-- metric: the distances between vectors. A metric is defined by its row alone.
 
--- Materialized as options are.
+-- Materialized: every search reads it.
 CREATE MATERIALIZED VIEW ml_rag.metric AS
 SELECT d.name, d.operator, d.operator_class, d.shift, d.is_complement, d.is_angle
 FROM (VALUES

@@ -27,7 +27,7 @@ AS $$
 -- until: when a store of an untrusted owner has had its time, else null
 -- Calls: ml_rag._keyword_scores, ml_rag._raise, ml_rag._hit_columns, ml_rag._relation_name, ml_rag._has_values
 -- Reads: the store and its index, as the caller
--- Stable for the same reason: candidates and rows are of one moment.
+-- Stable, so that candidates and rows come from one snapshot.
 DECLARE
   _found record;
   _columns record := ml_rag._hit_columns(store, distance_metric, with_text, keyword_score => 's.score');
@@ -74,9 +74,8 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the segments of one store that have most of the words of a keyword arm, by (BM25, document, segment)
--- narrows: whether the filter has more than the limits of an
--- untrusted store. until: when a store of an untrusted owner has had its time, else null. facts: with explain, how the store was searched. failure: why its
--- index cannot be used
+-- narrows: whether the filter has more than the limits of an untrusted store. until: when a store of an untrusted owner has
+-- had its time, else null. facts: with explain, how the store was searched. failure: why its index cannot be used
 -- Calls: ml_rag._tokens, ml_rag._run_keyword, ml_rag._out_of_time, ml_rag._failure, ml_rag._enabling
 -- Reads: the store and its index, as the caller
 DECLARE

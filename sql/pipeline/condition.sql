@@ -342,7 +342,7 @@ BEGIN
         MESSAGE = format('operator is not supported for column "%s"', left(_key, 100)),
         DETAIL = format('Column %I of %s is of type %s; the operator is "%s".', _column, store.vector_store, _type,
           node ->> 'operator'),
-        HINT = '"like" is for texts; enums have no ranges; other user-defined types have only "exists".';
+        HINT = '"like" requires text. Enums do not support ranges. Other user-defined types support only "exists".';
     END IF;
     RETURN;
   END IF;

@@ -313,7 +313,7 @@ BEGIN
   _model := ml_rag._marked_model(_comment);
   IF _model IS NULL THEN
     reason := format('The comment of its column %I does not name an embedding model.', _embedding);
-    hint := format('COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…''; its owner may.',
+    hint := format('COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'', as the owner of the table.',
       _relation.full_name, _embedding);
   ELSIF _model <> options ->> 'embed_model_id' THEN
     reason := format('It holds vectors of model %s, and the call is for %s.', _model, options ->> 'embed_model_id');
@@ -335,9 +335,9 @@ BEGIN
       hint := hint || ', or call at READ COMMITTED.';
     ELSE
       reason := 'It belongs to another role, and reading it could run that role''s code.';
-      hint := hint || concat(', where that role is to be trusted',
+      hint := hint || concat(', if you trust that role.',
         CASE WHEN NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user)
-        THEN '; for everybody, an administrator can make its owner a member of ml_rag_publisher' END, '.');
+        THEN ' To trust it for all users, an administrator makes it a member of ml_rag_publisher.' END);
     END IF;
   ELSE
     -- the checks above are those of ml_rag.discover one by one; where they pass it has an integer-less segment_number

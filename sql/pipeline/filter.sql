@@ -86,7 +86,7 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a misspelt key of the metadata, where nobody would notice: a condition that holds for rows without a value holds
--- for all of them then. Others find nothing, which says it.
+-- for all of them then. Other conditions return nothing then, and the mistake is noticed.
 -- Which keys there are only the rows know. A few are looked at, and a key that they lack is complained about only where
 -- they have one that is spelt almost so: a key that hardly any row has is what such conditions are for.
 -- Calls: ml_rag._filter_tree, ml_rag._distance_of_words  Reads: the store, as the caller

@@ -200,7 +200,7 @@ BEGIN
   END IF;
   IF cardinality(late) > 0 THEN
     RAISE WARNING USING ERRCODE = '01000',
-      MESSAGE = format('no time was left for %s vector stores of untrusted owners; ignored', cardinality(late)),
+      MESSAGE = format('time ran out before vector stores of untrusted owners were searched: %s; ignored', cardinality(late)),
       DETAIL = format('Left out: %s%s. All of them share %s ms (setting "untrusted_ms").',
         array_to_string(late[1:20], ', '), CASE WHEN cardinality(late) > 20 THEN ', …' END,
         ml_rag._get_setting('untrusted_ms')),

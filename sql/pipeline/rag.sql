@@ -10,12 +10,12 @@ DECLARE
   _is_semantic boolean := (request.options -> 'semantic_search')::boolean;
 BEGIN
   RETURN jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment found',
-    'detail', format('%s vector stores were searched; %s.',
+    'detail', format('Vector stores searched: %s. %s.',
       cardinality(retrieval.stores) - coalesce(cardinality(retrieval.skipped), 0),
-      CASE WHEN _is_filtered AND _is_semantic THEN 'no row passed the filters'
-           WHEN _is_filtered THEN 'no row passed the filters and has a word of the query'
-           WHEN _is_semantic THEN 'none has a row that you may see'
-           ELSE 'no segment has a word of the query' END),
+      CASE WHEN _is_filtered AND _is_semantic THEN 'No row passed the filters'
+           WHEN _is_filtered THEN 'No row that passed the filters contains a word of the query'
+           WHEN _is_semantic THEN 'None has a row that you may see'
+           ELSE 'No segment contains a word of the query' END),
     'hint', CASE WHEN _is_filtered THEN
       'Check "document_name" and "exclude_document_name", which take names as the stores hold them (a loaded '
       'file''s whole path), the keys and values of "filters" (a key inside an object is "/address/city"), the '
@@ -33,7 +33,7 @@ AS $$
 BEGIN
   RAISE EXCEPTION USING ERRCODE = 'P0002', MESSAGE = 'no vector store found',
     -- the options that leave stores out, beside the model
-    DETAIL = format('Embedding model %s; only stores that the caller may select from count%s.',
+    DETAIL = format('Only stores of embedding model %s on which the caller has SELECT are considered%s.',
       coalesce(options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id')),
       (SELECT ', and only those that fit ' || string_agg(format('"%s"', o.key), ', ' ORDER BY o.key)
        FROM jsonb_object_keys(options) AS o (key)

@@ -42,12 +42,12 @@ BEGIN
       END IF;
     END IF;
     IF _arm ->> 'search' = 'keyword' AND _arm ? 'query_embedding' THEN
-      PERFORM ml_rag._bad_option('query_embedding', _arm -> 'query_embedding', 'nothing in a keyword arm');
+      PERFORM ml_rag._bad_option('query_embedding', _arm -> 'query_embedding', 'none in a keyword arm', 'A keyword arm searches with words.');
     ELSIF _arm ->> 'search' = 'keyword' AND _arm ? 'max_distance' THEN
-      PERFORM ml_rag._bad_option('max_distance', _arm -> 'max_distance', 'nothing in a keyword arm',
+      PERFORM ml_rag._bad_option('max_distance', _arm -> 'max_distance', 'none in a keyword arm',
         'A keyword arm has "min_score".');
     ELSIF _arm ->> 'search' = 'semantic' AND _arm ? 'min_score' THEN
-      PERFORM ml_rag._bad_option('min_score', _arm -> 'min_score', 'nothing in a semantic arm',
+      PERFORM ml_rag._bad_option('min_score', _arm -> 'min_score', 'none in a semantic arm',
         'A semantic arm has "max_distance".');
     END IF;
     PERFORM ml_rag._vector(_arm -> 'query_embedding') WHERE _arm ? 'query_embedding';
@@ -101,7 +101,7 @@ BEGIN
     PERFORM ml_rag._check_citation_fields(_parsed -> 'citation_fields');
   END IF;
   IF _parsed -> 'model_options' ? 'context' THEN
-    PERFORM ml_rag._bad_option('context', _parsed #> '{model_options,context}', 'nothing: ml_rag fills it in',
+    PERFORM ml_rag._bad_option('context', _parsed #> '{model_options,context}', 'none: ml_rag sets this option itself',
       'Leave "context" out of model_options; it is an option of ml_generate.');
   END IF;
   IF _parsed ->> 'abstain_text' !~ '\S' THEN

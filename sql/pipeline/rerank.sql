@@ -19,7 +19,7 @@ AS $$
 -- purpose: BM25 of each text, with the statistics of these texts alone, as 0-1; null for a query without words
 -- Calls: ml_rag._tokens
 -- Lucene's variant, k1 1.2, b 0.75. The best text gets 1, unless it has less than 0.15 of what BM25 could give for all
--- words of the query: a text that shares nothing but "the" is no good one for being the only one that does.
+-- words of the query: a text that shares nothing but "the" does not become relevant by being the only match.
 DECLARE
   _words jsonb := (ml_rag._tokens(configuration, query)).tokens;
   _scores double precision[];

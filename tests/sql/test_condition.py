@@ -211,7 +211,7 @@ def test_a_store_that_has_no_such_thing_has_no_match_and_says_so(owner: Connecti
     notices.clear()
     assert ids(asker, {"year": 2002}) == [101]
     assert notices == []
-    with error("P0002", "no row passed the filters"):
+    with error("P0002", "No row passed the filters"):
         retrieve(asker, (1, 0, 0), filters={"author": "A"}, vector_store=["bare"])
 
 

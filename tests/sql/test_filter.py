@@ -40,7 +40,7 @@ def test_document_filters_against_brute_force(owner: Connection, asker: Connecti
 def test_empty_lists_of_documents(owner: Connection, asker: Connection) -> None:
     load(owner, [reference.Segment("public.a", "d", 1, 1, "s", (1, 0, 0))])
     assert len(retrieve(asker, (1, 0, 0), exclude_document_name=[])["citations"]) == 1
-    with error("P0002", "no row passed the filters"):
+    with error("P0002", "No row passed the filters"):
         retrieve(asker, (1, 0, 0), document_name=[])
 
 
