@@ -24,7 +24,7 @@ ROUTINES = frozenset(
 STAGES = frozenset(
     (
         *("discover", "embed", "search", "keyword", "fuse", "threshold", "text", "rerank", "expand", "generate"),
-        *("load", "index", "judge", "rewrite"),
+        *("load", "index", "judge", "rewrite", "read"),
     )
 )
 #: in place of a stage: the whole call

@@ -162,11 +162,11 @@ def test_the_same_question_has_the_same_answer(connection: Connection) -> None:
 def test_whatever_the_small_model_makes_of_a_question_nothing_breaks(
     connection: Connection, query: dict[str, Any]
 ) -> None:
-    connection.execute("SELECT ml_rag.create_store('little')")
-    connection.execute("SELECT ml_rag.load_documents('little', ARRAY['a.txt'], ARRAY['Ada leads the team.'::bytea])")
+    connection.execute("SELECT ml_rag.create_store('public.little')")
+    connection.execute("SELECT ml_rag.load_documents('public.little', ARRAY['a.txt'], ARRAY['Ada leads the team.'::bytea])")
     history = [{"role": "user", "content": "Who leads the team?"}, {"role": "assistant", "content": "Ada."}]
     query = {**query, "history": history, "model_id": "smollm2-135m-instruct"}
-    options = {"vector_store": ["little"], "keyword_search": True, "skip_generate": True, "query_options": query}
+    options = {"vector_store": ["public.little"], "keyword_search": True, "skip_generate": True, "query_options": query}
     try:
         row = connection.execute("SELECT ml_rag_answer('and since when?', %s)", (json.dumps(options),)).fetchone()
     except psycopg.errors.NoDataFound:
