@@ -54,7 +54,7 @@ AS $$
 -- Calls: ml_rag._begin, ml_rag._stage, ml_rag._end, ml_rag.parse_options, ml_rag._check_examples, ml_rag._check_writable,
 -- ml_rag._schema_metadata, ml_rag._is_brief, ml_rag._askable_tables, ml_rag._named_tables, ml_rag._answer_by_sql, ml_rag._get_setting, ml_rag._raise
 DECLARE
-  _call integer := ml_rag._begin('ml_nl_sql', 'discover');
+  _call integer := ml_rag._begin('ml_nl_sql');
   _options jsonb;
   _shown record;
   _model text;

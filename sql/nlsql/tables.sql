@@ -266,7 +266,7 @@ AS $$
 -- purpose: HeatWave's ML_RETRIEVE_SCHEMA_METADATA
 -- Calls: ml_rag._begin, ml_rag._end, ml_rag.parse_options, ml_rag._schema_metadata
 DECLARE
-  _call integer := ml_rag._begin('ml_retrieve_schema_metadata', 'discover');
+  _call integer := ml_rag._begin('ml_retrieve_schema_metadata');
   _metadata text;
 BEGIN
   _metadata := (SELECT m.metadata FROM ml_rag._schema_metadata($1, ml_rag.parse_options('ml_retrieve_schema_metadata', $2)) AS m);
