@@ -23,7 +23,8 @@
 -- read after step 9, from the same snapshot.
 --
 -- ml_rag_search ends after step 11 and returns rows; ml_rag_table (batch/) asks many questions, ml_rag_evaluate (evaluate/)
--- measures the answers. vector_store_load and the like (store/) bring in what is searched.
+-- measures the answers. vector_store_load and the like (store/) bring in what is searched, vectorizers (vectorizer/) keep
+-- ordinary tables searchable.
 
 -- ground: schema and types, settings, the door to Python, the model server, metrics, options
 \i ground/schema.sql
@@ -87,6 +88,13 @@
 \i store/embeddings.sql
 \i store/fill.sql
 \i store/add.sql
+
+-- vectorizer: ordinary tables made searchable and kept so: definition, failures, runs
+\i vectorizer/text.sql
+\i vectorizer/error.sql
+\i vectorizer/vectorizer.sql
+\i vectorizer/run.sql
+\i vectorizer/status.sql
 
 -- rank: pairs and lists of texts by a cross-encoder
 \i rank/rank.sql

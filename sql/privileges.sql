@@ -116,6 +116,22 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _warn_of_subscribers _index_definition _check_texts _check_new_column _begin_embedding _add_column
       _prepare_embedding _index_embedding _embedding_step _end_embedding add_embedding'),
+    -- vectorizer/text
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_primary_key _pieces _template _template_columns _text_expression'),
+    -- vectorizer/error: a policy leaves each role those of its own tables
+    ('ml_rag_user', 'SELECT, INSERT, UPDATE, DELETE', 'TABLE', 'vectorizer_error'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_text_hash _note_failures retry_vectorizer'),
+    -- vectorizer/vectorizer
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _wake_workers _vectorizer _find_vectorizer _check_vectorizer_columns _add_vectorizer_columns _follow_columns
+      create_vectorizer drop_vectorizer'),
+    -- vectorizer/run
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _waiting _row_key _begin_vectorizer _unclaim _claim _read_claimed _embed_apart _embed_claimed _write_claimed
+      _next_claim _sweep_errors _index_vectorizer _run_step _end_vectorizer _count_waiting run_vectorizer'),
+    -- vectorizer/status
+    ('ml_rag_user', 'SELECT', 'TABLE', 'vectorizer'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_vectorizers'),
     -- rank/rank
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_missing _check_rank_count _bad_record _rank'),
     -- nlsql/tables

@@ -14,6 +14,7 @@ COMMANDS = {
     "serve": "Run the model server.",
     "models": "List models and get their files.",
     "load": "Load documents into a vector store, from the client's side.",
+    "worker": "Embed the rows that wait in tables with a vectorizer.",
     "eval": "Measure the search on folders of documents and questions.",
     "doctor": "Check the whole chain, and say what to do about what is wrong.",
 }

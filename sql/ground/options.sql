@@ -434,6 +434,37 @@ SELECT ml_rag._add_option('index', 'lists', 'integer', minimum => 1, maximum => 
 SELECT ml_rag._add_option('index', 'quantization', 'choice', choices => '{none,halfvec,binary}', default_value => '"none"',
   description => 'index smaller vectors; only none is supported yet');
 
+-- ml_rag.create_vectorizer, ml_rag.run_vectorizer, ml_rag.drop_vectorizer
+
+SELECT ml_rag._add_option('create_vectorizer', 'columns', 'any', default_rule => 'none, it must be given',
+  description => 'what is embedded and searched of a row: a column, an array of columns, or a template of them, such as'
+    ' "Name: {name} Description: {description}"');
+SELECT ml_rag._add_option('create_vectorizer', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
+  description => 'embeds the texts');
+SELECT ml_rag._add_option('create_vectorizer', 'language', 'text', default_rule => 'default_text_search_config',
+  description => 'language of the texts for keyword search, as in enable_keyword_search');
+SELECT ml_rag._add_option('create_vectorizer', 'keyword_search', 'boolean', default_value => 'true',
+  description => 'make a keyword index too');
+SELECT ml_rag._add_option('create_vectorizer', 'distance_metric', 'choice',
+  choices => ARRAY(SELECT m.name FROM ml_rag.metric AS m ORDER BY m.name),
+  default_value => '"COSINE"', description => 'metric that the index is built for');
+SELECT ml_rag._add_option('create_vectorizer', 'index', 'object', keys_of => 'index', default_rule => 'hnsw',
+  description => 'the index of the embeddings, which the first run that has embedded all builds');
+SELECT ml_rag._add_option('create_vectorizer', 'document_name', 'text', default_value => '"{schema}.{table}/{key}"',
+  description => 'template of the name in citations: schema, table, key, and columns');
+SELECT ml_rag._add_option('create_vectorizer', 'destination', 'choice', choices => '{column}', default_value => '"column"',
+  description => 'where the embeddings are: column, beside the row');
+SELECT ml_rag._add_option('create_vectorizer', 'mode', 'choice', choices => '{deferred}', default_value => '"deferred"',
+  description => 'when rows are embedded: deferred, by the next run');
+
+SELECT ml_rag._add_option('run_vectorizer', 'batch_size', 'integer', minimum => 1, maximum => 1000, default_value => '256',
+  description => 'rows of one call to the model and between two commits; each takes a place of max_locks_per_transaction');
+SELECT ml_rag._add_option('run_vectorizer', 'batches', 'integer', minimum => 1, maximum => 1000000, default_rule => 'all',
+  description => 'end after so many batches');
+
+SELECT ml_rag._add_option('drop_vectorizer', 'keep_columns', 'boolean', default_value => 'false',
+  description => 'keep the columns and the keyword index that the vectorizer added');
+
 
 -- ml_rag_evaluate
 

@@ -163,7 +163,9 @@ def test_whatever_the_small_model_makes_of_a_question_nothing_breaks(
     connection: Connection, query: dict[str, Any]
 ) -> None:
     connection.execute("SELECT ml_rag.create_store('public.little')")
-    connection.execute("SELECT ml_rag.load_documents('public.little', ARRAY['a.txt'], ARRAY['Ada leads the team.'::bytea])")
+    connection.execute(
+        "SELECT ml_rag.load_documents('public.little', ARRAY['a.txt'], ARRAY['Ada leads the team.'::bytea])"
+    )
     history = [{"role": "user", "content": "Who leads the team?"}, {"role": "assistant", "content": "Ada."}]
     query = {**query, "history": history, "model_id": "smollm2-135m-instruct"}
     options = {"vector_store": ["public.little"], "keyword_search": True, "skip_generate": True, "query_options": query}

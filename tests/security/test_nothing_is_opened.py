@@ -53,6 +53,9 @@ CALLS = {
     "chunking": ("SELECT ml_rag.load_document('mine', 'a.txt', 'fox'::bytea, %s::jsonb)", '{"chunking": {o}}'),
     "vector_store_load": ("CALL vector_store_load('{folder}', %s::jsonb)", "{o}"),
     "add_embedding": ("CALL ml_rag.add_embedding('mine', 'more', %s::jsonb)", "{o}"),
+    "create_vectorizer": ("SELECT ml_rag.create_vectorizer('q', %s::jsonb)", "{o}"),
+    "run_vectorizer": ("CALL ml_rag.run_vectorizer('q', %s::jsonb)", "{o}"),
+    "drop_vectorizer": ("SELECT ml_rag.drop_vectorizer('q', %s::jsonb)", "{o}"),
     "index": ("CALL ml_rag.add_embedding('mine', 'more', %s::jsonb)", '{"index": {o}}'),
 }  # fmt: skip
 

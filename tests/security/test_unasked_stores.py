@@ -327,7 +327,9 @@ def test_what_takes_long_is_cut_off_and_what_is_left_is_named(good: Database, at
             if limit:
                 assert any("54000" in detail for _, detail in said), said
             else:
-                assert [m for m, _ in said] == ["time ran out before vector stores of untrusted owners were searched: 3; ignored"]
+                assert [m for m, _ in said] == [
+                    "time ran out before vector stores of untrusted owners were searched: 3; ignored"
+                ]
                 assert "Left out: evil.t0, evil.t1, evil.t2." in said[0][1]
         owner.execute("SELECT ml_rag.configure('untrusted_ms', NULL), ml_rag.configure('untrusted_mb', '1')")
         said = warnings(asker)

@@ -128,6 +128,7 @@ def test_only_the_known_functions_run_with_their_owners_rights(module_owner: Con
     # those of the keyword indexes take nothing from their caller but which table
     assert definers == [
         "ml_rag._drop_keywords()",
+        "ml_rag._drop_vectorizer_errors()",
         "ml_rag._forget_keywords()",
         "ml_rag._forget_questions()",
         "ml_rag._keep_keywords()",
@@ -151,6 +152,7 @@ def test_every_function_pins_its_search_path(module_owner: Connection) -> None:
     ).fetchall()
     commit = {
         "add_embedding",
+        "run_vectorizer",
         "_commit",
         "_load_files",
         "_run_table",

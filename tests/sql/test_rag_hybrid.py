@@ -236,3 +236,10 @@ def test_any_query_is_safe(birds: Connection, query: str) -> None:
         assert len(hits(birds, query, keyword_search=True, semantic_search=False)) == 3
     except psycopg.errors.NoDataFound:
         assert "heron" not in query
+
+
+def test_a_store_without_metadata(db: Database, owner: Connection) -> None:
+    make(owner, ["heron and loon", "tern"])
+    owner.execute("ALTER TABLE docs DROP metadata")
+    (found, *_) = search(owner, "heron", {"keyword_search": True})
+    assert (found[2], found[5], found[7]) == ("d000", "heron and loon", None)

@@ -1,4 +1,4 @@
-"""The unit of the model server: what systemd says to it, and what it must agree in with the rest."""
+"""The units of the model server and of a worker: what systemd says to it, and what it must agree in with the rest."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ml_rag.server.catalogue import DEFAULT_CONFIG, ServerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "systemd" / "ml-rag.service"
+WORKER = ROOT / "systemd" / "ml-rag-worker.service"
 
 analyze = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 
@@ -28,23 +29,25 @@ def service() -> dict[str, str]:
 
 
 @analyze
-def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unit", [UNIT, WORKER], ids=lambda unit: unit.stem)
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path, unit: Path) -> None:
     """A misspelt key is a warning only: there must be no word at all."""
-    copy = tmp_path / UNIT.name
+    copy = tmp_path / unit.name
     # the command need not be installed here
-    copy.write_text(re.sub(r"(?m)^ExecStart=\S+", f"ExecStart={sys.executable}", UNIT.read_text()))
+    copy.write_text(re.sub(r"(?m)^ExecStart=\S+", f"ExecStart={sys.executable}", unit.read_text()))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True, check=False, timeout=60
     )
-    about_it = [line for line in done.stderr.splitlines() if UNIT.name in line or str(copy) in line]
+    about_it = [line for line in done.stderr.splitlines() if unit.name in line or str(copy) in line]
     assert (done.returncode, about_it) == (0, []), done.stderr
 
 
 @analyze
-def test_its_exposure_is_small() -> None:
+@pytest.mark.parametrize(("unit", "threshold"), [(UNIT, 15), (WORKER, 25)], ids=["server", "worker"])
+def test_its_exposure_is_small(unit: Path, threshold: int) -> None:
     """systemd's own figure, from 0 to 10; without the hardening it is 9.2."""
     done = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", "--threshold=15", str(UNIT)],
+        ["systemd-analyze", "security", "--offline=true", f"--threshold={threshold}", str(unit)],
         capture_output=True,
         text=True,
         check=False,

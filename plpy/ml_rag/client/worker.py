@@ -1,0 +1,163 @@
+"""``ml-rag worker``: embeds what waits in tables that have a vectorizer, and sleeps until something does.
+
+Several can run side by side, on several machines: what one has claimed the others leave to it. A turn at a table is a
+few batches, so that a bulk load of one does not hold up the others.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+import psycopg
+from psycopg.types.json import Jsonb
+
+from ml_rag.client.dsn import dsn_option
+
+#: seconds after the first failure, twice as long after each further one, up to the last
+BACKOFF = (1.0, 300.0)
+
+
+@dataclass
+class Backoff:
+    """How long what failed is left alone."""
+
+    failures: int = 0
+    until: float = 0
+
+    def fail(self, now: float) -> float:
+        """The seconds to wait."""
+        first, longest = BACKOFF
+        seconds = min(longest, first * 2.0 ** min(self.failures, 20))
+        self.failures += 1
+        self.until = now + seconds
+        return seconds
+
+
+@dataclass
+class Worker:
+    """One connection, and the tables that the role behind it owns."""
+
+    dsn: str
+    #: batches of one turn at a table
+    batches: int
+    #: longest sleep, in seconds: what became due by itself is found then
+    idle: float
+    backoffs: dict[int, Backoff] = field(default_factory=dict)
+    #: a table was written to since it was last looked for what waits
+    woken: bool = False
+
+    def connect(self) -> psycopg.Connection[Any]:
+        connection = psycopg.connect(self.dsn, autocommit=True, application_name="ml-rag worker")
+        connection.add_notify_handler(self.wake)
+        connection.execute("LISTEN ml_rag_vectorizer")
+        return connection
+
+    def wake(self, _: psycopg.Notify) -> None:
+        self.woken = True
+
+    def run(self, *, once: bool) -> None:
+        """Work until interrupted; ``once``: until nothing waits.
+
+        Raises psycopg.Error where ``once`` meets an error, or the first connection fails.
+        """
+        connection = self.connect()
+        lost = Backoff()
+        while True:
+            try:
+                if connection.closed:
+                    connection = self.connect()
+                while self.turn(connection, once=once):
+                    lost = Backoff()
+                if once:
+                    return
+                self.sleep(connection)
+                lost = Backoff()
+            except psycopg.Error as error:
+                if once or not (connection.closed or isinstance(error, psycopg.OperationalError)):
+                    raise
+                connection.close()
+                seconds = lost.fail(time.monotonic())
+                report(f"the database is not to be reached; again in {seconds:.0f} s: {reason(error)}")
+                time.sleep(seconds)
+
+    def turn(self, connection: psycopg.Connection[Any], *, once: bool) -> bool:
+        """A turn at each table where something waits; whether anything was done."""
+        self.woken = False
+        waiting = connection.execute(
+            "SELECT v.relation::oid::bigint, v.relation::text FROM ml_rag.vectorizer AS v"
+            " WHERE v.pending > 0 ORDER BY 1"
+        ).fetchall()
+        done = False
+        for relation, name in waiting:
+            backoff = self.backoffs.setdefault(relation, Backoff())
+            if backoff.until > time.monotonic():
+                continue
+            try:
+                done |= self.embed(connection, relation)
+            except psycopg.Error as error:
+                if once or connection.closed:
+                    raise
+                seconds = backoff.fail(time.monotonic())
+                report(f"{name}: again in {seconds:.0f} s: {reason(error)}")
+            else:
+                del self.backoffs[relation]
+        return done
+
+    def embed(self, connection: psycopg.Connection[Any], relation: int) -> bool:
+        """A few batches of one table; whether there were any."""
+        row = connection.execute(
+            "CALL ml_rag.run_vectorizer(%s::oid::regclass, %s)", (relation, Jsonb({"batches": self.batches}))
+        ).fetchone()
+        assert row is not None
+        result: dict[str, Any] = row[0]
+        if result["embedded"] or result["failed"]:
+            report("{relation}: {embedded} embedded, {failed} failed, {pending} pending, {seconds} s".format(**result))
+        return bool(result["embedded"] or result["failed"])
+
+    def sleep(self, connection: psycopg.Connection[Any]) -> None:
+        """Until a table is written to, or a table that failed is due, or long enough."""
+        if self.woken:
+            return
+        now = time.monotonic()
+        due = [backoff.until - now for backoff in self.backoffs.values()]
+        seconds = max(0.05, min([self.idle, *due]))
+        for _ in connection.notifies(timeout=seconds, stop_after=1):
+            pass
+
+
+def report(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def reason(error: psycopg.Error) -> str:
+    """SQLSTATE and message; neither repeats a text."""
+    message = error.diag.message_primary or str(error).partition("\n")[0]
+    return f"{message} ({error.sqlstate})" if error.sqlstate else message
+
+
+@click.command()
+@dsn_option
+@click.option(
+    "--batches", type=click.IntRange(1, 10000), default=10, show_default=True, help="Batches of a table's turn."
+)
+@click.option(
+    "--idle", type=click.FloatRange(0.1, 3600), default=30, show_default=True, help="Longest sleep in seconds."
+)
+@click.option("--once", is_flag=True, help="End when nothing waits.")
+def worker(dsn: str, batches: int, idle: float, once: bool) -> None:
+    """Embed what waits in tables with a vectorizer, for the role that owns them, until SIGTERM.
+
+    Tables whose owner the role does not trust are left alone: a superuser's worker serves superusers' tables only.
+    """
+    # psycopg cancels the statement of a connection that is interrupted; what was not committed waits for the next run
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        Worker(dsn, batches, idle).run(once=once)
+    except KeyboardInterrupt:
+        report("ended")
+    except psycopg.Error as error:
+        raise click.ClickException(reason(error)) from error

@@ -1,0 +1,91 @@
+-- error: the rows of vectorizers that could not be embedded, with the reason; they are tried again, later and later.
+
+CREATE TABLE ml_rag.vectorizer_error (
+  relation     regclass NOT NULL,
+  key          text COLLATE "C" NOT NULL,  -- of the row: the text of a text[]
+  attempts     integer NOT NULL,           -- with the text that it has
+  sqlstate     text NOT NULL,
+  message      text NOT NULL,
+  detail       text,
+  failed_at    timestamptz NOT NULL,       -- last
+  next_attempt timestamptz NOT NULL,       -- infinity: when the text changes, or after ml_rag.retry_vectorizer
+  text_hash    bigint NOT NULL,            -- of the text that failed: another one is tried at once
+  PRIMARY KEY (relation, key)
+);
+COMMENT ON TABLE ml_rag.vectorizer_error IS
+$$rows that a vectorizer could not embed; whoever owns the table sees them
+key: of the row, as the text of an array. attempts: with the text that it has. next_attempt: not before; infinity = when its text
+changes, or after ml_rag.retry_vectorizer. A row that was embedded or deleted since is gone after the next run.$$;
+ALTER TABLE ml_rag.vectorizer_error ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own ON ml_rag.vectorizer_error USING (
+  pg_has_role((SELECT c.relowner FROM pg_class AS c WHERE c.oid = vectorizer_error.relation), 'USAGE'));
+
+CREATE FUNCTION ml_rag._drop_vectorizer_errors() RETURNS event_trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+-- purpose: failures go with their table  Writes: ml_rag.vectorizer_error
+BEGIN
+  DELETE FROM ml_rag.vectorizer_error AS e USING pg_event_trigger_dropped_objects() AS d
+  WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND e.relation = d.objid;
+END
+$$;
+CREATE EVENT TRIGGER ml_rag_drop_vectorizer_errors ON sql_drop WHEN TAG IN ('DROP TABLE', 'DROP SCHEMA', 'DROP OWNED',
+  'DROP EXTENSION', 'DROP TYPE') EXECUTE FUNCTION ml_rag._drop_vectorizer_errors();
+
+CREATE FUNCTION ml_rag._text_hash(segment text) RETURNS bigint
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+  RETURN hashtextextended(coalesce(segment, '') COLLATE "C", 0);
+END
+$$;
+
+CREATE FUNCTION ml_rag._note_failures(relation regclass, keys text[], texts text[], errors jsonb[]) RETURNS integer
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the errors of a batch's rows, null where there is none; those are forgotten that had one. Returns how many have
+-- A minute until the second attempt, twice as long until each further one, at most a day. What no attempt can mend, an
+-- empty or too long text, waits for another text.  Calls: ml_rag._text_hash  Writes: ml_rag.vectorizer_error
+DECLARE
+  _n integer;
+BEGIN
+  DELETE FROM ml_rag.vectorizer_error AS e USING unnest(keys, errors) AS u (key, error)
+  WHERE e.relation = _note_failures.relation AND e.key = u.key AND u.error IS NULL;
+  INSERT INTO ml_rag.vectorizer_error AS e (relation, key, attempts, sqlstate, message, detail, failed_at, next_attempt, text_hash)
+  SELECT _note_failures.relation, u.key, 1, u.error ->> 'sqlstate', u.error ->> 'message', u.error ->> 'detail', now(),
+    CASE WHEN u.error ? 'final' THEN 'infinity' ELSE now() + interval '1 minute' END, ml_rag._text_hash(u.text)
+  FROM unnest(keys, texts, errors) AS u (key, text, error) WHERE u.error IS NOT NULL
+  ON CONFLICT ON CONSTRAINT vectorizer_error_pkey DO UPDATE SET
+    attempts = CASE WHEN e.text_hash = excluded.text_hash THEN e.attempts + 1 ELSE 1 END,
+    sqlstate = excluded.sqlstate, message = excluded.message, detail = excluded.detail, failed_at = excluded.failed_at,
+    next_attempt = CASE WHEN excluded.next_attempt < 'infinity' AND e.text_hash = excluded.text_hash
+      THEN now() + least(interval '1 day', interval '1 minute' * 2 ^ least(e.attempts, 20)) ELSE excluded.next_attempt END,
+    text_hash = excluded.text_hash;
+  GET DIAGNOSTICS _n = ROW_COUNT;
+  RETURN _n;
+END
+$$;
+
+CREATE FUNCTION ml_rag.retry_vectorizer(relation regclass) RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- Calls: ml_rag._own_table, ml_rag._find_vectorizer  Writes: ml_rag.vectorizer_error
+DECLARE
+  _n bigint;
+BEGIN
+  PERFORM ml_rag._own_table(relation);
+  PERFORM ml_rag._find_vectorizer(relation);
+  UPDATE ml_rag.vectorizer_error AS e SET next_attempt = now()
+  WHERE e.relation = retry_vectorizer.relation AND e.next_attempt > now();
+  GET DIAGNOSTICS _n = ROW_COUNT;
+  PERFORM pg_notify('ml_rag_vectorizer', '');
+  RETURN _n;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.retry_vectorizer(regclass) IS
+$$lets the next run try the rows of ml_rag.vectorizer_error again at once; returns how many; for the table's owner
+Errors: 42704 the table has no vectorizer; 42P01; 42501; 55000 its columns were dropped or renamed.$$;

@@ -1,0 +1,444 @@
+-- run: the rows of a table that wait for their embedding, batch by batch: claim, embed, write, each in a transaction of
+-- its own. Claims are advisory locks of rows: several runs share a table, a run that is killed leaves nothing behind, and
+-- no lock of a row or table is held while the model is asked.
+
+-- What a run works on, from one transaction to the next.
+CREATE TYPE ml_rag._vectorizer_run AS (
+  step       text,                    -- what comes next: claim, embed, write, sweep, index; null = it is done
+  job        ml_rag._embedding_job,   -- what it has in common with filling an embedding
+  key        name[],                  -- the primary key, and its types
+  key_types  text[],
+  parts      oid[],                   -- the table, or its partitions that are still to be read
+  after      text,                    -- the key of the last row that was read
+  keys       text[],                  -- a batch: keys, claims, errors
+  claims     bigint[],
+  errors     jsonb[],
+  batches    integer,                 -- how many may still be read; null = all
+  is_partial boolean                  -- it ended by that
+);
+
+CREATE FUNCTION ml_rag._waiting(part oid, relation oid, key name[]) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of the rows of a table that wait for their embedding, but for those whose next attempt is to come later
+-- Calls: ml_rag._relation_name, ml_rag._row_key, ml_rag._text_hash
+BEGIN
+  RETURN format('FROM ONLY %s AS t WHERE t.segment_embedding IS NULL AND NOT EXISTS (SELECT FROM ml_rag.vectorizer_error AS e'
+    ' WHERE e.relation = %s AND e.key = %s AND e.next_attempt > now() AND e.text_hash = ml_rag._text_hash(t.segment))',
+    ml_rag._relation_name(part), relation, ml_rag._row_key(key));
+END
+$$;
+
+CREATE FUNCTION ml_rag._row_key(key name[]) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of a row's key as one text, that of an array
+BEGIN
+  RETURN (SELECT format('ARRAY[%s]::text COLLATE "C"', string_agg(format('t.%I::text', k), ', ' ORDER BY place))
+          FROM unnest(key) WITH ORDINALITY AS u (k, place));
+END
+$$;
+
+CREATE FUNCTION ml_rag._begin_vectorizer(relation regclass, options jsonb, call integer) RETURNS ml_rag._vectorizer_run
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: check everything before the first row; returns the run
+-- Calls: ml_rag.parse_options, ml_rag._check_embedding_table, ml_rag._find_vectorizer, ml_rag._primary_key,
+-- ml_rag._index_definition, ml_rag._full_name
+DECLARE
+  _options jsonb := ml_rag.parse_options('run_vectorizer', $2);
+  _found record;
+  _key record;
+  _index record;
+BEGIN
+  PERFORM ml_rag._check_embedding_table(relation);
+  _found := ml_rag._find_vectorizer(relation);
+  _key := ml_rag._primary_key(relation);
+  _index := ml_rag._index_definition(_found.options -> 'index', _found.options ->> 'distance_metric', 'vector');
+  RETURN jsonb_populate_record(NULL::ml_rag._vectorizer_run, jsonb_build_object(
+    'step', 'claim', 'key', to_jsonb(_key.key), 'key_types', to_jsonb(_key.types), 'batches', _options -> 'batches',
+    'job', jsonb_build_object(
+      'store', relation::oid::bigint, 'vector_store', ml_rag._full_name(relation), 'call', call,
+      'embedding', _found.model_id, 'column_name', 'segment_embedding', 'segment', 'segment', 'model_id', _found.model_id,
+      'type', _found.type, 'index_method', _index.method, 'index_class', _index.class, 'index_options', _index.storage,
+      'any_index', true, 'batch_size', _options -> 'batch_size', 'lock_seconds', 10, 'began', clock_timestamp(),
+      'segments', 0, 'failed', 0, 'found', 0)));
+END
+$$;
+
+CREATE FUNCTION ml_rag._unclaim(claims bigint[]) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+  PERFORM pg_advisory_unlock(c) FROM unnest(claims) AS c;
+END
+$$;
+
+CREATE FUNCTION ml_rag._claim(run ml_rag._vectorizer_run) RETURNS ml_rag._vectorizer_run
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+-- by the index of the rows that wait, some at a time
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_sort = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+-- purpose: the next rows that wait and that no other run has claimed, in the order of their keys
+-- At most 4 MB of texts at once.  Calls: ml_rag._waiting, ml_rag._row_key, ml_rag._unclaim  Reads: the table, as the caller
+DECLARE
+  _run record := run;
+  _keys name[] := run.key;
+  _part oid := run.parts[1];
+  _columns text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place) FROM unnest(run.key) WITH ORDINALITY AS u (k, place));
+  _types text[] := run.key_types;
+  _size integer := (run.job).batch_size;
+  _bytes bigint := 0;
+  _claim bigint;
+  _row record;
+  _places tid[] := '{}';
+BEGIN
+  _run.keys := '{}';
+  _run.claims := '{}';
+  FOR _row IN EXECUTE format('SELECT t.ctid AS place, %s AS key, octet_length(t.segment) AS bytes %s%s ORDER BY %s',
+    ml_rag._row_key(_keys), ml_rag._waiting(_part, (run.job).store, _keys),
+    CASE WHEN run.after IS NOT NULL THEN format(' AND (%s) > (%s)', _columns,
+      (SELECT string_agg(format('$1[%s]::%s', i, t), ', ' ORDER BY i) FROM unnest(_types) WITH ORDINALITY AS u (t, i))) END,
+    _columns) USING run.after::text[]
+  LOOP
+    _claim := hashtextextended(format('ml_rag vectorizer %s %s', (run.job).store::oid, _row.key), 0);
+    IF pg_try_advisory_lock(_claim) THEN
+      _places := _places || _row.place;
+      _run.keys := array_append(_run.keys, _row.key);
+      _run.claims := array_append(_run.claims, _claim);
+      _bytes := _bytes + coalesce(_row.bytes, 0);
+    END IF;
+    _run.after := _row.key;
+    EXIT WHEN cardinality(_places) >= _size OR _bytes > 4000000;
+  END LOOP;
+  IF cardinality(_places) = 0 THEN
+    _run.parts := _run.parts[2:];
+    _run.after := NULL;
+    _run.keys := NULL;
+    RETURN _run;
+  END IF;
+  RETURN ml_rag._read_claimed(_run, _places);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._unclaim(_run.claims);
+  RAISE;
+END
+$$;
+
+CREATE FUNCTION ml_rag._read_claimed(run ml_rag._vectorizer_run, places tid[]) RETURNS ml_rag._vectorizer_run
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the texts of claimed rows, read after the claim: another run may have finished one before it. What needs no
+-- model to be refused is  Calls: ml_rag._relation_name  Reads: the table, as the caller
+DECLARE
+  _run record := run;
+  _job record := run.job;
+BEGIN
+  EXECUTE format('SELECT array_agg(r.place ORDER BY r.n), array_agg(r.key ORDER BY r.n), array_agg(r.text ORDER BY r.n),'
+      ' array_agg(CASE WHEN r.bytes > 1000000 THEN jsonb_build_object(''sqlstate'', ''54000'', ''message'','
+      ' ''the text is too long'', ''detail'', format(''It has %%s bytes; at most 1000000 are embedded.'', r.bytes),'
+      ' ''final'', true) WHEN coalesce(r.text, '''') !~ ''\S'' THEN jsonb_build_object(''sqlstate'', ''22023'','
+      ' ''message'', ''the text is empty'', ''final'', true) END ORDER BY r.n) FROM ('
+      'SELECT u.place, u.key, u.n, octet_length(t.segment) AS bytes, t.segment AS text'
+      ' FROM unnest($1, $2) WITH ORDINALITY AS u (place, key, n) JOIN ONLY %s AS t ON t.ctid = u.place'
+      ' WHERE t.segment_embedding IS NULL) AS r', ml_rag._relation_name(_run.parts[1]))
+    INTO _job.places, _run.keys, _job.texts, _run.errors USING places, _run.keys;
+  _job.part := _run.parts[1];
+  _run.job := _job;
+  _run.step := CASE WHEN _run.keys IS NULL THEN 'claim' ELSE 'embed' END;
+  RETURN _run;
+END
+$$;
+
+CREATE FUNCTION ml_rag._embed_apart(texts text[], model_id text, OUT vectors vector[], OUT errors jsonb[])
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: texts to vectors; where that fails each half by itself, down to those at fault, which get their error
+-- Calls: ml_rag._embed_documents, ml_rag._embed_apart
+DECLARE
+  _n integer := cardinality(texts);
+  _embedded record;
+  _half record;
+BEGIN
+  IF _n = 0 THEN
+    vectors := '{}';
+    errors := '{}';
+    RETURN;
+  END IF;
+  _embedded := ml_rag._embed_documents(texts, model_id);
+  IF _embedded.error IS NULL THEN
+    vectors := _embedded.vectors;
+    errors := array_fill(NULL::jsonb, ARRAY[_n]);
+  ELSIF _n = 1 THEN
+    vectors := ARRAY[NULL::vector];
+    errors := ARRAY[_embedded.error];
+  ELSE
+    _embedded := ml_rag._embed_apart(texts[:_n / 2], model_id);
+    _half := ml_rag._embed_apart(texts[_n / 2 + 1:], model_id);
+    vectors := _embedded.vectors || _half.vectors;
+    errors := _embedded.errors || _half.errors;
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._embed_claimed(run ml_rag._vectorizer_run) RETURNS ml_rag._vectorizer_run
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a batch's vectors; no table is touched while the model is asked  Calls: ml_rag._embed_apart
+DECLARE
+  _run record := run;
+  _job record := run.job;
+  _good integer[] := ARRAY(SELECT i FROM generate_subscripts(run.errors, 1) AS i WHERE run.errors[i] IS NULL ORDER BY i);
+  _texts text[] := (run.job).texts;
+  _embedded record := ml_rag._embed_apart(ARRAY(SELECT _texts[i] FROM unnest(_good) WITH ORDINALITY AS u (i, n) ORDER BY n),
+    (run.job).model_id);
+  _vectors vector[] := array_fill(NULL::vector, ARRAY[cardinality(_texts)]);
+  _errors jsonb[] := run.errors;
+BEGIN
+  FOR _i IN 1..cardinality(_good) LOOP
+    _vectors[_good[_i]] := _embedded.vectors[_i];
+    _errors[_good[_i]] := _embedded.errors[_i];
+  END LOOP;
+  _job.vectors := _vectors;
+  _run.job := _job;
+  _run.errors := _errors;
+  _run.step := 'write';
+  RETURN _run;
+END
+$$;
+
+CREATE FUNCTION ml_rag._write_claimed(run ml_rag._vectorizer_run) RETURNS ml_rag._vectorizer_run
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a batch's embeddings and errors; a row that was changed meanwhile, or is being changed, comes up again
+-- Calls: ml_rag._write_batch, ml_rag._note_failures, ml_rag._relation_name  Writes: the table, as the caller
+DECLARE
+  _run record := run;
+  _before record := run.job;
+  _job record := ml_rag._write_batch(run.job);
+  _errors jsonb[] := run.errors;
+  _kept integer[];
+BEGIN
+  IF _job.failed > _before.failed THEN
+    EXECUTE format('SELECT array_agg(u.n) FROM unnest($1, $2, $3) WITH ORDINALITY AS u (place, text, vector, n)'
+        ' JOIN ONLY %s AS t ON t.ctid = u.place'
+        ' WHERE u.vector IS NOT NULL AND t.segment_embedding IS NULL AND t.segment COLLATE "C" = u.text',
+        ml_rag._relation_name(_before.part)) INTO _kept USING _before.places, _before.texts, _before.vectors;
+    FOR _i IN 1..coalesce(cardinality(_kept), 0) LOOP
+      _errors[_kept[_i]] := jsonb_build_object('sqlstate', '55000', 'message', 'a trigger of the table keeps the row as it is');
+    END LOOP;
+  END IF;
+  _job.failed := _before.failed + ml_rag._note_failures(_job.store, _run.keys, _before.texts, _errors);
+  _run.job := _job;
+  _run.batches := _run.batches - 1;
+  _run.is_partial := _run.batches = 0;
+  _run.step := CASE WHEN _run.is_partial THEN 'sweep' ELSE 'claim' END;
+  RETURN _run;
+END
+$$;
+
+CREATE FUNCTION ml_rag._next_claim(run ml_rag._vectorizer_run) RETURNS ml_rag._vectorizer_run
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the next batch; the table is gone through again until nothing is found, as rows come meanwhile
+-- Calls: ml_rag._parts, ml_rag._claim
+DECLARE
+  _run record := run;
+  _job record := run.job;
+BEGIN
+  IF coalesce(cardinality(_run.parts), 0) > 0 THEN
+    RETURN ml_rag._claim(_run);
+  ELSIF _run.parts IS NOT NULL AND _job.found = 0 THEN
+    _run.step := 'sweep';
+    RETURN _run;
+  END IF;
+  _run.parts := ARRAY(SELECT c.oid FROM pg_class AS c
+                      WHERE c.oid = ANY (ml_rag._parts(_job.store)) AND c.relkind = 'r' ORDER BY c.oid);
+  _job.found := 0;
+  _run.job := _job;
+  _run.step := CASE WHEN cardinality(_run.parts) = 0 THEN 'sweep' ELSE 'claim' END;
+  RETURN _run;
+END
+$$;
+
+CREATE FUNCTION ml_rag._sweep_errors(run ml_rag._vectorizer_run) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: errors of rows that are deleted, have another key or an embedding by now are forgotten
+-- Calls: ml_rag._relation_name, ml_rag._row_key  Writes: ml_rag.vectorizer_error
+DECLARE
+  _store regclass := (run.job).store;
+BEGIN
+  EXECUTE format('DELETE FROM ml_rag.vectorizer_error AS e WHERE e.relation = $1 AND NOT EXISTS ('
+    'SELECT FROM %s AS t WHERE t.segment_embedding IS NULL AND %s = e.key)', ml_rag._relation_name(_store),
+    ml_rag._row_key(run.key)) USING _store;
+END
+$$;
+
+CREATE FUNCTION ml_rag._index_vectorizer(run ml_rag._vectorizer_run) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the index of the embeddings, once they are there for the first time: filling one row by row takes far longer
+-- One run makes it.  Calls: ml_rag._index_embedding
+DECLARE
+  _store oid := (run.job).store;
+BEGIN
+  IF (run.job).index_method IS NOT NULL AND (run.job).segments > 0
+    AND pg_try_advisory_xact_lock(hashtextextended(format('ml_rag vectorizer index %s', _store), 0))
+    AND NOT EXISTS (
+      SELECT FROM pg_index AS x JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = x.indkey[0]
+      WHERE x.indrelid = _store AND x.indisvalid AND a.attname = 'segment_embedding') THEN
+    PERFORM ml_rag._index_embedding(run.job);
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._run_step(run ml_rag._vectorizer_run) RETURNS ml_rag._vectorizer_run
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a run's next step, in a transaction of its own; claims are given back after the commit of what they were for
+-- Calls: ml_rag._unclaim, ml_rag._tell_embedding, ml_rag._next_claim, ml_rag._embed_claimed, ml_rag._write_claimed,
+-- ml_rag._sweep_errors, ml_rag._index_vectorizer
+DECLARE
+  _run record := run;
+BEGIN
+  CASE run.step
+  WHEN 'claim' THEN
+    PERFORM ml_rag._unclaim(_run.claims);
+    _run.claims := NULL;
+    RETURN ml_rag._next_claim(_run);
+  WHEN 'embed' THEN
+    PERFORM ml_rag._tell_embedding(run.job, 'embedding', 'embed', (run.job).model_id);
+    RETURN ml_rag._embed_claimed(run);
+  WHEN 'write' THEN
+    RETURN ml_rag._write_claimed(run);
+  WHEN 'sweep' THEN
+    PERFORM ml_rag._unclaim(_run.claims);
+    _run.claims := NULL;
+    PERFORM ml_rag._sweep_errors(run);
+    _run.step := CASE WHEN _run.is_partial THEN NULL ELSE 'index' END;
+  WHEN 'index' THEN
+    PERFORM ml_rag._tell_embedding(run.job, 'building index', 'index');
+    PERFORM ml_rag._index_vectorizer(run);
+    _run.step := NULL;
+  END CASE;
+  RETURN _run;
+END
+$$;
+
+CREATE FUNCTION ml_rag._end_vectorizer(run ml_rag._vectorizer_run) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the result, and what the caller has to know  Calls: ml_rag._embedding_trigger, ml_rag._count_waiting
+DECLARE
+  _store regclass := (run.job).store;
+  _trigger record := ml_rag._embedding_trigger(_store, (
+    SELECT a.attnum FROM pg_attribute AS a
+    WHERE a.attrelid = (run.job).store AND a.attname = 'segment_embedding' AND NOT a.attisdropped));
+BEGIN
+  IF _trigger.is_on IS NOT TRUE THEN
+    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('the trigger of "%s" was dropped or disabled', _store),
+      DETAIL = 'Texts that changed without it have kept their old embedding.',
+      HINT = format('SELECT ml_rag.drop_vectorizer(%L); and create it again.', _store);
+  ELSIF _trigger.later IS NOT NULL THEN
+    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('trigger "%s" of "%s" runs after that of ml_rag', _trigger.later, _store),
+      DETAIL = 'It could change a text whose embedding is kept. Triggers run in the order of their names.',
+      HINT = format('ALTER TRIGGER %I ON %s RENAME TO …;', _trigger.later, _store);
+  END IF;
+  RETURN jsonb_build_object('relation', (run.job).vector_store, 'embedded', (run.job).segments, 'failed', (run.job).failed,
+    'pending', ml_rag._count_waiting(_store), 'seconds', round(extract(epoch FROM clock_timestamp() - (run.job).began), 3));
+END
+$$;
+
+CREATE FUNCTION ml_rag._count_waiting(relation regclass) RETURNS bigint
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how many rows wait for a run  Calls: ml_rag._parts, ml_rag._waiting, ml_rag._primary_key
+-- Reads: the table, as the caller
+DECLARE
+  _key name[] := (ml_rag._primary_key(relation)).key;
+  _part oid;
+  _n bigint;
+  _all bigint := 0;
+BEGIN
+  FOR _part IN SELECT c.oid FROM pg_class AS c WHERE c.oid = ANY (ml_rag._parts(relation)) AND c.relkind = 'r' LOOP
+    EXECUTE concat('SELECT count(*) ', ml_rag._waiting(_part, relation, _key)) INTO _n;
+    _all := _all + _n;
+  END LOOP;
+  RETURN _all;
+END
+$$;
+
+CREATE PROCEDURE ml_rag.run_vectorizer(relation regclass, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
+LANGUAGE plpgsql
+AS $$
+-- purpose: embed what waits, a commit after each step
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag._commit, ml_rag._begin_vectorizer, ml_rag._run_step, ml_rag._end_vectorizer,
+-- ml_rag._unclaim
+-- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
+-- commit within a block that has an EXCEPTION clause.
+DECLARE
+  _call pg_catalog.int4;
+  _run ml_rag._vectorizer_run;
+  _committed pg_catalog.bool;
+BEGIN
+  CALL ml_rag._commit(_committed);
+  IF NOT _committed THEN
+    RAISE EXCEPTION USING ERRCODE = '25001', MESSAGE = 'ml_rag.run_vectorizer cannot run inside a transaction block',
+      DETAIL = 'It commits after each batch.',
+      HINT = 'CALL it by itself, with autocommit on.';
+  END IF;
+  _call := ml_rag._begin('ml_rag.run_vectorizer');
+  BEGIN
+    _run := ml_rag._begin_vectorizer(relation, options, _call);
+  EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+    PERFORM ml_rag._end(_call, SQLSTATE);
+    RAISE;
+  END;
+  LOOP
+    CALL ml_rag._commit(_committed);
+    BEGIN
+      IF _run.step IS NULL THEN
+        result := ml_rag._end_vectorizer(_run);
+      ELSE
+        _run := ml_rag._run_step(_run);
+      END IF;
+    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+      PERFORM ml_rag._unclaim(_run.claims);
+      PERFORM ml_rag._end(_call, SQLSTATE);
+      RAISE;
+    END;
+    EXIT WHEN result IS NOT NULL;
+  END LOOP;
+  PERFORM ml_rag._end(_call);
+END
+$$;
+COMMENT ON PROCEDURE ml_rag.run_vectorizer(regclass, jsonb, jsonb) IS
+$$embeds the rows of a table that wait for it, as ml-rag worker does: CALL ml_rag.run_vectorizer('shop.items')
+By hand or from pg_cron. Rows are embedded in batches, with a commit after each; nobody waits for a model: not who reads the
+table, nor who writes to it. Several runs share a table, none embeds a row that another has. A row that cannot be embedded is
+in ml_rag.vectorizer_error, and is tried again later; one that is changed meanwhile comes up again. The first run that has
+embedded all builds the index, while writers wait. For the owner of the table; not inside a transaction block.
+options: SELECT * FROM ml_rag.option WHERE routine = 'run_vectorizer'.
+result: {"relation", "embedded", "failed", "pending", "seconds"}; pending: rows that came meanwhile, or that another run has.
+Errors: 22000 the model has other dimensions by now; 22023 bad option; 25001; 25006 read-only; 42704 no vectorizer; 42P01;
+42501; 55000 its columns were dropped or renamed, hidden rows, isolation level; 55P03 lock_timeout: what was done is kept;
+08006; 53200 too many rows claimed at once for max_locks_per_transaction; 53300; 57014; 38000.$$;

@@ -1,0 +1,234 @@
+-- vectorizer: an ordinary table made searchable, and kept so; docs/own-tables.md tells it as a whole.
+--
+-- The table gets columns: segment, its text, and document_name, both generated; and segment_embedding, which a row trigger
+-- empties where the text changes. A row that waits for its embedding is one that has none, and an index of those rows is
+-- the queue: it is right after a rollback, a crash or a restore, since it is the table, and nobody sees it who does not
+-- see the row. The vectorizer itself is a statement trigger, which wakes the workers, and whose argument holds the options:
+-- so it is dumped, renamed and dropped with its table, and only the owner can change it.
+
+CREATE FUNCTION ml_rag._wake_workers() RETURNS trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: tell the workers that there may be something to embed, without saying where: anybody can listen
+-- It runs as whoever writes the table, who may have no privilege on ml_rag.
+BEGIN
+  PERFORM pg_notify('ml_rag_vectorizer', '');
+  RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION ml_rag._vectorizer(relation regclass)
+RETURNS TABLE (trigger name, options jsonb, model_id text, type text)
+LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 1
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the vectorizer of a table; no row = it has none  Calls: ml_rag._embeddings  Reads: the catalog
+BEGIN
+  RETURN QUERY
+    SELECT t.tgname, convert_from(substr(t.tgargs, 1, octet_length(t.tgargs) - 1), getdatabaseencoding())::jsonb, e.model_id,
+      format('%s(%s)', e.type, e.dimensions)
+    FROM pg_trigger AS t LEFT JOIN ml_rag._embeddings(relation) AS e ON e.column_name = 'segment_embedding'
+    WHERE t.tgrelid = relation AND t.tgfoid = 'ml_rag._wake_workers()'::regprocedure AND t.tgnargs = 1
+      AND NOT t.tgisinternal AND t.tgparentid = 0;
+END
+$$;
+
+CREATE FUNCTION ml_rag._find_vectorizer(relation regclass, OUT options jsonb, OUT model_id text, OUT type text)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the vectorizer of a table, or the error  Calls: ml_rag._vectorizer
+BEGIN
+  SELECT v.options, v.model_id, v.type INTO options, model_id, type FROM ml_rag._vectorizer(relation) AS v;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('table "%s" has no vectorizer', relation),
+      HINT = format('SELECT ml_rag.create_vectorizer(%L, ''{"columns": …}'') makes one.', relation);
+  ELSIF model_id IS NULL OR (
+    SELECT count(*) FROM pg_attribute AS a
+    WHERE a.attrelid = relation AND a.attname IN ('segment', 'segment_embedding') AND NOT a.attisdropped) < 2 THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the vectorizer of "%s" lacks its columns', relation),
+      DETAIL = 'segment or segment_embedding was dropped or renamed, or its comment no longer names a model.',
+      HINT = format('SELECT ml_rag.drop_vectorizer(%L); and create it again.', relation);
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_vectorizer_columns(relation regclass) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: that a vectorizer can be made: there is none, and its columns are free  Calls: ml_rag._vectorizer
+DECLARE
+  _column name;
+BEGIN
+  IF EXISTS (SELECT FROM ml_rag._vectorizer(relation)) THEN
+    RAISE EXCEPTION USING ERRCODE = '42710', MESSAGE = format('table "%s" has a vectorizer already', relation),
+      HINT = format('SELECT ml_rag.drop_vectorizer(%L); and create the new one.', relation);
+  END IF;
+  SELECT a.attname INTO _column FROM pg_attribute AS a
+  WHERE a.attrelid = relation AND a.attname IN ('segment', 'document_name', 'segment_embedding') AND NOT a.attisdropped
+  ORDER BY a.attnum LIMIT 1;
+  IF FOUND THEN
+    RAISE EXCEPTION USING ERRCODE = '42701', MESSAGE = format('table "%s" has a column "%s" already', relation, _column),
+      DETAIL = 'A vectorizer adds the columns segment, document_name and segment_embedding.',
+      HINT = format('ALTER TABLE %s RENAME COLUMN %I TO …, or DROP it.', relation, _column);
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._add_vectorizer_columns(relation regclass, segment text, document_name text, type text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: text, name and embedding, in one go: the table is written anew once
+-- Calls: ml_rag._relation_name  Writes: the table's definition, as the caller
+BEGIN
+  EXECUTE format('ALTER TABLE %s ADD COLUMN segment text GENERATED ALWAYS AS (%s) STORED,'
+    ' ADD COLUMN document_name text GENERATED ALWAYS AS (%s) STORED, ADD COLUMN segment_embedding %s',
+    ml_rag._relation_name(relation), segment, document_name, type);
+EXCEPTION WHEN invalid_object_definition THEN
+  RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'a column of the template cannot be part of a text',
+    DETAIL = format('%s.', SQLERRM),
+    HINT = 'The text of a date, time, enum or array depends on settings, and a generated column cannot be used: '
+      'add a text column for it that a trigger fills.';
+END
+$$;
+
+CREATE FUNCTION ml_rag._follow_columns(relation regclass, columns name[], options jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the triggers: one that empties an embedding whose text changes, one that wakes the workers, and the index of
+-- the rows that wait  Calls: ml_rag._relation_name, ml_rag._primary_key, ml_rag._embedding_trigger, ml_rag._later_trigger
+-- Writes: the table's definition, as the caller
+DECLARE
+  _relation text := ml_rag._relation_name(relation);
+  _changed text := (SELECT string_agg(format('OLD.%1$I::text COLLATE "C" IS DISTINCT FROM NEW.%1$I::text COLLATE "C"', c), ' OR ')
+                    FROM unnest(columns) AS c);
+  _later name;
+BEGIN
+  -- after most names, so that it sees what other triggers have made of the row
+  EXECUTE format('CREATE TRIGGER "~ml_rag_segment_embedding" BEFORE UPDATE ON %s FOR EACH ROW '
+    'WHEN ((%s) AND OLD.segment_embedding OPERATOR(%I.=) NEW.segment_embedding) EXECUTE FUNCTION ml_rag._empty_embedding()',
+    _relation, _changed,
+    (SELECT n.nspname FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE t.oid = 'vector'::regtype));
+  -- also for what a logical replication applies
+  EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER "~ml_rag_segment_embedding"', _relation);
+  EXECUTE format('CREATE TRIGGER ml_rag_vectorizer AFTER INSERT OR UPDATE OF %s OR DELETE OR TRUNCATE ON %s '
+    'FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._wake_workers(%L)',
+    (SELECT string_agg(quote_ident(c), ', ') FROM unnest(columns) AS c), _relation, options);
+  EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER ml_rag_vectorizer', _relation);
+  EXECUTE format('CREATE INDEX ON %s (%s) WHERE segment_embedding IS NULL', _relation,
+    (SELECT string_agg(quote_ident(k), ', ' ORDER BY place)
+     FROM unnest((ml_rag._primary_key(relation)).key) WITH ORDINALITY AS u (k, place)));
+  _later := (ml_rag._embedding_trigger(relation, (SELECT a.attnum FROM pg_attribute AS a
+    WHERE a.attrelid = relation AND a.attname = 'segment_embedding' AND NOT a.attisdropped))).later;
+  IF _later IS NOT NULL THEN
+    PERFORM ml_rag._later_trigger(relation, _later);
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag.create_vectorizer(relation regclass, options jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- Calls: ml_rag.parse_options, ml_rag._check_embedding_table, ml_rag._check_vectorizer_columns, ml_rag._primary_key,
+-- ml_rag._template, ml_rag._template_columns, ml_rag._text_expression, ml_rag._get_setting, ml_rag._index_definition,
+-- ml_rag.embed, ml_rag._warn_of_subscribers, ml_rag._lock_table, ml_rag._add_vectorizer_columns, ml_rag._follow_columns,
+-- ml_rag._index_keywords, ml_rag._relation_name  Writes: the table's definition, as the caller
+DECLARE
+  _options jsonb := ml_rag.parse_options('create_vectorizer', $2);
+  _model text := coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'));
+  _template text;
+  _name text;
+  _key name[];
+  _columns name[];
+  _type text;
+BEGIN
+  PERFORM ml_rag._check_embedding_table(relation);
+  PERFORM ml_rag._check_vectorizer_columns(relation);
+  _key := (ml_rag._primary_key(relation)).key;
+  IF _model ~ '[\s,;]' THEN
+    PERFORM ml_rag._bad_option('embed_model_id', to_jsonb(_model), 'a name without blanks, commas and semicolons');
+  END IF;
+  _template := ml_rag._template('columns', _options -> 'columns');
+  _columns := ml_rag._template_columns(_template);
+  _name := ml_rag._text_expression('document_name', relation, ml_rag._template('document_name', _options -> 'document_name'), _key);
+  _template := ml_rag._text_expression('columns', relation, _template, _key);
+  PERFORM ml_rag._index_definition(_options -> 'index', _options ->> 'distance_metric', 'vector');
+  -- a first vector tells the dimensions, and whether the model works, before anything is made
+  _type := format('vector(%s)', vector_dims(ml_rag.embed('dimensions', _model)));
+  PERFORM ml_rag._warn_of_subscribers(relation, 'segment_embedding', _type);
+
+  PERFORM ml_rag._lock_table(relation, 'ACCESS EXCLUSIVE');
+  PERFORM ml_rag._check_vectorizer_columns(relation);
+  PERFORM ml_rag._add_vectorizer_columns(relation, _template, _name, _type);
+  EXECUTE format('COMMENT ON COLUMN %s.segment_embedding IS %L', ml_rag._relation_name(relation),
+    format('GENAI_OPTIONS=EMBED_MODEL_ID=%s', _model));
+  PERFORM ml_rag._follow_columns(relation, _columns, _options || jsonb_build_object('embed_model_id', _model));
+  IF (_options -> 'keyword_search')::boolean THEN
+    PERFORM ml_rag._index_keywords(relation, jsonb_strip_nulls(jsonb_build_object('language', _options -> 'language')), false);
+  END IF;
+  RAISE NOTICE USING MESSAGE = format('the rows of "%s" are embedded by the next run', relation),
+    HINT = format('CALL ml_rag.run_vectorizer(%L), or ml-rag worker.', relation);
+END
+$$;
+COMMENT ON FUNCTION ml_rag.create_vectorizer(regclass, jsonb) IS
+$$makes an ordinary table searchable, and keeps it so: ml_rag.create_vectorizer('items', '{"columns": "{name}: {notes}"}')
+The table gets the generated columns segment (the text) and document_name, and segment_embedding, which CALL
+ml_rag.run_vectorizer or ml-rag worker fill; it is then found like any other vector store. A row whose text changes has no
+embedding until the next run, so that a search by meaning never finds it by its former text; the keyword index is current
+at once. Where only other columns change nothing is embedded. The table is written anew and locked meanwhile. It needs a
+primary key; for the owner of a table, partitioned or not (keyword_search needs one that is not).
+options: SELECT * FROM ml_rag.option WHERE routine IN ('create_vectorizer', 'index').
+Errors: 22023 bad option, no such column, a type whose text depends on settings; 25006 read-only; 42701 a column of that
+name; 42710 it has a vectorizer; 42P01; 42501; 55000 no primary key, or a table or isolation level that it cannot do; 55P03
+lock_timeout; 0A000 quantization; 08006; 53300; 57014; 38000.$$;
+
+CREATE FUNCTION ml_rag.drop_vectorizer(relation regclass, options jsonb DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- Calls: ml_rag.parse_options, ml_rag._own_table, ml_rag._check_writable, ml_rag._vectorizer, ml_rag._lock_table,
+-- ml_rag._relation_name, ml_rag.disable_keyword_search  Writes: the table's definition, as the caller;
+-- ml_rag.vectorizer_error
+DECLARE
+  _options jsonb := ml_rag.parse_options('drop_vectorizer', $2);
+  _relation text := ml_rag._relation_name(relation);
+  _trigger name;
+  _index regclass;
+BEGIN
+  PERFORM ml_rag._own_table(relation);
+  PERFORM ml_rag._check_writable('vectorizers cannot be changed', relation);
+  IF NOT EXISTS (SELECT FROM ml_rag._vectorizer(relation)) THEN
+    RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('table "%s" has no vectorizer', relation),
+      HINT = 'SELECT * FROM ml_rag.vectorizer lists those there are.';
+  END IF;
+  PERFORM ml_rag._lock_table(relation, 'ACCESS EXCLUSIVE');
+  FOR _trigger IN SELECT v.trigger FROM ml_rag._vectorizer(relation) AS v LOOP
+    EXECUTE format('DROP TRIGGER %I ON %s', _trigger, _relation);
+  END LOOP;
+  FOR _index IN SELECT x.indexrelid FROM pg_index AS x
+                WHERE x.indrelid = relation AND pg_get_expr(x.indpred, x.indrelid) = '(segment_embedding IS NULL)' LOOP
+    EXECUTE format('DROP INDEX %s', _index);
+  END LOOP;
+  DELETE FROM ml_rag.vectorizer_error AS e WHERE e.relation = drop_vectorizer.relation;
+  IF (_options -> 'keep_columns')::boolean THEN
+    RETURN;
+  END IF;
+  IF EXISTS (SELECT FROM pg_trigger AS t
+             WHERE t.tgrelid = drop_vectorizer.relation AND t.tgfoid = 'ml_rag._keep_keywords()'::regprocedure) THEN
+    PERFORM ml_rag.disable_keyword_search(relation);
+  END IF;
+  EXECUTE format('DROP TRIGGER IF EXISTS "~ml_rag_segment_embedding" ON %s', _relation);
+  EXECUTE format('ALTER TABLE %s DROP COLUMN IF EXISTS segment, DROP COLUMN IF EXISTS document_name,'
+    ' DROP COLUMN IF EXISTS segment_embedding', _relation);
+END
+$$;
+COMMENT ON FUNCTION ml_rag.drop_vectorizer(regclass, jsonb) IS
+$$drops the vectorizer of a table, with the columns and the keyword index that it has added; for the table's owner
+With {"keep_columns": true} they stay, and the table remains a vector store: a row whose text changes loses its embedding,
+and nobody embeds it again. Errors: 22023 bad option; 25006; 2BP01 other objects depend on a column; 42704 it has none; 42P01;
+42501; 55P03 lock_timeout.$$;

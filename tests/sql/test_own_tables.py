@@ -1,0 +1,39 @@
+"""docs/own-tables.md: its examples, one after the other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from support.cluster import Connection
+from support.models_server import ModelsServer, models
+
+__all__ = ["models"]
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "own-tables.md"
+
+
+def test_the_examples(owner: Connection, models: ModelsServer) -> None:
+    """Values are those of a model server whose embeddings mean nothing: what is asserted is rows, states and names."""
+    owner.execute("SELECT ml_rag.configure('embed_model_id', 'all_minilm_l6_v2')")
+    results = []
+    for example in re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        # each statement by itself, since procedures commit
+        for statement in re.split(r";(?: *--.*)?\n", example):
+            if statement.strip():
+                cursor = owner.execute(statement)
+                results.append((statement.strip(), cursor.fetchall() if cursor.description else None))
+    found = [rows for statement, rows in results if "price" in statement and "ml_rag_search" in statement]
+    assert found == [[("public.items/1", "Name: Fjord Description: Waterproof jacket with taped seams Type: jacket")]]
+    (states,) = [
+        rows for statement, rows in results if "FROM ml_rag.vectorizer" in statement and "_error" not in statement
+    ]
+    assert states is not None
+    assert states[0][1:3] == (1, 0)
+    (failures,) = [rows for statement, rows in results if "FROM ml_rag.vectorizer_error" in statement]
+    assert failures == [("{4}", 1, "22023", "the text is empty")]
+    runs = [rows[0][0]["embedded"] for statement, rows in results if "run_vectorizer" in statement and rows]
+    assert runs == [3, 1, 3, 1]
+    *_, (_, jackets) = results
+    assert jackets is not None
+    assert sorted(name for (name,) in jackets) == ["Ember", "Fjord", "Mystery"]

@@ -1,0 +1,475 @@
+"""vectorizer: an ordinary table made searchable, and what keeps it so."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from support.cluster import Connection, Database
+from support.embeddings import triggers
+from support.models_server import ModelsServer, models
+from support.processes import Background
+from support.stores import error, search
+from support.vectorizers import ITEMS, assert_in_step, create, failures, items, pending, run
+
+__all__ = ["items", "models"]
+
+
+def texts(connection: Connection, relation: str = "items") -> list[Any]:
+    return [text for (text,) in connection.execute(f"SELECT segment FROM {relation} ORDER BY 1").fetchall()]
+
+
+def test_a_table_is_found_by_meaning_and_by_words(items: Connection) -> None:
+    assert_in_step(items)
+    found = search(items, "lamp: of red glass", {"n_citations": 1})
+    assert (found[0][2], found[0][5], float(found[0][6])) == ("public.items/1", "lamp: of red glass", 0)
+    found = search(items, "tent", {"semantic_search": False, "keyword_search": True})
+    assert [row[2] for row in found] == ["public.items/2"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ("name", "lamp"),
+        ("{name}", "lamp"),
+        (["name", "notes"], "lamp\nof red glass"),
+        ("{{{name}}}, {price}", "{lamp}, 5"),
+        ("it's {notes} {notes}", "it's of red glass of red glass"),
+    ],
+)
+def test_columns_or_a_template(owner: Connection, models: ModelsServer, columns: Any, expected: str) -> None:
+    owner.execute(ITEMS)
+    owner.execute("INSERT INTO items VALUES (1, 'lamp', 'of red glass', 5)")
+    create(owner, columns=columns)
+    run(owner)
+    assert texts(owner) == [expected]
+    assert_in_step(owner)
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "name"),
+    [
+        ("bigint", "(10000000000)", "public.k/10000000000"),
+        ("text", "('a, \"b\"')", 'public.k/a, "b"'),
+        ("uuid", "('00000000-0000-0000-0000-000000000001')", "public.k/00000000-0000-0000-0000-000000000001"),
+    ],
+)
+def test_any_primary_key(owner: Connection, models: ModelsServer, key: str, values: str, name: str) -> None:
+    owner.execute(f"CREATE TABLE k (id {key} PRIMARY KEY, t text DEFAULT 'lamp'); INSERT INTO k VALUES {values}")
+    create(owner, "k", "t")
+    assert run(owner, "k", batch_size=1)["embedded"] == 1
+    assert search(owner, "lamp", {"n_citations": 1})[0][2] == name
+
+
+def test_a_key_of_several_columns(owner: Connection, models: ModelsServer) -> None:
+    owner.execute("CREATE TABLE k (a text, b integer, t text, PRIMARY KEY (a, b))")
+    owner.execute(
+        "INSERT INTO k SELECT 'a' || i / 4, i, CASE WHEN i % 3 > 0 THEN 'text ' || i END"
+        " FROM generate_series(1, 20) AS i"
+    )
+    create(owner, "k", "t", document_name="{table} {a}-{b}: {key}")
+    assert run(owner, "k", batch_size=2) == {
+        "relation": "public.k",
+        "embedded": 14,
+        "failed": 6,
+        "pending": 0,
+        "seconds": pytest.approx(5, abs=5),
+    }
+    assert failures(owner)[0] == ("{a0,3}", 1, "22023", "the text is empty", True)
+    assert sorted(models.embedded("fake-embed")) == sorted(f"text {i}" for i in range(1, 21) if i % 3)
+    assert search(owner, "text 5", {"n_citations": 1})[0][2] == "k a1-5: a1/5"
+    assert_in_step(owner, "k")
+
+
+# -- changes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "embedded"),
+    [
+        ("INSERT INTO items VALUES (4, 'hat', 'of straw')", ["hat: of straw"]),
+        ("UPDATE items SET name = 'lantern' WHERE id = 1", ["lantern: of red glass"]),
+        ("UPDATE items SET price = price + 1", []),
+        ("UPDATE items SET name = name, notes = notes", []),
+        ("UPDATE items SET id = id + 10", []),
+        ("DELETE FROM items WHERE id = 1", []),
+        ("TRUNCATE items", []),
+        ("BEGIN; UPDATE items SET name = 'no'; ROLLBACK", []),
+        (
+            "BEGIN; SAVEPOINT s; UPDATE items SET name = 'no'; ROLLBACK TO s; INSERT INTO items VALUES (5, 'a', 'b');"
+            "COMMIT",
+            ["a: b"],
+        ),
+        (
+            "INSERT INTO items VALUES (1, 'x', 'y') ON CONFLICT (id) DO UPDATE SET name = excluded.name",
+            ["x: of red glass"],
+        ),
+        ("INSERT INTO items VALUES (1, 'x', 'y') ON CONFLICT DO NOTHING", []),
+        ("UPDATE items SET name = 'a' WHERE id = 1; UPDATE items SET name = 'b' WHERE id = 1", ["b: of red glass"]),
+        # back to the text that it had: the embedding was emptied meanwhile
+        (
+            "UPDATE items SET name = 'a' WHERE id = 1; UPDATE items SET name = 'lamp' WHERE id = 1",
+            ["lamp: of red glass"],
+        ),
+    ],
+)
+def test_a_change_is_followed_and_nothing_else_is_embedded(
+    items: Connection, models: ModelsServer, change: str, embedded: list[str]
+) -> None:
+    items.execute(change)
+    assert pending(items) == len(embedded)
+    assert run(items)["embedded"] == len(embedded)
+    assert models.embedded("fake-embed") == embedded
+    assert_in_step(items)
+
+
+def test_copy(items: Connection, models: ModelsServer) -> None:
+    with items.cursor() as cursor, cursor.copy("COPY items (id, name, notes) FROM STDIN") as copy:
+        for i in range(10, 30):
+            copy.write_row((i, f"name {i}", "new"))
+    assert run(items, batch_size=7)["embedded"] == 20
+    assert_in_step(items)
+
+
+def test_a_row_that_is_out_of_date_is_found_by_its_words_only(items: Connection) -> None:
+    items.execute("UPDATE items SET name = 'kettle', notes = 'of copper' WHERE id = 1")
+    by_meaning = search(items, "lamp: of red glass", {"n_citations": 10})
+    assert {row[2] for row in by_meaning} == {"public.items/2", "public.items/3"}
+    by_words = search(items, "kettle", {"semantic_search": False, "keyword_search": True})
+    assert [row[5] for row in by_words] == ["kettle: of copper"]
+    both = search(items, "kettle: of copper", {"keyword_search": True})
+    assert both[0][5] == "kettle: of copper"
+    run(items)
+    assert search(items, "kettle: of copper", {"n_citations": 1})[0][5] == "kettle: of copper"
+
+
+def test_other_triggers_of_the_table(items: Connection, models: ModelsServer) -> None:
+    items.execute(
+        "CREATE FUNCTION loud() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN NEW.name := upper(NEW.name); RETURN NEW; END $$;"
+        "CREATE TRIGGER loud BEFORE INSERT OR UPDATE ON items FOR EACH ROW EXECUTE FUNCTION loud()"
+    )
+    items.execute("UPDATE items SET price = 1 WHERE id = 1")
+    run(items)
+    assert "LAMP: of red glass" in texts(items)
+    assert_in_step(items)
+
+
+def test_columns_that_are_renamed_dropped_or_of_another_type(items: Connection) -> None:
+    items.execute("ALTER TABLE items RENAME name TO title; ALTER TABLE items RENAME TO goods")
+    items.execute("UPDATE goods SET title = 'lantern' WHERE id = 1")
+    assert run(items, "goods")["embedded"] == 1
+    assert_in_step(items, "goods")
+    with error("2BP01", ours=False):
+        items.execute("ALTER TABLE goods DROP title")
+    with error("0A000", ours=False):
+        items.execute("ALTER TABLE goods ALTER title TYPE varchar(20)")
+    items.execute("ALTER TABLE goods DROP segment_embedding CASCADE")
+    with error("55000", "lacks its columns", "drop_vectorizer"):
+        run(items, "goods")
+    items.execute("SELECT ml_rag.drop_vectorizer('goods')")
+    create(items, "goods", "{title}: {notes}")
+    assert run(items, "goods")["embedded"] == 3
+
+
+def test_a_dropped_table_takes_its_failures_along(items: Connection) -> None:
+    items.execute("INSERT INTO items VALUES (4, '', NULL)")
+    run(items)
+    assert len(failures(items)) == 1
+    items.execute("DROP TABLE items")
+    assert failures(items) == []
+    assert items.execute("SELECT * FROM ml_rag.vectorizer").fetchall() == []
+
+
+def test_a_partitioned_table(owner: Connection, models: ModelsServer) -> None:
+    owner.execute("CREATE TABLE p (id integer PRIMARY KEY, t text) PARTITION BY RANGE (id)")
+    owner.execute("CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)")
+    owner.execute("CREATE TABLE p2 PARTITION OF p DEFAULT")
+    with error("55000", "keyword index"):
+        create(owner, "p", "t")
+    create(owner, "p", "t", keyword_search=False)
+    owner.execute(
+        "INSERT INTO p SELECT i, 'text ' || i FROM generate_series(1, 20) AS i; INSERT INTO p VALUES (0, ' ')"
+    )
+    assert run(owner, "p", batch_size=6)["embedded"] == 20
+    owner.execute("UPDATE p SET id = 30 WHERE id = 1; UPDATE p2 SET t = 'other' WHERE id = 15")
+    models.requests.clear()
+    run(owner, "p")
+    assert models.embedded("fake-embed") == ["other"]
+    assert_in_step(owner, "p")
+    owner.execute("SELECT ml_rag.drop_vectorizer('p')")
+    assert triggers(owner, "p2") == []
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def test_poison_rows_hold_nobody_up(items: Connection, models: ModelsServer) -> None:
+    items.execute(
+        "INSERT INTO items SELECT i, CASE i WHEN 10 THEN NULL WHEN 11 THEN ' ' WHEN 12 THEN repeat('x', 10000000)"
+        " WHEN 13 THEN '!nan' WHEN 40 THEN '!nan' ELSE 'name ' || i END FROM generate_series(10, 60) AS i"
+    )
+    result = run(items)
+    assert (result["embedded"], result["failed"], result["pending"]) == (46, 5, 0)
+    assert failures(items) == [
+        ("{10}", 1, "22023", "the text is empty", True),
+        ("{11}", 1, "22023", "the text is empty", True),
+        ("{12}", 1, "54000", "the text is too long", True),
+        ("{13}", 1, "38000", "unexpected reply from the model server", False),
+        ("{40}", 1, "38000", "unexpected reply from the model server", False),
+    ]
+    assert_in_step(items)
+    # they are left alone until it is time
+    models.requests.clear()
+    assert run(items)["failed"] == 0
+    assert models.requests == []
+    # another text is tried at once, whatever the former had
+    items.execute("UPDATE items SET name = 'fine' WHERE id IN (10, 13); UPDATE items SET price = 1 WHERE id = 40")
+    items.execute("DELETE FROM items WHERE id = 11")
+    assert pending(items) == 2
+    run(items)
+    assert [failure[0] for failure in failures(items)] == ["{12}", "{40}"]
+    assert models.embedded("fake-embed") == ["fine: ", "fine: "]
+
+
+def test_attempts_become_rare(items: Connection) -> None:
+    items.execute("INSERT INTO items VALUES (4, '!nan', '')")
+    waits = []
+    for _ in range(14):
+        run(items)
+        row = items.execute(
+            "SELECT extract(epoch FROM next_attempt - failed_at) / 60, attempts FROM ml_rag.vectorizer_error"
+        ).fetchone()
+        assert row is not None
+        waits.append(int(row[0]))
+        assert items.execute("SELECT ml_rag.retry_vectorizer('items')").fetchone() == (1,)
+    assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1440, 1440, 1440]
+    items.execute("UPDATE items SET name = '!nan again' WHERE id = 4")
+    run(items)
+    assert failures(items) == [("{4}", 1, "38000", "unexpected reply from the model server", False)]
+
+
+def test_a_lost_model_server_ends_the_run_and_no_row_is_blamed(items: Connection, models: ModelsServer) -> None:
+    items.execute("INSERT INTO items VALUES (4, 'hat', '')")
+    address = items.execute("SELECT value FROM ml_rag.setting WHERE name = 'model_server'").fetchone()
+    items.execute("SELECT ml_rag.configure('model_server', 'unix:/nowhere.sock')")
+    with error("08006"):
+        run(items)
+    assert failures(items) == []
+    assert items.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+    items.execute("SELECT ml_rag.configure('model_server', %s)", address)
+    assert run(items)["embedded"] == 1
+
+
+def test_a_trigger_that_keeps_rows_as_they_are(items: Connection, models: ModelsServer) -> None:
+    items.execute(
+        "CREATE FUNCTION never() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;"
+        "CREATE TRIGGER never BEFORE UPDATE ON items FOR EACH ROW WHEN (OLD.id = 4) EXECUTE FUNCTION never();"
+        "INSERT INTO items VALUES (4, 'hat', '')"
+    )
+    assert run(items)["failed"] == 1
+    assert failures(items) == [("{4}", 1, "55000", "a trigger of the table keeps the row as it is", False)]
+
+
+# -- several at once ---------------------------------------------------------------------------------------------------
+
+
+def test_two_runs_share_the_rows(db: Database, items: Connection, models: ModelsServer) -> None:
+    items.execute("INSERT INTO items SELECT i, 'name ' || i FROM generate_series(10, 200) AS i")
+    running = [Background(functools.partial(run, db.connect(), batch_size=5)) for _ in range(3)]
+    assert sum(one.result()["embedded"] for one in running) == 191
+    assert sorted(models.embedded("fake-embed")) == sorted(f"name {i}: " for i in range(10, 201))
+    assert_in_step(items)
+
+
+def test_nobody_waits_for_the_model(db: Database, items: Connection, models: ModelsServer) -> None:
+    writer = db.connect()
+    writer.execute("SET lock_timeout = '2s'")
+    items.execute("UPDATE items SET name = 'a' WHERE id = 1")
+
+    def change() -> None:
+        search(writer, "tent", {"query_embedding": [1] * 16})
+        writer.execute("UPDATE items SET name = 'b' WHERE id = 1")
+        writer.execute("ALTER TABLE items ADD color text")
+        writer.execute("UPDATE items SET name = 'c' WHERE id = 2")
+
+    models.before[0] = change
+    assert run(items)["embedded"] == 2
+    assert models.embedded("fake-embed") == ["a: of red glass", "c: for two", "b: of red glass"]
+    assert_in_step(items)
+
+
+@pytest.mark.parametrize("end", ["pg_cancel_backend", "pg_terminate_backend"])
+def test_a_run_that_is_ended_leaves_nothing_behind(
+    db: Database, items: Connection, models: ModelsServer, end: str
+) -> None:
+    items.execute("INSERT INTO items SELECT i, 'name ' || i FROM generate_series(10, 19) AS i")
+    other = db.connect()
+    models.before[1] = lambda: items.execute(f"SELECT {end}(%s)", (other.info.backend_pid,))
+    with pytest.raises(Exception):  # noqa: B017, PT011 - cancelled, or the connection is gone
+        run(other, batch_size=4)
+    assert pending(items) == 6
+    assert items.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+    assert run(items)["embedded"] == 6
+    assert_in_step(items)
+
+
+def test_so_many_batches_and_no_more(items: Connection) -> None:
+    items.execute("INSERT INTO items SELECT i, 'name ' || i FROM generate_series(10, 19) AS i")
+    result = run(items, batch_size=3, batches=2)
+    assert (result["embedded"], result["pending"]) == (6, 4)
+    assert items.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+
+
+# -- who may -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_tables_owner_may_and_nobody_else(db: Database, owner: Connection, models: ModelsServer) -> None:
+    asker, tenant, stranger = db.connect("asker"), db.connect("tenant"), db.connect("stranger")
+    owner.execute("GRANT CREATE, USAGE ON SCHEMA public TO PUBLIC")
+    asker.execute(ITEMS)
+    asker.execute("INSERT INTO items VALUES (1, 'lamp', ''), (2, '', '')")
+    asker.execute("GRANT ALL ON items TO PUBLIC")
+    with error("42501", "must be owner"):
+        create(tenant)
+    create(asker)
+    assert run(asker)["embedded"] == 1
+    for statement in (
+        "CALL ml_rag.run_vectorizer('items')",
+        "SELECT ml_rag.retry_vectorizer('items')",
+        "SELECT ml_rag.drop_vectorizer('items')",
+    ):
+        with error("42501", "must be owner"):
+            tenant.execute(statement)
+    assert failures(tenant) == []
+    assert tenant.execute("SELECT * FROM ml_rag.vectorizer").fetchall() == []
+    assert len(failures(asker)) == 1
+    assert asker.execute("SELECT pending, failed FROM ml_rag.vectorizer").fetchall() == [(0, 1)]
+    # who writes needs no privilege on ml_rag
+    stranger.execute("SET search_path = pg_catalog")
+    stranger.execute("UPDATE public.items SET name = 'hat' WHERE id = 1; INSERT INTO public.items VALUES (3, 'x', 'y')")
+    assert run(asker)["embedded"] == 2
+    # a superuser is told that there is one, and reads nothing of a table that it does not trust
+    assert owner.execute("SELECT relation::text, options, pending FROM ml_rag.vectorizer").fetchall() == [
+        ("items", None, None)
+    ]
+
+
+def test_row_level_security_of_the_table_holds(db: Database, items: Connection) -> None:
+    items.execute("GRANT SELECT ON items TO PUBLIC; ALTER TABLE items ENABLE ROW LEVEL SECURITY")
+    items.execute("CREATE POLICY cheap ON items USING (price < 10); UPDATE items SET name = 'tente' WHERE id = 2")
+    run(items)
+    asker = db.connect("asker")
+    found = search(asker, "tent", {"vector_store": ["public.items"], "n_citations": 9, "keyword_search": True})
+    assert {row[2] for row in found} == {"public.items/1", "public.items/3"}
+    assert asker.execute("SELECT * FROM ml_rag.vectorizer_error").fetchall() == []
+
+
+def test_rows_that_are_hidden_from_the_owner(db: Database, owner: Connection, models: ModelsServer) -> None:
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    asker = db.connect("asker")
+    asker.execute(ITEMS)
+    create(asker)
+    asker.execute("ALTER TABLE items ENABLE ROW LEVEL SECURITY; ALTER TABLE items FORCE ROW LEVEL SECURITY")
+    with error("55000", "hides rows"):
+        run(asker)
+
+
+def test_a_trigger_of_anybody_with_any_argument_does_not_break_the_views(db: Database, items: Connection) -> None:
+    items.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    asker = db.connect("asker")
+    asker.execute("CREATE TABLE mine (id integer)")
+    asker.execute(
+        "CREATE TRIGGER t AFTER INSERT ON mine FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._wake_workers('{broken')"
+    )
+    assert asker.execute("SELECT relation::text, options FROM ml_rag.vectorizer").fetchall() == [("mine", None)]
+    assert {row[0] for row in items.execute("SELECT relation::text FROM ml_rag.vectorizer")} == {"items", "mine"}
+
+
+# -- made and dropped --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setup", "options", "state", "words"),
+    [
+        ("", {"columns": None}, "22023", ["columns"]),
+        ("", {"columns": "{nme}"}, "22023", ["no column nme", "name"]),
+        ("", {"columns": "{name"}, "22023", ["template"]),
+        ("", {"columns": []}, "22023", ["template"]),
+        ("", {"columns": [1]}, "22023", ["template"]),
+        ("", {"columns": "{key}"}, "22023", ["no column key"]),
+        ("", {"document_name": "{nme}"}, "22023", ["no column nme"]),
+        ("", {"destination": "elsewhere"}, "22023", ["column"]),
+        ("", {"embed_model_id": "a b"}, "22023", ["without blanks"]),
+        ("", {"embed_model_id": "a,b"}, "22023", ["without blanks"]),
+        ("ALTER TABLE items ADD day date", {"columns": "{day}"}, "22023", ["cannot be part of a text", "trigger"]),
+        ("ALTER TABLE items ADD up text GENERATED ALWAYS AS (name) STORED", {"columns": "up"}, "22023", ["generated"]),
+        ("ALTER TABLE items ADD segment text", {}, "42701", ["segment", "RENAME"]),
+        ("ALTER TABLE items DROP CONSTRAINT items_pkey", {}, "55000", ["no primary key", "ADD PRIMARY KEY"]),
+        ("CREATE TABLE c () INHERITS (items)", {}, "55000", ["inherits"]),
+        ("SET default_transaction_read_only = on", {}, "25006", ["read-only"]),
+    ],
+)
+def test_what_it_cannot_do_it_says_and_changes_nothing(
+    owner: Connection, models: ModelsServer, setup: str, options: dict[str, Any], state: str, words: list[str]
+) -> None:
+    owner.execute(ITEMS)
+    if setup:
+        owner.execute(setup)
+    before = owner.execute("SELECT attname FROM pg_attribute WHERE attrelid = 'items'::regclass").fetchall()
+    with error(state, *words):
+        create(owner, **{"columns": "{name}: {notes}", **options})
+    assert owner.execute("SELECT attname FROM pg_attribute WHERE attrelid = 'items'::regclass").fetchall() == before
+    assert triggers(owner, "items") == []
+
+
+def test_one_vectorizer_a_table(items: Connection) -> None:
+    with error("42710", "has a vectorizer already", "drop_vectorizer"):
+        create(items)
+
+
+def test_a_dropped_vectorizer_leaves_the_table_as_it_was(items: Connection) -> None:
+    items.execute("SELECT ml_rag.drop_vectorizer('items')")
+    columns = items.execute(
+        "SELECT attname FROM pg_attribute WHERE attrelid = 'items'::regclass AND attnum > 0 AND NOT attisdropped"
+    ).fetchall()
+    assert [name for (name,) in columns] == ["id", "name", "notes", "price"]
+    assert triggers(items, "items") == []
+    indexes = items.execute("SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid = 'items'::regclass")
+    assert indexes.fetchall() == [("items_pkey",)]
+    for statement in ("SELECT ml_rag.drop_vectorizer('items')", "CALL ml_rag.run_vectorizer('items')"):
+        with error("42704", "has no vectorizer"):
+            items.execute(statement)
+
+
+def test_a_dropped_vectorizer_that_leaves_its_columns(items: Connection) -> None:
+    items.execute("""SELECT ml_rag.drop_vectorizer('items', '{"keep_columns": true}')""")
+    items.execute("UPDATE items SET name = 'hat' WHERE id = 1")
+    found = search(items, "lamp: of red glass", {"n_citations": 9, "keyword_search": True})
+    assert {row[5] for row in found} >= {"tent: for two", "rope: "}
+    assert not any("lamp" in row[5] for row in found)
+    assert items.execute("SELECT count(segment_embedding) FROM items").fetchone() == (2,)
+
+
+def test_not_inside_a_transaction(items: Connection) -> None:
+    with error("25001", "transaction block"), items.transaction():
+        run(items)
+
+
+def test_the_index_is_made_by_the_first_run_that_has_embedded_all(items: Connection) -> None:
+    definition = "SELECT indexdef FROM pg_indexes WHERE tablename = 'items' AND indexdef ~ 'USING (hnsw|ivfflat)'"
+    assert "hnsw (segment_embedding vector_cosine_ops)" in items.execute(definition).fetchall()[0][0]
+    items.execute("SELECT ml_rag.drop_vectorizer('items')")
+    create(items, index={"type": "none"})
+    run(items)
+    assert items.execute(definition).fetchall() == []
+
+
+def test_a_disabled_trigger_is_reported(items: Connection) -> None:
+    told: list[str] = []
+    items.add_notice_handler(lambda d: told.append(d.message_primary or ""))
+    items.execute('ALTER TABLE items DISABLE TRIGGER "~ml_rag_segment_embedding"')
+    run(items)
+    assert told == ['the trigger of "items" was dropped or disabled']

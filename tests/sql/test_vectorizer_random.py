@@ -1,0 +1,103 @@
+"""vectorizer: random sequences of changes from several sessions, while runs are killed; then everything is in step."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.cluster import Connection, Database
+from support.models_server import ModelsServer, models
+from support.vectorizers import assert_in_step, create, failures, run
+
+__all__ = ["models"]
+
+WORDS = ["lamp", "tent", "rope", "hat", "kettle", "!nan", " ", None]
+KEYS = 12
+
+
+def change(rng: random.Random, session: Connection) -> None:
+    """One statement of any kind, which may fail: then its transaction is rolled back."""
+    word, other, key = rng.choice(WORDS), rng.choice(WORDS), rng.randrange(KEYS)
+    insert = "INSERT INTO items (id, name, notes) VALUES (%s, %s, %s)"
+    statements: list[tuple[str, tuple[Any, ...]]] = [
+        (insert, (key, word, other)),
+        (insert + " ON CONFLICT (id) DO UPDATE SET name = excluded.name", (key, word, other)),
+        (
+            "INSERT INTO items (id, name) SELECT i, %s || i FROM generate_series(%s, %s) AS i ON CONFLICT DO NOTHING",
+            (word, key, key + 5),
+        ),
+        ("UPDATE items SET name = %s WHERE id = %s", (word, key)),
+        ("UPDATE items SET notes = %s WHERE id %% 3 = %s", (word, key % 3)),
+        ("UPDATE items SET price = coalesce(price, 0) + 1 WHERE id <= %s", (key,)),
+        ("UPDATE items SET name = name, notes = notes", ()),
+        ("UPDATE items SET id = %s WHERE id = %s", (rng.randrange(KEYS), key)),
+        ("DELETE FROM items WHERE id = %s", (key,)),
+        ("DELETE FROM items WHERE id > %s", (key,)),
+        ("SAVEPOINT s", ()),
+        ("ROLLBACK TO s", ()),
+        ("COMMIT", ()),
+        ("COMMIT", ()),
+        ("ROLLBACK", ()),
+        ("TRUNCATE items", ()),
+    ]  # fmt: skip
+    try:
+        if rng.random() < 0.05:
+            with session.cursor() as cursor, cursor.copy("COPY items (id, name) FROM STDIN") as copy:
+                copy.write_row((key + 100 * rng.randrange(50), word))
+        else:
+            # emptying the table is rare
+            session.execute(*statements[rng.randrange(len(statements) - (rng.random() < 0.9))])
+    except psycopg.Error:
+        session.rollback()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_to_a_table_it_is_in_step_after_a_run(
+    db: Database, owner: Connection, models: ModelsServer, seed: int
+) -> None:
+    owner.execute("CREATE TABLE items (id integer PRIMARY KEY, name text, notes text, price numeric)")
+    create(owner, columns="{name}: {notes}")
+    sessions = [db.connect(autocommit=False) for _ in range(3)]
+    for session in sessions:
+        session.execute("SET lock_timeout = '20ms'")
+        session.commit()
+    ended = threading.Event()
+    pids: list[int] = []
+
+    def runs() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(psycopg.Error), db.connect() as connection:
+                pids.append(connection.info.backend_pid)
+                while not ended.is_set():
+                    run(connection, batch_size=3)
+
+    running = [threading.Thread(target=runs) for _ in range(2)]
+    for thread in running:
+        thread.start()
+    try:
+        rng = random.Random(seed)
+        for n in range(300):
+            change(rng, rng.choice(sessions))
+            if n % 20 == 0 and pids:
+                owner.execute("SELECT pg_terminate_backend(%s)", (rng.choice(pids[-2:]),))
+    finally:
+        ended.set()
+        for thread in running:
+            thread.join()
+    for session in sessions:
+        session.commit()
+    owner.execute("SELECT ml_rag.retry_vectorizer('items')")
+    run(owner)
+    assert_in_step(owner)
+    assert len(failures(owner)) == len(
+        owner.execute("SELECT FROM items WHERE coalesce(segment, '') !~ '\\S' OR segment ~ '!nan'").fetchall()
+    )
+    # and a run that finds nothing asks the model for nothing
+    models.requests.clear()
+    assert run(owner)["embedded"] == 0
+    assert models.requests == []

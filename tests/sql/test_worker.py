@@ -1,0 +1,130 @@
+"""``ml-rag worker``, as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from psycopg.conninfo import make_conninfo
+
+from support.cluster import Connection, Database
+from support.models_server import ModelsServer, models
+from support.processes import wait_until
+from support.vectorizers import ITEMS, assert_in_step, create, items, pending
+
+__all__ = ["items", "models"]
+
+
+@contextmanager
+def worker(db: Database, *options: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "ml_rag.cli", "worker", *options]
+    process = subprocess.Popen(
+        command,
+        env=os.environ | {"ML_RAG_DSN": make_conninfo(db.dsn, dbname=db.name)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def is_listening(connection: Connection, n: int = 1) -> bool:
+    """Whether so many workers have nothing to do."""
+    statement = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'ml-rag worker' AND state = 'idle'"
+        " AND datname = current_database() AND state_change > backend_start"
+    )
+    return connection.execute(statement).fetchone() == (n,)
+
+
+def test_it_embeds_what_is_written_and_ends_at_sigterm(db: Database, items: Connection) -> None:
+    with worker(db, "--idle", "3600") as process:
+        wait_until(lambda: is_listening(items))
+        items.execute("INSERT INTO items VALUES (10, 'hat', 'of straw')")
+        wait_until(lambda: pending(items) == 0)
+        items.execute("UPDATE items SET name = 'cap' WHERE id = 10")
+        wait_until(lambda: pending(items) == 0)
+        wait_until(lambda: is_listening(items))
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert said.count("public.items: 1 embedded, 0 failed, 0 pending") == 2
+    assert said.endswith("ended\n")
+    assert_in_step(items)
+
+
+def test_sigterm_in_the_middle_of_a_batch(db: Database, items: Connection, models: ModelsServer) -> None:
+    items.execute("INSERT INTO items VALUES (10, 'hat', 'of straw')")
+    with worker(db) as process:
+        models.before[0] = lambda: (process.send_signal(signal.SIGTERM), process.wait(timeout=10))
+        process.wait(timeout=20)
+    assert process.returncode == 0
+    assert pending(items) == 1
+    assert items.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+
+
+def test_several_are_fair_to_tables_and_share_the_rows(db: Database, items: Connection, models: ModelsServer) -> None:
+    items.execute(ITEMS.replace("items", "small"))
+    create(items, "small")
+    items.execute("INSERT INTO items SELECT i, 'name ' || i FROM generate_series(10, 1500) AS i")
+    items.execute("INSERT INTO small VALUES (1, 'little', 'one')")
+    models.requests.clear()
+    with worker(db, "--once", "--batches", "1") as one, worker(db, "--once", "--batches", "1") as two:
+        assert (one.wait(60), two.wait(60)) == (0, 0)
+    assert_in_step(items)
+    assert_in_step(items, "small")
+    embedded = models.embedded("fake-embed")
+    assert len(embedded) == len(set(embedded)) == 1492
+    # the small table does not wait for the large one
+    assert embedded.index("little: one") < 1000
+
+
+def test_a_table_that_fails_is_tried_again_and_holds_up_no_other(
+    db: Database, items: Connection, models: ModelsServer
+) -> None:
+    items.execute(ITEMS.replace("items", "later"))
+    create(items, "later")
+    items.execute("INSERT INTO items VALUES (11, 'hat', ''); INSERT INTO later VALUES (1, 'x', 'y')")
+    items.execute(
+        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not now'; END $$;"
+        "CREATE TRIGGER fail BEFORE UPDATE ON items FOR EACH ROW EXECUTE FUNCTION fail()"
+    )
+    with worker(db, "--idle", "0.2") as process:
+        wait_until(lambda: pending(items, "later") == 0)
+        items.execute("DROP TRIGGER fail ON items")
+        wait_until(lambda: pending(items) == 0)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=10)
+    assert "items: again in 1 s: not now (P0001)" in said
+    assert process.returncode == 0
+    assert_in_step(items)
+
+
+def test_a_lost_connection_is_made_again(db: Database, items: Connection) -> None:
+    with worker(db, "--idle", "3600") as process:
+        wait_until(lambda: is_listening(items))
+        items.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'ml-rag worker'")
+        items.execute("INSERT INTO items VALUES (10, 'hat', 'of straw')")
+        wait_until(lambda: pending(items) == 0)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=10)
+    assert "the database is not to be reached; again in 1 s" in said
+    assert process.returncode == 0
+
+
+def test_a_database_that_is_not_there(db: Database) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "ml_rag.cli", "worker", "--dsn", "host=/nowhere dbname=x"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert process.returncode == 1
+    assert "Traceback" not in process.stderr

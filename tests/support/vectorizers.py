@@ -1,0 +1,73 @@
+"""Ordinary tables with a vectorizer; import the fixture by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from support.cluster import Connection
+from support.models_server import ModelsServer, embedding
+
+ITEMS = "CREATE TABLE items (id integer PRIMARY KEY, name text, notes text, price numeric)"
+COLUMNS = "{name}: {notes}"
+
+
+@pytest.fixture
+def items(owner: Connection, models: ModelsServer) -> Connection:
+    """The owner's connection; the table items with three rows, and a vectorizer that has run."""
+    owner.execute(ITEMS)
+    owner.execute(
+        "INSERT INTO items VALUES (1, 'lamp', 'of red glass', 5), (2, 'tent', 'for two', 50), (3, 'rope', NULL, 7)"
+    )
+    create(owner)
+    assert run(owner)["embedded"] == 3
+    models.requests.clear()
+    return owner
+
+
+def create(connection: Connection, relation: str = "items", columns: Any = COLUMNS, **options: Any) -> None:
+    connection.execute(
+        "SELECT ml_rag.create_vectorizer(%s, %s)", (relation, json.dumps({"columns": columns, **options}))
+    )
+
+
+def run(connection: Connection, relation: str = "items", **options: Any) -> dict[str, Any]:
+    """``ml_rag.run_vectorizer``'s result."""
+    row = connection.execute("CALL ml_rag.run_vectorizer(%s, %s)", (relation, json.dumps(options))).fetchone()
+    assert row is not None
+    result: dict[str, Any] = row[0]
+    return result
+
+
+def pending(connection: Connection, relation: str = "items") -> int:
+    row = connection.execute(
+        "SELECT pending FROM ml_rag.vectorizer WHERE relation = %s::regclass", (relation,)
+    ).fetchone()
+    assert row is not None
+    n: int = row[0]
+    return n
+
+
+def failures(connection: Connection) -> list[Any]:
+    return connection.execute(
+        "SELECT key, attempts, sqlstate, message, next_attempt = 'infinity' FROM ml_rag.vectorizer_error ORDER BY key"
+    ).fetchall()
+
+
+def assert_in_step(connection: Connection, relation: str = "items", model: str = "fake-embed") -> None:
+    """Each row holds the embedding of its text, or has failed; nothing waits, no failure is of a row that is gone."""
+    rows = connection.execute(f"SELECT segment, segment_embedding::real[] FROM {relation}").fetchall()
+    for text, vector in rows:
+        if vector is not None:
+            assert vector == pytest.approx(embedding(text, model), abs=1e-6), text
+    assert pending(connection, relation) == 0
+    assert sum(vector is None for _, vector in rows) == len(failures(connection))
+    indexed = connection.execute(
+        "SELECT count(DISTINCT r.key), count(*) FROM ml_rag.keyword_row AS r WHERE r.store = %s::regclass", (relation,)
+    ).fetchone()
+    has_index = "SELECT FROM ml_rag.keyword_store WHERE store = %s::regclass"
+    if connection.execute(has_index, (relation,)).fetchall():
+        n = sum(text is not None for text, _ in rows)
+        assert indexed == (n, n)
