@@ -85,7 +85,7 @@ def test_every_service_gives_up_its_capabilities() -> None:
     services = re.split(
         r"^  (?=\w+:$)", COMPOSE.split("\nservices:\n")[1].split("\nvolumes:\n")[0], flags=re.MULTILINE
     )[1:]
-    assert [service.split(":")[0] for service in services] == ["models", "server", "db"]
+    assert [service.split(":")[0] for service in services] == ["models", "server", "db", "worker"]
     for service in services:
         assert "cap_drop: [ALL]" in service
         assert "no-new-privileges:true" in service
