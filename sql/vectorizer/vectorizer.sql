@@ -110,7 +110,7 @@ DECLARE
 BEGIN
   -- after most names, so that it sees what other triggers have made of the row
   EXECUTE format('CREATE TRIGGER "~ml_rag_segment_embedding" BEFORE UPDATE ON %s FOR EACH ROW '
-    'WHEN ((%s) AND OLD.segment_embedding OPERATOR(%I.=) NEW.segment_embedding) EXECUTE FUNCTION ml_rag._empty_embedding()',
+    'WHEN ((%s) AND OLD.segment_embedding OPERATOR(%I.=) NEW.segment_embedding) EXECUTE FUNCTION ml_rag._empty_embedding(''segment_embedding'')',
     _relation, _changed,
     (SELECT n.nspname FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE t.oid = 'vector'::regtype));
   -- also for what a logical replication applies

@@ -473,3 +473,14 @@ def test_a_disabled_trigger_is_reported(items: Connection) -> None:
     items.execute('ALTER TABLE items DISABLE TRIGGER "~ml_rag_segment_embedding"')
     run(items)
     assert told == ['the trigger of "items" was dropped or disabled']
+
+
+def test_writers_go_on_where_the_embedding_has_another_name(items: Connection) -> None:
+    items.execute("ALTER TABLE items RENAME segment_embedding TO meaning")
+    items.execute("UPDATE items SET name = 'hat' WHERE id = 1")
+    assert items.execute("SELECT id FROM items WHERE meaning IS NULL").fetchall() == [(1,)]
+    with error("55000", "lacks its columns"):
+        run(items)
+    items.execute("ALTER TABLE items RENAME meaning TO segment_embedding")
+    assert run(items)["embedded"] == 1
+    assert_in_step(items)
