@@ -20,7 +20,7 @@ import psycopg
 from rich.console import Console
 from rich.table import Table
 
-from bench import keyword, models, nlsql, retrieval, search
+from bench import keyword, models, nlsql, retrieval, search, vectorizer
 from bench.measure import Figure
 
 HERE = Path(__file__).parent
@@ -92,6 +92,8 @@ def main(dsn: str, models_dir: Path, folder: Path | None, output: Path, keyword_
         ("query embedding", lambda: models.query_embedding(address, sentence_model)),
         ("backend memory", lambda: retrieval.backend_memory(dsn)),
         ("load", lambda: models.load_folder(dsn, folder, sentence_model)),
+        ("vectorizer", lambda: vectorizer.bulk(dsn, sentence_model)),
+        ("writes to a table with a vectorizer", lambda: vectorizer.write(dsn)),
         ("generation", lambda: models.generation(dsn, gguf)),
         ("many sessions", lambda: retrieval.many_sessions(dsn)),
         ("keyword search", lambda: keyword.measure(dsn, keyword_rows)),
