@@ -68,24 +68,3 @@ BEGIN
   RETURN _n;
 END
 $$;
-
-CREATE FUNCTION ml_rag.retry_vectorizer(relation regclass) RETURNS bigint
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- Calls: ml_rag._own_table, ml_rag._find_vectorizer  Writes: ml_rag.vectorizer_error
-DECLARE
-  _n bigint;
-BEGIN
-  PERFORM ml_rag._own_table(relation);
-  PERFORM ml_rag._find_vectorizer(relation);
-  UPDATE ml_rag.vectorizer_error AS e SET next_attempt = now()
-  WHERE e.relation = retry_vectorizer.relation AND e.next_attempt > now();
-  GET DIAGNOSTICS _n = ROW_COUNT;
-  PERFORM pg_notify('ml_rag_vectorizer', '');
-  RETURN _n;
-END
-$$;
-COMMENT ON FUNCTION ml_rag.retry_vectorizer(regclass) IS
-$$lets the next run try the rows of ml_rag.vectorizer_error again at once; returns how many; for the table's owner
-Errors: 42704 the table has no vectorizer; 42P01; 42501; 55000 its columns were dropped or renamed.$$;

@@ -442,3 +442,24 @@ result: {"relation", "embedded", "failed", "pending", "seconds"}; pending: rows 
 Errors: 22000 the model has other dimensions by now; 22023 bad option; 25001; 25006 read-only; 42704 no vectorizer; 42P01;
 42501; 55000 its columns were dropped or renamed, hidden rows, isolation level; 55P03 lock_timeout: what was done is kept;
 08006; 53200 too many rows claimed at once for max_locks_per_transaction; 53300; 57014; 38000.$$;
+
+CREATE FUNCTION ml_rag.retry_vectorizer(relation regclass) RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- Calls: ml_rag._own_table, ml_rag._find_vectorizer  Writes: ml_rag.vectorizer_error
+DECLARE
+  _n bigint;
+BEGIN
+  PERFORM ml_rag._own_table(relation);
+  PERFORM ml_rag._find_vectorizer(relation);
+  UPDATE ml_rag.vectorizer_error AS e SET next_attempt = now()
+  WHERE e.relation = retry_vectorizer.relation AND e.next_attempt > now();
+  GET DIAGNOSTICS _n = ROW_COUNT;
+  PERFORM pg_notify('ml_rag_vectorizer', '');
+  RETURN _n;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.retry_vectorizer(regclass) IS
+$$lets the next run try the rows of ml_rag.vectorizer_error again at once; returns how many; for the table's owner
+Errors: 42704 the table has no vectorizer; 42P01; 42501; 55000 its columns were dropped or renamed.$$;

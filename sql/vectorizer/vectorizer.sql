@@ -204,7 +204,7 @@ BEGIN
   PERFORM ml_rag._check_writable('vectorizers cannot be changed', relation);
   IF NOT EXISTS (SELECT FROM ml_rag._vectorizer(relation)) THEN
     RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('table "%s" has no vectorizer', relation),
-      HINT = 'SELECT * FROM ml_rag.vectorizer lists those there are.';
+      HINT = 'View ml_rag.vectorizer lists those there are.';
   END IF;
   PERFORM ml_rag._lock_table(relation, 'ACCESS EXCLUSIVE');
   FOR _trigger IN SELECT v.trigger FROM ml_rag._vectorizer(relation) AS v LOOP

@@ -25,6 +25,7 @@ from schemathesis.specs.openapi.checks import (
 
 from ml_rag.server.app import create_app
 from ml_rag.server.catalogue import ServerConfig
+from ml_rag.server.metrics import Metrics
 from ml_rag.server.openapi import description
 from ml_rag.testing import RunningServer, running_server
 from support import fuzzing
@@ -72,6 +73,7 @@ def routes() -> list[tuple[str, set[str]]]:
 
     class Registry:
         catalogue = type("Catalogue", (), {"server": ServerConfig()})
+        metrics = Metrics()
 
     found: list[tuple[str, set[str]]] = []
     todo: list[Any] = list(create_app(Registry()).routes)  # type: ignore[arg-type]

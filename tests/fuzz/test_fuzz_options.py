@@ -41,6 +41,7 @@ OPTIONS_OF = {
     "vector_store_load": ("vector_store_load",),
     "ml_rag.load_document": ("load_documents",),
     "ml_rag.unchanged_documents": ("load_documents",),
+    "nl_sql": ("ml_nl_sql",),
 }
 _STORES = "ARRAY(SELECT s FROM ml_rag.discover(ARRAY['docs', 'words']) AS s)"
 _EMBEDDING = f"'{[round(float(x), 4) for x in fake_embedding('one two')]}'::vector"
@@ -50,6 +51,7 @@ EXPRESSIONS = {
     ("stores", "ml_rag.store[]"): [_STORES, "'{}'"],
     ("store", "ml_rag.store"): ["(SELECT s FROM ml_rag.discover(ARRAY['docs']) AS s)"],
     ("store", "regclass"): ["'docs'::regclass", "'words'::regclass", "'texts'::regclass", "'pg_class'::regclass"],
+    ("relation", "regclass"): ["'docs'::regclass", "'texts'::regclass", "'pg_class'::regclass"],
     ("query_embedding", "vector"): [_EMBEDDING, "'[1,2,3]'"],
     ("hits", "ml_rag.hit[]"): [_HITS, "'{}'"],
     ("semantic", "ml_rag.hit[]"): [_HITS, "'{}'"],

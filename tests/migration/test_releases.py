@@ -16,7 +16,12 @@ import ml_rag
 from support.extension import ROOT, releases, sealed
 
 #: what a checkout must have to be built
-SOURCES = ["ml_rag.control", "mk", "sql", *(f"plpy/ml_rag/{name}" for name in ("__init__.py", "errors.py", "files.py"))]
+SOURCES = [
+    "ml_rag.control",
+    "mk",
+    "sql",
+    *(f"plpy/ml_rag/{name}" for name in ("__init__.py", "errors.py", "files.py", "protocol.py")),
+]
 SOURCES.append("plpy/ml_rag/backend")
 
 

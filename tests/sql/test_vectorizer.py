@@ -1,4 +1,4 @@
-"""vectorizer: an ordinary table made searchable, and what keeps it so."""
+"""vectorizer/vectorizer, vectorizer/text, vectorizer/error, vectorizer/status: a table made searchable, and kept so."""
 
 from __future__ import annotations
 

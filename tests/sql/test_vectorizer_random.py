@@ -1,4 +1,4 @@
-"""vectorizer: random sequences of changes from several sessions, while runs are killed; then everything is in step."""
+"""vectorizer/run: random changes from several sessions, while runs are killed; then everything is in step."""
 
 from __future__ import annotations
 
