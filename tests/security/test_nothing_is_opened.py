@@ -31,6 +31,7 @@ __all__ = ["canaries", "folder", "loader", "server"]
 CALLS = {
     "ml_rag": ("CALL ml_rag('fox', %s::jsonb)", "{o}"),
     "retrieval_options": ("CALL ml_rag('fox', %s::jsonb)", '{"retrieval_options": {o}}'),
+    "query_options": ("CALL ml_rag('fox', %s::jsonb)", '{"query_options": {o}}'),
     "hybrid_options": ("CALL ml_rag('fox', %s::jsonb)", '{"keyword_search": true, "hybrid_options": {o}}'),
     "rerank": ("CALL ml_rag('fox', %s::jsonb)", '{"rerank": {o}}'),
     "prompt": ("CALL ml_rag('fox', %s::jsonb)", '{"prompt": {o}}'),

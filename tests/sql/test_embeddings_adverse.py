@@ -327,7 +327,7 @@ def test_rows_that_fail_do_not_stop_the_others(store: Connection, models: Models
     store.add_notice_handler(lambda notice: warnings.append((notice.message_primary, notice.message_detail)))
     result = add(store)
     assert (result["segments"], result["failed"], result["pending"]) == (6, 1, 1)
-    assert result["first_error"] == "the model server answered nonsense (38000): a !nan b"
+    assert result["first_error"] == "unexpected reply from the model server (38000): a !nan b"
     # a warning is written to PostgreSQL's log, and texts do not belong there
     assert warnings == [('1 rows of "docs" have no embedding "more"', "The result has the first error.")]
     with error("55000", '1 rows of "docs"'):

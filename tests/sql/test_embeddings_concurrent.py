@@ -201,7 +201,7 @@ def test_a_document_whose_further_embedding_fails_is_not_loaded(
     models.vectors = lambda texts, model: real([t.replace("!", "") if model != "narrow" else t for t in texts], model)  # type: ignore[method-assign]
     result = load(store, f"{folder}/", {"table_name": "docs"})
     assert counts(result) == {"loaded": 1, "failed": 1}
-    assert result["failed"][0]["error"] == "the model server answered nonsense"
+    assert result["failed"][0]["error"] == "unexpected reply from the model server"
     assert "good fish" not in vectors(store)
     assert_embedded(store)
 

@@ -124,7 +124,7 @@ def test_a_table_that_is_renamed_or_moved_keeps_its_index(owner: Connection) -> 
 def test_a_column_that_is_renamed_asks_for_the_index_to_be_made_anew(owner: Connection) -> None:
     keyword_store(owner, ["fox"])
     owner.execute("ALTER TABLE docs RENAME document_id TO id")
-    with error("55000", "no longer matches its columns", "enable_keyword_search('docs')"):
+    with error("55000", "no longer matches its columns", "enable_keyword_search('public.docs')"):
         owner.execute("DELETE FROM docs")
     enable(owner)
     owner.execute("UPDATE docs SET segment = 'dog'")
@@ -147,7 +147,7 @@ def test_drop_and_create_extension(owner: Connection) -> None:
 def test_only_the_owner_makes_and_drops(owner: Connection, asker: Connection, db: Database) -> None:
     keyword_store(owner, ["fox"])
     for call in ("enable_keyword_search('docs')", "disable_keyword_search('docs')", "fold_keyword_index('docs')"):
-        with error("42501", 'must be owner of table "docs"'):
+        with error("42501", 'must be owner of table "public.docs"'):
             asker.execute(f"SELECT ml_rag.{call}")
     owner.execute(sql.SQL("CREATE SCHEMA own AUTHORIZATION {}").format(sql.Identifier(db.role("asker"))))
     create = COLUMNS.format(type="public.vector(3)")

@@ -26,6 +26,11 @@ _STATEMENTS = {
     "remove": ("SELECT ml_rag.remove_documents($1, $2) AS n", "oid", "text[]"),
     "replace": ("SELECT ml_rag._replace_document($1, $2) AS id", "oid", "text"),
     "others": ("SELECT o.* FROM ml_rag._other_embeddings($1, $2) AS o", "oid", "name"),
+    "has column": (
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a"
+        " WHERE a.attrelid = $1 AND a.attname = $2 AND NOT a.attisdropped) AS it",
+        *("oid", "name"),
+    ),
     "insert": (
         "SELECT ml_rag._insert_segments($1, $2, $3, $4, $5, $6, $7, $8)",
         *("oid", "text", "int8", "int4", "jsonb[]", "text[]", "name[]", "text[]"),
@@ -116,8 +121,11 @@ class SqlStore:
     def _insert(self, name: str, document_id: int, rows: Rows) -> None:
         # looked up in the transaction that writes: one that is added meanwhile waits for its end, and finds the rows
         others = self._run("others", self._column)
-        columns = [self._column, *(other["column_name"] for other in others)]
-        vectors = [rows.vectors, *(self._further(rows.segments, other["model_id"]) for other in others)]
+        columns = [other["column_name"] for other in others]
+        vectors = [self._further(rows.segments, other["model_id"]) for other in others]
+        # the store may have got another default embedding, and lost this one, while the documents were embedded
+        if not others or self._run("has column", self._column)[0]["it"]:
+            columns, vectors = [self._column, *columns], [rows.vectors, *vectors]
         self._run("insert", name, document_id, rows.first, rows.metadata, rows.segments, columns, vectors)
 
     def _further(self, segments: list[str], model: str) -> list[str]:
