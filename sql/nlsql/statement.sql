@@ -199,3 +199,12 @@ BEGIN
     WHERE c.relname = 'ml_rag_statement' AND c.relnamespace = pg_my_temp_schema() AND a.attnum > 0 ORDER BY a.attnum);
 END
 $$;
+
+CREATE FUNCTION ml_rag._fits(size integer) RETURNS boolean
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: whether a row of so many bytes as text is handed to Python, which has no limit of memory then: see fits in
+# backend/statement.py
+return "ml_rag" in GD and GD["ml_rag"].fits(size)
+$$;
