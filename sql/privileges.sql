@@ -140,7 +140,7 @@ BEGIN
       _schema_metadata'),
     -- nlsql/statement
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _is_harmless _refusal _type_that_runs_code _parsed _statement_columns _statement_refusal _statement_types'),
+      _is_harmless _refusal _may_name _type_that_runs_code _parsed _statement_columns _statement_refusal _statement_types _fits'),
     -- nlsql/question
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_brief _check_examples _answer_by_sql'),
     -- evaluate/measure

@@ -105,27 +105,45 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._may_name(statement text, name name, follows text DEFAULT '') RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a name stands in a statement, as a whole word unless it has to be quoted, or is as long as one that was cut off
+-- follows: what a regular expression finds behind it. Statement and name as they are and in lower case, of this locale and of none.
+DECLARE
+  _name text := replace(lower(name), '"', '""');
+BEGIN
+  IF strpos(statement, _name) = 0 THEN
+    RETURN false;
+  END IF;
+  RETURN _name !~ '^[a-z_][a-z0-9_]*$' OR octet_length(_name) >= 63
+    OR statement ~ concat('(^|[^a-z_$])', _name, '($|[^a-z0-9_$])') AND (follows = '' OR statement ~ concat(_name, follows));
+END
+$$;
+
 CREATE FUNCTION ml_rag._type_that_runs_code(statement text, schemas text[]) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
--- purpose: a type that a statement may name and whose values, also constants, run code of somebody whom the caller does not trust
--- PostgreSQL reads constants while it parses: '{1}'::planted.number[] runs the CHECK of that domain. So this goes before, and by
--- the letters: type and schema may not both stand in the text. schemas: those that a name needs not tell.
--- Calls: ml_rag._trusts  Reads: the catalog
+-- purpose: what a statement may name, and so have PostgreSQL read a constant by running code of somebody whom the caller does not trust
+-- PostgreSQL reads constants while it parses: '{1}'::planted.number[] runs the CHECK of that domain, and so does
+-- planted.total('{1}') whose argument is of that type. So this goes before, and by the letters: the name of such a type, or of
+-- a function or operator with one, may not stand in the text together with its schema. schemas: those that a name needs not
+-- tell. A domain that has no CHECK can have got one by the time the constant is read.
+-- Calls: ml_rag._trusts, ml_rag._may_name  Reads: the catalog
 DECLARE
   _domains oid[] := ARRAY(
-    SELECT t.oid FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace
-    WHERE t.typtype = 'd' AND t.oid >= 16384 AND EXISTS (SELECT FROM pg_constraint AS k WHERE k.contypid = t.oid)
-      AND NOT ml_rag._trusts(t.typowner));
-  _statement text := lower(statement);
+    SELECT t.oid FROM pg_type AS t WHERE t.typtype = 'd' AND t.oid >= 16384 AND NOT ml_rag._trusts(t.typowner));
+  _statement text := concat(lower(statement), ' ', lower(statement COLLATE "C"));
+  _built oid[];
 BEGIN
   IF _domains = '{}' THEN
     RETURN NULL;
   ELSIF strpos(_statement, 'u&"') > 0 THEN
     RETURN 'a name written with Unicode escapes';
   END IF;
-  RETURN (
+  _built := ARRAY(
     WITH RECURSIVE built AS (
       SELECT d.oid FROM unnest(_domains) AS d (oid)
       UNION
@@ -137,12 +155,25 @@ BEGIN
         UNION ALL SELECT r.rngmultitypid FROM pg_range AS r WHERE r.rngsubtype = b.oid
       ) AS t
     )
-    SELECT format('type %s', b.oid::regtype) FROM built AS b JOIN pg_type AS t ON t.oid = b.oid
-    JOIN pg_namespace AS n ON n.oid = t.typnamespace
-    LEFT JOIN pg_type AS e ON e.typarray = t.oid
-    WHERE has_schema_privilege(n.oid, 'USAGE')
-      AND (strpos(_statement, lower(t.typname)) > 0 OR strpos(_statement, lower(e.typname)) > 0)
-      AND (n.nspname = ANY (schemas) OR strpos(_statement, lower(n.nspname)) > 0)
+    SELECT b.oid FROM built AS b);
+  RETURN (
+    SELECT o.described
+    FROM (
+      SELECT format('type %s', t.oid::regtype) AS described, t.typname AS name, t.typnamespace AS namespace
+      FROM pg_type AS t WHERE t.oid = ANY (_built)
+      -- of an array by its element
+      UNION ALL SELECT format('type %s', t.oid::regtype), e.typname, t.typnamespace
+      FROM pg_type AS t JOIN pg_type AS e ON e.typarray = t.oid WHERE t.oid = ANY (_built)
+      UNION ALL SELECT format('function %s', p.oid::regprocedure), p.proname, p.pronamespace
+      FROM pg_proc AS p
+      WHERE p.oid >= 16384 AND (p.prorettype = ANY (_built) OR p.proargtypes::oid[] && _built OR p.proallargtypes && _built)
+      UNION ALL SELECT format('operator %s', p.oid::regoperator), p.oprname, p.oprnamespace
+      FROM pg_operator AS p WHERE p.oid >= 16384 AND (p.oprleft = ANY (_built) OR p.oprright = ANY (_built) OR p.oprresult = ANY (_built))
+    ) AS o JOIN pg_namespace AS n ON n.oid = o.namespace
+    WHERE has_schema_privilege(n.oid, 'USAGE') AND ml_rag._may_name(_statement, o.name)
+      -- behind a schema stands a point, if not at once
+      AND (n.nspname = ANY (schemas) OR n.oid = pg_my_temp_schema()
+           OR ml_rag._may_name(_statement, n.nspname, '"?\s*([.]|--|/[*])'))
     LIMIT 1);
 END
 $$;
@@ -198,4 +229,13 @@ BEGIN
     SELECT a.atttypid::bigint FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
     WHERE c.relname = 'ml_rag_statement' AND c.relnamespace = pg_my_temp_schema() AND a.attnum > 0 ORDER BY a.attnum);
 END
+$$;
+
+CREATE FUNCTION ml_rag._fits(size integer) RETURNS boolean
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: whether a row of so many bytes as text is handed to Python, which has no limit of memory then: see fits in
+# backend/statement.py
+return "ml_rag" in GD and GD["ml_rag"].fits(size)
 $$;

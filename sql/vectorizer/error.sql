@@ -22,7 +22,8 @@ CREATE POLICY own ON ml_rag.vectorizer_error USING (
 
 CREATE FUNCTION ml_rag._drop_vectorizer_errors() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path FROM CURRENT
+-- without the schema of pgvector, where others may create operators: see store/marker.sql
+SET search_path = pg_catalog, ml_rag, pg_temp
 AS $$
 -- purpose: failures go with their table  Writes: ml_rag.vectorizer_error
 BEGIN

@@ -33,6 +33,11 @@ CREATE OPERATOR planted.=== (FUNCTION = planted.alarm, LEFTARG = integer, RIGHTA
 CREATE AGGREGATE planted.total(integer) (SFUNC = planted.add, STYPE = integer, INITCOND = '0');
 CREATE DOMAIN planted.number AS integer CHECK (planted.is_good(VALUE));
 CREATE DOMAIN planted.outer_number AS planted.number;
+CREATE DOMAIN planted."quo""ted" AS integer CHECK (planted.is_good(VALUE));
+CREATE FUNCTION planted.sum_up(planted.number[]) RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 1';
+CREATE FUNCTION planted.give() RETURNS planted.number[] LANGUAGE sql IMMUTABLE AS 'SELECT NULL::planted.number[]';
+CREATE FUNCTION planted.differ(planted.number[], integer) RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 1';
+CREATE OPERATOR planted.=!= (FUNCTION = planted.differ, LEFTARG = planted.number[], RIGHTARG = integer);
 CREATE TYPE planted.pair AS (a planted.number, b integer);
 CREATE TYPE planted.span AS RANGE (subtype = planted.number);
 CREATE TYPE planted.mood AS ENUM ('good', 'bad');

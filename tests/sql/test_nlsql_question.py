@@ -344,6 +344,27 @@ def test_memory_is_bounded(model: SqlModel, shop: Connection, asker: Connection,
     assert ask(asker)["rows"] == [[1]]
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT repeat('x', 110000000)",
+        "SELECT repeat('x', 120000000)",
+        "SELECT repeat('x', 128000000)",
+        "SELECT array_agg(n + 1000) FROM generate_series(1, 9000000) AS n",
+        "SELECT repeat('x', 15000000), repeat('y', 60000000) < 'a' FROM shop.orders",
+    ],
+)
+def test_a_value_that_python_has_no_memory_for_ends_no_session(
+    model: SqlModel, shop: Connection, asker: Connection, sql: str
+) -> None:
+    began = shop.execute("SELECT pg_postmaster_start_time(), pg_backend_pid()").fetchone()
+    model.writes(sql)
+    ask(asker, use_retry=False)
+    model.writes("SELECT 1")
+    assert ask(asker)["rows"] == [[1]]
+    assert shop.execute("SELECT pg_postmaster_start_time(), pg_backend_pid()").fetchone() == began
+
+
 def test_the_limit_is_lifted_afterwards(model: SqlModel, shop: Connection, asker: Connection) -> None:
     model.writes("SELECT 1")
     ask(asker)

@@ -371,3 +371,25 @@ def test_a_plain_role_can_be_given_the_right_to_ask(db: Database, owner: Connect
         assert retrieve(stranger, (1, 0, 0))["citations"]
     finally:
         owner.execute(f"REVOKE ml_rag_user FROM {db.role('stranger')}")
+
+
+def test_what_runs_as_the_owner_looks_in_no_schema_of_others(db: Database) -> None:
+    """pgvector's can be one in which others create operators."""
+    rows = db.connect().execute(
+        "SELECT p.oid::regprocedure::text FROM pg_proc AS p"
+        " WHERE p.prosecdef AND p.pronamespace = 'ml_rag'::regnamespace"
+        " AND NOT coalesce('search_path=pg_catalog, ml_rag, pg_temp' = ANY (p.proconfig), false)"
+    )
+    assert rows.fetchall() == []
+
+
+def test_dropping_a_table_runs_no_operator_of_others_as_the_owner(db: Database) -> None:
+    owner, mallory = db.connect(), db.connect("asker")
+    owner.execute(f"GRANT CREATE ON SCHEMA public TO {db.role('asker')}")
+    mallory.execute("CREATE TABLE pg_temp.ran (who text)")
+    mallory.execute(
+        "CREATE FUNCTION public.grab(oid, regclass) RETURNS boolean LANGUAGE plpgsql AS"
+        " $$BEGIN RAISE 'it runs as %', current_user; END$$"
+    )
+    mallory.execute("CREATE OPERATOR public.= (LEFTARG = oid, RIGHTARG = regclass, FUNCTION = public.grab)")
+    mallory.execute("DROP TABLE pg_temp.ran")

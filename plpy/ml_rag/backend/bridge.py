@@ -214,6 +214,13 @@ def nl_sql(plpy: Any, request: str) -> str:
     return nl_sql.answer(plpy, generate, parsed)
 
 
+def fits(size: int) -> bool:
+    """Whether a row of a statement may come to Python; see ``ml_rag.backend.statement``."""
+    from ml_rag.backend import statement
+
+    return statement.fits(size)
+
+
 @outcome
 def rewrite(plpy: Any, request: str) -> dict[str, Any]:
     """What is searched with, of a request made by sql/pipeline/rewrite.sql: the fields of ml_rag.rewritten."""

@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 #: a name is at most so many words of a question, and a question's first words are looked at
 LONGEST_NAME = 16
 WORDS = 400
+#: of a longer name, which anybody may have given, the last characters are looked at
+CHARACTERS = 300
 #: names looked at between two looks at interrupts
-BATCH = 500
+BATCH = 100
 
 _WORD = re.compile(r"[^\W_]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -76,7 +78,8 @@ class _Names:
     by_last: dict[str, list[tuple[list[str], int]]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, number: int, name: str, titles: Sequence[str]) -> None:
-        path = [part for part in re.split(r"[/\\]+", name) if part] or [name]
+        name = name[-CHARACTERS:]
+        path = ([part for part in re.split(r"[/\\]+", name) if part] or [name])[-LONGEST_NAME:]
         stem = _ENDING.sub("", path[-1])
         for first in range(len(path)):
             # without folder and ending it is an ordinary text
@@ -132,7 +135,7 @@ def named(
         listed.append(name)
         names.add(number, name, titles)
     asked = _Question(question)
-    found = asked.documents(names)
+    found = asked.documents(names, interrupt)
     return Named(list(dict.fromkeys(listed[number] for number in found)), asked.is_summary())
 
 
@@ -164,11 +167,12 @@ class _Question:
             for i, word in enumerate(self.words[first:last], first)
         )
 
-    def documents(self, names: _Names) -> list[int]:
+    def documents(self, names: _Names, interrupt: Callable[[], object]) -> list[int]:
         """Longest names first; what one has taken is not part of another."""
         at: dict[int, list[int]] = {}
         taken = self._taken
         for length in range(min(LONGEST_NAME, len(self.words)), 0, -1):
+            interrupt()
             for first in range(len(self.words) - length + 1):
                 if any(taken[first : first + length]):
                     continue

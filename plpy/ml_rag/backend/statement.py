@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import resource
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +20,6 @@ MEMORY_BYTES = 512 * 1024 * 1024
 RESULT_BYTES = 16 * 1024 * 1024
 #: of a statement
 MAX_CHARACTERS = 20_000
-_PORTION = 100
 _JSON_TYPES = (114, 3802)
 
 #: what holds while the statement runs; nothing of it can be undone from within
@@ -120,20 +117,26 @@ def _run(plpy: Any, max_rows: int, outcome: Outcome) -> None:
     types: list[int] = _value(plpy, "SELECT ml_rag._statement_types()")
     for name, value in _SETTINGS.items():
         plpy.execute(f"SELECT pg_catalog.set_config('{name}', '{value}', true)")
+    # OFFSET 0: each value is computed once
+    columns = "".join(f", CASE WHEN s.fits THEN s.c{place} END AS c{place}" for place in range(len(types)))
+    statement = (
+        f"SELECT s.fits{columns} FROM (SELECT r.*, ml_rag._fits(pg_catalog.octet_length(r::pg_catalog.text)) AS fits"  # noqa: S608
+        " FROM (SELECT * FROM pg_temp.ml_rag_statement OFFSET 0) AS r OFFSET 0) AS s LIMIT $1"
+    )
     rows: list[str] = []
     size = 0
-    with _memory_limit():
-        cursor = plpy.cursor(plpy.prepare("SELECT * FROM pg_temp.ml_rag_statement LIMIT $1", ["int8"]), [max_rows + 1])
-        while portion := cursor.fetch(_PORTION):
-            for row in portion:
-                text = _as_json([row[f"c{place}"] for place in range(len(types))], types)
-                size += len(text)
-                if len(rows) == max_rows or size > RESULT_BYTES:
-                    outcome.has_more = True
-                    break
-                rows.append(text)
-            if outcome.has_more:
+    _value(plpy, "SELECT ml_rag._fits(0)")  # compiled while there is memory
+    with _MemoryLimit() as limit:
+        cursor = plpy.cursor(plpy.prepare(statement, ["int8"]), [max_rows + 1])
+        while fetched := cursor.fetch(1):
+            row = fetched[0]
+            text = _as_json([row[f"c{place}"] for place in range(len(types))], types) if row["fits"] else ""
+            size += len(text)
+            if not row["fits"] or len(rows) == max_rows or size > RESULT_BYTES:
+                outcome.has_more = True
                 break
+            rows.append(text)
+            limit.begin()
         cursor.close()
     outcome.rows = rows
 
@@ -159,22 +162,43 @@ def _json_value(value: Any, type_oid: int = 0) -> str:
     return text if is_number else json.dumps(text.replace("inf", "Infinity").replace("nan", "NaN"))
 
 
-@contextlib.contextmanager
-def _memory_limit() -> Iterator[None]:
+def fits(size: int) -> bool:
+    """Whether a row of so many bytes as text may come to Python; from now on until the next one memory has no limit.
+
+    PL/Python ends the process where it lacks the memory for a value, which would end every session of the server.
+    """
+    if _MemoryLimit.current is not None:
+        _MemoryLimit.current.lift()
+    return size <= RESULT_BYTES
+
+
+class _MemoryLimit:
     """What the statement takes is bounded by the operating system: PostgreSQL then fails with "out of memory".
 
     Stack and shared memory are not counted, so that neither can be what fails.
     """
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    with open("/proc/self/status") as status:
-        used = next((int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:")), 0)
-    limit = used + MEMORY_BYTES
-    bounds = [bound for bound in before if bound != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *bounds]), before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+    current: _MemoryLimit | None = None
+
+    def __enter__(self) -> _MemoryLimit:
+        self._before = resource.getrlimit(resource.RLIMIT_DATA)
+        with open("/proc/self/status") as status:
+            used = next((int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:")), 0)
+        bounds = [bound for bound in self._before if bound != resource.RLIM_INFINITY]
+        self._limit = min([used + MEMORY_BYTES, *bounds])
+        _MemoryLimit.current = self
+        self.begin()
+        return self
+
+    def begin(self) -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (self._limit, self._before[1]))
+
+    def lift(self) -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, self._before)
+
+    def __exit__(self, *error: object) -> None:
+        _MemoryLimit.current = None
+        self.lift()
 
 
 class _Event(ctypes.Structure):

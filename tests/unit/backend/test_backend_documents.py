@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from ml_rag.backend.documents import named
+from ml_rag.backend.documents import CHARACTERS, LONGEST_NAME, _Names, named
 from support.shared_data import SHARED, shared
 
 DOCUMENTS = [
@@ -117,4 +117,21 @@ def test_many_documents_are_looked_through_with_interrupts() -> None:
     looked: list[int] = []
     found = named("what is in FILE 4321.pdf?", [(n, []) for n in names], lambda: looked.append(1))
     assert found.names == [names[4321]]
-    assert len(looked) == 10
+    assert len(looked) == 50 + 6
+
+
+def test_a_name_without_end_costs_no_more_than_others() -> None:
+    """Anybody may have given it: who asks neither waits for it nor keeps all its parts."""
+    names = _Names()
+    names.add(0, "a/b " * 100_000, ["c " * 150])
+    assert len(names.always) + len(names.ordinary) <= 2 * LONGEST_NAME + 2
+    assert all(len(name) <= CHARACTERS for name in names.always)
+    looked: list[int] = []
+    named("what does the plan say", [("a/" * 10_000, [])] * 1000, lambda: looked.append(1))
+    assert len(looked) >= 10 + 5
+
+
+def test_the_last_folders_of_a_long_path_count() -> None:
+    assert named("see plans/handbook.pdf", [("x/" * 2000 + "plans/handbook.pdf", [])]).names == [
+        "x/" * 2000 + "plans/handbook.pdf"
+    ]
