@@ -9,11 +9,12 @@ return backend.generate(plpy, request)
 $$;
 
 CREATE FUNCTION ml_rag._generate_text(prompt text, options jsonb, hits ml_rag.hit[], prompt_options jsonb,
-  OUT text text, OUT prompt_tokens integer, OUT generated_tokens integer)
+  conversation jsonb DEFAULT NULL, OUT text text, OUT prompt_tokens integer, OUT generated_tokens integer, OUT messages jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag.generate, with how many tokens it took; null where the model server does not tell
+-- conversation: {"history", "history_tokens", "return_prompt"}; messages: the prompt, where return_prompt is true
 -- Calls: ml_rag.parse_options, ml_rag._generate, ml_rag._get_setting, ml_rag._raise
 DECLARE
   _options jsonb := ml_rag.parse_options('ml_generate', options);
@@ -38,7 +39,7 @@ BEGIN
   SELECT o.answer, o.error INTO _answer, _error
   FROM ml_rag._generate(jsonb_build_object('prompt', prompt, 'documents', _documents, 'options',
     jsonb_build_object('model_id', ml_rag._get_setting('generate_model_id')) || (_options - 'context'),
-    'prompt_options', _prompt_options, 'citations', cardinality(hits))) AS o;
+    'prompt_options', _prompt_options, 'citations', cardinality(hits), 'conversation', conversation)) AS o;
   IF _error IS NOT NULL THEN
     PERFORM ml_rag._raise(_error);
   END IF;
@@ -50,6 +51,7 @@ BEGIN
       HINT = 'Lower "n_citations" or "segment_overlap", or choose a model with a larger context in "model_options".';
   END IF;
   text := _answer ->> 'text';
+  messages := nullif(_answer -> 'prompt', 'null');
   prompt_tokens := (_answer ->> 'prompt_tokens')::integer;
   generated_tokens := (_answer ->> 'generated_tokens')::integer;
 END

@@ -273,12 +273,13 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._complete(request ml_rag.request, INOUT retrieval ml_rag.retrieval, OUT text text, OUT tokens jsonb)
+CREATE FUNCTION ml_rag._complete(request ml_rag.request, INOUT retrieval ml_rag.retrieval, OUT text text, OUT tokens jsonb,
+  OUT messages jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the text of an answer: generated from the hits, or the abstain text; tokens: how many it took. Raised is that
--- nothing was found where the call does not abstain
+-- purpose: the text of an answer: generated from the hits, or the abstain text; tokens: how many it took; messages:
+-- the prompt, where option return_prompt is there. Raised is that nothing was found where the call does not abstain
 -- Calls: ml_rag._raise, ml_rag._get_setting, ml_rag._stage, ml_rag._summarize, ml_rag._generate_text
 DECLARE
   _generated record;
@@ -295,8 +296,13 @@ BEGIN
   IF retrieval.method = 'document_order' THEN
     _generated := ml_rag._summarize(request, retrieval.hits);
   ELSE
+    -- a question that was rewritten stands alone
     _generated := ml_rag._generate_text(request.question, request.options -> 'model_options', retrieval.hits,
-      request.options -> 'prompt');
+      request.options -> 'prompt', jsonb_strip_nulls(jsonb_build_object('return_prompt', request.options -> 'return_prompt')
+        || CASE WHEN (request.rewritten).question IS NULL THEN jsonb_build_object(
+          'history', request.options #> '{query_options,history}',
+          'history_tokens', request.options #> '{query_options,history_tokens}') ELSE '{}' END));
+    messages := _generated.messages;
   END IF;
   text := _generated.text;
   tokens := jsonb_build_object('prompt', _generated.prompt_tokens, 'generated', _generated.generated_tokens);
@@ -376,26 +382,23 @@ document_id is null where the store's column is no integer. keyword_score: BM25.
 rerank_score: 0-1, of option rerank. Each is null if that stage did not run. With option explain, the explanation is the
 detail of a notice. Errors: as ml_rag.$$;
 
-CREATE FUNCTION @extschema@.ml_rag_answer(query text, options jsonb DEFAULT NULL) RETURNS jsonb
+CREATE FUNCTION ml_rag._answer(query text, options jsonb, call integer, began timestamptz, OUT answer jsonb,
+  OUT question text, OUT trace ml_rag.step[])
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: question to answer document
--- Calls: ml_rag._begin, ml_rag._end, ml_rag._parse_rag_options, ml_rag._request, ml_rag._retrieve, ml_rag._raise,
--- ml_rag._complete, ml_rag._citations, ml_rag._query_info, ml_rag._explain
+-- purpose: question to answer document, and the question as it was searched with; options are parsed ones
+-- Calls: ml_rag._request, ml_rag._retrieve, ml_rag._raise, ml_rag._complete, ml_rag._citations, ml_rag._query_info,
+-- ml_rag._explain
 DECLARE
-  _call integer := ml_rag._begin('ml_rag', 'discover');
-  _began timestamptz := clock_timestamp();
   _found record;
   _request ml_rag.request;
   _retrieval ml_rag.retrieval;
   _skip_generate boolean;
   _completed record;
   _tokens jsonb;
-  _answer jsonb;
-  _told boolean;
 BEGIN
-  _found := ml_rag._retrieve(ml_rag._request($1, ml_rag._parse_rag_options($2), _call));
+  _found := ml_rag._retrieve(ml_rag._request($1, $2, $3));
   _request := _found.request;
   _retrieval := _found.retrieval;
   _skip_generate := (_request.options -> 'skip_generate')::boolean;
@@ -403,11 +406,12 @@ BEGIN
     _completed := ml_rag._complete(_request, _retrieval);
     _retrieval := _completed.retrieval;
     _tokens := _completed.tokens;
-    _answer := jsonb_build_object('text', _completed.text);
+    answer := jsonb_build_object('text', _completed.text)
+      || CASE WHEN _completed.messages IS NULL THEN '{}' ELSE jsonb_build_object('prompt', _completed.messages) END;
   ELSIF _retrieval.missing IS NOT NULL THEN
     PERFORM ml_rag._raise(_retrieval.missing);
   END IF;
-  _answer := coalesce(_answer, '{}') || jsonb_build_object(
+  answer := coalesce(answer, '{}') || jsonb_build_object(
     'citations', ml_rag._citations(_retrieval.hits, _request.options -> 'citation_fields'),
     'vector_store', ARRAY(SELECT s.vector_store FROM unnest(_retrieval.stores) AS s
                           WHERE s.vector_store <> ALL (coalesce(_retrieval.skipped, '{}'))),
@@ -418,10 +422,27 @@ BEGIN
       || CASE WHEN _request.options ? 'query_options'
               THEN jsonb_build_object('query', ml_rag._query_info(_request.question, _request.rewritten)) ELSE '{}' END);
   IF _request.explain THEN
-    _answer := _answer || jsonb_build_object('explain', ml_rag._explain(_request, _retrieval, _began, _tokens));
+    answer := answer || jsonb_build_object('explain', ml_rag._explain(_request, _retrieval, $4, _tokens));
   END IF;
-  _told := ml_rag._end(_call, _retrieval.trace, _began);
-  RETURN _answer;
+  question := _request.question;
+  trace := _retrieval.trace;
+END
+$$;
+
+CREATE FUNCTION @extschema@.ml_rag_answer(query text, options jsonb DEFAULT NULL) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: question to answer document  Calls: ml_rag._begin, ml_rag._end, ml_rag._parse_rag_options, ml_rag._answer
+DECLARE
+  _call integer := ml_rag._begin('ml_rag', 'discover');
+  _began timestamptz := clock_timestamp();
+  _answered record;
+  _told boolean;
+BEGIN
+  _answered := ml_rag._answer($1, ml_rag._parse_rag_options($2), _call, _began);
+  _told := ml_rag._end(_call, _answered.trace, _began);
+  RETURN _answered.answer;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
   RAISE;

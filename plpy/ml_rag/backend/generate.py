@@ -16,9 +16,11 @@ _PROMPT_FIELDS = {"citation_style": "citation_style", "order": "document_order"}
 def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
     """``request``: prompt, documents (array or null), options of ml_generate and prompt_options, both parsed, and
     citations: how many of the documents, the first ones, are citations of the answer (null: it has none to point to).
+    conversation (or null): history (array of role and content), history_tokens and return_prompt, as the model server
+    has them.
 
     Returns text, documents_given and documents_used (both None without documents), prompt_tokens and generated_tokens
-    (None where the model server does not tell).
+    (None where the model server does not tell), prompt (messages; None where it was not asked for).
     """
     fields = {_FIELDS.get(name, name): value for name, value in request["options"].items()}
     if (schema := fields.pop("json_schema", None)) is not None:
@@ -33,6 +35,7 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("citations") is not None:
             fields["citations"] = request["citations"]
             fields |= {_PROMPT_FIELDS[name]: value for name, value in prompt_options.items() if name in _PROMPT_FIELDS}
+    fields |= {name: value for name, value in (request.get("conversation") or {}).items() if value is not None}
     reply = server.call("POST", "/v1/chat/completions", fields)
     try:
         text = reply["choices"][0]["message"]["content"]
@@ -43,9 +46,12 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
         if not all(count is None or (isinstance(count, int) and 0 <= count < 2**31) for count in counts.values()):
             raise TypeError("no number of documents")
         tokens = tokens_of(reply)
+        prompt = used.get("prompt")
+        if prompt is not None and not isinstance(prompt, list):
+            raise TypeError("prompt is not a list")
     except (KeyError, IndexError, TypeError, AttributeError) as e:
         raise EngineFailed("unexpected reply from the model server", detail=f"No answer: {e!r}.") from None
-    return {"text": text, **counts, **tokens}
+    return {"text": text, **counts, **tokens, "prompt": prompt}
 
 
 def tokens_of(reply: dict[str, Any]) -> dict[str, int | None]:

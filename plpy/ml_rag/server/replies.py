@@ -129,15 +129,12 @@ class Usage(TypedDict):
 
 
 @_exactly
-class DocumentsUsed(TypedDict):
-    documents_given: int
-    documents_used: int
-
-
-@_exactly
-class TurnsUsed(TypedDict):
-    turns_given: int
-    turns_used: int
+class Used(TypedDict):
+    documents_given: NotRequired[int]
+    documents_used: NotRequired[int]
+    turns_given: NotRequired[int]
+    turns_used: NotRequired[int]
+    prompt: NotRequired[list[dict[str, str]]]
 
 
 @_exactly
@@ -148,7 +145,7 @@ class Completion(TypedDict):
     model: str
     choices: list[Choice]
     usage: Usage
-    ml_rag: NotRequired[DocumentsUsed | TurnsUsed]
+    ml_rag: NotRequired[Used]
 
 
 @_exactly

@@ -23,7 +23,7 @@ from ml_rag.server.chat import prompt
 from ml_rag.server.chat.citations import verify
 from ml_rag.server.chat.request import ChatDocument, ChatRequest, parse
 from ml_rag.server.json_schema import check_repetitions, check_size
-from ml_rag.server.replies import Completion, DocumentsUsed, TurnsUsed, Usage
+from ml_rag.server.replies import Completion, Usage, Used
 from ml_rag.server.unexpected import unexpected
 
 #: of a prompt, for each token of the context: what is longer cannot fit, and is not made into messages. To defuse 60 MB
@@ -42,10 +42,11 @@ def fit_prompt(body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled |
     instructions = "\n\n".join(m.content for m in earlier if m.is_system)
     history = [{"role": m.role, "content": m.content} for m in earlier if not m.is_system]
 
-    def build(used: int) -> list[prompt.Message]:
+    def build(used: int, turns: Sequence[prompt.Message]) -> list[prompt.Message]:
         return prompt.build(
             question.content,
             documents[:used],
+            turns=turns,
             task=body.task or "generation",
             language=body.language,
             instructions=instructions,
@@ -55,8 +56,16 @@ def fit_prompt(body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled |
             order=body.document_order or "best_last",
         )
 
+    turns = _turns_with_room(body, engine)
+    _, turns_used = _fit_turns(body, engine, build(0, ()), turns, cancelled)
     count = partial(engine.count_tokens, cancelled=cancelled)
-    fitted = prompt.fit(documents, engine.max_tokens - body.sampling().max_tokens, count, build)
+    fitted = prompt.fit(
+        documents,
+        engine.max_tokens - body.sampling().max_tokens,
+        count,
+        lambda used: build(used, turns[len(turns) - turns_used :]),
+    )
+    fitted = replace(fitted, turns_used=turns_used)
     if body.documents and not fitted.documents_used and body.task == "summarization":
         # There would be nothing left to summarise but the question itself.
         raise InvalidRequest(
@@ -76,21 +85,41 @@ def _documents_with_room(documents: Sequence[ChatDocument], characters: int) -> 
         yield prompt.PromptDocument(document.document_name, document.text)
 
 
-def fit_history(
-    body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled | None = None
-) -> tuple[list[prompt.Message], int]:
-    """The messages with as many of the newest turns as fit history_tokens (a quarter of the context), and how many."""
+def _history_budget(body: ChatRequest, engine: GenerateEngine) -> int:
     budget = engine.max_tokens // 4 if body.history_tokens is None else body.history_tokens
-    budget = min(budget, engine.max_tokens - body.sampling().max_tokens)
+    return min(budget, engine.max_tokens - body.sampling().max_tokens)
+
+
+def _turns_with_room(body: ChatRequest, engine: GenerateEngine) -> list[prompt.Message]:
+    """The newest turns that may fit, oldest first."""
     turns: list[prompt.Message] = []
-    characters = CHARACTERS_PER_TOKEN * max(budget, 0)
+    characters = CHARACTERS_PER_TOKEN * max(_history_budget(body, engine), 0)
     for turn in reversed(body.history or ()):
         characters -= len(turn.content)
         if characters < 0:
             break
         turns.insert(0, {"role": turn.role, "content": turn.content})
+    return turns
+
+
+def _fit_turns(
+    body: ChatRequest,
+    engine: GenerateEngine,
+    messages: list[prompt.Message],
+    turns: Sequence[prompt.Message],
+    cancelled: Cancelled | None,
+) -> tuple[list[prompt.Message], int]:
+    if not turns:
+        return messages, 0
     count = partial(engine.count_tokens, cancelled=cancelled)
-    return prompt.fit_history(body.plain_messages(), turns, budget, count)
+    return prompt.fit_history(messages, turns, _history_budget(body, engine), count)
+
+
+def fit_history(
+    body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled | None = None
+) -> tuple[list[prompt.Message], int]:
+    """The messages with as many of the newest turns as fit history_tokens (a quarter of the context), and how many."""
+    return _fit_turns(body, engine, body.plain_messages(), _turns_with_room(body, engine), cancelled)
 
 
 def _check_length(body: ChatRequest, engine: GenerateEngine) -> None:
@@ -111,7 +140,7 @@ def _work(
     history are in it, then the answer."""
     _check_length(body, engine)
     messages, sampling = body.plain_messages(), body.sampling()
-    if body.history is not None:
+    if body.history is not None and not body.writes_prompt:
         messages, used = fit_history(body, engine, cancelled)
         yield used
     elif body.writes_prompt:
@@ -140,7 +169,7 @@ class _Answer:
         """The pieces of text. Raises ``EngineFailed`` when the engine ends without saying why."""
         async for item in items:
             if isinstance(item, prompt.FittedPrompt):
-                self._fitted = item
+                self._fitted, self._turns_used = item, item.turns_used
                 continue
             if isinstance(item, int):
                 self._turns_used = item
@@ -156,24 +185,23 @@ class _Answer:
         return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
 
     @property
-    def _turns(self) -> TurnsUsed | None:
-        if self._body.history is None:
-            return None
-        return {"turns_given": len(self._body.history), "turns_used": self._turns_used}
-
-    @property
-    def _documents(self) -> DocumentsUsed | None:
-        if self._body.documents is None or self._fitted is None:
-            return None
-        return {"documents_given": len(self._body.documents), "documents_used": self._fitted.documents_used}
+    def _used(self) -> Used:
+        used: Used = {}
+        if self._body.documents is not None and self._fitted is not None:
+            used |= {"documents_given": len(self._body.documents), "documents_used": self._fitted.documents_used}
+        if self._body.history is not None:
+            used |= {"turns_given": len(self._body.history), "turns_used": self._turns_used}
+        if self._body.return_prompt and self._fitted is not None:
+            used |= {"prompt": self._fitted.messages}
+        return used
 
     def cited(self, text: str) -> str:
         """The text with markers of citations only that the answer has; JSON as it is."""
-        body, documents = self._body, self._documents
-        if body.citations is None or documents is None or body.sampling().json_schema is not None:
+        body, fitted = self._body, self._fitted
+        if body.citations is None or fitted is None or body.sampling().json_schema is not None:
             return text
         # documents that did not fit are the last ones, so the numbers of the others are the first
-        return verify(text, min(body.citations, documents["documents_used"]))
+        return verify(text, min(body.citations, fitted.documents_used))
 
     def completion(self, text: str) -> Completion:
         """The reply to a request without ``stream``."""
@@ -193,7 +221,7 @@ class _Answer:
             ],
             "usage": self._usage,
         }
-        if (used := self._documents or self._turns) is not None:
+        if used := self._used:
             reply["ml_rag"] = used
         return reply
 
@@ -207,8 +235,7 @@ class _Answer:
             async for delta in deltas:
                 if delta.text:
                     yield self._chunk({"content": delta.text}, None, extra)
-            used = self._documents or self._turns
-            yield self._chunk({}, self._last.finish_reason, extra | ({"ml_rag": used} if used else {}))
+            yield self._chunk({}, self._last.finish_reason, extra | ({"ml_rag": used} if (used := self._used) else {}))
             if with_usage:
                 yield _event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": self._usage})
             yield b"data: [DONE]\n\n"

@@ -5,7 +5,8 @@ Layout, in this order, because what comes first is what a model server can keep 
 1. a system message that is the same, byte for byte, for every call of one task and citation style, and after that
    constant the caller's own text, so that no caller can take the rules about documents away;
 2. the documents, each in a fence as untrusted text, numbered from 1, the best one, whatever order they stand in;
-3. the question and the language.
+3. the turns of a conversation, where its history is given, in a fence too;
+4. the question and the language.
 
 By default the best document stands last, beside the question, because small models hold on to what they read last: with
 the best one first, the default model more often answered from another document, or mixed two.
@@ -124,11 +125,13 @@ class PromptDocument:
 
 @dataclass(frozen=True, slots=True)
 class FittedPrompt:
-    """Messages that fit, the number of documents in them (the best ones) and their size in tokens."""
+    """Messages that fit, the number of documents in them (the best ones), their size in tokens, and the number of turns
+    of a conversation (the newest ones)."""
 
     messages: list[Message]
     documents_used: int
     prompt_tokens: int
+    turns_used: int = 0
 
 
 def language_name(language: str) -> str:
@@ -172,15 +175,13 @@ def fence(number: int, document: PromptDocument) -> str:
     return f'<document number="{number}" name="{name.strip()}">\n{defuse(document.text.strip())}\n</document>'
 
 
-def conversation(turns: Sequence[Message], question: str) -> str:
-    """The last message of a prompt with a history: earlier ``turns``, oldest first, fenced, then ``question``.
+def conversation(turns: Sequence[Message]) -> str:
+    """Earlier ``turns``, oldest first, in a fence as untrusted text.
 
     As text and not as turns of the chat, whose template may refuse a history that begins with an answer.
     """
-    if not turns:
-        return question
     lines = [f"{turn['role']}: {defuse(turn['content'].strip())}" for turn in turns]
-    return "\n".join(["<conversation>", *lines, "</conversation>", "", question])
+    return "\n".join(["<conversation>", *lines, "</conversation>"])
 
 
 def fit_history(
@@ -193,8 +194,10 @@ def fit_history(
     newest_first = [PromptDocument(turn["role"], turn["content"]) for turn in reversed(turns)]
 
     def build(used: int) -> list[Message]:
+        if not used:
+            return list(messages)
         last = messages[-1]
-        content = conversation(turns[len(turns) - used :], last["content"])
+        content = f"{conversation(turns[-used:])}\n\n{last['content']}"
         return [*messages[:-1], {**last, "content": content}]
 
     try:
@@ -219,6 +222,7 @@ def build(
     language: str | None = None,
     instructions: str | None = None,
     history: Sequence[Message] = (),
+    turns: Sequence[Message] = (),
     brief: bool = False,
     citation_style: CitationStyle = "none",
     order: DocumentOrder = "best_last",
@@ -226,10 +230,11 @@ def build(
     """Chat messages that ask ``question`` of ``documents`` (best first; ``order`` is that of the prompt).
 
     ``instructions`` are the caller's own, put after the constant part of the system message; ``history`` is the
-    conversation so far (user and assistant turns), put between system message and question. With ``summarization``
-    and no documents, ``question`` is the text to summarise. ``brief`` asks for one short sentence: the smallest
-    models wander off when they may say more. With ``citation_style`` ``numbered`` and documents, each statement is to
-    be followed by the number of its document, counted from 1, the best one, in either ``order``.
+    conversation so far (user and assistant turns), put between system message and question; ``turns`` are the same as
+    untrusted text, between documents and question. With ``summarization`` and no documents, ``question`` is the text to
+    summarise. ``brief`` asks for one short sentence: the smallest models wander off when they may say more. With
+    ``citation_style`` ``numbered`` and documents, each statement is to be followed by the number of its document,
+    counted from 1, the best one, in either ``order``.
 
     Raises:
         InvalidRequest: the language is none.
@@ -241,11 +246,13 @@ def build(
     parts = [fence(number, document) for number, document in enumerate(documents, start=1)]
     if order == "best_last":
         parts.reverse()
+    if turns:
+        parts.append(conversation(turns))
     asked = question.strip()
     in_language = "" if language is None else f" in {language_name(language)}"
     if task == "summarization":
         if not given:
-            parts = [fence(1, PromptDocument("text", asked))]
+            parts.insert(0, fence(1, PromptDocument("text", asked)))
         about = f" what the documents above say about this: {asked}" if given and asked else " the text above."
         parts.append(f"Summarize{about}" + (f"\nAnswer shortly{in_language}." if in_language else ""))
     else:

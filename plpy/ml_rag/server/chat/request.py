@@ -117,9 +117,11 @@ class ChatRequest(_Model):
     language: str | None = None
     task: Literal["generation", "summarization"] | None = None
     documents: list[ChatDocument] | None = Field(default=None, fail_fast=True)
-    #: ours: earlier turns, oldest first; as many of the newest as fit history_tokens stand in the last message
+    #: ours: earlier turns, oldest first; as many of the newest as fit history_tokens stand before the question
     history: list[ChatTurn] | None = Field(default=None, fail_fast=True)
     history_tokens: int | None = Field(default=None, ge=0, le=1_000_000)
+    #: ours: whether the reply has the messages that the server wrote
+    return_prompt: bool = False
     citation_style: prompt.CitationStyle | None = None
     document_order: prompt.DocumentOrder | None = None
     #: how many of the documents, the first ones, the answer may point to: other markers are taken out of it
@@ -142,8 +144,14 @@ class ChatRequest(_Model):
 
     @model_validator(mode="after")
     def _history_has_a_place(self) -> ChatRequest:
-        if self.history is not None and (self.writes_prompt or self.messages[-1].role != "user"):
-            raise ValueError("history needs a last message of the user's, and neither documents, task nor language")
+        if self.history is not None and self.messages[-1].role != "user":
+            raise ValueError("history needs a last message of the user's")
+        return self
+
+    @model_validator(mode="after")
+    def _there_is_a_prompt_to_return(self) -> ChatRequest:
+        if self.return_prompt and not self.writes_prompt:
+            raise ValueError("return_prompt needs documents, task or language")
         return self
 
     @property
