@@ -22,7 +22,7 @@
 -- wrong in a store that nobody named from the call (pipeline/isolate). From step 6 on hits are keys and scores; their texts are
 -- read after step 9, from the same snapshot.
 --
--- ml_rag_search ends after step 11 and returns rows; ml_rag_table (batch/) asks many questions, ml_rag_evaluate (evaluate/)
+-- ml_rag_search ends after step 11 and returns rows; ml_rag_chat (chat/) keeps the turns of a conversation; ml_rag_table (batch/) asks many questions, ml_rag_evaluate (evaluate/)
 -- measures the answers. vector_store_load and the like (store/) bring in what is searched, vectorizers (vectorizer/) keep
 -- ordinary tables searchable.
 
@@ -103,6 +103,11 @@
 \i nlsql/tables.sql
 \i nlsql/statement.sql
 \i nlsql/question.sql
+
+-- chat: answers in a conversation whose turns are kept
+\i chat/tables.sql
+\i chat/chat.sql
+\i chat/forget.sql
 
 -- evaluate: many questions, measured and compared
 \i evaluate/measure.sql

@@ -55,7 +55,7 @@ BEGIN
     -- what callers write
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       ml_supported_models ml_embed_row ml_generate ml_rag_search ml_rag_answer ml_rag ml_rag_table ml_generate_table
-      ml_embed_table ml_rank ml_rank_rows ml_rag_evaluate ml_rag_compare_runs
+      ml_embed_table ml_rank ml_rank_rows ml_rag_evaluate ml_rag_compare_runs ml_rag_chat
       ml_retrieve_schema_metadata ml_nl_sql nl_sql'),
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', 'vector_store_load'),
     -- the stages of a call and what they call, which run with the caller's own rights: all of pipeline/
@@ -143,6 +143,11 @@ BEGIN
       _is_harmless _refusal _may_name _type_that_runs_code _parsed _statement_columns _statement_refusal _statement_types _fits'),
     -- nlsql/question
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_brief _check_examples _answer_by_sql'),
+    -- chat: policies leave each role its own conversations
+    ('ml_rag_user', 'SELECT, DELETE, INSERT (conversation_id, role), UPDATE (changed_at)', 'TABLE', 'conversation'),
+    ('ml_rag_user', 'SELECT, DELETE, INSERT', 'TABLE', 'message'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _parse_chat_options _chat_history _begin_turn _write_turn forget'),
     -- evaluate/measure
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _expected_documents _grade_hits _ranking_measures _discounted _normalise_answer _answer_measures _student_p'),

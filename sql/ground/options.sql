@@ -466,6 +466,16 @@ SELECT ml_rag._add_option('drop_vectorizer', 'keep_columns', 'boolean', default_
   description => 'keep the columns and the keyword index that the vectorizer added');
 
 
+-- ml_rag_chat, beside the options of ml_rag
+
+SELECT ml_rag._add_option('ml_rag_chat', 'conversation_id', 'text', default_rule => 'a new conversation',
+  description => 'the conversation that goes on: a uuid, as the answers of its turns have it');
+SELECT ml_rag._add_option('ml_rag_chat', 're_run', 'boolean', default_value => 'false',
+  description => 'replace the last turn; the query may be null, which asks it once more');
+SELECT ml_rag._add_option('ml_rag_chat', 'return_prompt', 'boolean', default_value => 'false',
+  description => 'add the messages that the model answered: prompt');
+
+
 -- ml_rag_evaluate
 
 SELECT ml_rag._add_option('ml_rag_evaluate', 'name', 'text', default_rule => 'none', description => 'name of the run');

@@ -42,6 +42,7 @@ OPTIONS_OF = {
     "ml_rag.load_document": ("load_documents",),
     "ml_rag.unchanged_documents": ("load_documents",),
     "nl_sql": ("ml_nl_sql",),
+    "ml_rag_chat": ("ml_rag", "ml_rag_chat"),
 }
 _STORES = "ARRAY(SELECT s FROM ml_rag.discover(ARRAY['docs', 'words']) AS s)"
 _EMBEDDING = f"'{[round(float(x), 4) for x in fake_embedding('one two')]}'::vector"

@@ -1,0 +1,62 @@
+-- tables: conversations and their turns, each role's own.
+
+CREATE TABLE ml_rag.conversation (
+  conversation_id uuid NOT NULL DEFAULT gen_random_uuid(),
+  role            name NOT NULL DEFAULT current_user,
+  created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+  changed_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+  -- Conditions on indexed columns come before policies, and EXPLAIN shows how many rows they leave. So the role comes first.
+  PRIMARY KEY (role, conversation_id)
+);
+COMMENT ON TABLE ml_rag.conversation IS
+$$conversations of ml_rag_chat; everybody sees, and may delete, their own
+changed_at: when its last turn was written. Deleting a conversation deletes its turns; ml_rag.forget deletes old ones.$$;
+
+CREATE TABLE ml_rag.message (
+  message_id      uuid NOT NULL,
+  -- no foreign key: a parallel pg_restore would load this table before the other one
+  conversation_id uuid NOT NULL,
+  role            name NOT NULL DEFAULT current_user,
+  turn            integer NOT NULL,
+  created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+  query           text NOT NULL,
+  question        text NOT NULL,
+  text            text,
+  citations       jsonb NOT NULL,
+  options         jsonb NOT NULL,
+  PRIMARY KEY (role, conversation_id, turn)
+);
+COMMENT ON TABLE ml_rag.message IS
+$$the turns of conversations: what was asked and what was answered; everybody sees, and may delete, their own
+turn: its place in the conversation, from 1. query: as asked. question: as searched with. text: the answer; null with
+skip_generate. citations: of the answer. options: as given.$$;
+
+-- nor may estimates, which EXPLAIN shows too, tell what others ask
+ALTER TABLE ml_rag.conversation ALTER conversation_id SET STATISTICS 0, ALTER role SET STATISTICS 0,
+  ALTER created_at SET STATISTICS 0, ALTER changed_at SET STATISTICS 0;
+ALTER TABLE ml_rag.message ALTER message_id SET STATISTICS 0, ALTER conversation_id SET STATISTICS 0,
+  ALTER role SET STATISTICS 0, ALTER turn SET STATISTICS 0, ALTER created_at SET STATISTICS 0, ALTER query SET STATISTICS 0,
+  ALTER question SET STATISTICS 0, ALTER text SET STATISTICS 0, ALTER citations SET STATISTICS 0, ALTER options SET STATISTICS 0;
+
+SELECT pg_catalog.pg_extension_config_dump('ml_rag.conversation', '');
+SELECT pg_catalog.pg_extension_config_dump('ml_rag.message', '');
+
+ALTER TABLE ml_rag.conversation ENABLE ROW LEVEL SECURITY;
+ALTER TABLE ml_rag.message ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own ON ml_rag.conversation USING (role = current_user) WITH CHECK (role = current_user);
+CREATE POLICY own ON ml_rag.message USING (role = current_user)
+WITH CHECK (role = current_user AND EXISTS (
+  SELECT FROM ml_rag.conversation AS c WHERE c.conversation_id = message.conversation_id AND c.role = current_user));
+
+CREATE FUNCTION ml_rag._delete_messages() RETURNS trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the turns of a conversation go with it  Writes: ml_rag.message
+BEGIN
+  DELETE FROM ml_rag.message AS m WHERE m.role = OLD.role AND m.conversation_id = OLD.conversation_id;
+  RETURN NULL;
+END
+$$;
+CREATE TRIGGER delete_messages AFTER DELETE ON ml_rag.conversation
+FOR EACH ROW EXECUTE FUNCTION ml_rag._delete_messages();

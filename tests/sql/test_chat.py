@@ -1,0 +1,373 @@
+"""chat/tables, chat/chat, chat/forget: conversations whose turns are kept."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from support.cluster import Connection, Database
+from support.scripted import MODEL, Script, scripted_model
+from support.stores import answer, create_store, error, fake_embedding
+
+TEXTS = {"heron.pdf": "the heron stands in the reeds", "tern.pdf": "the tern dives for fish", "loon.pdf": "a loon"}
+
+
+@pytest.fixture
+def script(db: Database, reachable_dir: Path) -> Iterator[Script]:
+    with scripted_model(db, reachable_dir) as made:
+        made.answer = "It stands in the reeds."
+        owner = db.connect()
+        owner.execute("SELECT ml_rag.configure('generate_model_id', %s)", (MODEL,))
+        create_store(
+            owner,
+            "docs",
+            [(name, i, 1, text, fake_embedding(text)) for i, (name, text) in enumerate(TEXTS.items())],
+            "vector(16)",
+        )
+        yield made
+
+
+def chat(connection: Connection, query: str | None, **options: Any) -> Any:
+    row = connection.execute("SELECT ml_rag_chat(%s, %s)", (query, json.dumps(options))).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def turns(connection: Connection, conversation_id: str) -> list[Any]:
+    return connection.execute(
+        "SELECT turn, query, text FROM ml_rag.message WHERE conversation_id = %s ORDER BY turn", (conversation_id,)
+    ).fetchall()
+
+
+def counts(connection: Connection) -> Any:
+    return connection.execute(
+        "SELECT (SELECT count(*) FROM ml_rag.conversation), (SELECT count(*) FROM ml_rag.message)"
+    ).fetchone()
+
+
+def test_a_first_turn_is_an_answer_that_is_kept(script: Script, asker: Connection) -> None:
+    found = chat(asker, "where is the heron?", n_citations=1)
+    plain = answer(asker, "where is the heron?", {"n_citations": 1, "query_options": {}})
+    assert {name: found[name] for name in plain} == plain
+    assert set(found) - set(plain) == {"conversation_id", "message_id", "question"}
+    assert found["question"] == "where is the heron?"
+    row = asker.execute(
+        "SELECT conversation_id::text, message_id::text, turn, query, question, text, citations, options"
+        " FROM ml_rag.message"
+    ).fetchone()
+    assert row is not None
+    assert list(row) == [
+        found["conversation_id"],
+        found["message_id"],
+        1,
+        "where is the heron?",
+        "where is the heron?",
+        "It stands in the reeds.",
+        found["citations"],
+        {"n_citations": 1},
+    ]
+
+
+def test_earlier_turns_are_searched_with_and_stand_in_the_prompt(script: Script, asker: Connection) -> None:
+    first = chat(asker, "where is the heron?")
+    script.answer = "It dives."
+    second = chat(asker, "and the tern?", conversation_id=first["conversation_id"])
+    assert second["conversation_id"] == first["conversation_id"]
+    assert second["message_id"] != first["message_id"]
+    assert second["retrieval_info"]["query"] == {
+        "question": "and the tern?",
+        "history": "where is the heron?\nIt stands in the reeds.\nand the tern?",
+    }
+    said = "<conversation>\nuser: where is the heron?\nassistant: It stands in the reeds.\n</conversation>"
+    assert said in script.prompt
+    assert script.prompt.index("</document>") < script.prompt.index(said) < script.prompt.index("and the tern?")
+    assert turns(asker, first["conversation_id"]) == [
+        (1, "where is the heron?", "It stands in the reeds."),
+        (2, "and the tern?", "It dives."),
+    ]
+
+
+def test_a_model_alone_sees_the_conversation_too(script: Script, asker: Connection) -> None:
+    first = chat(asker, "where is the heron?", n_citations=0)
+    found = chat(asker, "why?", n_citations=0, conversation_id=first["conversation_id"], return_prompt=True)
+    assert "user: where is the heron?" in script.prompt
+    assert found["prompt"] == script.requests[-1]["messages"]
+    assert found["question"] == "why?"
+
+
+def test_history_tokens_bound_what_the_answer_sees(script: Script, asker: Connection) -> None:
+    first = chat(asker, "where is the heron?")
+    chat(asker, "why?", conversation_id=first["conversation_id"], query_options={"history_tokens": 0})
+    assert "heron?" not in script.prompt
+
+
+def test_a_rewritten_question_stands_alone(script: Script, asker: Connection) -> None:
+    first = chat(asker, "where is the heron?")
+    script.answer = lambda body: {"question": "what does the tern do?"} if "response_format" in body else "It dives."
+    found = chat(asker, "and the tern?", conversation_id=first["conversation_id"], query_options={"model_id": MODEL})
+    assert found["question"] == "what does the tern do?"
+    assert "what does the tern do?" in script.prompt
+    assert "<conversation>" not in script.prompt
+    kept = asker.execute("SELECT query, question FROM ml_rag.message WHERE turn = 2").fetchone()
+    assert kept == ("and the tern?", "what does the tern do?")
+
+
+def test_re_run_replaces_the_last_turn(script: Script, asker: Connection) -> None:
+    first = chat(asker, "where is the heron?")
+    same = {"conversation_id": first["conversation_id"]}
+    second = chat(asker, "and the tern?", **same)
+    script.answer = "Under water."
+    third = chat(asker, "and the loon?", re_run=True, **same)
+    assert third["message_id"] != second["message_id"]
+    assert "tern?" not in script.prompt
+    assert turns(asker, first["conversation_id"])[1:] == [(2, "and the loon?", "Under water.")]
+    script.answer = "In the lake."
+    chat(asker, None, re_run=True, n_citations=1, **same)
+    assert turns(asker, first["conversation_id"])[1:] == [(2, "and the loon?", "In the lake.")]
+
+
+def test_what_was_not_answered_is_no_history(script: Script, asker: Connection) -> None:
+    first = chat(asker, "where is the heron?", skip_generate=True)
+    assert "text" not in first
+    assert turns(asker, first["conversation_id"]) == [(1, "where is the heron?", None)]
+    second = chat(asker, "why?", conversation_id=first["conversation_id"])
+    assert second["retrieval_info"]["query"] == {"question": "why?"}
+
+
+def test_an_abstention_is_a_turn(script: Script, asker: Connection) -> None:
+    before = len(script.requests)
+    found = chat(asker, "xyzzy", retrieval_options={"max_distance": 0}, return_prompt=True)
+    assert found["citations"] == []
+    assert "prompt" not in found
+    assert len(script.requests) == before
+    assert turns(asker, found["conversation_id"]) == [(1, "xyzzy", found["text"])]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"conversation_id": "nonsense"}, "a uuid"),
+        ({"conversation_id": 7}, "a text"),
+        ({"re_run": True}, "conversation_id"),
+        ({"re_run": "yes"}, "true or false"),
+        ({"n_citation": 1}, "n_citations"),
+        ({"query_options": {"history": []}}, "turns of the conversation"),
+        ({"conversation_id": str(uuid4())}, "conversation does not exist"),
+        ([1], "a JSON object"),
+    ],
+    ids=str,
+)
+def test_bad_options(script: Script, asker: Connection, options: Any, words: str) -> None:
+    with error("22023", words):
+        asker.execute("SELECT ml_rag_chat('q', %s)", (json.dumps(options),))
+    assert counts(asker) == (0, 0)
+    assert not script.requests
+
+
+def test_a_query_must_be_there(script: Script, asker: Connection) -> None:
+    for query in (None, "", " "):
+        with error("22023", "the query is empty"):
+            chat(asker, query)
+    found = chat(asker, "where is the heron?")
+    asker.execute("DELETE FROM ml_rag.message")
+    with error("22023", "no turn to replace"):
+        chat(asker, None, conversation_id=found["conversation_id"], re_run=True)
+
+
+def test_a_read_only_transaction(script: Script, asker: Connection) -> None:
+    asker.execute("SET default_transaction_read_only = on")
+    with error("25006", "conversation"):
+        chat(asker, "where is the heron?")
+    assert not script.requests
+
+
+# -- roles -------------------------------------------------------------------------------------------------------------
+
+
+def test_roles_do_not_see_each_others_conversations(
+    script: Script, owner: Connection, asker: Connection, tenant: Connection
+) -> None:
+    mine = chat(asker, "where is the heron?")
+    theirs = chat(tenant, "where is the tern?")
+    for connection, found, other in ((asker, mine, theirs), (tenant, theirs, mine)):
+        assert counts(connection) == (1, 1)
+        assert turns(connection, other["conversation_id"]) == []
+        for options in ({}, {"re_run": True}):
+            with error("22023", "conversation does not exist"):
+                chat(connection, "why?", conversation_id=other["conversation_id"], **options)
+        assert connection.execute("DELETE FROM ml_rag.message").rowcount == 1
+        assert turns(connection, found["conversation_id"]) == []
+    # the superuser sees them in the tables only
+    mine = chat(asker, "where is the heron?")
+    assert len(turns(owner, mine["conversation_id"])) == 1
+    with error("22023", "conversation does not exist"):
+        chat(owner, "why?", conversation_id=mine["conversation_id"])
+
+
+def test_nobody_writes_into_others_conversations(script: Script, asker: Connection, tenant: Connection) -> None:
+    mine = chat(asker, "where is the heron?")
+    columns = "(message_id, conversation_id, role, turn, query, question, citations, options)"
+    values = "(gen_random_uuid(), %s, {}, 2, 'q', 'q', '[]', '{{}}')"
+    for name in ("current_user", f"'{role_of(asker)}'"):
+        with error("42501", ours=False):
+            statement = f"INSERT INTO ml_rag.message {columns} VALUES {values.format(name)}"
+            tenant.execute(statement.encode(), (mine["conversation_id"],))
+    with error("42501", ours=False):
+        tenant.execute("INSERT INTO ml_rag.conversation (role) VALUES (%s)", (role_of(asker),))
+    # that there is one of that id is not to be found out either
+    tenant.execute("INSERT INTO ml_rag.conversation (conversation_id) VALUES (%s)", (mine["conversation_id"],))
+    chat(tenant, "where is the tern?", conversation_id=mine["conversation_id"])
+    assert len(turns(asker, mine["conversation_id"])) == 1
+    tenant.execute("DELETE FROM ml_rag.conversation")
+    assert counts(tenant) == (0, 0)
+    assert counts(asker) == (1, 1)
+
+
+def test_deleting_a_conversation_deletes_its_turns(script: Script, asker: Connection, stranger: Connection) -> None:
+    first = chat(asker, "where is the heron?")
+    chat(asker, "why?", conversation_id=first["conversation_id"])
+    other = chat(asker, "where is the tern?")
+    asker.execute("DELETE FROM ml_rag.conversation WHERE conversation_id = %s", (first["conversation_id"],))
+    assert counts(asker) == (1, 1)
+    assert turns(asker, other["conversation_id"])
+    for table in ("conversation", "message"):
+        with error("42501", ours=False):
+            stranger.execute(f"SELECT FROM ml_rag.{table}".encode())
+
+
+def test_conversations_are_in_a_dump(owner: Connection) -> None:
+    rows = owner.execute(
+        "SELECT unnest(extconfig)::regclass::text FROM pg_extension WHERE extname = 'ml_rag'"
+    ).fetchall()
+    assert {("ml_rag.conversation",), ("ml_rag.message",)} <= set(rows)
+
+
+# -- two at once -------------------------------------------------------------------------------------------------------
+
+
+def test_two_sessions_in_one_conversation(script: Script, db: Database, asker: Connection) -> None:
+    """Neither waits for the other's model; turns stand in the order in which they were written."""
+    first = chat(asker, "where is the heron?")
+    other = db.connect("asker")
+    reached, go_on = threading.Event(), threading.Event()
+
+    def slow(body: dict[str, Any]) -> str:
+        reached.set()
+        assert go_on.wait(60)
+        return "slow"
+
+    script.answer = slow
+    found: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: found.append(chat(other, "slow?", conversation_id=first["conversation_id"]))
+    )
+    thread.start()
+    assert reached.wait(60)
+    model = {"model_id": "fake-generate"}  # another one: a model answers one question at a time
+    chat(asker, "quick?", conversation_id=first["conversation_id"], model_options=model)
+    go_on.set()
+    thread.join()
+    assert [row[1] for row in turns(asker, first["conversation_id"])[1:]] == ["quick?", "slow?"]
+    # each sees the turns that were there when it began
+    assert found[0]["retrieval_info"]["query"]["history"].count("?") == 2
+
+
+def test_writers_of_turns_wait_for_each_other(script: Script, db: Database, asker: Connection) -> None:
+    first = chat(asker, "where is the heron?")
+    others = [db.connect("asker") for _ in range(6)]
+    threads = [
+        threading.Thread(target=chat, args=(c, f"why {i}?"), kwargs={"conversation_id": first["conversation_id"]})
+        for i, c in enumerate(others)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kept = turns(asker, first["conversation_id"])
+    assert [row[0] for row in kept] == list(range(1, 8))
+    assert {row[1] for row in kept[1:]} == {f"why {i}?" for i in range(6)}
+
+
+def test_a_conversation_that_is_deleted_meanwhile(script: Script, db: Database, asker: Connection) -> None:
+    first = chat(asker, "where is the heron?")
+    other = db.connect("asker")
+
+    def delete(body: dict[str, Any]) -> str:
+        other.execute("DELETE FROM ml_rag.conversation")
+        return "late"
+
+    script.answer = delete
+    with error("55000", "deleted during the call"):
+        chat(asker, "why?", conversation_id=first["conversation_id"])
+    assert counts(asker) == (0, 0)
+
+
+def test_a_cancelled_call_keeps_nothing(script: Script, owner: Connection, asker: Connection) -> None:
+    first = chat(asker, "where is the heron?")
+    pid = asker.info.backend_pid
+
+    def cancel(body: dict[str, Any]) -> str:
+        owner.execute("SELECT pg_cancel_backend(%s)", (pid,))
+        time.sleep(1)
+        return "late"
+
+    script.answer = cancel
+    for options in ({}, {"conversation_id": first["conversation_id"]}, {**first_of(first), "re_run": True}):
+        with error("57014", ours=False):
+            chat(asker, "why?", **options)
+        assert turns(asker, first["conversation_id"]) == [(1, "where is the heron?", "It stands in the reeds.")]
+        assert counts(asker) == (1, 1)
+
+
+def first_of(found: Any) -> dict[str, Any]:
+    return {"conversation_id": found["conversation_id"]}
+
+
+def test_an_error_keeps_nothing(script: Script, asker: Connection) -> None:
+    with error("22023"):
+        chat(asker, "where is the heron?", model_options={"model_id": "no-such-model"})
+    with error("P0002"):
+        chat(asker, "where is the heron?", vector_store=["public.nothing"])
+    assert counts(asker) == (0, 0)
+
+
+def test_forget_deletes_the_callers_old_conversations(
+    script: Script, owner: Connection, asker: Connection, tenant: Connection
+) -> None:
+    chat(tenant, "where is the tern?", skip_generate=True)
+    chat(owner, "where is the tern?", skip_generate=True)
+    old, new = (chat(asker, "where is the heron?", skip_generate=True) for _ in range(2))
+    owner.execute(
+        "UPDATE ml_rag.conversation SET changed_at = '2020-01-01' WHERE conversation_id = %s OR role <> %s",
+        (old["conversation_id"], role_of(asker)),
+    )
+    assert asker.execute("SELECT ml_rag.forget('2020-01-01')").fetchone() == (0,)
+    assert asker.execute("SELECT ml_rag.forget('2020-01-01 00:00:01')").fetchone() == (1,)
+    assert turns(asker, old["conversation_id"]) == []
+    assert len(turns(asker, new["conversation_id"])) == 1
+    assert counts(tenant) == (1, 1)
+    # of the superuser its own
+    assert owner.execute("SELECT ml_rag.forget('infinity')").fetchone() == (1,)
+    assert counts(owner) == (2, 2)
+    with error("22023", "forget"):
+        asker.execute("SELECT ml_rag.forget(NULL)")
+
+
+def test_a_new_turn_makes_a_conversation_young(script: Script, owner: Connection, asker: Connection) -> None:
+    found = chat(asker, "where is the heron?", skip_generate=True)
+    owner.execute("UPDATE ml_rag.conversation SET changed_at = '2020-01-01'")
+    chat(asker, "why?", skip_generate=True, **first_of(found))
+    assert asker.execute("SELECT ml_rag.forget(now() - interval '1 hour')").fetchone() == (0,)
+
+
+def role_of(connection: Connection) -> str:
+    row = connection.execute("SELECT current_user::text").fetchone()
+    assert row is not None
+    return str(row[0])
