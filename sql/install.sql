@@ -108,6 +108,7 @@
 \i chat/tables.sql
 \i chat/chat.sql
 \i chat/forget.sql
+\i chat/heatwave.sql
 
 -- evaluate: many questions, measured and compared
 \i evaluate/measure.sql

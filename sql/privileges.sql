@@ -55,7 +55,7 @@ BEGIN
     -- what callers write
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       ml_supported_models ml_embed_row ml_generate ml_rag_search ml_rag_answer ml_rag ml_rag_table ml_generate_table
-      ml_embed_table ml_rank ml_rank_rows ml_rag_evaluate ml_rag_compare_runs ml_rag_chat
+      ml_embed_table ml_rank ml_rank_rows ml_rag_evaluate ml_rag_compare_runs ml_rag_chat heatwave_chat
       ml_retrieve_schema_metadata ml_nl_sql nl_sql'),
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', 'vector_store_load'),
     -- the stages of a call and what they call, which run with the caller's own rights: all of pipeline/
@@ -147,7 +147,8 @@ BEGIN
     ('ml_rag_user', 'SELECT, DELETE, INSERT (conversation_id, role), UPDATE (changed_at)', 'TABLE', 'conversation'),
     ('ml_rag_user', 'SELECT, DELETE, INSERT', 'TABLE', 'message'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _parse_chat_options _chat_history _begin_turn _write_turn forget'),
+      _parse_chat_options _chat_history _begin_turn _write_turn forget
+      _chat_options _heatwave_rag_options _heatwave_answer _chat_tables _heatwave_output'),
     -- evaluate/measure
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _expected_documents _grade_hits _ranking_measures _discounted _normalise_answer _answer_measures _student_p'),

@@ -476,6 +476,52 @@ SELECT ml_rag._add_option('ml_rag_chat', 'return_prompt', 'boolean', default_val
   description => 'add the messages that the model answered: prompt');
 
 
+-- heatwave_chat: the keys of the setting ml_rag.chat_options
+
+SELECT ml_rag._add_option('heatwave_chat', 'schema_name', 'text', default_rule => 'all',
+  description => 'search the vector stores of this schema; not together with tables');
+SELECT ml_rag._add_option('heatwave_chat', 'tables', 'array', default_rule => 'all that qualify', keys_of => 'chat_table',
+  description => 'search only these stores: [{"schema_name": "shop", "table_name": "products"}]');
+SELECT ml_rag._add_option('heatwave_chat', 'include_document_uris', 'text[]', default_rule => 'all',
+  description => 'search only these documents, as document_name of ml_rag');
+SELECT ml_rag._add_option('heatwave_chat', 'table_metadata', 'object', keys_of => 'vector_store_columns', default_rule => 'none',
+  description => 'the real names of the columns, as vector_store_columns of ml_rag');
+SELECT ml_rag._add_option('heatwave_chat', 'retrieve_top_k', 'integer', minimum => 0, maximum => 100, default_value => '3',
+  description => 'how many segments are cited; 0 = the model answers alone');
+SELECT ml_rag._add_option('heatwave_chat', 'task', 'choice', choices => '{generation,summarization}',
+  default_value => '"generation"', description => 'what to do, as in ml_generate');
+SELECT ml_rag._add_option('heatwave_chat', 'model_options', 'object', keys_of => 'ml_generate', default_rule => 'none',
+  description => 'any option of ml_generate except context');
+SELECT ml_rag._add_option('heatwave_chat', 'skip_generate', 'boolean', default_value => 'false',
+  description => 'retrieval only; response is null, and the turn is not kept');
+SELECT ml_rag._add_option('heatwave_chat', 're_run', 'boolean', default_value => 'false',
+  description => 'replace the last turn; false again after the call');
+SELECT ml_rag._add_option('heatwave_chat', 'return_prompt', 'boolean', default_value => 'false',
+  description => 'add the messages that the model answered: prompt');
+SELECT ml_rag._add_option('heatwave_chat', 'report_progress', 'boolean', default_value => 'false',
+  description => 'a notice before and after the answer');
+SELECT ml_rag._add_option('heatwave_chat', 'chat_history', 'array', default_rule => 'none', keys_of => 'chat_turn',
+  is_private => true, description => 'the turns so far, oldest first; each call adds its own, and the newest 100 are kept');
+SELECT ml_rag._add_option('heatwave_chat', 'documents', 'any', default_rule => 'none', is_private => true,
+  description => 'written by the call: what the answer cites');
+SELECT ml_rag._add_option('heatwave_chat', 'response', 'any', default_rule => 'none', is_private => true,
+  description => 'written by the call: the answer');
+SELECT ml_rag._add_option('heatwave_chat', 'prompt', 'any', default_rule => 'none', is_private => true,
+  description => 'written by the call with return_prompt');
+SELECT ml_rag._add_option('heatwave_chat', 'request_completed', 'any', default_rule => 'none', description => 'written by the call: true');
+SELECT ml_rag._add_option('heatwave_chat', 'error', 'any', default_rule => 'none',
+  description => 'written by the call: null; what fails is raised');
+
+SELECT ml_rag._add_option('chat_table', 'schema_name', 'text', default_rule => 'any schema', description => 'schema of the store');
+SELECT ml_rag._add_option('chat_table', 'table_name', 'text', default_rule => 'must be given', description => 'name of the store');
+
+SELECT ml_rag._add_option('chat_turn', 'chat_query_id', 'text', default_rule => 'a uuid', description => 'tells the turns apart');
+SELECT ml_rag._add_option('chat_turn', 'user_message', 'text', default_rule => 'must be given', is_private => true,
+  description => 'the query');
+SELECT ml_rag._add_option('chat_turn', 'chat_bot_message', 'text', default_rule => 'must be given', is_private => true,
+  description => 'the answer');
+
+
 -- ml_rag_evaluate
 
 SELECT ml_rag._add_option('ml_rag_evaluate', 'name', 'text', default_rule => 'none', description => 'name of the run');

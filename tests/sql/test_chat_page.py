@@ -18,7 +18,7 @@ def test_every_example_runs(owner: Connection) -> None:
     create_store(owner, "docs", [("a.pdf", 1, 1, "perks", fake_embedding("perks"))], "vector(16)")
     variables: dict[str, str] = {}
     statements = re.split(r"(;|\\gset)[^\n]*\n", "".join(EXAMPLES))
-    assert len(statements) >= 13
+    assert len(statements) >= 23
     for statement, end in zip(statements[::2], statements[1::2], strict=False):
         for name, value in variables.items():
             statement = statement.replace(f":'{name}'", f"'{value}'")
@@ -29,6 +29,6 @@ def test_every_example_runs(owner: Connection) -> None:
     assert owner.execute("SELECT count(*) FROM ml_rag.message").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("name", ["conversation_id", "re_run", "return_prompt"])
+@pytest.mark.parametrize("name", ["conversation_id", "re_run", "return_prompt", "retrieve_top_k", "chat_history"])
 def test_the_page_has_every_option(name: str) -> None:
     assert f"| `{name}` |" in PAGE

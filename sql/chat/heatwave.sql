@@ -1,0 +1,181 @@
+-- heatwave: HeatWave's HEATWAVE_CHAT: a conversation whose state is a setting of the session.
+
+CREATE FUNCTION ml_rag._chat_options() RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the setting ml_rag.chat_options, checked key by key, as it was given
+-- Calls: ml_rag._bad_option, ml_rag.parse_options
+DECLARE
+  _text text := nullif(current_setting('ml_rag.chat_options', true), '');
+  _options jsonb;
+  _key text;
+  _each jsonb;
+BEGIN
+  BEGIN
+    _options := coalesce(nullif(_text::jsonb, 'null'), '{}');
+  EXCEPTION WHEN invalid_text_representation OR untranslatable_character THEN
+    -- without its text: it may hold a conversation, and errors go into the log
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'setting ml_rag.chat_options is not JSON',
+      HINT = 'Begin anew: SET ml_rag.chat_options = ''{}''.';
+  END;
+  PERFORM ml_rag.parse_options('heatwave_chat', _options);
+  FOREACH _key IN ARRAY '{tables,chat_history}'::text[] LOOP
+    FOR _each IN SELECT e FROM jsonb_array_elements(nullif(_options -> _key, 'null')) AS e LOOP
+      IF jsonb_typeof(_each) = 'object' THEN
+        _each := ml_rag.parse_options((CASE _key WHEN 'tables' THEN 'chat_table' ELSE 'chat_turn' END), _each);
+      END IF;
+      IF jsonb_typeof(_each) <> 'object'
+        OR NOT _each ?& (CASE _key WHEN 'tables' THEN '{table_name}' ELSE '{user_message,chat_bot_message}' END)::text[] THEN
+        PERFORM ml_rag._bad_option(_key, _options -> _key, CASE _key WHEN 'tables' THEN 'objects that have "table_name" each'
+          ELSE 'objects that have "user_message" and "chat_bot_message" each' END);
+      END IF;
+    END LOOP;
+  END LOOP;
+  IF _options -> 'tables' <> 'null' AND _options -> 'schema_name' <> 'null' THEN
+    PERFORM ml_rag._bad_option('schema_name', _options -> 'schema_name', 'none together with "tables"');
+  END IF;
+  IF _options -> 'model_options' ? 'task' THEN
+    PERFORM ml_rag._bad_option('task', _options #> '{model_options,task}', 'none in "model_options"', '"task" is a key beside it.');
+  END IF;
+  RETURN jsonb_strip_nulls(_options);
+END
+$$;
+
+CREATE FUNCTION ml_rag._heatwave_rag_options(options jsonb, history jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the options of ml_rag that HeatWave's keys stand for; history: turns as chat_history has them
+BEGIN
+  RETURN jsonb_strip_nulls(jsonb_build_object(
+    'n_citations', options -> 'retrieve_top_k', 'skip_generate', options -> 'skip_generate',
+    'document_name', options -> 'include_document_uris',
+    'schema', CASE WHEN options ? 'schema_name' THEN jsonb_build_array(options -> 'schema_name') END,
+    'vector_store', (SELECT jsonb_agg(concat(quote_ident(t ->> 'schema_name') || '.', quote_ident(t ->> 'table_name')))
+                     FROM jsonb_array_elements(options -> 'tables') AS t)))
+    || jsonb_build_object('model_options', coalesce(options -> 'model_options', '{}')
+      || jsonb_build_object('task', coalesce(options -> 'task', '"generation"')),
+    'query_options', jsonb_build_object('history', (
+      SELECT coalesce(jsonb_agg(jsonb_build_object('role', s.role, 'content', h.turn -> s.key) ORDER BY h.place, s.place), '[]')
+      FROM jsonb_array_elements(history) WITH ORDINALITY AS h (turn, place)
+      CROSS JOIN (VALUES (1, 'user', 'user_message'), (2, 'assistant', 'chat_bot_message')) AS s (place, role, key))))
+    || CASE WHEN options ? 'table_metadata'
+            THEN jsonb_build_object('vector_store_columns', options -> 'table_metadata') ELSE '{}' END;
+END
+$$;
+
+CREATE FUNCTION ml_rag._heatwave_answer(query text, options jsonb, call integer, began timestamptz, OUT answer jsonb,
+  OUT trace ml_rag.step[])
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the answer document of a turn; where nobody named a store and there is none, the model answers alone
+-- Calls: ml_rag._heatwave_rag_options, ml_rag._parse_rag_options, ml_rag._discover, ml_rag._answer
+DECLARE
+  _history jsonb := coalesce(options -> 'chat_history', '[]');
+  _rag jsonb;
+  _answered record;
+BEGIN
+  IF (options -> 're_run')::boolean THEN
+    _history := _history - -1;
+  END IF;
+  _rag := ml_rag._parse_rag_options(ml_rag._heatwave_rag_options(options, _history));
+  IF NOT options ?| '{tables,schema_name,include_document_uris}' AND NOT (_rag -> 'skip_generate')::boolean
+    AND cardinality(ml_rag._discover(_rag)) = 0 THEN
+    _rag := _rag || '{"n_citations": 0}';
+  END IF;
+  IF (options -> 'return_prompt')::boolean THEN
+    _rag := _rag || '{"return_prompt": true}';
+  END IF;
+  _answered := ml_rag._answer(query, _rag, call, began);
+  answer := _answered.answer;
+  trace := _answered.trace;
+END
+$$;
+
+CREATE FUNCTION ml_rag._chat_tables(names jsonb) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: names of stores as an answer document has them, schema.table, as HeatWave has them. A schema with a dot in its name
+-- is quoted, and its table where need be
+BEGIN
+  RETURN (
+    SELECT coalesce(jsonb_agg(jsonb_build_object('schema_name', replace(p.parts[1], '""', '"'),
+      'table_name', CASE WHEN n ~ '^".*"$' THEN replace(btrim(p.parts[2], '"'), '""', '"') ELSE p.parts[2] END)), '[]')
+    FROM jsonb_array_elements_text(names) AS n
+    CROSS JOIN LATERAL (SELECT coalesce(regexp_match(n, '^"((?:[^"]|"")+)"\.(.+)$'), regexp_match(n, '^([^.]*)\.(.+)$')) AS parts) AS p);
+END
+$$;
+
+CREATE FUNCTION ml_rag._heatwave_output(query text, options jsonb, answer jsonb) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the options after a turn, with what it brought
+-- Calls: ml_rag._chat_tables
+DECLARE
+  _most CONSTANT integer := 100;
+  _history jsonb := coalesce(options -> 'chat_history', '[]');
+BEGIN
+  IF answer ? 'text' THEN
+    IF (options -> 're_run')::boolean THEN
+      _history := _history - -1;
+    END IF;
+    _history := _history || jsonb_build_array(jsonb_build_object('chat_query_id', gen_random_uuid(), 'user_message', query,
+      'chat_bot_message', answer -> 'text'));
+    WHILE jsonb_array_length(_history) > _most LOOP
+      _history := _history - 0;
+    END LOOP;
+  END IF;
+  RETURN options - '{re_run,prompt}'::text[] || jsonb_build_object('chat_history', _history, 'documents', (
+      SELECT coalesce(jsonb_agg(jsonb_build_object('id', c -> 'document_name',
+        'title', regexp_replace(c ->> 'document_name', '^.*/', ''), 'segment', c -> 'segment') ORDER BY place), '[]')
+      FROM jsonb_array_elements(answer -> 'citations') WITH ORDINALITY AS e (c, place)),
+    'tables', ml_rag._chat_tables(answer -> 'vector_store'),
+    'response', answer -> 'text', 'request_completed', true, 'error', NULL)
+    || CASE WHEN answer ? 'prompt' THEN jsonb_build_object('prompt', answer -> 'prompt') ELSE '{}' END;
+END
+$$;
+
+CREATE PROCEDURE @extschema@.heatwave_chat(query text, INOUT output jsonb DEFAULT NULL)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+-- purpose: HeatWave's HEATWAVE_CHAT
+-- The tables that were found do not go into the setting: a store that is named is searched whoever owns it.
+-- Calls: ml_rag._begin, ml_rag._end, ml_rag._chat_options, ml_rag._heatwave_answer, ml_rag._heatwave_output
+DECLARE
+  _call integer := ml_rag._begin('heatwave_chat', 'discover');
+  _began timestamptz := clock_timestamp();
+  _options jsonb;
+  _answered record;
+  _told boolean;
+BEGIN
+  _options := ml_rag._chat_options();
+  IF (_options -> 'report_progress')::boolean THEN
+    RAISE NOTICE 'heatwave_chat: searching and answering';
+  END IF;
+  _answered := ml_rag._heatwave_answer($1, _options, _call, _began);
+  output := ml_rag._heatwave_output($1, _options, _answered.answer);
+  PERFORM set_config('ml_rag.chat_options', (output - 'tables'
+    || CASE WHEN _options ? 'tables' THEN jsonb_build_object('tables', _options -> 'tables') ELSE '{}' END)::text, false);
+  IF (_options -> 'report_progress')::boolean THEN
+    RAISE NOTICE 'heatwave_chat: answered from % segments', jsonb_array_length(output -> 'documents');
+  END IF;
+  _told := ml_rag._end(_call, _answered.trace, _began);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+  RAISE;
+END
+$$;
+COMMENT ON PROCEDURE @extschema@.heatwave_chat(text, jsonb) IS
+$$HeatWave's chat, whose state is the session's setting ml_rag.chat_options: CALL heatwave_chat('What is AutoML?')
+The setting is a JSON text: SET ml_rag.chat_options = '{"retrieve_top_k": 5}'. Its keys with ranges and defaults: SELECT * FROM
+ml_rag.option WHERE routine = 'heatwave_chat'. output, which MySQL's @chat_options has after the call: these keys, and
+{"chat_history": [{"chat_query_id", "user_message", "chat_bot_message"}], "tables": [{"schema_name", "table_name"}],
+"documents": [{"id", "title", "segment"}], "response", "request_completed": true, "error": null}; the setting gets it too, but for
+tables that it did not name. Where no store is found and none was asked for, the model answers alone. See docs/chat.md.
+Errors: 22023 the setting is not JSON, or a key of it is unknown or wrong; those of ml_rag_answer. They leave the setting as it
+was.$$;
