@@ -176,3 +176,21 @@ def test_whatever_the_small_model_makes_of_a_question_nothing_breaks(
     else:
         assert row is not None
         assert row[0]["retrieval_info"]["query"]["question"].strip()
+
+
+def test_a_conversation_with_the_small_model(connection: Connection) -> None:
+    """Whatever it answers, each turn is kept, and the next one has it before it."""
+    connection.execute("SELECT ml_rag.create_store('public.team')")
+    connection.execute(
+        "SELECT ml_rag.load_documents('public.team', ARRAY['a.txt'], ARRAY['Ada leads the team since 2019.'::bytea])"
+    )
+    options: dict[str, Any] = {"vector_store": ["public.team"], "return_prompt": True}
+    for place, question in enumerate(("Who leads the team?", "and since when?", "and before?"), start=1):
+        row = connection.execute("SELECT ml_rag_chat(%s, %s)", (question, json.dumps(options))).fetchone()
+        assert row is not None
+        options["conversation_id"] = row[0]["conversation_id"]
+        last = row[0]["prompt"][-1]["content"]
+        assert last.count("\nuser: ") == place - 1
+        assert "Ada leads the team since 2019." in last
+    kept = connection.execute("SELECT turn, text ~ '\\S' FROM ml_rag.message ORDER BY turn").fetchall()
+    assert kept == [(1, True), (2, True), (3, True)]
