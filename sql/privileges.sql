@@ -156,7 +156,7 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _read_questions _parse_evaluate_options _check_questions _warn_of_unknown_documents'),
     -- evaluate/evaluate
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_judge _evaluate_question _summary _run_environment _evaluate'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_judge _with_history _evaluate_question _summary _run_environment _evaluate'),
     -- evaluate/compare
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_same_questions')
   ) AS g (role, privilege, kind, names) LOOP

@@ -98,6 +98,21 @@ EXCEPTION
 END
 $$;
 
+CREATE FUNCTION ml_rag._with_history(rag jsonb, own jsonb, history jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the options of ml_rag with the history of a question; anew from what was given, as defaults depend on it
+-- Calls: ml_rag._parse_query_options
+BEGIN
+  IF coalesce(history, 'null') = 'null' THEN
+    RETURN rag;
+  END IF;
+  RETURN rag || jsonb_build_object('query_options', ml_rag._parse_query_options(
+    coalesce(nullif(own #> '{options,query_options}', 'null'), '{}') || jsonb_build_object('history', history)));
+END
+$$;
+
 CREATE FUNCTION ml_rag._evaluate_question(question jsonb, own jsonb, rag jsonb, cutoffs integer[], call integer,
   OUT result ml_rag.evaluation_question)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -105,10 +120,10 @@ SET search_path FROM CURRENT
 -- a warning that belongs to all questions was given once
 SET client_min_messages = 'error'
 AS $$
--- purpose: one question: retrieved, answered where asked for, measured. An error is part of the result, except that of
+-- purpose: one question: retrieved, answered where asked for, measured. A history that is wrong fails its question. An error is part of the result, except that of
 -- a lost model server: what comes after it would measure nothing. call: what ml_rag._begin has returned
--- Calls: ml_rag._stage, ml_rag._request, ml_rag._retrieve, ml_rag._complete, ml_rag._raise, ml_rag._stage_times,
--- ml_rag._grade_hits, ml_rag._ranking_measures, ml_rag._answer_measures, ml_rag._judge, ml_rag._get_setting
+-- Calls: ml_rag._stage, ml_rag._request, ml_rag._with_history, ml_rag._retrieve, ml_rag._complete, ml_rag._raise,
+-- ml_rag._stage_times, ml_rag._grade_hits, ml_rag._ranking_measures, ml_rag._answer_measures, ml_rag._judge, ml_rag._get_setting
 DECLARE
   _query text := question ->> 'question';
   _expected jsonb := question -> 'documents';
@@ -136,7 +151,7 @@ BEGIN
   _began := clock_timestamp();
   result.latency := '{}';
   BEGIN
-    _found := ml_rag._retrieve(ml_rag._request(_query, rag, call));
+    _found := ml_rag._retrieve(ml_rag._request(_query, ml_rag._with_history(rag, own, question -> 'history'), call));
     _request := _found.request;
     _retrieval := _found.retrieval;
     result.latency := jsonb_build_object('retrieval', ml_rag._milliseconds(_began))
@@ -359,7 +374,7 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_evaluate(text, jsonb) IS
 $$measures retrieval and answers over many questions: ml_rag_evaluate('questions', '{"options": {"n_citations": 5}}')
-questions: a table or a query that gives id, question, documents, answers, answerable; only question must be there, and
+questions: a table or a query that gives id, question, documents, answers, answerable, history; only question must be there, and
 measures that need a missing column are left out. The query runs read-only, as the caller; do not let strangers write it.
 options with ranges and defaults: SELECT * FROM ml_rag.option WHERE routine IN ('ml_rag_evaluate',
 'evaluation_columns'); those of ml_rag go into "options".

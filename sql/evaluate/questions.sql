@@ -95,7 +95,8 @@ CREATE FUNCTION ml_rag._check_questions(rows jsonb, columns jsonb, own jsonb) RE
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the questions in one form, [{id, question, documents, answers, answerable}], sampled; null = no such column
+-- purpose: the questions in one form, [{id, question, documents, answers, answerable, history}], sampled; null = no such
+-- column. history is checked with the options of the question
 -- Calls: ml_rag._raise, ml_rag._expected_documents
 DECLARE
   _wrong text;
@@ -123,7 +124,8 @@ BEGIN
         WHEN 'array' THEN r.value -> (columns ->> 'answers')
         WHEN 'string' THEN jsonb_build_array(r.value -> (columns ->> 'answers')) END AS answers,
       CASE WHEN jsonb_typeof(r.value -> (columns ->> 'answerable')) = 'boolean'
-        THEN r.value -> (columns ->> 'answerable') END AS answerable
+        THEN r.value -> (columns ->> 'answerable') END AS answerable,
+      r.value -> (columns ->> 'history') AS history
     FROM jsonb_array_elements(rows) WITH ORDINALITY AS r (value, place)
     -- a seed shuffles, the same way each time
     ORDER BY CASE WHEN own ? 'seed' THEN

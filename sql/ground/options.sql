@@ -565,3 +565,5 @@ SELECT ml_rag._add_option('evaluation_columns', 'answers', 'text', default_value
   description => 'right answers: text, text[] or json');
 SELECT ml_rag._add_option('evaluation_columns', 'answerable', 'text', default_value => '"answerable"',
   description => 'whether the documents have an answer: boolean');
+SELECT ml_rag._add_option('evaluation_columns', 'history', 'text', default_value => '"history"',
+  description => 'earlier turns of the conversation, as history of query_options: json');

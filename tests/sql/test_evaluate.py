@@ -325,3 +325,44 @@ def test_runs_are_in_a_dump(ready: Connection, owner: Connection, cluster: Clust
         assert restored.execute("SELECT question FROM ml_rag.evaluation_question").fetchall() == [("apples",)]
         again = evaluate(restored, row(1, "apples"))
         assert again["run_id"] > run["run_id"]
+
+
+# -- conversations -----------------------------------------------------------------------------------------------------
+
+TURNS = [{"role": "user", "content": "violin trumpet"}, {"role": "assistant", "content": "drum"}]
+
+
+def converse(connection: Connection, *histories: Any, **options: Any) -> Any:
+    """A run of a question whose words no document has, with one history each time."""
+    rows = ", ".join(["(%s::int, 'how long', '{b.txt}'::text[], %s::jsonb)"] * len(histories))
+    values = [value for i, h in enumerate(histories) for value in (i, None if h is None else json.dumps(h))]
+    connection.execute("DROP TABLE IF EXISTS conversations")
+    connection.execute("CREATE TEMP TABLE conversations (id, question, documents, history) AS VALUES " + rows, values)
+    run = connection.execute("SELECT ml_rag_evaluate('conversations', %s)", (json.dumps(options),)).fetchone()
+    assert run is not None
+    return run[0]
+
+
+def test_a_history_is_searched_with(ready: Connection) -> None:
+    options = {"options": {"keyword_search": False, "n_citations": 1}}
+    found = questions(ready, converse(ready, TURNS, None, [], **options))
+    assert found["0"]["citations"][0]["document_name"] == "b.txt"
+    assert found["0"]["measures"]["recall@1"] == 1
+    assert found["1"]["citations"] == found["2"]["citations"] != found["0"]["citations"]
+    run = converse(ready, TURNS, **{"options": {"n_citations": 1, "query_options": {"history_tokens": 0}}})
+    assert questions(ready, run)["0"]["citations"] == found["1"]["citations"]
+
+
+def test_a_history_that_is_wrong_fails_its_question(ready: Connection) -> None:
+    run = converse(ready, TURNS, {"role": "user"}, [{"role": "robot", "content": "a"}])
+    assert run["errors"] == {"22023": 2}
+    assert questions(ready, run)["0"]["sqlstate"] is None
+
+
+def test_the_column_of_the_history_can_have_another_name(ready: Connection) -> None:
+    ready.execute("CREATE TEMP TABLE named AS SELECT 'how long' AS question, %s::jsonb AS turns", (json.dumps(TURNS),))
+    run = ready.execute('SELECT ml_rag_evaluate(\'named\', \'{"columns": {"history": "turns"}}\')').fetchone()
+    assert run is not None
+    assert questions(ready, run[0])["1"]["citations"][0]["document_name"] == "b.txt"
+    with error("42703", "nowhere"):
+        ready.execute('SELECT ml_rag_evaluate(\'named\', \'{"columns": {"history": "nowhere"}}\')')
