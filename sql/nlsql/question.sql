@@ -118,6 +118,11 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: HeatWave's NL_SQL  Calls: ml_nl_sql
 BEGIN
+  -- options in the place of the output would be ignored, and the statement run
+  IF output IS NOT NULL AND NOT output ? 'is_sql_valid' THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the second argument of nl_sql is its output',
+      HINT = 'CALL nl_sql(question, NULL, options), or options => ….';
+  END IF;
   output := @extschema@.ml_nl_sql($1, $3);
 END
 $$;

@@ -108,7 +108,7 @@ BEGIN
       -- doubled braces stand for one
       ELSE quote_literal(CASE _piece WHEN '{{' THEN '{' WHEN '}}' THEN '}' ELSE _piece END) END;
   END LOOP;
-  RETURN format(CASE option WHEN 'columns' THEN 'CASE WHEN btrim(%s, E'' \t\n\r\f\v'') <> '''' THEN %s END' ELSE '%2$s' END,
+  RETURN format(CASE option WHEN 'columns' THEN 'CASE WHEN btrim(%s, E'' \t\n\r\f\x0b'') <> '''' THEN %s END' ELSE '%2$s' END,
     array_to_string(_texts, ' || '), array_to_string(_pieces, ' || '));
 END
 $$;

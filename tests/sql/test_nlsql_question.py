@@ -43,6 +43,11 @@ def test_the_procedure_gives_the_same(model: SqlModel, shop: Connection, asker: 
     assert row[0] == ask(asker, "q", max_rows=5)
 
 
+def test_options_in_the_place_of_the_output_are_refused(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    with error("22023", "second argument of nl_sql", "NULL, options"):
+        asker.execute("CALL nl_sql('q', '{\"execute\": false}')")
+
+
 def test_without_executing(model: SqlModel, shop: Connection, asker: Connection) -> None:
     model.writes("SELECT 1 / 0 FROM shop.orders")
     found = ask(asker, execute=False)

@@ -29,6 +29,21 @@ def test_a_table_is_found_by_meaning_and_by_words(items: Connection) -> None:
     assert [row[2] for row in found] == ["public.items/2"]
 
 
+def test_it_keeps_one_embedding(items: Connection) -> None:
+    with error("55000", "vectorizer", "drop_vectorizer('items')"):
+        items.execute("CALL ml_rag.add_embedding('items', 'more')")
+
+
+def test_a_text_of_letters_is_not_blank(items: Connection) -> None:
+    items.execute("INSERT INTO items VALUES (4, 'v', NULL, 1)")
+    items.execute("SELECT ml_rag.drop_vectorizer('items')")
+    create(items, columns="name")
+    run(items)
+    assert "v" in texts(items)
+    items.execute(r"INSERT INTO items VALUES (5, E'\x0b \t\n', NULL, 1)")
+    assert texts(items).count(None) == 1
+
+
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
