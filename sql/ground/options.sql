@@ -502,11 +502,11 @@ SELECT ml_rag._add_option('heatwave_chat', 'report_progress', 'boolean', default
   description => 'a notice before and after the answer');
 SELECT ml_rag._add_option('heatwave_chat', 'chat_history', 'array', default_rule => 'none', keys_of => 'chat_turn',
   is_private => true, description => 'the turns so far, oldest first; each call adds its own, and the newest 100 are kept');
-SELECT ml_rag._add_option('heatwave_chat', 'documents', 'any', default_rule => 'none', is_private => true,
+SELECT ml_rag._add_option('heatwave_chat', 'documents', 'any', default_rule => 'none',
   description => 'written by the call: what the answer cites');
-SELECT ml_rag._add_option('heatwave_chat', 'response', 'any', default_rule => 'none', is_private => true,
+SELECT ml_rag._add_option('heatwave_chat', 'response', 'any', default_rule => 'none',
   description => 'written by the call: the answer');
-SELECT ml_rag._add_option('heatwave_chat', 'prompt', 'any', default_rule => 'none', is_private => true,
+SELECT ml_rag._add_option('heatwave_chat', 'prompt', 'any', default_rule => 'none',
   description => 'written by the call with return_prompt');
 SELECT ml_rag._add_option('heatwave_chat', 'request_completed', 'any', default_rule => 'none', description => 'written by the call: true');
 SELECT ml_rag._add_option('heatwave_chat', 'error', 'any', default_rule => 'none',
@@ -565,5 +565,5 @@ SELECT ml_rag._add_option('evaluation_columns', 'answers', 'text', default_value
   description => 'right answers: text, text[] or json');
 SELECT ml_rag._add_option('evaluation_columns', 'answerable', 'text', default_value => '"answerable"',
   description => 'whether the documents have an answer: boolean');
-SELECT ml_rag._add_option('evaluation_columns', 'history', 'text', default_value => '"history"',
+SELECT ml_rag._add_option('evaluation_columns', 'history', 'text', default_value => '"history"', is_private => true,  -- as option history is
   description => 'earlier turns of the conversation, as history of query_options: json');

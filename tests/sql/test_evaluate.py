@@ -349,7 +349,7 @@ def test_a_history_is_searched_with(ready: Connection) -> None:
     assert found["0"]["citations"][0]["document_name"] == "b.txt"
     assert found["0"]["measures"]["recall@1"] == 1
     assert found["1"]["citations"] == found["2"]["citations"] != found["0"]["citations"]
-    run = converse(ready, TURNS, **{"options": {"n_citations": 1, "query_options": {"history_tokens": 0}}})
+    run = converse(ready, TURNS, options={"n_citations": 1, "query_options": {"history_tokens": 0}})
     assert questions(ready, run)["0"]["citations"] == found["1"]["citations"]
 
 
