@@ -34,7 +34,7 @@ BEGIN
   END IF;
   IF configure.name = 'track' AND configure.value NOT IN ('on', 'off') THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid value of setting track',
-      DETAIL = format('Got %L; allowed: on, off.', left(configure.value, 100));
+      DETAIL = format('Got %L; allowed: on or off.', left(configure.value, 100));
   END IF;
   IF configure.name = 'searched_owners' AND configure.value IS NOT NULL
     AND array_position(ml_rag._roles(configure.value), NULL) IS NOT NULL THEN

@@ -97,7 +97,7 @@ BEGIN
                 WHERE g.tgrelid = store AND p.proname = '_wake_workers' AND p.pronamespace = 'ml_rag'::regnamespace) THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the embeddings of "%s" cannot be changed', store),
       DETAIL = 'It has a vectorizer, which keeps one embedding.',
-      HINT = format('For another model: SELECT ml_rag.drop_vectorizer(%L); and create it again.', store::text);
+      HINT = format('SELECT ml_rag.drop_vectorizer(%L); and create it again for another model.', store::text);
   ELSIF EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = embedding
                 AND ml_rag._marked_model(col_description(a.attrelid, a.attnum)) IS NULL) THEN
     RAISE EXCEPTION USING ERRCODE = '22023',

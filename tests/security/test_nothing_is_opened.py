@@ -58,7 +58,13 @@ CALLS = {
     "run_vectorizer": ("CALL ml_rag.run_vectorizer('q', %s::jsonb)", "{o}"),
     "drop_vectorizer": ("SELECT ml_rag.drop_vectorizer('q', %s::jsonb)", "{o}"),
     "index": ("CALL ml_rag.add_embedding('mine', 'more', %s::jsonb)", '{"index": {o}}'),
+    "ml_rag_chat": ("SELECT ml_rag_chat('fox', %s::jsonb)", "{o}"),
+    "heatwave_chat": ("SELECT set_config('ml_rag.chat_options', %s, false)", "{o}"),
+    "chat_table": ("SELECT set_config('ml_rag.chat_options', %s, false)", '{"tables": [{o}]}'),
+    "chat_turn": ("SELECT set_config('ml_rag.chat_options', %s, false)", '{"chat_history": [{o}]}'),
 }  # fmt: skip
+#: the call that reads what the statement above has set
+CALLED_NEXT = dict.fromkeys(("heatwave_chat", "chat_table", "chat_turn"), "CALL heatwave_chat('fox')")
 
 
 def routines(owner: Connection) -> list[str]:
@@ -106,6 +112,8 @@ def test_no_option_leads_anywhere(owner: Connection, ready: Connection, folder: 
             for value in (bait, [bait], {"model_id": bait, "segment": bait, "a": bait, "gte": bait}):
                 given = form.replace("{o}", json.dumps({name: value}))
                 told = run(ready, statement.replace("{folder}", f"{folder}/"), (given.replace("\\u0000", ""),))
+                if routine in CALLED_NEXT:
+                    told = run(ready, CALLED_NEXT[routine])
                 assert WORD not in told, (routine, name, value)
                 tried += 1
         assert canaries.touched() == [], (routine, name)
