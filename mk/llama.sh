@@ -41,6 +41,7 @@ is_wanted() {
 # Whether this processor has all the instructions of such a llama.cpp: one that lacks some loads and dies when it is used.
 runs_here() {
   local name flag
+  # shellcheck disable=SC2013 # names of one word each
   for name in $(grep -o '[A-Z0-9_]* = 1' <<<"$1" | cut -d' ' -f1); do
     case $name in
       SSE3) flag=pni ;;

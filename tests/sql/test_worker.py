@@ -112,7 +112,7 @@ def test_a_lost_connection_is_made_again(db: Database, items: Connection) -> Non
         wait_until(lambda: is_listening(items))
         items.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'ml-rag worker'")
         items.execute("INSERT INTO items VALUES (10, 'hat', 'of straw')")
-        wait_until(lambda: pending(items) == 0)
+        wait_until(lambda: pending(items) == 0, 60)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=10)
     assert "the database is not to be reached; again in 1 s" in said
