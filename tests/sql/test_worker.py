@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -55,7 +56,9 @@ def test_it_embeds_what_is_written_and_ends_at_sigterm(db: Database, items: Conn
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=10)
     assert process.returncode == 0
-    assert said.count("public.items: 1 embedded, 0 failed, 0 pending") == 2
+    # in one run or in two
+    assert sum(map(int, re.findall(r"public\.items: (\d+) embedded, 0 failed", said))) == 2
+    assert "Warning" not in said
     assert said.endswith("ended\n")
     assert_in_step(items)
 

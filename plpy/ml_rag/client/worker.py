@@ -47,17 +47,11 @@ class Worker:
     #: longest sleep, in seconds: what became due by itself is found then
     idle: float
     backoffs: dict[int, Backoff] = field(default_factory=dict)
-    #: a table was written to since it was last looked for what waits
-    woken: bool = False
 
     def connect(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect(self.dsn, autocommit=True, application_name="ml-rag worker")
-        connection.add_notify_handler(self.wake)
         connection.execute("LISTEN ml_rag_vectorizer")
         return connection
-
-    def wake(self, _: psycopg.Notify) -> None:
-        self.woken = True
 
     def run(self, *, once: bool) -> None:
         """Work until interrupted; ``once``: until nothing waits.
@@ -86,7 +80,6 @@ class Worker:
 
     def turn(self, connection: psycopg.Connection[Any], *, once: bool) -> bool:
         """A turn at each table where something waits; whether anything was done."""
-        self.woken = False
         waiting = connection.execute(
             "SELECT v.relation::oid::bigint, v.relation::text FROM ml_rag.vectorizer AS v"
             " WHERE v.pending > 0 ORDER BY 1"
@@ -120,11 +113,10 @@ class Worker:
 
     def sleep(self, connection: psycopg.Connection[Any]) -> None:
         """Until a table is written to, or a table that failed is due, or long enough."""
-        if self.woken:
-            return
         now = time.monotonic()
         due = [backoff.until - now for backoff in self.backoffs.values()]
         seconds = max(0.05, min([self.idle, *due]))
+        # those that came while something else was asked come first
         for _ in connection.notifies(timeout=seconds, stop_after=1):
             pass
 
