@@ -40,7 +40,8 @@ def is_listening(connection: Connection, n: int = 1) -> bool:
     """Whether so many workers have nothing to do."""
     statement = (
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'ml-rag worker' AND state = 'idle'"
-        " AND datname = current_database() AND state_change > backend_start"
+        # it has looked for what waits, and sleeps
+        " AND datname = current_database() AND query LIKE '%%FROM ml_rag.vectorizer AS v%%'"
     )
     return connection.execute(statement).fetchone() == (n,)
 
@@ -70,7 +71,11 @@ def test_sigterm_in_the_middle_of_a_batch(db: Database, items: Connection, model
         process.wait(timeout=20)
     assert process.returncode == 0
     assert pending(items) == 1
-    assert items.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+    locks = (
+        "SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database"
+        " WHERE l.locktype = 'advisory' AND d.datname = current_database()"
+    )
+    wait_until(lambda: items.execute(locks).fetchone() == (0,))
 
 
 def test_several_are_fair_to_tables_and_share_the_rows(db: Database, items: Connection, models: ModelsServer) -> None:
