@@ -123,8 +123,8 @@ class _Calls:
 def _abstracts(dsn: str, address: str) -> list[Figure]:
     embed = EmbeddingCall(address)
     with connected(dsn) as connection:
-        # as ml_rag has it, for the bare statement too
-        connection.execute("SET hnsw.ef_search = 200")
+        # as ml_rag has it, for the bare statement too; the planner alone would sort so few rows
+        connection.execute("SET hnsw.ef_search = 200; SET enable_seqscan = off")
         calls = _Calls(connection, "bench_abstracts")
 
         def bare_text(i: int) -> object:
