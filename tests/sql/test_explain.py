@@ -81,8 +81,13 @@ def test_an_index_and_its_scan(owner: Connection, asker: Connection, index: str)
     assert semantic["plan"] == method
     assert semantic["indexes"] == [{"index": "docs_embedding", "method": method}]
     assert semantic["iterative_scan"] == "relaxed_order"
-    assert semantic.get("ef_search") == (200 if method == "hnsw" else None)
+    assert semantic.get("ef_search") == (40 if method == "hnsw" else None)
     assert semantic["sort"] == "index"
+
+
+def test_ef_search_of_a_large_table(owner: Connection, asker: Connection) -> None:
+    create_large_store(owner, INDEXES[0], rows=20_001)
+    assert stores(explain(asker))["public.docs"]["semantic"]["ef_search"] == 200
 
 
 def test_ef_search_is_the_callers(owner: Connection, asker: Connection) -> None:
