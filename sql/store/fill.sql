@@ -115,7 +115,7 @@ BEGIN
     SELECT o.vectors, o.error INTO vectors, error FROM ml_rag._embed(texts, model_id, 'document') AS o;
   EXCEPTION WHEN data_exception THEN
     -- numbers that are none: pgvector is the first to read them
-    error := jsonb_build_object('sqlstate', '38000', 'message', 'the model server answered nonsense',
+    error := jsonb_build_object('sqlstate', '38000', 'message', 'unexpected reply from the model server',
       'detail', left(SQLERRM, 200));
   END;
   IF error ->> 'sqlstate' NOT IN ('38000', '22000', '22023') THEN
