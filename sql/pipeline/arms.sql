@@ -41,20 +41,39 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._segments_of(store ml_rag.store, filter ml_rag.row_filter, most integer) RETURNS ml_rag.hit[]
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the segments of one store that a filter leaves, by document and number, at most so many
+-- Calls: ml_rag._hit_columns, ml_rag._has_values, ml_rag._relation_name  Reads: the store, as the caller
+DECLARE
+  _columns record := ml_rag._hit_columns(store, 'COSINE', true);
+  _hits ml_rag.hit[];
+BEGIN
+  EXECUTE concat(
+    'SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (SELECT ', _columns.of_hit, ' FROM (SELECT ', _columns.of_row, ' FROM ',
+    ml_rag._relation_name(store.relation), ' AS t WHERE ', ml_rag._has_values(store, ARRAY[store.segment]), filter.condition,
+    ' ORDER BY ', _columns.place, ' LIMIT $2) AS s) AS h')
+  INTO _hits USING NULL::vector, most, filter.arguments;
+  RETURN coalesce(_hits, '{}');
+END
+$$;
+
 CREATE FUNCTION ml_rag._read_store(
   stage text, store ml_rag.store, is_only boolean, until timestamptz, request ml_rag.request, arm ml_rag.arm,
   index ml_rag.keyword_index, with_text boolean, INOUT hits ml_rag.hit[], INOUT filter ml_rag.row_filter,
-  OUT facts jsonb, OUT failure jsonb
+  most integer DEFAULT NULL, OUT facts jsonb, OUT failure jsonb
 )
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the one place where a stage (search, keyword, text, expand) reads a store. What goes wrong in one that the call
+-- purpose: the one place where a stage (search, keyword, read, text, expand) reads a store. What goes wrong in one that the call
 -- does not name comes back as a failure, and the wait for its lock is short; of another one it is raised.
--- search, keyword: hits are what the arm finds; text, expand: the hits given, with those of the store changed. filter: null
+-- search, keyword: hits are what the arm finds; read: the first segments, so many as most says; text, expand: the hits given, with those of the store changed. filter: null
 -- until it is made; it is given back, so that each store's is made once. until: of ml_rag._share
 -- Calls: ml_rag._limit_wait, ml_rag._hold, ml_rag._is_filtered, ml_rag._warn_of_unknown_keys, ml_rag.filter,
--- ml_rag._passing_rows, ml_rag._untrusted_condition, ml_rag._search_store, ml_rag._keyword_store, ml_rag._add_texts,
+-- ml_rag._passing_rows, ml_rag._untrusted_condition, ml_rag._search_store, ml_rag._keyword_store, ml_rag._segments_of, ml_rag._add_texts,
 -- ml_rag._expand_store, ml_rag._raise, ml_rag._failure
 -- Reads: the store, as the caller
 DECLARE
@@ -73,7 +92,7 @@ BEGIN
     END IF;
     PERFORM ml_rag._hold(store.relation);
   END IF;
-  IF stage = 'search' OR stage = 'keyword' THEN
+  IF stage = 'search' OR stage = 'keyword' OR stage = 'read' THEN
     IF filter.condition IS NULL THEN
       IF NOT ml_rag._is_filtered(request.options) THEN
         filter.condition := '';
@@ -84,7 +103,7 @@ BEGIN
         _found := ml_rag.filter(store, request.options);
         filter.condition := _found.condition;
         filter.arguments := _found.arguments;
-        IF store.is_table AND NOT _is_untrusted AND filter.condition <> '' THEN
+        IF store.is_table AND NOT _is_untrusted AND filter.condition <> '' AND stage <> 'read' THEN
           filter.row_keys := ml_rag._passing_rows(store, filter.condition, filter.arguments);
         END IF;
       END IF;
@@ -109,6 +128,8 @@ BEGIN
     IF failure IS NOT NULL AND is_only THEN
       PERFORM ml_rag._raise(failure);
     END IF;
+  WHEN 'read' THEN
+    hits := ml_rag._segments_of(store, _used, most);
   WHEN 'text' THEN
     hits := ml_rag._add_texts(store, hits);
   WHEN 'expand' THEN

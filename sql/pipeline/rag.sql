@@ -246,7 +246,7 @@ BEGIN
   END IF;
   IF ml_rag._wants_whole_documents(request) THEN
     PERFORM ml_rag._stage(request.call, 'read');
-    retrieval.hits := ml_rag._read_documents(retrieval.stores, request.options);
+    retrieval.hits := ml_rag._read_documents(request, retrieval.stores);
     retrieval.method := 'document_order';
     retrieval.trace := retrieval.trace || ROW('read', clock_timestamp(), NULL)::ml_rag.step;
     PERFORM ml_rag._warn_of_unknown_names(retrieval.stores, request.options, retrieval.hits);

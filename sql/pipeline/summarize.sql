@@ -26,37 +26,13 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._segments_of(store ml_rag.store, options jsonb, until timestamptz, most integer) RETURNS ml_rag.hit[]
+CREATE FUNCTION ml_rag._read_documents(request ml_rag.request, stores ml_rag.store[]) RETURNS ml_rag.hit[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the segments of one store that the options leave, by document and number. until: for a store of an untrusted owner
--- Calls: ml_rag.filter, ml_rag._hit_columns, ml_rag._untrusted_condition, ml_rag._relation_name  Reads: the store, as the caller
-DECLARE
-  _filter record := ml_rag.filter(store, options);
-  _columns record := ml_rag._hit_columns(store, 'COSINE', true);
-  _hits ml_rag.hit[];
-BEGIN
-  EXECUTE concat(
-    'SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (SELECT ', _columns.of_hit, ' FROM (SELECT ', _columns.of_row, ' FROM ',
-    ml_rag._relation_name(store.relation), format(' AS t WHERE t.%I IS NOT NULL', store.segment),
-    CASE WHEN store.found = 'untrusted' THEN ml_rag._untrusted_condition(store, until, _filter.condition)
-         ELSE _filter.condition END,
-    ' ORDER BY ', _columns.place, ' LIMIT $2) AS s) AS h')
-  INTO _hits USING NULL::vector, most, _filter.arguments;
-  RETURN coalesce(_hits, '{}');
-END
-$$;
-
-CREATE FUNCTION ml_rag._read_documents(stores ml_rag.store[], options jsonb) RETURNS ml_rag.hit[]
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the segments of all stores that the options leave, in document order. A store that the call does not name, and that
--- cannot be read, is left out with a warning
--- Calls: ml_rag._untrusted_last, ml_rag._share, ml_rag._limit_wait, ml_rag._segments_of, ml_rag._failure,
--- ml_rag._warn_of_failures
--- Reads: the stores, as the caller  Errors: 54000 too many segments, or too long ones
+-- purpose: the segments of all stores that the options leave, in document order
+-- Calls: ml_rag._untrusted_last, ml_rag._share, ml_rag._read_store, ml_rag._warn_of_failures
+-- Reads: the stores, as the caller  Errors: 54000 more than can be summarized
 DECLARE
   _most CONSTANT integer := 10000;
   _longest CONSTANT integer := 16000000;
@@ -65,31 +41,27 @@ DECLARE
   _untrusted integer;
   _ends timestamptz;
   _until timestamptz;
-  _former_wait text;
+  _read record;
   _failures jsonb[] := '{}';
   _late text[] := '{}';
   _hits ml_rag.hit[] := '{}';
 BEGIN
   SELECT o.ordered, o.untrusted INTO _ordered, _untrusted FROM ml_rag._untrusted_last(stores) AS o;
   FOREACH _store IN ARRAY _ordered LOOP
-    IF coalesce(_store.found, 'named') = 'named' OR cardinality(stores) = 1 AND _store.found <> 'untrusted' THEN
-      _hits := _hits || ml_rag._segments_of(_store, options, NULL, _most + 1);
-    ELSE
-      _until := NULL;
-      IF _store.found = 'untrusted' THEN
-        SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
-        IF _until IS NULL THEN
-          _late := _late || _store.vector_store;
-          CONTINUE;
-        END IF;
+    _until := NULL;
+    IF _store.found = 'untrusted' THEN
+      SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
+      IF _until IS NULL THEN
+        _late := _late || _store.vector_store;
+        CONTINUE;
       END IF;
-      BEGIN
-        _former_wait := ml_rag._limit_wait(CASE _store.found WHEN 'untrusted' THEN 100 ELSE 1000 END);
-        _hits := _hits || ml_rag._segments_of(_store, options, _until, _most + 1);
-        PERFORM set_config('lock_timeout', _former_wait, true);
-      EXCEPTION WHEN OTHERS THEN
-        _failures := _failures || ml_rag._failure(_store.vector_store, SQLSTATE, SQLERRM, NULL, NULL);
-      END;
+    END IF;
+    _read := ml_rag._read_store('read', _store, cardinality(stores) = 1, _until, request, NULL, NULL, true, NULL, NULL,
+      _most + 1);
+    IF _read.failure IS NULL THEN
+      _hits := _hits || _read.hits;
+    ELSE
+      _failures := _failures || _read.failure;
     END IF;
     IF cardinality(_hits) > _most OR (SELECT sum(octet_length(h.segment)) FROM unnest(_hits) AS h) > _longest THEN
       RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'the documents are too long to be read as a whole',
