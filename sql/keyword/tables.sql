@@ -5,9 +5,6 @@
 -- their postings, which never change; what is deleted from it is noted beside. New rows wait in keyword_new and deleted
 -- ones in keyword_gone until they are folded into runs, so that writers only ever append and never wait for each other.
 
-CREATE TYPE ml_rag.keyword_candidate AS (key text[], score double precision);
-COMMENT ON TYPE ml_rag.keyword_candidate IS 'a row that keyword search found: its key as text, and its score';
-
 CREATE TABLE ml_rag.keyword_store (
   store         regclass PRIMARY KEY,
   segment       name NOT NULL,              -- column of the text

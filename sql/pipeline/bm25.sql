@@ -2,17 +2,19 @@
 
 CREATE FUNCTION ml_rag._keyword_scores(store oid, segment name, key name[], terms text[], weights integer[], n integer,
   until double precision DEFAULT NULL, row_keys text[] DEFAULT NULL,
-  OUT candidates ml_rag.keyword_candidate[], OUT error jsonb)
+  OUT keys text[], OUT scores double precision[], OUT error jsonb)
 LANGUAGE plpython3u STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
+-- that of ml_rag._keyword_indexes: under another one the statements that both run would be planned anew each time
+SET search_path = pg_catalog, ml_rag, pg_temp
 -- planning its statements anew for each query takes longer than all the rest
 SET plan_cache_mode = force_generic_plan
 AS $$
-# purpose: keys and scores of the best rows, for the caller; until: seconds since 1970; row_keys: of ml_rag.row_filter,
-# where only few rows pass, else null
+# purpose: keys, each the text of a text[], and scores of the best rows, for the caller; until: seconds since 1970;
+# row_keys: of ml_rag.row_filter, where only few rows pass, else null
 # Stable, so that all that is read is of one moment: a run may be replaced by another at any time.
 @BACKEND@
-return backend.keyword_scores(plpy, store, segment, key, terms, weights, n, until, row_keys)
+found, error = backend.keyword_scores(plpy, store, segment, key, terms, weights, n, until, row_keys)
+return (*(found or (None, None)), error)
 $$;
 
 CREATE FUNCTION ml_rag._run_keyword(
@@ -34,22 +36,22 @@ DECLARE
   -- statistics of the visible rows are of those that do not pass, too
   _is_narrow boolean := filter.row_keys IS NOT NULL AND NOT (index.secured AND index.statistics = 'visible');
 BEGIN
-  SELECT s.candidates, s.error INTO _found
+  SELECT s.keys, s.scores, s.error INTO _found
   FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, candidates,
     extract(epoch FROM until)::double precision, CASE WHEN _is_narrow THEN filter.row_keys END) AS s;
   PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
-  is_all := cardinality(_found.candidates) < candidates;
+  is_all := cardinality(_found.keys) < candidates;
   EXECUTE concat(
     'SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (SELECT ', replace(_columns.of_hit, format(_columns.rounded, 's.distance'),
       'CASE WHEN s.distance > ''-Infinity'' AND s.distance < ''Infinity'' THEN '
       || format(_columns.rounded, 's.distance') || ' END'), ' FROM (SELECT ', _columns.of_row,
-    ', c.score AS score FROM unnest($4) AS c JOIN ONLY ', ml_rag._relation_name(index.store), ' AS t ON ', (
-      SELECT string_agg(format('t.%I = (c.key[%s])::%s', a.attname, k.place, format_type(a.atttypid, NULL)), ' AND ')
+    ', c.score AS score FROM unnest($4, $5) AS c (key, score) JOIN ONLY ', ml_rag._relation_name(index.store), ' AS t ON ', (
+      SELECT string_agg(format('t.%I = (c.key::text[])[%s]::%s', a.attname, k.place, format_type(a.atttypid, NULL)), ' AND ')
       FROM unnest(index.key) WITH ORDINALITY AS k (name, place)
       JOIN pg_attribute AS a ON a.attrelid = index.store AND a.attname = k.name AND NOT a.attisdropped),
     ' WHERE ', ml_rag._has_values(store, ARRAY[store.segment]), filter.condition,
     ' ORDER BY c.score DESC, ', _columns.place, ' LIMIT $2) AS s) AS h')
-  INTO hits USING query_embedding, n, filter.arguments, _found.candidates;
+  INTO hits USING query_embedding, n, filter.arguments, _found.keys, _found.scores;
   hits := coalesce(hits, '{}');
 END
 $$;

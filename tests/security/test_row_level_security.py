@@ -328,7 +328,7 @@ def test_discovery_and_the_word_index_tell_the_same(stores: Connection) -> None:
     for terms in ("{heron}", "{zanzibar}", "{heron,zanzibar,otter}"):
         same(
             stores,
-            "SELECT candidates, error FROM ml_rag._keyword_scores('{s}.docs'::regclass, 'segment',"
+            "SELECT keys, scores, error FROM ml_rag._keyword_scores('{s}.docs'::regclass, 'segment',"
             f" '{{{{document_id,segment_number}}}}', '{terms}', '{{1,1,1}}', 100)".replace("{{", "{").replace(
                 "}}", "}"
             ),
@@ -337,7 +337,7 @@ def test_discovery_and_the_word_index_tell_the_same(stores: Connection) -> None:
     every = "ARRAY(SELECT concat('(', b, ',', i, ')') FROM generate_series(0, 30) AS b, generate_series(1, 99) AS i)"
     same(
         stores,
-        "SELECT candidates, error FROM ml_rag._keyword_scores('{s}.docs'::regclass, 'segment',"
+        "SELECT keys, scores, error FROM ml_rag._keyword_scores('{s}.docs'::regclass, 'segment',"
         " '{document_id,segment_number}', '{heron,zanzibar}', '{1,1}', 100, NULL, " + every + ")",
     )
 

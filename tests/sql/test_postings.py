@@ -193,7 +193,7 @@ def test_plans_show_no_words(db: Database, owner: Connection) -> None:
 
 def scores(store: str, segment: str = "segment", key: str = "{document_id,segment_number}") -> str:
     arguments = f"'{store}'::regclass, '{segment}', '{key}', '{{zanzibar}}', '{{1}}', 10"
-    return f"SELECT cardinality(candidates), error FROM ml_rag._keyword_scores({arguments})"
+    return f"SELECT cardinality(keys), error FROM ml_rag._keyword_scores({arguments})"
 
 
 def test_errors_and_inner_functions_show_no_words(db: Database, owner: Connection) -> None:

@@ -291,7 +291,7 @@ def test_rows_deleted_behind_the_back_of_an_index_cost_others_little(
 
 def candidates(connection: Connection, store: str, n: int) -> int:
     arguments = f"'{store}'::regclass, 'segment', '{{id}}', '{{fox}}', '{{1}}', {n}"
-    found = connection.execute(f"SELECT cardinality(candidates) FROM ml_rag._keyword_scores({arguments})").fetchone()
+    found = connection.execute(f"SELECT cardinality(keys) FROM ml_rag._keyword_scores({arguments})").fetchone()
     return int((found or (-1,))[0])
 
 
@@ -343,7 +343,7 @@ def shown(connection: Connection, store: str) -> str:
     found = connection.execute("SELECT * FROM ml_rag.keyword_index").fetchall()
     found += connection.execute("SELECT * FROM ml_rag._keyword_index()").fetchall()
     found += connection.execute(
-        "SELECT candidates FROM ml_rag._keyword_scores(%s::oid, 'segment', '{id}', '{zanzibar}', '{1}', 10)", (store,)
+        "SELECT keys, scores FROM ml_rag._keyword_scores(%s::oid, 'segment', '{id}', '{zanzibar}', '{1}', 10)", (store,)
     ).fetchall()
     return str(found)
 

@@ -296,10 +296,10 @@ def keyword_scores(
     n: int,
     until: float | None = None,
     row_keys: list[str] | None = None,
-) -> list[tuple[list[str], float]]:
+) -> tuple[list[str], list[float]]:
     """Keys and BM25 scores of the best rows of a store; see ``ml_rag.backend.keyword``."""
     search = keyword().search
-    found: list[tuple[list[str], float]] = search(plpy, store, segment, key, terms, weights, n, until, row_keys)
+    found: tuple[list[str], list[float]] = search(plpy, store, segment, key, terms, weights, n, until, row_keys)
     return found
 
 

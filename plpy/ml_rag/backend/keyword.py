@@ -19,7 +19,8 @@ from ml_rag.backend.statements import Statements
 from ml_rag.errors import MlRagError
 
 Floats = NDArray[np.float64]
-Candidate = tuple[list[str], float]
+#: keys, each the text of a text[], and scores
+Candidates = tuple[list[str], list[float]]
 #: keys of rows, as the text of a text[], and how many
 Portion = tuple[str, int]
 
@@ -103,8 +104,10 @@ _STATEMENTS = {
         "float8",
     ),
     "keys": (
-        "SELECT id, key::text[] AS key FROM ml_rag.keyword_row WHERE store = $1 AND id = ANY ($2)"
-        " AND ($3 IS NULL OR octet_length(key) <= 1000)",
+        # one by one: before it has statistics of the table, the planner would read all rows of the store
+        "SELECT i.id, r.key FROM unnest($2) AS i (id) CROSS JOIN LATERAL ("
+        "SELECT k.key FROM ml_rag.keyword_row AS k WHERE k.store = $1 AND k.id = i.id OFFSET 0) AS r"
+        " WHERE $3 IS NULL OR octet_length(r.key) <= 1000",
         *("oid", "int8[]", "float8"),
     ),
 }
@@ -133,7 +136,7 @@ def search(
     n: int,
     until: float | None = None,
     row_keys: list[str] | None = None,
-) -> list[Candidate]:
+) -> Candidates:
     """Keys and scores of the ``n`` best rows that the caller can see, and of up to ``TIES`` as good as the last.
 
     ``segment`` and ``key``: the columns of the index; where it has others, nothing is found. ``until``: when a store of
@@ -142,23 +145,24 @@ def search(
     """
     own = readable(plpy, [{"store": store, "segment": segment, "key": key}])
     if not own:
-        return []
+        return [], []
     secured = own[0]["secured"]
     keys: list[Portion] | None = None
     if secured or row_keys is not None:
         keys = [(row["keys"], row["n"]) for row in _run(plpy, "visible keys", store, key, row_keys)]
 
-    def work() -> list[Candidate]:
+    def work() -> Candidates:
         found = _run(plpy, "index", store)
         if not len(found) or found[0]["segment"] != segment or found[0]["key"] != key:
-            return []
+            return [], []
         k1, b = found[0]["k1"], found[0]["b"]
         if secured and keys is not None and found[0]["statistics"] == "visible":
             ids, scores = _scores_of_visible(plpy, store, terms, weights, k1, b, n, keys)
         else:
             ids, scores = _scores(plpy, store, terms, weights, k1, b, n, keys, until)
         names = {row["id"]: row["key"] for row in _run(plpy, "keys", store, ids, until)}
-        return [(names[id_], score) for id_, score in zip(ids, scores, strict=True) if id_ in names]
+        known = [(names[id_], score) for id_, score in zip(ids, scores, strict=True) if id_ in names]
+        return [key for key, _ in known], [score for _, score in known]
 
     return as_owner(plpy, work)
 
