@@ -110,11 +110,12 @@
 \i chat/forget.sql
 \i chat/heatwave.sql
 
--- evaluate: many questions, measured and compared
+-- evaluate: many questions, measured and compared; thresholds for one's own documents
 \i evaluate/measure.sql
 \i evaluate/questions.sql
 \i evaluate/evaluate.sql
 \i evaluate/compare.sql
+\i evaluate/calibrate.sql
 
 -- who may call what, in one place
 \i privileges.sql

@@ -158,7 +158,9 @@ BEGIN
     -- evaluate/evaluate
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_judge _with_history _evaluate_question _summary _run_environment _evaluate'),
     -- evaluate/compare
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_same_questions')
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_same_questions'),
+    -- evaluate/calibrate
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_calibrate_question _thresholds _calibrate calibrate')
   ) AS g (role, privilege, kind, names) LOOP
     _names := regexp_split_to_array(btrim(_granted.names, E' \n'), '\s+');
     _objects := CASE _granted.kind

@@ -219,6 +219,7 @@ FAILING: dict[str, tuple[Any, ...]] = {
     "no reranker": (f"SELECT ml_rank(%s, '{RECORD}', %s)", WORD, {"model": "none"}),
     "no model to measure": ("SELECT ml_rag_evaluate('q', %s)", {"options": {"embed_model_id": "none"}}),
     "questions of one id": (TWICE,),
+    "questions of one kind": ("SELECT * FROM ml_rag.calibrate(%s)", "q"),
     "a batch": (
         "CALL ml_rag_table('public.q.question', 'public.a.answer', %s)",
         {"model_options": {"model_id": "fake-generate-error"}},

@@ -157,6 +157,7 @@ def test_no_argument_leads_anywhere(ready: Connection, canaries: Canaries) -> No
         "SELECT ml_rag.remove_documents('mine', ARRAY[%s])",
         "CALL ml_rag_table(%s, %s)",
         "SELECT ml_rag_evaluate(%s)",
+        "SELECT * FROM ml_rag.calibrate(%s)",
         "SELECT ml_rag.text_search_configuration(%s)",
         "SELECT ml_rag._judge(%s, 'fox', 'fox', NULL)",
     )

@@ -268,6 +268,16 @@ def test_a_run_measures_ones_own_rows_only(stores: Connection, more: dict[str, A
     assert "recall@10" in found
 
 
+def test_thresholds_are_those_of_ones_own_rows(stores: Connection) -> None:
+    found = same(
+        stores,
+        "SELECT c::text FROM ml_rag.calibrate('SELECT question, mod(id, 2) = 0 AS answerable FROM {s}.questions',"
+        " %s::jsonb) AS c",
+        json.dumps({"vector_store": ["{s}.docs"]}),
+    )
+    assert "max_distance" in found
+
+
 def test_kept_runs_and_their_citations_are_ones_own(stores: Connection, module_db: Database) -> None:
     kept = json.dumps({"options": {"vector_store": ["shared.docs"], "n_citations": 20}, "generate": True})
     stores.execute("SELECT ml_rag_evaluate('shared.questions', %s)", (kept,))

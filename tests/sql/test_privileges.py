@@ -143,8 +143,9 @@ def test_only_the_known_functions_run_with_their_owners_rights(module_owner: Con
 
 def test_every_function_pins_its_search_path(module_owner: Connection) -> None:
     """But for two one-line SQL functions that name every schema, since only without SET can they be inlined, and for
-    procedures that commit, which PostgreSQL refuses with SET, and ml_rag_evaluate, which has to know the caller's
-    path: those name every schema, or call what does. And for what each call tells of itself, as it must cost little."""
+    procedures that commit, which PostgreSQL refuses with SET, and ml_rag_evaluate and calibrate, which have to know the
+    caller's path: those name every schema, or call what does. And for what each call tells of itself, as it must cost
+    little."""
     rows = module_owner.execute(
         "SELECT p.proname FROM pg_proc AS p JOIN pg_depend AS d ON d.objid = p.oid AND d.deptype = 'e'"
         " WHERE d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'ml_rag')"
@@ -164,7 +165,11 @@ def test_every_function_pins_its_search_path(module_owner: Connection) -> None:
         *("_begin", "_begin_call", "_begin_telling", "_stage", "_enter_stage", "_end", "_end_call"),
         *("_progress", "_advance"),
     }
-    assert {name for (name,) in rows} <= {"_texts", "version", "vector_store_load", "ml_rag_evaluate", *commit, *track}
+    assert {name for (name,) in rows} <= {
+        *("_texts", "version", "vector_store_load", "ml_rag_evaluate", "calibrate"),
+        *commit,
+        *track,
+    }
     for (path,) in module_owner.execute(
         "SELECT DISTINCT c FROM pg_proc AS p, unnest(p.proconfig) AS c WHERE p.pronamespace = 'ml_rag'::regnamespace"
         " AND c LIKE 'search\\_path=%'"

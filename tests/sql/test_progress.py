@@ -191,6 +191,16 @@ def test_an_evaluation(db: Database, owner: Connection, local_sockets: Path) -> 
             call.result()
 
 
+def test_a_calibration(db: Database, owner: Connection, local_sockets: Path) -> None:
+    create_store(owner, rows=[("a", 1, 1, "copper", [1.0, *[0.0] * 15])], type="vector(16)")
+    owner.execute("CREATE TABLE questions AS SELECT 'a' AS question, false AS answerable UNION ALL SELECT 'b', true")
+    session = db.connect()
+    with gate(owner, local_sockets, "embeddings") as server:
+        with held(server, session, "SELECT * FROM ml_rag.calibrate(%s::text)", "questions") as call:
+            assert told(owner) == ("ml_rag.calibrate", "questions", "asking questions", 0, 2, 0)
+        call.result()
+
+
 def test_a_keyword_index(owner: Connection, db: Database) -> None:
     texts(owner, 1000)
     owner.execute("ANALYZE texts")
