@@ -103,7 +103,7 @@ BEGIN
       _insert_segments index_store create_store documents_below remove_documents'),
     -- store/load
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
-      _check_file_privilege _find_files _load_files _load_contents _parse_load_options _load_job _begin_load
+      _check_file_privilege _find_files _load_files _load_contents _parse_file_dates _parse_load_options _load_job _begin_load
       _end_load load_documents load_document unchanged_documents'),
     -- store/follow
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_empty_embedding _embedding_trigger _later_trigger _follow_texts'),

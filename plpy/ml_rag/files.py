@@ -12,7 +12,8 @@ import pwd
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from urllib.parse import unquote_to_bytes
 
 from ml_rag.errors import DocumentError, InvalidRequest
@@ -31,6 +32,14 @@ _READ_ATTEMPTS = 3
 _HINT = "Name files as the server sees them: 'file:///srv/docs/' (a folder), '/srv/docs/*.pdf', '/srv/docs/a.pdf'."
 
 Interrupt = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class File:
+    """A document as it was read. ``dates``: those of the file, by their keys in the metadata, as ISO 8601."""
+
+    content: bytes
+    dates: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -247,8 +256,8 @@ def size(path: str) -> int:
         return 0
 
 
-def read(path: str, base: str | None, max_bytes: int, interrupt: Interrupt) -> bytes:
-    """The content of a regular file as it was at one moment. Raises DocumentError.
+def read(path: str, base: str | None, max_bytes: int, interrupt: Interrupt) -> File:
+    """A regular file as it was at one moment. Raises DocumentError.
 
     With ``base``, nothing outside that folder is opened, whatever has become of the path since it was found.
     """
@@ -256,16 +265,32 @@ def read(path: str, base: str | None, max_bytes: int, interrupt: Interrupt) -> b
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if base is None else _open_below(base, path)
             with os.fdopen(descriptor, "rb", buffering=0) as file:
+                dates = _dates(os.fstat(descriptor))
                 content = _read_whole(file, max_bytes, interrupt)
         except OSError as e:
             raise DocumentError("the file cannot be read", detail=f"{e.strerror}.", hint=_remedy(e)) from None
         if content is not None:
-            return content
+            return File(content, dates)
     raise DocumentError(
         "the file changed while it was read",
         detail=f"It was read {_READ_ATTEMPTS} times, and written to each time.",
         hint="Load it again when nobody writes to it.",
     )
+
+
+def _dates(status: os.stat_result) -> dict[str, str]:
+    """Linux does not tell when a file was created: there it is the earlier of when it was written to and changed."""
+    created = getattr(status, "st_birthtime", None) or min(status.st_ctime, status.st_mtime)
+    times = {
+        "creation_date": created,
+        "last_modified_date": status.st_mtime,
+        "last_accessed_date": status.st_atime,
+    }
+    dates = {}
+    for key, seconds in times.items():
+        with contextlib.suppress(ValueError, OverflowError, OSError):  # a year beyond 9999
+            dates[key] = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return dates
 
 
 def _read_whole(file: io.FileIO, max_bytes: int, interrupt: Interrupt) -> bytes | None:

@@ -375,8 +375,17 @@ SELECT ml_rag._add_option('load_documents', 'chunking', 'object', keys_of => 'ch
   description => 'how documents are split into segments');
 SELECT ml_rag._add_option('load_documents', 'ocr', 'boolean', default_value => 'false',
   description => 'read the text in pictures and scanned pages (needs tesseract-ocr)');
+SELECT ml_rag._add_option('load_documents', 'file_dates', 'array', keys_of => 'file_dates', default_rule => 'none',
+  description => 'dates of the files, an object for each name: they go into the metadata');
 SELECT ml_rag._add_option('load_documents', 'refresh', 'boolean', default_value => 'true',
   description => 'load changed documents again; false = only add new ones');
+
+SELECT ml_rag._add_option('file_dates', 'creation_date', 'text', default_rule => 'none',
+  description => 'when the file was created, as ISO 8601');
+SELECT ml_rag._add_option('file_dates', 'last_modified_date', 'text', default_rule => 'none',
+  description => 'when it was last written to');
+SELECT ml_rag._add_option('file_dates', 'last_accessed_date', 'text', default_rule => 'none',
+  description => 'when it was last read');
 
 -- stores and their keyword indexes
 

@@ -40,12 +40,45 @@ AS $$
 return backend.load_contents(plpy, job, names, contents)
 $$;
 
+CREATE FUNCTION ml_rag._parse_file_dates(dates jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: option file_dates, each object checked: dates as filters compare them, by code point
+-- Calls: ml_rag._bad_option, ml_rag.parse_options
+DECLARE
+  _given jsonb;
+  _one jsonb;
+  _key text;
+  _value text;
+  _parsed jsonb := '[]';
+BEGIN
+  FOR _given IN SELECT d FROM jsonb_array_elements(dates) AS d LOOP
+    IF jsonb_typeof(_given) <> 'object' THEN
+      PERFORM ml_rag._bad_option('file_dates', _given, 'an array of objects');
+    END IF;
+    _one := ml_rag.parse_options('file_dates', _given);
+    FOR _key, _value IN SELECT d.key, d.value FROM jsonb_each_text(_one) AS d LOOP
+      BEGIN
+        IF _value !~ '^\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:\d\d)?)?$' OR _value::timestamptz IS NULL THEN
+          RAISE EXCEPTION USING ERRCODE = '22007';
+        END IF;
+      EXCEPTION WHEN data_exception THEN
+        PERFORM ml_rag._bad_option(_key, to_jsonb(left(_value, 100)), 'a date as ISO 8601, such as 2026-11-22T09:30:00Z');
+      END;
+    END LOOP;
+    _parsed := _parsed || jsonb_build_array(_one);
+  END LOOP;
+  RETURN _parsed;
+END
+$$;
+
 CREATE FUNCTION ml_rag._parse_load_options(routine text, options jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the options of a loading routine, with those of the object chunking
--- Calls: ml_rag.parse_options, ml_rag._bad_option
+-- purpose: the options of a loading routine, with those of the object chunking and of file_dates
+-- Calls: ml_rag.parse_options, ml_rag._bad_option, ml_rag._parse_file_dates
 DECLARE
   _parsed jsonb := ml_rag.parse_options($1, $2);
   _chunking jsonb := ml_rag.parse_options('chunking', _parsed -> 'chunking');
@@ -53,6 +86,9 @@ BEGIN
   IF (_chunking ->> 'overlap_tokens')::integer > (_chunking ->> 'segment_tokens')::integer / 2 THEN
     PERFORM ml_rag._bad_option('overlap_tokens', _chunking -> 'overlap_tokens',
       format('at most half of "segment_tokens", which is %s', _chunking ->> 'segment_tokens'));
+  END IF;
+  IF _parsed ? 'file_dates' THEN
+    _parsed := jsonb_set(_parsed, '{file_dates}', ml_rag._parse_file_dates(_parsed -> 'file_dates'));
   END IF;
   RETURN jsonb_set(_parsed, '{chunking}', _chunking);
 END
@@ -75,7 +111,7 @@ BEGIN
       SELECT format('%s.%s', n.nspname, c.relname)
       FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store),
     'embedding', _store.column_name, 'dimensions', _store.dimensions,
-    'refresh', coalesce(options -> 'refresh', 'true'),
+    'refresh', coalesce(options -> 'refresh', 'true'), 'file_dates', options -> 'file_dates',
     'request', _request || jsonb_strip_nulls(jsonb_build_object('formats', options -> 'formats')),
     -- a document made with other options counts as changed; which formats are wanted does not change one, nor does the
     -- model, as another embedding can become the default
@@ -222,6 +258,10 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'names and contents of the documents do not match',
       DETAIL = format('%s names, %s contents; each document needs a unique name and a content, neither of them null.',
         coalesce(cardinality(names), 0), coalesce(cardinality(contents), 0));
+  END IF;
+  IF jsonb_array_length(_options -> 'file_dates') <> cardinality(names) THEN
+    PERFORM ml_rag._bad_option('file_dates', to_jsonb(jsonb_array_length(_options -> 'file_dates')),
+      format('as many objects as there are names, %s', cardinality(names)));
   END IF;
   PERFORM ml_rag._check_writable('documents cannot be loaded', store);
   _job := ml_rag._load_job(store, _options ->> 'embed_model_id', _options);

@@ -50,6 +50,9 @@ CALLS = {
     "enable_keyword_search": ("SELECT ml_rag.enable_keyword_search('mine', %s::jsonb)", "{o}"),
     "create_store": ("SELECT ml_rag.create_store('public.made', %s::jsonb)", "{o}"),
     "load_documents": ("SELECT ml_rag.load_documents('mine', '{a.txt}', ARRAY['fox'::bytea], %s::jsonb)", "{o}"),
+    "file_dates": (
+        "SELECT ml_rag.load_documents('mine', '{a.txt}', ARRAY['fox'::bytea], %s::jsonb)", '{"file_dates": [{o}]}'
+    ),
     "arm": ("SELECT ml_rag_answer('fox', %s::jsonb)", '{"skip_generate": true, "arms": [{o}]}'),
     "chunking": ("SELECT ml_rag.load_document('mine', 'a.txt', 'fox'::bytea, %s::jsonb)", '{"chunking": {o}}'),
     "vector_store_load": ("CALL vector_store_load('{folder}', %s::jsonb)", "{o}"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import threading
 import time
@@ -47,6 +49,59 @@ def test_the_sample_documents_load_with_pages_and_headings(loader: Connection, s
     pages = rows(loader, "SELECT DISTINCT metadata ->> 'page' FROM docs WHERE document_name LIKE '%.pdf'")
     assert ("1",) in pages
     assert counts(load(loader, f"{samples}/")) == {"unchanged": len(names)}
+
+
+def test_each_file_has_its_name_type_size_and_dates(loader: Connection, samples: Path) -> None:
+    (samples / "errors.xlsx").touch()
+    for path in samples.iterdir():
+        os.utime(path, (1_700_000_000, 1_600_000_000))
+    load(loader, f"{samples}/")
+    found = {
+        row[0]: row[1:]
+        for row in rows(
+            loader,
+            "SELECT DISTINCT metadata ->> 'file_name', metadata ->> 'file_type', (metadata -> 'file_size')::integer,"
+            " metadata ->> 'last_modified_date', metadata ->> 'last_accessed_date',"
+            " metadata ->> 'creation_date' <= metadata ->> 'last_modified_date', document_name FROM docs",
+        )
+    }
+    types = {
+        "errors.xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+        "loading-documents.pptx": "application/vnd.openxmlformats-officedocument.presentationml.presentation",
+        "models-and-sizing.pdf": "application/pdf",
+        "options.html": "text/html",
+        "thresholds-and-overlap.pdf": "application/pdf",
+        "vector-stores.docx": "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+        "what-is-ml-rag.md": "text/markdown",
+    }
+    assert found == {
+        name: (
+            file_type,
+            (samples / name).stat().st_size,
+            *("2020-09-13T12:26:40Z", "2023-11-14T22:13:20Z", True, str(samples / name)),
+        )
+        for name, file_type in types.items()
+    }
+
+
+def test_files_are_filtered_by_type_and_date(loader: Connection, samples: Path) -> None:
+    for path in samples.iterdir():
+        os.utime(path, (0, 1_700_000_000 if path.suffix == ".pdf" else 1_600_000_000))
+    load(loader, f"{samples}/")
+
+    def names(**filters: object) -> set[str]:
+        options = json.dumps({"filters": filters, "n_citations": 100})
+        return {
+            row[0] for row in rows(loader, "SELECT metadata ->> 'file_name' FROM ml_rag_search('store', %s)", options)
+        }
+
+    pdfs = {"models-and-sizing.pdf", "thresholds-and-overlap.pdf"}
+    assert names(file_type="application/pdf") == pdfs
+    assert names(last_modified_date={"gte": "2023-11-14T22:13:20Z"}) == pdfs
+    assert names(last_modified_date={"gt": "2020-09-14", "lt": "2023-11-15"}) == pdfs
+    with error("P0002", "no segment found"):
+        names(last_modified_date={"gt": "2023-11-14T22:13:20Z"})
+    assert names(file_name={"like": "%.md"}, file_size={"gt": 100}) == {"what-is-ml-rag.md"}
 
 
 def test_formats_leaves_the_others_out_without_an_error(loader: Connection, samples: Path) -> None:

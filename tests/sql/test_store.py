@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from click.testing import CliRunner, Result
 from psycopg import sql
@@ -45,6 +46,37 @@ def test_documents_that_the_client_sends_are_loaded(store: Connection, server: D
     assert rows(store, "SELECT obj_description('docs'::regclass)") == [("notes",)]
     store.execute("SELECT ml_rag.load_document('docs', 'd', 'delta')")
     assert segments(store)["d"] == ["delta"]
+
+
+def test_what_is_sent_has_the_dates_that_are_sent_with_it(store: Connection) -> None:
+    dates = [{"last_modified_date": "2026-11-22T09:30:00+01:00", "creation_date": "2026-11-01"}, {}]
+    send(store, {"folder/a.txt": "alpha", "b": "beta"}, {"file_dates": dates})
+    keys = "ARRAY['source', 'format', 'page']"
+    assert rows(store, f"SELECT metadata - {keys} FROM docs ORDER BY document_id") == [
+        ({"file_name": "a.txt", "file_size": 5, **dates[0]},),
+        ({"file_name": "b", "file_size": 4},),
+    ]
+    assert counts(send(store, {"b": "beta"}, {"file_dates": [{"creation_date": "2026-11-01"}]})) == {"unchanged": 1}
+
+
+@pytest.mark.parametrize(
+    ("dates", "option"),
+    [
+        ([], "file_dates"),
+        ([{}, {}], "file_dates"),
+        (["2026"], "file_dates"),
+        ([{"creation_date": "yesterday"}], "creation_date"),
+        ([{"creation_date": "2026-02-30"}], "creation_date"),
+        ([{"creation_date": "2026-02-28 10:00"}], "creation_date"),
+        ([{"last_accessed_date": 7}], "last_accessed_date"),
+        ([{"modified": "2026-02-28"}], "modified"),
+    ],
+)
+def test_dates_are_iso_8601_and_as_many_as_names(store: Connection, dates: Any, option: str) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue) as caught:
+        send(store, {"a": "alpha"}, {"file_dates": dates})
+    assert f'option "{option}"' in str(caught.value.diag.message_primary)
+    assert segments(store) == {}
 
 
 def test_sent_again_only_what_changed_is_embedded(store: Connection, server: DocumentsServer) -> None:

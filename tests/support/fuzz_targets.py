@@ -102,7 +102,7 @@ class _Store:
 
 def _load(server: ModelServer) -> None:
     job = {"request": {}, "dimensions": None, "made_with": "x", "refresh": True}
-    Loader(job, server, _Store()).load([("a", lambda: b"one"), ("b", lambda: b"two")])
+    Loader(job, server, _Store()).load([("a", lambda: files.File(b"one")), ("b", lambda: files.File(b"two"))])
 
 
 _CALLS: list[Callable[[ModelServer], Any]] = [

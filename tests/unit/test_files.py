@@ -133,12 +133,12 @@ def test_folders_deep_within_one_another_are_no_trouble(tree: Path) -> None:
 
 def test_a_file_is_read_only_below_its_folder(tree: Path) -> None:
     folder = tree / "sub"
-    assert files.read(str(folder / "deep" / "d.txt"), str(folder), 100, nothing) == b"sub/deep/d.txt"
+    assert files.read(str(folder / "deep" / "d.txt"), str(folder), 100, nothing).content == b"sub/deep/d.txt"
     (folder / "c.txt").unlink()
     (folder / "c.txt").symlink_to(tree / "a.txt")  # swapped after it was found
     with pytest.raises(DocumentError, match="outside"):
         files.read(str(folder / "c.txt"), str(folder), 100, nothing)
-    assert files.read(str(folder / "c.txt"), None, 100, nothing) == b"a.txt"
+    assert files.read(str(folder / "c.txt"), None, 100, nothing).content == b"a.txt"
 
 
 def test_files_that_cannot_be_read_are_errors_of_their_own(tree: Path) -> None:
@@ -146,10 +146,19 @@ def test_files_that_cannot_be_read_are_errors_of_their_own(tree: Path) -> None:
         files.read(str(tree / "nothing"), None, 100, nothing)
     with pytest.raises(DocumentError, match="too large"):
         files.read(str(tree / "a.txt"), None, 4, nothing)
-    assert files.read(str(tree / "a.txt"), None, 5, nothing) == b"a.txt"
+    assert files.read(str(tree / "a.txt"), None, 5, nothing).content == b"a.txt"
     os.mkfifo(tree / "pipe")
     with pytest.raises(DocumentError, match="not a regular file"):
         files.read(str(tree / "pipe"), None, 100, nothing)
+
+
+def test_the_dates_of_a_file_are_read_with_it(tree: Path) -> None:
+    path = tree / "a.txt"
+    os.utime(path, (1_000_000_000, 86_399))
+    dates = files.read(str(path), None, 100, nothing).dates
+    assert dates["last_modified_date"] == "1970-01-01T23:59:59Z"
+    assert dates["last_accessed_date"] == "2001-09-09T01:46:40Z"
+    assert dates["creation_date"] <= dates["last_modified_date"]
 
 
 def test_reading_can_be_interrupted(tree: Path) -> None:
@@ -180,7 +189,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(tree: Path, how: str
         else:
             path.write_bytes(b"b" * 10)
 
-    content = files.read(str(path), str(tree), 10_000_000, change)
+    content = files.read(str(path), str(tree), 10_000_000, change).content
     assert content == {"written to": b"b" * 3_000_000, "replaced": b"a" * 3_000_000, "shortened": b"b" * 10}[how]
 
 

@@ -408,7 +408,8 @@ def load_contents(plpy: Any, job_text: str, names: list[str], contents: list[byt
     store = SqlStore(plpy, job, _embedder(plpy), may_commit=False)
     tell = functools.partial(_tell, job["relation"], len(names), "loading documents")
     loader = Loader(job, server(plpy), store, tell)
-    content = dict(zip(names, contents, strict=True))
-    for batch in files.batches([(name, len(content[name])) for name in names]):
+    dates = job["file_dates"] or [{}] * len(names)
+    content = {name: files.File(*file) for name, *file in zip(names, contents, dates, strict=True)}
+    for batch in files.batches([(name, len(content[name].content)) for name in names]):
         loader.load([(name, functools.partial(content.__getitem__, name)) for name in batch])
     return json.dumps(loader.outcome.result())

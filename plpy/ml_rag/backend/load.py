@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ml_rag.backend.client import ModelServer
 from ml_rag.errors import DimensionMismatch, DocumentError, EngineFailed, MlRagError, from_json
-from ml_rag.files import is_storable, storable
+from ml_rag.files import File, is_storable, storable
 
 #: a commit after so many documents, or the first one after so long
 COMMIT_DOCUMENTS = 16
@@ -52,12 +52,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Upload:
-    """A document to send: a name, its content, its SHA-256, whether the store has another version of it."""
+    """A document to send: a name, its content, its SHA-256, whether the store has another version of it, its dates."""
 
     name: str
     content: bytes
     sha256: str
     known: bool
+    dates: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -109,7 +110,7 @@ class Loader:
         self._committed_at = time.monotonic()
         self.outcome = Outcome()
 
-    def load(self, batch: Sequence[tuple[str, Callable[[], bytes]]]) -> None:
+    def load(self, batch: Sequence[tuple[str, Callable[[], File]]]) -> None:
         """Load the documents of a batch (name, how to read it) that the store lacks or has another version of."""
         uploads = self._select(batch)
         self._tell_counts()
@@ -121,7 +122,7 @@ class Loader:
         counts = self.outcome.counts
         self._tell(sum(counts.values()) - counts["removed"], counts["failed"])
 
-    def _select(self, batch: Sequence[tuple[str, Callable[[], bytes]]]) -> list[Upload]:
+    def _select(self, batch: Sequence[tuple[str, Callable[[], File]]]) -> list[Upload]:
         names = [name for name, _ in batch if is_storable(name)]
         states = self._store.states(names)
         uploads = []
@@ -133,15 +134,15 @@ class Loader:
             try:
                 if not is_storable(name):
                     raise DocumentError("the file name is not valid text", detail="Not valid UTF-8.")
-                content = read()
+                file = read()
             except DocumentError as e:
                 self.outcome.fail(name, e, known=known)
                 continue
-            sha256 = hashlib.sha256(content).hexdigest()
+            sha256 = hashlib.sha256(file.content).hexdigest()
             if known and states[name][0] == sha256 and states[name][1] == self._made_with:
                 self.outcome.counts["unchanged"] += 1
             else:
-                uploads.append(Upload(name, content, sha256, known))
+                uploads.append(Upload(name, file.content, sha256, known, file.dates))
         return uploads
 
     def _receive(self, uploads: list[Upload]) -> None:
@@ -181,6 +182,9 @@ class Loader:
         shared = {
             **(reply.get("metadata") or {}),
             "format": reply.get("format"),
+            "file_name": os.path.basename(upload.name) or upload.name,
+            "file_size": len(upload.content),
+            **upload.dates,
             "source": {"sha256": upload.sha256, "made_with": self._made_with},
         }
         self._store.write(upload.name, rows(segments, vectors, _clean(shared)))

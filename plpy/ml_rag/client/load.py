@@ -57,7 +57,7 @@ class Client:
     def __init__(self, connection: psycopg.Connection[Any], store: int, options: dict[str, Any]) -> None:
         self._connection = connection
         self._store = store
-        self._options = Jsonb(options)
+        self._options = options
         self.tally = Tally()
 
     def _values(self, query: str, *arguments: Any) -> list[Any]:
@@ -65,24 +65,26 @@ class Client:
 
     def load(self, batch: Sequence[str], base: str | None) -> None:
         """Send the files of a batch that the store lacks or has another version of."""
-        contents: dict[str, bytes] = {}
+        found: dict[str, files.File] = {}
         for path in batch:
             try:
                 if not files.is_storable(path):
                     raise DocumentError("the file name is not valid text", detail="Not valid UTF-8.")
-                contents[path] = files.read(path, base, files.MAX_DOCUMENT_BYTES, lambda: None)
+                found[path] = files.read(path, base, files.MAX_DOCUMENT_BYTES, lambda: None)
             except DocumentError as e:
                 self.tally.fail(path.encode(errors="replace").decode(), e)
-        if not contents:
+        if not found:
             return
-        hashes = [hashlib.sha256(content).hexdigest() for content in contents.values()]
+        hashes = [hashlib.sha256(file.content).hexdigest() for file in found.values()]
         query = "SELECT ml_rag.unchanged_documents(%s, %s, %s, %s)"
-        for name in self._values(query, list(contents), hashes, self._options):
-            del contents[name]
+        for name in self._values(query, list(found), hashes, Jsonb(self._options)):
+            del found[name]
             self.tally.count("unchanged")
-        if contents:
+        if found:
+            options = {**self._options, "file_dates": [file.dates for file in found.values()]}
+            contents = [file.content for file in found.values()]
             query = "SELECT ml_rag.load_documents(%s, %s, %b, %s)"
-            self.tally.add(self._values(query, list(contents), list(contents.values()), self._options)[0])
+            self.tally.add(self._values(query, list(found), contents, Jsonb(options))[0])
 
     def remove(self, location: files.Location, found: set[str]) -> None:
         """Remove what was loaded from there and exists no more."""

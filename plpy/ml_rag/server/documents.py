@@ -27,6 +27,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest, MlRagError
+from ml_rag.ingest.formats import FORMATS
 from ml_rag.ingest.parse import accepted_formats
 from ml_rag.ingest.sandbox import Job, Limits, ModelTokenizer, Parsed, Sandbox
 from ml_rag.ingest.split import Chunking, chunking
@@ -335,6 +336,7 @@ class _Work:
 
     def _line(self, document: _Document) -> bytes:
         parsed = document.parsed
+        known = FORMATS.get(parsed.format)
         if document.error is not None:
             return self._error_line(document.index, document.name, parsed.format, document.error)
         return _dump(
@@ -343,7 +345,7 @@ class _Work:
                 "name": document.name,
                 "format": parsed.format,
                 "error": None,
-                "metadata": parsed.metadata,
+                "metadata": ({"file_type": known.media_type} if known else {}) | parsed.metadata,
                 "segments": [
                     {"text": segment.text, "tokens": segment.tokens, "metadata": segment.metadata}
                     for segment in parsed.segments

@@ -18,6 +18,9 @@ from hypothesis import strategies as st
 from ml_rag.backend import load
 from ml_rag.backend.load import INSERT_SEGMENTS, Loader, Rows, Upload, multipart, rows
 from ml_rag.errors import DimensionMismatch, DocumentError, EngineFailed, InvalidRequest, QueueFull
+from ml_rag.files import File
+
+DATES = {"last_modified_date": "2026-11-22T09:30:00Z"}
 
 
 class FakeStore:
@@ -80,7 +83,7 @@ def line(index: int, texts: list[str], vectors: list[list[float]] | None = None,
 
 def run(store: FakeStore, server: FakeServer, *names: str, **more: Any) -> Loader:
     loader = Loader(job(**more), server, store)  # type: ignore[arg-type]
-    loader.load([(name, lambda n=name: f"content of {n}".encode()) for name in names])  # type: ignore[misc]
+    loader.load([(name, lambda n=name: File(f"content of {n}".encode(), DATES)) for name in names])  # type: ignore[misc]
     return loader
 
 
@@ -96,6 +99,9 @@ def test_a_reply_becomes_rows_with_their_metadata() -> None:
     assert json.loads(portion.metadata[1]) == {
         "title": "T",
         "format": "text",
+        "file_name": "a",
+        "file_size": 12,
+        **DATES,
         "page": 7,
         "source": {"sha256": sha256, "made_with": "o"},
     }
@@ -139,7 +145,7 @@ def test_unchanged_documents_are_not_sent() -> None:
 
 
 def test_without_refresh_known_documents_are_not_even_read() -> None:
-    def read() -> bytes:
+    def read() -> File:
         raise AssertionError("read")
 
     loader = Loader(job(refresh=False), FakeServer(), FakeStore({"a": (None, None)}))  # type: ignore[arg-type]
@@ -236,7 +242,7 @@ def test_a_document_that_cannot_be_read_fails_alone() -> None:
 
     store = FakeStore()
     loader = Loader(job(), FakeServer(line(0, ["b"])), store)  # type: ignore[arg-type]
-    loader.load([("a", read), ("b", lambda: b"b"), ("\udcff", lambda: b"c")])
+    loader.load([("a", read), ("b", lambda: File(b"b")), ("\udcff", lambda: File(b"c"))])
     assert set(store.written) == {"b"}
     assert [entry["document_name"] for entry in loader.outcome.failed] == ["a", "?"]
 

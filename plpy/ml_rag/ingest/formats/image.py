@@ -22,9 +22,10 @@ def parse_image(name: str, content: bytes, request: Request) -> abc.Document:
     # other decoders of the library are never tried, whatever the file claims to be
     with Image.open(BytesIO(content), formats=("PNG", "JPEG", "TIFF")) as image:
         pages = getattr(image, "n_frames", 1)
+        media_type = image.get_format_mimetype()
         for number, frame in enumerate(ImageSequence.Iterator(image), start=1):
             upright = ImageOps.exif_transpose(frame).convert("RGB")
             blocks.append((read_image(upright, request.language), {"page": number} if pages > 1 else {}))
     if not any(text.strip() for text, _ in blocks):
         raise DocumentError("document has no text", detail="OCR found none in the image", hint="Leave it out.")
-    return document("image", blocks)
+    return document("image", blocks, {"file_type": media_type} if media_type else None)
