@@ -22,9 +22,10 @@
 -- wrong in a store that nobody named from the call (pipeline/isolate). From step 6 on hits are keys and scores; their texts are
 -- read after step 9, from the same snapshot.
 --
--- ml_rag_search ends after step 11 and returns rows; ml_rag_chat (chat/) keeps the turns of a conversation; ml_rag_table (batch/) asks many questions, ml_rag_evaluate (evaluate/)
--- measures the answers. vector_store_load and the like (store/) bring in what is searched, vectorizers (vectorizer/) keep
--- ordinary tables searchable.
+-- ml_rag_search ends after step 11 and returns rows; ml_rag.why_not (pipeline/why) follows one segment that far. ml_rag_chat
+-- (chat/) keeps the turns of a conversation, ml_rag_table (batch/) asks many questions, ml_rag_evaluate (evaluate/) measures the
+-- answers. vector_store_load and the like (store/) bring in what is searched, vectorizers (vectorizer/) keep ordinary tables
+-- searchable.
 
 -- ground: schema and types, settings, the door to Python, the model server, metrics, options
 \i ground/schema.sql
@@ -75,6 +76,7 @@
 \i pipeline/summarize.sql
 \i pipeline/explain.sql
 \i pipeline/rag.sql
+\i pipeline/why.sql
 
 -- batch: many rows of a table; the locks that they and loads take
 \i store/lock.sql

@@ -43,6 +43,8 @@ OPTIONS_OF = {
     "ml_rag.unchanged_documents": ("load_documents",),
     "nl_sql": ("ml_nl_sql",),
     "ml_rag_chat": ("ml_rag", "ml_rag_chat"),
+    "ml_rag.why_not": ("ml_rag",),
+    "ml_rag.calibrate": ("ml_rag",),
 }
 _STORES = "ARRAY(SELECT s FROM ml_rag.discover(ARRAY['docs', 'words']) AS s)"
 _EMBEDDING = f"'{[round(float(x), 4) for x in fake_embedding('one two')]}'::vector"
@@ -82,6 +84,8 @@ PLAIN_VALUES: dict[tuple[str, str], Any] = {
     ("name", "text"): "public.made",
     ("names", "text[]"): ["a"],
     ("document_name", "text"): "a",
+    ("document", "text"): "a",
+    ("segment_number", "bigint"): 1,
     ("ids", "text[]"): ["1", "2"],
     ("texts", "text[]"): ["one", "two three"],
     ("records", "jsonb"): '[{"id": "1", "text": "one"}, {"id": "2", "text": "two three"}]',
@@ -99,6 +103,8 @@ VALUES: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("name", "text"): st.one_of(st.sampled_from(["public.docs", "public.texts"]), TEXTS),
     ("names", "text[]"): st.lists(st.one_of(st.just("a"), TEXTS), max_size=2),
     ("document_name", "text"): TEXTS,
+    ("document", "text"): TEXTS,
+    ("segment_number", "bigint"): st.integers(-1, 9),
     ("ids", "text[]"): st.lists(TEXTS, max_size=2),
     ("texts", "text[]"): st.lists(TEXTS, max_size=2),
     ("records", "jsonb"): st.one_of(
