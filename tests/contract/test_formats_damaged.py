@@ -60,7 +60,9 @@ def test_damage_ends_in_a_document_or_a_document_error(path: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["docx", "pptx", "xlsx", "odt", "odp", "epub", "xls", "msg"])
 def test_half_an_office_document_is_said_to_be_damaged(ending: str) -> None:
-    for path in DOCS.glob(f"*.{ending}"):
+    paths = list(DOCS.glob(f"*.{ending}"))
+    assert paths
+    for path in paths:
         content = path.read_bytes()
         result = outcome(path.name, content[: len(content) // 2])
         assert isinstance(result, DocumentError)
@@ -68,9 +70,13 @@ def test_half_an_office_document_is_said_to_be_damaged(ending: str) -> None:
 
 
 def test_no_document_passes_for_another_by_its_name() -> None:
+    known = {".pdf", ".docx", ".pptx", ".xlsx", ".xls", ".html", ".rtf"}
+    seen = set()
     for path in sorted(DOCS.glob("*")):
         whole = outcome(path.name, path.read_bytes())
-        if isinstance(whole, Document) and path.suffix in {".pdf", ".docx", ".pptx", ".xlsx", ".xls", ".html", ".rtf"}:
+        if isinstance(whole, Document) and path.suffix in known:
+            seen.add(path.suffix)
             for wrong in ("a.txt", "a.pdf", "a.md", "a.csv", "a.zip"):
                 renamed = outcome(wrong, path.read_bytes())
                 assert renamed == whole, (path.name, wrong)
+    assert seen == known

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from security.test_unasked_stores import COLUMNS, NEAR, ROW, ask, publish, texts, warnings
 from support.cluster import Connection, Database
+from support.planting import COLUMNS, NEAR, ROW, ask, publish, texts, warnings
 from support.stores import as_text, create_store, error, fake_embedding
 
 WORDS = {"keyword_search": True, "semantic_search": False}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,15 +11,8 @@ import pytest
 from psycopg import sql
 
 from support.cluster import Connection, Database
-from support.stores import answer, as_text, create_store, error, fake_embedding, search
-
-QUESTION = "contract notice period"
-COLUMNS = (
-    "document_name text, metadata jsonb, document_id bigint, segment_number integer, segment text, "
-    "segment_embedding vector(16)"
-)
-NEAR = as_text(fake_embedding(QUESTION))
-ROW = f"('planted', '{{}}', 1, 1, 'contract notice planted', '{NEAR}')"
+from support.planting import COLUMNS, NEAR, QUESTION, ROW, ask, publish, texts, warnings
+from support.stores import as_text, create_store, error, fake_embedding, search
 
 #: made by another role in its own schema, readable by everybody: how, and whether the planted row may be cited
 PLANTS: dict[str, tuple[str, bool]] = {
@@ -185,36 +177,6 @@ def attacker(good: Database) -> Iterator[Connection]:
     connection.execute(f"CREATE TABLE evil.kb ({COLUMNS}); INSERT INTO evil.kb VALUES {ROW}")
     yield connection
     connection.execute("DROP SCHEMA evil CASCADE")
-
-
-def publish(attacker: Connection, statements: str = "", table: str = "evil.kb") -> None:
-    attacker.execute(statements)
-    if "COMMENT ON" not in statements:
-        attacker.execute(f"COMMENT ON COLUMN {table}.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'")
-    attacker.execute("GRANT SELECT ON ALL TABLES IN SCHEMA evil TO PUBLIC")
-
-
-def warnings(connection: Connection) -> list[tuple[str, str]]:
-    """Warnings on this connection from now on, as (message, detail)."""
-    said: list[tuple[str, str]] = []
-
-    def keep(d: Any) -> None:
-        if d.severity_nonlocalized == "WARNING":
-            said.append((d.message_primary or "", d.message_detail or ""))
-
-    connection.add_notice_handler(keep)
-    return said
-
-
-def ask(connection: Connection, **options: Any) -> tuple[dict[str, Any], float]:
-    began = time.monotonic()
-    document = answer(connection, QUESTION, {"skip_generate": True, "n_citations": 10, **options})
-    return document, time.monotonic() - began
-
-
-def texts(document: dict[str, Any]) -> list[str]:
-    """The good store's citations; the planted one's all hold the word."""
-    return [c["segment"] for c in document["citations"] if "planted" not in c["segment"]]
 
 
 @pytest.mark.parametrize("plant", PLANTS)

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import pytest
 
 from support.cluster import Connection, Database
-from support.stores import answer, create_store, error, fake_embedding, grant, ident, insert, mark, names, retrieve
+from support.stores import (
+    answer,
+    create_store,
+    error,
+    fake_embedding,
+    grant,
+    ident,
+    insert,
+    mark,
+    names,
+    retrieve,
+    warnings_of,
+)
 
 ROW = [("a", 1, 1, "s", (1, 0, 0))]
-
-
-@contextmanager
-def warnings_of(connection: Connection) -> Iterator[list[Any]]:
-    caught: list[Any] = []
-
-    def keep(notice: Any) -> None:
-        # the notice itself is gone once the handler returns
-        caught.append((notice.severity_nonlocalized, notice.sqlstate, notice.message_primary))
-
-    connection.add_notice_handler(keep)
-    yield caught
-    connection.remove_notice_handler(keep)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from test_discover import warnings_of
 
 from support.cluster import Connection, Database
-from support.stores import Row, answer, as_text, create_store, error, fake_embedding, search
+from support.stores import Row, answer, as_text, create_store, error, fake_embedding, search, warnings_of
 
 NAMES = ["/srv/docs/PerksPlus.pdf", "/srv/docs/employee_handbook.pdf", "/srv/docs/role_library.pdf"]
 

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from support import hostile_server
-from support.cluster import Connection, Database
-from support.hostile_server import HostileServer, embeddings, encoded, head, hostile, reply, send
+from support.cluster import Connection
+from support.embedding import UNIT, behave, embed, session
+from support.hostile_server import HostileServer, embeddings, encoded, endless, head, reply, send
 from support.stores import create_store, error, fake_embedding, search
 
-UNIT = [1.0, 0.0, 0.0]
-
-
-def embed(connection: Connection, text: str | None = "hello", **options: Any) -> list[float]:
-    row = connection.execute(
-        "SELECT ml_embed_row(%s, %s)::text", (text, psycopg.types.json.Jsonb(options) if options else None)
-    ).fetchone()
-    assert row is not None
-    return [float(x) for x in row[0].strip("[]").split(",")]
+__all__ = ["behave", "session"]
 
 
 @pytest.mark.parametrize("text", ["cats chase mice", "one", "a a a b", "!", "MiXeD Case_1"])
@@ -75,31 +65,6 @@ def test_embeddings_of_another_dimension_meet_the_store(owner: Connection, asker
 
 
 # -- servers that misbehave -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def behave(module_owner: Connection, local_sockets: Path) -> Iterator[Callable[..., HostileServer]]:
-    """``behave(handler)``: the database's model server is now one that answers like that."""
-    (before,) = module_owner.execute("SELECT value FROM ml_rag.setting WHERE name = 'model_server'").fetchone() or ("",)
-    with contextlib.ExitStack() as stack:
-
-        def start(handler: hostile_server.Handler, name: str | None = None) -> HostileServer:
-            server = stack.enter_context(hostile(local_sockets, handler, name))
-            module_owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
-            return server
-
-        yield start
-    module_owner.execute("SELECT ml_rag.configure('model_server', %s)", (before,))
-
-
-@pytest.fixture
-def session(module_db: Database) -> Iterator[Connection]:
-    """A session of its own, which keeps its connection to the model server."""
-    connection = module_db.connect("asker")
-    # an upper bound: no misbehaviour may hang the test
-    connection.execute("SET statement_timeout = '20s'")
-    yield connection
-    connection.close()
 
 
 def test_a_proper_answer_passes(behave: Callable[..., HostileServer], session: Connection) -> None:
@@ -222,16 +187,6 @@ def test_odd_characters_in_an_error(behave: Callable[..., HostileServer], sessio
     behave(reply(body, "500 Internal Server Error"))
     with error("38000", "nul"):
         embed(session)
-
-
-def endless(first: bytes, again: bytes) -> hostile_server.Handler:
-    def handler(client: socket.socket, request: bytes) -> None:
-        client.sendall(first)
-        with contextlib.suppress(OSError):
-            while True:
-                client.sendall(again)
-
-    return handler
 
 
 BROKEN: dict[str, hostile_server.Handler] = {

@@ -11,11 +11,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from test_embed import UNIT, behave, embed, endless, session
 
 from support import hostile_server, interrupts
 from support.cluster import Connection, Database
-from support.hostile_server import HostileServer, embeddings, head, reply, silent
+from support.embedding import UNIT, behave, embed, session
+from support.hostile_server import HostileServer, embeddings, endless, head, reply, silent
 from support.stores import error
 
 __all__ = ["behave", "session"]

@@ -94,6 +94,7 @@ def test_retrieval_is_measured(ready: Connection) -> None:
 def test_the_measures_of_a_run_are_the_means_of_its_questions(ready: Connection) -> None:
     run = evaluate(ready, *(row(i, text, "'{a.txt,c.txt}'") for i, text in enumerate(DOCUMENTS.values())))
     found = questions(ready, run).values()
+    assert "recall@10" in run["measures"]
     for name, mean in run["measures"].items():
         assert mean == pytest.approx(sum(q["measures"][name] for q in found) / len(found), abs=1e-6)
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_search import METRICS, load, random_segments
 
 from support import reference
 from support.cluster import Connection, Database
+from support.metrics import METRICS
+from support.searching import load, random_segments
 from support.stores import create_store, retrieve, search
 
 

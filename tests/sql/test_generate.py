@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_discover import warnings_of
 
 from support import hostile_server, interrupts
 from support.cluster import Connection, Database
 from support.hostile_server import HostileServer, completion, head, hostile, reply, send, silent
-from support.stores import answer, create_store, error
+from support.stores import answer, create_store, error, warnings_of
 
 
 def generate(connection: Connection, prompt: str | None = "hello", options: Any = None) -> Any:

@@ -10,11 +10,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from test_discover import warnings_of
 
 from support.cluster import Connection, Database
 from support.scripted import MODEL, Script, scripted_model
-from support.stores import answer, create_store, error, grant, mark, search
+from support.stores import answer, create_store, error, grant, mark, search, warnings_of
 
 COLUMNS = ["price", "brand", "colors", "added_on", "in_stock"]
 PRODUCTS = [

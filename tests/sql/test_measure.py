@@ -14,7 +14,6 @@ import pytest
 import pytrec_eval
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from support.cluster import Connection
 from support.stores import error
@@ -212,4 +211,6 @@ def test_a_citation_marker_is_no_part_of_an_answer(module_owner: Connection) -> 
 def test_p_values_are_those_of_student(module_owner: Connection, degrees: int, t: float) -> None:
     row = module_owner.execute("SELECT ml_rag._student_p(%s, %s)", (t, degrees)).fetchone()
     assert row is not None
+    from scipy import stats  # here, where it is used: every process that runs tests imports this file
+
     assert row[0] == pytest.approx(2 * stats.t.sf(abs(t), degrees), abs=1e-9)

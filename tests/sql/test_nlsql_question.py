@@ -10,11 +10,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from test_discover import warnings_of
 
 from support.cluster import Connection, Database
 from support.schema import SqlModel, ask, metadata, model, shop, statement
-from support.stores import error
+from support.stores import error, warnings_of
 
 __all__ = ["model", "shop"]
 

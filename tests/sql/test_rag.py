@@ -7,21 +7,7 @@ import json
 import pytest
 
 from support.cluster import Connection, Database
-from support.stores import answer, create_store, error, fake_embedding, retrieve, search
-
-ROWS = [
-    ("a.txt", 1, 1, "one two", (1, 0, 0)),
-    ("a.txt", 1, 2, "two three", (1, 1, 0)),
-    ("a.txt", 1, 3, "three four", (0, 1, 0)),
-    ("b.txt", 2, 1, "five", (0, 1, 1)),
-    ("b.txt", 2, 2, "six", (0, 0, 1)),
-]
-
-
-def create_text_store(owner: Connection, name: str = "public.texts") -> None:
-    """A store whose embeddings are what fake-embed makes of its texts."""
-    texts = ["cats chase mice", "dogs chase cats", "birds fly south", "fish swim deep", "cows eat green grass"]
-    create_store(owner, name, [("d.txt", 1, i, t, fake_embedding(t)) for i, t in enumerate(texts)], type="vector(16)")
+from support.stores import ROWS, answer, create_store, create_text_store, error, retrieve, search
 
 
 def test_answer_has_exactly_the_documented_keys_in_their_order(owner: Connection, asker: Connection) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from test_fuse import expected
 
 from support.cluster import Connection, Database
+from support.fusing import expected
 from support.metrics import METRICS
 from support.stores import Row, answer, create_store, error, fake_embedding, grant, search
 

@@ -7,11 +7,21 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from test_rag import ROWS, create_text_store
 
 from support.cluster import Connection, Database
 from support.hostile_server import embeddings, hostile, reply
-from support.stores import answer, as_text, create_store, error, fake_embedding, insert, mark, retrieve
+from support.stores import (
+    ROWS,
+    answer,
+    as_text,
+    create_store,
+    create_text_store,
+    error,
+    fake_embedding,
+    insert,
+    mark,
+    retrieve,
+)
 
 
 def test_several_stores_are_listed_and_merged(owner: Connection, asker: Connection) -> None:

@@ -5,16 +5,15 @@ fake-rerank scores the share of the query's distinct words that occur in the tex
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from typing import Any
 
 import pytest
-from psycopg.types.json import Jsonb
 
 from support.cluster import Connection, Database
 from support.hostile_server import hostile, reply
+from support.ranking import rank, rows
 from support.stores import create_store, error, fake_embedding, search
 
 RECORDS = [
@@ -24,22 +23,6 @@ RECORDS = [
     {"id": "b", "title": "blue"},
     {"id": "x", "title": "x", "content": "y"},
 ]
-
-
-def rank(connection: Connection, query: str | None, records: Any, options: Any = None) -> Any:
-    records = records if isinstance(records, str) or records is None else json.dumps(records)
-    row = connection.execute(
-        "SELECT ml_rank(%s, %s, %s)", (query, records, None if options is None else Jsonb(options))
-    ).fetchone()
-    assert row is not None
-    return row[0]
-
-
-def rows(connection: Connection, query: str | None, ids: Any, texts: Any, options: Any = None) -> list[Any]:
-    return connection.execute(
-        "SELECT * FROM ml_rank_rows(%s, %s::text[], %s::text[], %s)",
-        (query, ids, texts, None if options is None else Jsonb(options)),
-    ).fetchall()
 
 
 def ids(answer: Any) -> list[str]:

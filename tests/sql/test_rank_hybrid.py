@@ -7,9 +7,9 @@ import re
 from collections import Counter
 
 import pytest
-from test_rank import rank, rows
 
 from support.cluster import Connection
+from support.ranking import rank, rows
 from support.stores import fake_embedding
 
 

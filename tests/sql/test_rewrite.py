@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_discover import warnings_of
 
 from support import interrupts
 from support.cluster import Connection, Database
 from support.scripted import MODEL, Script, scripted_model
-from support.stores import Row, answer, create_store, error, fake_embedding, search
+from support.stores import Row, answer, create_store, error, fake_embedding, search, warnings_of
 
 BIRDS = ["heron", "grebe", "loon", "tern", "gull", "swan", "duck", "coot"]
 HISTORY = [{"role": "user", "content": "Who knows the heron?"}, {"role": "assistant", "content": "The grebe does."}]

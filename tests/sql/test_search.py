@@ -9,7 +9,7 @@ import pytest
 from support import reference
 from support.cluster import Connection, Database
 from support.metrics import METRICS
-from support.searching import INDEXES, create_large_store, load, plan_of, random_segments
+from support.searching import INDEXES, create_large_store, create_partitioned, load, plan_of, random_segments
 from support.stores import as_text, create_store, error, retrieve, search
 
 
@@ -167,14 +167,6 @@ def test_the_statement_uses_the_index_under_row_level_security(owner: Connection
     create_large_store(owner, INDEXES[0])
     owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON docs USING (document_name <> 'x')")
     assert "Index Scan using docs_embedding" in plan_of(asker)
-
-
-def create_partitioned(owner: Connection) -> None:
-    create_store(owner, suffix=" PARTITION BY RANGE (document_id)")
-    owner.execute(
-        "CREATE TABLE docs_1 PARTITION OF docs FOR VALUES FROM (0) TO (1000);"
-        "CREATE TABLE docs_2 PARTITION OF docs FOR VALUES FROM (1000) TO (1000000)"
-    )
 
 
 def test_the_statement_uses_the_indexes_of_partitions(owner: Connection, asker: Connection) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 from psycopg import sql
-from test_search import create_partitioned
 
 from support.cluster import Connection, Database
-from support.searching import INDEXES, create_large_store, plan_of
+from support.searching import INDEXES, create_large_store, create_partitioned, plan_of
 from support.stores import create_store, error, grant, insert, mark, marker, names, retrieve, search
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_discover import warnings_of
 
 from support import interrupts
 from support.cluster import Connection, Database
 from support.scripted import MODEL, Script, scripted_model
-from support.stores import Row, answer, create_store, error, search
+from support.stores import Row, answer, create_store, error, search, warnings_of
 
 PLAN, MEMO = "/srv/docs/plan.pdf", "/srv/docs/memo.pdf"
 SEGMENT = re.compile(r"segment (\d+) of (\w+)")

@@ -7,10 +7,11 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from test_search import METRICS, load, random_segments
 
 from support import reference
 from support.cluster import Connection
+from support.metrics import METRICS
+from support.searching import load, random_segments
 from support.stores import create_store, error, retrieve
 
 HITS = "ARRAY(SELECT ROW('s', 'd', 1, '1', i, 't', d, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.hit \

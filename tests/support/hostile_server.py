@@ -171,6 +171,18 @@ def send(data: bytes, *, close: bool = False) -> Handler:
     return handler
 
 
+def endless(first: bytes, again: bytes) -> Handler:
+    """A handler that writes these bytes, then others until the client hangs up."""
+
+    def handler(client: socket.socket, request: bytes) -> None:
+        client.sendall(first)
+        with contextlib.suppress(OSError):
+            while True:
+                client.sendall(again)
+
+    return handler
+
+
 def reply(body: Any, status: str = "200 OK") -> Handler:
     """A handler that answers properly: bytes as they are, anything else as JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()

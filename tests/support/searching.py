@@ -53,6 +53,15 @@ def load(owner: Connection, segments: Sequence[Segment], type: str = "vector(3)"
         create_store(owner, store, rows, type=type)
 
 
+def create_partitioned(owner: Connection) -> None:
+    """Store `docs` of two partitions, without rows."""
+    create_store(owner, suffix=" PARTITION BY RANGE (document_id)")
+    owner.execute(
+        "CREATE TABLE docs_1 PARTITION OF docs FOR VALUES FROM (0) TO (1000);"
+        "CREATE TABLE docs_2 PARTITION OF docs FOR VALUES FROM (1000) TO (1000000)"
+    )
+
+
 def create_large_store(owner: Connection, index: str, rows: int = 3000) -> None:
     """Store `docs` with an approximate index; one document of 300 is named rare."""
     create_store(owner)

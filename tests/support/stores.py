@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,15 @@ Row = tuple[str, int, int, str | None, Sequence[float] | None]
 
 COLUMNS = "document_name text NOT NULL, metadata jsonb NOT NULL, document_id bigint NOT NULL, \
 segment_number integer NOT NULL, segment text, segment_embedding {type}, PRIMARY KEY (document_id, segment_number)"
+
+#: of a store of three dimensions: two documents
+ROWS = [
+    ("a.txt", 1, 1, "one two", (1, 0, 0)),
+    ("a.txt", 1, 2, "two three", (1, 1, 0)),
+    ("a.txt", 1, 3, "three four", (0, 1, 0)),
+    ("b.txt", 2, 1, "five", (0, 1, 1)),
+    ("b.txt", 2, 2, "six", (0, 0, 1)),
+]
 
 
 def marker(model: str = "fake-embed") -> str:
@@ -119,6 +129,12 @@ def fake_embedding(text: str, dimensions: int = 16) -> list[float]:
     return list(vector / np.linalg.norm(vector))
 
 
+def create_text_store(owner: Connection, name: str = "public.texts") -> None:
+    """A store whose embeddings are what fake-embed makes of its texts."""
+    texts = ["cats chase mice", "dogs chase cats", "birds fly south", "fish swim deep", "cows eat green grass"]
+    create_store(owner, name, [("d.txt", 1, i, t, fake_embedding(t)) for i, t in enumerate(texts)], type="vector(16)")
+
+
 class error:
     """``with error("22023") as caught``: the statement must fail with that SQLSTATE, and with these words in its text.
 
@@ -154,3 +170,17 @@ class error:
             assert not self.message[0].isupper(), self.message
             assert not self.message.endswith("."), self.message
         return True
+
+
+@contextmanager
+def warnings_of(connection: Connection) -> Iterator[list[Any]]:
+    """Severity, SQLSTATE and message of each notice that comes meanwhile."""
+    caught: list[Any] = []
+
+    def keep(notice: Any) -> None:
+        # the notice itself is gone once the handler returns
+        caught.append((notice.severity_nonlocalized, notice.sqlstate, notice.message_primary))
+
+    connection.add_notice_handler(keep)
+    yield caught
+    connection.remove_notice_handler(keep)

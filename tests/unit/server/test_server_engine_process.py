@@ -8,8 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,21 +16,10 @@ import pytest
 from ml_rag.abc import Delta, Sampling
 from ml_rag.errors import EngineFailed, InvalidRequest, ModelUnavailable, QueueFull
 from ml_rag.server.cancellation import ClientGone
-from ml_rag.server.catalogue import ModelEntry
 from ml_rag.server.engines import process
 from ml_rag.server.engines.process import BYTES_PER_TOKEN, CANCEL_SECONDS, EngineProcess
+from support.engine_process import TESTS, ask, never, started
 from support.processes import Background, children, gone, wait_until
-
-TESTS = Path(__file__).resolve().parents[2]
-
-
-def never() -> bool:
-    return False
-
-
-def started(how: str = "") -> EngineProcess:
-    entry = ModelEntry.model_validate({"id": "m", "task": "generate", "engine": "fake", "description": how})
-    return EngineProcess(entry, Path("/"), "support.misbehaving_engine")
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +32,6 @@ def engine() -> Iterator[EngineProcess]:
     made = started()
     yield made
     made.close()
-
-
-def ask(engine: EngineProcess, what: str, cancelled: Callable[[], bool] = never) -> list[Delta]:
-    return list(engine.generate([{"role": "user", "content": what}], Sampling(stop=("a", "b")), cancelled))
 
 
 def words(engine: EngineProcess, what: str) -> list[str]:
@@ -280,7 +264,7 @@ def test_a_model_that_cannot_be_loaded(how: str, error: type[Exception], detail:
 def test_it_ends_with_the_server_that_is_killed(doing: str) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from unit.server.test_server_engine_process import *\n"
+        "import time; from support.engine_process import ask, started\n"
         "engine = started()\n"
         "print(engine.pid, flush=True)\n"
         "ask(engine, sys.argv[2]) if sys.argv[2] != 'nothing' else time.sleep(60)\n"
