@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# setup.sh database|all|test|fuzz|check: what must stand before a command can run; what is done already costs nothing.
+# setup.sh installed|database|all|test|models|fuzz|check: what must stand before a command can run; what is done already
+# costs nothing. installed: the extension in PostgreSQL, no cluster. models: the default ones, and no model server.
 # setup.sh python, retrieval, generation: the same as all, in three parts. After the first, mk/llama.sh can compile; the
 # second needs nothing that must be compiled for long, and the third llama.cpp.
 source "$(dirname "$0")/lib.sh"
@@ -8,9 +9,13 @@ here=$(dirname "$0")
 
 packages() { step "Distribution packages: PostgreSQL, PL/Python, compiler, cmake, python3-venv" bash "$here/apt.sh"; }
 
-cluster() {
+extension() {
   step "pgvector for PostgreSQL" bash "$here/pgvector.sh"
   step "Extension: build and install" bash -c "bash '$here/build.sh' && bash '$here/install.sh' refresh"
+}
+
+cluster() {
+  extension
   step "Private cluster in $STATE" bash -c "bash '$here/cluster.sh' start && bash '$here/cluster.sh' extension"
 }
 
@@ -24,6 +29,10 @@ environment() { step "Virtual environment: torch, llama-cpp-python and the model
 server() { step "Default models and model server" bash "$here/server.sh" start; }
 
 case ${1:-} in
+  installed)
+    packages
+    extension
+    ;;
   database) database ;;
   all)
     database
@@ -43,8 +52,9 @@ case ${1:-} in
     environment
     server
     ;;
-  test)
-    environment test
+  test) environment test ;;
+  models)
+    environment
     step "Default models" bash "$here/server.sh" pull
     ;;
   fuzz) environment fuzz ;;
@@ -52,5 +62,5 @@ case ${1:-} in
     packages
     environment check
     ;;
-  *) die "usage: setup.sh database|all|test|fuzz|check|python|retrieval|generation" ;;
+  *) die "usage: setup.sh installed|database|all|test|models|fuzz|check|python|retrieval|generation" ;;
 esac

@@ -1,4 +1,5 @@
-"""Fixtures of all tests. Whatever needs PostgreSQL finds it through ML_RAG_TEST_DSN, a superuser's DSN.
+"""Fixtures of all tests. Whatever needs PostgreSQL finds it through ML_RAG_TEST_DSN, a superuser's DSN; without it, a
+cluster is made of the PostgreSQL whose pg_config ML_RAG_TEST_PG_CONFIG names.
 
 ML_RAG_TEST_MODEL_SERVER names the model server (with its fake models) as the database shall address it, where the
 database is on another machine; without it, one is started here on a unix socket.
@@ -6,6 +7,7 @@ database is on another machine; without it, one is started here on a unix socket
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -17,6 +19,16 @@ import pytest
 
 if TYPE_CHECKING:
     from support.cluster import Cluster, Connection, Database
+
+
+#: folders whose files take long: first, so that no process of tests ends long after the others
+_LONG = {"faults", "fuzz", "models"}
+#: bytes of memory that clusters are kept in, where there are so many
+_ROOM = 2 * 1024**3
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _LONG.isdisjoint(item.path.parts))
 
 
 @pytest.fixture(scope="session")
@@ -47,26 +59,47 @@ def model_server(reachable_dir: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def cluster(model_server: str) -> Iterator[Cluster]:
+def place() -> Iterator[Path]:
+    """Where clusters lie: PostgreSQL's operating system user must be able to enter.
+
+    In memory where there is room: each test has a database of its own, which is made there in a seventh of the time.
+    Faults lose nothing by it: a process that is killed loses nothing the kernel has, on no file system.
+    """
+    memory = Path("/dev/shm")
+    has_room = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > _ROOM
+    with tempfile.TemporaryDirectory(prefix="ml_rag_test_", dir=memory if has_room else None) as folder:
+        os.chmod(folder, 0o711)
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def dsn(place: Path) -> Iterator[str]:
+    """The server: the one that is named, else a cluster of this process's own."""
+    if dsn := os.environ.get("ML_RAG_TEST_DSN"):
+        yield dsn
+        return
+    from support.private_cluster import PG_CONFIG, private_cluster
+
+    if not os.environ.get(PG_CONFIG):
+        pytest.fail(f"neither ML_RAG_TEST_DSN nor {PG_CONFIG} is set: `make test` sets it, or name a superuser's DSN")
+    folder = place / "shared"
+    folder.mkdir(mode=0o711)
+    with contextlib.ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(private_cluster(folder, durable=False))
+        except pytest.skip.Exception as e:
+            pytest.fail(str(e))  # else nearly all tests were skipped
+        yield cluster.dsn
+
+
+@pytest.fixture(scope="session")
+def cluster(dsn: str, model_server: str) -> Iterator[Cluster]:
     """The server, with the test roles and a template database that has the extension."""
     from support.cluster import Cluster
 
-    dsn = os.environ.get("ML_RAG_TEST_DSN")
-    if not dsn:
-        pytest.fail("ML_RAG_TEST_DSN is not set: `make test` sets it, or name a superuser's DSN")
     cluster = Cluster(dsn)
     try:
-        template = cluster.create(template="template0", name=cluster.template)
-        with template.connect() as connection:
-            connection.execute("CREATE EXTENSION ml_rag CASCADE")
-            for setting, value in {
-                "model_server": model_server,
-                "embed_model_id": "fake-embed",
-                "generate_model_id": "fake-generate",
-                "rerank_model_id": "fake-rerank",
-            }.items():
-                connection.execute("SELECT ml_rag.configure(%s, %s)", (setting, value))
-        cluster.create_roles()
+        cluster.prepare(model_server)
         yield cluster
     finally:
         cluster.drop()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,28 +14,12 @@ from support.private_cluster import PrivateCluster, private_cluster
 from support.site import CHUNKING, Gate, Site, write_corpus
 from support.supervised_server import SupervisedServer, supervised_server
 
-_ROOM = 2 * 1024**3
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker("faults")
-
-
-@pytest.fixture(scope="session")
-def place() -> Iterator[Path]:
-    """Where all of it lies: PostgreSQL's operating system user must be able to enter.
-
-    In memory where there is room: a process that is killed loses nothing the kernel has, on no file system, so what is
-    spared is the wait for the disk at each checkpoint.
-    """
-    memory = Path("/dev/shm")
-    has_room = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > _ROOM
-    with tempfile.TemporaryDirectory(prefix="ml_rag_faults_", dir=memory if has_room else None) as folder:
-        os.chmod(folder, 0o711)
-        yield Path(folder)
 
 
 @pytest.fixture(scope="session")
@@ -51,18 +32,7 @@ def private(place: Path) -> Iterator[PrivateCluster]:
 def cluster(private: PrivateCluster, model_server: str) -> Iterator[Cluster]:
     """The cluster of these tests, in place of the one all others share."""
     cluster = Cluster(private.dsn, ahead=False)
-    template = cluster.create(template="template0", name=cluster.template)
-    with template.connect() as connection:
-        connection.execute("CREATE EXTENSION ml_rag CASCADE")
-        for setting, value in {
-            "model_server": model_server,
-            "embed_model_id": "fake-embed",
-            "generate_model_id": "fake-generate",
-            "rerank_model_id": "fake-rerank",
-        }.items():
-            connection.execute("SELECT ml_rag.configure(%s, %s)", (setting, value))
-    template.close()
-    cluster.create_roles()
+    cluster.prepare(model_server)
     yield cluster
     cluster.drop()
 

@@ -82,7 +82,19 @@ class Cluster:
             self._maintenance = psycopg.connect(self.dsn, autocommit=True)
             self._maintenance.execute(composed)
 
-    def create_roles(self) -> None:
+    def prepare(self, model_server: str) -> None:
+        """Make ``ROLES`` and the template, a database with the extension, whose model server is the one given."""
+        template = self.create(template="template0", name=self.template)
+        with template.connect() as connection:
+            connection.execute("CREATE EXTENSION ml_rag CASCADE")
+            for setting, value in {
+                "model_server": model_server,
+                "embed_model_id": "fake-embed",
+                "generate_model_id": "fake-generate",
+                "rerank_model_id": "fake-rerank",
+            }.items():
+                connection.execute("SELECT ml_rag.configure(%s, %s)", (setting, value))
+        template.close()
         for name, group in ROLES.items():
             self.execute("CREATE ROLE {}", f"{self.prefix}_{name}")
             if group is not None:

@@ -1,4 +1,4 @@
-"""A PostgreSQL cluster that a test may kill: made by initdb in a folder of its own, with the settings of a real one."""
+"""A PostgreSQL cluster of the tests' own, made by initdb in a folder: to use quickly, or to kill."""
 
 from __future__ import annotations
 
@@ -27,14 +27,22 @@ unix_socket_permissions = 0700
 shared_buffers = '64MB'
 log_min_messages = warning
 log_line_prefix = '%m [%p] '
-# as a real one has them: what is committed must be there after the crash
-fsync = on
-full_page_writes = on
-synchronous_commit = on
+max_wal_size = '128MB'
 max_wal_senders = 4
 # a table's rows can be sent to another database too
 wal_level = logical
 restart_after_crash = on
+"""
+#: as a real one has them: what is committed must be there after the crash
+_DURABLE = """
+fsync = on
+full_page_writes = on
+synchronous_commit = on
+"""
+_QUICK = """
+fsync = off
+full_page_writes = off
+synchronous_commit = off
 """
 
 
@@ -73,10 +81,13 @@ class PrivateCluster:
             path.mkdir(mode=0o700)
             shutil.chown(path, self._user)
 
-    def initialise(self) -> None:
+    def initialise(self, *, durable: bool = True) -> None:
         self.make_folders()
-        self.run("initdb", "-k", "-D", self.data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8")
-        self.configure(_CONF.format(port=_PORT, sockets=self.sockets))
+        sync = () if durable else ("--no-sync",)
+        self.run(
+            "initdb", "-k", *sync, "-D", self.data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8"
+        )  # fmt: skip
+        self.configure(_CONF.format(port=_PORT, sockets=self.sockets) + (_DURABLE if durable else _QUICK))
 
     def configure(self, settings: str) -> None:
         """Lines for postgresql.conf; the last one of a name holds."""
@@ -181,15 +192,30 @@ def cluster_user() -> str:
         pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
 
 
+#: waits for the end of its input, which is ours; then ends the postmaster and removes the two folders
+_GUARD = """
+cat
+pid=$(head -n 1 "$0/postmaster.pid") && kill -QUIT "$pid"
+for i in $(seq 100); do kill -0 "$pid" || break; sleep 0.05; done
+rm -rf "$0" "$1"
+"""
+
+
 @contextlib.contextmanager
-def private_cluster(folder: Path) -> Iterator[PrivateCluster]:
-    """A cluster that runs; gone afterwards, whatever state it is in."""
+def _gone_with_us(cluster: PrivateCluster) -> Iterator[None]:
+    """The cluster is gone afterwards, and also where this process is killed: it may be gigabytes of memory."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(
+        ["sh", "-c", _GUARD, cluster.data, cluster.sockets], stdin=subprocess.PIPE, start_new_session=True, **quiet
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def private_cluster(folder: Path, *, durable: bool = True) -> Iterator[PrivateCluster]:
+    """A cluster that runs; gone afterwards, whatever state it is in. ``durable``: what it commits survives a crash."""
     cluster = PrivateCluster(folder, programs(), cluster_user())
-    cluster.initialise()
-    try:
+    with _gone_with_us(cluster):
+        cluster.initialise(durable=durable)
         cluster.start()
         yield cluster
-    finally:
-        cluster.stop()
-        shutil.rmtree(cluster.data, ignore_errors=True)
-        shutil.rmtree(cluster.sockets, ignore_errors=True)
