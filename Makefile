@@ -1,7 +1,7 @@
 # The commands of this repository; each is a script in mk/. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-one fault-test psql dsn doctor start stop clean build install uninstall bench injection eval check docs docker-test upgrade-test
+.PHONY: help demo test test-fast test-one fault-test psql dsn doctor start stop clean build install uninstall bench injection eval check docs docker-test upgrade-test
 
 help: ## what each command does
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -9,8 +9,15 @@ help: ## what each command does
 demo: ## from nothing to three answers: installs what is missing, loads the sample documents, asks
 	@bash mk/demo.sh
 
+# Several processes of tests, each with a cluster and a model server of its own; one where a server is given. The tests of
+# a file share databases and servers, so they stay in one process.
+WORKERS = $(if $(ML_RAG_TEST_DSN),,-n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder)
+
 test: ## the whole test suite, set-up included; ML_RAG_TEST_DSN=... runs it against another server
-	@bash mk/test.sh
+	@bash mk/test.sh $(WORKERS)
+
+test-fast: ## the test suite without real models, faults and fuzzing
+	@ML_RAG_MODELS=none bash mk/test.sh $(WORKERS) -m 'not (slow or models or faults or fuzz)'
 
 test-one: ## one test: make test-one T=tests/sql/test_rag.py
 	@[ -n "$(T)" ] || { echo "usage: make test-one T=tests/sql/test_rag.py (or FILE::TEST)" >&2; exit 2; }

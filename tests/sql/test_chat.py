@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
@@ -159,7 +158,7 @@ def test_an_abstention_is_a_turn(script: Script, asker: Connection) -> None:
         ({"re_run": "yes"}, "true or false"),
         ({"n_citation": 1}, "n_citations"),
         ({"query_options": {"history": []}}, "turns of the conversation"),
-        ({"conversation_id": str(uuid4())}, "conversation does not exist"),
+        ({"conversation_id": "3f2504e0-4f89-41d3-9a0c-0305e82c3301"}, "conversation does not exist"),
         ([1], "a JSON object"),
     ],
     ids=str,

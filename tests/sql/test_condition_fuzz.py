@@ -112,6 +112,8 @@ FILTERS = st.recursive(
     ),
     max_leaves=6,
 ).filter(lambda f: depth(f) <= 8)
+pytestmark = pytest.mark.fuzz
+
 RELAXED = settings(
     max_examples=150,
     deadline=None,
