@@ -20,7 +20,12 @@
 --
 -- Steps 6 and 7 are arms; pipeline/arms goes through arms and stores, and reads each store in one place, which keeps what goes
 -- wrong in a store that nobody named from the call (pipeline/isolate). From step 6 on hits are keys and scores; their texts are
--- read after step 9, from the same snapshot.
+-- read after step 9, from the same snapshot. Where whole documents are wanted, they are read after step 3, and step 12 follows
+-- (pipeline/summarize).
+--
+-- The functions named above are the stages as they can be called by themselves. In a call, six of them are run by what lies
+-- beneath in the same files: _rewrite, _search_store (knn), _keyword_store (bm25), _fuse, _expand_store (neighbours),
+-- _generate_text.
 --
 -- ml_rag_search ends after step 11 and returns rows; ml_rag.why_not (pipeline/why) follows one segment that far. ml_rag_chat
 -- (chat/) keeps the turns of a conversation, ml_rag_table (batch/) asks many questions, ml_rag_evaluate (evaluate/) measures the

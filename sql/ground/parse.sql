@@ -80,7 +80,8 @@ CREATE FUNCTION ml_rag.parse_options(routine text, options jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: check the options of a routine, or of one object among them, and fill in the defaults; null = default
+-- purpose: check the options of a routine, or of one object among them, and fill in the defaults; null = default. The keys of
+-- objects among them are checked too
 -- Calls: ml_rag._bad_option, ml_rag._unknown_option  Reads: ml_rag.option
 DECLARE
   _parsed jsonb;
@@ -131,6 +132,9 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'json_schema is too complex',
           DETAIL = format('It has %s bytes; at most 65536 are allowed.', octet_length(_value::text)),
           HINT = 'Use a simpler schema.';
+      ELSIF _option.keys_of IS NOT NULL THEN
+        -- only checked: whoever reads the object fills in its defaults, which may depend on more
+        PERFORM ml_rag.parse_options(_option.keys_of, _value);
       END IF;
     WHEN 'any' THEN
       NULL; -- whoever reads it checks it
@@ -168,7 +172,8 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.parse_options(text, jsonb) IS
 $$checks the options of a routine and fills in the defaults
-routine: ml_rag, retrieval_options, ml_generate, … as in ml_rag.option. A JSON null stands for the default.
+routine: ml_rag, retrieval_options, ml_generate, … as in ml_rag.option. A JSON null stands for the default. The keys of an object
+among them (keys_of) are checked, but not filled in.
 Errors: 22023, whose detail names the option, the value and what is allowed.$$;
 
 CREATE FUNCTION ml_rag._texts(value jsonb) RETURNS text[]

@@ -1,16 +1,5 @@
 -- arms: what each arm of a request finds, store by store. An arm and a store are the unit of work: of isolation, of explain.
 
-CREATE FUNCTION ml_rag._is_filtered(options jsonb) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether options leave rows out; most calls do not, and need not ask store by store
-BEGIN
-  RETURN coalesce(
-    options ?| '{document_name,exclude_document_name,filters,required_keywords,excluded_keywords}', false);
-END
-$$;
-
 CREATE FUNCTION ml_rag._add_texts(store ml_rag.store, hits ml_rag.hit[]) RETURNS ml_rag.hit[]
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT

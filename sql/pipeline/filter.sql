@@ -159,6 +159,26 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._filter_options() RETURNS text[]
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the options of ml_rag that leave rows out, all of which ml_rag.filter reads
+BEGIN
+  RETURN '{document_name,exclude_document_name,filters,required_keywords,excluded_keywords}';
+END
+$$;
+
+CREATE FUNCTION ml_rag._is_filtered(options jsonb) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether options leave rows out; most calls do not, and need not ask store by store  Calls: ml_rag._filter_options
+BEGIN
+  RETURN coalesce(options ?| ml_rag._filter_options(), false);
+END
+$$;
+
 CREATE FUNCTION ml_rag.filter(store ml_rag.store, options jsonb, OUT condition text, OUT arguments text[])
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT

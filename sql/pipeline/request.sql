@@ -107,16 +107,6 @@ BEGIN
   IF _parsed ->> 'abstain_text' !~ '\S' THEN
     PERFORM ml_rag._bad_option('abstain_text', _parsed -> 'abstain_text', 'a text that is not blank');
   END IF;
-  IF _parsed ? 'prompt' THEN
-    PERFORM ml_rag.parse_options('prompt', _parsed -> 'prompt');
-  END IF;
-  -- checked even where skip_generate leaves them unused: a mistyped option should not wait for its day
-  IF _parsed ? 'model_options' THEN
-    PERFORM ml_rag.parse_options('ml_generate', _parsed -> 'model_options');
-  END IF;
-  IF _parsed ? 'vector_store_columns' THEN
-    PERFORM ml_rag.parse_options('vector_store_columns', _parsed -> 'vector_store_columns');
-  END IF;
   IF _parsed ?| '{filters,required_keywords,excluded_keywords}' THEN
     PERFORM ml_rag._filter_tree(_parsed -> 'filters') WHERE _parsed ? 'filters';
     PERFORM ml_rag._check_keywords(o.key, o.value) FROM jsonb_each(_parsed) AS o

@@ -31,9 +31,9 @@ CREATE FUNCTION ml_rag._without_filters(options jsonb) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: options without those that leave rows out
+-- purpose: options without those that leave rows out  Calls: ml_rag._filter_options
 BEGIN
-  RETURN options - '{document_name,exclude_document_name,filters,required_keywords,excluded_keywords}'::text[];
+  RETURN options - ml_rag._filter_options();
 END
 $$;
 
@@ -84,13 +84,13 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the step of a segment that the filters leave out: which of them do
--- Calls: ml_rag._segments_like, ml_rag._without_filters  Reads: the stores, as the caller
+-- Calls: ml_rag._filter_options, ml_rag._segments_like, ml_rag._without_filters  Reads: the stores, as the caller
 DECLARE
   _all jsonb := request.options;
   _names text[] := '{}';
   _name text;
 BEGIN
-  FOREACH _name IN ARRAY '{document_name,exclude_document_name,filters,required_keywords,excluded_keywords}'::text[] LOOP
+  FOREACH _name IN ARRAY ml_rag._filter_options() LOOP
     IF _all ? _name AND cardinality(ml_rag._segments_like(request, stores,
         ml_rag._without_filters(_all) || jsonb_build_object(_name, _all -> _name), document_name, segment_number)) = 0 THEN
       _names := _names || format('"%s"', _name);

@@ -143,6 +143,17 @@ def test_a_null_does_not_hide_an_unknown_key(module_asker: Connection) -> None:
         parse(module_asker, "ml_rag", {"n_citation": None})
 
 
+def test_the_keys_of_an_object_are_checked_with_it(module_asker: Connection) -> None:
+    objects = module_asker.execute(
+        "SELECT routine, name, keys_of FROM ml_rag.option WHERE type = 'object' AND keys_of IS NOT NULL"
+    ).fetchall()
+    assert ("ml_rag", "model_options", "ml_generate") in objects
+    for routine, name, keys_of in objects:
+        with error("22023", 'unknown option "nonsense"') as caught:
+            parse(module_asker, routine, {name: {"nonsense": 1}})
+        assert caught.detail.startswith(f"Options of {keys_of}:")
+
+
 def test_keys_of_any_form_are_complained_about(module_asker: Connection) -> None:
     for key in ("x" * 100_000, "%s", '"', "\n", "😀", "a.b", "{}", "\\"):
         with error("22023") as caught:
