@@ -99,6 +99,7 @@
 -- vectorizer: ordinary tables made searchable and kept so: definition, failures, runs
 \i vectorizer/text.sql
 \i vectorizer/error.sql
+\i vectorizer/segments.sql
 \i vectorizer/vectorizer.sql
 \i vectorizer/run.sql
 \i vectorizer/status.sql

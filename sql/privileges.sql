@@ -121,13 +121,17 @@ BEGIN
     -- vectorizer/error: a policy leaves each role those of its own tables
     ('ml_rag_user', 'SELECT, INSERT, UPDATE, DELETE', 'TABLE', 'vectorizer_error'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_text_hash _note_failures retry_vectorizer'),
+    -- vectorizer/segments, with what it shares with store/load
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _parse_chunking _segment_table _find_segments _source_key _embed_segments _document_id _new_segments _same_key
+      _segment_statements _make_segments _keep_segments _has_segment_triggers _drop_segments'),
     -- vectorizer/vectorizer
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _wake_workers _vectorizer _find_vectorizer _check_vectorizer_columns _add_vectorizer_columns _follow_columns
-      create_vectorizer drop_vectorizer'),
+      _queue create_vectorizer drop_vectorizer'),
     -- vectorizer/run
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _waiting _row_key _begin_vectorizer _unclaim _claim _read_claimed _embed_apart _embed_claimed _write_claimed
+      _waiting _row_key _begin_vectorizer _unclaim _claim _read_claimed _embed_apart _embed_claimed _write_segments _write_claimed
       _next_claim _sweep_errors _index_vectorizer _run_step _end_vectorizer _count_waiting run_vectorizer'),
     -- vectorizer/status
     ('ml_rag_user', 'SELECT', 'TABLE', 'vectorizer'),

@@ -461,8 +461,11 @@ SELECT ml_rag._add_option('create_vectorizer', 'index', 'object', keys_of => 'in
   description => 'the index of the embeddings, which the first run that has embedded all builds');
 SELECT ml_rag._add_option('create_vectorizer', 'document_name', 'text', default_value => '"{schema}.{table}/{key}"',
   description => 'template of the name in citations: schema, table, key, and columns');
-SELECT ml_rag._add_option('create_vectorizer', 'destination', 'choice', choices => '{column}', default_value => '"column"',
-  description => 'where the embeddings are: column, beside the row');
+SELECT ml_rag._add_option('create_vectorizer', 'destination', 'choice', choices => '{column,table}', default_value => '"column"',
+  description => 'where the embeddings are: column, beside the row; table, in a table of segments, for texts longer than the model'
+    ' takes in');
+SELECT ml_rag._add_option('create_vectorizer', 'chunking', 'object', keys_of => 'chunking', default_rule => 'those of chunking',
+  description => 'how texts are split into segments, where destination is table');
 SELECT ml_rag._add_option('create_vectorizer', 'mode', 'choice', choices => '{deferred}', default_value => '"deferred"',
   description => 'when rows are embedded: deferred, by the next run');
 

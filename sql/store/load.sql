@@ -73,24 +73,35 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._parse_load_options(routine text, options jsonb) RETURNS jsonb
+CREATE FUNCTION ml_rag._parse_chunking(options jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the options of a loading routine, with those of the object chunking and of file_dates
--- Calls: ml_rag.parse_options, ml_rag._bad_option, ml_rag._parse_file_dates
+-- purpose: the object chunking  Calls: ml_rag.parse_options, ml_rag._bad_option
 DECLARE
-  _parsed jsonb := ml_rag.parse_options($1, $2);
-  _chunking jsonb := ml_rag.parse_options('chunking', _parsed -> 'chunking');
+  _chunking jsonb := ml_rag.parse_options('chunking', options);
 BEGIN
   IF (_chunking ->> 'overlap_tokens')::integer > (_chunking ->> 'segment_tokens')::integer / 2 THEN
     PERFORM ml_rag._bad_option('overlap_tokens', _chunking -> 'overlap_tokens',
       format('at most half of "segment_tokens", which is %s', _chunking ->> 'segment_tokens'));
   END IF;
+  RETURN _chunking;
+END
+$$;
+
+CREATE FUNCTION ml_rag._parse_load_options(routine text, options jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the options of a loading routine, with those of the object chunking and of file_dates
+-- Calls: ml_rag.parse_options, ml_rag._parse_chunking, ml_rag._parse_file_dates
+DECLARE
+  _parsed jsonb := ml_rag.parse_options($1, $2);
+BEGIN
   IF _parsed ? 'file_dates' THEN
     _parsed := jsonb_set(_parsed, '{file_dates}', ml_rag._parse_file_dates(_parsed -> 'file_dates'));
   END IF;
-  RETURN jsonb_set(_parsed, '{chunking}', _chunking);
+  RETURN jsonb_set(_parsed, '{chunking}', ml_rag._parse_chunking(_parsed -> 'chunking'));
 END
 $$;
 

@@ -5,14 +5,17 @@
 -- What a run works on, from one transaction to the next.
 CREATE TYPE ml_rag._vectorizer_run AS (
   step       text,                    -- what comes next: claim, embed, write, sweep, index; null = it is done
-  job        ml_rag._embedding_job,   -- what it has in common with filling an embedding
-  key        name[],                  -- the primary key, and its types
+  relation   regclass,                -- the table that has the vectorizer
+  request    jsonb,                   -- it has a table of segments: how texts are split; else null
+  job        ml_rag._embedding_job,   -- what it has in common with filling an embedding; its store is the table that is filled
+  key        name[],                  -- the columns of the primary key in the table that is filled, and their types
   key_types  text[],
   parts      oid[],                   -- the table, or its partitions that are still to be read
   after      text,                    -- the key of the last row that was read
   keys       text[],                  -- a batch: keys, claims, errors
   claims     bigint[],
   errors     jsonb[],
+  found      ml_rag._segments,        -- of a batch
   batches    integer,                 -- how many may still be read; null = all
   is_partial boolean                  -- it ended by that
 );
@@ -46,22 +49,30 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: check everything before the first row; returns the run
--- Calls: ml_rag.parse_options, ml_rag._check_embedding_table, ml_rag._find_vectorizer, ml_rag._primary_key,
--- ml_rag._index_definition, ml_rag._full_name
+-- Calls: ml_rag.parse_options, ml_rag._check_embedding_table, ml_rag._find_vectorizer, ml_rag._find_segments,
+-- ml_rag._source_key, ml_rag._primary_key, ml_rag._index_definition, ml_rag._full_name
 DECLARE
   _options jsonb := ml_rag.parse_options('run_vectorizer', $2);
+  _store regclass := relation;
   _found record;
   _key record;
   _index record;
 BEGIN
   PERFORM ml_rag._check_embedding_table(relation);
   _found := ml_rag._find_vectorizer(relation);
-  _key := ml_rag._primary_key(relation);
+  IF _found.options ->> 'destination' = 'table' THEN
+    _store := ml_rag._find_segments(relation);
+    _key := ml_rag._source_key(_store);
+  ELSE
+    _key := ml_rag._primary_key(relation);
+  END IF;
   _index := ml_rag._index_definition(_found.options -> 'index', _found.options ->> 'distance_metric', 'vector');
   RETURN jsonb_populate_record(NULL::ml_rag._vectorizer_run, jsonb_build_object(
-    'step', 'claim', 'key', to_jsonb(_key.key), 'key_types', to_jsonb(_key.types), 'batches', _options -> 'batches',
+    'step', 'claim', 'relation', relation::oid::bigint, 'request', CASE WHEN _store <> relation THEN
+      jsonb_build_object('embed_model_id', _found.model_id, 'chunking', _found.options -> 'chunking') END,
+    'key', to_jsonb(_key.key), 'key_types', to_jsonb(_key.types), 'batches', _options -> 'batches',
     'job', jsonb_build_object(
-      'store', relation::oid::bigint, 'vector_store', ml_rag._full_name(relation), 'call', call,
+      'store', _store::oid::bigint, 'vector_store', ml_rag._full_name(relation), 'call', call,
       'embedding', _found.model_id, 'column_name', 'segment_embedding', 'segment', 'segment', 'model_id', _found.model_id,
       'type', _found.type, 'index_method', _index.method, 'index_class', _index.class, 'index_options', _index.storage,
       'any_index', true, 'batch_size', _options -> 'batch_size', 'lock_seconds', 10, 'began', clock_timestamp(),
@@ -89,7 +100,7 @@ SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $$
 -- purpose: the next rows that wait and that no other run has claimed, in the order of their keys
--- At most 4 MB of texts at once.  Calls: ml_rag._waiting, ml_rag._row_key, ml_rag._unclaim  Reads: the table, as the caller
+-- At most 4 MB of texts at once, 1 MB where each becomes many segments.  Calls: ml_rag._waiting, ml_rag._row_key, ml_rag._unclaim  Reads: the table, as the caller
 DECLARE
   _run record := run;
   _keys name[] := run.key;
@@ -105,7 +116,7 @@ BEGIN
   _run.keys := '{}';
   _run.claims := '{}';
   FOR _row IN EXECUTE format('SELECT t.ctid AS place, %s AS key, octet_length(t.segment) AS bytes %s%s ORDER BY %s',
-    ml_rag._row_key(_keys), ml_rag._waiting(_part, (run.job).store, _keys),
+    ml_rag._row_key(_keys), ml_rag._waiting(_part, run.relation, _keys),
     CASE WHEN run.after IS NOT NULL THEN format(' AND (%s) > (%s)', _columns,
       (SELECT string_agg(format('$1[%s]::%s', i, t), ', ' ORDER BY i) FROM unnest(_types) WITH ORDINALITY AS u (t, i))) END,
     _columns) USING run.after::text[]
@@ -118,7 +129,7 @@ BEGIN
       _bytes := _bytes + coalesce(_row.bytes, 0);
     END IF;
     _run.after := _row.key;
-    EXIT WHEN cardinality(_places) >= _size OR _bytes > 4000000;
+    EXIT WHEN cardinality(_places) >= _size OR _bytes > CASE WHEN run.request IS NULL THEN 4000000 ELSE 1000000 END;
   END LOOP;
   IF cardinality(_places) = 0 THEN
     _run.parts := _run.parts[2:];
@@ -195,26 +206,84 @@ CREATE FUNCTION ml_rag._embed_claimed(run ml_rag._vectorizer_run) RETURNS ml_rag
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: a batch's vectors; no table is touched while the model is asked  Calls: ml_rag._embed_apart
+-- purpose: a batch's vectors, or segments; no table is touched while the model is asked
+-- Calls: ml_rag._embed_apart, ml_rag._embed_segments, ml_rag._raise
 DECLARE
   _run record := run;
   _job record := run.job;
   _good integer[] := ARRAY(SELECT i FROM generate_subscripts(run.errors, 1) AS i WHERE run.errors[i] IS NULL ORDER BY i);
-  _texts text[] := (run.job).texts;
-  _embedded record := ml_rag._embed_apart(ARRAY(SELECT _texts[i] FROM unnest(_good) WITH ORDINALITY AS u (i, n) ORDER BY n),
-    (run.job).model_id);
-  _vectors vector[] := array_fill(NULL::vector, ARRAY[cardinality(_texts)]);
+  _all text[] := (run.job).texts;
+  _texts text[] := ARRAY(SELECT _all[i] FROM unnest(_good) WITH ORDINALITY AS u (i, n) ORDER BY n);
+  _vectors vector[] := array_fill(NULL::vector, ARRAY[cardinality(_all)]);
   _errors jsonb[] := run.errors;
+  _embedded record;
+  _found record;
 BEGIN
-  FOR _i IN 1..cardinality(_good) LOOP
-    _vectors[_good[_i]] := _embedded.vectors[_i];
-    _errors[_good[_i]] := _embedded.errors[_i];
-  END LOOP;
-  _job.vectors := _vectors;
-  _run.job := _job;
+  IF run.request IS NULL THEN
+    _embedded := ml_rag._embed_apart(_texts, (run.job).model_id);
+    FOR _i IN 1..cardinality(_good) LOOP
+      _vectors[_good[_i]] := _embedded.vectors[_i];
+      _errors[_good[_i]] := _embedded.errors[_i];
+    END LOOP;
+    _job.vectors := _vectors;
+    _run.job := _job;
+  ELSIF cardinality(_good) > 0 THEN
+    SELECT o.found, o.error INTO _embedded FROM ml_rag._embed_segments(_texts, run.request) AS o;
+    PERFORM ml_rag._raise(_embedded.error) WHERE _embedded.error IS NOT NULL;
+    _found := _embedded.found;
+    FOR _i IN 1..cardinality(_good) LOOP
+      _errors[_good[_i]] := _found.errors[_i];
+    END LOOP;
+    _found.texts := ARRAY(SELECT _good[t] FROM unnest(_found.texts) WITH ORDINALITY AS u (t, n) ORDER BY n);
+    _run.found := _found;
+  ELSE
+    _run.found := NULL;
+  END IF;
   _run.errors := _errors;
   _run.step := 'write';
   RETURN _run;
+END
+$$;
+
+CREATE FUNCTION ml_rag._write_segments(run ml_rag._vectorizer_run) RETURNS ml_rag._embedding_job
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the segments of rows that still have that text and that nobody else is changing, in the place of those that wait
+-- Calls: ml_rag._relation_name  Writes: the table of segments, as the caller
+DECLARE
+  _job record := run.job;
+  _found ml_rag._segments := run.found;
+  _relation text := ml_rag._relation_name(_job.store);
+  _columns text := (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest(run.key) WITH ORDINALITY AS u (k, place));
+  _written bigint;
+BEGIN
+  EXECUTE format($sql$
+    WITH made AS MATERIALIZED (
+      SELECT p.n, p.number, p.segment, p.metadata::jsonb AS metadata, p.vector::%2$s AS vector
+      FROM unnest($3, $4, $5, $6, $7) AS p (n, number, segment, metadata, vector)
+    ), free AS MATERIALIZED (
+      SELECT t.ctid AS place, t.*, u.n FROM unnest($1, $2) WITH ORDINALITY AS u (place, text, n)
+      JOIN %1$s AS t ON t.ctid = u.place
+      WHERE u.n = ANY ($3) AND t.segment_embedding IS NULL AND t.segment COLLATE "C" = u.text
+      FOR NO KEY UPDATE OF t SKIP LOCKED
+    ), written AS (
+      UPDATE %1$s AS t SET segment = m.segment, metadata = m.metadata, segment_embedding = m.vector
+      FROM free AS f JOIN made AS m ON m.n = f.n AND m.number = 1 WHERE t.ctid = f.place
+      RETURNING 1
+    ), more AS (
+      INSERT INTO %1$s (%3$s, document_id, document_name, text_hash, segment_number, segment, metadata, segment_embedding)
+      SELECT %4$s, f.document_id, f.document_name, f.text_hash, m.number, m.segment, m.metadata, m.vector
+      FROM free AS f JOIN made AS m ON m.n = f.n AND m.number > 1
+    )
+    SELECT count(*) FROM written$sql$, _relation, _job.type, _columns,
+    (SELECT string_agg(format('f.%I', k), ', ' ORDER BY place) FROM unnest(run.key) WITH ORDINALITY AS u (k, place)))
+  INTO _written USING _job.places, _job.texts, _found.texts, _found.numbers, _found.segments, _found.metadata, _found.vectors;
+  _job.found := _job.found + _written;
+  _job.segments := _job.segments + _written;
+  _job.places := NULL;
+  _job.texts := NULL;
+  RETURN _job;
 END
 $$;
 
@@ -223,11 +292,12 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a batch's embeddings and errors; a row that was changed meanwhile, or is being changed, comes up again
--- Calls: ml_rag._write_batch, ml_rag._note_failures, ml_rag._relation_name  Writes: the table, as the caller
+-- Calls: ml_rag._write_batch, ml_rag._write_segments, ml_rag._note_failures, ml_rag._relation_name
+-- Writes: the table, as the caller
 DECLARE
   _run record := run;
   _before record := run.job;
-  _job record := ml_rag._write_batch(run.job);
+  _job record := CASE WHEN run.request IS NULL THEN ml_rag._write_batch(run.job) ELSE ml_rag._write_segments(run) END;
   _errors jsonb[] := run.errors;
   _kept integer[];
 BEGIN
@@ -240,8 +310,9 @@ BEGIN
       _errors[_kept[_i]] := jsonb_build_object('sqlstate', '55000', 'message', 'a trigger of the table keeps the row as it is');
     END LOOP;
   END IF;
-  _job.failed := _before.failed + ml_rag._note_failures(_job.store, _run.keys, _before.texts, _errors);
+  _job.failed := _before.failed + ml_rag._note_failures(_run.relation, _run.keys, _before.texts, _errors);
   _run.job := _job;
+  _run.found := NULL;
   _run.batches := _run.batches - 1;
   _run.is_partial := _run.batches = 0;
   _run.step := CASE WHEN _run.is_partial THEN 'sweep' ELSE 'claim' END;
@@ -280,12 +351,10 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: errors of rows that are deleted, have another key or an embedding by now are forgotten
 -- Calls: ml_rag._relation_name, ml_rag._row_key  Writes: ml_rag.vectorizer_error
-DECLARE
-  _store regclass := (run.job).store;
 BEGIN
   EXECUTE format('DELETE FROM ml_rag.vectorizer_error AS e WHERE e.relation = $1 AND NOT EXISTS ('
-    'SELECT FROM %s AS t WHERE t.segment_embedding IS NULL AND %s = e.key)', ml_rag._relation_name(_store),
-    ml_rag._row_key(run.key)) USING _store;
+    'SELECT FROM %s AS t WHERE t.segment_embedding IS NULL AND %s = e.key)', ml_rag._relation_name((run.job).store),
+    ml_rag._row_key(run.key)) USING run.relation;
 END
 $$;
 
@@ -346,24 +415,25 @@ CREATE FUNCTION ml_rag._end_vectorizer(run ml_rag._vectorizer_run) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the result, and what the caller has to know  Calls: ml_rag._embedding_trigger, ml_rag._count_waiting
+-- purpose: the result, and what the caller has to know
+-- Calls: ml_rag._embedding_trigger, ml_rag._has_segment_triggers, ml_rag._count_waiting
 DECLARE
-  _store regclass := (run.job).store;
-  _trigger record := ml_rag._embedding_trigger(_store, (
+  _relation regclass := run.relation;
+  _trigger record := ml_rag._embedding_trigger(_relation, (
     SELECT a.attnum FROM pg_attribute AS a
-    WHERE a.attrelid = (run.job).store AND a.attname = 'segment_embedding' AND NOT a.attisdropped));
+    WHERE a.attrelid = run.relation AND a.attname = 'segment_embedding' AND NOT a.attisdropped));
 BEGIN
-  IF _trigger.is_on IS NOT TRUE THEN
-    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('the trigger of "%s" was dropped or disabled', _store),
+  IF NOT coalesce(run.request IS NULL AND _trigger.is_on OR run.request IS NOT NULL AND ml_rag._has_segment_triggers(_relation), false) THEN
+    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('a trigger of "%s" was dropped or disabled', _relation),
       DETAIL = 'Texts that changed without it have kept their old embedding.',
-      HINT = format('SELECT ml_rag.drop_vectorizer(%L); and create it again.', _store);
-  ELSIF _trigger.later IS NOT NULL THEN
-    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('trigger "%s" of "%s" runs after that of ml_rag', _trigger.later, _store),
+      HINT = format('SELECT ml_rag.drop_vectorizer(%L); and create it again.', _relation);
+  ELSIF _trigger.later IS NOT NULL AND run.request IS NULL THEN
+    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('trigger "%s" of "%s" runs after that of ml_rag', _trigger.later, _relation),
       DETAIL = 'It could change a text whose embedding is kept. Triggers run in the order of their names.',
-      HINT = format('ALTER TRIGGER %I ON %s RENAME TO …;', _trigger.later, _store);
+      HINT = format('ALTER TRIGGER %I ON %s RENAME TO …;', _trigger.later, _relation);
   END IF;
   RETURN jsonb_build_object('relation', (run.job).vector_store, 'embedded', (run.job).segments, 'failed', (run.job).failed,
-    'pending', ml_rag._count_waiting(_store), 'seconds', round(extract(epoch FROM clock_timestamp() - (run.job).began), 3));
+    'pending', ml_rag._count_waiting(_relation), 'seconds', round(extract(epoch FROM clock_timestamp() - (run.job).began), 3));
 END
 $$;
 
@@ -371,15 +441,18 @@ CREATE FUNCTION ml_rag._count_waiting(relation regclass) RETURNS bigint
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: how many rows wait for a run  Calls: ml_rag._parts, ml_rag._waiting, ml_rag._primary_key
--- Reads: the table, as the caller
+-- purpose: how many rows wait for a run
+-- Calls: ml_rag._segment_table, ml_rag._parts, ml_rag._waiting, ml_rag._source_key, ml_rag._primary_key
+-- Reads: the table that is filled, as the caller
 DECLARE
-  _key name[] := (ml_rag._primary_key(relation)).key;
+  _segments regclass := ml_rag._segment_table(relation);
+  _key name[] := CASE WHEN _segments IS NULL THEN (ml_rag._primary_key(relation)).key ELSE (ml_rag._source_key(_segments)).key END;
   _part oid;
   _n bigint;
   _all bigint := 0;
 BEGIN
-  FOR _part IN SELECT c.oid FROM pg_class AS c WHERE c.oid = ANY (ml_rag._parts(relation)) AND c.relkind = 'r' LOOP
+  FOR _part IN SELECT c.oid FROM pg_class AS c
+               WHERE c.oid = ANY (ml_rag._parts(coalesce(_segments, relation))) AND c.relkind = 'r' LOOP
     EXECUTE concat('SELECT count(*) ', ml_rag._waiting(_part, relation, _key)) INTO _n;
     _all := _all + _n;
   END LOOP;

@@ -23,12 +23,14 @@ RETURNS TABLE (trigger name, options jsonb, model_id text, type text)
 LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 1
 SET search_path FROM CURRENT
 AS $$
--- purpose: the vectorizer of a table; no row = it has none  Calls: ml_rag._embeddings  Reads: the catalog
+-- purpose: the vectorizer of a table; no row = it has none  Calls: ml_rag._segment_table, ml_rag._embeddings
+-- Reads: the catalog
 BEGIN
   RETURN QUERY
     SELECT t.tgname, convert_from(substr(t.tgargs, 1, octet_length(t.tgargs) - 1), getdatabaseencoding())::jsonb, e.model_id,
       format('%s(%s)', e.type, e.dimensions)
-    FROM pg_trigger AS t LEFT JOIN ml_rag._embeddings(relation) AS e ON e.column_name = 'segment_embedding'
+    FROM pg_trigger AS t LEFT JOIN ml_rag._embeddings(coalesce(ml_rag._segment_table(relation)::oid, relation)) AS e
+      ON e.column_name = 'segment_embedding'
     WHERE t.tgrelid = relation AND t.tgfoid = 'ml_rag._wake_workers()'::regprocedure AND t.tgnargs = 1
       AND NOT t.tgisinternal AND t.tgparentid = 0;
 END
@@ -38,7 +40,7 @@ CREATE FUNCTION ml_rag._find_vectorizer(relation regclass, OUT options jsonb, OU
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the vectorizer of a table, or the error  Calls: ml_rag._vectorizer
+-- purpose: the vectorizer of a table, or the error  Calls: ml_rag._vectorizer, ml_rag._segment_table
 BEGIN
   SELECT v.options, v.model_id, v.type INTO options, model_id, type FROM ml_rag._vectorizer(relation) AS v;
   IF NOT FOUND THEN
@@ -46,7 +48,8 @@ BEGIN
       HINT = format('SELECT ml_rag.create_vectorizer(%L, ''{"columns": …}'') makes one.', relation);
   ELSIF model_id IS NULL OR (
     SELECT count(*) FROM pg_attribute AS a
-    WHERE a.attrelid = relation AND a.attname IN ('segment', 'segment_embedding') AND NOT a.attisdropped) < 2 THEN
+    WHERE a.attrelid = coalesce(ml_rag._segment_table(relation), relation) AND a.attname IN ('segment', 'segment_embedding')
+      AND NOT a.attisdropped) < 2 THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the vectorizer of "%s" lacks its columns', relation),
       DETAIL = 'segment or segment_embedding was dropped or renamed, or its comment no longer names a model.',
       HINT = format('SELECT ml_rag.drop_vectorizer(%L); and create it again.', relation);
@@ -81,12 +84,12 @@ CREATE FUNCTION ml_rag._add_vectorizer_columns(relation regclass, segment text, 
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: text, name and embedding, in one go: the table is written anew once
+-- purpose: text, name and embedding, in one go: the table is written anew once; type null = no embedding
 -- Calls: ml_rag._relation_name  Writes: the table's definition, as the caller
 BEGIN
   EXECUTE format('ALTER TABLE %s ADD COLUMN segment text GENERATED ALWAYS AS (%s) STORED,'
-    ' ADD COLUMN document_name text GENERATED ALWAYS AS (%s) STORED, ADD COLUMN segment_embedding %s',
-    ml_rag._relation_name(relation), segment, document_name, type);
+    ' ADD COLUMN document_name text GENERATED ALWAYS AS (%s) STORED%s',
+    ml_rag._relation_name(relation), segment, document_name, ', ADD COLUMN segment_embedding ' || type);
 EXCEPTION WHEN invalid_object_definition THEN
   RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'a column of the template cannot be part of a text',
     DETAIL = format('%s.', SQLERRM),
@@ -95,12 +98,12 @@ EXCEPTION WHEN invalid_object_definition THEN
 END
 $$;
 
-CREATE FUNCTION ml_rag._follow_columns(relation regclass, columns name[], options jsonb) RETURNS void
+CREATE FUNCTION ml_rag._follow_columns(relation regclass, columns name[]) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the triggers: one that empties an embedding whose text changes, one that wakes the workers, and the index of
--- the rows that wait  Calls: ml_rag._relation_name, ml_rag._primary_key, ml_rag._embedding_trigger, ml_rag._later_trigger
+-- purpose: the trigger that empties an embedding whose text changes
+-- Calls: ml_rag._relation_name, ml_rag._embedding_trigger, ml_rag._later_trigger
 -- Writes: the table's definition, as the caller
 DECLARE
   _relation text := ml_rag._relation_name(relation);
@@ -115,18 +118,29 @@ BEGIN
     (SELECT n.nspname FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE t.oid = 'vector'::regtype));
   -- also for what a logical replication applies
   EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER "~ml_rag_segment_embedding"', _relation);
-  EXECUTE format('CREATE TRIGGER ml_rag_vectorizer AFTER INSERT OR UPDATE OF %s OR DELETE OR TRUNCATE ON %s '
-    'FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._wake_workers(%L)',
-    (SELECT string_agg(quote_ident(c), ', ') FROM unnest(columns) AS c), _relation, options);
-  EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER ml_rag_vectorizer', _relation);
-  EXECUTE format('CREATE INDEX ON %s (%s) WHERE segment_embedding IS NULL', _relation,
-    (SELECT string_agg(quote_ident(k), ', ' ORDER BY place)
-     FROM unnest((ml_rag._primary_key(relation)).key) WITH ORDINALITY AS u (k, place)));
   _later := (ml_rag._embedding_trigger(relation, (SELECT a.attnum FROM pg_attribute AS a
     WHERE a.attrelid = relation AND a.attname = 'segment_embedding' AND NOT a.attisdropped))).later;
   IF _later IS NOT NULL THEN
     PERFORM ml_rag._later_trigger(relation, _later);
   END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._queue(relation regclass, store regclass, columns name[], key name[], options jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the trigger that wakes the workers, which holds the options, and the index of the rows that wait; store: the table
+-- that is filled  Calls: ml_rag._relation_name  Writes: the tables' definitions, as the caller
+DECLARE
+  _relation text := ml_rag._relation_name(relation);
+BEGIN
+  EXECUTE format('CREATE TRIGGER ml_rag_vectorizer AFTER INSERT OR UPDATE OF %s OR DELETE OR TRUNCATE ON %s '
+    'FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._wake_workers(%L)',
+    (SELECT string_agg(quote_ident(c), ', ') FROM unnest(columns) AS c), _relation, options);
+  EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER ml_rag_vectorizer', _relation);
+  EXECUTE format('CREATE INDEX ON %s (%s) WHERE segment_embedding IS NULL', ml_rag._relation_name(store),
+    (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest(key) WITH ORDINALITY AS u (k, place)));
 END
 $$;
 
@@ -136,11 +150,13 @@ SET search_path FROM CURRENT
 AS $$
 -- Calls: ml_rag.parse_options, ml_rag._check_embedding_table, ml_rag._check_vectorizer_columns, ml_rag._primary_key,
 -- ml_rag._template, ml_rag._template_columns, ml_rag._text_expression, ml_rag._get_setting, ml_rag._index_definition,
--- ml_rag.embed, ml_rag._warn_of_subscribers, ml_rag._lock_table, ml_rag._add_vectorizer_columns, ml_rag._follow_columns,
+-- ml_rag._bad_option, ml_rag.embed, ml_rag._warn_of_subscribers, ml_rag._lock_table, ml_rag._add_vectorizer_columns,
+-- ml_rag._follow_columns, ml_rag._make_segments, ml_rag._keep_segments, ml_rag._source_key, ml_rag._queue,
 -- ml_rag._index_keywords, ml_rag._relation_name  Writes: the table's definition, as the caller
 DECLARE
   _options jsonb := ml_rag.parse_options('create_vectorizer', $2);
   _model text := coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'));
+  _store regclass := relation;
   _template text;
   _name text;
   _key name[];
@@ -157,19 +173,35 @@ BEGIN
   _columns := ml_rag._template_columns(_template);
   _name := ml_rag._text_expression('document_name', relation, ml_rag._template('document_name', _options -> 'document_name'), _key);
   _template := ml_rag._text_expression('columns', relation, _template, _key);
+  IF _options ->> 'destination' = 'table' THEN
+    _options := jsonb_set(_options, '{chunking}', ml_rag._parse_chunking(_options -> 'chunking'));
+  ELSIF _options ? 'chunking' THEN
+    PERFORM ml_rag._bad_option('chunking', _options -> 'chunking', 'nothing, where "destination" is column',
+      '"destination": "table" splits texts into segments.');
+  END IF;
   PERFORM ml_rag._index_definition(_options -> 'index', _options ->> 'distance_metric', 'vector');
   -- a first vector tells the dimensions, and whether the model works, before anything is made
   _type := format('vector(%s)', vector_dims(ml_rag.embed('dimensions', _model)));
-  PERFORM ml_rag._warn_of_subscribers(relation, 'segment_embedding', _type);
+  IF _options ->> 'destination' = 'column' THEN
+    PERFORM ml_rag._warn_of_subscribers(relation, 'segment_embedding', _type);
+  END IF;
 
   PERFORM ml_rag._lock_table(relation, 'ACCESS EXCLUSIVE');
   PERFORM ml_rag._check_vectorizer_columns(relation);
-  PERFORM ml_rag._add_vectorizer_columns(relation, _template, _name, _type);
-  EXECUTE format('COMMENT ON COLUMN %s.segment_embedding IS %L', ml_rag._relation_name(relation),
+  IF _options ->> 'destination' = 'column' THEN
+    PERFORM ml_rag._add_vectorizer_columns(relation, _template, _name, _type);
+    PERFORM ml_rag._follow_columns(relation, _columns);
+  ELSE
+    PERFORM ml_rag._add_vectorizer_columns(relation, _template, _name, NULL);
+    _store := ml_rag._make_segments(relation, _type);
+    PERFORM ml_rag._keep_segments(relation);
+    _key := (ml_rag._source_key(_store)).key;
+  END IF;
+  EXECUTE format('COMMENT ON COLUMN %s.segment_embedding IS %L', ml_rag._relation_name(_store),
     format('GENAI_OPTIONS=EMBED_MODEL_ID=%s', _model));
-  PERFORM ml_rag._follow_columns(relation, _columns, _options || jsonb_build_object('embed_model_id', _model));
+  PERFORM ml_rag._queue(relation, _store, _columns, _key, _options || jsonb_build_object('embed_model_id', _model));
   IF (_options -> 'keyword_search')::boolean THEN
-    PERFORM ml_rag._index_keywords(relation, jsonb_strip_nulls(jsonb_build_object('language', _options -> 'language')), false);
+    PERFORM ml_rag._index_keywords(_store, jsonb_strip_nulls(jsonb_build_object('language', _options -> 'language')), false);
   END IF;
   RAISE NOTICE USING MESSAGE = format('the rows of "%s" are embedded by the next run', relation),
     HINT = format('CALL ml_rag.run_vectorizer(%L), or ml-rag worker.', relation);
@@ -191,14 +223,15 @@ CREATE FUNCTION ml_rag.drop_vectorizer(relation regclass, options jsonb DEFAULT 
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag.parse_options, ml_rag._own_table, ml_rag._check_writable, ml_rag._vectorizer, ml_rag._lock_table,
--- ml_rag._relation_name, ml_rag.disable_keyword_search  Writes: the table's definition, as the caller;
+-- Calls: ml_rag.parse_options, ml_rag._own_table, ml_rag._check_writable, ml_rag._segment_table, ml_rag._vectorizer,
+-- ml_rag._lock_table, ml_rag._relation_name, ml_rag.disable_keyword_search, ml_rag._drop_segments  Writes: the table's definition, as the caller;
 -- ml_rag.vectorizer_error
 DECLARE
   _options jsonb := ml_rag.parse_options('drop_vectorizer', $2);
   _relation text := ml_rag._relation_name(relation);
   _trigger name;
   _index regclass;
+  _segments regclass := ml_rag._segment_table(relation);
 BEGIN
   PERFORM ml_rag._own_table(relation);
   PERFORM ml_rag._check_writable('vectorizers cannot be changed', relation);
@@ -211,7 +244,7 @@ BEGIN
     EXECUTE format('DROP TRIGGER %I ON %s', _trigger, _relation);
   END LOOP;
   FOR _index IN SELECT x.indexrelid FROM pg_index AS x
-                WHERE x.indrelid = relation AND pg_get_expr(x.indpred, x.indrelid) = '(segment_embedding IS NULL)' LOOP
+                WHERE x.indrelid = coalesce(_segments, relation) AND pg_get_expr(x.indpred, x.indrelid) = '(segment_embedding IS NULL)' LOOP
     EXECUTE format('DROP INDEX %s', _index);
   END LOOP;
   DELETE FROM ml_rag.vectorizer_error AS e WHERE e.relation = drop_vectorizer.relation;
@@ -223,6 +256,7 @@ BEGIN
     PERFORM ml_rag.disable_keyword_search(relation);
   END IF;
   EXECUTE format('DROP TRIGGER IF EXISTS "~ml_rag_segment_embedding" ON %s', _relation);
+  PERFORM ml_rag._drop_segments(relation);
   EXECUTE format('ALTER TABLE %s DROP COLUMN IF EXISTS segment, DROP COLUMN IF EXISTS document_name,'
     ' DROP COLUMN IF EXISTS segment_embedding', _relation);
 END

@@ -33,7 +33,10 @@ def test_the_examples(owner: Connection, models: ModelsServer) -> None:
     (failures,) = [rows for statement, rows in results if "FROM ml_rag.vectorizer_error" in statement]
     assert failures == [("{4}", 1, "22023", "the text is empty")]
     runs = [rows[0][0]["embedded"] for statement, rows in results if "run_vectorizer" in statement and rows]
-    assert runs == [3, 1, 3, 1]
+    assert runs == [3, 1, 3, 1, 2]
+    (segments,) = [rows for statement, rows in results if "manuals_segments" in statement]
+    assert segments is not None
+    assert sorted(segments)[-1] == ("Tent", 2, "Dry it before it is packed.")
     *_, (_, jackets) = results
     assert jackets is not None
     assert sorted(name for (name,) in jackets) == ["Ember", "Fjord", "Mystery"]

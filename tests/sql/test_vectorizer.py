@@ -487,7 +487,7 @@ def test_a_disabled_trigger_is_reported(items: Connection) -> None:
     items.add_notice_handler(lambda d: told.append(d.message_primary or ""))
     items.execute('ALTER TABLE items DISABLE TRIGGER "~ml_rag_segment_embedding"')
     run(items)
-    assert told == ['the trigger of "items" was dropped or disabled']
+    assert told == ['a trigger of "items" was dropped or disabled']
 
 
 def test_writers_go_on_where_the_embedding_has_another_name(items: Connection) -> None:

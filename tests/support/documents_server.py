@@ -51,7 +51,7 @@ class DocumentsServer:
         client.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n")
         for index, (name, content) in enumerate(files):
             self.documents.append(name)
-            text = content.decode()
+            text = content.decode("utf-8-sig")
             order = text.split("\n")[0]
             if order == "!hang":
                 silent(client, request)

@@ -71,3 +71,28 @@ def assert_in_step(connection: Connection, relation: str = "items", model: str =
     if connection.execute(has_index, (relation,)).fetchall():
         n = sum(text is not None for text, _ in rows)
         assert indexed == (n, n)
+
+
+def assert_segments_in_step(connection: Connection, relation: str, key: str = "id") -> None:
+    """The same where the destination is a table of segments, which are paragraphs."""
+    rows = dict(connection.execute(f"SELECT {key}::text, segment FROM {relation}").fetchall())
+    found: dict[str, list[tuple[str, Any]]] = {of: [] for of in rows}
+    for of, number, text, vector in connection.execute(
+        "SELECT source_id::text, segment_number, segment, segment_embedding::real[]"
+        f" FROM {relation}_segments ORDER BY 1, 2"
+    ):
+        assert number == len(found[of]) + 1
+        found[of].append((text, vector))
+    failed = {failure[0].strip("{}") for failure in failures(connection)}
+    assert failed <= rows.keys()
+    for of, text in rows.items():
+        if of in failed:
+            assert found[of] == [(text, None)]
+            continue
+        assert [piece for piece, _ in found[of]] == [piece for piece in text.split("\n\n") if piece.strip()]
+        for piece, vector in found[of]:
+            assert vector == pytest.approx(embedding(piece, "fake-embed"), abs=1e-6)
+    assert pending(connection, relation) == 0
+    indexed = "SELECT count(DISTINCT key), count(*) FROM ml_rag.keyword_row WHERE store = %s::regclass"
+    n = sum(text is not None for pieces in found.values() for text, _ in pieces)
+    assert connection.execute(indexed, (f"{relation}_segments",)).fetchone() == (n, n)

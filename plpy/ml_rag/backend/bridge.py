@@ -169,6 +169,17 @@ def embed(plpy: Any, texts: list[str], model_id: str, input_type: str | None) ->
 
 
 @outcome
+def embed_segments(plpy: Any, texts: list[str], request: str) -> dict[str, Any]:
+    """Texts of rows, split and embedded: the fields of ml_rag._segments."""
+    from ml_rag.backend import segments
+
+    options = json.loads(request)
+    with _calls.waiting(plpy, "ml_rag.embed", "embed", options["embed_model_id"]):
+        found = segments.embed(server(plpy), texts, options)
+    return found | {"errors": [error and as_jsonb(error) for error in found["errors"]]}
+
+
+@outcome
 def rerank(plpy: Any, query: str, texts: list[str], model_id: str) -> list[float]:
     """The relevance of each text to the query, 0-1."""
     with _calls.waiting(plpy, "ml_rag.rerank", "rerank", model_id):

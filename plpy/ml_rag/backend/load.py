@@ -154,7 +154,7 @@ class Loader:
                 try:
                     upload = waiting.pop(reply["index"])
                 except (KeyError, TypeError):
-                    raise _nonsense(f"No document was asked for by {str(reply)[:100]}") from None
+                    raise nonsense(f"No document was asked for by {str(reply)[:100]}") from None
                 try:
                     self._write(upload, reply)
                 except DocumentError as e:
@@ -165,7 +165,7 @@ class Loader:
             if not complete:
                 self._server.close()  # which makes the model server stop
         if waiting:
-            raise _nonsense(f"{len(waiting)} of {len(uploads)} documents are missing")
+            raise nonsense(f"{len(waiting)} of {len(uploads)} documents are missing")
 
     def _write(self, upload: Upload, reply: dict[str, Any]) -> None:
         if (failure := reply.get("error")) is not None:
@@ -200,15 +200,7 @@ class Loader:
         self._committed_at = time.monotonic()
 
     def _check(self, reply: dict[str, Any]) -> tuple[list[dict[str, Any]], bytes]:
-        """Segments and vectors of a reply. A wrong vector in a table is worse than an error."""
-        try:
-            segments, dimensions = reply["segments"], reply["dimensions"]
-            vectors = b64decode(reply["embeddings"], validate=True)
-            texts = [segment["text"] for segment in segments]
-            if not all(text.strip() for text in texts) or len(vectors) != 4 * dimensions * len(segments):
-                raise ValueError(f"{len(vectors)} bytes of embeddings for {len(segments)} segments")
-        except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise _nonsense(f"No document: {e!r}") from None
+        segments, vectors, dimensions = segments_and_vectors(reply)
         if segments and self._dimensions is not None and dimensions != self._dimensions:
             raise DimensionMismatch(
                 "the model's embeddings do not fit the vector store",
@@ -216,6 +208,19 @@ class Loader:
                 hint="Load into another table: the model has changed since this one was made.",
             )
         return segments, vectors
+
+
+def segments_and_vectors(reply: dict[str, Any]) -> tuple[list[dict[str, Any]], bytes, int]:
+    """Segments, vectors and dimensions of a reply. A wrong vector in a table is worse than an error."""
+    try:
+        segments, dimensions = reply["segments"], reply["dimensions"]
+        vectors = b64decode(reply["embeddings"], validate=True)
+        texts = [segment["text"] for segment in segments]
+        if not all(text.strip() for text in texts) or len(vectors) != 4 * dimensions * len(segments):
+            raise ValueError(f"{len(vectors)} bytes of embeddings for {len(segments)} segments")
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise nonsense(f"No document: {e!r}") from None
+    return segments, vectors, dimensions
 
 
 def rows(segments: Sequence[dict[str, Any]], vectors: bytes, shared: dict[str, Any]) -> Iterator[Rows]:
@@ -269,5 +274,6 @@ def _clean(value: Any) -> Any:
     return value
 
 
-def _nonsense(detail: str) -> EngineFailed:
+def nonsense(detail: str) -> EngineFailed:
+    """The error about a reply that is none."""
     return EngineFailed("unexpected reply from the model server", detail=f"{detail}.")

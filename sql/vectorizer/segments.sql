@@ -1,0 +1,293 @@
+-- segments: the table of segments of a vectorizer whose destination is "table", for texts longer than the model takes in.
+--
+-- The source gets the generated columns segment and document_name; each of its rows has rows in the table of segments, by
+-- its key. One that waits for a run has a single row there, with its whole text and no embedding, so that it is found by
+-- its words; a run puts the segments in its place. Triggers of the source do what a statement did to it to the segments
+-- too, in the same transaction. They run a function that the owner of the source owns, since whoever writes the source may
+-- not write the segments otherwise; what it executes is made here. A policy shows the segments of those rows of the source
+-- that the reader sees, and is by what the table of segments is found: it follows when either table is renamed.
+
+CREATE FUNCTION ml_rag._segment_table(relation oid) RETURNS regclass
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the table of segments of a table; null = it has none. Anybody may make a policy that reads another's table, so
+-- both must be of one owner  Reads: the catalog
+BEGIN
+  RETURN (
+    SELECT p.polrelid FROM pg_depend AS d JOIN pg_policy AS p ON p.oid = d.objid
+    JOIN pg_class AS c ON c.oid = p.polrelid JOIN pg_class AS s ON s.oid = relation AND s.relowner = c.relowner
+    WHERE d.classid = 'pg_policy'::regclass AND d.refclassid = 'pg_class'::regclass AND d.refobjid = relation
+      AND p.polname = 'ml_rag_source' AND p.polrelid <> relation LIMIT 1);
+END
+$$;
+
+CREATE FUNCTION ml_rag._find_segments(relation regclass) RETURNS regclass
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the same, or the error  Calls: ml_rag._segment_table
+DECLARE
+  _segments regclass := ml_rag._segment_table(relation);
+BEGIN
+  IF _segments IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the table of segments of "%s" is missing', relation),
+      DETAIL = 'It was dropped, lost its policy "ml_rag_source", or has another owner than the table.',
+      HINT = format('SELECT ml_rag.drop_vectorizer(%L); and create it again.', relation);
+  END IF;
+  RETURN _segments;
+END
+$$;
+
+CREATE FUNCTION ml_rag._source_key(segments regclass, OUT key name[], OUT types text[])
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the columns of a table of segments that hold the key of the source, and their types: all of its own key but the
+-- number  Calls: ml_rag._primary_key
+BEGIN
+  SELECT k.key[:cardinality(k.key) - 1], k.types[:cardinality(k.key) - 1] INTO key, types
+  FROM ml_rag._primary_key(segments) AS k;
+END
+$$;
+
+CREATE TYPE ml_rag._segments AS (
+  texts    integer[],  -- of which text a segment is, from 1
+  numbers  integer[],  -- within its text, from 1
+  segments text[],
+  metadata text[],
+  vectors  text[],
+  errors   jsonb[]     -- of each text, null where it has segments
+);
+
+CREATE FUNCTION ml_rag._embed_segments(texts text[], request jsonb, OUT found ml_rag._segments, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: texts split and embedded; request: the options of the model server's /v1/documents
+@BACKEND@
+return backend.embed_segments(plpy, texts, request)
+$$;
+
+CREATE FUNCTION ml_rag._document_id(relation regclass, alias text) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of the document_id of a row of the source: its key where that is one integer, else a hash of it
+-- Calls: ml_rag._primary_key
+DECLARE
+  _key record := ml_rag._primary_key(relation);
+BEGIN
+  RETURN CASE WHEN _key.types <@ '{smallint,integer,bigint}' AND cardinality(_key.types) = 1
+    THEN format('%s.%I', alias, _key.key[1])
+    ELSE format('hashtextextended(ARRAY[%s]::text COLLATE "C", 0)', (
+      SELECT string_agg(format('%s.%I::text', alias, k), ', ' ORDER BY place)
+      FROM unnest(_key.key) WITH ORDINALITY AS u (k, place))) END;
+END
+$$;
+
+CREATE FUNCTION ml_rag._new_segments(relation regclass, segments regclass, source text) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL that puts rows of the source, n in "source", into its table of segments, where they wait
+-- Calls: ml_rag._primary_key, ml_rag._source_key, ml_rag._full_name, ml_rag._document_id
+BEGIN
+  RETURN format('INSERT INTO %s AS s (%s, document_id, document_name, segment_number, segment, text_hash)'
+    ' SELECT %s, %s, n.document_name, 1, n.segment, hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0) FROM %s',
+    ml_rag._full_name(segments),
+    (SELECT string_agg(quote_ident(k), ', ' ORDER BY place)
+     FROM unnest((ml_rag._source_key(segments)).key) WITH ORDINALITY AS u (k, place)),
+    (SELECT string_agg(format('n.%I', k), ', ' ORDER BY place)
+     FROM unnest((ml_rag._primary_key(relation)).key) WITH ORDINALITY AS u (k, place)),
+    ml_rag._document_id(relation, 'n'), source);
+END
+$$;
+
+CREATE FUNCTION ml_rag._same_key(relation regclass, segments regclass, alias text, of text DEFAULT 's') RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of whether a segment is of a row of the source  Calls: ml_rag._primary_key, ml_rag._source_key
+BEGIN
+  RETURN (SELECT string_agg(format('%s.%I = %s.%I', $4, u.k, alias, u.source), ' AND ')
+          FROM unnest((ml_rag._source_key(segments)).key, (ml_rag._primary_key(relation)).key) AS u (k, source));
+END
+$$;
+
+CREATE FUNCTION ml_rag._segment_statements(relation regclass, operation text) RETURNS text[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what the trigger function executes: after a statement, whose rows are ml_rag_old and ml_rag_new; operation KEY:
+-- where the key of a row has changed, $1 and $2 are the row before and after, as jsonb
+-- A run may just put segments in the place of a row that waits: the first statement waits for its end, and the next ones see
+-- what it has written.
+-- Calls: ml_rag._find_segments, ml_rag._full_name, ml_rag._new_segments, ml_rag._same_key, ml_rag._source_key,
+-- ml_rag._primary_key, ml_rag._document_id
+DECLARE
+  _table regclass := ml_rag._find_segments(relation);
+  _segments text := ml_rag._full_name(_table);
+  _old text := ml_rag._same_key(relation, _table, 'o');
+  _new text := ml_rag._same_key(relation, _table, 'n');
+  _other_text text := 's.text_hash <> hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0)';
+  _other_name text := 's.document_name COLLATE "C" <> n.document_name COLLATE "C"';
+  _rows text := format('jsonb_populate_record(NULL::%1$s, $1) AS o, jsonb_populate_record(NULL::%1$s, $2) AS n',
+    ml_rag._full_name(relation));
+BEGIN
+  RETURN CASE operation
+    WHEN 'INSERT' THEN ARRAY[ml_rag._new_segments(relation, _table, 'ml_rag_new AS n')]
+    WHEN 'DELETE' THEN ARRAY[
+      format('SELECT FROM %s AS s, ml_rag_old AS o WHERE %s FOR UPDATE OF s', _segments, _old),
+      format('DELETE FROM %s AS s USING ml_rag_old AS o WHERE %s', _segments, _old)]
+    WHEN 'UPDATE' THEN ARRAY[
+      format('SELECT FROM %s AS s, ml_rag_new AS n WHERE %s AND (%s OR %s) FOR UPDATE OF s', _segments, _new, _other_text,
+        _other_name),
+      format('DELETE FROM %s AS s USING ml_rag_new AS n WHERE %s AND %s', _segments, _new, _other_text),
+      format('UPDATE %s AS s SET document_name = n.document_name FROM ml_rag_new AS n WHERE %s AND %s', _segments, _new,
+        _other_name),
+      ml_rag._new_segments(relation, _table, format('ml_rag_new AS n WHERE NOT EXISTS (SELECT FROM %s AS s WHERE %s)',
+        _segments, _new))]
+    WHEN 'KEY' THEN ARRAY[
+      format('SELECT FROM %s AS s, %s WHERE %s FOR UPDATE OF s', _segments, _rows, _old),
+      format('UPDATE %s AS s SET %s, document_id = %s FROM %s WHERE %s', _segments, (
+        SELECT string_agg(format('%I = n.%I', u.k, u.source), ', ')
+        FROM unnest((ml_rag._source_key(_table)).key, (ml_rag._primary_key(relation)).key) AS u (k, source)),
+        ml_rag._document_id(relation, 'n'), _rows, _old)]
+    WHEN 'TRUNCATE' THEN ARRAY[concat('TRUNCATE ', _segments)] END;
+END
+$$;
+
+CREATE FUNCTION ml_rag._make_segments(relation regclass, type text) RETURNS regclass
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the table of segments, with a row that waits for each of the source's; who may read all of the source may read it
+-- The policy reads the columns of the text, so that it takes the privilege to read them in the source.
+-- Calls: ml_rag._full_name, ml_rag._primary_key, ml_rag._same_key, ml_rag._new_segments  Writes: a new table, as the caller
+DECLARE
+  _key record := ml_rag._primary_key(relation);
+  _source record;
+  _name text;
+  _grantee oid;
+BEGIN
+  SELECT n.nspname, left(c.relname, 54) || '_segments' AS name, c.relkind, c.relowner::regrole AS owner, c.relacl INTO _source
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation;
+  _name := format('%I.%I', _source.nspname, _source.name);
+  IF _source.relkind = 'p' OR EXISTS (
+    SELECT FROM unnest(_key.types) AS t
+    WHERE t !~ '^(smallint|integer|bigint|numeric(\(\d+,\d+\))?|oid|text|character varying(\(\d+\))?|uuid)$') THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot have a table of segments', relation),
+      DETAIL = CASE _source.relkind WHEN 'p' THEN 'It is partitioned: changes made directly in a partition would be missed.'
+        ELSE format('Its primary key is of type %s.', array_to_string(_key.types, ', ')) END,
+      HINT = CASE _source.relkind WHEN 'p' THEN '"destination": "column" works for partitioned tables.'
+        ELSE 'A key may be of integer, numeric, text and uuid columns.' END;
+  ELSIF to_regclass(_name) IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation "%s" exists already', to_regclass(_name)),
+      DETAIL = 'The table of segments has that name.', HINT = format('ALTER TABLE %s RENAME TO …, or DROP it.', _name);
+  END IF;
+  EXECUTE format('CREATE TABLE %s (%s, document_id bigint NOT NULL, document_name text NOT NULL,'
+    ' metadata jsonb NOT NULL DEFAULT ''{}'', segment_number integer NOT NULL, segment text, text_hash bigint NOT NULL,'
+    ' segment_embedding %s, PRIMARY KEY (%s, segment_number))', _name,
+    (SELECT string_agg(format('%I %s NOT NULL', left('source_' || u.k, 63), u.type), ', ' ORDER BY u.place)
+     FROM unnest(_key.key, _key.types) WITH ORDINALITY AS u (k, type, place)), type,
+    (SELECT string_agg(quote_ident(left('source_' || k, 63)), ', ' ORDER BY place)
+     FROM unnest(_key.key) WITH ORDINALITY AS u (k, place)));
+  EXECUTE format('COMMENT ON TABLE %s IS %L', _name,
+    format('segments of the rows of %s, kept by its triggers and ml_rag.run_vectorizer', ml_rag._full_name(relation)));
+  -- what searches ask of neighbouring segments
+  EXECUTE format('CREATE INDEX ON %s (document_id, segment_number)', _name);
+  EXECUTE format('CREATE POLICY ml_rag_source ON %s FOR SELECT USING (EXISTS ('
+    'SELECT n.segment, n.document_name FROM %s AS n WHERE %s))', _name, ml_rag._full_name(relation),
+    ml_rag._same_key(relation, _name::regclass, 'n', quote_ident(_source.name)));
+  FOR _grantee IN SELECT DISTINCT a.grantee FROM aclexplode(_source.relacl) AS a WHERE a.privilege_type = 'SELECT' LOOP
+    EXECUTE format('GRANT SELECT ON %s TO %s', _name, CASE _grantee WHEN 0 THEN 'PUBLIC' ELSE _grantee::regrole::text END);
+  END LOOP;
+  EXECUTE ml_rag._new_segments(relation, _name::regclass, ml_rag._full_name(relation) || ' AS n');
+  EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', _name);
+  EXECUTE format('ALTER TABLE %s OWNER TO %s', _name, _source.owner);
+  RETURN _name::regclass;
+END
+$$;
+
+CREATE FUNCTION ml_rag._keep_segments(relation regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the triggers of the source, and the function that they run, which belongs to its owner
+-- Nobody else may make triggers of it: they would write into the table of segments.
+-- Calls: ml_rag._full_name, ml_rag._primary_key  Writes: the table's definition and a new function, as the caller
+DECLARE
+  _relation text := ml_rag._full_name(relation);
+  _owner regrole := (SELECT c.relowner FROM pg_class AS c WHERE c.oid = relation);
+  _function text := ml_rag._full_name(ml_rag._segment_table(relation));
+  _key name[] := (ml_rag._primary_key(relation)).key;
+  _event text;
+BEGIN
+  EXECUTE format($sql$
+    CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    -- made by ml_rag.create_vectorizer: what a statement has done to a table, done to its segments
+    DECLARE
+      _statement text;
+    BEGIN
+      FOREACH _statement IN ARRAY ml_rag._segment_statements(TG_RELID, CASE TG_LEVEL WHEN 'ROW' THEN 'KEY' ELSE TG_OP END) LOOP
+        IF TG_LEVEL = 'ROW' THEN
+          EXECUTE _statement USING to_jsonb(OLD), to_jsonb(NEW);
+        ELSE
+          EXECUTE _statement;
+        END IF;
+      END LOOP;
+      RETURN NULL;
+    END
+    $body$
+    $sql$, _function);
+  EXECUTE format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC', _function);
+  EXECUTE format('ALTER FUNCTION %s() OWNER TO %s', _function, _owner);
+  FOR _event IN SELECT unnest('{INSERT,UPDATE,DELETE,TRUNCATE}'::text[]) LOOP
+    EXECUTE format('CREATE TRIGGER %I AFTER %s ON %s %s FOR EACH STATEMENT EXECUTE FUNCTION %s()',
+      'ml_rag_segments_' || lower(_event), _event, _relation, CASE _event
+        WHEN 'INSERT' THEN 'REFERENCING NEW TABLE AS ml_rag_new'
+        WHEN 'DELETE' THEN 'REFERENCING OLD TABLE AS ml_rag_old'
+        WHEN 'UPDATE' THEN 'REFERENCING OLD TABLE AS ml_rag_old NEW TABLE AS ml_rag_new' ELSE '' END, _function);
+  END LOOP;
+  EXECUTE format('CREATE TRIGGER ml_rag_segments_key AFTER UPDATE ON %s FOR EACH ROW WHEN (%s) EXECUTE FUNCTION %s()', _relation,
+    (SELECT string_agg(format('OLD.%1$I::text COLLATE "C" <> NEW.%1$I::text COLLATE "C"', k), ' OR ') FROM unnest(_key) AS k),
+    _function);
+END
+$$;
+
+CREATE FUNCTION ml_rag._has_segment_triggers(relation regclass) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether all triggers are there that keep segments in step  Reads: the catalog
+BEGIN
+  RETURN 5 = (SELECT count(*) FROM pg_trigger AS t
+              WHERE t.tgrelid = relation AND t.tgname ~ '^ml_rag_segments_(insert|update|delete|truncate|key)$' AND t.tgenabled IN ('O', 'A'));
+END
+$$;
+
+CREATE FUNCTION ml_rag._drop_segments(relation regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: drop the triggers that keep segments, their function, and the table of segments, as far as they are there
+-- Calls: ml_rag._segment_table, ml_rag._full_name  Writes: the tables' definitions, as the caller
+DECLARE
+  _segments regclass := ml_rag._segment_table(relation);
+  _functions regprocedure[];
+  _one record;
+BEGIN
+  FOR _one IN SELECT t.tgname, t.tgfoid::regprocedure AS function FROM pg_trigger AS t
+              WHERE t.tgrelid = relation AND t.tgname ~ '^ml_rag_segments_(insert|update|delete|truncate|key)$' LOOP
+    EXECUTE format('DROP TRIGGER %I ON %s', _one.tgname, ml_rag._full_name(relation));
+    _functions := _functions || _one.function;
+  END LOOP;
+  FOR _one IN SELECT DISTINCT f FROM unnest(_functions) AS f LOOP
+    EXECUTE format('DROP FUNCTION %s', _one.f);
+  END LOOP;
+  IF _segments IS NOT NULL THEN
+    EXECUTE format('DROP TABLE %s', ml_rag._full_name(_segments));
+  END IF;
+END
+$$;
