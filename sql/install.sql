@@ -100,8 +100,10 @@
 \i vectorizer/text.sql
 \i vectorizer/error.sql
 \i vectorizer/segments.sql
-\i vectorizer/vectorizer.sql
+\i vectorizer/queue.sql
 \i vectorizer/run.sql
+\i vectorizer/immediate.sql
+\i vectorizer/vectorizer.sql
 \i vectorizer/status.sql
 
 -- rank: pairs and lists of texts by a cross-encoder

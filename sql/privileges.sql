@@ -124,15 +124,19 @@ BEGIN
     -- vectorizer/segments, with what it shares with store/load
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _parse_chunking _segment_table _find_segments _source_key _embed_segments _document_id _new_segments _same_key
-      _segment_statements _make_segments _keep_segments _has_segment_triggers _drop_segments'),
+      _segment_statements _make_segments _keep_segments _has_segment_triggers _drop_triggers _drop_segments'),
+    -- vectorizer/queue
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _wake_workers _vectorizer _find_vectorizer _row_key _waiting _queue _count_waiting'),
+    -- vectorizer/immediate
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_written_keys _embed_rows _embed_at_once'),
     -- vectorizer/vectorizer
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _wake_workers _vectorizer _find_vectorizer _check_vectorizer_columns _add_vectorizer_columns _follow_columns
-      _queue create_vectorizer drop_vectorizer'),
+      _check_vectorizer_columns _add_vectorizer_columns _follow_columns create_vectorizer drop_vectorizer'),
     -- vectorizer/run
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _waiting _row_key _begin_vectorizer _unclaim _claim _read_claimed _embed_apart _embed_claimed _write_segments _write_claimed
-      _next_claim _sweep_errors _index_vectorizer _run_step _end_vectorizer _count_waiting run_vectorizer'),
+      _make_run _begin_vectorizer _unclaim _claim _read_claimed _embed_apart _embed_claimed _write_segments _write_claimed
+      _next_claim _sweep_errors _index_vectorizer _run_step _end_vectorizer run_vectorizer'),
     -- vectorizer/status
     ('ml_rag_user', 'SELECT', 'TABLE', 'vectorizer'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_vectorizers'),

@@ -466,8 +466,8 @@ SELECT ml_rag._add_option('create_vectorizer', 'destination', 'choice', choices 
     ' takes in');
 SELECT ml_rag._add_option('create_vectorizer', 'chunking', 'object', keys_of => 'chunking', default_rule => 'those of chunking',
   description => 'how texts are split into segments, where destination is table');
-SELECT ml_rag._add_option('create_vectorizer', 'mode', 'choice', choices => '{deferred}', default_value => '"deferred"',
-  description => 'when rows are embedded: deferred, by the next run');
+SELECT ml_rag._add_option('create_vectorizer', 'mode', 'choice', choices => '{deferred,immediate}', default_value => '"deferred"',
+  description => 'when rows are embedded: deferred, by the next run; immediate, in the statement that writes them');
 
 SELECT ml_rag._add_option('run_vectorizer', 'batch_size', 'integer', minimum => 1, maximum => 1000, default_value => '256',
   description => 'rows of one call to the model and between two commits; each takes a place of max_locks_per_transaction');

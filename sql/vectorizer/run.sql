@@ -20,45 +20,19 @@ CREATE TYPE ml_rag._vectorizer_run AS (
   is_partial boolean                  -- it ended by that
 );
 
-CREATE FUNCTION ml_rag._waiting(part oid, relation oid, key name[]) RETURNS text
+CREATE FUNCTION ml_rag._make_run(relation regclass, options jsonb, call integer) RETURNS ml_rag._vectorizer_run
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: SQL of the rows of a table that wait for their embedding, but for those whose next attempt is to come later
--- Calls: ml_rag._relation_name, ml_rag._row_key, ml_rag._text_hash
-BEGIN
-  RETURN format('FROM ONLY %s AS t WHERE t.segment_embedding IS NULL AND NOT EXISTS (SELECT FROM ml_rag.vectorizer_error AS e'
-    ' WHERE e.relation = %s AND e.key = %s AND e.next_attempt > now() AND e.text_hash = ml_rag._text_hash(t.segment))',
-    ml_rag._relation_name(part), relation, ml_rag._row_key(key));
-END
-$$;
-
-CREATE FUNCTION ml_rag._row_key(key name[]) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: SQL of a row's key as one text, that of an array
-BEGIN
-  RETURN (SELECT format('ARRAY[%s]::text COLLATE "C"', string_agg(format('t.%I::text', k), ', ' ORDER BY place))
-          FROM unnest(key) WITH ORDINALITY AS u (k, place));
-END
-$$;
-
-CREATE FUNCTION ml_rag._begin_vectorizer(relation regclass, options jsonb, call integer) RETURNS ml_rag._vectorizer_run
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: check everything before the first row; returns the run
--- Calls: ml_rag.parse_options, ml_rag._check_embedding_table, ml_rag._find_vectorizer, ml_rag._find_segments,
--- ml_rag._source_key, ml_rag._primary_key, ml_rag._index_definition, ml_rag._full_name
+-- purpose: a run of a table's vectorizer; options are parsed ones
+-- Calls: ml_rag._find_vectorizer, ml_rag._find_segments, ml_rag._source_key, ml_rag._primary_key, ml_rag._index_definition,
+-- ml_rag._full_name
 DECLARE
-  _options jsonb := ml_rag.parse_options('run_vectorizer', $2);
   _store regclass := relation;
   _found record;
   _key record;
   _index record;
 BEGIN
-  PERFORM ml_rag._check_embedding_table(relation);
   _found := ml_rag._find_vectorizer(relation);
   IF _found.options ->> 'destination' = 'table' THEN
     _store := ml_rag._find_segments(relation);
@@ -70,13 +44,27 @@ BEGIN
   RETURN jsonb_populate_record(NULL::ml_rag._vectorizer_run, jsonb_build_object(
     'step', 'claim', 'relation', relation::oid::bigint, 'request', CASE WHEN _store <> relation THEN
       jsonb_build_object('embed_model_id', _found.model_id, 'chunking', _found.options -> 'chunking') END,
-    'key', to_jsonb(_key.key), 'key_types', to_jsonb(_key.types), 'batches', _options -> 'batches',
+    'key', to_jsonb(_key.key), 'key_types', to_jsonb(_key.types), 'batches', options -> 'batches',
     'job', jsonb_build_object(
       'store', _store::oid::bigint, 'vector_store', ml_rag._full_name(relation), 'call', call,
       'embedding', _found.model_id, 'column_name', 'segment_embedding', 'segment', 'segment', 'model_id', _found.model_id,
       'type', _found.type, 'index_method', _index.method, 'index_class', _index.class, 'index_options', _index.storage,
-      'any_index', true, 'batch_size', _options -> 'batch_size', 'lock_seconds', 10, 'began', clock_timestamp(),
+      'any_index', true, 'batch_size', options -> 'batch_size', 'lock_seconds', 10, 'began', clock_timestamp(),
       'segments', 0, 'failed', 0, 'found', 0)));
+END
+$$;
+
+CREATE FUNCTION ml_rag._begin_vectorizer(relation regclass, options jsonb, call integer) RETURNS ml_rag._vectorizer_run
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: check everything before the first row; returns the run
+-- Calls: ml_rag.parse_options, ml_rag._check_embedding_table, ml_rag._make_run
+DECLARE
+  _options jsonb := ml_rag.parse_options('run_vectorizer', $2);
+BEGIN
+  PERFORM ml_rag._check_embedding_table(relation);
+  RETURN ml_rag._make_run(relation, _options, call);
 END
 $$;
 
@@ -434,29 +422,6 @@ BEGIN
   END IF;
   RETURN jsonb_build_object('relation', (run.job).vector_store, 'embedded', (run.job).segments, 'failed', (run.job).failed,
     'pending', ml_rag._count_waiting(_relation), 'seconds', round(extract(epoch FROM clock_timestamp() - (run.job).began), 3));
-END
-$$;
-
-CREATE FUNCTION ml_rag._count_waiting(relation regclass) RETURNS bigint
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: how many rows wait for a run
--- Calls: ml_rag._segment_table, ml_rag._parts, ml_rag._waiting, ml_rag._source_key, ml_rag._primary_key
--- Reads: the table that is filled, as the caller
-DECLARE
-  _segments regclass := ml_rag._segment_table(relation);
-  _key name[] := CASE WHEN _segments IS NULL THEN (ml_rag._primary_key(relation)).key ELSE (ml_rag._source_key(_segments)).key END;
-  _part oid;
-  _n bigint;
-  _all bigint := 0;
-BEGIN
-  FOR _part IN SELECT c.oid FROM pg_class AS c
-               WHERE c.oid = ANY (ml_rag._parts(coalesce(_segments, relation))) AND c.relkind = 'r' LOOP
-    EXECUTE concat('SELECT count(*) ', ml_rag._waiting(_part, relation, _key)) INTO _n;
-    _all := _all + _n;
-  END LOOP;
-  RETURN _all;
 END
 $$;
 

@@ -267,25 +267,38 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._drop_triggers(relation regclass, pattern text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: drop triggers of a table by their names, and the functions that they run
+-- Calls: ml_rag._full_name  Writes: the table's definition, as the caller
+DECLARE
+  _functions regprocedure[] := ARRAY(SELECT DISTINCT t.tgfoid FROM pg_trigger AS t
+                                     WHERE t.tgrelid = relation AND t.tgname ~ pattern AND NOT t.tgisinternal);
+  _trigger name;
+  _function regprocedure;
+BEGIN
+  FOR _trigger IN SELECT t.tgname FROM pg_trigger AS t
+                  WHERE t.tgrelid = relation AND t.tgname ~ pattern AND NOT t.tgisinternal LOOP
+    EXECUTE format('DROP TRIGGER %I ON %s', _trigger, ml_rag._full_name(relation));
+  END LOOP;
+  FOREACH _function IN ARRAY _functions LOOP
+    EXECUTE format('DROP FUNCTION %s', _function);
+  END LOOP;
+END
+$$;
+
 CREATE FUNCTION ml_rag._drop_segments(relation regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: drop the triggers that keep segments, their function, and the table of segments, as far as they are there
--- Calls: ml_rag._segment_table, ml_rag._full_name  Writes: the tables' definitions, as the caller
+-- Calls: ml_rag._segment_table, ml_rag._drop_triggers, ml_rag._full_name  Writes: the tables' definitions, as the caller
 DECLARE
   _segments regclass := ml_rag._segment_table(relation);
-  _functions regprocedure[];
-  _one record;
 BEGIN
-  FOR _one IN SELECT t.tgname, t.tgfoid::regprocedure AS function FROM pg_trigger AS t
-              WHERE t.tgrelid = relation AND t.tgname ~ '^ml_rag_segments_(insert|update|delete|truncate|key)$' LOOP
-    EXECUTE format('DROP TRIGGER %I ON %s', _one.tgname, ml_rag._full_name(relation));
-    _functions := _functions || _one.function;
-  END LOOP;
-  FOR _one IN SELECT DISTINCT f FROM unnest(_functions) AS f LOOP
-    EXECUTE format('DROP FUNCTION %s', _one.f);
-  END LOOP;
+  PERFORM ml_rag._drop_triggers(relation, '^ml_rag_segments_');
   IF _segments IS NOT NULL THEN
     EXECUTE format('DROP TABLE %s', ml_rag._full_name(_segments));
   END IF;

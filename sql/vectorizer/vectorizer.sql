@@ -1,61 +1,7 @@
 -- vectorizer: an ordinary table made searchable, and kept so; docs/own-tables.md tells it as a whole.
 --
 -- The table gets columns: segment, its text, and document_name, both generated; and segment_embedding, which a row trigger
--- empties where the text changes. A row that waits for its embedding is one that has none, and an index of those rows is
--- the queue: it is right after a rollback, a crash or a restore, since it is the table, and nobody sees it who does not
--- see the row. The vectorizer itself is a statement trigger, which wakes the workers, and whose argument holds the options:
--- so it is dumped, renamed and dropped with its table, and only the owner can change it.
-
-CREATE FUNCTION ml_rag._wake_workers() RETURNS trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: tell the workers that there may be something to embed, without saying where: anybody can listen
--- It runs as whoever writes the table, who may have no privilege on ml_rag.
-BEGIN
-  PERFORM pg_notify('ml_rag_vectorizer', '');
-  RETURN NULL;
-END
-$$;
-
-CREATE FUNCTION ml_rag._vectorizer(relation regclass)
-RETURNS TABLE (trigger name, options jsonb, model_id text, type text)
-LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 1
-SET search_path FROM CURRENT
-AS $$
--- purpose: the vectorizer of a table; no row = it has none  Calls: ml_rag._segment_table, ml_rag._embeddings
--- Reads: the catalog
-BEGIN
-  RETURN QUERY
-    SELECT t.tgname, convert_from(substr(t.tgargs, 1, octet_length(t.tgargs) - 1), getdatabaseencoding())::jsonb, e.model_id,
-      format('%s(%s)', e.type, e.dimensions)
-    FROM pg_trigger AS t LEFT JOIN ml_rag._embeddings(coalesce(ml_rag._segment_table(relation)::oid, relation)) AS e
-      ON e.column_name = 'segment_embedding'
-    WHERE t.tgrelid = relation AND t.tgfoid = 'ml_rag._wake_workers()'::regprocedure AND t.tgnargs = 1
-      AND NOT t.tgisinternal AND t.tgparentid = 0;
-END
-$$;
-
-CREATE FUNCTION ml_rag._find_vectorizer(relation regclass, OUT options jsonb, OUT model_id text, OUT type text)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the vectorizer of a table, or the error  Calls: ml_rag._vectorizer, ml_rag._segment_table
-BEGIN
-  SELECT v.options, v.model_id, v.type INTO options, model_id, type FROM ml_rag._vectorizer(relation) AS v;
-  IF NOT FOUND THEN
-    RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('table "%s" has no vectorizer', relation),
-      HINT = format('SELECT ml_rag.create_vectorizer(%L, ''{"columns": …}'') makes one.', relation);
-  ELSIF model_id IS NULL OR (
-    SELECT count(*) FROM pg_attribute AS a
-    WHERE a.attrelid = coalesce(ml_rag._segment_table(relation), relation) AND a.attname IN ('segment', 'segment_embedding')
-      AND NOT a.attisdropped) < 2 THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the vectorizer of "%s" lacks its columns', relation),
-      DETAIL = 'segment or segment_embedding was dropped or renamed, or its comment no longer names a model.',
-      HINT = format('SELECT ml_rag.drop_vectorizer(%L); and create it again.', relation);
-  END IF;
-END
-$$;
+-- empties where the text changes, or a table of segments beside it (vectorizer/segments). vectorizer/queue says what waits.
 
 CREATE FUNCTION ml_rag._check_vectorizer_columns(relation regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -126,24 +72,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._queue(relation regclass, store regclass, columns name[], key name[], options jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the trigger that wakes the workers, which holds the options, and the index of the rows that wait; store: the table
--- that is filled  Calls: ml_rag._relation_name  Writes: the tables' definitions, as the caller
-DECLARE
-  _relation text := ml_rag._relation_name(relation);
-BEGIN
-  EXECUTE format('CREATE TRIGGER ml_rag_vectorizer AFTER INSERT OR UPDATE OF %s OR DELETE OR TRUNCATE ON %s '
-    'FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._wake_workers(%L)',
-    (SELECT string_agg(quote_ident(c), ', ') FROM unnest(columns) AS c), _relation, options);
-  EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER ml_rag_vectorizer', _relation);
-  EXECUTE format('CREATE INDEX ON %s (%s) WHERE segment_embedding IS NULL', ml_rag._relation_name(store),
-    (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest(key) WITH ORDINALITY AS u (k, place)));
-END
-$$;
-
 CREATE FUNCTION ml_rag.create_vectorizer(relation regclass, options jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -152,6 +80,7 @@ AS $$
 -- ml_rag._template, ml_rag._template_columns, ml_rag._text_expression, ml_rag._get_setting, ml_rag._index_definition,
 -- ml_rag._bad_option, ml_rag.embed, ml_rag._warn_of_subscribers, ml_rag._lock_table, ml_rag._add_vectorizer_columns,
 -- ml_rag._follow_columns, ml_rag._make_segments, ml_rag._keep_segments, ml_rag._source_key, ml_rag._queue,
+-- ml_rag._embed_at_once,
 -- ml_rag._index_keywords, ml_rag._relation_name  Writes: the table's definition, as the caller
 DECLARE
   _options jsonb := ml_rag.parse_options('create_vectorizer', $2);
@@ -200,6 +129,9 @@ BEGIN
   EXECUTE format('COMMENT ON COLUMN %s.segment_embedding IS %L', ml_rag._relation_name(_store),
     format('GENAI_OPTIONS=EMBED_MODEL_ID=%s', _model));
   PERFORM ml_rag._queue(relation, _store, _columns, _key, _options || jsonb_build_object('embed_model_id', _model));
+  IF _options ->> 'mode' = 'immediate' THEN
+    PERFORM ml_rag._embed_at_once(relation);
+  END IF;
   IF (_options -> 'keyword_search')::boolean THEN
     PERFORM ml_rag._index_keywords(_store, jsonb_strip_nulls(jsonb_build_object('language', _options -> 'language')), false);
   END IF;
@@ -224,7 +156,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- Calls: ml_rag.parse_options, ml_rag._own_table, ml_rag._check_writable, ml_rag._segment_table, ml_rag._vectorizer,
--- ml_rag._lock_table, ml_rag._relation_name, ml_rag.disable_keyword_search, ml_rag._drop_segments  Writes: the table's definition, as the caller;
+-- ml_rag._lock_table, ml_rag._relation_name, ml_rag.disable_keyword_search, ml_rag._drop_triggers, ml_rag._drop_segments  Writes: the table's definition, as the caller;
 -- ml_rag.vectorizer_error
 DECLARE
   _options jsonb := ml_rag.parse_options('drop_vectorizer', $2);
@@ -243,6 +175,7 @@ BEGIN
   FOR _trigger IN SELECT v.trigger FROM ml_rag._vectorizer(relation) AS v LOOP
     EXECUTE format('DROP TRIGGER %I ON %s', _trigger, _relation);
   END LOOP;
+  PERFORM ml_rag._drop_triggers(relation, '^~ml_rag_immediate_');
   FOR _index IN SELECT x.indexrelid FROM pg_index AS x
                 WHERE x.indrelid = coalesce(_segments, relation) AND pg_get_expr(x.indpred, x.indrelid) = '(segment_embedding IS NULL)' LOOP
     EXECUTE format('DROP INDEX %s', _index);

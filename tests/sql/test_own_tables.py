@@ -25,15 +25,14 @@ def test_the_examples(owner: Connection, models: ModelsServer) -> None:
                 results.append((statement.strip(), cursor.fetchall() if cursor.description else None))
     found = [rows for statement, rows in results if "price" in statement and "ml_rag_search" in statement]
     assert found == [[("public.items/1", "Name: Fjord Description: Waterproof jacket with taped seams Type: jacket")]]
-    (states,) = [
-        rows for statement, rows in results if "FROM ml_rag.vectorizer" in statement and "_error" not in statement
-    ]
+    (states,) = [rows for statement, rows in results if "pending, failed, rows FROM ml_rag.vectorizer" in statement]
     assert states is not None
     assert states[0][1:3] == (1, 0)
     (failures,) = [rows for statement, rows in results if "FROM ml_rag.vectorizer_error" in statement]
     assert failures == [("{4}", 1, "22023", "the text is empty")]
     runs = [rows[0][0]["embedded"] for statement, rows in results if "run_vectorizer" in statement and rows]
     assert runs == [3, 1, 3, 1, 2]
+    assert [rows for statement, rows in results if statement.startswith("SELECT pending FROM")] == [[(0,)]]
     (segments,) = [rows for statement, rows in results if "manuals_segments" in statement]
     assert segments is not None
     assert sorted(segments)[-1] == ("Tent", 2, "Dry it before it is packed.")

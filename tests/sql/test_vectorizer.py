@@ -1,4 +1,4 @@
-"""vectorizer/vectorizer, vectorizer/text, vectorizer/error, vectorizer/status: a table made searchable, and kept so."""
+"""vectorizer/vectorizer, vectorizer/queue, vectorizer/text, vectorizer/error, vectorizer/status: kept searchable."""
 
 from __future__ import annotations
 

@@ -1,0 +1,89 @@
+-- immediate: rows embedded in the transaction that writes them, by triggers after each statement.
+-- As with segments, they run a function that the owner of the table owns. A row that cannot be embedded is in
+-- ml_rag.vectorizer_error; what every row would get, such as a model server that cannot be reached, fails the statement.
+
+CREATE FUNCTION ml_rag._written_keys(relation regclass) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of the keys of those rows of a statement that wait, in the order of ml_rag_new; null where there are none
+-- Calls: ml_rag._segment_table, ml_rag._row_key, ml_rag._primary_key, ml_rag._full_name, ml_rag._same_key
+DECLARE
+  _segments regclass := ml_rag._segment_table(relation);
+BEGIN
+  RETURN format('SELECT array_agg(%s) FROM ml_rag_new AS t WHERE %s', ml_rag._row_key((ml_rag._primary_key(relation)).key),
+    CASE WHEN _segments IS NULL THEN 't.segment_embedding IS NULL'
+      ELSE format('EXISTS (SELECT FROM %s AS s WHERE %s AND s.segment_embedding IS NULL)', ml_rag._full_name(_segments),
+        ml_rag._same_key(relation, _segments, 't')) END);
+END
+$$;
+
+CREATE FUNCTION ml_rag._embed_rows(relation regclass, keys text[]) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+-- by the index of the rows that wait
+SET enable_seqscan = off
+AS $$
+-- purpose: embed rows that wait, some at a time, in this transaction
+-- Calls: ml_rag._make_run, ml_rag._parts, ml_rag._relation_name, ml_rag._row_key, ml_rag._read_claimed,
+-- ml_rag._embed_claimed, ml_rag._write_claimed  Writes: the table that is filled, as the caller
+DECLARE
+  _run record;
+  _part oid;
+  _places tid[];
+BEGIN
+  IF keys IS NULL THEN
+    RETURN;
+  END IF;
+  _run := ml_rag._make_run(relation, '{"batch_size": 256}', NULL);
+  FOR _part IN SELECT c.oid FROM pg_class AS c
+               WHERE c.oid = ANY (ml_rag._parts((_run.job).store)) AND c.relkind = 'r' ORDER BY c.oid LOOP
+    _run.parts := ARRAY[_part];
+    FOR _first IN 1..cardinality(keys) BY 256 LOOP
+      EXECUTE format('SELECT array_agg(r.place), array_agg(r.key) FROM (SELECT t.ctid AS place, %1$s AS key FROM ONLY %2$s AS t'
+        ' WHERE t.segment_embedding IS NULL) AS r WHERE r.key = ANY ($1)', ml_rag._row_key(_run.key),
+        ml_rag._relation_name(_part)) INTO _places, _run.keys USING keys[_first:_first + 255];
+      CONTINUE WHEN _places IS NULL;
+      _run := ml_rag._read_claimed(_run, _places);
+      CONTINUE WHEN _run.keys IS NULL;
+      _run := ml_rag._embed_claimed(_run);
+      _run := ml_rag._write_claimed(_run);
+    END LOOP;
+  END LOOP;
+END
+$$;
+
+CREATE FUNCTION ml_rag._embed_at_once(relation regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the triggers and their function, which belongs to the owner of the table; nobody else may make triggers of it
+-- Calls: ml_rag._full_name  Writes: the table's definition and a new function, as the caller
+DECLARE
+  _relation text := ml_rag._full_name(relation);
+  _function text;
+  _owner regrole;
+BEGIN
+  SELECT format('%I.%I', n.nspname, left(c.relname, 57) || '_embed'), c.relowner INTO _function, _owner
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation;
+  EXECUTE format($sql$
+    CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    -- made by ml_rag.create_vectorizer: embeds the rows of a statement
+    DECLARE
+      _keys text[];
+    BEGIN
+      EXECUTE ml_rag._written_keys(TG_RELID) INTO _keys;
+      PERFORM ml_rag._embed_rows(TG_RELID, _keys);
+      RETURN NULL;
+    END
+    $body$
+    $sql$, _function);
+  EXECUTE format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC', _function);
+  EXECUTE format('ALTER FUNCTION %s() OWNER TO %s', _function, _owner);
+  -- after those that keep segments
+  EXECUTE format('CREATE TRIGGER "~ml_rag_immediate_insert" AFTER INSERT ON %s REFERENCING NEW TABLE AS ml_rag_new '
+    'FOR EACH STATEMENT EXECUTE FUNCTION %s()', _relation, _function);
+  EXECUTE format('CREATE TRIGGER "~ml_rag_immediate_update" AFTER UPDATE ON %s REFERENCING NEW TABLE AS ml_rag_new '
+    'FOR EACH STATEMENT EXECUTE FUNCTION %s()', _relation, _function);
+END
+$$;

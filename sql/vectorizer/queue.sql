@@ -1,0 +1,121 @@
+-- queue: which vectorizers there are, and which rows wait for their embedding.
+-- A row that waits is one that has no embedding, and an index of those rows is the queue: it is right after a rollback, a
+-- crash or a restore, since it is the table, and nobody sees it who does not see the row. The vectorizer itself is a
+-- statement trigger, which wakes the workers, and whose argument holds the options: so it is dumped, renamed and dropped
+-- with its table, and only the owner can change it.
+
+CREATE FUNCTION ml_rag._wake_workers() RETURNS trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: tell the workers that there may be something to embed, without saying where: anybody can listen
+-- It runs as whoever writes the table, who may have no privilege on ml_rag.
+BEGIN
+  PERFORM pg_notify('ml_rag_vectorizer', '');
+  RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION ml_rag._vectorizer(relation regclass)
+RETURNS TABLE (trigger name, options jsonb, model_id text, type text)
+LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 1
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the vectorizer of a table; no row = it has none  Calls: ml_rag._segment_table, ml_rag._embeddings
+-- Reads: the catalog
+BEGIN
+  RETURN QUERY
+    SELECT t.tgname, convert_from(substr(t.tgargs, 1, octet_length(t.tgargs) - 1), getdatabaseencoding())::jsonb, e.model_id,
+      format('%s(%s)', e.type, e.dimensions)
+    FROM pg_trigger AS t LEFT JOIN ml_rag._embeddings(coalesce(ml_rag._segment_table(relation)::oid, relation)) AS e
+      ON e.column_name = 'segment_embedding'
+    WHERE t.tgrelid = relation AND t.tgfoid = 'ml_rag._wake_workers()'::regprocedure AND t.tgnargs = 1
+      AND NOT t.tgisinternal AND t.tgparentid = 0;
+END
+$$;
+
+CREATE FUNCTION ml_rag._find_vectorizer(relation regclass, OUT options jsonb, OUT model_id text, OUT type text)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the vectorizer of a table, or the error  Calls: ml_rag._vectorizer, ml_rag._segment_table
+BEGIN
+  SELECT v.options, v.model_id, v.type INTO options, model_id, type FROM ml_rag._vectorizer(relation) AS v;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('table "%s" has no vectorizer', relation),
+      HINT = format('SELECT ml_rag.create_vectorizer(%L, ''{"columns": …}'') makes one.', relation);
+  ELSIF model_id IS NULL OR (
+    SELECT count(*) FROM pg_attribute AS a
+    WHERE a.attrelid = coalesce(ml_rag._segment_table(relation), relation) AND a.attname IN ('segment', 'segment_embedding')
+      AND NOT a.attisdropped) < 2 THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the vectorizer of "%s" lacks its columns', relation),
+      DETAIL = 'segment or segment_embedding was dropped or renamed, or its comment no longer names a model.',
+      HINT = format('SELECT ml_rag.drop_vectorizer(%L); and create it again.', relation);
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._row_key(key name[]) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of a row's key as one text, that of an array
+BEGIN
+  RETURN (SELECT format('ARRAY[%s]::text COLLATE "C"', string_agg(format('t.%I::text', k), ', ' ORDER BY place))
+          FROM unnest(key) WITH ORDINALITY AS u (k, place));
+END
+$$;
+
+CREATE FUNCTION ml_rag._waiting(part oid, relation oid, key name[]) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of the rows of a table that wait for their embedding, but for those whose next attempt is to come later
+-- Calls: ml_rag._relation_name, ml_rag._row_key, ml_rag._text_hash
+BEGIN
+  RETURN format('FROM ONLY %s AS t WHERE t.segment_embedding IS NULL AND NOT EXISTS (SELECT FROM ml_rag.vectorizer_error AS e'
+    ' WHERE e.relation = %s AND e.key = %s AND e.next_attempt > now() AND e.text_hash = ml_rag._text_hash(t.segment))',
+    ml_rag._relation_name(part), relation, ml_rag._row_key(key));
+END
+$$;
+
+CREATE FUNCTION ml_rag._queue(relation regclass, store regclass, columns name[], key name[], options jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the trigger that wakes the workers, which holds the options, and the index of the rows that wait; store: the table
+-- that is filled  Calls: ml_rag._relation_name  Writes: the tables' definitions, as the caller
+DECLARE
+  _relation text := ml_rag._relation_name(relation);
+BEGIN
+  EXECUTE format('CREATE TRIGGER ml_rag_vectorizer AFTER INSERT OR UPDATE OF %s OR DELETE OR TRUNCATE ON %s '
+    'FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._wake_workers(%L)',
+    (SELECT string_agg(quote_ident(c), ', ') FROM unnest(columns) AS c), _relation, options);
+  EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER ml_rag_vectorizer', _relation);
+  EXECUTE format('CREATE INDEX ON %s (%s) WHERE segment_embedding IS NULL', ml_rag._relation_name(store),
+    (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest(key) WITH ORDINALITY AS u (k, place)));
+END
+$$;
+
+CREATE FUNCTION ml_rag._count_waiting(relation regclass) RETURNS bigint
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how many rows wait for a run
+-- Calls: ml_rag._segment_table, ml_rag._parts, ml_rag._waiting, ml_rag._source_key, ml_rag._primary_key
+-- Reads: the table that is filled, as the caller
+DECLARE
+  _segments regclass := ml_rag._segment_table(relation);
+  _key name[] := CASE WHEN _segments IS NULL THEN (ml_rag._primary_key(relation)).key ELSE (ml_rag._source_key(_segments)).key END;
+  _part oid;
+  _n bigint;
+  _all bigint := 0;
+BEGIN
+  FOR _part IN SELECT c.oid FROM pg_class AS c
+               WHERE c.oid = ANY (ml_rag._parts(coalesce(_segments, relation))) AND c.relkind = 'r' LOOP
+    EXECUTE concat('SELECT count(*) ', ml_rag._waiting(_part, relation, _key)) INTO _n;
+    _all := _all + _n;
+  END LOOP;
+  RETURN _all;
+END
+$$;

@@ -1,0 +1,112 @@
+"""vectorizer/immediate: rows that are embedded in the statement which writes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.cluster import Connection, Database
+from support.models_server import ModelsServer, models
+from support.stores import error, search
+from support.vectorizers import ITEMS, assert_in_step, assert_segments_in_step, create, failures, pending, run
+
+__all__ = ["models"]
+
+COLUMNS = {"column": "{name}: {notes}", "table": "{name}\n\n{notes}"}
+
+
+@pytest.fixture(params=["column", "table"])
+def destination(request: pytest.FixtureRequest) -> str:
+    where: str = request.param
+    return where
+
+
+@pytest.fixture
+def items(owner: Connection, models: ModelsServer, destination: str) -> Connection:
+    owner.execute(ITEMS)
+    owner.execute("INSERT INTO items VALUES (1, 'lamp', 'of red glass', 5), (2, 'tent', 'for two', 50)")
+    create(owner, columns=COLUMNS[destination], mode="immediate", destination=destination)
+    assert pending(owner) == 2
+    assert run(owner)["embedded"] == 2
+    models.requests.clear()
+    return owner
+
+
+def in_step(connection: Connection, destination: str) -> None:
+    (assert_in_step if destination == "column" else assert_segments_in_step)(connection, "items")
+
+
+def test_what_is_written_is_found_at_once(items: Connection, models: ModelsServer, destination: str) -> None:
+    with items.transaction():
+        items.execute("INSERT INTO items VALUES (3, 'hat', 'of straw'), (4, 'cap', 'blue'); UPDATE items SET price = 1")
+        found = search(items, "hat: of straw" if destination == "column" else "of straw", {"n_citations": 1})
+        assert float(found[0][6]) == 0
+    items.execute(
+        "UPDATE items SET name = 'lantern' WHERE id = 1; UPDATE items SET id = id + 10; DELETE FROM items WHERE id = 12"
+    )
+    items.execute("INSERT INTO items VALUES (11, 'x', 'y') ON CONFLICT (id) DO UPDATE SET notes = 'new'")
+    asked = [len(texts) for _, texts in models.requests]
+    # the question, one request a statement (the double counts one for each text that it splits), none for a price
+    assert (sum(asked), len(asked)) == ((5, 4) if destination == "column" else (9, 5))
+    in_step(items, destination)
+    items.execute("BEGIN; UPDATE items SET name = 'no'; ROLLBACK")
+    in_step(items, destination)
+
+
+def test_a_large_statement_is_embedded_in_portions(items: Connection, models: ModelsServer, destination: str) -> None:
+    items.execute("INSERT INTO items SELECT i, 'name ' || i, 'n' FROM generate_series(10, 609) AS i")
+    assert max(len(texts) for _, texts in models.requests) <= 256
+    in_step(items, destination)
+
+
+def test_a_row_that_cannot_be_embedded_waits_and_is_told(items: Connection, destination: str) -> None:
+    items.execute("INSERT INTO items VALUES (3, '!nan', 'x'), (4, 'hat', ''), (5, '', NULL)")
+    assert [failure[:3] for failure in failures(items)] == [("{3}", 1, "38000"), ("{5}", 1, "22023")]
+    in_step(items, destination)
+    items.execute("UPDATE items SET name = 'fine' WHERE id = 3")
+    run(items)
+    assert [failure[0] for failure in failures(items)] == ["{5}"]
+
+
+def test_without_a_model_server_the_statement_fails(items: Connection, destination: str) -> None:
+    items.execute("SELECT ml_rag.configure('model_server', 'unix:/nowhere.sock')")
+    with error("08006"):
+        items.execute("INSERT INTO items VALUES (3, 'hat', 'x')")
+    # what changes no text is written all the same
+    items.execute("UPDATE items SET price = 3; DELETE FROM items WHERE id = 2")
+    in_step(items, destination)
+
+
+def test_who_writes_needs_no_privilege_of_ml_rag(db: Database, items: Connection, destination: str) -> None:
+    items.execute("GRANT SELECT, INSERT, UPDATE ON items TO PUBLIC")
+    writer = db.connect("stranger")
+    writer.execute("SET search_path = pg_catalog")
+    writer.execute("INSERT INTO public.items VALUES (3, 'hat', 'x'); UPDATE public.items SET name = 'cap' WHERE id = 1")
+    in_step(items, destination)
+
+
+def test_nobody_else_can_use_its_function(db: Database, items: Connection) -> None:
+    items.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    asker = db.connect("asker")
+    asker.execute("CREATE TABLE mine (id integer PRIMARY KEY)")
+    with error("42501", ours=False):
+        asker.execute("CREATE TRIGGER t AFTER INSERT ON mine FOR EACH STATEMENT EXECUTE FUNCTION items_embed()")
+
+
+def test_it_is_dropped_with_its_triggers(items: Connection) -> None:
+    items.execute("SELECT ml_rag.drop_vectorizer('items')")
+    left = "SELECT tgname FROM pg_trigger WHERE tgrelid = 'items'::regclass UNION ALL SELECT proname FROM pg_proc"
+    assert items.execute(left + " WHERE proname ~ '^items_'").fetchall() == []
+
+
+def test_a_partitioned_table(owner: Connection, models: ModelsServer) -> None:
+    owner.execute("CREATE TABLE p (id integer PRIMARY KEY, t text) PARTITION BY RANGE (id)")
+    owner.execute("CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10); CREATE TABLE p2 PARTITION OF p DEFAULT")
+    create(owner, "p", "t", keyword_search=False, mode="immediate")
+    owner.execute(
+        "INSERT INTO p SELECT i, 'text ' || i FROM generate_series(5, 15) AS i; UPDATE p SET t = 'x' WHERE id = 7"
+    )
+    assert_in_step(owner, "p")
+    # a statement that names a partition does not run the triggers of the table: its rows wait
+    owner.execute("INSERT INTO p1 VALUES (1, 'apart')")
+    assert pending(owner, "p") == 1
+    assert run(owner, "p")["embedded"] == 1
