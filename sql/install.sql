@@ -11,6 +11,7 @@
 --   5  filters become conditions on the rows of a store     ml_rag.filter               pipeline/filter, condition
 --   6  search by meaning (pgvector): candidates             ml_rag.search               pipeline/search, knn
 --   7  search by words (BM25): candidates                   ml_rag.keyword              pipeline/keyword, bm25, keyword/
+--      or with a function of the caller's                  ml_rag._call_function       pipeline/function, score
 --   8  what the arms have found becomes one list            ml_rag.fuse                 pipeline/fuse
 --   9  what is too far away is dropped                      ml_rag.threshold            pipeline/threshold
 --  10  a cross-encoder puts what is left in order           ml_rag.rerank               pipeline/rerank
@@ -63,12 +64,14 @@
 \i pipeline/filter.sql
 \i pipeline/embed.sql
 \i pipeline/isolate.sql
+\i pipeline/function.sql
 \i pipeline/documents.sql
 \i pipeline/keys.sql
 \i pipeline/rewrite.sql
 \i pipeline/request.sql
 \i pipeline/knn.sql
 \i pipeline/bm25.sql
+\i pipeline/score.sql
 \i pipeline/neighbours.sql
 \i pipeline/arms.sql
 \i pipeline/search.sql

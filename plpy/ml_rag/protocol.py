@@ -25,7 +25,7 @@ ROUTINES = frozenset(
 STAGES = frozenset(
     (
         *("discover", "embed", "search", "keyword", "fuse", "threshold", "text", "rerank", "expand", "generate"),
-        *("load", "index", "judge", "rewrite", "read"),
+        *("load", "index", "judge", "rewrite", "read", "function"),
     )
 )
 #: in place of a stage: the whole call

@@ -129,8 +129,8 @@ SELECT ml_rag._add_option('retrieval_options', 'segment_overlap', 'integer', min
   default_value => '1', default_rule => '1 if the call has retrieval_options, otherwise 0', auto_value => '1',
   description => 'neighbours that each segment brings on either side');
 
-SELECT ml_rag._add_option('arm', 'search', 'choice', choices => '{semantic,keyword}', default_rule => 'must be given',
-  description => 'by meaning (kNN) or by words (BM25)');
+SELECT ml_rag._add_option('arm', 'search', 'choice', choices => '{semantic,keyword,function}', default_rule => 'must be given',
+  description => 'by meaning (kNN), by words (BM25), or by a function of yours');
 SELECT ml_rag._add_option('arm', 'in', 'choice', choices => '{segment}', default_value => '"segment"',
   description => 'which texts are searched');
 SELECT ml_rag._add_option('arm', 'query', 'any', default_value => '"question"',
@@ -138,6 +138,10 @@ SELECT ml_rag._add_option('arm', 'query', 'any', default_value => '"question"',
     ' query_options must ask for, or {"text": "…"}');
 SELECT ml_rag._add_option('arm', 'query_embedding', 'vector', default_rule => 'of what is searched with',
   description => 'of a semantic arm: used instead of embedding what is searched with');
+SELECT ml_rag._add_option('arm', 'function', 'text', default_rule => 'must be given with "search": "function"',
+  description => '"schema.function", which scores all rows that pass the filters: docs/functions.md');
+SELECT ml_rag._add_option('arm', 'descending', 'boolean', default_rule => 'true with "function"',
+  description => 'whether a larger number of the function is better');
 SELECT ml_rag._add_option('arm', 'weight', 'number', minimum => 0, maximum => 1, auto_value => 'null',
   default_rule => 'equal shares',
   description => 'share in the fused score; weights are divided by their sum. "auto", for all arms: by how clear each arm'
@@ -145,9 +149,9 @@ SELECT ml_rag._add_option('arm', 'weight', 'number', minimum => 0, maximum => 1,
 SELECT ml_rag._add_option('arm', 'candidates', 'integer', minimum => 1, maximum => 10000, default_value => '100',
   description => 'segments that the arm brings');
 SELECT ml_rag._add_option('arm', 'max_distance', 'number', minimum => 0, maximum => 999999.9999, default_rule => 'none',
-  description => 'of a semantic arm: what is farther away is dropped before fusing');
-SELECT ml_rag._add_option('arm', 'min_score', 'number', minimum => 0, default_rule => 'none',
-  description => 'of a keyword arm: what has a lower BM25 score is dropped before fusing');
+  description => 'of a semantic arm: what is farther away is dropped before fusing; of a function that is not "descending": what it gives more');
+SELECT ml_rag._add_option('arm', 'min_score', 'number', minimum => -1000000000, default_rule => 'none',
+  description => 'of a keyword arm: what has a lower BM25 score is dropped before fusing; of a function: what it gives less');
 
 SELECT ml_rag._add_option('query_options', 'history', 'array', default_rule => 'none', is_private => true,
   description => 'earlier turns of the conversation, oldest first, at most 1000: {"role": "user" or "assistant",'
@@ -193,6 +197,8 @@ SELECT ml_rag._add_option('hybrid_options', 'candidates', 'integer', minimum => 
 
 SELECT ml_rag._add_option('rerank', 'model_id', 'text', default_rule => 'setting rerank_model_id',
   description => 'a cross-encoder, or hybrid, which needs none');
+SELECT ml_rag._add_option('rerank', 'function', 'text', default_rule => 'none',
+  description => 'instead of a model a function of yours, "schema.function": docs/functions.md');
 SELECT ml_rag._add_option('rerank', 'candidates', 'integer', minimum => 1, maximum => 1000, default_value => '50',
   description => 'how many segments of the search are scored; at least n_citations');
 SELECT ml_rag._add_option('rerank', 'min_score', 'number', minimum => 0, maximum => 1, default_rule => 'none',

@@ -71,7 +71,7 @@ did not look or the segment has none of the words. score: 0-1, of ml_rag.fuse. r
 
 CREATE TYPE ml_rag.arm AS (
   name            text,              -- how it is reported: its search, numbered from the second of a kind on
-  search          text,              -- semantic or keyword
+  search          text,              -- semantic, keyword or function
   query_key       text,              -- what it is to search with, as the option says; null = a text, or the question
   query           text[],            -- what is searched with: the mean of the embeddings, any of the words; null = the question
   query_embedding vector,            -- semantic: the vector that is searched with; null = that of the question
@@ -80,7 +80,10 @@ CREATE TYPE ml_rag.arm AS (
   max_distance    numeric,           -- semantic: farther ones are dropped before anything else; null = none
   min_score       double precision,  -- keyword: lower ones are; null = none
   part            integer,           -- arms of one part share what is the part's; null = the only one
-  share           double precision   -- of the part, in a weighted fusion; null = 1
+  share           double precision,  -- of the part, in a weighted fusion; null = 1
+  function        text,              -- of the caller's: its name as it is written into a statement
+  form            text,              -- what it takes: text, texts, vector or vectors, see ml_rag._find_function
+  is_descending   boolean            -- whether more is better
 );
 COMMENT ON TYPE ml_rag.arm IS
 $$one arm of a search: what is searched with what, and how much it counts; see option arms$$;

@@ -57,18 +57,22 @@ CREATE FUNCTION ml_rag._read_store(
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the one place where a stage (search, keyword, read, text, expand) reads a store. What goes wrong in one that the call
+-- purpose: the one place where a stage (search, keyword, function, read, text, expand) reads a store. What goes wrong in one that the call
 -- does not name comes back as a failure, and the wait for its lock is short; of another one it is raised.
--- search, keyword: hits are what the arm finds; read: the first segments, so many as most says; text, expand: the hits given, with those of the store changed. filter: null
+-- search, keyword, function: hits are what the arm finds; read: the first segments, so many as most says; text, expand: the hits given, with those of the store changed. filter: null
 -- until it is made; it is given back, so that each store's is made once. until: of ml_rag._share
 -- Calls: ml_rag._limit_wait, ml_rag._hold, ml_rag._is_filtered, ml_rag._warn_of_unknown_keys, ml_rag.filter,
--- ml_rag._passing_rows, ml_rag._untrusted_condition, ml_rag._search_store, ml_rag._keyword_store, ml_rag._segments_of, ml_rag._add_texts,
--- ml_rag._expand_store, ml_rag._raise, ml_rag._failure
+-- ml_rag._passing_rows, ml_rag._untrusted_condition, ml_rag._search_store, ml_rag._keyword_store, ml_rag._open_rows,
+-- ml_rag._next_rows, ml_rag._call_function, ml_rag._add_scored, ml_rag._segments_of, ml_rag._add_texts, ml_rag._expand_store,
+-- ml_rag._raise, ml_rag._failure
 -- Reads: the store, as the caller
 DECLARE
   _is_untrusted boolean := coalesce(store.found = 'untrusted', false);
   _used ml_rag.row_filter;
   _found record;
+  _rows refcursor;
+  _scores double precision[];
+  _is_calling boolean := false;
   _former_wait text;
   _detail text;
   _hint text;
@@ -81,7 +85,7 @@ BEGIN
     END IF;
     PERFORM ml_rag._hold(store.relation);
   END IF;
-  IF stage = 'search' OR stage = 'keyword' OR stage = 'read' THEN
+  IF stage = 'search' OR stage = 'keyword' OR stage = 'function' OR stage = 'read' THEN
     IF filter.condition IS NULL THEN
       IF NOT ml_rag._is_filtered(request.options) THEN
         filter.condition := '';
@@ -99,7 +103,8 @@ BEGIN
     END IF;
     _used := CASE WHEN _is_untrusted
       THEN ROW(ml_rag._untrusted_condition(store, until,
-          CASE stage WHEN 'search' THEN format(' AND t.%I IS NOT NULL', store.segment_embedding) ELSE '' END || filter.condition),
+          CASE WHEN stage = 'search' OR arm.form LIKE 'vector%' THEN format(' AND t.%I IS NOT NULL', store.segment_embedding)
+            ELSE '' END || filter.condition),
         filter.arguments, NULL)::ml_rag.row_filter
       ELSE filter END;
   END IF;
@@ -117,6 +122,27 @@ BEGIN
     IF failure IS NOT NULL AND is_only THEN
       PERFORM ml_rag._raise(failure);
     END IF;
+  WHEN 'function' THEN
+    _rows := ml_rag._open_rows(store, request, arm, with_text OR _is_untrusted, _used);
+    IF _former_wait IS NOT NULL THEN
+      -- all locks are there; those that the function waits for are its own
+      PERFORM set_config('lock_timeout', _former_wait, true);
+      _former_wait := NULL;
+    END IF;
+    hits := '{}';
+    facts := '{"rows": 0}';
+    LOOP
+      _found := ml_rag._next_rows(_rows);
+      EXIT WHEN _found.hits IS NULL;
+      _is_calling := true;
+      _scores := ml_rag._call_function(arm.function, arm.form, coalesce(array_to_string(arm.query, ' '), request.question),
+        coalesce(arm.query_embedding, request.query_embedding), _found.texts, _found.embeddings);
+      _is_calling := false;
+      hits := ml_rag._add_scored(hits, _found.hits, _scores, arm);
+      facts := jsonb_build_object('rows', (facts -> 'rows')::integer + cardinality(_scores));
+    END LOOP;
+    CLOSE _rows;
+    facts := facts || jsonb_build_object('function', arm.function, 'limit', arm.candidates, 'candidates', cardinality(hits));
   WHEN 'read' THEN
     hits := ml_rag._segments_of(store, _used, most);
   WHEN 'text' THEN
@@ -128,8 +154,8 @@ BEGIN
     PERFORM set_config('lock_timeout', _former_wait, true);
   END IF;
 EXCEPTION WHEN OTHERS THEN
-  -- a transaction that cannot go on is no matter of a store
-  IF coalesce(store.found, 'named') = 'named' OR is_only OR SQLSTATE = '40001' THEN
+  -- a transaction that cannot go on is no matter of a store, nor is an error of the caller's own function
+  IF coalesce(store.found, 'named') = 'named' OR is_only OR SQLSTATE = '40001' OR _is_calling THEN
     RAISE;
   END IF;
   GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT;
@@ -186,7 +212,7 @@ AS $$
 -- stores that were left out; facts: with explain, how each store was searched: {vector_store: {…}}. has_found: whether an
 -- earlier arm could search some store; else an error of all stores is one of the call
 -- Calls: ml_rag._untrusted_last, ml_rag._keyword_index, ml_rag._share, ml_rag._other_dimensions, ml_rag._raise,
--- ml_rag._read_store, ml_rag._best_of, ml_rag._enabling, ml_rag._warn_of_no_index, ml_rag._warn_of_failures, ml_rag._explain_failures
+-- ml_rag._read_store, ml_rag._best_scored, ml_rag._best_of, ml_rag._enabling, ml_rag._warn_of_no_index, ml_rag._warn_of_failures, ml_rag._explain_failures
 -- Reads: the stores, as the caller
 DECLARE
   _is_keyword boolean := arm.search = 'keyword';
@@ -219,7 +245,7 @@ BEGIN
         CONTINUE;
       END IF;
       _indexed := true;
-    ELSIF _store.dimensions <> vector_dims(_vector) THEN
+    ELSIF _store.dimensions <> vector_dims(_vector) AND coalesce(arm.form LIKE 'vector%', true) THEN
       _failure := ml_rag._other_dimensions(_store, _vector);
       IF NOT request.skips_dimensions AND _store.found IS DISTINCT FROM 'untrusted' THEN
         PERFORM ml_rag._raise(_failure);
@@ -235,7 +261,7 @@ BEGIN
         CONTINUE;
       END IF;
     END IF;
-    _read := ml_rag._read_store(CASE WHEN _is_keyword THEN 'keyword' ELSE 'search' END, _store, _is_only, _until, request,
+    _read := ml_rag._read_store(CASE arm.search WHEN 'semantic' THEN 'search' ELSE arm.search END, _store, _is_only, _until, request,
       arm, _index, with_text, NULL, filters[_place]);
     IF _read.failure IS NOT NULL THEN
       _failures := _failures || _read.failure;
@@ -245,7 +271,8 @@ BEGIN
     filters[_place] := _read.filter;
     hits := hits || _read.hits;
     IF cardinality(hits) / 2 > arm.candidates THEN
-      hits := ml_rag._best_of(hits, arm.candidates);
+      hits := CASE arm.search WHEN 'function' THEN ml_rag._best_scored(hits, arm.candidates, arm.is_descending)
+                              ELSE ml_rag._best_of(hits, arm.candidates) END;
     END IF;
     IF request.explain THEN
       facts := coalesce(facts, '{}') || jsonb_build_object(_store.vector_store, _read.facts);
@@ -272,8 +299,9 @@ BEGIN
       || coalesce((SELECT jsonb_object_agg(s.vector_store, '{"skipped": "It has no keyword index."}'::jsonb)
                    FROM unnest(_without_index) AS s), '{}');
   END IF;
-  IF _searched > 1 THEN
-    hits := ml_rag._best_of(hits, arm.candidates);
+  IF _searched > 1 OR arm.search = 'function' THEN
+    hits := CASE arm.search WHEN 'function' THEN ml_rag._best_scored(hits, arm.candidates, arm.is_descending)
+                            ELSE ml_rag._best_of(hits, arm.candidates) END;
   END IF;
 END
 $$;

@@ -117,7 +117,7 @@ DECLARE
 BEGIN
   FOREACH _step IN ARRAY retrieval.trace LOOP
     CASE _step.stage
-    WHEN 'search', 'keyword' THEN
+    WHEN 'search', 'keyword', 'function' THEN
       _explaining := coalesce(_explaining, 0) + (SELECT coalesce(sum((e.value ->> 'explaining')::numeric), 0)
                                                  FROM jsonb_each(_step.facts -> 'stores') AS e);
       _arms := _arms || jsonb_build_object(_step.facts ->> 'arm', (

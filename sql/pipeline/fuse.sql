@@ -76,15 +76,16 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the candidates of all arms, each once, by their fused score (0-1)
 -- weighted: the sum of weight * what an arm gives, divided by the best it gives. A semantic arm gives the similarity that its
--- distance stands for (1 for equal vectors), a keyword arm its score. What an arm did not find counts 0 there, but for a
+-- distance stands for (1 for equal vectors), a keyword arm its score, one with a function the share of its range (ml_rag._as_shares). What an arm did not find counts 0 there, but for a
 -- semantic arm that searched with the question: there the true distance is known. rrf: the sum of 1 / (rrf_k + rank), as a
 -- share of the largest possible.
--- Calls: ml_rag._decisiveness, ml_rag._auto_weights, ml_rag._with_row_keys
+-- Calls: ml_rag._decisiveness, ml_rag._auto_weights, ml_rag._with_row_keys, ml_rag._as_shares
 DECLARE
   _n integer := cardinality(rankings);
   _is_weighted boolean := fusion = 'weighted';
   _is_complement boolean := (SELECT m.is_complement FROM ml_rag.metric AS m WHERE m.name = distance_metric);
   _is_semantic boolean[];
+  _is_function boolean[];
   _is_own boolean[];         -- of a vector other than the question's
   _weights double precision[];
   _best double precision[];  -- what the arm gives its best candidate
@@ -103,10 +104,15 @@ BEGIN
   FOR i IN 1.._n LOOP
     rankings[i].hits := ml_rag._with_row_keys(rankings[i].hits);
     _is_semantic[i] := (rankings[i].arm).search = 'semantic';
+    _is_function[i] := (rankings[i].arm).search = 'function';
+    IF _is_function[i] THEN
+      rankings[i].hits := ml_rag._as_shares(rankings[i].hits, (rankings[i].arm).is_descending);
+    END IF;
     SELECT array_agg(v.value), max(v.value), CASE WHEN _is_semantic[i] THEN min(v.value) ELSE 0 END,
       coalesce(bool_or(v.is_own), false) INTO _values, _largest, _nothing, _own
     FROM (
-      SELECT CASE WHEN NOT _is_semantic[i] THEN h.keyword_score
+      SELECT CASE WHEN _is_function[i] THEN h.score
+                  WHEN NOT _is_semantic[i] THEN h.keyword_score
                   WHEN _is_complement THEN 1 - coalesce(h.score::numeric, h.distance)
                   ELSE 1 / (1 + coalesce(h.score::numeric, h.distance)) END::double precision AS value,
         _is_semantic[i] AND h.score IS NOT NULL AS is_own
@@ -152,7 +158,8 @@ BEGIN
         ELSE sum(1 / (rrf_k + f.rank)) * (rrf_k + 1) / _n END AS score
       FROM (
         SELECT h.*, CASE WHEN _best[r.arm] > 0 THEN
-            CASE WHEN NOT _is_semantic[r.arm] THEN _weights[r.arm] * h.keyword_score / _best[r.arm]
+            CASE WHEN _is_function[r.arm] THEN _weights[r.arm] * h.given
+                 WHEN NOT _is_semantic[r.arm] THEN _weights[r.arm] * h.keyword_score / _best[r.arm]
                  WHEN _is_own[r.arm] THEN _weights[r.arm] * least(1, greatest(0,
                    CASE WHEN _is_complement THEN 1 - h.given ELSE 1 / (1 + h.given) END) / _best[r.arm]) END END AS value
         FROM unnest(rankings) WITH ORDINALITY AS r (settings, hits, arm)

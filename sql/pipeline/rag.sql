@@ -8,19 +8,23 @@ AS $$
 DECLARE
   _is_filtered boolean := ml_rag._is_filtered(request.options);
   _is_semantic boolean := (request.options -> 'semantic_search')::boolean;
+  _is_by_function boolean := EXISTS (SELECT FROM unnest(request.arms) AS a WHERE a.search = 'function');
 BEGIN
   RETURN jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment found',
     'detail', format('Vector stores searched: %s. %s.',
       cardinality(retrieval.stores) - coalesce(cardinality(retrieval.skipped), 0),
       CASE WHEN _is_filtered AND _is_semantic THEN 'No row passed the filters'
+           WHEN _is_filtered AND _is_by_function THEN 'No row that passed the filters is a candidate of the function'
            WHEN _is_filtered THEN 'No row that passed the filters contains a word of the query'
            WHEN _is_semantic THEN 'None has a row that you may see'
+           WHEN _is_by_function THEN 'No row is a candidate of the function'
            ELSE 'No segment contains a word of the query' END),
     'hint', CASE WHEN _is_filtered THEN
       'Check "document_name" and "exclude_document_name", which take names as the stores hold them (a loaded '
       'file''s whole path), the keys and values of "filters" (a key inside an object is "/address/city"), the '
       'keywords, and whether the stores have rows.'
       WHEN _is_semantic THEN 'Load documents with vector_store_load.'
+      WHEN _is_by_function THEN 'It leaves a row out by giving null or NaN, the arm by "min_score" or "max_distance".'
       ELSE 'Use other words, or search by meaning too: {"semantic_search": true}.' END);
 END
 $$;
@@ -47,13 +51,13 @@ CREATE FUNCTION ml_rag._embed_arms(INOUT request ml_rag.request, model_id text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the vectors that semantic arms search with, and that of the question; of several texts it is the mean
+-- purpose: the vectors that semantic arms, and functions of vectors, search with, and that of the question; of several texts it is the mean
 -- Calls: ml_rag._needs_embedding, ml_rag._stage, ml_rag.embed, ml_rag._embed_queries
 DECLARE
   _needs_own boolean := request.query_embedding IS NULL AND ml_rag._needs_embedding(request.options);
   _texts text[] := ARRAY(
     SELECT DISTINCT t FROM unnest(request.arms) AS a CROSS JOIN LATERAL unnest(a.query) AS t
-    WHERE a.search = 'semantic' AND a.query_embedding IS NULL);
+    WHERE (a.search = 'semantic' OR a.form LIKE 'vector%') AND a.query_embedding IS NULL);
   _vectors vector[];
   _arm ml_rag.arm;
   _told boolean;
@@ -73,7 +77,7 @@ BEGIN
   END IF;
   FOR i IN 1..cardinality(request.arms) LOOP
     _arm := request.arms[i];
-    IF _arm.search = 'semantic' AND _arm.query IS NOT NULL AND _arm.query_embedding IS NULL THEN
+    IF (_arm.search = 'semantic' OR _arm.form LIKE 'vector%') AND _arm.query IS NOT NULL AND _arm.query_embedding IS NULL THEN
       request.arms[i].query_embedding := (SELECT avg(_vectors[array_position(_texts, t)]) FROM unnest(_arm.query) AS t);
     END IF;
     -- where nothing asks for the question's own: distances are those of the first vector there is
@@ -150,21 +154,25 @@ AS $$
 -- purpose: the hits in the order of their relevance, those below min_score dropped, as many as are cited
 -- Calls: ml_rag._stage, ml_rag.rerank
 DECLARE
+  _candidates integer := cardinality(retrieval.hits);
   _best double precision;
 BEGIN
-  PERFORM ml_rag._stage(request.call, 'rerank', request.rerank_model_id);
+  PERFORM ml_rag._stage(request.call, 'rerank', nullif(request.rerank_model_id, ''));
   retrieval.hits := ARRAY(SELECT h FROM ml_rag.rerank(request.question, retrieval.hits,
     (request.options -> 'rerank') - 'min_score') AS h);
   _best := retrieval.hits[1].rerank_score;
   retrieval.trace := retrieval.trace || ROW('rerank', clock_timestamp(),
     jsonb_build_object('candidates', cardinality(retrieval.hits), 'best_score', _best))::ml_rag.step;
-  IF _best < request.min_score THEN
+  IF cardinality(retrieval.hits) = 0 THEN
+    retrieval.missing := jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment left by the reranker',
+      'detail', format('The function gave none of %s segments a score.', _candidates));
+  ELSIF _best < request.min_score THEN
     retrieval.missing := jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment within the score threshold',
       'detail', format('The best score is %s, min_score %s.', _best, request.options #>> '{rerank,min_score}'),
       'hint', 'Lower "min_score", or leave it out.');
   END IF;
   retrieval.hits := (ARRAY(SELECT h FROM unnest(retrieval.hits) AS h
-                           WHERE h.rerank_score >= coalesce(request.min_score, 0)))[1:request.n_citations];
+                           WHERE request.min_score IS NULL OR h.rerank_score >= request.min_score))[1:request.n_citations];
   IF retrieval.method = 'n_citations' THEN
     retrieval.threshold := (SELECT max(h.distance) FROM unnest(retrieval.hits) AS h);
   END IF;
@@ -416,7 +424,9 @@ BEGIN
     'vector_store', ARRAY(SELECT s.vector_store FROM unnest(_retrieval.stores) AS s
                           WHERE s.vector_store <> ALL (coalesce(_retrieval.skipped, '{}'))),
     'retrieval_info', jsonb_build_object('method', _retrieval.method, 'threshold', _retrieval.threshold)
-      || CASE WHEN NOT (_request.options -> 'keyword_search')::boolean THEN '{}'
+      || CASE WHEN (_request.arms[1]).search = 'function' AND cardinality(_request.arms) = 1 THEN '{"search": "function"}'
+              WHEN _request.options @> '{"arms": [{"search": "function"}]}' THEN '{"search": "hybrid"}'
+              WHEN NOT (_request.options -> 'keyword_search')::boolean THEN '{}'
               WHEN (_request.options -> 'semantic_search')::boolean THEN '{"search": "hybrid"}'
               ELSE '{"search": "keyword"}' END::jsonb
       || CASE WHEN _request.options ? 'query_options'

@@ -9,8 +9,30 @@ AS $$
 BEGIN
   RETURN coalesce(options -> 'retrieval_options' ?| '{max_distance,percentage_distance}', false)
     OR CASE WHEN options ? 'arms'
-         THEN jsonb_path_exists(options, 'lax $.arms[*] ? (@.search == "semantic" && !exists (@.query_embedding))')
+         THEN jsonb_path_exists(options, 'lax $.arms[*] ? ((@.search == "semantic" || @.form starts with "vector")
+                && !exists (@.query_embedding))')
          ELSE (options -> 'semantic_search')::boolean END;
+END
+$$;
+
+CREATE FUNCTION ml_rag._parse_function_arm(arm jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: of an arm with a function what parse_options does not know: {"function" (as it is written into a statement), "form",
+-- "descending"}  Calls: ml_rag._find_function, ml_rag._bad_option
+DECLARE
+  _found record := ml_rag._find_function('arm', arm -> 'function');
+  _descending boolean := coalesce((arm -> 'descending')::boolean, true);
+  _limit text := CASE WHEN _descending THEN 'max_distance' ELSE 'min_score' END;
+BEGIN
+  IF arm ? _limit THEN
+    PERFORM ml_rag._bad_option(_limit, arm -> _limit, format('none where "descending" is %s', _descending),
+      format('Use "%s".', CASE WHEN _descending THEN 'min_score' ELSE 'max_distance' END));
+  ELSIF arm ? 'query_embedding' AND _found.form NOT LIKE 'vector%' THEN
+    PERFORM ml_rag._bad_option('query_embedding', arm -> 'query_embedding', 'none in an arm whose function takes texts');
+  END IF;
+  RETURN jsonb_build_object('function', _found.name, 'form', _found.form, 'descending', _descending);
 END
 $$;
 
@@ -19,7 +41,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: option arms, each arm checked and with its defaults
--- Calls: ml_rag._bad_option, ml_rag.parse_options, ml_rag._vector
+-- Calls: ml_rag._bad_option, ml_rag.parse_options, ml_rag._parse_function_arm, ml_rag._vector
 DECLARE
   _given jsonb;
   _arm jsonb;
@@ -46,9 +68,17 @@ BEGIN
     ELSIF _arm ->> 'search' = 'keyword' AND _arm ? 'max_distance' THEN
       PERFORM ml_rag._bad_option('max_distance', _arm -> 'max_distance', 'none in a keyword arm',
         'A keyword arm has "min_score".');
+    ELSIF _arm ->> 'search' = 'keyword' AND (_arm ->> 'min_score')::numeric < 0 THEN
+      PERFORM ml_rag._bad_option('min_score', _arm -> 'min_score', 'a number from 0 in a keyword arm');
     ELSIF _arm ->> 'search' = 'semantic' AND _arm ? 'min_score' THEN
       PERFORM ml_rag._bad_option('min_score', _arm -> 'min_score', 'none in a semantic arm',
         'A semantic arm has "max_distance".');
+    END IF;
+    IF _arm ->> 'search' = 'function' THEN
+      _arm := _arm || ml_rag._parse_function_arm(_arm);
+    ELSIF _arm ?| '{function,descending}' THEN
+      PERFORM ml_rag._bad_option(o.key, o.value, format('none in a %s arm', _arm ->> 'search'),
+        'It belongs into an arm with "search": "function".') FROM jsonb_each(_arm) AS o WHERE o.key IN ('function', 'descending');
     END IF;
     PERFORM ml_rag._vector(_arm -> 'query_embedding') WHERE _arm ? 'query_embedding';
     _parsed := _parsed || jsonb_build_array(_arm || jsonb_build_object('is_auto', coalesce(lower(_given ->> 'weight') = 'auto', false)));
@@ -68,7 +98,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the options of ml_rag, and the objects inside that have options of their own, checked and with their defaults
 -- Calls: ml_rag.parse_options, ml_rag._parse_arms, ml_rag._bad_option, ml_rag._filter_tree, ml_rag._check_keywords,
--- ml_rag._check_citation_fields, ml_rag._parse_query_options, ml_rag._check_query_keys
+-- ml_rag._check_citation_fields, ml_rag._parse_query_options, ml_rag._check_query_keys, ml_rag._find_function
 DECLARE
   _parsed jsonb := ml_rag.parse_options('ml_rag', $1);
   _object text;
@@ -78,6 +108,12 @@ BEGIN
       _parsed := jsonb_set(_parsed, ARRAY[_object], ml_rag.parse_options(_object, _parsed -> _object));
     END IF;
   END LOOP;
+  IF _parsed -> 'rerank' ? 'function' THEN
+    IF _parsed -> 'rerank' ? 'model_id' THEN
+      PERFORM ml_rag._bad_option('model_id', _parsed #> '{rerank,model_id}', 'none together with "function"');
+    END IF;
+    PERFORM ml_rag._find_function('rerank', _parsed #> '{rerank,function}');
+  END IF;
   IF _parsed ? 'arms' THEN
     FOREACH _object IN ARRAY '{semantic_search,keyword_search,hybrid_options}'::text[] LOOP
       IF $1 -> _object <> 'null' THEN
@@ -183,6 +219,9 @@ BEGIN
     arms[_n].candidates := greatest(at_least, (_given ->> 'candidates')::integer);
     arms[_n].max_distance := (_given ->> 'max_distance')::numeric;
     arms[_n].min_score := (_given ->> 'min_score')::double precision;
+    arms[_n].function := _given ->> 'function';
+    arms[_n].form := _given ->> 'form';
+    arms[_n].is_descending := (_given -> 'descending')::boolean;
   END LOOP;
   IF options ? 'arms' THEN
     RETURN;
@@ -236,7 +275,8 @@ BEGIN
   request.percentage_distance := (_retrieval ->> 'percentage_distance')::numeric;
   request.segment_overlap := coalesce((_retrieval ->> 'segment_overlap')::integer, 0);
   IF options ? 'rerank' THEN
-    request.rerank_model_id := coalesce(options #>> '{rerank,model_id}', ml_rag._get_setting('rerank_model_id'), '');
+    request.rerank_model_id := CASE WHEN options -> 'rerank' ? 'function' THEN ''
+      ELSE coalesce(options #>> '{rerank,model_id}', ml_rag._get_setting('rerank_model_id'), '') END;
     request.rerank_candidates := greatest(request.n_citations, (options #>> '{rerank,candidates}')::integer);
     request.min_score := (options #>> '{rerank,min_score}')::double precision;
   END IF;

@@ -140,32 +140,42 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: the hits in the order of their relevance to the query; equals stay in the order they came in
--- Calls: ml_rag.parse_options, ml_rag._relevance, ml_rag._get_setting
+-- Calls: ml_rag.parse_options, ml_rag._find_function, ml_rag._call_function, ml_rag._relevance, ml_rag._get_setting
 DECLARE
   _options jsonb := ml_rag.parse_options('rerank', options);
   _least double precision := (_options ->> 'min_score')::double precision;
   _scores double precision[];
+  _texts text[];
+  _found record;
 BEGIN
   IF coalesce(cardinality(hits), 0) = 0 THEN
     RETURN;
   END IF;
   -- the segment alone: what a store's owner wants scored with it (a title, a heading) belongs into the segment
-  _scores := ml_rag._relevance(query, ARRAY(SELECT hits[i].segment FROM generate_subscripts(hits, 1) AS i ORDER BY i),
-    coalesce(_options ->> 'model_id', ml_rag._get_setting('rerank_model_id')));
+  _texts := ARRAY(SELECT hits[i].segment FROM generate_subscripts(hits, 1) AS i ORDER BY i);
+  IF _options ? 'function' THEN
+    _found := ml_rag._find_function('rerank', _options -> 'function');
+    _scores := ml_rag._call_function(_found.name, _found.form, query, NULL, _texts,
+      metadata => ARRAY(SELECT hits[i].metadata FROM generate_subscripts(hits, 1) AS i ORDER BY i));
+  ELSE
+    _scores := ml_rag._relevance(query, _texts, coalesce(_options ->> 'model_id', ml_rag._get_setting('rerank_model_id')));
+  END IF;
   RETURN QUERY
     SELECT h.vector_store, h.document_name, h.document_id, h.document_key, h.segment_number, h.segment, h.distance,
       h.metadata, h.keyword_score, h.score, h.relevance, h.row_key, h.first_segment, h.last_segment
     FROM (
       SELECT p.place, (hits[p.place]).*, _scores[p.place] AS relevance FROM generate_subscripts(hits, 1) AS p (place)
     ) AS h
-    WHERE _least IS NULL OR h.relevance >= _least
+    -- null: a function has left it out
+    WHERE h.relevance IS NOT NULL AND (_least IS NULL OR h.relevance >= _least)
     ORDER BY h.relevance DESC, h.place;
 END
 $$;
 COMMENT ON FUNCTION ml_rag.rerank(text, ml_rag.hit[], jsonb) IS
 $$the hits by their relevance to the query, best first, with rerank_score (0-1) filled
 options: those of option "rerank": model_id (a cross-encoder, or hybrid: embedding similarity and BM25 over these hits;
-default: setting rerank_model_id), min_score (hits below it are dropped). The text of the segment is scored, without its
+default: setting rerank_model_id), or function, one of the caller's, whose scores have any range and leave a hit out by null;
+min_score (hits below it are dropped). The text of the segment is scored, without its
 document's name; query and segment together are cut at the cross-encoder's max_tokens. Hits of equal score keep their
-order. Errors: 22023 empty query, bad option, unknown model or model of another task; 55000 model not available;
-08006 model server; 53300 its queue is full; 57014 cancelled; 38000.$$;
+order. Errors: 22023 empty query, bad option, unknown model or model of another task; 42883, 42501 and 42725 no such
+function; those of the function; 55000 model not available; 08006 model server; 53300 its queue is full; 57014 cancelled; 38000.$$;

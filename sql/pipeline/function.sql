@@ -1,0 +1,99 @@
+-- function: functions of the caller's, found by name and signature, and called with the caller's rights.
+--
+-- They are called by what runs with the caller's rights itself, and get what was read before, in a statement of its own: rows
+-- that a policy or a filter leaves out have not been read by then, so no function sees them, whatever it costs and tells.
+
+CREATE FUNCTION ml_rag._find_function(option text, value jsonb, OUT name text, OUT form text)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a function of the caller's by its name, "schema.function", and the signatures that an option takes (arm, rerank, split_by)
+-- name: as it is written into a statement. form: which signature it has: text or vector, texts or vectors (all of them at
+-- once), metadata, split  Calls: ml_rag._bad_option  Reads: the catalog  Errors: 22023, 42501, 42725, 42883
+DECLARE
+  _parts text[];
+  _found record;
+BEGIN
+  BEGIN
+    _parts := parse_ident(CASE jsonb_typeof(value) WHEN 'string' THEN value #>> '{}' END);
+  EXCEPTION WHEN invalid_parameter_value THEN
+    NULL;
+  END;
+  IF cardinality(_parts) IS DISTINCT FROM 2 THEN
+    PERFORM ml_rag._bad_option(CASE option WHEN 'split_by' THEN option ELSE 'function' END, value,
+      'the name of a function with its schema, "schema.function"');
+  END IF;
+  name := format('%I.%I', _parts[1], _parts[2]);
+  IF NOT has_schema_privilege(n.oid, 'USAGE') FROM pg_namespace AS n WHERE n.nspname = _parts[1] THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('permission denied for schema %I', _parts[1]);
+  END IF;
+  SELECT string_agg(format('(%s) returns %s', s.arguments, s.result), '; ' ORDER BY s.form) AS signatures,
+    count(p.oid) AS functions, min(s.form) FILTER (WHERE p.oid IS NOT NULL) AS form,
+    bool_and(has_function_privilege(p.oid, 'EXECUTE')) AS may_execute
+  INTO _found
+  FROM (VALUES
+    ('arm', 'text', '{text,text}'::regtype[], 'double precision', 'query text, segment text'),
+    ('arm', 'texts', '{text,text[]}', 'double precision[]', 'query text, segments text[]'),
+    ('arm', 'vector', '{vector,vector}', 'double precision', 'query vector, embedding vector'),
+    ('arm', 'vectors', '{vector,vector[]}', 'double precision[]', 'query vector, embeddings vector[]'),
+    ('rerank', 'texts', '{text,text[]}', 'double precision[]', 'query text, segments text[]'),
+    ('rerank', 'metadata', '{text,text,jsonb}', 'double precision', 'query text, segment text, metadata jsonb'),
+    ('split_by', 'split', '{text}', 'setof text', 'text')
+  ) AS s (option, form, types, result, arguments)
+  LEFT JOIN pg_namespace AS n ON n.nspname = _parts[1]
+  LEFT JOIN pg_proc AS p ON p.pronamespace = n.oid AND p.proname = _parts[2] AND p.prokind = 'f'
+    AND p.proargtypes = array_to_string(s.types::oid[], ' ')::oidvector
+    AND concat(CASE WHEN p.proretset THEN 'setof ' END, format_type(p.prorettype, NULL)) = s.result
+  WHERE s.option = _find_function.option;
+  IF _found.functions = 0 THEN
+    RAISE EXCEPTION USING ERRCODE = '42883', MESSAGE = format('function %s does not exist with a signature that can be used here', name),
+      DETAIL = format('Signatures: %s.', _found.signatures),
+      HINT = 'Argument and result types must be exactly these.';
+  ELSIF _found.functions > 1 THEN
+    RAISE EXCEPTION USING ERRCODE = '42725', MESSAGE = format('function %s is not unique', name),
+      DETAIL = format('More than one function of that name has one of the signatures: %s.', _found.signatures),
+      HINT = 'Give them different names.';
+  ELSIF NOT _found.may_execute THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('permission denied for function %s', name),
+      HINT = 'Ask its owner for GRANT EXECUTE.';
+  END IF;
+  form := _found.form;
+END
+$$;
+
+CREATE FUNCTION ml_rag._call_function(
+  name text, form text, query text, query_embedding vector, texts text[], embeddings vector[] DEFAULT NULL,
+  metadata jsonb[] DEFAULT NULL
+) RETURNS double precision[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what a function of the caller's says of each text or embedding, in their order; null, NaN and infinity as null
+-- name, form: of ml_rag._find_function  Calls: the function  Errors: its own; 22023 an array of another shape or length
+DECLARE
+  _n integer := coalesce(cardinality(texts), cardinality(embeddings));
+  _scores double precision[];
+BEGIN
+  CASE form
+  WHEN 'text' THEN
+    EXECUTE format('SELECT ARRAY(SELECT %s($1, t) FROM unnest($2) AS t)', name) INTO _scores USING query, texts;
+  WHEN 'texts' THEN
+    EXECUTE format('SELECT %s($1, $2)', name) INTO _scores USING query, texts;
+  WHEN 'vector' THEN
+    EXECUTE format('SELECT ARRAY(SELECT %s($1, e) FROM unnest($2) AS e)', name) INTO _scores USING query_embedding, embeddings;
+  WHEN 'vectors' THEN
+    EXECUTE format('SELECT %s($1, $2)', name) INTO _scores USING query_embedding, embeddings;
+  WHEN 'metadata' THEN
+    EXECUTE format('SELECT ARRAY(SELECT %s($1, u.text, coalesce(u.metadata, ''{}'')) FROM unnest($2, $3) AS u (text, metadata))', name)
+      INTO _scores USING query, texts, metadata;
+  END CASE;
+  IF _scores IS NULL OR cardinality(_scores) <> _n OR array_ndims(_scores) > 1 THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('function %s returned an array that does not fit', name),
+      DETAIL = format('It returned %s for an array of %s; expected: one number for each element, in their order.', CASE
+        WHEN _scores IS NULL THEN 'null'
+        WHEN array_ndims(_scores) > 1 THEN format('an array of %s dimensions', array_ndims(_scores))
+        ELSE format('an array of %s', cardinality(_scores)) END, _n);
+  END IF;
+  RETURN ARRAY(SELECT CASE WHEN s > '-Infinity' AND s < 'Infinity' THEN s END FROM unnest(_scores) AS s);
+END
+$$;
