@@ -359,9 +359,9 @@ SELECT ml_rag._add_option('vector_store_load', 'ocr', 'boolean', default_value =
 SELECT ml_rag._add_option('vector_store_load', 'refresh', 'boolean', default_value => 'true',
   description => 'embed changed files again, add new ones, remove deleted ones; false = only add new files');
 
-SELECT ml_rag._add_option('chunking', 'split_by', 'choice', choices => '{auto,paragraph,sentence,page,tokens}',
-  default_value => '"auto"',
-  description => 'where segments end; auto = at headings, paragraphs or sentences, whichever fills a segment');
+SELECT ml_rag._add_option('chunking', 'split_by', 'text', default_value => '"auto"',
+  description => 'where segments end: paragraph, sentence, page or tokens; auto = at headings, paragraphs or sentences, whichever'
+    ' fills a segment; or "schema.function", a function of yours that splits: docs/functions.md');
 SELECT ml_rag._add_option('chunking', 'segment_tokens', 'integer', minimum => 16, maximum => 1048576,
   default_rule => '256, or what the model takes in where that is less',
   description => 'longest segment, in tokens of the embedding model; at most what the model takes in');

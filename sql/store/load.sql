@@ -73,18 +73,29 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._parse_chunking(options jsonb) RETURNS jsonb
+CREATE FUNCTION ml_rag._parse_chunking(options jsonb, may_be_function boolean DEFAULT false) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the object chunking  Calls: ml_rag.parse_options, ml_rag._bad_option
+-- purpose: the object chunking; may_be_function: whether "split_by" may name a function of the caller's
+-- Calls: ml_rag.parse_options, ml_rag._bad_option, ml_rag._find_function
 DECLARE
+  _known CONSTANT text[] := '{auto,paragraph,sentence,page,tokens}';
   _chunking jsonb := ml_rag.parse_options('chunking', options);
 BEGIN
   IF (_chunking ->> 'overlap_tokens')::integer > (_chunking ->> 'segment_tokens')::integer / 2 THEN
     PERFORM ml_rag._bad_option('overlap_tokens', _chunking -> 'overlap_tokens',
       format('at most half of "segment_tokens", which is %s', _chunking ->> 'segment_tokens'));
   END IF;
+  IF lower(_chunking ->> 'split_by') = ANY (_known) THEN
+    RETURN jsonb_set(_chunking, '{split_by}', to_jsonb(lower(_chunking ->> 'split_by')));
+  ELSIF NOT may_be_function OR strpos(_chunking ->> 'split_by', '.') = 0 THEN
+    PERFORM ml_rag._bad_option('split_by', _chunking -> 'split_by',
+      array_to_string(_known, ', ') || CASE WHEN may_be_function THEN ', or the name of a function with its schema' ELSE '' END);
+  END IF;
+  PERFORM ml_rag._bad_option(o.key, o.value, 'none where a function splits') FROM jsonb_each(options) AS o
+  WHERE o.key IN ('segment_tokens', 'overlap_tokens') AND o.value <> 'null';
+  PERFORM ml_rag._find_function('split_by', _chunking -> 'split_by');
   RETURN _chunking;
 END
 $$;
@@ -101,7 +112,7 @@ BEGIN
   IF _parsed ? 'file_dates' THEN
     _parsed := jsonb_set(_parsed, '{file_dates}', ml_rag._parse_file_dates(_parsed -> 'file_dates'));
   END IF;
-  RETURN jsonb_set(_parsed, '{chunking}', ml_rag._parse_chunking(_parsed -> 'chunking'));
+  RETURN jsonb_set(_parsed, '{chunking}', ml_rag._parse_chunking(_parsed -> 'chunking', true));
 END
 $$;
 
@@ -110,14 +121,19 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: what Python needs to know to load documents into a store; options are parsed ones
--- Calls: ml_rag._check_store
+-- splitter: the function of the caller's that splits; its documents come whole from the model server
+-- Calls: ml_rag._check_store, ml_rag._find_function
 DECLARE
   _store record;
   _request jsonb;
+  _splitter text;
 BEGIN
   _store := ml_rag._check_store(store, embed_model_id);
+  IF strpos(options #>> '{chunking,split_by}', '.') > 0 THEN
+    _splitter := (ml_rag._find_function('split_by', options #> '{chunking,split_by}')).name;
+  END IF;
   _request := jsonb_strip_nulls(jsonb_build_object('embed_model_id', _store.model_id,
-    'chunking', options -> 'chunking', 'language', options -> 'language', 'ocr', options -> 'ocr'));
+    'chunking', CASE WHEN _splitter IS NULL THEN options -> 'chunking' ELSE '{"split_by": "none"}' END, 'language', options -> 'language', 'ocr', options -> 'ocr'));
   RETURN jsonb_build_object('store', store::oid::bigint, 'relation', (
       SELECT format('%s.%s', n.nspname, c.relname)
       FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store),
@@ -126,7 +142,9 @@ BEGIN
     'request', _request || jsonb_strip_nulls(jsonb_build_object('formats', options -> 'formats')),
     -- a document made with other options counts as changed; which formats are wanted does not change one, nor does the
     -- model, as another embedding can become the default
-    'made_with', md5((_request - 'embed_model_id')::text));
+    -- a function of the caller's is of another definition when it was replaced
+    'made_with', md5(concat((_request - 'embed_model_id')::text, pg_get_functiondef(to_regprocedure(_splitter || '(text)')))))
+    || CASE WHEN _splitter IS NULL THEN '{}' ELSE jsonb_build_object('splitter', _splitter) END;
 END
 $$;
 

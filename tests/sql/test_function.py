@@ -12,9 +12,14 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.types.json import Jsonb
 
+from ml_rag.backend.load import own_segments
 from support.cluster import Connection, Database
+from support.loading import loader
 from support.stores import Row, answer, as_text, create_store, error, fake_embedding, grant, mark, search
+
+__all__ = ["loader"]
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "functions.md").read_text(encoding="utf-8")
 WORDS = ["heron", "grebe", "loon", "tern", "gull", "swan", "duck", "coot", "rail", "snipe"]
@@ -682,6 +687,137 @@ def test_the_stage_rerank_by_itself(birds: Connection) -> None:
     assert [row[0] for row in got] == sorted((row[0] for row in got), reverse=True)
 
 
+# -- splitters ---------------------------------------------------------------------------------------------------------
+
+CLAUSES = """
+CREATE FUNCTION public.clauses(text) RETURNS SETOF text LANGUAGE {language} AS $f$ {body} $f$
+"""
+SPLITTERS = {
+    "sql": "SELECT btrim(c) FROM regexp_split_to_table($1, ';') AS c",
+    "plpgsql": "BEGIN RETURN QUERY SELECT btrim(c) FROM regexp_split_to_table($1, ';') AS c; END",
+    "plpython3u": "for clause in args[0].split(';'):\n    yield clause.strip()",
+}
+BY_CLAUSE = {"chunking": {"split_by": "public.clauses"}}
+
+
+@pytest.fixture
+def librarian(loader: Connection) -> Connection:
+    """A connection as a role that may load, and owns the store ``notes``."""
+    loader.execute("SELECT ml_rag.create_store('public.notes')")
+    return loader
+
+
+def load(librarian: Connection, content: str, options: Any = BY_CLAUSE, name: str = "a.txt") -> dict[str, Any]:
+    """The result of a load of one document."""
+    row = librarian.execute(
+        "SELECT ml_rag.load_document('notes', %s, %s, %s)", (name, content.encode(), Jsonb(options))
+    ).fetchone()
+    assert row is not None
+    return row[0]  # type: ignore[no-any-return]
+
+
+def notes(librarian: Connection) -> list[tuple[int, str]]:
+    return librarian.execute("SELECT segment_number, segment FROM notes ORDER BY document_name, 1").fetchall()
+
+
+@pytest.mark.parametrize("language", SPLITTERS)
+def test_a_function_splits(owner: Connection, librarian: Connection, language: str) -> None:
+    owner.execute(CLAUSES.format(language=language, body=SPLITTERS[language]))
+    result = load(librarian, "heron and loon; ;tern\n\ngull;swan")
+    assert (result["segments"], result["failed"]) == (3, [])
+    assert notes(librarian) == [(1, "heron and loon"), (2, "tern\n\ngull"), (3, "swan")]
+    rows = librarian.execute("SELECT segment, segment_embedding::real[] FROM notes").fetchall()
+    for segment, embedding in rows:
+        assert embedding == pytest.approx(fake_embedding(segment), abs=1e-6)
+    assert [row[5] for row in search(librarian, "swan", {"n_citations": 1})] == ["swan"]
+
+
+def test_segments_know_their_page(owner: Connection, librarian: Connection) -> None:
+    """What a function made up is of none."""
+    pages = [{"text": "one; two", "metadata": {"page": 1}}, {"text": "two; three", "metadata": {"page": 2}}]
+
+    def made_up(text: str) -> list[str]:
+        return ["made up", *re.split("; |\n\n", text), "three"]
+
+    assert [(s["text"], s["metadata"]) for s in own_segments(pages, made_up)] == [
+        ("made up", None),
+        ("one", {"page": 1}),
+        ("two", {"page": 1}),
+        ("two", {"page": 1}),
+        ("three", {"page": 2}),
+        ("three", {"page": 2}),
+    ]
+    (one,) = own_segments(pages[:1], lambda text: [text.upper()])
+    assert one == {"text": "ONE; TWO", "metadata": {"page": 1}}
+
+
+def test_split_again_where_the_function_was_replaced(owner: Connection, librarian: Connection) -> None:
+    owner.execute(CLAUSES.format(language="sql", body=SPLITTERS["sql"]))
+    assert load(librarian, "a;b c")["documents"]["loaded"] == 1
+    assert load(librarian, "a;b c")["documents"]["unchanged"] == 1
+    owner.execute(
+        CLAUSES.replace("CREATE", "CREATE OR REPLACE").format(language="sql", body=SPLITTERS["sql"].replace(";", " "))
+    )
+    assert load(librarian, "a;b c")["documents"]["changed"] == 1
+    assert notes(librarian) == [(1, "a;b"), (2, "c")]
+    assert load(librarian, "a;b c", {})["documents"]["changed"] == 1
+    assert notes(librarian) == [(1, "a;b c")]
+
+
+def test_what_a_splitter_may_give(owner: Connection, librarian: Connection) -> None:
+    body = "SELECT * FROM unnest(ARRAY[NULL, '', '  ', 'x'])"
+    owner.execute(CLAUSES.format(language="sql", body=body))
+    load(librarian, "anything")
+    assert notes(librarian) == [(1, "x")]
+    replace = CLAUSES.replace("CREATE", "CREATE OR REPLACE")
+    owner.execute(replace.format(language="sql", body="SELECT NULL::text"))
+    (failed,) = load(librarian, "other")["failed"]
+    assert failed["error"] == "the document has no text"
+    # more than one INSERT, in order
+    owner.execute(replace.format(language="sql", body="SELECT 'n' || i FROM generate_series(1, 1234) AS i"))
+    assert load(librarian, "many")["segments"] == 1234
+    assert notes(librarian) == [(i, f"n{i}") for i in range(1, 1235)]
+    huge = "SELECT repeat('x', 1048576) FROM generate_series(1, 300)"
+    owner.execute(replace.format(language="sql", body=huge))
+    (failed,) = load(librarian, "much")["failed"]
+    assert failed["error"] == "function public.clauses makes too much of the document"
+    assert len(notes(librarian)) == 1234
+
+
+@pytest.mark.parametrize(
+    ("body", "state"),
+    [
+        ("BEGIN RAISE 'no' USING ERRCODE = 'BIRD4'; END", "BIRD4"),
+        ("BEGIN RETURN NEXT 1 / length(''); END", "22012"),
+        ("BEGIN PERFORM pg_sleep(10); END", "57014"),
+    ],
+)
+def test_an_error_of_a_splitter_is_that_error(owner: Connection, librarian: Connection, body: str, state: str) -> None:
+    """Not a document that failed: the next one would, too. The store stays as it was, and the session goes on."""
+    owner.execute(CLAUSES.format(language="plpgsql", body=SPLITTERS["plpgsql"]))
+    load(librarian, "a;b")
+    owner.execute(CLAUSES.replace("CREATE", "CREATE OR REPLACE").format(language="plpgsql", body=body))
+    with error(state), librarian.transaction():
+        librarian.execute("SET LOCAL statement_timeout = 1000")
+        load(librarian, "c;d")
+    assert notes(librarian) == [(1, "a"), (2, "b")]
+    assert load(librarian, "e", {})["documents"]["changed"] == 1
+
+
+def test_options_of_a_splitter(db: Database, owner: Connection, librarian: Connection) -> None:
+    owner.execute(CLAUSES.format(language="sql", body=SPLITTERS["sql"]))
+    for name, state in (("word", "22023"), ("public.none", "42883"), ("public.", "22023"), ("none", "22023")):
+        with error(state):
+            load(librarian, "a", {"chunking": {"split_by": name}})
+    for more in ({"segment_tokens": 64}, {"overlap_tokens": 3}):
+        with error("22023", "where a function splits"):
+            load(librarian, "a", {"chunking": {**BY_CLAUSE["chunking"], **more}})
+    owner.execute("REVOKE EXECUTE ON FUNCTION clauses FROM PUBLIC")
+    with error("42501", "clauses"):
+        load(librarian, "a")
+    assert load(librarian, "One is here. Two is there.", {"chunking": {"split_by": "SENTENCE"}})["segments"] == 2
+
+
 def test_every_example_of_the_page_runs(owner: Connection) -> None:
     """docs/functions.md"""
     results: list[Any] = []
@@ -695,3 +831,8 @@ def test_every_example_of_the_page_runs(owner: Connection) -> None:
     assert found[1] == ["badge.txt", "parking.txt", "visitors.txt"]
     assert found[3] == ["badge.txt"]
     assert len(found[4]) == 2
+    assert results[-1] == [
+        (1, "Doors close at eight"),
+        (2, "alarms go on at nine"),
+        (3, "cameras run all night"),
+    ]

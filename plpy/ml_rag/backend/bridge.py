@@ -25,6 +25,7 @@ from ml_rag.backend import rerank as _rerank
 from ml_rag.backend import rewrite as _rewrite
 from ml_rag.backend import rights as _rights
 from ml_rag.backend.client import ModelServer
+from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, ModelUnavailable
 
 P = ParamSpec("P")
@@ -71,7 +72,7 @@ def outcome(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
             error = {"sqlstate": e.sqlstate, "message": e.message, "detail": e.detail, "hint": e.hint}
         except plpy.SPIError as e:
             _, detail, hint, *_ = getattr(e, "spidata", None) or (None, None, None)
-            error = {"sqlstate": e.sqlstate, "message": str(e)}
+            error = {"sqlstate": sqlstate(e), "message": str(e)}
             error |= {key: text for key, text in (("detail", detail), ("hint", hint)) if text}
         except Exception as e:  # noqa: BLE001 - a defect of ours, but still not XX000
             error = {"sqlstate": EngineFailed.sqlstate, "message": "internal error in ml_rag", "detail": _where(e)}
@@ -379,7 +380,7 @@ def load_files(plpy: Any, job_text: str) -> str:
     base = None if location.file else location.base
     store = SqlStore(plpy, job, _embedder(plpy), may_commit=True)
     tell = functools.partial(_tell, job["relation"], len(job["files"]))
-    loader = Loader(job, server(plpy), store, functools.partial(tell, "loading documents"))
+    loader = Loader(job, server(plpy), store, functools.partial(tell, "loading documents"), *_splitter(plpy, job))
     paths = [bytes.fromhex(name).decode("utf-8", "surrogateescape") for name in job["files"]]
     with store.held():
         for batch in files.batches([(path, files.size(path)) for path in paths]):
@@ -404,6 +405,19 @@ def _embedder(plpy: Any) -> Callable[[list[str], str], list[str]]:
     return lambda texts, model_id: _embed.embed(connection, texts, model_id, "document")
 
 
+def _splitter(
+    plpy: Any, job: dict[str, Any]
+) -> tuple[Callable[[str], list[str]] | None, Callable[[list[str], str], list[str]] | None]:
+    """``split`` and ``embed`` of a Loader, where a function of the caller's splits the documents of a job."""
+    if "splitter" not in job:
+        return None, None
+    from ml_rag.backend.store import split
+
+    # a name that ml_rag._find_function has found and quoted
+    plan = plpy.prepare(f"SELECT s FROM {job['splitter']}($1) AS s", ["pg_catalog.text"])  # noqa: S608
+    return functools.partial(split, plpy, plan, job["splitter"]), _embedder(plpy)
+
+
 def _tell(relation: str, total: int, phase: str, done: int, failed: int) -> None:
     _calls.progress(_calls.innermost(), relation, phase, done, total, failed)
 
@@ -418,7 +432,7 @@ def load_contents(plpy: Any, job_text: str, names: list[str], contents: list[byt
     job = json.loads(job_text)
     store = SqlStore(plpy, job, _embedder(plpy), may_commit=False)
     tell = functools.partial(_tell, job["relation"], len(names), "loading documents")
-    loader = Loader(job, server(plpy), store, tell)
+    loader = Loader(job, server(plpy), store, tell, *_splitter(plpy, job))
     dates = job["file_dates"] or [{}] * len(names)
     content = {name: files.File(*file) for name, *file in zip(names, contents, dates, strict=True)}
     for batch in files.batches([(name, len(content[name].content)) for name in names]):

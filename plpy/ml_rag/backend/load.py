@@ -8,8 +8,10 @@ import os
 import time
 import uuid
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from struct import unpack_from
 from typing import Any, Protocol
 
@@ -25,6 +27,9 @@ INSERT_SEGMENTS = 500
 
 #: what the model server says of a document that the option ``formats`` leaves out
 NOT_ACCEPTED = "document format is not accepted"
+
+#: a segment of a function is looked for so many characters behind the one before, for the page that it is of
+_PAGE_WINDOW = 100_000
 
 
 class Store(Protocol):
@@ -96,9 +101,21 @@ class Loader:
     """Loads documents into one store, batch by batch."""
 
     def __init__(
-        self, job: dict[str, Any], server: ModelServer, store: Store, tell: Callable[[int, int], None] = lambda *_: None
+        self,
+        job: dict[str, Any],
+        server: ModelServer,
+        store: Store,
+        tell: Callable[[int, int], None] = lambda *_: None,
+        split: Callable[[str], list[str]] | None = None,
+        embed: Callable[[list[str], str], list[str]] | None = None,
     ) -> None:
-        """``tell`` is called with the number of documents that are done with, and how many of them failed."""
+        """``tell`` is called with the number of documents that are done with, and how many of them failed.
+
+        ``split``, a text to segments, and ``embed``, texts and a model to vectors: where a function of the caller's
+        splits the documents.
+        """
+        self._split = split
+        self._embed = embed
         self._tell = tell
         self._server = server
         self._store = store
@@ -177,6 +194,8 @@ class Loader:
                 raise error  # the next document would fail in the same way
             raise DocumentError(error.message, detail=error.detail, hint=error.hint)
         segments, vectors = self._check(reply)
+        if self._split is not None:
+            segments = own_segments(segments, self._split)
         if not segments:
             raise DocumentError("the document has no text")
         shared = {
@@ -187,7 +206,11 @@ class Loader:
             **upload.dates,
             "source": {"sha256": upload.sha256, "made_with": self._made_with},
         }
-        self._store.write(upload.name, rows(segments, vectors, _clean(shared)))
+        if self._split is None:
+            portions = rows(segments, vectors, _clean(shared))
+        else:
+            portions = _rows(segments, self._own_vectors(segments), _clean(shared))
+        self._store.write(upload.name, portions)
         self.outcome.counts["changed" if upload.known else "loaded"] += 1
         self.outcome.segments += len(segments)
         self._uncommitted += 1
@@ -200,7 +223,7 @@ class Loader:
         self._committed_at = time.monotonic()
 
     def _check(self, reply: dict[str, Any]) -> tuple[list[dict[str, Any]], bytes]:
-        segments, vectors, dimensions = segments_and_vectors(reply)
+        segments, vectors, dimensions = segments_and_vectors(reply, has_vectors=self._split is None)
         if segments and self._dimensions is not None and dimensions != self._dimensions:
             raise DimensionMismatch(
                 "the model's embeddings do not fit the vector store",
@@ -209,14 +232,26 @@ class Loader:
             )
         return segments, vectors
 
+    def _own_vectors(self, segments: Sequence[dict[str, Any]]) -> Iterator[str]:
+        assert self._embed is not None
+        for start in range(0, len(segments), INSERT_SEGMENTS):
+            texts = [segment["text"] for segment in segments[start : start + INSERT_SEGMENTS]]
+            try:
+                yield from self._embed(texts, self._request["embed_model_id"])
+            except EngineFailed as e:
+                raise DocumentError(e.message, detail=e.detail, hint=e.hint) from None
 
-def segments_and_vectors(reply: dict[str, Any]) -> tuple[list[dict[str, Any]], bytes, int]:
+
+def segments_and_vectors(
+    reply: dict[str, Any], *, has_vectors: bool = True
+) -> tuple[list[dict[str, Any]], bytes, int]:
     """Segments, vectors and dimensions of a reply. A wrong vector in a table is worse than an error."""
     try:
         segments, dimensions = reply["segments"], reply["dimensions"]
         vectors = b64decode(reply["embeddings"], validate=True)
         texts = [segment["text"] for segment in segments]
-        if not all(text.strip() for text in texts) or len(vectors) != 4 * dimensions * len(segments):
+        expected = 4 * dimensions * len(segments) if has_vectors else 0
+        if not all(text.strip() for text in texts) or len(vectors) != expected:
             raise ValueError(f"{len(vectors)} bytes of embeddings for {len(segments)} segments")
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise nonsense(f"No document: {e!r}") from None
@@ -232,16 +267,40 @@ def rows(segments: Sequence[dict[str, Any]], vectors: bytes, shared: dict[str, A
     layout = f"<{width // 4}f"
     # 9 digits are what a float32 needs to come back as it was
     template = "[" + ",".join(["%.9g"] * (width // 4)) + "]"
+    return _rows(segments, (template % unpack_from(layout, vectors, at * width) for at in range(len(segments))), shared)
+
+
+def _rows(segments: Sequence[dict[str, Any]], vectors: Iterable[str], shared: dict[str, Any]) -> Iterator[Rows]:
+    remaining = iter(vectors)
     for start in range(0, len(segments), INSERT_SEGMENTS):
         portion = Rows(start + 1)
-        for place, segment in enumerate(segments[start : start + INSERT_SEGMENTS], start):
-            vector = template % unpack_from(layout, vectors, place * width)
+        for segment in segments[start : start + INSERT_SEGMENTS]:
+            vector = next(remaining)
             if "n" in vector:  # nan, inf
                 raise EngineFailed("the embedding model failed", detail="An embedding holds NaN or infinity.")
             portion.vectors.append(vector)
             portion.segments.append(storable(segment["text"]))
             portion.metadata.append(json.dumps({**shared, **_clean(segment.get("metadata") or {})}))
         yield portion
+
+
+def own_segments(pages: Sequence[dict[str, Any]], split: Callable[[str], list[str]]) -> list[dict[str, Any]]:
+    """The segments of a document of which ``pages`` are the text and metadata, as ``split`` makes them of the whole.
+
+    A segment that stands in the text as it is, behind the one before it, has the metadata of the page it begins on.
+    """
+    texts = [storable(page["text"]) for page in pages]
+    text = "\n\n".join(texts)
+    starts = list(accumulate((len(page) + 2 for page in texts), initial=0))[:-1]
+    segments = []
+    at = 0
+    for segment in split(text):
+        found = text.find(segment, at, at + len(segment) + _PAGE_WINDOW)
+        page = bisect_right(starts, found) - 1 if found >= 0 else 0
+        known = found >= 0 or len(pages) == 1
+        segments.append({"text": segment, "metadata": pages[page].get("metadata") if known else None})
+        at = max(at, found)
+    return segments
 
 
 def multipart(request: dict[str, Any], uploads: Sequence[Upload]) -> tuple[bytes, str]:

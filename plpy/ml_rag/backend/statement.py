@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.errors import MlRagError
 
 #: of a call under no statement_timeout
@@ -78,9 +79,9 @@ def examine(
     except _RolledBackError:
         pass
     except plpy.SPIError as e:
-        if e.sqlstate == "57014" and not deadline.is_over:
+        if sqlstate(e) == "57014" and not deadline.is_over:
             raise Interrupted(str(e)) from None
-        reason = f"it took longer than {SECONDS} seconds" if e.sqlstate == "57014" else f"{e.sqlstate}: {e}"
+        reason = f"it took longer than {SECONDS} seconds" if sqlstate(e) == "57014" else f"{sqlstate(e)}: {e}"
         return Outcome(reason)
     except MemoryError:
         return Outcome("53200: out of memory")

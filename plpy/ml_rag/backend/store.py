@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ml_rag.backend.load import Rows
+from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.errors import DocumentError, EngineFailed
 
 #: classes of SQL errors that are about the document's own data: bad value, constraint, limit exceeded
@@ -38,6 +39,9 @@ _STATEMENTS = {
 }
 _plans: dict[str, Any] = {}
 
+#: characters of all segments that a function makes of a document
+MAX_SPLIT_CHARACTERS = 256 * 1024 * 1024
+
 Embed = Callable[[list[str], str], list[str]]
 
 
@@ -46,6 +50,27 @@ def _plan(plpy: Any, name: str) -> Any:
         statement, *types = _STATEMENTS[name]
         _plans[name] = plpy.prepare(statement, [f"pg_catalog.{type_name}" for type_name in types])
     return _plans[name]
+
+
+def split(plpy: Any, plan: Any, function: str, text: str) -> list[str]:
+    """What a function of the caller's (``plan`` calls it) makes of a text, without blank segments.
+
+    Raises DocumentError where that is too much.
+    """
+    segments: list[str] = []
+    left = MAX_SPLIT_CHARACTERS
+    cursor = plpy.cursor(plan, [text])
+    while fetched := cursor.fetch(500):
+        found = [row["s"] for row in fetched if row["s"] is not None and row["s"].strip()]
+        left -= sum(map(len, found))
+        if left < 0:
+            raise DocumentError(
+                f"function {function} makes too much of the document",
+                detail=f"Its segments have more than {MAX_SPLIT_CHARACTERS} characters together.",
+            )
+        segments += found
+    cursor.close()
+    return segments
 
 
 class SqlStore:
@@ -97,9 +122,9 @@ class SqlStore:
                     else:
                         self._insert(name, document_id, rows)
         except self._plpy.SPIError as e:
-            if not e.sqlstate.startswith(_ABOUT_THE_DATA):
+            if not sqlstate(e).startswith(_ABOUT_THE_DATA):
                 raise
-            raise DocumentError("the document cannot be stored", detail=f"{e} ({e.sqlstate})") from None
+            raise DocumentError("the document cannot be stored", detail=f"{e} ({sqlstate(e)})") from None
 
     def _begin(self, name: str, rows: Rows) -> int:
         """Delete the document's former version, insert the first of the new one; the document's id.
@@ -115,7 +140,7 @@ class SqlStore:
                     self._insert(name, document_id, rows)
                     return document_id
             except self._plpy.SPIError as e:
-                if e.sqlstate != _UNIQUE_VIOLATION or next(attempts) == _ID_ATTEMPTS:
+                if sqlstate(e) != _UNIQUE_VIOLATION or next(attempts) == _ID_ATTEMPTS:
                     raise
 
     def _insert(self, name: str, document_id: int, rows: Rows) -> None:
@@ -150,5 +175,5 @@ class SqlStore:
         try:
             self._plpy.commit()
         except self._plpy.SPIError as e:
-            if e.sqlstate != _IN_TRANSACTION_BLOCK:
+            if sqlstate(e) != _IN_TRANSACTION_BLOCK:
                 raise

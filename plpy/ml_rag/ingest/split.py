@@ -31,8 +31,9 @@ from ml_rag.ingest.units import (
 )
 
 SplitBy = Literal["auto", "paragraph", "sentence", "page", "tokens"]
-#: the values of ``split_by``
+#: the values of ``split_by`` that cut; NONE gives each page as one segment, for who cuts it elsewhere
 SPLIT_BY: tuple[SplitBy, ...] = get_args(SplitBy)
+NONE: Literal["none"] = "none"
 MIN_SEGMENT_TOKENS = 16
 #: where the model could take more: longer segments blur what their embedding says
 DEFAULT_SEGMENT_TOKENS = 256
@@ -47,7 +48,7 @@ _PREFERENCE = ((PARAGRAPH, 0.5), (ROW, 0.5), (SENTENCE, 0.5), (LINE, 0.6), (WORD
 class Chunking:
     """How to split; made by ``chunking``."""
 
-    split_by: SplitBy
+    split_by: SplitBy | Literal["none"]
     #: most tokens of a segment, the model's special tokens and its prefix for documents among them
     segment_tokens: int
     #: tokens that a segment repeats of the one before
@@ -70,7 +71,7 @@ def chunking(options: Any, max_tokens: int) -> Chunking:
     split_by = options.get("split_by")
     if split_by is None:
         split_by = "auto"
-    if split_by not in SPLIT_BY:
+    if split_by not in (*SPLIT_BY, NONE):
         raise _invalid("split_by", split_by, f"one of {', '.join(SPLIT_BY)}")
     least = min(MIN_SEGMENT_TOKENS, max_tokens)
     segment_tokens = _integer(
@@ -101,6 +102,9 @@ def split(document: Document, how: Chunking, counter: Counter) -> list[Segment]:
     on with a table begins with that table's header. With ``overlap_tokens`` a segment begins with the last words of
     the one before it, where both are of one section of one block; a table's header takes their place.
     """
+    if how.split_by == NONE:
+        pages = (Block(clean(page.text), page.metadata) for page in _joined(document.blocks, NONE))
+        return [Segment(page.text, 0, page.metadata) for page in pages if page.text.strip()]
     limit = max(1, how.segment_tokens - counter.overhead)
     overlap = min(how.overlap_tokens, limit // 2)
     path: list[tuple[int, str]] = []
@@ -114,7 +118,7 @@ def split(document: Document, how: Chunking, counter: Counter) -> list[Segment]:
     return _counted(pieces, how.segment_tokens, counter)
 
 
-def _joined(blocks: Sequence[Block], split_by: SplitBy) -> Iterator[Block]:
+def _joined(blocks: Sequence[Block], split_by: str) -> Iterator[Block]:
     """Neighbouring blocks of the same page (slide, sheet) as one."""
     texts: list[str] = []
     metadata: dict[str, Any] | None = None

@@ -30,7 +30,7 @@ from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest, MlRagErro
 from ml_rag.ingest.formats import FORMATS
 from ml_rag.ingest.parse import accepted_formats
 from ml_rag.ingest.sandbox import Job, Limits, ModelTokenizer, Parsed, Sandbox
-from ml_rag.ingest.split import Chunking, chunking
+from ml_rag.ingest.split import NONE, Chunking, chunking
 from ml_rag.server.cancellation import Cancellation, ClientGone, watch_disconnect
 from ml_rag.server.models import Lease
 from ml_rag.server.registry import Registry
@@ -270,7 +270,7 @@ class _Work:
             self._parsing[asyncio.create_task(self._sandbox.run(job))] = (index, name)
 
     def _parsed(self, task: asyncio.Task[Parsed]) -> bytes | None:
-        """Put a document in the queue for the model; the line of one that failed."""
+        """Put a document in the queue for the model; the line of one that failed, or that is not to be embedded."""
         index, name = self._parsing.pop(task)
         try:
             parsed = task.result()
@@ -279,6 +279,8 @@ class _Work:
         except Exception as error:  # noqa: BLE001 - told in the document's line
             failure = error if isinstance(error, MlRagError) else unexpected(error)
             return self._error_line(index, name, None, failure)
+        if self._how.split_by == NONE:  # whoever splits it embeds it
+            return self._line(_Document(index, name, parsed, np.empty((0, self._dimensions), "<f4"), 0))
         count = len(parsed.segments)
         vectors = np.empty((count, self._dimensions), "<f4")
         self._waiting.append(_Document(index, name, parsed, vectors, count))
