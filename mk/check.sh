@@ -29,6 +29,9 @@ extschema.ml_generate_table(input_table_column text,output_table_column text,opt
 extschema.ml_embed_table(input_table_column text,output_table_column text,options jsonb,INOUT result jsonb)
 extschema.vector_store_load(uri text,options jsonb,INOUT result jsonb)
 ml_rag.add_embedding(store regclass,name text,options jsonb,INOUT result jsonb)
+ml_rag.create_node_group(store regclass,name text,options jsonb,INOUT result jsonb)
+ml_rag.refresh_node_groups(store regclass,options jsonb,INOUT result jsonb)
+ml_rag._fill_nodes(store regclass,call integer)
 ml_rag.run_vectorizer(relation regclass,options jsonb,INOUT result jsonb)
 LIST
   "$bin/pgspot" --ignore-lang plpython3u "${unpinned[@]}" "$script"

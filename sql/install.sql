@@ -73,6 +73,7 @@
 \i pipeline/bm25.sql
 \i pipeline/score.sql
 \i pipeline/neighbours.sql
+\i pipeline/nodes.sql
 \i pipeline/arms.sql
 \i pipeline/search.sql
 \i pipeline/keyword.sql
@@ -93,14 +94,21 @@
 
 -- store: made, loaded, indexed, given further embeddings
 \i store/store.sql
-\i store/load.sql
 \i store/follow.sql
 \i store/embeddings.sql
 \i store/fill.sql
 \i store/add.sql
 
--- vectorizer: ordinary tables made searchable and kept so: definition, failures, runs
+-- nodes: texts made of the texts of a store, and kept current; loads and vectorizers fill them
 \i vectorizer/text.sql
+\i nodes/transform.sql
+\i nodes/group.sql
+\i nodes/fill.sql
+\i nodes/create.sql
+\i nodes/status.sql
+\i store/load.sql
+
+-- vectorizer: ordinary tables made searchable and kept so: definition, failures, runs
 \i vectorizer/error.sql
 \i vectorizer/segments.sql
 \i vectorizer/queue.sql

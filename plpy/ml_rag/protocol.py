@@ -20,6 +20,7 @@ ROUTINES = frozenset(
         *("ml_rag.enable_keyword_search", "ml_rag.add_embedding", "ml_rag.embed", "ml_rag.rerank", "ml_rag.generate"),
         *("ml_retrieve_schema_metadata", "ml_nl_sql", "ml_rag.rewrite", "ml_rag.run_vectorizer"),
         *("ml_rag_chat", "heatwave_chat", "ml_rag.calibrate", "ml_rag.why_not"),
+        *("ml_rag.create_node_group", "ml_rag.refresh_node_groups"),
     )
 )
 STAGES = frozenset(

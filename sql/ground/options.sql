@@ -93,6 +93,9 @@ SELECT ml_rag._add_option('ml_rag', 'arms', 'array', keys_of => 'arm', default_r
 SELECT ml_rag._add_option('ml_rag', 'citation_fields', 'text[]', default_rule => 'none',
   description => 'further keys of each citation: document_id, segment_number, segment_range, vector_store, metadata,'
     ' score, keyword_score, rerank_score, rank');
+SELECT ml_rag._add_option('ml_rag', 'return', 'choice', choices => '{segment,node,document}', default_value => '"segment"',
+  description => 'what of a hit is cited: the segment; the best node, where an arm has searched a node group; or the document'
+    ' around it, up to 200 segments on either side');
 SELECT ml_rag._add_option('ml_rag', 'retrieval_options', 'object', keys_of => 'retrieval_options',
   description => 'limits on the distance, and neighbours of what is found');
 SELECT ml_rag._add_option('ml_rag', 'query_options', 'object', default_rule => 'none', keys_of => 'query_options',
@@ -131,8 +134,9 @@ SELECT ml_rag._add_option('retrieval_options', 'segment_overlap', 'integer', min
 
 SELECT ml_rag._add_option('arm', 'search', 'choice', choices => '{semantic,keyword,function}', default_rule => 'must be given',
   description => 'by meaning (kNN), by words (BM25), or by a function of yours');
-SELECT ml_rag._add_option('arm', 'in', 'choice', choices => '{segment}', default_value => '"segment"',
-  description => 'which texts are searched');
+SELECT ml_rag._add_option('arm', 'in', 'text', default_value => '"segment"',
+  description => 'which texts are searched: the segments, or a node group, whose hits count for the segments they came from:'
+    ' docs/nodes.md');
 SELECT ml_rag._add_option('arm', 'query', 'any', default_value => '"question"',
   description => 'what is searched with: "question", "hypothetical_document", "synonyms", "sub_questions", which'
     ' query_options must ask for, or {"text": "…"}');
@@ -368,6 +372,32 @@ SELECT ml_rag._add_option('chunking', 'segment_tokens', 'integer', minimum => 16
 SELECT ml_rag._add_option('chunking', 'overlap_tokens', 'integer', minimum => 0, maximum => 524288,
   default_value => '0',
   description => 'tokens that a segment repeats of the one before, at most half of segment_tokens');
+
+-- ml_rag.create_node_group, ml_rag.refresh_node_groups
+
+SELECT ml_rag._add_option('create_node_group', 'transform', 'text', default_rule => 'must be given',
+  description => 'what makes the nodes: sentence, paragraph; by a model summary, keyphrases, questions, entities, or context, which'
+    ' puts a sentence on where it stands before the segment; or "schema.function", text → setof text');
+SELECT ml_rag._add_option('create_node_group', 'parent', 'text', default_value => '"segment"',
+  description => 'what they are made of: segment, document, or another node group');
+SELECT ml_rag._add_option('create_node_group', 'model_id', 'text', default_rule => 'setting generate_model_id',
+  description => 'generation model that is asked, once a text');
+SELECT ml_rag._add_option('create_node_group', 'prompt', 'text', default_rule => 'that of the transform', is_private => true,
+  description => 'what the model is asked for, such as "the obligations that the text names"');
+SELECT ml_rag._add_option('create_node_group', 'embed', 'boolean', default_value => 'true',
+  description => 'embed the nodes, by the model of the store, for semantic arms');
+SELECT ml_rag._add_option('create_node_group', 'keyword_search', 'boolean', default_value => 'true',
+  description => 'index the words of the nodes, for keyword arms');
+SELECT ml_rag._add_option('create_node_group', 'dry_run', 'boolean', default_value => 'false',
+  description => 'only count the texts and the calls to the model');
+SELECT ml_rag._add_option('create_node_group', 'batch_size', 'integer', minimum => 1, maximum => 1000,
+  default_rule => '100, 8 with a model', description => 'texts between two commits');
+SELECT ml_rag._add_option('refresh_node_groups', 'name', 'text', default_rule => 'all',
+  description => 'only this node group');
+SELECT ml_rag._add_option('refresh_node_groups', 'dry_run', 'boolean', default_value => 'false',
+  description => 'only count the texts that wait and the calls to the model');
+SELECT ml_rag._add_option('refresh_node_groups', 'batch_size', 'integer', minimum => 1, maximum => 1000,
+  default_rule => '100, 8 with a model', description => 'texts between two commits');
 
 -- ml_rag.load_documents, ml_rag.load_document, ml_rag.unchanged_documents
 

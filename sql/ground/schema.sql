@@ -83,7 +83,8 @@ CREATE TYPE ml_rag.arm AS (
   share           double precision,  -- of the part, in a weighted fusion; null = 1
   function        text,              -- of the caller's: its name as it is written into a statement
   form            text,              -- what it takes: text, texts, vector or vectors, see ml_rag._find_function
-  is_descending   boolean            -- whether more is better
+  is_descending   boolean,           -- whether more is better
+  node_group      text               -- which texts are searched; null = the segments
 );
 COMMENT ON TYPE ml_rag.arm IS
 $$one arm of a search: what is searched with what, and how much it counts; see option arms$$;

@@ -62,9 +62,9 @@ AS $$
 -- search, keyword, function: hits are what the arm finds; read: the first segments, so many as most says; text, expand: the hits given, with those of the store changed. filter: null
 -- until it is made; it is given back, so that each store's is made once. until: of ml_rag._share
 -- Calls: ml_rag._limit_wait, ml_rag._hold, ml_rag._is_filtered, ml_rag._warn_of_unknown_keys, ml_rag.filter,
--- ml_rag._passing_rows, ml_rag._untrusted_condition, ml_rag._search_store, ml_rag._keyword_store, ml_rag._open_rows,
--- ml_rag._next_rows, ml_rag._call_function, ml_rag._add_scored, ml_rag._segments_of, ml_rag._add_texts, ml_rag._expand_store,
--- ml_rag._raise, ml_rag._failure
+-- ml_rag._passing_rows, ml_rag._untrusted_condition, ml_rag._search_nodes, ml_rag._search_store, ml_rag._keyword_store,
+-- ml_rag._open_rows, ml_rag._next_rows, ml_rag._call_function, ml_rag._add_scored, ml_rag._segments_of, ml_rag._add_texts,
+-- ml_rag._expand_store, ml_rag._raise, ml_rag._failure
 -- Reads: the store, as the caller
 DECLARE
   _is_untrusted boolean := coalesce(store.found = 'untrusted', false);
@@ -108,7 +108,15 @@ BEGIN
         filter.arguments, NULL)::ml_rag.row_filter
       ELSE filter END;
   END IF;
-  CASE stage
+  CASE (CASE WHEN arm.node_group IS NULL THEN stage ELSE 'nodes' END)
+  WHEN 'nodes' THEN
+    _found := ml_rag._search_nodes(store, index, request, arm, with_text, _used);
+    hits := _found.hits;
+    facts := _found.facts;
+    failure := _found.failure;
+    IF failure IS NOT NULL AND is_only THEN
+      PERFORM ml_rag._raise(failure);
+    END IF;
   WHEN 'search' THEN
     _found := ml_rag._search_store(store, request, arm, with_text OR _is_untrusted, _used);
     hits := _found.hits;
@@ -211,14 +219,17 @@ AS $$
 -- purpose: the best segments of all stores by one arm. filters: of the stores, made where the first arm needs them; skipped:
 -- stores that were left out; facts: with explain, how each store was searched: {vector_store: {…}}. has_found: whether an
 -- earlier arm could search some store; else an error of all stores is one of the call
--- Calls: ml_rag._untrusted_last, ml_rag._keyword_index, ml_rag._share, ml_rag._other_dimensions, ml_rag._raise,
--- ml_rag._read_store, ml_rag._best_scored, ml_rag._best_of, ml_rag._enabling, ml_rag._warn_of_no_index, ml_rag._warn_of_failures, ml_rag._explain_failures
+-- Calls: ml_rag._untrusted_last, ml_rag._nodes, ml_rag._keyword_index, ml_rag._share, ml_rag._other_dimensions, ml_rag._raise,
+-- ml_rag._warn_of_no_nodes, ml_rag._read_store, ml_rag._best_scored, ml_rag._best_of, ml_rag._enabling,
+-- ml_rag._warn_of_no_index, ml_rag._warn_of_failures, ml_rag._explain_failures
 -- Reads: the stores, as the caller
 DECLARE
   _is_keyword boolean := arm.search = 'keyword';
   _vector vector := coalesce(arm.query_embedding, request.query_embedding);
   _is_only boolean := cardinality(stores) = 1;
   _store ml_rag.store;
+  _searched_in ml_rag.store;  -- the store, or its node group
+  _without_nodes ml_rag.store[] := '{}';
   _index ml_rag.keyword_index;
   _read record;
   _searched integer := 0;
@@ -237,16 +248,24 @@ BEGIN
   SELECT o.ordered, o.untrusted INTO _ordered, _untrusted FROM ml_rag._untrusted_last(stores) AS o;
   FOREACH _store IN ARRAY _ordered LOOP
     _place := _place + 1;
-    IF _is_keyword THEN
-      SELECT i.* INTO _index FROM ml_rag._keyword_index(_store.relation) AS i WHERE i.segment = _store.segment;
-      IF NOT FOUND THEN
+    _searched_in := CASE WHEN arm.node_group IS NULL THEN _store ELSE ml_rag._nodes(_store, arm) END;
+    IF _searched_in IS NULL THEN
+      _without_nodes := _without_nodes || _store;
+      _untrusted := _untrusted - (_store.found = 'untrusted')::integer;
+      CONTINUE;
+    ELSIF _is_keyword THEN
+      SELECT i.* INTO _index FROM ml_rag._keyword_index(_searched_in.relation) AS i WHERE i.segment = _searched_in.segment;
+      IF NOT FOUND AND arm.node_group IS NOT NULL THEN
+        _without_nodes := _without_nodes || _store;
+        CONTINUE;
+      ELSIF NOT FOUND THEN
         _without_index := _without_index || _store;
         _untrusted := _untrusted - (_store.found = 'untrusted')::integer;
         CONTINUE;
       END IF;
       _indexed := true;
-    ELSIF _store.dimensions <> vector_dims(_vector) AND coalesce(arm.form LIKE 'vector%', true) THEN
-      _failure := ml_rag._other_dimensions(_store, _vector);
+    ELSIF _searched_in.dimensions <> vector_dims(_vector) AND coalesce(arm.form LIKE 'vector%', true) THEN
+      _failure := ml_rag._other_dimensions(_searched_in, _vector);
       IF NOT request.skips_dimensions AND _store.found IS DISTINCT FROM 'untrusted' THEN
         PERFORM ml_rag._raise(_failure);
       END IF;
@@ -278,6 +297,9 @@ BEGIN
       facts := coalesce(facts, '{}') || jsonb_build_object(_store.vector_store, _read.facts);
     END IF;
   END LOOP;
+  IF cardinality(_without_nodes) > 0 THEN
+    PERFORM ml_rag._warn_of_no_nodes(_without_nodes, arm, cardinality(_without_nodes) = cardinality(stores));
+  END IF;
   IF _is_keyword AND NOT _indexed THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'no vector store has a keyword index',
       DETAIL = format('Stores: %s.', (SELECT string_agg(s.vector_store, ', ') FROM unnest(stores) AS s)),
@@ -292,12 +314,14 @@ BEGIN
   IF cardinality(_failures) > 0 OR cardinality(_late) > 0 THEN
     PERFORM ml_rag._warn_of_failures(_failures, _late);
   END IF;
-  skipped := ARRAY(SELECT s.vector_store FROM unnest(_without_index) AS s)
+  skipped := ARRAY(SELECT s.vector_store FROM unnest(_without_index || _without_nodes) AS s)
     || ARRAY(SELECT f ->> 'store' FROM unnest(_failures) AS f) || _late;
   IF request.explain AND cardinality(skipped) > 0 THEN
     facts := coalesce(facts, '{}') || ml_rag._explain_failures(_failures, _late)
       || coalesce((SELECT jsonb_object_agg(s.vector_store, '{"skipped": "It has no keyword index."}'::jsonb)
-                   FROM unnest(_without_index) AS s), '{}');
+                   FROM unnest(_without_index) AS s), '{}')
+      || coalesce((SELECT jsonb_object_agg(s.vector_store, '{"skipped": "It has no such node group."}'::jsonb)
+                   FROM unnest(_without_nodes) AS s), '{}');
   END IF;
   IF _searched > 1 OR arm.search = 'function' THEN
     hits := CASE arm.search WHEN 'function' THEN ml_rag._best_scored(hits, arm.candidates, arm.is_descending)

@@ -150,7 +150,7 @@ BEGIN
     FROM (
       SELECT f.vector_store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id,
         min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, min(f.segment) AS segment,
-        min(f.distance) AS distance, (array_agg(f.metadata))[1] AS metadata, max(f.keyword_score) AS keyword_score,
+        min(f.distance) AS distance, (array_agg(f.metadata) FILTER (WHERE f.metadata IS NOT NULL))[1] AS metadata, max(f.keyword_score) AS keyword_score,
         CASE WHEN _is_weighted THEN
           CASE WHEN _known > 0 THEN _known * least(1, greatest(0,
             CASE WHEN _is_complement THEN 1 - min(f.distance) ELSE 1 / (1 + min(f.distance)) END) / _nearest) ELSE 0 END

@@ -222,6 +222,7 @@ BEGIN
     arms[_n].function := _given ->> 'function';
     arms[_n].form := _given ->> 'form';
     arms[_n].is_descending := (_given -> 'descending')::boolean;
+    arms[_n].node_group := nullif(_given ->> 'in', 'segment');
   END LOOP;
   IF options ? 'arms' THEN
     RETURN;
@@ -273,7 +274,8 @@ BEGIN
   request.distance_metric := options ->> 'distance_metric';
   request.max_distance := (_retrieval ->> 'max_distance')::numeric;
   request.percentage_distance := (_retrieval ->> 'percentage_distance')::numeric;
-  request.segment_overlap := coalesce((_retrieval ->> 'segment_overlap')::integer, 0);
+  request.segment_overlap := CASE options ->> 'return' WHEN 'document' THEN 200 WHEN 'node' THEN 0
+    ELSE coalesce((_retrieval ->> 'segment_overlap')::integer, 0) END;
   IF options ? 'rerank' THEN
     request.rerank_model_id := CASE WHEN options -> 'rerank' ? 'function' THEN ''
       ELSE coalesce(options #>> '{rerank,model_id}', ml_rag._get_setting('rerank_model_id'), '') END;

@@ -222,7 +222,7 @@ LANGUAGE plpgsql
 AS $$
 -- purpose: server files to a vector store, a commit after each batch where the caller's transaction allows it
 -- Calls: ml_rag._begin, ml_rag._stage, ml_rag._begin_load, ml_rag._load_files, ml_rag._raise, ml_rag._progress,
--- ml_rag._end_load, ml_rag._end
+-- ml_rag._end_load, ml_rag._fill_nodes, ml_rag._end
 -- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
 -- commit within a block that has an EXCEPTION clause.
 DECLARE
@@ -245,11 +245,12 @@ BEGIN
     END IF;
     PERFORM ml_rag._stage(_call, 'index');
     result := ml_rag._end_load(_job, _outcome);
-    PERFORM ml_rag._end(_call);
   EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
     PERFORM ml_rag._end(_call, SQLSTATE);
     RAISE;
   END;
+  CALL ml_rag._fill_nodes(pg_catalog.jsonb_extract_path_text(_job, 'store')::pg_catalog.oid, _call);
+  PERFORM ml_rag._end(_call);
 END
 $$;
 COMMENT ON PROCEDURE @extschema@.vector_store_load(text, jsonb, jsonb) IS

@@ -430,7 +430,7 @@ LANGUAGE plpgsql
 AS $$
 -- purpose: embed what waits, a commit after each step
 -- Calls: ml_rag._begin, ml_rag._end, ml_rag._commit, ml_rag._begin_vectorizer, ml_rag._run_step, ml_rag._end_vectorizer,
--- ml_rag._unclaim
+-- ml_rag._unclaim, ml_rag._fill_nodes
 -- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
 -- commit within a block that has an EXCEPTION clause.
 DECLARE
@@ -466,6 +466,7 @@ BEGIN
     END;
     EXIT WHEN result IS NOT NULL;
   END LOOP;
+  CALL ml_rag._fill_nodes(relation, _call);
   PERFORM ml_rag._end(_call);
 END
 $$;

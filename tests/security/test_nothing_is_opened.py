@@ -60,6 +60,8 @@ CALLS = {
     "create_vectorizer": ("SELECT ml_rag.create_vectorizer('q', %s::jsonb)", "{o}"),
     "run_vectorizer": ("CALL ml_rag.run_vectorizer('q', %s::jsonb)", "{o}"),
     "drop_vectorizer": ("SELECT ml_rag.drop_vectorizer('q', %s::jsonb)", "{o}"),
+    "create_node_group": ("CALL ml_rag.create_node_group('mine', 'group', %s::jsonb)", "{o}"),
+    "refresh_node_groups": ("CALL ml_rag.refresh_node_groups('mine', %s::jsonb)", "{o}"),
     "index": ("CALL ml_rag.add_embedding('mine', 'more', %s::jsonb)", '{"index": {o}}'),
     "ml_rag_chat": ("SELECT ml_rag_chat('fox', %s::jsonb)", "{o}"),
     "heatwave_chat": ("SELECT set_config('ml_rag.chat_options', %s, false)", "{o}"),

@@ -206,7 +206,7 @@ def test_cut_offs_of_one_arm(birds: Connection) -> None:
         (["semantic"], "arms", '"search"'),
         ([{"weight": 1}], "arms", '"search"'),
         ([{"search": "both"}], "search", "semantic, keyword"),
-        ([{**SEMANTIC, "in": "sentence"}], "in", "segment"),
+        ([{**SEMANTIC, "in": ["sentence"]}], "in", "a text"),
         ([{**SEMANTIC, "weight": -0.1}], "weight", "0 to 1"),
         ([{**SEMANTIC, "weight": 1.1}], "weight", "0 to 1"),
         ([{**SEMANTIC, "weight": 0}], "weight", "more than 0"),

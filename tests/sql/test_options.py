@@ -52,7 +52,7 @@ SPEC: dict[tuple[str, str], tuple[Any, ...]] = {
     ("ml_rag", "arms"): ("array",),
     ("ml_rag", "citation_fields"): ("text[]",),
     ("arm", "search"): ("choice", ["semantic", "keyword", "function"]),
-    ("arm", "in"): ("choice", ["segment"], None, "segment"),
+    ("arm", "in"): ("text", None, None, "segment"),
     ("arm", "query"): ("any", None, None, "question"),
     ("arm", "query_embedding"): ("vector",),
     ("arm", "weight"): ("number", 0, 1, None, LEFT_OUT),

@@ -246,6 +246,26 @@ def rewrite(plpy: Any, request: str) -> dict[str, Any]:
 
 
 @outcome
+def split_text(plpy: Any, transform: str, text: str) -> list[str]:
+    """The sentences or paragraphs of a text."""
+    from ml_rag.backend import nodes
+
+    return nodes.split(transform, text)
+
+
+@outcome
+def write_nodes(plpy: Any, request: str) -> list[str]:
+    """What a model makes of a text, of a request made by sql/nodes/transform.sql."""
+    from ml_rag.backend import nodes
+
+    parsed = json.loads(request)
+    with _calls.waiting(plpy, "ml_rag.generate", "generate", parsed["model_id"]):
+        made, tokens = nodes.write(server(plpy), parsed)
+        _calls.tokens(tokens["prompt_tokens"] or 0, tokens["generated_tokens"] or 0)
+    return made
+
+
+@outcome
 def named_documents(plpy: Any, question: str, documents: str) -> str:
     """Which documents a question names, and whether it asks for nothing but a summary, as JSON text.
 

@@ -1,0 +1,217 @@
+-- group: node groups: what they are made of, made and dropped; docs/nodes.md tells it as a whole, pipeline/nodes what one is.
+
+CREATE FUNCTION ml_rag._node_group(store regclass, name text) RETURNS ml_rag._node_group
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a node group of a store, or the error  Calls: ml_rag._node_groups
+DECLARE
+  _found ml_rag._node_group;
+BEGIN
+  SELECT g.* INTO _found FROM ml_rag._node_groups(store) AS g WHERE g.name = _node_group.name;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('"%s" has no node group "%s"', store, coalesce(left(name, 100), 'NULL')),
+      DETAIL = format('It has: %s.', coalesce((SELECT string_agg(g.name, ', ') FROM ml_rag._node_groups(store) AS g), 'none')),
+      HINT = 'CALL ml_rag.create_node_group makes one.';
+  END IF;
+  RETURN _found;
+END
+$$;
+
+CREATE FUNCTION ml_rag._node_options(store regclass, name text, options jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the options of a new node group, checked, with what they stand for in this store
+-- Calls: ml_rag.parse_options, ml_rag._bad_option, ml_rag._asks_model, ml_rag._node_function, ml_rag._node_group,
+-- ml_rag._get_setting, ml_rag._embeddings
+DECLARE
+  _options jsonb := ml_rag.parse_options('create_node_group', options);
+  _transform text := _options ->> 'transform';
+  _parent text := _options ->> 'parent';
+  _document text;
+  _model text;
+BEGIN
+  IF coalesce(name, '') !~ '^[[:alpha:]_][[:alnum:]_]*$' OR octet_length(name) > 40 OR name IN ('segment', 'document') THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid name of a node group',
+      DETAIL = format('Got %s; a name has 1 to 40 bytes of letters, digits and _, and is neither segment nor document.',
+        coalesce(quote_literal(left(name, 100)), 'NULL'));
+  ELSIF _transform IS NULL THEN
+    PERFORM ml_rag._bad_option('transform', 'null', 'what the nodes are made by', 'Such as {"transform": "sentence"}.');
+  ELSIF NOT ml_rag._asks_model(_transform) THEN
+    IF _options ?| '{model_id,prompt}' THEN
+      PERFORM ml_rag._bad_option(CASE WHEN _options ? 'model_id' THEN 'model_id' ELSE 'prompt' END, '"…"', format('nothing, where "transform" is %s', _transform));
+    ELSIF _transform <> ALL ('{sentence,paragraph}') THEN
+      PERFORM ml_rag._node_function(_transform);
+    END IF;
+  ELSE
+    _options := jsonb_build_object('model_id', ml_rag._get_setting('generate_model_id')) || _options;
+  END IF;
+  IF _parent = 'document' THEN
+    _document := (SELECT a.attname FROM pg_attribute AS a
+                  WHERE a.attrelid = store AND a.attname IN ('document_id', 'document_name') AND NOT a.attisdropped ORDER BY 1 LIMIT 1);
+    IF _document IS NULL THEN
+      PERFORM ml_rag._bad_option('parent', '"document"', 'segment', format('"%s" has neither document_id nor document_name.', store));
+    END IF;
+  ELSIF _parent <> 'segment' THEN
+    _document := (ml_rag._node_group(store, _parent)).options ->> 'document';
+  END IF;
+  IF _transform = 'context' AND _parent <> 'segment' THEN
+    PERFORM ml_rag._bad_option('parent', to_jsonb(_parent), 'segment, where "transform" is context');
+  END IF;
+  IF (_options -> 'embed')::boolean THEN
+    _model := (SELECT e.model_id FROM ml_rag._embeddings(store) AS e WHERE e.is_default);
+    IF _model IS NULL THEN
+      RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" has no embedding to take the model of', store),
+        HINT = 'Create the node group with {"embed": false}, or make the table a vector store.';
+    END IF;
+  END IF;
+  RETURN _options - '{dry_run,batch_size}'::text[] || jsonb_strip_nulls(jsonb_build_object('name', name, 'document', _document, 'embed_model_id', _model));
+END
+$$;
+
+CREATE FUNCTION ml_rag._node_policy(store regclass, nodes text, key name[], document text) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of who sees a node: whoever sees its segment; of a document's, who sees all segments that it was made of
+-- Calls: ml_rag._relation_name, ml_rag._same_key
+DECLARE
+  _store text := ml_rag._relation_name(store);
+BEGIN
+  RETURN CASE WHEN document IS NULL
+    THEN format('EXISTS (SELECT FROM %s AS s WHERE %s)', _store, ml_rag._same_key('s', key, quote_ident(nodes), key))
+    ELSE format('members <@ ARRAY(SELECT %1$s FROM %2$s AS s WHERE s.%3$I = (SELECT f.%3$I FROM %2$s AS f WHERE %4$s))',
+      (SELECT format('ARRAY[%s]::text', string_agg(format('s.%I::text', k), ', ' ORDER BY place)) FROM unnest(key) WITH ORDINALITY AS u (k, place)),
+      _store, document, ml_rag._same_key('f', key, quote_ident(nodes), key)) END;
+END
+$$;
+
+CREATE FUNCTION ml_rag._grant_readers(store regclass, nodes regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: who may SELECT the store may SELECT its node group, and nobody else  Calls: ml_rag._relation_name
+-- Writes: the privileges of the node group, as the caller
+DECLARE
+  _nodes text := ml_rag._relation_name(nodes);
+  _one record;
+BEGIN
+  FOR _one IN
+    WITH readers AS (
+      SELECT c.oid, g.grantee FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS g
+      WHERE c.oid IN (store, nodes) AND g.privilege_type = 'SELECT' AND g.grantee <> c.relowner
+    )
+    SELECT CASE r.grantee WHEN 0 THEN 'PUBLIC' ELSE r.grantee::regrole::text END AS role, bool_or(r.oid = store) AS may
+    FROM readers AS r GROUP BY r.grantee HAVING count(DISTINCT r.oid) = 1
+  LOOP
+    EXECUTE format(CASE WHEN _one.may THEN 'GRANT SELECT ON %s TO %s' ELSE 'REVOKE SELECT ON %s FROM %s' END, _nodes, _one.role);
+  END LOOP;
+END
+$$;
+
+CREATE FUNCTION ml_rag._make_node_group(store regclass, options jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the table of a node group, empty; options: of ml_rag._node_options
+-- Calls: ml_rag._primary_key, ml_rag._relation_name, ml_rag.embed, ml_rag._lock_table, ml_rag._node_groups, ml_rag._node_policy,
+-- ml_rag._grant_readers, ml_rag._index_keywords  Writes: a new table, as the caller, for the owner of the store
+DECLARE
+  _store record;
+  _key record := ml_rag._primary_key(store);
+  _columns text := (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest(_key.key) WITH ORDINALITY AS u (k, place));
+  _type text;
+  _name text;
+  _nodes text;
+  _language jsonb;
+BEGIN
+  IF options ? 'embed_model_id' THEN
+    -- a first vector tells the dimensions, and whether the model works, before anything is made
+    _type := format('vector(%s)', vector_dims(ml_rag.embed('dimensions', options ->> 'embed_model_id')));
+  END IF;
+  PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
+  SELECT n.nspname, c.relname, c.relowner, c.relpersistence INTO _store
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
+  _name := concat(left(_store.relname, 62 - length(options ->> 'name')), '_', options ->> 'name');
+  _nodes := format('%I.%I', _store.nspname, _name);
+  IF EXISTS (SELECT FROM ml_rag._node_groups(store) AS g WHERE g.name = _make_node_group.options ->> 'name') THEN
+    RAISE EXCEPTION USING ERRCODE = '42710', MESSAGE = format('"%s" has a node group "%s" already', store, options ->> 'name'),
+      HINT = format('SELECT ml_rag.drop_node_group(%L, %L); and create the new one.', store, options ->> 'name');
+  ELSIF to_regclass(_nodes) IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation %s exists already', _nodes),
+      DETAIL = 'The nodes of the group are kept in a table of that name.', HINT = 'Give the node group another name, or rename that relation.';
+  END IF;
+  EXECUTE format($sql$
+    CREATE %s TABLE %s (
+      %s, node_number integer NOT NULL, parent_number integer, node text, %s text_hash bigint NOT NULL, members text[],
+      error jsonb, attempts integer, next_attempt timestamptz,
+      PRIMARY KEY (%s, node_number), FOREIGN KEY (%5$s) REFERENCES %s (%5$s) ON UPDATE CASCADE ON DELETE CASCADE
+    )$sql$, CASE _store.relpersistence WHEN 'u' THEN 'UNLOGGED' ELSE '' END, _nodes,
+    (SELECT string_agg(format('%I %s NOT NULL', k, t), ', ' ORDER BY place) FROM unnest(_key.key, _key.types) WITH ORDINALITY AS u (k, t, place)),
+    'node_embedding ' || _type || ',', _columns, ml_rag._relation_name(store));
+  EXECUTE format('COMMENT ON TABLE %s IS %L', _nodes, concat('ML_RAG_NODE_GROUP=', options));
+  EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', _nodes);
+  EXECUTE format('CREATE POLICY sees_parent ON %s USING (%s)', _nodes,
+    ml_rag._node_policy(store, _name, _key.key, options ->> 'document'));
+  EXECUTE format('REVOKE ALL ON %s FROM PUBLIC', _nodes);
+  PERFORM ml_rag._grant_readers(store, _nodes::regclass);
+  IF (options -> 'keyword_search')::boolean THEN
+    SELECT jsonb_build_object('text_search_configuration', i.configuration, 'statistics', i.statistics) INTO _language
+    FROM ml_rag._keyword_index(store) AS i;
+    PERFORM ml_rag._index_keywords(_nodes::regclass, coalesce(_language, '{}') || '{"segment": "node"}', true);
+  END IF;
+  EXECUTE format('ALTER TABLE %s OWNER TO %s', _nodes, _store.relowner::regrole);
+END
+$$;
+
+CREATE FUNCTION ml_rag.drop_node_group(store regclass, name text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- Calls: ml_rag._own_table, ml_rag._check_writable, ml_rag._node_group, ml_rag._node_groups, ml_rag._lock_table, ml_rag._relation_name
+-- Writes: the table's definition, as the caller
+DECLARE
+  _group ml_rag._node_group;
+  _child text;
+BEGIN
+  PERFORM ml_rag._own_table(store);
+  PERFORM ml_rag._check_writable('node groups cannot be changed', store);
+  _group := ml_rag._node_group(store, name);
+  _child := (SELECT g.name FROM ml_rag._node_groups(store) AS g WHERE g.options ->> 'parent' = drop_node_group.name LIMIT 1);
+  IF _child IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '2BP01', MESSAGE = format('node group "%s" of "%s" is the parent of another one', name, store),
+      DETAIL = format('Node group "%s" is made of its nodes.', _child), HINT = 'Drop that one first.';
+  END IF;
+  PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
+  EXECUTE format('DROP TABLE %s', ml_rag._relation_name(_group.relation));
+END
+$$;
+COMMENT ON FUNCTION ml_rag.drop_node_group(regclass, text) IS
+$$drops a node group of a vector store, with its nodes, embeddings and indexes; for the table's owner
+Errors: 25006; 2BP01 another node group is made of it; 42704 no such node group; 42P01; 42501; 55P03 lock_timeout.$$;
+
+CREATE FUNCTION ml_rag._drop_node_tables() RETURNS event_trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: node groups go with their store: DROP … CASCADE leaves their tables without the foreign key that makes them nodes
+-- As whoever drops the store, with that role's own rights.  Writes: the tables' definition, as the caller
+DECLARE
+  _table text;
+BEGIN
+  FOR _table IN
+    SELECT format('%I.%I', n.nspname, c.relname)
+    FROM pg_event_trigger_dropped_objects() AS d
+    JOIN pg_namespace AS n ON n.nspname = d.address_names[1]
+    JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = d.address_names[2] AND c.relkind = 'r'
+    WHERE d.classid = 'pg_constraint'::regclass AND d.object_type = 'table constraint' AND NOT d.original
+      AND starts_with(obj_description(c.oid, 'pg_class'), 'ML_RAG_NODE_GROUP=') AND pg_has_role(c.relowner, 'USAGE')
+      AND NOT EXISTS (SELECT FROM pg_constraint AS f WHERE f.conrelid = c.oid AND f.contype = 'f')
+  LOOP
+    EXECUTE format('DROP TABLE %s', _table);
+  END LOOP;
+END
+$$;
+CREATE EVENT TRIGGER ml_rag_drop_node_tables ON sql_drop WHEN TAG IN ('DROP TABLE', 'DROP SCHEMA', 'DROP OWNED')
+EXECUTE FUNCTION ml_rag._drop_node_tables();

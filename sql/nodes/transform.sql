@@ -1,0 +1,184 @@
+-- transform: a text to its nodes: sentences, paragraphs, what a function of the owner's makes of it, what a model writes.
+
+CREATE FUNCTION ml_rag._split_text(transform text, segment text, OUT nodes text[], OUT error jsonb)
+LANGUAGE plpython3u IMMUTABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+@BACKEND@
+return backend.split_text(plpy, transform, segment)
+$$;
+
+CREATE FUNCTION ml_rag._write_nodes(request jsonb, OUT nodes text[], OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+@BACKEND@
+return backend.write_nodes(plpy, request)
+$$;
+
+CREATE FUNCTION ml_rag._asks_model(transform text) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+  RETURN transform = ANY ('{summary,keyphrases,questions,entities,context}');
+END
+$$;
+
+CREATE FUNCTION ml_rag._node_function(transform text) RETURNS regprocedure
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the function that a transform names; the caller may execute it and trusts its owner: it runs with the caller's
+-- rights, also where that one loads into a table of the owner's  Calls: ml_rag._bad_option, ml_rag._trusts
+DECLARE
+  _function regprocedure;
+BEGIN
+  BEGIN
+    _function := to_regprocedure(transform || '(text)');
+  EXCEPTION WHEN syntax_error OR invalid_name OR invalid_schema_name OR feature_not_supported OR data_exception THEN
+    NULL;
+  END;
+  IF _function IS NULL OR cardinality(parse_ident(transform)) <> 2 OR NOT EXISTS (
+    SELECT FROM pg_proc AS p WHERE p.oid = _function AND p.prokind = 'f' AND p.proretset AND p.prorettype = 'text'::regtype) THEN
+    PERFORM ml_rag._bad_option('transform', to_jsonb(left(transform, 200)),
+      'sentence, paragraph, summary, keyphrases, questions, entities, context, or "schema.function" that takes text and returns setof text');
+  ELSIF NOT has_schema_privilege((SELECT p.pronamespace FROM pg_proc AS p WHERE p.oid = _function), 'USAGE')
+    OR NOT has_function_privilege(_function, 'EXECUTE') THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('permission denied for function %s', _function);
+  ELSIF NOT ml_rag._trusts((SELECT p.proowner FROM pg_proc AS p WHERE p.oid = _function)) THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('function %s belongs to a role that is not trusted', _function),
+      DETAIL = 'It would run with the rights of whoever fills the node group.',
+      HINT = 'Let the owner of the table call ml_rag.refresh_node_groups.';
+  END IF;
+  RETURN _function;
+END
+$$;
+
+CREATE FUNCTION ml_rag._text_parts(segment text, most integer) RETURNS text[]
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a text in parts of at most so many characters, cut at blank lines, else at blanks, where there are some
+DECLARE
+  _rest text := segment;
+  _parts text[] := '{}';
+  _part text;
+  _cut text;
+BEGIN
+  WHILE length(_rest) > most LOOP
+    _part := left(_rest, most);
+    _cut := substring(_part FROM '^(.*\n\s*\n)\S');
+    IF coalesce(length(_cut), 0) < most / 2 THEN
+      _cut := substring(_part FROM '^(.*\s)\S*$');
+    END IF;
+    _part := coalesce(_cut, _part);
+    _parts := _parts || _part;
+    _rest := substr(_rest, length(_part) + 1);
+  END LOOP;
+  RETURN _parts || _rest;
+END
+$$;
+
+CREATE FUNCTION ml_rag._part_characters() RETURNS integer
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the longest text that a model is asked about at once: about 3000 tokens
+BEGIN
+  RETURN 12000;
+END
+$$;
+
+CREATE FUNCTION ml_rag._node_calls(transform text, segment text) RETURNS bigint
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how often a model is asked about a text: once a part, and once more for a summary of several
+-- Calls: ml_rag._asks_model, ml_rag._text_parts, ml_rag._part_characters
+DECLARE
+  _n integer;
+BEGIN
+  IF NOT ml_rag._asks_model(transform) OR coalesce(segment, '') !~ '\S' THEN
+    RETURN 0;
+  END IF;
+  _n := cardinality(ml_rag._text_parts(segment, ml_rag._part_characters()));
+  RETURN _n + (transform = 'summary' AND _n > 1)::integer;
+END
+$$;
+
+CREATE FUNCTION ml_rag._ask_for_nodes(options jsonb, segment text, around jsonb, OUT nodes text[], OUT error jsonb)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what a model makes of a text; an error that each text would get (no model, no server) is raised
+-- Calls: ml_rag._write_nodes, ml_rag._text_parts, ml_rag._part_characters, ml_rag._raise
+DECLARE
+  _transform text := options ->> 'transform';
+  _request jsonb := jsonb_build_object('transform', _transform, 'model_id', options ->> 'model_id', 'prompt', options ->> 'prompt') || around;
+  _parts text[] := ml_rag._text_parts(segment, ml_rag._part_characters());
+  _made record;
+  _part text;
+BEGIN
+  nodes := '{}';
+  FOREACH _part IN ARRAY _parts LOOP
+    _made := ml_rag._write_nodes(_request || jsonb_build_object('text', _part));
+    EXIT WHEN _made.error IS NOT NULL;
+    nodes := nodes || _made.nodes;
+  END LOOP;
+  IF _made.error IS NULL AND _transform = 'summary' AND cardinality(_parts) > 1 THEN
+    _made := ml_rag._write_nodes(_request || jsonb_build_object('text', left(array_to_string(nodes, E'\n\n'), ml_rag._part_characters())));
+    nodes := _made.nodes;
+  END IF;
+  IF _made.error ->> 'sqlstate' NOT IN ('38000', '22000') THEN
+    PERFORM ml_rag._raise(_made.error);
+  ELSIF _made.error IS NOT NULL THEN
+    nodes := NULL;
+    error := _made.error;
+  ELSIF _transform = 'context' THEN
+    nodes := ARRAY[concat(nodes[1], E'\n\n', segment)];
+  ELSE
+    nodes := ARRAY(SELECT u.node FROM unnest(nodes) WITH ORDINALITY AS u (node, place) GROUP BY u.node ORDER BY min(u.place));
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._transform(options jsonb, function regprocedure, segment text, around jsonb, OUT nodes text[], OUT error jsonb)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the nodes of one text; what goes wrong with it comes back as its error
+-- Calls: ml_rag._split_text, ml_rag._ask_for_nodes, ml_rag._asks_model
+DECLARE
+  _transform text := options ->> 'transform';
+  _made record;
+  _detail text;
+BEGIN
+  IF ml_rag._asks_model(_transform) THEN
+    _made := ml_rag._ask_for_nodes(options, segment, around);
+    nodes := _made.nodes;
+    error := _made.error;
+  ELSIF function IS NULL THEN
+    _made := ml_rag._split_text(_transform, segment);
+    nodes := _made.nodes;
+    error := _made.error;
+  ELSE
+    BEGIN
+      EXECUTE (SELECT format('SELECT array_agg(f.node) FROM %I.%I($1) AS f (node)', n.nspname, p.proname)
+               FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace WHERE p.oid = function)
+        INTO nodes USING segment;
+    EXCEPTION WHEN OTHERS THEN
+      GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL;
+      error := jsonb_build_object('sqlstate', SQLSTATE, 'message', left(SQLERRM, 500), 'detail', nullif(left(_detail, 500), ''));
+    END;
+  END IF;
+  nodes := ARRAY(SELECT u.node FROM unnest(nodes) WITH ORDINALITY AS u (node, place) WHERE u.node ~ '\S' ORDER BY u.place);
+  IF error IS NULL AND (cardinality(nodes) > 10000 OR (SELECT max(octet_length(n)) > 1000000 FROM unnest(nodes) AS n)) THEN
+    error := jsonb_build_object('sqlstate', '54000', 'message', 'too many or too long nodes',
+      'detail', format('It has %s nodes; at most 10000 of 1000000 bytes each are kept.', cardinality(nodes)));
+  END IF;
+  IF error IS NOT NULL THEN
+    nodes := '{}';
+  END IF;
+END
+$$;

@@ -1,0 +1,231 @@
+-- nodes: the node groups of a store, and search in one of them; nodes/ makes and fills them.
+--
+-- A node group is a table of texts that were made of a store's: each row has the key of the segment that it came from, as a
+-- foreign key. Its comment says what it is, so that it is dumped, renamed and dropped with it; that column node_embedding has
+-- no marker keeps it from being a store. Row 0 of a key says what its nodes were made of, and what went wrong.
+
+CREATE TYPE ml_rag._node_group AS (
+  relation  regclass,
+  name      text,
+  options   jsonb,   -- of ml_rag.create_node_group, with "document": the column that tells documents apart, where nodes are of those
+  key       name[],  -- the columns of the store's key: here, and in the store
+  store_key name[]
+);
+
+CREATE FUNCTION ml_rag._node_groups(store oid) RETURNS SETOF ml_rag._node_group
+LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 2
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the node groups of a store, in the order in which they were made
+-- A table of another owner than the store's is none: whoever reads the store trusts that one.  Reads: the catalog
+DECLARE
+  _one record;
+  _options jsonb;
+BEGIN
+  FOR _one IN
+    SELECT c.conrelid, c.conkey, c.confkey, substr(obj_description(c.conrelid, 'pg_class'), 1 + length('ML_RAG_NODE_GROUP=')) AS options
+    FROM pg_depend AS d
+    JOIN pg_constraint AS c ON c.oid = d.objid AND c.contype = 'f' AND c.confrelid = _node_groups.store AND c.conparentid = 0
+    JOIN pg_class AS t ON t.oid = c.conrelid AND t.relkind = 'r'
+    WHERE d.classid = 'pg_constraint'::regclass AND d.refclassid = 'pg_class'::regclass AND d.refobjid = _node_groups.store
+      AND t.relowner = (SELECT s.relowner FROM pg_class AS s WHERE s.oid = _node_groups.store)
+      AND starts_with(obj_description(c.conrelid, 'pg_class'), 'ML_RAG_NODE_GROUP=')
+    GROUP BY c.oid, c.conrelid, c.conkey, c.confkey ORDER BY c.conrelid
+  LOOP
+    BEGIN
+      _options := _one.options::jsonb;
+    EXCEPTION WHEN data_exception THEN
+      CONTINUE;
+    END;
+    RETURN QUERY SELECT _one.conrelid::regclass, _options ->> 'name', _options,
+      ARRAY(SELECT a.attname FROM unnest(_one.conkey) WITH ORDINALITY AS k (attnum, place)
+            JOIN pg_attribute AS a ON a.attrelid = _one.conrelid AND a.attnum = k.attnum ORDER BY k.place),
+      ARRAY(SELECT a.attname FROM unnest(_one.confkey) WITH ORDINALITY AS k (attnum, place)
+            JOIN pg_attribute AS a ON a.attrelid = _node_groups.store AND a.attnum = k.attnum ORDER BY k.place);
+  END LOOP;
+END
+$$;
+
+CREATE FUNCTION ml_rag._nodes(store ml_rag.store, arm ml_rag.arm) RETURNS ml_rag.store
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the node group that an arm searches, in the form of a store; null where the store has none that the arm can search:
+-- none of the name, without embeddings or with those of another model, or one that the caller may not read
+-- Calls: ml_rag._node_groups  Reads: the catalog
+DECLARE
+  _group ml_rag._node_group;
+BEGIN
+  SELECT g.* INTO _group FROM ml_rag._node_groups(store.relation) AS g WHERE g.name = arm.node_group;
+  IF NOT FOUND OR store.found = 'untrusted' OR NOT has_table_privilege(_group.relation, 'SELECT')
+    OR arm.search = 'semantic' AND _group.options ->> 'embed_model_id' IS DISTINCT FROM store.embed_model_id THEN
+    RETURN NULL;
+  END IF;
+  store.relation := _group.relation;
+  store.segment := 'node';
+  store.segment_embedding := 'node_embedding';
+  store.document_name := NULL;
+  store.metadata := NULL;
+  -- these settle ties
+  store.document_id := _group.key[1];
+  store.segment_number := 'node_number';
+  store.segment_number_type := 'integer';
+  SELECT format_type(a.atttypid, NULL) INTO store.document_id_type
+  FROM pg_attribute AS a WHERE a.attrelid = _group.relation AND a.attname = _group.key[1];
+  SELECT nullif(a.atttypmod, -1), CASE a.atttypid WHEN 'vector'::regtype THEN 'vector' ELSE 'halfvec' END
+  INTO store.dimensions, store.embedding_type
+  FROM pg_attribute AS a WHERE a.attrelid = _group.relation AND a.attname = 'node_embedding' AND NOT a.attisdropped;
+  store.is_table := true;
+  RETURN store;
+END
+$$;
+
+CREATE FUNCTION ml_rag._same_key(a text, key name[], b text, other_key name[]) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of: the key of alias a is that of alias b
+BEGIN
+  RETURN (SELECT string_agg(format('%s.%I = %s.%I', a, k, b, o), ' AND ' ORDER BY place)
+          FROM unnest(key, other_key) WITH ORDINALITY AS u (k, o, place));
+END
+$$;
+
+CREATE FUNCTION ml_rag._node_filter(store ml_rag.store, node_group ml_rag._node_group, filter ml_rag.row_filter) RETURNS ml_rag.row_filter
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a filter of a store as one of the nodes of its segments: of a document's nodes, where one of its segments passes
+-- Calls: ml_rag._relation_name, ml_rag._same_key  Reads: the store and the node group, as the caller
+DECLARE
+  _store text := ml_rag._relation_name(store.relation);
+  _key text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place) FROM unnest(node_group.store_key) WITH ORDINALITY AS u (k, place));
+  _own text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place) FROM unnest(node_group.key) WITH ORDINALITY AS u (k, place));
+  _document text := node_group.options ->> 'document';
+  _passing text;
+BEGIN
+  IF filter.condition = '' THEN
+    RETURN filter;
+  END IF;
+  _passing := CASE WHEN _document IS NULL THEN format('SELECT %s FROM %s AS t WHERE %%s', _key, _store)
+    ELSE format('SELECT %s FROM %s AS t WHERE t.%I IN (SELECT t.%3$I FROM %2$s AS t WHERE %%s)', _key, _store, _document) END;
+  IF filter.row_keys IS NOT NULL THEN
+    EXECUTE format('SELECT coalesce(array_agg(t.ctid::text), ''{}'') FROM %s AS t WHERE t.node_number > 0 AND (%s) IN (%s)',
+      ml_rag._relation_name(node_group.relation), _own, format(_passing, 't.ctid = ANY ($1::tid[])'))
+    INTO filter.row_keys USING filter.row_keys;
+  END IF;
+  filter.condition := format(' AND (%s) IN (%s)', _own, replace(_passing, '%s', 'true' || filter.condition));
+  RETURN filter;
+END
+$$;
+
+CREATE FUNCTION ml_rag._cite_nodes(
+  store ml_rag.store, node_group ml_rag._node_group, request ml_rag.request, candidates ml_rag.hit[], is_keyword boolean, with_text boolean,
+  condition text, arguments text[], most integer
+) RETURNS ml_rag.hit[]
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the segments that nodes came from, each once, by its best node. A node of a text that has changed since counts no
+-- more, and one of a document counts for all of its segments that pass the filter. With option return "node" the text is the node's
+-- Calls: ml_rag._hit_columns, ml_rag._relation_name, ml_rag._same_key, ml_rag._has_values
+-- Reads: the store and the node group, as the caller
+DECLARE
+  _returns_node boolean := coalesce(request.options ->> 'return' = 'node', false);
+  _columns record := ml_rag._hit_columns(store, request.distance_metric, with_text OR _returns_node,
+    CASE WHEN is_keyword THEN 'NULL::float8' ELSE 's.own' END, CASE WHEN is_keyword THEN 's.own' ELSE 'NULL::float8' END);
+  _of_hit text := replace(_columns.of_hit, format(_columns.rounded, 's.distance'),
+    'CASE WHEN s.distance > ''-Infinity'' AND s.distance < ''Infinity'' THEN ' || format(_columns.rounded, 's.distance') || ' END');
+  _of_row text := _columns.of_row;
+  _key text := (SELECT string_agg(format('n.%I', k), ', ' ORDER BY place) FROM unnest(node_group.key) WITH ORDINALITY AS u (k, place));
+  _store text := ml_rag._relation_name(store.relation);
+  _document text := node_group.options ->> 'document';
+  _way text := CASE WHEN is_keyword THEN 'DESC' ELSE '' END;
+  _vector vector := request.query_embedding;
+  _hits ml_rag.hit[];
+BEGIN
+  IF store.dimensions <> vector_dims(_vector) THEN
+    _vector := NULL;
+  END IF;
+  IF _returns_node THEN
+    _of_row := _of_row || ', b.node';
+    _of_hit := replace(_of_hit, ', s.segment, ', ', s.node, ');
+  END IF;
+  -- the row's key with its text, too: by it the hits of several arms are matched
+  IF _returns_node AND store.is_table THEN
+    _of_row := _of_row || ', t.ctid AS row_key';
+    _of_hit := replace(_of_hit, ', NULL::text, NULL::bigint, NULL::bigint', ', s.row_key::text, NULL::bigint, NULL::bigint');
+  END IF;
+  EXECUTE concat(
+    'SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (SELECT ', _of_hit, ' FROM (SELECT ', _of_row, ', b.own FROM (',
+    'SELECT DISTINCT ON (', _key, ') ', _key, ', n.node, n.text_hash, u.own FROM unnest($4, $5) AS u (row_key, own) JOIN ',
+    ml_rag._relation_name(node_group.relation), ' AS n ON n.ctid = u.row_key::tid ORDER BY ', _key, ', u.own ', _way, ', n.node_number) AS b ',
+    CASE WHEN _document IS NULL THEN format('JOIN %s AS t ON %s', _store, ml_rag._same_key('b', node_group.key, 't', node_group.store_key))
+      ELSE format('JOIN %s AS f ON %s JOIN %s AS t ON t.%I = f.%4$I', _store,
+        ml_rag._same_key('b', node_group.key, 'f', node_group.store_key), _store, _document) END,
+    ' WHERE ', ml_rag._has_values(store, ARRAY[store.segment]),
+    CASE WHEN _document IS NULL THEN format(' AND b.text_hash = hashtextextended(concat(t.%I) COLLATE "C", 0)', store.segment) END, condition,
+    ' ORDER BY b.own ', _way, ', ', _columns.place, ' LIMIT $2) AS s) AS h')
+  INTO _hits USING _vector, most, arguments, ARRAY(SELECT f.row_key FROM unnest(candidates) AS f),
+    ARRAY(SELECT CASE WHEN is_keyword THEN f.keyword_score ELSE coalesce(f.score, f.distance) END FROM unnest(candidates) AS f);
+  RETURN coalesce(_hits, '{}');
+END
+$$;
+
+CREATE FUNCTION ml_rag._search_nodes(
+  store ml_rag.store, index ml_rag.keyword_index, request ml_rag.request, arm ml_rag.arm, with_text boolean,
+  filter ml_rag.row_filter, OUT hits ml_rag.hit[], OUT facts jsonb, OUT failure jsonb
+)
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the segments of one store whose best node in a node group is the best for an arm
+-- Nodes are searched until they are of as many segments as the arm brings.
+-- Calls: ml_rag._nodes, ml_rag._node_groups, ml_rag._node_filter, ml_rag._search_store, ml_rag._keyword_store, ml_rag._cite_nodes
+-- Reads: the store and the node group, as the caller
+DECLARE
+  _group ml_rag._node_group;
+  _nodes ml_rag.store := ml_rag._nodes(store, arm);
+  _filter ml_rag.row_filter;
+  _found record;
+  _n integer := arm.candidates;
+BEGIN
+  hits := '{}';
+  SELECT g.* INTO STRICT _group FROM ml_rag._node_groups(store.relation) AS g WHERE g.name = arm.node_group;
+  _filter := ml_rag._node_filter(store, _group, filter);
+  LOOP
+    arm.candidates := least(4 * arm.candidates, greatest(_n, 100000));
+    IF arm.search = 'keyword' THEN
+      _found := ml_rag._keyword_store(_nodes, index, request, arm, false, _filter, _filter.condition <> '', NULL);
+      failure := _found.failure;
+    ELSE
+      _found := ml_rag._search_store(_nodes, request, arm, false, _filter);
+    END IF;
+    facts := _found.facts;
+    hits := ml_rag._cite_nodes(store, _group, request, _found.hits, arm.search = 'keyword', with_text, filter.condition,
+      filter.arguments, _n);
+    EXIT WHEN cardinality(hits) >= _n OR cardinality(_found.hits) < arm.candidates OR arm.candidates >= 100000;
+  END LOOP;
+END
+$$;
+
+CREATE FUNCTION ml_rag._warn_of_no_nodes(stores ml_rag.store[], arm ml_rag.arm, is_all boolean) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: say once which stores an arm left out for want of its node group; where that is all of them it is an error
+DECLARE
+  _names text := (SELECT string_agg(s.vector_store, ', ') FROM unnest(stores[1:20]) AS s);
+  _hint text := format('CALL ml_rag.create_node_group(%L, %L, ''{"transform": …}'') makes one; it must have %s, '
+    'and the caller SELECT on it.', (stores[1]).vector_store, arm.node_group,
+    CASE arm.search WHEN 'keyword' THEN '"keyword_search": true' ELSE '"embed": true, by the model of the store' END);
+BEGIN
+  IF is_all THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('no vector store has a node group "%s" to search', left(arm.node_group, 100)),
+      DETAIL = format('Stores: %s.', _names), HINT = _hint;
+  END IF;
+  RAISE WARNING USING ERRCODE = '01000',
+    MESSAGE = format('%s vector stores have no node group "%s" to search; left out', cardinality(stores), left(arm.node_group, 100)),
+    DETAIL = format('Left out: %s.', _names), HINT = _hint;
+END
+$$;

@@ -1,0 +1,538 @@
+"""pipeline/nodes, nodes/transform, nodes/group, nodes/fill, nodes/create, nodes/status: texts made of a store's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.cluster import Connection, Database
+from support.documents_server import DocumentsServer
+from support.loading import counts, folder, load, loader, server, write
+from support.models_server import ModelsServer, embedding, models
+from support.nodes import create, nodes, refresh
+from support.stores import Row, answer, create_store, error, fake_embedding, insert, search
+from support.vectorizers import items, run
+
+__all__ = ["folder", "items", "loader", "models", "server"]
+
+TEXTS = {
+    (1, 1): "Herons wait for fish. Grebes dive.",
+    (1, 2): "Loons call at night. Terns hover. Gulls steal.",
+    (2, 1): "Swans are heavy. Ducks swim.",
+}
+SENTENCES = {
+    (1, 1): ["Herons wait for fish.", "Grebes dive."],
+    (1, 2): ["Loons call at night.", "Terns hover.", "Gulls steal."],
+    (2, 1): ["Swans are heavy.", "Ducks swim."],
+}
+ARM = {"search": "semantic", "in": "sentences"}
+WORDS = {"search": "keyword", "in": "sentences"}
+
+
+def rows(texts: dict[tuple[int, int], str] = TEXTS) -> list[Row]:
+    return [(f"d{d}", d, n, text, fake_embedding(text)) for (d, n), text in texts.items()]
+
+
+@pytest.fixture
+def store(owner: Connection, models: ModelsServer) -> Connection:
+    """The owner's connection, and the store docs; the embeddings that nodes cost are counted."""
+    create_store(owner, "docs", rows(), type="vector(16)")
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
+    return owner
+
+
+def found(connection: Connection, query: str, *arms: Any, **options: Any) -> list[tuple[int, int]]:
+    try:
+        return [(row[3], row[4]) for row in search(connection, query, {"n_citations": 10, "arms": arms, **options})]
+    except psycopg.errors.NoDataFound:
+        return []
+
+
+def status(connection: Connection, name: str = "sentences") -> tuple[Any, ...]:
+    row = connection.execute(
+        "SELECT rows, pending, failed FROM ml_rag.node_group WHERE store = 'docs'::regclass AND name = %s", (name,)
+    ).fetchone()
+    assert row is not None
+    return row
+
+
+# -- made and filled ---------------------------------------------------------------------------------------------------
+
+
+def test_each_segment_becomes_its_sentences_with_their_embeddings(store: Connection, models: ModelsServer) -> None:
+    result = create(store, "sentences", transform="sentence")
+    assert result.pop("seconds") >= 0
+    assert result == {"vector_store": "public.docs", "parents": 3, "nodes": 7, "failed": 0}
+    assert nodes(store, "sentences") == SENTENCES
+    for text, vector in store.execute("SELECT node, node_embedding::real[] FROM docs_sentences WHERE node_number > 0"):
+        assert vector == pytest.approx(embedding(text, "fake-embed"), abs=1e-6)
+    indexes = store.execute("SELECT indexdef FROM pg_indexes WHERE tablename = 'docs_sentences'").fetchall()
+    assert sum("hnsw (node_embedding vector_cosine_ops)" in row[0] for row in indexes) == 1
+    assert status(store) == (7, 0, 0)
+
+
+def test_paragraphs_and_nodes_of_nodes(store: Connection) -> None:
+    text = "One. Two.\n\nThree. Four."
+    insert(store, "docs", [("d3", 3, 1, text, fake_embedding(text))])
+    create(store, "paragraphs", transform="paragraph")
+    assert nodes(store, "paragraphs")[3, 1] == ["One. Two.", "Three. Four."]
+    create(store, "sentences", transform="sentence", parent="paragraphs")
+    assert nodes(store, "sentences")[3, 1] == ["One.", "Two.", "Three.", "Four."]
+    parents = "SELECT node_number, parent_number FROM docs_sentences WHERE document_id = 3 AND node_number > 0"
+    assert store.execute(parents + " ORDER BY 1").fetchall() == [(1, 1), (2, 1), (3, 2), (4, 2)]
+    with error("2BP01", "parent"):
+        store.execute("SELECT ml_rag.drop_node_group('docs', 'paragraphs')")
+    assert found(store, "four", {"search": "keyword", "in": "sentences"}) == [(3, 1)]
+
+
+def test_without_embeddings_and_index_there_is_nothing_to_search_in(store: Connection, models: ModelsServer) -> None:
+    models.requests.clear()
+    create(store, "sentences", transform="sentence", embed=False, keyword_search=False)
+    assert nodes(store, "sentences") == SENTENCES
+    assert models.requests == []
+    for arm in (ARM, WORDS):
+        with error("55000", 'no vector store has a node group "sentences" to search') as caught:
+            found(store, "terns", arm)
+        assert "create_node_group" in caught.hint
+
+
+def test_dry_run_makes_nothing(store: Connection) -> None:
+    assert create(store, "sentences", transform="sentence", dry_run=True) == {"parents": 3, "model_calls": 0}
+    assert create(store, "questions", transform="questions", dry_run=True) == {"parents": 3, "model_calls": 3}
+    options = {"transform": "summary", "parent": "document", "dry_run": True}
+    assert create(store, "summaries", **options) == {"parents": 2, "model_calls": 2}
+    assert store.execute("SELECT * FROM ml_rag.node_group").fetchall() == []
+    long = " ".join(["word"] * 5000)  # of 24 999 characters: three parts, and a summary of their summaries
+    insert(store, "docs", [("d2", 2, 2, long, fake_embedding("word"))])
+    assert create(store, "summaries", **options) == {"parents": 2, "model_calls": 5}
+    assert create(store, "phrases", transform="keyphrases", parent="document", dry_run=True)["model_calls"] == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("segment", {"transform": "sentence"}, "invalid name of a node group"),
+        ("", {"transform": "sentence"}, "invalid name of a node group"),
+        ("a b", {"transform": "sentence"}, "invalid name of a node group"),
+        ("x" * 41, {"transform": "sentence"}, "invalid name of a node group"),
+        ("n", {}, 'option "transform"'),
+        ("n", {"transform": "word"}, 'option "transform"'),
+        ("n", {"transform": "pg_catalog.upper"}, 'option "transform"'),
+        ("n", {"transform": "a.b.c"}, 'option "transform"'),
+        ("n", {"transform": "sentence'; DROP TABLE docs"}, 'option "transform"'),
+        ("n", {"transform": "sentence", "model_id": "m"}, 'option "model_id"'),
+        ("n", {"transform": "sentence", "prompt": "p"}, 'option "prompt"'),
+        ("n", {"transform": "context", "parent": "document"}, 'option "parent"'),
+        ("n", {"transform": "sentence", "batch_size": 0}, 'option "batch_size"'),
+        ("n", {"transform": "sentence", "nonsense": 1}, "unknown option"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_before_anything_is(
+    store: Connection, name: str, options: Any, message: str
+) -> None:
+    with error("22023", message):
+        create(store, name, **options)
+    assert store.execute("SELECT * FROM ml_rag.node_group").fetchall() == []
+
+
+def test_names_parents_and_tables_that_are_not_there_or_there_already(store: Connection) -> None:
+    with error("42704", 'no node group "paragraphs"'):
+        create(store, "sentences", transform="sentence", parent="paragraphs")
+    create(store, "x" * 40, transform="sentence")
+    with error("42710", "already"):
+        create(store, "x" * 40, transform="sentence")
+    store.execute("CREATE TABLE docs_taken ()")
+    with error("42P07", "docs_taken"):
+        create(store, "taken", transform="sentence")
+    with error("42704", "no node group"):
+        store.execute("SELECT ml_rag.drop_node_group('docs', 'sentences')")
+    with error("42704", "no node group"):
+        refresh(store, name="sentences")
+    store.execute("CREATE TABLE keyless (segment text)")
+    with error("55000", "primary key"):
+        create(store, "n", "keyless", transform="sentence", embed=False)
+    with error("22023", "not a vector store"):
+        create(store, "n", "docs_taken", transform="sentence")
+    with store.transaction(), error("25001", "transaction block"):
+        create(store, "n", transform="sentence")
+
+
+# -- searched ----------------------------------------------------------------------------------------------------------
+
+
+def test_hits_count_for_their_segments_by_the_best_node(store: Connection) -> None:
+    create(store, "sentences", transform="sentence")
+    hits = search(store, "terns hover", {"arms": [ARM], "n_citations": 10})
+    distances = {
+        key: min(
+            1 - sum(a * b for a, b in zip(fake_embedding("terns hover"), fake_embedding(node), strict=True))
+            for node in of_key
+        )
+        for key, of_key in SENTENCES.items()
+    }
+    assert [(row[3], row[4]) for row in hits] == sorted(distances, key=lambda key: (round(distances[key], 4), key))
+    for row in hits:
+        key = (row[3], row[4])
+        assert (row[2], row[5]) == (f"d{key[0]}", TEXTS[key])
+        assert row[9] == pytest.approx(distances[key], abs=1e-4)
+        whole = sum(a * b for a, b in zip(fake_embedding("terns hover"), fake_embedding(TEXTS[key]), strict=True))
+        assert float(row[6]) == pytest.approx(1 - whole, abs=1e-4)
+    assert found(store, "ducks", WORDS) == [(2, 1)]
+    assert found(store, "ducks terns", WORDS, n_citations=1) in ([(2, 1)], [(1, 2)])
+
+
+def test_many_nodes_of_one_segment_leave_room_for_others(store: Connection) -> None:
+    text = " ".join(f"Terns hover {i}." for i in range(300))
+    insert(store, "docs", [("d3", 3, 1, text, fake_embedding(text))])
+    create(store, "sentences", transform="sentence")
+    for arm in (ARM, WORDS):
+        hits = found(store, "terns hover", {**arm, "candidates": 2}, n_citations=2)
+        assert set(hits) == {(3, 1), (1, 2)}
+
+
+def test_arms_over_segments_and_nodes_are_fused(store: Connection) -> None:
+    create(store, "sentences", transform="sentence")
+    hits = search(
+        store, "gulls", {"n_citations": 10, "arms": [{"search": "semantic", "weight": 0.5}, {**WORDS, "weight": 0.5}]}
+    )
+    assert (hits[0][3], hits[0][4]) == (1, 2)
+    assert hits[0][8] is not None  # the node's BM25
+    assert [row[8] for row in hits[1:]] == [None, None]
+    explained = answer(
+        store, "gulls", {"explain": True, "skip_generate": True, "arms": [{"search": "semantic"}, ARM, WORDS]}
+    )
+    assert set(explained["explain"]["candidates"]) >= {"semantic", "semantic 2", "keyword"}
+    assert explained["explain"]["candidates"]["keyword"] == 1
+
+
+def test_filters_are_those_of_the_segments(store: Connection) -> None:
+    create(store, "sentences", transform="sentence")
+    create(store, "parts", transform="sentence", parent="document")
+    assert found(store, "terns", ARM, document_name=["d2"]) == [(2, 1)]
+    assert found(store, "swim dive", WORDS, filters={"segment_number": 1}) == [(1, 1), (2, 1)]
+    assert found(store, "swim dive", WORDS, filters={"n": {"gt": 1}, "segment_number": {"gt": 0}}) == []
+    assert found(store, "terns", ARM, required_keywords=["ducks"]) == [(2, 1)]
+    parts = {"search": "keyword", "in": "parts"}
+    assert found(store, "terns", parts) == [(1, 1), (1, 2)]
+    assert found(store, "terns", parts, filters={"segment_number": 1}) == [(1, 1)]
+
+
+def test_return_says_what_is_cited(store: Connection) -> None:
+    create(store, "sentences", transform="sentence")
+
+    def cited(what: str, *arms: Any) -> Any:
+        return answer(
+            store,
+            "terns hover",
+            {"return": what, "arms": arms, "n_citations": 1, "skip_generate": True, "citation_fields": ["metadata"]},
+        )["citations"][0]
+
+    hybrid = ({"search": "semantic"}, ARM, WORDS)
+    for arms in ((ARM,), (WORDS,), hybrid):
+        assert cited("segment", *arms)["segment"] == TEXTS[1, 2]
+        assert cited("node", *arms)["segment"] == "Terns hover."
+        assert cited("node", *arms)["metadata"] == {"n": 2}
+        assert cited("document", *arms)["segment"] == TEXTS[1, 1] + "\n" + TEXTS[1, 2]
+    assert cited("node", {"search": "keyword"})["segment"] == TEXTS[1, 2]
+    with error("22023", "return"):
+        cited("page", ARM)
+
+
+def test_a_store_without_the_group_is_left_out_with_a_warning(store: Connection) -> None:
+    create_store(store, "more", rows(), type="vector(16)")
+    create(store, "sentences", transform="sentence")
+    told: list[str] = []
+    store.add_notice_handler(lambda d: told.append(str(d.message_primary)))
+    hits = search(store, "terns", {"arms": [ARM], "n_citations": 10})
+    assert {row[1] for row in hits} == {"public.docs"}
+    assert told == ['1 vector stores have no node group "sentences" to search; left out']
+    with error("55000", "no vector store has a node group"):
+        search(store, "terns", {"arms": [{"search": "semantic", "in": "nothing"}]})
+
+
+def test_node_groups_are_no_stores(store: Connection) -> None:
+    create(store, "sentences", transform="sentence")
+    assert store.execute("SELECT vector_store FROM ml_rag.discover()").fetchall() == [("public.docs",)]
+    assert store.execute("SELECT vector_store FROM ml_rag.discover(ARRAY['docs_sentences'])").fetchall() == []
+
+
+# -- kept current ------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_changed_is_made_again(store: Connection, models: ModelsServer) -> None:
+    create(store, "sentences", transform="sentence")
+    models.requests.clear()
+    assert refresh(store)["parents"] == 0
+    assert models.requests == []
+    store.execute("UPDATE docs SET segment = 'Swans fly. Ducks swim.' WHERE document_id = 2")
+    store.execute("DELETE FROM docs WHERE segment_number = 2")
+    insert(store, "docs", [("d3", 3, 1, "Rails hide.", fake_embedding("rails hide")), ("d4", 4, 1, " ", None)])
+    assert status(store) == (4, 2, 0)  # a deleted segment's nodes are gone
+    assert refresh(store, dry_run=True) == {"parents": 2, "model_calls": 0}
+    result = refresh(store)
+    assert (result["parents"], result["nodes"]) == (2, 3)
+    assert models.embedded("fake-embed") == ["Swans fly.", "Ducks swim.", "Rails hide."]
+    assert nodes(store, "sentences") == {
+        (1, 1): SENTENCES[1, 1],
+        (2, 1): ["Swans fly.", "Ducks swim."],
+        (3, 1): ["Rails hide."],
+    }
+    assert status(store) == (5, 0, 0)
+
+
+def test_nodes_of_a_former_text_are_not_found(store: Connection) -> None:
+    create(store, "sentences", transform="sentence")
+    store.execute("UPDATE docs SET segment = 'Nothing of the kind.' WHERE document_id = 2")
+    assert found(store, "ducks swim", WORDS) == []
+    assert (2, 1) not in found(store, "ducks swim", ARM)
+    refresh(store)
+    assert found(store, "kind", WORDS) == [(2, 1)]
+
+
+def test_batches_commit_and_a_cancelled_call_goes_on(db: Database, store: Connection, models: ModelsServer) -> None:
+    texts = {(d, 1): f"One {d} heron. Two {d} grebes." for d in range(10, 20)}
+    insert(store, "docs", rows(texts))
+    other = db.connect()
+
+    def cancel() -> None:
+        other.execute(
+            "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE query LIKE 'CALL ml_rag.create_node_group%'"
+        )
+
+    models.before[len(models.requests) + 3] = cancel  # the probe, two batches, and then
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        create(store, "sentences", transform="sentence", batch_size=4)
+    rows_then = status(store)[0]
+    assert 0 < rows_then < 27
+    models.requests.clear()
+    done = store.execute("SELECT count(*) FROM docs_sentences WHERE node_number = 0").fetchone()
+    assert done in ((4,), (8,))
+    assert refresh(store)["parents"] == 13 - done[0]  # type: ignore[index]
+    assert len(models.embedded("fake-embed")) == 27 - rows_then
+    assert status(store) == (27, 0, 0)
+
+
+def test_a_node_that_fails_is_reported_and_does_not_stop_the_rest(store: Connection, models: ModelsServer) -> None:
+    insert(store, "docs", [("d3", 3, 1, "Fine. Has !nan within.", fake_embedding("fine"))])
+    result = create(store, "sentences", transform="sentence")
+    assert (result["parents"], result["nodes"], result["failed"]) == (4, 7, 1)
+    errors = "SELECT store::text, name, key, attempts, sqlstate, message FROM ml_rag.node_group_error"
+    assert store.execute(errors).fetchall() == [
+        ("docs", "sentences", "{3,1}", 1, "38000", "unexpected reply from the model server")
+    ]
+    assert status(store) == (7, 0, 1)
+    assert refresh(store)["failed"] == 1  # by hand it is tried again
+    assert store.execute(errors).fetchall()[0][3] == 2
+    store.execute("UPDATE docs SET segment = 'Fine.' WHERE document_id = 3")
+    assert refresh(store)["failed"] == 0
+    assert store.execute(errors).fetchall() == []
+    assert nodes(store, "sentences")[3, 1] == ["Fine."]
+
+
+# -- functions ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_makes_the_nodes(store: Connection) -> None:
+    store.execute(
+        "CREATE SCHEMA own; CREATE FUNCTION own.lengths(t text) RETURNS SETOF text LANGUAGE sql AS"
+        " 'SELECT length(w)::text FROM unnest(string_to_array(t, '' '')) AS w'"
+    )
+    create(store, "lengths", transform="own.lengths")
+    assert nodes(store, "lengths")[2, 1] == ["5", "3", "6", "5", "5"]
+    store.execute(
+        "CREATE OR REPLACE FUNCTION own.lengths(t text) RETURNS SETOF text LANGUAGE plpgsql AS $$"
+        " BEGIN IF t LIKE 'Swans%' THEN RAISE EXCEPTION 'no swans' USING ERRCODE = 'AB123', DETAIL = 'none'; END IF;"
+        " RETURN NEXT NULL; RETURN NEXT ' '; RETURN NEXT t; END $$"
+    )
+    store.execute("SELECT ml_rag.drop_node_group('docs', 'lengths')")
+    assert create(store, "lengths", transform="own.lengths")["failed"] == 1
+    assert nodes(store, "lengths") == {key: [text] for key, text in TEXTS.items() if key != (2, 1)}
+    errors = store.execute("SELECT sqlstate, message, detail FROM ml_rag.node_group_error").fetchall()
+    assert errors == [("AB123", "no swans", "none")]
+
+
+def test_a_function_needs_execute_and_an_owner_who_is_trusted(db: Database, store: Connection) -> None:
+    store.execute(
+        "CREATE SCHEMA own; CREATE FUNCTION own.f(t text) RETURNS SETOF text LANGUAGE sql AS 'SELECT t';"
+        "REVOKE EXECUTE ON FUNCTION own.f FROM PUBLIC; CREATE TABLE mine (id int PRIMARY KEY, segment text)"
+    )
+    asker = db.connect("asker")
+    role = asker.execute("SELECT current_user").fetchone()[0]  # type: ignore[index]
+    store.execute(
+        f"ALTER TABLE mine OWNER TO {role}; GRANT CREATE ON SCHEMA public TO {role};GRANT USAGE ON SCHEMA own TO {role}"
+    )
+    with error("42501", "permission denied for function", ours=False):
+        create(asker, "n", "mine", transform="own.f", embed=False)
+    store.execute(f"GRANT EXECUTE ON FUNCTION own.f TO {role}")
+    asker.execute("INSERT INTO mine VALUES (1, 'a text')")
+    assert create(asker, "n", "mine", transform="own.f", embed=False)["nodes"] == 1
+    # a superuser who fills the table of another role does not run that one's functions
+    store.execute(f"ALTER FUNCTION own.f OWNER TO {role}; UPDATE mine SET segment = 'another'")
+    with error("42501", "not trusted"):
+        refresh(store, "mine")
+
+
+# -- rights ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def secured(db: Database, store: Connection) -> Connection:
+    """A connection as a role that sees document 1 but for segment 2; groups of sentences, of segments and documents."""
+    create(store, "sentences", transform="sentence")
+    create(store, "parts", transform="sentence", parent="document")
+    store.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY")
+    store.execute("CREATE POLICY p ON docs USING (segment_number = 1)")
+    return db.connect("asker")
+
+
+def test_who_sees_a_segment_sees_its_nodes_and_nobody_else(secured: Connection) -> None:
+    assert {(d, n) for d, n in secured.execute("SELECT document_id, segment_number FROM docs_sentences")} == {
+        (1, 1),
+        (2, 1),
+    }
+    assert found(secured, "terns hover", WORDS) == []
+    assert found(secured, "terns hover", ARM) in ([(1, 1), (2, 1)], [(2, 1), (1, 1)])
+    # of document 1 a segment is hidden: its nodes are, too
+    assert secured.execute("SELECT DISTINCT document_id FROM docs_parts").fetchall() == [(2,)]
+    assert found(secured, "terns dive ducks", {"search": "keyword", "in": "parts"}) == [(2, 1)]
+
+
+def test_hidden_nodes_change_neither_errors_nor_plans(db: Database, secured: Connection) -> None:
+    owner = db.connect()
+    questions = [
+        ("terns hover", ARM),
+        ("terns hover", WORDS),
+        ("ducks", WORDS),
+        ("terns", {"search": "keyword", "in": "parts"}),
+    ]
+
+    def told() -> list[Any]:
+        results = []
+        for query, arm in questions:
+            options = {"arms": [arm], "n_citations": 10, "abstain": True, "skip_generate": True, "explain": True}
+            try:
+                document = answer(secured, query, options)
+                document["explain"].pop("milliseconds")
+                results.append(json.dumps(document, sort_keys=True))
+            except psycopg.Error as e:
+                results.append((e.sqlstate, str(e)))
+        plan = "EXPLAIN (COSTS OFF) SELECT node FROM docs_sentences WHERE node LIKE 'T%'"
+        return [*results, secured.execute(plan).fetchall()]
+
+    before = told()
+    owner.execute("UPDATE docs SET segment = 'Nightjars churr at dusk.' WHERE (document_id, segment_number) = (1, 2)")
+    refresh(owner)
+    assert told() == before
+
+
+def test_only_the_owner_makes_and_drops_groups(db: Database, secured: Connection) -> None:
+    for call in (
+        "CALL ml_rag.create_node_group('docs', 'n', '{\"transform\": \"sentence\"}')",
+        "CALL ml_rag.refresh_node_groups('docs')",
+        "SELECT ml_rag.drop_node_group('docs', 'sentences')",
+    ):
+        with error("42501", "must be owner"):
+            secured.execute(call)
+    for statement in ("DELETE FROM docs_sentences", "UPDATE docs_sentences SET node = 'x'"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            secured.execute(statement)
+    assert secured.execute("SELECT * FROM ml_rag.node_group").fetchall() == []
+
+
+def test_readers_of_the_store_are_those_of_its_groups(db: Database, store: Connection) -> None:
+    create(store, "sentences", transform="sentence")
+    asker = db.connect("asker")
+    assert found(asker, "terns", WORDS) == [(1, 2)]
+    store.execute("REVOKE SELECT ON docs FROM ml_rag_user")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        asker.execute("SELECT * FROM docs_sentences")
+    refresh(store)
+    store.execute("GRANT SELECT ON docs TO ml_rag_user")
+    with error("55000", "no vector store has a node group"):
+        found(asker, "terns", WORDS)
+    refresh(store)
+    assert found(asker, "terns", WORDS) == [(1, 2)]
+
+
+# -- with loads and vectorizers ----------------------------------------------------------------------------------------
+
+
+def test_a_load_makes_the_nodes_of_what_has_changed(loader: Connection, server: DocumentsServer, folder: Path) -> None:
+    write(folder, a="Alpha one. Alpha two.", b="Beta one. Beta two.")
+    load(loader, f"{folder}/")
+    create(loader, "sentences", transform="sentence")
+    assert nodes(loader, "sentences") == {(1, 1): ["Alpha one.", "Alpha two."], (2, 1): ["Beta one.", "Beta two."]}
+    before = loader.execute("SELECT ctid, node FROM docs_sentences WHERE document_id = 1").fetchall()
+    write(folder, b="Beta three.", c="Gamma one.")
+    load(loader, f"{folder}/")
+    assert nodes(loader, "sentences") == {
+        (1, 1): ["Alpha one.", "Alpha two."],
+        (2, 1): ["Beta three."],
+        (3, 1): ["Gamma one."],
+    }
+    assert loader.execute("SELECT ctid, node FROM docs_sentences WHERE document_id = 1").fetchall() == before
+    (folder / "a.txt").unlink()
+    load(loader, f"{folder}/")
+    assert set(nodes(loader, "sentences")) == {(2, 1), (3, 1)}
+    loader.execute("SELECT ml_rag.load_document('docs', 'd', 'Delta one.')")
+    assert loader.execute("SELECT pending FROM ml_rag.node_group").fetchall() == [(1,)]
+    with loader.transaction():
+        load(loader, f"{folder}/")  # without commits
+    assert loader.execute("SELECT pending FROM ml_rag.node_group").fetchall() == [(0,)]
+
+
+def test_documents_are_loaded_whatever_becomes_of_their_nodes(
+    loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    loader.execute("CREATE FUNCTION public.own(t text) RETURNS SETOF text LANGUAGE sql AS 'SELECT t'")
+    write(folder, a="Alpha one.")
+    load(loader, f"{folder}/")
+    create(loader, "own", transform="public.own")
+    loader.execute("DROP FUNCTION public.own")
+    write(folder, b="Beta one.")
+    told: list[str] = []
+    loader.add_notice_handler(lambda d: told.append(str(d.message_primary)))
+    assert counts(load(loader, f"{folder}/"))["loaded"] == 1
+    assert any('node groups of "docs" are not filled' in line for line in told)
+    assert nodes(loader, "own") == {(1, 1): ["Alpha one."]}
+
+
+def test_a_vectorizer_makes_the_nodes_of_rows(items: Connection) -> None:
+    create(items, "sentences", "items", transform="sentence")
+    query = "SELECT id, node FROM items_sentences WHERE node_number > 0 ORDER BY 1, node_number"
+    assert items.execute(query).fetchall() == [(1, "lamp: of red glass"), (2, "tent: for two"), (3, "rope:")]
+    items.execute("UPDATE items SET notes = 'of blue glass. And wood.' WHERE id = 1")
+    items.execute("DELETE FROM items WHERE id = 3")
+    run(items)
+    assert items.execute(query).fetchall() == [(1, "lamp: of blue glass."), (1, "And wood."), (2, "tent: for two")]
+    hits = search(items, "wood", {"arms": [WORDS]})
+    assert [row[2] for row in hits] == ["public.items/1"]
+
+
+# -- the store goes, is renamed, is dumped -----------------------------------------------------------------------------
+
+
+def test_groups_go_with_their_store(store: Connection) -> None:
+    create(store, "sentences", transform="sentence")
+    create(store, "more", transform="paragraph")
+    with pytest.raises(psycopg.errors.DependentObjectsStillExist):
+        store.execute("DROP TABLE docs")
+    store.execute("SELECT ml_rag.drop_node_group('docs', 'more')")
+    assert store.execute("SELECT to_regclass('docs_more')").fetchone() == (None,)
+    store.execute("DROP TABLE docs CASCADE")
+    assert store.execute("SELECT to_regclass('docs_sentences')").fetchone() == (None,)
+    assert store.execute("SELECT count(*) FROM ml_rag.keyword_row").fetchone() == (0,)
+
+
+def test_a_store_and_its_group_can_be_renamed(store: Connection) -> None:
+    create(store, "sentences", transform="sentence")
+    store.execute("CREATE SCHEMA s; ALTER TABLE docs SET SCHEMA s; ALTER TABLE s.docs RENAME TO texts")
+    store.execute("ALTER TABLE docs_sentences RENAME TO other")
+    assert found(store, "ducks", WORDS, vector_store=["s.texts"]) == [(2, 1)]
+    store.execute("UPDATE s.texts SET segment = 'Coots run.' WHERE document_id = 2")
+    assert refresh(store, "s.texts")["parents"] == 1
+    assert found(store, "coots", ARM, WORDS)[0] == (2, 1)
