@@ -75,6 +75,10 @@ BEGIN
         'A semantic arm has "max_distance".');
     END IF;
     IF _arm ->> 'search' = 'function' THEN
+      IF _arm ->> 'in' <> 'segment' THEN
+        PERFORM ml_rag._bad_option('in', _arm -> 'in', '"segment" in a function arm',
+          'A node group is searched by meaning or by words.');
+      END IF;
       _arm := _arm || ml_rag._parse_function_arm(_arm);
     ELSIF _arm ?| '{function,descending}' THEN
       PERFORM ml_rag._bad_option(o.key, o.value, format('none in a %s arm', _arm ->> 'search'),

@@ -6,7 +6,7 @@ CREATE TYPE ml_rag.why_step AS (
   is_kept  boolean,           -- whether the segment goes on to the next stage
   rank     integer,           -- its place after the stage; null where it has none
   distance numeric,
-  score    double precision,  -- keyword: BM25; fuse, rerank: 0-1
+  score    double precision,  -- keyword: BM25; function: what it gave; fuse, rerank: 0-1
   detail   text,
   hint     text               -- what would let it in; null where it is kept
 );
@@ -118,7 +118,9 @@ AS $$
 DECLARE
   _most CONSTANT integer := 10000;
   _is_semantic boolean := arm.search = 'semantic';
-  _limit numeric := CASE WHEN arm.search = 'semantic' THEN arm.max_distance ELSE arm.min_score END;
+  _max_distance numeric := arm.max_distance;
+  _min_score double precision := arm.min_score;
+  _value numeric;  -- what the limits of the arm are compared with
   _options jsonb := request.options;
   _brought integer := arm.candidates;
   _found record;
@@ -143,12 +145,19 @@ BEGIN
     _hit := _found.hits[ml_rag._place_of(_found.hits, wanted)];
   END IF;
   step.distance := CASE WHEN _is_semantic THEN coalesce(_hit.score::numeric, _hit.distance) ELSE _hit.distance END;
-  step.score := _hit.keyword_score;
+  step.score := CASE WHEN arm.search = 'function' THEN _hit.score ELSE _hit.keyword_score END;
+  _value := CASE WHEN _is_semantic THEN step.distance ELSE step.score::numeric END;
   IF step.is_kept THEN
     RETURN;
   ELSIF cardinality(_found.skipped) > 0 THEN
     step.detail := format('The arm cannot search %s.', wanted.vector_store);
     step.hint := 'The warning says why.';
+  ELSIF _hit.vector_store IS NULL AND arm.search = 'function' THEN
+    step.detail := format('The function %s gives it no score, or one beyond the best %s.', arm.function, _most);
+    step.hint := 'Call the function with the text of the segment.';
+  ELSIF _hit.vector_store IS NULL AND arm.node_group IS NOT NULL THEN
+    step.detail := format('Node group "%s" has no node of it that the arm finds.', arm.node_group);
+    step.hint := 'SELECT * FROM ml_rag.node_group shows how many nodes are pending.';
   ELSIF _hit.vector_store IS NULL AND _is_semantic THEN
     step.detail := 'It has no embedding yet.';
     step.hint := format('CALL ml_rag.run_vectorizer(%L) embeds the rows of a table with a vectorizer; others are embedded by ml_embed_table.',
@@ -156,11 +165,12 @@ BEGIN
   ELSIF _hit.vector_store IS NULL THEN
     step.detail := format('It has none of the words that the arm searches for: %s.', left(coalesce(array_to_string(arm.query, ' '), request.question), 500));
     step.hint := 'Search by meaning too, or give the arm other words: {"query": {"text": "…"}}, or synonyms by query_options.';
-  ELSIF _is_semantic AND step.distance > _limit OR NOT _is_semantic AND step.score < _limit THEN
-    step.detail := CASE WHEN _is_semantic THEN format('Its distance is %s, max_distance of the arm %s.', step.distance, _limit)
-                        ELSE format('Its score is %s, min_score of the arm %s.', round(step.score::numeric, 4), _limit) END;
-    step.hint := CASE WHEN _is_semantic THEN format('"max_distance": %s lets it in.', step.distance)
-                      ELSE format('"min_score": %s lets it in.', trunc(step.score::numeric, 4)) END;
+  ELSIF _value > _max_distance THEN
+    step.detail := format('The arm gives it %s, and its max_distance is %s.', round(_value, 4), _max_distance);
+    step.hint := format('"max_distance": %s lets it in.', ceil(_value * 10000) / 10000);
+  ELSIF _value < _min_score THEN
+    step.detail := format('The arm gives it %s, and its min_score is %s.', round(_value, 4), _min_score);
+    step.hint := format('"min_score": %s lets it in.', floor(_value * 10000) / 10000);
   ELSE
     request.options := _options;
     _found := ml_rag._search_arm(request, arm, stores, false, true, '{}');
@@ -433,6 +443,6 @@ document: its name, as the store has it and citations show it. segment_number: n
 farthest. The call is made again, without an answer. is_kept: whether the segment goes on to the next stage; of several arms one
 that keeps it is enough. The last row is the stage that drops it, with the option that would let it in as hint, or citations; it is
 expand where the text is cited all the same, as that of a neighbour. rank, distance, score: after that stage; score is BM25 in
-keyword, 0-1 in fuse and rerank. Of a document that the caller may not see, the rows are those of one that is not there.
+keyword, what a function gave, and 0-1 in fuse and rerank. Of a document that the caller may not see, the rows are those of one that is not there.
 What fits the model's context is not told: see retrieval_info. Errors: as ml_rag_search, but for nothing found; 22023 no name;
 54000 a document of more than 10000 segments.$$;

@@ -836,3 +836,9 @@ def test_every_example_of_the_page_runs(owner: Connection) -> None:
         (2, "alarms go on at nine"),
         (3, "cameras run all night"),
     ]
+
+
+def test_a_function_searches_segments_alone(asker: Connection) -> None:
+    arm = {"search": "function", "function": "pg_catalog.similarity", "in": "sentences"}
+    with error("22023", '"in"'):
+        search(asker, "a", {"arms": [arm]})

@@ -29,6 +29,10 @@ def birds(module_db: Database) -> Connection:
     rows = [segment(d, n, " ".join(rng.choices(WORDS, k=rng.randint(3, 12)))) for d in range(40) for n in range(5)]
     create_store(owner, "birds", rows, type="vector(16)")
     owner.execute("SELECT ml_rag.enable_keyword_search('birds')")
+    owner.execute(
+        "CREATE FUNCTION public.shortness(query text, segment text) RETURNS float8 LANGUAGE sql IMMUTABLE"
+        " AS 'SELECT CASE WHEN segment !~ ''duck'' THEN -length(segment) END'"
+    )
     return module_db.connect("asker")
 
 
@@ -51,6 +55,7 @@ def cited(connection: Connection, query: str, options: dict[str, Any]) -> list[t
         return []
 
 
+OWN = {"search": "function", "function": "public.shortness", "candidates": 30, "min_score": -40}
 ARMS = [{"search": "semantic", "candidates": 20}, {"search": "keyword", "candidates": 20, "min_score": 0.5}]
 CALLS: dict[str, dict[str, Any]] = {
     "by meaning": {},
@@ -60,6 +65,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "a percentage": {"retrieval_options": {"percentage_distance": 40, "segment_overlap": 0}, "n_citations": 20},
     "arms": {"arms": ARMS, "n_citations": 10},
     "a limit of the arm": {"arms": [{"search": "semantic", "max_distance": 0.25}], "n_citations": 100},
+    "a function": {"arms": [OWN, {"search": "keyword", "candidates": 5}], "n_citations": 12},
     "reranked": {"rerank": {"candidates": 20}, "n_citations": 4},
     "a score": {"rerank": {"candidates": 20, "min_score": 0.5}, "n_citations": 20},
     "filters": {"filters": {"n": {"gt": 2}}, "n_citations": 20},
@@ -129,6 +135,12 @@ def test_each_stage_says_what_it_did(birds: Connection) -> None:
     assert [step[1] for step in steps] == [None, "semantic", "keyword", None, None, None]
     assert steps[-1][3] == 1
     assert "of 4 candidates" in next(step[6] for step in steps if step[1] is not None and step[2])
+    own = why(birds, "heron", CALLS["a function"], *next(
+        (d, n) for d, n, text in birds.execute("SELECT document_name, segment_number, segment FROM birds ORDER BY 1, 2")
+        if "duck" in text
+    ))  # fmt: skip
+    assert own[0][:2] == ("function", "function")
+    assert own[0][6].startswith("The function public.shortness gives it no score")
     # an arm that did not bring it says at which place it would have
     far = why(birds, "heron", {"arms": [{"search": "semantic", "candidates": 3}], "n_citations": 3}, "d39", 4)
     everything = cited(
