@@ -1,4 +1,4 @@
-"""docs/security.md: every test it names is there, and every actor of the model has one."""
+"""docs/security.md and docs/faults.md: every test they name is there, and every actor of the model has one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 DOCUMENT = TESTS.parent / "docs" / "security.md"
+FAULTS = DOCUMENT.with_name("faults.md")
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", DOCUMENT.read_text())))
 
 
@@ -17,6 +18,13 @@ NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", DOCUMENT.read_text())))
 def test_a_test_that_the_threat_model_names_exists(file: str, name: str) -> None:
     tree = ast.parse((TESTS / file).read_text())
     assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_files_of_tests_that_the_table_of_faults_names_exist() -> None:
+    rows = [line for line in FAULTS.read_text().splitlines() if re.match(r"\|.*\|.*\| .*`test_\w+`", line)]
+    assert len(rows) >= 40
+    named = {name for row in rows for name in re.findall(r"`(test_\w+)`", row)}
+    assert named - {path.stem for path in TESTS.rglob("test_*.py")} == set()
 
 
 def test_each_line_of_the_threat_model_is_proved() -> None:
