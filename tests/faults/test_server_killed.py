@@ -54,7 +54,8 @@ CALLS: dict[str, tuple[str, str]] = {
         "held-generate",
     ),
 }
-LASTING = {"generating"}
+#: those that run in the ordinary suite too
+LASTING = {"generating", "answering"}
 
 
 @pytest.mark.parametrize(
