@@ -184,7 +184,7 @@ def explained(error: psycopg.Error) -> click.ClickException:
 @click.option("--segment-tokens", type=int, help="Longest segment, in tokens of the embedding model.")
 @click.option("--overlap-tokens", type=int, help="Tokens that neighbouring segments share.")
 @click.option("--description", help="Comment of a table that is made.")
-@click.option("--distance-metric", metavar="METRIC", help="What the index is built for: COSINE, DOT, EUCLIDEAN …")
+@click.option("--distance-metric", metavar="METRIC", help="Metric that the index is built for, such as COSINE.")
 def load(
     paths: tuple[Path, ...],
     store: str,

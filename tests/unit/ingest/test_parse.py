@@ -53,6 +53,11 @@ def test_the_content_decides_the_format(expected: str, content: bytes, name: str
     assert "Grebes dive" in "\n".join(block.text for block in document.blocks)
 
 
+def test_only_plain_text_and_source_code_have_the_media_type_of_plain_text() -> None:
+    plain = {name for name, of in FORMATS.items() if of.media_type == "text/plain"}
+    assert plain == {"source", "text"}
+
+
 @pytest.mark.parametrize("expected", ["pdf", "docx", "pptx", "xlsx", "epub", "odt", "rtf", "html", "vtt"])
 def test_a_plain_name_does_not_hide_the_format(expected: str) -> None:
     assert parse("notes.txt", dict(BY_CONTENT)[expected]).format == expected
