@@ -49,7 +49,7 @@ class RerankEngine(Engine, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample. Ranges are those of ``ml_generate`` (SPEC section 2); None = the model's own default."""
+    """How to sample. Ranges are those of ``ml_generate`` in docs/reference.md; None = the model's own default."""
 
     max_tokens: int = 256
     temperature: float = 0.0

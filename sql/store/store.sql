@@ -91,7 +91,7 @@ RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: an empty vector store (SPEC section 5), with its keyword index
+-- purpose: an empty vector store, with its keyword index
 -- Calls: ml_rag.embed, ml_rag._index_keywords  Writes: a new table, as the caller
 DECLARE
   -- a first vector tells the dimensions, and whether the model works, before anything is made

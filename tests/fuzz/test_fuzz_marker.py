@@ -25,7 +25,7 @@ BLANKS = " \t\n\r\v\f"
 
 
 def model_of(comment: str) -> str | None:
-    """SPEC.md section 5 by hand: from GENAI_OPTIONS= to the next blank there is EMBED_MODEL_ID= with a model."""
+    """The marker read by hand: from GENAI_OPTIONS= to the next blank there is EMBED_MODEL_ID= with a model."""
     for word in comment.translate(str.maketrans(dict.fromkeys(BLANKS, " "))).split(" "):
         _, _, run = word.partition("GENAI_OPTIONS=")
         at = -1

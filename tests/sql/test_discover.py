@@ -1,4 +1,4 @@
-"""pipeline/discover: which relations are vector stores; SPEC.md section 5 sentence by sentence."""
+"""pipeline/discover: which relations are vector stores; README.md (Vector stores) sentence by sentence."""
 
 from __future__ import annotations
 

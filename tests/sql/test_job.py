@@ -1,4 +1,4 @@
-"""batch/job: what a batch routine reads and writes, checked before the first row; SPEC.md section 1."""
+"""batch/job: what a batch routine reads and writes, checked before the first row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""store/load: server files to vector stores; SPEC.md section 6. The model server is one of the test's own."""
+"""store/load: server files to vector stores. The model server is one of the test's own."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ INF = math.inf
 #: what auto means where the option is then decided by the call
 LEFT_OUT = "left out"
 
-#: SPEC.md, written down once more: routine, option -> type, least, most, default, what auto means
-SPEC: dict[tuple[str, str], tuple[Any, ...]] = {
+#: what callers rely on, written down once more: routine, option -> type, least, most, default, what auto means
+CONTRACT: dict[tuple[str, str], tuple[Any, ...]] = {
     ("ml_rag", "vector_store"): ("text[]",),
     ("ml_rag", "exclude_vector_store"): ("text[]",),
     ("ml_rag", "schema"): ("text[]",),
@@ -108,8 +108,8 @@ def test_the_options_of_the_contract_are_as_it_has_them(module_asker: Connection
         "SELECT routine, name, type, minimum, maximum, choices, default_value, auto_value FROM ml_rag.option"
     ).fetchall()
     found = {(r[0], r[1]): r[2:] for r in rows}
-    assert set(SPEC) - set(found) == set()
-    for key, spec in SPEC.items():
+    assert set(CONTRACT) - set(found) == set()
+    for key, spec in CONTRACT.items():
         kind, least, most, default, auto = entry(*spec)
         type_, minimum, maximum, choices, default_value, auto_value = found[key]
         assert type_ == kind, key

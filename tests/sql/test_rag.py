@@ -1,4 +1,4 @@
-"""pipeline/rag: the public routines; SPEC.md sections 1, 2 and 4."""
+"""pipeline/rag: the public routines, their options and their output, as README.md has them."""
 
 from __future__ import annotations
 

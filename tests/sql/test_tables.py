@@ -1,4 +1,4 @@
-"""batch/tables: the batch routines; SPEC.md section 1."""
+"""batch/tables: the batch routines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pipeline/threshold: SPEC.md section 3, against brute force and by hand."""
+"""pipeline/threshold: README.md (retrieval_options), against brute force and by hand."""
 
 from __future__ import annotations
 

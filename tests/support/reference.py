@@ -1,4 +1,4 @@
-"""Retrieval by brute force, written from SPEC.md sections 3 and 4 and from nothing else.
+"""Retrieval by brute force, written from README.md (retrieval_options, Output) and from nothing else.
 
 Distances are computed in double precision, which is exact enough for the small whole numbers the tests use as
 vectors: nothing comes near the middle between two numbers of four decimals unless it lies right there.
