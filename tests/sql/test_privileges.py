@@ -154,6 +154,9 @@ def test_every_function_pins_its_search_path(module_owner: Connection) -> None:
     commit = {
         "add_embedding",
         "run_vectorizer",
+        "create_node_group",
+        "refresh_node_groups",
+        "_fill_nodes",
         "_commit",
         "_load_files",
         "_run_table",

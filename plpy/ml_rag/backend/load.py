@@ -242,9 +242,7 @@ class Loader:
                 raise DocumentError(e.message, detail=e.detail, hint=e.hint) from None
 
 
-def segments_and_vectors(
-    reply: dict[str, Any], *, has_vectors: bool = True
-) -> tuple[list[dict[str, Any]], bytes, int]:
+def segments_and_vectors(reply: dict[str, Any], *, has_vectors: bool = True) -> tuple[list[dict[str, Any]], bytes, int]:
     """Segments, vectors and dimensions of a reply. A wrong vector in a table is worse than an error."""
     try:
         segments, dimensions = reply["segments"], reply["dimensions"]
