@@ -81,6 +81,11 @@ load-test: ## 64 sessions for five minutes (LOAD_SESSIONS, LOAD_MINUTES); LOAD_D
 fuzz-test: ## the fuzz tests with their whole counts; FUZZ_SEED=… for the same cases again, FUZZ_SECONDS=… a target
 	@bash mk/fuzz.sh
 
+.PHONY: integrations-test
+integrations-test: ## LangChain, LlamaIndex, MCP and the gateway, tried with the packages themselves, which it installs
+	@bash mk/setup.sh integrations
+	@bash mk/test.sh tests/integrations
+
 docker-test: ## builds the images of docker/, brings them up, runs the tests against them (PostgreSQL 17), takes them down
 	@bash mk/docker.sh test
 

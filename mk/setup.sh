@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# setup.sh installed|database|all|test|models|fuzz|check: what must stand before a command can run; what is done already
-# costs nothing. installed: the extension in PostgreSQL, no cluster. models: the default ones, and no model server.
+# setup.sh installed|database|all|test|models|fuzz|integrations|check: what must stand before a command can run; what is
+# done already costs nothing. installed: the extension in PostgreSQL, no cluster. models: the default ones, and no model server.
 # setup.sh python, retrieval, generation: the same as all, in three parts. After the first, mk/llama.sh can compile; the
 # second needs nothing that must be compiled for long, and the third llama.cpp.
 source "$(dirname "$0")/lib.sh"
@@ -57,10 +57,10 @@ case ${1:-} in
     environment
     step "Default models" bash "$here/server.sh" pull
     ;;
-  fuzz) environment fuzz ;;
+  fuzz | integrations) environment "$1" ;;
   check)
     packages
     environment check
     ;;
-  *) die "usage: setup.sh installed|database|all|test|models|fuzz|check|python|retrieval|generation" ;;
+  *) die "usage: setup.sh installed|database|all|test|models|fuzz|integrations|check|python|retrieval|generation" ;;
 esac

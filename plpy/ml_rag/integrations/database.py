@@ -1,0 +1,176 @@
+"""The database as the integrations reach it: connections, the calls that all of them make, the words of its errors.
+
+Whatever comes from outside is a bound parameter or an identifier that psycopg.sql quotes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+from ml_rag.errors import MlRagError
+
+#: the SQLSTATE of a search that has found nothing, and its message where there was nothing to search
+NOTHING_FOUND = "P0002"
+_NO_STORE = "no vector store found"
+
+#: a whole statement
+Query = sql.SQL | sql.Composed
+
+_SCHEMAS = """SELECT e.extname::text AS name, n.nspname::text AS schema FROM pg_catalog.pg_extension AS e
+JOIN pg_catalog.pg_namespace AS n ON n.oid = e.extnamespace WHERE e.extname IN ('ml_rag', 'vector')"""
+
+
+@dataclass(frozen=True)
+class Schemas:
+    """Where the two extensions are. What is called by its schema cannot be another's of the same name."""
+
+    ml_rag: str
+    vector: str
+
+    @classmethod
+    def of(cls, rows: list[dict[str, Any]]) -> Schemas:
+        """From the rows of ``_SCHEMAS``."""
+        found = {row["name"]: row["schema"] for row in rows}
+        if not {"ml_rag", "vector"} <= found.keys():
+            raise MlRagError(
+                "the extension ml_rag is not installed in this database", hint="Run CREATE EXTENSION ml_rag CASCADE."
+            )
+        return cls(found["ml_rag"], found["vector"])
+
+    def routine(self, name: str) -> sql.Identifier:
+        """A routine that the extension has for its callers."""
+        return sql.Identifier(self.ml_rag, name)
+
+    @property
+    def search(self) -> sql.Composed:
+        """``ml_rag_search`` of the parameters ``query`` and ``options``."""
+        return sql.SQL("SELECT s.* FROM {}(%(query)s, %(options)s) AS s ORDER BY s.rank").format(
+            self.routine("ml_rag_search")
+        )
+
+    @property
+    def answer(self) -> sql.Composed:
+        """``ml_rag_answer`` of the same."""
+        return sql.SQL("SELECT {}(%(query)s, %(options)s) AS answer").format(self.routine("ml_rag_answer"))
+
+
+def asked(query: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of ``Schemas.search`` and ``Schemas.answer``."""
+    return {"query": query, "options": Jsonb(dict(options))}
+
+
+def is_empty(error: psycopg.Error) -> bool:
+    """Whether stores were searched and nothing was found."""
+    return error.sqlstate == NOTHING_FOUND and error.diag.message_primary != _NO_STORE
+
+
+def worded(error: psycopg.Error) -> str:
+    """Message and SQLSTATE, then detail and hint, a line each."""
+    diagnostic = error.diag
+    # without a message of the server's it is one of libpq's, which may quote the connection string
+    message = diagnostic.message_primary or "the database cannot be reached, or the connection broke"
+    lines = [f"{message} (SQLSTATE {error.sqlstate or '08006'})", diagnostic.message_detail, diagnostic.message_hint]
+    return "\n".join(line for line in lines if line)
+
+
+def _settings(name: str) -> dict[str, Any]:
+    return {"row_factory": dict_row, "application_name": name}
+
+
+class Database:
+    """A few connections as the role of a DSN, each opened when it is needed. For several threads."""
+
+    def __init__(self, dsn: str, *, name: str, read_only: bool = False, connections: int = 4) -> None:
+        def configure(connection: psycopg.Connection[Any]) -> None:
+            connection.read_only = read_only
+
+        self._pool = ConnectionPool(
+            dsn,
+            kwargs=_settings(name),
+            configure=configure,
+            check=ConnectionPool.check_connection,
+            min_size=0,
+            max_size=connections,
+            open=False,
+        )
+        # the error of a wrong DSN is its own, and not that the pool had no connection in time
+        with psycopg.connect(dsn, **_settings(name)) as connection:
+            self.schemas = Schemas.of(connection.execute(_SCHEMAS).fetchall())
+        self._pool.open()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[psycopg.Connection[dict[str, Any]]]:
+        """A connection, whose transaction is committed at the end."""
+        with self._pool.connection() as connection:
+            yield connection
+
+    def rows(self, query: Query, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """The rows of one statement in a transaction of its own."""
+        with self.transaction() as connection:
+            return connection.execute(query, parameters).fetchall()
+
+    def found(self, query: Query, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The rows of a search; none where it has found nothing."""
+        try:
+            return self.rows(query, parameters)
+        except psycopg.Error as error:
+            if is_empty(error):
+                return []
+            raise
+
+    def close(self) -> None:
+        """End the connections."""
+        self._pool.close()
+
+
+class Reader:
+    """The same for one event loop: each statement in a read-only transaction, as the role of the DSN or another one.
+
+    A task that is cancelled cancels its statement.
+    """
+
+    schemas: Schemas
+
+    def __init__(self, dsn: str, *, name: str, connections: int) -> None:
+        async def configure(connection: psycopg.AsyncConnection[Any]) -> None:
+            await connection.set_read_only(True)
+
+        self._connect = dsn, _settings(name)
+        self._pool = AsyncConnectionPool(
+            dsn,
+            kwargs=_settings(name),
+            configure=configure,
+            check=AsyncConnectionPool.check_connection,
+            min_size=0,
+            max_size=connections,
+            open=False,
+        )
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """While the server runs."""
+        dsn, settings = self._connect
+        async with await psycopg.AsyncConnection.connect(dsn, **settings) as connection:
+            cursor = await connection.execute(_SCHEMAS)
+            self.schemas = Schemas.of(await cursor.fetchall())
+        async with self._pool:
+            yield
+
+    async def rows(
+        self, query: Query, parameters: Mapping[str, Any] | None = None, role: str | None = None
+    ) -> list[dict[str, Any]]:
+        """The rows of one statement. ``role``: run it as that role, until the end of its transaction."""
+        async with self._pool.connection() as connection:
+            if role is not None:
+                await connection.execute("SELECT pg_catalog.set_config('role', %s, true)", (role,))
+            cursor = await connection.execute(query, parameters)
+            return await cursor.fetchall()

@@ -1,0 +1,383 @@
+"""LangChain: a vector store, a retriever and a chat history. Needs ``pip install "ml-rag[langchain]"``.
+
+Async methods run the others in a thread of LangChain's, each on a connection of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from langchain_core.callbacks import CallbackManagerForRetrieverRun
+from langchain_core.chat_history import BaseChatMessageHistory
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.vectorstores import VectorStore
+from langchain_core.vectorstores.utils import maximal_marginal_relevance
+from psycopg import sql
+from psycopg.types.json import Jsonb
+from pydantic import PrivateAttr
+
+from ml_rag.errors import MlRagError
+from ml_rag.integrations.database import Database, asked
+from ml_rag.integrations.store import Row, Store, number
+
+#: stands for the question where there is only its vector: it has no words
+_NO_WORDS = "?"
+#: operators of langchain-postgres, as option filters has them
+_OPERATORS = ("eq", "ne", "lt", "lte", "gt", "gte", "in", "nin", "between", "exists", "like", "ilike")
+
+
+def filters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A filter as langchain-postgres has it as option ``filters``. Keys are those of the metadata.
+
+    Raises ValueError where a key or an operator is none of its.
+    """
+    conditions: list[dict[str, Any]] = []
+    for key, value in given.items():
+        if key in ("$and", "$or"):
+            if not isinstance(value, list):
+                raise ValueError(f"{key} takes a list of filters")
+            conditions.append({key[1:]: [filters(one) for one in value]})
+        elif key == "$not":
+            conditions.append(
+                {"not": {"and": [filters(one) for one in value]} if isinstance(value, list) else filters(value)}
+            )
+        elif key.startswith("$"):
+            raise ValueError(f"unknown operator {key}; there are $and, $or and $not between conditions")
+        else:
+            conditions.append({_path(key): _operators(key, value)})
+    return conditions[0] if len(conditions) == 1 else {"and": conditions}
+
+
+def _path(key: str) -> str:
+    return "/" + key.replace("~", "~0").replace("/", "~1")
+
+
+def _operators(key: str, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    unknown = [name for name in value if name not in {f"${operator}" for operator in _OPERATORS}]
+    if unknown or not value:
+        raise ValueError(f"unknown operator {unknown} for {key!r}; there are {', '.join(f'${o}' for o in _OPERATORS)}")
+    return {name[1:]: operand for name, operand in value.items()}
+
+
+class MlRagVectorStore(VectorStore):
+    """A vector store of ml_rag.
+
+    ``store``: ``"schema.table"``, made where it is not there. ``embedding``: embeds in this process; without one the
+    database embeds. ``options``: of ``ml_rag``, for each search, such as ``{"keyword_search": True}``.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        store: str,
+        embedding: Embeddings | None = None,
+        *,
+        distance_metric: str = "COSINE",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._embedding = embedding
+        self._distance_metric = distance_metric
+        self._options = dict(options or {})
+        self._database = Database(dsn, name="ml_rag langchain")
+        dimensions = None if embedding is None else len(embedding.embed_query("dimensions"))
+        self._store = Store(self._database, store, dimensions)
+
+    @property
+    def embeddings(self) -> Embeddings | None:
+        """What embeds in this process."""
+        return self._embedding
+
+    def add_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str | None] | None = None,
+        **kwargs: Any,
+    ) -> list[str]:
+        """Add texts, or replace those whose ids are there; their ids."""
+        texts = list(texts)
+        metadatas = metadatas or [{} for _ in texts]
+        keys = [key or str(uuid.uuid4()) for key in (ids or [None] * len(texts))]
+        if not len(texts) == len(metadatas) == len(keys):
+            raise ValueError(f"{len(texts)} texts, {len(metadatas)} metadatas and {len(keys)} ids do not go together")
+        vectors = [None] * len(texts) if self._embedding is None else self._embedding.embed_documents(texts)
+        if texts:
+            self._store.write(
+                [
+                    Row(key, str(metadata.get("source", key)), text, metadata, number(), vector=vector)
+                    for key, text, metadata, vector in zip(keys, texts, metadatas, vectors, strict=True)
+                ]
+            )
+        return keys
+
+    def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
+        """Delete the documents of these ids; None: all."""
+        self._store.delete(ids)
+        return True
+
+    def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        """The documents of these ids that there are, in their order."""
+        return [_document(row) for row in self._store.by_ids(ids)]
+
+    def _search(
+        self,
+        query: str,
+        k: int,
+        filter: Mapping[str, Any] | None,
+        options: Mapping[str, Any] | None,
+        vector: Sequence[float] | None = None,
+    ) -> list[dict[str, Any]]:
+        if k == 0:
+            return []
+        if vector is None and self._embedding is not None:
+            vector = self._embedding.embed_query(query)
+        wanted = {"distance_metric": self._distance_metric, **self._options, **(options or {}), "n_citations": k}
+        if filter:
+            wanted["filters"] = filters(filter)
+        return self._store.search(query, wanted, vector)
+
+    def similarity_search(
+        self,
+        query: str,
+        k: int = 4,
+        filter: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """The ``k`` best documents. ``options``: of ``ml_rag``, over those of the store."""
+        return [_document(row) for row in self._search(query, k, filter, options)]
+
+    def similarity_search_with_score(
+        self,
+        query: str,
+        k: int = 4,
+        filter: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> list[tuple[Document, float]]:
+        """The same, each with its distance: the smaller, the nearer."""
+        return [(_document(row), float(row["distance"])) for row in self._search(query, k, filter, options)]
+
+    def similarity_search_by_vector(
+        self,
+        embedding: list[float],
+        k: int = 4,
+        filter: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """The documents nearest to a vector."""
+        return [_document(row) for row in self._search(_NO_WORDS, k, filter, options, embedding)]
+
+    def _select_relevance_score_fn(self) -> Callable[[float], float]:
+        if self._distance_metric in ("COSINE", "DOT"):
+            return lambda distance: 1.0 - distance
+        return lambda distance: 1.0 / (1.0 + distance)
+
+    def max_marginal_relevance_search(
+        self,
+        query: str,
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        filter: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """``k`` of the ``fetch_k`` best documents that are near to the query and far from each other."""
+        if self._embedding is None:
+            vector = json.loads(self._store.embedded(query))
+        else:
+            vector = self._embedding.embed_query(query)
+        return self._marginal(query, vector, k, fetch_k, lambda_mult, filter, options)
+
+    def max_marginal_relevance_search_by_vector(
+        self,
+        embedding: list[float],
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        filter: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """The same by a vector."""
+        return self._marginal(_NO_WORDS, embedding, k, fetch_k, lambda_mult, filter, options)
+
+    def _marginal(
+        self,
+        query: str,
+        vector: list[float],
+        k: int,
+        fetch_k: int,
+        lambda_mult: float,
+        filter: Mapping[str, Any] | None,
+        options: Mapping[str, Any] | None,
+    ) -> list[Document]:
+        rows = self._search(query, fetch_k, filter, options, vector)
+        candidates = [json.loads(row["embedding"]) for row in rows]
+        chosen = maximal_marginal_relevance(np.array(vector), candidates, lambda_mult, k)
+        return [_document(rows[place]) for place in chosen]
+
+    def create_index(self) -> None:
+        """Build the approximate index (hnsw) unless it is there: after the first large load."""
+        self._store.index(self._distance_metric)
+
+    def close(self) -> None:
+        """End the connections."""
+        self._database.close()
+
+    @classmethod
+    def from_texts(
+        cls,
+        texts: list[str],
+        embedding: Embeddings | None = None,
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str | None] | None = None,
+        dsn: str = "",
+        store: str = "",
+        **kwargs: Any,
+    ) -> MlRagVectorStore:
+        """A store with these texts; ``dsn`` and ``store`` must be given."""
+        made = cls(dsn, store, embedding, **kwargs)
+        made.add_texts(texts, metadatas, ids=ids)
+        return made
+
+
+def _document(row: Mapping[str, Any]) -> Document:
+    return Document(id=row["id"], page_content=row["segment"], metadata=row["metadata"] or {})
+
+
+class MlRagRetriever(BaseRetriever):
+    """What ``ml_rag_search`` finds, in a read-only transaction: ``MlRagRetriever(dsn=…, k=5, options={"rerank": {}})``.
+
+    ``options``: all of ``ml_rag``. Both ``k`` and ``options`` can also be given to ``invoke``. The metadata of a
+    document is that of its segment, with the other columns of ``ml_rag_search`` beside it.
+    """
+
+    dsn: str
+    k: int | None = None
+    options: dict[str, Any] = {}  # noqa: RUF012 - a field, which pydantic copies
+    _database: Database = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Connect."""
+        super().model_post_init(context)
+        self._database = Database(self.dsn, name="ml_rag langchain", read_only=True)
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """Without the DSN, which may hold a password."""
+        return [(name, value) for name, value in super().__repr_args__() if name != "dsn"]
+
+    def _get_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: CallbackManagerForRetrieverRun,
+        k: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[Document]:
+        wanted = {**self.options, **(options or {})}
+        count = k if k is not None else self.k
+        if count is not None:
+            wanted["n_citations"] = count
+        rows = self._database.found(self._database.schemas.search, asked(query, wanted))
+        return [_cited(row) for row in rows]
+
+    def close(self) -> None:
+        """End the connections."""
+        self._database.close()
+
+
+def _cited(row: dict[str, Any]) -> Document:
+    row = {name: value for name, value in row.items() if value is not None}
+    text, own = row.pop("segment"), row.pop("metadata", {})
+    if "distance" in row:
+        row["distance"] = float(row["distance"])
+    key = ":".join(str(row.get(name, "")) for name in ("vector_store", "document_id", "segment_number"))
+    return Document(id=key, page_content=text, metadata={**own, **row})
+
+
+_KEEP = """INSERT INTO ml_rag.conversation (conversation_id, role) VALUES (%(id)s, current_user)
+ON CONFLICT DO NOTHING"""
+_TOUCH = """UPDATE ml_rag.conversation AS c SET changed_at = pg_catalog.clock_timestamp()
+WHERE c.conversation_id = %(id)s AND c.role = current_user"""
+_TAKE_OPEN = """DELETE FROM ml_rag.message AS m
+WHERE m.conversation_id = %(id)s AND m.role = current_user AND m.text IS NULL AND m.turn = (
+  SELECT max(l.turn) FROM ml_rag.message AS l WHERE l.conversation_id = %(id)s AND l.role = current_user)
+RETURNING m.query"""
+_ADD = """INSERT INTO ml_rag.message
+  (message_id, conversation_id, role, turn, created_at, query, question, text, citations, options)
+SELECT pg_catalog.gen_random_uuid(), %(id)s, current_user, coalesce(max(m.turn), 0) + 1,
+  pg_catalog.clock_timestamp(), %(query)s, %(query)s, %(text)s, %(citations)s, '{}'
+FROM ml_rag.message AS m WHERE m.conversation_id = %(id)s AND m.role = current_user"""
+
+
+class MlRagChatMessageHistory(BaseChatMessageHistory):
+    """A conversation of ``ml_rag_chat``, of the role of the DSN; without an id a new one.
+
+    Questions are its human messages and answers its ai messages; a turn has one of each, or no answer yet.
+    """
+
+    def __init__(self, dsn: str, conversation_id: str | None = None) -> None:
+        self._database = Database(dsn, name="ml_rag langchain")
+        self.conversation_id = str(uuid.UUID(conversation_id)) if conversation_id else str(uuid.uuid4())
+
+    @property
+    def messages(self) -> list[BaseMessage]:
+        """All messages, oldest first; an answer has its citations in ``additional_kwargs``."""
+        query = sql.SQL(
+            "SELECT m.query, m.text, m.citations FROM ml_rag.message AS m"
+            " WHERE m.conversation_id = %(id)s AND m.role = current_user ORDER BY m.turn"
+        )
+        found: list[BaseMessage] = []
+        for turn in self._database.rows(query, {"id": self.conversation_id}):
+            found.append(HumanMessage(turn["query"]))
+            if turn["text"] is not None:
+                found.append(AIMessage(turn["text"], additional_kwargs={"citations": turn["citations"]}))
+        return found
+
+    def add_messages(self, messages: Sequence[BaseMessage]) -> None:
+        """Add questions and answers. Raises MlRagError for a message of another kind, and an answer to nothing."""
+        with self._database.transaction() as connection:
+            # the row is locked until the end: one writer at a time
+            connection.execute(_KEEP, {"id": self.conversation_id})
+            connection.execute(_TOUCH, {"id": self.conversation_id})
+            for message in messages:
+                turn: dict[str, Any] = {"id": self.conversation_id, "text": None, "citations": Jsonb([])}
+                if isinstance(message, HumanMessage):
+                    turn["query"] = str(message.text)
+                elif isinstance(message, AIMessage):
+                    open_turn = connection.execute(_TAKE_OPEN, turn).fetchone()
+                    if open_turn is None:
+                        raise MlRagError("there is no question that the message could be the answer to")
+                    citations = message.additional_kwargs.get("citations", [])
+                    turn |= {"query": open_turn["query"], "text": str(message.text), "citations": Jsonb(citations)}
+                else:
+                    raise MlRagError(
+                        "conversations keep questions and answers", detail=f"Got a message of type {message.type}."
+                    )
+                connection.execute(_ADD, turn)
+
+    def clear(self) -> None:
+        """Delete the conversation."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "DELETE FROM ml_rag.conversation AS c WHERE c.conversation_id = %s AND c.role = current_user",
+                (self.conversation_id,),
+            )
+
+    def close(self) -> None:
+        """End the connections."""
+        self._database.close()

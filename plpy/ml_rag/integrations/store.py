@@ -1,0 +1,201 @@
+"""A vector store that a framework writes to, row by row under ids of its own.
+
+The table is that of ``ml_rag.create_store`` with a column ``id``. Without vectors of the caller's the database embeds
+with the model of the store.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from ml_rag.errors import MlRagError
+from ml_rag.integrations.database import Database, asked
+
+#: what a store without a marker, whose vectors the caller makes, is searched by
+_COLUMNS = {"segment": "segment", "segment_embedding": "segment_embedding"}
+_PREREQUISITE = psycopg.errors.ObjectNotInPrerequisiteState
+
+
+@dataclass(frozen=True)
+class Row:
+    """A text with its id; ``document``: the number that texts of one document share, ``place`` the order among them."""
+
+    id: str
+    name: str
+    text: str
+    metadata: Mapping[str, Any]
+    document: int
+    place: int = 1
+    vector: Sequence[float] | None = None
+
+
+def number() -> int:
+    """A number for a document that has none."""
+    return secrets.randbits(62)
+
+
+class Store:
+    """One table."""
+
+    def __init__(self, database: Database, name: str, dimensions: int | None = None) -> None:
+        """Make the table unless it is there; ``dimensions``: of the caller's vectors, null = the database embeds.
+
+        Raises MlRagError where the name has no schema, psycopg.Error where the table cannot be made.
+        """
+        self._database = database
+        split = sql.SQL("SELECT pg_catalog.parse_ident(%(name)s) AS parts")
+        parts = database.rows(split, {"name": name})[0]["parts"]
+        if len(parts) != 2:
+            raise MlRagError("invalid name of a vector store", detail=f"Got {name!r}; expected 'schema.table'.")
+        # psycopg quotes it, and leaves a % to be read as the beginning of a parameter
+        self.table = sql.SQL(sql.Identifier(*parts).as_string().replace("%", "%%"))
+        # as ml_rag writes it: quoted where it must be
+        quoted = sql.SQL("SELECT pg_catalog.format('%%I.%%I', %(schema)s::text, %(table)s::text) AS name")
+        self.name: str = database.rows(quoted, {"schema": parts[0], "table": parts[1]})[0]["name"]
+        self._embeds_itself = dimensions is not None
+        if not self._exists():
+            self._make(dimensions)
+        self._model = self._marked_model()
+        if self._model is None and dimensions is None:
+            raise MlRagError(
+                f"{self.name} is not a vector store whose embedding model is known",
+                hint="Give an embedding, or see SELECT * FROM ml_rag.discover() for those that there are.",
+            )
+        self._has_id = bool(
+            self._database.rows(
+                sql.SQL(
+                    "SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = pg_catalog.to_regclass(%(name)s)"
+                    " AND a.attname = 'id' AND NOT a.attisdropped"
+                ),
+                {"name": self.name},
+            )
+        )
+
+    def _exists(self) -> bool:
+        query = sql.SQL("SELECT pg_catalog.to_regclass(%(name)s) IS NOT NULL AS it")
+        return bool(self._database.rows(query, {"name": self.name})[0]["it"])
+
+    def _make(self, dimensions: int | None) -> None:
+        with self._database.transaction() as connection:
+            if dimensions is None:
+                connection.execute("SELECT ml_rag.create_store(%s)", (self.name,))
+                connection.execute(sql.SQL("ALTER TABLE {} ADD IF NOT EXISTS id text UNIQUE").format(self.table), {})
+                return
+            vector = sql.Identifier(self._database.schemas.vector, "vector")
+            connection.execute(
+                sql.SQL(
+                    "CREATE TABLE IF NOT EXISTS {} (document_name text NOT NULL, metadata jsonb NOT NULL,"
+                    " document_id bigint NOT NULL, segment_number integer NOT NULL, segment text NOT NULL,"
+                    " segment_embedding {}({}) NOT NULL, id text UNIQUE, PRIMARY KEY (document_id, segment_number))"
+                ).format(self.table, vector, sql.Literal(dimensions)),
+                {},
+            )
+            try:
+                with connection.transaction():
+                    connection.execute("SELECT ml_rag.enable_keyword_search(%s::pg_catalog.regclass)", (self.name,))
+            except _PREREQUISITE:  # a server without numpy: it can be searched by vectors
+                pass
+
+    def _marked_model(self) -> str | None:
+        query = sql.SQL("SELECT d.embed_model_id FROM ml_rag.discover(%(names)s) AS d")
+        found = self._database.rows(query, {"names": [self.name]})
+        return found[0]["embed_model_id"] if found else None
+
+    @property
+    def _id(self) -> sql.Composable:
+        """The id of a row; of a store that was loaded otherwise, the key of the segment."""
+        return sql.SQL("t.id" if self._has_id else "pg_catalog.concat(t.document_id, ':', t.segment_number)")
+
+    def _vector_of(self, text: sql.SQL, input_type: str) -> sql.Composed:
+        return sql.SQL("ml_rag.embed({}, %(model)s, {})").format(text, sql.Literal(input_type))
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Insert rows, or replace those whose ids are there. Of rows with the same id the last one counts."""
+        if not self._has_id:
+            raise MlRagError(
+                f"vector store {self.name} has no column for ids",
+                hint=f"Run ALTER TABLE {self.name} ADD id text UNIQUE, or name a table that does not exist yet.",
+            )
+        rows = list({row.id: row for row in rows}.values())
+        if self._embeds_itself:
+            vector: sql.Composable = sql.SQL("d.vector::{}").format(
+                sql.Identifier(self._database.schemas.vector, "vector")
+            )
+        else:
+            vector = self._vector_of(sql.SQL("d.text"), "document")
+        query = sql.SQL(
+            """INSERT INTO {} AS t
+              (id, document_name, metadata, document_id, segment_number, segment, segment_embedding)
+            SELECT d.id, d.name, d.metadata, d.document, d.place, d.text, {}
+            FROM ROWS FROM (pg_catalog.unnest(%(ids)s::text[]), pg_catalog.unnest(%(names)s::text[]),
+              pg_catalog.unnest(%(metadata)s::jsonb[]), pg_catalog.unnest(%(documents)s::bigint[]),
+              pg_catalog.unnest(%(places)s::integer[]), pg_catalog.unnest(%(texts)s::text[]),
+              pg_catalog.unnest(%(vectors)s::text[])) AS d (id, name, metadata, document, place, text, vector)
+            ON CONFLICT (id) DO UPDATE SET document_name = excluded.document_name, metadata = excluded.metadata,
+              segment = excluded.segment, segment_embedding = excluded.segment_embedding"""
+        ).format(self.table, vector)
+        parameters = {
+            "ids": [row.id for row in rows],
+            "names": [row.name for row in rows],
+            "metadata": [Jsonb(dict(row.metadata)) for row in rows],
+            "documents": [row.document for row in rows],
+            "places": [row.place for row in rows],
+            "texts": [row.text for row in rows],
+            "vectors": [None if row.vector is None else as_text(row.vector) for row in rows],
+            "model": self._model,
+        }
+        with self._database.transaction() as connection:
+            connection.execute(query, parameters)
+
+    def delete(self, ids: Sequence[str] | None) -> None:
+        """Delete the rows of these ids; None: all."""
+        query = sql.SQL("DELETE FROM {} AS t WHERE %(ids)s::text[] IS NULL OR {} = ANY (%(ids)s)").format(
+            self.table, self._id
+        )
+        with self._database.transaction() as connection:
+            connection.execute(query, {"ids": None if ids is None else list(ids)})
+
+    def by_ids(self, ids: Sequence[str]) -> list[dict[str, Any]]:
+        """The rows of these ids, with ``id``, ``segment``, ``metadata``, in their order."""
+        query = sql.SQL(
+            "SELECT {0} AS id, t.segment, t.metadata FROM {1} AS t WHERE {0} = ANY (%(ids)s)"
+            " ORDER BY pg_catalog.array_position(%(ids)s::text[], {0})"
+        ).format(self._id, self.table)
+        return self._database.rows(query, {"ids": list(ids)})
+
+    def search(
+        self, query: str, options: Mapping[str, Any], vector: Sequence[float] | None = None
+    ) -> list[dict[str, Any]]:
+        """The rows of ``ml_rag_search`` with their ``id`` and ``embedding``; ``vector``: of the query, given."""
+        options = {**options, "vector_store": [self.name]}
+        if vector is not None:
+            options["query_embedding"] = [float(x) for x in vector]
+        if self._model is None:
+            options.setdefault("vector_store_columns", _COLUMNS)
+        statement = sql.SQL(
+            "SELECT s.*, {} AS id, t.segment_embedding::text AS embedding FROM {}(%(query)s, %(options)s) AS s"
+            " JOIN {} AS t ON t.document_id = s.document_id AND t.segment_number = s.segment_number ORDER BY s.rank"
+        ).format(self._id, self._database.schemas.routine("ml_rag_search"), self.table)
+        return self._database.found(statement, asked(query, options))
+
+    def embedded(self, query: str) -> str:
+        """The vector of a question by the model of the store, as text."""
+        statement = sql.SQL("SELECT {}::text AS vector").format(self._vector_of(sql.SQL("%(query)s"), "query"))
+        return str(self._database.rows(statement, {"query": query, "model": self._model})[0]["vector"])
+
+    def index(self, distance_metric: str) -> None:
+        """Build the approximate index unless it is there."""
+        with self._database.transaction() as connection:
+            connection.execute("SELECT ml_rag.index_store(%s::pg_catalog.regclass, %s)", (self.name, distance_metric))
+
+
+def as_text(vector: Sequence[float]) -> str:
+    """A vector as pgvector reads it."""
+    return "[" + ",".join(repr(float(x)) for x in vector) + "]"

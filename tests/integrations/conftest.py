@@ -1,0 +1,66 @@
+"""The integrations with other packages: `make integrations-test` installs these, and runs the tests; without them there
+is nothing to run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from support.cluster import Database
+
+MISSING = [name for name in ("langchain_tests", "mcp", "llama_index", "asyncpg", "psycopg_pool") if not find_spec(name)]
+collect_ignore_glob = ["test_*.py"] if MISSING else []
+
+
+def pytest_report_header() -> str:
+    missing = f"left out, as there is no {', '.join(MISSING)}: make integrations-test" if MISSING else "on"
+    return f"integrations: {missing}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name in ("benchmark", "vcr"):
+        config.addinivalue_line("markers", f"{name}: of a plugin that the suites of LangChain name")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run tests that are coroutines, each in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    return True
+
+
+@contextlib.contextmanager
+def login(db: Database, role: str) -> Iterator[str]:
+    """A DSN as one of the roles of the tests, which may load meanwhile, and make tables in schema public."""
+    name, owner = sql.Identifier(db.role(role)), db.connect()
+    owner.execute(sql.SQL("ALTER ROLE {} LOGIN PASSWORD 'made for a test'").format(name))
+    owner.execute(sql.SQL("GRANT CREATE ON SCHEMA public TO {}").format(name))
+    owner.execute(sql.SQL("GRANT ml_rag_loader TO {}").format(name))
+    try:
+        yield make_conninfo(db.dsn, dbname=db.name, user=db.role(role), password="made for a test")
+    finally:
+        # roles are the cluster's, and other tests have the same ones
+        owner.execute(sql.SQL("REVOKE ml_rag_loader FROM {}").format(name))
+        owner.execute(sql.SQL("ALTER ROLE {} NOLOGIN").format(name))
+
+
+@pytest.fixture
+def asker_dsn(db: Database) -> Iterator[str]:
+    with login(db, "asker") as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def tenant_dsn(db: Database) -> Iterator[str]:
+    with login(db, "tenant") as dsn:
+        yield dsn

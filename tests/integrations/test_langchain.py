@@ -1,0 +1,280 @@
+"""LangChain: filters, names, options, rights and conversations, beyond LangChain's own suites."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+
+from ml_rag.errors import MlRagError
+from ml_rag.integrations.langchain import MlRagChatMessageHistory, MlRagRetriever, MlRagVectorStore, filters
+from support.cluster import Database
+from support.stores import create_store, error, fake_embedding
+
+BOATS = [
+    Document("red boat", metadata={"year": 2001, "tags": ["sea", "sail"], "source": "boats.pdf"}, id="a"),
+    Document("blue boat", metadata={"year": 2005, "tags": ["sea"], "a/b": {"~": 1}}, id="b"),
+    Document("green boat", metadata={"year": "2005", "owner": "O'Hara; DROP TABLE x"}, id="c"),
+    Document("house", metadata={"city": "Rome", "year": 2010}, id="d"),
+]
+
+
+@pytest.fixture
+def boats(asker_dsn: str) -> Iterator[MlRagVectorStore]:
+    store = MlRagVectorStore(asker_dsn, "public.boats")
+    store.add_documents(BOATS)
+    yield store
+    store.close()
+
+
+def found(store: MlRagVectorStore, filter: Any, **kwargs: Any) -> set[str | None]:
+    return {document.id for document in store.similarity_search("boat", 10, filter=filter, **kwargs)}
+
+
+@pytest.mark.parametrize(
+    ("filter", "ids"),
+    [
+        (None, {"a", "b", "c", "d"}),
+        ({}, {"a", "b", "c", "d"}),
+        ({"year": 2005}, {"b"}),
+        ({"year": {"$eq": 2005}}, {"b"}),
+        ({"year": {"$ne": 2005}}, {"a", "c", "d"}),
+        ({"year": {"$in": [2001, 2010]}}, {"a", "d"}),
+        ({"year": {"$nin": [2001, 2010]}}, {"b", "c"}),
+        ({"year": {"$lt": 2005}}, {"a"}),
+        ({"year": {"$lte": 2005}}, {"a", "b"}),
+        ({"year": {"$gt": 2005}}, {"d"}),
+        ({"year": {"$gte": 2005}}, {"b", "d"}),
+        ({"year": {"$gt": 2001, "$lt": 2010}}, {"b"}),
+        ({"year": {"$between": [2001, 2005]}}, {"a", "b"}),
+        ({"city": {"$like": "R%"}}, {"d"}),
+        ({"city": {"$like": "r%"}}, set()),
+        ({"city": {"$ilike": "r%"}}, {"d"}),
+        ({"city": {"$exists": True}}, {"d"}),
+        ({"city": {"$exists": False}}, {"a", "b", "c"}),
+        ({"tags": "sail"}, {"a"}),
+        ({"tags": "sea", "year": 2005}, {"b"}),
+        ({"$and": [{"tags": "sea"}, {"year": 2005}]}, {"b"}),
+        ({"$or": [{"city": "Rome"}, {"year": 2001}]}, {"a", "d"}),
+        ({"$not": {"tags": "sea"}}, {"c", "d"}),
+        ({"$not": [{"tags": "sea"}, {"year": 2005}]}, {"a", "c", "d"}),
+        ({"$and": [{"$or": [{"year": 2001}, {"year": 2005}]}, {"$not": {"tags": "sail"}}]}, {"b"}),
+        ({"owner": "O'Hara; DROP TABLE x"}, {"c"}),
+        ({"a/b": {"$exists": True}}, {"b"}),
+        ({"id": "a"}, set()),  # a column is not a key of the metadata
+        ({"' OR true --": "x"}, set()),
+    ],
+)
+def test_filters_of_langchain_postgres(boats: MlRagVectorStore, filter: Any, ids: set[str]) -> None:
+    assert found(boats, filter) == ids
+
+
+@pytest.mark.parametrize(
+    "filter", [{"$xor": []}, {"year": {"$equals": 1}}, {"year": {}}, {"$and": {"year": 1}}, {"a": {"b": 1}}]
+)
+def test_a_filter_that_is_none_is_no_search(boats: MlRagVectorStore, filter: Any) -> None:
+    with pytest.raises(ValueError, match=r"\$|operator"):
+        found(boats, filter)
+
+
+def test_what_the_database_refuses_has_its_sqlstate(boats: MlRagVectorStore) -> None:
+    with error("22023", "between"):
+        found(boats, {"year": {"$between": [1]}})
+    with error("22023", "n_citations"):
+        boats.similarity_search("boat", 101)
+    assert len(boats.similarity_search("boat", 100)) == 4
+    assert boats.similarity_search("boat", 0) == []
+
+
+def test_a_value_that_json_has_not_is_no_filter() -> None:
+    day = datetime.date(2026, 1, 1)
+    assert filters({"day": {"$gte": day.isoformat()}}) == {"/day": {"gte": "2026-01-01"}}
+    assert filters({"a~b/c": 1}) == {"/a~0b~1c": 1}
+
+
+@pytest.mark.parametrize("embedding", [None, DeterministicFakeEmbedding(size=6)])
+@pytest.mark.parametrize("name", ['public."Odd ""name"" 100%"', 'public."x; DROP TABLE y"'])
+def test_names_are_quoted(asker_dsn: str, name: str, embedding: Embeddings | None) -> None:
+    store = MlRagVectorStore(asker_dsn, name, embedding)
+    store.add_texts(["red boat"], ids=["'; DELETE"])
+    assert [d.id for d in store.similarity_search("boat", 1)] == ["'; DELETE"]
+    store.delete(["'; DELETE"])
+    assert store.similarity_search("boat", 1) == []
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["boats", "a.b.c"])
+def test_a_name_has_its_schema(asker_dsn: str, name: str) -> None:
+    with pytest.raises(MlRagError, match="invalid name of a vector store"):
+        MlRagVectorStore(asker_dsn, name)
+
+
+def test_the_nearest_comes_first_with_its_distance(boats: MlRagVectorStore) -> None:
+    (first, distance), (_, other) = boats.similarity_search_with_score("blue boat", 2)
+    assert (first.id, first.metadata) == ("b", BOATS[1].metadata)
+    assert distance == pytest.approx(0, abs=1e-4)
+    assert other > 0.1
+    (_, relevance), *_ = boats.similarity_search_with_relevance_scores("blue boat", 1)
+    assert relevance == pytest.approx(1, abs=1e-4)
+
+
+def test_search_by_a_vector(boats: MlRagVectorStore) -> None:
+    assert [d.id for d in boats.similarity_search_by_vector(fake_embedding("green boat"), 1)] == ["c"]
+
+
+def test_options_of_ml_rag_reach_the_search(boats: MlRagVectorStore) -> None:
+    words = {"semantic_search": False, "keyword_search": True}
+    assert [d.id for d in boats.similarity_search("Rome house", 10, options=words)] == ["d"]
+    retriever = boats.as_retriever(search_kwargs={"k": 1, "filter": {"year": 2001}})
+    assert [d.id for d in retriever.invoke("house")] == ["a"]
+
+
+def test_marginal_relevance_takes_what_differs(asker_dsn: str) -> None:
+    store = MlRagVectorStore(asker_dsn, "public.twins")
+    store.add_texts(["red boat", "red boat", "red house"], ids=["1", "2", "3"])
+    assert [d.id for d in store.similarity_search("red boat", 2)] in (["1", "2"], ["2", "1"])
+    assert [d.id for d in store.max_marginal_relevance_search("red boat", 2, lambda_mult=0.1)][1] == "3"
+    by_vector = store.max_marginal_relevance_search_by_vector(fake_embedding("red boat"), 2, lambda_mult=0.1)
+    assert by_vector[1].id == "3"
+    store.close()
+
+
+def test_a_store_is_made_once_and_found_again(asker_dsn: str, boats: MlRagVectorStore) -> None:
+    again = MlRagVectorStore.from_texts(["white boat"], ids=["e"], dsn=asker_dsn, store="public.boats")
+    assert {d.id for d in again.similarity_search("boat", 10)} == {"a", "b", "c", "d", "e"}
+    again.create_index()
+    with psycopg.connect(asker_dsn) as connection:
+        row = connection.execute(
+            "SELECT count(*) FROM pg_indexes WHERE tablename = 'boats' AND indexdef LIKE '%USING hnsw%'"
+        ).fetchone()
+        assert row == (1,)
+        # ml_rag itself finds it without a name, and cites the source
+        row = connection.execute(
+            "SELECT document_name FROM ml_rag_search('red boat', '{\"n_citations\": 1}')"
+        ).fetchone()
+        assert row == ("boats.pdf",)
+    again.delete()
+    assert again.similarity_search("boat") == []
+    again.close()
+
+
+def test_a_store_that_was_loaded_is_read_and_not_written(db: Database, asker_dsn: str) -> None:
+    create_store(db.connect(), "public.loaded", [("a.pdf", 7, 1, "red boat", fake_embedding("red boat"))], "vector(16)")
+    store = MlRagVectorStore(asker_dsn, "public.loaded")
+    assert [d.id for d in store.similarity_search("boat")] == ["7:1"]
+    assert [d.page_content for d in store.get_by_ids(["7:1"])] == ["red boat"]
+    with pytest.raises(MlRagError, match="has no column for ids"):
+        store.add_texts(["x"])
+    store.close()
+
+
+def test_a_table_without_a_model_needs_an_embedding(asker_dsn: str) -> None:
+    MlRagVectorStore(asker_dsn, "public.mine", DeterministicFakeEmbedding(size=6)).close()
+    with pytest.raises(MlRagError, match="embedding model is known"):
+        MlRagVectorStore(asker_dsn, "public.mine")
+
+
+def test_rights_are_those_of_the_role(boats: MlRagVectorStore, asker_dsn: str, tenant_dsn: str) -> None:
+    with pytest.raises(MlRagError, match="embedding model is known"):
+        MlRagVectorStore(tenant_dsn, "public.boats")
+    with psycopg.connect(asker_dsn, autocommit=True) as owner, psycopg.connect(tenant_dsn) as other:
+        owner.execute("GRANT SELECT ON boats TO ml_rag_user")
+        owner.execute("ALTER TABLE boats ENABLE ROW LEVEL SECURITY")
+        owner.execute(f"CREATE POLICY seen ON boats TO {other.info.user} USING (id <> 'a')")
+    store = MlRagVectorStore(tenant_dsn, "public.boats")
+    assert found(store, None) == {"b", "c", "d"}
+    assert [d.id for d in store.get_by_ids(["a", "b"])] == ["b"]
+    with error("42501", ours=False):
+        store.add_texts(["x"])
+    with error("42501", ours=False):
+        store.delete(["a"])
+    store.close()
+    retriever = MlRagRetriever(dsn=tenant_dsn, options={"vector_store": ["public.boats"]}, k=10)
+    assert "red boat" not in {d.page_content for d in retriever.invoke("red boat")}
+    retriever.close()
+
+
+def test_the_retriever_takes_options_and_only_reads(boats: MlRagVectorStore, asker_dsn: str) -> None:
+    retriever = MlRagRetriever(dsn=asker_dsn, options={"n_citations": 2, "filters": {"year": {"lte": 2005}}})
+    first, _ = retriever.invoke("blue boat")
+    assert first.page_content == "blue boat"
+    assert first.metadata["vector_store"] == "public.boats"
+    assert first.metadata["distance"] == pytest.approx(0, abs=1e-4)
+    assert [d.page_content for d in retriever.invoke("boat", options={"filters": {"city": "Rome"}})] == ["house"]
+    assert retriever.invoke("boat", options={"filters": {"city": "Paris"}}) == []
+    with error("22023", "no_such_option"):
+        retriever.invoke("boat", options={"no_such_option": 1})
+    with pytest.raises(psycopg.errors.NoDataFound, match="no vector store found"):
+        retriever.invoke("boat", options={"vector_store": ["public.nothing"]})
+    with retriever._database.transaction() as connection, error("25006", ours=False):
+        connection.execute("CREATE TABLE x ()")
+    assert asker_dsn not in repr(retriever)
+    retriever.close()
+
+
+async def test_searches_run_side_by_side(boats: MlRagVectorStore) -> None:
+    results = await asyncio.gather(*(boats.asimilarity_search(color, 1) for color in ("red", "blue", "green") * 5))
+    assert [documents[0].id for documents in results] == ["a", "b", "c"] * 5
+
+
+def test_a_lost_connection_is_opened_again(db: Database, boats: MlRagVectorStore) -> None:
+    boats.similarity_search("boat", 1)
+    ended = db.connect().execute(
+        "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity"
+        " WHERE application_name = 'ml_rag langchain'"
+    )
+    assert ended.fetchone() != (0,)
+    assert len(boats.similarity_search("boat", 1)) == 1
+
+
+def test_a_wrong_dsn_says_so_without_its_password(asker_dsn: str) -> None:
+    with pytest.raises(psycopg.OperationalError) as caught:
+        MlRagVectorStore(f"{asker_dsn} dbname=there_is_none", "public.boats")
+    assert "made for a test" not in str(caught.value)
+
+
+def test_a_conversation(boats: MlRagVectorStore, asker_dsn: str, tenant_dsn: str) -> None:
+    history = MlRagChatMessageHistory(asker_dsn)
+    assert history.messages == []
+    history.add_messages([HumanMessage("what is red?"), AIMessage("a boat")])
+    history.add_user_message("and blue?")
+    assert [m.content for m in history.messages] == ["what is red?", "a boat", "and blue?"]
+    history.add_ai_message("another boat")
+    assert [type(m) for m in history.messages] == [HumanMessage, AIMessage] * 2
+    with pytest.raises(MlRagError, match="no question"):
+        history.add_ai_message("a third")
+    with pytest.raises(MlRagError, match="questions and answers"):
+        history.add_messages([HumanMessage("lost with what follows"), SystemMessage("x")])
+    with psycopg.connect(asker_dsn) as connection:
+        options = f'{{"conversation_id": "{history.conversation_id}", "n_citations": 1}}'
+        connection.execute("SELECT ml_rag_chat('and green?', %s)", (options,))
+    same = MlRagChatMessageHistory(asker_dsn, history.conversation_id)
+    assert [m.content for m in same.messages][:5] == [
+        "what is red?",
+        "a boat",
+        "and blue?",
+        "another boat",
+        "and green?",
+    ]
+    (citation,) = same.messages[5].additional_kwargs["citations"]
+    assert citation["segment"] in {document.page_content for document in BOATS}
+    others = MlRagChatMessageHistory(tenant_dsn, history.conversation_id)
+    assert others.messages == []
+    others.clear()
+    assert len(history.messages) == 6
+    history.clear()
+    assert same.messages == []
+    for one in (history, same, others):
+        one.close()
+
+
+def test_a_conversation_has_a_uuid(asker_dsn: str) -> None:
+    with pytest.raises(ValueError, match="badly formed"):
+        MlRagChatMessageHistory(asker_dsn, "1")
