@@ -17,15 +17,16 @@ COMMANDS = {
     "worker": "Embed the rows that wait in tables with a vectorizer.",
     "eval": "Measure the search on folders of documents and questions.",
     "doctor": "Check the whole chain, and say what to do about what is wrong.",
+    "mcp": "Serve search, answers and documents to agents.",
 }
 
 
-#: those that run or prepare models, and need the packages of the extra ``server``
-_SERVER_COMMANDS = ("serve", "models")
+#: those that need more packages than the client's -> the extra that brings them
+_EXTRAS = {"serve": "server", "models": "server", "mcp": "mcp"}
 
 
 def _module(command: str) -> str:
-    return f"ml_rag.{'server.commands' if command in _SERVER_COMMANDS else 'client'}.{command}"
+    return f"ml_rag.{'server.commands' if _EXTRAS.get(command) == 'server' else 'client'}.{command}"
 
 
 class _LazyGroup(click.Group):
@@ -57,16 +58,18 @@ class _LazyGroup(click.Group):
 
 
 def _name_the_extra(command: str | None, error: ModuleNotFoundError) -> None:
-    """Raise what to install where a command of the model server runs beside the client's packages only."""
-    if command in _SERVER_COMMANDS and error.name and error.name.partition(".")[0] != "ml_rag":
+    """Raise what to install where a command of an extra runs beside the client's packages only."""
+    extra = _EXTRAS.get(command or "")
+    if extra is not None and error.name and error.name.partition(".")[0] != "ml_rag":
+        brought = "the model server" if extra == "server" else f"the extra {extra}"
         raise _ExtraMissing(
-            f"ml-rag {command} needs the package {error.name}, which comes with the model server: "
-            'pip install "ml-rag[server]"'
+            f"ml-rag {command} needs the package {error.name}, which comes with {brought}: "
+            f'pip install "ml-rag[{extra}]"'
         ) from error
 
 
 class _ExtraMissing(click.ClickException):
-    """The packages of the extra ``server`` are not installed."""
+    """The packages of an extra are not installed."""
 
     exit_code = 2
 

@@ -20,7 +20,8 @@ MAY_IMPORT = {
     "backend": {"errors", "files", "protocol"},
     "ingest": {"abc", "errors", "scratch", "shortage"},
     "server": {"abc", "errors", "protocol", "scratch", "shortage", "ingest"},
-    "client": {"errors", "files"},
+    "client": {"errors", "files", "integrations"},
+    "integrations": {"errors"},
     "cli": {"errors"},
 }
 

@@ -1,0 +1,34 @@
+"""``ml-rag mcp``: what a role may see of the database, for agents that speak the Model Context Protocol."""
+
+from __future__ import annotations
+
+import click
+import psycopg
+
+from ml_rag.client.dsn import dsn_option
+from ml_rag.client.load import explained
+
+
+@click.command()
+@dsn_option
+@click.option("--http", is_flag=True, help="Listen for streamable HTTP, at /mcp.  [default: stdin and stdout]")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on, with --http.")
+@click.option("--port", default=8610, show_default=True, type=click.IntRange(1, 65535), help="Its port.")
+@click.option("--connections", default=4, show_default=True, type=click.IntRange(1, 100), help="To the database.")
+def mcp(dsn: str, http: bool, host: str, port: int, connections: int) -> None:
+    """Serve search, answer, list_stores and read_document to an agent.
+
+    All run as the role of the DSN, in read-only transactions. --http asks for no password: whoever can reach the port
+    reads what the role may read.
+    """
+    from ml_rag.integrations.mcp import server
+
+    try:
+        psycopg.connect(dsn).close()
+    except psycopg.Error as error:
+        raise explained(error) from None
+    made = server(dsn, connections)
+    if http:
+        made.run("streamable-http", host=host, port=port, stateless_http=True, json_response=True)
+    else:
+        made.run("stdio")

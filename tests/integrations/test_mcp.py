@@ -1,0 +1,211 @@
+"""`ml-rag mcp` by the client of the official SDK, in process, over stdin and stdout, and over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from mcp.client import Client
+from mcp.client.stdio import StdioServerParameters
+from mcp_types import TextContent
+
+from ml_rag.integrations import mcp
+from support.cluster import Database
+from support.stores import create_store, fake_embedding
+
+ML_RAG = [sys.executable, "-c", "import sys; sys.argv[0] = 'ml-rag'; from ml_rag.cli import main; main()"]
+
+
+@pytest.fixture
+def boats(db: Database, asker_dsn: str) -> str:
+    owner = db.connect()
+    texts = ["red boat", "blue boat", "green boat"]
+    rows = [("boats.pdf", 1, n, text, fake_embedding(text)) for n, text in enumerate(texts, 1)]
+    create_store(owner, "public.boats", [*rows, ("house.pdf", 2, 1, "house", fake_embedding("house"))], "vector(16)")
+    owner.execute("COMMENT ON TABLE boats IS 'all that swims'")
+    owner.execute("ANALYZE boats")
+    return asker_dsn
+
+
+async def call(client: Client, name: str, **arguments: Any) -> Any:
+    result = await client.call_tool(name, arguments)
+    assert not result.is_error, result.content
+    return result.structured_content
+
+
+async def refusal(client: Client, name: str, **arguments: Any) -> str:
+    result = await client.call_tool(name, arguments)
+    assert result.is_error
+    (content,) = result.content
+    assert isinstance(content, TextContent)
+    return content.text
+
+
+async def test_the_tools_say_that_they_only_read(boats: str) -> None:
+    async with Client(mcp.server(boats)) as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert tools.keys() == {"search", "answer", "list_stores", "read_document"}
+        assert all(tool.annotations and tool.annotations.read_only_hint for tool in tools.values())
+        assert all(tool.description for tool in tools.values())
+
+
+async def test_search(boats: str) -> None:
+    async with Client(mcp.server(boats)) as client:
+        found = (await call(client, "search", query="blue boat", limit=2))["results"]
+        assert [row["rank"] for row in found] == [1, 2]
+        assert (found[0]["segment"], found[0]["document_name"]) == ("blue boat", "boats.pdf")
+        assert found[0]["distance"] == pytest.approx(0, abs=1e-4)
+        filtered = {"filters": {"document_name": "house.pdf"}}
+        (only,) = (await call(client, "search", query="boat", stores=["public.boats"], options=filtered))["results"]
+        assert only["segment"] == "house"
+        assert await call(client, "search", query="boat", options={"filters": {"n": 99}}) == {"results": []}
+
+
+async def test_answer(boats: str) -> None:
+    async with Client(mcp.server(boats)) as client:
+        answer = await call(client, "answer", query="blue boat", limit=1)
+        assert answer["text"]
+        assert [citation["segment"] for citation in answer["citations"]] == ["blue boat"]
+        nothing = await call(client, "answer", query="boat", options={"filters": {"n": 99}})
+        assert nothing == {"text": None, "citations": []}
+
+
+async def test_stores_and_documents(boats: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Client(mcp.server(boats)) as client:
+        (store,) = (await call(client, "list_stores"))["stores"]
+        assert store == {
+            "vector_store": "public.boats",
+            "embed_model_id": "fake-embed",
+            "description": "all that swims",
+            "segments": 4,
+        }
+        document = {"store": "public.boats", "document_name": "boats.pdf"}
+        whole = await call(client, "read_document", **document)
+        assert [s["segment"] for s in whole["segments"]] == ["red boat", "blue boat", "green boat"]
+        assert (whole["total"], whole["next"]) == (3, None)
+        monkeypatch.setattr(mcp, "SEGMENTS", 2)
+        part = await call(client, "read_document", **document)
+        assert (len(part["segments"]), part["total"], part["next"]) == (2, 3, 3)
+        rest = await call(client, "read_document", **document, first=3)
+        assert ([s["segment"] for s in rest["segments"]], rest["next"]) == (["green boat"], None)
+        monkeypatch.setattr(mcp, "CHARACTERS", len("red boat") + len("blue boat") - 1)
+        assert (await call(client, "read_document", **document))["next"] == 2
+        assert "P0002" in await refusal(client, "read_document", **document, first=4)
+
+
+@pytest.mark.parametrize("name", ["public.none", "pg_catalog.pg_authid", "public.boats; DROP TABLE boats", "boats", ""])
+async def test_only_stores_are_read(boats: str, name: str) -> None:
+    async with Client(mcp.server(boats)) as client:
+        assert "42P01" in await refusal(client, "read_document", store=name, document_name="boats.pdf")
+
+
+async def test_names_are_quoted(db: Database, boats: str) -> None:
+    from psycopg import sql
+
+    owner, name = db.connect(), 'x"; DROP TABLE boats; -- x'
+    row = ("'; DROP TABLE boats", 1, 1, "odd", fake_embedding("odd"))
+    create_store(owner, sql.Identifier("public", name), [row], "vector(16)")
+    async with Client(mcp.server(boats)) as client:
+        read = await call(client, "read_document", store=f"public.{name}", document_name="'; DROP TABLE boats")
+        assert [s["segment"] for s in read["segments"]] == ["odd"]
+        assert len((await call(client, "list_stores"))["stores"]) == 2
+
+
+async def test_errors_have_their_sqlstate(boats: str) -> None:
+    async with Client(mcp.server(boats)) as client:
+        assert "(SQLSTATE 22023)" in await refusal(client, "search", query="boat", options={"no_such_option": 1})
+        assert "(SQLSTATE P0002)" in await refusal(client, "search", query="boat", stores=["public.none"])
+        assert "(SQLSTATE 22023)" in await refusal(client, "search", query="")
+        assert "limit" in await refusal(client, "search", query="boat", limit=101)
+        assert len((await call(client, "search", query="boat", limit=100))["results"]) == 4
+
+
+async def test_the_role_sees_what_it_may(db: Database, boats: str, tenant_dsn: str) -> None:
+    owner = db.connect()
+    owner.execute("ALTER TABLE boats ENABLE ROW LEVEL SECURITY")
+    owner.execute(f"CREATE POLICY seen ON boats TO {db.role('tenant')} USING (segment <> 'red boat')")
+    async with Client(mcp.server(tenant_dsn)) as client:
+        found = (await call(client, "search", query="red boat", limit=10, stores=["public.boats"]))["results"]
+        assert {row["segment"] for row in found} == {"blue boat", "green boat", "house"}
+        read = await call(client, "read_document", store="public.boats", document_name="boats.pdf")
+        assert read["total"] == 2
+        owner.execute("REVOKE SELECT ON boats FROM ml_rag_user")
+        assert await call(client, "list_stores") == {"stores": []}
+        assert "42P01" in await refusal(client, "read_document", store="public.boats", document_name="boats.pdf")
+
+
+async def test_every_statement_is_read_only(db: Database, boats: str) -> None:
+    # a view of one's own runs with one's own rights: what it would write is refused
+    with psycopg.connect(boats, autocommit=True) as connection:
+        connection.execute("CREATE TABLE written (n integer)")
+        connection.execute(
+            "CREATE FUNCTION writes() RETURNS text LANGUAGE sql VOLATILE"
+            " AS $$ INSERT INTO written VALUES (1); SELECT 'written' $$"
+        )
+        connection.execute("CREATE VIEW trap AS SELECT writes() AS segment, b.segment_embedding FROM boats AS b")
+        connection.execute("COMMENT ON COLUMN trap.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'")
+        async with Client(mcp.server(boats)) as client:
+            assert "25006" in await refusal(client, "search", query="boat", stores=["public.trap"])
+        assert connection.execute("SELECT count(*) FROM written").fetchone() == (0,)
+
+
+async def test_over_stdin_and_stdout(boats: str) -> None:
+    command = StdioServerParameters(
+        command=ML_RAG[0], args=[*ML_RAG[1:], "mcp"], env={**os.environ, "ML_RAG_DSN": boats}
+    )
+    async with Client(command) as client:
+        assert len((await call(client, "search", query="boat", limit=4))["results"]) == 4
+
+
+@contextlib.contextmanager
+def listening(dsn: str) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [*ML_RAG, "mcp", "--http", "--port", str(port)]
+    process = subprocess.Popen(command, env={**os.environ, "ML_RAG_DSN": dsn}, stderr=subprocess.PIPE, text=True)
+    try:
+        for _ in range(300):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.terminate()
+        _, logged = process.communicate(timeout=30)
+    assert "made for a test" not in logged
+
+
+async def test_over_http(boats: str) -> None:
+    with listening(boats) as url:
+        async with Client(url) as client:
+            assert len((await call(client, "search", query="boat", limit=4))["results"]) == 4
+            assert "22023" in await refusal(client, "search", query="boat", options={"no_such_option": 1})
+
+
+def test_a_page_from_elsewhere_cannot_ask(boats: str) -> None:
+    import httpx
+
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    headers = {"accept": "application/json, text/event-stream"}
+    with listening(boats) as url:
+        # DNS rebinding: a name of somebody else's for this address
+        assert httpx.post(url, json=body, headers={**headers, "host": "evil.example"}).status_code in (403, 421)
+        assert httpx.post(url, json=body, headers={**headers, "origin": "http://evil.example"}).status_code == 403
+
+
+def test_a_wrong_dsn_ends_the_command_without_its_password() -> None:
+    dsn = "host=/nowhere password=secret-of-mine"
+    done = subprocess.run([*ML_RAG, "mcp", "--dsn", dsn], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "secret-of-mine" not in done.stderr + done.stdout
