@@ -18,11 +18,12 @@ COMMANDS = {
     "eval": "Measure the search on folders of documents and questions.",
     "doctor": "Check the whole chain, and say what to do about what is wrong.",
     "mcp": "Serve search, answers and documents to agents.",
+    "gateway": "Serve answers to chat clients, by OpenAI's protocol.",
 }
 
 
 #: those that need more packages than the client's -> the extra that brings them
-_EXTRAS = {"serve": "server", "models": "server", "mcp": "mcp"}
+_EXTRAS = {"serve": "server", "models": "server", "mcp": "mcp", "gateway": "gateway"}
 
 
 def _module(command: str) -> str:

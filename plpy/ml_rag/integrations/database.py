@@ -152,6 +152,7 @@ class Reader:
             check=AsyncConnectionPool.check_connection,
             min_size=0,
             max_size=connections,
+            max_waiting=20 * connections,
             open=False,
         )
 

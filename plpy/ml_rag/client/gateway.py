@@ -1,0 +1,53 @@
+"""``ml-rag gateway``: chat clients that speak OpenAI's protocol, answered from the documents of the database."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import click
+import psycopg
+
+from ml_rag.client.dsn import dsn_option
+from ml_rag.client.load import explained
+
+
+def _print_token(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from ml_rag.integrations.gateway import digest
+
+    token = f"mlrag-{secrets.token_urlsafe(32)}"
+    click.echo(f"{token}\n", err=True)
+    click.echo(f'[tokens.NAME]\nsha256 = "{digest(token)}"\nrole = "ROLE"')
+    ctx.exit()
+
+
+@click.command()
+@click.option(
+    "--new-token", is_flag=True, callback=_print_token, expose_value=False, is_eager=True,
+    help="Print a new token to stderr, and its entry of the file to stdout.",
+)  # fmt: skip
+@dsn_option
+@click.option(
+    "--config", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+    help="TOML with the tokens and the models.",
+)  # fmt: skip
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8620, show_default=True, type=click.IntRange(1, 65535), help="Its port.")
+@click.option("--connections", default=8, show_default=True, type=click.IntRange(1, 1000), help="To the database.")
+def gateway(dsn: str, config: Path, host: str, port: int, connections: int) -> None:
+    """Serve /v1/chat/completions and /v1/models.
+
+    The role of the DSN must be a member of the roles of the tokens, and needs no other privilege.
+    """
+    import uvicorn
+
+    from ml_rag.integrations.gateway import Config, app
+
+    made = app(dsn, Config.read(config), connections)
+    try:
+        psycopg.connect(dsn).close()
+    except psycopg.Error as error:
+        raise explained(error) from None
+    uvicorn.run(made, host=host, port=port, log_level="warning", server_header=False)

@@ -1,0 +1,367 @@
+"""`ml-rag gateway` by OpenAI's own client, and by what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+from openai import OpenAI
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from ml_rag.errors import MlRagError
+from ml_rag.integrations import gateway
+from ml_rag.integrations.gateway import Config, cited, digest, question
+from support.cluster import Database
+from support.stores import create_store, fake_embedding
+
+ML_RAG = [sys.executable, "-c", "import sys; sys.argv[0] = 'ml-rag'; from ml_rag.cli import main; main()"]
+ASK = {"model": "one", "messages": [{"role": "user", "content": "blue boat"}]}
+
+
+@dataclass
+class Gateway:
+    url: str
+    dsn: str
+    config: Config
+
+    def client(self, token: str = "token of asker") -> OpenAI:
+        return OpenAI(base_url=self.url, api_key=token, max_retries=0, timeout=60)
+
+    def post(self, content: Any, token: str = "token of asker") -> httpx.Response:
+        headers = {"authorization": f"Bearer {token}"}
+        return httpx.post(f"{self.url}/chat/completions", content=content, headers=headers, timeout=60)
+
+
+@contextlib.contextmanager
+def served(dsn: str, config: Config) -> Iterator[str]:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(gateway.app(dsn, config), log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                time.sleep(0.02)
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        finally:
+            server.should_exit = True
+            thread.join(60)
+
+
+@pytest.fixture
+def gate(db: Database) -> Iterator[str]:
+    """A DSN as a role that may be asker and tenant, and nothing else."""
+    owner, name = db.connect(), sql.Identifier(db.role("stranger"))
+    roles = sql.SQL(", ").join([sql.Identifier(db.role("asker")), sql.Identifier(db.role("tenant"))])
+    owner.execute(sql.SQL("ALTER ROLE {} LOGIN NOINHERIT PASSWORD 'made for a test'").format(name))
+    owner.execute(sql.SQL("GRANT {} TO {}").format(roles, name))
+    try:
+        yield make_conninfo(db.dsn, dbname=db.name, user=db.role("stranger"), password="made for a test")
+    finally:
+        owner.execute(sql.SQL("REVOKE {} FROM {}").format(roles, name))
+        owner.execute(sql.SQL("ALTER ROLE {} NOLOGIN INHERIT").format(name))
+
+
+@pytest.fixture
+def boats(db: Database, gate: str) -> Iterator[Gateway]:
+    texts = ["red boat", "blue boat", "green boat"]
+    rows = [("https://example.org/boats", 1, n, text, fake_embedding(text)) for n, text in enumerate(texts, 1)]
+    create_store(
+        db.connect(), "public.boats", [*rows, ("/srv/house.pdf", 2, 1, "house", fake_embedding("house"))], "vector(16)"
+    )
+    tokens = {digest(f"token of {role}"): db.role(role) for role in ("asker", "tenant")}
+    models = {
+        "one": {"n_citations": 1},
+        "houses": {"n_citations": 1, "filters": {"document_name": "/srv/house.pdf"}},
+        "wrong": {"no_such_option": 1},
+        "strict": {"retrieval_options": {"max_distance": 0}, "abstain": False, "filters": {"n": 99}},
+        "bounded": {"n_citations": 1, "model_options": {"max_tokens": 2}},
+    }
+    config = Config(tokens, models)
+    with served(gate, config) as url:
+        yield Gateway(url, gate, config)
+
+
+def test_an_answer_with_its_citations(boats: Gateway) -> None:
+    answer = boats.client().chat.completions.create(**ASK)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "stop"
+    assert choice.message.role == "assistant"
+    assert choice.message.content
+    assert answer.model == "one"
+    (annotation,) = choice.message.annotations or []
+    end = len(choice.message.content)
+    assert annotation.type == "url_citation"
+    assert annotation.url_citation.url == "https://example.org/boats"
+    assert (annotation.url_citation.start_index, annotation.url_citation.end_index) == (end, end)
+    assert answer.model_extra is not None
+    assert [c["segment"] for c in answer.model_extra["ml_rag"]["citations"]] == ["blue boat"]
+
+
+def test_a_model_is_a_preset(boats: Gateway) -> None:
+    client = boats.client()
+    assert [model.id for model in client.models.list()] == ["one", "houses", "wrong", "strict", "bounded"]
+    answer = boats.post(b'{"model": "houses", "messages": [{"role": "user", "content": "boat"}]}').json()
+    (annotation,) = answer["choices"][0]["message"]["annotations"]
+    assert annotation["type"] == "file_citation"
+    file = annotation["file_citation"]
+    assert (file["file_id"], file["filename"], file["quote"]) == ("/srv/house.pdf", "house.pdf", "house")
+    with pytest.raises(openai.NotFoundError, match="there are the models one, houses"):
+        client.chat.completions.create(**{**ASK, "model": "gpt"})
+
+
+def test_a_stream(boats: Gateway) -> None:
+    whole = boats.client().chat.completions.create(**ASK)
+    chunks = list(boats.client().chat.completions.create(**ASK, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == whole.choices[0].message.content
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "stop"]
+    assert len({chunk.id for chunk in chunks}) == 1
+    noted = [chunk for chunk in chunks if chunk.choices[0].delta.model_extra]
+    assert noted[0].choices[0].delta.model_extra == {
+        "annotations": [annotation.to_dict() for annotation in whole.choices[0].message.annotations or []]
+    }
+
+
+def test_a_stream_shows_that_it_is_alive(boats: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "ALIVE", 0.001)
+    lines = boats.post(b'{"stream": true, "model": "one", "messages": [{"role": "user", "content": "boat"}]}').text
+    assert ": the answer is being written\n\n" in lines
+    assert lines.endswith("data: [DONE]\n\n")
+
+
+def test_an_error_in_a_stream(boats: Gateway) -> None:
+    stream = boats.client().chat.completions.create(**{**ASK, "model": "wrong"}, stream=True)
+    with pytest.raises(openai.APIError, match=r"no_such_option.*\(SQLSTATE 22023\)"):
+        list(stream)
+
+
+def test_earlier_messages_are_the_history(boats: Gateway) -> None:
+    messages = [
+        {"role": "system", "content": "Answer formally."},
+        {"role": "user", "content": "house"},
+        {"role": "assistant", "content": "There is one."},
+        {"role": "user", "content": [{"type": "text", "text": "blue boat"}]},
+    ]
+    query, options = question(
+        {"messages": messages, "temperature": 0.5, "stop": "x", "max_tokens": 5}, {"n_citations": 1}
+    )
+    assert query == "blue boat"
+    assert options == {
+        "n_citations": 1,
+        "model_options": {"temperature": 0.5, "stop_sequences": ["x"], "max_tokens": 5},
+        "query_options": {
+            "history": [{"role": "user", "content": "house"}, {"role": "assistant", "content": "There is one."}]
+        },
+        "prompt": {"system": "Answer formally."},
+    }
+    answer = boats.client().chat.completions.create(model="one", messages=messages)  # type: ignore[arg-type]
+    assert answer.model_extra is not None
+    assert "query" in answer.model_extra["ml_rag"]["retrieval_info"]
+
+
+def test_the_preset_counts_more_than_the_client() -> None:
+    preset = {"model_options": {"max_tokens": 2}, "prompt": {"system": "ours"}, "query_options": {"rewrite": False}}
+    messages = [
+        {"role": "developer", "content": "theirs"},
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": "b"},
+    ]
+    _, options = question({"messages": messages, "max_completion_tokens": 9, "seed": 1}, preset)
+    assert options["model_options"] == {"max_tokens": 2, "seed": 1}
+    assert options["prompt"] == {"system": "ours"}
+    assert options["query_options"] == {"rewrite": False, "history": [{"role": "user", "content": "a"}]}
+    assert preset["query_options"] == {"rewrite": False}
+
+
+def test_annotations_stand_where_the_markers_do() -> None:
+    citations = [{"document_name": f"/{n}.pdf", "segment": str(n)} for n in range(1, 4)]
+    found = [annotation["file_citation"] for annotation in cited("One [1], both [1, 2].", citations)]
+    places = [(one["file_id"], one["start_index"], one["end_index"]) for one in found]
+    assert places == [("/1.pdf", 4, 7), ("/1.pdf", 14, 20), ("/2.pdf", 14, 20), ("/3.pdf", 21, 21)]
+    assert cited("", []) == []
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer wrong", "Basic token of asker", "token of asker"])
+def test_no_answer_without_a_token(boats: Gateway, header: str | None) -> None:
+    headers = {} if header is None else {"authorization": header}
+    for answer in (
+        httpx.post(f"{boats.url}/chat/completions", json=ASK, headers=headers),
+        httpx.get(f"{boats.url}/models", headers=headers),
+    ):
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+    # nor is the hash one
+    sha256 = next(iter(boats.config.tokens))
+    assert boats.post(b"{}", sha256).status_code == 401
+
+
+def test_each_token_has_the_rights_of_its_role(db: Database, boats: Gateway) -> None:
+    owner = db.connect()
+    owner.execute("ALTER TABLE boats ENABLE ROW LEVEL SECURITY")
+    for role, text in {"asker": "red boat", "tenant": "green boat"}.items():
+        name = sql.Identifier(db.role(role))
+        owner.execute(
+            sql.SQL("CREATE POLICY {0} ON boats TO {0} USING (segment = {1})").format(name, sql.Literal(text))
+        )
+    # side by side on the same connections, and again
+    for _ in range(2):
+        for role, text in {"asker": "red boat", "tenant": "green boat"}.items():
+            answer = boats.client(f"token of {role}").chat.completions.create(**ASK)
+            assert answer.model_extra is not None
+            assert [c["segment"] for c in answer.model_extra["ml_rag"]["citations"]] == [text]
+    owner.execute("REVOKE SELECT ON boats FROM ml_rag_user")
+    with pytest.raises(openai.NotFoundError, match="no vector store found"):
+        boats.client().chat.completions.create(**ASK)
+
+
+@pytest.mark.parametrize(("model", "status", "state"), [("wrong", 400, "22023"), ("strict", 404, "P0002")])
+def test_errors_have_their_sqlstate(boats: Gateway, model: str, status: int, state: str) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        boats.client().chat.completions.create(**{**ASK, "model": model})
+    assert caught.value.status_code == status
+    assert caught.value.code == state
+    assert f"(SQLSTATE {state})" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"messages": []},
+        {"messages": "boat"},
+        {"messages": ["boat"]},
+        {"messages": [{"role": "assistant", "content": "boat"}]},
+        {"messages": [{"role": "tool", "content": "x"}, {"role": "user", "content": "boat"}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        {"messages": [{"role": "user", "content": 1}]},
+        {"messages": [{"role": "user", "content": ""}]},
+        {**ASK, "n": 2},
+        {**ASK, "tools": [{"type": "function"}]},
+        {**ASK, "temperature": -1},
+        {**ASK, "max_tokens": "many"},
+    ],
+)
+def test_a_wrong_request_is_refused(boats: Gateway, body: dict[str, Any]) -> None:
+    answer = httpx.post(
+        f"{boats.url}/chat/completions",
+        json={"model": "one", **body},
+        headers={"authorization": "Bearer token of asker"},
+        timeout=60,
+    )
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_what_is_no_json_is_refused(boats: Gateway, content: bytes) -> None:
+    assert boats.post(content).status_code == 400
+
+
+def test_a_request_is_bounded(boats: Gateway) -> None:
+    def padded(size: int) -> bytes:
+        body = b'{"model": "one", "messages": [{"role": "user", "content": "boat"}]}'
+        return body + b" " * (size - len(body))
+
+    assert boats.post(padded(gateway.BODY)).status_code == 200
+    assert boats.post(padded(gateway.BODY + 1)).status_code == 413
+    # without a token not even the body is read
+    assert boats.post(padded(gateway.BODY + 1), "wrong").status_code == 401
+
+
+def test_a_client_that_goes_away_ends_the_statement(db: Database, boats: Gateway) -> None:
+    owner = db.connect()
+    running = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'ml-rag gateway' AND state = 'active'"
+    locking = db.connect()  # of its own: in a transaction pg_stat_activity stands still
+    locking.execute("BEGIN")
+    locking.execute("LOCK TABLE boats IN ACCESS EXCLUSIVE MODE")
+    stores = Config(boats.config.tokens, {"one": {"vector_store": ["public.boats"]}})
+    with served(boats.dsn, stores) as url:
+        for stream in (False, True):
+            headers = {"authorization": "Bearer token of asker"}
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(f"{url}/chat/completions", json={**ASK, "stream": stream}, headers=headers, timeout=1.5)
+            deadline = time.monotonic() + 20
+            while owner.execute(running).fetchone() != (0,):
+                assert time.monotonic() < deadline, "the statement still runs"
+                time.sleep(0.1)
+    locking.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("tokens", "cannot read"),
+        ("", "no tokens"),
+        ("[other]", "unknown keys"),
+        ('[tokens.a]\nsha256 = "x"\nrole = "a"', "64 hexadecimal digits"),
+        (f'[tokens.a]\nsha256 = "{"a" * 64}"\nrole = "none"', "name of a role"),
+        (f'[tokens.a]\nsha256 = "{"a" * 64}"', 'must have "sha256" and "role"'),
+        (f'[tokens.a]\nsha256 = "{"a" * 64}"\nrole = "a"\n[models]\nx = 1', "tables of options"),
+    ],
+)
+def test_a_wrong_file_says_so(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "gateway.toml").write_text(content)
+    with pytest.raises(MlRagError, match=message):
+        Config.read(tmp_path / "gateway.toml")
+
+
+def test_roles_are_tried_at_the_start(db: Database, gate: str) -> None:
+    owner = db.connect()
+    superuser = owner.info.user
+    for dsn, role in ((gate, "no_such_role"), (gate, superuser), (make_conninfo(db.dsn, dbname=db.name), superuser)):
+        application = gateway.app(dsn, Config({digest("x"): role}))
+
+        async def started(application: Any = application) -> None:
+            async with application.router.lifespan_context(application):
+                pass
+
+        with pytest.raises(Exception, match=r"role|superuser"):
+            asyncio.run(started())
+
+
+def test_the_command(db: Database, boats: Gateway, tmp_path: Path) -> None:
+    made = subprocess.run([*ML_RAG, "gateway", "--new-token"], capture_output=True, text=True, check=True, timeout=60)
+    token = made.stderr.strip()
+    assert digest(token) in made.stdout
+    assert token not in made.stdout
+    file = tmp_path / "gateway.toml"
+    file.write_text(made.stdout.replace("NAME", "a").replace("ROLE", db.role("asker")))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [*ML_RAG, "gateway", "--config", str(file), "--port", str(port)]
+    process = subprocess.Popen(command, env={**os.environ, "ML_RAG_DSN": boats.dsn}, stderr=subprocess.PIPE, text=True)
+    try:
+        client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=token, timeout=60)
+        for _ in range(200):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.1)
+        answer = client.chat.completions.create(model="ml_rag", messages=[{"role": "user", "content": "boat"}])
+        assert answer.choices[0].message.content
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(model="x", messages=[{"role": "user", "content": "boat"}])
+    finally:
+        process.terminate()
+        _, logged = process.communicate(timeout=30)
+    assert token not in logged
+    assert "made for a test" not in logged
