@@ -67,7 +67,7 @@ BEGIN
     -- ground/python
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_python_path _load_backend'),
     -- ground/models
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_model_server model_server'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_model_server model_server _too_small'),
     -- ground/parse
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_bad_option _distance_of_words _unknown_option parse_options _texts'),
     -- watch/track
@@ -159,7 +159,7 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _is_harmless _refusal _may_name _type_that_runs_code _parsed _statement_columns _statement_refusal _statement_types _fits'),
     -- nlsql/question
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_brief _check_examples _answer_by_sql'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_examples _answer_by_sql'),
     -- chat: policies leave each role its own conversations
     ('ml_rag_user', 'SELECT, DELETE, INSERT (conversation_id, role), UPDATE (changed_at)', 'TABLE', 'conversation'),
     ('ml_rag_user', 'SELECT, DELETE, INSERT', 'TABLE', 'message'),

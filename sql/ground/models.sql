@@ -56,3 +56,34 @@ $$the models of the model server
 task: embed, generate or rerank. dimensions: of the embedding. max_tokens: longest input (embed, rerank) or the
 context (generate). available: its files are there. is_default: used where no option names one.
 Errors: 08006 where the model server cannot be reached.$$;
+
+CREATE FUNCTION ml_rag._too_small(model_id text, purpose text) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the error, for ml_rag._raise, that a model is one of the smallest by its entry in the catalogue (brief), with a model
+-- that is not; null = it is none of them, or the catalogue cannot be read, which the next request says
+-- Calls: ml_rag._model_server, ml_rag._raise
+DECLARE
+  _outcome record;
+  _models jsonb;
+  _larger record;
+BEGIN
+  SELECT o.* INTO _outcome FROM ml_rag._model_server('/v1/models') AS o;
+  IF _outcome.error ->> 'sqlstate' ~ '^57' THEN
+    PERFORM ml_rag._raise(_outcome.error);
+  END IF;
+  _models := _outcome.reply -> 'data';
+  IF NOT coalesce(jsonb_path_exists(_models, '$[*] ? (@.id == $id && @.brief == true)', jsonb_build_object('id', model_id)), false) THEN
+    RETURN NULL;
+  END IF;
+  -- one that is there, else the one to pull that is large enough for every purpose
+  SELECT m.value ->> 'id' AS id, m.value ->> 'pull' AS pull INTO _larger
+  FROM jsonb_array_elements(_models) WITH ORDINALITY AS m (value, place)
+  WHERE m.value ->> 'task' = 'generate' AND m.value ->> 'engine' <> 'fake' AND m.value -> 'brief' = 'false'
+    AND (m.value -> 'available' = 'true' OR m.value ->> 'pull' IS NOT NULL)
+  ORDER BY m.value -> 'available' = 'true' DESC, m.value ->> 'id' = 'qwen2.5-7b-instruct' DESC, m.place LIMIT 1;
+  RETURN jsonb_build_object('sqlstate', '55000', 'message', format('model %s is too small to %s', model_id, purpose),
+    'hint', concat('Name a larger one in "model_id"', ', such as ' || _larger.id, ', after "' || _larger.pull || '"', '.'));
+END
+$$;

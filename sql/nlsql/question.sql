@@ -10,22 +10,6 @@ AS $$
 return backend.nl_sql(plpy, request)
 $$;
 
-CREATE FUNCTION ml_rag._is_brief(model_id text) RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether a model is one of the smallest, by its entry in the catalogue of the model server
--- Measured, the statements of such a model are hardly ever right, and some run all the same and return other rows.
--- Calls: ml_rag._model_server, ml_rag._raise
-DECLARE
-  _outcome record;
-BEGIN
-  SELECT o.* INTO _outcome FROM ml_rag._model_server('/v1/models') AS o;
-  PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
-  RETURN jsonb_path_exists(_outcome.reply, '$.data[*] ? (@.id == $id && @.brief == true)', jsonb_build_object('id', model_id));
-END
-$$;
-
 CREATE FUNCTION ml_rag._check_examples(examples jsonb) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -52,7 +36,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: question to statement and rows
 -- Calls: ml_rag._begin, ml_rag._stage, ml_rag._end, ml_rag.parse_options, ml_rag._check_examples, ml_rag._check_writable,
--- ml_rag._schema_metadata, ml_rag._is_brief, ml_rag._askable_tables, ml_rag._named_tables, ml_rag._answer_by_sql, ml_rag._get_setting, ml_rag._raise
+-- ml_rag._schema_metadata, ml_rag._too_small, ml_rag._askable_tables, ml_rag._named_tables, ml_rag._answer_by_sql, ml_rag._get_setting, ml_rag._raise
 DECLARE
   _call integer := ml_rag._begin('ml_nl_sql');
   _options jsonb;
@@ -72,10 +56,12 @@ BEGIN
   END IF;
   _shown := ml_rag._schema_metadata($1, _options);
   _model := coalesce(_options ->> 'model_id', ml_rag._get_setting('generate_model_id'));
-  IF ml_rag._is_brief(_model) THEN
+  -- measured, the statements of such a model are hardly ever right, and some run all the same and return other rows
+  _error := ml_rag._too_small(_model, 'write SQL');
+  IF _error IS NOT NULL THEN
     PERFORM ml_rag._end(_call);
     RETURN jsonb_build_object('tables', _shown.tables, 'schemas', _shown.schemas, 'model_id', _model, 'sql_query', NULL,
-      'is_sql_valid', false, 'reason', format('model %s is too small to write SQL: name a larger one in "model_id"', _model));
+      'is_sql_valid', false, 'reason', format('%s. %s', _error ->> 'message', _error ->> 'hint'));
   END IF;
   PERFORM ml_rag._stage(_call, 'generate', _model);
   SELECT o.answer, o.error INTO _answer, _error

@@ -117,7 +117,7 @@ AS $$
 -- purpose: the stage: a question and its history to what is searched with; options: parsed query_options, rag: those of ml_rag
 -- What fails is not lost: the search goes on with the question as it was asked, with a warning, unless fallback is false.
 -- Raised all the same are errors of the call (22023, a model that does not exist), and what ends the statement (57014 …).
--- Calls: ml_rag._asked_of_model, ml_rag._ask_model, ml_rag._get_setting, ml_rag._raise, ml_rag._history_text,
+-- Calls: ml_rag._asked_of_model, ml_rag._too_small, ml_rag._ask_model, ml_rag._get_setting, ml_rag._raise, ml_rag._history_text,
 -- ml_rag._documents_named_in, ml_rag._filter_keys, ml_rag._checked_filters
 DECLARE
   _asked jsonb := ml_rag._asked_of_model(options);
@@ -125,6 +125,7 @@ DECLARE
     ml_rag._get_setting('generate_model_id'));
   _keys jsonb;
   _answer record;
+  _error jsonb;
 BEGIN
   IF options ? 'filters' THEN
     _keys := ml_rag._filter_keys(stores, options -> 'filters');
@@ -136,21 +137,27 @@ BEGIN
     END IF;
   END IF;
   IF _asked <> '{}' THEN
-    SELECT a.rewritten, a.error INTO _answer
-    FROM ml_rag._ask_model(jsonb_build_object('question', question, 'model_id', _model_id, 'asked', _asked,
-      'history', coalesce(options -> 'history', '[]'), 'history_tokens', options -> 'history_tokens',
-      'filter_keys', _keys, 'today', current_date)) AS a;
-    IF _answer.error IS NULL THEN
+    -- measured, what such a model writes is of no use, and takes it a minute
+    _error := ml_rag._too_small(_model_id, 'rewrite questions');
+    IF _error IS NULL THEN
+      SELECT a.rewritten, a.error INTO _answer
+      FROM ml_rag._ask_model(jsonb_build_object('question', question, 'model_id', _model_id, 'asked', _asked,
+        'history', coalesce(options -> 'history', '[]'), 'history_tokens', options -> 'history_tokens',
+        'filter_keys', _keys, 'today', current_date)) AS a;
+      _error := _answer.error;
+    END IF;
+    IF _error IS NULL THEN
       rewritten := _answer.rewritten;
       rewritten.filters := CASE WHEN rewritten.filters IS NOT NULL
         THEN ml_rag._checked_filters(stores, _keys, rewritten.filters, rag -> 'filters') END;
-    ELSIF NOT (options -> 'fallback')::boolean OR _answer.error ->> 'sqlstate' ~ '^(22023|57...)$' THEN
-      PERFORM ml_rag._raise(_answer.error);
+    ELSIF NOT (options -> 'fallback')::boolean OR _error ->> 'sqlstate' ~ '^(22023|57...)$' THEN
+      PERFORM ml_rag._raise(_error);
     ELSE
       RAISE WARNING USING ERRCODE = '01000', MESSAGE = 'the question is searched with as it was asked',
-        DETAIL = format('Model %s: %s%s', _model_id, _answer.error ->> 'message',
-          coalesce(format(' (%s)', rtrim(_answer.error ->> 'detail', '.')), '') || '.'),
-        HINT = coalesce(_answer.error ->> 'hint', 'With "fallback": false in query_options this is an error.');
+        DETAIL = format('%s%s.', CASE WHEN starts_with(_error ->> 'message', format('model %s ', _model_id))
+            THEN overlay(_error ->> 'message' PLACING 'M' FROM 1 FOR 1) ELSE format('Model %s: %s', _model_id, _error ->> 'message') END,
+          coalesce(' (' || rtrim(nullif(_error ->> 'detail', ''), '.') || ')', '')),
+        HINT = coalesce(_error ->> 'hint', 'With "fallback": false in query_options this is an error.');
     END IF;
   END IF;
   IF rewritten.question IS NULL AND options ? 'history' THEN

@@ -51,6 +51,19 @@ def connection(cluster: Cluster, reachable_dir: Path) -> Iterator[Connection]:
         yield connection
 
 
+@pytest.fixture(scope="module")
+def undaunted(cluster: Cluster, reachable_dir: Path, connection: Connection) -> Iterator[Connection]:
+    """The same where the catalogue says that the small model is large enough for anything."""
+    socket = reachable_dir / "undaunted.sock"
+    config = '[server]\nsocket_mode = "0666"\n[models."smollm2-135m-instruct"]\nbrief = false\n'
+    folder = models_dir(load_catalogue())
+    with running_server(fake_models=False, models_dir=folder, socket=socket, config=config), cluster.database() as db:
+        other = db.connect()
+        for setting, value in {"model_server": f"unix:{socket}", "embed_model_id": None, "generate_model_id": None}.items():
+            other.execute("SELECT ml_rag.configure(%s, %s)", (setting, value))
+        yield other
+
+
 def load(connection: Connection, reachable_dir: Path, folder: Path, table: str) -> dict[str, Any]:
     # copied to where PostgreSQL's user can read
     copy = reachable_dir / table
@@ -160,8 +173,10 @@ def test_the_same_question_has_the_same_answer(connection: Connection) -> None:
     ids=lambda query: "+".join(query),
 )
 def test_whatever_the_small_model_makes_of_a_question_nothing_breaks(
-    connection: Connection, query: dict[str, Any]
+    undaunted: Connection, query: dict[str, Any]
 ) -> None:
+    connection = undaunted
+    connection.execute("DROP TABLE IF EXISTS public.little")
     connection.execute("SELECT ml_rag.create_store('public.little')")
     connection.execute(
         "SELECT ml_rag.load_documents('public.little', ARRAY['a.txt'], ARRAY['Ada leads the team.'::bytea])"
@@ -176,6 +191,24 @@ def test_whatever_the_small_model_makes_of_a_question_nothing_breaks(
     else:
         assert row is not None
         assert row[0]["retrieval_info"]["query"]["question"].strip()
+
+
+def test_the_small_model_is_not_asked_to_rewrite(connection: Connection) -> None:
+    connection.execute("SELECT ml_rag.create_store('public.small')")
+    connection.execute(
+        "SELECT ml_rag.load_documents('public.small', ARRAY['a.txt'], ARRAY['Ada leads the team.'::bytea])"
+    )
+    told: list[str] = []
+    connection.add_notice_handler(lambda d: told.append(f"{d.message_detail} {d.message_hint}"))
+    query = {"synonyms": True, "hypothetical_document": True, "sub_questions": 3}
+    options = {"vector_store": ["public.small"], "query_options": query, "explain": True, "skip_generate": True}
+    row = connection.execute("SELECT ml_rag_answer('who leads?', %s)", (json.dumps(options),)).fetchone()
+    assert row is not None
+    assert row[0]["retrieval_info"]["query"] == {"question": "who leads?"}
+    # it took the model half a minute and more
+    assert row[0]["explain"]["milliseconds"]["rewrite"] < 2000
+    assert len(told) == 1
+    assert "ml-rag models pull qwen2.5-7b-instruct" in told[0]
 
 
 def test_a_conversation_with_the_small_model(connection: Connection) -> None:

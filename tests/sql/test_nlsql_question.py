@@ -131,7 +131,9 @@ def test_the_fake_model_refuses(shop: Connection, asker: Connection) -> None:
 def test_the_smallest_models_are_not_asked(model: SqlModel, shop: Connection, asker: Connection) -> None:
     found = ask(asker, model_id="tiny")
     assert (found["sql_query"], found["is_sql_valid"], found["model_id"]) == (None, False, "tiny")
-    assert "too small" in found["reason"]
+    assert found["reason"] == (
+        'model tiny is too small to write SQL. Name a larger one in "model_id", such as large, after "get large".'
+    )
     assert model.asked == []
 
 

@@ -16,6 +16,8 @@ from support.cluster import Connection, Database
 from support.scripted import MODEL, Script, scripted_model
 from support.stores import Row, answer, create_store, error, fake_embedding, search, warnings_of
 
+#: brief in the catalogue
+SMALLEST = "smollm2-135m-instruct"
 BIRDS = ["heron", "grebe", "loon", "tern", "gull", "swan", "duck", "coot"]
 HISTORY = [{"role": "user", "content": "Who knows the heron?"}, {"role": "assistant", "content": "The grebe does."}]
 IN_CONTEXT = "Who knows the heron?\nThe grebe does.\nand the tern?"
@@ -306,6 +308,34 @@ def test_a_model_that_fails_is_a_warning_or_the_error(birds: Connection, script:
     assert [message for *_, message in told] == ["the question is searched with as it was asked"]
     with error("38000", "the fake model failed"):
         answer(birds, "heron", {"query_options": {**query, "fallback": False}})
+
+
+@pytest.mark.parametrize("asked", [{"rewrite": True}, {"synonyms": 3}, {"filters": ["document_name"]}])
+def test_the_smallest_models_are_not_asked(birds: Connection, script: Script, asked: dict[str, Any]) -> None:
+    """The warning names a model that is there."""
+    before, told = len(script.requests), []
+    birds.add_notice_handler(lambda d: told.append((d.message_primary, d.message_detail, d.message_hint)))
+    query = {**asked, "model_id": SMALLEST}
+    assert query_of(birds, "and the tern?", query) == {"question": "and the tern?"}
+    assert told == [
+        (
+            "the question is searched with as it was asked",
+            f"Model {SMALLEST} is too small to rewrite questions.",
+            f'Name a larger one in "model_id", such as {MODEL}.',
+        )
+    ]
+    with error("55000", f"model {SMALLEST} is too small", f"such as {MODEL}."):
+        answer(birds, "and the tern?", {"query_options": {**query, "fallback": False}})
+    assert len(script.requests) == before
+
+
+def test_a_larger_model_is_named_with_the_command_that_gets_it(owner: Connection, asker: Connection) -> None:
+    create_store(owner, "docs", [("a", 1, 1, "heron", fake_embedding("heron"))], type="vector(16)")
+    with error("55000") as caught:
+        answer(asker, "heron", {"query_options": {"rewrite": True, "model_id": SMALLEST, "fallback": False}})
+    assert caught.hint == (
+        'Name a larger one in "model_id", such as qwen2.5-7b-instruct, after "ml-rag models pull qwen2.5-7b-instruct".'
+    )
 
 
 @pytest.mark.parametrize("model", ["no-such-model", "fake-embed"])

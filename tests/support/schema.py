@@ -45,6 +45,10 @@ def statement(sql: str) -> dict[str, Any]:
     return {"answerable": True, "sql": sql}
 
 
+#: a model of the catalogue that is not there yet
+LARGE = {"id": "large", "task": "generate", "engine": "llama-cpp", "brief": False, "available": False, "pull": "get large"}
+
+
 class SqlModel:
     """A model server: embeds as ``fake-embed`` does, answers by ``answers``: objects as JSON, texts as they are.
 
@@ -58,7 +62,7 @@ class SqlModel:
 
     def __call__(self, client: socket.socket, request: bytes) -> None:
         if request.startswith(b"GET /v1/models "):
-            reply({"object": "list", "data": [{"id": "tiny", "brief": True}]})(client, request)
+            reply({"object": "list", "data": [{"id": "tiny", "brief": True}, LARGE]})(client, request)
             return
         body = json.loads(request.partition(b"\r\n\r\n")[2])
         if "/v1/embeddings" in request.split(b"\r\n")[0].decode():
