@@ -93,7 +93,7 @@ BEGIN
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_store_key _lock_store _hold_store'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_hold_embedding _lock_table'),
     -- batch/job
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_column_reference _begin_table _watch_table _tell_table'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_column_reference _column_type _begin_table _watch_table _tell_table'),
     -- batch/tables
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _commit _write_result _write_error _run_row _run_batch _end_table _run_table'),
@@ -103,7 +103,8 @@ BEGIN
       _insert_segments index_store create_store documents_below remove_documents'),
     -- store/load
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
-      _check_file_privilege _find_files _load_files _load_contents _parse_file_dates _parse_load_options _load_job _begin_load
+      _check_file_privilege _find_files _uris _into_same_store _add_loads _load_files _load_contents _parse_file_dates
+      _parse_load_options _load_job _begin_load
       _end_load load_documents load_document unchanged_documents'),
     -- store/follow
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_empty_embedding _embedding_trigger _later_trigger _follow_texts'),

@@ -22,24 +22,58 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._column_type(relation regclass, name text, told text) RETURNS oid
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the type of a column; told: what the relation is called in the error where there is none
+-- Calls: ml_rag._distance_of_words  Reads: the catalog
+DECLARE
+  _type oid := (SELECT a.atttypid FROM pg_attribute AS a
+                WHERE a.attrelid = relation AND a.attname = name AND a.attnum > 0 AND NOT a.attisdropped);
+  _names text[];
+BEGIN
+  IF _type IS NULL THEN
+    SELECT array_agg(a.attname::text ORDER BY a.attnum) INTO _names FROM pg_attribute AS a
+    WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped;
+    RAISE EXCEPTION USING ERRCODE = '42703',
+      MESSAGE = format('column "%s" of relation "%s" does not exist', name, told),
+      DETAIL = format('Its columns: %s.', array_to_string(_names, ', ')),
+      HINT = coalesce((
+        SELECT format('Did you mean "%s"?', n) FROM unnest(_names) AS n,
+          ml_rag._distance_of_words(lower(name), lower(n)) AS d
+        WHERE d <= greatest(2, length(n) / 3) ORDER BY d, n LIMIT 1),
+        'Name the column of the texts: ''schema.table.column''.');
+  END IF;
+  RETURN _type;
+END
+$$;
+
 CREATE FUNCTION ml_rag._begin_table(routine text, input text, output text, options jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: check everything before the first row, make the output column, and return the job ml_rag._run_batch works on
--- Calls: ml_rag.parse_options, ml_rag._parse_rag_options, ml_rag._column_reference, ml_rag._check_writable,
--- ml_rag.embed, ml_rag._marked_model, ml_rag._distance_of_words
+-- Calls: ml_rag.parse_options, ml_rag._parse_rag_options, ml_rag._column_reference, ml_rag._column_type,
+-- ml_rag._check_writable, ml_rag._bad_option, ml_rag.embed, ml_rag._marked_model, ml_rag._discover
 -- Writes: the output table, as the caller
 DECLARE
   _options jsonb;
-  _batch jsonb := ml_rag.parse_options(routine, CASE WHEN jsonb_typeof(options) = 'object' AND options ? 'batch_size'
-    THEN jsonb_build_object('batch_size', options -> 'batch_size') END);
+  -- options of a column, that those of a row do not have
+  _own CONSTANT text[] := CASE routine WHEN 'ml_rag_table' THEN '{batch_size,embed_column,fail_on_embedding_error}'
+    WHEN 'ml_generate_table' THEN '{batch_size,context_column}' ELSE '{batch_size,details_column}' END;
+  _batch jsonb := ml_rag.parse_options(routine, CASE WHEN jsonb_typeof(options) = 'object' THEN
+    (SELECT jsonb_object_agg(o.key, o.value) FROM jsonb_each(options) AS o WHERE o.key = ANY (_own)) END);
+  _extra text;
+  _extra_type oid;
+  _details text;
   _model text;
   _in record;
   _out record;
   _input regclass;
   _output regclass;
-  _input_type oid;
+  _parsed jsonb;
+  _job jsonb := '{}';
   _type text := 'jsonb';
   _existing text;
   _comment text;
@@ -50,13 +84,19 @@ DECLARE
 BEGIN
   _options := options;
   IF jsonb_typeof(_options) = 'object' THEN
-    _options := _options - 'batch_size';
+    _options := _options - _own;
   END IF;
   CASE routine
   WHEN 'ml_rag_table' THEN
-    PERFORM ml_rag._parse_rag_options(_options);
+    _parsed := ml_rag._parse_rag_options(_options);
+    IF _batch ? 'embed_column' AND _parsed ? 'query_embedding' THEN
+      PERFORM ml_rag._bad_option('query_embedding', _parsed -> 'query_embedding', 'nothing together with "embed_column"');
+    END IF;
   WHEN 'ml_generate_table' THEN
     _options := ml_rag.parse_options('ml_generate', _options);
+    IF _batch ? 'context_column' AND _options ? 'context' THEN
+      PERFORM ml_rag._bad_option('context', _options -> 'context', 'nothing together with "context_column"');
+    END IF;
   ELSE
     _options := ml_rag.parse_options('ml_embed_row', _options);
     _model := coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'));
@@ -69,19 +109,14 @@ BEGIN
   -- not the regclass, which prints as a number once it is dropped.
   EXECUTE format('SELECT FROM %s LIMIT 0', _in.relation);
   _input := _in.relation::regclass;
-  SELECT a.atttypid INTO _input_type FROM pg_attribute AS a
-  WHERE a.attrelid = _input AND a.attname = _in.column_name AND a.attnum > 0 AND NOT a.attisdropped;
-  IF _input_type IS NULL THEN
-    SELECT array_agg(a.attname::text ORDER BY a.attnum) INTO _names FROM pg_attribute AS a
-    WHERE a.attrelid = _input AND a.attnum > 0 AND NOT a.attisdropped;
-    RAISE EXCEPTION USING ERRCODE = '42703',
-      MESSAGE = format('column "%s" of relation "%s" does not exist', _in.column_name, _in.relation),
-      DETAIL = format('Its columns: %s.', array_to_string(_names, ', ')),
-      HINT = coalesce((
-        SELECT format('Did you mean "%s"?', n) FROM unnest(_names) AS n,
-          ml_rag._distance_of_words(lower(_in.column_name), lower(n)) AS d
-        WHERE d <= greatest(2, length(n) / 3) ORDER BY d, n LIMIT 1),
-        'Name the column of the texts: ''schema.table.column''.');
+  PERFORM ml_rag._column_type(_input, _in.column_name, _in.relation);
+  _extra := coalesce(_batch ->> 'embed_column', _batch ->> 'context_column');
+  IF _extra IS NOT NULL THEN
+    _extra_type := ml_rag._column_type(_input, _extra, _in.relation);
+    IF _batch ? 'embed_column' AND _extra_type NOT IN ('vector'::regtype, 'halfvec'::regtype) THEN
+      PERFORM ml_rag._bad_option('embed_column', to_jsonb(_extra), 'a column of type vector or halfvec',
+        format('It is %s. ml_embed_table makes such a column.', format_type(_extra_type, NULL)));
+    END IF;
   END IF;
   SELECT array_agg(a.attname ORDER BY k.place), array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY k.place)
   INTO _key, _key_types
@@ -126,6 +161,35 @@ BEGIN
     END IF;
     _type := coalesce(_existing, _type);
   END IF;
+  _details := _batch ->> 'details_column';
+  IF _details IS NOT NULL THEN
+    IF _details = ANY (_key || _out.column_name::name || CASE WHEN _input = _output THEN _in.column_name::name END) THEN
+      PERFORM ml_rag._bad_option('details_column', to_jsonb(_details), 'a column of its own');
+    END IF;
+    SELECT format_type(a.atttypid, NULL) INTO _existing FROM pg_attribute AS a
+    WHERE a.attrelid = _output AND a.attname = _details AND a.attnum > 0 AND NOT a.attisdropped;
+    IF NOT FOUND THEN
+      EXECUTE format('ALTER TABLE %s ADD COLUMN %I text', _out.relation, _details);
+    ELSIF _existing NOT IN ('text', 'character varying') THEN
+      PERFORM ml_rag._bad_option('details_column', to_jsonb(_details), format('a column of type text; it is %s', _existing));
+    END IF;
+  END IF;
+  IF routine = 'ml_rag_table' THEN
+    -- the model of the questions: that of their embeddings, where their column says so
+    _existing := (SELECT ml_rag._marked_model(col_description(_input, a.attnum)) FROM pg_attribute AS a
+                  WHERE a.attrelid = _input AND a.attname = _extra);
+    IF _existing IS NOT NULL AND NOT _parsed ? 'embed_model_id' THEN
+      _options := coalesce(nullif(_options, 'null'), '{}') || jsonb_build_object('embed_model_id', _existing);
+      _parsed := _parsed || jsonb_build_object('embed_model_id', _existing);
+    END IF;
+    IF (_batch -> 'fail_on_embedding_error')::boolean THEN
+      _existing := coalesce(_parsed ->> 'embed_model_id', (ml_rag._discover(_parsed))[1].embed_model_id,
+        ml_rag._get_setting('embed_model_id'));
+    ELSE
+      _existing := NULL;
+    END IF;
+    _job := jsonb_build_object('must_embed', _existing);
+  END IF;
 
   IF _model IS NOT NULL THEN
     _comment := (SELECT col_description(_output, a.attnum) FROM pg_attribute AS a
@@ -153,7 +217,7 @@ BEGIN
     format(CASE WHEN _model IS NULL THEN '(%1$s.%2$I IS NULL OR %1$s.%2$I ->> ''error'' IS NOT NULL)'
                 ELSE '%1$s.%2$I IS NULL' END,
       CASE WHEN _input <> _output THEN 'o' ELSE 't' END, _out.column_name));
-  RETURN jsonb_build_object(
+  RETURN _job || jsonb_build_object(
     'routine', routine, 'options', _options, 'model', _model, 'batch_size', _batch -> 'batch_size',
     'relation', (SELECT format('%s.%s', n.nspname, c.relname) FROM pg_class AS c
                  JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _output),
@@ -162,18 +226,30 @@ BEGIN
     'last', NULL, 'done', false, 'rows', 0, 'succeeded', 0, 'failed', 0, 'first_error', NULL,
     -- one batch of them, after the key $1
     'read', format(
-      'SELECT ARRAY[%s]::text[] AS key, t.%I::text AS input %s '
+      'SELECT ARRAY[%s]::text[] AS key, t.%I::text AS input, %s AS extra %s '
       'AND ($1 IS NULL OR (%s) > (%s)) ORDER BY %s LIMIT $2',
-      (SELECT string_agg(format('t.%I::text', k), ', ') FROM unnest(_key) AS k), _in.column_name, _missing,
+      (SELECT string_agg(format('t.%I::text', k), ', ') FROM unnest(_key) AS k), _in.column_name,
+      CASE WHEN _extra IS NULL THEN 'NULL::text' ELSE format('t.%I::text', _extra) END, _missing,
       (SELECT string_agg(format('t.%I', k), ', ') FROM unnest(_key) AS k),
       (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i)),
       (SELECT string_agg(format('t.%I', k), ', ') FROM unnest(_key) AS k)),
-    'update', format('UPDATE %s SET %I = $2::%s WHERE (%s) = (%s)', _out.relation, _out.column_name, _type,
+    'update', format('UPDATE %s SET %I = $2::%s%s WHERE (%s) = (%s)', _out.relation, _out.column_name, _type,
+      ', ' || quote_ident(_details) || ' = NULL',
       (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k),
       (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i))),
-    -- what 'update' is narrowed by, so that an error takes no result's place; and whether a row has a result
-    'lacking', CASE WHEN _model IS NULL THEN format(' AND (%1$I IS NULL OR %1$I ->> ''error'' IS NOT NULL)',
-      _out.column_name) END,
+    -- an error takes no result's place
+    'note', CASE WHEN _model IS NULL OR _details IS NOT NULL THEN
+      format('UPDATE %s SET %I = $2::%s WHERE %s AND (%s) = (%s)', _out.relation, coalesce(_details, _out.column_name),
+        CASE WHEN _details IS NULL THEN _type ELSE 'text' END,
+        format(CASE WHEN _model IS NULL THEN '(%1$I IS NULL OR %1$I ->> ''error'' IS NOT NULL)' ELSE '%1$I IS NULL' END, _out.column_name),
+        (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k),
+        (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i))) END,
+    'note_insert', CASE WHEN _input <> _output AND (_model IS NULL OR _details IS NOT NULL) THEN format(
+      'INSERT INTO %s (%s, %I) VALUES (%s, $2::%s) ON CONFLICT DO NOTHING', _out.relation,
+      (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k), coalesce(_details, _out.column_name),
+      (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i)),
+      CASE WHEN _details IS NULL THEN _type ELSE 'text' END) END,
+    -- whether a row has a result
     'result', format('SELECT FROM %s WHERE %I IS NOT NULL %s AND (%s) = (%s)', _out.relation, _out.column_name,
       CASE WHEN _model IS NULL THEN format('AND %I ->> ''error'' IS NULL', _out.column_name) END,
       (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k),

@@ -41,16 +41,15 @@ CREATE FUNCTION ml_rag._write_error(job jsonb, key text[], value text) RETURNS b
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: one row's error into the output table (null: nowhere); false where the row has a result of another call
+-- purpose: one row's error into the output table, where it has a place; false where the row has a result of another call
 -- A row that takes no error, as one that was deleted meanwhile, is in the counts all the same.
 -- Writes: the output table, as the caller
 DECLARE
   _statement text;
   _n bigint := 0;
 BEGIN
-  IF value IS NOT NULL THEN
-    FOREACH _statement IN ARRAY ARRAY[concat(job ->> 'update', job ->> 'lacking'), job ->> 'insert',
-                                      concat(job ->> 'update', job ->> 'lacking')] LOOP
+  IF job ->> 'note' IS NOT NULL THEN
+    FOREACH _statement IN ARRAY ARRAY[job ->> 'note', job ->> 'note_insert', job ->> 'note'] LOOP
       CONTINUE WHEN _statement IS NULL;
       EXECUTE _statement USING key, value;
       GET DIAGNOSTICS _n = ROW_COUNT;
@@ -65,11 +64,12 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._run_row(job jsonb, key text[], input text, vector vector, OUT error text)
+CREATE FUNCTION ml_rag._run_row(job jsonb, key text[], input text, extra text, vector vector, OUT error text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: one row: compute, write; what fails becomes the row's error and does not stop the batch
+-- extra: of embed_column, the embedding of the question; of context_column, the context
 -- Calls: the routine of the job, ml_rag._write_result, ml_rag._write_error
 -- A cancelled statement, a lost model server and a full disk do end the call: the rows left over would all fail the same
 -- way, each at the price of a model's answer.
@@ -78,12 +78,17 @@ DECLARE
   _state text;
   _message text;
   _detail text;
+  _options jsonb := CASE WHEN extra IS NULL THEN job -> 'options' ELSE coalesce(nullif(job -> 'options', 'null'), '{}')
+    || jsonb_build_object(CASE _routine WHEN 'ml_rag_table' THEN 'query_embedding' ELSE 'context' END, extra) END;
 BEGIN
+  IF job ->> 'must_embed' IS NOT NULL AND extra IS NULL THEN
+    PERFORM ml_rag.embed(input, job ->> 'must_embed');
+  END IF;
   BEGIN
     PERFORM ml_rag._write_result(job, key, CASE _routine
-      WHEN 'ml_rag_table' THEN @extschema@.ml_rag_answer(input, job -> 'options')::text
-      WHEN 'ml_generate_table' THEN @extschema@.ml_generate(input, job -> 'options')::text
-      ELSE coalesce(vector, ml_rag.embed(input, job ->> 'model', 'document'))::text END);
+      WHEN 'ml_rag_table' THEN @extschema@.ml_rag_answer(input, _options)::text
+      WHEN 'ml_generate_table' THEN @extschema@.ml_generate(input, _options)::text
+      ELSE coalesce(vector, ml_rag.embed(input, job ->> 'model', 'document', (_options -> 'truncate')::boolean))::text END);
   EXCEPTION
     WHEN connection_failure OR disk_full OR read_only_sql_transaction THEN
       RAISE;
@@ -92,8 +97,8 @@ BEGIN
       error := concat(_message, ' (', _state, ')', ': ' || nullif(_detail, ''));
   END;
   IF error IS NOT NULL AND NOT ml_rag._write_error(job, key, (CASE _routine
-      WHEN 'ml_generate_table' THEN jsonb_build_object('text', NULL, 'error', error)
-      WHEN 'ml_rag_table' THEN jsonb_build_object('error', error) END)::text) THEN
+      WHEN 'ml_generate_table' THEN jsonb_build_object('text', NULL, 'error', error)::text
+      WHEN 'ml_rag_table' THEN jsonb_build_object('error', error)::text ELSE error END)) THEN
     error := NULL;
   END IF;
 END
@@ -114,6 +119,7 @@ DECLARE
   _row record;
   _keys text[] := '{}';   -- of each row, as one element: its key in array text form
   _inputs text[] := '{}';
+  _extras text[] := '{}';
   _vectors vector[];
   _failure jsonb;
   _failed integer := 0;
@@ -125,6 +131,7 @@ BEGIN
   FOR _row IN EXECUTE job ->> 'read' USING (job ->> 'last')::text[], _size LOOP
     _keys := _keys || _row.key::text;
     _inputs := _inputs || _row.input;
+    _extras := array_append(_extras, _row.extra);
   END LOOP;
   IF _is_watched THEN
     PERFORM ml_rag._tell_table(job, 0, 0);
@@ -134,14 +141,14 @@ BEGIN
     -- (a blank text is an error of its row, not of the batch, so it travels as something else)
     SELECT o.vectors, o.error INTO _vectors, _failure FROM ml_rag._embed(
       ARRAY(SELECT CASE WHEN i ~ '\S' THEN i ELSE 'blank' END FROM unnest(_inputs) WITH ORDINALITY AS u (i, place)
-            ORDER BY place), job ->> 'model', 'document') AS o;
+            ORDER BY place), job ->> 'model', 'document', (job #> '{options,truncate}')::boolean) AS o;
     IF _failure ->> 'sqlstate' IN ('57014', '08006') THEN
       -- a statement is cancelled once: tried row by row it would go on, and wait for ever where the server hangs
       PERFORM ml_rag._raise(_failure);
     END IF;
   END IF;
   FOR i IN 1..cardinality(_inputs) LOOP
-    _error := ml_rag._run_row(job, _keys[i]::text[], _inputs[i],
+    _error := ml_rag._run_row(job, _keys[i]::text[], _inputs[i], _extras[i],
       CASE WHEN _inputs[i] ~ '\S' THEN _vectors[i] END);
     IF _error IS NOT NULL THEN
       _failed := _failed + 1;
@@ -227,7 +234,8 @@ $$ml_rag for every row: CALL ml_rag_table('public.questions.question', 'public.q
 The input table needs a primary key. The output column (jsonb) is created where it does not exist, the output table too,
 with the same key. Rows that have a result, and null inputs, are skipped; rows without a result or with an error are
 computed, so that each call tries failed rows again. Commits after each batch ("batch_size" rows, default 100) outside a
-transaction block. options: those of ml_rag.
+transaction block. options: those of ml_rag, embed_column (column of the input table that has the embeddings of the questions),
+fail_on_embedding_error (default false).
 result: {"rows", "succeeded", "failed", "first_error"}; a row that failed holds {"error": …}.
 Errors: 22023, 42P01, 3F000 no such schema, 42703, 42501; 25006 read-only; 08006 model server lost, 53100 disk full: results are kept,
 and the next call continues.$$;
@@ -243,7 +251,8 @@ END
 $$;
 COMMENT ON PROCEDURE @extschema@.ml_generate_table(text, text, jsonb, jsonb) IS
 $$ml_generate for every row: CALL ml_generate_table('public.texts.prompt', 'public.texts.answer')
-Tables, batches, result and errors: as ml_rag_table. options: those of ml_generate.$$;
+Tables, batches, result and errors: as ml_rag_table. options: those of ml_generate, and
+context_column: column of the input table that has the context of each row.$$;
 
 CREATE PROCEDURE @extschema@.ml_embed_table(
   input_table_column text, output_table_column text, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
@@ -257,4 +266,5 @@ $$;
 COMMENT ON PROCEDURE @extschema@.ml_embed_table(text, text, jsonb, jsonb) IS
 $$embeds a column: CALL ml_embed_table('public.texts.segment', 'public.texts.segment_embedding')
 The output column is created as vector(n) of the model's dimensions, and its comment makes the table a vector store. Tables, result and errors: as ml_rag_table; a row that failed stays null. options: embed_model_id,
-batch_size (rows of one call to the model and between two commits, default 1000).$$;
+batch_size (rows of one call to the model and between two commits, default 1000), truncate (true: texts beyond the model's limit
+are cut), details_column (text column for the error of each row that failed, null for the others).$$;

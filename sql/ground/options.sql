@@ -329,14 +329,28 @@ SELECT ml_rag._add_option('nl_sql_example', 'sql', 'text', default_rule => 'must
 SELECT ml_rag._add_option('ml_rag_table', 'batch_size', 'integer', minimum => 1, maximum => 10000,
   default_value => '100',
   description => 'rows between two commits');
+SELECT ml_rag._add_option('ml_rag_table', 'embed_column', 'text', default_rule => 'none: questions are embedded',
+  description => 'column of the input table that has the embeddings of the questions (vector or halfvec); a question'
+    ' whose embedding is null is embedded');
+SELECT ml_rag._add_option('ml_rag_table', 'fail_on_embedding_error', 'boolean', default_value => 'false',
+  description => 'end the call where a question cannot be embedded; false = that is the error of its row');
 SELECT ml_rag._add_option('ml_generate_table', 'batch_size', 'integer', minimum => 1, maximum => 10000,
   default_value => '100', description => 'rows between two commits');
+SELECT ml_rag._add_option('ml_generate_table', 'context_column', 'text', default_rule => 'none',
+  description => 'column of the input table whose text each answer is drawn from; in place of context');
 SELECT ml_rag._add_option('ml_embed_table', 'batch_size', 'integer', minimum => 1, maximum => 10000,
   default_value => '1000', description => 'rows of one call to the model and between two commits');
 SELECT ml_rag._add_option('ml_embed_table', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
   description => 'embedding model');
+SELECT ml_rag._add_option('ml_embed_table', 'truncate', 'boolean', default_value => 'true',
+  description => 'cut texts that are longer than the model takes in; false = that is the error of the row');
+SELECT ml_rag._add_option('ml_embed_table', 'details_column', 'text', default_rule => 'none',
+  description => 'column of the output table for the error of each row that fails; it is created where it does not'
+    ' exist');
 SELECT ml_rag._add_option('ml_embed_row', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
   description => 'embedding model');
+SELECT ml_rag._add_option('ml_embed_row', 'truncate', 'boolean', default_value => 'true',
+  description => 'cut a text that is longer than the model takes in; false = that is an error');
 
 
 -- vector_store_load
@@ -482,7 +496,8 @@ SELECT ml_rag._add_option('index', 'quantization', 'choice', choices => '{none,h
 -- ml_rag.create_vectorizer, ml_rag.run_vectorizer, ml_rag.drop_vectorizer
 
 SELECT ml_rag._add_option('create_vectorizer', 'columns', 'any', default_rule => 'none, it must be given',
-  description => 'what is embedded and searched of a row: a column, an array of columns, or a template of them, such as'
+  description => 'what is embedded and searched of a row: a column, an array of columns (each on a line of its own), or a'
+    ' template of them, such as'
     ' "Name: {name} Description: {description}"');
 SELECT ml_rag._add_option('create_vectorizer', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
   description => 'embeds the texts');

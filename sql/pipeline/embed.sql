@@ -1,11 +1,12 @@
 -- embed: texts to vectors.
 
-CREATE FUNCTION ml_rag._embed(texts text[], model_id text, input_type text, OUT vectors vector[], OUT error jsonb)
+CREATE FUNCTION ml_rag._embed(texts text[], model_id text, input_type text, truncate boolean DEFAULT true,
+  OUT vectors vector[], OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 @BACKEND@
-return backend.embed(plpy, texts, model_id, input_type)
+return backend.embed(plpy, texts, model_id, input_type, truncate)
 $$;
 
 CREATE FUNCTION ml_rag._embed_queries(texts text[], model_id text) RETURNS vector[]
@@ -33,7 +34,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag.embed(query text, model_id text DEFAULT NULL, input_type text DEFAULT 'query') RETURNS vector
+CREATE FUNCTION ml_rag.embed(query text, model_id text DEFAULT NULL, input_type text DEFAULT 'query',
+  truncate boolean DEFAULT true) RETURNS vector
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -47,7 +49,7 @@ BEGIN
   END IF;
   BEGIN
     _embedded := ml_rag._embed(ARRAY[query], coalesce(embed.model_id, ml_rag._get_setting('embed_model_id')),
-      embed.input_type);
+      embed.input_type, embed.truncate);
   EXCEPTION WHEN data_exception THEN
     -- numbers that are none: the backend hands them on as text, and pgvector is the first to read them
     RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'unexpected reply from the model server',
@@ -59,10 +61,11 @@ BEGIN
   RETURN _embedded.vectors[1];
 END
 $$;
-COMMENT ON FUNCTION ml_rag.embed(text, text, text) IS
+COMMENT ON FUNCTION ml_rag.embed(text, text, text, boolean) IS
 $$embeds one text; the dimensions are those of the model
-input_type: query, document or null; some models put a prefix before one of them. A text beyond the model's limit is cut.
-Errors: 22023 empty text, unknown model or model of another task; 55000; 08006; 53300; 38000.$$;
+input_type: query, document or null; some models put a prefix before one of them. A text beyond the model's limit is cut;
+truncate false: it is an error.
+Errors: 22023 empty text, text too long, unknown model or model of another task; 55000; 08006; 53300; 38000.$$;
 
 CREATE FUNCTION ml_rag._vector(value jsonb) RETURNS vector
 LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -87,6 +90,7 @@ AS $$
 -- Calls: ml_rag._begin, ml_rag._end, ml_rag.parse_options, ml_rag.embed
 DECLARE
   _call integer;
+  _options jsonb;
   _embedding vector;
 BEGIN
   IF $1 IS NULL THEN
@@ -94,7 +98,8 @@ BEGIN
   END IF;
   _call := ml_rag._begin('ml_embed_row', 'embed');
   BEGIN
-    _embedding := ml_rag.embed($1, ml_rag.parse_options('ml_embed_row', $2) ->> 'embed_model_id', NULL);
+    _options := ml_rag.parse_options('ml_embed_row', $2);
+    _embedding := ml_rag.embed($1, _options ->> 'embed_model_id', NULL, (_options -> 'truncate')::boolean);
     PERFORM ml_rag._end(_call);
     RETURN _embedding;
   EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
@@ -105,5 +110,5 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_embed_row(text, jsonb) IS
 $$embeds one text: ml_embed_row('a text', '{"embed_model_id": "all_minilm_l6_v2"}')
-Returns a vector of the model's dimensions, null for null; a text beyond the model's limit is cut. Errors: 22023 empty
-text, bad option, unknown model or model of another task; 55000 model not available; 08006 model server; 53300; 38000.$$;
+Returns a vector of the model's dimensions, null for null; a text beyond the model's limit is cut, or with "truncate":
+false an error. Errors: 22023 empty text, text too long, bad option, unknown model or model of another task; 55000 model not available; 08006 model server; 53300; 38000.$$;

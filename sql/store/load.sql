@@ -217,12 +217,72 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._uris(uri text) RETURNS text[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: one URI, or those of a JSON array of 1 to 100, each of which names something
+-- Calls: ml_rag._bad_option, ml_rag._find_files, ml_rag._raise
+DECLARE
+  _given jsonb;
+  _uris text[];
+BEGIN
+  IF uri IS NULL OR uri !~ '^\s*\[' THEN
+    RETURN ARRAY[uri];
+  END IF;
+  BEGIN
+    _given := uri::jsonb;
+  EXCEPTION WHEN invalid_text_representation THEN
+    NULL;
+  END;
+  _uris := ARRAY(SELECT u #>> '{}' FROM jsonb_array_elements(_given) WITH ORDINALITY AS e (u, place)
+                 WHERE jsonb_typeof(u) = 'string' ORDER BY place);
+  IF cardinality(_uris) NOT BETWEEN 1 AND 100 OR cardinality(_uris) <> jsonb_array_length(_given) THEN
+    PERFORM ml_rag._bad_option('uri', to_jsonb(uri), 'a URI, or a JSON array of 1 to 100 of them',
+      'Such as ''["file:///srv/handbook/", "file:///srv/faq.md"]''.');
+  END IF;
+  -- a misspelt one is noticed before the first is loaded
+  IF cardinality(_uris) > 1 THEN
+    PERFORM ml_rag._raise(f.error) FROM unnest(_uris) AS u CROSS JOIN LATERAL ml_rag._find_files(u) AS f
+    WHERE f.error IS NOT NULL;
+  END IF;
+  RETURN _uris;
+END
+$$;
+
+CREATE FUNCTION ml_rag._into_same_store(options jsonb, job jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the options of a load with the store of the URI before
+BEGIN
+  RETURN coalesce(nullif(options, 'null'), '{}') || (
+    SELECT jsonb_build_object('schema_name', n.nspname, 'table_name', c.relname)
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = (job ->> 'store')::oid);
+END
+$$;
+
+CREATE FUNCTION ml_rag._add_loads(a jsonb, b jsonb) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the results of two loads into one store as one
+BEGIN
+  RETURN CASE WHEN a IS NULL THEN b ELSE b || jsonb_build_object(
+    'documents', (SELECT jsonb_object_agg(d.key, d.value::bigint + (a #>> ARRAY['documents', d.key])::bigint)
+                  FROM jsonb_each_text(b -> 'documents') AS d),
+    'segments', (a ->> 'segments')::bigint + (b ->> 'segments')::bigint,
+    'failed', (a -> 'failed') || (b -> 'failed'),
+    'seconds', (a ->> 'seconds')::numeric + (b ->> 'seconds')::numeric) END;
+END
+$$;
+
 CREATE PROCEDURE @extschema@.vector_store_load(uri text, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
 -- purpose: server files to a vector store, a commit after each batch where the caller's transaction allows it
--- Calls: ml_rag._begin, ml_rag._stage, ml_rag._begin_load, ml_rag._load_files, ml_rag._raise, ml_rag._progress,
--- ml_rag._end_load, ml_rag._fill_nodes, ml_rag._end
+-- Calls: ml_rag._begin, ml_rag._uris, ml_rag._stage, ml_rag._begin_load, ml_rag._load_files, ml_rag._raise, ml_rag._progress,
+-- ml_rag._end_load, ml_rag._add_loads, ml_rag._into_same_store, ml_rag._fill_nodes, ml_rag._end
 -- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
 -- commit within a block that has an EXCEPTION clause.
 DECLARE
@@ -230,32 +290,46 @@ DECLARE
   _job pg_catalog.jsonb;
   _outcome pg_catalog.jsonb;
   _error pg_catalog.jsonb;
+  _uris pg_catalog.text[];
+  _uri pg_catalog.text;
+  _options pg_catalog.jsonb := options;
 BEGIN
+  result := NULL;
   BEGIN
-    _job := ml_rag._begin_load(uri, options, pg_catalog.current_schemas(false));
+    _uris := ml_rag._uris(uri);
   EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
     PERFORM ml_rag._end(_call, SQLSTATE);
     RAISE;
   END;
-  PERFORM ml_rag._stage(_call, 'load', pg_catalog.jsonb_extract_path_text(_job, 'request', 'embed_model_id'));
-  CALL ml_rag._load_files(_job, _outcome, _error);
-  BEGIN
-    IF _error IS NOT NULL THEN
-      PERFORM ml_rag._raise(_error);
-    END IF;
-    PERFORM ml_rag._stage(_call, 'index');
-    result := ml_rag._end_load(_job, _outcome);
-  EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-    PERFORM ml_rag._end(_call, SQLSTATE);
-    RAISE;
-  END;
+  FOREACH _uri IN ARRAY _uris LOOP
+    BEGIN
+      _job := ml_rag._begin_load(_uri, _options, pg_catalog.current_schemas(false));
+    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+      PERFORM ml_rag._end(_call, SQLSTATE);
+      RAISE;
+    END;
+    PERFORM ml_rag._stage(_call, 'load', pg_catalog.jsonb_extract_path_text(_job, 'request', 'embed_model_id'));
+    CALL ml_rag._load_files(_job, _outcome, _error);
+    BEGIN
+      IF _error IS NOT NULL THEN
+        PERFORM ml_rag._raise(_error);
+      END IF;
+      PERFORM ml_rag._stage(_call, 'index');
+      result := ml_rag._add_loads(result, ml_rag._end_load(_job, _outcome));
+      _options := ml_rag._into_same_store(_options, _job);
+    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+      PERFORM ml_rag._end(_call, SQLSTATE);
+      RAISE;
+    END;
+  END LOOP;
   CALL ml_rag._fill_nodes(pg_catalog.jsonb_extract_path_text(_job, 'store')::pg_catalog.oid, _call);
   PERFORM ml_rag._end(_call);
 END
 $$;
 COMMENT ON PROCEDURE @extschema@.vector_store_load(text, jsonb, jsonb) IS
 $$loads files of the server into a vector store: CALL vector_store_load('file:///srv/handbook/')
-uri: file:// and a path, or just an absolute path; a glob when it has ? or *; every file below when it ends in /. Hidden
+uri: file:// and a path, or just an absolute path; a glob when it has ? or *; every file below when it ends in /;
+a JSON array of such URIs: all of them into one store, named after the first. Hidden
 files are skipped, and symbolic links that leave the folder. The table is created if it does not exist. By default changed
 files are embedded again, new ones added, deleted ones removed; a document keeps its id.
 options with ranges and defaults: SELECT * FROM ml_rag.option WHERE routine IN ('vector_store_load', 'chunking').

@@ -30,6 +30,7 @@ OPTIONS_OF = {
     "ml_rag.parse_options": ("ml_rag",),
     "ml_rag_answer": ("ml_rag",),
     "ml_rag_search": ("ml_rag",),
+    "ml_rag.calibrate": ("ml_rag",),
     "ml_rag_table": ("ml_rag", "ml_rag_table"),
     "ml_generate_table": ("ml_generate", "ml_generate_table"),
     "ml_rank_rows": ("ml_rank",),
@@ -44,7 +45,6 @@ OPTIONS_OF = {
     "nl_sql": ("ml_nl_sql",),
     "ml_rag_chat": ("ml_rag", "ml_rag_chat"),
     "ml_rag.why_not": ("ml_rag",),
-    "ml_rag.calibrate": ("ml_rag",),
 }
 _STORES = "ARRAY(SELECT s FROM ml_rag.discover(ARRAY['docs', 'words']) AS s)"
 _EMBEDDING = f"'{[round(float(x), 4) for x in fake_embedding('one two')]}'::vector"

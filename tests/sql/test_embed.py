@@ -279,3 +279,16 @@ def test_addresses_nobody_answers_at(module_owner: Connection, session: Connecti
 def test_embedding_twice_in_one_statement(module_asker: Connection) -> None:
     rows = module_asker.execute("SELECT ml_embed_row(t)::text FROM unnest(ARRAY['a', 'b', 'a']) AS t").fetchall()
     assert rows[0] == rows[2] != rows[1]
+
+
+def test_a_text_that_is_too_long_is_cut_or_an_error(module_asker: Connection) -> None:
+    """fake-embed takes in 256 words."""
+    longest, cut = " ".join(["a"] * 256), " ".join(["a"] * 256 + ["b"])
+    for text in (longest, cut):
+        assert embed(module_asker, text) == pytest.approx(fake_embedding("a"), abs=1e-6)
+    assert embed(module_asker, longest, truncate=False) == pytest.approx(fake_embedding("a"), abs=1e-6)
+    with error("22023", "longer than the model takes in", "257 tokens; the model takes in 256"):
+        embed(module_asker, cut, truncate=False)
+    with error("22023", "longer than the model takes in"):
+        embed(module_asker, "a" * 1_000_000, truncate=False)
+    assert embed(module_asker, "a" * 1_000_000) == pytest.approx(fake_embedding("a" * 1_000_000), abs=1e-6)

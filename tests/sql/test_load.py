@@ -343,3 +343,41 @@ def test_the_model_server_down_makes_nothing(owner: Connection, loader: Connecti
     with error("08006", "cannot be reached"):
         load(loader, f"{folder}/")
     assert rows(loader, "SELECT to_regclass('docs')") == [(None,)]
+
+
+def test_several_uris_go_into_one_store(loader: Connection, server: DocumentsServer, folder: Path) -> None:
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+    write(folder / "one", a="alpha")
+    write(folder / "two", b="beta", c="gamma !unreadable")
+    write(folder, d="delta")
+    uris = json.dumps([f"file://{folder}/one/", f"{folder}/two/", f"{folder}/d.txt"])
+    result = load(loader, uris, {"schema_name": "public"})
+    assert result["vector_store"] == "public.one"
+    assert (result["documents"]["loaded"], result["documents"]["failed"]) == (4, 0)
+    assert result["segments"] == 4
+    assert rows(loader, "SELECT document_name FROM one ORDER BY 1") == [
+        (f"{folder}/{name}",) for name in ("d.txt", "one/a.txt", "two/b.txt", "two/c.txt")
+    ]
+    # what is gone below one of them is removed, and nothing else is
+    (folder / "two" / "b.txt").unlink()
+    assert counts(load(loader, uris)) == {"unchanged": 3, "removed": 1}
+    (again,) = rows(loader, "SELECT count(*) FROM one")
+    assert again == (3,)
+
+
+@pytest.mark.parametrize("uris", ["[", "[]", "[1]", '["/a", null]', json.dumps(["/a"] * 101), '{"a": 1}['])
+def test_what_is_no_array_of_uris_is_22023(
+    loader: Connection, server: DocumentsServer, folder: Path, uris: str
+) -> None:
+    with error("22023"):
+        load(loader, uris)
+
+
+def test_of_several_uris_a_wrong_one_is_noticed_first(
+    loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    write(folder, a="alpha")
+    with error("22023", "nowhere"):
+        load(loader, json.dumps([f"{folder}/", f"{folder}/nowhere.txt"]))
+    assert rows(loader, "SELECT to_regclass('public.docs')") == [(None,)]

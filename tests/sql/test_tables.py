@@ -261,3 +261,101 @@ def test_a_hostile_search_path_captures_nothing(texts: Connection, db: Database)
     connection = db.connect()
     connection.execute("SET search_path = evil, public, pg_catalog")
     assert call(connection, "ml_embed_table", "public.texts.q", "public.texts.e")["succeeded"] == 3
+
+
+# -- columns beside that of the input ----------------------------------------------------------------------------------
+
+
+def test_questions_may_bring_their_embeddings(texts: Connection) -> None:
+    call(texts, "ml_embed_table", "public.texts.q", "public.texts.v")
+    # the question of the first row is searched with what is the embedding of another
+    texts.execute("UPDATE texts SET v = (SELECT v FROM texts WHERE id = 3) WHERE id = 1")
+    texts.execute("UPDATE texts SET v = NULL WHERE id = 5")
+    options = {"embed_column": "v", "n_citations": 1, "skip_generate": True}
+    result = call(texts, "ml_rag_table", "public.texts.q", "public.texts.answer", options)
+    assert (result["rows"], result["succeeded"], result["failed"]) == (4, 3, 1)
+    segments = dict(texts.execute("SELECT id, answer #>> '{citations,0,segment}' FROM texts WHERE id IN (1, 3, 5)"))
+    assert segments == {1: "three", 3: "three", 5: "five six"}
+
+
+def test_the_model_of_the_embeddings_selects_the_stores(texts: Connection) -> None:
+    """It stands in the comment of their column."""
+    call(texts, "ml_embed_table", "public.texts.q", "public.texts.v", {"embed_model_id": "fake-embed-slow"})
+    result = call(
+        texts, "ml_rag_table", "public.texts.q", "public.texts.a", {"embed_column": "v", "skip_generate": True}
+    )
+    assert result["failed"] == 4
+    assert "P0002" in column(texts, "SELECT a ->> 'error' FROM texts WHERE id = 1")[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "state", "words"),
+    [
+        ({"embed_column": "w"}, "42703", ("w", "Its columns: id, q, v", 'Did you mean "q"?')),
+        ({"embed_column": "q"}, "22023", ("vector or halfvec", "ml_embed_table")),
+        ({"embed_column": "v", "query_embedding": [1.0] * 16}, "22023", ("query_embedding",)),
+        ({"embed_column": 7}, "22023", ("embed_column",)),
+        ({"fail_on_embedding_error": "x"}, "22023", ("fail_on_embedding_error",)),
+    ],
+)
+def test_an_embedding_column_that_is_none(texts: Connection, options: Any, state: str, words: tuple[str, ...]) -> None:
+    texts.execute("ALTER TABLE texts ADD COLUMN v vector(16)")
+    with error(state, *words):
+        call(texts, "ml_rag_table", "public.texts.q", "public.texts.answer", options)
+    assert column(
+        texts, "SELECT count(*) FROM pg_attribute WHERE attrelid = 'texts'::regclass AND attname = 'answer'"
+    ) == [0]
+
+
+def test_a_question_that_cannot_be_embedded_ends_the_call_where_that_is_asked_for(texts: Connection) -> None:
+    options = {"skip_generate": True, "batch_size": 1, "fail_on_embedding_error": True}
+    with error("22023", "the text to embed is empty"):
+        call(texts, "ml_rag_table", "public.texts.q", "public.texts.answer", options)
+    # finished batches are kept
+    assert column(texts, "SELECT id FROM texts WHERE answer IS NOT NULL ORDER BY id") == [1, 3]
+    # other errors are those of their rows
+    texts.execute("UPDATE texts SET q = 'four' WHERE id = 4")
+    options = {**options, "skip_generate": False, "model_options": {"model_id": "fake-generate-error"}}
+    result = call(texts, "ml_rag_table", "public.texts.q", "public.texts.answer", options)
+    assert (result["succeeded"], result["failed"]) == (0, 2)
+
+
+def test_each_row_may_have_its_context(texts: Connection) -> None:
+    texts.execute("ALTER TABLE texts ADD COLUMN about text; UPDATE texts SET about = 'all about ' || q WHERE id = 1")
+    call(texts, "ml_generate_table", "public.texts.q", "public.texts.answer", {"context_column": "about"})
+    answers = dict(texts.execute("SELECT id, answer ->> 'text' FROM texts WHERE id IN (1, 3)"))
+    with_context = texts.execute("SELECT ml_generate('one two', '{\"context\": \"all about one two\"}') ->> 'text'")
+    assert answers[1] == with_context.fetchall()[0][0]
+    assert answers[3] == texts.execute("SELECT ml_generate('three') ->> 'text'").fetchall()[0][0]
+    with error("42703", 'Did you mean "about"?'):
+        call(texts, "ml_generate_table", "public.texts.q", "public.texts.b", {"context_column": "abuot"})
+    with error("22023", "context_column"):
+        call(
+            texts, "ml_generate_table", "public.texts.q", "public.texts.b", {"context_column": "about", "context": "x"}
+        )
+
+
+@pytest.mark.parametrize("target", ["texts", "out"])
+def test_the_errors_of_rows_that_are_not_embedded(texts: Connection, target: str) -> None:
+    long = " ".join(["a"] * 257)
+    texts.execute("INSERT INTO texts VALUES (6, %s)", (long,))
+    options = {"truncate": False, "details_column": "details"}
+    result = call(texts, "ml_embed_table", "public.texts.q", f"public.{target}.v", options)
+    assert (result["rows"], result["succeeded"], result["failed"]) == (5, 3, 2)
+    rows = dict(texts.execute(f"SELECT id, details FROM {target} WHERE details IS NOT NULL"))
+    assert set(rows) == {4, 6}
+    assert rows[4].startswith("the text to embed is empty (22023)")
+    assert "257 tokens; the model takes in 256" in rows[6]
+    assert sorted(column(texts, f"SELECT id FROM {target} WHERE v IS NOT NULL")) == [1, 3, 5]
+    # a row that succeeds has none any more
+    texts.execute("UPDATE texts SET q = 'four' WHERE id = 4")
+    call(texts, "ml_embed_table", "public.texts.q", f"public.{target}.v", {**options, "truncate": True})
+    assert column(texts, f"SELECT count(*) FROM {target} WHERE details IS NOT NULL") == [0]
+    assert sorted(column(texts, f"SELECT id FROM {target} WHERE v IS NOT NULL")) == [1, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("name", ["v", "id", "q", "number"])
+def test_a_details_column_that_is_none(texts: Connection, name: str) -> None:
+    texts.execute("ALTER TABLE texts ADD COLUMN number integer")
+    with error("22023", "details_column"):
+        call(texts, "ml_embed_table", "public.texts.q", "public.texts.v", {"details_column": name})

@@ -163,10 +163,10 @@ def reset_stats(plpy: Any) -> float:
 
 
 @outcome
-def embed(plpy: Any, texts: list[str], model_id: str, input_type: str | None) -> list[str]:
+def embed(plpy: Any, texts: list[str], model_id: str, input_type: str | None, truncate: bool) -> list[str]:
     """The vectors of the texts, in pgvector's text form."""
     with _calls.waiting(plpy, "ml_rag.embed", "embed", model_id):
-        return _embed.embed(server(plpy), texts, model_id, input_type)
+        return _embed.embed(server(plpy), texts, model_id, input_type, truncate)
 
 
 @outcome

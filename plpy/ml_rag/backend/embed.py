@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ml_rag.backend.client import ModelServer
 from ml_rag.errors import EngineFailed
 
@@ -11,15 +13,20 @@ MAX_DIMENSIONS = 16000
 _NUMBERS = b"0123456789.,-+e"
 
 
-def embed(server: ModelServer, texts: list[str], model_id: str, input_type: str | None = None) -> list[str]:
+def embed(
+    server: ModelServer, texts: list[str], model_id: str, input_type: str | None = None, truncate: bool = True
+) -> list[str]:
     """Embeddings of the texts in pgvector's text form, in their order, all of one dimension and finite.
 
     They are asked for in that form and go on as they come: making it here took longer than all else with a reply.
-    ``input_type``: query, document or None; some models put a prefix before the one or the other.
+    ``input_type``: query, document or None; some models put a prefix before the one or the other. ``truncate``:
+    false = a text beyond the model's limit is InvalidRequest; else it is cut.
 
     Raises EngineFailed where the reply is anything else: a wrong vector in a table is worse than an error.
     """
-    request = {"model": model_id, "input": texts, "encoding_format": "text", "input_type": input_type}
+    request: dict[str, Any] = {"model": model_id, "input": texts, "encoding_format": "text", "input_type": input_type}
+    if not truncate:
+        request["truncate"] = False
     reply = server.call("POST", "/v1/embeddings", request)
     try:
         embeddings = {item["index"]: item["embedding"] for item in reply["data"]}

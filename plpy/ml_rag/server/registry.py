@@ -11,12 +11,12 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from ml_rag.abc import Cancelled, EmbedEngine, Task
-from ml_rag.errors import EngineFailed, MlRagError, UnknownModel, WrongTask
+from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, UnknownModel, WrongTask
 from ml_rag.server.cancellation import Cancellation, ClientGone
 from ml_rag.server.catalogue import Catalogue, ModelEntry
 from ml_rag.server.memory import Memory
@@ -138,12 +138,17 @@ class Registry:
         texts: Sequence[str],
         cancelled: Cancelled,
         input_type: InputType | None = None,
+        *,
+        truncate: bool = True,
     ) -> tuple[NDArray[np.float32], int]:
-        """As ``embed``, with the number of tokens the model read."""
+        """As ``embed``, with the number of tokens the model read. Without ``truncate`` raises ``InvalidRequest`` for a
+        text beyond the model's limit, where its tokenizer is here."""
         async with self.lease(model_id, "embed", cancelled) as lease:
             prefix = getattr(lease.entry, f"{input_type}_prefix") if input_type else ""
             if prefix:
                 texts = [prefix + text for text in texts]
+            if not truncate and lease.entry.engine != "openai":
+                await lease.run(_check_lengths, lease.engine, texts)
             batcher = self._models[model_id].batcher
             assert batcher is not None
             vectors, tokens = await batcher.embed(texts, cancelled)
@@ -210,3 +215,23 @@ class Registry:
         for model in self._models.values():
             model.unload()
             model.worker.shutdown()
+
+
+#: a token of a text that is split into tokens has at most so many on average
+_CHARACTERS_PER_TOKEN = 64
+
+
+def _check_lengths(engine: Any, texts: Sequence[str]) -> None:
+    """Raises ``InvalidRequest`` for the first text that the model would cut."""
+    tokenizer = engine.tokenizer()
+    for place, text in enumerate(texts, start=1):
+        # one that long is not split into tokens to be counted
+        fits = len(text) <= _CHARACTERS_PER_TOKEN * engine.max_tokens
+        tokens = (len(text.split()) if tokenizer is None else len(tokenizer.encode(text).ids)) if fits else None
+        if tokens is None or tokens > engine.max_tokens:
+            count = "more" if tokens is None else str(tokens)
+            raise InvalidRequest(
+                "the text is longer than the model takes in",
+                detail=f"Text {place} has {count} tokens; the model takes in {engine.max_tokens}.",
+                hint='Split it, or leave out "truncate": it is cut then.',
+            )

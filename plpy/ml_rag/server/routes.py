@@ -46,6 +46,8 @@ class EmbeddingsBody(BaseModel):
     dimensions: int | None = None
     #: ours: put the model's prefix for queries or documents before each text
     input_type: Literal["query", "document"] | None = None
+    #: ours: false = a text beyond the model's limit is an error, not cut
+    truncate: bool = True
 
 
 class RerankDocument(BaseModel):
@@ -150,7 +152,9 @@ async def embeddings(request: Request) -> Response:
         raise InvalidRequest("invalid value of input", detail="there must be at least one text")
     _bound(texts, "input")
     async with watch_disconnect(request) as cancelled:
-        vectors, tokens = await registry.embed_counted(body.model, texts, cancelled, body.input_type)
+        vectors, tokens = await registry.embed_counted(
+            body.model, texts, cancelled, body.input_type, truncate=body.truncate
+        )
     if body.dimensions is not None and body.dimensions != vectors.shape[1]:
         raise InvalidRequest(
             "invalid value of dimensions",
