@@ -69,6 +69,16 @@ BEGIN
     MESSAGE = format('unknown option "%s"', left($2, 100)),
     DETAIL = format('Options of %s: %s.', $1, array_to_string(_names, ', ')),
     HINT = coalesce(
+      -- what other systems call it
+      (SELECT format('That is %s here.', s.option) FROM (VALUES
+         ('ml_rag', 'limit', '"n_citations"'), ('ml_rag', 'top_k', '"n_citations"'), ('ml_rag', 'k', '"n_citations"'),
+         ('ml_rag', 'retrieve_top_k', '"n_citations"'), ('ml_rag', 'table', '"vector_store"'), ('ml_rag', 'tables', '"vector_store"'),
+         ('ml_rag', 'where', '"filters"'), ('ml_rag', 'filter', '"filters"'),
+         ('ml_rag', 'threshold', '"max_distance" of "retrieval_options"'), ('arm', 'limit', '"candidates"'),
+         ('arm', 'top_k', '"candidates"'), ('ml_rank', 'limit', '"top_n"'), ('ml_rank', 'top_k', '"top_n"'),
+         ('ml_nl_sql', 'limit', '"max_rows"'), ('vector_store_load', 'segment_overlap', '"overlap_tokens" of "chunking"')
+       ) AS s (routine, name, option)
+       WHERE s.routine = $1 AND s.name = lower($2)),
       -- an option of one of the objects among the options
       (SELECT format('It belongs in "%s".', o.name) FROM ml_rag.option AS o JOIN ml_rag.option AS i ON i.routine = o.keys_of
        WHERE o.routine = $1 AND i.name = $2 ORDER BY o.type = 'array', o.name LIMIT 1),

@@ -99,6 +99,27 @@ WHERE t.columns <> '{}';
 END
 $$;
 
+CREATE FUNCTION ml_rag._nearest_table(name text) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the table, of those that the caller may read, that a name may have been meant for
+-- Calls: ml_rag._distance_of_words  Reads: the catalog
+BEGIN
+  RETURN (
+    SELECT format('%I.%I', n.nspname, c.relname)
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    CROSS JOIN LATERAL ml_rag._distance_of_words(lower(CASE WHEN strpos(name, '.') > 0 THEN name ELSE n.nspname || '.' || name END),
+      lower(concat(n.nspname, '.', c.relname))) AS d
+    WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
+      AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'ml_rag')
+      AND abs(length(c.relname::text) - length(regexp_replace(name, '^.*\.', ''))) <= 2
+      AND has_schema_privilege(n.oid, 'USAGE') AND has_any_column_privilege(c.oid, 'SELECT')
+      AND d <= greatest(2, length(c.relname::text) / 3)
+    ORDER BY d, 1 LIMIT 1);
+END
+$$;
+
 CREATE FUNCTION ml_rag._comment_line(comment text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -138,11 +159,13 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: a table as an abridged CREATE TABLE: its columns that the caller may read, at most 100, with keys, comments, samples
 -- an enum shows its first 20 labels
--- Calls: ml_rag._comment_line, ml_rag._samples  Reads: the catalog
+-- Calls: ml_rag._vectorizer, ml_rag._comment_line, ml_rag._samples  Reads: the catalog
 DECLARE
   _is_readable boolean := has_table_privilege(relation, 'SELECT');
   _attnums smallint[] := ARRAY(
     SELECT a.attnum FROM pg_attribute AS a WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
+      -- a vectorizer's own columns say nothing that the others do not
+      AND NOT (a.attname IN ('segment', 'document_name', 'segment_embedding') AND EXISTS (SELECT FROM ml_rag._vectorizer(relation)))
       AND (_is_readable OR has_column_privilege(relation, a.attnum, 'SELECT')) ORDER BY a.attnum);
   _comments boolean := include_comments;
 BEGIN
@@ -188,7 +211,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: at most n_tables tables, most relevant first, by the embeddings of their descriptions
--- Calls: ml_rag._named_tables, ml_rag._askable_tables, ml_rag._table_distances, ml_rag._get_setting, ml_rag._raise
+-- Calls: ml_rag._named_tables, ml_rag._askable_tables, ml_rag._nearest_table, ml_rag._table_distances, ml_rag._get_setting, ml_rag._raise
 -- Errors: 42P01 there are none
 DECLARE
   _named text[] := ml_rag._named_tables(options -> 'tables');
@@ -212,7 +235,7 @@ BEGIN
   IF _missing IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = format('table "%s" does not exist or cannot be queried', left(_missing, 200)),
       DETAIL = 'It needs a SELECT privilege. A table of another owner is named with its schema.',
-      HINT = 'Name it as "schema.table".';
+      HINT = coalesce('Did you mean "' || ml_rag._nearest_table(_missing) || '"?', 'Name it as "schema.table".');
   ELSIF _tables.relations IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'there is no table to query',
       DETAIL = CASE WHEN _schemas IS NULL

@@ -211,14 +211,14 @@ $$;
 
 CREATE FUNCTION ml_rag._search_arm(
   request ml_rag.request, arm ml_rag.arm, stores ml_rag.store[], with_text boolean, has_found boolean,
-  INOUT filters ml_rag.row_filter[], OUT hits ml_rag.hit[], OUT skipped text[], OUT facts jsonb
+  INOUT filters ml_rag.row_filter[], INOUT told jsonb[] DEFAULT '{}', OUT hits ml_rag.hit[], OUT skipped text[], OUT facts jsonb
 )
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the best segments of all stores by one arm. filters: of the stores, made where the first arm needs them; skipped:
 -- stores that were left out; facts: with explain, how each store was searched: {vector_store: {…}}. has_found: whether an
--- earlier arm could search some store; else an error of all stores is one of the call
+-- earlier arm could search some store; else an error of all stores is one of the call. told: failures that were warned of
 -- Calls: ml_rag._untrusted_last, ml_rag._nodes, ml_rag._keyword_index, ml_rag._share, ml_rag._other_dimensions, ml_rag._raise,
 -- ml_rag._warn_of_no_nodes, ml_rag._read_store, ml_rag._best_scored, ml_rag._best_of, ml_rag._enabling,
 -- ml_rag._warn_of_no_index, ml_rag._warn_of_failures, ml_rag._explain_failures
@@ -282,7 +282,12 @@ BEGIN
     END IF;
     _read := ml_rag._read_store(CASE arm.search WHEN 'semantic' THEN 'search' ELSE arm.search END, _store, _is_only, _until, request,
       arm, _index, with_text, NULL, filters[_place]);
-    IF _read.failure IS NOT NULL THEN
+    IF _store.found = 'trusted' AND _read.failure ->> 'sqlstate' = '22023'
+      AND _read.failure ->> 'message' ~ '^(invalid value for option "filters"|operator is not supported)' THEN
+      -- a value of filters that its column does not take: without the store the answer would be another one
+      PERFORM ml_rag._raise(_read.failure || jsonb_build_object('hint', format(
+        'It is the filter on "%s"; name the stores to search in "vector_store", or leave that one out.', _store.vector_store)));
+    ELSIF _read.failure IS NOT NULL THEN
       _failures := _failures || _read.failure;
       CONTINUE;
     END IF;
@@ -312,7 +317,9 @@ BEGIN
     PERFORM ml_rag._warn_of_no_index(_without_index);
   END IF;
   IF cardinality(_failures) > 0 OR cardinality(_late) > 0 THEN
-    PERFORM ml_rag._warn_of_failures(_failures, _late);
+    -- what an earlier arm has warned of is not told again
+    PERFORM ml_rag._warn_of_failures(ARRAY(SELECT f FROM unnest(_failures) AS f WHERE f <> ALL (told)), _late);
+    told := told || _failures;
   END IF;
   skipped := ARRAY(SELECT s.vector_store FROM unnest(_without_index || _without_nodes) AS s)
     || ARRAY(SELECT f ->> 'store' FROM unnest(_failures) AS f) || _late;
@@ -337,20 +344,26 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the rankings of all arms, and the stores that none of them could search
 -- with_text: false = candidates of ordinary tables come without their segment and metadata, see ml_rag._add_texts
--- Calls: ml_rag._stage, ml_rag._search_arm
+-- Calls: ml_rag._stage, ml_rag._warn_of_unknown_columns, ml_rag._search_arm
 DECLARE
   _arm ml_rag.arm;
   _found record;
   _filters ml_rag.row_filter[] := '{}';
+  _told_failures jsonb[] := '{}';
   _has_found boolean := false;
   _stage text;
   _told boolean;
 BEGIN
+  IF request.options ? 'filters' THEN
+    PERFORM ml_rag._warn_of_unknown_columns(retrieval.stores, request.options -> 'filters');
+  END IF;
   FOREACH _arm IN ARRAY request.arms LOOP
     _stage := CASE _arm.search WHEN 'semantic' THEN 'search' ELSE _arm.search END;
     _told := ml_rag._stage(request.call, _stage);
-    _found := ml_rag._search_arm(request, _arm, retrieval.stores, with_text, _has_found, _filters);
+    _found := ml_rag._search_arm(request, _arm, retrieval.stores, with_text, _has_found, _filters,
+      _told_failures);
     _filters := _found.filters;
+    _told_failures := _found.told;
     _has_found := _has_found OR cardinality(_found.skipped) < cardinality(retrieval.stores);
     retrieval.skipped := CASE WHEN retrieval.rankings IS NULL THEN _found.skipped
       ELSE ARRAY(SELECT unnest(retrieval.skipped) INTERSECT SELECT unnest(_found.skipped)) END;

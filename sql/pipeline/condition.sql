@@ -292,6 +292,32 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._filter_target(store ml_rag.store, key text, OUT column_name name, OUT type regtype, OUT in_metadata boolean)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what a key of filters names in a store: a column that the caller may select, else a key of the metadata; null
+-- column = neither  Calls: ml_rag._base_type  Reads: the catalog
+BEGIN
+  in_metadata := false;
+  IF key NOT LIKE '/%' THEN
+    SELECT a.attname, ml_rag._base_type(a.atttypid) INTO column_name, type FROM pg_attribute AS a
+    WHERE a.attrelid = store.relation AND a.attnum > 0 AND NOT a.attisdropped
+      AND a.attname = coalesce(CASE key
+        WHEN 'document_name' THEN store.document_name WHEN 'document_id' THEN store.document_id
+        WHEN 'segment_number' THEN store.segment_number WHEN 'segment' THEN store.segment
+        WHEN 'segment_embedding' THEN store.segment_embedding WHEN 'metadata' THEN store.metadata END::text, key)
+      AND has_column_privilege(store.relation, a.attnum, 'SELECT');
+  END IF;
+  IF column_name IS NULL THEN
+    in_metadata := true;
+    SELECT a.attname, ml_rag._base_type(a.atttypid) INTO column_name, type FROM pg_attribute AS a
+    WHERE a.attrelid = store.relation AND a.attname = store.metadata AND NOT a.attisdropped
+      AND ml_rag._base_type(a.atttypid) IN ('json'::regtype, 'jsonb'::regtype);
+  END IF;
+END
+$$;
+
 CREATE FUNCTION ml_rag._filter_node(store ml_rag.store, node jsonb, INOUT arguments text[], OUT condition text)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -299,7 +325,7 @@ AS $$
 -- purpose: a node of ml_rag._filter_tree as a condition on the rows t of a store
 -- A condition on a missing value is null or false, which is all the same below "and" and "or"; "not" turns what is not
 -- true into true, and so is exactly the opposite.
--- Calls: itself, ml_rag._filter_json, ml_rag._filter_column, ml_rag._bad_option  Reads: the catalog
+-- Calls: itself, ml_rag._filter_target, ml_rag._filter_json, ml_rag._filter_column, ml_rag._bad_option
 DECLARE
   _key text := node ->> 'key';
   _member jsonb;
@@ -307,7 +333,7 @@ DECLARE
   _parts text[] := '{}';
   _column name;
   _type regtype;
-  _json regtype;
+  _in_metadata boolean;
   _path text;
 BEGIN
   IF node ? 'not' THEN
@@ -325,15 +351,7 @@ BEGIN
     RETURN;
   END IF;
 
-  IF _key NOT LIKE '/%' THEN
-    SELECT a.attname, ml_rag._base_type(a.atttypid) INTO _column, _type FROM pg_attribute AS a
-    WHERE a.attrelid = store.relation AND a.attnum > 0 AND NOT a.attisdropped
-      AND a.attname = coalesce(CASE _key
-        WHEN 'document_name' THEN store.document_name WHEN 'document_id' THEN store.document_id
-        WHEN 'segment_number' THEN store.segment_number WHEN 'segment' THEN store.segment
-        WHEN 'segment_embedding' THEN store.segment_embedding WHEN 'metadata' THEN store.metadata END::text, _key)
-      AND has_column_privilege(store.relation, a.attnum, 'SELECT');
-  END IF;
+  SELECT f.column_name, f.type, f.in_metadata INTO _column, _type, _in_metadata FROM ml_rag._filter_target(store, _key) AS f;
   IF _column IS NOT NULL AND _type NOT IN ('json'::regtype, 'jsonb'::regtype) THEN
     SELECT c.arguments, c.condition INTO arguments, condition FROM ml_rag._filter_column(_key, format('t.%I', _column),
       _type, node ->> 'operator', node -> 'values', arguments) AS c;
@@ -347,25 +365,17 @@ BEGIN
     RETURN;
   END IF;
 
-  -- a value in JSON: of a column of such a type, or of the metadata
   IF _column IS NULL THEN
-    SELECT a.attname, ml_rag._base_type(a.atttypid) INTO _column, _type FROM pg_attribute AS a
-    WHERE a.attrelid = store.relation AND a.attname = store.metadata AND NOT a.attisdropped;
-    _path := CASE WHEN _key LIKE '/%' THEN (
-        SELECT '$' || string_agg('.' || to_jsonb(replace(replace(k, '~1', '/'), '~0', '~'))::text, '' ORDER BY i)
-        FROM regexp_split_to_table(substr(_key, 2), '/') WITH ORDINALITY AS s (k, i))
-      ELSE '$.' || to_jsonb(_key)::text END;
-  ELSE
-    _path := '$';
-  END IF;
-  IF _type IS NULL OR _type NOT IN ('json'::regtype, 'jsonb'::regtype) THEN
-    RAISE WARNING USING ERRCODE = '01000',
-      MESSAGE = format('"%s" has neither a column "%s" nor metadata; none of its rows has a value', store.vector_store,
-        left(_key, 100)),
-      HINT = 'Leave the store out with "exclude_vector_store", or filter by a column it has.';
+    -- it has no values; ml_rag._warn_of_unknown_columns says so
     condition := (node ->> 'operator' = 'in' AND node -> 'values' @> '[null]')::text;
     RETURN;
   END IF;
+  -- a value in JSON: of a column of such a type, or of the metadata
+  _path := CASE WHEN NOT _in_metadata THEN '$'
+    WHEN _key LIKE '/%' THEN (
+      SELECT '$' || string_agg('.' || to_jsonb(replace(replace(k, '~1', '/'), '~0', '~'))::text, '' ORDER BY i)
+      FROM regexp_split_to_table(substr(_key, 2), '/') WITH ORDINALITY AS s (k, i))
+    ELSE '$.' || to_jsonb(_key)::text END;
   SELECT j.arguments, j.condition INTO arguments, condition FROM ml_rag._filter_json(
     format(CASE _type WHEN 'jsonb'::regtype THEN 't.%I' ELSE 'ml_rag._as_jsonb(t.%I)' END, _column), _path,
     node ->> 'operator', node -> 'values', arguments) AS j;
@@ -395,6 +405,51 @@ JSON values: numbers compare with numbers, texts with texts by code point; a val
 array matches if one of its elements does. Columns: the value is read as the column's type and compared as that type; an
 array matches if one element does; enums compare by label and have no ranges. Null matches a missing key, a JSON null or
 an SQL NULL; exists is the opposite. ne, nin and not are true for every row for which eq, in and the condition are not,
-also for those without a value. A store with neither the column nor metadata has no values, with a warning.
+also for those without a value. A store with neither the column nor metadata has no values; a call warns of such stores.
 Errors: 22023 unknown operator, wrong value, a value that the column's type does not take, a column of a type that has
 no such operator, more than 8 levels, 1000 conditions or 10000 values.$$;
+
+CREATE FUNCTION ml_rag._nearest_column(stores ml_rag.store[], key text) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the column of the stores that a key of filters may have been meant for, in another case or spelt almost so
+-- Only those that the caller may select.  Calls: ml_rag._distance_of_words  Reads: the catalog
+BEGIN
+  RETURN (
+    SELECT n.name FROM (
+      SELECT DISTINCT a.attname::text AS name FROM unnest(stores) AS s JOIN pg_attribute AS a ON a.attrelid = s.relation
+      WHERE a.attnum > 0 AND NOT a.attisdropped AND abs(length(a.attname::text) - length(key)) <= 2
+        AND has_column_privilege(s.relation, a.attnum, 'SELECT')) AS n
+    CROSS JOIN LATERAL ml_rag._distance_of_words(lower(key), lower(n.name)) AS d
+    WHERE n.name <> key AND d <= least(2, (length(n.name) - 1) / 2) ORDER BY d, n.name COLLATE "C" LIMIT 1);
+END
+$$;
+
+CREATE FUNCTION ml_rag._warn_of_unknown_columns(stores ml_rag.store[], filters jsonb) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: say once which stores have nothing that a key of filters could name, with the column that it may have been meant for
+-- Calls: ml_rag._filter_tree, ml_rag._filter_target, ml_rag._nearest_column
+DECLARE
+  _key text;
+  _lacking text[];
+BEGIN
+  FOR _key IN SELECT DISTINCT n.term ->> 'key'
+              FROM jsonb_path_query(ml_rag._filter_tree(filters), 'strict $.** ? (exists (@.operator))') AS n (term) ORDER BY 1 LOOP
+    _lacking := ARRAY(SELECT s.vector_store FROM unnest(stores) AS s
+                      WHERE (ml_rag._filter_target(s, _key)).column_name IS NULL ORDER BY 1);
+    CONTINUE WHEN cardinality(_lacking) = 0;
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = CASE cardinality(_lacking) WHEN 1
+        THEN format('"%s" has neither a column "%s" nor metadata; none of its rows has a value', _lacking[1], left(_key, 100))
+        ELSE format('%s of %s vector stores have neither a column "%s" nor metadata; none of their rows has a value',
+          cardinality(_lacking), cardinality(stores), left(_key, 100)) END,
+      DETAIL = CASE WHEN cardinality(_lacking) > 1 THEN format('They are %s%s.', array_to_string(_lacking[:20], ', '),
+        CASE WHEN cardinality(_lacking) > 20 THEN ', …' ELSE '' END) ELSE '' END,
+      HINT = coalesce('Did you mean "' || ml_rag._nearest_column(stores, _key) || '"?',
+        'Leave it out with "exclude_vector_store", or filter by a column it has.');
+  END LOOP;
+END
+$$;

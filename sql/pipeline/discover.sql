@@ -346,6 +346,33 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._left_out(options jsonb, OUT stores text, OUT hint text)
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: stores that a call does not search, at most five, with the reason of each, and what to do about the first; null = there
+-- are none. options are parsed ones
+-- Calls: ml_rag._marked_model, ml_rag._why_not, ml_rag._get_setting
+-- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it exists.
+BEGIN
+  SELECT string_agg(format('%s (%s)', r.name, rtrim(w.reason, '.')), ', ' ORDER BY r.name) || '.',
+    (array_agg(CASE WHEN NOT options ? 'embed_model_id' AND w.reason LIKE 'It holds vectors of model %'
+      THEN 'Name its model in "embed_model_id".' ELSE w.hint END ORDER BY w.hint IS NULL, r.name))[1]
+  INTO stores, hint
+  FROM (
+    SELECT DISTINCT c.oid, format('%I.%I', n.nspname, c.relname) AS name
+    FROM pg_depend AS d JOIN pg_class AS c ON c.oid = d.objid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    JOIN pg_description AS m ON m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid
+    WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('vector'::regtype, 'halfvec'::regtype)
+      AND d.classid = 'pg_class'::regclass AND d.objsubid > 0 AND c.relkind IN ('r', 'p', 'f', 'v', 'm')
+      AND NOT pg_is_other_temp_schema(n.oid) AND has_schema_privilege(n.oid, 'USAGE')
+      AND ml_rag._marked_model(m.description) IS NOT NULL
+    ORDER BY 2 LIMIT 5) AS r
+  CROSS JOIN LATERAL ml_rag._why_not(r.oid,
+    jsonb_build_object('embed_model_id', ml_rag._get_setting('embed_model_id')) || options) AS w;
+END
+$$;
+
 CREATE FUNCTION ml_rag._why_no_store(name text, options jsonb, OUT reason text, OUT hint text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT

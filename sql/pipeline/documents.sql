@@ -98,27 +98,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._documents_named_in(question text, stores ml_rag.store[], options jsonb,
-  OUT names text[], OUT is_summary boolean)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the documents that a question names, of those that the options leave; null = none. is_summary: whether it asks for
--- nothing but a summary of them
--- Calls: ml_rag._list_documents, ml_rag._named_documents, ml_rag._raise
-DECLARE
-  _found record;
-BEGIN
-  SELECT n.found, n.error INTO _found
-  FROM ml_rag._named_documents(question, ml_rag._list_documents(stores, true)) AS n;
-  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
-  names := nullif(ARRAY(
-    SELECT n FROM jsonb_array_elements_text(_found.found -> 'names') AS n
-    WHERE coalesce(options -> 'document_name' ? n, true) AND NOT coalesce(options -> 'exclude_document_name' ? n, false)), '{}');
-  is_summary := names IS NOT NULL AND (_found.found -> 'is_summary')::boolean;
-END
-$$;
-
 CREATE FUNCTION ml_rag._nearest_documents(name text, documents jsonb) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -138,6 +117,44 @@ BEGIN
       WHEN regexp_replace(n.file, '\.[a-z][a-z0-9]{0,4}$', '') = _stem THEN -1
       WHEN abs(length(n.file) - length(_file)) <= length(_file) / 4 THEN ml_rag._distance_of_words(n.file, _file) END AS far) AS d
     WHERE d.far <= length(_file) / 4 GROUP BY n.name ORDER BY min(d.far), n.name COLLATE "C" LIMIT 3);
+END
+$$;
+
+CREATE FUNCTION ml_rag._documents_named_in(question text, stores ml_rag.store[], options jsonb,
+  OUT names text[], OUT is_summary boolean)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the documents that a question names, of those that the options leave; null = none. is_summary: whether it asks for
+-- nothing but a summary of them. What looks like the name of a file, and is none, is warned of
+-- Calls: ml_rag._list_documents, ml_rag._named_documents, ml_rag._raise, ml_rag._nearest_documents
+DECLARE
+  _found record;
+  _documents jsonb := ml_rag._list_documents(stores, true);
+  _name text;
+  _nearest text[];
+BEGIN
+  SELECT n.found, n.error INTO _found
+  FROM ml_rag._named_documents(question, _documents) AS n;
+  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+  names := nullif(ARRAY(
+    SELECT n FROM jsonb_array_elements_text(_found.found -> 'names') AS n
+    WHERE coalesce(options -> 'document_name' ? n, true) AND NOT coalesce(options -> 'exclude_document_name' ? n, false)), '{}');
+  is_summary := names IS NOT NULL AND (_found.found -> 'is_summary')::boolean;
+  -- a word with the ending of a document's name
+  FOR _name IN SELECT DISTINCT w.word[1] FROM regexp_matches(question, '[^\s"''<>|?*()]*[^\s"''<>|?*().,;:!]\.[A-Za-z][A-Za-z0-9]{1,4}\M', 'g') AS w (word)
+               ORDER BY 1 LIMIT 10 LOOP
+    CONTINUE WHEN NOT EXISTS (SELECT FROM jsonb_array_elements(_documents) AS d
+                              WHERE lower(d ->> 0) LIKE '%.' || lower(regexp_replace(_name, '^.*\.', '')))
+      OR EXISTS (SELECT FROM jsonb_array_elements_text(_found.found -> 'names') AS n WHERE right(lower(n), length(_name)) = lower(_name));
+    _nearest := ml_rag._nearest_documents(_name, _documents);
+    -- without the name: warnings go into PostgreSQL's log, and questions do not
+    RAISE WARNING USING ERRCODE = '01000', MESSAGE = 'a file that the question names is not among the documents',
+      DETAIL = 'Documents are found by the names that the stores hold; nothing is left out for this one.',
+      HINT = CASE WHEN cardinality(_nearest) > 0
+        THEN format('Did you mean %s?', (SELECT string_agg(format('"%s"', left(n, 200)), ' or ') FROM unnest(_nearest) AS n))
+        ELSE 'SELECT DISTINCT document_name FROM the store shows the names.' END;
+  END LOOP;
 END
 $$;
 

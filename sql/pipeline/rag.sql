@@ -4,12 +4,19 @@ CREATE FUNCTION ml_rag._not_found(request ml_rag.request, retrieval ml_rag.retri
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the error that says that no arm has found anything  Calls: ml_rag._is_filtered
+-- purpose: the error that says that no arm has found anything  Calls: ml_rag._is_filtered, ml_rag._nearest_column
 DECLARE
+  _key text;
+  _nearest text;
   _is_filtered boolean := ml_rag._is_filtered(request.options);
   _is_semantic boolean := (request.options -> 'semantic_search')::boolean;
   _is_by_function boolean := EXISTS (SELECT FROM unnest(request.arms) AS a WHERE a.search = 'function');
 BEGIN
+  FOR _key IN SELECT DISTINCT n.term ->> 'key' FROM jsonb_path_query(CASE WHEN request.options ? 'filters'
+                THEN ml_rag._filter_tree(request.options -> 'filters') END, 'strict $.** ? (exists (@.operator))') AS n (term) LOOP
+    CONTINUE WHEN EXISTS (SELECT FROM unnest(retrieval.stores) AS s WHERE NOT (ml_rag._filter_target(s, _key)).in_metadata);
+    _nearest := coalesce(_nearest, ml_rag._nearest_column(retrieval.stores, _key));
+  END LOOP;
   RETURN jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment found',
     'detail', format('Vector stores searched: %s. %s.',
       cardinality(retrieval.stores) - coalesce(cardinality(retrieval.skipped), 0),
@@ -19,7 +26,8 @@ BEGIN
            WHEN _is_semantic THEN 'None has a row that you may see'
            WHEN _is_by_function THEN 'No row is a candidate of the function'
            ELSE 'No segment contains a word of the query' END),
-    'hint', CASE WHEN _is_filtered THEN
+    'hint', CASE WHEN _nearest IS NOT NULL THEN format('Did you mean column "%s"?', _nearest)
+      WHEN _is_filtered THEN
       'Check "document_name" and "exclude_document_name", which take names as the stores hold them (a loaded '
       'file''s whole path), the keys and values of "filters" (a key inside an object is "/address/city"), the '
       'keywords, and whether the stores have rows.'
@@ -33,17 +41,20 @@ CREATE FUNCTION ml_rag._no_store(options jsonb) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the error that says that discovery has found nothing  Calls: ml_rag._get_setting
+-- purpose: the error that says that discovery has found nothing, with the stores that it left out and why
+-- Calls: ml_rag._get_setting, ml_rag._left_out
+DECLARE
+  _left record := ml_rag._left_out(options);
 BEGIN
   RAISE EXCEPTION USING ERRCODE = 'P0002', MESSAGE = 'no vector store found',
     -- the options that leave stores out, beside the model
-    DETAIL = format('Only stores of embedding model %s on which the caller has SELECT are considered%s.',
+    DETAIL = format('Only stores of embedding model %s on which the caller has SELECT are considered%s.%s',
       coalesce(options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id')),
       (SELECT ', and only those that fit ' || string_agg(format('"%s"', o.key), ', ' ORDER BY o.key)
        FROM jsonb_object_keys(options) AS o (key)
-       WHERE o.key IN ('vector_store', 'exclude_vector_store', 'schema', 'vector_store_columns'))),
-    HINT = 'Load documents with vector_store_load, or see SELECT * FROM ml_rag.discover() for what can be searched; '
-      'some stores of other roles must be named in "vector_store", with their schema.';
+       WHERE o.key IN ('vector_store', 'exclude_vector_store', 'schema', 'vector_store_columns')), ' Left out: ' || _left.stores),
+    HINT = coalesce(_left.hint, 'Load documents with vector_store_load, or see SELECT * FROM ml_rag.discover() for what can be searched; '
+      'some stores of other roles must be named in "vector_store", with their schema.');
 END
 $$;
 

@@ -205,6 +205,15 @@ def test_a_store_that_has_no_such_thing_has_no_match_and_says_so(owner: Connecti
     asker.add_notice_handler(lambda n: notices.append(f"{n.severity} {n.message_primary}"))
     assert ids(asker, {"author": "A"}) == [1]
     assert notices == ['WARNING "public.bare" has neither a column "author" nor metadata; none of its rows has a value']
+    owner.execute("CREATE TABLE bare2 (LIKE bare)")
+    mark(owner, "bare2")
+    grant(owner, "bare2")
+    notices.clear()
+    assert ids(asker, {"author": "A"}) == [1]
+    assert notices == [
+        'WARNING 2 of 3 vector stores have neither a column "author" nor metadata; none of their rows has a value'
+    ]
+    owner.execute("DROP TABLE bare2")
     assert ids(asker, {"author": {"ne": "A"}}) == [2, 101]
     assert ids(asker, {"author": None}) == [101]
     assert ids(asker, {"/author": {"like": "%"}}) == [1, 2]
@@ -329,3 +338,46 @@ def test_workplace_documents(owner: Connection, asker: Connection) -> None:
         assert ids(asker, filters) == expected, filters
     assert 0 < len(ids(asker, {"category": "sharepoint"})) < len(documents)
     assert 0 < len(ids(asker, {"rolePermissions": "demo"})) < len(documents)
+
+
+def shop(owner: Connection) -> None:
+    """Two stores, one with a column that has no metadata, one with metadata."""
+    create_rows(owner, [{"price": "cheap"}])
+    owner.execute(
+        "CREATE TABLE shop (document_id integer PRIMARY KEY, segment text, segment_embedding vector(3), price numeric);"
+        "INSERT INTO shop VALUES (101, 'one word', '[1,0,0]', 20)"
+    )
+    mark(owner, "shop")
+    grant(owner, "shop")
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_a_value_that_a_column_does_not_take_is_an_error(owner: Connection, asker: Connection, hybrid: bool) -> None:
+    """Other stores would answer, as if the one with the column were not there."""
+    shop(owner)
+    owner.execute("SELECT ml_rag.enable_keyword_search('shop')")
+    with error("22023", "filters", "numeric", "public.shop"):
+        retrieve(asker, (1, 0, 0), filters={"price": {"lt": "cheap"}}, keyword_search=hybrid)
+    assert ids(asker, {"price": {"lt": 30}}) == [101]
+    # where it is left out the others answer
+    assert ids(asker, {"price": "cheap"}, exclude_vector_store=["shop"]) == [1]
+
+
+def test_the_nearest_column_is_told(owner: Connection, asker: Connection) -> None:
+    shop(owner)
+    for key in ("Price", "prise"):
+        with error("P0002", 'Did you mean column "price"?'):
+            retrieve(asker, (1, 0, 0), filters={key: 20})
+        hints: list[str] = []
+        asker.add_notice_handler(lambda n, hints=hints: hints.append(n.message_hint))
+        with error("P0002"):
+            retrieve(asker, (1, 0, 0), filters={key: 20}, vector_store=["shop"])
+        assert hints == ['Did you mean "price"?']
+    # a column that the caller may not see is not
+    owner.execute(
+        "REVOKE SELECT ON shop FROM ml_rag_user;"
+        "GRANT SELECT (document_id, segment, segment_embedding) ON shop TO ml_rag_user"
+    )
+    with error("P0002") as caught:
+        retrieve(asker, (1, 0, 0), filters={"prise": 20})
+    assert "price" not in caught.hint

@@ -123,6 +123,37 @@ def test_a_name_that_is_none_is_warned_of_with_the_nearest(files: Connection, na
     assert hint == f'Did you mean "{nearest}"?' if nearest else "document_names" in hint
 
 
+@pytest.mark.parametrize(
+    ("question", "name", "nearest"),
+    [
+        ("Summarize handbook.pdf", "handbook.pdf", None),
+        ("What does employe_handbook.pdf say?", "employe_handbook.pdf", NAMES[1]),
+        ("compare PerkPlus.PDF, please", "PerkPlus.PDF", NAMES[0]),
+    ],
+)
+def test_a_file_that_a_question_names_and_that_is_none(
+    files: Connection, question: str, name: str, nearest: str | None
+) -> None:
+    told: list[tuple[str, str]] = []
+    files.add_notice_handler(lambda d: told.append((d.message_primary or "", d.message_hint or "")))
+    assert found(files, question) == set(NAMES)
+    ((message, hint),) = told
+    assert message == "a file that the question names is not among the documents"
+    # what is asked does not get into PostgreSQL's log
+    assert name not in hint
+    assert hint == f'Did you mean "{nearest}"?' if nearest else "SELECT DISTINCT document_name" in hint
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["what does perksplus.pdf say", "docs/PerksPlus.pdf?", "who uses node.js, e.g. at home", "version 1.2 of it"],
+)
+def test_what_is_no_missing_file_is_not_warned_of(files: Connection, question: str) -> None:
+    with warnings_of(files) as told:
+        found(files, question)
+    assert told == []
+
+
 def test_names_that_exist_are_not_warned_of(files: Connection) -> None:
     assert hints_of(files, NAMES[:2]) == []
 

@@ -251,3 +251,24 @@ def test_embeddings_of_long_ago_go(model: SqlModel, shop: Connection, asker: Con
     shop.execute("CREATE TABLE shop.more (id integer); GRANT SELECT ON shop.more TO ml_rag_user")
     metadata(asker)
     assert shop.execute("SELECT count(*) FROM ml_rag.table_embedding").fetchone() == (1,)
+
+
+def test_a_misspelt_table_gets_the_nearest_one_as_hint(shop: Connection, asker: Connection) -> None:
+    for name in ("shop.ordres", "ordres", "Shop.Orders"):
+        with error("42P01", "does not exist or cannot be queried") as caught:
+            metadata(asker, tables=[name])
+        assert caught.hint == 'Did you mean "shop.orders"?'
+    with error("42P01") as caught:
+        metadata(asker, tables=["shop.wholly_different"])
+    assert caught.hint == 'Name it as "schema.table".'
+    # one that the caller may not read is not told
+    shop.execute("REVOKE ALL ON shop.orders FROM ml_rag_user")
+    with error("42P01") as caught:
+        metadata(asker, tables=["shop.ordres"])
+    assert "orders" not in caught.hint
+
+
+def test_a_vectorizers_own_columns_are_not_shown(shop: Connection, asker: Connection) -> None:
+    shop.execute("""SELECT ml_rag.create_vectorizer('shop.orders', '{"columns": "Status: {status}"}')""")
+    text = metadata(asker, tables=["shop.orders"])
+    assert values_sorted(text) == values_sorted(ORDERS)

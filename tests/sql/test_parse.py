@@ -132,6 +132,26 @@ def test_unknown_key_gets_the_nearest_known_one_as_hint(
     assert (f'Did you mean "{nearest}"?' == caught.hint) == (nearest is not None), caught.hint
 
 
+@pytest.mark.parametrize(
+    ("routine", "name", "here"),
+    [
+        ("ml_rag", "limit", "n_citations"),
+        ("ml_rag", "top_k", "n_citations"),
+        ("ml_rag", "K", "n_citations"),
+        ("ml_rag", "filter", "filters"),
+        ("ml_rag", "threshold", 'max_distance" of "retrieval_options'),
+        ("ml_rank", "top_k", "top_n"),
+        ("ml_nl_sql", "limit", "max_rows"),
+    ],
+)
+def test_what_other_systems_call_it_gets_the_name_here(
+    module_asker: Connection, routine: str, name: str, here: str
+) -> None:
+    with error("22023", f'unknown option "{name}"') as caught:
+        module_asker.execute("SELECT ml_rag.parse_options(%s, jsonb_build_object(%s::text, 5))", (routine, name))
+    assert caught.hint == f'That is "{here}" here.'
+
+
 def test_a_part_of_a_name_gets_the_whole_one_as_hint(module_asker: Connection) -> None:
     with error("22023", 'unknown option "table"') as caught:
         parse(module_asker, "vector_store_load", {"table": "handbook"})

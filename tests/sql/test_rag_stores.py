@@ -60,6 +60,38 @@ def test_no_store_and_nothing_near_enough_are_told_apart(owner: Connection, aske
     assert far.detail
 
 
+def test_where_there_is_no_store_those_left_out_are_told(owner: Connection, asker: Connection, db: Database) -> None:
+    create_store(owner, "other", ROWS, model="fake-embed-slow")
+    create_store(owner, "secret", ROWS)
+    owner.execute("REVOKE SELECT ON secret FROM ml_rag_user; CREATE SCHEMA hidden")
+    create_store(owner, "hidden.docs", ROWS)
+    with error("P0002", "no vector store found") as caught:
+        answer(asker, "cats")
+    assert "public.other (It holds vectors of model fake-embed-slow, and the call is for fake-embed)" in caught.detail
+    assert "public.secret (The caller may not SELECT segment, segment_embedding)" in caught.detail
+    assert "hidden" not in caught.detail
+    assert caught.hint == 'Name its model in "embed_model_id".'
+    owner.execute("DROP TABLE other")
+    with error("P0002") as caught:
+        answer(asker, "cats")
+    assert caught.hint == "Ask its owner for GRANT SELECT ON public.secret."
+
+
+def test_a_view_of_a_role_that_is_not_trusted_is_told_as_left_out(
+    owner: Connection, asker: Connection, db: Database
+) -> None:
+    tenant = db.connect("tenant")
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    create_store(tenant, "t", ROWS)
+    tenant.execute(
+        "CREATE VIEW v AS SELECT * FROM t; GRANT SELECT ON v TO ml_rag_user; REVOKE SELECT ON t FROM ml_rag_user"
+    )
+    mark(tenant, "v")
+    with error("P0002", "public.v (It belongs to another role") as caught:
+        answer(asker, "cats")
+    assert "public.t (The caller may not SELECT" in caught.detail
+
+
 def test_store_without_rows_fails_with_its_own_message(owner: Connection, asker: Connection) -> None:
     create_store(owner)
     with error("P0002", "no segment"):
