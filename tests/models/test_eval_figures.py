@@ -108,6 +108,29 @@ def test_a_follow_up_is_found_by_its_history(measured: Measured) -> None:
     assert found["recorded rewriting"][1] >= 0.9
 
 
+def test_the_evaluation_of_conversations_measures_the_same(measured: Measured) -> None:
+    """The right page is among the first three where mrr is at least 1/3."""
+    connection, evaluation, _ = measured
+    by_hand = questions.chats(connection, evaluation.store, SHARED / "data")
+    connection.execute("CREATE TABLE chats (id text, question text, history jsonb, documents jsonb)")
+    for chat in read_lines(NORTHWIND / "chats.jsonl"):
+        pages = [{"document": page["file"], "page": page["page"]} for page in chat["citations"]]
+        given = (chat["id"], chat["question"], json.dumps(chat["history"]), json.dumps(pages))
+        connection.execute("INSERT INTO chats VALUES (%s, %s, %s, %s)", given)
+    searched = {"vector_store": [evaluation.store], "keyword_search": True, "n_citations": 10}
+    for way, query in {"no model": {}, "recorded rewriting": {"model_id": MODEL}}.items():
+        options = json.dumps({"k": [3], "options": {**searched, "query_options": query}})
+        row = connection.execute("SELECT ml_rag_evaluate('chats'::text, %s)", (options,)).fetchone()
+        assert row is not None
+        assert row[0]["errors"] == {}
+        share = connection.execute(
+            "SELECT avg(((measures -> 'mrr')::float8 >= 0.333)::integer)::float8 FROM ml_rag.evaluation_question"
+            " WHERE run_id = %s",
+            (row[0]["run_id"],),
+        ).fetchone()
+        assert share == (pytest.approx(by_hand[way][0]),)
+
+
 def test_documents_that_questions_name(measured: Measured) -> None:
     connection, evaluation, _ = measured
     assert questions.named(connection, evaluation.store, SHARED / "data") == (1, 1)

@@ -59,7 +59,11 @@ def undaunted(cluster: Cluster, reachable_dir: Path, connection: Connection) -> 
     folder = models_dir(load_catalogue())
     with running_server(fake_models=False, models_dir=folder, socket=socket, config=config), cluster.database() as db:
         other = db.connect()
-        for setting, value in {"model_server": f"unix:{socket}", "embed_model_id": None, "generate_model_id": None}.items():
+        for setting, value in {
+            "model_server": f"unix:{socket}",
+            "embed_model_id": None,
+            "generate_model_id": None,
+        }.items():
             other.execute("SELECT ml_rag.configure(%s, %s)", (setting, value))
         yield other
 

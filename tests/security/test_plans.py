@@ -204,6 +204,45 @@ def test_plans_do_not_tell_what_others_have_evaluated(db: Database, owner: Conne
             )
 
 
+def test_plans_do_not_tell_what_others_have_said(db: Database, owner: Connection, tenant: Connection) -> None:
+    """The turns of all conversations are in one table; policies leave each role its own."""
+    for _ in range(20):
+        (conversation,) = tenant.execute(
+            "INSERT INTO ml_rag.conversation DEFAULT VALUES RETURNING conversation_id"
+        ).fetchone() or ("",)
+        tenant.execute(
+            "INSERT INTO ml_rag.message (message_id, conversation_id, turn, query, question, text, citations, options)"
+            " SELECT gen_random_uuid(), %s, i, w, w, w, jsonb_build_array(w), jsonb_build_object('a', w)"
+            " FROM generate_series(1000001, 1000020) AS i, (VALUES ('zanzibar')) AS v (w)",
+            (conversation,),
+        )
+    owner.execute("ANALYZE ml_rag.conversation; ANALYZE ml_rag.message")
+    asker = db.connect("asker")
+    asker.execute("SET enable_seqscan = off")
+    nobody = "00000000-0000-4000-8000-000000000000"
+    pairs = [
+        *[
+            (f"SELECT 1 FROM ml_rag.message WHERE {condition}", "zanzibar", "quicksilver")
+            for condition in (
+                "query = '{}'", "question >= '{}' AND question < '{}zz'", "text LIKE '%{}%'", "role = '{}'",
+                "citations ? '{}'", "options ->> 'a' = '{}'", "turn = 1000003 AND query = '{}'",
+            )
+        ],
+        *[
+            (f"SELECT 1 FROM ml_rag.{table} WHERE conversation_id = '{{}}'", str(conversation), nobody)
+            for table in ("conversation", "message")
+        ],
+        ("SELECT 1 FROM ml_rag.message WHERE turn = 1000007 AND conversation_id = '{}'", str(conversation), nobody),
+        ("DELETE FROM ml_rag.message WHERE conversation_id = '{}'", str(conversation), nobody),
+        ("SELECT ml_rag._chat_history('{}', 100)", str(conversation), nobody),
+        ("SELECT 1 FROM ml_rag.message WHERE turn = {}", "1000007", "1999999"),
+    ]  # fmt: skip
+    for statement, there, absent in pairs:
+        plans = [json.dumps(plan(asker, statement.replace("{}", word))).replace(word, "w") for word in (there, absent)]
+        assert plans[0] == plans[1], statement
+    assert asker.execute("SELECT count(*) FROM ml_rag.message").fetchone() == (0,)
+
+
 def md5(text: str) -> str:
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 

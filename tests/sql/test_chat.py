@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from support.cluster import Connection, Database
+from support import programs
+from support.cluster import Cluster, Connection, Database
 from support.scripted import MODEL, Script, scripted_model
 from support.stores import answer, create_store, error, fake_embedding
 
@@ -370,3 +371,37 @@ def role_of(connection: Connection) -> str:
     row = connection.execute("SELECT current_user::text").fetchone()
     assert row is not None
     return str(row[0])
+
+
+@pytest.mark.parametrize("form", ["plain", "directory"])
+def test_conversations_go_on_where_a_dump_was_restored(
+    script: Script, asker: Connection, cluster: Cluster, db: Database, reachable_dir: Path, form: str
+) -> None:
+    """Into another database they go on where they were; a parallel restore takes the tables in any order."""
+    first = chat(asker, "where is the heron?", n_citations=1)
+    conversation = first["conversation_id"]
+    chat(asker, "and the tern?", conversation_id=conversation)
+    other = chat(db.connect("tenant"), "a secret?")["conversation_id"]
+    every = "SELECT m::text FROM ml_rag.message AS m ORDER BY turn"
+    everything = [asker.execute(statement).fetchall() for statement in (every, "TABLE ml_rag.conversation")]
+    with cluster.database(template="template0") as copy:
+        if form == "plain":
+            dump = programs.run("pg_dump", db, "--no-owner").stdout
+            programs.run("psql", copy, "-X", "-q", "-v", "ON_ERROR_STOP=1", input=dump)
+        else:
+            folder = reachable_dir / f"{db.name}.dump"
+            programs.run("pg_dump", db, "--no-owner", "-Fd", "-f", str(folder))
+            programs.run("pg_restore", copy, "--exit-on-error", "--no-owner", "-j", "2", str(folder))
+        restored = copy.connect("asker")
+        assert [restored.execute(s).fetchall() for s in (every, "TABLE ml_rag.conversation")] == everything
+        assert turns(restored, other) == []
+        (third,) = restored.execute(
+            "SELECT ml_rag_chat('and who is that?', %s)", (json.dumps({"conversation_id": conversation}),)
+        ).fetchone() or (None,)
+        assert third["conversation_id"] == conversation
+        assert [turn[0] for turn in turns(restored, conversation)] == [1, 2, 3]
+        assert "where is the heron?" in script.prompt or "where is the heron?" in json.dumps(script.requests[-1])
+        # deleting still takes the turns along
+        restored.execute("DELETE FROM ml_rag.conversation")
+        assert counts(restored) == (0, 0)
+        assert counts(copy.connect("tenant")) == (1, 1)

@@ -46,7 +46,14 @@ def statement(sql: str) -> dict[str, Any]:
 
 
 #: a model of the catalogue that is not there yet
-LARGE = {"id": "large", "task": "generate", "engine": "llama-cpp", "brief": False, "available": False, "pull": "get large"}
+LARGE = {
+    "id": "large",
+    "task": "generate",
+    "engine": "llama-cpp",
+    "brief": False,
+    "available": False,
+    "pull": "get large",
+}
 
 
 class SqlModel:
