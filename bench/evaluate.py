@@ -129,12 +129,12 @@ def checks(connection: psycopg.Connection[Any], evaluation: Evaluation, result: 
     vector, exact, text, hybrid = (_value(result, arm) for arm in ("vector", "exact", "text", "hybrid"))
     if vector is not None and exact is not None:
         change = round(vector - exact, 6)
-        yield Check("vector only, HNSW against exact, nDCG@10", name, change, "within 0.005", abs(change) <= 0.005)
+        yield Check("semantic, HNSW against exact, nDCG@10", name, change, "within 0.005", abs(change) <= 0.005)
     if text is not None:
         other = bm25s_ndcg(connection, evaluation)
         result["bm25s"] = {"ndcg@10": round(other, 6)}
         change = round(text - other, 6) + 0.0  # no -0
-        yield Check("text only against bm25s, nDCG@10", name, change, "within 0.005", abs(change) <= 0.005)
+        yield Check("keyword against bm25s, nDCG@10", name, change, "within 0.005", abs(change) <= 0.005)
     if hybrid is not None and vector is not None and text is not None:
         change = round(hybrid - max(vector, text), 6)
         yield Check("hybrid against the better arm, nDCG@10", name, change, "≥ -0.01", change >= -0.01)

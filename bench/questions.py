@@ -32,8 +32,8 @@ def _advanced(**query: Any) -> dict[str, Any]:
 
 #: one line an option, over hybrid search
 LINES = [
-    Arm("vector only", {}),
-    Arm("text only", {"semantic_search": False, "keyword_search": True}),
+    Arm("semantic", {}),
+    Arm("keyword", {"semantic_search": False, "keyword_search": True}),
     Arm("hybrid", _HYBRID),
     Arm("hybrid, semantic_weight 0.4", {**_HYBRID, "hybrid_options": {"semantic_weight": 0.4}}),
     Arm("+ synonyms", _advanced(synonyms=True)),
@@ -52,7 +52,7 @@ LINES = [
         },
     ),
 ]
-_SIMPLE = ("vector only", "text only", "hybrid", "hybrid, semantic_weight 0.4")
+_SIMPLE = ("semantic", "keyword", "hybrid", "hybrid, semantic_weight 0.4")
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def test_a_folder_is_loaded_and_measured(db: Database, owner: Connection, folder
         "documents": 4, "new": 4, "segments": 4, "seconds": found["documents"]["seconds"], "failed": []
     }  # fmt: skip
     assert found["questions"] == 4  # the one that cannot be answered measures nothing in a search
-    for arm, title in (("vector", "vector only"), ("exact", "vector only, exact")):
+    for arm, title in (("vector", "semantic"), ("exact", "semantic, exact")):
         arm_run = found["arms"][arm]
         assert arm_run["measures"]["recall@1"] == 1
         assert arm_run["vector_store"] == ["ml_rag_eval.topics"]
@@ -77,7 +77,7 @@ def test_the_table_is_printed(db: Database, folder: Path) -> None:
     result = run(db, folder, "--arms", "vector", "--k", "1,2")
     assert "topics: 4 documents, 4 segments, 4 questions" in result.output
     assert "recall@2" in result.output
-    assert "vector only" in result.output
+    assert "\nsemantic  " in result.output
     assert "1.000" in result.output
 
 

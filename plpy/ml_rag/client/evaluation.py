@@ -40,11 +40,11 @@ class Arm:
 
 
 ARMS = {
-    "vector": Arm("vector only", {}),
-    "exact": Arm("vector only, exact", {}, exact=True),
-    "text": Arm("text only", {"semantic_search": False, "keyword_search": True}),
+    "vector": Arm("semantic", {}),
+    "exact": Arm("semantic, exact", {}, exact=True),
+    "text": Arm("keyword", {"semantic_search": False, "keyword_search": True}),
     "hybrid": Arm("hybrid", {"keyword_search": True}),
-    "ranker": Arm("hybrid with ranker", {"keyword_search": True, "rerank": {}}),
+    "ranker": Arm("hybrid, reranked", {"keyword_search": True, "rerank": {}}),
 }
 
 
