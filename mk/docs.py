@@ -120,14 +120,14 @@ class Option:
         """What "auto" stands for."""
         if not self.has_auto:
             return ""
-        return "the default" if self.auto is None else json.dumps(self.auto)
+        return "decided for each question" if self.auto is None else json.dumps(self.auto)
 
 
 def code(text: str) -> str:
     return f"`{text}`"
 
 
-_CODE = re.compile(r'\{.*\}|\["[^\]]*\]|"[^"]*"|\bml_rag\.[a-z_]+\b|\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b')
+_CODE = re.compile(r'\[\{.*\}\]|\{.*\}|\["[^\]]*\]|"[^"]*"|\bml_rag\.[a-z_]+\b|\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b')
 _LINK = re.compile(r"\b(docs/[\w/]+\.md)(#[\w-]+)?")
 
 

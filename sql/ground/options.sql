@@ -25,7 +25,7 @@ COMMENT ON TABLE ml_rag.option IS
 $$every option of every routine: type, range, choices, default
 routine: the routine, or the object among its options that has the option as a key. minimum, maximum: both included.
 default_value: taken where the option is absent or null. default_rule: the same in words, where it depends on other
-things. auto_value: what "auto" stands for; null where there is no such word, JSON null where "auto" means the default.
+things. auto_value: what "auto" stands for; null where there is no such word, JSON null where it is decided for each question.
 keys_of: whose options are the keys of an object, or of those in an array. is_private: errors do not repeat the value, as they go into the log.$$;
 
 CREATE FUNCTION ml_rag._add_option(
@@ -53,7 +53,7 @@ SELECT ml_rag._add_option('ml_rag', 'vector_store', 'text[]', default_rule => 'a
 SELECT ml_rag._add_option('ml_rag', 'exclude_vector_store', 'text[]', default_rule => 'none',
   description => 'leave these stores out');
 SELECT ml_rag._add_option('ml_rag', 'schema', 'text[]', default_rule => 'all',
-  description => 'look for vector stores in these schemas');
+  description => 'look for vector stores in these schemas; in loads the option is schema_name');
 SELECT ml_rag._add_option('ml_rag', 'document_name', 'text[]', default_rule => 'all',
   description => 'search only these documents, by their names as stored (a loaded file''s whole path)');
 SELECT ml_rag._add_option('ml_rag', 'exclude_document_name', 'text[]', default_rule => 'none',
@@ -91,8 +91,8 @@ SELECT ml_rag._add_option('ml_rag', 'arms', 'array', keys_of => 'arm', default_r
   description => 'what is searched, arm by arm, in place of semantic_search, keyword_search and hybrid_options: 1 to 16'
     ' objects, such as [{"search": "semantic"}, {"search": "keyword", "weight": 0.3}]: docs/search.md#arms');
 SELECT ml_rag._add_option('ml_rag', 'citation_fields', 'text[]', default_rule => 'none',
-  description => 'further keys of each citation: document_id, segment_number, segment_range, vector_store, metadata,'
-    ' score, keyword_score, rerank_score, rank');
+  description => 'further keys of each citation, any of ["document_id", "segment_number", "segment_range", "vector_store",'
+    ' "metadata", "score", "keyword_score", "rerank_score", "rank"]');
 SELECT ml_rag._add_option('ml_rag', 'return', 'choice', choices => '{segment,node,document}', default_value => '"segment"',
   description => 'what of a hit is cited: the segment; the best node, where an arm has searched a node group; or the document'
     ' around it, up to 200 segments on either side');
@@ -161,7 +161,7 @@ SELECT ml_rag._add_option('query_options', 'history', 'array', default_rule => '
   description => 'earlier turns of the conversation, oldest first, at most 1000: {"role": "user" or "assistant",'
     ' "content": "…"}');
 SELECT ml_rag._add_option('query_options', 'history_tokens', 'integer', minimum => 0, maximum => 1000000,
-  default_rule => 'a quarter of the model''s context',
+  default_rule => 'a quarter of the model''s context; 512 where no model rewrites the question',
   description => 'longest prompt in tokens of the model: instructions and question always, then the newest turns that fit,'
     ' whole ones');
 SELECT ml_rag._add_option('query_options', 'rewrite', 'boolean',
@@ -200,7 +200,7 @@ SELECT ml_rag._add_option('hybrid_options', 'candidates', 'integer', minimum => 
   description => 'how many segments each arm finds');
 
 SELECT ml_rag._add_option('rerank', 'model_id', 'text', default_rule => 'setting rerank_model_id',
-  description => 'a cross-encoder, or hybrid, which needs none');
+  description => 'a cross-encoder, or "hybrid", a model that needs no files; in ml_rank the option is "model"');
 SELECT ml_rag._add_option('rerank', 'function', 'text', default_rule => 'none',
   description => 'instead of a model a function of yours, "schema.function": docs/functions.md');
 SELECT ml_rag._add_option('rerank', 'candidates', 'integer', minimum => 1, maximum => 1000, default_value => '50',
@@ -272,14 +272,15 @@ SELECT ml_rag._add_option('ml_generate', 'context', 'text', default_rule => 'non
 -- ml_rank, ml_rank_rows
 
 SELECT ml_rag._add_option('ml_rank', 'top_n', 'integer', minimum => 1, maximum => 2147483647, default_rule => 'all',
-  description => 'return only so many, the best');
+  description => 'return only so many, the best; in ml_rag the option is n_citations');
 SELECT ml_rag._add_option('ml_rank', 'ignore_record_details_in_response', 'boolean', default_value => 'false',
   description => 'return ids and scores only');
 SELECT ml_rag._add_option('ml_rank', 'model', 'text',
-  default_rule => 'setting rerank_model_id where its files are there, else hybrid',
-  description => 'a cross-encoder, or hybrid; a model named here whose files are missing is error 55000');
+  default_rule => 'setting rerank_model_id where its files are there, else "hybrid"',
+  description => 'a cross-encoder, or the model "hybrid"; a model named here whose files are missing is error 55000.'
+    ' Elsewhere the option is model_id');
 SELECT ml_rag._add_option('ml_rank', 'language', 'text', default_rule => 'default_text_search_config',
-  description => 'a code such as en or pt-BR, or a name: what hybrid takes for a word');
+  description => 'a code such as en or pt-BR, or a name: what the model "hybrid" takes for a word');
 
 
 -- ml_nl_sql, nl_sql, ml_retrieve_schema_metadata
@@ -356,7 +357,7 @@ SELECT ml_rag._add_option('ml_embed_row', 'truncate', 'boolean', default_value =
 -- vector_store_load
 
 SELECT ml_rag._add_option('vector_store_load', 'schema_name', 'text', default_rule => 'the first schema of search_path',
-  description => 'schema of the store');
+  description => 'schema of the store; in searches the option is "schema"');
 SELECT ml_rag._add_option('vector_store_load', 'table_name', 'text', default_rule => 'from the path',
   description => 'table of the store');
 SELECT ml_rag._add_option('vector_store_load', 'formats', 'text[]', default_rule => 'all',
@@ -509,7 +510,7 @@ SELECT ml_rag._add_option('create_vectorizer', 'distance_metric', 'choice',
   choices => ARRAY(SELECT m.name FROM ml_rag.metric AS m ORDER BY m.name),
   default_value => '"COSINE"', description => 'metric that the index is built for');
 SELECT ml_rag._add_option('create_vectorizer', 'index', 'object', keys_of => 'index', default_rule => 'hnsw',
-  description => 'the index of the embeddings, which the first run that has embedded all builds');
+  description => 'the index of the embeddings, built by the first run that leaves nothing pending');
 SELECT ml_rag._add_option('create_vectorizer', 'document_name', 'text', default_value => '"{schema}.{table}/{key}"',
   description => 'template of the name in citations: schema, table, key, and columns');
 SELECT ml_rag._add_option('create_vectorizer', 'destination', 'choice', choices => '{column,table}', default_value => '"column"',
