@@ -109,7 +109,7 @@ SELECT ml_rag._add_option('ml_rag', 'skip_generate', 'boolean', default_value =>
   description => 'retrieval only; the output has no text');
 SELECT ml_rag._add_option('ml_rag', 'model_options', 'object', keys_of => 'ml_generate',
   description => 'any option of ml_generate except context');
-SELECT ml_rag._add_option('ml_rag', 'prompt', 'object', keys_of => 'prompt',
+SELECT ml_rag._add_option('ml_rag', 'prompt', 'object', keys_of => 'prompt', is_private => true,
   description => 'instructions, markers and order of the segments in the prompt');
 SELECT ml_rag._add_option('ml_rag', 'abstain', 'boolean',
   default_rule => 'true with max_distance or min_score, else false',
@@ -570,7 +570,7 @@ SELECT ml_rag._add_option('heatwave_chat', 'documents', 'any', default_rule => '
   description => 'written by the call: what the answer cites');
 SELECT ml_rag._add_option('heatwave_chat', 'response', 'any', default_rule => 'none',
   description => 'written by the call: the answer');
-SELECT ml_rag._add_option('heatwave_chat', 'prompt', 'any', default_rule => 'none',
+SELECT ml_rag._add_option('heatwave_chat', 'prompt', 'any', default_rule => 'none', is_private => true,
   description => 'written by the call with return_prompt');
 SELECT ml_rag._add_option('heatwave_chat', 'request_completed', 'any', default_rule => 'none', description => 'written by the call: true');
 SELECT ml_rag._add_option('heatwave_chat', 'error', 'any', default_rule => 'none',

@@ -157,7 +157,7 @@ BEGIN
     step.hint := 'Call the function with the text of the segment.';
   ELSIF _hit.vector_store IS NULL AND arm.node_group IS NOT NULL THEN
     step.detail := format('Node group "%s" has no node of it that the arm finds.', arm.node_group);
-    step.hint := 'SELECT * FROM ml_rag.node_group shows how many nodes are pending.';
+    step.hint := 'The view of node groups shows how many nodes are pending, and why some failed.';
   ELSIF _hit.vector_store IS NULL AND _is_semantic THEN
     step.detail := 'It has no embedding yet.';
     step.hint := format('CALL ml_rag.run_vectorizer(%L) embeds the rows of a table with a vectorizer; others are embedded by ml_embed_table.',
