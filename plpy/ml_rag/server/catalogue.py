@@ -140,12 +140,13 @@ class ModelEntry(_Strict):
 
     @model_validator(mode="after")
     def _engine_has_what_it_needs(self) -> ModelEntry:
-        if self.engine == "openai" and self.base_url is None:
-            raise ValueError("engine openai needs base_url")
+        for name in self.kind.required_settings:
+            if getattr(self, name) is None:
+                raise ValueError(f"engine {self.engine} needs {name}")
         if self.task not in self.kind.tasks:
             raise ValueError(f"engine {self.engine} does not {self.task}")
-        if self.engine == "llama-cpp" and len(self.files) != 1 and not self._paths():
-            raise ValueError("engine llama-cpp needs exactly one GGUF file in files, or a path source")
+        if self.kind.is_single_file and len(self.files) != 1 and not self._paths():
+            raise ValueError(f"engine {self.engine} needs exactly one file in files, or a path source")
         for name in self.files:
             if name.startswith("/") or ".." in Path(name).parts:
                 raise ValueError(f"file name {name!r} leaves the model's folder")
@@ -155,24 +156,22 @@ class ModelEntry(_Strict):
         return [Path(source.path) for source in self.sources if isinstance(source, PathSource)]
 
     def location(self, models_dir: Path) -> Path:
-        """The model's file (one GGUF) or folder: a path source that exists, else its place in ``models_dir``."""
+        """The model's file or folder: a path source that exists, else its place in ``models_dir``."""
         folder = next((path for path in self._paths() if path.exists()), models_dir / self.id.replace("/", "--"))
-        if self.engine == "llama-cpp" and self.files and folder.is_dir():
-            return folder / next(iter(self.files))
-        if self.engine == "llama-cpp" and self.files and not folder.exists():
+        if self.kind.is_single_file and self.files and not folder.is_file():
             return folder / next(iter(self.files))
         return folder
 
     def file_paths(self, models_dir: Path) -> dict[Path, str]:
         """Each file the model needs -> its pin. A path source that is a single file is that file."""
         location = self.location(models_dir)
-        if self.engine == "llama-cpp":
+        if self.kind.is_single_file:
             return {location: next(iter(self.files.values()), UNPINNED)}
         return {location / name: pin for name, pin in self.files.items()}
 
     def missing(self, models_dir: Path) -> str | None:
         """Why the model cannot be loaded as things stand (None = nothing is missing). Contents are not read."""
-        if self.engine == "openai":
+        if self.kind.is_remote:
             if self.api_key_env and not os.environ.get(self.api_key_env):
                 return f"the environment variable {self.api_key_env} that holds its key is not set"
             if self.api_key_file and not os.access(self.api_key_file, os.R_OK):

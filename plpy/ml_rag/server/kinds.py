@@ -18,8 +18,12 @@ class EngineKind:
     runs: str
     #: its models are files of this machine, which are pulled, pinned and loaded
     has_files: bool = True
+    #: each of its models is one file, not a folder of them
+    is_single_file: bool = False
     #: its models are on another machine, which bounds what it is asked for itself
     is_remote: bool = False
+    #: settings that its models must have
+    required_settings: tuple[str, ...] = ()
     #: package whose native code a caller's options and texts can reach: each model has a process of its own
     own_process_for: str | None = None
 
@@ -32,13 +36,16 @@ ENGINES: dict[str, EngineKind] = {
     "sentence-transformers": EngineKind(
         "sentence_transformers", _tasks("embed", "rerank"), "embedding models and cross-encoders"
     ),
-    "llama-cpp": EngineKind("llama_cpp", _tasks("generate"), "GGUF files", own_process_for="llama_cpp"),
+    "llama-cpp": EngineKind(
+        "llama_cpp", _tasks("generate"), "GGUF files", is_single_file=True, own_process_for="llama_cpp"
+    ),
     "openai": EngineKind(
         "openai",
         _tasks("embed", "generate"),
         "models of an OpenAI-compatible endpoint",
         has_files=False,
         is_remote=True,
+        required_settings=("base_url",),
     ),
     "fake": EngineKind("fake", _tasks("embed", "generate", "rerank"), "answers for tests", has_files=False),
 }
