@@ -141,7 +141,7 @@ BEGIN
         -- as in the model server, but before anything is made of it here: 12 MB of empty arrays took 1.3 GB
         RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'json_schema is too complex',
           DETAIL = format('It has %s bytes; at most 65536 are allowed.', octet_length(_value::text)),
-          HINT = 'Use a simpler schema.';
+          HINT = 'Shorten its descriptions, or leave properties out.';
       ELSIF _option.keys_of IS NOT NULL THEN
         -- only checked: whoever reads the object fills in its defaults, which may depend on more
         PERFORM ml_rag.parse_options(_option.keys_of, _value);

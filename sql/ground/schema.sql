@@ -174,10 +174,12 @@ AS $$
 DECLARE
   _name text := relation::text;
 BEGIN
-  IF _name IS NULL OR _name ~ '^([0-9]+|-)$' THEN
+  IF _name IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'table does not exist', DETAIL = 'The table is NULL.',
+      HINT = 'Name a table.';
+  ELSIF _name ~ '^([0-9]+|-)$' THEN
     RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'table does not exist',
-      DETAIL = format('There is no table with OID %s; it may have been dropped during the call.',
-        coalesce(relation::oid::text, 'NULL')),
+      DETAIL = format('There is no table with OID %s; it may have been dropped during the call.', relation::oid),
       HINT = 'Try again.';
   END IF;
   RETURN _name;

@@ -304,7 +304,7 @@ RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: make the keyword index of a table, or make it anew with other options; is_new: the caller has just made it
+-- purpose: create the keyword index of a table, or rebuild it with other options; is_new: the caller has just made it
 -- call: what ml_rag._begin has returned
 -- Calls: ml_rag._advance, ml_rag._progress, ml_rag._own_table, ml_rag.parse_options, ml_rag._bad_option, ml_rag._indexable_key,
 -- ml_rag.text_search_configuration, ml_rag._check_keyword_columns, ml_rag._build_keyword_index, ml_rag._raise
@@ -348,7 +348,7 @@ BEGIN
   IF row_security_active(store) THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('row-level security hides rows of "%s" from its owner', store),
       DETAIL = 'The index must contain all rows; row-level security applies when it is searched.',
-      HINT = format('ALTER TABLE %s NO FORCE ROW LEVEL SECURITY; FORCE it again afterwards.', store);
+      HINT = format('First: ALTER TABLE %1$s NO FORCE ROW LEVEL SECURITY; afterwards: ALTER TABLE %1$s FORCE ROW LEVEL SECURITY;', store);
   END IF;
   IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') AND NOT is_new THEN
     RAISE EXCEPTION USING ERRCODE = '55000',

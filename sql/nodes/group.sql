@@ -137,7 +137,7 @@ BEGIN
   _nodes := format('%I.%I', _store.nspname, _name);
   IF EXISTS (SELECT FROM ml_rag._node_groups(store) AS g WHERE g.name = _make_node_group.options ->> 'name') THEN
     RAISE EXCEPTION USING ERRCODE = '42710', MESSAGE = format('"%s" has a node group "%s" already', store, options ->> 'name'),
-      HINT = format('SELECT ml_rag.drop_node_group(%L, %L); and create the new one.', store, options ->> 'name');
+      HINT = format('First: SELECT ml_rag.drop_node_group(%L, %L); then create the new one.', store, options ->> 'name');
   ELSIF to_regclass(_nodes) IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation %s exists already', _nodes),
       DETAIL = 'The nodes of the group are kept in a table of that name.', HINT = 'Give the node group another name, or rename that relation.';

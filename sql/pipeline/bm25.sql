@@ -60,7 +60,7 @@ CREATE FUNCTION ml_rag._enabling(store ml_rag.store) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the statement by which an owner makes the keyword index of a store, for hints
+-- purpose: the statement by which an owner creates or rebuilds the keyword index of a store, for hints
 BEGIN
   RETURN format('SELECT ml_rag.enable_keyword_search(%L%s)', store.relation::text,
     CASE WHEN store.segment <> 'segment' THEN format(', %L', jsonb_build_object('segment', store.segment)) END);
@@ -129,7 +129,7 @@ EXCEPTION WHEN OTHERS THEN
   hits := '{}';
   failure := ml_rag._failure(store.vector_store, '55000',
       format('the keyword index of "%s" cannot be used', store.vector_store), SQLERRM,
-      format('Its owner can make it anew: %s;', ml_rag._enabling(store)))
+      format('Its owner can rebuild it: %s;', ml_rag._enabling(store)))
     || jsonb_build_object('warning', format('the keyword index of "%s" cannot be used; ignored', store.vector_store),
       'warning_detail', SQLERRM, 'skipped', 'Its keyword index cannot be used.',
       'warning_hint', format('Its owner can rebuild it: %s;', ml_rag._enabling(store)));
@@ -145,12 +145,12 @@ DECLARE
   _names text[] := ARRAY(SELECT s.vector_store FROM unnest(stores) AS s);
 BEGIN
   RAISE WARNING USING ERRCODE = '01000',
-    MESSAGE = CASE cardinality(stores) WHEN 1 THEN format('"%s" has no keyword index; not searched by words', _names[1])
-      ELSE format('%s vector stores have no keyword index; not searched by words', cardinality(stores)) END,
-    DETAIL = format('Not searched by words: %s%s.', array_to_string(_names[1:20], ', '),
+    MESSAGE = CASE cardinality(stores) WHEN 1 THEN format('"%s" has no keyword index; keyword search ignores it', _names[1])
+      ELSE format('%s vector stores have no keyword index; keyword search ignores them', cardinality(stores)) END,
+    DETAIL = format('Ignored: %s%s.', array_to_string(_names[1:20], ', '),
       CASE WHEN cardinality(_names) > 20 THEN ', …' END),
     HINT = CASE WHEN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = stores[1].relation) = 'r'
-      THEN format('Its owner can make one: %s;', ml_rag._enabling(stores[1]))
+      THEN format('Its owner can create one: %s;', ml_rag._enabling(stores[1]))
       ELSE 'Only an ordinary table can have one: search the table behind it.' END;
 END
 $$;

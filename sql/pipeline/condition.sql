@@ -360,7 +360,9 @@ BEGIN
         MESSAGE = format('operator is not supported for column "%s"', left(_key, 100)),
         DETAIL = format('Column %I of %s is of type %s; the operator is "%s".', _column, store.vector_store, _type,
           node ->> 'operator'),
-        HINT = '"like" requires text. Enums do not support ranges. Other user-defined types support only "exists".';
+        HINT = CASE WHEN (SELECT t.typtype FROM pg_type AS t WHERE t.oid = _type) = 'e' THEN 'Enums do not support ranges.'
+          WHEN node ->> 'operator' IN ('like', 'ilike') THEN format('"%s" requires a column of text.', node ->> 'operator')
+          ELSE 'A column of this type supports only "exists".' END;
     END IF;
     RETURN;
   END IF;

@@ -444,7 +444,7 @@ BEGIN
                    WHERE s.found = 'untrusted' AND s.embed_model_id <> _models[1] LOOP
         RAISE WARNING USING ERRCODE = '01000',
           MESSAGE = format('"%s" has another embedding model than the stores named; ignored', _name),
-          HINT = 'Name it with its schema in "vector_store", or leave it out with "exclude_vector_store".';
+          HINT = 'Search it in a call of its own, or leave it out with "exclude_vector_store".';
       END LOOP;
       _stores := ARRAY(SELECT s FROM unnest(_stores) AS s
                        WHERE s.found <> 'untrusted' OR s.embed_model_id = _models[1]);

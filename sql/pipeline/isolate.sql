@@ -189,7 +189,7 @@ BEGIN
                     ELSE concat(format('%s: %s.', _failure ->> 'sqlstate', rtrim(_failure ->> 'message', '.')),
                       ' ' || (_failure ->> 'detail')) END,
       HINT = CASE WHEN _failure ? 'warning' THEN _failure ->> 'warning_hint'
-                  ELSE 'Name it with its schema in "vector_store", or leave it out with "exclude_vector_store".' END;
+                  ELSE 'Leave it out with "exclude_vector_store". To get its error instead, name it with its schema in "vector_store".' END;
   END LOOP;
   IF cardinality(failures) > _most THEN
     RAISE WARNING USING ERRCODE = '01000',

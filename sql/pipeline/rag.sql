@@ -4,7 +4,8 @@ CREATE FUNCTION ml_rag._not_found(request ml_rag.request, retrieval ml_rag.retri
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the error that says that no arm has found anything  Calls: ml_rag._is_filtered, ml_rag._nearest_column
+-- purpose: the error that says that no arm has found anything  Calls: ml_rag._is_filtered, ml_rag._nearest_column,
+-- ml_rag._filter_options
 DECLARE
   _key text;
   _nearest text;
@@ -22,18 +23,21 @@ BEGIN
       cardinality(retrieval.stores) - coalesce(cardinality(retrieval.skipped), 0),
       CASE WHEN _is_filtered AND _is_semantic THEN 'No row passed the filters'
            WHEN _is_filtered AND _is_by_function THEN 'No row that passed the filters is a candidate of the function'
-           WHEN _is_filtered THEN 'No row that passed the filters contains a word of the query'
+           WHEN _is_filtered THEN 'No row that passed the filters contains a word of the question'
            WHEN _is_semantic THEN 'None has a row that you may see'
            WHEN _is_by_function THEN 'No row is a candidate of the function'
-           ELSE 'No segment contains a word of the query' END),
+           ELSE 'No segment contains a word of the question' END),
     'hint', CASE WHEN _nearest IS NOT NULL THEN format('Did you mean column "%s"?', _nearest)
       WHEN _is_filtered THEN
-      'Check "document_name" and "exclude_document_name", which take names as the stores hold them (a loaded '
-      'file''s whole path), the keys and values of "filters" (a key inside an object is "/address/city"), the '
-      'keywords, and whether the stores have rows.'
-      WHEN _is_semantic THEN 'Load documents with vector_store_load.'
+      (SELECT format('Check %s, and whether the stores have rows.', string_agg(CASE o.key
+           WHEN 'document_name' THEN '"document_name" (names as the stores hold them: a loaded file''s whole path)'
+           WHEN 'filters' THEN 'the keys and values of "filters" (a key inside an object is "/address/city")'
+           ELSE format('"%s"', o.key) END, ', ' ORDER BY o.key))
+       FROM jsonb_object_keys(request.options) AS o (key) WHERE o.key = ANY (ml_rag._filter_options()))
+      WHEN _is_semantic THEN
+        'Load documents with vector_store_load, or ask the owner whether a row-level security policy hides them from you.'
       WHEN _is_by_function THEN 'It leaves a row out by giving null or NaN, the arm by "min_score" or "max_distance".'
-      ELSE 'Use other words, or search by meaning too: {"semantic_search": true}.' END);
+      ELSE 'Use other words, or add semantic search: {"semantic_search": true}.' END);
 END
 $$;
 

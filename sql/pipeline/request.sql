@@ -264,7 +264,7 @@ DECLARE
   _retrieval jsonb := options -> 'retrieval_options';
 BEGIN
   IF coalesce(question, '') !~ '\S' THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the query is empty',
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the question is empty',
       HINT = 'Ask a question: CALL ml_rag(''What is AutoML?'').';
   END IF;
   request.question := question;

@@ -321,7 +321,7 @@ DECLARE
   _rewritten ml_rag.rewritten;
 BEGIN
   IF coalesce(question, '') !~ '\S' THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the query is empty',
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the question is empty',
       HINT = 'Ask a question: SELECT ml_rag.rewrite(''What is AutoML?'', ''{"synonyms": true}'').';
   END IF;
   _options := ml_rag._parse_query_options(query_options);

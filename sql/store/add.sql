@@ -49,7 +49,7 @@ BEGIN
   ELSIF _options ->> 'quantization' <> 'none' THEN
     RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = 'indexes of quantized vectors are not supported yet',
       DETAIL = format('"quantization" is %s.', _options ->> 'quantization'),
-      HINT = '"type": "halfvec" of the embedding itself takes half the room of vector, in the table and in the index.';
+      HINT = 'For a smaller index use an embedding of type halfvec: ml_rag.add_embedding(…, ''{"type": "halfvec"}'').';
   ELSIF (_options ->> 'ef_construction')::integer < 2 * coalesce((_options ->> 'm')::integer, 16) THEN
     PERFORM ml_rag._bad_option('ef_construction', _options -> 'ef_construction',
       'at least twice "m", which is 16 by default');
@@ -97,12 +97,14 @@ BEGIN
                 WHERE g.tgrelid = store AND p.proname = '_wake_workers' AND p.pronamespace = 'ml_rag'::regnamespace) THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the embeddings of "%s" cannot be changed', store),
       DETAIL = 'It has a vectorizer, which keeps one embedding.',
-      HINT = format('SELECT ml_rag.drop_vectorizer(%L); and create it again for another model.', store::text);
+      HINT = format('For another model, first: SELECT ml_rag.drop_vectorizer(%1$L); then: '
+        'SELECT ml_rag.create_vectorizer(%1$L, ''{"columns": …, "embed_model_id": …}'');', store::text);
   ELSIF EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = embedding
                 AND ml_rag._marked_model(col_description(a.attrelid, a.attnum)) IS NULL) THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
       MESSAGE = format('column "%s" of table "%s" does not say which model its vectors are of', embedding, store),
-      HINT = format('COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'';', store, embedding);
+      HINT = format('Put the model''s id for …, and what the comment says already before it: '
+        'COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'';', store, embedding);
   END IF;
 END
 $$;
@@ -168,7 +170,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the model id cannot stand in the marker of a vector store',
       DETAIL = format('Model id %L; blanks, commas and semicolons end the marker.', _model);
   ELSIF _found.model_id <> _model OR _found.type <> _options ->> 'type' THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('"%s" has another embedding "%s"', store, name),
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('embedding "%s" of "%s" exists already, with another model or type', name, store),
       DETAIL = format('It is of model %s and type %s.', _found.model_id, _found.type),
       HINT = 'Go on with that model and type, or give another name.';
   END IF;

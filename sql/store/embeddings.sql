@@ -27,11 +27,11 @@ BEGIN
   FROM pg_class AS c WHERE c.oid = store;
   IF _why IS NULL AND (SELECT bool_or(row_security_active(p.oid)) FROM unnest(_parts) AS p (oid)) THEN
     _why := 'Row-level security hides rows of it from its owner.';
-    _hint := format('ALTER TABLE %s NO FORCE ROW LEVEL SECURITY; it can be forced again afterwards.', store);
+    _hint := format('First: ALTER TABLE %1$s NO FORCE ROW LEVEL SECURITY; afterwards: ALTER TABLE %1$s FORCE ROW LEVEL SECURITY;', store);
   ELSIF _why IS NULL AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
     _why := format('The isolation level is %s, which hides what others have just changed.',
       current_setting('transaction_isolation'));
-    _hint := 'SET default_transaction_isolation = ''read committed''; and call it again.';
+    _hint := 'First: SET default_transaction_isolation = ''read committed''; then call it again.';
   END IF;
   IF _why IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the embeddings of "%s" cannot be changed', store),
@@ -125,7 +125,7 @@ BEGIN
   IF _pending > 0 THEN
     RAISE EXCEPTION USING ERRCODE = '55000',
       MESSAGE = format('%s rows of "%s" have no embedding "%s"', _pending, store, name),
-      DETAIL = 'Searches by meaning would not find them.',
+      DETAIL = 'Semantic search would not find them.',
       HINT = format('CALL ml_rag.add_embedding(%L, %L) embeds them; ml_rag.use_embedding(%1$L, %2$L, true) goes without.',
         store, name);
   END IF;

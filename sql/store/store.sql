@@ -50,7 +50,7 @@ DECLARE
 BEGIN
   IF NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = store) THEN
     RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'vector store does not exist',
-      DETAIL = format('There is no table with OID %s.', store::oid),
+      DETAIL = coalesce('There is no table with OID ' || store::oid || '.', 'The table is NULL.'),
       HINT = 'ml_rag.create_store and vector_store_load create one.';
   ELSIF (SELECT c.relkind NOT IN ('r', 'p') FROM pg_class AS c WHERE c.oid = store) THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('relation "%s" is not a table', store);
@@ -77,7 +77,8 @@ BEGIN
   IF model_id IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
       MESSAGE = format('column "%s" of table "%s" has no comment that names its embedding model', column_name, store),
-      HINT = format('COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'';', store, column_name);
+      HINT = format('Put the model''s id for …, and what the comment says already before it: '
+        'COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'';', store, column_name);
   ELSIF model_id <> embed_model_id THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('vector store "%s" holds vectors of another model', store),
       DETAIL = format('It holds vectors of %s; the call is for %s.', model_id, embed_model_id),

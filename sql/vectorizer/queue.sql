@@ -50,7 +50,8 @@ BEGIN
       AND NOT a.attisdropped) < 2 THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the vectorizer of "%s" lacks its columns', relation),
       DETAIL = 'segment or segment_embedding was dropped or renamed, or its comment no longer names a model.',
-      HINT = format('SELECT ml_rag.drop_vectorizer(%L); and create it again.', relation);
+      HINT = format('First: SELECT ml_rag.drop_vectorizer(%1$L); then: SELECT ml_rag.create_vectorizer(%1$L, ''{"columns": …}'');',
+        relation);
   END IF;
 END
 $$;

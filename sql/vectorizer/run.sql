@@ -414,7 +414,8 @@ BEGIN
   IF NOT coalesce(run.request IS NULL AND _trigger.is_on OR run.request IS NOT NULL AND ml_rag._has_segment_triggers(_relation), false) THEN
     RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('a trigger of "%s" was dropped or disabled', _relation),
       DETAIL = 'Texts that changed without it have kept their old embedding.',
-      HINT = format('SELECT ml_rag.drop_vectorizer(%L); and create it again.', _relation);
+      HINT = format('First: SELECT ml_rag.drop_vectorizer(%1$L); then: SELECT ml_rag.create_vectorizer(%1$L, ''{"columns": …}'');',
+        _relation);
   ELSIF _trigger.later IS NOT NULL AND run.request IS NULL THEN
     RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('trigger "%s" of "%s" runs after that of ml_rag', _trigger.later, _relation),
       DETAIL = 'It could change a text whose embedding is kept. Triggers run in the order of their names.',

@@ -33,7 +33,8 @@ BEGIN
   IF _segments IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the table of segments of "%s" is missing', relation),
       DETAIL = 'It was dropped, lost its policy "ml_rag_source", or has another owner than the table.',
-      HINT = format('SELECT ml_rag.drop_vectorizer(%L); and create it again.', relation);
+      HINT = format('First: SELECT ml_rag.drop_vectorizer(%1$L); then: SELECT ml_rag.create_vectorizer(%1$L, ''{"columns": …}'');',
+        relation);
   END IF;
   RETURN _segments;
 END
@@ -184,7 +185,8 @@ BEGIN
         ELSE 'A key may be of integer, numeric, text and uuid columns.' END;
   ELSIF to_regclass(_name) IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation "%s" exists already', to_regclass(_name)),
-      DETAIL = 'The table of segments has that name.', HINT = format('ALTER TABLE %s RENAME TO …, or DROP it.', _name);
+      DETAIL = 'The table of segments has that name.', HINT = format('Rename the table: ALTER TABLE %s RENAME TO …; '
+        'or drop it if nothing needs it.', _name);
   END IF;
   EXECUTE format('CREATE TABLE %s (%s, document_id bigint NOT NULL, document_name text NOT NULL,'
     ' metadata jsonb NOT NULL DEFAULT ''{}'', segment_number integer NOT NULL, segment text, text_hash bigint NOT NULL,'

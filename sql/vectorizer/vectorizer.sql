@@ -13,7 +13,7 @@ DECLARE
 BEGIN
   IF EXISTS (SELECT FROM ml_rag._vectorizer(relation)) THEN
     RAISE EXCEPTION USING ERRCODE = '42710', MESSAGE = format('table "%s" has a vectorizer already', relation),
-      HINT = format('SELECT ml_rag.drop_vectorizer(%L); and create the new one.', relation);
+      HINT = format('First: SELECT ml_rag.drop_vectorizer(%L); then create the new one.', relation);
   END IF;
   SELECT a.attname INTO _column FROM pg_attribute AS a
   WHERE a.attrelid = relation AND a.attname IN ('segment', 'document_name', 'segment_embedding') AND NOT a.attisdropped
@@ -21,7 +21,8 @@ BEGIN
   IF FOUND THEN
     RAISE EXCEPTION USING ERRCODE = '42701', MESSAGE = format('table "%s" has a column "%s" already', relation, _column),
       DETAIL = 'A vectorizer adds the columns segment, document_name and segment_embedding.',
-      HINT = format('ALTER TABLE %s RENAME COLUMN %I TO …, or DROP it.', relation, _column);
+      HINT = format('Rename the column: ALTER TABLE %s RENAME COLUMN %I TO …; or drop the column if nothing needs it.',
+        relation, _column);
   END IF;
 END
 $$;

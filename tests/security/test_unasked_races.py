@@ -395,7 +395,7 @@ def test_many_stores_are_warned_of_in_few_words(attacker: Connection, asker: Con
     said = warnings(asker)
     ask(asker, **WORDS)
     ((message, detail),) = said
-    assert message == "25 vector stores have no keyword index; not searched by words"
+    assert message == "25 vector stores have no keyword index; keyword search ignores them"
     assert "evil.t0, evil.t1, " in detail
     assert detail.endswith(", ….")
     attacker.execute("DROP TABLE evil.kb")

@@ -75,8 +75,12 @@ def test_a_search_has_no_text_to_abstain_in(documents: Connection) -> None:
     options = {"query_embedding": BETWEEN, "abstain": True, "retrieval_options": {"max_distance": 0}}
     with error("P0002", "distance threshold", "0.2929"):
         search(documents, "q", options)
-    with error("P0002", "no segment found"):
+    with error("P0002", "no segment found") as caught:
         search(documents, "q", {"query_embedding": BETWEEN, "abstain": True, "document_name": ["z"]})
+    assert caught.hint == (
+        'Check "document_name" (names as the stores hold them: a loaded file\'s whole path),'
+        " and whether the stores have rows."
+    )
 
 
 @pytest.mark.parametrize(

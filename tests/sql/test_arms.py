@@ -261,7 +261,7 @@ def test_a_store_without_keyword_index_is_left_out_of_that_arm(owner: Connection
     got = hits(asker, "heron", n_citations=5, arms=[SEMANTIC, KEYWORD])
     assert {h[0] for h in got} == {"d000", "d001"}
     assert len(got) == 3
-    assert told == ['"public.more" has no keyword index; not searched by words']
+    assert told == ['"public.more" has no keyword index; keyword search ignores it']
 
 
 def test_many_stores_without_keyword_index_are_one_warning(owner: Connection, asker: Connection) -> None:
@@ -273,7 +273,7 @@ def test_many_stores_without_keyword_index_are_one_warning(owner: Connection, as
     asker.add_notice_handler(lambda notice: told.append((notice.message_primary, notice.message_detail)))
     hits(asker, "heron", keyword_search=True)
     ((message, detail),) = told
-    assert message == "25 vector stores have no keyword index; not searched by words"
+    assert message == "25 vector stores have no keyword index; keyword search ignores them"
     assert detail is not None
     assert detail.count("public.more") == 20
 

@@ -173,7 +173,7 @@ def test_bad_options(script: Script, asker: Connection, options: Any, words: str
 
 def test_a_query_must_be_there(script: Script, asker: Connection) -> None:
     for query in (None, "", " "):
-        with error("22023", "the query is empty"):
+        with error("22023", "the question is empty"):
             chat(asker, query)
     found = chat(asker, "where is the heron?")
     asker.execute("DELETE FROM ml_rag.message")

@@ -178,6 +178,25 @@ def test_a_column_that_the_caller_may_not_select_is_no_column(owner: Connection,
     assert ids(asker, {"secret": "in the metadata"}) == [1]
 
 
+@pytest.mark.parametrize(
+    ("filters", "hint"),
+    [
+        ({"mood": {"gte": "sad"}}, "Enums do not support ranges."),
+        ({"n": {"like": "1%"}}, '"like" requires a column of text.'),
+        ({"place": "(1,2)"}, 'A column of this type supports only "exists".'),
+    ],
+)
+def test_the_hint_says_what_the_column_supports(
+    owner: Connection, asker: Connection, filters: dict[str, Any], hint: str
+) -> None:
+    create_rows(owner, [{}])
+    owner.execute("CREATE TYPE mood AS ENUM ('sad', 'happy')")
+    owner.execute("ALTER TABLE docs ADD mood mood, ADD n int, ADD place point")
+    with error("22023", "operator is not supported") as caught:
+        ids(asker, filters)
+    assert caught.hint == hint
+
+
 # -- other people's code ----------------------------------------------------------------------------------------------
 
 

@@ -499,7 +499,7 @@ def test_the_model_server_goes_and_comes_back(store: Connection, models: ModelsS
 
 def test_another_model_or_type_needs_another_name(store: Connection) -> None:
     add(store)
-    with error("22023", '"docs" has another embedding "more"', "model narrow and type vector"):
+    with error("22023", 'embedding "more" of "docs" exists already', "model narrow and type vector"):
         add(store, model="other")
     with error("22023", "another embedding"):
         add(store, type="halfvec")

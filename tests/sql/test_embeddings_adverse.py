@@ -164,6 +164,9 @@ def test_no_table(store: Connection) -> None:
     ):
         with error("42P01"):
             store.execute(statement)
+    with error("42P01") as caught:
+        store.execute("SELECT ml_rag._relation_name(NULL)")
+    assert caught.detail == "The table is NULL."
 
 
 def test_objects_that_depend_on_a_column_keep_it(store: Connection) -> None:

@@ -183,7 +183,7 @@ def test_a_question_that_fails_counts_as_nothing_found(ready: Connection) -> Non
     assert run["errors"] == {"22023": 1}
     assert run["measures"]["recall@1"] == pytest.approx(2 / 3, abs=1e-6)
     failed = questions(ready, run)["2"]
-    assert (failed["sqlstate"], failed["message"], failed["citations"]) == ("22023", "the query is empty", [])
+    assert (failed["sqlstate"], failed["message"], failed["citations"]) == ("22023", "the question is empty", [])
     assert failed["measures"]["mrr"] == 0
 
 

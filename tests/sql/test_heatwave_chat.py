@@ -184,7 +184,7 @@ def test_a_rollback_takes_the_turn_back(stores: Connection, asker: Connection) -
     with asker.transaction(force_rollback=True):
         assert len(say(asker, "second?")["chat_history"]) == 2
     assert [turn["user_message"] for turn in state(asker)["chat_history"]] == ["first?"]
-    with error("22023", "the query is empty"):
+    with error("22023", "the question is empty"):
         say(asker, None)
 
 

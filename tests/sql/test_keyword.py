@@ -262,7 +262,7 @@ def test_a_store_without_an_index_is_left_out_with_a_warning(owner: Connection) 
     assert [row[0] for row in search(owner, "fox", name=None)] == [1]
     ((severity, sqlstate, message, hint),) = warnings
     assert (severity, sqlstate) == ("WARNING", "01000")
-    assert message == '"public.bare" has no keyword index; not searched by words'
+    assert message == '"public.bare" has no keyword index; keyword search ignores it'
     assert "ml_rag.enable_keyword_search('bare')" in hint
 
 

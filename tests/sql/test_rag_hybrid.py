@@ -118,7 +118,7 @@ def test_keyword_search_alone_needs_neither_model_server_nor_one_model(owner: Co
     assert got["retrieval_info"] == {"method": "n_citations", "threshold": None, "search": "keyword"}
     with error("08006"):
         answer(asker, "heron", {**options, "retrieval_options": {"max_distance": 1}})
-    with error("P0002", "word of the query"):
+    with error("P0002", "word of the question"):
         answer(asker, "ostrich", options)
 
 

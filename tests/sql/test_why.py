@@ -237,7 +237,7 @@ def test_what_is_asked_wrongly(birds: Connection) -> None:
         why(birds, "heron", {}, " ")
     with error("22023", "n_citations"):
         why(birds, "heron", {"n_citations": 0}, "d01")
-    with error("22023", "the query is empty"):
+    with error("22023", "the question is empty"):
         why(birds, "", {}, "d01")
     with error("22023", "unknown option"):
         why(birds, "heron", {"nonsense": 1}, "d01")

@@ -25,7 +25,7 @@ _MAX_LINE, _MAX_FIELDS = 64 * 1024, 100
 #: most that is received at once
 _PIECE = 64 * 1024
 
-_ENDED = 'Its log says why it ended; where nothing starts it again by itself, start it with "ml-rag serve".'
+_ENDED = 'Start it with "ml-rag serve" if systemd or Docker does not. Its log says why it ended.'
 _HINT = "Start it with \"ml-rag serve\", or correct its address: SELECT ml_rag.configure('model_server', '…')."
 _FORBIDDEN = (
     "PostgreSQL's operating system user may not open that socket: run ml-rag serve as that user, or set socket_group "

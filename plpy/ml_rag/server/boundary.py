@@ -58,7 +58,7 @@ def check_values(body: bytes) -> None:
         raise InvalidRequest(
             "the request has too many values",
             detail=f"its JSON may have {MAX_VALUES}",
-            hint="Send less at once; where it has a json_schema, use a simpler one.",
+            hint="Send less at once; if it has a json_schema, leave parts of that out.",
         )
 
 

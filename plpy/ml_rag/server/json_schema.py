@@ -95,7 +95,8 @@ def check_repetitions(schema: dict[str, Any]) -> None:
 
 
 def _refused(detail: str) -> InvalidRequest:
-    return InvalidRequest("json_schema is too complex", detail=detail, hint="Use a simpler schema.")
+    hint = "Leave parts of it out, or lower its lengths, counts and repetitions."
+    return InvalidRequest("json_schema is too complex", detail=detail, hint=hint)
 
 
 def _short(number: int) -> str:

@@ -54,7 +54,8 @@ def parse_json(name: str, content: bytes, request: Request) -> abc.Document:
         try:
             value = [json.loads(line) for line in text.split("\n") if line.strip()]
         except ValueError:
-            raise DocumentError("document is not valid JSON", detail=str(error), hint="Correct it there.") from error
+            hint = "Correct the file at that line."
+            raise DocumentError("document is not valid JSON", detail=str(error), hint=hint) from error
     title = value.get("title") or value.get("name") if isinstance(value, dict) else None
     meta = metadata(title=title if isinstance(title, str) else None)
     return document(format_name, [(_render(value), {})], meta)

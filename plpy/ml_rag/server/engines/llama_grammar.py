@@ -46,7 +46,7 @@ class _Converter(SchemaConverter):
 
 
 def _too_large(detail: str) -> InvalidRequest:
-    return InvalidRequest("json_schema is too complex", detail=detail, hint="Use a simpler schema.")
+    return InvalidRequest("json_schema is too complex", detail=detail, hint="Leave properties and references out.")
 
 
 def json_grammar(schema: dict[str, Any]) -> str:
@@ -64,7 +64,9 @@ def json_grammar(schema: dict[str, Any]) -> str:
         raise
     except Exception as error:
         raise InvalidRequest(
-            "invalid json_schema", detail=f"{type(error).__name__}: {error}"[:500], hint="Use a simpler schema."
+            "invalid json_schema",
+            detail=f"{type(error).__name__}: {error}"[:500],
+            hint="Correct that part, or leave it out.",
         ) from error
     # The original lets raw line breaks and other control characters into strings, which JSON forbids.
     return grammar.replace(r'char ::= [^"\\] |', r'char ::= [^"\\\x00-\x1F\x7F] |')

@@ -345,7 +345,7 @@ class EngineProcess:
                 "json_schema takes too long",
                 detail="making its grammar, or choosing a token by it, took more than "
                 f"{GRAMMAR_SECONDS:g} s of processor time",
-                hint="Use a simpler schema.",
+                hint="Leave parts of it out, or lower its lengths, counts and repetitions.",
             )
         if status == -signal.SIGKILL:
             return EngineFailed(
