@@ -52,7 +52,8 @@ BEGIN
       SELECT count(*) FILTER (WHERE a) AS right_ones, count(*) FILTER (WHERE NOT a) AS wrong_ones
       FROM unnest(_thresholds.answerable) AS u (a)
     ), rate AS (
-      SELECT e.place, e.is_given, 1 - sum(e.right_ones) OVER w / t.right_ones AS refused, sum(e.wrong_ones) OVER w / t.wrong_ones AS answered
+      SELECT e.place, e.is_given, 1 - sum(e.right_ones) OVER w / t.right_ones AS refused, sum(e.wrong_ones) OVER w / t.wrong_ones
+        AS answered
       FROM event AS e CROSS JOIN total AS t WINDOW w AS (ORDER BY e.place)
     )
     SELECT trim_scale(r.place), r.refused::float8, r.answered::float8,
@@ -102,7 +103,8 @@ BEGIN
   -- one that nobody has marked is answerable
   _answerable := ARRAY(SELECT coalesce(nullif(q.value -> 'answerable', 'null')::boolean, true)
                        FROM unnest(_questions) WITH ORDINALITY AS q (value, place) ORDER BY q.place);
-  _missing := CASE WHEN true <> ALL (_answerable) THEN 'that the documents answer' WHEN false <> ALL (_answerable) THEN 'that the documents do not answer' END;
+  _missing := CASE WHEN true <> ALL (_answerable) THEN 'that the documents answer' WHEN false <> ALL (_answerable)
+    THEN 'that the documents do not answer' END;
   IF _missing IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('there are no questions %s', _missing),
       DETAIL = 'A threshold is found between both kinds; column "answerable" is false for questions that the documents do not answer.',

@@ -120,8 +120,9 @@ SET search_path FROM CURRENT
 -- a warning that belongs to all questions was given once
 SET client_min_messages = 'error'
 AS $$
--- purpose: one question: retrieved, answered where asked for, measured. A history that is wrong fails its question. An error is part of the result, except that of
--- a lost model server: what comes after it would measure nothing. call: what ml_rag._begin has returned
+-- purpose: one question: retrieved, answered where asked for, measured. A history that is wrong fails its question. An error is
+-- part of the result, except that of a lost model server: what comes after it would measure nothing. call: what ml_rag._begin has
+-- returned
 -- Calls: ml_rag._stage, ml_rag._request, ml_rag._with_history, ml_rag._retrieve, ml_rag._complete, ml_rag._raise,
 -- ml_rag._stage_times, ml_rag._grade_hits, ml_rag._ranking_measures, ml_rag._answer_measures, ml_rag._judge, ml_rag._get_setting
 DECLARE
@@ -267,9 +268,9 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag_evaluate; path is the caller's search_path
--- Calls: ml_rag._begin, ml_rag._stage, ml_rag._progress, ml_rag._end, ml_rag._parse_evaluate_options, ml_rag._read_questions, ml_rag._check_questions, ml_rag._discover,
--- ml_rag._request, ml_rag._retrieve, ml_rag.generate, ml_rag._warn_of_unknown_documents, ml_rag._evaluate_question, ml_rag._summary,
--- ml_rag._run_environment
+-- Calls: ml_rag._begin, ml_rag._stage, ml_rag._progress, ml_rag._end, ml_rag._parse_evaluate_options, ml_rag._read_questions,
+-- ml_rag._check_questions, ml_rag._discover, ml_rag._request, ml_rag._retrieve, ml_rag.generate,
+-- ml_rag._warn_of_unknown_documents, ml_rag._evaluate_question, ml_rag._summary, ml_rag._run_environment
 -- Writes: ml_rag.evaluation_run, ml_rag.evaluation_question
 DECLARE
   _call integer := ml_rag._begin('ml_rag_evaluate');

@@ -26,7 +26,8 @@ $$every option of every routine: type, range, choices, default
 routine: the routine, or the object among its options that has the option as a key. minimum, maximum: both included.
 default_value: taken where the option is absent or null. default_rule: the same in words, where it depends on other
 things. auto_value: what "auto" stands for; null where there is no such word, JSON null where it is decided for each question.
-keys_of: whose options are the keys of an object, or of those in an array. is_private: errors do not repeat the value, as they go into the log.$$;
+keys_of: whose options are the keys of an object, or of those in an array. is_private: errors do not repeat the value, as they go
+into the log.$$;
 
 CREATE FUNCTION ml_rag._add_option(
   routine text, name text, type text, minimum numeric DEFAULT NULL, maximum numeric DEFAULT NULL,
@@ -153,7 +154,8 @@ SELECT ml_rag._add_option('arm', 'weight', 'number', minimum => 0, maximum => 1,
 SELECT ml_rag._add_option('arm', 'candidates', 'integer', minimum => 1, maximum => 10000, default_value => '100',
   description => 'segments that the arm brings');
 SELECT ml_rag._add_option('arm', 'max_distance', 'number', minimum => 0, maximum => 999999.9999, default_rule => 'none',
-  description => 'of a semantic arm: what is farther away is dropped before fusing; of a function that is not "descending": what it gives more');
+  description => 'of a semantic arm: what is farther away is dropped before fusing;'
+    ' of a function that is not "descending": what it gives more');
 SELECT ml_rag._add_option('arm', 'min_score', 'number', minimum => -1000000000, default_rule => 'none',
   description => 'of a keyword arm: what has a lower BM25 score is dropped before fusing; of a function: what it gives less');
 
@@ -629,5 +631,6 @@ SELECT ml_rag._add_option('evaluation_columns', 'answers', 'text', default_value
   description => 'right answers: text, text[] or json');
 SELECT ml_rag._add_option('evaluation_columns', 'answerable', 'text', default_value => '"answerable"',
   description => 'whether the documents have an answer: boolean');
-SELECT ml_rag._add_option('evaluation_columns', 'history', 'text', default_value => '"history"', is_private => true,  -- as option history is
+SELECT ml_rag._add_option('evaluation_columns', 'history', 'text', default_value => '"history"',
+  is_private => true,  -- as option history is
   description => 'earlier turns of the conversation, as history of query_options: json');

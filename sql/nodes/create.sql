@@ -19,7 +19,8 @@ BEGIN
   FOR _i IN 1..coalesce(cardinality(names), 1) LOOP
     IF names IS NULL THEN
       _key := ml_rag._primary_key(store);
-      SELECT (jsonb_populate_record(_run, jsonb_build_object('options', _count_calls.options, 'store_key', to_jsonb(_key.key), 'key_types', to_jsonb(_key.types),
+      SELECT (jsonb_populate_record(_run, jsonb_build_object('options', _count_calls.options, 'store_key', to_jsonb(_key.key),
+        'key_types', to_jsonb(_key.types),
         'document', (SELECT min(a.attname::text) FROM pg_attribute AS a
                      WHERE a.attrelid = _count_calls.store AND a.attname IN ('document_id', 'document_name') AND NOT a.attisdropped),
         'number', (SELECT a.attname FROM pg_attribute AS a
@@ -39,12 +40,14 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._begin_node_group(store regclass, name text, options jsonb, call integer, OUT run ml_rag._node_run, OUT counted jsonb)
+CREATE FUNCTION ml_rag._begin_node_group(store regclass, name text, options jsonb, call integer, OUT run ml_rag._node_run,
+  OUT counted jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a node group, checked and made; with dry_run only counted
--- Calls: ml_rag._check_embedding_table, ml_rag._check_segments, ml_rag._node_options, ml_rag._count_calls, ml_rag._make_node_group, ml_rag._begin_nodes
+-- Calls: ml_rag._check_embedding_table, ml_rag._check_segments, ml_rag._node_options, ml_rag._count_calls,
+-- ml_rag._make_node_group, ml_rag._begin_nodes
 DECLARE
   _options jsonb;
 BEGIN
@@ -139,7 +142,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a run over all node groups of a store, parents first; with dry_run only counted
--- Calls: ml_rag.parse_options, ml_rag._check_embedding_table, ml_rag._node_groups, ml_rag._node_group, ml_rag._count_calls, ml_rag._begin_nodes
+-- Calls: ml_rag.parse_options, ml_rag._check_embedding_table, ml_rag._node_groups, ml_rag._node_group, ml_rag._count_calls,
+-- ml_rag._begin_nodes
 DECLARE
   _options jsonb := ml_rag.parse_options('refresh_node_groups', options);
   _names text[] := ARRAY(SELECT g.name FROM ml_rag._node_groups(store) AS g);
@@ -239,7 +243,8 @@ EXCEPTION WHEN object_in_use THEN
   RETURN NULL;
 WHEN OTHERS THEN
   GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT;
-  RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('node groups of "%s" are not filled: %s', store, SQLERRM), DETAIL = concat_ws(' ', SQLSTATE, _detail),
+  RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('node groups of "%s" are not filled: %s', store, SQLERRM),
+    DETAIL = concat_ws(' ', SQLSTATE, _detail),
     HINT = concat_ws(' ', nullif(_hint, ''), format('Then CALL ml_rag.refresh_node_groups(%L);', store));
   RETURN NULL;
 END

@@ -56,27 +56,33 @@ DECLARE
 BEGIN
   CASE run.options ->> 'parent'
   WHEN 'segment' THEN
-    RETURN format('SELECT %s, hashtextextended(concat(t.segment) COLLATE "C", 0) AS hash, NULL::text[] AS members, ARRAY[t.segment::text] AS texts, %s AS around'
+    RETURN format('SELECT %s, hashtextextended(concat(t.segment) COLLATE "C", 0) AS hash, NULL::text[] AS members,'
+      ' ARRAY[t.segment::text] AS texts, %s AS around'
       ' FROM %s AS t WHERE t.segment ~ ''\S''', _columns,
       CASE WHEN run.options ->> 'transform' = 'context' AND run.document IS NOT NULL THEN format(
         'jsonb_build_object(''document_name'', %s, ''document'', (SELECT left(string_agg(d.segment, E''\n'' ORDER BY %s), 8000) FROM ('
         'SELECT * FROM %s AS d WHERE d.%I = t.%4$I ORDER BY %2$s LIMIT 40) AS d))',
         CASE WHEN EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = run.store AND a.attname = 'document_name' AND NOT a.attisdropped)
           THEN 't.document_name' ELSE 'NULL' END,
-        coalesce(format('d.%I', run.number), (SELECT string_agg(format('d.%I', k), ', ') FROM unnest(run.store_key) AS k)), _store, run.document)
+        coalesce(format('d.%I', run.number), (SELECT string_agg(format('d.%I', k), ', ') FROM unnest(run.store_key) AS k)), _store,
+          run.document)
       ELSE '''{}''::jsonb' END, _store);
   WHEN 'document' THEN
-    RETURN format('SELECT %s, d.hash, d.members, ARRAY[d.text] AS texts, ''{}''::jsonb AS around FROM (SELECT array_agg(%s ORDER BY %s) AS members,'
-      ' hashtextextended(string_agg(t.segment, E''\n\n'' ORDER BY %3$s) COLLATE "C", 0) AS hash, string_agg(t.segment, E''\n\n'' ORDER BY %3$s) AS text'
+    RETURN format('SELECT %s, d.hash, d.members, ARRAY[d.text] AS texts, ''{}''::jsonb AS around'
+      ' FROM (SELECT array_agg(%s ORDER BY %s) AS members,'
+      ' hashtextextended(string_agg(t.segment, E''\n\n'' ORDER BY %3$s) COLLATE "C", 0) AS hash,'
+      ' string_agg(t.segment, E''\n\n'' ORDER BY %3$s) AS text'
       ' FROM %s AS t WHERE t.segment ~ ''\S'' GROUP BY t.%I) AS d',
       (SELECT string_agg(format('(d.members[1]::text[])[%s]::%s AS %I', i, y, k), ', ' ORDER BY i)
        FROM unnest(run.store_key, run.key_types) WITH ORDINALITY AS u (k, y, i)),
       ml_rag._key_text('t', run.store_key), concat_ws(', ', 't.' || quote_ident(run.number), _columns), _store, run.document);
   ELSE
     _parent := ml_rag._node_group(run.store, run.options ->> 'parent');
-    RETURN format('SELECT %s, t.text_hash AS hash, t.members, ARRAY(SELECT n.node FROM %s AS n WHERE %s AND n.node_number > 0 ORDER BY n.node_number) AS texts,'
+    RETURN format('SELECT %s, t.text_hash AS hash, t.members,'
+      ' ARRAY(SELECT n.node FROM %s AS n WHERE %s AND n.node_number > 0 ORDER BY n.node_number) AS texts,'
       ' ''{}''::jsonb AS around FROM %2$s AS t WHERE t.node_number = 0 AND t.error IS NULL',
-      (SELECT string_agg(format('t.%I AS %I', k, o), ', ' ORDER BY place) FROM unnest(_parent.key, run.store_key) WITH ORDINALITY AS u (k, o, place)),
+      (SELECT string_agg(format('t.%I AS %I', k, o), ', ' ORDER BY place) FROM unnest(_parent.key, run.store_key)
+        WITH ORDINALITY AS u (k, o, place)),
       ml_rag._relation_name(_parent.relation),
       ml_rag._same_key('n', _parent.key, 't', _parent.key));
   END CASE;
@@ -97,7 +103,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._begin_nodes(store regclass, names text[], batch_size integer, retries boolean, call integer) RETURNS ml_rag._node_run
+CREATE FUNCTION ml_rag._begin_nodes(store regclass, names text[], batch_size integer, retries boolean, call integer)
+  RETURNS ml_rag._node_run
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -233,7 +240,8 @@ DECLARE
   _first integer;
   _embedded record;
 BEGIN
-  run.keys := '{}'; run.hashes := '{}'; run.numbers := '{}'; run.parents := '{}'; run.texts := '{}'; run.vectors := '{}'; run.errors := '{}';
+  run.keys := '{}'; run.hashes := '{}'; run.numbers := '{}'; run.parents := '{}';
+  run.texts := '{}'; run.vectors := '{}'; run.errors := '{}';
   FOR _one IN SELECT b FROM jsonb_array_elements(run.batch) AS b LOOP
     _first := cardinality(run.keys);
     run.keys := array_append(run.keys, _one ->> 'key');
@@ -291,14 +299,17 @@ AS $$
 DECLARE
   _nodes text := ml_rag._relation_name(run.relation);
   _columns text := (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest(run.key) WITH ORDINALITY AS u (k, place));
-  _store_columns text := (SELECT string_agg(format('s.%I', k), ', ' ORDER BY place) FROM unnest(run.store_key) WITH ORDINALITY AS u (k, place));
-  _values text := (SELECT string_agg(format('(u.key::text[])[%s]::%s', i, t), ', ' ORDER BY i) FROM unnest(run.key_types) WITH ORDINALITY AS u (t, i));
+  _store_columns text := (SELECT string_agg(format('s.%I', k), ', ' ORDER BY place) FROM unnest(run.store_key)
+    WITH ORDINALITY AS u (k, place));
+  _values text := (SELECT string_agg(format('(u.key::text[])[%s]::%s', i, t), ', ' ORDER BY i) FROM unnest(run.key_types)
+    WITH ORDINALITY AS u (t, i));
   _former jsonb;
   _n bigint;
 BEGIN
   EXECUTE format('WITH former AS (DELETE FROM %s AS n USING (SELECT DISTINCT k AS key FROM unnest($1) AS k) AS u WHERE (%s) = (%s)'
     ' RETURNING n.node_number, %s AS key, n.text_hash, n.attempts)'
-    ' SELECT coalesce(jsonb_object_agg(f.key, jsonb_build_array(f.text_hash, f.attempts)), ''{}'') FROM former AS f WHERE f.node_number = 0',
+    ' SELECT coalesce(jsonb_object_agg(f.key, jsonb_build_array(f.text_hash, f.attempts)), ''{}'')'
+    ' FROM former AS f WHERE f.node_number = 0',
     _nodes, (SELECT string_agg(format('n.%I', k), ', ' ORDER BY place) FROM unnest(run.key) WITH ORDINALITY AS u (k, place)), _values,
     ml_rag._key_text('n', run.key)) INTO _former USING run.keys;
   EXECUTE format($sql$
@@ -310,16 +321,19 @@ BEGIN
     FROM unnest($1, $2, $3, $4, $5, $6, $7) AS u (key, hash, number, parent, text, error, vector)
     JOIN (SELECT e.key, min(e.error::text) AS error FROM unnest($1, $6) AS e (key, error) GROUP BY e.key) AS e ON e.key = u.key
     LEFT JOIN jsonb_to_recordset($8) AS b (key text, members text[]) ON b.key = u.key
-    CROSS JOIN LATERAL (SELECT 1 + CASE WHEN ($9 -> u.key ->> 0)::bigint = u.hash THEN coalesce(($9 -> u.key ->> 1)::integer, 0) ELSE 0 END AS attempts) AS a
+    CROSS JOIN LATERAL (SELECT 1 + CASE WHEN ($9 -> u.key ->> 0)::bigint = u.hash THEN coalesce(($9 -> u.key ->> 1)::integer, 0)
+      ELSE 0 END AS attempts) AS a
     WHERE (u.number = 0 OR e.error IS NULL) AND (%3$s) IN (SELECT * FROM there)$sql$,
     _store_columns, ml_rag._relation_name(run.store), _values, _nodes, _columns,
     CASE WHEN run.options ? 'embed_model_id' THEN ', node_embedding' END, CASE WHEN run.options ? 'embed_model_id' THEN ', u.vector' END)
   USING run.keys, run.hashes, run.numbers, run.parents, run.texts, run.errors, run.vectors, run.batch, _former;
   GET DIAGNOSTICS _n = ROW_COUNT;
-  run.failed := run.failed + (SELECT count(*) FROM unnest(run.numbers, run.errors) AS u (number, error) WHERE u.number = 0 AND u.error IS NOT NULL);
+  run.failed := run.failed + (SELECT count(*) FROM unnest(run.numbers, run.errors) AS u (number, error) WHERE u.number = 0
+    AND u.error IS NOT NULL);
   run.done := run.done + jsonb_array_length(run.batch);
   run.nodes := run.nodes + greatest(0, _n - jsonb_array_length(run.batch));
-  run.batch := NULL; run.keys := NULL; run.hashes := NULL; run.numbers := NULL; run.parents := NULL; run.texts := NULL; run.vectors := NULL; run.errors := NULL;
+  run.batch := NULL; run.keys := NULL; run.hashes := NULL; run.numbers := NULL;
+  run.parents := NULL; run.texts := NULL; run.vectors := NULL; run.errors := NULL;
   run.step := 'read';
   RETURN run;
 END
@@ -352,10 +366,12 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a run's next step, in a transaction of its own; one session at a time fills a node group
--- Calls: ml_rag._stage, ml_rag._progress, ml_rag._begin_group, ml_rag._read_parents, ml_rag._make_nodes, ml_rag._write_group, ml_rag._index_group
+-- Calls: ml_rag._stage, ml_rag._progress, ml_rag._begin_group, ml_rag._read_parents, ml_rag._make_nodes, ml_rag._write_group,
+-- ml_rag._index_group
 BEGIN
   IF run.step <> 'group' AND NOT pg_try_advisory_xact_lock(hashtextextended(format('ml_rag nodes %s', run.relation::oid), 0)) THEN
-    RAISE EXCEPTION USING ERRCODE = '55006', MESSAGE = format('node group "%s" of "%s" is being filled by another session', run.names[1], run.store),
+    RAISE EXCEPTION USING ERRCODE = '55006', MESSAGE = format('node group "%s" of "%s" is being filled by another session',
+      run.names[1], run.store),
       HINT = 'SELECT * FROM ml_rag.progress shows how far it is.';
   END IF;
   PERFORM ml_rag._stage(run.call, CASE run.step WHEN 'make' THEN 'generate' WHEN 'index' THEN 'index' ELSE 'read' END,

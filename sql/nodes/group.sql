@@ -40,7 +40,8 @@ BEGIN
     PERFORM ml_rag._bad_option('transform', 'null', 'what the nodes are made by', 'Such as {"transform": "sentence"}.');
   ELSIF NOT ml_rag._asks_model(_transform) THEN
     IF _options ?| '{model_id,prompt}' THEN
-      PERFORM ml_rag._bad_option(CASE WHEN _options ? 'model_id' THEN 'model_id' ELSE 'prompt' END, '"…"', format('nothing, where "transform" is %s', _transform));
+      PERFORM ml_rag._bad_option(CASE WHEN _options ? 'model_id' THEN 'model_id' ELSE 'prompt' END, '"…"',
+        format('nothing, where "transform" is %s', _transform));
     ELSIF _transform <> ALL ('{sentence,paragraph}') THEN
       PERFORM ml_rag._node_function(_transform);
     END IF;
@@ -66,7 +67,8 @@ BEGIN
         HINT = 'Create the node group with {"embed": false}, or make the table a vector store.';
     END IF;
   END IF;
-  RETURN _options - '{dry_run,batch_size}'::text[] || jsonb_strip_nulls(jsonb_build_object('name', name, 'document', _document, 'embed_model_id', _model));
+  RETURN _options - '{dry_run,batch_size}'::text[] || jsonb_strip_nulls(jsonb_build_object('name', name, 'document', _document,
+    'embed_model_id', _model));
 END
 $$;
 
@@ -82,7 +84,8 @@ BEGIN
   RETURN CASE WHEN document IS NULL
     THEN format('EXISTS (SELECT FROM %s AS s WHERE %s)', _store, ml_rag._same_key('s', key, quote_ident(nodes), key))
     ELSE format('members <@ ARRAY(SELECT %1$s FROM %2$s AS s WHERE s.%3$I = (SELECT f.%3$I FROM %2$s AS f WHERE %4$s))',
-      (SELECT format('ARRAY[%s]::text', string_agg(format('s.%I::text', k), ', ' ORDER BY place)) FROM unnest(key) WITH ORDINALITY AS u (k, place)),
+      (SELECT format('ARRAY[%s]::text', string_agg(format('s.%I::text', k), ', ' ORDER BY place)) FROM unnest(key)
+        WITH ORDINALITY AS u (k, place)),
       _store, document, ml_rag._same_key('f', key, quote_ident(nodes), key)) END;
 END
 $$;
@@ -140,7 +143,8 @@ BEGIN
       HINT = format('First: SELECT ml_rag.drop_node_group(%L, %L); then create the new one.', store, options ->> 'name');
   ELSIF to_regclass(_nodes) IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation %s exists already', _nodes),
-      DETAIL = 'The nodes of the group are kept in a table of that name.', HINT = 'Give the node group another name, or rename that relation.';
+      DETAIL = 'The nodes of the group are kept in a table of that name.',
+        HINT = 'Give the node group another name, or rename that relation.';
   END IF;
   EXECUTE format($sql$
     CREATE %s TABLE %s (
@@ -148,7 +152,8 @@ BEGIN
       error jsonb, attempts integer, next_attempt timestamptz,
       PRIMARY KEY (%s, node_number), FOREIGN KEY (%5$s) REFERENCES %s (%5$s) ON UPDATE CASCADE ON DELETE CASCADE
     )$sql$, CASE _store.relpersistence WHEN 'u' THEN 'UNLOGGED' ELSE '' END, _nodes,
-    (SELECT string_agg(format('%I %s NOT NULL', k, t), ', ' ORDER BY place) FROM unnest(_key.key, _key.types) WITH ORDINALITY AS u (k, t, place)),
+    (SELECT string_agg(format('%I %s NOT NULL', k, t), ', ' ORDER BY place) FROM unnest(_key.key, _key.types)
+      WITH ORDINALITY AS u (k, t, place)),
     'node_embedding ' || _type || ',', _columns, ml_rag._relation_name(store));
   EXECUTE format('COMMENT ON TABLE %s IS %L', _nodes, concat('ML_RAG_NODE_GROUP=', options));
   EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', _nodes);

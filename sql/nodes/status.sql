@@ -44,7 +44,8 @@ END
 $$;
 
 CREATE VIEW ml_rag.node_group AS
-SELECT s.store, s.name, s.relation, s.transform, s.parent, s.model_id, s.rows, s.pending, s.failed, s.options FROM ml_rag._node_status() AS s;
+SELECT s.store, s.name, s.relation, s.transform, s.parent, s.model_id, s.rows, s.pending, s.failed, s.options
+  FROM ml_rag._node_status() AS s;
 COMMENT ON VIEW ml_rag.node_group IS
 $$the node groups of the caller's tables, and how far each is
 relation: the table of its nodes. rows: nodes. pending: texts whose nodes are not there, or of a former text; those that failed not
@@ -61,10 +62,13 @@ AS $$
 DECLARE
   _one record;
 BEGIN
-  FOR _one IN SELECT s.store, s.name, g.relation, g.key FROM ml_rag._node_status() AS s JOIN LATERAL ml_rag._node_groups(s.store) AS g ON g.name = s.name
+  FOR _one IN SELECT s.store, s.name, g.relation, g.key FROM ml_rag._node_status() AS s
+    JOIN LATERAL ml_rag._node_groups(s.store) AS g ON g.name = s.name
               WHERE s.failed > 0 LOOP
-    RETURN QUERY EXECUTE format('SELECT $1, $2, %s, n.attempts, n.error ->> ''sqlstate'', n.error ->> ''message'', n.error ->> ''detail'', n.next_attempt'
-      ' FROM %s AS n WHERE n.error IS NOT NULL ORDER BY 3', ml_rag._key_text('n', _one.key), ml_rag._relation_name(_one.relation)) USING _one.store, _one.name;
+    RETURN QUERY EXECUTE format('SELECT $1, $2, %s, n.attempts, n.error ->> ''sqlstate'','
+      ' n.error ->> ''message'', n.error ->> ''detail'', n.next_attempt'
+      ' FROM %s AS n WHERE n.error IS NOT NULL ORDER BY 3', ml_rag._key_text('n', _one.key), ml_rag._relation_name(_one.relation))
+        USING _one.store, _one.name;
   END LOOP;
 END
 $$;

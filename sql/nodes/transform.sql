@@ -42,7 +42,8 @@ BEGIN
   IF _function IS NULL OR cardinality(parse_ident(transform)) <> 2 OR NOT EXISTS (
     SELECT FROM pg_proc AS p WHERE p.oid = _function AND p.prokind = 'f' AND p.proretset AND p.prorettype = 'text'::regtype) THEN
     PERFORM ml_rag._bad_option('transform', to_jsonb(left(transform, 200)),
-      'sentence, paragraph, summary, keyphrases, questions, entities, context, or "schema.function" that takes text and returns setof text');
+      'sentence, paragraph, summary, keyphrases, questions, entities, context, or '
+        '"schema.function" that takes text and returns setof text');
   ELSIF NOT has_schema_privilege((SELECT p.pronamespace FROM pg_proc AS p WHERE p.oid = _function), 'USAGE')
     OR NOT has_function_privilege(_function, 'EXECUTE') THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('permission denied for function %s', _function);
@@ -115,7 +116,8 @@ AS $$
 -- Calls: ml_rag._write_nodes, ml_rag._text_parts, ml_rag._part_characters, ml_rag._raise
 DECLARE
   _transform text := options ->> 'transform';
-  _request jsonb := jsonb_build_object('transform', _transform, 'model_id', options ->> 'model_id', 'prompt', options ->> 'prompt') || around;
+  _request jsonb := jsonb_build_object('transform', _transform, 'model_id', options ->> 'model_id', 'prompt',
+    options ->> 'prompt') || around;
   _parts text[] := ml_rag._text_parts(segment, ml_rag._part_characters());
   _made record;
   _part text;

@@ -24,7 +24,8 @@ BEGIN
     'LEFT JOIN (SELECT t.ctid AS row_key, t.%I::text AS segment, %s AS metadata FROM %s AS t WHERE t.ctid = ANY ($2)) AS t '
     'ON t.row_key = CASE WHEN h.vector_store = $3 AND h.segment IS NULL THEN h.row_key::tid END '
     'WHERE h.vector_store <> $3 OR h.segment IS NOT NULL OR t.row_key IS NOT NULL',
-    store.segment, CASE WHEN store.metadata IS NULL THEN 'NULL::jsonb' ELSE format('to_jsonb(t.%I)', store.metadata) END, ml_rag._relation_name(store.relation))
+    store.segment, CASE WHEN store.metadata IS NULL THEN 'NULL::jsonb' ELSE format('to_jsonb(t.%I)', store.metadata) END,
+      ml_rag._relation_name(store.relation))
   INTO hits USING hits, _keys, store.vector_store;
   RETURN coalesce(hits, '{}');
 END
@@ -59,8 +60,9 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the one place where a stage (search, keyword, function, read, text, expand) reads a store. What goes wrong in one that the call
 -- does not name comes back as a failure, and the wait for its lock is short; of another one it is raised.
--- search, keyword, function: hits are what the arm finds; read: the first segments, so many as most says; text, expand: the hits given, with those of the store changed. filter: null
--- until it is made; it is given back, so that each store's is made once. until: of ml_rag._share
+-- search, keyword, function: hits are what the arm finds; read: the first segments, so many as most says; text, expand: the hits
+-- given, with those of the store changed. filter: null until it is made; it is given back, so that each store's is made once.
+-- until: of ml_rag._share
 -- Calls: ml_rag._limit_wait, ml_rag._hold, ml_rag._is_filtered, ml_rag._warn_of_unknown_keys, ml_rag.filter,
 -- ml_rag._passing_rows, ml_rag._untrusted_condition, ml_rag._search_nodes, ml_rag._search_store, ml_rag._keyword_store,
 -- ml_rag._open_rows, ml_rag._next_rows, ml_rag._call_function, ml_rag._add_scored, ml_rag._segments_of, ml_rag._add_texts,

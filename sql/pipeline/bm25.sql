@@ -92,7 +92,8 @@ BEGIN
   SELECT coalesce(array_agg(t.key ORDER BY t.key COLLATE "C"), '{}'),
     coalesce(array_agg(t.value::integer ORDER BY t.key COLLATE "C"), '{}')
   INTO _terms, _weights
-  FROM jsonb_each_text((ml_rag._tokens(index.configuration::regconfig, coalesce(array_to_string(arm.query, ' '), request.question))).tokens) AS t;
+  FROM jsonb_each_text((ml_rag._tokens(index.configuration::regconfig,
+    coalesce(array_to_string(arm.query, ' '), request.question))).tokens) AS t;
   IF store.dimensions <> vector_dims(_vector) THEN
     _vector := NULL;
   END IF;

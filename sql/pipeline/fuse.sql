@@ -76,9 +76,9 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the candidates of all arms, each once, by their fused score (0-1)
 -- weighted: the sum of weight * what an arm gives, divided by the best it gives. A semantic arm gives the similarity that its
--- distance stands for (1 for equal vectors), a keyword arm its score, one with a function the share of its range (ml_rag._as_shares). What an arm did not find counts 0 there, but for a
--- semantic arm that searched with the question: there the true distance is known. rrf: the sum of 1 / (rrf_k + rank), as a
--- share of the largest possible.
+-- distance stands for (1 for equal vectors), a keyword arm its score, one with a function the share of its range
+-- (ml_rag._as_shares). What an arm did not find counts 0 there, but for a semantic arm that searched with the question: there the
+-- true distance is known. rrf: the sum of 1 / (rrf_k + rank), as a share of the largest possible.
 -- Calls: ml_rag._decisiveness, ml_rag._auto_weights, ml_rag._with_row_keys, ml_rag._as_shares
 DECLARE
   _n integer := cardinality(rankings);
@@ -150,7 +150,8 @@ BEGIN
     FROM (
       SELECT f.vector_store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id,
         min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, min(f.segment) AS segment,
-        min(f.distance) AS distance, (array_agg(f.metadata) FILTER (WHERE f.metadata IS NOT NULL))[1] AS metadata, max(f.keyword_score) AS keyword_score,
+        min(f.distance) AS distance, (array_agg(f.metadata) FILTER (WHERE f.metadata IS NOT NULL))[1] AS metadata,
+          max(f.keyword_score) AS keyword_score,
         CASE WHEN _is_weighted THEN
           CASE WHEN _known > 0 THEN _known * least(1, greatest(0,
             CASE WHEN _is_complement THEN 1 - min(f.distance) ELSE 1 / (1 + min(f.distance)) END) / _nearest) ELSE 0 END

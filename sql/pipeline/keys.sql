@@ -58,7 +58,8 @@ BEGIN
     _described := ml_rag._metadata_keys(store, _column);
     _keys := CASE WHEN nullif(btrim(description), '') IS NULL THEN _described.keys - key
                   ELSE _described.keys || jsonb_build_object(key, btrim(description)) END;
-    _keys := to_jsonb(nullif(concat_ws(' ', nullif(_described.before, ''), CASE WHEN _keys <> '{}' THEN 'FILTER_KEYS=' || _keys::text END), ''));
+    _keys := to_jsonb(nullif(concat_ws(' ', nullif(_described.before, ''), CASE WHEN _keys <> '{}'
+      THEN 'FILTER_KEYS=' || _keys::text END), ''));
   END IF;
   EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', ml_rag._relation_name(store), _column, _keys #>> '{}');
 END

@@ -99,7 +99,8 @@ AS $$
 -- Calls: ml_rag._relation_name, ml_rag._same_key  Reads: the store and the node group, as the caller
 DECLARE
   _store text := ml_rag._relation_name(store.relation);
-  _key text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place) FROM unnest(node_group.store_key) WITH ORDINALITY AS u (k, place));
+  _key text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place) FROM unnest(node_group.store_key)
+    WITH ORDINALITY AS u (k, place));
   _own text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place) FROM unnest(node_group.key) WITH ORDINALITY AS u (k, place));
   _document text := node_group.options ->> 'document';
   _passing text;
@@ -159,12 +160,14 @@ BEGIN
   EXECUTE concat(
     'SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (SELECT ', _of_hit, ' FROM (SELECT ', _of_row, ', b.own FROM (',
     'SELECT DISTINCT ON (', _key, ') ', _key, ', n.node, n.text_hash, u.own FROM unnest($4, $5) AS u (row_key, own) JOIN ',
-    ml_rag._relation_name(node_group.relation), ' AS n ON n.ctid = u.row_key::tid ORDER BY ', _key, ', u.own ', _way, ', n.node_number) AS b ',
+    ml_rag._relation_name(node_group.relation), ' AS n ON n.ctid = u.row_key::tid ORDER BY ', _key, ', u.own ', _way,
+      ', n.node_number) AS b ',
     CASE WHEN _document IS NULL THEN format('JOIN %s AS t ON %s', _store, ml_rag._same_key('b', node_group.key, 't', node_group.store_key))
       ELSE format('JOIN %s AS f ON %s JOIN %s AS t ON t.%I = f.%4$I', _store,
         ml_rag._same_key('b', node_group.key, 'f', node_group.store_key), _store, _document) END,
     ' WHERE ', ml_rag._has_values(store, ARRAY[store.segment]),
-    CASE WHEN _document IS NULL THEN format(' AND b.text_hash = hashtextextended(concat(t.%I) COLLATE "C", 0)', store.segment) END, condition,
+    CASE WHEN _document IS NULL THEN format(' AND b.text_hash = hashtextextended(concat(t.%I) COLLATE "C", 0)', store.segment) END,
+      condition,
     ' ORDER BY b.own ', _way, ', ', _columns.place, ' LIMIT $2) AS s) AS h')
   INTO _hits USING _vector, most, arguments, ARRAY(SELECT f.row_key FROM unnest(candidates) AS f),
     ARRAY(SELECT CASE WHEN is_keyword THEN f.keyword_score ELSE coalesce(f.score, f.distance) END FROM unnest(candidates) AS f);

@@ -132,7 +132,8 @@ BEGIN
   _kept := _limited.kept;
   retrieval.method := _limited.method;
   retrieval.threshold := round(_limited.threshold, 4);
-  retrieval.trace := retrieval.trace || ROW('threshold', clock_timestamp(), CASE WHEN request.explain OR request.max_distance IS NOT NULL THEN
+  retrieval.trace := retrieval.trace || ROW('threshold', clock_timestamp(), CASE WHEN request.explain
+    OR request.max_distance IS NOT NULL THEN
     jsonb_build_object('candidates', cardinality(_kept),
       'nearest', (SELECT min(h.distance) FROM unnest(retrieval.hits) AS h)) END)::ml_rag.step;
   IF cardinality(_kept) = 0 THEN

@@ -64,7 +64,8 @@ BEGIN
       END IF;
     END IF;
     IF _arm ->> 'search' = 'keyword' AND _arm ? 'query_embedding' THEN
-      PERFORM ml_rag._bad_option('query_embedding', _arm -> 'query_embedding', 'none in a keyword arm', 'A keyword arm searches with words.');
+      PERFORM ml_rag._bad_option('query_embedding', _arm -> 'query_embedding', 'none in a keyword arm',
+        'A keyword arm searches with words.');
     ELSIF _arm ->> 'search' = 'keyword' AND _arm ? 'max_distance' THEN
       PERFORM ml_rag._bad_option('max_distance', _arm -> 'max_distance', 'none in a keyword arm',
         'A keyword arm has "min_score".');

@@ -326,7 +326,8 @@ BEGIN
   END IF;
   _options := ml_rag._parse_query_options(query_options);
   _rewritten := ml_rag._rewrite(question, _options,
-    CASE WHEN (_options -> 'document_names')::boolean OR _options ? 'filters' THEN ml_rag._discover('{"semantic_search": false}') END, '{}');
+    CASE WHEN (_options -> 'document_names')::boolean OR _options ? 'filters' THEN ml_rag._discover('{"semantic_search": false}')
+      END, '{}');
   PERFORM ml_rag._end(_call);
   RETURN ml_rag._query_info(coalesce(_rewritten.question, question), _rewritten);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
@@ -337,7 +338,7 @@ $$;
 COMMENT ON FUNCTION ml_rag.rewrite(text, jsonb) IS
 $$what a question is searched with: ml_rag.rewrite('what about the other one?', '{"history": […], "rewrite": true}')
 query_options: those of ml_rag, see docs/questions.md. Returns {"question", "history", "synonyms", "hypothetical_document",
-"sub_questions", "filters", "document_names"}, only keys that are used; retrieval_info.query of ml_rag has the same. Where the model fails and "fallback" is
-true, the question as it was asked, with a warning.
+"sub_questions", "filters", "document_names"}, only keys that are used; retrieval_info.query of ml_rag has the same. Where the
+model fails and "fallback" is true, the question as it was asked, with a warning.
 Errors: 22023 empty question, bad option, unknown model or model of another task; with "fallback": false those of
 ml_generate.$$;

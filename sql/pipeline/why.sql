@@ -99,10 +99,12 @@ BEGIN
   RETURN ROW('filter', NULL, false, NULL, NULL, NULL,
     format('It does not pass %s.', coalesce(nullif(array_to_string(_names, ' and '), ''), 'the filters together')),
     CASE WHEN '"filters"' = ANY (_names) AND (request.rewritten).filters IS NOT NULL
-      THEN format('A model chose the conditions %s: leave "filters" out of query_options, or change that option.', left((request.rewritten).filters::text, 500))
+      THEN format('A model chose the conditions %s: leave "filters" out of query_options, or change that option.',
+        left((request.rewritten).filters::text, 500))
       WHEN '"document_name"' = ANY (_names) AND (request.rewritten).document_names IS NOT NULL
       THEN 'The question names other documents: leave "document_names" out of query_options.'
-      ELSE format('Leave %s out, or change what it asks for.', coalesce(nullif(array_to_string(_names, ' and '), ''), 'one of them')) END)::ml_rag.why_step;
+      ELSE format('Leave %s out, or change what it asks for.',
+        coalesce(nullif(array_to_string(_names, ' and '), ''), 'one of them')) END)::ml_rag.why_step;
 END
 $$;
 
@@ -160,10 +162,12 @@ BEGIN
     step.hint := 'The view of node groups shows how many nodes are pending, and why some failed.';
   ELSIF _hit.vector_store IS NULL AND _is_semantic THEN
     step.detail := 'It has no embedding yet.';
-    step.hint := format('CALL ml_rag.run_vectorizer(%L) embeds the rows of a table with a vectorizer; others are embedded by ml_embed_table.',
+    step.hint := format('CALL ml_rag.run_vectorizer(%L) embeds the rows of a table with a vectorizer; '
+      'others are embedded by ml_embed_table.',
       wanted.vector_store);
   ELSIF _hit.vector_store IS NULL THEN
-    step.detail := format('It has none of the words that the arm searches for: %s.', left(coalesce(array_to_string(arm.query, ' '), request.question), 500));
+    step.detail := format('It has none of the words that the arm searches for: %s.',
+      left(coalesce(array_to_string(arm.query, ' '), request.question), 500));
     step.hint := 'Add semantic search, or give the arm other words: {"query": {"text": "…"}}, or synonyms by query_options.';
   ELSIF _value > _max_distance THEN
     step.detail := format('The arm gives it %s, and its max_distance is %s.', round(_value, 4), _max_distance);
@@ -443,6 +447,7 @@ document: its name, as the store has it and citations show it. segment_number: n
 farthest. The call is made again, without an answer. is_kept: whether the segment goes on to the next stage; of several arms one
 that keeps it is enough. The last row is the stage that drops it, with the option that would let it in as hint, or citations; it is
 expand where the text is cited all the same, as that of a neighbour. rank, distance, score: after that stage; score is BM25 in
-keyword, what a function gave, and 0-1 in fuse and rerank. Of a document that the caller may not see, the rows are those of one that is not there.
+keyword, what a function gave, and 0-1 in fuse and rerank. Of a document that the caller may not see, the rows are those of one
+that is not there.
 What fits the model's context is not told: see retrieval_info. Errors: as ml_rag_search, but for nothing found; 22023 no name;
 54000 a document of more than 10000 segments.$$;

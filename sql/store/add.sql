@@ -170,7 +170,8 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the model id cannot stand in the marker of a vector store',
       DETAIL = format('Model id %L; blanks, commas and semicolons end the marker.', _model);
   ELSIF _found.model_id <> _model OR _found.type <> _options ->> 'type' THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('embedding "%s" of "%s" exists already, with another model or type', name, store),
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('embedding "%s" of "%s" exists already, with another model or type',
+      name, store),
       DETAIL = format('It is of model %s and type %s.', _found.model_id, _found.type),
       HINT = 'Go on with that model and type, or give another name.';
   END IF;

@@ -225,6 +225,7 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.embeddings(regclass) IS
 $$the embeddings of a vector store that the caller may read: SELECT * FROM ml_rag.embeddings('handbook')
-The default one comes first. name: for option "embedding" of an arm, and ml_rag.use_embedding; an embedding that was given none has its model's id.
+The default one comes first. name: for option "embedding" of an arm, and ml_rag.use_embedding; an embedding that was given none has
+its model's id.
 indexes: of its column. segments: rows that have it, of those the caller sees. pending: rows with a text that have not;
 CALL ml_rag.add_embedding fills them. The table is read once for each.$$;

@@ -133,7 +133,8 @@ BEGIN
     _splitter := (ml_rag._find_function('split_by', options #> '{chunking,split_by}')).name;
   END IF;
   _request := jsonb_strip_nulls(jsonb_build_object('embed_model_id', _store.model_id,
-    'chunking', CASE WHEN _splitter IS NULL THEN options -> 'chunking' ELSE '{"split_by": "none"}' END, 'language', options -> 'language', 'ocr', options -> 'ocr'));
+    'chunking', CASE WHEN _splitter IS NULL THEN options -> 'chunking' ELSE '{"split_by": "none"}' END, 'language',
+      options -> 'language', 'ocr', options -> 'ocr'));
   RETURN jsonb_build_object('store', store::oid::bigint, 'relation', (
       SELECT format('%s.%s', n.nspname, c.relname)
       FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store),
@@ -203,7 +204,8 @@ BEGIN
       AS f (document_name text, error text, hint text) LIMIT 20
   LOOP
     RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('%s: %s', _failure.document_name, _failure.error),
-      DETAIL = 'See "failed" in the result.', HINT = coalesce(_failure.hint, 'Load again when that is fixed; the other documents are loaded.');
+      DETAIL = 'See "failed" in the result.', HINT = coalesce(_failure.hint,
+        'Load again when that is fixed; the other documents are loaded.');
   END LOOP;
   IF jsonb_array_length(outcome -> 'failed') > 20 THEN
     RAISE WARNING USING ERRCODE = '01000',

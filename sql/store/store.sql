@@ -207,7 +207,8 @@ BEGIN
     INSERT INTO %s (document_name, metadata, document_id, segment_number, segment, %s)
     SELECT $1, u.metadata, $2, $3 + u.place - 1, u.segment, %s
     FROM unnest($4, $5) WITH ORDINALITY AS u (metadata, segment, place)
-    $sql$, ml_rag._relation_name(store), (SELECT string_agg(quote_ident(c), ', ' ORDER BY i) FROM unnest(columns) WITH ORDINALITY AS u (c, i)),
+    $sql$, ml_rag._relation_name(store), (SELECT string_agg(quote_ident(c), ', ' ORDER BY i) FROM unnest(columns)
+      WITH ORDINALITY AS u (c, i)),
     (SELECT string_agg(format('$6[%s][u.place]::vector', i), ', ' ORDER BY i) FROM generate_subscripts(columns, 1) AS i))
   USING name, id, first, metadata, segments, vectors;
 END

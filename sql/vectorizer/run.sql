@@ -88,7 +88,8 @@ SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $$
 -- purpose: the next rows that wait and that no other run has claimed, in the order of their keys
--- At most 4 MB of texts at once, 1 MB where each becomes many segments.  Calls: ml_rag._waiting, ml_rag._row_key, ml_rag._unclaim  Reads: the table, as the caller
+-- At most 4 MB of texts at once, 1 MB where each becomes many segments.  Calls: ml_rag._waiting, ml_rag._row_key, ml_rag._unclaim
+-- Reads: the table, as the caller
 DECLARE
   _run record := run;
   _keys name[] := run.key;

@@ -265,7 +265,8 @@ AS $$
 -- purpose: whether all triggers are there that keep segments in step  Reads: the catalog
 BEGIN
   RETURN 5 = (SELECT count(*) FROM pg_trigger AS t
-              WHERE t.tgrelid = relation AND t.tgname ~ '^ml_rag_segments_(insert|update|delete|truncate|key)$' AND t.tgenabled IN ('O', 'A'));
+              WHERE t.tgrelid = relation AND t.tgname ~ '^ml_rag_segments_(insert|update|delete|truncate|key)$'
+                AND t.tgenabled IN ('O', 'A'));
 END
 $$;
 

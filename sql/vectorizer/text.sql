@@ -74,7 +74,8 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a template as SQL; columns: null where none of them has a text; document_name: {schema}, {table} and {key} stand
--- for what they say, where the table has no column of the name  Calls: ml_rag._pieces, ml_rag._template_columns, ml_rag._bad_option  Reads: the catalog
+-- for what they say, where the table has no column of the name  Calls: ml_rag._pieces, ml_rag._template_columns,
+-- ml_rag._bad_option  Reads: the catalog
 DECLARE
   _values jsonb := '{}';
   _column text;

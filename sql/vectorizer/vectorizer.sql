@@ -60,7 +60,8 @@ DECLARE
 BEGIN
   -- after most names, so that it sees what other triggers have made of the row
   EXECUTE format('CREATE TRIGGER "~ml_rag_segment_embedding" BEFORE UPDATE ON %s FOR EACH ROW '
-    'WHEN ((%s) AND OLD.segment_embedding OPERATOR(%I.=) NEW.segment_embedding) EXECUTE FUNCTION ml_rag._empty_embedding(''segment_embedding'')',
+    'WHEN ((%s) AND OLD.segment_embedding OPERATOR(%I.=) NEW.segment_embedding) '
+    'EXECUTE FUNCTION ml_rag._empty_embedding(''segment_embedding'')',
     _relation, _changed,
     (SELECT n.nspname FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE t.oid = 'vector'::regtype));
   -- also for what a logical replication applies
@@ -157,7 +158,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- Calls: ml_rag.parse_options, ml_rag._own_table, ml_rag._check_writable, ml_rag._segment_table, ml_rag._vectorizer,
--- ml_rag._lock_table, ml_rag._relation_name, ml_rag.disable_keyword_search, ml_rag._drop_triggers, ml_rag._drop_segments  Writes: the table's definition, as the caller;
+-- ml_rag._lock_table, ml_rag._relation_name, ml_rag.disable_keyword_search, ml_rag._drop_triggers, ml_rag._drop_segments  Writes:
+-- the table's definition, as the caller;
 -- ml_rag.vectorizer_error
 DECLARE
   _options jsonb := ml_rag.parse_options('drop_vectorizer', $2);

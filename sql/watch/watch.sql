@@ -91,8 +91,8 @@ FROM ml_rag._activity() AS a WHERE a.command IS NOT NULL;
 COMMENT ON VIEW ml_rag.progress IS
 $$how far the long routines in flight are, in all databases that use the same model server
 command: the routine. relation: the table it fills or reads. done, total, failed: documents of vector_store_load and
-load_documents, rows of ml_…_table, questions of ml_rag_evaluate, segments of enable_keyword_search and add_embedding, rows of run_vectorizer; done
-includes failed, total is null where it is not known. Shown to whom ml_rag.activity shows the call in full.$$;
+load_documents, rows of ml_…_table, questions of ml_rag_evaluate, segments of enable_keyword_search and add_embedding, rows of
+run_vectorizer; done includes failed, total is null where it is not known. Shown to whom ml_rag.activity shows the call in full.$$;
 
 CREATE VIEW ml_rag.stats AS
 SELECT s.role, s.routine, s.stage, s.calls, s.errors, s.errors_by_sqlstate, s.total_ms, s.mean_ms, s.max_ms,

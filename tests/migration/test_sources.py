@@ -30,6 +30,17 @@ def test_a_file_is_named_after_its_subject_which_is_its_first_word() -> None:
         assert source(name).startswith(f"-- {name.rpartition('/')[2]}: "), name
 
 
+def test_lines_of_sql_are_not_too_long() -> None:
+    longest = 140
+    lines = [
+        f"{name}:{i}"
+        for name in manifest()
+        for i, line in enumerate(source(name).splitlines(), 1)
+        if len(line) > longest
+    ]
+    assert lines == []
+
+
 #: what makes no part of a stage: comments, and what COMMENT ON says
 WORDS = re.compile(r"--[^\n]*|^\s*#.*$|^COMMENT ON .*?(\$\$;|';)$", re.M | re.S)
 DEFINED = re.compile(r"^CREATE (?:FUNCTION|PROCEDURE|TABLE|VIEW|TYPE|SEQUENCE) (?:ml_rag|@extschema@)\.(\w+)", re.M)
