@@ -57,8 +57,9 @@ BEGIN
       (SELECT ', and only those that fit ' || string_agg(format('"%s"', o.key), ', ' ORDER BY o.key)
        FROM jsonb_object_keys(options) AS o (key)
        WHERE o.key IN ('vector_store', 'exclude_vector_store', 'schema', 'vector_store_columns')), ' Left out: ' || _left.stores),
-    HINT = coalesce(_left.hint, 'Load documents with vector_store_load, or see SELECT * FROM ml_rag.discover() for what can be searched; '
-      'some stores of other roles must be named in "vector_store", with their schema.');
+    HINT = coalesce(_left.hint, concat(CASE WHEN options ? 'embed_model_id' THEN 'Check "embed_model_id". ' END,
+      'SELECT * FROM ml_rag.discover() lists what can be searched. Load documents with vector_store_load. '
+      'Some stores of other roles must be named in "vector_store", with their schema.'));
 END
 $$;
 

@@ -153,11 +153,11 @@ BEGIN
     ELSIF NOT (options -> 'fallback')::boolean OR _error ->> 'sqlstate' ~ '^(22023|57...)$' THEN
       PERFORM ml_rag._raise(_error);
     ELSE
-      RAISE WARNING USING ERRCODE = '01000', MESSAGE = 'the question is searched with as it was asked',
+      RAISE WARNING USING ERRCODE = '01000', MESSAGE = 'the search uses the question as it was asked',
         DETAIL = format('%s%s.', CASE WHEN starts_with(_error ->> 'message', format('model %s ', _model_id))
             THEN overlay(_error ->> 'message' PLACING 'M' FROM 1 FOR 1) ELSE format('Model %s: %s', _model_id, _error ->> 'message') END,
           coalesce(' (' || rtrim(nullif(_error ->> 'detail', ''), '.') || ')', '')),
-        HINT = coalesce(_error ->> 'hint', 'With "fallback": false in query_options this is an error.');
+        HINT = coalesce(_error ->> 'hint', 'Check "model_id" of query_options, or the setting query_model_id.');
     END IF;
   END IF;
   IF rewritten.question IS NULL AND options ? 'history' THEN

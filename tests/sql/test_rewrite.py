@@ -283,7 +283,7 @@ def test_nonsense_falls_back_to_the_question_as_asked(birds: Connection, script:
     with warnings_of(birds) as told:
         found = query_of(birds, "and the tern?", query)
     assert found == {"question": "and the tern?", "history": IN_CONTEXT}
-    assert [message for *_, message in told] == ["the question is searched with as it was asked"]
+    assert [message for *_, message in told] == ["the search uses the question as it was asked"]
     with error("38000", "cannot be used"):
         answer(birds, "and the tern?", {"query_options": {**query, "fallback": False}})
 
@@ -305,7 +305,7 @@ def test_a_model_that_fails_is_a_warning_or_the_error(birds: Connection, script:
     query = {"rewrite": True, "model_id": "fake-generate-error"}
     with warnings_of(birds) as told:
         assert query_of(birds, "heron", query) == {"question": "heron"}
-    assert [message for *_, message in told] == ["the question is searched with as it was asked"]
+    assert [message for *_, message in told] == ["the search uses the question as it was asked"]
     with error("38000", "the fake model failed"):
         answer(birds, "heron", {"query_options": {**query, "fallback": False}})
 
@@ -319,7 +319,7 @@ def test_the_smallest_models_are_not_asked(birds: Connection, script: Script, as
     assert query_of(birds, "and the tern?", query) == {"question": "and the tern?"}
     assert told == [
         (
-            "the question is searched with as it was asked",
+            "the search uses the question as it was asked",
             f"Model {SMALLEST} is too small to rewrite questions.",
             f'Name a larger one in "model_id", such as {MODEL}.',
         )
@@ -347,7 +347,7 @@ def test_a_model_that_is_none_is_an_error(birds: Connection, model: str) -> None
 def test_a_question_that_does_not_fit_the_model_is_searched_with(birds: Connection) -> None:
     with warnings_of(birds) as told:
         query_of(birds, "heron " * 100_000, {"synonyms": 1, "model_id": MODEL})
-    assert [message for *_, message in told] == ["the question is searched with as it was asked"]
+    assert [message for *_, message in told] == ["the search uses the question as it was asked"]
 
 
 def test_a_null_character_cannot_come_in(birds: Connection, script: Script) -> None:
