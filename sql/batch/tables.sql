@@ -265,6 +265,7 @@ END
 $$;
 COMMENT ON PROCEDURE @extschema@.ml_embed_table(text, text, jsonb, jsonb) IS
 $$embeds a column: CALL ml_embed_table('public.texts.segment', 'public.texts.segment_embedding')
-The output column is created as vector(n) of the model's dimensions, and its comment makes the table a vector store. Tables, result and errors: as ml_rag_table; a row that failed stays null. options: embed_model_id,
-batch_size (rows of one call to the model and between two commits, default 1000), truncate (true: texts beyond the model's limit
-are cut), details_column (text column for the error of each row that failed, null for the others).$$;
+The output column is created as vector(n) of the model's dimensions, and its comment makes the table a vector store. Tables, result
+and errors: as ml_rag_table; a row that failed stays null. options: embed_model_id, batch_size (rows of one call to the model and
+between two commits, default 1000), truncate (true: texts beyond the model's limit are cut), details_column (text column for the
+error of each row that failed, null for the others).$$;

@@ -36,7 +36,8 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: question to statement and rows
 -- Calls: ml_rag._begin, ml_rag._stage, ml_rag._end, ml_rag.parse_options, ml_rag._check_examples, ml_rag._check_writable,
--- ml_rag._schema_metadata, ml_rag._too_small, ml_rag._askable_tables, ml_rag._named_tables, ml_rag._answer_by_sql, ml_rag._get_setting, ml_rag._raise
+-- ml_rag._schema_metadata, ml_rag._too_small, ml_rag._askable_tables, ml_rag._named_tables, ml_rag._answer_by_sql,
+-- ml_rag._get_setting, ml_rag._raise
 DECLARE
   _call integer := ml_rag._begin('ml_nl_sql');
   _options jsonb;
@@ -90,8 +91,9 @@ COMMENT ON FUNCTION @extschema@.ml_nl_sql(text, jsonb) IS
 $$answers a question about tables by a statement that a model writes: ml_nl_sql('How many orders came in May?')
 Returns {"tables", "schemas": those the model was shown, "model_id", "sql_query", "is_sql_valid"}; where it is not valid, also
 "reason"; with "execute" also "columns" (names) and "rows" (arrays of values). sql_query is null where the model says that the
-tables cannot answer the question, and where the model is one of the smallest. Only a SELECT over tables that the caller may read, with harmless functions, is run:
-docs/nl_sql.md. It runs as the caller, read-only, for at most 30 s where statement_timeout is 0, and with at most 512 MB.
+tables cannot answer the question, and where the model is one of the smallest. Only a SELECT over tables that the caller may read,
+with harmless functions, is run: docs/nl_sql.md. It runs as the caller, read-only, for at most 30 s where statement_timeout is 0,
+and with at most 512 MB.
 Not in a read-only transaction: statements are checked by way of a temporary view, which needs TEMP on the database.
 Options: SELECT * FROM ml_rag.option WHERE routine = 'ml_nl_sql'.
 Errors: 22023 empty question, bad option, prompt longer than the model's context; 25006 read-only transaction; 42501 no TEMP;

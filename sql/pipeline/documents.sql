@@ -142,7 +142,8 @@ BEGIN
     WHERE coalesce(options -> 'document_name' ? n, true) AND NOT coalesce(options -> 'exclude_document_name' ? n, false)), '{}');
   is_summary := names IS NOT NULL AND (_found.found -> 'is_summary')::boolean;
   -- a word with the ending of a document's name
-  FOR _name IN SELECT DISTINCT w.word[1] FROM regexp_matches(question, '[^\s"''<>|?*()]*[^\s"''<>|?*().,;:!]\.[A-Za-z][A-Za-z0-9]{1,4}\M', 'g') AS w (word)
+  FOR _name IN SELECT DISTINCT w.word[1] FROM regexp_matches(question,
+    '[^\s"''<>|?*()]*[^\s"''<>|?*().,;:!]\.[A-Za-z][A-Za-z0-9]{1,4}\M', 'g') AS w (word)
                ORDER BY 1 LIMIT 10 LOOP
     CONTINUE WHEN NOT EXISTS (SELECT FROM jsonb_array_elements(_documents) AS d
                               WHERE lower(d ->> 0) LIKE '%.' || lower(regexp_replace(_name, '^.*\.', '')))

@@ -111,4 +111,5 @@ $$;
 COMMENT ON FUNCTION @extschema@.ml_embed_row(text, jsonb) IS
 $$embeds one text: ml_embed_row('a text', '{"embed_model_id": "all_minilm_l6_v2"}')
 Returns a vector of the model's dimensions, null for null; a text beyond the model's limit is cut, or with "truncate":
-false an error. Errors: 22023 empty text, text too long, bad option, unknown model or model of another task; 55000 model not available; 08006 model server; 53300; 38000.$$;
+false an error. Errors: 22023 empty text, text too long, bad option, unknown model or model of another task; 55000 model not
+available; 08006 model server; 53300; 38000.$$;
