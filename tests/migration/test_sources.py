@@ -46,7 +46,7 @@ WORDS = re.compile(r"--[^\n]*|^\s*#.*$|^COMMENT ON .*?(\$\$;|';)$", re.M | re.S)
 DEFINED = re.compile(r"^CREATE (?:FUNCTION|PROCEDURE|TABLE|VIEW|TYPE|SEQUENCE) (?:ml_rag|@extschema@)\.(\w+)", re.M)
 #: a call, or a relation in a statement; names in messages and hints are neither
 USED = re.compile(
-    r"(?:(?<!SELECT )(?<!'CALL )|(?<!')SELECT )(?:ml_rag|@extschema@)\.(\w+)\("
+    r"(?:(?<!SELECT )(?<!'CALL )|(?<!')(?<!: )SELECT )(?:ml_rag|@extschema@)\.(\w+)\("
     r"|(?:FROM|JOIN|INTO|UPDATE|TABLE) ml_rag\.(\w+)"
 )
 
