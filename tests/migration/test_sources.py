@@ -47,7 +47,7 @@ DEFINED = re.compile(r"^CREATE (?:FUNCTION|PROCEDURE|TABLE|VIEW|TYPE|SEQUENCE) (
 #: a call, or a relation in a statement; names in messages and hints are neither
 USED = re.compile(
     r"(?:(?<!SELECT )(?<!'CALL )|(?<!')(?<!: )SELECT )(?:ml_rag|@extschema@)\.(\w+)\("
-    r"|(?:FROM|JOIN|INTO|UPDATE|TABLE) ml_rag\.(\w+)"
+    r"|(?<!'SELECT \* )(?:FROM|JOIN|INTO|UPDATE|TABLE) ml_rag\.(\w+)"
 )
 
 
