@@ -13,25 +13,31 @@ import pytest
 
 from support import programs
 from support.cluster import Cluster, Connection, Database
-from support.scripted import MODEL, Script, scripted_model
+from support.scripted import MODEL, Script, scripted_server
 from support.stores import answer, create_store, error, fake_embedding
 
 TEXTS = {"heron.pdf": "the heron stands in the reeds", "tern.pdf": "the tern dives for fish", "loon.pdf": "a loon"}
 
 
-@pytest.fixture
-def script(db: Database, reachable_dir: Path) -> Iterator[Script]:
-    with scripted_model(db, reachable_dir) as made:
-        made.answer = "It stands in the reeds."
-        owner = db.connect()
-        owner.execute("SELECT ml_rag.configure('generate_model_id', %s)", (MODEL,))
-        create_store(
-            owner,
-            "docs",
-            [(name, i, 1, text, fake_embedding(text)) for i, (name, text) in enumerate(TEXTS.items())],
-            "vector(16)",
-        )
+@pytest.fixture(scope="module")
+def server(reachable_dir: Path) -> Iterator[Script]:
+    with scripted_server(reachable_dir) as made:
         yield made
+
+
+@pytest.fixture
+def script(db: Database, server: Script) -> Script:
+    server.attach(db)
+    server.answer = "It stands in the reeds."
+    owner = db.connect()
+    owner.execute("SELECT ml_rag.configure('generate_model_id', %s)", (MODEL,))
+    create_store(
+        owner,
+        "docs",
+        [(name, i, 1, text, fake_embedding(text)) for i, (name, text) in enumerate(TEXTS.items())],
+        "vector(16)",
+    )
+    return server
 
 
 def chat(connection: Connection, query: str | None, **options: Any) -> Any:

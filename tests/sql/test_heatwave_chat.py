@@ -11,16 +11,22 @@ from uuid import UUID
 import pytest
 
 from support.cluster import Connection, Database
-from support.scripted import MODEL, Script, scripted_model
+from support.scripted import MODEL, Script, scripted_server
 from support.stores import Row, create_store, error, fake_embedding
 
 
-@pytest.fixture
-def script(db: Database, reachable_dir: Path) -> Iterator[Script]:
-    with scripted_model(db, reachable_dir) as made:
-        made.answer = "It stands in the reeds."
-        db.connect().execute("SELECT ml_rag.configure('generate_model_id', %s)", (MODEL,))
+@pytest.fixture(scope="module")
+def server(reachable_dir: Path) -> Iterator[Script]:
+    with scripted_server(reachable_dir) as made:
         yield made
+
+
+@pytest.fixture
+def script(db: Database, server: Script) -> Script:
+    server.attach(db)
+    server.answer = "It stands in the reeds."
+    db.connect().execute("SELECT ml_rag.configure('generate_model_id', %s)", (MODEL,))
+    return server
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
-"""A database whose model server asks a scripted endpoint for its generation model ``scripted``."""
+"""Databases whose model server asks a scripted endpoint for its generation model ``scripted``."""
 
 from __future__ import annotations
 
+import itertools
 import json
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +14,21 @@ from support.cluster import Database
 
 #: the model of ``scripted_model``
 MODEL = "scripted"
+_numbers = itertools.count(1)
 
 
 class Script:
     """What the endpoint answers: ``answer`` is a text, a document, or a function of the request. Keeps ``requests``."""
 
-    def __init__(self) -> None:
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
         self.answer: Any = ""
         self.requests: list[dict[str, Any]] = []
+
+    def attach(self, database: Database) -> None:
+        """Make the server that of ``database``, and forget what was asked and is to be answered."""
+        self.answer, self.requests = "", []
+        database.connect().execute("SELECT ml_rag.configure('model_server', %s)", (f"unix:{self.socket}",))
 
     def __call__(self, body: dict[str, Any]) -> str:
         self.requests.append(body)
@@ -41,14 +48,20 @@ class Script:
 
 
 @contextmanager
+def scripted_server(sockets: Path, context_tokens: int = 4096, model: str = MODEL) -> Iterator[Script]:
+    """A model server that has the fake models and the scripted ``model``."""
+    script = Script(sockets / f"scripted{next(_numbers)}.sock")
+    with scripted_endpoint(script) as url:
+        config = f'[server]\nsocket_mode = "0666"\n{remote_model(model, url)}context_tokens = {context_tokens}\n'
+        with running_server(socket=script.socket, config=config, models_dir=sockets / "no-models"):
+            yield script
+
+
+@contextmanager
 def scripted_model(
     database: Database, sockets: Path, context_tokens: int = 4096, model: str = MODEL
 ) -> Iterator[Script]:
     """``database`` with a model server of its own, which has the fake models and the scripted ``model``."""
-    script = Script()
-    path = sockets / f"{re.sub('[^a-z0-9]', '', database.name)[-16:]}.sock"
-    with scripted_endpoint(script) as url:
-        config = f'[server]\nsocket_mode = "0666"\n{remote_model(model, url)}context_tokens = {context_tokens}\n'
-        with running_server(socket=path, config=config, models_dir=sockets / "no-models"):
-            database.connect().execute("SELECT ml_rag.configure('model_server', %s)", (f"unix:{path}",))
-            yield script
+    with scripted_server(sockets, context_tokens, model) as script:
+        script.attach(database)
+        yield script
