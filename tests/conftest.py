@@ -73,7 +73,7 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def dsn(place: Path) -> Iterator[str]:
+def cluster_dsn(place: Path) -> Iterator[str]:
     """The server: the one that is named, else a cluster of this process's own."""
     if dsn := os.environ.get("ML_RAG_TEST_DSN"):
         yield dsn
@@ -93,11 +93,11 @@ def dsn(place: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def cluster(dsn: str, model_server: str) -> Iterator[Cluster]:
+def cluster(cluster_dsn: str, model_server: str) -> Iterator[Cluster]:
     """The server, with the test roles and a template database that has the extension."""
     from support.cluster import Cluster
 
-    cluster = Cluster(dsn)
+    cluster = Cluster(cluster_dsn)
     try:
         cluster.prepare(model_server)
         yield cluster

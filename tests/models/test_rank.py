@@ -44,30 +44,30 @@ def connected(cluster: Cluster, socket: Path) -> Iterator[Connection]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("sentence_transformers")
-    place = tmp_path_factory.mktemp("models") / "tiny"
-    cross_encoder.make(place)
-    return place
+    tiny_model = tmp_path_factory.mktemp("models") / "tiny"
+    cross_encoder.make(tiny_model)
+    return tiny_model
 
 
 @pytest.fixture(scope="module")
-def tiny(cluster: Cluster, reachable_dir: Path, place: Path) -> Iterator[Connection]:
+def tiny(cluster: Cluster, reachable_dir: Path, tiny_model: Path) -> Iterator[Connection]:
     """A database whose default reranker is the tiny cross-encoder."""
-    config = '[server]\nsocket_mode = "0666"\n' + cross_encoder.catalogue_entry("tiny", place)
-    with running_server(socket=reachable_dir / "tiny.sock", config=config, models_dir=place.parent) as server:
+    config = '[server]\nsocket_mode = "0666"\n' + cross_encoder.catalogue_entry("tiny", tiny_model)
+    with running_server(socket=reachable_dir / "tiny.sock", config=config, models_dir=tiny_model.parent) as server:
         for connection in connected(cluster, server.socket):
             connection.execute("SELECT ml_rag.configure('rerank_model_id', 'tiny')")
             yield connection
 
 
 @pytest.fixture(scope="module")
-def expected(place: Path) -> list[float]:
+def expected(tiny_model: Path) -> list[float]:
     """What the library itself says of TEXTS."""
     import torch
     from sentence_transformers import CrossEncoder
 
-    model = CrossEncoder(str(place), device="cpu", max_length=cross_encoder.MAX_TOKENS)
+    model = CrossEncoder(str(tiny_model), device="cpu", max_length=cross_encoder.MAX_TOKENS)
     scores = model.predict([(QUERY, text) for text in TEXTS], activation_fn=torch.nn.Sigmoid())
     assert np.unique(np.round(scores, 3)).size > 20
     return [float(score) for score in scores]
