@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ml_rag.abc import Segment
+from ml_rag.abc import Document, Segment
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.parse import parse
 from ml_rag.ingest.split import chunking, split
@@ -37,9 +37,13 @@ def manifest() -> list[dict[str, Any]]:
     return json.loads(path.read_text()) if path.is_file() else []
 
 
+@functools.cache
+def parsed(path: Path) -> Document:
+    return parse(path.name, path.read_bytes())
+
+
 def segments_of(path: Path, options: dict[str, Any] | None = None) -> list[Segment]:
-    document = parse(path.name, path.read_bytes())
-    return split(document, chunking(options, MAX_TOKENS), Counter())
+    return split(parsed(path), chunking(options, MAX_TOKENS), Counter())
 
 
 def letters_and_digits(text: str) -> str:

@@ -201,6 +201,13 @@ def test_without_its_upgrade_each_difference_of_the_made_up_release_is_named(
         assert problem in problems
 
 
+@pytest.fixture(scope="module")
+def equal(module_owner: Connection, fresh: objects.Objects) -> Connection:
+    """A database in which the comparison sees nothing."""
+    assert objects.differences(fresh, objects.objects(module_owner)) == []
+    return module_owner
+
+
 @pytest.mark.parametrize(
     ("change", "fact"),
     [
@@ -236,8 +243,8 @@ def test_without_its_upgrade_each_difference_of_the_made_up_release_is_named(
         ("UPDATE ml_rag.option SET description = 'x' WHERE name = 'top_n'", "description"),
     ],
 )
-def test_the_comparison_sees(owner: Connection, fresh: objects.Objects, change: str, fact: str) -> None:
-    assert objects.differences(fresh, objects.objects(owner)) == []
-    owner.execute("SET allow_system_table_mods = on")
-    owner.execute(change)
-    assert any(fact in problem for problem in objects.differences(fresh, objects.objects(owner)))
+def test_the_comparison_sees(equal: Connection, fresh: objects.Objects, change: str, fact: str) -> None:
+    with equal.transaction(force_rollback=True):
+        equal.execute("SET LOCAL allow_system_table_mods = on")
+        equal.execute(change)
+        assert any(fact in problem for problem in objects.differences(fresh, objects.objects(equal)))
