@@ -40,6 +40,7 @@ def outcome(name: str, content: bytes) -> Document | DocumentError:
     return document
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("path", sorted(DOCS.glob("*")), ids=lambda path: path.name)
 def test_damage_ends_in_a_document_or_a_document_error(path: Path) -> None:
     content = path.read_bytes()
@@ -69,6 +70,7 @@ def test_half_an_office_document_is_said_to_be_damaged(ending: str) -> None:
         assert "damaged" in f"{result.message} {result.hint}"
 
 
+@pytest.mark.fuzz
 def test_no_document_passes_for_another_by_its_name() -> None:
     known = {".pdf", ".docx", ".pptx", ".xlsx", ".xls", ".html", ".rtf"}
     seen = set()

@@ -108,6 +108,7 @@ def run(connection: Connection, statement: Any, arguments: Any = None) -> str:
     return "".join(told)
 
 
+@pytest.mark.fuzz
 def test_no_option_leads_anywhere(owner: Connection, ready: Connection, folder: Path, canaries: Canaries) -> None:
     tried = 0
     for routine, name in owner.execute("SELECT routine, name FROM ml_rag.option ORDER BY 1, 2").fetchall():

@@ -215,6 +215,7 @@ def test_a_view_in_the_schema_of_another_role_must_be_named(
     assert ask(asker, vector_store=["evil.seen"])[0]["vector_store"] == ["evil.seen"]
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("change", ["an index", "statistics", "a child", "a table in its place"])
 def test_code_that_comes_and_goes_as_fast_as_can_be_runs_for_nobody(
     attacker: Connection, asker: Connection, change: str

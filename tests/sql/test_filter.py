@@ -348,6 +348,7 @@ def test_a_segment_column_whose_collation_knows_no_patterns(owner: Connection, a
 WORDS = st.text(st.sampled_from([*"abAB1_ éÉ\u0301.+*()[]{}\\|^$?-'\"%#&机手ไ한σΣς\n\t\u00a0"]), min_size=1, max_size=6)
 
 
+@pytest.mark.fuzz
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.lists(WORDS, max_size=8).map("".join), min_size=1, max_size=8), data=st.data())
 def test_random_keywords_against_an_implementation_in_python(

@@ -267,6 +267,7 @@ def hostile(rng: random.Random) -> str:
     return text
 
 
+@pytest.mark.fuzz
 def test_a_thousand_hostile_answers_never_widen_and_never_fail(
     module_db: Database, shop: Connection, script: Script
 ) -> None:

@@ -252,6 +252,7 @@ def meets_documented_errors_only(connection: Connection, call: str, query: str, 
         assert "internal error" not in (e.diag.message_primary or ""), (e.diag.message_detail, options)  # noqa: PT017
 
 
+@pytest.mark.fuzz
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_generated_options_meet_documented_errors_only(
@@ -263,6 +264,7 @@ def test_generated_options_meet_documented_errors_only(
         meets_documented_errors_only(documents, call, query, value)
 
 
+@pytest.mark.fuzz
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_generated_options_of_ml_generate(

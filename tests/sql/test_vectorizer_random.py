@@ -55,6 +55,7 @@ def change(rng: random.Random, session: Connection) -> None:
         session.rollback()
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize(
     ("seed", "destination"), [(0, "column"), (1, "column"), (2, "column"), (3, "table"), (4, "table"), (5, "table")]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ MARKDOWN = st.lists(
 ).map("\n\n".join)
 
 
+@pytest.mark.fuzz
 @settings(deadline=None, max_examples=200)
 @given(pages=st.lists(MARKDOWN, min_size=1, max_size=4), split_by=st.sampled_from(SPLIT_BY), limit=st.integers(16, 64))
 def test_bounds_order_and_whole_words(pages: list[str], split_by: str, limit: int) -> None:
