@@ -9,7 +9,7 @@
 --   3  what is asked becomes what is searched with          ml_rag.rewrite              pipeline/rewrite, documents, keys
 --   4  the question becomes a vector                        ml_rag.embed                pipeline/embed
 --   5  filters become conditions on the rows of a store     ml_rag.filter               pipeline/filter, condition
---   6  search by meaning (pgvector): candidates             ml_rag.search               pipeline/search, knn
+--   6  search by meaning (pgvector): candidates             ml_rag.search               pipeline/search, knn, quantization
 --   7  search by words (BM25): candidates                   ml_rag.keyword              pipeline/keyword, bm25, keyword/
 --      or with a function of the caller's                  ml_rag._call_function       pipeline/function, score
 --   8  what the arms have found becomes one list            ml_rag.fuse                 pipeline/fuse
@@ -69,6 +69,7 @@
 \i pipeline/keys.sql
 \i pipeline/rewrite.sql
 \i pipeline/request.sql
+\i pipeline/quantization.sql
 \i pipeline/knn.sql
 \i pipeline/bm25.sql
 \i pipeline/score.sql
@@ -93,6 +94,7 @@
 \i batch/tables.sql
 
 -- store: made, loaded, indexed, given further embeddings
+\i store/index.sql
 \i store/store.sql
 \i store/follow.sql
 \i store/embeddings.sql

@@ -88,7 +88,7 @@ BEGIN
       _index_keywords enable_keyword_search fold_keyword_index'),
     -- store/marker
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _marker_pattern _marked_model _marker _marked_key _mark_embedding _embeddings _default_column _embedding'),
+      _marker_pattern _marked_model _marker _marked_key _mark_keys _mark_embedding _embeddings _default_column _embedding'),
     -- store/lock
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_store_key _lock_store _hold_store'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_hold_embedding _lock_table'),
@@ -97,6 +97,8 @@ BEGIN
     -- batch/tables
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _commit _write_result _write_error _run_row _run_batch _end_table _run_table'),
+    -- store/index
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_index_definition _index_element'),
     -- store/store
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
       _store_name _check_store _make_store _document_states _replace_document _other_embeddings
@@ -115,7 +117,7 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_tell_embedding _read_batch _embed_documents _embed_batch _write_batch'),
     -- store/add
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _warn_of_subscribers _index_definition _check_texts _check_new_column _begin_embedding _add_column
+      _warn_of_subscribers _check_texts _check_new_column _begin_embedding _add_column
       _prepare_embedding _index_embedding _embedding_step _end_embedding add_embedding'),
     -- nodes
     ('ml_rag_user', 'SELECT', 'TABLE', 'node_group node_group_error'),

@@ -88,6 +88,8 @@ SELECT ml_rag._add_option('ml_rag', 'keyword_search', 'boolean', default_value =
   description => 'search by words: BM25; with semantic_search both, which is hybrid search: docs/search.md');
 SELECT ml_rag._add_option('ml_rag', 'hybrid_options', 'object', keys_of => 'hybrid_options',
   description => 'how the results of semantic_search and keyword_search become one list');
+SELECT ml_rag._add_option('ml_rag', 'index_options', 'object', keys_of => 'index_options', default_rule => 'none',
+  description => 'how approximate indexes are searched: docs/embeddings.md#indexes');
 SELECT ml_rag._add_option('ml_rag', 'arms', 'array', keys_of => 'arm', default_rule => 'what semantic_search and keyword_search say',
   description => 'what is searched, arm by arm, in place of semantic_search, keyword_search and hybrid_options: 1 to 16'
     ' objects, such as [{"search": "semantic"}, {"search": "keyword", "weight": 0.3}]: docs/search.md#arms');
@@ -375,6 +377,8 @@ SELECT ml_rag._add_option('vector_store_load', 'chunking', 'object', keys_of => 
 SELECT ml_rag._add_option('vector_store_load', 'distance_metric', 'choice',
   choices => ARRAY(SELECT m.name FROM ml_rag.metric AS m ORDER BY m.name), default_value => '"COSINE"',
   description => 'metric that the index is built for');
+SELECT ml_rag._add_option('vector_store_load', 'index', 'object', keys_of => 'index', default_rule => 'hnsw, unless the store has one',
+  description => 'the index of the embeddings, built at the end of the load: docs/embeddings.md#indexes');
 SELECT ml_rag._add_option('vector_store_load', 'ocr', 'boolean', default_value => 'false',
   description => 'read the text in pictures and scanned pages (needs tesseract-ocr)');
 SELECT ml_rag._add_option('vector_store_load', 'refresh', 'boolean', default_value => 'true',
@@ -446,6 +450,11 @@ SELECT ml_rag._add_option('create_store', 'embed_model_id', 'text', default_rule
   description => 'embedding model');
 SELECT ml_rag._add_option('create_store', 'description', 'text', default_rule => 'none',
   description => 'comment of the table');
+SELECT ml_rag._add_option('create_store', 'index', 'object', keys_of => 'index', default_rule => 'hnsw, built by the first load',
+  description => 'the index of the embeddings; with hnsw it is there from the first row on, with none loads build none');
+SELECT ml_rag._add_option('create_store', 'distance_metric', 'choice',
+  choices => ARRAY(SELECT m.name FROM ml_rag.metric AS m ORDER BY m.name), default_value => '"COSINE"',
+  description => 'metric that "index" is built for');
 SELECT ml_rag._add_option('create_store', 'language', 'text', default_rule => 'default_text_search_config',
   description => 'language of the documents, for keyword search');
 
@@ -494,7 +503,19 @@ SELECT ml_rag._add_option('index', 'ef_construction', 'integer', minimum => 4, m
 SELECT ml_rag._add_option('index', 'lists', 'integer', minimum => 1, maximum => 32768, default_rule => 'that of pgvector',
   description => 'ivfflat: lists of vectors');
 SELECT ml_rag._add_option('index', 'quantization', 'choice', choices => '{none,halfvec,binary}', default_value => '"none"',
-  description => 'index smaller vectors; only none is supported yet');
+  description => 'index smaller vectors, a half or a 32nd of the size: docs/embeddings.md#quantization');
+
+SELECT ml_rag._add_option('index_options', 'ef_search', 'integer', minimum => 1, maximum => 1000,
+  default_rule => 'hnsw.ef_search; where that is 40, 200 for large tables',
+  description => 'hnsw: candidates kept while an index is searched');
+SELECT ml_rag._add_option('index_options', 'probes', 'integer', minimum => 1, maximum => 32768,
+  default_rule => 'ivfflat.probes; where that is 1, a tenth of the lists, at least 10',
+  description => 'ivfflat: lists that are searched');
+SELECT ml_rag._add_option('index_options', 'exact', 'boolean', default_value => 'false',
+  description => 'compare all rows, whatever indexes there are');
+SELECT ml_rag._add_option('index_options', 'rescore', 'integer', minimum => 1, maximum => 100000,
+  default_rule => 'halfvec: twice the candidates; binary: 20 times, at least 400',
+  description => 'nearest ones of an index of smaller vectors that are scored again by the whole vectors');
 
 -- ml_rag.create_vectorizer, ml_rag.run_vectorizer, ml_rag.drop_vectorizer
 

@@ -51,14 +51,15 @@ $$;
 
 CREATE FUNCTION ml_rag._nearest_statement(
   store ml_rag.store, distance_metric text, condition text DEFAULT '', sort text DEFAULT 'index',
-  with_text boolean DEFAULT true, has_own_vector boolean DEFAULT false
+  with_text boolean DEFAULT true, has_own_vector boolean DEFAULT false, quantization text DEFAULT NULL
 ) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the kNN statement of one store: $1 vector of the question, $2 limit, $3 what the condition of ml_rag.filter
 -- refers to; has_own_vector: $4 is the vector that is searched with, and score its distance
--- Calls: ml_rag._hit_columns, ml_rag._relation_name, ml_rag._has_values
+-- quantization: of an index of smaller vectors, whose $5 nearest are ordered by the whole ones
+-- Calls: ml_rag._hit_columns, ml_rag._relation_name, ml_rag._has_values, ml_rag._quantized
 -- The ORDER BY … LIMIT stands at one query level with nothing but filters, which is what an index can serve and
 -- what postgres_fdw can ship to a shard. sort: index; exact, by an expression that no index has, neither here nor on
 -- the shard, whose settings are out of our reach; total, which settles equal distances too, at the cost of rounding
@@ -67,15 +68,28 @@ DECLARE
   _columns record := ml_rag._hit_columns(store, distance_metric, with_text);
   _distance text := _columns.distance;
   _own text;
+  _from text := concat(ml_rag._relation_name(store.relation), ' AS t WHERE ',
+    ml_rag._has_values(store, ARRAY[store.segment_embedding, store.segment]), condition);
 BEGIN
+  IF quantization IS NOT NULL THEN
+    _from := concat('(SELECT ', CASE WHEN store.is_table THEN 't.ctid, ' END, (
+        SELECT string_agg(format('t.%I', c), ', ') FROM (
+          SELECT DISTINCT unnest(ARRAY[store.segment_embedding, store.segment, store.document_name, store.document_id,
+            store.segment_number, store.metadata])) AS u (c) WHERE c IS NOT NULL),
+      ' FROM ', _from, ' ORDER BY ', ml_rag._quantized(format('t.%I', store.segment_embedding), store.dimensions, quantization),
+      CASE quantization WHEN 'binary' THEN ' <~> '
+        ELSE format(' %s ', (SELECT m.operator FROM ml_rag.metric AS m WHERE m.name = distance_metric)) END,
+      ml_rag._quantized(format('%s::%s', CASE WHEN has_own_vector THEN '$4' ELSE '$1' END, store.embedding_type), store.dimensions,
+        quantization),
+      ' LIMIT $5) AS t WHERE true');
+  END IF;
   IF has_own_vector THEN
     _distance := replace(_columns.distance, ' $1::', ' $4::');
     _own := format(', %s AS own', _distance);
     _columns := ml_rag._hit_columns(store, distance_metric, with_text, format(_columns.rounded, 's.own') || '::float8');
   END IF;
   RETURN concat(
-    'SELECT ', _columns.of_hit, ' FROM (SELECT ', _columns.of_row, _own, ' FROM ', ml_rag._relation_name(store.relation),
-    ' AS t WHERE ', ml_rag._has_values(store, ARRAY[store.segment_embedding, store.segment]), condition,
+    'SELECT ', _columns.of_hit, ' FROM (SELECT ', _columns.of_row, _own, ' FROM ', _from,
     ' ORDER BY ', CASE sort
       WHEN 'index' THEN _distance
       WHEN 'exact' THEN format('(%s) + 0', _distance)
@@ -100,7 +114,7 @@ $$;
 
 CREATE FUNCTION ml_rag._run_nearest(
   statement text, query_embedding vector, n integer, arguments text[], ef_search text, seqscan text,
-  own_vector vector DEFAULT NULL
+  own_vector vector DEFAULT NULL, rescore integer DEFAULT NULL, probes text DEFAULT '1'
 ) RETURNS ml_rag.hit[]
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -109,6 +123,7 @@ SET hnsw.iterative_scan = 'relaxed_order'
 SET ivfflat.iterative_scan = 'relaxed_order'
 -- until the end of this function; the values are arguments
 SET hnsw.ef_search = 40
+SET ivfflat.probes = 1
 SET enable_seqscan = on
 -- compiling takes a second for a large table, all the time is in the distance, and no clock ends it
 SET jit = off
@@ -119,18 +134,21 @@ DECLARE
   _hits ml_rag.hit[];
 BEGIN
   PERFORM set_config('hnsw.ef_search', ef_search, true), set_config('enable_seqscan', seqscan, true);
+  IF probes <> '1' THEN
+    PERFORM set_config('ivfflat.probes', probes, true);
+  END IF;
   EXECUTE format('SELECT array_agg(ROW(h.*)::ml_rag.hit ORDER BY h.%s, h.document_name COLLATE "C", h.document_id, '
       'h.document_key COLLATE "C", h.segment_number) FROM (%s) AS h (vector_store, document_name, document_id, '
       'document_key, segment_number, segment, distance, metadata, keyword_score, score, rerank_score, row_key, '
       'first_segment, last_segment)', CASE WHEN own_vector IS NULL THEN 'distance' ELSE 'score' END, statement)
-    INTO _hits USING query_embedding, n, arguments, own_vector;
+    INTO _hits USING query_embedding, n, arguments, own_vector, rescore;
   RETURN coalesce(_hits, '{}');
 END
 $$;
 
 CREATE FUNCTION ml_rag._explain_nearest(
   store ml_rag.store, statement text, query_embedding vector, n integer, arguments text[], ef_search text, seqscan text,
-  own_vector vector
+  own_vector vector, rescore integer, probes text
 ) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -138,6 +156,7 @@ SET search_path FROM CURRENT
 SET hnsw.iterative_scan = 'relaxed_order'
 SET ivfflat.iterative_scan = 'relaxed_order'
 SET hnsw.ef_search = 40
+SET ivfflat.probes = 1
 SET enable_seqscan = on
 AS $$
 -- purpose: how PostgreSQL reads a store for a kNN statement: {"plan", "indexes", "iterative_scan", "ef_search"}
@@ -154,9 +173,10 @@ BEGIN
   IF _kind IN ('v', 'f') THEN
     RETURN jsonb_build_object('plan', CASE _kind WHEN 'v' THEN 'view' ELSE 'foreign table' END);
   END IF;
-  PERFORM set_config('hnsw.ef_search', ef_search, true), set_config('enable_seqscan', seqscan, true);
+  PERFORM set_config('hnsw.ef_search', ef_search, true), set_config('enable_seqscan', seqscan, true),
+    set_config('ivfflat.probes', probes, true);
   EXECUTE format('EXPLAIN (FORMAT JSON, COSTS OFF) SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (%s) AS h', statement)
-    INTO _plan USING query_embedding, n, arguments, own_vector;
+    INTO _plan USING query_embedding, n, arguments, own_vector, rescore;
   _names := ARRAY(SELECT DISTINCT j #>> '{}' FROM jsonb_path_query(_plan::jsonb, 'strict $.**."Index Name"', '{}', true)
                   AS j);
   SELECT coalesce(jsonb_agg(jsonb_build_object('index', i.relname, 'method', m.amname) ORDER BY i.relname), '[]'),
@@ -171,7 +191,9 @@ BEGIN
   RETURN jsonb_build_object('plan', _method, 'indexes', _indexes)
     || CASE WHEN _method = 'exact' THEN '{}'
        ELSE jsonb_build_object('iterative_scan', current_setting(_method || '.iterative_scan')) END
-    || CASE WHEN _method = 'hnsw' THEN jsonb_build_object('ef_search', ef_search::integer) ELSE '{}' END;
+    || CASE _method WHEN 'hnsw' THEN jsonb_build_object('ef_search', ef_search::integer)
+         WHEN 'ivfflat' THEN jsonb_build_object('probes', probes::integer) ELSE '{}' END
+    || CASE WHEN rescore IS NULL THEN '{}' ELSE jsonb_build_object('rescored', rescore) END;
 END
 $$;
 
@@ -203,7 +225,7 @@ AS $$
 -- purpose: the segments of one store that are nearest to the vector of a semantic arm, by (distance, document, segment)
 -- facts: with explain, how the store was searched; explaining: how many
 -- milliseconds it took to find that out
--- Calls: ml_rag._ef_search, ml_rag._nearest_statement, ml_rag._run_nearest, ml_rag._may_fall_short, ml_rag._sorts_ahead,
+-- Calls: ml_rag._quantization, ml_rag._rescore, ml_rag._probes, ml_rag._ef_search, ml_rag._nearest_statement, ml_rag._run_nearest, ml_rag._may_fall_short, ml_rag._sorts_ahead,
 -- ml_rag._explain_nearest  Reads: the store, as the caller
 DECLARE
   _n integer := arm.candidates;
@@ -213,13 +235,20 @@ DECLARE
   _is_narrow boolean := filter.row_keys IS NOT NULL;
   _condition text := CASE WHEN _is_narrow THEN ' AND t.ctid = ANY ($3::tid[])' ELSE filter.condition END;
   _arguments text[] := coalesce(filter.row_keys, filter.arguments);
-  _sort text := CASE WHEN _is_narrow OR _is_untrusted AND ml_rag._sorts_ahead(store.relation) THEN 'exact' ELSE 'index' END;
+  _index_options jsonb := request.options -> 'index_options';
+  _sort text := CASE WHEN _is_narrow OR _is_untrusted AND ml_rag._sorts_ahead(store.relation)
+    OR (_index_options -> 'exact')::boolean THEN 'exact' ELSE 'index' END;
   -- More than n, to see whether the last place is shared: of equal distances those that come first by name are wanted, and
   -- the index does not know about names. Where very many share it, the rows are sorted by all of it. Each costs a read of
   -- the table, so few are enough; more where the index goes on past what is left out: in a relaxed order.
   _fetch integer := _n + _n / 10 + CASE WHEN filter.condition = '' THEN 1 ELSE 8 END;
   _reads integer := 0;
-  _ef_search text := ml_rag._ef_search(store.relation);
+  _quantization text := CASE WHEN _sort = 'index' THEN ml_rag._quantization(store, request.distance_metric) END;
+  _rescore integer := ml_rag._rescore(_index_options, _quantization, _fetch);
+  -- an index goes on beyond it, but what it has gone past it does not come back to
+  _ef_search text := coalesce(_index_options ->> 'ef_search',
+    greatest(ml_rag._ef_search(store.relation)::integer, CASE WHEN _rescore IS NOT NULL THEN least(_rescore, 1000) END)::text);
+  _probes text := coalesce(_index_options ->> 'probes', ml_rag._probes(store.relation));
   _seqscan text := current_setting('enable_seqscan');
   -- The planner does not know what it costs to read vectors that are stored out of line, and would sort tables of some
   -- thousand rows. Where nothing leaves rows out, their index is faster.
@@ -229,9 +258,10 @@ BEGIN
   LOOP
     _reads := _reads + 1;
     hits := ml_rag._run_nearest(
-      ml_rag._nearest_statement(store, request.distance_metric, _condition, _sort, with_text, _own IS NOT NULL),
+      ml_rag._nearest_statement(store, request.distance_metric, _condition, _sort, with_text, _own IS NOT NULL,
+        CASE WHEN _sort = 'index' THEN _quantization END),
       _vector, _fetch, _arguments, _ef_search,
-      CASE WHEN _has_all_rows AND _sort = 'index' THEN 'off' ELSE _seqscan END, _own);
+      CASE WHEN _has_all_rows AND _sort = 'index' THEN 'off' ELSE _seqscan END, _own, greatest(_rescore, _fetch), _probes);
     IF cardinality(hits) < _n AND _sort = 'index' AND ml_rag._may_fall_short(store.relation) THEN
       _sort := 'exact';
       CONTINUE;
@@ -248,9 +278,11 @@ BEGIN
   IF request.explain THEN
     _began := clock_timestamp();
     facts := ml_rag._explain_nearest(store,
-        ml_rag._nearest_statement(store, request.distance_metric, filter.condition, _sort, with_text, _own IS NOT NULL),
+        ml_rag._nearest_statement(store, request.distance_metric, filter.condition, _sort, with_text, _own IS NOT NULL,
+          CASE WHEN _sort = 'index' THEN _quantization END),
         _vector, _fetch, filter.arguments, _ef_search,
-        CASE WHEN _has_all_rows AND _sort = 'index' THEN 'off' ELSE _seqscan END, _own)
+        CASE WHEN _has_all_rows AND _sort = 'index' THEN 'off' ELSE _seqscan END, _own,
+        CASE WHEN _sort = 'index' AND _quantization IS NOT NULL THEN greatest(_rescore, _fetch) END, _probes)
       || jsonb_build_object('sort', _sort, 'reads', _reads, 'limit', _fetch, 'candidates', cardinality(hits));
     facts := facts || jsonb_build_object('explaining', extract(epoch FROM clock_timestamp() - _began) * 1000);
   END IF;

@@ -108,7 +108,7 @@ DECLARE
   _parsed jsonb := ml_rag.parse_options('ml_rag', $1);
   _object text;
 BEGIN
-  FOREACH _object IN ARRAY '{retrieval_options,rerank,hybrid_options}'::text[] LOOP
+  FOREACH _object IN ARRAY '{retrieval_options,rerank,hybrid_options,index_options}'::text[] LOOP
     IF _parsed ? _object THEN
       _parsed := jsonb_set(_parsed, ARRAY[_object], ml_rag.parse_options(_object, _parsed -> _object));
     END IF;

@@ -26,49 +26,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._index_definition(options jsonb, distance_metric text, type text, OUT method text, OUT class text,
-  OUT storage text)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: option index, for a column of that type, as the parts of CREATE INDEX; method null = no index
--- Calls: ml_rag.parse_options, ml_rag._bad_option  Reads: ml_rag.metric, the catalog
-DECLARE
-  _options jsonb := ml_rag.parse_options('index', options);
-  _method text := _options ->> 'type';
-  _name text := format('%s_%s_ops', type,
-    (SELECT m.operator_class FROM ml_rag.metric AS m WHERE m.name = distance_metric));
-  _key text;
-BEGIN
-  SELECT k INTO _key FROM jsonb_object_keys(_options) AS k
-  WHERE k = ANY (CASE _method WHEN 'hnsw' THEN '{lists}' WHEN 'ivfflat' THEN '{m,ef_construction}'
-                 ELSE '{lists,m,ef_construction}' END::text[]) ORDER BY k LIMIT 1;
-  IF _key IS NOT NULL THEN
-    PERFORM ml_rag._bad_option(_key, _options -> _key, format('nothing, where "type" is %s', _method),
-      '"m" and "ef_construction" belong to hnsw, "lists" to ivfflat.');
-  ELSIF _options ->> 'quantization' <> 'none' THEN
-    RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = 'indexes of quantized vectors are not supported yet',
-      DETAIL = format('"quantization" is %s.', _options ->> 'quantization'),
-      HINT = 'For a smaller index use an embedding of type halfvec: ml_rag.add_embedding(…, ''{"type": "halfvec"}'').';
-  ELSIF (_options ->> 'ef_construction')::integer < 2 * coalesce((_options ->> 'm')::integer, 16) THEN
-    PERFORM ml_rag._bad_option('ef_construction', _options -> 'ef_construction',
-      'at least twice "m", which is 16 by default');
-  ELSIF _method = 'none' THEN
-    RETURN;
-  END IF;
-  SELECT format('%I.%I', n.nspname, o.opcname) INTO class
-  FROM pg_opclass AS o JOIN pg_am AS a ON a.oid = o.opcmethod JOIN pg_namespace AS n ON n.oid = o.opcnamespace
-  WHERE a.amname = _method AND o.opcname = _name AND o.opcintype IN ('vector'::regtype, 'halfvec'::regtype);
-  IF class IS NULL THEN
-    PERFORM ml_rag._bad_option('distance_metric', to_jsonb(distance_metric), format('a metric of %s', _method),
-      'hnsw has all of them.');
-  END IF;
-  method := _method;
-  storage := (SELECT format(' WITH (%s)', string_agg(format('%s = %s', o.key, o.value), ', ' ORDER BY o.key))
-              FROM jsonb_each_text(_options - '{type,quantization}'::text[]) AS o HAVING count(*) > 0);
-END
-$$;
-
 CREATE FUNCTION ml_rag._check_texts(store regclass, segment name, embedding name) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -186,7 +143,8 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22000', MESSAGE = 'the model''s embeddings do not fit the column',
       DETAIL = format('The model answers %s dimensions, column %I has %s.', _dimensions, _column, _found.dimensions),
       HINT = 'The model has changed since the embedding was added: drop it, and add it again.';
-  ELSIF _method IS NOT NULL AND _dimensions > (CASE _type WHEN 'halfvec' THEN 4000 ELSE 2000 END) THEN
+  ELSIF _method IS NOT NULL AND _dimensions > (CASE WHEN _index.class ~ 'bit_hamming_ops"?$' THEN 64000
+    WHEN _index.class ~ 'halfvec_[a-z0-9]+_ops"?$' THEN 4000 ELSE 2000 END) THEN
     RAISE NOTICE USING MESSAGE = format('embedding "%s" of "%s" gets no index', name, store),
       DETAIL = format('An index holds vectors of 2000 dimensions and half vectors of 4000; the column is %s(%s).', _type,
         _dimensions),
@@ -296,7 +254,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the index that is wanted, unless there is one of its kind, or any where the caller left it open, and fresh
 -- statistics; nobody can write to the table while the index is built
--- Calls: ml_rag._lock_table, ml_rag._relation_name  Writes: an index, as the caller
+-- Calls: ml_rag._lock_table, ml_rag._relation_name, ml_rag._index_element  Writes: an index, as the caller
 DECLARE
   _relation text := ml_rag._relation_name(job.store);
 BEGIN
@@ -309,11 +267,14 @@ BEGIN
     WHERE x.indrelid = job.store AND x.indisvalid AND x.indnatts = 1
       AND (job.any_index AND m.amname <> 'btree' OR m.amname = job.index_method AND format('%I.%I', n.nspname, o.opcname) = job.index_class
            AND x.indpred IS NULL)
-      AND x.indkey[0] = (SELECT a.attnum FROM pg_attribute AS a
-                         WHERE a.attrelid = job.store AND a.attname = job.column_name AND NOT a.attisdropped)) THEN
+      -- what stands in an expression is its dependency
+      AND EXISTS (SELECT FROM pg_attribute AS a JOIN pg_depend AS d ON d.refclassid = 'pg_class'::regclass
+                    AND d.refobjid = a.attrelid AND d.refobjsubid = a.attnum
+                  WHERE d.classid = 'pg_class'::regclass AND d.objid = x.indexrelid AND a.attrelid = job.store
+                    AND a.attname = job.column_name AND NOT a.attisdropped)) THEN
     PERFORM ml_rag._lock_table(job.store, 'SHARE', job.lock_seconds, job.call);
-    EXECUTE format('CREATE INDEX ON %s USING %I (%I %s)%s', _relation, job.index_method, job.column_name, job.index_class,
-      job.index_options);
+    EXECUTE format('CREATE INDEX ON %s USING %I (%s)%s', _relation, job.index_method,
+      (ml_rag._index_element(job.store, job.column_name, job.index_class)).element, job.index_options);
   END IF;
   EXECUTE format('ANALYZE %s (%I)', _relation, job.column_name);
 END
@@ -444,7 +405,7 @@ the owner of a table, partitioned or not; not inside a transaction block.
 options: SELECT * FROM ml_rag.option WHERE routine IN ('add_embedding', 'index').
 result: {"vector_store", "embedding", "embed_model_id", "segments" embedded by this call, "failed", "first_error",
 "pending", "seconds"}. pending: rows without one at the end: those that failed, and that others were just changing.
-Errors: 0A000 quantization; 22000 the model has other dimensions by now; 22023 bad option, name, model or table that is not
+Errors: 22000 the model has other dimensions by now; 22023 bad option, name, model or table that is not
 a vector store; 25001; 25006 read-only; 42701; 42704 dropped meanwhile; 42P01; 42501; 55000 a table or isolation level that
 it cannot do, hidden rows, a trigger after its own; 55006 another session is at it; 55P03 lock_timeout: what was done is
 kept; 08006; 53300; 57014; 38000.$$;

@@ -154,7 +154,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: check everything before the first file, make the store where there is none, return the job
--- Calls: ml_rag._parse_load_options, ml_rag._check_file_privilege, ml_rag._check_writable, ml_rag._find_files,
+-- Calls: ml_rag._parse_load_options, ml_rag._index_definition, ml_rag._check_file_privilege, ml_rag._check_writable, ml_rag._find_files,
 -- ml_rag._raise, ml_rag._store_name, ml_rag._lock_store, ml_rag._make_store, ml_rag._load_job, ml_rag._get_setting
 DECLARE
   _options jsonb := ml_rag._parse_load_options('vector_store_load', options);
@@ -167,6 +167,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the URI is missing',
       HINT = 'Name files as the server sees them: CALL vector_store_load(''file:///srv/docs/'').';
   END IF;
+  PERFORM ml_rag._index_definition(_options -> 'index', _options ->> 'distance_metric', 'vector');
   PERFORM ml_rag._check_file_privilege();
   PERFORM ml_rag._check_writable('documents cannot be loaded');
   SELECT f.* INTO _found FROM ml_rag._find_files(uri) AS f;
@@ -182,7 +183,8 @@ BEGIN
   RETURN ml_rag._load_job(_store, _model, _options) || jsonb_build_object(
     'files', _found.found -> 'files', 'base', _found.found -> 'base', 'patterns', _found.found -> 'patterns',
     -- null where the caller left it open: then any index on the store will do
-    'index', CASE WHEN options ->> 'distance_metric' IS NOT NULL THEN _options -> 'distance_metric' END);
+    'index', CASE WHEN options ->> 'distance_metric' IS NOT NULL THEN _options -> 'distance_metric' END,
+    'index_options', _options -> 'index');
 END
 $$;
 
@@ -198,7 +200,7 @@ DECLARE
   _failure record;
 BEGIN
   PERFORM ml_rag._lock_store(_store);
-  PERFORM ml_rag.index_store(_store, job ->> 'index');
+  PERFORM ml_rag.index_store(_store, job ->> 'index', nullif(job -> 'index_options', 'null'));
   FOR _failure IN
     SELECT f.* FROM jsonb_to_recordset(outcome -> 'failed')
       AS f (document_name text, error text, hint text) LIMIT 20

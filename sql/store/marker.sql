@@ -161,3 +161,25 @@ BEGIN
   RETURN store;
 END
 $$;
+
+CREATE FUNCTION ml_rag._mark_keys(comment text, keys jsonb) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the comment with these keys in its marker, a key of null without; a comment without a marker gets one at its end
+-- Calls: ml_rag._marker
+DECLARE
+  _marker text := ml_rag._marker(comment);
+  _entries text := concat_ws(',', (
+    SELECT string_agg(e.entry, ',' ORDER BY e.place)
+    FROM regexp_split_to_table(substr(_marker, 15), '[,;]') WITH ORDINALITY AS e (entry, place)
+    WHERE NOT keys ? split_part(e.entry, '=', 1)), (
+    SELECT string_agg(concat(k.key, '=', k.value), ',' ORDER BY k.key <> 'EMBED_MODEL_ID', k.key) FROM jsonb_each_text(keys) AS k
+    WHERE k.value IS NOT NULL));
+BEGIN
+  IF _marker IS NULL THEN
+    RETURN concat_ws(' ', nullif(comment, ''), 'GENAI_OPTIONS=' || _entries);
+  END IF;
+  RETURN overlay(comment PLACING 'GENAI_OPTIONS=' || _entries FROM strpos(comment, _marker) FOR length(_marker));
+END
+$$;

@@ -214,22 +214,24 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag.index_store(store regclass, distance_metric text DEFAULT NULL) RETURNS void
+CREATE FUNCTION ml_rag.index_store(store regclass, distance_metric text DEFAULT NULL, index jsonb DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the approximate index of a store, where there is none for the metric, the keyword index tidied, and fresh
--- statistics
--- Calls: ml_rag.parse_options, ml_rag._relation_name, ml_rag._default_column, ml_rag.fold_keyword_index
+-- statistics. That no index is wanted is remembered in the marker, as INDEX=none
+-- Calls: ml_rag.parse_options, ml_rag._relation_name, ml_rag._default_column, ml_rag._index_definition, ml_rag._index_element,
+-- ml_rag._marked_key, ml_rag._mark_keys, ml_rag.fold_keyword_index
 -- Writes: an index, as the caller
 DECLARE
   _metric text := ml_rag.parse_options('vector_store_load',
     jsonb_build_object('distance_metric', distance_metric)) ->> 'distance_metric';
   _column name := ml_rag._default_column(store);
+  _comment text;
   _attnum smallint;
-  _type text;
-  _dimensions integer;
-  _class text;
+  _index record;
+  _element record;
+  _is_wanted boolean;
   _indexed boolean;
   -- looked up once: dropped later on, the statements below name what does not exist
   _relation text := ml_rag._relation_name(store);
@@ -239,37 +241,49 @@ BEGIN
       HINT = format('After many changes its owner should call SELECT ml_rag.index_store(%L);', _relation);
     RETURN;
   END IF;
-  SELECT a.attnum, t.typname, a.atttypmod INTO _attnum, _type, _dimensions
-  FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-  WHERE a.attrelid = store AND a.attname = _column AND NOT a.attisdropped;
-  _class := format('%s_%s_ops', _type, (SELECT m.operator_class FROM ml_rag.metric AS m WHERE m.name = _metric));
+  SELECT a.attnum, col_description(a.attrelid, a.attnum) INTO _attnum, _comment
+  FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _column AND NOT a.attisdropped;
+  _index := ml_rag._index_definition(index, _metric, (
+    SELECT t.typname FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+    WHERE a.attrelid = store AND a.attnum = _attnum));
+  _element := ml_rag._index_element(store, _column, _index.class);
+  _is_wanted := _index.method IS NOT NULL
+    AND (index IS NOT NULL OR ml_rag._marked_key(_comment, 'INDEX') IS DISTINCT FROM 'none');
+  IF index IS NOT NULL AND _comment <> ml_rag._mark_keys(_comment, jsonb_build_object('INDEX', CASE WHEN NOT _is_wanted THEN 'none' END)) THEN
+    EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _relation, _column,
+      ml_rag._mark_keys(_comment, jsonb_build_object('INDEX', CASE WHEN NOT _is_wanted THEN 'none' END)));
+  END IF;
   SELECT EXISTS (
     SELECT FROM pg_index AS x
     JOIN pg_class AS i ON i.oid = x.indexrelid
     JOIN pg_am AS m ON m.oid = i.relam AND m.amname IN ('hnsw', 'ivfflat')
     JOIN pg_opclass AS o ON o.oid = x.indclass[0]
+    JOIN pg_namespace AS n ON n.oid = o.opcnamespace
     -- one of an expression may be one of the column
     WHERE x.indrelid = store AND x.indkey[0] IN (0, _attnum)
-      AND (distance_metric IS NULL OR o.opcname = _class)) INTO _indexed;
-  IF _indexed THEN
+      AND (index IS NULL OR m.amname = _index.method)
+      AND (index IS NULL AND distance_metric IS NULL OR format('%I.%I', n.nspname, o.opcname) = _index.class)) INTO _indexed;
+  IF _indexed OR NOT _is_wanted THEN
     NULL;
-  ELSIF _dimensions > (CASE _type WHEN 'halfvec' THEN 4000 ELSE 2000 END) THEN
+  ELSIF _element.dimensions > _element.most THEN
     RAISE NOTICE USING MESSAGE = format('"%s" gets no index', store),
-      DETAIL = format('An hnsw index is limited to 2000 dimensions of vector and 4000 of halfvec; the column is %s(%s).',
-        _type, _dimensions),
-      HINT = 'Searches scan the table.';
-  ELSIF _dimensions > 0 THEN
-    EXECUTE format('CREATE INDEX ON %s USING hnsw (%I %s)', _relation, _column, _class);
+      DETAIL = format('Such an index is limited to %s dimensions; the column is %s(%s).', _element.most, _element.type,
+        _element.dimensions),
+      HINT = 'Searches scan the table. With "quantization" halfvec an index holds 4000 dimensions, with binary 64000.';
+  ELSIF _element.dimensions > 0 THEN
+    EXECUTE format('CREATE INDEX ON %s USING %I (%s)%s', _relation, _index.method, _element.element, _index.storage);
   END IF;
   PERFORM ml_rag.fold_keyword_index(store)
   WHERE EXISTS (SELECT FROM ml_rag._keyword_index(index_store.store));
   EXECUTE format('ANALYZE %s', _relation);
 END
 $$;
-COMMENT ON FUNCTION ml_rag.index_store(regclass, text) IS
-$$builds the approximate index (hnsw) of a vector store for a metric, unless it has one, and gathers statistics
-distance_metric: a name in ml_rag.metric; null = COSINE, and any approximate index the store has already will do.
-vector_store_load calls it at its end; call it after load_documents. Errors: 22023, 42P01.$$;
+COMMENT ON FUNCTION ml_rag.index_store(regclass, text, jsonb) IS
+$$builds the approximate index of a vector store for a metric, unless it has one, and gathers statistics
+distance_metric: a name in ml_rag.metric; null = COSINE, and any approximate index the store has already will do. index: as
+option index of vector_store_load; null = hnsw, unless the store was made with none. An index of another kind that is there
+stays: drop it if it is no longer wanted. vector_store_load calls it at its end; call it after load_documents.
+Errors: 22023, 42P01.$$;
 
 CREATE FUNCTION ml_rag.create_store(name text, options jsonb DEFAULT NULL) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -277,7 +291,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: a vector store to load into, made unless it is there; not qualified = in the current schema
 -- Calls: ml_rag.parse_options, ml_rag._lock_store, ml_rag._check_store, ml_rag._check_writable, ml_rag._make_store,
--- ml_rag._get_setting
+-- ml_rag._get_setting, ml_rag._index_definition, ml_rag.index_store
 DECLARE
   _options jsonb := ml_rag.parse_options('create_store', $2);
   _parts text[];
@@ -297,9 +311,15 @@ BEGIN
   _store := to_regclass(format('%I.%I', _parts[1], _parts[2]));
   IF _store IS NULL THEN
     PERFORM ml_rag._check_writable('a vector store cannot be made');
-    RETURN ml_rag._make_store(_parts[1], _parts[2],
+    IF (ml_rag._index_definition(_options -> 'index', _options ->> 'distance_metric', 'vector')).method = 'ivfflat' THEN
+      PERFORM ml_rag._bad_option('index', _options -> 'index', 'hnsw or none, as the store is empty',
+        'The lists of ivfflat are made from the rows: name it in vector_store_load, or in ml_rag.index_store after a load.');
+    END IF;
+    _store := ml_rag._make_store(_parts[1], _parts[2],
       coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id')), _options ->> 'description',
       _options ->> 'language');
+    PERFORM ml_rag.index_store(_store, _options ->> 'distance_metric', _options -> 'index') WHERE _options ? 'index';
+    RETURN _store;
   END IF;
   PERFORM ml_rag._check_store(_store, _options ->> 'embed_model_id');
   RETURN _store;
@@ -307,7 +327,7 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.create_store(text, jsonb) IS
 $$creates an empty vector store, or checks the one that exists: ml_rag.create_store('public.handbook')
-options: embed_model_id, description, language (of its keyword index). Errors: 22023 bad option, table that is not a vector
+options: embed_model_id, description, language (of its keyword index), index and distance_metric (of a new store). Errors: 22023 bad option, table that is not a vector
 store or of another model; 25006 read-only; 42501; 55000 model not available; 08006.$$;
 
 CREATE FUNCTION ml_rag.documents_below(store regclass, prefix text) RETURNS SETOF text

@@ -151,7 +151,7 @@ primary key; for the owner of a table, partitioned or not (keyword_search needs 
 options: SELECT * FROM ml_rag.option WHERE routine IN ('create_vectorizer', 'index').
 Errors: 22023 bad option, no such column, a type whose text depends on settings; 25006 read-only; 42701 a column of that
 name; 42710 it has a vectorizer; 42P01; 42501; 55000 no primary key, or a table or isolation level that it cannot do; 55P03
-lock_timeout; 0A000 quantization; 08006; 53300; 57014; 38000.$$;
+lock_timeout; 08006; 53300; 57014; 38000.$$;
 
 CREATE FUNCTION ml_rag.drop_vectorizer(relation regclass, options jsonb DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

@@ -251,7 +251,7 @@ def test_an_index_that_was_built_by_hand_is_taken(store: Connection) -> None:
 @pytest.mark.parametrize(
     ("options", "state", "word"),
     [
-        ({"index": {"quantization": "binary"}}, "0A000", "quantized"),
+        ({"index": {"quantization": "binary"}, "distance_metric": "EUCLIDEAN"}, "22023", "quantization"),
         ({"index": {"lists": 5}}, "22023", '"lists"'),
         ({"index": {"type": "ivfflat", "m": 5}}, "22023", '"m"'),
         ({"index": {"type": "none", "lists": 5}}, "22023", '"lists"'),

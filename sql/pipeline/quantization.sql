@@ -1,0 +1,77 @@
+-- quantization: indexes of smaller vectors than the column holds, halves or one bit a number, and what a search asks of an index.
+
+CREATE FUNCTION ml_rag._quantized(embedding text, dimensions integer, quantization text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the smaller vector of an embedding, an SQL expression; quantization: halfvec or binary
+BEGIN
+  RETURN format(CASE quantization WHEN 'halfvec' THEN '%1$s::halfvec(%2$s)' ELSE 'binary_quantize(%1$s)::bit(%2$s)' END,
+    embedding, dimensions);
+END
+$$;
+
+CREATE FUNCTION ml_rag._quantization(store ml_rag.store, distance_metric text) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: halfvec or binary where only an index of such vectors serves that metric; else null
+-- The order by signs is about that by angle: binary serves the metrics of similarity, not those of length.
+-- Calls: ml_rag._quantized  Reads: the catalog, ml_rag.metric
+DECLARE
+  _quantization text;
+  _class text;
+BEGIN
+  IF NOT EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = store.relation AND x.indkey[0] = 0) THEN
+    RETURN NULL;
+  END IF;
+  SELECT q.name, format('%s_%s_ops', store.embedding_type, m.operator_class) INTO _quantization, _class
+  FROM ml_rag.metric AS m
+  CROSS JOIN unnest(ARRAY['halfvec', 'binary']) AS q (name)
+  JOIN pg_index AS x ON x.indrelid = store.relation AND x.indkey[0] = 0 AND x.indnatts = 1 AND x.indisvalid AND x.indpred IS NULL
+  JOIN pg_class AS i ON i.oid = x.indexrelid
+  JOIN pg_am AS a ON a.oid = i.relam AND a.amname IN ('hnsw', 'ivfflat')
+  JOIN pg_opclass AS o ON o.oid = x.indclass[0]
+  WHERE m.name = distance_metric
+    AND CASE q.name WHEN 'halfvec' THEN o.opcname = format('halfvec_%s_ops', m.operator_class)
+                    ELSE o.opcname = 'bit_hamming_ops' AND m.is_complement END
+    AND pg_get_indexdef(x.indexrelid, 1, true) IN (
+      ml_rag._quantized(quote_ident(store.segment_embedding), store.dimensions, q.name),
+      format('(%s)', ml_rag._quantized(quote_ident(store.segment_embedding), store.dimensions, q.name)))
+  ORDER BY q.name DESC LIMIT 1;
+  RETURN CASE WHEN NOT EXISTS (
+    SELECT FROM pg_index AS x
+    JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = x.indkey[0] AND a.attname = store.segment_embedding
+    JOIN pg_opclass AS o ON o.oid = x.indclass[0]
+    WHERE x.indrelid = store.relation AND x.indisvalid AND x.indpred IS NULL AND o.opcname = _class) THEN _quantization END;
+END
+$$;
+
+CREATE FUNCTION ml_rag._rescore(index_options jsonb, quantization text, n integer) RETURNS integer
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how many candidates of an index of smaller vectors are scored again by the whole ones, for n hits
+-- The defaults are measured: docs/embeddings.md
+BEGIN
+  RETURN CASE WHEN quantization IS NOT NULL THEN greatest(n, coalesce((index_options ->> 'rescore')::integer,
+    CASE quantization WHEN 'halfvec' THEN 2 * n ELSE greatest(400, 20 * n) END)) END;
+END
+$$;
+
+CREATE FUNCTION ml_rag._probes(store oid) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how many lists of an IVFFlat index are searched: what the caller has set; where that is pgvector's default of 1, a
+-- tenth of them, and not less than 10: measured in docs/embeddings.md  Reads: the catalog
+BEGIN
+  RETURN coalesce(nullif(current_setting('ivfflat.probes', true), '1'), (
+    SELECT greatest(10, max(coalesce((
+      SELECT split_part(r, '=', 2)::integer FROM unnest(i.reloptions) AS r WHERE r LIKE 'lists=%'), 100)) / 10)::text
+    FROM pg_index AS x
+    JOIN pg_class AS i ON i.oid = x.indexrelid
+    JOIN pg_am AS a ON a.oid = i.relam AND a.amname = 'ivfflat'
+    WHERE x.indrelid = store), '1');
+END
+$$;
