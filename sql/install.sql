@@ -100,6 +100,7 @@
 \i store/embeddings.sql
 \i store/fill.sql
 \i store/add.sql
+\i store/adopt.sql
 
 -- nodes: texts made of the texts of a store, and kept current; loads and vectorizers fill them
 \i vectorizer/text.sql

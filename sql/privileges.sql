@@ -88,7 +88,7 @@ BEGIN
       _index_keywords enable_keyword_search fold_keyword_index'),
     -- store/marker
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _marker_pattern _marked_model _marker _marked_key _mark_keys _mark_embedding _embeddings _default_column _embedding'),
+      _marker_pattern _marked_model _marker _marked_key _marked_columns _mark_keys _mark_embedding _embeddings _default_column _embedding'),
     -- store/lock
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_store_key _lock_store _hold_store'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_hold_embedding _lock_table'),
@@ -128,6 +128,8 @@ BEGIN
       _write_group _index_group _node_step _end_nodes
       _count_calls _begin_node_group _check_segments create_node_group _begin_refresh refresh_node_groups _next_nodes _fill_nodes
       _node_status _node_errors'),
+    -- store/adopt
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_known_shape _column_like _adopted_columns _check_sample _collection_view adopt'),
     -- vectorizer/text
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_primary_key _pieces _template _template_columns _text_expression'),
     -- vectorizer/error: a policy leaves each role those of its own tables

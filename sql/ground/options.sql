@@ -517,6 +517,19 @@ SELECT ml_rag._add_option('index_options', 'rescore', 'integer', minimum => 1, m
   default_rule => 'halfvec: twice the candidates; binary: 20 times, at least 400',
   description => 'nearest ones of an index of smaller vectors that are scored again by the whole vectors');
 
+-- ml_rag.adopt
+
+SELECT ml_rag._add_option('adopt', 'embed_model_id', 'text', default_rule => 'that of its marker, else it must be given',
+  description => 'the model that made the vectors');
+SELECT ml_rag._add_option('adopt', 'vector_store_columns', 'object', keys_of => 'vector_store_columns',
+  default_rule => 'by the names and types of the columns', description => 'which column is what');
+SELECT ml_rag._add_option('adopt', 'collection', 'text', default_rule => 'all',
+  description => 'of langchain_pg_embedding: only this collection, by a view that is made for it');
+SELECT ml_rag._add_option('adopt', 'view', 'text', default_rule => 'the name of the collection, in the schema of the table',
+  description => 'the name of that view');
+SELECT ml_rag._add_option('adopt', 'sample', 'integer', minimum => 0, maximum => 1000, default_value => '16',
+  description => 'rows that are embedded again and compared');
+
 -- ml_rag.create_vectorizer, ml_rag.run_vectorizer, ml_rag.drop_vectorizer
 
 SELECT ml_rag._add_option('create_vectorizer', 'columns', 'any', default_rule => 'none, it must be given',

@@ -144,7 +144,7 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: the relations the caller may search
--- Calls: ml_rag._found, ml_rag._marked_model, ml_rag._marked_key
+-- Calls: ml_rag._found, ml_rag._marked_model, ml_rag._marked_key, ml_rag._marked_columns
 -- Reads: the catalog. It starts from pg_depend, where every column of type vector is one index entry away, and goes on
 -- by index look-ups (OFFSET 0 keeps the planner from joining whole catalogs instead), so the cost grows with the vector
 -- columns of the database and not with its tables. PL/pgSQL, because it keeps the plan for the session.
@@ -159,13 +159,12 @@ DECLARE
   _segment_number name := coalesce($4 ->> 'segment_number', 'segment_number');
   _metadata name := coalesce($4 ->> 'metadata', 'metadata');
   _columns name[] := ARRAY[_segment, _document_name, _document_id, _segment_number, _metadata];
+  -- columns that the call names go before those of a marker
+  _named text[] := ARRAY(SELECT jsonb_object_keys($4));
 BEGIN
 RETURN QUERY
 WITH marked AS MATERIALIZED (
-  SELECT embedding.*, relation.*,
-    (SELECT ml_rag._marked_model(m.description)
-     FROM pg_description AS m
-     WHERE m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid) AS embed_model_id
+  SELECT embedding.*, relation.*, (marker.columns - _named) AS columns, marker.embed_model_id, marker.is_default
   FROM pg_depend AS d
   CROSS JOIN LATERAL (
     SELECT a.attname, a.attnum, a.atttypid, a.atttypmod FROM pg_attribute AS a
@@ -189,10 +188,17 @@ WITH marked AS MATERIALIZED (
       AND has_schema_privilege(n.oid, 'USAGE')
       AND NOT pg_is_other_temp_schema(n.oid) OFFSET 0
   ) AS relation
+  LEFT JOIN LATERAL (
+    SELECT ml_rag._marked_model(m.description) AS embed_model_id, ml_rag._marked_columns(m.description) AS columns,
+      strpos(m.description, 'DEFAULT=true') > 0 AS is_default
+    FROM pg_description AS m
+    WHERE m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid OFFSET 0
+  ) AS marker ON true
   WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('vector'::regtype, 'halfvec'::regtype)
     AND d.refobjsubid = 0 AND d.classid = 'pg_class'::regclass AND d.objsubid > 0
     AND (embedding.attname = _embedding OR _by_comment AND (
       SELECT strpos(left(m.description, 10000), 'DEFAULT=true') > 0 AND ml_rag._marked_key(m.description, 'DEFAULT') = 'true'
+        OR strpos(left(m.description, 10000), 'SEGMENT=') > 0 AND ml_rag._marked_key(m.description, 'SEGMENT') IS NOT NULL
       FROM pg_description AS m
       WHERE m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid))
     -- here, as what follows costs more: comments and columns only of those that were asked for
@@ -205,21 +211,23 @@ SELECT m.vector_store, m.relid::regclass, m.embed_model_id,
   CASE m.atttypid WHEN 'vector'::regtype THEN 'vector' ELSE 'halfvec' END, nullif(m.atttypmod, -1),
   format_type(c.document_id_type, NULL), format_type(c.segment_number_type, NULL), f.found, m.is_table
 FROM (
-  SELECT DISTINCT ON (m.relid) m.* FROM marked AS m ORDER BY m.relid, m.attname = _embedding AND _by_comment, m.attnum
+  SELECT DISTINCT ON (m.relid) m.* FROM marked AS m
+  ORDER BY m.relid, m.attname = _embedding AND _by_comment, m.is_default IS NOT TRUE, m.attnum
 ) AS m
 CROSS JOIN LATERAL (
-  SELECT min(a.attname::text) FILTER (WHERE a.attname = _segment) AS segment,
-         min(a.attname::text) FILTER (WHERE a.attname = _document_name) AS document_name,
-         min(a.attname::text) FILTER (WHERE a.attname = _document_id) AS document_id,
-         min(a.atttypid) FILTER (WHERE a.attname = _document_id) AS document_id_type,
-         min(a.attname::text) FILTER (WHERE a.attname = _segment_number
+  SELECT min(a.attname::text) FILTER (WHERE a.attname = coalesce(m.columns ->> 'segment', _segment)) AS segment,
+         min(a.attname::text) FILTER (WHERE a.attname = coalesce(m.columns ->> 'document_name', _document_name)) AS document_name,
+         min(a.attname::text) FILTER (WHERE a.attname = coalesce(m.columns ->> 'document_id', _document_id)) AS document_id,
+         min(a.atttypid) FILTER (WHERE a.attname = coalesce(m.columns ->> 'document_id', _document_id)) AS document_id_type,
+         min(a.attname::text) FILTER (WHERE a.attname = coalesce(m.columns ->> 'segment_number', _segment_number)
            AND a.atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)) AS segment_number,
-         min(a.atttypid) FILTER (WHERE a.attname = _segment_number) AS segment_number_type,
-         min(a.attname::text) FILTER (WHERE a.attname = _metadata) AS metadata,
+         min(a.atttypid) FILTER (WHERE a.attname = coalesce(m.columns ->> 'segment_number', _segment_number)) AS segment_number_type,
+         min(a.attname::text) FILTER (WHERE a.attname = coalesce(m.columns ->> 'metadata', _metadata)) AS metadata,
          coalesce(bool_or(a.attnum = m.attnum), false) AS embedding_selectable
   FROM pg_attribute AS a
   WHERE a.attrelid = m.relid AND NOT a.attisdropped AND has_column_privilege(m.relid, a.attnum, 'SELECT')
-    AND (a.attname = ANY (_columns) OR a.attnum = m.attnum)
+    AND (a.attname = ANY (_columns) OR a.attnum = m.attnum
+      OR m.columns IS NOT NULL AND a.attname IN (SELECT n.value FROM jsonb_each_text(m.columns) AS n))
 ) AS c
 -- a table's name alone could be meant for another's
 CROSS JOIN LATERAL (
@@ -243,7 +251,8 @@ vector_store, exclude_vector_store: names, "schema.table" or "table". schema: na
 logical to real column names. embed_model_id: only stores of that model. unmarked: also relations that are named in
 vector_store and carry no marker comment.
 A vector store is a relation with the mapped columns, a vector or halfvec column whose comment contains
-GENAI_OPTIONS=EMBED_MODEL_ID=<model id>, and SELECT granted to the caller. Reading a relation can run its owner's code
+GENAI_OPTIONS=EMBED_MODEL_ID=<model id>, and SELECT granted to the caller. The marker can name the columns (SEGMENT=content,
+DOCUMENT_NAME, DOCUMENT_ID, SEGMENT_NUMBER, METADATA); with SEGMENT the embedding can have any name. Reading a relation can run its owner's code
 with the caller's rights. A relation that vector_store does not name with its schema is therefore found only if its owner
 is trusted (found = trusted): the caller, superusers, the owner of the database, roles the caller is a member of, members
 of ml_rag_publisher; or if it is a plain table (found = untrusted): no policy, no rule, no expression in an index,
@@ -255,12 +264,15 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: why a call does not search a relation, which is in a schema that the caller may use; options are parsed ones
--- Calls: ml_rag._default_column, ml_rag._marked_model, ml_rag._found, ml_rag._trusts, ml_rag._is_plain  Reads: the catalog
+-- Calls: ml_rag._default_column, ml_rag._marked_model, ml_rag._marked_columns, ml_rag._found, ml_rag._trusts, ml_rag._is_plain  Reads: the catalog
 DECLARE
   _columns jsonb := options -> 'vector_store_columns';
   _embedding text := coalesce(_columns ->> 'segment_embedding', ml_rag._default_column(relation));
+  _marked jsonb := ml_rag._marked_columns((
+    SELECT col_description(a.attrelid, a.attnum) FROM pg_attribute AS a
+    WHERE a.attrelid = _why_not.relation AND a.attname = _embedding AND NOT a.attisdropped));
   _wanted text[] := ARRAY(SELECT v.value FROM jsonb_each_text(_columns) AS v UNION SELECT _embedding
-                          UNION SELECT coalesce(_columns ->> 'segment', 'segment'));
+                          UNION SELECT coalesce(_columns ->> 'segment', _marked ->> 'segment', 'segment'));
   _relation record;
   _column text;
   _type text;

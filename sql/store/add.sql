@@ -87,7 +87,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: check everything before anything is made; returns the job
 -- Calls: ml_rag.parse_options, ml_rag._check_embedding_table, ml_rag._embeddings, ml_rag._embedding_trigger,
--- ml_rag._check_texts, ml_rag._later_trigger, ml_rag._get_setting, ml_rag._index_definition, ml_rag.embed,
+-- ml_rag._check_texts, ml_rag._later_trigger, ml_rag._marked_columns, ml_rag._get_setting, ml_rag._index_definition, ml_rag.embed,
 -- ml_rag._check_new_column, ml_rag._full_name
 DECLARE
   _options jsonb := ml_rag.parse_options('add_embedding', $3);
@@ -116,7 +116,9 @@ BEGIN
   _column := coalesce(_found.column_name, concat('segment_embedding_', name)::name);
   _trigger := ml_rag._embedding_trigger(store, coalesce(_found.attnum, (
     SELECT a.attnum FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _default AND NOT a.attisdropped)));
-  _segment := coalesce(_trigger.segment, _columns ->> 'segment');
+  _segment := coalesce(_trigger.segment, _options #>> '{vector_store_columns,segment}', (
+    SELECT ml_rag._marked_columns(e.comment) ->> 'segment' FROM ml_rag._embeddings(store) AS e WHERE e.column_name = _default),
+    _columns ->> 'segment');
   PERFORM ml_rag._check_texts(store, _segment, _default);
   IF _trigger.later IS NOT NULL THEN
     PERFORM ml_rag._later_trigger(store, _trigger.later);
@@ -188,7 +190,10 @@ BEGIN
   EXECUTE format('ALTER TABLE %s ALTER COLUMN %I SET STORAGE %s', _relation, job.column_name,
     CASE _default.attstorage WHEN 'p' THEN 'PLAIN' WHEN 'e' THEN 'EXTERNAL' WHEN 'm' THEN 'MAIN' ELSE 'EXTENDED' END);
   EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _relation, job.column_name,
-    format('GENAI_OPTIONS=EMBED_MODEL_ID=%s,EMBEDDING=%s', job.model_id, job.embedding));
+    -- with the columns that the marker of the default one names
+    ml_rag._mark_keys(format('GENAI_OPTIONS=EMBED_MODEL_ID=%s,EMBEDDING=%s', job.model_id, job.embedding), coalesce((
+      SELECT jsonb_object_agg(upper(c.key), c.value)
+      FROM jsonb_each_text(ml_rag._marked_columns(col_description(job.store, _default.attnum))) AS c), '{}')));
   FOR _grant IN SELECT * FROM aclexplode(_default.attacl) LOOP
     EXECUTE format('GRANT %s (%I) ON %s TO %s%s', _grant.privilege_type, job.column_name, _relation,
       CASE _grant.grantee WHEN 0 THEN 'PUBLIC' ELSE _grant.grantee::regrole::text END,

@@ -1,6 +1,9 @@
 -- marker: the comment of a vector column that says which embedding model its vectors are of: read and changed here only.
 -- The marker runs from GENAI_OPTIONS= to the next blank; the first one that names a model counts.
 --
+-- A marker can name the columns beside it: GENAI_OPTIONS=EMBED_MODEL_ID=m,SEGMENT=content,DOCUMENT_NAME=title,METADATA=meta, also
+-- DOCUMENT_ID and SEGMENT_NUMBER. With SEGMENT the column counts as segment_embedding, whatever its name is.
+--
 -- A store can have several embeddings of its texts, each a column with a marker: segment_embedding, and those whose marker
 -- has EMBEDDING=<name>. The default one is segment_embedding, unless another one's marker has DEFAULT=true. The comment is
 -- all that says so: it is dumped, renamed and dropped together with the column, and only the table's owner can change it.
@@ -75,6 +78,27 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._marked_columns(comment text) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the columns that a marker names, {"segment": …}, by the keys of vector_store_columns; null = none, as mostly
+-- Calls: ml_rag._marked_key
+DECLARE
+  _columns jsonb;
+BEGIN
+  IF left(comment, 10000) !~ '(SEGMENT|DOCUMENT_NAME|DOCUMENT_ID|SEGMENT_NUMBER|METADATA)=' THEN
+    RETURN NULL;
+  END IF;
+  _columns := (
+    SELECT jsonb_object_agg(lower(k.key), k.value)
+    FROM (SELECT u.key, ml_rag._marked_key(comment, u.key) AS value
+          FROM unnest('{SEGMENT,DOCUMENT_NAME,DOCUMENT_ID,SEGMENT_NUMBER,METADATA}'::text[]) AS u (key)) AS k
+    WHERE k.value IS NOT NULL);
+  RETURN _columns;
+END
+$$;
+
 CREATE FUNCTION ml_rag._mark_embedding(comment text, name text, is_default boolean) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -111,14 +135,14 @@ BEGIN
       SELECT a.attname, a.attnum, a.atttypid, a.atttypmod, d.description, ml_rag._marked_model(d.description) AS model_id,
         ml_rag._marked_key(d.description, 'EMBEDDING') AS name,
         coalesce(ml_rag._marked_key(d.description, 'DEFAULT') = 'true', false) AS is_marked,
-        a.attname = 'segment_embedding' AS is_usual
+        a.attname = 'segment_embedding' OR ml_rag._marked_key(d.description, 'SEGMENT') IS NOT NULL AS is_usual
       FROM pg_attribute AS a
       JOIN pg_description AS d ON d.objoid = a.attrelid AND d.classoid = 'pg_class'::regclass AND d.objsubid = a.attnum
       WHERE a.attrelid = relation AND NOT a.attisdropped
         AND a.atttypid IN ('vector'::regtype, 'halfvec'::regtype)
     ) AS m
     WHERE m.model_id IS NOT NULL AND (m.name IS NOT NULL OR m.is_marked OR m.is_usual)
-    WINDOW preferred AS (ORDER BY m.is_marked AND NOT m.is_usual DESC, m.is_usual DESC, m.attnum)
+    WINDOW preferred AS (ORDER BY m.is_marked AND m.attname <> 'segment_embedding' DESC, m.is_usual DESC, m.attnum)
     ORDER BY row_number() OVER preferred;
 END
 $$;

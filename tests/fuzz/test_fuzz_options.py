@@ -90,6 +90,7 @@ PLAIN_VALUES: dict[tuple[str, str], Any] = {
     ("texts", "text[]"): ["one", "two three"],
     ("records", "jsonb"): '[{"id": "1", "text": "one"}, {"id": "2", "text": "two three"}]',
     ("prompt_options", "jsonb"): None,
+    ("index", "jsonb"): None,
 }
 VALUES: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("routine", "text"): TEXTS,
@@ -111,6 +112,7 @@ VALUES: dict[tuple[str, str], st.SearchStrategy[Any]] = {
         st.lists(st.fixed_dictionaries({"id": TEXTS, "text": TEXTS}), max_size=2), ANYTHING
     ).map(dumps),
     ("prompt_options", "jsonb"): st.just('{"order": "best_first"}'),
+    ("index", "jsonb"): ANYTHING.map(dumps),
 }
 
 #: names that are nobody's business outside of the source

@@ -53,6 +53,8 @@ CALLS = {
     "file_dates": (
         "SELECT ml_rag.load_documents('mine', '{a.txt}', ARRAY['fox'::bytea], %s::jsonb)", '{"file_dates": [{o}]}'
     ),
+    "adopt": ("SELECT ml_rag.adopt('mine', %s::jsonb)", "{o}"),
+    "index_options": ("SELECT ml_rag_answer('fox', %s::jsonb)", '{"skip_generate": true, "index_options": {o}}'),
     "arm": ("SELECT ml_rag_answer('fox', %s::jsonb)", '{"skip_generate": true, "arms": [{o}]}'),
     "chunking": ("SELECT ml_rag.load_document('mine', 'a.txt', 'fox'::bytea, %s::jsonb)", '{"chunking": {o}}'),
     "vector_store_load": ("CALL vector_store_load('{folder}', %s::jsonb)", "{o}"),

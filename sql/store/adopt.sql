@@ -1,0 +1,216 @@
+-- adopt: tables of vectors that other programs made, found from then on like any other store.
+
+CREATE FUNCTION ml_rag._known_shape(relation oid, OUT kind text, OUT columns jsonb)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: which program made a relation, by the columns it has, and what it calls them; null = none that is known
+-- Reads: the catalog
+DECLARE
+  _names text[] := ARRAY(SELECT a.attname FROM pg_attribute AS a
+                         WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped);
+BEGIN
+  SELECT s.kind, s.columns INTO kind, columns
+  FROM (VALUES
+    (1, 'langchain-postgres PGVector', '{collection_id,embedding,document,cmetadata}'::text[],
+      '{"segment_embedding": "embedding", "segment": "document", "metadata": "cmetadata", "document_id": "id"}'::jsonb),
+    (2, 'langchain-postgres PGVectorStore', '{langchain_id,content,embedding}',
+      '{"segment_embedding": "embedding", "segment": "content", "metadata": "langchain_metadata", "document_id": "langchain_id"}'),
+    (3, 'LlamaIndex', '{node_id,text,metadata_,embedding}',
+      '{"segment_embedding": "embedding", "segment": "text", "metadata": "metadata_", "document_id": "node_id"}'),
+    (4, 'pgai', '{embedding_uuid,chunk_seq,chunk,embedding}',
+      '{"segment_embedding": "embedding", "segment": "chunk", "segment_number": "chunk_seq", "document_id": "id"}'),
+    (5, 'Haystack', '{id,embedding,content,blob_meta,meta}',
+      '{"segment_embedding": "embedding", "segment": "content", "metadata": "meta", "document_id": "id"}')
+  ) AS s (place, kind, needed, columns)
+  WHERE s.needed <@ _names ORDER BY s.place LIMIT 1;
+  columns := (SELECT coalesce(jsonb_object_agg(c.key, c.value), '{}') FROM jsonb_each_text(columns) AS c WHERE c.value = ANY (_names));
+END
+$$;
+
+CREATE FUNCTION ml_rag._column_like(relation oid, names text[], types regtype[]) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the column of one of those types that has the first of the names, in any case; null = none  Reads: the catalog
+BEGIN
+  RETURN (SELECT a.attname FROM pg_attribute AS a
+          WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped AND lower(a.attname) = ANY (names)
+            AND (types IS NULL OR a.atttypid = ANY (types))
+          ORDER BY array_position(names, lower(a.attname)) LIMIT 1);
+END
+$$;
+
+CREATE FUNCTION ml_rag._adopted_columns(relation oid, given jsonb, OUT kind text, OUT columns jsonb)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: which column of a relation is what: as the call says, else as the program that made it has it, else by usual names
+-- Calls: ml_rag._known_shape, ml_rag._column_like, ml_rag._bad_option  Reads: the catalog
+DECLARE
+  _texts CONSTANT regtype[] := '{text,varchar}';
+  _vectors CONSTANT regtype[] := '{vector,halfvec}';
+  _embeddings text[] := ARRAY(SELECT a.attname FROM pg_attribute AS a
+                              WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid = ANY (_vectors));
+  _known record := ml_rag._known_shape(relation);
+  _column record;
+BEGIN
+  kind := coalesce(_known.kind, 'columns by their names');
+  columns := jsonb_strip_nulls(jsonb_build_object(
+      'segment_embedding', CASE cardinality(_embeddings) WHEN 1 THEN _embeddings[1]
+        ELSE ml_rag._column_like(relation, '{segment_embedding,embedding,embeddings,vector}', _vectors) END,
+      'segment', ml_rag._column_like(relation, '{segment,content,chunk,page_content,document,text,body,passage}', _texts),
+      'document_name', ml_rag._column_like(relation, '{document_name,file_name,filename,title,source,path,uri,url,name}', _texts),
+      'document_id', ml_rag._column_like(relation, '{document_id,doc_id,id}', NULL),
+      'segment_number', ml_rag._column_like(relation, '{segment_number,chunk_number,chunk_index,chunk_seq,chunk_id}',
+        '{smallint,integer,bigint}'),
+      'metadata', ml_rag._column_like(relation, '{metadata,meta,cmetadata,attributes}', '{json,jsonb}')))
+    || _known.columns || coalesce(given, '{}');
+  FOR _column IN SELECT c.key, c.value FROM jsonb_each_text(columns) AS c LOOP
+    IF NOT EXISTS (SELECT FROM pg_attribute AS a
+                   WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped AND a.attname = _column.value
+                     AND (_column.key <> 'segment_embedding' OR a.atttypid = ANY (_vectors))) THEN
+      PERFORM ml_rag._bad_option('vector_store_columns', jsonb_build_object(_column.key, _column.value),
+        CASE _column.key WHEN 'segment_embedding' THEN 'a column of type vector or halfvec' ELSE 'a column of the table' END);
+    ELSIF _column.value ~ '[\s,;]' AND _column.key <> 'segment_embedding' THEN
+      RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('column "%s" cannot stand in a marker', _column.value),
+        DETAIL = 'Blanks, commas and semicolons end a name there.',
+        HINT = 'Rename the column, or adopt a view that calls it something else.';
+    END IF;
+  END LOOP;
+  IF columns ->> 'segment_embedding' IS NULL OR columns ->> 'segment' IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('"%s" does not tell which column holds the %s', relation::regclass,
+        CASE WHEN columns ->> 'segment_embedding' IS NULL THEN 'embeddings' ELSE 'texts' END),
+      DETAIL = CASE WHEN columns ->> 'segment_embedding' IS NULL THEN format('Columns of type vector or halfvec: %s.',
+        coalesce(array_to_string(_embeddings, ', '), '') || CASE WHEN cardinality(_embeddings) = 0 THEN 'none' ELSE '' END)
+        ELSE 'None has a usual name, such as content or text.' END,
+      HINT = 'Name it in "vector_store_columns": {"segment": …, "segment_embedding": …}.';
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_sample(relation regclass, columns jsonb, model_id text, n integer, OUT checked integer, OUT similarity numeric)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: that the model makes the vectors that are there: rows embedded again, and the least cosine similarity of a new and an old vector
+-- Calls: ml_rag._embed, ml_rag._raise, ml_rag._relation_name  Reads: the relation, as the caller  Errors: 22000, 22023
+DECLARE
+  _rows record;
+  _found record;
+BEGIN
+  EXECUTE format('SELECT array_agg(s.text) AS texts, array_agg(s.embedding) AS embeddings FROM (SELECT t.%I::text AS text, '
+      't.%I::vector AS embedding FROM %s AS t WHERE t.%1$I ~ ''\S'' AND t.%2$I IS NOT NULL LIMIT $1) AS s',
+    columns ->> 'segment', columns ->> 'segment_embedding', ml_rag._relation_name(relation)) INTO _rows USING n;
+  checked := coalesce(cardinality(_rows.texts), 0);
+  IF checked = 0 THEN
+    RETURN;
+  END IF;
+  SELECT o.vectors, o.error INTO _found FROM ml_rag._embed(_rows.texts, model_id, 'document') AS o;
+  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+  IF vector_dims(_found.vectors[1]) <> vector_dims(_rows.embeddings[1]) THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('model %s did not make the vectors of "%s"', model_id, relation),
+      DETAIL = format('They have %s dimensions, those of the model have %s.', vector_dims(_rows.embeddings[1]),
+        vector_dims(_found.vectors[1])),
+      HINT = 'Name the model that made them in "embed_model_id".';
+  END IF;
+  similarity := (SELECT round(min(1 - (a.stored <=> a.made))::numeric, 4)
+            FROM unnest(_rows.embeddings, _found.vectors) AS a (stored, made));
+  IF similarity < 0.99 OR similarity = 'NaN' THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('model %s does not make the vectors of "%s"', model_id, relation),
+      DETAIL = format('Of %s rows embedded again one has a similarity of %s to the vector that is there; at least 0.99 is expected.',
+        checked, similarity),
+      HINT = 'Name the model that made them in "embed_model_id". Where other text was embedded than column '
+        || (columns ->> 'segment') || ' holds, such as metadata before it, "sample": 0 goes without the check.';
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._collection_view(relation regclass, collection text, view_name text) RETURNS regclass
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a view of one collection of langchain_pg_embedding, made anew; rights of whoever asks where the server has that
+-- Calls: ml_rag._relation_name, ml_rag._bad_option  Reads: langchain_pg_collection  Writes: the view, as the caller
+DECLARE
+  _schema name := (SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation);
+  _name text := format('%I.%I', _schema, coalesce(view_name, collection));
+  _id uuid;
+BEGIN
+  EXECUTE format('SELECT c.uuid FROM %I.langchain_pg_collection AS c WHERE c.name = $1', _schema) INTO _id USING collection;
+  IF _id IS NULL THEN
+    PERFORM ml_rag._bad_option('collection', to_jsonb(collection), 'the name of a collection of langchain_pg_collection');
+  END IF;
+  EXECUTE format('CREATE OR REPLACE VIEW %s %s AS SELECT t.id, t.document, t.cmetadata, t.embedding FROM %s AS t '
+      'WHERE t.collection_id = %L', _name,
+    CASE WHEN current_setting('server_version_num')::integer >= 150000 THEN 'WITH (security_invoker = true)' END,
+    ml_rag._relation_name(relation), _id);
+  RETURN _name::regclass;
+END
+$$;
+
+CREATE FUNCTION ml_rag.adopt(relation regclass, options jsonb DEFAULT NULL) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the marker of a table that another program made
+-- Calls: ml_rag.parse_options, ml_rag._bad_option, ml_rag._adopted_columns, ml_rag._collection_view, ml_rag._marked_model,
+-- ml_rag._check_sample, ml_rag._mark_keys, ml_rag._relation_name, ml_rag._full_name, ml_rag._check_writable
+-- Reads: the relation  Writes: the comment of its column, as the caller
+DECLARE
+  _options jsonb := ml_rag.parse_options('adopt', $2);
+  _relation regclass := relation;
+  _found record;
+  _column name;
+  _comment text;
+  _model text;
+  _dimensions integer;
+  _sample record;
+BEGIN
+  IF NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = _relation AND c.relkind IN ('r', 'p', 'f', 'v', 'm')) THEN
+    RAISE EXCEPTION USING ERRCODE = CASE WHEN EXISTS (SELECT FROM pg_class AS c WHERE c.oid = _relation) THEN '42809' ELSE '42P01' END,
+      MESSAGE = format('%s is not a table or view', coalesce(_relation::text, 'null'));
+  END IF;
+  PERFORM ml_rag._check_writable('a table cannot be adopted', _relation);
+  PERFORM ml_rag.parse_options('vector_store_columns', _options -> 'vector_store_columns');
+  _found := ml_rag._adopted_columns(_relation, jsonb_strip_nulls(_options -> 'vector_store_columns'));
+  IF _options ? 'collection' AND _found.kind <> 'langchain-postgres PGVector' THEN
+    PERFORM ml_rag._bad_option('collection', _options -> 'collection', 'nothing, where the table has no collections');
+  ELSIF _options ? 'view' AND NOT _options ? 'collection' THEN
+    PERFORM ml_rag._bad_option('view', _options -> 'view', 'nothing without "collection"');
+  END IF;
+  _column := _found.columns ->> 'segment_embedding';
+  SELECT col_description(a.attrelid, a.attnum), nullif(a.atttypmod, -1) INTO _comment, _dimensions
+  FROM pg_attribute AS a WHERE a.attrelid = _relation AND a.attname = _column AND NOT a.attisdropped;
+  _model := coalesce(_options ->> 'embed_model_id', ml_rag._marked_model(_comment));
+  IF _model IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('the model that made the vectors of "%s" is not known', _relation),
+      DETAIL = format('Column %I is of type %s; no comment names its model.', _column,
+        (SELECT format_type(a.atttypid, a.atttypmod) FROM pg_attribute AS a WHERE a.attrelid = _relation AND a.attname = _column)),
+      HINT = 'Name it in "embed_model_id": SELECT * FROM ml_supported_models() lists models with their dimensions.';
+  ELSIF _model ~ '[\s,;]' THEN
+    PERFORM ml_rag._bad_option('embed_model_id', to_jsonb(_model), 'a name without blanks, commas and semicolons');
+  END IF;
+  IF _options ? 'collection' THEN
+    _relation := ml_rag._collection_view(_relation, _options ->> 'collection', _options ->> 'view');
+    _comment := col_description(_relation, (SELECT a.attnum FROM pg_attribute AS a WHERE a.attrelid = _relation AND a.attname = _column));
+  END IF;
+  _sample := ml_rag._check_sample(_relation, _found.columns, _model, (_options -> 'sample')::integer);
+  EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', ml_rag._relation_name(_relation), _column,
+    ml_rag._mark_keys(_comment, (
+      SELECT jsonb_object_agg(upper(k.key), _found.columns -> k.key)
+      FROM unnest('{segment,document_name,document_id,segment_number,metadata}'::text[]) AS k (key))
+      || jsonb_build_object('EMBED_MODEL_ID', _model)));
+  RETURN jsonb_build_object('vector_store', ml_rag._full_name(_relation), 'made_by', _found.kind, 'embed_model_id', _model,
+    'columns', _found.columns, 'checked', _sample.checked, 'least_similarity', _sample.similarity);
+END
+$$;
+COMMENT ON FUNCTION ml_rag.adopt(regclass, jsonb) IS
+$$makes a table of vectors that another program made a vector store: ml_rag.adopt('documents', '{"embed_model_id": "m"}')
+It writes the marker comment of the column and changes nothing else, so the program goes on as before. Columns are known of
+langchain-postgres (PGVector and PGVectorStore), LlamaIndex, pgai, Haystack and tables with usual names (content, metadata,
+embedding); options: SELECT * FROM ml_rag.option WHERE routine = 'adopt'. Some rows are embedded again: a cosine similarity
+below 0.99 to the vector that is there is an error. For the owner of the table or view.
+Returns {"vector_store", "made_by", "embed_model_id", "columns", "checked", "least_similarity"}.
+Errors: 22023 bad option, columns or model not known, vectors of another model; 25006 read-only; 42501; 42809, 42P01 no such
+table; 55000 model not available; 08006; 53300; 57014; 38000.$$;
