@@ -26,7 +26,7 @@ from psycopg import sql
 from rich.console import Console
 from rich.table import Table
 
-from bench import nlsql, questions
+from bench import nlsql, questions, rows
 from bench.__main__ import machine, own_database
 from bench.recorded import recorded_server
 from ml_rag.client import datasets
@@ -230,6 +230,19 @@ def shop_checks(connection: psycopg.Connection[Any], data: Path) -> Iterator[Che
     yield Check("expected rows among the first 20", "shop", round(share, 4), "≥ 0.98", share >= 0.98)
 
 
+def rows_checks(connection: psycopg.Connection[Any], data: Path) -> Iterator[Check]:
+    """The figures of the shop with a vectorizer."""
+    measured = rows.measure(connection, data, "ml_rag_eval")
+    yield Check(
+        "vectorized, rows that break a condition given", "shop", measured["broken"], "0", measured["broken"] == 0
+    )
+    share = round(measured["found"], 4)
+    yield Check("vectorized, expected rows among the first 20", "shop", share, "≥ 0.98", share >= 0.98)
+    for destination in ("column", "table"):
+        name = f"vectorized (destination {destination}), questions with the same first 20 as the rows as documents"
+        yield Check(name, "shop", round(measured[destination], 4), "1", measured[destination] == 1)
+
+
 @contextmanager
 def recorded_model(connection: psycopg.Connection[Any], data: Path) -> Iterator[None]:
     """Meanwhile the database asks a model server that has the recorded completions too."""
@@ -302,6 +315,8 @@ def main(dsn: str, data: Path, output: Path, arms: str) -> None:
         if (data / "nlsql").is_dir():
             more, results["nlsql"] = _questions_about_tables(connection, data / "nlsql")
             found += more
+        if (data / "shop").is_dir():
+            found += rows_checks(connection, data)
         if (data / "shop").is_dir() and (data / "recorded").is_dir():
             with recorded_model(connection, data):
                 found += shop_checks(connection, data)

@@ -22,7 +22,7 @@ TABLE = "CREATE TABLE {} (id integer PRIMARY KEY, title text, body text, price n
 
 
 def _make(connection: psycopg.Connection, table: str, **options: object) -> None:
-    connection.execute(f"DROP TABLE IF EXISTS {table}")
+    connection.execute(f"DROP TABLE IF EXISTS {table}, {table}_segments")
     connection.execute(TABLE.format(table))
     given = {"columns": "{title}: {body}", "embed_model_id": MODEL, **options}
     connection.execute("SELECT ml_rag.create_vectorizer(%s, %s)", (table, json.dumps(given)))
@@ -62,10 +62,15 @@ def bulk(dsn: str, model_folder: Path, rows: int = ROWS) -> list[Figure]:
 
 def write(dsn: str) -> list[Figure]:
     """Milliseconds of an INSERT, of an UPDATE of the text and of another column, of 100 rows, against a plain table."""
+    return [figure for destination in ("column", "table") for figure in _write(dsn, destination)]
+
+
+def _write(dsn: str, destination: str) -> list[Figure]:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("DROP TABLE IF EXISTS bench_plain")
         connection.execute(TABLE.format("bench_plain"))
-        _make(connection, "bench_items", index={"type": "none"}, keyword_search=False)
+        _make(connection, "bench_items", index={"type": "none"}, keyword_search=False, destination=destination)
+        store = {"column": "bench_items", "table": "bench_items_segments"}[destination]
         tables = {"ours": "bench_items", "floor": "bench_plain"}
         statements = {
             "INSERT": "INSERT INTO {} (id, title, body) SELECT i, 'row ' || i, repeat('word ', 60)"
@@ -78,10 +83,9 @@ def write(dsn: str) -> list[Figure]:
             if name == "UPDATE of the text":
                 # rows that have their embedding, as they mostly do
                 connection.execute(
-                    "UPDATE bench_items SET segment_embedding ="
-                    " (SELECT array_agg(1)::vector FROM generate_series(1, 384))"
+                    f"UPDATE {store} SET segment_embedding = (SELECT array_agg(1)::vector FROM generate_series(1, 384))"
                 )
-                connection.execute("VACUUM ANALYZE bench_items, bench_plain")
+                connection.execute(f"VACUUM ANALYZE {store}, bench_plain")
             texts = {who: statement.format(table) for who, table in tables.items()}
             calls = {
                 who: functools.partial(lambda text, i: connection.execute(text, {"i": STATEMENT * i}), text)
@@ -90,9 +94,10 @@ def write(dsn: str) -> list[Figure]:
             m = medians(in_turn(calls, rounds=200, warmup=0, block=10))
             figures.append(
                 Figure(
-                    f"{name}, {STATEMENT} rows of a table with a vectorizer", "ms", m["ours"], "without one",
-                    m["floor"], "shown", True,
+                    f"{name}, {STATEMENT} rows of a vectorized table, destination {destination}", "ms", m["ours"],
+                    "without one", m["floor"], "shown", True,
                 )
             )  # fmt: skip
+        connection.execute("SELECT ml_rag.drop_vectorizer('bench_items')")
         connection.execute("DROP TABLE bench_items, bench_plain")
     return figures
