@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -125,6 +127,57 @@ def test_a_lost_connection_is_made_again(db: Database, items: Connection) -> Non
         _, said = process.communicate(timeout=10)
     assert "the database is not to be reached; again in 1 s" in said
     assert process.returncode == 0
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def test_metrics(db: Database, items: Connection) -> None:
+    port = free_port()
+
+    def metrics() -> dict[str, float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+            lines = reply.read().decode().splitlines()
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+    items.execute("INSERT INTO items VALUES (10, 'hat', 'of straw'), (11, '', NULL)")
+    with worker(db, "--idle", "0.2", "--metrics-port", str(port)):
+        wait_until(lambda: is_listening(items))
+        wait_until(lambda: metrics().get('ml_rag_worker_failed_rows{relation="items"}') == 1)
+        found = metrics()
+        assert found['ml_rag_worker_rows_total{outcome="embedded",relation="items"}'] == 1
+        assert found['ml_rag_worker_rows_total{outcome="failed",relation="items"}'] == 1
+        assert found['ml_rag_worker_pending_rows{relation="items"}'] == 0
+        assert found['ml_rag_worker_turn_seconds_count{relation="items"}'] >= 1
+        looked = found["ml_rag_worker_looked_timestamp_seconds"]
+        items.execute(
+            "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not now'; END $$;"
+            "CREATE TRIGGER fail BEFORE UPDATE ON items FOR EACH ROW EXECUTE FUNCTION fail();"
+            "INSERT INTO items VALUES (12, 'cap', '')"
+        )
+        error = 'ml_rag_worker_errors_total{relation="items",sqlstate="P0001"}'
+        wait_until(lambda: metrics().get(error, 0) > 0)
+        items.execute("DROP TABLE items")
+        wait_until(lambda: 'ml_rag_worker_pending_rows{relation="items"}' not in metrics())
+        assert metrics()["ml_rag_worker_looked_timestamp_seconds"] > looked
+
+
+def test_metrics_of_an_address_that_is_taken() -> None:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        one.listen()
+        process = subprocess.run(
+            [sys.executable, "-m", "ml_rag.cli", "worker", "--metrics-port", str(one.getsockname()[1])],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert process.returncode == 1
+    assert "metrics cannot be served" in process.stderr
 
 
 def test_a_database_that_is_not_there(db: Database) -> None:

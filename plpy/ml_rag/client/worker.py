@@ -9,13 +9,16 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import psycopg
 from psycopg.types.json import Jsonb
 
 from ml_rag.client.dsn import dsn_option
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 #: seconds after the first failure, twice as long after each further one, up to the last
 BACKOFF = (1.0, 300.0)
@@ -37,6 +40,45 @@ class Backoff:
         return seconds
 
 
+class Metrics:
+    """What a worker counts. Labels are tables with a vectorizer and SQLSTATEs, so their number is bounded."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        from prometheus_client import Counter, Gauge, Histogram
+
+        relation = ["relation"]
+        self.rows = Counter(
+            "ml_rag_worker_rows", "Rows that this worker has embedded, or that failed", ["relation", "outcome"],
+            registry=registry,
+        )  # fmt: skip
+        self.errors = Counter(
+            "ml_rag_worker_errors", "Runs of this worker that ended in an error", ["relation", "sqlstate"],
+            registry=registry,
+        )  # fmt: skip
+        self.lost = Counter("ml_rag_worker_lost_connections", "Connections that this worker lost", registry=registry)
+        self.seconds = Histogram(
+            "ml_rag_worker_turn_seconds", "Time of a turn at a table", relation,
+            buckets=(0.01, 0.1, 1, 10, 60, 600), registry=registry,
+        )  # fmt: skip
+        self.pending = Gauge(
+            "ml_rag_worker_pending_rows", "Rows that wait, when this worker last looked", relation, registry=registry
+        )
+        self.failed = Gauge(
+            "ml_rag_worker_failed_rows", "Rows in ml_rag.vectorizer_error, when this worker last looked", relation,
+            registry=registry,
+        )  # fmt: skip
+        self.looked = Gauge("ml_rag_worker_looked_timestamp_seconds", "When this worker last looked", registry=registry)
+
+    def look(self, states: list[tuple[str, int, int]]) -> None:
+        """Rows that wait, and that have failed, of each table there is now."""
+        self.pending.clear()
+        self.failed.clear()
+        for relation, pending, failed in states:
+            self.pending.labels(relation).set(pending)
+            self.failed.labels(relation).set(failed)
+        self.looked.set_to_current_time()
+
+
 @dataclass
 class Worker:
     """One connection, and the tables that the role behind it owns."""
@@ -46,6 +88,7 @@ class Worker:
     batches: int
     #: longest sleep, in seconds: what became due by itself is found then
     idle: float
+    metrics: Metrics | None = None
     backoffs: dict[int, Backoff] = field(default_factory=dict)
 
     def connect(self) -> psycopg.Connection[Any]:
@@ -74,39 +117,53 @@ class Worker:
                 if once or not (connection.closed or isinstance(error, psycopg.OperationalError)):
                     raise
                 connection.close()
+                if self.metrics:
+                    self.metrics.lost.inc()
                 seconds = lost.fail(time.monotonic())
                 report(f"the database is not to be reached; again in {seconds:.0f} s: {reason(error)}")
                 time.sleep(seconds)
 
     def turn(self, connection: psycopg.Connection[Any], *, once: bool) -> bool:
         """A turn at each table where something waits; whether anything was done."""
-        waiting = connection.execute(
-            "SELECT v.relation::oid::bigint, v.relation::text FROM ml_rag.vectorizer AS v"
-            " WHERE v.pending > 0 ORDER BY 1"
+        states = connection.execute(
+            "SELECT v.relation::oid::bigint, v.relation::text, v.pending, v.failed FROM ml_rag.vectorizer AS v"
+            " WHERE v.pending IS NOT NULL ORDER BY 1"
         ).fetchall()
+        if self.metrics:
+            self.metrics.look([(name, pending, failed) for _, name, pending, failed in states])
         done = False
-        for relation, name in waiting:
+        for relation, name, pending, _ in states:
+            if not pending:
+                continue
             backoff = self.backoffs.setdefault(relation, Backoff())
             if backoff.until > time.monotonic():
                 continue
+            began = time.monotonic()
             try:
-                done |= self.embed(connection, relation)
+                done |= self.embed(connection, relation, name)
             except psycopg.Error as error:
+                if self.metrics:
+                    self.metrics.errors.labels(name, error.sqlstate or "").inc()
                 if once or connection.closed:
                     raise
                 seconds = backoff.fail(time.monotonic())
                 report(f"{name}: again in {seconds:.0f} s: {reason(error)}")
             else:
                 del self.backoffs[relation]
+                if self.metrics:
+                    self.metrics.seconds.labels(name).observe(time.monotonic() - began)
         return done
 
-    def embed(self, connection: psycopg.Connection[Any], relation: int) -> bool:
+    def embed(self, connection: psycopg.Connection[Any], relation: int, name: str) -> bool:
         """A few batches of one table; whether there were any."""
         row = connection.execute(
             "CALL ml_rag.run_vectorizer(%s::oid::regclass, %s)", (relation, Jsonb({"batches": self.batches}))
         ).fetchone()
         assert row is not None
         result: dict[str, Any] = row[0]
+        if self.metrics:
+            for outcome in ("embedded", "failed"):
+                self.metrics.rows.labels(name, outcome).inc(result[outcome])
         if result["embedded"] or result["failed"]:
             report("{relation}: {embedded} embedded, {failed} failed, {pending} pending, {seconds} s".format(**result))
         return bool(result["embedded"] or result["failed"])
@@ -131,6 +188,21 @@ def reason(error: psycopg.Error) -> str:
     return f"{message} ({error.sqlstate})" if error.sqlstate else message
 
 
+def serve_metrics(port: int, address: str) -> Metrics:
+    """Metrics that a thread of their own serves. Raises ClickException where it cannot."""
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+    except ImportError:
+        raise click.ClickException("--metrics-port needs the package prometheus-client: pip install it") from None
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    try:
+        start_http_server(port, address, registry)
+    except OSError as error:
+        raise click.ClickException(f"metrics cannot be served at {address}:{port}: {error.strerror}") from error
+    return metrics
+
+
 @click.command()
 @dsn_option
 @click.option(
@@ -140,15 +212,20 @@ def reason(error: psycopg.Error) -> str:
     "--idle", type=click.FloatRange(0.1, 3600), default=30, show_default=True, help="Longest sleep in seconds."
 )
 @click.option("--once", is_flag=True, help="End when nothing waits.")
-def worker(dsn: str, batches: int, idle: float, once: bool) -> None:
+@click.option(
+    "--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics at /metrics of this port."
+)
+@click.option("--metrics-address", default="127.0.0.1", show_default=True, help="Address that --metrics-port is of.")
+def worker(dsn: str, batches: int, idle: float, once: bool, metrics_port: int | None, metrics_address: str) -> None:
     """Embed what waits in tables with a vectorizer, for the role that owns them, until SIGTERM.
 
     Tables whose owner the role does not trust are left alone: a superuser's worker serves superusers' tables only.
     """
+    metrics = None if metrics_port is None else serve_metrics(metrics_port, metrics_address)
     # psycopg cancels the statement of a connection that is interrupted; what was not committed waits for the next run
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        Worker(dsn, batches, idle).run(once=once)
+        Worker(dsn, batches, idle, metrics).run(once=once)
     except KeyboardInterrupt:
         report("ended")
     except psycopg.Error as error:
