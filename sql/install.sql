@@ -90,13 +90,13 @@
 
 -- batch: many rows of a table; the locks that they and loads take
 \i store/lock.sql
+\i store/follow.sql
 \i batch/job.sql
 \i batch/tables.sql
 
 -- store: made, loaded, indexed, given further embeddings
 \i store/index.sql
 \i store/store.sql
-\i store/follow.sql
 \i store/embeddings.sql
 \i store/fill.sql
 \i store/add.sql

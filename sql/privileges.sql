@@ -109,12 +109,12 @@ BEGIN
       _parse_load_options _load_job _begin_load
       _end_load load_documents load_document unchanged_documents'),
     -- store/follow
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_empty_embedding _embedding_trigger _later_trigger _follow_texts'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_empty_embedding _embedding_trigger _later_trigger _text_columns _follow_texts _notice_changes'),
     -- store/embeddings
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _check_embedding_table _find_embedding _pending _drop_column use_embedding drop_embedding embeddings'),
     -- store/fill
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_tell_embedding _read_batch _embed_documents _embed_batch _write_batch'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_tell_embedding _read_batch _embed_documents _embed_apart _embed_batch _write_batch'),
     -- store/add
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _warn_of_subscribers _check_texts _check_new_column _begin_embedding _add_column
@@ -137,11 +137,12 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_text_hash _note_failures retry_vectorizer'),
     -- vectorizer/segments, with what it shares with store/load
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _parse_chunking _segment_table _find_segments _source_key _embed_segments _document_id _new_segments _same_key
-      _segment_statements _make_segments _keep_segments _has_segment_triggers _drop_triggers _drop_segments'),
+      _parse_chunking _segment_table _find_segments _source_key _embed_segments _same_key _segment_statements
+      _make_segments _keep_segments _has_segment_triggers _drop_triggers _drop_segments'),
     -- vectorizer/queue
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _wake_workers _vectorizer _find_vectorizer _row_key _waiting _queue _count_waiting'),
+      _wake_workers _vectorizer _find_vectorizer _row_key _waiting _queue _read_waiting
+      _count_waiting _oldest_waiting'),
     -- vectorizer/immediate
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_written_keys _embed_rows _embed_at_once'),
     -- vectorizer/vectorizer
@@ -149,7 +150,7 @@ BEGIN
       _check_vectorizer_columns _add_vectorizer_columns _follow_columns create_vectorizer drop_vectorizer'),
     -- vectorizer/run
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _make_run _begin_vectorizer _unclaim _claim _read_claimed _embed_apart _embed_claimed _write_segments _write_claimed
+      _make_run _begin_vectorizer _unclaim _claim _read_claimed _embed_claimed _write_segments _write_claimed
       _next_claim _sweep_errors _index_vectorizer _run_step _end_vectorizer run_vectorizer'),
     -- vectorizer/status
     ('ml_rag_user', 'SELECT', 'TABLE', 'vectorizer'),

@@ -55,7 +55,8 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: check everything before the first row, make the output column, and return the job ml_rag._run_batch works on
 -- Calls: ml_rag.parse_options, ml_rag._parse_rag_options, ml_rag._column_reference, ml_rag._column_type,
--- ml_rag._check_writable, ml_rag._bad_option, ml_rag.embed, ml_rag._marked_model, ml_rag._discover
+-- ml_rag._check_writable, ml_rag._bad_option, ml_rag.embed, ml_rag._marked_model, ml_rag._discover,
+-- ml_rag._notice_changes
 -- Writes: the output table, as the caller
 DECLARE
   _options jsonb;
@@ -206,6 +207,7 @@ BEGIN
         DETAIL = format('It holds vectors of %s; the call is for %s.', _existing, _model),
         HINT = 'Write to another column, or name that model in "embed_model_id".';
     END IF;
+    PERFORM ml_rag._notice_changes(_output, _out.column_name, _in.column_name) WHERE _input = _output;
   END IF;
 
   -- the rows that have no result yet, or a failed one
@@ -236,7 +238,9 @@ BEGIN
     'update', format('UPDATE %s SET %I = $2::%s%s WHERE (%s) = (%s)', _out.relation, _out.column_name, _type,
       ', ' || quote_ident(_details) || ' = NULL',
       (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k),
-      (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i))),
+      (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i)))
+      -- a text that was changed meanwhile waits for the next call
+      || CASE WHEN _model IS NOT NULL AND _input = _output THEN format(' AND %I::text COLLATE "C" = $3', _in.column_name) ELSE '' END,
     -- an error takes no result's place
     'note', CASE WHEN _model IS NULL OR _details IS NOT NULL THEN
       format('UPDATE %s SET %I = $2::%s WHERE %s AND (%s) = (%s)', _out.relation, coalesce(_details, _out.column_name),

@@ -14,7 +14,7 @@ except spiexceptions.InvalidTransactionTermination:
 return (True,)
 $$;
 
-CREATE FUNCTION ml_rag._write_result(job jsonb, key text[], value text) RETURNS void
+CREATE FUNCTION ml_rag._write_result(job jsonb, key text[], value text, input text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -26,7 +26,7 @@ DECLARE
 BEGIN
   FOREACH _statement IN ARRAY ARRAY['update', 'insert', 'update'] LOOP
     CONTINUE WHEN job ->> _statement IS NULL;
-    EXECUTE job ->> _statement USING key, value;
+    EXECUTE job ->> _statement USING key, value, input;
     GET DIAGNOSTICS _n = ROW_COUNT;
     EXIT WHEN _n > 0;
   END LOOP;
@@ -88,7 +88,7 @@ BEGIN
     PERFORM ml_rag._write_result(job, key, CASE _routine
       WHEN 'ml_rag_table' THEN @extschema@.ml_rag_answer(input, _options)::text
       WHEN 'ml_generate_table' THEN @extschema@.ml_generate(input, _options)::text
-      ELSE coalesce(vector, ml_rag.embed(input, job ->> 'model', 'document', (_options -> 'truncate')::boolean))::text END);
+      ELSE coalesce(vector, ml_rag.embed(input, job ->> 'model', 'document', (_options -> 'truncate')::boolean))::text END, input);
   EXCEPTION
     WHEN connection_failure OR disk_full OR read_only_sql_transaction THEN
       RAISE;
@@ -268,4 +268,7 @@ $$embeds a column: CALL ml_embed_table('public.texts.segment', 'public.texts.seg
 The output column is created as vector(n) of the model's dimensions, and its comment makes the table a vector store. Tables, result
 and errors: as ml_rag_table; a row that failed stays null. options: embed_model_id, batch_size (rows of one call to the model and
 between two commits, default 1000), truncate (true: texts beyond the model's limit are cut), details_column (text column for the
-error of each row that failed, null for the others).$$;
+error of each row that failed, null for the others).
+
+Where both columns are of one table of the caller's, it gets a trigger that empties the embedding of a row whose text changes,
+so that it is not found by its former text, and the next call embeds it again.$$;

@@ -10,6 +10,26 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._without_embedding(store ml_rag.store) RETURNS bigint
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how many rows with a text a search by meaning cannot find, of those that the caller sees; null where there can be
+-- none, or another role's code could run  Calls: ml_rag._relation_name  Reads: the store, as the caller
+DECLARE
+  _n bigint;
+BEGIN
+  IF store.found = 'untrusted' OR NOT EXISTS (
+    SELECT FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
+    WHERE a.attrelid = store.relation AND a.attname = store.segment_embedding AND NOT a.attnotnull AND c.relkind IN ('r', 'p')) THEN
+    RETURN NULL;
+  END IF;
+  EXECUTE format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL AND t.%I ~ ''\S''', ml_rag._relation_name(store.relation),
+    store.segment_embedding, store.segment) INTO _n;
+  RETURN nullif(_n, 0);
+END
+$$;
+
 CREATE FUNCTION ml_rag._explain_stores(options jsonb, stores ml_rag.store[], arms jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -17,7 +37,7 @@ AS $$
 -- purpose: the stores that were searched, each with what its arms say (arms: {arm: {store: {…}}}), and those that were not, with the reason
 -- Those that nobody named are told of only where the caller may read their vectors: of others not even that they exist.
 -- Calls: ml_rag._texts, ml_rag._why_no_store, ml_rag._why_not, ml_rag._marked_model, ml_rag._needs_embedding,
--- ml_rag._get_setting  Reads: the catalog
+-- ml_rag._get_setting, ml_rag._without_embedding  Reads: the catalog
 DECLARE
   _most CONSTANT integer := 100;
   _options jsonb := options;
@@ -32,7 +52,7 @@ BEGIN
     _options := options || jsonb_build_object('embed_model_id', ml_rag._get_setting('embed_model_id'));
   END IF;
   SELECT coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('vector_store', s.vector_store, 'searched', true,
-      'embed_model_id', s.embed_model_id)) || coalesce((
+      'embed_model_id', s.embed_model_id, 'without_embedding', ml_rag._without_embedding(stores[s.place]))) || coalesce((
         SELECT jsonb_object_agg(a.key, a.value -> s.vector_store) FROM jsonb_each(arms) AS a
         WHERE a.value ? s.vector_store), '{}') ORDER BY s.place), '[]')
   INTO _told

@@ -45,17 +45,17 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
       DETAIL = format('Columns missing or of another type: %s.', _wrong),
       HINT = 'Name its columns in "vector_store_columns": {"segment": …, "segment_embedding": …}.';
-  ELSIF EXISTS (SELECT FROM pg_attribute AS a
-                WHERE a.attrelid = store AND a.attname = segment AND a.attgenerated <> '') THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the embeddings of "%s" cannot be changed', store),
-      DETAIL = format('Column %I is generated: no trigger sees its text before it is written.', segment),
-      HINT = 'ml_embed_table embeds such a column, once.';
   ELSIF EXISTS (SELECT FROM pg_trigger AS g JOIN pg_proc AS p ON p.oid = g.tgfoid
                 WHERE g.tgrelid = store AND p.proname = '_wake_workers' AND p.pronamespace = 'ml_rag'::regnamespace) THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the embeddings of "%s" cannot be changed', store),
       DETAIL = 'It has a vectorizer, which keeps one embedding.',
       HINT = format('For another model, first: SELECT ml_rag.drop_vectorizer(%1$L); then: '
         'SELECT ml_rag.create_vectorizer(%1$L, ''{"columns": …, "embed_model_id": …}'');', store::text);
+  ELSIF EXISTS (SELECT FROM pg_attribute AS a
+                WHERE a.attrelid = store AND a.attname = segment AND a.attgenerated <> '') THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the embeddings of "%s" cannot be changed', store),
+      DETAIL = format('Column %I is generated: no trigger sees its text before it is written.', segment),
+      HINT = 'ml_embed_table embeds such a column, once.';
   ELSIF EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = embedding
                 AND ml_rag._marked_model(col_description(a.attrelid, a.attnum)) IS NULL) THEN
     RAISE EXCEPTION USING ERRCODE = '22023',

@@ -23,7 +23,8 @@ BEGIN
       THEN 'It inherits from another table, or another from it.'
     WHEN EXISTS (SELECT FROM pg_class AS p WHERE p.oid = ANY (_parts) AND p.relkind = 'f')
       THEN 'A partition of it is a foreign table.'
-    END INTO _why
+    END, CASE WHEN c.relkind IN ('v', 'm') THEN 'Name the table below it; a view of it is searched then, too.' ELSE '' END
+  INTO _why, _hint
   FROM pg_class AS c WHERE c.oid = store;
   IF _why IS NULL AND (SELECT bool_or(row_security_active(p.oid)) FROM unnest(_parts) AS p (oid)) THEN
     _why := 'Row-level security hides rows of it from its owner.';

@@ -124,35 +124,69 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._embed_apart(texts text[], model_id text, OUT vectors vector[], OUT errors jsonb[])
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: texts to vectors; where that fails each half by itself, down to those at fault, which get their error
+-- Calls: ml_rag._embed_documents, ml_rag._embed_apart
+DECLARE
+  _n integer := cardinality(texts);
+  _embedded record;
+  _half record;
+BEGIN
+  IF _n = 0 THEN
+    vectors := '{}';
+    errors := '{}';
+    RETURN;
+  END IF;
+  _embedded := ml_rag._embed_documents(texts, model_id);
+  IF _embedded.error IS NULL THEN
+    vectors := _embedded.vectors;
+    errors := array_fill(NULL::jsonb, ARRAY[_n]);
+  ELSIF _n = 1 THEN
+    vectors := ARRAY[NULL::vector];
+    errors := ARRAY[_embedded.error];
+  ELSE
+    _embedded := ml_rag._embed_apart(texts[:_n / 2], model_id);
+    _half := ml_rag._embed_apart(texts[_n / 2 + 1:], model_id);
+    vectors := _embedded.vectors || _half.vectors;
+    errors := _embedded.errors || _half.errors;
+  END IF;
+END
+$$;
+
 CREATE FUNCTION ml_rag._embed_batch(job ml_rag._embedding_job) RETURNS ml_rag._embedding_job
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: a batch's vectors: all at once; where that fails one by one, to find those at fault, which get none
--- No table is touched while the model is asked.  Calls: ml_rag._embed_documents, ml_rag._raise
+-- purpose: a batch's vectors; texts at fault get none. Where that are the first eleven of more, the error is raised
+-- No table is touched while the model is asked.  Calls: ml_rag._embed_documents, ml_rag._embed_apart, ml_rag._raise
 DECLARE
+  _most CONSTANT integer := 11;
   _job record := job;
-  _embedded record := ml_rag._embed_documents(_job.texts, _job.model_id);
-  _failed integer := 0;
+  _texts text[] := job.texts;
+  _embedded record := ml_rag._embed_documents(job.texts, job.model_id);
+  _rest record;
+  _errors jsonb[];
+  _wrong integer[];
 BEGIN
   _job.step := 'write';
   _job.vectors := _embedded.vectors;
   IF _embedded.error IS NULL THEN
     RETURN _job;
   END IF;
-  _job.vectors := '{}';
-  FOR _i IN 1..cardinality(_job.texts) LOOP
-    _embedded := ml_rag._embed_documents(ARRAY[_job.texts[_i]], _job.model_id);
-    _job.vectors := array_append(_job.vectors, _embedded.vectors[1]);
-    CONTINUE WHEN _embedded.error IS NULL;
-    _failed := _failed + 1;
-    IF _failed = _i AND _i > 10 THEN
-      PERFORM ml_rag._raise(_embedded.error);
-    END IF;
-    _job.first_error := coalesce(_job.first_error, format('%s (%s): %s', _embedded.error ->> 'message',
-      _embedded.error ->> 'sqlstate', left(_job.texts[_i], 60)));
-  END LOOP;
-  _job.failed := _job.failed + _failed;
+  _embedded := ml_rag._embed_apart(_texts[:_most], _job.model_id);
+  IF cardinality(_texts) > _most AND array_position(_embedded.errors, NULL) IS NULL THEN
+    PERFORM ml_rag._raise(_embedded.errors[1]);
+  END IF;
+  _rest := ml_rag._embed_apart(_texts[_most + 1:], _job.model_id);
+  _errors := _embedded.errors || _rest.errors;
+  _wrong := ARRAY(SELECT i FROM generate_subscripts(_errors, 1) AS i WHERE _errors[i] IS NOT NULL ORDER BY i);
+  _job.vectors := _embedded.vectors || _rest.vectors;
+  _job.failed := _job.failed + cardinality(_wrong);
+  _job.first_error := coalesce(_job.first_error, format('%s (%s): %s', _errors[_wrong[1]] ->> 'message',
+    _errors[_wrong[1]] ->> 'sqlstate', left(_texts[_wrong[1]], 60)));
   RETURN _job;
 END
 $$;

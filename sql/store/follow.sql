@@ -1,4 +1,4 @@
--- follow: the trigger that keeps an embedding true to its text, for as long as a store has several.
+-- follow: the trigger that keeps an embedding true to its text: of a store that has several, and of ml_embed_table.
 -- Where a text changes and its embedding does not, the embedding is emptied: a vector of another text is never searched.
 
 CREATE FUNCTION ml_rag._empty_embedding() RETURNS trigger
@@ -29,14 +29,37 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._text_columns(store regclass, segment name) RETURNS name[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the columns that a text is in: itself, or those that it is generated of  Reads: the catalog
+DECLARE
+  _attnum smallint;
+BEGIN
+  SELECT a.attnum INTO _attnum FROM pg_attribute AS a
+  WHERE a.attrelid = store AND a.attname = segment AND a.attgenerated <> '';
+  IF NOT FOUND THEN
+    RETURN ARRAY[segment];
+  END IF;
+  RETURN ARRAY(
+    SELECT DISTINCT b.attname FROM pg_attrdef AS e
+    JOIN pg_depend AS d ON d.classid = 'pg_attrdef'::regclass AND d.objid = e.oid
+      OR d.classid = 'pg_class'::regclass AND d.objid = e.adrelid AND d.objsubid = e.adnum
+    JOIN pg_attribute AS b ON b.attrelid = e.adrelid AND b.attnum = d.refobjsubid
+    WHERE e.adrelid = store AND e.adnum = _attnum AND d.refclassid = 'pg_class'::regclass AND d.refobjid = store
+      AND d.refobjsubid NOT IN (0, _attnum) ORDER BY b.attname);
+END
+$$;
+
 CREATE FUNCTION ml_rag._embedding_trigger(relation oid, attnum smallint, OUT name name, OUT segment name, OUT is_on boolean,
   OUT later name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the trigger that keeps an embedding true to its text: the column of the text, whether it has been on all the
+-- purpose: the trigger that keeps an embedding true to its text: the column of the text, null where it is generated, whether it has been on all the
 -- time (ENABLE TRIGGER makes another state of it), and another trigger that runs after it; null = there is none
--- Calls: ml_rag._parts  Reads: the catalog
+-- Calls: ml_rag._parts, ml_rag._text_columns  Reads: the catalog
 DECLARE
   _parts oid[] := ml_rag._parts(relation);
 BEGIN
@@ -44,7 +67,9 @@ BEGIN
       SELECT a.attname FROM pg_depend AS d
       JOIN pg_attribute AS a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
       WHERE d.classid = 'pg_trigger'::regclass AND d.objid = t.oid AND d.refclassid = 'pg_class'::regclass
-        AND d.refobjid = relation AND d.refobjsubid NOT IN (0, _embedding_trigger.attnum) LIMIT 1)
+        AND d.refobjid = relation AND d.refobjsubid NOT IN (0, _embedding_trigger.attnum)
+        AND NOT EXISTS (SELECT FROM pg_attribute AS g WHERE g.attrelid = relation AND g.attgenerated <> ''
+                        AND NOT g.attisdropped AND a.attname = ANY (ml_rag._text_columns(relation, g.attname))) LIMIT 1)
   INTO name, segment
   FROM pg_trigger AS t
   WHERE t.tgrelid = relation AND t.tgfoid = 'ml_rag._empty_embedding()'::regprocedure AND EXISTS (
@@ -80,7 +105,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: from now on an embedding is emptied where its text changes without it
--- Calls: ml_rag._relation_name, ml_rag._embedding_trigger, ml_rag._later_trigger
+-- Calls: ml_rag._relation_name, ml_rag._text_columns, ml_rag._embedding_trigger, ml_rag._later_trigger
 -- Writes: the table's definition, as the caller
 DECLARE
   _relation text := ml_rag._relation_name(store);
@@ -89,8 +114,9 @@ DECLARE
   _later name;
 BEGIN
   EXECUTE format('CREATE TRIGGER %I BEFORE UPDATE ON %s FOR EACH ROW '
-    'WHEN (OLD.%3$I::text COLLATE "C" IS DISTINCT FROM NEW.%3$I::text COLLATE "C" AND OLD.%4$I OPERATOR(%5$I.=) NEW.%4$I) '
-    'EXECUTE FUNCTION ml_rag._empty_embedding()', _name, _relation, segment, column_name,
+    'WHEN ((%3$s) AND OLD.%4$I OPERATOR(%5$I.=) NEW.%4$I) EXECUTE FUNCTION ml_rag._empty_embedding()', _name, _relation,
+    (SELECT string_agg(format('OLD.%1$I::text COLLATE "C" IS DISTINCT FROM NEW.%1$I::text COLLATE "C"', c), ' OR ')
+     FROM unnest(ml_rag._text_columns(store, segment)) AS c), column_name,
     (SELECT n.nspname FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE t.oid = 'vector'::regtype));
   -- also for what a logical replication applies
   EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', _relation, _name);
@@ -98,6 +124,40 @@ BEGIN
     WHERE a.attrelid = store AND a.attname = column_name AND NOT a.attisdropped))).later;
   IF _later IS NOT NULL THEN
     PERFORM ml_rag._later_trigger(store, _later);
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._notice_changes(store regclass, column_name name, segment name) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the same for ml_embed_table, where it can be; where not, a notice
+-- Calls: ml_rag._embedding_trigger, ml_rag._lock_table, ml_rag._follow_texts
+DECLARE
+  _owner oid;
+  _why text;
+BEGIN
+  SELECT c.relowner INTO _owner FROM pg_class AS c
+  WHERE c.oid = store AND c.relkind IN ('r', 'p')
+    AND EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = column_name
+                AND (ml_rag._embedding_trigger(store, a.attnum)).name IS NULL);
+  IF NOT FOUND THEN
+    RETURN;
+  ELSIF NOT pg_has_role(_owner, 'USAGE') THEN
+    _why := 'Its trigger can be made by the owner of the table only.';
+  ELSE
+    BEGIN
+      PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
+      PERFORM ml_rag._follow_texts(store, column_name, segment);
+    EXCEPTION WHEN object_not_in_prerequisite_state THEN
+      GET STACKED DIAGNOSTICS _why = MESSAGE_TEXT;
+      _why := concat(upper(left(_why, 1)), substr(_why, 2), '.');
+    END;
+  END IF;
+  IF _why IS NOT NULL THEN
+    RAISE NOTICE USING MESSAGE = format('changed texts of "%s" will keep their embedding', store), DETAIL = _why,
+      HINT = format('Set %I to NULL where a text changes, and call ml_embed_table again.', column_name);
   END IF;
 END
 $$;

@@ -98,25 +98,43 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._count_waiting(relation regclass) RETURNS bigint
-LANGUAGE plpgsql STABLE PARALLEL SAFE
+CREATE FUNCTION ml_rag._read_waiting(relation regclass, what text) RETURNS SETOF text
+LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 1
 SET search_path FROM CURRENT
 AS $$
--- purpose: how many rows wait for a run
+-- purpose: an aggregate over the rows t that wait for a run, of the table or of each of its partitions
 -- Calls: ml_rag._segment_table, ml_rag._parts, ml_rag._waiting, ml_rag._source_key, ml_rag._primary_key
 -- Reads: the table that is filled, as the caller
 DECLARE
   _segments regclass := ml_rag._segment_table(relation);
   _key name[] := CASE WHEN _segments IS NULL THEN (ml_rag._primary_key(relation)).key ELSE (ml_rag._source_key(_segments)).key END;
   _part oid;
-  _n bigint;
-  _all bigint := 0;
 BEGIN
   FOR _part IN SELECT c.oid FROM pg_class AS c
                WHERE c.oid = ANY (ml_rag._parts(coalesce(_segments, relation))) AND c.relkind = 'r' LOOP
-    EXECUTE concat('SELECT count(*) ', ml_rag._waiting(_part, relation, _key)) INTO _n;
-    _all := _all + _n;
+    RETURN QUERY EXECUTE format('SELECT (%s)::text %s', what, ml_rag._waiting(_part, relation, _key));
   END LOOP;
-  RETURN _all;
+END
+$$;
+
+CREATE FUNCTION ml_rag._count_waiting(relation regclass) RETURNS bigint
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how many rows wait for a run  Calls: ml_rag._read_waiting
+BEGIN
+  RETURN coalesce((SELECT sum(w.value::bigint) FROM ml_rag._read_waiting(relation, 'count(*)') AS w (value)), 0);
+END
+$$;
+
+CREATE FUNCTION ml_rag._oldest_waiting(relation regclass) RETURNS timestamptz
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: since when rows wait; null = none does, or the server does not keep the times of commits
+-- Calls: ml_rag._read_waiting
+BEGIN
+  RETURN CASE WHEN current_setting('track_commit_timestamp')::boolean THEN (
+    SELECT min(w.value::timestamptz) FROM ml_rag._read_waiting(relation, 'min(pg_xact_commit_timestamp(t.xmin))') AS w (value)) END;
 END
 $$;

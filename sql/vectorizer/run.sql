@@ -159,38 +159,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._embed_apart(texts text[], model_id text, OUT vectors vector[], OUT errors jsonb[])
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: texts to vectors; where that fails each half by itself, down to those at fault, which get their error
--- Calls: ml_rag._embed_documents, ml_rag._embed_apart
-DECLARE
-  _n integer := cardinality(texts);
-  _embedded record;
-  _half record;
-BEGIN
-  IF _n = 0 THEN
-    vectors := '{}';
-    errors := '{}';
-    RETURN;
-  END IF;
-  _embedded := ml_rag._embed_documents(texts, model_id);
-  IF _embedded.error IS NULL THEN
-    vectors := _embedded.vectors;
-    errors := array_fill(NULL::jsonb, ARRAY[_n]);
-  ELSIF _n = 1 THEN
-    vectors := ARRAY[NULL::vector];
-    errors := ARRAY[_embedded.error];
-  ELSE
-    _embedded := ml_rag._embed_apart(texts[:_n / 2], model_id);
-    _half := ml_rag._embed_apart(texts[_n / 2 + 1:], model_id);
-    vectors := _embedded.vectors || _half.vectors;
-    errors := _embedded.errors || _half.errors;
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._embed_claimed(run ml_rag._vectorizer_run) RETURNS ml_rag._vectorizer_run
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT

@@ -70,38 +70,59 @@ AS $$
 return backend.embed_segments(plpy, texts, request)
 $$;
 
-CREATE FUNCTION ml_rag._document_id(relation regclass, alias text) RETURNS text
+CREATE FUNCTION ml_rag._segment_statements(relation regclass, operation text) RETURNS text[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: SQL of the document_id of a row of the source: its key where that is one integer, else a hash of it
--- Calls: ml_rag._primary_key
+-- purpose: what the trigger function executes after a statement, whose rows are ml_rag_old and ml_rag_new; operation KEY:
+-- where the key of a row has changed, $1 and $2 are the row before and after, as jsonb; ALL: all rows of the source.
+-- Where the first statement finds nothing, the others have nothing to do.
+-- A run may just put segments in the place of a row that waits: the first statement waits for its end, and the next ones see
+-- what it has written. document_id is the key where that is one integer, else a hash of it.
+-- Calls: ml_rag._find_segments, ml_rag._full_name, ml_rag._primary_key
 DECLARE
-  _key record := ml_rag._primary_key(relation);
+  _table regclass := ml_rag._find_segments(relation);
+  _segments text := ml_rag._full_name(_table);
+  _source record := ml_rag._primary_key(relation);
+  _keys record;
+  _other_text text := 's.text_hash <> hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0)';
+  _other_name text := 's.document_name COLLATE "C" <> n.document_name COLLATE "C"';
+  _insert text;
+  _rows text;
 BEGIN
-  RETURN CASE WHEN _key.types <@ '{smallint,integer,bigint}' AND cardinality(_key.types) = 1
-    THEN format('%s.%I', alias, _key.key[1])
-    ELSE format('hashtextextended(ARRAY[%s]::text COLLATE "C", 0)', (
-      SELECT string_agg(format('%s.%I::text', alias, k), ', ' ORDER BY place)
-      FROM unnest(_key.key) WITH ORDINALITY AS u (k, place))) END;
-END
-$$;
-
-CREATE FUNCTION ml_rag._new_segments(relation regclass, segments regclass, source text) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: SQL that puts rows of the source, n in "source", into its table of segments, where they wait
--- Calls: ml_rag._primary_key, ml_rag._source_key, ml_rag._full_name, ml_rag._document_id
-BEGIN
-  RETURN format('INSERT INTO %s AS s (%s, document_id, document_name, segment_number, segment, text_hash)'
-    ' SELECT %s, %s, n.document_name, 1, n.segment, hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0) FROM %s',
-    ml_rag._full_name(segments),
-    (SELECT string_agg(quote_ident(k), ', ' ORDER BY place)
-     FROM unnest((ml_rag._source_key(segments)).key) WITH ORDINALITY AS u (k, place)),
-    (SELECT string_agg(format('n.%I', k), ', ' ORDER BY place)
-     FROM unnest((ml_rag._primary_key(relation)).key) WITH ORDINALITY AS u (k, place)),
-    ml_rag._document_id(relation, 'n'), source);
+  -- the key of the segments is that of the source, and the number
+  SELECT string_agg(quote_ident(u.key), ', ' ORDER BY u.place) AS segments,
+    string_agg(format('n.%I', u.source), ', ' ORDER BY u.place) AS source,
+    string_agg(format('%I = n.%I', u.key, u.source), ', ') AS set,
+    string_agg(format('s.%I = n.%I', u.key, u.source), ' AND ') AS new,
+    string_agg(format('s.%I = o.%I', u.key, u.source), ' AND ') AS old,
+    CASE WHEN _source.types <@ '{smallint,integer,bigint}' AND cardinality(_source.types) = 1 THEN min(format('n.%I', u.source))
+      ELSE format('hashtextextended(ARRAY[%s]::text COLLATE "C", 0)',
+        string_agg(format('n.%I::text', u.source), ', ' ORDER BY u.place)) END AS document_id
+  INTO _keys
+  FROM unnest((ml_rag._primary_key(_table)).key, _source.key) WITH ORDINALITY AS u (key, source, place) WHERE u.source IS NOT NULL;
+  _insert := format('INSERT INTO %s AS s (%s, document_id, document_name, segment_number, segment, text_hash)'
+    ' SELECT %s, %s, n.document_name, 1, n.segment, hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0)',
+    _segments, _keys.segments, _keys.source, _keys.document_id);
+  _rows := format('jsonb_populate_record(NULL::%1$s, $1) AS o, jsonb_populate_record(NULL::%1$s, $2) AS n', ml_rag._full_name(relation));
+  RETURN CASE operation
+    WHEN 'ALL' THEN ARRAY[format('%s FROM %s AS n', _insert, ml_rag._full_name(relation))]
+    WHEN 'INSERT' THEN ARRAY[_insert || ' FROM ml_rag_new AS n']
+    WHEN 'DELETE' THEN ARRAY[
+      format('SELECT FROM %s AS s, ml_rag_old AS o WHERE %s FOR UPDATE OF s', _segments, _keys.old),
+      format('DELETE FROM %s AS s USING ml_rag_old AS o WHERE %s', _segments, _keys.old)]
+    WHEN 'UPDATE' THEN ARRAY[
+      format('SELECT FROM %s AS s, ml_rag_new AS n WHERE %s AND (%s OR %s) FOR UPDATE OF s', _segments, _keys.new, _other_text,
+        _other_name),
+      format('DELETE FROM %s AS s USING ml_rag_new AS n WHERE %s AND %s', _segments, _keys.new, _other_text),
+      format('UPDATE %s AS s SET document_name = n.document_name FROM ml_rag_new AS n WHERE %s AND %s', _segments, _keys.new,
+        _other_name),
+      format('%s FROM ml_rag_new AS n WHERE NOT EXISTS (SELECT FROM %s AS s WHERE %s)', _insert, _segments, _keys.new)]
+    WHEN 'KEY' THEN ARRAY[
+      format('SELECT FROM %s AS s, %s WHERE %s FOR UPDATE OF s', _segments, _rows, _keys.old),
+      format('UPDATE %s AS s SET %s, document_id = %s FROM %s WHERE %s', _segments, _keys.set, _keys.document_id, _rows,
+        _keys.old)]
+    WHEN 'TRUNCATE' THEN ARRAY['TRUNCATE ' || _segments] END;
 END
 $$;
 
@@ -116,56 +137,14 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._segment_statements(relation regclass, operation text) RETURNS text[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: what the trigger function executes: after a statement, whose rows are ml_rag_old and ml_rag_new; operation KEY:
--- where the key of a row has changed, $1 and $2 are the row before and after, as jsonb
--- A run may just put segments in the place of a row that waits: the first statement waits for its end, and the next ones see
--- what it has written.
--- Calls: ml_rag._find_segments, ml_rag._full_name, ml_rag._new_segments, ml_rag._same_key, ml_rag._source_key,
--- ml_rag._primary_key, ml_rag._document_id
-DECLARE
-  _table regclass := ml_rag._find_segments(relation);
-  _segments text := ml_rag._full_name(_table);
-  _old text := ml_rag._same_key(relation, _table, 'o');
-  _new text := ml_rag._same_key(relation, _table, 'n');
-  _other_text text := 's.text_hash <> hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0)';
-  _other_name text := 's.document_name COLLATE "C" <> n.document_name COLLATE "C"';
-  _rows text := format('jsonb_populate_record(NULL::%1$s, $1) AS o, jsonb_populate_record(NULL::%1$s, $2) AS n',
-    ml_rag._full_name(relation));
-BEGIN
-  RETURN CASE operation
-    WHEN 'INSERT' THEN ARRAY[ml_rag._new_segments(relation, _table, 'ml_rag_new AS n')]
-    WHEN 'DELETE' THEN ARRAY[
-      format('SELECT FROM %s AS s, ml_rag_old AS o WHERE %s FOR UPDATE OF s', _segments, _old),
-      format('DELETE FROM %s AS s USING ml_rag_old AS o WHERE %s', _segments, _old)]
-    WHEN 'UPDATE' THEN ARRAY[
-      format('SELECT FROM %s AS s, ml_rag_new AS n WHERE %s AND (%s OR %s) FOR UPDATE OF s', _segments, _new, _other_text,
-        _other_name),
-      format('DELETE FROM %s AS s USING ml_rag_new AS n WHERE %s AND %s', _segments, _new, _other_text),
-      format('UPDATE %s AS s SET document_name = n.document_name FROM ml_rag_new AS n WHERE %s AND %s', _segments, _new,
-        _other_name),
-      ml_rag._new_segments(relation, _table, format('ml_rag_new AS n WHERE NOT EXISTS (SELECT FROM %s AS s WHERE %s)',
-        _segments, _new))]
-    WHEN 'KEY' THEN ARRAY[
-      format('SELECT FROM %s AS s, %s WHERE %s FOR UPDATE OF s', _segments, _rows, _old),
-      format('UPDATE %s AS s SET %s, document_id = %s FROM %s WHERE %s', _segments, (
-        SELECT string_agg(format('%I = n.%I', u.k, u.source), ', ')
-        FROM unnest((ml_rag._source_key(_table)).key, (ml_rag._primary_key(relation)).key) AS u (k, source)),
-        ml_rag._document_id(relation, 'n'), _rows, _old)]
-    WHEN 'TRUNCATE' THEN ARRAY[concat('TRUNCATE ', _segments)] END;
-END
-$$;
-
 CREATE FUNCTION ml_rag._make_segments(relation regclass, type text) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the table of segments, with a row that waits for each of the source's; who may read all of the source may read it
 -- The policy reads the columns of the text, so that it takes the privilege to read them in the source.
--- Calls: ml_rag._full_name, ml_rag._primary_key, ml_rag._same_key, ml_rag._new_segments  Writes: a new table, as the caller
+-- Calls: ml_rag._full_name, ml_rag._primary_key, ml_rag._same_key, ml_rag._segment_statements
+-- Writes: a new table, as the caller
 DECLARE
   _key record := ml_rag._primary_key(relation);
   _source record;
@@ -205,9 +184,9 @@ BEGIN
   FOR _grantee IN SELECT DISTINCT a.grantee FROM aclexplode(_source.relacl) AS a WHERE a.privilege_type = 'SELECT' LOOP
     EXECUTE format('GRANT SELECT ON %s TO %s', _name, CASE _grantee WHEN 0 THEN 'PUBLIC' ELSE _grantee::regrole::text END);
   END LOOP;
-  EXECUTE ml_rag._new_segments(relation, _name::regclass, ml_rag._full_name(relation) || ' AS n');
-  EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', _name);
   EXECUTE format('ALTER TABLE %s OWNER TO %s', _name, _source.owner);
+  EXECUTE (ml_rag._segment_statements(relation, 'ALL'))[1];
+  EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', _name);
   RETURN _name::regclass;
 END
 $$;
@@ -231,6 +210,8 @@ BEGIN
     -- made by ml_rag.create_vectorizer: what a statement has done to a table, done to its segments
     DECLARE
       _statement text;
+      _n bigint;
+      _is_first boolean := true;
     BEGIN
       FOREACH _statement IN ARRAY ml_rag._segment_statements(TG_RELID, CASE TG_LEVEL WHEN 'ROW' THEN 'KEY' ELSE TG_OP END) LOOP
         IF TG_LEVEL = 'ROW' THEN
@@ -238,6 +219,9 @@ BEGIN
         ELSE
           EXECUTE _statement;
         END IF;
+        GET DIAGNOSTICS _n = ROW_COUNT;
+        EXIT WHEN _n = 0 AND _is_first;
+        _is_first := false;
       END LOOP;
       RETURN NULL;
     END

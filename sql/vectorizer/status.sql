@@ -1,13 +1,14 @@
 -- status: which vectorizers there are, and how far each is.
 
 CREATE FUNCTION ml_rag._vectorizers()
-RETURNS TABLE (relation regclass, options jsonb, pending bigint, failed bigint, rows bigint)
+RETURNS TABLE (relation regclass, options jsonb, pending bigint, oldest_pending timestamptz, failed bigint, rows bigint)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the vectorizers of tables that the caller owns; null where the table's owner is not trusted, or it cannot be read
 -- Whoever owns a table may make a trigger with anything as its argument.
--- Calls: ml_rag._find_vectorizer, ml_rag._trusts, ml_rag._count_waiting  Reads: the tables, as the caller
+-- Calls: ml_rag._find_vectorizer, ml_rag._trusts, ml_rag._count_waiting, ml_rag._oldest_waiting
+-- Reads: the tables, as the caller
 DECLARE
   _one record;
 BEGIN
@@ -20,12 +21,14 @@ BEGIN
     relation := _one.oid;
     options := NULL;
     pending := NULL;
+    oldest_pending := NULL;
     failed := NULL;
     rows := nullif(_one.reltuples, -1)::bigint;
     IF ml_rag._trusts(_one.relowner) THEN
       BEGIN
         options := (ml_rag._find_vectorizer(relation)).options;
         pending := ml_rag._count_waiting(relation);
+        oldest_pending := ml_rag._oldest_waiting(relation);
         failed := (SELECT count(*) FROM ml_rag.vectorizer_error AS e WHERE e.relation = _vectorizers.relation);
       EXCEPTION WHEN OTHERS THEN
         pending := NULL;
@@ -36,9 +39,11 @@ BEGIN
 END
 $$;
 
-CREATE VIEW ml_rag.vectorizer AS SELECT v.relation, v.options, v.pending, v.failed, v.rows FROM ml_rag._vectorizers() AS v;
+CREATE VIEW ml_rag.vectorizer AS
+  SELECT v.relation, v.options, v.pending, v.oldest_pending, v.failed, v.rows FROM ml_rag._vectorizers() AS v;
 COMMENT ON VIEW ml_rag.vectorizer IS
 $$the vectorizers of the caller's tables, and how far each is
-options: as given to ml_rag.create_vectorizer, with the defaults. pending: rows that wait for a run. failed: rows in
-ml_rag.vectorizer_error. rows: of the table, as the last ANALYZE or VACUUM has it. Null where the table's owner is not trusted
-(ml_rag.discover), or where its columns were dropped.$$;
+options: as given to ml_rag.create_vectorizer, with the defaults. pending: rows that wait for a run. oldest_pending: when the
+oldest of them was written; null where nothing waits, or where track_commit_timestamp is off. failed: rows in
+ml_rag.vectorizer_error. rows: of the table, an estimate: as the last ANALYZE or VACUUM has it. Null where the table's owner
+is not trusted (ml_rag.discover), or where its columns were dropped.$$;

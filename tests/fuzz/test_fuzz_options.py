@@ -321,5 +321,5 @@ def tidy(connection: Connection) -> None:
     for (statement,) in rows:
         connection.execute(statement)
     connection.execute("DELETE FROM docs WHERE document_id <> 1; DELETE FROM words WHERE document_id <> 1")
-    connection.execute("ALTER TABLE texts DROP COLUMN IF EXISTS made")
+    connection.execute("ALTER TABLE texts DROP COLUMN IF EXISTS made CASCADE")
     connection.execute("UPDATE texts SET answer = NULL WHERE answer IS NOT NULL")

@@ -63,6 +63,20 @@ def test_stores_of_another_model_than_the_default_one_are_told_how_to_make_it_th
     assert "ml_rag.configure('embed_model_id'" in str(found["retrieval"]["hint"])
 
 
+def test_rows_without_an_embedding_are_counted(owner: Connection, db: Database) -> None:
+    create_store(owner, "docs", [("a", 1, 1, "text", fake_embedding("text"))], type="vector(16)")
+    owner.execute("ALTER TABLE docs ALTER segment_embedding DROP NOT NULL")
+    _, found = findings(db)
+    assert found["rows without an embedding"] == {
+        "check": "rows without an embedding", "ok": True, "found": "no row lacks its embedding", "hint": "",
+    }  # fmt: skip
+    owner.execute("INSERT INTO docs SELECT 'b', '{}', 2, i, left('word', i), NULL FROM generate_series(0, 3) AS i")
+    status, found = findings(db)
+    assert status == 1
+    assert str(found["rows without an embedding"]["found"]).endswith(": 3 of public.docs")
+    assert "run_vectorizer" in str(found["rows without an embedding"]["hint"])
+
+
 def test_a_role_that_may_not_ask_is_told_which_grant_it_lacks(db: Database) -> None:
     status, found = findings(db, "stranger")
     assert status == 1

@@ -14,6 +14,7 @@ import pytest
 
 from support.cluster import Connection, Database
 from support.hostile_server import embeddings, hostile, reply, silent
+from support.models_server import ModelsServer
 from support.stores import error, fake_embedding, names
 from support.tables import ROUTINES, call, column, make_texts
 
@@ -33,6 +34,61 @@ def test_embed_table_adds_a_marked_column_and_makes_the_table_a_store(texts: Con
         assert vectors[number] == pytest.approx(fake_embedding(text), abs=1e-6)
     texts.execute("ALTER TABLE texts RENAME q TO segment")
     assert "public.texts" in names(texts)
+
+
+@pytest.mark.parametrize("generated", [False, True])
+def test_embed_table_notices_changed_texts(texts: Connection, generated: bool) -> None:
+    segment = "q"
+    if generated:
+        texts.execute(
+            "ALTER TABLE texts ADD n text, ADD segment text GENERATED ALWAYS AS (q || coalesce(n, '')) STORED"
+        )
+        segment = "segment"
+    call(texts, "ml_embed_table", f"public.texts.{segment}", "public.texts.vector")
+    texts.execute("UPDATE texts SET q = 'changed' WHERE id = 1; UPDATE texts SET id = 30 WHERE id = 3")
+    texts.execute("DELETE FROM texts WHERE id IN (2, 4)")
+    assert column(texts, "SELECT id FROM texts WHERE vector IS NULL") == [1]
+    if generated:
+        texts.execute("UPDATE texts SET n = '!' WHERE id = 5")
+        assert column(texts, "SELECT id FROM texts WHERE vector IS NULL ORDER BY 1") == [1, 5]
+    result = call(texts, "ml_embed_table", f"public.texts.{segment}", "public.texts.vector")
+    assert (result["rows"], result["succeeded"]) == ((2, 2) if generated else (1, 1))
+    (vector,) = column(texts, "SELECT vector::real[] FROM texts WHERE id = 1")
+    assert vector == pytest.approx(fake_embedding("changed"), abs=1e-6)
+    assert call(texts, "ml_embed_table", f"public.texts.{segment}", "public.texts.vector")["rows"] == 0
+
+
+def test_embed_table_tells_where_it_cannot_notice_changed_texts(db: Database, texts: Connection) -> None:
+    texts.execute(
+        "ALTER TABLE texts ADD vector vector(16); COMMENT ON COLUMN texts.vector IS"
+        " 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'; GRANT SELECT, UPDATE ON texts TO PUBLIC"
+    )
+    asker = db.connect("asker")
+    told: list[str] = []
+    asker.add_notice_handler(lambda d: told.append(d.message_primary or ""))
+    assert call(asker, "ml_embed_table", "public.texts.q", "public.texts.vector")["succeeded"] == 3
+    assert told[0] == 'changed texts of "texts" will keep their embedding'
+    told.clear()
+    texts.add_notice_handler(lambda d: told.append(d.message_primary or ""))
+    texts.execute("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$")
+    texts.execute('CREATE TRIGGER "~z" BEFORE UPDATE ON texts FOR EACH ROW EXECUTE FUNCTION f()')
+    texts.execute("UPDATE texts SET vector = NULL WHERE id = 1")
+    assert call(texts, "ml_embed_table", "public.texts.q", "public.texts.vector")["succeeded"] == 1
+    assert told[0] == 'changed texts of "texts" will keep their embedding'
+
+
+def test_a_text_that_changes_while_it_is_embedded_keeps_no_old_embedding(
+    db: Database, texts: Connection, local_sockets: Path
+) -> None:
+    server = ModelsServer()
+    with hostile(local_sockets, server) as running:
+        texts.execute("SELECT ml_rag.configure('model_server', %s)", (running.address,))
+        other = db.connect()
+        server.before[1] = lambda: other.execute("UPDATE texts SET q = 'changed' WHERE id = 1")
+        call(texts, "ml_embed_table", "public.texts.q", "public.texts.vector")
+        assert column(texts, "SELECT id FROM texts WHERE vector IS NULL AND q = 'changed'") == [1]
+        call(texts, "ml_embed_table", "public.texts.q", "public.texts.vector")
+        assert "changed" in server.embedded("fake-embed")
 
 
 def test_rag_table_writes_the_answer_document_of_each_row(texts: Connection) -> None:
@@ -241,7 +297,7 @@ def test_a_timeout_ends_a_batch_that_is_being_embedded(texts: Connection, local_
 
     # a session's first call may take longer than the timeout: it loads modules
     call(texts, "ml_embed_table", "public.texts.q", "public.texts.e")
-    texts.execute("ALTER TABLE texts DROP COLUMN e")
+    texts.execute("ALTER TABLE texts DROP COLUMN e CASCADE")
     with hostile(local_sockets, one_at_a_time_only) as server:
         texts.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
         texts.execute("SET statement_timeout = '1s'")

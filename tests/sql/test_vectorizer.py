@@ -11,7 +11,7 @@ from support.cluster import Connection, Database
 from support.embeddings import triggers
 from support.models_server import ModelsServer, models
 from support.processes import Background
-from support.stores import error, search
+from support.stores import answer, error, search
 from support.vectorizers import ITEMS, assert_in_step, create, failures, items, pending, run
 
 __all__ = ["items", "models"]
@@ -425,6 +425,12 @@ def test_a_trigger_of_anybody_with_any_argument_does_not_break_the_views(db: Dat
         ("ALTER TABLE items DROP CONSTRAINT items_pkey", {}, "55000", ["no primary key", "ADD PRIMARY KEY"]),
         ("CREATE TABLE c () INHERITS (items)", {}, "55000", ["inherits"]),
         ("SET default_transaction_read_only = on", {}, "25006", ["read-only"]),
+        (
+            "ALTER TABLE items RENAME TO below; CREATE VIEW items AS SELECT * FROM below",
+            {},
+            "55000",
+            ["not a table", "Name the table below it"],
+        ),
     ],
 )
 def test_what_it_cannot_do_it_says_and_changes_nothing(
@@ -480,6 +486,25 @@ def test_the_index_is_made_by_the_first_run_that_has_embedded_all(items: Connect
     create(items, index={"type": "none"})
     run(items)
     assert items.execute(definition).fetchall() == []
+
+
+def test_explain_counts_rows_without_an_embedding(items: Connection) -> None:
+    def stores() -> Any:
+        return answer(items, "lamp", {"skip_generate": True, "explain": True})["explain"]["stores"]
+
+    assert "without_embedding" not in stores()[0]
+    items.execute("UPDATE items SET name = 'new' WHERE id IN (1, 2); INSERT INTO items VALUES (9, '', NULL)")
+    assert (stores()[0]["vector_store"], stores()[0]["without_embedding"]) == ("public.items", 2)
+
+
+def test_since_when_rows_wait_is_told_where_the_server_keeps_the_times_of_commits(items: Connection) -> None:
+    items.execute("INSERT INTO items VALUES (9, 'hat', NULL)")
+    row = items.execute(
+        "SELECT pending, oldest_pending, current_setting('track_commit_timestamp') FROM ml_rag.vectorizer"
+    ).fetchone()
+    assert row is not None
+    assert row[0] == 1
+    assert (row[1] is not None) == (row[2] == "on")
 
 
 def test_a_disabled_trigger_is_reported(items: Connection) -> None:

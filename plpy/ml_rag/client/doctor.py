@@ -226,12 +226,26 @@ def check_calls(connection: psycopg.Connection) -> Iterator[Finding]:
         rows = _value(connection, "SELECT count(*) FROM ml_rag_search('a test query', '{\"n_citations\": 1}')")
         return f"{usable} vector stores, {rows} segment found"
 
+    def embeddings() -> str:
+        rows = connection.execute(
+            "SELECT s.vector_store, ml_rag._without_embedding(s) FROM ml_rag.discover() AS s"
+            " WHERE ml_rag._without_embedding(s) IS NOT NULL ORDER BY 1"
+        ).fetchall()
+        if rows:
+            raise CheckFailed(
+                "rows that searches by meaning do not find: " + ", ".join(f"{n} of {store}" for store, n in rows),
+                "They have no embedding yet, or lost it when their text changed: CALL ml_rag.run_vectorizer or "
+                "ml_embed_table embeds them, ml-rag worker does it by itself.",
+            )
+        return "no row lacks its embedding"
+
     for name, check in {
         "model server, from the database": server,
         "default models": defaults,
         "embedding": embedding,
         "generation": generation,
         "retrieval": retrieval,
+        "rows without an embedding": embeddings,
     }.items():
         finding = run(name, check)
         yield finding
