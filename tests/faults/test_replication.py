@@ -15,6 +15,7 @@ from support.models_server import ModelsServer, models
 from support.private_cluster import PrivateCluster
 from support.processes import wait_until
 from support.stores import create_store, error, fake_embedding, mark, search
+from support.vectorizers import create, run
 
 __all__ = ["models"]
 
@@ -163,3 +164,30 @@ def test_a_published_table_without_a_key_is_refused_by_postgresql(replication: R
     publisher.execute("ALTER TABLE docs REPLICA IDENTITY FULL")
     assert add(publisher)["segments"] == 7
     assert_embedded(publisher)
+
+
+def test_tables_with_a_vectorizer(replication: Replication) -> None:
+    publisher, subscriber = replication.publisher, replication.subscriber
+    for connection in (publisher, subscriber):
+        for table, destination in (("beside", "column"), ("apart", "table")):
+            connection.execute(f"CREATE TABLE {table} (id integer PRIMARY KEY, name text, price numeric)")
+            create(connection, table, "name", destination=destination)
+    for table in ("beside", "apart"):
+        publisher.execute(f"INSERT INTO {table} VALUES (1, E'lamp\n\nred', 1), (2, 'tent', 2), (3, 'rope', 3)")
+        run(publisher, table)
+    replication.start("CREATE PUBLICATION p FOR TABLE beside, apart, apart_segments")
+    for table in ("beside", "apart"):
+        publisher.execute(f"INSERT INTO {table} VALUES (4, 'hat', 1); UPDATE {table} SET name = 'cap' WHERE id = 2")
+        run(publisher, table)
+        publisher.execute(f"UPDATE {table} SET name = 'waits' WHERE id = 1; DELETE FROM {table} WHERE id = 3")
+        publisher.execute(f"UPDATE {table} SET id = 9 WHERE id = 4; UPDATE {table} SET price = 7")
+    replication.caught_up()
+    assert replication.errors() == 0
+    for statement, n in (
+        ("SELECT id, name, price, segment, segment_embedding::text FROM beside ORDER BY id", 3),
+        ("SELECT source_id, segment_number, segment, segment_embedding::text FROM apart_segments ORDER BY 1, 2", 3),
+    ):
+        found = subscriber.execute(statement).fetchall()
+        assert found == publisher.execute(statement).fetchall()
+        assert len(found) == n
+        assert [row[-1] for row in found].count(None) == 1
