@@ -6,8 +6,9 @@ with the model of the store.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,20 +26,21 @@ _PREREQUISITE = psycopg.errors.ObjectNotInPrerequisiteState
 
 @dataclass(frozen=True)
 class Row:
-    """A text with its id; ``document``: the number that texts of one document share, ``place`` the order among them."""
+    """A text with its id; ``document``: the number that texts of one document share, which stand in it as written."""
 
     id: str
     name: str
     text: str
     metadata: Mapping[str, Any]
     document: int
-    place: int = 1
     vector: Sequence[float] | None = None
 
 
-def number() -> int:
-    """A number for a document that has none."""
-    return secrets.randbits(62)
+def number(name: str | None = None) -> int:
+    """The number of a document of this name; of one without a name, a random one."""
+    if name is None:
+        return secrets.randbits(62)
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) >> 2
 
 
 class Store:
@@ -133,20 +135,21 @@ class Store:
         query = sql.SQL(
             """INSERT INTO {} AS t
               (id, document_name, metadata, document_id, segment_number, segment, segment_embedding)
-            SELECT d.id, d.name, d.metadata, d.document, d.place, d.text, {}
+            SELECT d.id, d.name, d.metadata, d.document,
+              coalesce((SELECT max(o.segment_number) FROM {} AS o WHERE o.document_id = d.document), 0)
+                + row_number() OVER (PARTITION BY d.document ORDER BY d.place), d.text, {}
             FROM ROWS FROM (pg_catalog.unnest(%(ids)s::text[]), pg_catalog.unnest(%(names)s::text[]),
               pg_catalog.unnest(%(metadata)s::jsonb[]), pg_catalog.unnest(%(documents)s::bigint[]),
-              pg_catalog.unnest(%(places)s::integer[]), pg_catalog.unnest(%(texts)s::text[]),
-              pg_catalog.unnest(%(vectors)s::text[])) AS d (id, name, metadata, document, place, text, vector)
+              pg_catalog.unnest(%(texts)s::text[]), pg_catalog.unnest(%(vectors)s::text[]))
+              WITH ORDINALITY AS d (id, name, metadata, document, text, vector, place)
             ON CONFLICT (id) DO UPDATE SET document_name = excluded.document_name, metadata = excluded.metadata,
               segment = excluded.segment, segment_embedding = excluded.segment_embedding"""
-        ).format(self.table, vector)
+        ).format(self.table, self.table, vector)
         parameters = {
             "ids": [row.id for row in rows],
             "names": [row.name for row in rows],
             "metadata": [Jsonb(dict(row.metadata)) for row in rows],
             "documents": [row.document for row in rows],
-            "places": [row.place for row in rows],
             "texts": [row.text for row in rows],
             "vectors": [None if row.vector is None else as_text(row.vector) for row in rows],
             "model": self._model,
@@ -161,6 +164,19 @@ class Store:
         )
         with self._database.transaction() as connection:
             connection.execute(query, {"ids": None if ids is None else list(ids)})
+
+    def delete_documents(self, documents: Sequence[int]) -> None:
+        """Delete the rows of these documents."""
+        query = sql.SQL("DELETE FROM {} AS t WHERE t.document_id = ANY (%(documents)s)").format(self.table)
+        with self._database.transaction() as connection:
+            connection.execute(query, {"documents": list(documents)})
+
+    def metadata(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Id and metadata of all rows, read in portions."""
+        query = sql.SQL("SELECT {} AS id, t.metadata FROM {} AS t").format(self._id, self.table)
+        with self._database.transaction() as connection, connection.cursor("ml_rag_metadata") as cursor:
+            for row in cursor.execute(query, {}):
+                yield row["id"], row["metadata"]
 
     def by_ids(self, ids: Sequence[str]) -> list[dict[str, Any]]:
         """The rows of these ids, with ``id``, ``segment``, ``metadata``, in their order."""

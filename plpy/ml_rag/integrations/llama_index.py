@@ -1,0 +1,281 @@
+"""LlamaIndex: a vector store and a retriever. Needs ``pip install "ml-rag[llama-index]"``.
+
+A node is a segment; the nodes of one source document are one document of the store, in the order in which they came.
+Async methods run the others in threads, each on a connection of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
+from llama_index.core.vector_stores.types import (
+    BasePydanticVectorStore,
+    FilterCondition,
+    FilterOperator,
+    MetadataFilter,
+    MetadataFilters,
+    VectorStoreQuery,
+    VectorStoreQueryMode,
+    VectorStoreQueryResult,
+)
+from llama_index.core.vector_stores.utils import build_metadata_filter_fn, metadata_dict_to_node, node_to_metadata_dict
+
+from ml_rag.integrations.database import Database, asked
+from ml_rag.integrations.store import Row, Store, number
+
+#: how each mode of a query is searched
+_MODES: dict[VectorStoreQueryMode, dict[str, Any]] = {
+    VectorStoreQueryMode.DEFAULT: {},
+    VectorStoreQueryMode.HYBRID: {"keyword_search": True},
+    VectorStoreQueryMode.SPARSE: {"semantic_search": False, "keyword_search": True},
+    VectorStoreQueryMode.TEXT_SEARCH: {"semantic_search": False, "keyword_search": True},
+}
+#: operators that option filters has under another name
+_OPERATORS = {
+    FilterOperator.EQ: "eq",
+    FilterOperator.NE: "ne",
+    FilterOperator.GT: "gt",
+    FilterOperator.GTE: "gte",
+    FilterOperator.LT: "lt",
+    FilterOperator.LTE: "lte",
+    FilterOperator.IN: "in",
+    FilterOperator.NIN: "nin",
+    FilterOperator.ANY: "in",
+    FilterOperator.CONTAINS: "eq",
+}
+#: keys of the metadata that hold a node's name in citations, the first that is there
+_NAMES = ("file_path", "file_name", "source", "url")
+#: stands for the question where there is only its vector: it has no words
+_NO_WORDS = "?"
+
+
+def filters(given: MetadataFilters) -> dict[str, Any]:
+    """Metadata filters as option ``filters``. Raises ValueError where an operator has no counterpart."""
+    parts = [filters(one) if isinstance(one, MetadataFilters) else _condition(one) for one in given.filters]
+    condition = given.condition or FilterCondition.AND
+    if condition == FilterCondition.NOT:
+        return {"not": {"or": parts}}
+    return {condition.value: parts}
+
+
+def _condition(one: MetadataFilter) -> dict[str, Any]:
+    key = "/" + one.key.replace("~", "~0").replace("/", "~1")
+    if one.operator in _OPERATORS:
+        return {key: {_OPERATORS[one.operator]: one.value}}
+    if one.operator == FilterOperator.ALL and isinstance(one.value, list):
+        return {"and": [{key: value} for value in one.value]}
+    if one.operator == FilterOperator.IS_EMPTY:
+        return {"or": [{key: {"exists": False}}, {key: ""}]}
+    if one.operator in (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE) and isinstance(
+        one.value, str
+    ):
+        text = one.value.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+        return {key: {"like" if one.operator == FilterOperator.TEXT_MATCH else "ilike": f"%{text}%"}}
+    raise ValueError(f"operator {one.operator.value!r} with {one.value!r} has no counterpart in ml_rag")
+
+
+class MlRagVectorStore(BasePydanticVectorStore):
+    """A vector store of ml_rag: ``MlRagVectorStore(dsn, "schema.table")``, made where it is not there.
+
+    ``embed_dim``: dimensions of the vectors that LlamaIndex makes; without it the database embeds, and the vectors of
+    nodes and queries are not looked at. ``options``: of ``ml_rag``, for each query.
+    """
+
+    stores_text: bool = True
+    flat_metadata: bool = False
+    store: str
+    embed_dim: int | None = None
+    options: dict[str, Any] = {}  # noqa: RUF012 - a field, which pydantic copies
+    _database: Database = PrivateAttr()
+    _store: Store = PrivateAttr()
+
+    def __init__(
+        self,
+        dsn: str,
+        store: str,
+        embed_dim: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            store=store,
+            embed_dim=embed_dim,
+            options=dict(options or {}),
+            is_embedding_query=embed_dim is not None,
+            **kwargs,
+        )
+        self._database = Database(dsn, name="ml_rag llama-index")
+        self._store = Store(self._database, store, embed_dim)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name under which LlamaIndex knows it."""
+        return "MlRagVectorStore"
+
+    @property
+    def client(self) -> Database:
+        """The database."""
+        return self._database
+
+    def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        """Add nodes, or replace those whose ids are there; their ids."""
+        if nodes:
+            self._store.write([self._row(node) for node in nodes])
+        return [node.node_id for node in nodes]
+
+    def _row(self, node: BaseNode) -> Row:
+        names = (node.metadata[key] for key in _NAMES if node.metadata.get(key))
+        return Row(
+            id=node.node_id,
+            name=str(next(names, node.ref_doc_id or node.node_id)),
+            text=node.get_content(MetadataMode.NONE),
+            metadata=node_to_metadata_dict(node, remove_text=True, flat_metadata=self.flat_metadata),
+            document=number(node.ref_doc_id),
+            vector=None if self.embed_dim is None else node.get_embedding(),
+        )
+
+    def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
+        """Delete the nodes of a source document."""
+        self._store.delete_documents([number(ref_doc_id)])
+
+    def delete_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: Any
+    ) -> None:
+        """Delete nodes by their ids, by filters or by both; nothing without either."""
+        if node_ids is not None or filters is not None:
+            self._store.delete(self._chosen(node_ids, filters))
+
+    def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
+        """Nodes by their ids, by filters or by both; all without either. Filters look at each row of the store."""
+        return [_node(row) for row in self._store.by_ids(self._chosen(node_ids, filters))]
+
+    def _chosen(self, node_ids: list[str] | None, filters: MetadataFilters | None) -> list[str]:
+        if filters is None and node_ids is not None:
+            return node_ids
+        wanted = None if node_ids is None else set(node_ids)
+        chosen = []
+        for key, metadata in self._store.metadata():
+            fits = build_metadata_filter_fn({key: metadata}.__getitem__, filters)
+            if (wanted is None or key in wanted) and fits(key):
+                chosen.append(key)
+        return chosen
+
+    def clear(self) -> None:
+        """Delete all nodes."""
+        self._store.delete(None)
+
+    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        """The nodes that fit best. Modes: default, hybrid, sparse and text_search; ``alpha`` is the semantic weight."""
+        if query.mode not in _MODES:
+            raise ValueError(f"mode {query.mode.value!r} is not one of {', '.join(mode.value for mode in _MODES)}")
+        count = query.similarity_top_k
+        if query.mode == VectorStoreQueryMode.HYBRID and query.hybrid_top_k is not None:
+            count = query.hybrid_top_k
+        elif query.mode in (VectorStoreQueryMode.SPARSE, VectorStoreQueryMode.TEXT_SEARCH):
+            count = query.sparse_top_k or count
+        options = {**self.options, **_MODES[query.mode], "n_citations": count}
+        if query.mode == VectorStoreQueryMode.HYBRID and query.alpha is not None:
+            options["hybrid_options"] = {**options.get("hybrid_options", {}), "semantic_weight": query.alpha}
+        conditions = [options["filters"]] if options.get("filters") else []
+        if query.filters is not None and query.filters.filters:
+            conditions.append(filters(query.filters))
+        # an index that was made from a store gives an empty list for no limit
+        if query.doc_ids:
+            conditions.append({"/ref_doc_id": {"in": query.doc_ids}})
+        if query.node_ids:
+            conditions.append({"id": {"in": query.node_ids}})
+        if conditions:
+            options["filters"] = {"and": conditions}
+        vector = query.query_embedding if self.embed_dim is not None else None
+        rows = self._store.search(query.query_str or _NO_WORDS, options, vector) if count else []
+        return VectorStoreQueryResult(
+            nodes=[_node(row) for row in rows],
+            similarities=[_similarity(row) for row in rows],
+            ids=[r["id"] for r in rows],
+        )
+
+    async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        """``add`` in a thread."""
+        return await asyncio.to_thread(self.add, nodes, **kwargs)
+
+    async def adelete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
+        """``delete`` in a thread."""
+        await asyncio.to_thread(self.delete, ref_doc_id, **delete_kwargs)
+
+    async def adelete_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: Any
+    ) -> None:
+        """``delete_nodes`` in a thread."""
+        await asyncio.to_thread(self.delete_nodes, node_ids, filters, **delete_kwargs)
+
+    async def aget_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
+    ) -> list[BaseNode]:
+        """``get_nodes`` in a thread."""
+        return await asyncio.to_thread(self.get_nodes, node_ids, filters)
+
+    async def aclear(self) -> None:
+        """``clear`` in a thread."""
+        await asyncio.to_thread(self.clear)
+
+    async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        """``query`` in a thread."""
+        return await asyncio.to_thread(self.query, query, **kwargs)
+
+    def create_index(self) -> None:
+        """Build the approximate index (hnsw) unless it is there: after the first large load."""
+        self._store.index(str(self.options.get("distance_metric", "COSINE")))
+
+    def close(self) -> None:
+        """End the connections."""
+        self._database.close()
+
+
+def _node(row: Mapping[str, Any]) -> BaseNode:
+    metadata = row["metadata"] or {}
+    if "_node_content" in metadata:
+        return metadata_dict_to_node(metadata, text=row["segment"])
+    return TextNode(id_=row["id"], text=row["segment"], metadata=metadata)
+
+
+def _similarity(row: Mapping[str, Any]) -> float:
+    """The score of the last stage that made one: reranking, fusing, keyword search, or 1 - distance."""
+    for score in ("rerank_score", "score", "keyword_score"):
+        if row[score] is not None:
+            return float(row[score])
+    return 1.0 - float(row["distance"])
+
+
+class MlRagRetriever(BaseRetriever):
+    """What ``ml_rag_search`` finds, in a read-only transaction. ``options``: all of ``ml_rag``."""
+
+    def __init__(self, dsn: str, options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        self._options = dict(options or {})
+        self._database = Database(dsn, name="ml_rag llama-index", read_only=True)
+        super().__init__(**kwargs)
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        query = asked(query_bundle.query_str, self._options)
+        return [
+            NodeWithScore(node=_found(row), score=_similarity(row))
+            for row in self._database.found(self._database.schemas.search, query)
+        ]
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return await asyncio.to_thread(self._retrieve, query_bundle)
+
+    def close(self) -> None:
+        """End the connections."""
+        self._database.close()
+
+
+def _found(row: Mapping[str, Any]) -> BaseNode:
+    key = ":".join(str(row[name]) for name in ("vector_store", "document_id", "segment_number"))
+    node = _node({**row, "id": key})
+    node.metadata.update({name: row[name] for name in ("vector_store", "document_name") if row[name] is not None})
+    return node

@@ -1,0 +1,270 @@
+"""LlamaIndex: what its own tests of vector stores try, and nodes, filters, rights and the retriever of ml_rag."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from llama_index.core import MockEmbedding, VectorStoreIndex
+from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
+from llama_index.core.vector_stores.types import (
+    FilterCondition,
+    FilterOperator,
+    MetadataFilter,
+    MetadataFilters,
+    VectorStoreQuery,
+    VectorStoreQueryMode,
+)
+
+from ml_rag.integrations.llama_index import MlRagRetriever, MlRagVectorStore
+from support.stores import error, fake_embedding
+
+TEXTS = {
+    "a": ("red boat", "doc-1", {"year": 2001, "tags": ["sea", "sail"], "file_name": "boats.pdf"}),
+    "b": ("blue boat", "doc-1", {"year": 2005, "tags": ["sea"]}),
+    "c": ("green boat", "doc-2", {"year": 2010, "city": "Rome 100%"}),
+    "d": ("house", "doc-3", {"year": 2010, "city": "Paris", "tags": []}),
+}
+
+
+def node(key: str, text: str, document: str, metadata: dict[str, Any]) -> TextNode:
+    source = RelatedNodeInfo(node_id=document)
+    return TextNode(
+        id_=key,
+        text=text,
+        metadata=metadata,
+        embedding=fake_embedding(text),
+        relationships={NodeRelationship.SOURCE: source},
+    )
+
+
+def nodes() -> list[TextNode]:
+    made = [node(key, *rest) for key, rest in TEXTS.items()]
+    made[0].relationships[NodeRelationship.NEXT] = RelatedNodeInfo(node_id="b", metadata={"x": 1})
+    made[1].relationships[NodeRelationship.PREVIOUS] = RelatedNodeInfo(node_id="a")
+    return made
+
+
+@pytest.fixture(params=[None, 16], ids=["database embeds", "client embeds"])
+def store(request: pytest.FixtureRequest, asker_dsn: str) -> Iterator[MlRagVectorStore]:
+    store = MlRagVectorStore(asker_dsn, "public.nodes", request.param)
+    assert store.add(nodes()) == list(TEXTS)
+    yield store
+    store.close()
+
+
+def asked(text: str, count: int = 10, **kwargs: Any) -> VectorStoreQuery:
+    return VectorStoreQuery(query_str=text, query_embedding=fake_embedding(text), similarity_top_k=count, **kwargs)
+
+
+def ids(store: MlRagVectorStore, text: str = "boat", **kwargs: Any) -> set[str]:
+    return set(store.query(asked(text, **kwargs)).ids or [])
+
+
+def one(key: str, value: Any, operator: FilterOperator = FilterOperator.EQ) -> MetadataFilters:
+    return MetadataFilters(filters=[MetadataFilter(key=key, value=value, operator=operator)])
+
+
+def test_the_nearest_comes_first(store: MlRagVectorStore) -> None:
+    result = store.query(asked("blue boat", 2))
+    assert result.ids is not None
+    assert result.nodes is not None
+    assert result.similarities is not None
+    assert (len(result.ids), result.ids[0]) == (2, "b")
+    assert result.nodes[0].get_content() == "blue boat"
+    assert result.similarities[0] == pytest.approx(1, abs=1e-4)
+    assert result.similarities[0] > result.similarities[1]
+    assert store.query(asked("blue boat", 0)).ids == []
+
+
+def test_nodes_come_back_with_their_relationships(store: MlRagVectorStore) -> None:
+    first, second = store.get_nodes(["a", "b"])
+    assert first.metadata == TEXTS["a"][2]
+    assert first.ref_doc_id == "doc-1"
+    assert first.next_node is not None
+    assert (first.next_node.node_id, first.next_node.metadata) == ("b", {"x": 1})
+    assert second.prev_node is not None
+    assert second.prev_node.node_id == "a"
+    (found,) = store.query(asked("red boat", 1)).nodes or []
+    assert found.relationships == first.relationships
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        (one("year", 2005), {"b"}),
+        (one("year", 2005, FilterOperator.NE), {"a", "c", "d"}),
+        (one("year", 2005, FilterOperator.GT), {"c", "d"}),
+        (one("year", 2005, FilterOperator.GTE), {"b", "c", "d"}),
+        (one("year", 2005, FilterOperator.LT), {"a"}),
+        (one("year", 2005, FilterOperator.LTE), {"a", "b"}),
+        (one("year", [2001, 2005], FilterOperator.IN), {"a", "b"}),
+        (one("year", [2001, 2005], FilterOperator.NIN), {"c", "d"}),
+        (one("tags", "sail", FilterOperator.CONTAINS), {"a"}),
+        (one("tags", ["sail", "air"], FilterOperator.ANY), {"a"}),
+        (one("tags", ["sea", "sail"], FilterOperator.ALL), {"a"}),
+        (one("city", "Rom", FilterOperator.TEXT_MATCH), {"c"}),
+        (one("city", "rom", FilterOperator.TEXT_MATCH), set()),
+        (one("city", "rom", FilterOperator.TEXT_MATCH_INSENSITIVE), {"c"}),
+        (one("city", "0%", FilterOperator.TEXT_MATCH), {"c"}),
+        (one("city", "P_r", FilterOperator.TEXT_MATCH), set()),
+        (one("city", None, FilterOperator.IS_EMPTY), {"a", "b"}),
+        (one("' OR true --", "x"), set()),
+        (
+            MetadataFilters(filters=[*one("year", 2010).filters, *one("city", "Paris").filters]),
+            {"d"},
+        ),
+        (
+            MetadataFilters(
+                filters=[*one("year", 2001).filters, *one("city", "Paris").filters], condition=FilterCondition.OR
+            ),
+            {"a", "d"},
+        ),
+        (
+            MetadataFilters(
+                filters=[*one("year", 2001).filters, *one("city", "Paris").filters], condition=FilterCondition.NOT
+            ),
+            {"b", "c"},
+        ),
+        (MetadataFilters(filters=[one("year", 2010), one("city", "Paris")]), {"d"}),
+        (MetadataFilters(filters=[]), {"a", "b", "c", "d"}),
+    ],
+)
+def test_filters(asker_dsn: str, filters: MetadataFilters, found: set[str]) -> None:
+    store = MlRagVectorStore(asker_dsn, "public.nodes")
+    store.add(nodes())
+    assert ids(store, filters=filters) == found
+    store.close()
+
+
+def test_a_query_is_limited_to_documents_and_nodes(store: MlRagVectorStore) -> None:
+    assert ids(store, doc_ids=["doc-1"]) == {"a", "b"}
+    assert ids(store, node_ids=["b", "c", "x"]) == {"b", "c"}
+    assert ids(store, doc_ids=["doc-1"], node_ids=["b", "c"], filters=one("year", 2005)) == {"b"}
+    assert ids(store, doc_ids=[], node_ids=[]) == set(TEXTS)
+
+
+def test_modes(store: MlRagVectorStore) -> None:
+    assert ids(store, "Rome house", mode=VectorStoreQueryMode.TEXT_SEARCH) == {"d"}
+    assert ids(store, "Rome house", mode=VectorStoreQueryMode.SPARSE) == {"d"}
+    for alpha in (None, 0.0, 1.0):
+        result = store.query(asked("house", 4, mode=VectorStoreQueryMode.HYBRID, alpha=alpha))
+        assert (result.ids or [""])[0] == "d"
+        assert all(0 <= score <= 1 for score in result.similarities or [-1])
+    with pytest.raises(ValueError, match="mode 'mmr'"):
+        store.query(asked("boat", mode=VectorStoreQueryMode.MMR))
+
+
+def test_adding_again_replaces(store: MlRagVectorStore) -> None:
+    store.add([node("a", "grey boat", "doc-1", {"year": 1})])
+    assert len(ids(store)) == 4
+    (found,) = store.query(asked("grey boat", 1)).nodes or []
+    assert (found.node_id, found.get_content(), found.metadata) == ("a", "grey boat", {"year": 1})
+    assert store.add([]) == []
+
+
+def test_deleting(store: MlRagVectorStore) -> None:
+    store.delete("doc-1")
+    store.delete("no such document")
+    assert ids(store) == {"c", "d"}
+    store.delete_nodes()
+    assert ids(store) == {"c", "d"}
+    store.delete_nodes(["c", "x"], filters=one("year", 2001))
+    assert ids(store) == {"c", "d"}
+    store.delete_nodes(["c"])
+    store.delete_nodes(filters=one("city", "Paris"))
+    assert ids(store) == set()
+
+
+def test_getting_and_clearing(store: MlRagVectorStore) -> None:
+    assert [n.node_id for n in store.get_nodes(["c", "x", "a"])] == ["c", "a"]
+    assert {n.node_id for n in store.get_nodes(filters=one("tags", "sea", FilterOperator.CONTAINS))} == {"a", "b"}
+    assert {n.node_id for n in store.get_nodes()} == set(TEXTS)
+    store.clear()
+    assert store.get_nodes() == []
+
+
+async def test_async(store: MlRagVectorStore) -> None:
+    await store.async_add([node("e", "grey boat", "doc-5", {})])
+    results = await asyncio.gather(*(store.aquery(asked(f"{color} boat", 1)) for color in ("red", "blue", "grey") * 3))
+    assert [result.ids for result in results] == [["a"], ["b"], ["e"]] * 3
+    assert [n.node_id for n in await store.aget_nodes(["e"])] == ["e"]
+    await store.adelete("doc-5")
+    await store.adelete_nodes(["a"])
+    assert {n.node_id for n in await store.aget_nodes()} == {"b", "c", "d"}
+    await store.aclear()
+    assert await store.aget_nodes() == []
+
+
+def test_nodes_of_a_document_are_neighbours(asker_dsn: str) -> None:
+    store = MlRagVectorStore(asker_dsn, "public.nodes")
+    store.add(nodes())
+    retriever = MlRagRetriever(asker_dsn, {"n_citations": 1, "retrieval_options": {"segment_overlap": 1}})
+    (found,) = retriever.retrieve("blue boat")
+    assert found.node.get_content().split() == ["red", "boat", "blue", "boat"]
+    assert found.score == pytest.approx(1, abs=1e-4)
+    retriever.close()
+    store.close()
+
+
+def test_an_index_of_llama_index(asker_dsn: str) -> None:
+    store = MlRagVectorStore(asker_dsn, "public.nodes", 8)
+    index = VectorStoreIndex.from_vector_store(store, embed_model=MockEmbedding(embed_dim=8))
+    made = nodes()
+    for one_of_them in made:
+        one_of_them.embedding = None
+    index.insert_nodes(made)
+    assert {hit.node_id for hit in index.as_retriever(similarity_top_k=10).retrieve("boat")} == set(TEXTS)
+    index.delete_ref_doc("doc-1")
+    assert {hit.node_id for hit in index.as_retriever(similarity_top_k=10).retrieve("boat")} == {"c", "d"}
+    store.close()
+
+
+def test_where_the_database_embeds_queries_are_texts(asker_dsn: str) -> None:
+    store = MlRagVectorStore(asker_dsn, "public.nodes")
+    store.add(nodes())
+    index = VectorStoreIndex.from_vector_store(store, embed_model=MockEmbedding(embed_dim=1))
+    (hit,) = index.as_retriever(similarity_top_k=1).retrieve("blue boat")
+    assert (hit.node_id, hit.score) == ("b", pytest.approx(1, abs=1e-4))
+    store.close()
+
+
+def test_rights_are_those_of_the_role(asker_dsn: str, tenant_dsn: str) -> None:
+    store = MlRagVectorStore(asker_dsn, "public.nodes")
+    store.add(nodes())
+    store.close()
+    with psycopg.connect(asker_dsn, autocommit=True) as owner, psycopg.connect(tenant_dsn) as other:
+        owner.execute("GRANT SELECT ON nodes TO ml_rag_user")
+        owner.execute("ALTER TABLE nodes ENABLE ROW LEVEL SECURITY")
+        owner.execute(f"CREATE POLICY seen ON nodes TO {other.info.user} USING (id <> 'a')")
+    theirs = MlRagVectorStore(tenant_dsn, "public.nodes")
+    assert ids(theirs, "red boat") == {"b", "c", "d"}
+    assert {n.node_id for n in theirs.get_nodes()} == {"b", "c", "d"}
+    with error("42501", ours=False):
+        theirs.add([node("e", "x", "doc-9", {})])
+    with error("42501", ours=False):
+        theirs.delete("doc-1")
+    assert tenant_dsn not in repr(theirs)
+    theirs.close()
+
+
+def test_the_retriever_takes_options_and_only_reads(asker_dsn: str) -> None:
+    store = MlRagVectorStore(asker_dsn, "public.nodes")
+    store.add(nodes())
+    retriever = MlRagRetriever(asker_dsn, {"filters": {"/year": {"gte": 2010}}, "n_citations": 5})
+    hits = retriever.retrieve("green boat")
+    assert [hit.node.get_content() for hit in hits] == ["green boat", "house"]
+    assert hits[0].node.metadata["vector_store"] == "public.nodes"
+    assert hits[0].node.ref_doc_id == "doc-2"
+    nothing = MlRagRetriever(asker_dsn, {"filters": {"/year": 1}})
+    assert nothing.retrieve("boat") == []
+    wrong = MlRagRetriever(asker_dsn, {"no_such_option": 1})
+    with error("22023", "no_such_option"):
+        wrong.retrieve("boat")
+    with retriever._database.transaction() as connection, error("25006", ours=False):
+        connection.execute("CREATE TABLE x ()")
+    for one_of_them in (store, retriever, nothing, wrong):
+        one_of_them.close()
