@@ -339,12 +339,14 @@ def test_roles_are_tried_at_the_start(db: Database, gate: str) -> None:
 
 
 def test_the_command(db: Database, boats: Gateway, tmp_path: Path) -> None:
-    made = subprocess.run([*ML_RAG, "gateway", "--new-token"], capture_output=True, text=True, check=True, timeout=60)
+    made = subprocess.run(
+        [*ML_RAG, "gateway", "--new-token", db.role("asker")], capture_output=True, text=True, check=True, timeout=60
+    )
     token = made.stderr.strip()
     assert digest(token) in made.stdout
     assert token not in made.stdout
     file = tmp_path / "gateway.toml"
-    file.write_text(made.stdout.replace("NAME", "a").replace("ROLE", db.role("asker")))
+    file.write_text(made.stdout)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

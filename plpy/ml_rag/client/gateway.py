@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from pathlib import Path
 
@@ -12,21 +13,22 @@ from ml_rag.client.dsn import dsn_option
 from ml_rag.client.load import explained
 
 
-def _print_token(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if not value or ctx.resilient_parsing:
+def _print_token(ctx: click.Context, param: click.Parameter, role: str | None) -> None:
+    if role is None or ctx.resilient_parsing:
         return
     from ml_rag.integrations.gateway import digest
 
     token = f"mlrag-{secrets.token_urlsafe(32)}"
-    click.echo(f"{token}\n", err=True)
-    click.echo(f'[tokens.NAME]\nsha256 = "{digest(token)}"\nrole = "ROLE"')
+    click.echo(token, err=True)
+    # what JSON quotes, TOML reads
+    click.echo(f'[tokens.{digest(token)[:8]}]\nsha256 = "{digest(token)}"\nrole = {json.dumps(role)}\n')
     ctx.exit()
 
 
 @click.command()
 @click.option(
-    "--new-token", is_flag=True, callback=_print_token, expose_value=False, is_eager=True,
-    help="Print a new token to stderr, and its entry of the file to stdout.",
+    "--new-token", metavar="ROLE", callback=_print_token, expose_value=False, is_eager=True,
+    help="Print a new token for a role to stderr, and its entry of the file to stdout.",
 )  # fmt: skip
 @dsn_option
 @click.option(

@@ -93,7 +93,7 @@ class Config:
                 raise InvalidRequest(f'token "{name}" in {path} is not 64 hexadecimal digits with the name of a role')
             tokens[token["sha256"]] = token["role"]
         if not tokens:
-            raise InvalidRequest(f"no tokens in {path}", hint="ml-rag gateway --new-token makes one.")
+            raise InvalidRequest(f"no tokens in {path}", hint="ml-rag gateway --new-token ROLE makes one.")
         models = content.get("models")
         if models is None:
             return cls(tokens)

@@ -1,0 +1,217 @@
+"""docs/stack.md and the table in README.md: SQL of BI tools as a role that may only SELECT, the lines of each stack."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import openai
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from support.cluster import Database
+from support.stores import create_store, fake_embedding
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "stack.md").read_text()
+README = (ROOT / "README.md").read_text()
+ML_RAG = [sys.executable, "-c", "import sys; sys.argv[0] = 'ml-rag'; from ml_rag.cli import main; main()"]
+QUESTION = "how do O'Hara's \"boats\" swim? 100% :x $1 \\"
+
+#: tool -> the form of its variable, and what it sends in its place
+VARIABLES = {
+    "metabase": ("{{question}}", None),
+    "superset": ("app.questions", "app.questions"),
+    "grafana": ("${question:sqlstring}", "literal"),
+    "dbt": ("{{ source('app', 'questions') }}", "app.questions"),
+}
+
+
+def statements(tool: str) -> list[str]:
+    """The SQL below the mark of a tool, until the next paragraph of another."""
+    part = PAGE.split(f"<!-- {tool} -->")[1]
+    part = re.split(r"\n\*\*|\n## ", part)[0]
+    found = re.findall(r"```sql\n(.*?)```", part, re.DOTALL)
+    assert found
+    return [statement.strip().rstrip(";") for statement in found]
+
+
+RECIPES = [(tool, statement) for tool in VARIABLES for statement in statements(tool)]
+
+
+@pytest.fixture
+def reader(db: Database) -> Iterator[str]:
+    """A DSN as a role that may only SELECT."""
+    owner, name = db.connect(), sql.Identifier(db.role("asker"))
+    row = ("handbook.pdf", 1, 1, "boats swim", fake_embedding("boats swim"))
+    create_store(owner, "public.handbook", [row], "vector(16)")
+    owner.execute("CREATE SCHEMA app")
+    owner.execute("CREATE TABLE app.questions (id integer, question text)")
+    owner.execute("INSERT INTO app.questions VALUES (1, 'do boats swim?'), (2, 'what swims?')")
+    owner.execute(sql.SQL("GRANT USAGE ON SCHEMA app TO {}").format(name))
+    owner.execute(sql.SQL("GRANT SELECT ON app.questions TO {}").format(name))
+    owner.execute(sql.SQL("ALTER ROLE {} LOGIN PASSWORD 'made for a test'").format(name))
+    try:
+        yield make_conninfo(db.dsn, dbname=db.name, user=db.role("asker"), password="made for a test")
+    finally:
+        owner.execute(sql.SQL("ALTER ROLE {} NOLOGIN").format(name))
+
+
+def sent(tool: str, statement: str, placeholder: str, connection: psycopg.Connection[Any]) -> tuple[str, list[str]]:
+    """The statement as the tool sends it, and the values that it binds."""
+    variable, replaced = VARIABLES[tool]
+    assert variable in statement
+    if replaced is None:
+        return statement.replace(variable, placeholder), [QUESTION]
+    value = sql.Literal(QUESTION).as_string(connection) if replaced == "literal" else replaced
+    return statement.replace(variable, value), []
+
+
+def check(tool: str, rows: list[Any]) -> None:
+    assert len(rows) == (2 if tool in ("dbt", "superset") else 1)
+    if len(rows[0]) > 1:
+        assert "handbook.pdf" in rows[0]
+    else:
+        assert rows[0][0]
+
+
+@pytest.mark.parametrize(("tool", "statement"), RECIPES)
+def test_a_recipe_by_psycopg(reader: str, tool: str, statement: str) -> None:
+    with psycopg.connect(reader) as connection:
+        connection.read_only = True
+        text, values = sent(tool, statement, "%s", connection)
+        check(tool, connection.execute(text, values or None).fetchall())
+        # as Superset and others send it
+        wrapped = f"SELECT * FROM ({text}) AS virtual_table LIMIT 1000"
+        check(tool, connection.execute(wrapped, values or None).fetchall())
+
+
+@pytest.mark.parametrize(("tool", "statement"), RECIPES)
+async def test_a_recipe_by_asyncpg(reader: str, tool: str, statement: str) -> None:
+    with psycopg.connect(reader) as quoting:
+        text, values = sent(tool, statement, "$1", quoting)
+    connection = await asyncpg.connect(uri(reader))
+    try:
+        async with connection.transaction(readonly=True):
+            check(tool, [tuple(row) for row in await connection.fetch(text, *values)])
+    finally:
+        await connection.close()
+
+
+def test_the_role_of_the_recipes_may_not_write(reader: str) -> None:
+    with psycopg.connect(reader, autocommit=True) as connection:
+        for statement in ("DELETE FROM handbook", "CREATE SCHEMA mine", "INSERT INTO app.questions VALUES (3, 'x')"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(statement)
+
+
+def uri(dsn: str) -> str:
+    """A DSN as asyncpg reads it."""
+    parts = conninfo_to_dict(dsn)
+    query = "&".join(f"{name}={str(parts[name]).replace(' ', '%20')}" for name in ("host", "port", "user", "password"))
+    return f"postgresql:///{parts['dbname']}?{query}"
+
+
+def lines(stack: str) -> list[str]:
+    """The lines of a row of the table in the README."""
+    (cell,) = re.findall(rf"^\| {re.escape(stack)} \| (.*) \|$", README, re.MULTILINE)
+    found = [line.strip("`") for line in cell.split("<br>")]
+    assert 1 <= len(found) <= 3
+    return found
+
+
+@pytest.mark.parametrize("stack", ["psycopg", "asyncpg", "LangChain", "LlamaIndex"])
+def test_three_lines_of_python(reader: str, stack: str) -> None:
+    *first, last = lines(stack)
+    body = "\n    ".join([*first, f"return ({last}), locals()"])
+    code = f"async def run():\n    {body}"
+    code = code.replace('"dbname=app"', repr(reader)).replace('"postgresql:///app"', repr(uri(reader)))
+    names: dict[str, Any] = {}
+    exec(compile(code, stack, "exec"), names)
+
+    async def run() -> Any:
+        result, made = await names["run"]()
+        closing = (made.get("connection") or made["retriever"]).close()
+        if closing is not None:
+            await closing
+        return result
+
+    found = asyncio.run(run())
+    if stack == "psycopg":  # an answer, which the model has written
+        (answer,) = found
+        found = answer["citations"]
+    assert "boats swim" in str(found)
+
+
+def test_one_line_of_sql(reader: str) -> None:
+    (statement,) = lines("Metabase, Superset, Grafana, dbt")
+    with psycopg.connect(reader) as connection:
+        connection.read_only = True
+        assert len(connection.execute(statement).fetchall()) == 1
+
+
+def installed(line: str) -> None:
+    """A line with pip names an extra that there is."""
+    extra = re.fullmatch(r'pip install "ml-rag\[(.*)\]"', line)
+    assert extra is not None, line
+    assert extra[1] in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def command(line: str, dsn: str) -> list[str]:
+    words = shlex.split(line)
+    assert words[0] == "ml-rag"
+    return [*ML_RAG, *(dsn if word.startswith("dbname=app") else word for word in words[1:])]
+
+
+def test_the_lines_of_an_agent(reader: str) -> None:
+    from mcp.client import Client
+    from mcp.client.stdio import StdioServerParameters
+
+    first, second = lines("an agent, by MCP")
+    installed(first)
+    program, *arguments = command(second, reader)
+
+    async def run() -> Any:
+        async with Client(StdioServerParameters(command=program, args=arguments, env=dict(os.environ))) as client:
+            return (await client.call_tool("search", {"query": "boats"})).structured_content
+
+    assert [row["segment"] for row in asyncio.run(run())["results"]] == ["boats swim"]
+
+
+def test_the_lines_of_a_chat_client(db: Database, reader: str, tmp_path: Path) -> None:
+    first, second, third = lines("a chat client, by OpenAI's protocol")
+    installed(first)
+    entry = second.removesuffix(" >> gateway.toml").replace("alice", db.role("asker"))
+    made = subprocess.run(command(entry, reader), capture_output=True, text=True, check=True, timeout=60)
+    (tmp_path / "gateway.toml").write_text(made.stdout)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen([*command(third, reader), "--port", str(port)], cwd=tmp_path)
+    try:
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=made.stderr.strip(), timeout=60)
+        for _ in range(300):
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        (model,) = client.models.list()
+        answer = client.chat.completions.create(model=model.id, messages=[{"role": "user", "content": "boats"}])
+        assert answer.choices[0].message.content
+    finally:
+        process.terminate()
+        process.wait(30)
