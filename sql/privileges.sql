@@ -141,7 +141,7 @@ BEGIN
       _make_segments _keep_segments _has_segment_triggers _drop_triggers _drop_segments'),
     -- vectorizer/queue
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _wake_workers _vectorizer _find_vectorizer _row_key _waiting _queue _read_waiting
+      _wake_workers _vectorized _vectorizer _find_vectorizer _row_key _waiting _queue _read_waiting
       _count_waiting _oldest_waiting'),
     -- vectorizer/immediate
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_written_keys _embed_rows _embed_at_once'),

@@ -16,9 +16,13 @@ COMMENT ON TABLE ml_rag.vectorizer_error IS
 $$rows that a vectorizer could not embed; whoever owns the table sees them
 key: of the row, as the text of an array. attempts: with the text that it has. next_attempt: not before; infinity = when its text
 changes, or after ml_rag.retry_vectorizer. A row that was embedded or deleted since is gone after the next run.$$;
+-- its policy is in vectorizer/queue
 ALTER TABLE ml_rag.vectorizer_error ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own ON ml_rag.vectorizer_error USING (
-  pg_has_role((SELECT c.relowner FROM pg_class AS c WHERE c.oid = vectorizer_error.relation), 'USAGE'));
+-- nor may estimates, which EXPLAIN shows too, tell of others' rows
+ALTER TABLE ml_rag.vectorizer_error ALTER relation SET STATISTICS 0, ALTER key SET STATISTICS 0,
+  ALTER attempts SET STATISTICS 0, ALTER sqlstate SET STATISTICS 0, ALTER message SET STATISTICS 0,
+  ALTER detail SET STATISTICS 0, ALTER failed_at SET STATISTICS 0, ALTER next_attempt SET STATISTICS 0,
+  ALTER text_hash SET STATISTICS 0;
 
 CREATE FUNCTION ml_rag._drop_vectorizer_errors() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER

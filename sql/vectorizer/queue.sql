@@ -16,6 +16,22 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._vectorized() RETURNS oid[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the tables with a vectorizer that the caller owns  Reads: the catalog
+BEGIN
+  RETURN ARRAY(
+    SELECT t.tgrelid FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
+    WHERE t.tgfoid = 'ml_rag._wake_workers()'::regprocedure AND pg_has_role(c.relowner, 'USAGE'));
+END
+$$;
+
+-- Conditions on indexed columns come before policies, and EXPLAIN shows how many rows they leave. So the policy is such a
+-- condition itself: keys of others' rows are not even looked at.
+CREATE POLICY own ON ml_rag.vectorizer_error USING (relation = ANY ((SELECT ml_rag._vectorized())::oid[]));
+
 CREATE FUNCTION ml_rag._vectorizer(relation regclass)
 RETURNS TABLE (trigger name, options jsonb, model_id text, type text)
 LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 1

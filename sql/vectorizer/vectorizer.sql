@@ -175,6 +175,8 @@ BEGIN
       HINT = 'View ml_rag.vectorizer lists those there are.';
   END IF;
   PERFORM ml_rag._lock_table(relation, 'ACCESS EXCLUSIVE');
+  -- first, as a table without its trigger has no failures that its owner sees
+  DELETE FROM ml_rag.vectorizer_error AS e WHERE e.relation = drop_vectorizer.relation;
   FOR _trigger IN SELECT v.trigger FROM ml_rag._vectorizer(relation) AS v LOOP
     EXECUTE format('DROP TRIGGER %I ON %s', _trigger, _relation);
   END LOOP;
@@ -183,7 +185,6 @@ BEGIN
                 WHERE x.indrelid = coalesce(_segments, relation) AND pg_get_expr(x.indpred, x.indrelid) = '(segment_embedding IS NULL)' LOOP
     EXECUTE format('DROP INDEX %s', _index);
   END LOOP;
-  DELETE FROM ml_rag.vectorizer_error AS e WHERE e.relation = drop_vectorizer.relation;
   IF (_options -> 'keep_columns')::boolean THEN
     RETURN;
   END IF;

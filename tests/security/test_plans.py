@@ -243,6 +243,43 @@ def test_plans_do_not_tell_what_others_have_said(db: Database, owner: Connection
     assert asker.execute("SELECT count(*) FROM ml_rag.message").fetchone() == (0,)
 
 
+def test_plans_do_not_tell_keys_of_others_rows_that_could_not_be_embedded(
+    db: Database, owner: Connection, tenant: Connection
+) -> None:
+    """A key may be an address. Conditions on relation and key are leakproof, so that they are looked up before a policy."""
+    owner.execute(sql.SQL("CREATE SCHEMA t AUTHORIZATION {}").format(sql.Identifier(db.role("tenant"))))
+    tenant.execute("CREATE TABLE t.items (id text PRIMARY KEY)")
+    tenant.execute("CREATE TRIGGER v AFTER INSERT ON t.items EXECUTE FUNCTION ml_rag._wake_workers('{}')")
+    failure = '{"sqlstate": "38000", "message": "zanzibar"}'
+    tenant.execute(
+        "SELECT ml_rag._note_failures('t.items', ARRAY['{zanzibar}'], ARRAY['text'], ARRAY[%s::jsonb])", (failure,)
+    )
+    assert tenant.execute("SELECT key FROM ml_rag.vectorizer_error").fetchall() == [("{zanzibar}",)]
+    owner.execute("ANALYZE ml_rag.vectorizer_error")
+    (relation,) = owner.execute("SELECT 't.items'::regclass::oid").fetchone() or (0,)
+    asker = db.connect("asker")
+    asker.execute("SET enable_seqscan = off")
+    for bitmaps in ("on", "off"):
+        asker.execute(f"SET enable_bitmapscan = {bitmaps}")
+        for condition in (
+            "relation = REL", "relation = REL AND key = 'KEY'", "key >= 'KEY' AND message = 'KEY'",
+            "relation = REL AND key >= 'KEY' AND key < 'KEYz'", "key = 'KEY' OR relation = 1",
+            "relation = REL AND (key = 'KEY' OR key = 'x')", "(relation, key) >= (REL::oid, 'KEY')",
+            "key = ANY ('{\"KEY\"}') AND relation = ANY ('{REL,1}')",
+        ):  # fmt: skip
+            statement = f"SELECT 1 FROM ml_rag.vectorizer_error WHERE {condition}"
+            # another key, or another table where only that is asked for
+            plans = [
+                json.dumps(plan(asker, of_key.replace("REL", str(table))))
+                .replace(key, "KEY")
+                .replace(f"'{table}'::oid", "REL")
+                for key, table in (("{zanzibar}", relation), ("{nobodys}", relation if "KEY" in condition else 1))
+                for of_key in [statement.replace("KEY", key)]
+            ]
+            assert plans[0] == plans[1], condition
+            assert '"Rows Removed by Filter": 1' not in plans[0], condition
+
+
 def md5(text: str) -> str:
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
