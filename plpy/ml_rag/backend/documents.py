@@ -18,11 +18,18 @@ from dataclasses import dataclass, field
 #: a name is at most so many words of a question, and a question's first words are looked at
 LONGEST_NAME = 16
 WORDS = 400
+#: characters of a question in which a label or a request for a summary is looked for: the time grows with their square
+LONGEST_QUESTION = 4000
 #: of a longer name, which anybody may have given, the last characters are looked at
 CHARACTERS = 300
 #: names looked at between two looks at interrupts
 BATCH = 100
+#: places of a question where a name is looked for, likewise
+PLACES = 16
+#: parts of names that are looked for among all names
+PARTS = 200
 
+_BLANKS = re.compile(r"\s+")
 _WORD = re.compile(r"[^\W_]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,4}$")
@@ -141,12 +148,16 @@ def named(
 
 class _Question:
     def __init__(self, question: str) -> None:
+        # no expression below sees a run of blanks
+        question = _BLANKS.sub(lambda blanks: "\n" if "\n" in blanks[0] else " ", question).strip()
         matches = list(_WORD.finditer(question))[:WORDS]
         self.words = [match[0].lower() for match in matches]
         #: which words a label ("role library: …") or a request for a summary says to be a name
-        self._is_summary = _SUMMARY.match(question) is not None
+        head = question if len(question) <= LONGEST_QUESTION else ""
+        self._is_summary = _SUMMARY.match(head) is not None
         self._taken = [False] * len(self.words)
-        self.object = self._object(question, [match.start() for match in matches], [match.end() for match in matches])
+        self._parts = 0
+        self.object = self._object(head, [match.start() for match in matches], [match.end() for match in matches])
 
     @staticmethod
     def _object(question: str, starts: list[int], ends: list[int]) -> tuple[int, int] | None:
@@ -172,8 +183,9 @@ class _Question:
         at: dict[int, list[int]] = {}
         taken = self._taken
         for length in range(min(LONGEST_NAME, len(self.words)), 0, -1):
-            interrupt()
             for first in range(len(self.words) - length + 1):
+                if first % PLACES == 0:
+                    interrupt()
                 if any(taken[first : first + length]):
                     continue
                 if found := self._named(names, first, first + length):
@@ -185,7 +197,8 @@ class _Question:
         squeezed = "".join(self.words[first:last])
         speaks = self._speaks_of_document(first, last)
         found = names.always.get(squeezed) or (names.ordinary.get(squeezed) if speaks else None)
-        if not found and self._may_be_part(first, last):
+        if not found and self._parts < PARTS and self._may_be_part(first, last):
+            self._parts += 1
             found = names.of_part(self.words[first:last])
         if not found:
             return None

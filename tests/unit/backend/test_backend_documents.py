@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import time
 
 import pytest
 
-from ml_rag.backend.documents import CHARACTERS, LONGEST_NAME, _Names, named
+from ml_rag.backend.documents import CHARACTERS, LONGEST_NAME, LONGEST_QUESTION, _Names, named
 from support.shared_data import SHARED, shared
 
 DOCUMENTS = [
@@ -129,6 +130,50 @@ def test_a_name_without_end_costs_no_more_than_others() -> None:
     looked: list[int] = []
     named("what does the plan say", [("a/" * 10_000, [])] * 1000, lambda: looked.append(1))
     assert len(looked) >= 10 + 5
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        " " * 100_000 + "x",
+        " \n" * 100_000 + "x",
+        "summarize" + " " * 100_000 + "x ?",
+        "summarize " + ". " * 100_000 + "x",
+        "summarize " + ". " * 1990 + "x",
+        "please can you " * 250 + "x",
+        "a-" * 100_000,
+        "policy document " * 200,
+    ],
+)
+def test_no_question_takes_long(question: str) -> None:
+    """Nothing can end Python between two looks at interrupts, not even an administrator."""
+    began = time.process_time()
+    last, longest = began, 0.0
+
+    def look() -> None:
+        nonlocal last, longest
+        now = time.process_time()
+        last, longest = now, max(longest, now - last)
+
+    named(question, [(f"a{i} b c d e f g h policy", []) for i in range(2000)], look)
+    look()
+    assert longest < 2
+    assert last - began < 5
+
+
+def test_blanks_in_a_question_do_not_matter() -> None:
+    found = named(" \t Summarize \n\n the   employee handbook \n please. ", DOCUMENTS)
+    assert (found.names, found.is_summary) == ([HANDBOOK], True)
+    # a label ends with its line
+    assert named("plans\nrole: who?", [("plans role", [])]).names == []
+    assert named("plans role: who?", [("plans role", [])]).names == ["plans role"]
+
+
+def test_a_long_question_asks_for_no_summary() -> None:
+    longest = "summarize perksplus.pdf" + "!" * (LONGEST_QUESTION - 23)
+    assert named(longest, DOCUMENTS).is_summary
+    assert not named(longest + "!", DOCUMENTS).is_summary
+    assert named(longest + "!", DOCUMENTS).names == [PERKS]
 
 
 def test_the_last_folders_of_a_long_path_count() -> None:
