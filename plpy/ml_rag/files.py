@@ -93,10 +93,19 @@ def _literal(pattern: str) -> str:
 
 
 def _expression(pattern: str) -> str:
-    """The pattern of one path component as a regular expression."""
-    wild = {"?": "[^/]", "*": "[^/]*"}
+    """The pattern of one path component as a regular expression, in which no * but the last one is tried twice."""
     pieces = re.findall(r"\\.|.", pattern, flags=re.DOTALL)
-    return "".join(wild.get(piece) or re.escape(piece[-1]) for piece in pieces)
+    parts = [""]  # between stars
+    for piece in pieces:
+        if piece == "*":
+            parts.append("")
+        else:
+            parts[-1] += "[^/]" if piece == "?" else re.escape(piece[-1])
+    if len(parts) == 1:
+        return parts[0]
+    # what stands between two stars may as well be taken where it comes first
+    between = "".join(f"(?>[^/]*?{part})" for part in parts[1:-1])
+    return f"{parts[0]}{between}[^/]*{parts[-1]}"
 
 
 def parse(uri: str) -> Location:

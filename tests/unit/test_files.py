@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
+import random
 import re
 import subprocess
+import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -75,6 +78,23 @@ def test_only_question_mark_and_star_are_wild(pattern: str, name: str) -> None:
         return
     expression = "".join({"?": ".", "*": ".*"}.get(c) or re.escape(c) for c in pattern)
     assert files.parse(f"/nowhere/{pattern}").matches(f"/nowhere/{name}") == bool(re.fullmatch(expression, name))
+
+
+def test_patterns_of_many_stars_take_no_time() -> None:
+    """Nothing ends a regular expression in PostgreSQL's process."""
+    name = "a" * 250
+    began = time.process_time()
+    for pattern in ("a*" * 60 + "b", "*" * 60 + "b", "*a?" * 40 + "*b", ("*a" * 20 + "/") * 3 + "b"):
+        assert not files.parse(f"/x/{pattern}").matches(f"/x/{name}")
+    assert time.process_time() - began < 2
+
+
+def test_stars_match_as_the_simplest_matcher_has_it() -> None:
+    rng = random.Random(7)
+    for _ in range(5000):
+        pattern = "".join(rng.choices("ab?*", k=rng.randint(1, 7)))
+        name = "".join(rng.choices("ab", k=rng.randint(1, 8)))
+        assert files.parse(f"/x/{pattern}").matches(f"/x/{name}") == fnmatch.fnmatchcase(name, pattern), (pattern, name)
 
 
 def test_a_location_matches_nothing_beside_it() -> None:
