@@ -31,36 +31,47 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._segments_of(store ml_rag.store, filter ml_rag.row_filter, most integer) RETURNS ml_rag.hit[]
+CREATE FUNCTION ml_rag._segments_of(store ml_rag.store, filter ml_rag.row_filter, most integer, longest bigint)
+RETURNS ml_rag.hit[]
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the segments of one store that a filter leaves, by document and number, at most so many
+-- purpose: the segments of one store that a filter leaves, by document and number, until there are more than most, or they have
+-- more than longest bytes together
 -- Calls: ml_rag._hit_columns, ml_rag._has_values, ml_rag._relation_name  Reads: the store, as the caller
 DECLARE
   _columns record := ml_rag._hit_columns(store, 'COSINE', true);
-  _hits ml_rag.hit[];
+  _hit ml_rag.hit;
+  _hits ml_rag.hit[] := '{}';
+  _n integer := 0;
+  _bytes bigint := 0;
 BEGIN
-  EXECUTE concat(
-    'SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (SELECT ', _columns.of_hit, ' FROM (SELECT ', _columns.of_row, ' FROM ',
-    ml_rag._relation_name(store.relation), ' AS t WHERE ', ml_rag._has_values(store, ARRAY[store.segment]), filter.condition,
-    ' ORDER BY ', _columns.place, ' LIMIT $2) AS s) AS h')
-  INTO _hits USING NULL::vector, most, filter.arguments;
-  RETURN coalesce(_hits, '{}');
+  -- row by row, so that no more than that is in memory
+  FOR _hit IN EXECUTE concat(
+    'SELECT ', _columns.of_hit, ' FROM (SELECT ', _columns.of_row, ' FROM ', ml_rag._relation_name(store.relation),
+    ' AS t WHERE ', ml_rag._has_values(store, ARRAY[store.segment]), filter.condition,
+    ' ORDER BY ', _columns.place, ' LIMIT $2) AS s') USING NULL::vector, most + 1, filter.arguments
+  LOOP
+    _n := _n + 1;
+    _hits[_n] := _hit;
+    _bytes := _bytes + octet_length(_hit.segment);
+    EXIT WHEN _bytes > longest;
+  END LOOP;
+  RETURN _hits;
 END
 $$;
 
 CREATE FUNCTION ml_rag._read_store(
   stage text, store ml_rag.store, is_only boolean, until timestamptz, request ml_rag.request, arm ml_rag.arm,
   index ml_rag.keyword_index, with_text boolean, INOUT hits ml_rag.hit[], INOUT filter ml_rag.row_filter,
-  most integer DEFAULT NULL, OUT facts jsonb, OUT failure jsonb
+  most integer DEFAULT NULL, longest bigint DEFAULT NULL, OUT facts jsonb, OUT failure jsonb
 )
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the one place where a stage (search, keyword, function, read, text, expand) reads a store. What goes wrong in one that the call
 -- does not name comes back as a failure, and the wait for its lock is short; of another one it is raised.
--- search, keyword, function: hits are what the arm finds; read: the first segments, so many as most says; text, expand: the hits
+-- search, keyword, function: hits are what the arm finds; read: the segments, see ml_rag._segments_of; text, expand: the hits
 -- given, with those of the store changed. filter: null until it is made; it is given back, so that each store's is made once.
 -- until: of ml_rag._share
 -- Calls: ml_rag._limit_wait, ml_rag._hold, ml_rag._is_filtered, ml_rag._warn_of_unknown_keys, ml_rag.filter,
@@ -154,7 +165,7 @@ BEGIN
     CLOSE _rows;
     facts := facts || jsonb_build_object('function', arm.function, 'limit', arm.candidates, 'candidates', cardinality(hits));
   WHEN 'read' THEN
-    hits := ml_rag._segments_of(store, _used, most);
+    hits := ml_rag._segments_of(store, _used, most, longest);
   WHEN 'text' THEN
     hits := ml_rag._add_texts(store, hits);
   WHEN 'expand' THEN

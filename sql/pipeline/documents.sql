@@ -8,13 +8,15 @@ AS $$
 return backend.named_documents(plpy, question, documents)
 $$;
 
-CREATE FUNCTION ml_rag._documents_of(store ml_rag.store, with_titles boolean, until timestamptz, most integer) RETURNS jsonb
+CREATE FUNCTION ml_rag._documents_of(store ml_rag.store, with_titles boolean, first text[], until timestamptz, most integer)
+RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the documents of one store that the caller may see, as [[name, [titles]]]: titles are that of the metadata, and the
--- heading that the first segment stands under. until: for a store of an untrusted owner, else null
--- Calls: ml_rag._untrusted_condition, ml_rag._relation_name  Reads: the store, as the caller
+-- heading that the first segment stands under. first: names that come before others. until: for a store of an untrusted owner,
+-- else null. Of that neither long names nor very many rows, which would have to be sorted when all are read: no clock ends that
+-- Calls: ml_rag._has_values, ml_rag._untrusted_condition, ml_rag._relation_name  Reads: the store, as the caller
 DECLARE
   _documents jsonb;
 BEGIN
@@ -28,54 +30,70 @@ BEGIN
       SELECT coalesce(jsonb_agg(left(t.title, 300)), '[]')
       FROM (VALUES (d.metadata ->> 'title'), (d.metadata -> 'headings' ->> -1)) AS t (title) WHERE t.title ~ '\S')
       ELSE '[]' END))
-    FROM (SELECT DISTINCT ON (t.%1$I::text) t.%1$I::text AS name, %2$s AS metadata FROM %3$s AS t
-          WHERE t.%1$I IS NOT NULL%4$s ORDER BY t.%1$I::text%5$s LIMIT $1) AS d
+    FROM (SELECT n.name, n.metadata
+          FROM (SELECT DISTINCT ON (r.name) r.name, r.metadata
+                FROM (SELECT t.%1$I::text AS name, %2$s AS place, %3$s AS metadata FROM %4$s AS t WHERE %5$s) AS r
+                ORDER BY r.name, r.place) AS n
+          ORDER BY n.name = ANY ($3) DESC, n.name LIMIT $1) AS d
     $query$, store.document_name,
+    CASE WHEN store.segment_number IS NULL THEN '1' ELSE format('t.%I', store.segment_number) END,
     CASE WHEN with_titles AND store.metadata IS NOT NULL THEN format('to_jsonb(t.%I)', store.metadata) ELSE 'NULL::jsonb' END,
     ml_rag._relation_name(store.relation),
-    CASE WHEN store.found = 'untrusted' THEN ml_rag._untrusted_condition(store, until) ELSE '' END,
-    CASE WHEN store.segment_number IS NOT NULL THEN format(', t.%I', store.segment_number) ELSE '' END)
-  INTO _documents USING most, with_titles;
+    ml_rag._has_values(store, ARRAY[store.document_name])
+      || CASE WHEN store.found = 'untrusted' THEN ml_rag._untrusted_condition(store, until,
+        format(' AND octet_length(t.%I::text) <= 1000', store.document_name)) || ' LIMIT 100000' ELSE '' END)
+  INTO _documents USING most, with_titles, first;
   RETURN coalesce(_documents, '[]');
 END
 $$;
 
-CREATE FUNCTION ml_rag._list_documents(stores ml_rag.store[], with_titles boolean) RETURNS jsonb
+CREATE FUNCTION ml_rag._list_documents(stores ml_rag.store[], with_titles boolean, first text[] DEFAULT '{}') RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the documents of the stores that the caller may see, as [[name, [titles]]], at most 20000. A store that the call does
--- not name, and that cannot be read, is left to the search, which says so
+-- purpose: the documents of the stores that the caller may see, as [[name, [titles]]], at most 20000, of a store of an untrusted
+-- owner 2000, of all those 6000; first: names that come before others. A store that the call does not name, and that cannot be read, is left
+-- to the search, which says so
 -- Calls: ml_rag._untrusted_last, ml_rag._share, ml_rag._limit_wait, ml_rag._documents_of
 -- Reads: the stores, as the caller
 DECLARE
   _most CONSTANT integer := 20000;
+  _most_untrusted CONSTANT integer := 2000;
+  _left_untrusted integer := 6000;
   _store ml_rag.store;
   _ordered ml_rag.store[];
   _untrusted integer;
   _ends timestamptz;
   _until timestamptz;
   _former_wait text;
+  _found jsonb;
   _documents jsonb := '[]';
 BEGIN
   SELECT o.ordered, o.untrusted INTO _ordered, _untrusted FROM ml_rag._untrusted_last(stores) AS o;
   FOREACH _store IN ARRAY _ordered LOOP
     EXIT WHEN jsonb_array_length(_documents) >= _most;
     IF coalesce(_store.found, 'named') = 'named' THEN
-      _documents := _documents || ml_rag._documents_of(_store, with_titles, NULL, _most);
+      _documents := _documents || ml_rag._documents_of(_store, with_titles, first, NULL, _most);
       CONTINUE;
     END IF;
     BEGIN
       _until := NULL;
       IF _store.found = 'untrusted' THEN
         SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
-        CONTINUE WHEN _until IS NULL;
+        CONTINUE WHEN _until IS NULL OR _left_untrusted = 0;
       END IF;
-      _former_wait := ml_rag._limit_wait(CASE _store.found WHEN 'untrusted' THEN 100 ELSE 1000 END);
-      _documents := _documents || ml_rag._documents_of(_store, with_titles, _until, _most);
+      _former_wait := CASE _store.found WHEN 'untrusted' THEN ml_rag._limit_wait(100, _store.relation) ELSE ml_rag._limit_wait(1000) END;
+      _found := ml_rag._documents_of(_store, with_titles, first, _until,
+        CASE _store.found WHEN 'untrusted' THEN least(_most_untrusted, _left_untrusted) ELSE _most END);
+      _documents := _documents || _found;
+      IF _store.found = 'untrusted' THEN
+        _left_untrusted := _left_untrusted - jsonb_array_length(_found);
+      END IF;
       PERFORM set_config('lock_timeout', _former_wait, true);
     EXCEPTION WHEN OTHERS THEN
-      NULL;
+      IF SQLSTATE = '40001' THEN
+        RAISE;
+      END IF;
     END;
   END LOOP;
   RETURN _documents;
@@ -98,25 +116,45 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._file(name text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a document's name without its folders, in lower case
+BEGIN
+  RETURN lower(regexp_replace(name, '^.*[/\\]', ''));
+END
+$$;
+
 CREATE FUNCTION ml_rag._nearest_documents(name text, documents jsonb) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: at most three names that a name may have been meant for: those of the same file name, with or without ending, in any
--- case, else those spelt almost so  Calls: ml_rag._distance_of_words
+-- case, else those spelt almost so  Calls: ml_rag._file, ml_rag._distance_of_words
 DECLARE
-  _file text := lower(regexp_replace(name, '^.*[/\\]', ''));
-  _stem text := regexp_replace(lower(regexp_replace(name, '^.*[/\\]', '')), '\.[a-z][a-z0-9]{0,4}$', '');
+  _file text := ml_rag._file(name);
+  _stem text := regexp_replace(_file, '\.[a-z][a-z0-9]{0,4}$', '');
+  _far CONSTANT integer := length(_file) / 4;
 BEGIN
   RETURN ARRAY(
-    SELECT n.name
+    WITH listed AS MATERIALIZED (
+      SELECT d ->> 0 AS name, ml_rag._file(d ->> 0) AS file FROM jsonb_array_elements(documents) AS d
+    )
+    SELECT d.name
     FROM (
-      SELECT d ->> 0 AS name, lower(regexp_replace(d ->> 0, '^.*[/\\]', '')) AS file FROM jsonb_array_elements(documents) AS d
-    ) AS n
-    CROSS JOIN LATERAL (SELECT CASE WHEN n.file = _file THEN -2
-      WHEN regexp_replace(n.file, '\.[a-z][a-z0-9]{0,4}$', '') = _stem THEN -1
-      WHEN abs(length(n.file) - length(_file)) <= length(_file) / 4 THEN ml_rag._distance_of_words(n.file, _file) END AS far) AS d
-    WHERE d.far <= length(_file) / 4 GROUP BY n.name ORDER BY min(d.far), n.name COLLATE "C" LIMIT 3);
+      SELECT n.name, -1 AS far FROM listed AS n
+      WHERE n.file = _file OR starts_with(n.file, _stem) AND regexp_replace(n.file, '\.[a-z][a-z0-9]{0,4}$', '') = _stem
+      UNION ALL SELECT n.name, ml_rag._distance_of_words(n.file, _file)
+      FROM (
+        -- letters that the other one lacks cost a change each; what is left takes a while for each, and anybody can plant many
+        SELECT n.name, n.file FROM listed AS n
+        WHERE abs(length(n.file) - length(_file)) <= _far
+          AND length(translate(n.file, _file, '')) <= _far AND length(translate(_file, n.file, '')) <= _far
+        LIMIT 500
+      ) AS n
+    ) AS d
+    WHERE d.far <= _far GROUP BY d.name ORDER BY min(d.far), d.name COLLATE "C" LIMIT 3);
 END
 $$;
 
@@ -163,24 +201,31 @@ CREATE FUNCTION ml_rag._warn_of_unknown_names(stores ml_rag.store[], options jso
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: a name of option document_name that is none of a document, with those it may have been meant for
+-- purpose: a name of option document_name that is none of a document; of the first ones also those it may have been meant for
 -- Looked for only where no hit is of that name: to look takes longer than the search.
 -- Calls: ml_rag._list_documents, ml_rag._nearest_documents
 DECLARE
-  _names text[] := ARRAY(
+  _asked text[] := ARRAY(
     SELECT d FROM jsonb_array_elements_text(options -> 'document_name') AS d
     WHERE d NOT IN (SELECT h.document_name FROM unnest(hits) AS h WHERE h.document_name IS NOT NULL) LIMIT 100);
   _documents jsonb;
+  _names text[];
   _name text;
   _nearest text[];
+  _looked integer := 0;
 BEGIN
-  IF cardinality(_names) = 0 THEN
+  IF cardinality(_asked) = 0 THEN
     RETURN;
   END IF;
-  _documents := ml_rag._list_documents(stores, false);
-  FOREACH _name IN ARRAY _names LOOP
-    CONTINUE WHEN _documents @> jsonb_build_array(jsonb_build_array(_name));
-    _nearest := ml_rag._nearest_documents(_name, _documents);
+  _documents := ml_rag._list_documents(stores, false, _asked);
+  _names := ARRAY(SELECT d ->> 0 FROM jsonb_array_elements(_documents) AS d);
+  FOREACH _name IN ARRAY _asked LOOP
+    CONTINUE WHEN _name = ANY (_names);
+    _nearest := '{}';
+    IF _looked < 10 THEN
+      _nearest := ml_rag._nearest_documents(_name, _documents);
+      _looked := _looked + 1;
+    END IF;
     RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('no document is named "%s"', left(_name, 200)),
       DETAIL = 'Names in "document_name" are those that the stores hold, such as a loaded file''s whole path.',
       HINT = CASE WHEN cardinality(_nearest) > 0

@@ -240,6 +240,7 @@ AS $$
 DECLARE
   _embeds boolean;
   _rewritten record;
+  _read record;
 BEGIN
   retrieval.stores := '{}';
   retrieval.hits := '{}';
@@ -271,7 +272,9 @@ BEGIN
   END IF;
   IF ml_rag._wants_whole_documents(request) THEN
     PERFORM ml_rag._stage(request.call, 'read');
-    retrieval.hits := ml_rag._read_documents(request, retrieval.stores);
+    _read := ml_rag._read_documents(request, retrieval.stores);
+    retrieval.hits := _read.hits;
+    retrieval.skipped := _read.skipped;
     retrieval.method := 'document_order';
     retrieval.trace := retrieval.trace || ROW('read', clock_timestamp(), NULL)::ml_rag.step;
     PERFORM ml_rag._warn_of_unknown_names(retrieval.stores, request.options, retrieval.hits);

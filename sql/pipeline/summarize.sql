@@ -26,44 +26,72 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._read_documents(request ml_rag.request, stores ml_rag.store[]) RETURNS ml_rag.hit[]
+CREATE FUNCTION ml_rag._read_documents(request ml_rag.request, stores ml_rag.store[], OUT hits ml_rag.hit[], OUT skipped text[])
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the segments of all stores that the options leave, in document order
--- Calls: ml_rag._untrusted_last, ml_rag._share, ml_rag._read_store, ml_rag._warn_of_failures
+-- purpose: the segments of all stores that the options leave, in document order; skipped: stores that were left out
+-- Anybody may give a document the name of another one, and a model reads all of it: so of untrusted owners only names count
+-- that no other store has, and their stores share a small part.
+-- Calls: ml_rag._untrusted_last, ml_rag._share, ml_rag._read_store, ml_rag._failure, ml_rag._warn_of_failures
 -- Reads: the stores, as the caller  Errors: 54000 more than can be summarized
 DECLARE
   _most CONSTANT integer := 10000;
-  _longest CONSTANT integer := 16000000;
+  _longest CONSTANT bigint := 16000000;
+  _most_untrusted integer := 1000;
+  _longest_untrusted bigint := 1000000;
+  _is_only boolean := cardinality(stores) = 1;
   _store ml_rag.store;
   _ordered ml_rag.store[];
   _untrusted integer;
   _ends timestamptz;
   _until timestamptz;
   _read record;
+  _bytes bigint;
   _failures jsonb[] := '{}';
   _late text[] := '{}';
-  _hits ml_rag.hit[] := '{}';
 BEGIN
+  hits := '{}';
   SELECT o.ordered, o.untrusted INTO _ordered, _untrusted FROM ml_rag._untrusted_last(stores) AS o;
   FOREACH _store IN ARRAY _ordered LOOP
-    _until := NULL;
-    IF _store.found = 'untrusted' THEN
+    IF _store.found = 'untrusted' AND NOT _is_only THEN
+      IF _ends IS NULL AND cardinality(hits) > 0 THEN
+        _most_untrusted := least(_most_untrusted, _most - cardinality(hits));
+        _longest_untrusted := least(_longest_untrusted,
+          _longest - (SELECT coalesce(sum(octet_length(h.segment)), 0) FROM unnest(hits) AS h));
+        request.options := request.options || jsonb_build_object('exclude_document_name',
+          coalesce(request.options -> 'exclude_document_name', '[]')
+          || (SELECT coalesce(jsonb_agg(DISTINCT h.document_name), '[]') FROM unnest(hits) AS h WHERE h.document_name IS NOT NULL));
+      END IF;
       SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
       IF _until IS NULL THEN
         _late := _late || _store.vector_store;
         CONTINUE;
       END IF;
+      _read := ml_rag._read_store('read', _store, false, _until, request, NULL, NULL, true, NULL, NULL, _most_untrusted,
+        _longest_untrusted);
+      _bytes := coalesce((SELECT sum(octet_length(h.segment)) FROM unnest(_read.hits) AS h), 0);
+      _most_untrusted := _most_untrusted - coalesce(cardinality(_read.hits), 0);
+      _longest_untrusted := _longest_untrusted - _bytes;
+      IF _most_untrusted < 0 OR _longest_untrusted < 0 THEN
+        _most_untrusted := _most_untrusted + cardinality(_read.hits);
+        _longest_untrusted := _longest_untrusted + _bytes;
+        _failures := _failures || ml_rag._failure(_store.vector_store, '54000', 'the documents are too long to be read as a whole',
+          'Of stores of untrusted owners that are not named, at most 1000 segments of 1000000 bytes together are summarized.', NULL);
+        CONTINUE;
+      END IF;
+    ELSE
+      IF _store.found = 'untrusted' THEN
+        SELECT s.until INTO _until FROM ml_rag._share(NULL, 1) AS s;
+      END IF;
+      _read := ml_rag._read_store('read', _store, _is_only, _until, request, NULL, NULL, true, NULL, NULL, _most, _longest);
     END IF;
-    _read := ml_rag._read_store('read', _store, cardinality(stores) = 1, _until, request, NULL, NULL, true, NULL, NULL,
-      _most + 1);
     IF _read.failure IS NULL THEN
-      _hits := _hits || _read.hits;
+      hits := hits || _read.hits;
     ELSE
       _failures := _failures || _read.failure;
     END IF;
-    IF cardinality(_hits) > _most OR (SELECT sum(octet_length(h.segment)) FROM unnest(_hits) AS h) > _longest THEN
+    IF cardinality(hits) > _most OR (SELECT sum(octet_length(h.segment)) FROM unnest(hits) AS h) > _longest THEN
       RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'the documents are too long to be read as a whole',
         DETAIL = format('At most %s segments of %s bytes together can be summarized.', _most, _longest),
         HINT = 'Name fewer documents in "document_name", or leave segments out with "filters".';
@@ -72,7 +100,7 @@ BEGIN
   IF cardinality(_failures) > 0 OR cardinality(_late) > 0 THEN
     PERFORM ml_rag._warn_of_failures(_failures, _late);
   END IF;
-  RETURN _hits;
+  skipped := ARRAY(SELECT f ->> 'store' FROM unnest(_failures) AS f) || _late;
 END
 $$;
 

@@ -368,6 +368,16 @@ def test_rows_that_cannot_be_found_meet_the_clock_too(attacker: Connection, aske
 
 
 @pytest.mark.usefixtures("hurried")
+def test_rows_without_a_name_meet_the_clock_too(good: Database, attacker: Connection, asker: Connection) -> None:
+    attacker.execute("INSERT INTO evil.kb (document_id) SELECT i FROM generate_series(2, 300000) AS i")
+    publish(attacker)
+    of = "SELECT ml_rag._documents_of(s, false, '{}', clock_timestamp() - interval '1 s', 10) FROM ml_rag.discover() AS s"
+    attacker.execute("DELETE FROM evil.kb WHERE document_name IS NOT NULL")
+    with error("54000"):
+        asker.execute(f"{of} WHERE s.found = 'untrusted'")
+
+
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("path", [{}, WORDS])
 def test_the_clock_is_read_as_it_was_set(attacker: Connection, asker: Connection, path: dict[str, Any]) -> None:
     """IST is India's as it is written and Israel's as it is read."""

@@ -113,6 +113,18 @@ PLANTS: dict[str, tuple[str, bool]] = {
         "INSERT INTO evil.kb SELECT k.* FROM evil.kb AS k, generate_series(1, 3000)",
         True,
     ),
+    "very many names": (
+        "INSERT INTO evil.kb SELECT substr(md5(i::text), 1, 9), '{}', i, 1, 'planted', array_fill(0, ARRAY[16])::vector"
+        " FROM generate_series(2, 20000) AS i",
+        True,
+    ),
+    "a document of another one's name, of very many segments": (
+        "UPDATE evil.kb SET document_name = 'g', segment = 'planted',"
+        " segment_embedding = array_fill(0, ARRAY[16])::vector - segment_embedding;"
+        "INSERT INTO evil.kb SELECT k.document_name, k.metadata, 2, i, k.segment, k.segment_embedding"
+        " FROM evil.kb AS k, generate_series(1, 12000) AS i",
+        True,
+    ),
     "columns of other types": (
         "ALTER TABLE evil.kb ALTER document_id TYPE xml USING '<a/>',"
         ' ALTER metadata TYPE json USING \'{"a": "\\u0000"}\','
@@ -142,6 +154,9 @@ PATHS: dict[str, dict[str, Any]] = {
     "keywords": {"required_keywords": ["contract"]},
     "overlap": {"retrieval_options": {"segment_overlap": 1}},
     "reranked": {"rerank": {"model_id": "hybrid"}},
+    "documents that the question names": {"query_options": {"document_names": True}},
+    "names of no document": {"document_name": ["g", *(f"{i:09d}" for i in range(10))]},
+    "a whole document": {"document_name": ["g"], "model_options": {"task": "summarization"}},
 }
 
 
@@ -198,7 +213,7 @@ def test_a_planted_store_leaves_the_calls_of_others_as_they_are(
         assert may_be_cited or not cited, path
         # searched, or left out with a warning where it was a candidate at all
         assert "evil.kb" in document["vector_store"] or not cited, path
-        assert all('"evil.kb"' in message for message, _ in said), said
+        assert all('"evil.kb"' in message or message.startswith("no document is named") for message, _ in said), said
 
 
 @pytest.mark.parametrize("plant", ["a plain table", "a column without dimensions", "columns of other types"])
@@ -214,6 +229,52 @@ def test_batches_and_evaluations_go_on_too(good: Database, attacker: Connection,
     report = asker.execute("SELECT ml_rag_evaluate('public.questions'::regclass, '{\"keep\": false}')").fetchone()
     assert report[0]["errors"] in ({}, None)
     good.connect().execute("UPDATE questions SET answer = NULL")
+
+
+def test_names_are_read_of_few_documents_of_untrusted_owners(good: Database, attacker: Connection) -> None:
+    for i in range(4):
+        attacker.execute(f"CREATE TABLE evil.t{i} (LIKE evil.kb); INSERT INTO evil.t{i} (document_name, segment)"
+                         f" SELECT n || ' of {i}', 'planted' FROM generate_series(1, 2001) AS n")  # fmt: skip
+        publish(attacker, table=f"evil.t{i}")
+    attacker.execute(
+        "INSERT INTO evil.t0 (document_name, segment) VALUES (repeat('x', 1001), 'x'), (repeat('~', 1000), 'x')"
+    )
+    asker = good.connect("asker")
+    listed = (
+        "SELECT d ->> 0 FROM jsonb_array_elements(ml_rag._list_documents(ARRAY(SELECT s FROM ml_rag.discover({}) AS s),"
+    )
+    listed += " true, '{}')) AS d"
+    names = [name for (name,) in asker.execute(listed.format("", "{~," + "~" * 1000 + "}")).fetchall()]
+    # those that are looked for come first, and the trusted store before them
+    assert names[:2] == ["g", "~" * 1000]
+    assert "x" * 1001 not in names
+    assert [sum(name.endswith(f" of {i}") for name in names) for i in range(4)] == [1999, 2000, 2000, 0]
+    assert len(names) == 6001
+    named = "ARRAY[''evil.t0'']".replace("''", "'")
+    assert len(asker.execute(listed.format(named, "{}")).fetchall()) == 2003
+
+
+def test_a_document_is_not_made_longer_by_who_uses_its_name(good: Database, attacker: Connection) -> None:
+    """Each further segment is one that a model reads."""
+    whole = PATHS["a whole document"]
+    asker = good.connect("asker")
+    publish(attacker, "UPDATE evil.kb SET document_name = 'g'")
+    assert len(ask(asker, **whole)[0]["citations"]) == 3
+    # what no other store has is read, and little of it
+    whole = {**whole, "document_name": ["mine"]}
+    rows = "INSERT INTO evil.kb SELECT 'mine', '{}', 1, i, repeat('x', %s), NULL FROM generate_series(1, %s) AS i"
+    for length, most in ((1, 1000), (100_000, 10)):
+        attacker.execute("TRUNCATE evil.kb")
+        attacker.execute(rows, (length, most))
+        assert len(ask(asker, **whole)[0]["citations"]) == most
+        attacker.execute("INSERT INTO evil.kb VALUES ('mine', '{}', 1, 0, 'x', NULL)")
+        said = warnings(asker)
+        with error("P0002"):
+            ask(asker, **whole)
+        (left_out,) = [detail for message, detail in said if message == '"evil.kb" cannot be searched; ignored']
+        assert left_out.startswith("54000: the documents are too long to be read as a whole. ")
+        # all of it where that is what is asked for
+        assert len(ask(asker, **whole, vector_store=["evil.kb"])[0]["citations"]) == most + 1
 
 
 def test_what_was_left_out_is_said(good: Database, attacker: Connection) -> None:

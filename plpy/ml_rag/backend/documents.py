@@ -88,16 +88,17 @@ class _Names:
         name = name[-CHARACTERS:]
         path = ([part for part in re.split(r"[/\\]+", name) if part] or [name])[-LONGEST_NAME:]
         stem = _ENDING.sub("", path[-1])
+        *folders, file = ("".join(words(part)) for part in path)
+        forms = {file, "".join(words(stem))}
         for first in range(len(path)):
             # without folder and ending it is an ordinary text
-            if first == len(path) - 1 and stem == path[-1]:
-                continue
-            forms = {path[-1], stem} if first < len(path) - 1 else {path[-1]}
-            for form in forms:
-                if squeezed := "".join(words("/".join([*path[first:-1], form]))):
+            for form in forms if first < len(folders) else {file} if stem != path[-1] else ():
+                if squeezed := "".join([*folders[first:], form]):
                     self.always[squeezed].add(number)
         for text in (stem, *titles):
-            parts = [word.lower() for run in _WORD.findall(text) for word in _CAMEL.split(run)]
+            parts = [
+                word.lower() for run in _WORD.findall(text) for word in ((run,) if run.islower() else _CAMEL.split(run))
+            ]
             if not parts:
                 continue
             squeezed = "".join(parts)
