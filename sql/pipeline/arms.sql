@@ -224,14 +224,17 @@ $$;
 
 CREATE FUNCTION ml_rag._search_arm(
   request ml_rag.request, arm ml_rag.arm, stores ml_rag.store[], with_text boolean, has_found boolean,
-  INOUT filters ml_rag.row_filter[], INOUT told jsonb[] DEFAULT '{}', OUT hits ml_rag.hit[], OUT skipped text[], OUT facts jsonb
+  INOUT filters ml_rag.row_filter[], INOUT ends timestamptz DEFAULT NULL, arms integer DEFAULT 1,
+  INOUT told jsonb[] DEFAULT '{}',
+  OUT hits ml_rag.hit[], OUT skipped text[], OUT facts jsonb
 )
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the best segments of all stores by one arm. filters: of the stores, made where the first arm needs them; skipped:
 -- stores that were left out; facts: with explain, how each store was searched: {vector_store: {…}}. has_found: whether an
--- earlier arm could search some store; else an error of all stores is one of the call. told: failures that were warned of
+-- earlier arm could search some store; else an error of all stores is one of the call. ends: of ml_rag._share, null for the
+-- first arm; arms: how many share that time from here on; told: failures that were warned of
 -- Calls: ml_rag._untrusted_last, ml_rag._nodes, ml_rag._keyword_index, ml_rag._share, ml_rag._other_dimensions, ml_rag._raise,
 -- ml_rag._warn_of_no_nodes, ml_rag._read_store, ml_rag._best_scored, ml_rag._best_of, ml_rag._enabling,
 -- ml_rag._warn_of_no_index, ml_rag._warn_of_failures, ml_rag._explain_failures
@@ -250,7 +253,6 @@ DECLARE
   _without_index ml_rag.store[] := '{}';
   _ordered ml_rag.store[];
   _untrusted integer;
-  _ends timestamptz;
   _until timestamptz;
   _failure jsonb;
   _failures jsonb[] := '{}';
@@ -259,6 +261,12 @@ DECLARE
 BEGIN
   hits := '{}';
   SELECT o.ordered, o.untrusted INTO _ordered, _untrusted FROM ml_rag._untrusted_last(stores) AS o;
+  IF _is_only THEN
+    -- nobody else is held up
+    ends := NULL;
+  ELSE
+    _untrusted := _untrusted * arms;
+  END IF;
   FOREACH _store IN ARRAY _ordered LOOP
     _place := _place + 1;
     _searched_in := CASE WHEN arm.node_group IS NULL THEN _store ELSE ml_rag._nodes(_store, arm) END;
@@ -287,7 +295,7 @@ BEGIN
       CONTINUE;
     END IF;
     IF _store.found = 'untrusted' THEN
-      SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
+      SELECT s.ends, s.untrusted, s.until INTO ends, _untrusted, _until FROM ml_rag._share(ends, _untrusted) AS s;
       IF _until IS NULL THEN
         _late := _late || _store.vector_store;
         CONTINUE;
@@ -364,6 +372,9 @@ DECLARE
   _filters ml_rag.row_filter[] := '{}';
   _told_failures jsonb[] := '{}';
   _has_found boolean := false;
+  _semantic_ends timestamptz;
+  _keyword_ends timestamptz;
+  _place integer := 0;
   _stage text;
   _told boolean;
 BEGIN
@@ -371,12 +382,20 @@ BEGIN
     PERFORM ml_rag._warn_of_unknown_columns(retrieval.stores, request.options -> 'filters');
   END IF;
   FOREACH _arm IN ARRAY request.arms LOOP
+    _place := _place + 1;
     _stage := CASE _arm.search WHEN 'semantic' THEN 'search' ELSE _arm.search END;
     _told := ml_rag._stage(request.call, _stage);
     _found := ml_rag._search_arm(request, _arm, retrieval.stores, with_text, _has_found, _filters,
-      _told_failures);
+      CASE _arm.search WHEN 'semantic' THEN _semantic_ends ELSE _keyword_ends END,
+      (SELECT count(*)::integer FROM unnest(request.arms[_place:]) AS a
+       WHERE (a.search = 'semantic') = (_arm.search = 'semantic')), _told_failures);
     _filters := _found.filters;
     _told_failures := _found.told;
+    IF _arm.search = 'semantic' THEN
+      _semantic_ends := _found.ends;
+    ELSE
+      _keyword_ends := _found.ends;
+    END IF;
     _has_found := _has_found OR cardinality(_found.skipped) < cardinality(retrieval.stores);
     retrieval.skipped := CASE WHEN retrieval.rankings IS NULL THEN _found.skipped
       ELSE ARRAY(SELECT unnest(retrieval.skipped) INTERSECT SELECT unnest(_found.skipped)) END;

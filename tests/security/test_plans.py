@@ -246,7 +246,7 @@ def test_plans_do_not_tell_what_others_have_said(db: Database, owner: Connection
 def test_plans_do_not_tell_keys_of_others_rows_that_could_not_be_embedded(
     db: Database, owner: Connection, tenant: Connection
 ) -> None:
-    """A key may be an address. Conditions on relation and key are leakproof, so that they are looked up before a policy."""
+    """A key may be an address. Conditions on relation and key are leakproof: they are looked up before a policy."""
     owner.execute(sql.SQL("CREATE SCHEMA t AUTHORIZATION {}").format(sql.Identifier(db.role("tenant"))))
     tenant.execute("CREATE TABLE t.items (id text PRIMARY KEY)")
     tenant.execute("CREATE TRIGGER v AFTER INSERT ON t.items EXECUTE FUNCTION ml_rag._wake_workers('{}')")

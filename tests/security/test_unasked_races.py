@@ -371,10 +371,10 @@ def test_rows_that_cannot_be_found_meet_the_clock_too(attacker: Connection, aske
 def test_rows_without_a_name_meet_the_clock_too(good: Database, attacker: Connection, asker: Connection) -> None:
     attacker.execute("INSERT INTO evil.kb (document_id) SELECT i FROM generate_series(2, 300000) AS i")
     publish(attacker)
-    of = "SELECT ml_rag._documents_of(s, false, '{}', clock_timestamp() - interval '1 s', 10) FROM ml_rag.discover() AS s"
+    of = "SELECT ml_rag._documents_of(s, false, '{}', clock_timestamp() - interval '1 s', 10)"
     attacker.execute("DELETE FROM evil.kb WHERE document_name IS NOT NULL")
     with error("54000"):
-        asker.execute(f"{of} WHERE s.found = 'untrusted'")
+        asker.execute(f"{of} FROM ml_rag.discover() AS s WHERE s.found = 'untrusted'")
 
 
 @pytest.mark.usefixtures("hurried")

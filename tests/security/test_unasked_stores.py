@@ -366,6 +366,28 @@ def test_what_takes_long_is_cut_off_and_what_is_left_is_named(good: Database, at
         owner.execute("SELECT ml_rag.configure('untrusted_ms', NULL), ml_rag.configure('untrusted_mb', NULL)")
 
 
+def test_all_arms_share_the_time(good: Database, attacker: Connection) -> None:
+    """A question in sub-questions is as many searches."""
+    attacker.execute(
+        "CREATE TABLE evil.t (LIKE evil.kb);"
+        f"INSERT INTO evil.t SELECT 'x', '{{}}', i, 1, 'contract planted', '{NEAR}' FROM generate_series(1, 200000) AS i"
+    )
+    publish(attacker, table="evil.t")
+    owner, asker = good.connect(), good.connect("asker")
+    # no row passes, so that all are looked at
+    asked = {"arms": [{"search": "semantic", "weight": 1}] * 16, "required_keywords": ["nobodyhasthis"]}
+    try:
+        owner.execute("SELECT ml_rag.configure('untrusted_ms', '300')")
+        with error("P0002"):
+            ask(asker, **asked, schema=["public"])
+        began = time.monotonic()
+        with error("P0002"):
+            ask(asker, **asked)
+        assert time.monotonic() - began < 2.5
+    finally:
+        owner.execute("SELECT ml_rag.configure('untrusted_ms', NULL)")
+
+
 CHANGES: dict[str, str] = {
     "dropped": "DROP TABLE evil.kb",
     "renamed": "ALTER TABLE evil.kb RENAME TO other",
