@@ -370,7 +370,8 @@ def test_all_arms_share_the_time(good: Database, attacker: Connection) -> None:
     """A question in sub-questions is as many searches."""
     attacker.execute(
         "CREATE TABLE evil.t (LIKE evil.kb);"
-        f"INSERT INTO evil.t SELECT 'x', '{{}}', i, 1, 'contract planted', '{NEAR}' FROM generate_series(1, 200000) AS i"
+        f"INSERT INTO evil.t SELECT 'x', '{{}}', i, 1, 'contract planted', '{NEAR}'"
+        " FROM generate_series(1, 200000) AS i"
     )
     publish(attacker, table="evil.t")
     owner, asker = good.connect(), good.connect("asker")

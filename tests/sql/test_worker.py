@@ -8,12 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from psycopg.conninfo import make_conninfo
 
+from ml_rag.client.worker import LOOKING, Worker
 from support.cluster import Connection, Database
 from support.models_server import ModelsServer, models
 from support.processes import wait_until
@@ -189,3 +193,41 @@ def test_a_database_that_is_not_there(db: Database) -> None:
     )
     assert process.returncode == 1
     assert "Traceback" not in process.stderr
+
+
+def test_notifications_without_end_keep_it_from_nothing_but_sleep(db: Database, owner: Connection) -> None:
+    """Anybody may send them: a look at all tables is not taken for each."""
+    looks: list[float] = []
+    opened: list[Connection] = []
+    stop = threading.Event()
+
+    class Looking(Worker):
+        def connect(self) -> Connection:
+            connection = super().connect()
+            opened.append(connection)
+            return connection
+
+        def turn(self, connection: Connection, *, once: bool) -> bool:
+            looks.append(time.monotonic())
+            time.sleep(0.02)
+            if len(looks) == 6:
+                stop.set()
+                raise KeyboardInterrupt
+            return False
+
+    def notify() -> None:
+        stranger = db.connect("stranger")
+        while not stop.is_set():
+            stranger.execute("NOTIFY ml_rag_vectorizer")
+
+    thread = threading.Thread(target=notify)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Looking(make_conninfo(db.dsn, dbname=db.name), 10, 30).run(once=False)
+    finally:
+        stop.set()
+        thread.join()
+        for connection in opened:
+            connection.close()
+    assert looks[-1] - looks[0] > 5 * 0.02 / LOOKING * 0.9

@@ -39,6 +39,8 @@ MAX_NAME = 200
 MAX_TRACE = 16 * 1024
 #: what a call is called is an integer of PostgreSQL's
 MAX_CALL = 2**31 - 1
+#: seconds since 1970
+MAX_TIME = 1e11
 #: class of the SQLSTATEs by which somebody ends a statement: cancelled, shut down
 _ENDS = "57"
 
@@ -161,7 +163,7 @@ def end(plpy: Any, call: int, sqlstate: str, role: str, trace: str = "[]", began
         ended = Call(call, oid, QUESTIONS[call], "")
     else:
         return True
-    if began:
+    if 0 < began < MAX_TIME:  # not NaN either: anybody may call this
         _count_question(ended, trace, began)
     else:
         _count(ended, sqlstate)

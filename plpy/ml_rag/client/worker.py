@@ -20,6 +20,8 @@ from ml_rag.client.dsn import dsn_option
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+#: of the time, at most this share goes into looking whether something waits: anybody may send notifications
+LOOKING = 0.1
 #: seconds after the first failure, twice as long after each further one, up to the last
 BACKOFF = (1.0, 300.0)
 
@@ -107,11 +109,15 @@ class Worker:
             try:
                 if connection.closed:
                     connection = self.connect()
+                looked = time.monotonic()
                 while self.turn(connection, once=once):
                     lost = Backoff()
+                    looked = time.monotonic()
                 if once:
                     return
+                until = looked + min(self.idle, (time.monotonic() - looked) / LOOKING)
                 self.sleep(connection)
+                time.sleep(max(0.0, until - time.monotonic()))
                 lost = Backoff()
             except psycopg.Error as error:
                 if once or not (connection.closed or isinstance(error, psycopg.OperationalError)):

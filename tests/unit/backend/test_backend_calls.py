@@ -157,6 +157,14 @@ def test_a_question_is_one_datagram(plpy: Plpy, listener: Listener) -> None:
     assert 500 <= times["total"] < 1500
 
 
+@pytest.mark.parametrize("began", [float("nan"), float("inf"), -1.0, 1e300])
+def test_times_that_are_none_are_not_told(plpy: Plpy, listener: Listener, began: float) -> None:
+    """Any role may call what ends a call."""
+    assert calls.end(plpy, -1, "00000", "asker", '[{"stage": "begin"}]', began) is True
+    assert listener.receive() == [([("ml_rag", "total", "00000")], None)]
+    assert [row["stage"] for row in listener.counted()] == ["total"]
+
+
 def test_a_question_that_asks_a_model_says_so_in_the_request(plpy: Plpy, listener: Listener) -> None:
     assert calls.header() == ""
     stage(plpy, -2, "embed", "m")
