@@ -57,7 +57,8 @@ CREATE FUNCTION ml_rag._embed_at_once(relation regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the triggers and their function, which belongs to the owner of the table; nobody else may make triggers of it
+-- purpose: the triggers and their function, which belongs to the owner of the table; nobody else may make triggers of it, nor
+-- have made it: see ml_rag._keep_segments
 -- Calls: ml_rag._full_name  Writes: the table's definition and a new function, as the caller
 DECLARE
   _relation text := ml_rag._full_name(relation);
@@ -67,7 +68,7 @@ BEGIN
   SELECT format('%I.%I', n.nspname, left(c.relname, 57) || '_embed'), c.relowner INTO _function, _owner
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation;
   EXECUTE format($sql$
-    CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
     -- made by ml_rag.create_vectorizer: embeds the rows of a statement
     DECLARE
       _keys text[];

@@ -196,7 +196,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the triggers of the source, and the function that they run, which belongs to its owner
--- Nobody else may make triggers of it: they would write into the table of segments.
+-- Nobody else may make triggers of it: they would write into the table of segments. So it does not take the place of one that
+-- is there: whoever made that may have granted others to execute it.
 -- Calls: ml_rag._full_name, ml_rag._primary_key  Writes: the table's definition and a new function, as the caller
 DECLARE
   _relation text := ml_rag._full_name(relation);
@@ -206,7 +207,7 @@ DECLARE
   _event text;
 BEGIN
   EXECUTE format($sql$
-    CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
     -- made by ml_rag.create_vectorizer: what a statement has done to a table, done to its segments
     DECLARE
       _statement text;
@@ -258,11 +259,13 @@ CREATE FUNCTION ml_rag._drop_triggers(relation regclass, pattern text) RETURNS v
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: drop triggers of a table by their names, and the functions that they run
+-- purpose: drop triggers of a table by their names, and the functions that they run, as far as they are of the table's owner
 -- Calls: ml_rag._full_name  Writes: the table's definition, as the caller
 DECLARE
-  _functions regprocedure[] := ARRAY(SELECT DISTINCT t.tgfoid FROM pg_trigger AS t
-                                     WHERE t.tgrelid = relation AND t.tgname ~ pattern AND NOT t.tgisinternal);
+  _functions regprocedure[] := ARRAY(
+    SELECT DISTINCT t.tgfoid FROM pg_trigger AS t
+    JOIN pg_class AS c ON c.oid = t.tgrelid JOIN pg_proc AS p ON p.oid = t.tgfoid AND p.proowner = c.relowner
+    WHERE t.tgrelid = relation AND t.tgname ~ pattern AND NOT t.tgisinternal);
   _trigger name;
   _function regprocedure;
 BEGIN

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from psycopg import sql
 
@@ -245,3 +247,35 @@ def test_a_foreign_table_below_a_table_is_no_plain_table(db: Database, owner: Co
     attacker.execute("CREATE SERVER far FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port '1')")
     attacker.execute("CREATE FOREIGN TABLE own.far () INHERITS (own.docs) SERVER far")
     assert names(db.connect("asker")) == ["public.good"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("items_embed", {"mode": "immediate"}), ("items_segments", {"destination": "table"})]
+)
+def test_the_function_of_a_vectorizer_is_nobody_elses(
+    db: Database, owner: Connection, tenant: Connection, name: str, options: dict[str, str]
+) -> None:
+    """It has its owner's rights, and whoever may execute it can have it run on a table with triggers of his own."""
+    owner.execute("CREATE SCHEMA shared; CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
+    owner.execute("GRANT USAGE, CREATE ON SCHEMA shared TO PUBLIC")
+    tenant.execute(
+        f"CREATE FUNCTION shared.{name}() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+        f"GRANT EXECUTE ON FUNCTION shared.{name}() TO ml_rag_user"
+    )
+    make = "SELECT ml_rag.create_vectorizer('shared.items', %s)"
+    with error("42723", ours=False):
+        owner.execute(make, (json.dumps({"columns": "name", **options}),))
+    tenant.execute(f"DROP FUNCTION shared.{name}()")
+    owner.execute(make, (json.dumps({"columns": "name", **options}),))
+    allowed = "SELECT has_function_privilege('ml_rag_user', %s, 'EXECUTE')"
+    assert owner.execute(allowed, (f"shared.{name}()",)).fetchone() == (False,)
+    # nor is a function of somebody else's dropped with it
+    owner.execute("GRANT TRIGGER ON shared.items TO PUBLIC")
+    tenant.execute(
+        "CREATE FUNCTION shared.other() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+        'CREATE TRIGGER "~ml_rag_immediate_z" AFTER DELETE ON shared.items EXECUTE FUNCTION shared.other();'
+        "CREATE TRIGGER ml_rag_segments_z AFTER DELETE ON shared.items EXECUTE FUNCTION shared.other()"
+    )
+    owner.execute("SELECT ml_rag.drop_vectorizer('shared.items')")
+    assert owner.execute("SELECT to_regprocedure('shared.other()') IS NOT NULL").fetchone() == (True,)
+    assert owner.execute("SELECT to_regprocedure(%s)", (f"shared.{name}()",)).fetchone() == (None,)
