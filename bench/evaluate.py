@@ -26,7 +26,7 @@ from psycopg import sql
 from rich.console import Console
 from rich.table import Table
 
-from bench import nlsql, questions, rows
+from bench import nlsql, nodes, questions, rows
 from bench.__main__ import machine, own_database
 from bench.recorded import recorded_server
 from ml_rag.client import datasets
@@ -222,6 +222,33 @@ def question_checks(
     yield Check("the best advanced line against hybrid, nDCG@10", "northwind", gain, "≥ 0.02", gain >= 0.02)
 
 
+def merge_checks(
+    connection: psycopg.Connection[Any], evaluation: Evaluation, store: str, console: Console, bar: Bar
+) -> Iterator[Check]:
+    """What enrichment that is merged into the words adds, on Northwind by page, with a recorded model."""
+    with bar.task("northwind by page: merged enrichment") as told:
+        found = nodes.merged(connection, evaluation, store, told)
+    console.print(nodes.table("northwind by page: enrichment merged into the words (recorded model)", found))
+    console.print()
+    # with stemming the pages' own words find almost all of it: docs/nodes.md
+    gain = round(found["hybrid, merged enrichment"][0] - found["hybrid"][0], 4)
+    yield Check("by page: hybrid with merged enrichment against hybrid, nDCG@10", "northwind", gain, "(none)", None)
+
+
+def sentence_checks(
+    connection: psycopg.Connection[Any], evaluation: Evaluation, console: Console, bar: Bar
+) -> Iterator[Check]:
+    """Sentences searched and their segments cited, against segments searched."""
+    name = evaluation.dataset.name
+    evaluation.ask([question for question in evaluation.dataset.questions if question.documents])
+    with bar.task(f"{name}: sentences") as told:
+        found = nodes.sentences(connection, evaluation, told)
+    console.print(nodes.table(f"{name}: sentences", found))
+    console.print()
+    for line, (ndcg_10, _) in found.items():
+        yield Check(f"{line}, nDCG@10", name, round(ndcg_10, 4), "(none)", None)
+
+
 def shop_checks(connection: psycopg.Connection[Any], data: Path) -> Iterator[Check]:
     """The figures of filters that a recorded model has chosen."""
     store = questions.load_shop(connection, data, "ml_rag_eval")
@@ -244,13 +271,18 @@ def rows_checks(connection: psycopg.Connection[Any], data: Path) -> Iterator[Che
 
 
 @contextmanager
-def recorded_model(connection: psycopg.Connection[Any], data: Path) -> Iterator[None]:
-    """Meanwhile the database asks a model server that has the recorded completions too."""
+def recorded_model(connection: psycopg.Connection[Any], data: Path, store: str | None = None) -> Iterator[None]:
+    """Meanwhile the database asks a model server that has the recorded completions too.
+
+    ``store``: of Northwind, whose segments have recorded nodes.
+    """
+    recorded = nodes.enrichments(connection, store, data) if store else None
     (former,) = connection.execute("SELECT value FROM ml_rag.setting WHERE name = 'model_server'").fetchone() or ("",)
     # where PostgreSQL's own user can enter
     with tempfile.TemporaryDirectory(prefix="ml_rag_eval_") as folder:
         Path(folder).chmod(0o711)
-        with recorded_server(data, models_dir(load_catalogue()), Path(folder) / "recorded.sock") as server:
+        path = Path(folder) / "recorded.sock"
+        with recorded_server(data, models_dir(load_catalogue()), path, recorded) as server:
             connection.execute("SELECT ml_rag.configure('model_server', %s)", (f"unix:{server.socket}",))
             try:
                 yield
@@ -311,6 +343,11 @@ def main(dsn: str, data: Path, output: Path, arms: str) -> None:
             if dataset.name == "northwind" and (data / "recorded").is_dir():
                 with recorded_model(connection, data):
                     found += question_checks(connection, evaluation, data, console, bar)
+                    pages = nodes.make_pages(connection, evaluation.store)
+                with recorded_model(connection, data, pages):
+                    found += merge_checks(connection, evaluation, pages, console, bar)
+            if dataset.name in ("northwind", "squad2"):
+                found += sentence_checks(connection, evaluation, console, bar)
             results[dataset.name] = {**result, "language": language(dataset)}
         if (data / "nlsql").is_dir():
             more, results["nlsql"] = _questions_about_tables(connection, data / "nlsql")

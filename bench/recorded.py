@@ -17,6 +17,8 @@ from ml_rag.testing import RunningServer, remote_model, running_server, scripted
 MODEL = "recorded"
 
 _QUESTION = re.compile(r"^Question: (.*)$", re.MULTILINE)
+#: a text that nodes are made of
+_TEXT = re.compile(r"Text:\n(.*)\n\nWrite a JSON object with this key:", re.DOTALL)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -37,22 +39,31 @@ def rewrites(data: Path) -> dict[str, dict[str, Any]]:
 
 
 def completion(body: Mapping[str, Any], recorded: Mapping[str, Mapping[str, Any]]) -> str:
-    """The recorded document for the question of a request, with the keys that its schema asks for.
+    """The recorded document for the question or text of a request, with the keys that its schema asks for.
 
     Nothing where it is not recorded, or not all of it: that is not a model's answer, and no test shall take it for one.
     """
     asked = body["response_format"]["json_schema"]["schema"]["properties"]
-    question = _QUESTION.search(body["messages"][-1]["content"])
-    answer = recorded.get(question[1], {}) if question else {}
+    content = body["messages"][-1]["content"]
+    about = _TEXT.match(content) or _QUESTION.search(content)
+    answer = recorded.get(about[1], {}) if about else {}
     if not set(asked) <= set(answer):
         return ""
     return json.dumps({name: answer[name] for name in asked}, ensure_ascii=False)
 
 
 @contextmanager
-def recorded_server(data: Path, models_dir: Path | None, socket: Path | None = None) -> Iterator[RunningServer]:
-    """A model server with the models of ``models_dir``, and what is recorded in ``data`` as model ``recorded``."""
-    recorded = rewrites(data)
+def recorded_server(
+    data: Path,
+    models_dir: Path | None,
+    socket: Path | None = None,
+    nodes: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Iterator[RunningServer]:
+    """A model server with the models of ``models_dir``, and what is recorded in ``data`` as model ``recorded``.
+
+    ``nodes``: text -> what is recorded for it, see ``bench.nodes.enrichments``.
+    """
+    recorded = {**rewrites(data), **(nodes or {})}
     with scripted_endpoint(lambda body: completion(body, recorded)) as url:
         config = f'[server]\nsocket_mode = "0666"\n{remote_model(MODEL, url)}'
         with running_server(fake_models=False, config=config, models_dir=models_dir, socket=socket) as server:

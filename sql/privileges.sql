@@ -123,7 +123,8 @@ BEGIN
     ('ml_rag_user', 'SELECT', 'TABLE', 'node_group node_group_error'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _split_text _write_nodes _asks_model _node_function _text_parts _part_characters _node_calls _ask_for_nodes _transform
-      _node_group _node_options _node_policy _grant_readers _make_node_group drop_node_group _drop_node_tables
+      _node_group _check_merge _change_merged _merged_nodes _node_options _node_policy
+      _grant_readers _make_node_group drop_node_group _drop_node_tables
       _key_text _node_sources _pending_nodes _begin_nodes _look_up _status_run _begin_group _read_parents _embed_nodes _make_nodes
       _write_group _index_group _node_step _end_nodes
       _count_calls _begin_node_group _check_segments create_node_group _begin_refresh refresh_node_groups _next_nodes _fill_nodes

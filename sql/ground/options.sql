@@ -409,6 +409,8 @@ SELECT ml_rag._add_option('create_node_group', 'embed', 'boolean', default_value
   description => 'embed the nodes, by the model of the store, for semantic arms');
 SELECT ml_rag._add_option('create_node_group', 'keyword_search', 'boolean', default_value => 'true',
   description => 'index the words of the nodes, for keyword arms');
+SELECT ml_rag._add_option('create_node_group', 'merge', 'boolean', default_value => 'false',
+  description => 'index the nodes'' words together with those of their segment, as one text: docs/nodes.md');
 SELECT ml_rag._add_option('create_node_group', 'dry_run', 'boolean', default_value => 'false',
   description => 'only count the texts and the calls to the model');
 SELECT ml_rag._add_option('create_node_group', 'batch_size', 'integer', minimum => 1, maximum => 1000,

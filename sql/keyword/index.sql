@@ -5,8 +5,9 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: SQL of what an index has of a row: key, text  Calls: ml_rag._key_values
-SELECT format('%s, CASE WHEN %s.%I IS NOT NULL THEN concat(%2$s.%3$I) END COLLATE "C"',
-  ml_rag._key_values(alias, index.key), alias, index.segment)
+SELECT format('%s, CASE WHEN %s.%I IS NOT NULL THEN concat_ws(E''\n'', %2$s.%3$I%4$s) END COLLATE "C"',
+  ml_rag._key_values(alias, index.key), alias, index.segment,
+  CASE WHEN index.beside IS NOT NULL THEN format(', %s.%I', alias, index.beside) END)
 $$;
 
 CREATE FUNCTION ml_rag._add_keywords_statement(index ml_rag.keyword_store, source text) RETURNS text
@@ -80,11 +81,13 @@ BEGIN
       WHERE a.attrelid = index.store AND NOT a.attisdropped AND (
         a.attname = ANY (index.key) AND a.atttypid = ANY (
           '{smallint,integer,bigint,numeric,oid,text,character varying,uuid}'::regtype[])
-        OR a.attname = index.segment AND a.attname <> ALL (index.key)
-          AND a.atttypid = ANY ('{text,character varying}'::regtype[]))) <> cardinality(index.key) + 1 THEN
+        OR a.attname IN (index.segment, index.beside) AND a.attname <> ALL (index.key)
+          AND a.atttypid = ANY ('{text,character varying}'::regtype[])))
+     <> cardinality(index.key) + 1 + (index.beside IS NOT NULL)::integer THEN
     RAISE EXCEPTION USING ERRCODE = '55000',
       MESSAGE = format('keyword index of "%s" no longer matches its columns', index.store),
-      DETAIL = format('It indexes column %I with key (%s).', index.segment, array_to_string(index.key, ', ')),
+      DETAIL = format('It indexes column %s with key (%s).',
+        concat_ws(', ', quote_ident(index.segment), quote_ident(index.beside)), array_to_string(index.key, ', ')),
       HINT = format('SELECT ml_rag.enable_keyword_search(%L) rebuilds it, ml_rag.disable_keyword_search drops it.',
         index.store::text);
   END IF;
@@ -98,11 +101,11 @@ AS $$
 -- purpose: whether the session's role may know the words of all rows of the table, or at least in how many rows each is
 -- What a fold writes, as pg_stat_xact_all_tables and EXPLAIN (ANALYZE, WAL) show to whoever caused it, depends on the words
 -- that it finds waiting. current_user would be the owner of the trigger.
-SELECT has_column_privilege(r.oid, index.store, a.attnum, 'SELECT') AND (index.statistics = 'all' OR NOT c.relrowsecurity
+SELECT bool_and(has_column_privilege(r.oid, index.store, a.attnum, 'SELECT')) AND bool_and(index.statistics = 'all' OR NOT c.relrowsecurity
   OR r.rolsuper OR r.rolbypassrls OR pg_has_role(r.oid, c.relowner, 'USAGE') AND NOT c.relforcerowsecurity)
 FROM pg_roles AS r, pg_class AS c, pg_attribute AS a
 WHERE r.rolname = coalesce(nullif(current_setting('role'), 'none'), session_user)
-  AND c.oid = index.store AND a.attrelid = index.store AND a.attname = index.segment AND NOT a.attisdropped
+  AND c.oid = index.store AND a.attrelid = index.store AND a.attname IN (index.segment, index.beside) AND NOT a.attisdropped
 $$;
 
 CREATE FUNCTION ml_rag._keep_keywords() RETURNS trigger
@@ -342,7 +345,12 @@ BEGIN
     END;
   END IF;
   SELECT _index_keywords.store, _segment, ml_rag._indexable_key(store), _configuration,
-    (_options -> 'k1')::double precision, (_options -> 'b')::double precision, _options ->> 'statistics' INTO _index;
+    (_options -> 'k1')::double precision, (_options -> 'b')::double precision, _options ->> 'statistics',
+    -- node groups are merged into that column
+    CASE WHEN _segment = 'segment' THEN (
+      SELECT a.attname FROM pg_attribute AS a
+      WHERE a.attrelid = store AND a.attname = 'segment_nodes' AND NOT a.attisdropped AND a.atttypid = 'text'::regtype) END
+  INTO _index;
   PERFORM ml_rag._check_keyword_columns(_index);
   -- the owner may have taken that from itself
   IF row_security_active(store) THEN

@@ -13,7 +13,9 @@ CREATE TABLE ml_rag.keyword_store (
   configuration text NOT NULL CHECK (octet_length(configuration) <= 300),   -- text search configuration, with its schema
   k1            double precision NOT NULL CHECK (k1 BETWEEN 0 AND 100),
   b             double precision NOT NULL CHECK (b BETWEEN 0 AND 1),
-  statistics    text NOT NULL CHECK (statistics IN ('all', 'visible'))
+  statistics    text NOT NULL CHECK (statistics IN ('all', 'visible')),
+  -- column of a text that is indexed together with the first, as one; null = none
+  beside        name CHECK (beside = 'segment_nodes')
 );
 CREATE SEQUENCE ml_rag.keyword_number;
 CREATE TABLE ml_rag.keyword_row (

@@ -295,7 +295,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the nodes of a batch in place of what was there; a parent that was deleted meanwhile has none, one whose text was
--- changed comes up again  Calls: ml_rag._relation_name  Writes: the node group, as the caller
+-- changed comes up again  Calls: ml_rag._relation_name, ml_rag._key_text, ml_rag._merged_nodes  Writes: the node group, and
+-- where it is merged the store, as the caller
 DECLARE
   _nodes text := ml_rag._relation_name(run.relation);
   _columns text := (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest(run.key) WITH ORDINALITY AS u (k, place));
@@ -328,6 +329,10 @@ BEGIN
     CASE WHEN run.options ? 'embed_model_id' THEN ', node_embedding' END, CASE WHEN run.options ? 'embed_model_id' THEN ', u.vector' END)
   USING run.keys, run.hashes, run.numbers, run.parents, run.texts, run.errors, run.vectors, run.batch, _former;
   GET DIAGNOSTICS _n = ROW_COUNT;
+  IF (run.options -> 'merge')::boolean THEN
+    EXECUTE format('UPDATE %s AS s SET segment_nodes = %s WHERE (%s) IN (SELECT %s FROM unnest($1) AS u (key))',
+      ml_rag._relation_name(run.store), ml_rag._merged_nodes(run.store), _store_columns, _values) USING run.keys;
+  END IF;
   run.failed := run.failed + (SELECT count(*) FROM unnest(run.numbers, run.errors) AS u (number, error) WHERE u.number = 0
     AND u.error IS NOT NULL);
   run.done := run.done + jsonb_array_length(run.batch);

@@ -18,13 +18,65 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._check_merge(store regclass) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: that nodes can be merged into a store: it has a keyword index, and its column segment_nodes is ours
+-- Calls: ml_rag._keyword_index, ml_rag._node_groups
+BEGIN
+  IF NOT EXISTS (SELECT FROM ml_rag._keyword_index(store) AS i WHERE i.segment = 'segment') THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" has no keyword index to merge nodes into', store),
+      HINT = format('SELECT ml_rag.enable_keyword_search(%L);', store);
+  ELSIF NOT EXISTS (SELECT FROM ml_rag._node_groups(store) AS g WHERE (g.options -> 'merge')::boolean)
+    AND EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'segment_nodes' AND NOT a.attisdropped) THEN
+    RAISE EXCEPTION USING ERRCODE = '42701', MESSAGE = format('table "%s" has a column "segment_nodes" already', store),
+      DETAIL = 'The nodes that are merged are kept in a column of that name.',
+      HINT = format('ALTER TABLE %s RENAME COLUMN segment_nodes TO …;', store);
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._change_merged(store regclass, change text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the column of merged nodes comes or goes, and the keyword index is made anew, as it was
+-- Calls: ml_rag._keyword_index, ml_rag._lock_table, ml_rag._relation_name, ml_rag._index_keywords
+-- Writes: the table's definition, as the caller
+DECLARE
+  _options jsonb := (
+    SELECT jsonb_build_object('text_search_configuration', i.configuration, 'k1', i.k1, 'b', i.b, 'statistics', i.statistics)
+    FROM ml_rag._keyword_index(store) AS i);
+BEGIN
+  PERFORM ml_rag._lock_table(store, 'ACCESS EXCLUSIVE');
+  EXECUTE format('ALTER TABLE %s %s', ml_rag._relation_name(store), change);
+  PERFORM ml_rag._index_keywords(store, _options, false) WHERE _options IS NOT NULL;
+END
+$$;
+
+CREATE FUNCTION ml_rag._merged_nodes(store regclass) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of the nodes that are merged into row s of a store, as one text; null = there is no such node group
+-- Calls: ml_rag._node_groups, ml_rag._relation_name, ml_rag._same_key
+BEGIN
+  RETURN (
+    SELECT format('nullif(concat_ws(%L, %s), %L)', E'\n', string_agg(format(
+      '(SELECT string_agg(n.node, %L ORDER BY n.node_number) FROM %s AS n WHERE %s AND n.node_number > 0)', E'\n',
+      ml_rag._relation_name(g.relation), ml_rag._same_key('n', g.key, 's', g.store_key)), ', ' ORDER BY g.relation), '')
+    FROM ml_rag._node_groups(store) AS g WHERE (g.options -> 'merge')::boolean HAVING count(*) > 0);
+END
+$$;
+
 CREATE FUNCTION ml_rag._node_options(store regclass, name text, options jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the options of a new node group, checked, with what they stand for in this store
 -- Calls: ml_rag.parse_options, ml_rag._bad_option, ml_rag._asks_model, ml_rag._node_function, ml_rag._node_group,
--- ml_rag._get_setting, ml_rag._embeddings
+-- ml_rag._get_setting, ml_rag._embeddings, ml_rag._check_merge
 DECLARE
   _options jsonb := ml_rag.parse_options('create_node_group', options);
   _transform text := _options ->> 'transform';
@@ -59,6 +111,14 @@ BEGIN
   END IF;
   IF _transform = 'context' AND _parent <> 'segment' THEN
     PERFORM ml_rag._bad_option('parent', to_jsonb(_parent), 'segment, where "transform" is context');
+  END IF;
+  IF (_options -> 'merge')::boolean THEN
+    IF _transform = 'context' THEN
+      PERFORM ml_rag._bad_option('merge', 'true', 'false, where "transform" is context', 'Its nodes have the text of their segment.');
+    ELSIF _document IS NOT NULL THEN
+      PERFORM ml_rag._bad_option('merge', 'true', 'false for nodes of documents');
+    END IF;
+    PERFORM ml_rag._check_merge(store);
   END IF;
   IF (_options -> 'embed')::boolean THEN
     _model := (SELECT e.model_id FROM ml_rag._embeddings(store) AS e WHERE e.is_default);
@@ -119,7 +179,8 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the table of a node group, empty; options: of ml_rag._node_options
 -- Calls: ml_rag._primary_key, ml_rag._relation_name, ml_rag.embed, ml_rag._lock_table, ml_rag._node_groups, ml_rag._node_policy,
--- ml_rag._grant_readers, ml_rag._index_keywords  Writes: a new table, as the caller, for the owner of the store
+-- ml_rag._grant_readers, ml_rag._index_keywords, ml_rag._warn_of_subscribers, ml_rag._change_merged
+-- Writes: a new table, as the caller, for the owner of the store
 DECLARE
   _store record;
   _key record := ml_rag._primary_key(store);
@@ -167,6 +228,11 @@ BEGIN
     PERFORM ml_rag._index_keywords(_nodes::regclass, coalesce(_language, '{}') || '{"segment": "node"}', true);
   END IF;
   EXECUTE format('ALTER TABLE %s OWNER TO %s', _nodes, _store.relowner::regrole);
+  IF (options -> 'merge')::boolean AND NOT EXISTS (
+    SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'segment_nodes' AND NOT a.attisdropped) THEN
+    PERFORM ml_rag._warn_of_subscribers(store, 'segment_nodes', 'text');
+    PERFORM ml_rag._change_merged(store, 'ADD COLUMN segment_nodes text');
+  END IF;
 END
 $$;
 
@@ -174,7 +240,8 @@ CREATE FUNCTION ml_rag.drop_node_group(store regclass, name text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._own_table, ml_rag._check_writable, ml_rag._node_group, ml_rag._node_groups, ml_rag._lock_table, ml_rag._relation_name
+-- Calls: ml_rag._own_table, ml_rag._check_writable, ml_rag._node_group, ml_rag._node_groups, ml_rag._lock_table,
+-- ml_rag._relation_name, ml_rag._merged_nodes, ml_rag._change_merged
 -- Writes: the table's definition, as the caller
 DECLARE
   _group ml_rag._node_group;
@@ -190,6 +257,13 @@ BEGIN
   END IF;
   PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
   EXECUTE format('DROP TABLE %s', ml_rag._relation_name(_group.relation));
+  IF (_group.options -> 'merge')::boolean AND ml_rag._merged_nodes(store) IS NOT NULL THEN
+    EXECUTE format('UPDATE %1$s AS t SET segment_nodes = m.merged FROM (SELECT s.ctid AS place, s.tableoid AS part, %2$s AS merged'
+      ' FROM %1$s AS s) AS m WHERE t.ctid = m.place AND t.tableoid = m.part AND t.segment_nodes IS DISTINCT FROM m.merged',
+      ml_rag._relation_name(store), ml_rag._merged_nodes(store));
+  ELSIF (_group.options -> 'merge')::boolean THEN
+    PERFORM ml_rag._change_merged(store, 'DROP COLUMN IF EXISTS segment_nodes');
+  END IF;
 END
 $$;
 COMMENT ON FUNCTION ml_rag.drop_node_group(regclass, text) IS

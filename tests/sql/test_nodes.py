@@ -536,3 +536,75 @@ def test_a_store_and_its_group_can_be_renamed(store: Connection) -> None:
     store.execute("UPDATE s.texts SET segment = 'Coots run.' WHERE document_id = 2")
     assert refresh(store, "s.texts")["parents"] == 1
     assert found(store, "coots", ARM, WORDS)[0] == (2, 1)
+
+
+# -- merged into the words of their segments ---------------------------------------------------------------------------
+
+
+SYNONYMS = (
+    "CREATE FUNCTION public.synonyms(t text) RETURNS SETOF text LANGUAGE sql AS"
+    " $$SELECT 'ardea fisher' WHERE t LIKE 'Herons%' UNION ALL SELECT 'larus' WHERE t LIKE '%Gulls%'$$"
+)
+
+
+def test_merged_nodes_are_found_by_the_words_of_their_segments(store: Connection) -> None:
+    store.execute(SYNONYMS)
+    words = {"search": "keyword"}
+    assert found(store, "ardea", words) == []
+    create(store, "synonyms", transform="public.synonyms", embed=False, keyword_search=False, merge=True)
+    assert found(store, "ardea", words) == [(1, 1)]
+    assert found(store, "larus terns", words) == [(1, 2)]
+    merged = "SELECT segment_nodes FROM docs ORDER BY document_id, segment_number"
+    assert store.execute(merged).fetchall() == [("ardea fisher",), ("larus",), (None,)]
+    # one text: its length and its words are those of both
+    indexed = store.execute("SELECT key, length FROM ml_rag.keyword_row WHERE store = 'docs'::regclass ORDER BY key")
+    counted = "SELECT sum(n)::int FROM ml_rag.keyword_tokens('english', %s)"
+    for (_, length), ((key), text) in zip(indexed.fetchall(), TEXTS.items(), strict=True):
+        extra = {(1, 1): " ardea fisher", (1, 2): " larus"}.get(key, "")
+        assert store.execute(counted, (text + extra,)).fetchone() == (length,)
+    store.execute("UPDATE docs SET segment = 'Coots run.' WHERE (document_id, segment_number) = (1, 1)")
+    refresh(store)
+    assert found(store, "ardea", words) == []
+    assert search(store, "coots", {"arms": [words]})[0][5] == "Coots run."
+
+
+def test_several_groups_are_merged_and_taken_out_again(store: Connection) -> None:
+    store.execute(SYNONYMS)
+    create(store, "synonyms", transform="public.synonyms", merge=True)
+    create(store, "sentences", transform="sentence", merge=True)
+    merged = "SELECT segment_nodes FROM docs WHERE (document_id, segment_number) = (1, 1)"
+    assert store.execute(merged).fetchone() == ("ardea fisher\nHerons wait for fish.\nGrebes dive.",)
+    store.execute("SELECT ml_rag.drop_node_group('docs', 'synonyms')")
+    assert store.execute(merged).fetchone() == ("Herons wait for fish.\nGrebes dive.",)
+    assert found(store, "ardea", {"search": "keyword"}) == []
+    store.execute("SELECT ml_rag.enable_keyword_search('docs')")  # made anew by hand, with what is merged
+    store.execute("SELECT ml_rag.drop_node_group('docs', 'sentences')")
+    with pytest.raises(psycopg.errors.UndefinedColumn):
+        store.execute(merged)
+    assert found(store, "herons", {"search": "keyword"}) == [(1, 1)]
+
+
+def test_what_cannot_be_merged_is_refused(store: Connection) -> None:
+    with error("22023", 'option "merge"'):
+        create(store, "n", transform="context", merge=True)
+    with error("22023", 'option "merge"'):
+        create(store, "n", transform="sentence", parent="document", merge=True)
+    store.execute("ALTER TABLE docs ADD segment_nodes text")
+    with error("42701", "segment_nodes"):
+        create(store, "n", transform="sentence", merge=True)
+    store.execute("ALTER TABLE docs DROP segment_nodes; SELECT ml_rag.disable_keyword_search('docs')")
+    with error("55000", "no keyword index"):
+        create(store, "n", transform="sentence", merge=True)
+
+
+def test_who_may_not_read_merged_nodes_does_not_search_them(db: Database, store: Connection) -> None:
+    store.execute(SYNONYMS)
+    create(store, "synonyms", transform="public.synonyms", merge=True)
+    store.execute("REVOKE SELECT ON docs FROM ml_rag_user")
+    columns = "document_name, metadata, document_id, segment_number, segment, segment_embedding"
+    store.execute(f"GRANT SELECT ({columns}) ON docs TO ml_rag_user")
+    asker = db.connect("asker")
+    with error("55000", "no vector store has a keyword index"):
+        found(asker, "ardea", {"search": "keyword"})
+    store.execute("GRANT SELECT (segment_nodes) ON docs TO ml_rag_user")
+    assert found(asker, "ardea", {"search": "keyword"}) == [(1, 1)]

@@ -10,13 +10,15 @@ from ml_rag.errors import PrivilegeError
 
 _STATEMENTS = {
     "indexes": (
-        "SELECT store::oid, segment, key, configuration, k1, b, statistics"
+        "SELECT store::oid, segment, key, configuration, k1, b, statistics, beside"
         " FROM ml_rag.keyword_store WHERE $1 IS NULL OR store = $1",
         "oid",
     ),
     # As the caller: which of these tables it may read in these columns, the text of a name[].
     "readable": (
-        "SELECT u.place, row_security_active(u.store) AS secured"
+        "SELECT u.place, row_security_active(u.store) AS secured, EXISTS (SELECT FROM pg_attribute AS a"
+        " WHERE a.attrelid = u.store AND a.attname = 'segment_nodes' AND NOT a.attisdropped"
+        " AND has_column_privilege(a.attrelid, a.attnum, 'SELECT')) AS reads_nodes"
         " FROM unnest($1, $2) WITH ORDINALITY AS u (store, columns, place)"
         " JOIN pg_class AS c ON c.oid = u.store"
         " WHERE c.relkind = 'r' AND has_schema_privilege(c.relnamespace, 'USAGE')"
@@ -38,18 +40,20 @@ _run = Statements(_STATEMENTS)
 def readable(plpy: Any, indexes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those of the indexes (store, segment, key) whose columns the caller may read.
 
-    Each gets ``secured``: whether row-level security applies to the caller.
+    Each gets ``secured``: whether row-level security applies to the caller, and ``reads_nodes``: whether the caller may
+    read the nodes that are merged into the texts, where there are some.
     """
     if not indexes:
         return []
     columns = [_run(plpy, "columns", index["key"], index["segment"])[0]["columns"] for index in indexes]
     found = _run(plpy, "readable", [index["store"] for index in indexes], columns)
-    return [indexes[row["place"] - 1] | {"secured": row["secured"]} for row in found]
+    return [indexes[row["place"] - 1] | {"secured": row["secured"], "reads_nodes": row["reads_nodes"]} for row in found]
 
 
 def of_caller(plpy: Any, store: int | None) -> list[dict[str, Any]]:
     """The indexes that the caller may search, or the one of a table."""
-    return readable(plpy, as_owner(plpy, lambda: [dict(row) for row in _run(plpy, "indexes", store)]))
+    found = readable(plpy, as_owner(plpy, lambda: [dict(row) for row in _run(plpy, "indexes", store)]))
+    return [index for index in found if index["beside"] is None or index["reads_nodes"]]
 
 
 def check_owner(plpy: Any, store: int) -> int:

@@ -39,7 +39,7 @@ _SCORED = 10_000
 MOST_PILED, MOST_ROWS = 100_000, 5_000_000
 
 _STATEMENTS = {
-    "index": ("SELECT segment, key, k1, b, statistics FROM ml_rag.keyword_store WHERE store = $1", "oid"),
+    "index": ("SELECT segment, key, k1, b, statistics, beside FROM ml_rag.keyword_store WHERE store = $1", "oid"),
     "visible keys": (
         "SELECT k.keys, k.n FROM ml_rag._visible_keys($1::oid, $2::name[], $3) AS k",
         *("oid", "text[]", "text[]"),
@@ -146,7 +146,7 @@ def search(
     own = readable(plpy, [{"store": store, "segment": segment, "key": key}])
     if not own:
         return [], []
-    secured = own[0]["secured"]
+    secured, reads_nodes = own[0]["secured"], own[0]["reads_nodes"]
     keys: list[Portion] | None = None
     if secured or row_keys is not None:
         keys = [(row["keys"], row["n"]) for row in _run(plpy, "visible keys", store, key, row_keys)]
@@ -154,6 +154,8 @@ def search(
     def work() -> Candidates:
         found = _run(plpy, "index", store)
         if not len(found) or found[0]["segment"] != segment or found[0]["key"] != key:
+            return [], []
+        if found[0]["beside"] is not None and not reads_nodes:
             return [], []
         k1, b = found[0]["k1"], found[0]["b"]
         if secured and keys is not None and found[0]["statistics"] == "visible":

@@ -137,7 +137,7 @@ def write(server: ModelServer, request: dict[str, Any]) -> tuple[list[str], dict
 
 
 def read(text: str, transform: str) -> list[str]:
-    """The nodes in an answer: distinct, not blank, cut to a bound.
+    """The nodes in an answer: distinct, not blank, cut to a bound; of a list there may be none.
 
     Raises EngineFailed for anything else; its detail says what is wrong, not what the model wrote.
     """
@@ -154,7 +154,7 @@ def read(text: str, transform: str) -> list[str]:
     # a NUL and halves of surrogate pairs, which PostgreSQL's text cannot hold
     cleaned = [one.replace("\x00", "").encode("utf-8", "replace").decode().strip()[:_LONGEST] for one in texts]
     distinct = list(dict.fromkeys(one for one in cleaned if one))
-    if not distinct:
+    if not distinct and (texts or transform in _SINGLE):  # a text may mention nobody
         raise _nonsense(f'Its "{transform}" is blank.')
     return distinct[:_MOST]
 

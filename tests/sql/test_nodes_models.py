@@ -1,0 +1,153 @@
+"""nodes/transform: nodes that a model writes: what it is asked, what of its answers is taken, what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.cluster import Connection, Database
+from support.nodes import create, nodes, refresh
+from support.scripted import MODEL, Script, scripted_model
+from support.stores import create_store, error, fake_embedding, insert, search
+
+TEXTS = {(1, 1): "Herons wait for fish.", (1, 2): "Loons call at night.", (2, 1): "Swans are heavy."}
+
+
+@pytest.fixture
+def script(db: Database, local_sockets: Path) -> Iterator[Script]:
+    with scripted_model(db, local_sockets) as script:
+        yield script
+
+
+@pytest.fixture
+def store(owner: Connection, script: Script) -> Connection:
+    rows = [(f"d{d}", d, n, text, fake_embedding(text)) for (d, n), text in TEXTS.items()]
+    create_store(owner, "docs", rows, type="vector(16)")
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
+    return owner
+
+
+def text_of(body: dict[str, Any]) -> str:
+    """The text that a request is about."""
+    found: str = body["messages"][-1]["content"].partition("Text:\n")[2].partition("\n\nWrite a JSON object")[0]
+    return found
+
+
+@pytest.mark.parametrize("transform", ["keyphrases", "questions", "entities"])
+def test_lists_become_a_node_each(store: Connection, script: Script, transform: str) -> None:
+    script.answer = lambda body: {transform: [f"first of {text_of(body)}", " ", "second", "second", f"x\0{transform}"]}
+    result = create(store, transform, transform=transform, model_id=MODEL)
+    assert (result["parents"], result["nodes"], result["failed"]) == (3, 9, 0)
+    assert nodes(store, transform)[1, 2] == ["first of Loons call at night.", "second", f"x{transform}"]
+    assert sorted(map(text_of, script.requests)) == sorted(TEXTS.values())
+    assert list(script.asked) == [transform]
+    assert script.requests[0]["temperature"] == 0
+    assert refresh(store)["parents"] == 0
+    assert len(script.requests) == 3
+    hits = search(store, "first of loons", {"arms": [{"search": "keyword", "in": transform}], "return": "node"})
+    assert hits[0][5] == "first of Loons call at night."
+
+
+def test_a_summary_of_each_document_in_one_call(store: Connection, script: Script) -> None:
+    script.answer = lambda body: {"summary": f"about {text_of(body)[:6].strip()}"}
+    create(store, "summaries", transform="summary", parent="document", model_id=MODEL)
+    assert sorted(map(text_of, script.requests)) == [
+        "Herons wait for fish.\n\nLoons call at night.",
+        "Swans are heavy.",
+    ]
+    assert nodes(store, "summaries") == {(1, 1): ["about Herons"], (2, 1): ["about Swans"]}
+    create(store, "words", transform="sentence", parent="summaries")
+    assert nodes(store, "words") == {(1, 1): ["about Herons"], (2, 1): ["about Swans"]}
+    # a document's node counts for all its segments
+    hits = search(store, "herons", {"arms": [{"search": "keyword", "in": "words"}]})
+    assert [(row[3], row[4]) for row in hits] == [(1, 1), (1, 2)]
+
+
+def test_a_long_text_is_summarized_in_parts(store: Connection, script: Script) -> None:
+    long = " ".join(f"word{i}" for i in range(3000))
+    insert(store, "docs", [("d3", 3, 1, long, fake_embedding("word"))])
+    store.execute("DELETE FROM docs WHERE document_id < 3")
+    script.answer = lambda body: {"summary": f"{len(text_of(body).split())} words"}
+    counted = create(store, "s", transform="summary", model_id=MODEL, dry_run=True)["model_calls"]
+    assert script.requests == []
+    create(store, "s", transform="summary", model_id=MODEL)
+    asked = [text_of(body) for body in script.requests]
+    assert len(asked) == counted == 4
+    assert " ".join(" ".join(asked[:3]).split()) == long
+    assert max(map(len, asked)) <= 12000
+    assert nodes(store, "s") == {(3, 1): ["6 words"]}
+
+
+def test_context_stands_before_the_text_that_is_embedded_and_indexed(store: Connection, script: Script) -> None:
+    script.answer = {"context": "From the chapter on birds."}
+    create(store, "context", transform="context", model_id=MODEL)
+    assert nodes(store, "context")[1, 2] == ["From the chapter on birds.\n\nLoons call at night."]
+    vector = store.execute(
+        "SELECT node_embedding::real[] FROM docs_context WHERE (document_id, segment_number, node_number) = (1, 2, 1)"
+    ).fetchone()
+    assert vector is not None
+    assert vector[0] == pytest.approx(fake_embedding("From the chapter on birds.\n\nLoons call at night."), abs=1e-6)
+    prompt = next(
+        body["messages"][-1]["content"]
+        for body in script.requests
+        if "A part of it:\nLoons" in str(body["messages"][-1]["content"])
+    )
+    assert prompt.startswith("Document: d1\n\nIts text:\nHerons wait for fish.\nLoons call at night.\n")
+    assert search(store, "chapter loons", {"arms": [{"search": "keyword", "in": "context"}]})[0][5] == TEXTS[1, 2]
+
+
+def test_a_prompt_of_ones_own_takes_the_place_of_ours(store: Connection, script: Script) -> None:
+    script.answer = {"keyphrases": ["a"]}
+    create(store, "k", transform="keyphrases", model_id=MODEL, prompt="the birds")
+    assert "- keyphrases (a list of texts): the birds." in script.prompt
+
+
+@pytest.mark.parametrize(
+    ("answered", "detail"),
+    [
+        ("no JSON", "It is not JSON."),
+        ({"other": ["a"]}, 'Its "keyphrases" is neither a text nor a list of texts.'),
+        ({"keyphrases": [1]}, 'Its "keyphrases" is neither a text nor a list of texts.'),
+        ({"keyphrases": [" "]}, 'Its "keyphrases" is blank.'),
+        ("[]", 'Its "keyphrases" is neither a text nor a list of texts.'),
+    ],
+)
+def test_an_answer_that_is_nonsense_fails_its_text_alone(
+    store: Connection, script: Script, answered: Any, detail: str
+) -> None:
+    script.answer = lambda body: answered if "Loons" in str(body) else {"keyphrases": ["fine"]}
+    result = create(store, "k", transform="keyphrases", model_id=MODEL)
+    assert (result["nodes"], result["failed"]) == (2, 1)
+    errors = store.execute("SELECT key, sqlstate, message, detail FROM ml_rag.node_group_error").fetchall()
+    assert errors == [("{1,2}", "38000", "the model's answer cannot be used", detail)]
+    asked = len(script.requests)
+    script.answer = {"keyphrases": ["fine"]}
+    refresh(store)
+    assert len(script.requests) == asked + 1
+    assert nodes(store, "k")[1, 2] == ["fine"]
+
+
+def test_what_every_text_would_get_ends_the_call_and_leaves_nothing_half(store: Connection, script: Script) -> None:
+    with error("22023", "nonsense"):
+        create(store, "k", transform="keyphrases", model_id="nonsense")
+    assert store.execute("SELECT rows, pending, failed FROM ml_rag.node_group").fetchall() == [(0, 3, 0)]
+
+
+def test_the_shipped_fake_model_answers_nonsense_and_nothing_breaks(store: Connection) -> None:
+    # its smallest instance of the schema is an empty list, or an empty text
+    result = create(store, "k", transform="keyphrases", model_id="fake-generate")
+    assert (result["parents"], result["nodes"], result["failed"]) == (3, 0, 0)
+    assert refresh(store)["parents"] == 0
+    assert create(store, "s", transform="summary", model_id="fake-generate")["failed"] == 3
+    assert store.execute("SELECT DISTINCT message, detail FROM ml_rag.node_group_error").fetchall() == [
+        ("the model's answer cannot be used", 'Its "summary" is blank.')
+    ]
+
+
+def test_enrichment_is_merged_into_the_words_of_its_segments(store: Connection, script: Script) -> None:
+    script.answer = lambda body: {"questions": ["Who fishes?" if "Herons" in text_of(body) else "Why?"]}
+    create(store, "questions", transform="questions", model_id=MODEL, merge=True)
+    assert [(row[3], row[4]) for row in search(store, "fishes", {"arms": [{"search": "keyword"}]})] == [(1, 1)]
