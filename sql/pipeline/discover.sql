@@ -252,8 +252,8 @@ logical to real column names. embed_model_id: only stores of that model. unmarke
 vector_store and carry no marker comment.
 A vector store is a relation with the mapped columns, a vector or halfvec column whose comment contains
 GENAI_OPTIONS=EMBED_MODEL_ID=<model id>, and SELECT granted to the caller. The marker can name the columns (SEGMENT=content,
-DOCUMENT_NAME, DOCUMENT_ID, SEGMENT_NUMBER, METADATA); with SEGMENT the embedding can have any name. Reading a relation can run its owner's code
-with the caller's rights. A relation that vector_store does not name with its schema is therefore found only if its owner
+DOCUMENT_NAME, DOCUMENT_ID, SEGMENT_NUMBER, METADATA); with SEGMENT the embedding can have any name. Reading a relation can run
+its owner's code with the caller's rights. A relation that vector_store does not name with its schema is therefore found only if its owner
 is trusted (found = trusted): the caller, superusers, the owner of the database, roles the caller is a member of, members
 of ml_rag_publisher; or if it is a plain table (found = untrusted): no policy, no rule, no expression in an index,
 statistics, a constraint, a partition key or a generated column, only built-in types and those of pgvector. For a
@@ -264,7 +264,8 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: why a call does not search a relation, which is in a schema that the caller may use; options are parsed ones
--- Calls: ml_rag._default_column, ml_rag._marked_model, ml_rag._marked_columns, ml_rag._found, ml_rag._trusts, ml_rag._is_plain  Reads: the catalog
+-- Calls: ml_rag._default_column, ml_rag._marked_model, ml_rag._marked_columns, ml_rag._found, ml_rag._trusts, ml_rag._is_plain
+-- Reads: the catalog
 DECLARE
   _columns jsonb := options -> 'vector_store_columns';
   _embedding text := coalesce(_columns ->> 'segment_embedding', ml_rag._default_column(relation));

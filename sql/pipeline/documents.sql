@@ -52,8 +52,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the documents of the stores that the caller may see, as [[name, [titles]]], at most 20000, of a store of an untrusted
--- owner 2000, of all those 6000; first: names that come before others. A store that the call does not name, and that cannot be read, is left
--- to the search, which says so
+-- owner 2000, of all those 6000; first: names that come before others. A store that the call does not name, and that cannot be
+-- read, is left to the search, which says so
 -- Calls: ml_rag._untrusted_last, ml_rag._share, ml_rag._limit_wait, ml_rag._documents_of
 -- Reads: the stores, as the caller
 DECLARE

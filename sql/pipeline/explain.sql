@@ -34,7 +34,8 @@ CREATE FUNCTION ml_rag._explain_stores(options jsonb, stores ml_rag.store[], arm
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the stores that were searched, each with what its arms say (arms: {arm: {store: {…}}}), and those that were not, with the reason
+-- purpose: the stores that were searched, each with what its arms say (arms: {arm: {store: {…}}}), and those that were not, with
+-- the reason
 -- Those that nobody named are told of only where the caller may read their vectors: of others not even that they exist.
 -- Calls: ml_rag._texts, ml_rag._why_no_store, ml_rag._why_not, ml_rag._marked_model, ml_rag._needs_embedding,
 -- ml_rag._get_setting, ml_rag._without_embedding  Reads: the catalog

@@ -89,7 +89,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._check_sample(relation regclass, columns jsonb, model_id text, n integer, OUT checked integer, OUT similarity numeric)
+CREATE FUNCTION ml_rag._check_sample(relation regclass, columns jsonb, model_id text, n integer, OUT checked integer,
+  OUT similarity numeric)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$

@@ -57,7 +57,8 @@ CREATE FUNCTION ml_rag._embedding_trigger(relation oid, attnum smallint, OUT nam
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the trigger that keeps an embedding true to its text: the column of the text, null where it is generated, whether it has been on all the
+-- purpose: the trigger that keeps an embedding true to its text: the column of the text, null where it is generated, whether it
+-- has been on all the
 -- time (ENABLE TRIGGER makes another state of it), and another trigger that runs after it; null = there is none
 -- Calls: ml_rag._parts, ml_rag._text_columns  Reads: the catalog
 DECLARE

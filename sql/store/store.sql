@@ -249,7 +249,8 @@ BEGIN
   _element := ml_rag._index_element(store, _column, _index.class);
   _is_wanted := _index.method IS NOT NULL
     AND (index IS NOT NULL OR ml_rag._marked_key(_comment, 'INDEX') IS DISTINCT FROM 'none');
-  IF index IS NOT NULL AND _comment <> ml_rag._mark_keys(_comment, jsonb_build_object('INDEX', CASE WHEN NOT _is_wanted THEN 'none' END)) THEN
+  IF index IS NOT NULL AND _comment <> ml_rag._mark_keys(_comment,
+      jsonb_build_object('INDEX', CASE WHEN NOT _is_wanted THEN 'none' END)) THEN
     EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _relation, _column,
       ml_rag._mark_keys(_comment, jsonb_build_object('INDEX', CASE WHEN NOT _is_wanted THEN 'none' END)));
   END IF;
@@ -327,8 +328,8 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.create_store(text, jsonb) IS
 $$creates an empty vector store, or checks the one that exists: ml_rag.create_store('public.handbook')
-options: embed_model_id, description, language (of its keyword index), index and distance_metric (of a new store). Errors: 22023 bad option, table that is not a vector
-store or of another model; 25006 read-only; 42501; 55000 model not available; 08006.$$;
+options: embed_model_id, description, language (of its keyword index), index and distance_metric (of a new store).
+Errors: 22023 bad option, table that is not a vector store or of another model; 25006 read-only; 42501; 55000 model not available; 08006.$$;
 
 CREATE FUNCTION ml_rag.documents_below(store regclass, prefix text) RETURNS SETOF text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
