@@ -230,7 +230,7 @@ def test_a_superuser_names_what_other_roles_made(db: Database, owner: Connection
     """What discovery has checked could be another thing by the time it is read, and a superuser has most to lose."""
     plant(attacker, ORDINARY["nothing"])
     assert names(owner) == ["public.good"]
-    with error("P0002", "must be named"):
+    with error("P0002", "Name it with its schema"):
         retrieve(owner, (1, 0, 0), exclude_vector_store=["good"])
     assert retrieve(owner, (1, 0, 0), vector_store=["own.docs"])["citations"][0]["segment"] == "planted"
     owner.execute("ALTER TABLE own.docs OWNER TO CURRENT_USER")
