@@ -49,7 +49,7 @@ BEGIN
     RETURN '{}';
   END IF;
   request.options := options || jsonb_build_object('document_name', ARRAY[document_name]);
-  RETURN ARRAY(SELECT h FROM unnest(ml_rag._read_documents(request, stores)) AS h
+  RETURN ARRAY(SELECT h FROM unnest((ml_rag._read_documents(request, stores)).hits) AS h
                WHERE h.segment_number = _segments_like.segment_number OR _segments_like.segment_number IS NULL);
 END
 $$;
