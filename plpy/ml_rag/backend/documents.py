@@ -102,10 +102,12 @@ class _Names:
             if not parts:
                 continue
             squeezed = "".join(parts)
+            self.by_last[parts[-1]].append((parts, number))
+            if len(parts) == 1 and squeezed.isdigit():
+                continue  # the key of a row: "a jacket under 100" names no document
             as_name = text is stem and (re.search(r"[_\d]", stem) or len(parts) > len(_WORD.findall(stem)))
             where = self.always if len(parts) > 2 or as_name else self.ordinary
             where[squeezed].add(number)
-            self.by_last[parts[-1]].append((parts, number))
 
     def of_part(self, part: Sequence[str]) -> set[int]:
         """The documents that have these words in this order in a name, the last one last."""

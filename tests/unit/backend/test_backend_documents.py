@@ -27,6 +27,23 @@ HANDBOOK, PERKS, REPORT_23, REPORT_24, PLUS, STANDARD, NOTES, GREETINGS = (name 
 @pytest.mark.parametrize(
     ("question", "names"),
     [
+        # rows of a table are named by their keys: numbers of a condition are none
+        ("a waterproof jacket under 100", []),
+        ("from 2 to 100 dollars", []),
+        ("the 45", []),
+        ("tents: 2 people", []),
+        ("what does the 45 document say?", ["shop.items/45"]),
+        ("summarize 45", ["shop.items/45"]),
+        ("what is shop.items/45?", ["shop.items/45"]),
+    ],
+)
+def test_a_number_is_no_name(question: str, names: list[str]) -> None:
+    assert named(question, [(f"shop.items/{key}", []) for key in range(1, 101)]).names == names
+
+
+@pytest.mark.parametrize(
+    ("question", "names"),
+    [
         # with and without ending, in any case, whatever stands between the words
         ("Summarize perksplus.pdf", [PERKS]),
         ("what is in PERKS-PLUS.PDF?", [PERKS]),
