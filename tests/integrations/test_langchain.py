@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from ml_rag.errors import MlRagError
 from ml_rag.integrations.langchain import MlRagChatMessageHistory, MlRagRetriever, MlRagVectorStore, filters
 from support.cluster import Database
-from support.stores import create_store, error, fake_embedding
+from support.stores import as_text, create_store, error, fake_embedding
 
 BOATS = [
     Document("red boat", metadata={"year": 2001, "tags": ["sea", "sail"], "source": "boats.pdf"}, id="a"),
@@ -198,6 +198,22 @@ def test_rights_are_those_of_the_role(boats: MlRagVectorStore, asker_dsn: str, t
     store.close()
     retriever = MlRagRetriever(dsn=tenant_dsn, options={"vector_store": ["public.boats"]}, k=10)
     assert "red boat" not in {d.page_content for d in retriever.invoke("red boat")}
+    retriever.close()
+
+
+def test_rows_without_numbers_of_segments_have_ids_of_their_own(db: Database, asker_dsn: str) -> None:
+    owner = db.connect()
+    owner.execute(
+        "CREATE TABLE items (document_name text, segment text, segment_embedding vector(16));"
+        "COMMENT ON COLUMN items.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'"
+    )
+    for name in ("red boat", "blue boat"):
+        owner.execute("INSERT INTO items VALUES ('items', %s, %s)", (name, as_text(fake_embedding(name))))
+    owner.execute("GRANT SELECT ON items TO ml_rag_user")
+    retriever = MlRagRetriever(dsn=asker_dsn, options={"vector_store": ["public.items"]}, k=2)
+    first, second = (d.id for d in retriever.invoke("boat"))
+    assert first != second
+    assert {first, second} == {d.id for d in retriever.invoke("red boat")}
     retriever.close()
 
 

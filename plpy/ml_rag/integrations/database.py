@@ -6,6 +6,7 @@ Whatever comes from outside is a bound parameter or an identifier that psycopg.s
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,18 @@ class Schemas:
 def asked(query: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of ``Schemas.search`` and ``Schemas.answer``."""
     return {"query": query, "options": Jsonb(dict(options))}
+
+
+def citation_id(row: Mapping[str, Any]) -> str:
+    """An id of a row of ``ml_rag_search``, which frameworks tell documents apart by.
+
+    Store, document and number of the segment; of a store that has no such keys, the document's name and a hash of the
+    text.
+    """
+    if row.get("document_id") is None or row.get("segment_number") is None:
+        digest = hashlib.sha256(row["segment"].encode()).hexdigest()[:16]
+        return f"{row['vector_store']}:{row['document_name']}:{digest}"
+    return f"{row['vector_store']}:{row['document_id']}:{row['segment_number']}"
 
 
 def is_empty(error: psycopg.Error) -> bool:

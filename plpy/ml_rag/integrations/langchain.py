@@ -24,7 +24,7 @@ from psycopg.types.json import Jsonb
 from pydantic import PrivateAttr
 
 from ml_rag.errors import MlRagError
-from ml_rag.integrations.database import Database, asked
+from ml_rag.integrations.database import Database, asked, citation_id
 from ml_rag.integrations.store import Row, Store, number
 
 #: stands for the question where there is only its vector: it has no words
@@ -301,11 +301,11 @@ class MlRagRetriever(BaseRetriever):
 
 
 def _cited(row: dict[str, Any]) -> Document:
+    key = citation_id(row)
     row = {name: value for name, value in row.items() if value is not None}
     text, own = row.pop("segment"), row.pop("metadata", {})
     if "distance" in row:
         row["distance"] = float(row["distance"])
-    key = ":".join(str(row.get(name, "")) for name in ("vector_store", "document_id", "segment_number"))
     return Document(id=key, page_content=text, metadata={**own, **row})
 
 

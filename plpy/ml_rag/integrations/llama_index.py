@@ -25,7 +25,7 @@ from llama_index.core.vector_stores.types import (
 )
 from llama_index.core.vector_stores.utils import build_metadata_filter_fn, metadata_dict_to_node, node_to_metadata_dict
 
-from ml_rag.integrations.database import Database, asked
+from ml_rag.integrations.database import Database, asked, citation_id
 from ml_rag.integrations.store import Row, Store, number
 
 #: how each mode of a query is searched
@@ -275,7 +275,6 @@ class MlRagRetriever(BaseRetriever):
 
 
 def _found(row: Mapping[str, Any]) -> BaseNode:
-    key = ":".join(str(row[name]) for name in ("vector_store", "document_id", "segment_number"))
-    node = _node({**row, "id": key})
+    node = _node({**row, "id": citation_id(row)})
     node.metadata.update({name: row[name] for name in ("vector_store", "document_name") if row[name] is not None})
     return node
