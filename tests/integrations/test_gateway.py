@@ -338,6 +338,22 @@ def test_roles_are_tried_at_the_start(db: Database, gate: str) -> None:
             asyncio.run(started())
 
 
+def test_the_command_says_what_is_wrong_with_a_role(db: Database, asker_dsn: str, tmp_path: Path) -> None:
+    tenant, superuser = db.role("tenant"), db.connect().info.user
+    file = tmp_path / "gateway.toml"
+    for role, words in (
+        (tenant, [f'the role "{tenant}" of a token cannot be taken', "permission denied", f'GRANT "{tenant}" TO ']),
+        ("no_such_role", ['the role "no_such_role" of a token cannot be taken', "does not exist"]),
+        (superuser, [f'bound to the superuser "{superuser}"']),
+    ):
+        file.write_text(f'[tokens.a]\nsha256 = "{digest("x")}"\nrole = "{role}"\n')
+        command = [*ML_RAG, "gateway", "--dsn", asker_dsn, "--config", str(file), "--port", "1"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1
+        assert all(part in done.stderr for part in words), done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_the_command(db: Database, boats: Gateway, tmp_path: Path) -> None:
     made = subprocess.run(
         [*ML_RAG, "gateway", "--new-token", db.role("asker")], capture_output=True, text=True, check=True, timeout=60

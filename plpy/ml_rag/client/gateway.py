@@ -8,9 +8,11 @@ from pathlib import Path
 
 import click
 import psycopg
+from psycopg import sql
 
 from ml_rag.client.dsn import dsn_option
 from ml_rag.client.load import explained
+from ml_rag.errors import MlRagError
 
 
 def _print_token(ctx: click.Context, param: click.Parameter, role: str | None) -> None:
@@ -23,6 +25,23 @@ def _print_token(ctx: click.Context, param: click.Parameter, role: str | None) -
     # what JSON quotes, TOML reads
     click.echo(f'[tokens.{digest(token)[:8]}]\nsha256 = "{digest(token)}"\nrole = {json.dumps(role)}\n')
     ctx.exit()
+
+
+def _try_role(connection: psycopg.Connection, role: str) -> None:
+    """That the gateway may become this role, before anybody asks."""
+    superuser = "SELECT FROM pg_catalog.pg_roles WHERE rolname = %s AND rolsuper"
+    if connection.execute(superuser, (role,)).fetchone() is not None:
+        raise MlRagError(f'a token is bound to the superuser "{role}"', hint="Bind it to a role that only asks.")
+    try:
+        connection.execute("SELECT pg_catalog.set_config('role', %s, false)", (role,))
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidParameterValue) as error:
+        names = sql.Identifier(role).as_string(), sql.Identifier(connection.info.user).as_string()
+        raise MlRagError(
+            f'the role "{role}" of a token cannot be taken',
+            detail=error.diag.message_primary,
+            hint="The role of the DSN must be a member of it: GRANT {} TO {};".format(*names),
+        ) from None
+    connection.execute("RESET ROLE")
 
 
 @click.command()
@@ -47,9 +66,12 @@ def gateway(dsn: str, config: Path, host: str, port: int, connections: int) -> N
 
     from ml_rag.integrations.gateway import Config, app
 
-    made = app(dsn, Config.read(config), connections)
+    wanted = Config.read(config)
+    made = app(dsn, wanted, connections)
     try:
-        psycopg.connect(dsn).close()
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            for role in sorted(set(wanted.tokens.values())):
+                _try_role(connection, role)
     except psycopg.Error as error:
         raise explained(error) from None
     uvicorn.run(made, host=host, port=port, log_level="warning", server_header=False)
