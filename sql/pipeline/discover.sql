@@ -264,8 +264,8 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: why a call does not search a relation, which is in a schema that the caller may use; options are parsed ones
--- Calls: ml_rag._default_column, ml_rag._marked_model, ml_rag._marked_columns, ml_rag._found, ml_rag._trusts, ml_rag._is_plain
--- Reads: the catalog
+-- Calls: ml_rag._default_column, ml_rag._marked_model, ml_rag._marked_columns, ml_rag._found, ml_rag._trusts, ml_rag._is_plain,
+-- ml_rag._texts, ml_rag._distance_of_words  Reads: the catalog
 DECLARE
   _columns jsonb := options -> 'vector_store_columns';
   _embedding text := coalesce(_columns ->> 'segment_embedding', ml_rag._default_column(relation));
@@ -292,6 +292,12 @@ BEGIN
     RETURN;
   ELSIF NOT options -> 'schema' ? _relation.nspname THEN
     reason := format('It is in schema %I, which is not listed in "schema".', _relation.nspname);
+    RETURN;
+  ELSIF NOT ml_rag._texts(options -> 'vector_store') && _relation.names THEN
+    reason := 'It is not listed in "vector_store".';
+    hint := (SELECT format('Did you mean "%s"?', _relation.full_name)
+             FROM unnest((ml_rag._texts(options -> 'vector_store'))[:20]) AS n (name) CROSS JOIN unnest(_relation.names) AS r (name)
+             WHERE ml_rag._distance_of_words(lower(left(n.name, 130)), lower(r.name)) <= least(2, length(r.name) / 4) LIMIT 1);
     RETURN;
   ELSIF NOT _relation.relispopulated THEN
     reason := 'It is a materialized view without data.';

@@ -89,3 +89,15 @@ def test_the_warning_says_why_a_name_leads_nowhere(
     assert message.endswith("that this call can search; ignored")
     assert reason in detail
     assert hint in advice
+
+
+def test_a_store_that_was_not_named_is_not_said_to_be_broken(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=ROW)
+    with pytest.raises(psycopg.errors.NoDataFound, match="no vector store found") as caught:
+        retrieve(asker, (1, 0, 0), vector_store=["public.dosc"])
+    assert 'Left out: public.docs (It is not listed in "vector_store").' in (caught.value.diag.message_detail or "")
+    assert caught.value.diag.message_hint == 'Did you mean "public.docs"?'
+    with pytest.raises(psycopg.errors.NoDataFound) as caught:
+        retrieve(asker, (1, 0, 0), vector_store=["invoices"])
+    assert 'It is not listed in "vector_store"' in (caught.value.diag.message_detail or "")
+    assert "ml_rag.discover()" in (caught.value.diag.message_hint or "")
