@@ -5,7 +5,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the options of ml_rag_chat, checked, and those of ml_rag as they were given
--- Calls: ml_rag.parse_options, ml_rag._bad_option
+-- Calls: ml_rag.parse_options, ml_rag._bad_option, ml_rag._unknown_option, ml_rag._distance_of_words
 BEGIN
   IF coalesce(jsonb_typeof(options), 'null') NOT IN ('object', 'null') THEN
     PERFORM ml_rag._bad_option('ml_rag_chat', options, 'a JSON object', 'Options are one JSON object, such as {"n_citations": 5}.');
@@ -15,6 +15,11 @@ BEGIN
   INTO own, rag
   FROM jsonb_each(nullif(options, 'null')) AS o
   LEFT JOIN ml_rag.option AS k ON k.routine = 'ml_rag_chat' AND k.name = o.key;
+  -- what is spelt like one of these is not one of ml_rag
+  PERFORM ml_rag._unknown_option('ml_rag_chat', r.key) FROM jsonb_object_keys(rag) AS r (key)
+  WHERE length(r.key) > 3 AND NOT EXISTS (SELECT FROM ml_rag.option AS o WHERE o.routine = 'ml_rag' AND o.name = r.key)
+    AND EXISTS (SELECT FROM ml_rag.option AS o WHERE o.routine = 'ml_rag_chat'
+                AND (strpos(o.name, lower(r.key)) > 0 OR ml_rag._distance_of_words(lower(r.key), o.name) <= 2));
   own := ml_rag.parse_options('ml_rag_chat', own);
   BEGIN
     PERFORM (own ->> 'conversation_id')::uuid;

@@ -449,7 +449,8 @@ BEGIN
         ELSE format('%s of %s vector stores have neither a column "%s" nor metadata; none of their rows has a value',
           cardinality(_lacking), cardinality(stores), left(_key, 100)) END,
       DETAIL = CASE WHEN cardinality(_lacking) > 1 THEN format('They are %s%s.', array_to_string(_lacking[:20], ', '),
-        CASE WHEN cardinality(_lacking) > 20 THEN ', …' ELSE '' END) ELSE '' END,
+        CASE WHEN cardinality(_lacking) > 20 THEN ', …' ELSE '' END)
+        ELSE 'Of its rows only those pass whose condition holds without a value, such as "ne" and "nin".' END,
       HINT = coalesce('Did you mean "' || ml_rag._nearest_column(stores, _key) || '"?',
         'Leave it out with "exclude_vector_store", or filter by a column it has.');
   END LOOP;

@@ -157,7 +157,8 @@ BEGIN
         DETAIL = format('%s%s.', CASE WHEN starts_with(_error ->> 'message', format('model %s ', _model_id))
             THEN overlay(_error ->> 'message' PLACING 'M' FROM 1 FOR 1) ELSE format('Model %s: %s', _model_id, _error ->> 'message') END,
           coalesce(' (' || rtrim(nullif(_error ->> 'detail', ''), '.') || ')', '')),
-        HINT = coalesce(_error ->> 'hint', 'Check "model_id" of query_options, or the setting query_model_id.');
+        HINT = coalesce(_error ->> 'hint', 'Check "model_id" of query_options, or the setting query_model_id.')
+          || CASE WHEN _asked ? 'filters' THEN ' Or give the conditions yourself, in option "filters".' ELSE '' END;
     END IF;
   END IF;
   IF rewritten.question IS NULL AND options ? 'history' THEN

@@ -202,8 +202,11 @@ def test_a_store_that_has_no_such_thing_has_no_match_and_says_so(owner: Connecti
     mark(owner, "bare")
     grant(owner, "bare")
     notices: list[str] = []
+    details: list[str | None] = []
     asker.add_notice_handler(lambda n: notices.append(f"{n.severity} {n.message_primary}"))
+    asker.add_notice_handler(lambda n: details.append(n.message_detail))
     assert ids(asker, {"author": "A"}) == [1]
+    assert details == ['Of its rows only those pass whose condition holds without a value, such as "ne" and "nin".']
     assert notices == ['WARNING "public.bare" has neither a column "author" nor metadata; none of its rows has a value']
     owner.execute("CREATE TABLE bare2 (LIKE bare)")
     mark(owner, "bare2")

@@ -321,7 +321,8 @@ def test_the_smallest_models_are_not_asked(birds: Connection, script: Script, as
         (
             "the search uses the question as it was asked",
             f"Model {SMALLEST} is too small to rewrite questions.",
-            f'Name a larger one in "model_id", such as {MODEL}.',
+            f'Name a larger one in "model_id", such as {MODEL}.'
+            + (' Or give the conditions yourself, in option "filters".' if "filters" in asked else ""),
         )
     ]
     with error("55000", f"model {SMALLEST} is too small", f"such as {MODEL}."):
