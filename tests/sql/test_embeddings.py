@@ -501,7 +501,7 @@ def test_another_model_or_type_needs_another_name(store: Connection) -> None:
     add(store)
     with error("22023", 'embedding "more" of "docs" exists already', "model narrow and type vector"):
         add(store, model="other")
-    with error("22023", "another embedding"):
+    with error("22023", "exists already, with another model or type"):
         add(store, type="halfvec")
     assert add(store, "most", "other", type="halfvec")["segments"] == 7
     assert list(listed(store)) == ["fake-embed", "more", "most"]

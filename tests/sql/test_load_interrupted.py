@@ -29,11 +29,12 @@ def test_statement_timeout_ends_a_load_and_keeps_whole_documents_only(
     loader: Connection, owner: Connection, server: DocumentsServer, folder: Path
 ) -> None:
     many(folder, 20, f18="!hang")
-    loader.execute("SET statement_timeout = '700ms'")
+    # time enough for the documents before the one that hangs, on a busy machine too
+    loader.execute("SET statement_timeout = '3s'")
     started = time.monotonic()
     with error("57014", "statement timeout"):
         load(loader, f"{folder}/")
-    assert time.monotonic() - started < 0.7 + GRACE_SECONDS
+    assert time.monotonic() - started < 3 + GRACE_SECONDS
     assert len(segments(owner)) == 16
     assert rows(owner, "SELECT FROM pg_locks WHERE locktype = 'advisory'") == []
     loader.execute("RESET statement_timeout")
