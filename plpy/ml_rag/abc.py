@@ -109,8 +109,14 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A row of a vector store to be. ``tokens`` counts the special tokens of the embedding model too."""
+    """A row of a vector store to be. ``tokens``: of ``embedded_text``, the model's special tokens among them."""
 
     text: str
     tokens: int
     metadata: dict[str, Any] = field(default_factory=dict)
+    #: title and headings, which stand before the text where it is embedded
+    context: str = ""
+
+    def embedded_text(self) -> str:
+        """What the embedding model reads."""
+        return f"{self.context}\n\n{self.text}" if self.context else self.text

@@ -393,6 +393,9 @@ SELECT ml_rag._add_option('chunking', 'segment_tokens', 'integer', minimum => 16
 SELECT ml_rag._add_option('chunking', 'overlap_tokens', 'integer', minimum => 0, maximum => 524288,
   default_value => '0',
   description => 'tokens that a segment repeats of the one before, at most half of segment_tokens');
+SELECT ml_rag._add_option('chunking', 'context', 'choice', choices => '{none,headings}', default_rule => 'none',
+  description => 'headings: the document''s title and the headings above a segment stand before its text where it is embedded,'
+    ' not in the text that is stored, nor for keyword search');
 
 -- ml_rag.create_node_group, ml_rag.refresh_node_groups
 

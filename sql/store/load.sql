@@ -83,6 +83,10 @@ DECLARE
   _known CONSTANT text[] := '{auto,paragraph,sentence,page,tokens}';
   _chunking jsonb := ml_rag.parse_options('chunking', options);
 BEGIN
+  -- what is not said stays so: the documents of a store are not made anew for an option that changes nothing
+  IF _chunking ->> 'context' = 'none' THEN
+    _chunking := _chunking - 'context';
+  END IF;
   IF (_chunking ->> 'overlap_tokens')::integer > (_chunking ->> 'segment_tokens')::integer / 2 THEN
     PERFORM ml_rag._bad_option('overlap_tokens', _chunking -> 'overlap_tokens',
       format('at most half of "segment_tokens", which is %s', _chunking ->> 'segment_tokens'));
@@ -94,7 +98,7 @@ BEGIN
       array_to_string(_known, ', ') || CASE WHEN may_be_function THEN ', or the name of a function with its schema' ELSE '' END);
   END IF;
   PERFORM ml_rag._bad_option(o.key, o.value, 'none where a function splits') FROM jsonb_each(options) AS o
-  WHERE o.key IN ('segment_tokens', 'overlap_tokens') AND o.value <> 'null';
+  WHERE o.key IN ('segment_tokens', 'overlap_tokens', 'context') AND o.value <> 'null';
   PERFORM ml_rag._find_function('split_by', _chunking -> 'split_by');
   RETURN _chunking;
 END

@@ -809,7 +809,7 @@ def test_options_of_a_splitter(db: Database, owner: Connection, librarian: Conne
     for name, state in (("word", "22023"), ("public.none", "42883"), ("public.", "22023"), ("none", "22023")):
         with error(state):
             load(librarian, "a", {"chunking": {"split_by": name}})
-    for more in ({"segment_tokens": 64}, {"overlap_tokens": 3}):
+    for more in ({"segment_tokens": 64}, {"overlap_tokens": 3}, {"context": "headings"}):
         with error("22023", "where a function splits"):
             load(librarian, "a", {"chunking": {**BY_CLAUSE["chunking"], **more}})
     owner.execute("REVOKE EXECUTE ON FUNCTION clauses FROM PUBLIC")

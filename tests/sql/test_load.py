@@ -126,6 +126,19 @@ def test_other_options_count_as_a_change(loader: Connection, server: DocumentsSe
     assert server.options[-1]["chunking"]["segment_tokens"] == 64
 
 
+def test_a_context_counts_as_a_change_and_none_is_what_was_before(
+    loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    write(folder, a="alpha")
+    load(loader, f"{folder}/")
+    assert counts(load(loader, f"{folder}/", {"chunking": {"context": "none"}})) == {"unchanged": 1}
+    assert counts(load(loader, f"{folder}/", {"chunking": {"context": "Headings"}})) == {"changed": 1}
+    assert server.options[-1]["chunking"]["context"] == "headings"
+    assert counts(load(loader, f"{folder}/", {"chunking": {"context": "headings"}})) == {"unchanged": 1}
+    assert counts(load(loader, f"{folder}/")) == {"changed": 1}
+    assert "context" not in server.options[-1]["chunking"]
+
+
 def test_documents_from_elsewhere_are_never_removed(loader: Connection, server: DocumentsServer, folder: Path) -> None:
     other = folder.parent / "docs2"
     other.mkdir()
@@ -233,6 +246,8 @@ def test_a_queue_that_is_full_ends_the_load(loader: Connection, server: Document
         {"chunking": {"unknown": 1}},
         {"chunking": {"overlap_tokens": -1}},
         {"chunking": {"split_by": "word"}},
+        {"chunking": {"context": "title"}},
+        {"chunking": {"context": True}},
         {"chunking": {"segment_tokens": 15}},
         {"chunking": {"segment_tokens": 1048577}},
         {"chunking": {"overlap_tokens": 524289}},

@@ -312,7 +312,7 @@ class Sandbox:
             "language": job.language,
             "ocr": job.ocr,
             "model": job.tokenizer.key,
-            "chunking": [how.split_by, how.segment_tokens, how.overlap_tokens],
+            "chunking": [how.split_by, how.segment_tokens, how.overlap_tokens, how.context],
             "cpu_seconds": self.limits.cpu_seconds,
             "reply_bytes": self.limits.reply_bytes,
         }
@@ -320,7 +320,7 @@ class Sandbox:
         if "error" in answer:
             child.spent = answer.get("spent", False)
             raise from_json(answer, DocumentError.status)
-        segments = [Segment(row["text"], row["tokens"], row["metadata"]) for row in answer["segments"]]
+        segments = [Segment(row["text"], row["tokens"], row["metadata"], row["context"]) for row in answer["segments"]]
         return Parsed(answer["format"], answer["metadata"], segments)
 
     def _lost(self, status: int, late: bool, cancelled: bool) -> MlRagError:

@@ -104,7 +104,13 @@ class _Worker:
             "format": document.format,
             "metadata": document.metadata,
             "segments": [
-                {"text": segment.text, "tokens": segment.tokens, "metadata": segment.metadata} for segment in segments
+                {
+                    "text": segment.text,
+                    "tokens": segment.tokens,
+                    "metadata": segment.metadata,
+                    "context": segment.context,
+                }
+                for segment in segments
             ],
         }
 

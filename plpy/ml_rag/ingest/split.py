@@ -34,12 +34,18 @@ SplitBy = Literal["auto", "paragraph", "sentence", "page", "tokens"]
 #: the values of ``split_by`` that cut; NONE gives each page as one segment, for who cuts it elsewhere
 SPLIT_BY: tuple[SplitBy, ...] = get_args(SplitBy)
 NONE: Literal["none"] = "none"
+ContextKind = Literal["none", "headings"]
+#: the values of ``context``
+CONTEXTS: tuple[ContextKind, ...] = get_args(ContextKind)
 MIN_SEGMENT_TOKENS = 16
 #: where the model could take more: longer segments blur what their embedding says
 DEFAULT_SEGMENT_TOKENS = 256
 
 #: pieces counted in one call of the tokenizer: its results take much memory
 _PIECES_AT_ONCE = 500
+#: the context of a segment takes at most this part of its tokens
+_CONTEXT_SHARE = 4
+_KEYS = ("split_by", "segment_tokens", "overlap_tokens", "context")
 #: kinds of cuts in the order in which they are looked for, and how full a segment must be for one of each
 _PREFERENCE = ((PARAGRAPH, 0.5), (ROW, 0.5), (SENTENCE, 0.5), (LINE, 0.6), (WORD, 0.0), (CHARACTER, 0.0))
 
@@ -53,10 +59,12 @@ class Chunking:
     segment_tokens: int
     #: tokens that a segment repeats of the one before
     overlap_tokens: int
+    #: headings: the document's title and the headings that a segment stands under are embedded before its text
+    context: ContextKind = "none"
 
 
 def chunking(options: Any, max_tokens: int) -> Chunking:
-    """Check the options ``split_by``, ``segment_tokens``, ``overlap_tokens``; None or a missing one is its default.
+    """Check the options, which are the fields of ``Chunking``; None or a missing one is its default.
 
     ``max_tokens``: the longest input of the embedding model. Raises ``InvalidRequest`` that names option, value and
     what is allowed.
@@ -64,21 +72,26 @@ def chunking(options: Any, max_tokens: int) -> Chunking:
     if options is None:
         options = {}
     if not isinstance(options, dict):
-        raise _invalid("chunking", options, "an object with split_by, segment_tokens, overlap_tokens")
+        raise _invalid("chunking", options, f"an object with {', '.join(_KEYS)}")
     for key in options:
-        if key not in ("split_by", "segment_tokens", "overlap_tokens"):
-            raise _invalid("chunking", key, "the keys split_by, segment_tokens, overlap_tokens")
+        if key not in _KEYS:
+            raise _invalid("chunking", key, f"the keys {', '.join(_KEYS)}")
     split_by = options.get("split_by")
     if split_by is None:
         split_by = "auto"
     if split_by not in (*SPLIT_BY, NONE):
         raise _invalid("split_by", split_by, f"one of {', '.join(SPLIT_BY)}")
+    context = options.get("context")
+    if context is None:
+        context = "none"
+    if context not in CONTEXTS:
+        raise _invalid("context", context, f"one of {', '.join(CONTEXTS)}")
     least = min(MIN_SEGMENT_TOKENS, max_tokens)
     segment_tokens = _integer(
         "segment_tokens", options.get("segment_tokens"), min(DEFAULT_SEGMENT_TOKENS, max_tokens), least, max_tokens
     )
     overlap_tokens = _integer("overlap_tokens", options.get("overlap_tokens"), 0, 0, segment_tokens // 2)
-    return Chunking(split_by, segment_tokens, overlap_tokens)
+    return Chunking(split_by, segment_tokens, overlap_tokens, context)
 
 
 def _integer(name: str, value: Any, default: int, least: int, most: int) -> int:
@@ -100,12 +113,14 @@ def split(document: Document, how: Chunking, counter: Counter) -> list[Segment]:
 
     A segment's metadata are its block's, and ``headings``: the path of headings it stands under. A segment that goes
     on with a table begins with that table's header. With ``overlap_tokens`` a segment begins with the last words of
-    the one before it, where both are of one section of one block; a table's header takes their place.
+    the one before it, where both are of one section of one block; a table's header takes their place. A segment and
+    its context have at most ``segment_tokens`` together.
     """
     if how.split_by == NONE:
         pages = (Block(clean(page.text), page.metadata) for page in _joined(document.blocks, NONE))
         return [Segment(page.text, 0, page.metadata) for page in pages if page.text.strip()]
     limit = max(1, how.segment_tokens - counter.overhead)
+    context = _Context(document if how.context == "headings" else None, counter, limit // _CONTEXT_SHARE)
     overlap = min(how.overlap_tokens, limit // 2)
     path: list[tuple[int, str]] = []
     pieces: list[_Piece] = []
@@ -113,9 +128,43 @@ def split(document: Document, how: Chunking, counter: Counter) -> list[Segment]:
         text = clean(block.text)
         found = units(text, counter, limit)
         if found.starts:
-            cutter = _Cutter(found, limit, overlap, how.split_by)
+            cutter = _Cutter(found, limit, overlap, how.split_by, context)
             pieces.extend(_Piece(cutter, block, *piece) for piece in cutter.pieces(path))
-    return _counted(pieces, how.segment_tokens, counter)
+    return _counted(pieces, how.segment_tokens, counter, context)
+
+
+class _Context:
+    """What stands before segments where they are embedded: the title, then the headings; the last that fit."""
+
+    def __init__(self, document: Document | None, counter: Counter, most: int) -> None:
+        title = document.metadata.get("title") if document is not None else None
+        self._title = (" ".join(clean(title).split()),) if isinstance(title, str) and title.strip() else ()
+        self._is_wanted = document is not None
+        self._counter = counter
+        self._most = most
+        self._known: dict[tuple[str, ...], tuple[str, int]] = {}
+
+    def text(self, headings: tuple[str, ...]) -> str:
+        return self._of(headings)[0]
+
+    def tokens(self, headings: tuple[str, ...]) -> int:
+        return self._of(headings)[1]
+
+    def _of(self, headings: tuple[str, ...]) -> tuple[str, int]:
+        if not self._is_wanted:
+            return "", 0
+        if headings not in self._known:
+            self._known[headings] = self._shortened(headings if headings[:1] == self._title else self._title + headings)
+        return self._known[headings]
+
+    def _shortened(self, parts: tuple[str, ...]) -> tuple[str, int]:
+        while parts:
+            text = " > ".join(parts)
+            tokens = self._counter.count([text])[0] - self._counter.overhead
+            if tokens <= self._most:
+                return text, tokens
+            parts = parts[1:]
+        return "", 0
 
 
 def _joined(blocks: Sequence[Block], split_by: str) -> Iterator[Block]:
@@ -164,8 +213,9 @@ class _Piece:
 
 
 class _Cutter:
-    def __init__(self, found: Units, limit: int, overlap: int, split_by: SplitBy) -> None:
+    def __init__(self, found: Units, limit: int, overlap: int, split_by: SplitBy, context: _Context) -> None:
         self.found = found
+        self._context = context
         self._limit = limit
         self._overlap = overlap
         self._split_by = split_by
@@ -179,7 +229,7 @@ class _Cutter:
             sections = list(self._sections(path))
         ranges: list[tuple[int, int, int, tuple[str, ...]]] = []
         for first, end, headings in sections:
-            for shared, start, stop in self._cut(first, end):
+            for shared, start, stop in self._cut(first, end, headings):
                 if (
                     self._split_by == "auto"
                     and start == first
@@ -241,22 +291,24 @@ class _Cutter:
         if before[3] != headings and not _common(before[3], headings):
             return False
         header = self.header(before[1])
-        return self.found.tokens(before[0], stop) + (header.tokens if header else 0) <= self._limit
+        limit = self._limit - self._context.tokens(_common(before[3], headings))
+        return self.found.tokens(before[0], stop) + (header.tokens if header else 0) <= limit
 
     def header(self, word: int) -> Table | None:
         """The table whose header a piece that begins with this word repeats, or None."""
         table = self.found.table_at(word)
         return table if table is not None and table.tokens <= self._limit // 2 else None
 
-    def _cut(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+    def _cut(self, first: int, end: int, headings: tuple[str, ...]) -> Iterator[tuple[int, int, int]]:
         """(shared, first, end) of the pieces of a section."""
+        limit = self._limit - self._context.tokens(headings)
         start = first
         while start < end:
             shared = self._shared(first, start)
-            stop = self._stop(shared, start, end)
+            stop = self._stop(shared, start, end, limit)
             if stop == start:  # not even one word fits beside what it would repeat
                 shared = start
-                stop = max(self._stop(start, start, end), start + 1)
+                stop = max(self._stop(start, start, end, limit), start + 1)
             yield shared, start, stop
             start = stop
 
@@ -269,11 +321,11 @@ class _Cutter:
                 shared -= 1
         return shared
 
-    def _stop(self, shared: int, start: int, end: int) -> int:
+    def _stop(self, shared: int, start: int, end: int, limit: int) -> int:
         """Where the piece that begins at ``shared`` ends best."""
         total, gaps = self.found.total, self.found.gaps
         header = self.header(start)
-        room = self._limit - (header.tokens if header else 0)
+        room = limit - (header.tokens if header else 0)
         last = _last_that_fits(total, total[shared] + room, start, end)
         if self._split_by in ("paragraph", "sentence"):
             wanted = PARAGRAPH if self._split_by == "paragraph" else SENTENCE
@@ -306,22 +358,25 @@ def _common(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
     return one[:length]
 
 
-def _counted(pieces: Sequence[_Piece], most: int, counter: Counter) -> list[Segment]:
+def _counted(pieces: Sequence[_Piece], most: int, counter: Counter, context: _Context) -> list[Segment]:
     """The segments, counted as a whole: in some tokenizers words do not add up exactly, and a piece is cut again."""
     if len(pieces) > _PIECES_AT_ONCE:
         batches = (pieces[at : at + _PIECES_AT_ONCE] for at in range(0, len(pieces), _PIECES_AT_ONCE))
-        return [segment for batch in batches for segment in _counted(batch, most, counter)]
+        return [segment for batch in batches for segment in _counted(batch, most, counter, context)]
     segments: list[Segment] = []
-    texts = [piece.text() for piece in pieces]
-    for piece, text, tokens in zip(pieces, texts, counter.count(texts), strict=True):
+    found = [Segment(piece.text(), 0, {}, context.text(piece.headings)) for piece in pieces]
+    counts = counter.count([segment.embedded_text() for segment in found])
+    for piece, segment, tokens in zip(pieces, found, counts, strict=True):
         if tokens > most and (shorter := piece.shortened()):
-            segments.extend(_counted(shorter, most, counter))
+            segments.extend(_counted(shorter, most, counter, context))
             continue
         metadata = dict(piece.block.metadata)
         if piece.headings:
             metadata["headings"] = list(piece.headings)
-        parts = [(text, tokens)] if tokens <= most else _characters(text, most, counter)
-        segments.extend(Segment(part, count, metadata) for part, count in parts)
+        if tokens <= most:
+            segments.append(replace(segment, tokens=tokens, metadata=metadata))
+        else:  # a word that fills segments by itself: without context
+            segments.extend(Segment(part, count, metadata) for part, count in _characters(segment.text, most, counter))
     return segments
 
 

@@ -186,7 +186,7 @@ class _Portion:
     end: int
 
     def texts(self) -> list[str]:
-        return [segment.text for segment in self.document.parsed.segments[self.first : self.end]]
+        return [segment.embedded_text() for segment in self.document.parsed.segments[self.first : self.end]]
 
 
 class _Work:

@@ -156,6 +156,8 @@ def test_only_the_document_fails_whose_text_the_model_cannot_embed(
         ({"chunking": {"split_by": "chapter"}}, 400, "invalid_request", "split_by"),
         ({"chunking": {"segment_tokens": 100000}}, 400, "invalid_request", "segment_tokens"),
         ({"chunking": {"overlap_tokens": 1000}}, 400, "invalid_request", "overlap_tokens"),
+        ({"chunking": {"context": "title"}}, 400, "invalid_request", "context"),
+        ({"chunking": {"context": True}}, 400, "invalid_request", "context"),
         ({"chunking": "small"}, 400, "invalid_request", "chunking"),
         ({"formats": ["word perfect"]}, 400, "invalid_request", "format"),
         ({"formats": "pdf"}, 400, "invalid_request", "formats"),
@@ -212,8 +214,17 @@ def test_the_shipped_parsers_in_a_server_of_its_own(tmp_path: Path) -> None:
         transport = httpx.HTTPTransport(uds=str(server.socket))
         with httpx.Client(transport=transport, base_url="http://server", timeout=60) as client:
             found = by_index(client.post("/v1/documents", **request(files)))
+            chunking = {"context": "headings"}
+            (headed,) = by_index(client.post("/v1/documents", **request(files[:1], chunking=chunking)))
+            text = f"Title\n\n{found[0]['segments'][0]['text']}"
+            body = {"model": "fake-embed", "input": text, "input_type": "document"}
+            (embedded,) = client.post("/v1/embeddings", json=body).json()["data"]
         assert [line["error"] and line["error"]["code"] for line in found] == [None, None, None, "document_failed"]
         assert found[0]["segments"][0]["metadata"] == {"headings": ["Title"]}
+        assert [segment["text"] for segment in headed["segments"]] == [found[0]["segments"][0]["text"]]
+        assert headed["segments"][0]["metadata"] == {"headings": ["Title"]}
+        assert np.allclose(vectors(headed)[0], embedded["embedding"])
+        assert not np.allclose(vectors(headed), vectors(found[0]))
         assert "Red and blue." in found[1]["segments"][0]["text"]
         assert "| apple | 3 |" in found[2]["segments"][0]["text"]
         assert server.stop() == 0

@@ -167,6 +167,60 @@ def test_headings_become_a_path_and_start_segments() -> None:
     assert [segment.text.split("\n")[0] for segment in segments] == ["# A", "## B", "### C #", "## D", "# E"]
 
 
+def with_context(text: str, tokens: int, title: object, counter: Counter | None = None) -> list[Segment]:
+    document = Document("text", [Block(text, {})], {"title": title})
+    return split(document, Chunking("auto", tokens, 0, "headings"), counter or COUNTERS["one a word"])
+
+
+def test_title_and_headings_are_the_context_and_not_the_text() -> None:
+    filler = " ".join(f"word{n}" for n in range(30))
+    text = f"Before.\n\n# A\n\n{filler}\n\n## B\n\n{filler}\n\n# C\n\n{filler}"
+    segments = with_context(text, 44, " The \n title ")
+    assert [segment.context for segment in segments] == [
+        "The title",
+        "The title > A",
+        "The title > A > B",
+        "The title > C",
+    ]
+    assert plain("".join(segment.text for segment in segments)) == plain(text)
+    assert segments[1].embedded_text() == f"The title > A\n\n{segments[1].text}"
+    assert [segment.tokens for segment in segments] == COUNTERS["one a word"].count(
+        [segment.embedded_text() for segment in segments]
+    )
+    without = split(Document("text", [Block(text, {})], {"title": "The title"}), Chunking("auto", 44, 0), Counter())
+    assert {segment.context for segment in without} == {""}
+    assert [segment.embedded_text() for segment in without] == [segment.text for segment in without]
+
+
+@pytest.mark.parametrize("title", [None, 3, "", " \n", "A"])
+def test_a_title_that_is_none_or_the_first_heading_is_not_repeated(title: object) -> None:
+    assert [segment.context for segment in with_context("# A\n\nSome text.\n\n## B\n\nMore.", 16, title)] == ["A"]
+
+
+def test_of_a_long_context_the_last_headings_that_fit_a_quarter_are_kept() -> None:
+    (segment,) = with_context("# one two three four five six\n\n## seven\n\ntext", 40, "a title of five words")
+    assert segment.context == "one two three four five six > seven"
+    (segment,) = with_context("# one two three four five six\n\n## seven\n\ntext", 24, "a title of five words")
+    assert segment.context == "seven"
+    (segment,) = with_context("# one two three four five six\n\ntext", 16, None)
+    assert segment.context == ""
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+@settings(max_examples=120, deadline=None)
+@given(text=texts(), title=WORDS, tokens=st.integers(16, 60))
+def test_a_segment_and_its_context_fit_together_and_every_character_is_in_one(
+    name: str, text: str, title: str, tokens: int
+) -> None:
+    counter = COUNTERS[name]
+    segments = with_context(text, tokens, title, counter)
+    for segment in segments:
+        assert segment.tokens <= tokens
+        assert [segment.tokens] == counter.count([segment.embedded_text()])
+    whole, rest = plain(text), "".join(plain(segment.text) for segment in segments)
+    assert rest == whole if "|" not in text else _is_subsequence(whole, rest)
+
+
 def test_a_heading_goes_with_what_follows_it() -> None:
     filler = " ".join(f"word{n}" for n in range(30))
     segments = one(f"{filler}\n\n# Title\n\n## Part\n\n{filler}", Chunking("auto", 40, 0))
