@@ -608,3 +608,36 @@ def test_who_may_not_read_merged_nodes_does_not_search_them(db: Database, store:
         found(asker, "ardea", {"search": "keyword"})
     store.execute("GRANT SELECT (segment_nodes) ON docs TO ml_rag_user")
     assert found(asker, "ardea", {"search": "keyword"}) == [(1, 1)]
+
+
+def test_a_partitioned_store_has_node_groups_of_all_its_partitions(store: Connection) -> None:
+    store.execute(
+        "CREATE TABLE parts (LIKE docs INCLUDING DEFAULTS, PRIMARY KEY (document_id, segment_number))"
+        " PARTITION BY RANGE (document_id);"
+        "CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (1) TO (2);"
+        "CREATE TABLE parts_2 PARTITION OF parts FOR VALUES FROM (2) TO (9);"
+        "INSERT INTO parts SELECT * FROM docs;"
+        "COMMENT ON COLUMN parts.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'"
+    )
+    assert create(store, "sentences", "parts", transform="sentence")["nodes"] == 7
+    assert nodes(store, "sentences", "parts") == SENTENCES
+    parts = {"vector_store": ["public.parts"]}
+    assert found(store, "ducks swim", WORDS, **parts) == [(2, 1)]
+    assert found(store, "ducks swim", ARM, **parts)[0] == (2, 1)
+    # a changed row, in its partition by name too, and one that moves to another partition
+    store.execute("UPDATE parts_1 SET segment = 'Coots nod.' WHERE segment_number = 2")
+    store.execute("UPDATE parts SET document_id = 1, segment_number = 3 WHERE document_id = 2")
+    assert refresh(store, "parts")["parents"] == 1  # the moved row keeps its nodes
+    expected = {(1, 1): SENTENCES[1, 1], (1, 2): ["Coots nod."], (1, 3): SENTENCES[2, 1]}
+    assert nodes(store, "sentences", "parts") == expected
+    assert refresh(store, "parts")["parents"] == 0
+    store.execute("DELETE FROM parts_1 WHERE segment_number = 3")
+    assert set(nodes(store, "sentences", "parts")) == {(1, 1), (1, 2)}
+    # a partitioned table has no keyword index to merge nodes into
+    with error("55000", "has no keyword index"):
+        create(store, "words", "parts", transform="sentence", merge=True)
+    # PostgreSQL's own error: nodes refer to rows of the partition
+    with error("23503", ours=False):
+        store.execute("ALTER TABLE parts DETACH PARTITION parts_1")
+    store.execute("DELETE FROM parts_1; ALTER TABLE parts DETACH PARTITION parts_1")
+    assert nodes(store, "sentences", "parts") == {}

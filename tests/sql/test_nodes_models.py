@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from support.cluster import Connection, Database
@@ -151,3 +154,31 @@ def test_enrichment_is_merged_into_the_words_of_its_segments(store: Connection, 
     script.answer = lambda body: {"questions": ["Who fishes?" if "Herons" in text_of(body) else "Why?"]}
     create(store, "questions", transform="questions", model_id=MODEL, merge=True)
     assert [(row[3], row[4]) for row in search(store, "fishes", {"arms": [{"search": "keyword"}]})] == [(1, 1)]
+
+
+def test_a_call_cancelled_while_the_model_answers_keeps_what_was_committed_and_goes_on(
+    db: Database, store: Connection, script: Script
+) -> None:
+    other = db.connect()
+    cancelled = threading.Event()
+
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        if "Swans" in text_of(body) and not cancelled.is_set():
+            other.execute("SELECT pg_cancel_backend(%s)", (store.info.backend_pid,))
+            cancelled.wait(60)  # as a slow model: only the cancel ends the call
+        return {"keyphrases": [text_of(body).split()[0]]}
+
+    script.answer = answer
+    began = time.monotonic()
+    try:
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            create(store, "k", transform="keyphrases", model_id=MODEL, batch_size=1)
+        assert time.monotonic() - began < 30
+    finally:
+        cancelled.set()
+    assert store.execute("SELECT rows, pending, failed FROM ml_rag.node_group").fetchall() == [(2, 1, 0)]
+    assert store.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+    asked = len(script.requests)
+    assert refresh(store)["parents"] == 1
+    assert len(script.requests) == asked + 1
+    assert nodes(store, "k") == {(1, 1): ["Herons"], (1, 2): ["Loons"], (2, 1): ["Swans"]}
