@@ -56,17 +56,20 @@ DECLARE
 BEGIN
   CASE run.options ->> 'parent'
   WHEN 'segment' THEN
-    RETURN format('SELECT %s, hashtextextended(concat(t.segment) COLLATE "C", 0) AS hash, NULL::text[] AS members,'
-      ' ARRAY[t.segment::text] AS texts, %s AS around'
-      ' FROM %s AS t WHERE t.segment ~ ''\S''', _columns,
-      CASE WHEN run.options ->> 'transform' = 'context' AND run.document IS NOT NULL THEN format(
-        'jsonb_build_object(''document_name'', %s, ''document'', (SELECT left(string_agg(d.segment, E''\n'' ORDER BY %s), 8000) FROM ('
-        'SELECT * FROM %s AS d WHERE d.%I = t.%4$I ORDER BY %2$s LIMIT 40) AS d))',
-        CASE WHEN EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = run.store AND a.attname = 'document_name' AND NOT a.attisdropped)
-          THEN 't.document_name' ELSE 'NULL' END,
-        coalesce(format('d.%I', run.number), (SELECT string_agg(format('d.%I', k), ', ') FROM unnest(run.store_key) AS k)), _store,
-          run.document)
-      ELSE '''{}''::jsonb' END, _store);
+    IF run.options ->> 'transform' <> 'context' OR run.document IS NULL THEN
+      RETURN format('SELECT %s, hashtextextended(concat(t.segment) COLLATE "C", 0) AS hash, NULL::text[] AS members,'
+        ' ARRAY[t.segment::text] AS texts, ''{}''::jsonb AS around FROM %s AS t WHERE t.segment ~ ''\S''', _columns, _store);
+    END IF;
+    RETURN format('SELECT %s, hashtextextended(concat(t.segment) COLLATE "C", 0) AS hash, m.members,'
+      ' ARRAY[t.segment::text] AS texts, jsonb_build_object(''document_name'', %s, ''document'','
+      ' (SELECT left(string_agg(d.segment, E''\n'' ORDER BY %s), 8000) FROM ('
+      'SELECT * FROM %s AS d WHERE d.%I = t.%5$I ORDER BY %3$s LIMIT 40) AS d)) AS around'
+      ' FROM %4$s AS t LEFT JOIN (SELECT d.%5$I AS document, (array_agg(%s ORDER BY %3$s))[:40] AS members FROM %4$s AS d GROUP BY 1) AS m'
+      ' ON m.document = t.%5$I WHERE t.segment ~ ''\S''', _columns,
+      CASE WHEN EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = run.store AND a.attname = 'document_name' AND NOT a.attisdropped)
+        THEN 't.document_name' ELSE 'NULL' END,
+      concat_ws(', ', 'd.' || quote_ident(run.number), (SELECT string_agg(format('d.%I', k), ', ') FROM unnest(run.store_key) AS k)), _store,
+      run.document, ml_rag._key_text('d', run.store_key));
   WHEN 'document' THEN
     RETURN format('SELECT %s, d.hash, d.members, ARRAY[d.text] AS texts, ''{}''::jsonb AS around'
       ' FROM (SELECT array_agg(%s ORDER BY %s) AS members,'

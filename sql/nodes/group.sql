@@ -97,6 +97,8 @@ BEGIN
     ELSIF _transform <> ALL ('{sentence,paragraph}') THEN
       PERFORM ml_rag._node_function(_transform);
     END IF;
+  ELSIF octet_length(_options ->> 'prompt') > 65536 THEN
+    PERFORM ml_rag._bad_option('prompt', '"…"', 'at most 65536 bytes');
   ELSE
     _options := jsonb_build_object('model_id', ml_rag._get_setting('generate_model_id')) || _options;
   END IF;
@@ -132,21 +134,23 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._node_policy(store regclass, nodes text, key name[], document text) RETURNS text
+CREATE FUNCTION ml_rag._node_policy(store regclass, nodes text, key name[]) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: SQL of who sees a node: whoever sees its segment; of a document's, who sees all segments that it was made of
--- Calls: ml_rag._relation_name, ml_rag._same_key
+-- purpose: SQL of who sees a node: whoever sees its segment, and all that it was made of: the segments of a document, or
+-- those that a model has read for a context. The policy reads the text, so that it takes the privilege to read it in the store.
+-- Calls: ml_rag._relation_name, ml_rag._same_key  Reads: the catalog
 DECLARE
   _store text := ml_rag._relation_name(store);
+  _document text := (SELECT min(a.attname::text) FROM pg_attribute AS a
+                     WHERE a.attrelid = store AND a.attname IN ('document_id', 'document_name') AND NOT a.attisdropped);
+  _same text := ml_rag._same_key('s', key, quote_ident(nodes), key);
 BEGIN
-  RETURN CASE WHEN document IS NULL
-    THEN format('EXISTS (SELECT FROM %s AS s WHERE %s)', _store, ml_rag._same_key('s', key, quote_ident(nodes), key))
-    ELSE format('members <@ ARRAY(SELECT %1$s FROM %2$s AS s WHERE s.%3$I = (SELECT f.%3$I FROM %2$s AS f WHERE %4$s))',
-      (SELECT format('ARRAY[%s]::text', string_agg(format('s.%I::text', k), ', ' ORDER BY place)) FROM unnest(key)
-        WITH ORDINALITY AS u (k, place)),
-      _store, document, ml_rag._same_key('f', key, quote_ident(nodes), key)) END;
+  RETURN format('EXISTS (SELECT s.segment FROM %s AS s WHERE %s)', _store, _same) || CASE WHEN _document IS NULL THEN '' ELSE format(
+    ' AND (members IS NULL OR members <@ ARRAY(SELECT %s FROM %s AS a WHERE a.%I = (SELECT s.%3$I FROM %2$s AS s WHERE %4$s)))',
+    (SELECT format('ARRAY[%s]::text', string_agg(format('a.%I::text', k), ', ' ORDER BY place)) FROM unnest(key)
+      WITH ORDINALITY AS u (k, place)), _store, _document, _same) END;
 END
 $$;
 
@@ -219,7 +223,7 @@ BEGIN
   EXECUTE format('COMMENT ON TABLE %s IS %L', _nodes, concat('ML_RAG_NODE_GROUP=', options));
   EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', _nodes);
   EXECUTE format('CREATE POLICY sees_parent ON %s USING (%s)', _nodes,
-    ml_rag._node_policy(store, _name, _key.key, options ->> 'document'));
+    ml_rag._node_policy(store, _name, _key.key));
   EXECUTE format('REVOKE ALL ON %s FROM PUBLIC', _nodes);
   PERFORM ml_rag._grant_readers(store, _nodes::regclass);
   IF (options -> 'keyword_search')::boolean THEN
@@ -272,10 +276,10 @@ Errors: 25006; 2BP01 another node group is made of it; 42704 no such node group;
 
 CREATE FUNCTION ml_rag._drop_node_tables() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 -- purpose: node groups go with their store: DROP … CASCADE leaves their tables without the foreign key that makes them nodes
--- As whoever drops the store, with that role's own rights.  Writes: the tables' definition, as the caller
+-- As whoever drops the store, with that role's own rights: without pgvector's schema, where others may be allowed to create.  Writes: the tables' definition, as the caller
 DECLARE
   _table text;
 BEGIN
@@ -285,7 +289,7 @@ BEGIN
     JOIN pg_namespace AS n ON n.nspname = d.address_names[1]
     JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = d.address_names[2] AND c.relkind = 'r'
     WHERE d.classid = 'pg_constraint'::regclass AND d.object_type = 'table constraint' AND NOT d.original
-      AND starts_with(obj_description(c.oid, 'pg_class'), 'ML_RAG_NODE_GROUP=') AND pg_has_role(c.relowner, 'USAGE')
+      AND starts_with(left(obj_description(c.oid, 'pg_class'), 18), 'ML_RAG_NODE_GROUP=') AND pg_has_role(c.relowner, 'USAGE')
       AND NOT EXISTS (SELECT FROM pg_constraint AS f WHERE f.conrelid = c.oid AND f.contype = 'f')
   LOOP
     EXECUTE format('DROP TABLE %s', _table);

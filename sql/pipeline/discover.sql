@@ -190,7 +190,7 @@ WITH marked AS MATERIALIZED (
   ) AS relation
   LEFT JOIN LATERAL (
     SELECT ml_rag._marked_model(m.description) AS embed_model_id, ml_rag._marked_columns(m.description) AS columns,
-      strpos(m.description, 'DEFAULT=true') > 0 AS is_default
+      strpos(left(m.description, 10000), 'DEFAULT=true') > 0 AS is_default
     FROM pg_description AS m
     WHERE m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid OFFSET 0
   ) AS marker ON true

@@ -17,26 +17,28 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 2
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the node groups of a store, in the order in which they were made
--- A table of another owner than the store's is none: whoever reads the store trusts that one.  Reads: the catalog
+-- A table of another owner than the store's is none: whoever reads the store trusts that one. Nor is one whose comment is no
+-- object, or longer than one that ml_rag has written: anybody may write a comment of 1 GB.  Reads: the catalog
 DECLARE
   _one record;
   _options jsonb;
 BEGIN
   FOR _one IN
-    SELECT c.conrelid, c.conkey, c.confkey, substr(obj_description(c.conrelid, 'pg_class'), 1 + length('ML_RAG_NODE_GROUP=')) AS options
+    SELECT c.conrelid, c.conkey, c.confkey, substr(left(obj_description(c.conrelid, 'pg_class'), 100001), 1 + length('ML_RAG_NODE_GROUP=')) AS options
     FROM pg_depend AS d
     JOIN pg_constraint AS c ON c.oid = d.objid AND c.contype = 'f' AND c.confrelid = _node_groups.store AND c.conparentid = 0
     JOIN pg_class AS t ON t.oid = c.conrelid AND t.relkind = 'r'
     WHERE d.classid = 'pg_constraint'::regclass AND d.refclassid = 'pg_class'::regclass AND d.refobjid = _node_groups.store
       AND t.relowner = (SELECT s.relowner FROM pg_class AS s WHERE s.oid = _node_groups.store)
-      AND starts_with(obj_description(c.conrelid, 'pg_class'), 'ML_RAG_NODE_GROUP=')
+      AND starts_with(left(obj_description(c.conrelid, 'pg_class'), 18), 'ML_RAG_NODE_GROUP=')
     GROUP BY c.oid, c.conrelid, c.conkey, c.confkey ORDER BY c.conrelid
   LOOP
     BEGIN
       _options := _one.options::jsonb;
-    EXCEPTION WHEN data_exception THEN
+    EXCEPTION WHEN data_exception OR statement_too_complex THEN
       CONTINUE;
     END;
+    CONTINUE WHEN jsonb_typeof(_options) <> 'object' OR jsonb_typeof(_options -> 'merge') <> 'boolean';
     RETURN QUERY SELECT _one.conrelid::regclass, _options ->> 'name', _options,
       ARRAY(SELECT a.attname FROM unnest(_one.conkey) WITH ORDINALITY AS k (attnum, place)
             JOIN pg_attribute AS a ON a.attrelid = _one.conrelid AND a.attnum = k.attnum ORDER BY k.place),
@@ -56,8 +58,11 @@ AS $$
 DECLARE
   _group ml_rag._node_group;
 BEGIN
+  IF store.found = 'untrusted' THEN
+    RETURN NULL;
+  END IF;
   SELECT g.* INTO _group FROM ml_rag._node_groups(store.relation) AS g WHERE g.name = arm.node_group;
-  IF NOT FOUND OR store.found = 'untrusted' OR NOT has_table_privilege(_group.relation, 'SELECT')
+  IF NOT FOUND OR NOT has_table_privilege(_group.relation, 'SELECT')
     OR arm.search = 'semantic' AND _group.options ->> 'embed_model_id' IS DISTINCT FROM store.embed_model_id THEN
     RETURN NULL;
   END IF;

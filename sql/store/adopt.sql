@@ -136,8 +136,16 @@ AS $$
 DECLARE
   _schema name := (SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation);
   _name text := format('%I.%I', _schema, coalesce(view_name, collection));
+  _collections regclass := to_regclass(format('%I.langchain_pg_collection', (
+    SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation)));
   _id uuid;
 BEGIN
+  -- the call names the one relation and not the other, which may be a view of somebody else's
+  IF NOT EXISTS (SELECT FROM pg_class AS c JOIN pg_class AS r ON r.oid = relation AND r.relowner = c.relowner
+                 WHERE c.oid = _collections) THEN
+    PERFORM ml_rag._bad_option('collection', to_jsonb(collection),
+      format('nothing, where schema %I has no table langchain_pg_collection of the same owner', _schema));
+  END IF;
   EXECUTE format('SELECT c.uuid FROM %I.langchain_pg_collection AS c WHERE c.name = $1', _schema) INTO _id USING collection;
   IF _id IS NULL THEN
     PERFORM ml_rag._bad_option('collection', to_jsonb(collection), 'the name of a collection of langchain_pg_collection');

@@ -3,10 +3,11 @@
 
 CREATE FUNCTION ml_rag._empty_embedding() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
 -- purpose: a text that has changed without its embedding has none
--- It runs as whoever writes the table, who may have no privilege on ml_rag, and touches nothing but the row. Which column,
+-- It runs as whoever writes the table, who may have no privilege on ml_rag, and touches nothing but the row: without pgvector's
+-- schema in its path, as others may be allowed to create operators there. Which column,
 -- whatever its name by now: the one that the trigger's own condition names, and for a partition that of the whole table.
 -- Reads: the catalog
 DECLARE
@@ -24,7 +25,11 @@ BEGIN
     JOIN pg_depend AS d ON d.classid = 'pg_trigger'::regclass AND d.objid = t.oid
       AND d.refclassid = 'pg_class'::regclass AND d.refobjid = t.tgrelid
     JOIN pg_attribute AS a ON a.attrelid = t.tgrelid AND a.attnum = d.refobjsubid
-      AND a.atttypid IN ('vector'::regtype, 'halfvec'::regtype)
+      AND a.atttypid IN (
+        SELECT v.objid FROM pg_extension AS e
+        JOIN pg_depend AS v ON v.refclassid = 'pg_extension'::regclass AND v.refobjid = e.oid AND v.classid = 'pg_type'::regclass
+          AND v.deptype = 'e'
+        WHERE e.extname = 'vector')
     WHERE t.tgrelid = _relation AND t.tgname = TG_NAME));
 END
 $$;

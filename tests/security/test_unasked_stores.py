@@ -143,6 +143,40 @@ PLANTS: dict[str, tuple[str, bool]] = {
         " repeat('GENAI_OPTIONS=', 350000)); END$$",
         False,
     ),
+    "a comment of 500 MB": (
+        "DO $$BEGIN EXECUTE format('COMMENT ON COLUMN evil.kb.segment_embedding IS %L',"
+        " 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed ' || repeat('x', 500000000)); END$$",
+        True,
+    ),
+    "system columns": (
+        "COMMENT ON COLUMN evil.kb.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed,"
+        "SEGMENT=ctid,DOCUMENT_NAME=xmin,DOCUMENT_ID=tableoid,METADATA=ctid'",
+        False,
+    ),
+    "a column that is everything": (
+        "COMMENT ON COLUMN evil.kb.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed,"
+        "SEGMENT=segment_embedding,DOCUMENT_NAME=segment_embedding,DOCUMENT_ID=segment_embedding,METADATA=segment_embedding'",
+        False,
+    ),
+    "columns that are no names and numbers": (
+        "COMMENT ON COLUMN evil.kb.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed,"
+        "SEGMENT=segment,DOCUMENT_NAME=metadata,DOCUMENT_ID=metadata,SEGMENT_NUMBER=segment'",
+        True,
+    ),
+    "node groups that are none": (
+        "ALTER TABLE evil.kb ADD PRIMARY KEY (document_id, segment_number);"
+        + "".join(
+            f"CREATE TABLE evil.n{n} (document_id bigint, segment_number integer, node_number integer,"
+            " FOREIGN KEY (document_id, segment_number) REFERENCES evil.kb);"
+            f"COMMENT ON TABLE evil.n{n} IS 'ML_RAG_NODE_GROUP={comment}';"
+            for n, comment in enumerate(["7", "[1]", '{"name": "sentences", "merge": 3, "embed_model_id": "fake-embed"}', "{"])
+        )
+        + "CREATE TABLE evil.deep (document_id bigint, segment_number integer,"
+        " FOREIGN KEY (document_id, segment_number) REFERENCES evil.kb);"
+        " DO $$BEGIN EXECUTE format('COMMENT ON TABLE evil.deep IS %L', 'ML_RAG_NODE_GROUP=' || repeat('[', 1000000)); END$$;"
+        "COMMENT ON COLUMN evil.kb.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'",
+        True,
+    ),
 }
 
 PATHS: dict[str, dict[str, Any]] = {
@@ -157,6 +191,7 @@ PATHS: dict[str, dict[str, Any]] = {
     "reranked": {"rerank": {"model_id": "hybrid"}},
     "documents that the question names": {"query_options": {"document_names": True}},
     "names of no document": {"document_name": ["g", *(f"{i:09d}" for i in range(10))]},
+    "nodes": {"arms": [{"search": "semantic"}, {"search": "keyword", "in": "sentences"}]},
     "a whole document": {"document_name": ["g"], "model_options": {"task": "summarization"}},
 }
 
@@ -172,6 +207,7 @@ def prepared(module_db: Database) -> Database:
             (10 * i, text, as_text(fake_embedding(text))),
         )
     owner.execute("ALTER TABLE good ADD topic text NOT NULL DEFAULT 'law'; SELECT ml_rag.enable_keyword_search('good')")
+    owner.execute("CALL ml_rag.create_node_group('good', 'sentences', '{\"transform\": \"sentence\"}')")
     owner.execute("CREATE TABLE questions (id integer PRIMARY KEY, question text, documents jsonb, answer jsonb)")
     owner.execute("INSERT INTO questions VALUES (1, %s, '[\"g\"]')", (QUESTION,))
     owner.execute("GRANT SELECT, UPDATE ON questions TO PUBLIC")
@@ -214,7 +250,24 @@ def test_a_planted_store_leaves_the_calls_of_others_as_they_are(
         assert may_be_cited or not cited, path
         # searched, or left out with a warning where it was a candidate at all
         assert "evil.kb" in document["vector_store"] or not cited, path
-        assert all('"evil.kb"' in message or message.startswith("no document is named") for message, _ in said), said
+        ours = ("no document is named", '1 vector stores have no node group "sentences"')
+        assert all('"evil.kb"' in message or message.startswith(ours) for message, _ in said), said
+
+
+def test_planted_comments_cost_others_little(good: Database, attacker: Connection) -> None:
+    asker, superuser = good.connect("asker"), good.connect()
+
+    def discovering(most: float) -> None:
+        began = time.monotonic()
+        for _ in range(5):
+            asker.execute("SELECT * FROM ml_rag.discover()")
+            superuser.execute("SELECT * FROM ml_rag.node_group WHERE store = 'good'::regclass")
+        assert time.monotonic() - began < most
+
+    publish(attacker, PLANTS["node groups that are none"][0])
+    discovering(2)
+    publish(attacker, PLANTS["a comment of 500 MB"][0])
+    discovering(2)
 
 
 @pytest.mark.parametrize("plant", ["a plain table", "a column without dimensions", "columns of other types"])

@@ -458,6 +458,19 @@ def test_readers_of_the_store_are_those_of_its_groups(db: Database, store: Conne
     assert found(asker, "terns", WORDS) == [(1, 2)]
 
 
+def test_nodes_need_the_privilege_to_read_the_texts(db: Database, store: Connection) -> None:
+    """Not only the key: a table's readers can be left some of its columns."""
+    create(store, "sentences", transform="sentence")
+    create(store, "parts", transform="sentence", parent="document")
+    asker = db.connect("asker")
+    assert len(asker.execute("SELECT s.node FROM docs_sentences AS s, docs_parts").fetchall()) > 0
+    store.execute("REVOKE SELECT ON docs FROM ml_rag_user")
+    store.execute("GRANT SELECT (document_id, segment_number) ON docs TO ml_rag_user")
+    for group in ("sentences", "parts"):
+        with error("42501", ours=False):
+            asker.execute(f"SELECT node FROM docs_{group}")
+
+
 # -- with loads and vectorizers ----------------------------------------------------------------------------------------
 
 

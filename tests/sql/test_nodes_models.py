@@ -182,3 +182,32 @@ def test_a_call_cancelled_while_the_model_answers_keeps_what_was_committed_and_g
     assert refresh(store)["parents"] == 1
     assert len(script.requests) == asked + 1
     assert nodes(store, "k") == {(1, 1): ["Herons"], (1, 2): ["Loons"], (2, 1): ["Swans"]}
+
+
+def test_context_of_a_hidden_segment_is_hidden_too(db: Database, store: Connection, script: Script) -> None:
+    """A model has read the whole document, and may repeat any of it."""
+    script.answer = {"context": "Beside herons that wait for fish."}
+    create(store, "context", transform="context", model_id=MODEL)
+    create(store, "parts", transform="sentence", parent="context")
+    create(store, "sentences", transform="sentence")
+    store.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON docs USING (segment_number <> 1)")
+    asker = db.connect("asker")
+    for group, keys in (("context", []), ("parts", []), ("sentences", [(1, 2)])):
+        query = f"SELECT DISTINCT document_id, segment_number FROM docs_{group}"
+        assert asker.execute(query).fetchall() == keys, group
+    assert search_keys(asker, "loons", "sentences") == [(1, 2)]
+    for group in ("context", "parts"):
+        assert search_keys(asker, "herons", group) == []
+    store.execute("ALTER POLICY p ON docs USING (document_id = 1)")
+    for group in ("context", "parts"):
+        query = f"SELECT DISTINCT document_id, segment_number FROM docs_{group} ORDER BY 1, 2"
+        assert asker.execute(query).fetchall() == [(1, 1), (1, 2)]
+        assert search_keys(asker, "herons", group) == [(1, 1), (1, 2)]
+
+
+def search_keys(connection: Connection, query: str, group: str) -> list[tuple[int, int]]:
+    try:
+        rows = search(connection, query, {"arms": [{"search": "keyword", "in": group}]})
+    except psycopg.errors.NoDataFound:
+        return []
+    return sorted((row[3], row[4]) for row in rows)

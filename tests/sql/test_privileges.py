@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from support.cluster import Cluster, Connection, Database
 from support.stores import answer, create_store, error, retrieve, search
@@ -338,6 +339,24 @@ def test_objects_of_our_names_do_not_capture_calls(owner: Connection, db: Databa
     assert output == document
     assert connection.execute("SELECT public.vector_dims(public.ml_embed_row('x'))").fetchone() == (16,)
     assert connection.execute("SELECT count(*) > 0 FROM public.ml_supported_models()").fetchone() == (True,)
+
+
+def test_who_drops_or_writes_tables_runs_no_code_of_the_schema_of_pgvector(owner: Connection, db: Database) -> None:
+    """An operator for just these types is taken before one of pg_catalog for any."""
+    attacker = db.connect("tenant")
+    owner.execute(sql.SQL("GRANT CREATE ON SCHEMA public TO {}").format(sql.Identifier(db.role("tenant"))))
+    attacker.execute("CREATE FUNCTION public.f(oid, regclass) RETURNS boolean LANGUAGE plpgsql"
+                     " AS $$ BEGIN RAISE 'code of another role runs as %', current_user; END $$;"
+                     "CREATE OPERATOR public.= (LEFTARG = oid, RIGHTARG = regclass, FUNCTION = public.f)")  # fmt: skip
+    owner.execute("CREATE SCHEMA mine; SET search_path = pg_catalog; CREATE TABLE mine.t (id integer PRIMARY KEY);"
+                  "CREATE TABLE mine.u (id integer REFERENCES mine.t)")  # fmt: skip
+    owner.execute("DROP TABLE mine.t CASCADE")
+    attacker.execute("DROP OPERATOR public.= (oid, regclass)")
+    owner.execute("CREATE TABLE mine.v (segment text, vectors public.vector(2)); INSERT INTO mine.v VALUES ('a', '[1,2]');"
+                  "SELECT ml_rag._follow_texts('mine.v', 'vectors', 'segment')")  # fmt: skip
+    attacker.execute("CREATE OPERATOR public.= (LEFTARG = oid, RIGHTARG = regclass, FUNCTION = public.f)")
+    owner.execute("UPDATE mine.v SET segment = 'b'")
+    assert owner.execute("SELECT vectors FROM mine.v").fetchone() == (None,)
 
 
 def test_a_function_in_the_way_inside_a_view_runs_with_the_callers_rights_only(owner: Connection, db: Database) -> None:
