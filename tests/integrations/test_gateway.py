@@ -276,6 +276,25 @@ def test_what_is_no_json_is_refused(boats: Gateway, content: bytes) -> None:
     assert boats.post(content).status_code == 400
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        r'"messages": [{"role": "user", "content": "a\u0000b"}]',
+        r'"messages": [{"role": "user", "content": "a\ud800b"}]',
+        r'"messages": [{"role": "user", "content": "a\ud800b"}, {"role": "user", "content": "boat"}]',
+        r'"stop": "\u0000"',
+        r'"stop": "\ud800"',
+        '"temperature": NaN',
+        '"seed": 1e999',
+    ],
+)
+def test_what_postgresql_cannot_hold_is_refused(boats: Gateway, more: str) -> None:
+    body = '{"model": "one", "messages": [{"role": "user", "content": "boat"}], ' + more + "}"
+    answer = boats.post(body.encode())
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
 def test_a_request_is_bounded(boats: Gateway) -> None:
     def padded(size: int) -> bytes:
         body = b'{"model": "one", "messages": [{"role": "user", "content": "boat"}]}'

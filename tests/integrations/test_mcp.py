@@ -101,6 +101,22 @@ async def test_stores_and_documents(boats: str, monkeypatch: pytest.MonkeyPatch)
         assert "P0002" in await refusal(client, "read_document", **document, first=4)
 
 
+async def test_what_a_document_returns_is_bounded_in_the_database(db: Database, boats: str) -> None:
+    owner = db.connect()
+    owner.execute("UPDATE boats SET segment = repeat('x', 30000000) WHERE segment_number = 2")
+    owner.execute("UPDATE boats SET metadata = jsonb_build_object('x', repeat('x', 30000000)) WHERE segment_number = 3")
+    owner.execute("COMMENT ON TABLE boats IS %s" % ("'" + "x" * 5000 + "'"))
+    async with Client(mcp.server(boats)) as client:
+        document = {"store": "public.boats", "document_name": "boats.pdf"}
+        assert [s["segment"] for s in (await call(client, "read_document", **document))["segments"]] == ["red boat"]
+        (second,) = (await call(client, "read_document", **document, first=2))["segments"]
+        assert (second["segment"], second["cut"]) == ("x" * mcp.CHARACTERS, True)
+        (third,) = (await call(client, "read_document", **document, first=3))["segments"]
+        assert third == {"segment": "green boat", "metadata": None}
+        (store,) = (await call(client, "list_stores"))["stores"]
+        assert store["description"] == "x" * 1000
+
+
 @pytest.mark.parametrize("name", ["public.none", "pg_catalog.pg_authid", "public.boats; DROP TABLE boats", "boats", ""])
 async def test_only_stores_are_read(boats: str, name: str) -> None:
     async with Client(mcp.server(boats)) as client:

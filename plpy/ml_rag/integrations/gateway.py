@@ -50,6 +50,8 @@ _PARAMETERS = {
 #: SQLSTATE -> status; all others are 500
 _STATUS = {
     "22023": 400,
+    "22P02": 400,
+    "22P05": 400,
     "42501": 403,
     "P0002": 404,
     "53300": 429,
@@ -144,6 +146,9 @@ def _text(message: Mapping[str, Any]) -> str:
         content = "\n".join(part["text"] for part in content)
     if not isinstance(content, str | None):
         raise _Refused(400, "the content of a message must be text")
+    # PostgreSQL has no such characters
+    if content and ("\0" in content or any("\ud800" <= character <= "\udfff" for character in content)):
+        raise _Refused(400, "the content of a message has characters that text cannot hold")
     return content or ""
 
 

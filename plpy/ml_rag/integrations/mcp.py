@@ -42,7 +42,8 @@ Options = Annotated[
 Limit = Annotated[int | None, Field(ge=1, le=100, description="how many passages")]
 
 _STORES = sql.SQL(
-    """SELECT d.vector_store, d.embed_model_id, pg_catalog.obj_description(d.relation, 'pg_class') AS description,
+    """SELECT d.vector_store, d.embed_model_id,
+      pg_catalog.left(pg_catalog.obj_description(d.relation, 'pg_class'), 1000) AS description,
       greatest(c.reltuples, 0)::bigint AS segments
     FROM ml_rag.discover() AS d JOIN pg_catalog.pg_class AS c ON c.oid = d.relation"""
 )
@@ -61,13 +62,26 @@ def _quoted(*names: str) -> sql.Composable:
 
 
 def _reading(store: Mapping[str, str | None]) -> sql.Composed:
-    """The segments of one document of a store in their order, and how many there are."""
+    """The segments of one document of a store in their order, as many as a call returns, and how many there are."""
     if store["document_name"] is None:
         raise ToolError("the store has no column with names of documents")
     order = [_quoted(column) for column in (store["document_id"], store["segment_number"]) if column is not None]
+    # bounded here: what comes is held in the memory of this process
     return sql.SQL(
-        "SELECT {segment} AS segment, {metadata} AS metadata, pg_catalog.count(*) OVER () AS segments FROM {relation}"
-        " WHERE {name} = %(document)s ORDER BY {order} OFFSET %(first)s LIMIT %(most)s"
+        """SELECT pg_catalog.left(r.segment, %(characters)s) AS segment, r.segments, r.length > %(characters)s AS is_cut,
+          CASE WHEN r.more <= %(characters)s THEN r.metadata END AS metadata
+        FROM (
+          SELECT q.*, pg_catalog.sum(q.length + q.more) OVER (ORDER BY q.place) AS characters
+          FROM (
+            SELECT p.*, coalesce(pg_catalog.length(p.segment), 0) AS length,
+              coalesce(pg_catalog.length(p.metadata::pg_catalog.text), 0) AS more
+            FROM (
+              SELECT {segment}::pg_catalog.text AS segment, {metadata} AS metadata, pg_catalog.count(*) OVER () AS segments,
+                pg_catalog.row_number() OVER (ORDER BY {order}) AS place
+              FROM {relation} WHERE {name} = %(document)s ORDER BY place OFFSET %(first)s LIMIT %(most)s
+            ) AS p
+          ) AS q
+        ) AS r WHERE r.characters <= %(characters)s OR r.place = %(first)s + 1 ORDER BY r.place"""
     ).format(
         segment=_quoted(str(store["segment"])),
         metadata=sql.SQL("NULL") if store["metadata"] is None else _quoted(store["metadata"]),
@@ -134,23 +148,23 @@ def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
         document_name: Annotated[str, Field(description="as the results of search name it")],
         first: Annotated[int, Field(ge=1, description="the first segment to read")] = 1,
     ) -> dict[str, Any]:
-        """Read a document, segment by segment; "next" says where to go on where it is longer than one call returns."""
+        """Read a document, segment by segment; "next" says where to go on where it is longer than one call returns.
+
+        A segment with "cut" is longer than that itself, and its end is left out.
+        """
         found = await rows(_FIND, {"store": store})
         if not found:
             raise ToolError(f"there is no vector store {store!r} that this role may read (SQLSTATE 42P01)")
-        parameters = {"document": document_name, "first": first - 1, "most": SEGMENTS}
+        parameters = {"document": document_name, "first": first - 1, "most": SEGMENTS, "characters": CHARACTERS}
         segments = await rows(_reading(found[0]), parameters)
         if not segments:
             raise ToolError(
                 f"store {store!r} has no document {document_name!r} with a segment {first} (SQLSTATE P0002)"
             )
-        kept: list[dict[str, Any]] = []
-        characters = 0
-        for segment in segments:
-            characters += len(segment["segment"] or "")
-            if kept and characters > CHARACTERS:
-                break
-            kept.append({"segment": segment["segment"], "metadata": segment["metadata"]})
+        kept: list[dict[str, Any]] = [
+            {"segment": row["segment"], "metadata": row["metadata"], **({"cut": True} if row["is_cut"] else {})}
+            for row in segments
+        ]
         total = segments[0]["segments"]
         following = first + len(kept)
         return {"segments": kept, "total": total, "next": following if following <= total else None}
