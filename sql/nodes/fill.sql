@@ -68,8 +68,8 @@ BEGIN
       ' ON m.document = t.%5$I WHERE t.segment ~ ''\S''', _columns,
       CASE WHEN EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = run.store AND a.attname = 'document_name' AND NOT a.attisdropped)
         THEN 't.document_name' ELSE 'NULL' END,
-      concat_ws(', ', 'd.' || quote_ident(run.number), (SELECT string_agg(format('d.%I', k), ', ') FROM unnest(run.store_key) AS k)), _store,
-      run.document, ml_rag._key_text('d', run.store_key));
+      concat_ws(', ', 'd.' || quote_ident(run.number), (SELECT string_agg(format('d.%I', k), ', ') FROM unnest(run.store_key) AS k)),
+      _store, run.document, ml_rag._key_text('d', run.store_key));
   WHEN 'document' THEN
     RETURN format('SELECT %s, d.hash, d.members, ARRAY[d.text] AS texts, ''{}''::jsonb AS around'
       ' FROM (SELECT array_agg(%s ORDER BY %s) AS members,'

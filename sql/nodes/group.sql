@@ -279,7 +279,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 -- purpose: node groups go with their store: DROP … CASCADE leaves their tables without the foreign key that makes them nodes
--- As whoever drops the store, with that role's own rights: without pgvector's schema, where others may be allowed to create.  Writes: the tables' definition, as the caller
+-- As whoever drops the store, with that role's own rights: without pgvector's schema, where others may be allowed to create.
+-- Writes: the tables' definition, as the caller
 DECLARE
   _table text;
 BEGIN

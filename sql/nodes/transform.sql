@@ -166,7 +166,8 @@ BEGIN
     error := _made.error;
   ELSE
     BEGIN
-      EXECUTE (SELECT format('SELECT array_agg(f.node) FROM (SELECT f.node FROM %I.%I($1) AS f (node) LIMIT 10001) AS f', n.nspname, p.proname)
+      EXECUTE (SELECT format('SELECT array_agg(f.node) FROM (SELECT f.node FROM %I.%I($1) AS f (node) LIMIT 10001) AS f',
+                 n.nspname, p.proname)
                FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace WHERE p.oid = function)
         INTO nodes USING segment;
     EXCEPTION WHEN OTHERS THEN

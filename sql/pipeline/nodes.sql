@@ -24,7 +24,8 @@ DECLARE
   _options jsonb;
 BEGIN
   FOR _one IN
-    SELECT c.conrelid, c.conkey, c.confkey, substr(left(obj_description(c.conrelid, 'pg_class'), 100001), 1 + length('ML_RAG_NODE_GROUP=')) AS options
+    SELECT c.conrelid, c.conkey, c.confkey,
+      substr(left(obj_description(c.conrelid, 'pg_class'), 100001), 1 + length('ML_RAG_NODE_GROUP=')) AS options
     FROM pg_depend AS d
     JOIN pg_constraint AS c ON c.oid = d.objid AND c.contype = 'f' AND c.confrelid = _node_groups.store AND c.conparentid = 0
     JOIN pg_class AS t ON t.oid = c.conrelid AND t.relkind = 'r'

@@ -169,11 +169,14 @@ PLANTS: dict[str, tuple[str, bool]] = {
             f"CREATE TABLE evil.n{n} (document_id bigint, segment_number integer, node_number integer,"
             " FOREIGN KEY (document_id, segment_number) REFERENCES evil.kb);"
             f"COMMENT ON TABLE evil.n{n} IS 'ML_RAG_NODE_GROUP={comment}';"
-            for n, comment in enumerate(["7", "[1]", '{"name": "sentences", "merge": 3, "embed_model_id": "fake-embed"}', "{"])
+            for n, comment in enumerate(
+                ["7", "[1]", '{"name": "sentences", "merge": 3, "embed_model_id": "fake-embed"}', "{"]
+            )
         )
         + "CREATE TABLE evil.deep (document_id bigint, segment_number integer,"
         " FOREIGN KEY (document_id, segment_number) REFERENCES evil.kb);"
-        " DO $$BEGIN EXECUTE format('COMMENT ON TABLE evil.deep IS %L', 'ML_RAG_NODE_GROUP=' || repeat('[', 1000000)); END$$;"
+        " DO $$BEGIN EXECUTE format('COMMENT ON TABLE evil.deep IS %L',"
+        " 'ML_RAG_NODE_GROUP=' || repeat('[', 1000000)); END$$;"
         "COMMENT ON COLUMN evil.kb.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'",
         True,
     ),

@@ -185,6 +185,10 @@ def test_one_collection(db: Database, owner: Connection, asker: Connection) -> N
         adopt(owner, name, embed_model_id="fake-embed", collection="fish")
     with error("22023", "view"):
         adopt(owner, name, embed_model_id="fake-embed", view="x")
+    # the call names the table of embeddings only: another owner's table of collections may be a view with code in it
+    owner.execute(f"ALTER TABLE langchain_pg_collection OWNER TO {db.role('tenant')}")
+    with error("22023", "same owner"):
+        adopt(owner, name, embed_model_id="fake-embed", collection="birds")
     make(owner, "Haystack")
     with error("22023", "collection"):
         adopt(owner, "haystack_documents", embed_model_id="fake-embed", collection="birds")

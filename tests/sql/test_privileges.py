@@ -352,7 +352,8 @@ def test_who_drops_or_writes_tables_runs_no_code_of_the_schema_of_pgvector(owner
                   "CREATE TABLE mine.u (id integer REFERENCES mine.t)")  # fmt: skip
     owner.execute("DROP TABLE mine.t CASCADE")
     attacker.execute("DROP OPERATOR public.= (oid, regclass)")
-    owner.execute("CREATE TABLE mine.v (segment text, vectors public.vector(2)); INSERT INTO mine.v VALUES ('a', '[1,2]');"
+    owner.execute("CREATE TABLE mine.v (segment text, vectors public.vector(2));"
+                  "INSERT INTO mine.v VALUES ('a', '[1,2]');"
                   "SELECT ml_rag._follow_texts('mine.v', 'vectors', 'segment')")  # fmt: skip
     attacker.execute("CREATE OPERATOR public.= (LEFTARG = oid, RIGHTARG = regclass, FUNCTION = public.f)")
     owner.execute("UPDATE mine.v SET segment = 'b'")

@@ -68,16 +68,16 @@ def _reading(store: Mapping[str, str | None]) -> sql.Composed:
     order = [_quoted(column) for column in (store["document_id"], store["segment_number"]) if column is not None]
     # bounded here: what comes is held in the memory of this process
     return sql.SQL(
-        """SELECT pg_catalog.left(r.segment, %(characters)s) AS segment, r.segments, r.length > %(characters)s AS is_cut,
-          CASE WHEN r.more <= %(characters)s THEN r.metadata END AS metadata
+        """SELECT pg_catalog.left(r.segment, %(characters)s) AS segment, r.segments,
+          r.length > %(characters)s AS is_cut, CASE WHEN r.more <= %(characters)s THEN r.metadata END AS metadata
         FROM (
           SELECT q.*, pg_catalog.sum(q.length + q.more) OVER (ORDER BY q.place) AS characters
           FROM (
             SELECT p.*, coalesce(pg_catalog.length(p.segment), 0) AS length,
               coalesce(pg_catalog.length(p.metadata::pg_catalog.text), 0) AS more
             FROM (
-              SELECT {segment}::pg_catalog.text AS segment, {metadata} AS metadata, pg_catalog.count(*) OVER () AS segments,
-                pg_catalog.row_number() OVER (ORDER BY {order}) AS place
+              SELECT {segment}::pg_catalog.text AS segment, {metadata} AS metadata,
+                pg_catalog.count(*) OVER () AS segments, pg_catalog.row_number() OVER (ORDER BY {order}) AS place
               FROM {relation} WHERE {name} = %(document)s ORDER BY place OFFSET %(first)s LIMIT %(most)s
             ) AS p
           ) AS q
