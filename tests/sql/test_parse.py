@@ -51,9 +51,9 @@ def test_a_value_that_fits_is_taken_as_it_is_limits_included(
             assert found == json.loads(dumps(value)), option
 
 
-def shown(option: Option, value: Any) -> str:
-    """A refused value as the detail has it."""
-    if option.is_private and isinstance(value, str | list | dict):
+def shown(option: Option, value: Any, private: set[str]) -> str:
+    """A refused value as the detail has it; ``private``: names of options that are private in some routine."""
+    if option.name in private and isinstance(value, str | list | dict):
         of = {str: f"a text of {len(value)} characters", list: f"an array of {len(value)}", dict: "an object"}
         return of[type(value)]
     text = dumps(value)
@@ -63,9 +63,10 @@ def shown(option: Option, value: Any) -> str:
 def test_a_value_past_a_limit_or_of_another_type_is_refused(
     module_asker: Connection, all_options: list[Option]
 ) -> None:
+    private = {option.name for option in all_options if option.is_private}
     for option in all_options:
         for value in refused(option):
-            with error("22023", f'"{option.name}"', shown(option, value)) as caught:
+            with error("22023", f'"{option.name}"', shown(option, value, private)) as caught:
                 parse(module_asker, option.routine, {option.name: value})
             assert "allowed" in caught.detail, option
             assert caught.hint.endswith("."), option
