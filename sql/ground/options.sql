@@ -119,6 +119,8 @@ SELECT ml_rag._add_option('ml_rag', 'abstain', 'boolean',
   description => 'answer with abstain_text instead of failing where nothing relevant is found');
 SELECT ml_rag._add_option('ml_rag', 'abstain_text', 'text', default_rule => 'setting abstain_text', is_private => true,
   description => 'the answer where nothing relevant is found');
+SELECT ml_rag._add_option('ml_rag', 'return_prompt', 'boolean', default_rule => 'false',
+  description => 'add the messages that the model answered: prompt');
 SELECT ml_rag._add_option('ml_rag', 'explain', 'boolean', default_value => 'false',
   description => 'add how the answer came about: stores, plans, candidates, thresholds, tokens, milliseconds:'
     ' docs/monitoring.md#how-an-answer-came-about');

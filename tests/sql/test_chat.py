@@ -108,6 +108,14 @@ def test_a_model_alone_sees_the_conversation_too(script: Script, asker: Connecti
     assert found["question"] == "why?"
 
 
+def test_a_single_answer_has_its_prompt_too(script: Script, asker: Connection) -> None:
+    asked = {"n_citations": 0, "return_prompt": True}
+    assert answer(asker, "where is the heron?", asked)["prompt"] == script.requests[-1]["messages"]
+    assert "prompt" not in answer(asker, "where is the heron?", {"n_citations": 0})
+    assert "prompt" not in answer(asker, "where is the heron?", {"n_citations": 0, "return_prompt": False})
+    assert "prompt" not in answer(asker, "where is the heron?", {**asked, "skip_generate": True})
+
+
 def test_history_tokens_bound_what_the_answer_sees(script: Script, asker: Connection) -> None:
     first = chat(asker, "where is the heron?")
     chat(asker, "why?", conversation_id=first["conversation_id"], query_options={"history_tokens": 0})
