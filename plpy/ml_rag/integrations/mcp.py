@@ -18,6 +18,7 @@ from psycopg import sql
 from pydantic import Field
 
 from ml_rag import __version__
+from ml_rag.integrations import documents
 from ml_rag.integrations.database import Query, Reader, asked, is_empty, worded
 
 #: segments of a document that one call returns at most, and their characters
@@ -47,48 +48,6 @@ _STORES = sql.SQL(
       greatest(c.reltuples, 0)::bigint AS segments
     FROM ml_rag.discover() AS d JOIN pg_catalog.pg_class AS c ON c.oid = d.relation"""
 )
-# a relation that discover does not find is not read: that could run code of its owner's
-_FIND = sql.SQL(
-    """SELECT n.nspname::text AS schema, c.relname::text AS relation, d.segment::text, d.document_name::text,
-      d.segment_number::text, d.document_id::text, d.metadata::text
-    FROM ml_rag.discover() AS d JOIN pg_catalog.pg_class AS c ON c.oid = d.relation
-    JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE d.vector_store = %(store)s"""
-)
-
-
-def _quoted(*names: str) -> sql.Composable:
-    """An identifier in a statement with parameters, where a % begins one."""
-    return sql.SQL(sql.Identifier(*names).as_string().replace("%", "%%"))
-
-
-def _reading(store: Mapping[str, str | None]) -> sql.Composed:
-    """The segments of one document of a store in their order, as many as a call returns, and how many there are."""
-    if store["document_name"] is None:
-        raise ToolError("the store has no column with names of documents")
-    order = [_quoted(column) for column in (store["document_id"], store["segment_number"]) if column is not None]
-    # bounded here: what comes is held in the memory of this process
-    return sql.SQL(
-        """SELECT pg_catalog.left(r.segment, %(characters)s) AS segment, r.segments,
-          r.length > %(characters)s AS is_cut, CASE WHEN r.more <= %(characters)s THEN r.metadata END AS metadata
-        FROM (
-          SELECT q.*, pg_catalog.sum(q.length + q.more) OVER (ORDER BY q.place) AS characters
-          FROM (
-            SELECT p.*, coalesce(pg_catalog.length(p.segment), 0) AS length,
-              coalesce(pg_catalog.length(p.metadata::pg_catalog.text), 0) AS more
-            FROM (
-              SELECT {segment}::pg_catalog.text AS segment, {metadata} AS metadata,
-                pg_catalog.count(*) OVER () AS segments, pg_catalog.row_number() OVER (ORDER BY {order}) AS place
-              FROM {relation} WHERE {name} = %(document)s ORDER BY place OFFSET %(first)s LIMIT %(most)s
-            ) AS p
-          ) AS q
-        ) AS r WHERE r.characters <= %(characters)s OR r.place = %(first)s + 1 ORDER BY r.place"""
-    ).format(
-        segment=_quoted(str(store["segment"])),
-        metadata=sql.SQL("NULL") if store["metadata"] is None else _quoted(store["metadata"]),
-        relation=_quoted(str(store["schema"]), str(store["relation"])),
-        name=_quoted(store["document_name"]),
-        order=sql.SQL(", ").join(order or [_quoted(str(store["segment"]))]),
-    )
 
 
 def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
@@ -152,11 +111,13 @@ def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
 
         A segment with "cut" is longer than that itself, and its end is left out.
         """
-        found = await rows(_FIND, {"store": store})
+        found = await rows(documents.FIND, {"store": store})
         if not found:
             raise ToolError(f"there is no vector store {store!r} that this role may read (SQLSTATE 42P01)")
+        if found[0]["document_name"] is None:
+            raise ToolError("the store has no column with names of documents")
         parameters = {"document": document_name, "first": first - 1, "most": SEGMENTS, "characters": CHARACTERS}
-        segments = await rows(_reading(found[0]), parameters)
+        segments = await rows(documents.reading(found[0]), parameters)
         if not segments:
             raise ToolError(
                 f"store {store!r} has no document {document_name!r} with a segment {first} (SQLSTATE P0002)"

@@ -1,0 +1,58 @@
+"""Documents of vector stores, read segment by segment. Only what discovery finds is read: another relation could run
+code of its owner's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from psycopg import sql
+
+#: the columns of the store named ``%(store)s``
+FIND = sql.SQL(
+    """SELECT n.nspname::text AS schema, c.relname::text AS relation, d.segment::text, d.document_name::text,
+      d.segment_number::text, d.document_id::text, d.metadata::text
+    FROM ml_rag.discover() AS d JOIN pg_catalog.pg_class AS c ON c.oid = d.relation
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE d.vector_store = %(store)s"""
+)
+
+
+def reading(store: Mapping[str, str | None]) -> sql.Composed:
+    """The segments of the document ``%(document)s`` of a store in their order, and how many there are.
+
+    ``store``: a row of ``FIND``, whose ``document_name`` is not null. ``%(first)s``: segments left out, ``%(most)s``: read at
+    most, as long as they and their metadata have ``%(characters)s`` together; ``is_cut``: a first one that has more.
+    """
+    order = [_quoted(column) for column in (store["document_id"], store["segment_number"]) if column is not None]
+    # bounded here: what comes is held in the memory of this process
+    return sql.SQL(
+        """SELECT pg_catalog.left(r.segment, %(characters)s) AS segment, r.segments, r.segment_number,
+          r.length > %(characters)s AS is_cut, CASE WHEN r.more <= %(characters)s THEN r.metadata END AS metadata
+        FROM (
+          SELECT q.*, pg_catalog.sum(q.length + q.more) OVER (ORDER BY q.place) AS characters
+          FROM (
+            SELECT p.*, coalesce(pg_catalog.length(p.segment), 0) AS length,
+              coalesce(pg_catalog.length(p.metadata::pg_catalog.text), 0) AS more
+            FROM (
+              SELECT {segment}::pg_catalog.text AS segment, {metadata} AS metadata, {number} AS segment_number,
+                pg_catalog.count(*) OVER () AS segments, pg_catalog.row_number() OVER (ORDER BY {order}) AS place
+              FROM {relation} WHERE {name} = %(document)s ORDER BY place OFFSET %(first)s LIMIT %(most)s
+            ) AS p
+          ) AS q
+        ) AS r WHERE r.characters <= %(characters)s OR r.place = %(first)s + 1 ORDER BY r.place"""
+    ).format(
+        segment=_quoted(str(store["segment"])),
+        metadata=_column(store["metadata"]),
+        number=_column(store["segment_number"]),
+        relation=_quoted(str(store["schema"]), str(store["relation"])),
+        name=_quoted(str(store["document_name"])),
+        order=sql.SQL(", ").join(order or [_quoted(str(store["segment"]))]),
+    )
+
+
+def _column(name: str | None) -> sql.Composable:
+    return sql.SQL("NULL") if name is None else _quoted(name)
+
+
+def _quoted(*names: str) -> sql.Composable:
+    """An identifier in a statement with parameters, where a % begins one."""
+    return sql.SQL(sql.Identifier(*names).as_string().replace("%", "%%"))
