@@ -82,7 +82,7 @@ fuzz-test: ## the fuzz tests with their whole counts; FUZZ_SEED=… for the same
 	@bash mk/fuzz.sh
 
 .PHONY: integrations-test
-integrations-test: ## LangChain, LlamaIndex, MCP and the gateway, tried with the packages themselves, which it installs
+integrations-test: ## LangChain, LlamaIndex, MCP, the gateway and the page, tried with the packages themselves, which it installs
 	@bash mk/setup.sh integrations
 	@bash mk/test.sh tests/integrations
 

@@ -19,11 +19,12 @@ COMMANDS = {
     "doctor": "Check the whole chain, and say what to do about what is wrong.",
     "mcp": "Serve search, answers and documents to agents.",
     "gateway": "Serve answers to chat clients, by OpenAI's protocol.",
+    "explore": "Show in a browser why an answer is what it is.",
 }
 
 
 #: those that need more packages than the client's -> the extra that brings them
-_EXTRAS = {"serve": "server", "models": "server", "mcp": "mcp", "gateway": "gateway"}
+_EXTRAS = {"serve": "server", "models": "server", "mcp": "mcp", "gateway": "gateway", "explore": "explore"}
 
 
 def _module(command: str) -> str:

@@ -1,0 +1,38 @@
+"""``ml-rag explore``: a page of this machine that shows why an answer is what it is."""
+
+from __future__ import annotations
+
+import secrets
+
+import click
+import psycopg
+
+from ml_rag.client.dsn import dsn_option
+from ml_rag.client.load import explained
+
+
+@click.command()
+@dsn_option
+@click.option("--port", default=8630, show_default=True, type=click.IntRange(1, 65535), help="Port of 127.0.0.1.")
+@click.option(
+    "--marks", metavar="TABLE", help="Keep marks of citations in this table (docs/explore.md).  [default: none]"
+)
+@click.option("--connections", default=4, show_default=True, type=click.IntRange(1, 100), help="To the database.")
+def explore(dsn: str, port: int, marks: str | None, connections: int) -> None:
+    """Show in a browser how answers come about.
+
+    Everything is read as the role of the DSN, in read-only transactions. The address that is printed has a token;
+    whoever has it reads what the role may read.
+    """
+    import uvicorn
+
+    from ml_rag.integrations.explore import app
+
+    token = secrets.token_urlsafe(32)
+    made = app(dsn, token, port, marks, connections)
+    try:
+        psycopg.connect(dsn).close()
+    except psycopg.Error as error:
+        raise explained(error) from None
+    click.echo(f"http://127.0.0.1:{port}/?token={token}")
+    uvicorn.run(made, host="127.0.0.1", port=port, log_level="warning", server_header=False, access_log=False)

@@ -1,0 +1,392 @@
+"""A local page that shows why an answer is what it is. Needs ``pip install "ml-rag[explore]"``.
+
+Pages without scripts: what the role of the DSN reads in read-only transactions, as HTML that Jinja escapes. Only marks
+are written, into a table that the command names. Whoever has the token of the process may ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from http.cookies import CookieError, SimpleCookie
+from importlib import resources
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, urlencode
+
+import psycopg
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from psycopg import sql
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, QueryParams
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ml_rag.errors import InvalidRequest
+from ml_rag.integrations import chart, documents
+from ml_rag.integrations.database import Query, Reader, asked, worded
+from ml_rag.integrations.journey import Journey, follow, key
+
+#: characters of a question, and of options
+QUESTION = 10_000
+OPTIONS = 20_000
+#: bytes of a form
+FORM = 64 * 1024
+#: segments of a document, runs and questions of a run on one page
+SEGMENTS = 50
+RUNS = 50
+QUESTIONS = 100
+#: characters in which two segments are compared for an overlap
+OVERLAP = 2_000
+#: seconds between two looks at whether the browser still waits
+LOOK = 0.5
+
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none';"
+    " frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+_WHO = sql.SQL("SELECT current_user::text AS role, pg_catalog.current_database()::text AS database")
+_WHY = sql.SQL("SELECT w.* FROM ml_rag.why_not(%(query)s, %(options)s, %(document)s, %(segment)s) AS w")
+_RUNS = sql.SQL(
+    """SELECT r.run_id, r.name, r.started_at, r.seconds, r.source, r.questions, r.options, r.measures
+    FROM ml_rag.evaluation_run AS r ORDER BY r.run_id DESC LIMIT %(most)s"""
+)
+_RUN = sql.SQL("SELECT r.* FROM ml_rag.evaluation_run AS r WHERE r.run_id = %(run)s")
+_QUESTIONS = sql.SQL(
+    """SELECT q.question_id, q.question, q.citations, q.measures, q.sqlstate, q.message, count(*) OVER () AS total
+    FROM ml_rag.evaluation_question AS q WHERE q.run_id = %(run)s
+    ORDER BY (q.measures ->> %(measure)s)::float8 NULLS FIRST, q.question_id COLLATE "C"
+    OFFSET %(first)s LIMIT %(most)s"""
+)
+_IN_RUNS = sql.SQL(
+    """SELECT r.run_id, r.name, r.options, q.question_id, q.question, q.citations, q.measures, q.sqlstate, q.message
+    FROM ml_rag.evaluation_question AS q JOIN ml_rag.evaluation_run AS r USING (run_id)
+    WHERE q.question = %(question)s ORDER BY r.run_id DESC LIMIT %(most)s"""
+)
+_MARKED = sql.SQL(
+    "SELECT m.vector_store, m.document, m.segment_number, m.is_right FROM {} AS m"
+    " WHERE m.question = %(question)s LIMIT 1000"
+)
+_UNMARK = sql.SQL(
+    "DELETE FROM {} WHERE question = %(question)s AND vector_store = %(vector_store)s AND document = %(document)s"
+    " AND segment_number IS NOT DISTINCT FROM %(segment_number)s::bigint"
+)
+_MARK = sql.SQL(
+    "INSERT INTO {} (question, vector_store, document, segment_number, is_right)"
+    " VALUES (%(question)s, %(vector_store)s, %(document)s, %(segment_number)s::bigint, %(is_right)s)"
+)
+
+Got = TypeVar("Got")
+
+
+class _Refused(Exception):
+    """What the browser gets in place of a page."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class Guard:
+    """Lets through who has the token: in the URL once, then as a cookie, or in a header."""
+
+    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+        self._app, self._token, self._cookie = app, token, f"ml_rag_explore_{port}"
+        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        response = self._refusal(scope)
+        await (self._app if response is None else response)(scope, receive, send)
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._token.encode())
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        # a name of somebody else's for this address is how DNS rebinding comes in
+        if headers.get("host", "").lower() not in self._hosts:
+            return PlainTextResponse("This page answers at localhost only.\n", 421, _HEADERS)
+        parameters = QueryParams(scope["query_string"])
+        if "token" in parameters and scope["method"] == "GET":
+            if not self._is_token(parameters["token"]):
+                return self._unknown()
+            rest = urlencode([(name, value) for name, value in parameters.multi_items() if name != "token"])
+            response = RedirectResponse(f"/?{rest}" if rest else "/", 303, _HEADERS)
+            response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
+            return response
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return None if self._is_token(bearer.strip()) else self._unknown()
+        if not self._is_token(self._from_cookie(headers.get("cookie", ""))):
+            return self._unknown()
+        # ports of one host share cookies, so a page of another port must not ask here
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return PlainTextResponse("Open this page by its own address.\n", 403, _HEADERS)
+        if scope["method"] not in ("GET", "HEAD") and headers.get("origin") != f"http://{headers['host']}":
+            return PlainTextResponse("This form is not of this page.\n", 403, _HEADERS)
+        return None
+
+    def _from_cookie(self, header: str) -> str:
+        with contextlib.suppress(CookieError):
+            found = SimpleCookie(header).get(self._cookie)
+            return "" if found is None else found.value
+        return ""
+
+    @staticmethod
+    def _unknown() -> Response:
+        message = "Open the address with the token that ml-rag explore printed when it started.\n"
+        return PlainTextResponse(message, 401, _HEADERS)
+
+
+def options_of(text: str) -> dict[str, Any]:
+    """The options that somebody typed; nothing is none."""
+    if not text.strip():
+        return {}
+    if len(text) > OPTIONS:
+        raise _Refused(400, f"options have at most {OPTIONS} characters")
+    try:
+        options = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _Refused(400, f"the options are not JSON: {error}") from None
+    if not isinstance(options, dict):
+        raise _Refused(400, "the options are not a JSON object")
+    return options
+
+
+def overlap(before: str, after: str) -> int:
+    """How many characters at the end of a segment the next one repeats."""
+    for length in range(min(len(before), len(after), OVERLAP), 0, -1):
+        if before.endswith(after[:length]):
+            return length
+    return 0
+
+
+def changes(first: Journey, second: Journey) -> list[dict[str, Any]]:
+    """What two sets of options cite: each citation of either, and its places."""
+    found: dict[Any, dict[str, Any]] = {}
+    for side, journey in enumerate((first, second)):
+        for place, row in enumerate(journey.citations, 1):
+            found.setdefault(key(row), {"row": row, "places": [None, None]})["places"][side] = place
+    return list(found.values())
+
+
+async def _form(request: Request) -> dict[str, str]:
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > FORM:
+            raise _Refused(413, f"a form has at most {FORM} bytes")
+    try:
+        return {name: values[-1] for name, values in parse_qs(content.decode(), max_num_fields=20).items()}
+    except ValueError:
+        raise _Refused(400, "the form cannot be read") from None
+
+
+def _number(text: str | None, name: str, default: int | None = None) -> int | None:
+    if not text:
+        return default
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise _Refused(400, f"{name} is not a number")
+    return int(text)
+
+
+async def _while_waited_for(request: Request, work: Awaitable[Got]) -> Got:
+    """The result, unless the browser goes away, which cancels the statement."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait({task}, timeout=LOOK))[0]:
+            if await request.is_disconnected():
+                raise _Refused(499, "nobody waits for this any more")
+        return await task
+    finally:
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("ml_rag.integrations", "pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["number"] = lambda value, digits=4: "–" if value is None else f"{float(value):.{digits}f}"
+    made.filters["pretty"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
+    made.filters["query"] = lambda values: urlencode({k: v for k, v in values.items() if v not in (None, "")})
+    made.globals.update(chart=chart)
+    return made
+
+
+def _table(name: str) -> sql.Identifier:
+    parts = name.split(".")
+    if not 1 <= len(parts) <= 2 or not all(parts):
+        raise InvalidRequest("the table of the marks is not named as schema.table")
+    return sql.Identifier(*parts)
+
+
+def app(dsn: str, token: str, port: int, marks: str | None = None, connections: int = 4) -> ASGIApp:
+    """The application, which connects when it starts. ``marks``: the table that marks are written into."""
+    reader = Reader(dsn, name="ml-rag explore", connections=connections)
+    environment = _environment()
+    table = None if marks is None else _table(marks)
+    who: dict[str, Any] = {}
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with reader.opened():
+            who.update((await reader.rows(_WHO))[0])
+            yield
+
+    async def run(query: Query, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return await reader.rows(query, parameters)
+
+    async def rows(request: Request, query: Query, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+        try:
+            return await _while_waited_for(request, run(query, parameters))
+        except psycopg.Error as error:
+            raise _Refused(404 if error.sqlstate == "P0002" else 400, worded(error)) from None
+
+    def page(template: str, /, status: int = 200, **values: Any) -> Response:
+        content = environment.get_template(template).render(who=who, marks=marks, **values)
+        return HTMLResponse(content, status, _HEADERS)
+
+    def asked_of(request: Request) -> dict[str, str]:
+        """The question, its options and those beside them, as they were typed."""
+        typed = {name: request.query_params.get(name, "") for name in ("q", "a", "b")}
+        if len(typed["q"]) > QUESTION:
+            raise _Refused(400, f"a question has at most {QUESTION} characters")
+        typed["generate"] = request.query_params.get("generate", "")
+        return typed
+
+    async def ask(request: Request) -> Response:
+        typed = asked_of(request)
+        if not typed["q"].strip():
+            return page("ask.html", typed={**typed, "generate": "1"}, journeys=[], changed=[], marked={}, here="")
+        sides = [options_of(typed["a"])] + ([options_of(typed["b"])] if typed["b"].strip() else [])
+        is_asked = typed["generate"] == "1"
+
+        async def both() -> list[Journey]:
+            return [await follow(run, reader.schemas, typed["q"], side, generate=is_asked) for side in sides]
+
+        journeys = await _while_waited_for(request, both())
+        marked: dict[Any, bool] = {}
+        if table is not None:
+            for row in await rows(request, _MARKED.format(table), {"question": typed["q"]}):
+                marked[row["vector_store"], row["document"], row["segment_number"]] = row["is_right"]
+        changed = changes(journeys[0], journeys[1]) if len(journeys) == 2 else []
+        return page(
+            "ask.html", typed=typed, journeys=journeys, changed=changed, marked=marked, here=str(request.url.query)
+        )
+
+    async def why(request: Request) -> Response:
+        typed = asked_of(request)
+        document = request.query_params.get("document", "")
+        segment = _number(request.query_params.get("segment"), "the number of the segment")
+        parameters = {**asked(typed["q"], options_of(typed["a"])), "document": document, "segment": segment}
+        steps = await rows(request, _WHY, parameters)
+        return page("why.html", typed=typed, document=document, segment=segment, steps=steps)
+
+    async def document(request: Request) -> Response:
+        typed = asked_of(request)
+        store, name = request.query_params.get("store", ""), request.query_params.get("document", "")
+        first = max(1, _number(request.query_params.get("first"), "the first segment", 1) or 1)
+        found = await rows(request, documents.FIND, {"store": store})
+        if not found or found[0]["document_name"] is None:
+            raise _Refused(404, "there is no vector store of that name with names of documents that this role may read")
+        parameters = {"document": name, "first": max(0, first - 2), "most": SEGMENTS + 1}
+        read = await rows(request, documents.reading(found[0]), parameters)
+        # the segment before the first one is read to see what the two share
+        before = read.pop(0)["segment"] if first > 1 and read else None
+        if not read:
+            raise _Refused(404, "the store has no such document, or it has fewer segments")
+        total = read[0]["segments"]
+        shown = []
+        for row in read[:SEGMENTS]:
+            text = row["segment"] or ""
+            shared = overlap(before or "", text)
+            shown.append({**row, "shared": text[:shared], "text": text[shared:], "length": len(text)})
+            before = text
+        following = first + len(shown) if first + len(shown) <= total else None
+        return page(
+            "document.html", typed=typed, store=store, name=name, segments=shown, first=first, total=total,
+            following=following, earlier=max(1, first - SEGMENTS) if first > 1 else None,
+        )  # fmt: skip
+
+    async def runs(request: Request) -> Response:
+        return page("runs.html", runs=await rows(request, _RUNS, {"most": RUNS}))
+
+    async def one_run(request: Request) -> Response:
+        number = _number(request.path_params["run"], "the run")
+        measure = request.query_params.get("measure", "mrr")[:100]
+        first = _number(request.query_params.get("first"), "the first question", 0) or 0
+        found = await rows(request, _RUN, {"run": number})
+        if not found:
+            raise _Refused(404, "there is no run of that number of this role")
+        wanted = {"run": number, "measure": measure, "first": first, "most": QUESTIONS}
+        return page("run.html", run=found[0], measure=measure, first=first, step=QUESTIONS,
+                    questions=await rows(request, _QUESTIONS, wanted))  # fmt: skip
+
+    async def question(request: Request) -> Response:
+        typed = asked_of(request)
+        found = await rows(request, _IN_RUNS, {"question": typed["q"], "most": RUNS})
+        return page("question.html", typed=typed, found=found)
+
+    async def mark(request: Request) -> Response:
+        form = await _form(request)
+        if table is None:
+            raise _Refused(404, "start ml-rag explore with --marks to keep marks")
+        if (
+            form.get("mark") not in ("right", "wrong", "none")
+            or not {"question", "vector_store", "document"} <= form.keys()
+        ):
+            raise _Refused(400, "the form lacks something")
+        parameters = {
+            **{name: form[name] for name in ("question", "vector_store", "document")},
+            "segment_number": _number(form.get("segment_number"), "the number of the segment"),
+            "is_right": form["mark"] == "right",
+        }
+        try:
+            async with await psycopg.AsyncConnection.connect(dsn, application_name="ml-rag explore") as connection:
+                await connection.execute(_UNMARK.format(table), parameters)
+                if form["mark"] != "none":
+                    await connection.execute(_MARK.format(table), parameters)
+        except psycopg.Error as error:
+            raise _Refused(400, worded(error)) from None
+        return RedirectResponse(f"/?{form.get('here', '')}#citations", 303, _HEADERS)
+
+    async def style(_: Request) -> Response:
+        content = resources.files("ml_rag.integrations").joinpath("pages", "explore.css").read_text()
+        return Response(content, media_type="text/css", headers=_HEADERS)
+
+    async def refused(_: Request, error: Exception) -> Response:
+        assert isinstance(error, _Refused)
+        return page("refused.html", error.status, message=error.message)
+
+    routes: list[tuple[str, Callable[[Request], Awaitable[Response]]]] = [
+        ("/", ask), ("/why", why), ("/document", document), ("/runs", runs), ("/runs/{run}", one_run),
+        ("/question", question), ("/explore.css", style),
+    ]  # fmt: skip
+    return Guard(
+        Starlette(
+            routes=[*(Route(path, endpoint) for path, endpoint in routes), Route("/mark", mark, methods=["POST"])],
+            exception_handlers={_Refused: refused},
+            lifespan=lifespan,
+        ),
+        token,
+        port,
+    )

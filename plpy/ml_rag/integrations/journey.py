@@ -1,0 +1,252 @@
+"""How an answer came about: option ``explain`` of ``ml_rag``, and the candidates after each stage, which it counts.
+
+They come from ``ml_rag_search`` with the same question and the options without those of the stages that follow: of each
+arm alone, of all arms fused without thresholds, of the reranker without its smallest score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from ml_rag.integrations.database import Query, Schemas, asked, is_empty, worded
+
+#: candidates of one list
+MOST = 100
+#: what each citation tells beside its text, its document and its distance
+FIELDS = [
+    "document_id", "segment_number", "segment_range", "vector_store", "score", "keyword_score", "rerank_score", "rank",
+]  # fmt: skip
+#: the stages in their order
+STAGES = [
+    "discover", "rewrite", "embed", "search", "keyword", "function", "fuse", "threshold", "text", "rerank", "expand",
+    "read", "generate", "explain",
+]  # fmt: skip
+
+#: runs a statement with parameters in a read-only transaction
+Run = Callable[[Query, Mapping[str, Any]], Awaitable[list[dict[str, Any]]]]
+Key = tuple[Any, ...]
+
+
+@dataclass
+class Candidates:
+    """What a stage left, best first, and the value by which it judged."""
+
+    name: str
+    #: what the value is: distance, BM25, score
+    measure: str
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    #: the threshold, on the scale of the values; candidates beyond it are dropped
+    threshold: float | None = None
+    #: how many the call itself went on with, which can be fewer
+    taken: int | None = None
+    #: why there is no list
+    error: str | None = None
+
+    @property
+    def is_distance(self) -> bool:
+        """Whether less is better."""
+        return self.measure == "distance"
+
+    def value(self, row: Mapping[str, Any]) -> float | None:
+        """What a row was judged by."""
+        column = {"distance": "distance", "BM25": "keyword_score", "relevance": "rerank_score"}.get(
+            self.measure, "score"
+        )
+        return None if row.get(column) is None else float(row[column])
+
+    def keeps(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row is on the right side of the threshold."""
+        value = self.value(row)
+        if self.threshold is None:
+            return True
+        if value is None:
+            return False
+        return value <= self.threshold if self.is_distance else value >= self.threshold
+
+
+@dataclass
+class Journey:
+    """One question with one set of options."""
+
+    query: str
+    options: dict[str, Any]
+    #: of ml_rag_answer; empty where it failed before there was anything to explain
+    answer: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    lists: list[Candidates] = field(default_factory=list)
+
+    @property
+    def explain(self) -> dict[str, Any]:
+        """What option ``explain`` tells."""
+        told: dict[str, Any] = self.answer.get("explain") or {}
+        return told
+
+    @property
+    def citations(self) -> list[dict[str, Any]]:
+        """Those of the answer."""
+        found: list[dict[str, Any]] = self.answer.get("citations") or []
+        return found
+
+    def waterfall(self) -> list[tuple[str, float, float]]:
+        """Each stage with its begin and its milliseconds, in their order."""
+        times = {name: float(ms) for name, ms in (self.explain.get("milliseconds") or {}).items()}
+        times.pop("total", None)
+        made, begin = [], 0.0
+        for name in [s for s in STAGES if s in times] + sorted(times.keys() - set(STAGES)):
+            made.append((name, begin, times[name]))
+            begin += times[name]
+        return made
+
+    def moves(self) -> list[dict[str, Any]]:
+        """Each candidate once, with its place in each list and among the citations; the best ones first."""
+        found: dict[Key, dict[str, Any]] = {}
+        for number, candidates in enumerate(self.lists):
+            for place, row in enumerate(candidates.rows, 1):
+                entry = found.setdefault(key(row), {"row": row, "places": {}, "cited": None})
+                entry["places"][number] = (place, candidates.value(row), candidates.keeps(row))
+        for place, row in enumerate(self.citations, 1):
+            entry = found.setdefault(key(row), {"row": row, "places": {}, "cited": None})
+            entry["cited"] = place
+        last = len(self.lists) - 1
+
+        def order(entry: dict[str, Any]) -> tuple[Any, ...]:
+            places = entry["places"]
+            return (
+                entry["cited"] or 1_000_000,
+                *(places[n][0] if n in places else 1_000_000 for n in range(last, -1, -1)),
+            )
+
+        return sorted(found.values(), key=order)[: 2 * MOST]
+
+
+def key(row: Mapping[str, Any]) -> Key:
+    """What a segment is told apart by."""
+    return row.get("vector_store"), row.get("document_name"), row.get("document_id"), row.get("segment_number")
+
+
+def without(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Options without some of them."""
+    return {name: value for name, value in options.items() if name not in names}
+
+
+#: what concerns the answer, or how a citation looks, and not which segments are found
+_OF_THE_ANSWER = (
+    "explain", "skip_generate", "model_options", "prompt", "return_prompt", "abstain", "abstain_text",
+    "citation_fields", "return",
+)  # fmt: skip
+
+
+def _object(options: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = options.get(name)
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def searches(options: Mapping[str, Any], told: Mapping[str, Any]) -> list[tuple[Candidates, dict[str, Any]]]:
+    """The lists that there are to an answer, each with the options that search it. ``told``: of option ``explain``."""
+    thresholds = told.get("thresholds") or {}
+    counts = told.get("candidates") or {}
+    limit = thresholds.get("threshold") if thresholds.get("method") != "n_citations" else None
+    plain = without(options, *_OF_THE_ANSWER, "rerank", "retrieval_options", "n_citations", "arms")
+    wanted = int(thresholds.get("n_citations") or 3)
+    if "reranked" in counts:
+        wanted = max(wanted, int(_object(options, "rerank").get("candidates") or 50))
+    arms = options.get("arms")
+    made: list[tuple[Candidates, dict[str, Any]]] = []
+
+    def sized(candidates: Any) -> int:
+        # no more than the arm brings in the call, where it brings at least as many as are wanted of it
+        return min(MOST, max(int(candidates or 100), wanted))
+
+    if isinstance(arms, list):
+        numbers: dict[str, int] = {}
+        for arm in arms:
+            search = arm["search"]
+            numbers[search] = numbers.get(search, 0) + 1
+            name = search if numbers[search] == 1 else f"{search} {numbers[search]}"
+            own = without(arm, "weight", "max_distance", "min_score")
+            measure = {"semantic": "distance", "keyword": "BM25"}.get(search, "score")
+            bound = arm.get("max_distance") if measure == "distance" else arm.get("min_score")
+            if len(arms) == 1 and measure == "distance" and bound is None:
+                bound = limit
+            made.append(
+                (
+                    Candidates(name, measure, threshold=None if bound is None else float(bound)),
+                    {**plain, "arms": [own], "n_citations": sized(arm.get("candidates"))},
+                )
+            )
+        fewest = min(sized(arm.get("candidates")) for arm in arms)
+    else:
+        fewest = sized(_object(options, "hybrid_options").get("candidates"))
+        by = {
+            "semantic": options.get("semantic_search") is not False,
+            "keyword": options.get("keyword_search") is True,
+        }
+        for name in [name for name, is_on in by.items() if is_on]:
+            measure = "distance" if name == "semantic" else "BM25"
+            bound = limit if measure == "distance" and not all(by.values()) else None
+            only = {"semantic_search": name == "semantic", "keyword_search": name == "keyword"}
+            made.append(
+                (
+                    Candidates(name, measure, threshold=None if bound is None else float(bound)),
+                    {**plain, **only, "n_citations": fewest},
+                )
+            )
+    everything = {**plain, **({"arms": arms} if isinstance(arms, list) else {}), "n_citations": fewest}
+    if len(made) > 1:
+        made.append((Candidates("fused", "score"), everything))
+        if limit is not None:
+            made.append((Candidates("distance", "distance", threshold=float(limit)), everything))
+    if "reranked" in counts:
+        smallest = thresholds.get("min_score")
+        reranked = {
+            **everything,
+            "rerank": without(_object(options, "rerank"), "min_score"),
+            "retrieval_options": {**_object(options, "retrieval_options"), "segment_overlap": 0},
+            "n_citations": min(MOST, wanted),
+        }
+        found = Candidates("reranked", "relevance", threshold=None if smallest is None else float(smallest))
+        made.append((found, reranked))
+    return made
+
+
+async def follow(run: Run, schemas: Schemas, query: str, options: Mapping[str, Any], *, generate: bool) -> Journey:
+    """Ask, and look at each stage."""
+    wanted = {**options, "explain": True, "citation_fields": FIELDS}
+    wanted.setdefault("skip_generate", not generate)
+    if not wanted["skip_generate"]:
+        wanted["return_prompt"] = True
+    journey = Journey(query, dict(options))
+    try:
+        rows = await run(schemas.answer, asked(query, wanted))
+    except psycopg.Error as error:
+        journey.error = worded(error)
+        if not is_empty(error):
+            return journey
+        # an answer that abstains is explained, and asks no language model for it
+        try:
+            rows = await run(schemas.answer, asked(query, {**wanted, "skip_generate": False, "abstain": True}))
+        except psycopg.Error:
+            return journey
+    journey.answer = rows[0]["answer"]
+    if not journey.explain.get("candidates") or (journey.answer["retrieval_info"]["method"] == "document_order"):
+        return journey
+    found: dict[str, list[dict[str, Any]]] = {}
+    for candidates, search in searches(options, journey.explain):
+        if candidates.name == "distance":
+            candidates.rows = sorted(
+                (row for row in found.get("fused", []) if row["distance"] is not None), key=lambda row: row["distance"]
+            )
+        else:
+            try:
+                candidates.rows = await run(schemas.search, asked(query, search))
+            except psycopg.Error as error:
+                if not is_empty(error):
+                    candidates.error = worded(error)
+        candidates.taken = (journey.explain["candidates"]).get(candidates.name)
+        found[candidates.name] = candidates.rows
+        journey.lists.append(candidates)
+    return journey

@@ -1,0 +1,450 @@
+"""`ml-rag explore`: who gets in, what the pages say, what they leave alone, and one look by a real browser."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+import psycopg
+import pytest
+import uvicorn
+
+from ml_rag.integrations import chart, explore
+from ml_rag.integrations.journey import Candidates, Journey, searches
+from support.cluster import Database
+from support.stores import create_store, fake_embedding
+
+ML_RAG = [sys.executable, "-c", "import sys; sys.argv[0] = 'ml-rag'; from ml_rag.cli import main; main()"]
+TOKEN = "token of the test"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+LIMITED = '{"keyword_search": true, "vector_store": ["public.boats"], "retrieval_options": {"max_distance": 0.45}}'
+HYBRID = '{"keyword_search": true, "vector_store": ["public.boats"], "n_citations": 2}'
+
+
+@pytest.fixture
+def boats(db: Database, asker_dsn: str) -> str:
+    owner = db.connect()
+    texts = ["red boat", "blue boat", "green boat"]
+    rows = [("boats.pdf", 1, n, text, fake_embedding(text)) for n, text in enumerate(texts, 1)]
+    house = "house <script>alert(1)</script>"
+    create_store(owner, "public.boats", [*rows, ("house.pdf", 2, 1, house, fake_embedding("house"))], "vector(16)")
+    create_store(owner, "public.other", [("o.pdf", 1, 1, "boat", fake_embedding("boat"))], "vector(16)", "fake-embed-2")
+    owner.execute("SELECT ml_rag.enable_keyword_search('public.boats')")
+    return asker_dsn
+
+
+@dataclass
+class Page:
+    url: str
+    port: int
+
+    def client(self, **headers: str) -> httpx.Client:
+        """With the token in a header."""
+        wanted = {"authorization": f"Bearer {TOKEN}", **headers}
+        return httpx.Client(base_url=self.url, headers=wanted, timeout=60)
+
+    def get(self, path: str = "/", **parameters: Any) -> httpx.Response:
+        with self.client() as client:
+            return client.get(path, params=parameters or None)
+
+
+@contextlib.contextmanager
+def served(dsn: str, marks: str | None = None) -> Iterator[Page]:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        server = uvicorn.Server(uvicorn.Config(explore.app(dsn, TOKEN, port, marks), log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                time.sleep(0.02)
+            yield Page(f"http://127.0.0.1:{port}", port)
+        finally:
+            server.should_exit = True
+            thread.join(60)
+
+
+@pytest.fixture
+def page(boats: str) -> Iterator[Page]:
+    with served(boats) as found:
+        yield found
+
+
+def text_of(response: httpx.Response) -> str:
+    """What is to be read, without tags."""
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", response.text)).split())
+
+
+def test_nobody_comes_in_without_the_token(page: Page) -> None:
+    for path in ("/", "/runs", "/why", "/document", "/explore.css", "/none"):
+        assert httpx.get(page.url + path).status_code == 401, path
+    assert httpx.post(page.url + "/mark").status_code == 401
+    assert httpx.get(page.url, params={"token": "another"}).status_code == 401
+    assert httpx.get(page.url, params={"token": "täken"}).status_code == 401
+    assert httpx.get(page.url, headers={"authorization": "Bearer another"}).status_code == 401
+    assert httpx.get(page.url, headers={"cookie": f"ml_rag_explore_{page.port}=another"}).status_code == 401
+    assert httpx.get(page.url, headers={"cookie": '="; =;;'}).status_code == 401
+
+
+def test_the_token_of_the_address_becomes_a_cookie(page: Page) -> None:
+    with httpx.Client(base_url=page.url) as client:
+        first = client.get("/", params={"token": TOKEN})
+        assert (first.status_code, first.headers["location"]) == (303, "/")
+        cookie = first.headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        assert client.get("/").status_code == 200
+        asked = client.get("//evil.example/", params={"token": TOKEN, "q": "a&b"})
+        assert asked.headers["location"] == "/?q=a%26b"
+        # a page at another port of this machine, and one of elsewhere, have the browser send it
+        for site in ("same-site", "cross-site"):
+            assert client.get("/", headers={"sec-fetch-site": site}).status_code == 403
+        assert client.get("/", headers={"sec-fetch-site": "same-origin"}).status_code == 200
+        assert client.post("/mark", headers={"origin": "http://evil.example"}).status_code == 403
+        assert client.post("/mark").status_code == 403
+        assert client.post("/mark", headers={"origin": page.url}).status_code == 404
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1.evil.example:{port}", "localhost:1", ""])
+def test_a_name_of_somebody_else_is_refused(page: Page, host: str) -> None:
+    with page.client(host=host.format(port=page.port)) as client:
+        assert client.get("/").status_code in (400, 421)
+    with page.client(host=f"localhost:{page.port}") as client:
+        assert client.get("/").status_code == 200
+
+
+def test_every_answer_forbids_what_it_does_not_need(page: Page) -> None:
+    for path in ("/", "/runs", "/explore.css", "/document", "/?q=boat&a=x"):
+        headers = page.get(path).headers
+        assert headers["content-security-policy"].startswith("default-src 'none'; style-src 'self';")
+        assert headers["cache-control"] == "no-store"
+        assert headers["x-content-type-options"] == "nosniff"
+    assert "://" not in page.get("/").text
+    assert "<script" not in page.get("/").text
+
+
+def test_a_question_with_its_arms(page: Page) -> None:
+    answer = page.get(q="blue boat", a=HYBRID, generate=1)
+    assert answer.status_code == 200
+    text = text_of(answer)
+    assert "semantic : 4 candidates, distance 0.0000 to" in text
+    assert "keyword : 3 candidates, BM25" in text
+    assert "fused : 4 candidates" in text
+    assert "public.boats yes fake-embed" in text
+    assert "Tokens: " in text
+    # the prompt, as the model got it
+    assert re.search(r"system, \d+ characters|user, \d+ characters", text)
+    for stage in ("discover", "embed", "search", "keyword", "fuse", "generate", "total"):
+        assert re.search(rf'<th scope="row">{stage}</th><td class="figure">\d+\.\d</td>', answer.text), stage
+    assert re.search(r'class="cited"><th scope="row">\s*<a href="/document[^>]+>boats.pdf</a> 2<br>', answer.text)
+    # what a document says is text
+    assert "<script>alert(1)" not in answer.text
+    assert "&lt;script&gt;alert(1)" in answer.text
+
+
+def test_a_threshold_is_drawn_where_it_is(page: Page) -> None:
+    options = '{"vector_store": ["public.boats"], "retrieval_options": {"max_distance": 0.1, "segment_overlap": 0}}'
+    answer = page.get(q="blue boat", a=options)
+    assert "threshold 0.1000, 1 within it" in text_of(answer)
+    assert len(re.findall(r'<line class="kept"', answer.text)) == 1
+    assert len(re.findall(r'<line class="dropped"', answer.text)) == 3
+    assert len(re.findall(r'<line class="threshold"', answer.text)) == 1
+    assert "beyond the threshold" in text_of(answer)
+
+
+def test_what_nothing_is_found_for_is_explained_all_the_same(page: Page) -> None:
+    options = '{"vector_store": ["public.boats"], "retrieval_options": {"max_distance": 0}}'
+    text = text_of(page.get(q="submarine", a=options))
+    assert "no segment within the distance threshold (SQLSTATE P0002)" in text
+    assert "semantic : 4 candidates" in text
+    assert "No answer was written." in text
+    none = page.get(q="boat", a='{"vector_store": ["public.none"]}')
+    assert none.status_code == 200
+    assert "no vector store found (SQLSTATE P0002)" in text_of(none)
+
+
+def test_stores_that_were_skipped_have_their_reason(page: Page) -> None:
+    text = text_of(page.get(q="boat"))
+    assert re.search(r"public\.other no \S", text)
+
+
+def test_reranking_shows_what_moved(page: Page) -> None:
+    options = (
+        '{"vector_store": ["public.boats"], "rerank": {"model_id": "hybrid", "min_score": 0.01}, "n_citations": 1}'
+    )
+    answer = page.get(q="green boat", a=options)
+    assert "reranked : 4 candidates, relevance" in text_of(answer)
+    assert "threshold 0.0100" in text_of(answer)
+    assert '<th scope="col">semantic</th><th scope="col">reranked</th><th scope="col">cited</th>' in answer.text
+
+
+def test_two_sets_of_options(page: Page) -> None:
+    one = '{"vector_store": ["public.boats"], "n_citations": 1}'
+    two = '{"vector_store": ["public.boats"], "n_citations": 2}'
+    answer = page.get(q="blue boat", a=one, b=two)
+    changed = answer.text.split("<h2>What changed")[1].split("</table>")[0]
+    cells = [re.sub(r"<[^>]+>", "", row) for row in re.findall(r"<td>.*?</td>", changed)]
+    assert cells[:6] == ["1", "1", "same", "–", "2", "new"]
+    assert "First options" in answer.text
+    assert answer.text.count('id="citations"') == 1
+
+
+def test_why_not_this_one(page: Page) -> None:
+    options = '{"vector_store": ["public.boats"], "n_citations": 1}'
+    asked = page.get(q="blue boat", a=options)
+    link = html.unescape(re.findall(r'href="(/why\?[^"]+segment=3[^"]*)"', asked.text)[0])
+    text = text_of(page.get(link))
+    assert re.search(r'search \(semantic\) no 3 .*"n_citations" of at least 3 lets it in', text)
+    gone = text_of(page.get("/why", q="boat", a=options, document="boats.pd"))
+    assert "Did you mean" in gone
+    assert page.get("/why", q="boat", document="").status_code == 400
+    assert page.get("/why", q="boat", document="boats.pdf", segment="x").status_code == 400
+
+
+def test_a_document_with_its_segments(db: Database, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = db.connect()
+    owner.execute("UPDATE boats SET segment = 'a boat. It is' WHERE document_id = 1 AND segment_number = 2")
+    owner.execute("UPDATE boats SET segment = 'It is green' WHERE document_id = 1 AND segment_number = 3")
+    whole = page.get("/document", store="public.boats", document="boats.pdf")
+    assert "segments 1 to 3 of 3" in text_of(whole)
+    assert "<mark>It is</mark> green" in whole.text
+    assert "11 characters, 5 of them shared" in text_of(whole)
+    monkeypatch.setattr(explore, "SEGMENTS", 2)
+    part = page.get("/document", store="public.boats", document="boats.pdf")
+    assert "segments 1 to 2 of 3" in text_of(part)
+    later = html.unescape(re.findall(r'href="(/document\?[^"]+first=3[^"]*)"', part.text)[0])
+    rest = page.get(later)
+    assert "segments 3 to 3 of 3" in text_of(rest)
+    assert "<mark>It is</mark> green" in rest.text
+    assert page.get("/document", store="public.boats", document="boats.pdf", first=4).status_code == 404
+    for store in ("public.none", "pg_catalog.pg_authid", "boats", ""):
+        assert page.get("/document", store=store, document="boats.pdf").status_code == 404
+
+
+def test_errors_are_said_and_escaped(page: Page) -> None:
+    for options, said in (
+        ("{", "the options are not JSON"),
+        ("[1]", "the options are not a JSON object"),
+        ('{"no_such_option": 1}', "SQLSTATE 22023"),
+        ('{"arms": 1}', "SQLSTATE 22023"),
+        ("[" * 20_000, "the options are not JSON"),
+        ("1" * 20_001, "options have at most 20000 characters"),
+    ):
+        assert said in text_of(page.get(q="boat", a=options)), options[:30]
+    assert page.get(q="b" * 10_001).status_code == 400
+    assert page.get(q="b" * 10_000, a='{"vector_store": ["public.boats"]}').status_code == 200
+    odd = page.get(q='"><img src=x>', a='{"vector_store": ["public.boats"]}')
+    assert "<img" not in odd.text
+    assert page.get("/runs/x").status_code == 400
+    assert page.get("/runs/99").status_code == 404
+    assert page.get("/runs/" + "9" * 30).status_code == 400
+
+
+def test_runs_and_the_result_of_a_question_in_each(page: Page, boats: str) -> None:
+    assert "no runs of this role yet" in text_of(page.get("/runs"))
+    questions = "SELECT 'blue boat' AS question, 'boats.pdf' AS documents UNION ALL SELECT 'house', 'house.pdf'"
+    with psycopg.connect(boats, autocommit=True) as connection:
+        for name in ("first", "second"):
+            options = f'{{"name": "{name}", "options": {{"vector_store": ["public.boats"]}}}}'
+            connection.execute("SELECT ml_rag_evaluate(%s, %s)", (questions, options))
+    runs = page.get("/runs")
+    assert len(re.findall(r'<polyline class="run[01]" points="0.0,0.0', runs.text)) == 4
+    assert "ndcg@10" in text_of(runs)
+    number = re.findall(r'href="/runs/(\d+)"', runs.text)[0]
+    run = page.get(f"/runs/{number}", measure="mrr")
+    assert "blue boat" in text_of(run)
+    found = page.get("/question", q="blue boat")
+    assert {"first", "second"} <= set(text_of(found).split())
+    assert "boats.pdf 2 ✓ right" in text_of(found)
+    assert "No run of this role" in text_of(page.get("/question", q="never asked"))
+
+
+def test_marks_become_questions_of_the_evaluation(db: Database, boats: str) -> None:
+    owner = db.connect()
+    owner.execute(
+        "CREATE TABLE public.mark (question text NOT NULL, vector_store text NOT NULL, document text NOT NULL,"
+        " segment_number bigint, is_right boolean NOT NULL)"
+    )
+    owner.execute(f"GRANT SELECT, INSERT, DELETE ON mark TO {db.role('asker')}")
+    options = '{"vector_store": ["public.boats"], "n_citations": 2}'
+    with served(boats, "public.mark") as page, page.client() as client:
+
+        def mark(kind: str, number: int) -> None:
+            form = {
+                "question": "blue boat", "vector_store": "public.boats", "document": "boats.pdf",
+                "segment_number": str(number), "mark": kind, "here": "q=blue+boat",
+            }  # fmt: skip
+            done = client.post("/mark", data=form)
+            assert (done.status_code, done.headers["location"]) == (303, "/?q=blue+boat#citations")
+
+        mark("wrong", 2)
+        mark("right", 2)
+        mark("wrong", 1)
+        wanted = [
+            ("blue boat", "public.boats", "boats.pdf", 1, False),
+            ("blue boat", "public.boats", "boats.pdf", 2, True),
+        ]
+        assert owner.execute("SELECT * FROM mark ORDER BY segment_number").fetchall() == wanted
+        shown = client.get("/", params={"q": "blue boat", "a": options}).text
+        assert len(re.findall('aria-pressed="true" aria-label="Right: boats.pdf, segment 2"', shown)) == 1
+        said = re.search(r"<code>(SELECT ml_rag_evaluate.*?)</code>", client.get("/runs").text)
+        assert said is not None
+        with psycopg.connect(boats, autocommit=True) as connection:
+            row = connection.execute(html.unescape(said[1]).encode()).fetchone()
+            assert row is not None
+            assert row[0]["measures"]["mrr"] == 1
+        mark("none", 2)
+        mark("none", 1)
+        assert owner.execute("SELECT count(*) FROM mark").fetchone() == (0,)
+        assert client.post("/mark", data={"mark": "right"}).status_code == 400
+        assert client.post("/mark", content=b"x" * (explore.FORM + 1)).status_code == 413
+        owner.execute(f"REVOKE INSERT ON mark FROM {db.role('asker')}")
+        form = {"question": "q", "vector_store": "s", "document": "d", "mark": "right"}
+        refused = client.post("/mark", data=form)
+        assert refused.status_code == 400
+        assert "42501" in refused.text
+
+
+def test_the_role_sees_what_it_may(db: Database, boats: str, tenant_dsn: str) -> None:
+    owner = db.connect()
+    owner.execute("ALTER TABLE boats ENABLE ROW LEVEL SECURITY")
+    owner.execute(f"CREATE POLICY seen ON boats TO {db.role('tenant')} USING (segment_number <> 2)")
+    with served(tenant_dsn) as page:
+        asked = page.get(q="blue boat", a='{"vector_store": ["public.boats"]}')
+        # the question is all that has the word
+        assert "Candidates of each stage" in asked.text
+        assert not re.findall(r'class="segment">blue boat|excerpt">blue boat', asked.text)
+        assert "of 2." in text_of(page.get("/document", store="public.boats", document="boats.pdf"))
+        hidden = text_of(page.get("/why", q="blue boat", document="boats.pdf", segment=2))
+        assert "no segment of that number" in hidden
+
+
+def test_only_marks_are_written(boats: str) -> None:
+    # a view of one's own runs with one's own rights: what it would write is refused
+    with psycopg.connect(boats, autocommit=True) as connection:
+        connection.execute("CREATE TABLE written (n integer)")
+        connection.execute(
+            "CREATE FUNCTION writes() RETURNS text LANGUAGE sql VOLATILE"
+            " AS $$ INSERT INTO written VALUES (1); SELECT 'written' $$"
+        )
+        connection.execute("CREATE VIEW trap AS SELECT writes() AS segment, b.segment_embedding FROM boats AS b")
+        connection.execute("COMMENT ON COLUMN trap.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'")
+        with served(boats) as page:
+            assert "25006" in text_of(page.get(q="boat", a='{"vector_store": ["public.trap"]}'))
+        assert connection.execute("SELECT count(*) FROM written").fetchone() == (0,)
+
+
+def test_the_searches_of_the_lists() -> None:
+    told = {"candidates": {"semantic": 3, "reranked": 3}, "thresholds": {"method": "n_citations", "n_citations": 3}}
+    options = {"rerank": {"min_score": 0.5, "candidates": 7}, "prompt": {"system": "x"}, "filters": {"a": 1}}
+    (semantic, first), (reranked, last) = searches(options, told)
+    assert (semantic.name, semantic.threshold, first["n_citations"]) == ("semantic", None, 100)
+    assert first == {"filters": {"a": 1}, "semantic_search": True, "keyword_search": False, "n_citations": 100}
+    assert (reranked.name, last["rerank"], last["n_citations"]) == ("reranked", {"candidates": 7}, 7)
+    arms = {"arms": [{"search": "keyword", "min_score": 2, "weight": 1}, {"search": "keyword", "candidates": 5}]}
+    made = searches(arms, {"candidates": {}, "thresholds": {"method": "n_citations", "n_citations": 3}})
+    assert [c.name for c, _ in made] == ["keyword", "keyword 2", "fused"]
+    assert [c.threshold for c, _ in made] == [2, None, None]
+    assert made[0][1] == {"arms": [{"search": "keyword"}], "n_citations": 100}
+    # no more than the arm with the fewest brings, which more citations would raise
+    assert made[2][1]["n_citations"] == 5
+
+
+def test_the_places_of_a_drawing() -> None:
+    candidates = Candidates("semantic", "distance", [{"distance": d} for d in (0.2, 0.4, None)], threshold=0.3)
+    drawn = chart.strip(candidates)
+    assert drawn["ticks"] == [{"x": 10.0, "is_kept": True}, {"x": 990.0, "is_kept": False}]
+    assert drawn["line"] == 500.0
+    scores = chart.strip(Candidates("fused", "score", [{"score": 1.0}, {"score": 0.0}]))
+    assert [tick["x"] for tick in scores["ticks"]] == [10.0, 990.0]
+    journey = Journey("q", {}, {"explain": {"milliseconds": {"search": 3, "discover": 1, "odd": 1, "total": 5}}})
+    bars = chart.bars(journey.waterfall())
+    assert [(bar["stage"], bar["x"], bar["width"]) for bar in bars] == [
+        ("discover", 0.0, 200.0),
+        ("search", 200.0, 600.0),
+        ("odd", 800.0, 200.0),
+    ]
+
+
+def test_where_two_segments_meet() -> None:
+    assert explore.overlap("one two", "two three") == 3
+    assert explore.overlap("one", "two") == 0
+    assert explore.overlap("", "x") == 0
+    assert explore.overlap("a" * 3000, "a" * 3000) == explore.OVERLAP
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+def test_in_a_real_browser(boats: str, tmp_path: Path, width: int, scheme: str) -> None:
+    """The page as Chromium has it: shown, styled, and nothing that its policy refuses."""
+    picture = Path(os.environ.get("ML_RAG_PICTURES", str(tmp_path))) / f"explore-{width}-{scheme}.png"
+    with started(boats) as url:
+        command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        command += [f"--user-data-dir={tmp_path}", f"--window-size={width},1800", "--enable-logging=stderr"]
+        command += ["--hide-scrollbars", *(["--force-dark-mode"] if scheme == "dark" else [])]
+        asked = f"{url}&{urlencode({'q': 'blue boat', 'a': LIMITED, 'generate': 1})}"
+        for wanted in (["--dump-dom"], [f"--screenshot={picture}"]):
+            done = subprocess.run([*command, *wanted, asked], capture_output=True, text=True, timeout=120, check=False)
+            assert "Refused to" not in done.stderr
+            if wanted == ["--dump-dom"]:
+                assert "What moved where" in done.stdout
+                assert "token=" not in done.stdout
+    # a page without its style is narrow text on one colour, a few kilobytes
+    assert picture.stat().st_size > 20_000
+
+
+@contextlib.contextmanager
+def started(dsn: str, *arguments: str) -> Iterator[str]:
+    """The command itself, and the address that it prints."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [*ML_RAG, "explore", "--port", str(port), *arguments],
+        env={**os.environ, "ML_RAG_DSN": dsn}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        for _ in range(300):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        _, logged = process.communicate(timeout=30)
+    assert "made for a test" not in logged
+    assert "Traceback" not in logged
+
+
+def test_each_start_has_a_token_of_its_own(boats: str) -> None:
+    with started(boats) as first, started(boats) as second:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{43}", first)
+        assert first.partition("token=")[2] != second.partition("token=")[2]
+        assert httpx.get(first).status_code == 303
+
+
+def test_a_wrong_dsn_ends_the_command_without_its_password() -> None:
+    command = [*ML_RAG, "explore", "--dsn", "host=/nowhere password=secret-of-mine"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "secret-of-mine" not in done.stderr + done.stdout
