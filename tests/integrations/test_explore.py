@@ -179,6 +179,12 @@ def test_what_nothing_is_found_for_is_explained_all_the_same(page: Page) -> None
     assert "no vector store found (SQLSTATE P0002)" in text_of(none)
 
 
+def test_a_model_that_answers_alone_has_no_candidates(page: Page) -> None:
+    text = text_of(page.get(q="blue boat", a='{"n_citations": 0}', generate=1))
+    assert "fake answer to: blue boat" in text
+    assert "Candidates of each stage" not in text
+
+
 def test_stores_that_were_skipped_have_their_reason(page: Page) -> None:
     text = text_of(page.get(q="boat"))
     assert re.search(r"public\.other no \S", text)

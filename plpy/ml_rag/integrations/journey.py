@@ -232,7 +232,8 @@ async def follow(run: Run, schemas: Schemas, query: str, options: Mapping[str, A
         except psycopg.Error:
             return journey
     journey.answer = rows[0]["answer"]
-    if not journey.explain.get("candidates") or (journey.answer["retrieval_info"]["method"] == "document_order"):
+    # nothing was searched: the model alone has answered, or whole documents were read
+    if not journey.explain.get("stores") or journey.answer["retrieval_info"]["method"] == "document_order":
         return journey
     found: dict[str, list[dict[str, Any]]] = {}
     for candidates, search in searches(options, journey.explain):
