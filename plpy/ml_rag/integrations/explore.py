@@ -38,6 +38,8 @@ OPTIONS = 20_000
 FORM = 64 * 1024
 #: segments of a document, runs and questions of a run on one page
 SEGMENTS = 50
+#: characters of them
+CHARACTERS = 1_000_000
 RUNS = 50
 QUESTIONS = 100
 #: characters in which two segments are compared for an overlap
@@ -308,7 +310,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         found = await rows(request, documents.FIND, {"store": store})
         if not found or found[0]["document_name"] is None:
             raise _Refused(404, "there is no vector store of that name with names of documents that this role may read")
-        parameters = {"document": name, "first": max(0, first - 2), "most": SEGMENTS + 1}
+        parameters = {"document": name, "first": max(0, first - 2), "most": SEGMENTS + 1, "characters": CHARACTERS}
         read = await rows(request, documents.reading(found[0]), parameters)
         # the segment before the first one is read to see what the two share
         before = read.pop(0)["segment"] if first > 1 and read else None
