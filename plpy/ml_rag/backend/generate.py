@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ml_rag.backend.client import ModelServer
-from ml_rag.errors import EngineFailed
+from ml_rag.errors import EngineFailed, InvalidRequest, UnknownModel, WrongTask
 
 #: option of ml_generate -> field of a chat completion, where the names differ
 _FIELDS = {"model_id": "model", "stop_sequences": "stop"}
@@ -52,6 +52,23 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
     except (KeyError, IndexError, TypeError, AttributeError) as e:
         raise EngineFailed("unexpected reply from the model server", detail=f"No answer: {e!r}.") from None
     return {"text": text, **counts, **tokens, "prompt": prompt}
+
+
+def ask(server: ModelServer, fields: dict[str, Any]) -> tuple[str, dict[str, int | None]]:
+    """Text and tokens of a chat completion that the product itself asks for; what does not fit is no wrong option."""
+    try:
+        reply = server.call("POST", "/v1/chat/completions", fields)
+    except (UnknownModel, WrongTask):
+        raise
+    except InvalidRequest as e:  # a text that does not fit is the model's limit
+        raise EngineFailed(e.message, detail=e.detail, hint=e.hint) from None
+    try:
+        text = reply["choices"][0]["message"]["content"]
+        if not isinstance(text, str):
+            raise TypeError("content is not a text")
+    except (KeyError, IndexError, TypeError) as e:
+        raise EngineFailed("unexpected reply from the model server", detail=f"No answer: {e!r}.") from None
+    return text, tokens_of(reply)
 
 
 def tokens_of(reply: dict[str, Any]) -> dict[str, int | None]:

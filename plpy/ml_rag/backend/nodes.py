@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from ml_rag.backend.client import ModelServer
-from ml_rag.backend.generate import tokens_of
-from ml_rag.errors import EngineFailed, InvalidRequest, UnknownModel, WrongTask
+from ml_rag.backend.generate import ask
+from ml_rag.errors import EngineFailed
 
 #: the end of a sentence: white space and no lower case letter follow; full-width stops need none
 _END = re.compile(r"[.!?…]+[\"'”’)\]*_]*(?=\s+(?![a-zà-öø-ÿ]))|[。！？][”’」』）》】\]]*")
@@ -121,19 +121,8 @@ def write(server: ModelServer, request: dict[str, Any]) -> tuple[list[str], dict
         "max_tokens": _TOKENS[transform],
         "response_format": {"type": "json_schema", "json_schema": answer},
     }
-    try:
-        reply = server.call("POST", "/v1/chat/completions", fields)
-    except (UnknownModel, WrongTask):
-        raise
-    except InvalidRequest as e:  # a text that does not fit is the model's limit, not a wrong option
-        raise EngineFailed(e.message, detail=e.detail, hint=e.hint) from None
-    try:
-        text = reply["choices"][0]["message"]["content"]
-        if not isinstance(text, str):
-            raise TypeError("content is not a text")
-    except (KeyError, IndexError, TypeError) as e:
-        raise EngineFailed("unexpected reply from the model server", detail=f"No answer: {e!r}.") from None
-    return read(text, transform), tokens_of(reply)
+    text, tokens = ask(server, fields)
+    return read(text, transform), tokens
 
 
 def read(text: str, transform: str) -> list[str]:

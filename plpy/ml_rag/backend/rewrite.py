@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from ml_rag.backend.client import ModelServer
-from ml_rag.backend.generate import tokens_of
-from ml_rag.errors import EngineFailed, InvalidRequest, UnknownModel, WrongTask
+from ml_rag.backend.generate import ask
+from ml_rag.errors import EngineFailed
 
 _SYSTEM = (
     "You prepare questions for a search engine over documents. Answer with JSON only. "
@@ -145,18 +145,7 @@ def rewrite(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
     }
     if request.get("history_tokens") is not None:
         fields["history_tokens"] = request["history_tokens"]
-    try:
-        reply = server.call("POST", "/v1/chat/completions", fields)
-    except (UnknownModel, WrongTask):
-        raise
-    except InvalidRequest as e:  # a question that does not fit is the model's limit, not a wrong option
-        raise EngineFailed(e.message, detail=e.detail, hint=e.hint) from None
-    try:
-        text = reply["choices"][0]["message"]["content"]
-        if not isinstance(text, str):
-            raise TypeError("content is not a text")
-    except (KeyError, IndexError, TypeError) as e:
-        raise EngineFailed("unexpected reply from the model server", detail=f"No answer: {e!r}.") from None
+    text, tokens = ask(server, fields)
     found = read(text, asked)
     return {
         "question": found.get("question"),
@@ -168,7 +157,7 @@ def rewrite(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
         "document_names": None,
         "is_summary": None,
         "model_id": request["model_id"],
-        **tokens_of(reply),
+        **tokens,
     }
 
 
