@@ -223,11 +223,9 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the segments of one store that are nearest to the vector of a semantic arm, by (distance, document, segment)
--- facts: with explain, how the store was searched; explaining: how many
--- milliseconds it took to find that out
+-- facts: with explain, how the store was searched; explaining: how many milliseconds it took to find that out
 -- Calls: ml_rag._quantization, ml_rag._rescore, ml_rag._probes, ml_rag._ef_search, ml_rag._nearest_statement, ml_rag._run_nearest,
--- ml_rag._may_fall_short, ml_rag._sorts_ahead,
--- ml_rag._explain_nearest  Reads: the store, as the caller
+-- ml_rag._may_fall_short, ml_rag._sorts_ahead, ml_rag._explain_nearest  Reads: the store, as the caller
 DECLARE
   _n integer := arm.candidates;
   _own vector := CASE WHEN arm.query_embedding <> request.query_embedding THEN arm.query_embedding END;
