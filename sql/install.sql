@@ -19,10 +19,10 @@
 --  12  a language model answers from the citations          ml_rag.generate             pipeline/generate, summarize
 --  13  the answer document, with how it came about          ml_rag_answer, ml_rag       pipeline/rag, explain
 --
--- Steps 6 and 7 are arms; pipeline/arms goes through arms and stores, and reads each store in one place, which keeps what goes
--- wrong in a store that nobody named from the call (pipeline/isolate). From step 6 on hits are keys and scores; their texts are
--- read after step 9, from the same snapshot. Where whole documents are wanted, they are read after step 3, and step 12 follows
--- (pipeline/summarize).
+-- Steps 6 and 7 are arms; pipeline/arms goes through arms and stores. Each store is read in one place, pipeline/read, which
+-- keeps what goes wrong in a store that nobody named from the call (pipeline/isolate). From step 6 on hits are keys and scores;
+-- their texts are read after step 9, from the same snapshot. Where whole documents are wanted, they are read after step 3, and
+-- step 12 follows (pipeline/summarize).
 --
 -- The functions named above are the stages as they can be called by themselves. In a call, six of them are run by what lies
 -- beneath in the same files: _rewrite, _search_store (knn), _keyword_store (bm25), _fuse, _expand_store (neighbours),
@@ -75,6 +75,7 @@
 \i pipeline/score.sql
 \i pipeline/neighbours.sql
 \i pipeline/nodes.sql
+\i pipeline/read.sql
 \i pipeline/arms.sql
 \i pipeline/search.sql
 \i pipeline/keyword.sql

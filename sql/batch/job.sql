@@ -27,7 +27,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the type of a column; told: what the relation is called in the error where there is none
--- Calls: ml_rag._distance_of_words  Reads: the catalog
+-- Reads: the catalog
 DECLARE
   _type oid := (SELECT a.atttypid FROM pg_attribute AS a
                 WHERE a.attrelid = relation AND a.attname = name AND a.attnum > 0 AND NOT a.attisdropped);
@@ -54,9 +54,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: check everything before the first row, make the output column, and return the job ml_rag._run_batch works on
--- Calls: ml_rag.parse_options, ml_rag._parse_rag_options, ml_rag._column_reference, ml_rag._column_type,
--- ml_rag._check_writable, ml_rag._bad_option, ml_rag.embed, ml_rag._marked_model, ml_rag._discover,
--- ml_rag._notice_changes
 -- Writes: the output table, as the caller
 DECLARE
   _options jsonb;
@@ -271,7 +268,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the job with what its progress is told by: call, which ml_rag._begin has returned, and total
--- Calls: ml_rag._progress  Reads: the input table, as the caller
+-- Reads: the input table, as the caller
 DECLARE
   _total bigint;
 BEGIN
@@ -288,7 +285,7 @@ CREATE FUNCTION ml_rag._tell_table(job jsonb, handled integer, failed integer) R
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: how far a job is, so many rows into its batch  Calls: ml_rag._progress
+-- purpose: how far a job is, so many rows into its batch
 DECLARE
   _done bigint := (job ->> 'rows')::bigint + handled;
 BEGIN

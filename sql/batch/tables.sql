@@ -70,7 +70,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: one row: compute, write; what fails becomes the row's error and does not stop the batch
 -- extra: of embed_column, the embedding of the question; of context_column, the context
--- Calls: the routine of the job, ml_rag._write_result, ml_rag._write_error
 -- A cancelled statement, a lost model server and a full disk do end the call: the rows left over would all fail the same
 -- way, each at the price of a model's answer.
 DECLARE
@@ -109,7 +108,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the next rows of a job; returns the job with its counts and its place moved on
--- Calls: ml_rag._tell_table, ml_rag._embed, ml_rag._raise, ml_rag._run_row
 -- Reads: the input table, as the caller
 DECLARE
   _is_watched boolean := job ? 'call';
@@ -190,8 +188,6 @@ CREATE PROCEDURE ml_rag._run_table(routine text, input text, output text, option
 LANGUAGE plpgsql
 AS $$
 -- purpose: the loop of the batch routines, a commit after each batch where the caller's transaction allows it
--- Calls: ml_rag._begin, ml_rag._begin_table, ml_rag._watch_table, ml_rag._run_batch, ml_rag._commit,
--- ml_rag._end_table, ml_rag._end
 -- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
 -- commit within a block that has an EXCEPTION clause.
 DECLARE
@@ -224,7 +220,6 @@ CREATE PROCEDURE @extschema@.ml_rag_table(
   input_table_column text, output_table_column text, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
--- Calls: ml_rag._run_table
 BEGIN
   CALL ml_rag._run_table('ml_rag_table', input_table_column, output_table_column, options, result);
 END
@@ -244,7 +239,6 @@ CREATE PROCEDURE @extschema@.ml_generate_table(
   input_table_column text, output_table_column text, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
--- Calls: ml_rag._run_table
 BEGIN
   CALL ml_rag._run_table('ml_generate_table', input_table_column, output_table_column, options, result);
 END
@@ -258,7 +252,6 @@ CREATE PROCEDURE @extschema@.ml_embed_table(
   input_table_column text, output_table_column text, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
--- Calls: ml_rag._run_table
 BEGIN
   CALL ml_rag._run_table('ml_embed_table', input_table_column, output_table_column, options, result);
 END

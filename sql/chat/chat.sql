@@ -5,7 +5,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the options of ml_rag_chat, checked, and those of ml_rag as they were given
--- Calls: ml_rag.parse_options, ml_rag._bad_option, ml_rag._unknown_option, ml_rag._distance_of_words
 BEGIN
   IF coalesce(jsonb_typeof(options), 'null') NOT IN ('object', 'null') THEN
     PERFORM ml_rag._bad_option('ml_rag_chat', options, 'a JSON object', 'Options are one JSON object, such as {"n_citations": 5}.');
@@ -125,8 +124,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a turn of a conversation: its earlier turns are the history of the question
--- Calls: ml_rag._begin, ml_rag._end, ml_rag._check_writable, ml_rag._parse_chat_options, ml_rag._begin_turn,
--- ml_rag._chat_history, ml_rag._parse_rag_options, ml_rag._answer, ml_rag._write_turn
 DECLARE
   _call integer := ml_rag._begin('ml_rag_chat', 'discover');
   _began timestamptz := clock_timestamp();

@@ -5,7 +5,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the setting ml_rag.chat_options, checked key by key, as it was given
--- Calls: ml_rag._bad_option, ml_rag.parse_options
 DECLARE
   _text text := nullif(current_setting('ml_rag.chat_options', true), '');
   _options jsonb;
@@ -71,7 +70,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the answer document of a turn; where nobody named a store and there is none, the model answers alone
--- Calls: ml_rag._heatwave_rag_options, ml_rag._parse_rag_options, ml_rag._discover, ml_rag._answer
 DECLARE
   _history jsonb := coalesce(options -> 'chat_history', '[]');
   _rag jsonb;
@@ -114,7 +112,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the options after a turn, with what it brought
--- Calls: ml_rag._chat_tables
 DECLARE
   _most CONSTANT integer := 100;
   _history jsonb := coalesce(options -> 'chat_history', '[]');
@@ -145,7 +142,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: HeatWave's HEATWAVE_CHAT
 -- The tables that were found do not go into the setting: a store that is named is searched whoever owns it.
--- Calls: ml_rag._begin, ml_rag._end, ml_rag._chat_options, ml_rag._heatwave_answer, ml_rag._heatwave_output
 DECLARE
   _call integer := ml_rag._begin('heatwave_chat', 'discover');
   _began timestamptz := clock_timestamp();

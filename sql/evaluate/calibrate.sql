@@ -9,7 +9,6 @@ SET client_min_messages = 'error'
 AS $$
 -- purpose: what max_distance and min_score are compared with for one question: the nearest distance, the best score of rerank;
 -- null = nothing is found. Whole documents, which a question names, are answered from whatever the limits
--- Calls: ml_rag._request, ml_rag._with_history, ml_rag._retrieve
 DECLARE
   _found record;
   _retrieval ml_rag.retrieval;
@@ -71,9 +70,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag.calibrate; path is the caller's search_path
--- Calls: ml_rag._begin, ml_rag._progress, ml_rag._end, ml_rag._parse_rag_options, ml_rag._bad_option, ml_rag._read_questions,
--- ml_rag._check_questions, ml_rag.parse_options, ml_rag._discover, ml_rag._no_store, ml_rag._calibrate_question,
--- ml_rag._thresholds, ml_rag._raise
 #variable_conflict use_column
 DECLARE
   _call integer := ml_rag._begin('ml_rag.calibrate');
@@ -149,7 +145,7 @@ RETURNS TABLE (option text, threshold numeric, refused_wrongly float8, answered_
                unanswerable integer, is_proposed boolean)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 100
 AS $$
--- purpose: thresholds for the caller's own documents  Calls: ml_rag._calibrate
+-- purpose: thresholds for the caller's own documents
 -- No SET clause: the names in the query are the caller's. So every name here is qualified and no operator is used.
 BEGIN
   RETURN QUERY SELECT c.* FROM ml_rag._calibrate(questions, options, pg_catalog.current_setting('search_path')) AS c;

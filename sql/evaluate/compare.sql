@@ -36,7 +36,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 20
 SET search_path FROM CURRENT
 AS $$
 -- purpose: two runs, measure by measure, over the questions that have it in both
--- Calls: ml_rag._check_same_questions, ml_rag._student_p  Reads: the tables of runs, as the caller
+-- Reads: the tables of runs, as the caller
 #variable_conflict use_column
 BEGIN
   PERFORM ml_rag._check_same_questions($1, $2);

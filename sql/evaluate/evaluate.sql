@@ -78,7 +78,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a score from 0 to 1 by a judge model; null where it gives none, or nonsense
--- Calls: ml_rag.generate
 DECLARE
   _score jsonb;
 BEGIN
@@ -103,7 +102,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the options of ml_rag with the history of a question; anew from what was given, as defaults depend on it
--- Calls: ml_rag._parse_query_options
 BEGIN
   IF coalesce(history, 'null') = 'null' THEN
     RETURN rag;
@@ -123,8 +121,6 @@ AS $$
 -- purpose: one question: retrieved, answered where asked for, measured. A history that is wrong fails its question. An error is
 -- part of the result, except that of a lost model server: what comes after it would measure nothing. call: what ml_rag._begin has
 -- returned
--- Calls: ml_rag._stage, ml_rag._request, ml_rag._with_history, ml_rag._retrieve, ml_rag._complete, ml_rag._raise,
--- ml_rag._stage_times, ml_rag._grade_hits, ml_rag._ranking_measures, ml_rag._answer_measures, ml_rag._judge, ml_rag._get_setting
 DECLARE
   _query text := question ->> 'question';
   _expected jsonb := question -> 'documents';
@@ -246,7 +242,7 @@ CREATE FUNCTION ml_rag._run_environment(stores ml_rag.store[], own jsonb, rag js
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: what a run depends on beside its options  Calls: ml_rag._get_setting, ml_rag._model_server
+-- purpose: what a run depends on beside its options
 BEGIN
   models := jsonb_strip_nulls(jsonb_build_object(
     'embed', (SELECT jsonb_agg(DISTINCT s.embed_model_id) FROM unnest(stores) AS s WHERE s.embed_model_id IS NOT NULL),
@@ -268,9 +264,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag_evaluate; path is the caller's search_path
--- Calls: ml_rag._begin, ml_rag._stage, ml_rag._progress, ml_rag._end, ml_rag._parse_evaluate_options, ml_rag._read_questions,
--- ml_rag._check_questions, ml_rag._discover, ml_rag._request, ml_rag._retrieve, ml_rag.generate,
--- ml_rag._warn_of_unknown_documents, ml_rag._evaluate_question, ml_rag._summary, ml_rag._run_environment
 -- Writes: ml_rag.evaluation_run, ml_rag.evaluation_question
 DECLARE
   _call integer := ml_rag._begin('ml_rag_evaluate');
@@ -367,7 +360,7 @@ $$;
 CREATE FUNCTION @extschema@.ml_rag_evaluate(questions text, options jsonb DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
--- purpose: the ruler  Calls: ml_rag._evaluate
+-- purpose: the ruler
 -- No SET clause: the names in the query are the caller's. So every name here is qualified and no operator is used.
 BEGIN
   RETURN ml_rag._evaluate(questions, options, pg_catalog.current_setting('search_path'));
@@ -392,7 +385,7 @@ CREATE FUNCTION @extschema@.ml_rag_evaluate(questions regclass, options jsonb DE
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the same for a regclass  Calls: ml_rag._evaluate, ml_rag._full_name
+-- purpose: the same for a regclass
 BEGIN
   IF $1 IS NULL OR ml_rag._full_name($1) IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'table of questions does not exist';

@@ -6,7 +6,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the expected documents of a question in one form, [{"document", "grade", "metadata"}], grades above 0 only
 -- In: a name or id, an array of them or of objects {"document", "grade", any key of metadata}, or name -> grade.
--- Null for null, which is "nobody has said"; [] is "none". Calls: ml_rag._raise
+-- Null for null, which is "nobody has said"; [] is "none".
 DECLARE
   _items jsonb;
 BEGIN
@@ -143,7 +143,7 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: how an answer agrees with the best of those expected: equal, F1 of the words, contained (each 0-1)
--- Source: Rajpurkar et al. 2016.  Calls: ml_rag._normalise_answer
+-- Source: Rajpurkar et al. 2016.
 DECLARE
   _answer text := coalesce(ml_rag._normalise_answer(answer), '');
   _words text[] := coalesce(string_to_array(nullif(_answer, ''), ' '), '{}');

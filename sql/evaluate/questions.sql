@@ -8,7 +8,7 @@ AS $$
 -- A query can do no more than the caller: it is one statement (a loop takes no two), a subquery, so that it changes
 -- nothing by itself, and read-only, so that no function in it does. What it did all the same, such as a temporary
 -- table's rows, is rolled back.
--- Calls: ml_rag._full_name  Reads: what the caller names, as the caller
+-- Reads: what the caller names, as the caller
 DECLARE
   _query text := regexp_replace(source, ';\s*$', '');
   _path text := current_setting('search_path');
@@ -54,7 +54,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the options of ml_rag_evaluate, those of ml_rag inside, the names of the columns, the cut-offs in order
--- Calls: ml_rag.parse_options, ml_rag._parse_rag_options, ml_rag._bad_option
 DECLARE
   _generate boolean;
 BEGIN
@@ -97,7 +96,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the questions in one form, [{id, question, documents, answers, answerable, history}], sampled; null = no such
 -- column. history is checked with the options of the question
--- Calls: ml_rag._raise, ml_rag._expected_documents
 DECLARE
   _wrong text;
   _questions jsonb;
@@ -145,7 +143,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: expected documents that no store has, before the first question is asked: they would count as not found
--- Calls: ml_rag._untrusted_last, ml_rag._share, ml_rag._limit_wait, ml_rag._untrusted_condition
 -- Reads: the stores, as the caller
 DECLARE
   _most CONSTANT integer := 20000;

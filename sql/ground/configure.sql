@@ -13,7 +13,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: change one setting of this database, or put it back to its default (value null)
--- Calls: ml_rag._check_address, ml_rag._roles, ml_rag._reach_model_server
 -- Reads: ml_rag.setting  Writes: ml_rag.setting_value
 -- The address of the model server is a table row and no custom setting because any session may SET those.
 DECLARE

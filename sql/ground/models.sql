@@ -12,7 +12,6 @@ CREATE FUNCTION ml_rag.model_server() RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._model_server, ml_rag._raise
 DECLARE
   _outcome record;
 BEGIN
@@ -32,7 +31,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the catalogue of the model server, and which of its models are this database's defaults
--- Calls: ml_rag._model_server, ml_rag._get_setting, ml_rag._raise
 DECLARE
   _outcome record;
 BEGIN
@@ -63,7 +61,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the error, for ml_rag._raise, that a model is one of the smallest by its entry in the catalogue (brief), with a model
 -- that is not; null = it is none of them, or the catalogue cannot be read, which the next request says
--- Calls: ml_rag._model_server, ml_rag._raise
 DECLARE
   _outcome record;
   _models jsonb;

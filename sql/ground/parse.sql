@@ -52,7 +52,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: complain about a key that does not exist, with the nearest one that does
--- Calls: ml_rag._distance_of_words  Reads: ml_rag.option
+-- Reads: ml_rag.option
 DECLARE
   _names text[] := ARRAY(SELECT o.name FROM ml_rag.option AS o WHERE o.routine = $1 ORDER BY 1);
   _nearest text;
@@ -92,7 +92,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: check the options of a routine, or of one object among them, and fill in the defaults; null = default. The keys of
 -- objects among them are checked too
--- Calls: ml_rag._bad_option, ml_rag._unknown_option  Reads: ml_rag.option
+-- Reads: ml_rag.option
 DECLARE
   _parsed jsonb;
   _key text;

@@ -17,7 +17,6 @@ LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 # purpose: once a session, import the Python side of this very version as GD["ml_rag"]; returns what went wrong
-# Calls: ml_rag._python_path
 import importlib
 import json
 import sys

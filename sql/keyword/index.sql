@@ -4,7 +4,7 @@ CREATE FUNCTION ml_rag._key_and_segment(alias text, index ml_rag.keyword_store) 
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: SQL of what an index has of a row: key, text  Calls: ml_rag._key_values
+-- purpose: SQL of what an index has of a row: key, text
 SELECT format('%s, CASE WHEN %s.%I IS NOT NULL THEN concat_ws(E''\n'', %2$s.%3$I%4$s) END COLLATE "C"',
   ml_rag._key_values(alias, index.key), alias, index.segment,
   CASE WHEN index.beside IS NOT NULL THEN format(', %s.%I', alias, index.beside) END)
@@ -14,7 +14,7 @@ CREATE FUNCTION ml_rag._add_keywords_statement(index ml_rag.keyword_store, sourc
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: put rows (key text, segment text) into an index: $1 the store, $2 the batch  Calls: ml_rag._tokens
+-- purpose: put rows (key text, segment text) into an index: $1 the store, $2 the batch
 -- Run with the rights of the extension's owner.
 BEGIN
   RETURN format($sql$
@@ -36,7 +36,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: SQL of what an index is made of, run as the caller: key, tokens as text, length of each row that has a text
--- call: what ml_rag._begin has returned  Calls: ml_rag._key_and_segment, ml_rag._tokens, ml_rag._advance
+-- call: what ml_rag._begin has returned
 BEGIN
   RETURN format('SELECT s.key AS key, t.tokens::text AS tokens, t.length AS length FROM (SELECT %s FROM %s) AS s'
     ' (key, segment) CROSS JOIN LATERAL ml_rag._tokens(%L::regconfig, s.segment) AS t WHERE s.segment IS NOT NULL',
@@ -62,7 +62,6 @@ CREATE FUNCTION ml_rag._fold(store oid, batch bigint DEFAULT 0, thorough boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._fold_keywords, ml_rag._raise
 DECLARE
   _error jsonb;
 BEGIN
@@ -117,7 +116,6 @@ AS $$
 -- that statement, in columns of built-in types; never the table, whose policies and indexes may be anybody's code.
 -- Any owner of a table can make a trigger of this function, one without transition tables too: then their names must
 -- not lead to a relation of the caller's, such as a temporary view, whose functions would run with the definer's rights.
--- Calls: ml_rag._check_keyword_columns, ml_rag._add_keywords_statement, ml_rag._may_fold, ml_rag._fold, ml_rag._empty_keywords
 -- Writes: ml_rag.keyword_row, ml_rag.keyword_new, ml_rag.keyword_gone
 DECLARE
   _portion CONSTANT integer := 1000;
@@ -280,7 +278,7 @@ CREATE FUNCTION ml_rag.disable_keyword_search(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: drop the keyword index of a table  Calls: ml_rag._own_table, ml_rag._drop_keyword_index, ml_rag._raise
+-- purpose: drop the keyword index of a table
 -- Writes: triggers, as the caller
 DECLARE
   _trigger name;
@@ -309,8 +307,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: create the keyword index of a table, or rebuild it with other options; is_new: the caller has just made it
 -- call: what ml_rag._begin has returned
--- Calls: ml_rag._advance, ml_rag._progress, ml_rag._own_table, ml_rag.parse_options, ml_rag._bad_option, ml_rag._indexable_key,
--- ml_rag.text_search_configuration, ml_rag._check_keyword_columns, ml_rag._build_keyword_index, ml_rag._raise
 -- Reads: the table  Writes: triggers, all as the caller
 DECLARE
   _options jsonb := ml_rag.parse_options('enable_keyword_search', $2);
@@ -386,7 +382,6 @@ CREATE FUNCTION ml_rag.enable_keyword_search(store regclass, options jsonb DEFAU
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._begin, ml_rag._end, ml_rag._index_keywords
 DECLARE
   _call integer := ml_rag._begin('ml_rag.enable_keyword_search');
 BEGIN
@@ -408,7 +403,6 @@ CREATE FUNCTION ml_rag.fold_keyword_index(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._own_table, ml_rag._fold_own_keywords, ml_rag._raise
 DECLARE
   _error jsonb;
 BEGIN

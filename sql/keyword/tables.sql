@@ -135,7 +135,6 @@ RETURNS TABLE (store regclass, segment name, key name[], configuration text, k1 
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._keyword_indexes, ml_rag._raise
 #variable_conflict use_column
 DECLARE
   _found record := ml_rag._keyword_indexes($1);
@@ -204,7 +203,7 @@ CREATE FUNCTION ml_rag._forget_keywords() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
--- purpose: an index goes with its row in ml_rag.keyword_store  Calls: ml_rag._empty_keywords
+-- purpose: an index goes with its row in ml_rag.keyword_store
 BEGIN
   -- nobody but the owner may make triggers of it (privileges); on another table OLD.store could be anything
   IF TG_RELID = 'ml_rag.keyword_store'::regclass THEN

@@ -48,7 +48,6 @@ AS $$
 -- purpose: words of a text by its configuration, each with its number, whatever the length
 -- A tsvector keeps 255 positions of a lexeme, up to position 16383, and has at most 1 MB: what does not fit is cut at
 -- blanks, and where that does not help (a,a,a,…) after 500 characters, which is less than 255 words.
--- Calls: ml_rag._lexemes
 DECLARE
   _vector tsvector;
   _small integer;
@@ -96,7 +95,6 @@ AS $$
 -- purpose: {token: number} of a text, and how many there are: what is indexed, and what is asked for
 -- Chinese, Japanese and Korean have no blanks between words, and no parser of PostgreSQL knows where they end: runs of
 -- their characters become pairs (東京都 = 東京, 京都), a character alone stays itself, in whatever configuration.
--- Calls: ml_rag._lexemes
 DECLARE
   _scripts CONSTANT text := '[\u1100-\u11ff\u2e80-\u2fdf\u3005-\u3007\u3040-\u312f\u3130-\u318f\u31a0-\u31ff\u3400-\u4dbf'
     '\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff]+';
@@ -152,7 +150,6 @@ CREATE FUNCTION ml_rag.keyword_tokens(configuration regconfig, segment text) RET
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._tokens
 BEGIN
   IF NOT EXISTS (SELECT FROM pg_ts_config AS c WHERE c.oid = configuration) THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'text search configuration does not exist',

@@ -5,7 +5,6 @@ LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 # purpose: prompt, statement, decision, rows; see backend/nl_sql.py
-# Calls: ml_rag._type_that_runs_code, ml_rag._statement_columns, ml_rag._statement_refusal, ml_rag._statement_types
 @BACKEND@
 return backend.nl_sql(plpy, request)
 $$;
@@ -15,7 +14,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: stop examples that are none
--- Calls: ml_rag.parse_options, ml_rag._bad_option
 DECLARE
   _example jsonb;
 BEGIN
@@ -35,9 +33,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: question to statement and rows
--- Calls: ml_rag._begin, ml_rag._stage, ml_rag._end, ml_rag.parse_options, ml_rag._check_examples, ml_rag._check_writable,
--- ml_rag._schema_metadata, ml_rag._too_small, ml_rag._askable_tables, ml_rag._named_tables, ml_rag._answer_by_sql,
--- ml_rag._get_setting, ml_rag._raise
 DECLARE
   _call integer := ml_rag._begin('ml_nl_sql');
   _options jsonb;
@@ -104,7 +99,7 @@ CREATE PROCEDURE @extschema@.nl_sql(query text, INOUT output jsonb DEFAULT NULL,
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
--- purpose: HeatWave's NL_SQL  Calls: ml_nl_sql
+-- purpose: HeatWave's NL_SQL
 BEGIN
   -- options in the place of the output would be ignored, and the statement run
   IF output IS NOT NULL AND NOT output ? 'is_sql_valid' THEN

@@ -59,7 +59,6 @@ AS $$
 -- purpose: why a parsed statement is refused; null = it is harmless
 -- tree: its pg_node_tree as text. A name in it cannot pass for anything else: blanks and braces of names are escaped.
 -- relations: the ones that it may read, the view itself among them
--- Calls: ml_rag._is_harmless
 DECLARE
   _kind text;
   _function regprocedure;
@@ -131,7 +130,7 @@ AS $$
 -- planted.total('{1}') whose argument is of that type. So this goes before, and by the letters: the name of such a type, or of
 -- a function or operator with one, may not stand in the text together with its schema. schemas: those that a name needs not
 -- tell. A domain that has no CHECK can have got one by the time the constant is read.
--- Calls: ml_rag._trusts, ml_rag._may_name  Reads: the catalog
+-- Reads: the catalog
 DECLARE
   _domains oid[] := ARRAY(
     SELECT t.oid FROM pg_type AS t WHERE t.typtype = 'd' AND t.oid >= 16384 AND NOT ml_rag._trusts(t.typowner));
@@ -196,7 +195,6 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the names of the columns, equal ones too: those of subquery ml_rag_statement in view ml_rag_statement_columns
--- Calls: ml_rag._parsed
 DECLARE
   _names text := substring(ml_rag._parsed('ml_rag_statement_columns')
     from ':eref \{ALIAS :aliasname ml_rag_statement :colnames \(((?:[^()\\]|\\.)*)\)');
@@ -212,7 +210,6 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: why view ml_rag_statement is not read; null = it may be. relations: those that it may read
--- Calls: ml_rag._parsed, ml_rag._refusal
 BEGIN
   RETURN ml_rag._refusal(ml_rag._parsed('ml_rag_statement'), relations || (
     SELECT c.oid FROM pg_class AS c WHERE c.relname = 'ml_rag_statement' AND c.relnamespace = pg_my_temp_schema()));

@@ -18,7 +18,7 @@ LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 # purpose: cosine distances of the texts from the query; embeddings of texts are kept in ml_rag.table_embedding
-# Calls: ml_rag._read_as_owner, ml_rag._write_as_owner  Writes: ml_rag.table_embedding
+# Writes: ml_rag.table_embedding
 @BACKEND@
 return backend.table_distances(plpy, query, texts, model_id)
 $$;
@@ -28,7 +28,6 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: option tables, names or {"schema_name", "table_name"}, as names; null for null
--- Calls: ml_rag._bad_option
 DECLARE
   _table jsonb;
   _names text[];
@@ -59,7 +58,7 @@ AS $$
 -- purpose: the tables that the caller may read and that questions are answered from, with what is embedded of each
 -- As for stores: reading a table can run its owner's code (a view, a policy), and its comments are shown to a model. Unless
 -- it is named, its owner is one whom the caller trusts, or the owner of a schema that is named.
--- Calls: ml_rag._trusts  Reads: the catalog. A column's comment is left out of what is embedded: measured, it makes the
+-- Reads: the catalog. A column's comment is left out of what is embedded: measured, it makes the
 -- choice of tables worse (needed tables among the first eight: 0.97 with, 0.99 without).
 #variable_conflict use_column
 DECLARE
@@ -104,7 +103,7 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the table, of those that the caller may read, that a name may have been meant for
--- Calls: ml_rag._distance_of_words  Reads: the catalog
+-- Reads: the catalog
 BEGIN
   RETURN (
     SELECT format('%I.%I', n.nspname, c.relname)
@@ -159,7 +158,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: a table as an abridged CREATE TABLE: its columns that the caller may read, at most 100, with keys, comments, samples
 -- an enum shows its first 20 labels
--- Calls: ml_rag._vectorizer, ml_rag._comment_line, ml_rag._samples  Reads: the catalog
+-- Reads: the catalog
 DECLARE
   _is_readable boolean := has_table_privilege(relation, 'SELECT');
   _attnums smallint[] := ARRAY(
@@ -211,7 +210,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: at most n_tables tables, most relevant first, by the embeddings of their descriptions
--- Calls: ml_rag._named_tables, ml_rag._askable_tables, ml_rag._nearest_table, ml_rag._table_distances, ml_rag._get_setting, ml_rag._raise
 -- Errors: 42P01 there are none
 DECLARE
   _named text[] := ml_rag._named_tables(options -> 'tables');
@@ -265,7 +263,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the definitions of the tables that matter for a question, as many as fit 24 000 characters, at least one
--- Calls: ml_rag._relevant_tables, ml_rag._table_definition
 DECLARE
   _table record;
   _definition text;
@@ -287,7 +284,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: HeatWave's ML_RETRIEVE_SCHEMA_METADATA
--- Calls: ml_rag._begin, ml_rag._end, ml_rag.parse_options, ml_rag._schema_metadata
 DECLARE
   _call integer := ml_rag._begin('ml_retrieve_schema_metadata');
   _metadata text;

@@ -5,7 +5,6 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: how many texts wait, and how often a model will be asked: of a group that is not made yet (names null), or of those
--- Calls: ml_rag._primary_key, ml_rag._node_sources, ml_rag._begin_nodes, ml_rag._look_up, ml_rag._pending_nodes, ml_rag._node_calls
 -- Reads: the store, as the caller
 DECLARE
   _run ml_rag._node_run := ml_rag._begin_nodes(store, names, NULL, true, NULL);
@@ -46,8 +45,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a node group, checked and made; with dry_run only counted
--- Calls: ml_rag._check_embedding_table, ml_rag._check_segments, ml_rag._node_options, ml_rag._count_calls,
--- ml_rag._make_node_group, ml_rag._begin_nodes
 DECLARE
   _options jsonb;
 BEGIN
@@ -81,7 +78,6 @@ CREATE PROCEDURE ml_rag.create_node_group(store regclass, name text, options jso
 LANGUAGE plpgsql
 AS $$
 -- purpose: a node group, made and filled, a commit after each step
--- Calls: ml_rag._begin, ml_rag._end, ml_rag._commit, ml_rag._begin_node_group, ml_rag._node_step, ml_rag._end_nodes
 -- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
 -- commit within a block that has an EXCEPTION clause.
 DECLARE
@@ -142,8 +138,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a run over all node groups of a store, parents first; with dry_run only counted
--- Calls: ml_rag.parse_options, ml_rag._check_embedding_table, ml_rag._node_groups, ml_rag._node_group, ml_rag._count_calls,
--- ml_rag._begin_nodes
 DECLARE
   _options jsonb := ml_rag.parse_options('refresh_node_groups', options);
   _names text[] := ARRAY(SELECT g.name FROM ml_rag._node_groups(store) AS g);
@@ -165,7 +159,6 @@ CREATE PROCEDURE ml_rag.refresh_node_groups(store regclass, options jsonb DEFAUL
 LANGUAGE plpgsql
 AS $$
 -- purpose: fill what is missing in the node groups of a store, a commit after each step
--- Calls: ml_rag._begin, ml_rag._end, ml_rag._commit, ml_rag._begin_refresh, ml_rag._node_step, ml_rag._end_nodes
 -- As ml_rag.create_node_group.
 DECLARE
   _call pg_catalog.int4;
@@ -216,7 +209,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the next step after a load; its documents are loaded, whatever becomes of their nodes
--- Calls: ml_rag._node_groups, ml_rag._begin_nodes, ml_rag._node_step, ml_rag._end_nodes
 DECLARE
   _names text[];
   _detail text;
@@ -254,7 +246,6 @@ CREATE PROCEDURE ml_rag._fill_nodes(store regclass, call integer)
 LANGUAGE plpgsql
 AS $$
 -- purpose: fill the node groups of a store at the end of a load or of a vectorizer's run, with commits where these may
--- Calls: ml_rag._next_nodes, ml_rag._commit
 DECLARE
   _run ml_rag._node_run;
   _committed pg_catalog.bool;

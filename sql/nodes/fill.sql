@@ -48,7 +48,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: SQL of what a node group is made of: the columns of its key, hash, members, texts, around
--- Calls: ml_rag._relation_name, ml_rag._key_text, ml_rag._same_key, ml_rag._node_group  Reads: the catalog
+-- Reads: the catalog
 DECLARE
   _store text := ml_rag._relation_name(run.store);
   _columns text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place) FROM unnest(run.store_key) WITH ORDINALITY AS u (k, place));
@@ -97,7 +97,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: SQL of the parents whose nodes are not there, are of another text, or failed and are to be tried again
--- Calls: ml_rag._node_sources, ml_rag._relation_name, ml_rag._same_key
 BEGIN
   RETURN format('FROM (%s) AS s LEFT JOIN %s AS h ON %s AND h.node_number = 0'
     ' WHERE (h.text_hash IS NULL OR h.text_hash <> s.hash OR h.members IS DISTINCT FROM s.members OR h.error IS NOT NULL AND %s)',
@@ -111,7 +110,7 @@ CREATE FUNCTION ml_rag._begin_nodes(store regclass, names text[], batch_size int
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: a run over node groups of a store  Calls: ml_rag._full_name
+-- purpose: a run over node groups of a store
 BEGIN
   RETURN jsonb_populate_record(NULL::ml_rag._node_run, jsonb_build_object('step', 'group', 'store', store::oid::bigint,
     'vector_store', ml_rag._full_name(store), 'call', call, 'names', to_jsonb(names), 'batch_size', batch_size, 'retries', retries,
@@ -123,7 +122,7 @@ CREATE FUNCTION ml_rag._look_up(run ml_rag._node_run) RETURNS ml_rag._node_run
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: what the node group that a run comes to is, and has  Calls: ml_rag._node_group  Reads: the catalog
+-- purpose: what the node group that a run comes to is, and has  Reads: the catalog
 DECLARE
   _group ml_rag._node_group := ml_rag._node_group(run.store, run.names[1]);
 BEGIN
@@ -145,7 +144,7 @@ CREATE FUNCTION ml_rag._status_run(store regclass, name text) RETURNS ml_rag._no
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: a run that only looks  Calls: ml_rag._look_up
+-- purpose: a run that only looks
 BEGIN
   RETURN ml_rag._look_up(jsonb_populate_record(NULL::ml_rag._node_run,
     jsonb_build_object('store', store::oid::bigint, 'names', jsonb_build_array(name), 'retries', false)));
@@ -156,7 +155,7 @@ CREATE FUNCTION ml_rag._begin_group(run ml_rag._node_run) RETURNS ml_rag._node_r
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the next node group of a run  Calls: ml_rag._look_up, ml_rag._grant_readers, ml_rag._pending_nodes
+-- purpose: the next node group of a run
 DECLARE
   _total bigint;
 BEGIN
@@ -179,7 +178,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the next parents, in the order of their keys; fewer where a model is asked about each
--- Calls: ml_rag._pending_nodes, ml_rag._key_text, ml_rag._asks_model  Reads: the store and the node group, as the caller
+-- Reads: the store and the node group, as the caller
 DECLARE
   _columns text := (SELECT string_agg(format('s.%I', k), ', ' ORDER BY place) FROM unnest(run.store_key) WITH ORDINALITY AS u (k, place));
   _types text[] := run.key_types;
@@ -202,7 +201,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: texts to vectors; where that fails one by one, to find those at fault, which get their error
--- Calls: ml_rag._embed_documents
 DECLARE
   _embedded record;
 BEGIN
@@ -230,7 +228,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the nodes of a batch, with their embeddings; no table is touched while a model is asked
 -- A parent of which one node fails has none.
--- Calls: ml_rag._node_function, ml_rag._asks_model, ml_rag._transform, ml_rag._embed_nodes
 DECLARE
   _transform text := run.options ->> 'transform';
   _function regprocedure := CASE WHEN NOT ml_rag._asks_model(_transform) AND _transform <> ALL ('{sentence,paragraph}')
@@ -298,7 +295,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the nodes of a batch in place of what was there; a parent that was deleted meanwhile has none, one whose text was
--- changed comes up again  Calls: ml_rag._relation_name, ml_rag._key_text, ml_rag._merged_nodes  Writes: the node group, and
+-- changed comes up again  Writes: the node group, and
 -- where it is merged the store, as the caller
 DECLARE
   _nodes text := ml_rag._relation_name(run.relation);
@@ -352,7 +349,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the index of the embeddings, once they are there for the first time, and fresh statistics
--- Calls: ml_rag._relation_name, ml_rag.fold_keyword_index  Writes: an index, as the caller
+-- Writes: an index, as the caller
 DECLARE
   _nodes text := ml_rag._relation_name(run.relation);
 BEGIN
@@ -374,8 +371,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a run's next step, in a transaction of its own; one session at a time fills a node group
--- Calls: ml_rag._stage, ml_rag._progress, ml_rag._begin_group, ml_rag._read_parents, ml_rag._make_nodes, ml_rag._write_group,
--- ml_rag._index_group
 BEGIN
   IF run.step <> 'group' AND NOT pg_try_advisory_xact_lock(hashtextextended(format('ml_rag nodes %s', run.relation::oid), 0)) THEN
     RAISE EXCEPTION USING ERRCODE = '55006', MESSAGE = format('node group "%s" of "%s" is being filled by another session',

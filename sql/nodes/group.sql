@@ -4,7 +4,7 @@ CREATE FUNCTION ml_rag._node_group(store regclass, name text) RETURNS ml_rag._no
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: a node group of a store, or the error  Calls: ml_rag._node_groups
+-- purpose: a node group of a store, or the error
 DECLARE
   _found ml_rag._node_group;
 BEGIN
@@ -23,7 +23,6 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: that nodes can be merged into a store: it has a keyword index, and its column segment_nodes is ours
--- Calls: ml_rag._keyword_index, ml_rag._node_groups
 BEGIN
   IF NOT EXISTS (SELECT FROM ml_rag._keyword_index(store) AS i WHERE i.segment = 'segment') THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" has no keyword index to merge nodes into', store),
@@ -42,7 +41,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the column of merged nodes comes or goes, and the keyword index is made anew, as it was
--- Calls: ml_rag._keyword_index, ml_rag._lock_table, ml_rag._relation_name, ml_rag._index_keywords
 -- Writes: the table's definition, as the caller
 DECLARE
   _options jsonb := (
@@ -60,7 +58,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: SQL of the nodes that are merged into row s of a store, as one text; null = there is no such node group
--- Calls: ml_rag._node_groups, ml_rag._relation_name, ml_rag._same_key
 BEGIN
   RETURN (
     SELECT format('nullif(concat_ws(%L, %s), %L)', E'\n', string_agg(format(
@@ -75,8 +72,6 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the options of a new node group, checked, with what they stand for in this store
--- Calls: ml_rag.parse_options, ml_rag._bad_option, ml_rag._asks_model, ml_rag._node_function, ml_rag._node_group,
--- ml_rag._get_setting, ml_rag._embeddings, ml_rag._check_merge
 DECLARE
   _options jsonb := ml_rag.parse_options('create_node_group', options);
   _transform text := _options ->> 'transform';
@@ -140,7 +135,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: SQL of who sees a node: whoever sees its segment, and all that it was made of: the segments of a document, or
 -- those that a model has read for a context. The policy reads the text, so that it takes the privilege to read it in the store.
--- Calls: ml_rag._relation_name, ml_rag._same_key  Reads: the catalog
+-- Reads: the catalog
 DECLARE
   _store text := ml_rag._relation_name(store);
   _document text := (SELECT min(a.attname::text) FROM pg_attribute AS a
@@ -158,7 +153,7 @@ CREATE FUNCTION ml_rag._grant_readers(store regclass, nodes regclass) RETURNS vo
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: who may SELECT the store may SELECT its node group, and nobody else  Calls: ml_rag._relation_name
+-- purpose: who may SELECT the store may SELECT its node group, and nobody else
 -- Writes: the privileges of the node group, as the caller
 DECLARE
   _nodes text := ml_rag._relation_name(nodes);
@@ -182,8 +177,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the table of a node group, empty; options: of ml_rag._node_options
--- Calls: ml_rag._primary_key, ml_rag._relation_name, ml_rag.embed, ml_rag._lock_table, ml_rag._node_groups, ml_rag._node_policy,
--- ml_rag._grant_readers, ml_rag._index_keywords, ml_rag._warn_of_subscribers, ml_rag._change_merged
 -- Writes: a new table, as the caller, for the owner of the store
 DECLARE
   _store record;
@@ -244,8 +237,6 @@ CREATE FUNCTION ml_rag.drop_node_group(store regclass, name text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._own_table, ml_rag._check_writable, ml_rag._node_group, ml_rag._node_groups, ml_rag._lock_table,
--- ml_rag._relation_name, ml_rag._merged_nodes, ml_rag._change_merged
 -- Writes: the table's definition, as the caller
 DECLARE
   _group ml_rag._node_group;

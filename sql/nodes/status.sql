@@ -7,7 +7,6 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the node groups of tables that the caller owns; null where the table's owner is not trusted, or it cannot be read
--- Calls: ml_rag._node_groups, ml_rag._trusts, ml_rag._begin_nodes, ml_rag._status_run, ml_rag._pending_nodes
 -- Reads: the stores and node groups, as the caller
 DECLARE
   _one record;
@@ -57,7 +56,7 @@ RETURNS TABLE (store regclass, name text, key text, attempts integer, sqlstate t
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
--- purpose: the texts that have no nodes since something failed  Calls: ml_rag._node_status, ml_rag._node_groups, ml_rag._key_text
+-- purpose: the texts that have no nodes since something failed
 -- Reads: the node groups, as the caller
 DECLARE
   _one record;

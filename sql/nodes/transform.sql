@@ -30,7 +30,7 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the function that a transform names; the caller may execute it and trusts its owner: it runs with the caller's
--- rights, also where that one loads into a table of the owner's  Calls: ml_rag._bad_option, ml_rag._trusts
+-- rights, also where that one loads into a table of the owner's
 DECLARE
   _function regprocedure;
 BEGIN
@@ -96,7 +96,6 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: how often a model is asked about a text: once a part, and once more for a summary of several
--- Calls: ml_rag._asks_model, ml_rag._text_parts, ml_rag._part_characters
 DECLARE
   _n integer;
 BEGIN
@@ -113,7 +112,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: what a model makes of a text; an error that each text would get (no model, no server) is raised
--- Calls: ml_rag._write_nodes, ml_rag._text_parts, ml_rag._part_characters, ml_rag._raise
 DECLARE
   _transform text := options ->> 'transform';
   _request jsonb := jsonb_build_object('transform', _transform, 'model_id', options ->> 'model_id', 'prompt',
@@ -150,7 +148,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the nodes of one text; what goes wrong with it comes back as its error
--- Calls: ml_rag._split_text, ml_rag._ask_for_nodes, ml_rag._asks_model
 DECLARE
   _transform text := options ->> 'transform';
   _made record;

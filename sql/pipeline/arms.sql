@@ -1,200 +1,10 @@
 -- arms: what each arm of a request finds, store by store. An arm and a store are the unit of work: of isolation, of explain.
 
-CREATE FUNCTION ml_rag._add_texts(store ml_rag.store, hits ml_rag.hit[]) RETURNS ml_rag.hit[]
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: all the hits, those of one store with segment and metadata, which candidates do not carry
--- The row keys are those of the snapshot that the candidates were found in, so a row is there unless a policy has changed
--- its mind.
--- Calls: ml_rag._relation_name  Reads: the store, as the caller
-DECLARE
-  _keys tid[] := ARRAY(SELECT h.row_key::tid FROM unnest(hits) AS h
-                       WHERE h.vector_store = store.vector_store AND h.segment IS NULL);
-BEGIN
-  IF cardinality(_keys) = 0 THEN
-    RETURN hits;
-  END IF;
-  EXECUTE format(
-    'SELECT array_agg(ROW(h.vector_store, h.document_name, h.document_id, h.document_key, h.segment_number, '
-    'coalesce(h.segment, t.segment), h.distance, coalesce(h.metadata, t.metadata), h.keyword_score, h.score, '
-    'h.rerank_score, CASE WHEN t.row_key IS NULL THEN h.row_key END, h.first_segment, h.last_segment)::ml_rag.hit ORDER BY h.place) '
-    'FROM unnest($1) WITH ORDINALITY AS h (vector_store, document_name, document_id, document_key, segment_number, '
-    'segment, distance, metadata, keyword_score, score, rerank_score, row_key, first_segment, last_segment, place) '
-    'LEFT JOIN (SELECT t.ctid AS row_key, t.%I::text AS segment, %s AS metadata FROM %s AS t WHERE t.ctid = ANY ($2)) AS t '
-    'ON t.row_key = CASE WHEN h.vector_store = $3 AND h.segment IS NULL THEN h.row_key::tid END '
-    'WHERE h.vector_store <> $3 OR h.segment IS NOT NULL OR t.row_key IS NOT NULL',
-    store.segment, CASE WHEN store.metadata IS NULL THEN 'NULL::jsonb' ELSE format('to_jsonb(t.%I)', store.metadata) END,
-      ml_rag._relation_name(store.relation))
-  INTO hits USING hits, _keys, store.vector_store;
-  RETURN coalesce(hits, '{}');
-END
-$$;
-
-CREATE FUNCTION ml_rag._segments_of(store ml_rag.store, filter ml_rag.row_filter, most integer, longest bigint)
-RETURNS ml_rag.hit[]
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the segments of one store that a filter leaves, by document and number, until there are more than most, or they have
--- more than longest bytes together
--- Calls: ml_rag._hit_columns, ml_rag._has_values, ml_rag._relation_name  Reads: the store, as the caller
-DECLARE
-  _columns record := ml_rag._hit_columns(store, 'COSINE', true);
-  _hit ml_rag.hit;
-  _hits ml_rag.hit[] := '{}';
-  _n integer := 0;
-  _bytes bigint := 0;
-BEGIN
-  -- row by row, so that no more than that is in memory
-  FOR _hit IN EXECUTE concat(
-    'SELECT ', _columns.of_hit, ' FROM (SELECT ', _columns.of_row, ' FROM ', ml_rag._relation_name(store.relation),
-    ' AS t WHERE ', ml_rag._has_values(store, ARRAY[store.segment]), filter.condition,
-    ' ORDER BY ', _columns.place, ' LIMIT $2) AS s') USING NULL::vector, most + 1, filter.arguments
-  LOOP
-    _n := _n + 1;
-    _hits[_n] := _hit;
-    _bytes := _bytes + octet_length(_hit.segment);
-    EXIT WHEN _bytes > longest;
-  END LOOP;
-  RETURN _hits;
-END
-$$;
-
-CREATE FUNCTION ml_rag._read_store(
-  stage text, store ml_rag.store, is_only boolean, until timestamptz, request ml_rag.request, arm ml_rag.arm,
-  index ml_rag.keyword_index, with_text boolean, INOUT hits ml_rag.hit[], INOUT filter ml_rag.row_filter,
-  most integer DEFAULT NULL, longest bigint DEFAULT NULL, OUT facts jsonb, OUT failure jsonb
-)
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the one place where a stage (search, keyword, function, read, text, expand) reads a store. What goes wrong in one that the call
--- does not name comes back as a failure, and the wait for its lock is short; of another one it is raised.
--- search, keyword, function: hits are what the arm finds; read: the segments, see ml_rag._segments_of; text, expand: the hits
--- given, with those of the store changed. filter: null until it is made; it is given back, so that each store's is made once.
--- until: of ml_rag._share
--- Calls: ml_rag._limit_wait, ml_rag._hold, ml_rag._is_filtered, ml_rag._warn_of_unknown_keys, ml_rag.filter,
--- ml_rag._passing_rows, ml_rag._untrusted_condition, ml_rag._search_nodes, ml_rag._search_store, ml_rag._keyword_store,
--- ml_rag._open_rows, ml_rag._next_rows, ml_rag._call_function, ml_rag._add_scored, ml_rag._segments_of, ml_rag._add_texts,
--- ml_rag._expand_store, ml_rag._raise, ml_rag._failure
--- Reads: the store, as the caller
-DECLARE
-  _is_untrusted boolean := coalesce(store.found = 'untrusted', false);
-  _used ml_rag.row_filter;
-  _found record;
-  _rows refcursor;
-  _scores double precision[];
-  _is_calling boolean := false;
-  _former_wait text;
-  _detail text;
-  _hint text;
-BEGIN
-  IF _is_untrusted THEN
-    _former_wait := ml_rag._limit_wait(100, store.relation);
-  ELSIF store.found = 'trusted' THEN
-    IF NOT is_only THEN
-      _former_wait := ml_rag._limit_wait(1000);
-    END IF;
-    PERFORM ml_rag._hold(store.relation);
-  END IF;
-  IF stage = 'search' OR stage = 'keyword' OR stage = 'function' OR stage = 'read' THEN
-    IF filter.condition IS NULL THEN
-      IF NOT ml_rag._is_filtered(request.options) THEN
-        filter.condition := '';
-      ELSE
-        IF NOT _is_untrusted THEN
-          PERFORM ml_rag._warn_of_unknown_keys(store, request.options -> 'filters');
-        END IF;
-        _found := ml_rag.filter(store, request.options);
-        filter.condition := _found.condition;
-        filter.arguments := _found.arguments;
-        IF store.is_table AND NOT _is_untrusted AND filter.condition <> '' AND stage <> 'read' THEN
-          filter.row_keys := ml_rag._passing_rows(store, filter.condition, filter.arguments);
-        END IF;
-      END IF;
-    END IF;
-    _used := CASE WHEN _is_untrusted
-      THEN ROW(ml_rag._untrusted_condition(store, until,
-          CASE WHEN stage = 'search' OR arm.form LIKE 'vector%' THEN format(' AND t.%I IS NOT NULL', store.segment_embedding)
-            ELSE '' END || filter.condition),
-        filter.arguments, NULL)::ml_rag.row_filter
-      ELSE filter END;
-  END IF;
-  CASE (CASE WHEN arm.node_group IS NULL THEN stage ELSE 'nodes' END)
-  WHEN 'nodes' THEN
-    _found := ml_rag._search_nodes(store, index, request, arm, with_text, _used);
-    hits := _found.hits;
-    facts := _found.facts;
-    failure := _found.failure;
-    IF failure IS NOT NULL AND is_only THEN
-      PERFORM ml_rag._raise(failure);
-    END IF;
-  WHEN 'search' THEN
-    _found := ml_rag._search_store(store, request, arm, with_text OR _is_untrusted, _used);
-    hits := _found.hits;
-    facts := _found.facts;
-  WHEN 'keyword' THEN
-    _found := ml_rag._keyword_store(store, index, request, arm, with_text OR _is_untrusted, _used,
-      filter.condition <> '', CASE WHEN _is_untrusted THEN until END);
-    hits := _found.hits;
-    facts := _found.facts;
-    failure := _found.failure;
-    IF failure IS NOT NULL AND is_only THEN
-      PERFORM ml_rag._raise(failure);
-    END IF;
-  WHEN 'function' THEN
-    _rows := ml_rag._open_rows(store, request, arm, with_text OR _is_untrusted, _used);
-    IF _former_wait IS NOT NULL THEN
-      -- all locks are there; those that the function waits for are its own
-      PERFORM set_config('lock_timeout', _former_wait, true);
-      _former_wait := NULL;
-    END IF;
-    hits := '{}';
-    facts := '{"rows": 0}';
-    LOOP
-      _found := ml_rag._next_rows(_rows);
-      EXIT WHEN _found.hits IS NULL;
-      _is_calling := true;
-      _scores := ml_rag._call_function(arm.function, arm.form, coalesce(array_to_string(arm.query, ' '), request.question),
-        coalesce(arm.query_embedding, request.query_embedding), _found.texts, _found.embeddings);
-      _is_calling := false;
-      hits := ml_rag._add_scored(hits, _found.hits, _scores, arm);
-      facts := jsonb_build_object('rows', (facts -> 'rows')::integer + cardinality(_scores));
-    END LOOP;
-    CLOSE _rows;
-    facts := facts || jsonb_build_object('function', arm.function, 'limit', arm.candidates, 'candidates', cardinality(hits));
-  WHEN 'read' THEN
-    hits := ml_rag._segments_of(store, _used, most, longest);
-  WHEN 'text' THEN
-    hits := ml_rag._add_texts(store, hits);
-  WHEN 'expand' THEN
-    hits := ml_rag._expand_store(store, hits, request.segment_overlap, CASE WHEN _is_untrusted THEN until END);
-  END CASE;
-  IF _former_wait IS NOT NULL THEN
-    PERFORM set_config('lock_timeout', _former_wait, true);
-  END IF;
-EXCEPTION WHEN OTHERS THEN
-  -- a transaction that cannot go on is no matter of a store, nor is an error of the caller's own function
-  IF coalesce(store.found, 'named') = 'named' OR is_only OR SQLSTATE = '40001' OR _is_calling THEN
-    RAISE;
-  END IF;
-  GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT;
-  failure := ml_rag._failure(store.vector_store, SQLSTATE, SQLERRM, _detail, _hint);
-  IF stage = 'expand' THEN
-    failure := failure || jsonb_build_object(
-      'warning', format('the neighbours of segments of "%s" cannot be read', store.vector_store),
-      'skipped', format('%s: %s.', SQLSTATE, rtrim(left(SQLERRM, 500), '.')),
-      'warning_hint', 'Its segments are cited without neighbours, as with "segment_overlap": 0.');
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._other_dimensions(store ml_rag.store, query_embedding vector) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the failure of a store whose vectors cannot be compared with the query embedding  Calls: ml_rag._failure
+-- purpose: the failure of a store whose vectors cannot be compared with the query embedding
 BEGIN
   RETURN ml_rag._failure(store.vector_store, '22000', 'the query embedding and the vector store differ in dimensions',
       format('The query embedding has %s dimensions, %s.%I has %s.', vector_dims(query_embedding),
@@ -235,9 +45,6 @@ AS $$
 -- stores that were left out; facts: with explain, how each store was searched: {vector_store: {…}}. has_found: whether an
 -- earlier arm could search some store; else an error of all stores is one of the call. ends: of ml_rag._share, null for the
 -- first arm; arms: how many share that time from here on; told: failures that were warned of
--- Calls: ml_rag._untrusted_last, ml_rag._nodes, ml_rag._keyword_index, ml_rag._share, ml_rag._other_dimensions, ml_rag._raise,
--- ml_rag._warn_of_no_nodes, ml_rag._read_store, ml_rag._best_scored, ml_rag._best_of, ml_rag._enabling,
--- ml_rag._warn_of_no_index, ml_rag._warn_of_failures, ml_rag._explain_failures
 -- Reads: the stores, as the caller
 DECLARE
   _is_keyword boolean := arm.search = 'keyword';
@@ -365,7 +172,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the rankings of all arms, and the stores that none of them could search
 -- with_text: false = candidates of ordinary tables come without their segment and metadata, see ml_rag._add_texts
--- Calls: ml_rag._stage, ml_rag._warn_of_unknown_columns, ml_rag._search_arm
 DECLARE
   _arm ml_rag.arm;
   _found record;
@@ -407,55 +213,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._read_hits(stage text, request ml_rag.request, retrieval ml_rag.retrieval) RETURNS ml_rag.hit[]
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the hits of a retrieval after the stage text or expand has read their stores; what fails leaves them as they are
--- Calls: ml_rag._untrusted_last, ml_rag._share, ml_rag._read_store, ml_rag._warn_of_failures
--- Reads: the stores, as the caller
-DECLARE
-  _hits ml_rag.hit[] := retrieval.hits;
-  _names text[] := ARRAY(SELECT DISTINCT h.vector_store FROM unnest(_hits) AS h);
-  _store ml_rag.store;
-  _ordered ml_rag.store[];
-  _untrusted integer;
-  _ends timestamptz;
-  _until timestamptz;
-  _read record;
-  _failures jsonb[] := '{}';
-  _late text[] := '{}';
-BEGIN
-  SELECT o.ordered, o.untrusted INTO _ordered, _untrusted
-  FROM ml_rag._untrusted_last(ARRAY(SELECT s FROM unnest(retrieval.stores) AS s WHERE s.vector_store = ANY (_names))) AS o;
-  FOREACH _store IN ARRAY _ordered LOOP
-    CONTINUE WHEN CASE stage
-      WHEN 'expand' THEN _store.segment_number IS NULL OR coalesce(_store.document_id, _store.document_name) IS NULL
-      -- those of others have their texts already
-      ELSE _store.is_table IS NOT TRUE OR coalesce(_store.found = 'untrusted', false) END;
-    _until := NULL;
-    IF _store.found = 'untrusted' THEN
-      SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
-      IF _until IS NULL THEN
-        _late := _late || _store.vector_store;
-        CONTINUE;
-      END IF;
-    END IF;
-    _read := ml_rag._read_store(stage, _store, cardinality(retrieval.stores) = 1, _until, request, NULL, NULL, NULL, _hits,
-      NULL);
-    IF _read.failure IS NULL THEN
-      _hits := _read.hits;
-    ELSE
-      _failures := _failures || _read.failure;
-    END IF;
-  END LOOP;
-  IF cardinality(_failures) > 0 OR cardinality(_late) > 0 THEN
-    PERFORM ml_rag._warn_of_failures(_failures, _late);
-  END IF;
-  RETURN _hits;
-END
-$$;
-
 CREATE FUNCTION ml_rag._search_by_one_arm(
   search text, stores ml_rag.store[], n integer, question text, query_embedding vector, distance_metric text, options jsonb,
   skips_dimensions boolean, has_found boolean, OUT hits ml_rag.hit[], OUT request ml_rag.request, OUT arm ml_rag.arm
@@ -464,7 +221,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stages ml_rag.search and ml_rag.keyword where they are called by themselves
--- Calls: ml_rag._search_arm  Reads: the stores, as the caller
+-- Reads: the stores, as the caller
 DECLARE
   _found record;
 BEGIN

@@ -27,7 +27,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the n best of the candidates that the condition leaves; is_all: whether there are no further candidates;
 -- until: when a store of an untrusted owner has had its time, else null
--- Calls: ml_rag._keyword_scores, ml_rag._raise, ml_rag._hit_columns, ml_rag._relation_name, ml_rag._has_values
 -- Reads: the store and its index, as the caller
 -- Stable, so that candidates and rows come from one snapshot.
 DECLARE
@@ -78,7 +77,6 @@ AS $$
 -- purpose: the segments of one store that have most of the words of a keyword arm, by (BM25, document, segment)
 -- narrows: whether the filter has more than the limits of an untrusted store. until: when a store of an untrusted owner has
 -- had its time, else null. facts: with explain, how the store was searched. failure: why its index cannot be used
--- Calls: ml_rag._tokens, ml_rag._run_keyword, ml_rag._out_of_time, ml_rag._failure, ml_rag._enabling
 -- Reads: the store and its index, as the caller
 DECLARE
   _n integer := arm.candidates;
@@ -141,7 +139,7 @@ CREATE FUNCTION ml_rag._warn_of_no_index(stores ml_rag.store[]) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: say once which stores a keyword arm left out for want of an index  Calls: ml_rag._enabling
+-- purpose: say once which stores a keyword arm left out for want of an index
 DECLARE
   _names text[] := ARRAY(SELECT s.vector_store FROM unnest(stores) AS s);
 BEGIN

@@ -51,7 +51,7 @@ CREATE FUNCTION ml_rag._is_trusted(owner oid) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: whether everybody, but for superusers, trusts that role, see ml_rag._trusts  Calls: ml_rag._is_member
+-- purpose: whether everybody, but for superusers, trusts that role, see ml_rag._trusts
 -- Reads: the catalog
 BEGIN
   RETURN (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = owner)
@@ -70,7 +70,7 @@ AS $$
 -- reader, and then looks at the catalog, sees what will be read (ml_rag._hold_plain). Owners whom every caller trusts, but
 -- for superusers, who search no table of theirs, are left alone, and so is whatever holds no code.
 -- Indexes that are built concurrently become valid when no transaction is left that was there before.
--- Calls: ml_rag._are_known, ml_rag._has_vectors, ml_rag._is_trusted  Writes: the locks of the transaction
+-- Writes: the locks of the transaction
 DECLARE
   _command record;
   _changed oid[];

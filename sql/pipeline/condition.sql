@@ -10,7 +10,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: one key of filters, with its value or operators, as an array of conditions {key, operator, values} that all
 -- must hold. Few operators are left: eq, ne, nin and exists become in, those that deny inside {"not": …}; null among
--- the values of in stands for a row without a value.  Calls: ml_rag._bad_option, ml_rag._distance_of_words
+-- the values of in stands for a row without a value.
 DECLARE
   _known text[] := '{eq,ne,in,nin,lt,lte,gt,gte,between,like,ilike,exists}';
   _operators jsonb := CASE jsonb_typeof(value) WHEN 'object' THEN value
@@ -83,7 +83,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: check option filters, whatever the stores, and bring it into one form: {"and": […]}, {"or": […]},
--- {"not": …} and the conditions of ml_rag._filter_terms  Calls: itself, ml_rag._filter_terms, ml_rag._bad_option
+-- {"not": …} and the conditions of ml_rag._filter_terms
 DECLARE
   _parts jsonb := '[]';
   _key text;
@@ -297,7 +297,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: what a key of filters names in a store: a column that the caller may select, else a key of the metadata; null
--- column = neither  Calls: ml_rag._base_type  Reads: the catalog
+-- column = neither  Reads: the catalog
 BEGIN
   in_metadata := false;
   IF key NOT LIKE '/%' THEN
@@ -325,7 +325,6 @@ AS $$
 -- purpose: a node of ml_rag._filter_tree as a condition on the rows t of a store
 -- A condition on a missing value is null or false, which is all the same below "and" and "or"; "not" turns what is not
 -- true into true, and so is exactly the opposite.
--- Calls: itself, ml_rag._filter_target, ml_rag._filter_json, ml_rag._filter_column, ml_rag._bad_option
 DECLARE
   _key text := node ->> 'key';
   _member jsonb;
@@ -388,7 +387,7 @@ CREATE FUNCTION ml_rag.condition(store ml_rag.store, filters jsonb, INOUT argume
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the stage: option filters as SQL  Calls: ml_rag._filter_tree, ml_rag._filter_node
+-- purpose: the stage: option filters as SQL
 BEGIN
   SELECT n.arguments, n.condition INTO arguments, condition
   FROM ml_rag._filter_node(store, ml_rag._filter_tree(filters), coalesce(arguments, '{}')) AS n;
@@ -416,7 +415,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the column of the stores that a key of filters may have been meant for, in another case or spelt almost so
--- Only those that the caller may select.  Calls: ml_rag._distance_of_words  Reads: the catalog
+-- Only those that the caller may select.  Reads: the catalog
 BEGIN
   RETURN (
     SELECT n.name FROM (
@@ -433,7 +432,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: say once which stores have nothing that a key of filters could name, with the column that it may have been meant for
--- Calls: ml_rag._filter_tree, ml_rag._filter_target, ml_rag._nearest_column
 DECLARE
   _key text;
   _lacking text[];

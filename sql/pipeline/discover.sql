@@ -11,7 +11,6 @@ AS $$
 -- purpose: whether code of that role may run with the caller's rights, unasked  Reads: the catalog
 -- For a superuser only that of superusers. Of the caller's memberships those count that a superuser has granted: whoever
 -- has the admin option of a role, or may create roles, can make anybody a member without being asked to.
--- Calls: ml_rag._is_member
 DECLARE
   _caller oid := quote_ident(current_user)::regrole;
   _is_superuser boolean;
@@ -58,7 +57,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: how many tables and indexes a statement opens and locks that reads a relation; counted to a few hundred tables
--- Calls: ml_rag._parts  Reads: the catalog
+-- Reads: the catalog
 DECLARE
   _parts oid[] := ml_rag._parts(relation, 257);
 BEGIN
@@ -77,7 +76,7 @@ AS $$
 -- Above READ COMMITTED no relation is plain: the catalog shows what it was when the transaction began, and it is read as it
 -- is now. Nor is any on a standby, where an index that was built concurrently does not wait for readers. More than 256
 -- tables and indexes take a second to open, and 0.1 MB each of every session.
--- Calls: ml_rag._opened, ml_rag._parts, ml_rag._are_known  Reads: the catalog
+-- Reads: the catalog
 DECLARE
   _parts oid[];
 BEGIN
@@ -110,7 +109,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: whether a relation is searched by calls that do not name it, and as what: trusted (its owner is), untrusted
 -- (a plain table of anybody else), null (it is not)
--- Calls: ml_rag._trusts, ml_rag._is_plain, ml_rag._is_member  Reads: ml_rag.setting_value
+-- Reads: ml_rag.setting_value
 DECLARE
   _caller oid := quote_ident(current_user)::regrole;
   _searched text := (SELECT v.value FROM ml_rag.setting_value AS v WHERE v.name = 'searched_owners');
@@ -144,7 +143,6 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: the relations the caller may search
--- Calls: ml_rag._found, ml_rag._marked_model, ml_rag._marked_key, ml_rag._marked_columns
 -- Reads: the catalog. It starts from pg_depend, where every column of type vector is one index entry away, and goes on
 -- by index look-ups (OFFSET 0 keeps the planner from joining whole catalogs instead), so the cost grows with the vector
 -- columns of the database and not with its tables. PL/pgSQL, because it keeps the plan for the session.
@@ -264,8 +262,7 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: why a call does not search a relation, which is in a schema that the caller may use; options are parsed ones
--- Calls: ml_rag._default_column, ml_rag._marked_model, ml_rag._marked_columns, ml_rag._found, ml_rag._trusts, ml_rag._is_plain,
--- ml_rag._texts, ml_rag._distance_of_words  Reads: the catalog
+-- Reads: the catalog
 DECLARE
   _columns jsonb := options -> 'vector_store_columns';
   _embedding text := coalesce(_columns ->> 'segment_embedding', ml_rag._default_column(relation));
@@ -371,7 +368,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: stores that a call does not search, at most five, with the reason of each, and what to do about the first; null = there
 -- are none. options are parsed ones
--- Calls: ml_rag._marked_model, ml_rag._why_not, ml_rag._get_setting
 -- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it exists.
 BEGIN
   SELECT string_agg(format('%s (%s)', r.name, rtrim(w.reason, '.')), ', ' ORDER BY r.name) || '.',
@@ -397,7 +393,6 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: why a relation that a call named is none that it can search; options are parsed ones
--- Calls: ml_rag._why_not
 -- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it exists.
 DECLARE
   _relation oid;
@@ -426,7 +421,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: discovery for ml_rag: which model counts, warnings for names that led nowhere; options are parsed ones
--- Calls: ml_rag.discover, ml_rag._why_no_store, ml_rag._get_setting, ml_rag._needs_embedding
 DECLARE
   _names text[] := ml_rag._texts($1 -> 'vector_store');
   _model text := $1 ->> 'embed_model_id';
@@ -488,7 +482,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: wait no longer than that for a lock, until lock_timeout is put back; returns what it was
 -- relation: with its partitions and indexes no longer than a second: whoever owns them can release one lock after the
--- other, each at the last moment.  Calls: ml_rag._opened
+-- other, each at the last moment.
 DECLARE
   _former text := current_setting('lock_timeout');
   _most integer := least(milliseconds, 1000 / ml_rag._opened(relation));
@@ -506,7 +500,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the lock of a reader on a relation, until the end of the transaction; its name stays the same then
 -- By OID, since the name may be another relation's by now, and without a statement to be planned, which could run code
--- of the owner: table_to_xmlschema is what PostgreSQL has for that.  Calls: ml_rag._relation_name  Errors: 42P01, 55P03
+-- of the owner: table_to_xmlschema is what PostgreSQL has for that.  Errors: 42P01, 55P03
 BEGIN
   PERFORM ml_rag._relation_name(relation);
   PERFORM table_to_xmlschema(relation, false, false, '');
@@ -520,7 +514,7 @@ AS $$
 -- purpose: that a table of an untrusted owner is plain, and stays so until the end of the transaction
 -- Its owner could put code into it at any moment, so the lock comes first, then the look: with the lock, nobody can
 -- (ml_rag._lock_readers_out).
--- Calls: ml_rag._hold, ml_rag._parts, ml_rag._is_plain  Errors: 55000 it is not plain; 42P01, 55P03
+-- Errors: 55000 it is not plain; 42P01, 55P03
 DECLARE
   _parts oid[];
 BEGIN
@@ -542,7 +536,7 @@ AS $$
 -- purpose: until the end of the transaction nobody drops or alters the stores, while the question is embedded for them
 -- One that nobody named and that cannot be locked is left to the search, which says so; one of an untrusted owner is not
 -- waited for at all.
--- Calls: ml_rag._relation_name, ml_rag._limit_wait, ml_rag._hold  Reads: the stores, as the caller
+-- Reads: the stores, as the caller
 DECLARE
   _store ml_rag.store;
   _lock_timeout text;

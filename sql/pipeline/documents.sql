@@ -16,7 +16,7 @@ AS $$
 -- purpose: the documents of one store that the caller may see, as [[name, [titles]]]: titles are that of the metadata, and the
 -- heading that the first segment stands under. first: names that come before others. until: for a store of an untrusted owner,
 -- else null. Of that neither long names nor very many rows, which would have to be sorted when all are read: no clock ends that
--- Calls: ml_rag._has_values, ml_rag._untrusted_condition, ml_rag._relation_name  Reads: the store, as the caller
+-- Reads: the store, as the caller
 DECLARE
   _documents jsonb;
 BEGIN
@@ -54,7 +54,6 @@ AS $$
 -- purpose: the documents of the stores that the caller may see, as [[name, [titles]]], at most 20000, of a store of an untrusted
 -- owner 2000, of all those 6000; first: names that come before others. A store that the call does not name, and that cannot be
 -- read, is left to the search, which says so
--- Calls: ml_rag._untrusted_last, ml_rag._share, ml_rag._limit_wait, ml_rag._documents_of
 -- Reads: the stores, as the caller
 DECLARE
   _most CONSTANT integer := 20000;
@@ -105,7 +104,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: whether a question asks for nothing but a summary of documents of these names
--- Calls: ml_rag._named_documents, ml_rag._raise
 DECLARE
   _found record;
 BEGIN
@@ -131,7 +129,7 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: at most three names that a name may have been meant for: those of the same file name, with or without ending, in any
--- case, else those spelt almost so  Calls: ml_rag._file, ml_rag._distance_of_words
+-- case, else those spelt almost so
 DECLARE
   _file text := ml_rag._file(name);
   _stem text := regexp_replace(_file, '\.[a-z][a-z0-9]{0,4}$', '');
@@ -165,7 +163,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the documents that a question names, of those that the options leave; null = none. is_summary: whether it asks for
 -- nothing but a summary of them. What looks like the name of a file, and is none, is warned of
--- Calls: ml_rag._list_documents, ml_rag._named_documents, ml_rag._raise, ml_rag._nearest_documents
 DECLARE
   _found record;
   _documents jsonb := ml_rag._list_documents(stores, true);
@@ -203,7 +200,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: a name of option document_name that is none of a document; of the first ones also those it may have been meant for
 -- Looked for only where no hit is of that name: to look takes longer than the search.
--- Calls: ml_rag._list_documents, ml_rag._nearest_documents
 DECLARE
   _asked text[] := ARRAY(
     SELECT d FROM jsonb_array_elements_text(options -> 'document_name') AS d

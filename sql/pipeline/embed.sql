@@ -13,7 +13,7 @@ CREATE FUNCTION ml_rag._embed_queries(texts text[], model_id text) RETURNS vecto
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: texts to their vectors, in one request  Calls: ml_rag._embed, ml_rag._get_setting, ml_rag._raise
+-- purpose: texts to their vectors, in one request
 DECLARE
   _embedded record;
 BEGIN
@@ -40,7 +40,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: one text to its vector
--- Calls: ml_rag._embed, ml_rag._get_setting, ml_rag._raise
 DECLARE
   _embedded record;
 BEGIN
@@ -72,7 +71,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: option query_embedding, an array or the text form of a vector, as a vector
--- Calls: ml_rag._bad_option
 BEGIN
   RETURN ($1 #>> '{}')::vector;
 EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
@@ -87,7 +85,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag.embed under the name and with the options of the public routines
--- Calls: ml_rag._begin, ml_rag._end, ml_rag.parse_options, ml_rag.embed
 DECLARE
   _call integer;
   _options jsonb;

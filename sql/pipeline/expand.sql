@@ -5,7 +5,7 @@ CREATE FUNCTION ml_rag._expand(stores ml_rag.store[], segment_overlap integer, I
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the stage where it is called by itself  Calls: ml_rag._read_hits  Reads: the stores, as the caller
+-- purpose: the stage where it is called by itself  Reads: the stores, as the caller
 BEGIN
   request.segment_overlap := segment_overlap;
   retrieval.stores := stores;
@@ -21,7 +21,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: each hit with its neighbours; ranges of one document that touch become one hit
 -- A store that nobody named and whose neighbours cannot be read keeps its hits as they are.
--- Calls: ml_rag._expand  Reads: the stores, as the caller
+-- Reads: the stores, as the caller
 BEGIN
   IF segment_overlap > 0 THEN
     hits := (SELECT e.hits FROM ml_rag._expand(stores, segment_overlap, hits) AS e);

@@ -15,7 +15,7 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: how many rows with a text a search by meaning cannot find, of those that the caller sees; null where there can be
--- none, or another role's code could run  Calls: ml_rag._relation_name  Reads: the store, as the caller
+-- none, or another role's code could run  Reads: the store, as the caller
 DECLARE
   _n bigint;
 BEGIN
@@ -37,8 +37,7 @@ AS $$
 -- purpose: the stores that were searched, each with what its arms say (arms: {arm: {store: {…}}}), and those that were not, with
 -- the reason
 -- Those that nobody named are told of only where the caller may read their vectors: of others not even that they exist.
--- Calls: ml_rag._texts, ml_rag._why_no_store, ml_rag._why_not, ml_rag._marked_model, ml_rag._needs_embedding,
--- ml_rag._get_setting, ml_rag._without_embedding  Reads: the catalog
+-- Reads: the catalog
 DECLARE
   _most CONSTANT integer := 100;
   _options jsonb := options;
@@ -124,7 +123,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the object that option explain adds to an answer; began: when the call did; tokens: of ml_rag._complete
--- Calls: ml_rag._explain_stores, ml_rag._stage_times, ml_rag._milliseconds, ml_rag._query_info
 -- What is told of rows comes from hits, which are rows that the caller sees.
 DECLARE
   _ended timestamptz := clock_timestamp();

@@ -71,7 +71,7 @@ CREATE FUNCTION ml_rag._check_keywords(name text, keywords jsonb) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: what parse_options does not know about the two options of keywords  Calls: ml_rag._bad_option
+-- purpose: what parse_options does not know about the two options of keywords
 -- The limits keep the regular expressions of a call within what a session keeps compiled (32).
 BEGIN
   IF jsonb_array_length(keywords) > 20 OR EXISTS (
@@ -89,7 +89,7 @@ AS $$
 -- for all of them then. Other conditions return nothing then, and the mistake is noticed.
 -- Which keys there are only the rows know. A few are looked at, and a key that they lack is complained about only where
 -- they have one that is spelt almost so: a key that hardly any row has is what such conditions are for.
--- Calls: ml_rag._filter_tree, ml_rag._distance_of_words  Reads: the store, as the caller
+-- Reads: the store, as the caller
 DECLARE
   _rows CONSTANT integer := 100;
   _tree jsonb;
@@ -146,7 +146,7 @@ AS $$
 -- purpose: the row keys of the rows of an ordinary table that pass a filter; null where they are more than 10 000
 -- So few are best compared one by one: that is exact, and an approximate index has to go through as many times more rows as
 -- the filter leaves out.
--- Calls: ml_rag._relation_name  Reads: the store, as the caller
+-- Reads: the store, as the caller
 DECLARE
   _most CONSTANT integer := 10000;
   _keys text[];
@@ -173,7 +173,7 @@ CREATE FUNCTION ml_rag._is_filtered(options jsonb) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: whether options leave rows out; most calls do not, and need not ask store by store  Calls: ml_rag._filter_options
+-- purpose: whether options leave rows out; most calls do not, and need not ask store by store
 BEGIN
   RETURN coalesce(options ?| ml_rag._filter_options(), false);
 END
@@ -186,7 +186,6 @@ AS $$
 -- purpose: the stage: the options that leave rows out, as a condition that stands before any limit
 -- Lists are slices of $3, which the planner folds to constants, so that an index serves them and postgres_fdw ships
 -- them.
--- Calls: ml_rag.condition, ml_rag._check_keywords, ml_rag._keyword_collation, ml_rag._keyword_pattern
 DECLARE
   _name text := CASE WHEN store.document_name IS NULL THEN quote_literal(store.vector_store)
                      ELSE format('t.%I::text', store.document_name) END;

@@ -9,7 +9,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: a function of the caller's by its name, "schema.function", and the signatures that an option takes (arm, rerank, split_by)
 -- name: as it is written into a statement. form: which signature it has: text or vector, texts or vectors (all of them at
--- once), metadata, split  Calls: ml_rag._bad_option  Reads: the catalog  Errors: 22023, 42501, 42725, 42883
+-- once), metadata, split  Reads: the catalog  Errors: 22023, 42501, 42725, 42883
 DECLARE
   _parts text[];
   _found record;
@@ -69,7 +69,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: what a function of the caller's says of each text or embedding, in their order; null, NaN and infinity as null
--- name, form: of ml_rag._find_function  Calls: the function  Errors: its own; 22023 an array of another shape or length
+-- name, form: of ml_rag._find_function  Errors: those of the function; 22023 an array of another shape or length
 DECLARE
   _n integer := coalesce(cardinality(texts), cardinality(embeddings));
   _scores double precision[];

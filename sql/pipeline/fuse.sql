@@ -79,7 +79,6 @@ AS $$
 -- distance stands for (1 for equal vectors), a keyword arm its score, one with a function the share of its range
 -- (ml_rag._as_shares). What an arm did not find counts 0 there, but for a semantic arm that searched with the question: there the
 -- true distance is known. rrf: the sum of 1 / (rrf_k + rank), as a share of the largest possible.
--- Calls: ml_rag._decisiveness, ml_rag._auto_weights, ml_rag._with_row_keys, ml_rag._as_shares
 DECLARE
   _n integer := cardinality(rankings);
   _is_weighted boolean := fusion = 'weighted';
@@ -181,7 +180,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 100
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: the candidates of a semantic and a keyword arm, each once, by their fused score
--- Calls: ml_rag.parse_options, ml_rag._arms, ml_rag._fuse
 DECLARE
   _options jsonb := ml_rag.parse_options('hybrid_options', $3);
   _rankings ml_rag.ranking[];

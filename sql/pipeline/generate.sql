@@ -15,7 +15,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag.generate, with how many tokens it took; null where the model server does not tell
 -- conversation: {"history", "history_tokens", "return_prompt"}; messages: the prompt, where return_prompt is true
--- Calls: ml_rag.parse_options, ml_rag._generate, ml_rag._get_setting, ml_rag._raise
 DECLARE
   _options jsonb := ml_rag.parse_options('ml_generate', options);
   _prompt_options jsonb := ml_rag.parse_options('prompt', prompt_options);
@@ -64,7 +63,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: the answer to a prompt, from the hits (best first) where there are any
--- Calls: ml_rag._generate_text
 BEGIN
   RETURN (SELECT g.text FROM ml_rag._generate_text(prompt, options, hits, prompt_options) AS g);
 END
@@ -82,7 +80,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag.generate as HeatWave's ML_GENERATE answers
--- Calls: ml_rag._begin, ml_rag._end, ml_rag.generate
 DECLARE
   _call integer := ml_rag._begin('ml_generate', 'generate');
   _text text;

@@ -38,7 +38,6 @@ AS $$
 -- purpose: until when the next store of an untrusted owner may be read; null where no time is left
 -- ends: when the time of all of them ends; null before the first. untrusted: how many are still to be read. Each has an
 -- equal share, but not less than the 100 ms that any small one takes; what one does not use is for those after it.
--- Calls: ml_rag._get_setting
 DECLARE
   _now timestamptz := clock_timestamp();
 BEGIN
@@ -55,7 +54,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 -- the reading of a keyword index calls it with the rights of the extension's owner
 SET search_path = pg_catalog, ml_rag, pg_temp
 AS $$
--- Calls: ml_rag._get_setting  Errors: 54000
+-- Errors: 54000
 BEGIN
   RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'reading the store took too long',
     DETAIL = format('Stores of untrusted owners share %s ms (setting "untrusted_ms").', ml_rag._get_setting('untrusted_ms'));
@@ -93,7 +92,7 @@ AS $$
 -- behind it, that there is a segment too: the planner would put what looks cheap before it, and rows that fail there would
 -- never meet the clock. Left out are rows that would burden all that comes after: segments and metadata of more than 100 kB,
 -- names of more than 20 kB, and of all columns that are compared those that take more than 20 kB.
--- Calls: ml_rag._hold_plain, ml_rag._parts, ml_rag._get_setting, ml_rag._is_small  Reads: the catalog
+-- Reads: the catalog
 -- Errors: 55000 no longer what discovery has found, or of types that are not simple; 54000 too large
 DECLARE
   _most numeric := ml_rag._get_setting('untrusted_mb')::numeric;
@@ -152,7 +151,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: whether an index may sort all rows before it gives the first one, which no clock could end: an IVFFlat index
--- can have a single list  Calls: ml_rag._parts
+-- can have a single list
 BEGIN
   RETURN EXISTS (
     SELECT FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid JOIN pg_am AS a ON a.oid = i.relam
@@ -177,7 +176,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: say which stores were left out, and why; late: for lack of time. A failure may bring its own words: warning,
 -- skipped (the reason), warning_detail, warning_hint. Of many, which anybody can plant, the last ones are named together.
--- Calls: ml_rag._get_setting
 DECLARE
   _most CONSTANT integer := 20;
   _failure jsonb;

@@ -27,7 +27,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: what a column or a key of the metadata means, for the model; null removes it
--- Calls: ml_rag._relation_name, ml_rag._metadata_keys, ml_rag._default_column  Writes: the comment of the column
+-- Writes: the comment of the column
 DECLARE
   _kind "char" := (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store);
   _column name;
@@ -122,7 +122,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: what the model may filter by, [{key, kind, is_list, description, values}], at most 60. wanted: true (what is described),
 -- or an array of keys. Comments of untrusted owners are not shown to it: they could steer everybody's searches
--- Calls: ml_rag._base_type, ml_rag._filter_type, ml_rag._filter_values, ml_rag._metadata_keys  Reads: the catalog
+-- Reads: the catalog
 DECLARE
   _store ml_rag.store;
   _found jsonb := '[]';
@@ -167,7 +167,7 @@ CREATE FUNCTION ml_rag._filter_keys_used(filters jsonb) RETURNS text[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the columns and keys that conditions are on  Calls: ml_rag._filter_tree
+-- purpose: the columns and keys that conditions are on
 BEGIN
   RETURN ARRAY(SELECT DISTINCT n.term ->> 'key'
     FROM jsonb_path_query(ml_rag._filter_tree(filters), 'strict $.** ? (@.type() == "object" && exists (@.operator))') AS n (term));
@@ -182,7 +182,7 @@ SET client_min_messages = 'error'
 AS $$
 -- purpose: why a condition that a model has chosen is not used; null = it is. It goes through the code of the caller's filters,
 -- together with these (filters)
--- Calls: ml_rag._filter_keys_used, ml_rag.condition  Reads: the catalog
+-- Reads: the catalog
 DECLARE
   _unknown text;
   _used text[];
@@ -219,7 +219,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: what a model has chosen, an array of conditions that all must hold, without those that do not check, and of at most
 -- 50; null = nothing is left. callers: the filters of the call. What is dropped is warned of, without the model's words
--- Calls: ml_rag._check_condition, ml_rag._join_filters
 DECLARE
   _condition jsonb;
   _why text;

@@ -12,7 +12,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: the n segments of all stores that speak most of the query's words
--- Calls: ml_rag._search_by_one_arm  Reads: the stores and their indexes, as the caller
+-- Reads: the stores and their indexes, as the caller
 BEGIN
   RETURN QUERY SELECT h.* FROM ml_rag._search_by_one_arm('keyword', stores, n, query, query_embedding, distance_metric, options,
     false, coalesce((options -> 'semantic_search')::boolean, false)) AS f CROSS JOIN LATERAL unnest(f.hits) AS h;

@@ -59,7 +59,6 @@ AS $$
 -- purpose: the kNN statement of one store: $1 vector of the question, $2 limit, $3 what the condition of ml_rag.filter
 -- refers to; has_own_vector: $4 is the vector that is searched with, and score its distance
 -- quantization: of an index of smaller vectors, whose $5 nearest are ordered by the whole ones
--- Calls: ml_rag._hit_columns, ml_rag._relation_name, ml_rag._has_values, ml_rag._quantized
 -- The ORDER BY … LIMIT stands at one query level with nothing but filters, which is what an index can serve and
 -- what postgres_fdw can ship to a shard. sort: index; exact, by an expression that no index has, neither here nor on
 -- the shard, whose settings are out of our reach; total, which settles equal distances too, at the cost of rounding
@@ -224,8 +223,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the segments of one store that are nearest to the vector of a semantic arm, by (distance, document, segment)
 -- facts: with explain, how the store was searched; explaining: how many milliseconds it took to find that out
--- Calls: ml_rag._quantization, ml_rag._rescore, ml_rag._probes, ml_rag._ef_search, ml_rag._nearest_statement, ml_rag._run_nearest,
--- ml_rag._may_fall_short, ml_rag._sorts_ahead, ml_rag._explain_nearest  Reads: the store, as the caller
+-- Reads: the store, as the caller
 DECLARE
   _n integer := arm.candidates;
   _own vector := CASE WHEN arm.query_embedding <> request.query_embedding THEN arm.query_embedding END;

@@ -47,7 +47,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the segments first[i] … last[i] of document i of one store, in order; condition: of ml_rag._untrusted_condition;
 -- most: how many there are at most, null = any number
--- Calls: ml_rag._relation_name, ml_rag._has_values  Reads: the store, as the caller
+-- Reads: the store, as the caller
 BEGIN
   RETURN QUERY EXECUTE format(
     'SELECT r.i::integer, t.%1$I::bigint, t.%2$I::text '
@@ -69,7 +69,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: all the hits, those of one store with their neighbours: ranges of one document that touch are one hit, the best
 -- of them, which keeps its number, distance and scores. until: when a store of an untrusted owner has had its time, else null
--- Calls: ml_rag._untrusted_condition, ml_rag._neighbours, ml_rag._out_of_time, ml_rag._join_segments
 -- Reads: the store, as the caller
 DECLARE
   _is_untrusted boolean := coalesce(store.found = 'untrusted', false);

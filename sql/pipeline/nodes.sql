@@ -55,7 +55,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the node group that an arm searches, in the form of a store; null where the store has none that the arm can search:
 -- none of the name, without embeddings or with those of another model, or one that the caller may not read
--- Calls: ml_rag._node_groups  Reads: the catalog
+-- Reads: the catalog
 DECLARE
   _group ml_rag._node_group;
 BEGIN
@@ -102,7 +102,7 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a filter of a store as one of the nodes of its segments: of a document's nodes, where one of its segments passes
--- Calls: ml_rag._relation_name, ml_rag._same_key  Reads: the store and the node group, as the caller
+-- Reads: the store and the node group, as the caller
 DECLARE
   _store text := ml_rag._relation_name(store.relation);
   _key text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place) FROM unnest(node_group.store_key)
@@ -135,7 +135,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the segments that nodes came from, each once, by its best node. A node of a text that has changed since counts no
 -- more, and one of a document counts for all of its segments that pass the filter. With option return "node" the text is the node's
--- Calls: ml_rag._hit_columns, ml_rag._relation_name, ml_rag._same_key, ml_rag._has_values
 -- Reads: the store and the node group, as the caller
 DECLARE
   _returns_node boolean := coalesce(request.options ->> 'return' = 'node', false);
@@ -190,7 +189,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the segments of one store whose best node in a node group is the best for an arm
 -- Nodes are searched until they are of as many segments as the arm brings.
--- Calls: ml_rag._nodes, ml_rag._node_groups, ml_rag._node_filter, ml_rag._search_store, ml_rag._keyword_store, ml_rag._cite_nodes
 -- Reads: the store and the node group, as the caller
 DECLARE
   _group ml_rag._node_group;

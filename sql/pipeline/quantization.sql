@@ -17,7 +17,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: halfvec or binary where only an index of such vectors serves that metric; else null
 -- The order by signs is about that by angle: binary serves the metrics of similarity, not those of length.
--- Calls: ml_rag._quantized  Reads: the catalog, ml_rag.metric
+-- Reads: the catalog, ml_rag.metric
 DECLARE
   _quantization text;
   _class text;

@@ -4,8 +4,7 @@ CREATE FUNCTION ml_rag._not_found(request ml_rag.request, retrieval ml_rag.retri
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the error that says that no arm has found anything  Calls: ml_rag._is_filtered, ml_rag._nearest_column,
--- ml_rag._filter_options
+-- purpose: the error that says that no arm has found anything
 DECLARE
   _key text;
   _nearest text;
@@ -46,7 +45,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the error that says that discovery has found nothing, with the stores that it left out and why
--- Calls: ml_rag._get_setting, ml_rag._left_out
 DECLARE
   _left record := ml_rag._left_out(options);
 BEGIN
@@ -68,7 +66,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the vectors that semantic arms, and functions of vectors, search with, and that of the question; of several texts it is the mean
--- Calls: ml_rag._needs_embedding, ml_rag._stage, ml_rag.embed, ml_rag._embed_queries
 DECLARE
   _needs_own boolean := request.query_embedding IS NULL AND ml_rag._needs_embedding(request.options);
   _texts text[] := ARRAY(
@@ -108,7 +105,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the hits that are cited, or reranked: search by every arm, fuse, threshold
 -- Stable, so that all of it reads one snapshot: candidates are keys and scores, and the text is read of those that are left.
--- Calls: ml_rag._search_arms, ml_rag._fuse, ml_rag._not_found, ml_rag.threshold, ml_rag._read_hits
 -- Reads: the stores, as the caller
 DECLARE
   _wanted integer := coalesce(request.rerank_candidates, request.n_citations);
@@ -169,7 +165,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the hits in the order of their relevance, those below min_score dropped, as many as are cited
--- Calls: ml_rag._stage, ml_rag.rerank
 DECLARE
   _candidates integer := cardinality(retrieval.hits);
   _best double precision;
@@ -202,7 +197,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage rewrite: the request with what is searched with
--- Calls: ml_rag._stage, ml_rag._get_setting, ml_rag._asked_of_model, ml_rag._rewrite, ml_rag._join_filters, ml_rag._rewritten_arms
 DECLARE
   _options jsonb := request.options -> 'query_options';
   _rewritten ml_rag.rewritten;
@@ -234,9 +228,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: question to citations. That nothing was found is not raised but stands in "missing": an answer can abstain.
 -- request comes back with what was searched with
--- Calls: ml_rag._discover, ml_rag._hold_stores, ml_rag._needs_embedding, ml_rag.embed, ml_rag._no_store,
--- ml_rag._rewrite_request, ml_rag._wants_whole_documents, ml_rag._read_documents, ml_rag._not_found,
--- ml_rag._embed_arms, ml_rag._find, ml_rag._warn_of_unknown_names, ml_rag._rerank_hits, ml_rag._stage, ml_rag._read_hits
 DECLARE
   _embeds boolean;
   _rewritten record;
@@ -308,7 +299,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the text of an answer: generated from the hits, or the abstain text; tokens: how many it took; messages:
 -- the prompt, where option return_prompt is there. Raised is that nothing was found where the call does not abstain
--- Calls: ml_rag._raise, ml_rag._get_setting, ml_rag._stage, ml_rag._summarize, ml_rag._generate_text
 DECLARE
   _generated record;
 BEGIN
@@ -373,8 +363,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the citations of ml_rag as rows
--- Calls: ml_rag._begin, ml_rag._end, ml_rag._parse_rag_options, ml_rag._request, ml_rag._retrieve, ml_rag._explain,
--- ml_rag._raise
 DECLARE
   _call integer := ml_rag._begin('ml_rag_search', 'discover');
   _began timestamptz := clock_timestamp();
@@ -416,8 +404,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: question to answer document, and the question as it was searched with; options are parsed ones
--- Calls: ml_rag._request, ml_rag._retrieve, ml_rag._raise, ml_rag._complete, ml_rag._citations, ml_rag._query_info,
--- ml_rag._explain
 DECLARE
   _found record;
   _request ml_rag.request;
@@ -463,7 +449,7 @@ CREATE FUNCTION @extschema@.ml_rag_answer(query text, options jsonb DEFAULT NULL
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: question to answer document  Calls: ml_rag._begin, ml_rag._end, ml_rag._parse_rag_options, ml_rag._answer
+-- purpose: question to answer document
 DECLARE
   _call integer := ml_rag._begin('ml_rag', 'discover');
   _began timestamptz := clock_timestamp();
@@ -494,7 +480,7 @@ CREATE PROCEDURE @extschema@.ml_rag(query text, options jsonb DEFAULT NULL, INOU
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
--- purpose: the routine  Calls: ml_rag_answer
+-- purpose: the routine
 -- MySQL's callers put the output second and the options third; with options null the third is taken for them.
 BEGIN
   output := @extschema@.ml_rag_answer($1, coalesce($2, $3));

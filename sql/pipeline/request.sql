@@ -20,7 +20,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: of an arm with a function what parse_options does not know: {"function" (as it is written into a statement), "form",
--- "descending"}  Calls: ml_rag._find_function, ml_rag._bad_option
+-- "descending"}
 DECLARE
   _found record := ml_rag._find_function('arm', arm -> 'function');
   _descending boolean := coalesce((arm -> 'descending')::boolean, true);
@@ -41,7 +41,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: option arms, each arm checked and with its defaults
--- Calls: ml_rag._bad_option, ml_rag.parse_options, ml_rag._parse_function_arm, ml_rag._vector
 DECLARE
   _given jsonb;
   _arm jsonb;
@@ -102,8 +101,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the options of ml_rag, and the objects inside that have options of their own, checked and with their defaults
--- Calls: ml_rag.parse_options, ml_rag._parse_arms, ml_rag._bad_option, ml_rag._filter_tree, ml_rag._check_keywords,
--- ml_rag._check_citation_fields, ml_rag._parse_query_options, ml_rag._check_query_keys, ml_rag._find_function
 DECLARE
   _parsed jsonb := ml_rag.parse_options('ml_rag', $1);
   _object text;
@@ -166,7 +163,7 @@ CREATE FUNCTION ml_rag._check_citation_fields(fields jsonb) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: what parse_options does not know about option citation_fields  Calls: ml_rag._bad_option
+-- purpose: what parse_options does not know about option citation_fields
 DECLARE
   _known CONSTANT text[] := '{document_id,segment_number,vector_store,metadata,score,keyword_score,rerank_score,rank,'
     'segment_range}';
@@ -181,7 +178,7 @@ CREATE FUNCTION ml_rag._check_query_keys(arms jsonb, query_options jsonb) RETURN
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: stop arms that search with what query_options does not ask for  Calls: ml_rag._bad_option
+-- purpose: stop arms that search with what query_options does not ask for
 DECLARE
   _key text;
 BEGIN
@@ -200,7 +197,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the arms of a call: those of option arms, else one or two that semantic_search and keyword_search stand for.
 -- Each brings at least so many candidates as at_least says. options are parsed ones
--- Calls: ml_rag.parse_options, ml_rag._vector
 DECLARE
   _given jsonb;
   _hybrid jsonb;
@@ -260,7 +256,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: what is asked, once and for all stages; options are parsed ones, call is what ml_rag._begin has returned
--- Calls: ml_rag._arms, ml_rag._vector, ml_rag._bad_option, ml_rag._get_setting
 DECLARE
   _retrieval jsonb := options -> 'retrieval_options';
 BEGIN

@@ -17,7 +17,6 @@ SET search_path FROM CURRENT
 SET jit = off
 AS $$
 -- purpose: BM25 of each text, with the statistics of these texts alone, as 0-1; null for a query without words
--- Calls: ml_rag._tokens
 -- Lucene's variant, k1 1.2, b 0.75. The best text gets 1, unless it has less than 0.15 of what BM25 could give for all
 -- words of the query: a text that shares nothing but "the" does not become relevant by being the only match.
 DECLARE
@@ -59,7 +58,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: cosine of each text with the query by the default embedding model, those below 0 as 0
--- Calls: ml_rag.embed, ml_rag._embed, ml_rag._raise, ml_rag._get_setting
 DECLARE
   _model_id text := ml_rag._get_setting('embed_model_id');
   _query_embedding vector := ml_rag.embed(query, _model_id, 'query');
@@ -87,7 +85,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: what the ranking model "hybrid" says: 0.7 of the similarity and 0.3 of the words the text shares
--- Calls: ml_rag._similarities, ml_rag._word_scores
 -- The weight is measured: 0.65 and 0.7 were the best of 0 … 1 together on English and Chinese questions, see
 -- docs/ranking.md. A query without words (nothing but stop words, or emoji) leaves it to the similarity.
 DECLARE
@@ -113,7 +110,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: how relevant each text is to the query, 0-1, in the order of the texts; model_id: a cross-encoder, or hybrid
--- Calls: ml_rag._hybrid_scores, ml_rag._rerank, ml_rag._raise
 DECLARE
   _scores double precision[];
   _error jsonb;
@@ -140,7 +136,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: the hits in the order of their relevance to the query; equals stay in the order they came in
--- Calls: ml_rag.parse_options, ml_rag._find_function, ml_rag._call_function, ml_rag._relevance, ml_rag._get_setting
 DECLARE
   _options jsonb := ml_rag.parse_options('rerank', options);
   _least double precision := (_options ->> 'min_score')::double precision;

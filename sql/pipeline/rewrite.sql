@@ -7,7 +7,7 @@ CREATE FUNCTION ml_rag._check_history(history jsonb) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: what parse_options does not know about option history  Calls: ml_rag._bad_option
+-- purpose: what parse_options does not know about option history
 BEGIN
   IF jsonb_array_length(history) > 1000 OR EXISTS (
     SELECT FROM jsonb_array_elements(history) AS t (turn)
@@ -25,7 +25,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: an option that is a number from 1 to most, or true, which stands for whole; null where it is absent or false
--- Calls: ml_rag._bad_option
 DECLARE
   _value jsonb := options -> name;
 BEGIN
@@ -48,7 +47,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: option query_options, checked and with its defaults; keys that ask for nothing are left out
--- Calls: ml_rag.parse_options, ml_rag._check_history, ml_rag._count_asked, ml_rag._get_setting, ml_rag._bad_option
 DECLARE
   _parsed jsonb := ml_rag.parse_options('query_options', options);
   _has_history boolean := coalesce(jsonb_array_length(_parsed -> 'history') > 0, false);
@@ -117,8 +115,6 @@ AS $$
 -- purpose: the stage: a question and its history to what is searched with; options: parsed query_options, rag: those of ml_rag
 -- What fails is not lost: the search goes on with the question as it was asked, with a warning, unless fallback is false.
 -- Raised all the same are errors of the call (22023, a model that does not exist), and what ends the statement (57014 …).
--- Calls: ml_rag._asked_of_model, ml_rag._too_small, ml_rag._ask_model, ml_rag._get_setting, ml_rag._raise, ml_rag._history_text,
--- ml_rag._documents_named_in, ml_rag._filter_keys, ml_rag._checked_filters
 DECLARE
   _asked jsonb := ml_rag._asked_of_model(options);
   _model_id text := coalesce(options ->> 'model_id', ml_rag._get_setting('query_model_id'),
@@ -228,7 +224,6 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the arms with the texts that stand behind their option query; those are left out for which there is no text
--- Calls: ml_rag._texts_of_key
 DECLARE
   _arm ml_rag.arm;
   _text text;
@@ -272,7 +267,6 @@ AS $$
 -- else all arms that search with the question get it: a hypothetical document goes beside the question; sub-questions, the
 -- history and synonyms are parts of the search, with a share of the score. Arms of no given weight then have fixed ones. All
 -- of this by measuring: docs/questions.md
--- Calls: ml_rag._key_arms, ml_rag._add_part
 DECLARE
   _taken text[] := ARRAY(SELECT DISTINCT a.query_key FROM unnest(arms) AS a);
   _texts text[] := CASE WHEN 'sub_questions' <> ALL (_taken) THEN coalesce(rewritten.sub_questions, '{}') ELSE '{}' END
@@ -315,7 +309,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage where it is called by itself
--- Calls: ml_rag._begin, ml_rag._end, ml_rag._parse_query_options, ml_rag._rewrite, ml_rag._query_info, ml_rag._discover
 DECLARE
   _call integer := ml_rag._begin('ml_rag.rewrite', 'rewrite');
   _options jsonb;

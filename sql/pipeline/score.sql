@@ -10,7 +10,7 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a cursor over all rows of a store that pass the filter: hit, and text or embedding, what the function of an arm gets of it
--- Calls: ml_rag._hit_columns, ml_rag._relation_name, ml_rag._has_values  Reads: the store, as the caller
+-- Reads: the store, as the caller
 DECLARE
   _columns record := ml_rag._hit_columns(store, request.distance_metric, with_text);
   _takes_vectors boolean := arm.form IN ('vector', 'vectors');
@@ -84,7 +84,6 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: what was found, and those hits of a batch that are candidates, with their scores; only the best are kept
--- Calls: ml_rag._best_scored
 DECLARE
   _all ml_rag.hit[] := kept || ARRAY(
     SELECT ROW(h.vector_store, h.document_name, h.document_id, h.document_key, h.segment_number, h.segment, h.distance,

@@ -12,7 +12,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: the n nearest segments of all stores, by (distance, store, document, segment)
--- Calls: ml_rag._search_by_one_arm  Reads: the stores, as the caller
+-- Reads: the stores, as the caller
 BEGIN
   RETURN QUERY SELECT h.* FROM ml_rag._search_by_one_arm('semantic', stores, n, NULL, query_embedding, distance_metric, options,
     skip_other_dimensions, false) AS f CROSS JOIN LATERAL unnest(f.hits) AS h;

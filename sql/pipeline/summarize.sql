@@ -15,7 +15,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: whether the documents that the call is limited to are to be read from end to end: the task is summarization, or
--- the question asks for nothing but a summary of them  Calls: ml_rag._may_be_summary, ml_rag._asks_for_summary
+-- the question asks for nothing but a summary of them
 BEGIN
   IF NOT request.options ? 'document_name' THEN
     RETURN false;
@@ -33,7 +33,6 @@ AS $$
 -- purpose: the segments of all stores that the options leave, in document order; skipped: stores that were left out
 -- Anybody may give a document the name of another one, and a model reads all of it: so of untrusted owners only names count
 -- that no other store has, and their stores share a small part.
--- Calls: ml_rag._untrusted_last, ml_rag._share, ml_rag._read_store, ml_rag._failure, ml_rag._warn_of_failures
 -- Reads: the stores, as the caller  Errors: 54000 more than can be summarized
 DECLARE
   _most CONSTANT integer := 10000;
@@ -110,7 +109,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a summary of the first of some texts, as many (used) as fit the model's context
--- Calls: ml_rag._generate, ml_rag._raise, ml_rag._get_setting
 DECLARE
   _found record;
 BEGIN
@@ -140,7 +138,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: a summary of the hits in their order. What exceeds the model's context is summarized in parts, each of as many segments
 -- as fit, and the summaries of the parts are summarized in the same way, until there is one
--- Calls: ml_rag.parse_options, ml_rag._summarize_once, ml_rag._progress
 DECLARE
   _options jsonb := ml_rag.parse_options('ml_generate', request.options -> 'model_options');
   _prompt_options jsonb := ml_rag.parse_options('prompt', request.options -> 'prompt');

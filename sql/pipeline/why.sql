@@ -31,7 +31,7 @@ CREATE FUNCTION ml_rag._without_filters(options jsonb) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: options without those that leave rows out  Calls: ml_rag._filter_options
+-- purpose: options without those that leave rows out
 BEGIN
   RETURN options - ml_rag._filter_options();
 END
@@ -43,7 +43,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the segments of a document that these options leave; segment_number null = all of them
--- Calls: ml_rag._read_documents  Reads: the stores, as the caller
+-- Reads: the stores, as the caller
 BEGIN
   IF NOT coalesce(options -> 'document_name' ? document_name, true) THEN
     RETURN '{}';
@@ -59,7 +59,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the step of a segment that is in no store; segments: those of its document that are
--- Calls: ml_rag._nearest_documents, ml_rag._list_documents
 DECLARE
   _nearest text[];
 BEGIN
@@ -84,7 +83,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the step of a segment that the filters leave out: which of them do
--- Calls: ml_rag._filter_options, ml_rag._segments_like, ml_rag._without_filters  Reads: the stores, as the caller
+-- Reads: the stores, as the caller
 DECLARE
   _all jsonb := request.options;
   _names text[] := '{}';
@@ -116,7 +115,7 @@ AS $$
 -- purpose: what an arm did to a segment that passes the filters; hits: what it brought
 -- Where it did not bring the segment it is run again, without its limits: over the document alone for distance and score,
 -- then with as many candidates as an option can ask for, for the place.
--- Calls: ml_rag._place_of, ml_rag._search_arm, ml_rag._tokens  Reads: the stores, as the caller
+-- Reads: the stores, as the caller
 DECLARE
   _most CONSTANT integer := 10000;
   _is_semantic boolean := arm.search = 'semantic';
@@ -195,7 +194,7 @@ CREATE FUNCTION ml_rag._why_far(request ml_rag.request, hits ml_rag.hit[], wante
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: what the threshold did to a segment, and all the hits that it keeps  Calls: ml_rag.threshold, ml_rag._place_of
+-- purpose: what the threshold did to a segment, and all the hits that it keeps
 DECLARE
   _limited record := ml_rag.threshold(hits, request.max_distance, request.percentage_distance);
   _hit ml_rag.hit := hits[ml_rag._place_of(hits, wanted)];
@@ -223,7 +222,7 @@ CREATE FUNCTION ml_rag._why_cited(request ml_rag.request, hits ml_rag.hit[], wan
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: whether a segment is one of those that are cited; hits: all that are left, in their order  Calls: ml_rag._place_of
+-- purpose: whether a segment is one of those that are cited; hits: all that are left, in their order
 BEGIN
   step.stage := 'citations';
   step.rank := ml_rag._place_of(hits, wanted);
@@ -265,7 +264,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: what the reranker did to a segment; kept: the hits before it, reranked: all that it has judged, in their new order
--- Calls: ml_rag._place_of
 DECLARE
   _before integer := ml_rag._place_of(kept, wanted);
 BEGIN
@@ -292,7 +290,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a retrieval whose hits are all those that are left after the thresholds and the reranker, each by itself; request
--- comes back with what was searched with  Calls: ml_rag._retrieve
+-- comes back with what was searched with
 DECLARE
   _n_citations integer := request.n_citations;
   _min_score double precision := request.min_score;
@@ -318,7 +316,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the steps of a segment that passes the filters, from the arms on; hits: what the arms have found as one list
--- Calls: ml_rag._why_arm, ml_rag._place_of, ml_rag._why_far, ml_rag._why_reranked, ml_rag._why_cited
 DECLARE
   _place integer := ml_rag._place_of(hits, wanted);
   _ranking ml_rag.ranking;
@@ -364,9 +361,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the steps of ml_rag.why_not, up to the stage that drops the segment; options are parsed ones
--- Calls: ml_rag._bad_option, ml_rag._request, ml_rag._retrieve_all, ml_rag._segments_like, ml_rag._without_filters,
--- ml_rag._why_unknown, ml_rag._is_filtered, ml_rag._why_filtered, ml_rag._fuse, ml_rag._place_of, ml_rag._why_ranked,
--- ml_rag._why_beside
 DECLARE
   _request ml_rag.request;
   _retrieval ml_rag.retrieval;
@@ -424,7 +418,7 @@ RETURNS SETOF ml_rag.why_step
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
--- purpose: what became of a segment in a call  Calls: ml_rag._begin, ml_rag._parse_rag_options, ml_rag._follow, ml_rag._end
+-- purpose: what became of a segment in a call
 DECLARE
   _call integer := ml_rag._begin('ml_rag.why_not');
   _steps ml_rag.why_step[];

@@ -5,7 +5,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: whether the model server knows the model and lacks its files
--- Calls: ml_rag._model_server, ml_rag._raise
 DECLARE
   _outcome record;
 BEGIN
@@ -48,7 +47,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: places in texts by descending relevance, at most top_n, with their scores, and the model that ranked them
 -- call: what ml_rag._begin has returned
--- Calls: ml_rag._stage, ml_rag._get_setting, ml_rag._is_missing, ml_rag.text_search_configuration, ml_rag._relevance
 DECLARE
   _configuration regconfig := ml_rag.text_search_configuration(options ->> 'language')::regconfig;
   _scores double precision[];
@@ -77,7 +75,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: records as JSON, in and out
--- Calls: ml_rag._begin, ml_rag._end, ml_rag.parse_options, ml_rag._check_rank_count, ml_rag._bad_record, ml_rag._rank
 DECLARE
   _call integer := ml_rag._begin('ml_rank');
   _options jsonb;
@@ -150,7 +147,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 100
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the same for SQL, arrays in and rows out
--- Calls: ml_rag._begin, ml_rag._end, ml_rag.parse_options, ml_rag._check_rank_count, ml_rag._bad_record, ml_rag._rank
 DECLARE
   _call integer := ml_rag._begin('ml_rank_rows');
   _options jsonb;

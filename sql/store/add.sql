@@ -6,7 +6,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a logical replication stops at the first row whose new column the subscriber's table lacks
--- A publication with a list of columns does not send the new one.  Calls: ml_rag._full_name
+-- A publication with a list of columns does not send the new one.
 DECLARE
   _publications text;
 BEGIN
@@ -30,7 +30,7 @@ CREATE FUNCTION ml_rag._check_texts(store regclass, segment name, embedding name
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: that a table has texts and a default embedding of them  Calls: ml_rag._marked_model  Reads: the catalog
+-- purpose: that a table has texts and a default embedding of them  Reads: the catalog
 DECLARE
   _wrong text;
 BEGIN
@@ -70,7 +70,7 @@ CREATE FUNCTION ml_rag._check_new_column(store regclass, column_name name, type 
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: that a column can be added; who replicates the table is told  Calls: ml_rag._warn_of_subscribers
+-- purpose: that a column can be added; who replicates the table is told
 BEGIN
   IF EXISTS (SELECT FROM pg_attribute AS a
              WHERE a.attrelid = store AND a.attname = column_name AND NOT a.attisdropped) THEN
@@ -86,9 +86,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: check everything before anything is made; returns the job
--- Calls: ml_rag.parse_options, ml_rag._check_embedding_table, ml_rag._embeddings, ml_rag._embedding_trigger,
--- ml_rag._check_texts, ml_rag._later_trigger, ml_rag._marked_columns, ml_rag._get_setting, ml_rag._index_definition, ml_rag.embed,
--- ml_rag._check_new_column, ml_rag._full_name
 DECLARE
   _options jsonb := ml_rag.parse_options('add_embedding', $3);
   _columns jsonb := ml_rag.parse_options('vector_store_columns', _options -> 'vector_store_columns');
@@ -178,7 +175,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the column of a new embedding, stored and open to whom that of the default embedding is
--- Calls: ml_rag._relation_name  Writes: the table's definition, as the caller
+-- Writes: the table's definition, as the caller
 DECLARE
   _relation text := ml_rag._relation_name(job.store);
   _default pg_attribute;
@@ -208,8 +205,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the column, and a trigger for it and for the default embedding, unless they are there
 -- Of a store that has several, no embedding is NOT NULL: a row that has a new text has none until it is embedded.
--- Calls: ml_rag._lock_table, ml_rag._drop_column, ml_rag._add_column, ml_rag._embeddings, ml_rag._mark_embedding,
--- ml_rag._marked_model, ml_rag._embedding_trigger, ml_rag._follow_texts, ml_rag._relation_name
 -- Writes: the table's definition, as the caller
 DECLARE
   _relation text := ml_rag._relation_name(job.store);
@@ -259,7 +254,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the index that is wanted, unless there is one of its kind, or any where the caller left it open, and fresh
 -- statistics; nobody can write to the table while the index is built
--- Calls: ml_rag._lock_table, ml_rag._relation_name, ml_rag._index_element  Writes: an index, as the caller
+-- Writes: an index, as the caller
 DECLARE
   _relation text := ml_rag._relation_name(job.store);
 BEGIN
@@ -290,8 +285,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a job's next step, in a transaction of its own; its column is looked up again, as it can have been renamed
--- Calls: ml_rag._hold_embedding, ml_rag._find_embedding, ml_rag._prepare_embedding, ml_rag._tell_embedding,
--- ml_rag._pending, ml_rag._read_batch, ml_rag._embed_batch, ml_rag._write_batch, ml_rag._index_embedding
 DECLARE
   _job record := job;
 BEGIN
@@ -330,7 +323,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the result, and what the caller has to know
--- Calls: ml_rag._find_embedding, ml_rag._embedding_trigger, ml_rag._later_trigger, ml_rag._pending
 DECLARE
   _found record := ml_rag._find_embedding(job.store, job.embedding);
   _trigger record := ml_rag._embedding_trigger(job.store, _found.attnum);
@@ -361,7 +353,6 @@ CREATE PROCEDURE ml_rag.add_embedding(store regclass, name text, options jsonb D
 LANGUAGE plpgsql
 AS $$
 -- purpose: one more embedding of a store that stays in use, a commit after each step
--- Calls: ml_rag._begin, ml_rag._end, ml_rag._commit, ml_rag._begin_embedding, ml_rag._embedding_step, ml_rag._end_embedding
 -- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
 -- commit within a block that has an EXCEPTION clause.
 DECLARE

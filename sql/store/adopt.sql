@@ -46,7 +46,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: which column of a relation is what: as the call says, else as the program that made it has it, else by usual names
--- Calls: ml_rag._known_shape, ml_rag._column_like, ml_rag._bad_option  Reads: the catalog
+-- Reads: the catalog
 DECLARE
   _texts CONSTANT regtype[] := '{text,varchar}';
   _vectors CONSTANT regtype[] := '{vector,halfvec}';
@@ -95,7 +95,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: that the model makes the vectors that are there: rows embedded again, and the least cosine similarity of a new and an old vector
--- Calls: ml_rag._embed, ml_rag._raise, ml_rag._relation_name  Reads: the relation, as the caller  Errors: 22000, 22023
+-- Reads: the relation, as the caller  Errors: 22000, 22023
 DECLARE
   _rows record;
   _found record;
@@ -132,7 +132,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a view of one collection of langchain_pg_embedding, made anew; rights of whoever asks where the server has that
--- Calls: ml_rag._relation_name, ml_rag._bad_option  Reads: langchain_pg_collection  Writes: the view, as the caller
+-- Reads: langchain_pg_collection  Writes: the view, as the caller
 DECLARE
   _schema name := (SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation);
   _name text := format('%I.%I', _schema, coalesce(view_name, collection));
@@ -163,8 +163,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the marker of a table that another program made
--- Calls: ml_rag.parse_options, ml_rag._bad_option, ml_rag._adopted_columns, ml_rag._collection_view, ml_rag._marked_model,
--- ml_rag._check_sample, ml_rag._mark_keys, ml_rag._relation_name, ml_rag._full_name, ml_rag._check_writable
 -- Reads: the relation  Writes: the comment of its column, as the caller
 DECLARE
   _options jsonb := ml_rag.parse_options('adopt', $2);

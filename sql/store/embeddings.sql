@@ -7,7 +7,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: whether a relation can get embeddings, and from this caller
--- Calls: ml_rag._own_table, ml_rag._check_writable, ml_rag._parts
 DECLARE
   _parts oid[];
   _why text;
@@ -46,7 +45,7 @@ CREATE FUNCTION ml_rag._find_embedding(store regclass, name text, OUT column_nam
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: an embedding of a store, or the error  Calls: ml_rag._embeddings
+-- purpose: an embedding of a store, or the error
 BEGIN
   SELECT e.column_name, e.attnum, e.model_id, e.is_default INTO column_name, attnum, model_id, is_default
   FROM ml_rag._embeddings(store) AS e WHERE e.name = _find_embedding.name;
@@ -63,7 +62,7 @@ CREATE FUNCTION ml_rag._pending(store regclass, column_name name, segment name) 
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: how many rows have a text and no embedding in that column  Calls: ml_rag._relation_name
+-- purpose: how many rows have a text and no embedding in that column
 -- Reads: the store, as the caller
 DECLARE
   _n bigint;
@@ -79,7 +78,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: drop an embedding's column, and its trigger, which depends on it
--- Calls: ml_rag._relation_name, ml_rag._embedding_trigger  Writes: the table's definition, as the caller
+-- Writes: the table's definition, as the caller
 DECLARE
   _relation text := ml_rag._relation_name(store);
   _trigger name := (ml_rag._embedding_trigger(store, attnum)).name;
@@ -96,9 +95,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: another default embedding, by the comments alone: a lock that neither readers nor writers wait for
--- Calls: ml_rag._check_embedding_table, ml_rag._find_embedding, ml_rag._embedding_trigger, ml_rag._later_trigger,
--- ml_rag._pending, ml_rag._lock_table, ml_rag._embeddings, ml_rag._mark_embedding, ml_rag._relation_name,
--- ml_rag._get_setting  Reads: the store, as the caller  Writes: the comments of its columns
+-- Reads: the store, as the caller  Writes: the comments of its columns
 DECLARE
   _relation text;
   _former text;
@@ -157,8 +154,7 @@ CREATE FUNCTION ml_rag.drop_embedding(store regclass, name text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._own_table, ml_rag._check_writable, ml_rag._lock_table, ml_rag._find_embedding, ml_rag._drop_column,
--- ml_rag._embeddings, ml_rag._embedding_trigger, ml_rag._relation_name  Writes: the table's definition, as the caller
+-- Writes: the table's definition, as the caller
 DECLARE
   _found record;
   _last record;
@@ -196,8 +192,7 @@ RETURNS TABLE (name text, column_name name, embed_model_id text, type text, dime
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 2
 SET search_path FROM CURRENT
 AS $$
--- purpose: the embeddings of a store that the caller may read  Calls: ml_rag._embeddings, ml_rag._embedding_trigger,
--- ml_rag._relation_name  Reads: the store, as the caller
+-- purpose: the embeddings of a store that the caller may read  Reads: the store, as the caller
 DECLARE
   _relation text := ml_rag._relation_name(store);
   _one record;

@@ -39,7 +39,7 @@ CREATE FUNCTION ml_rag._tell_embedding(job ml_rag._embedding_job, phase text, st
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: what a job is at, and how far  Calls: ml_rag._stage, ml_rag._progress
+-- purpose: what a job is at, and how far
 DECLARE
   _done bigint := job.segments + job.failed;
 BEGIN
@@ -58,7 +58,7 @@ SET enable_seqscan = off
 AS $$
 -- purpose: the next rows without an embedding, in the order in which they lie in the table
 -- Rows that come, change or are moved meanwhile can lie in blocks that were read before: so a store is read again until
--- little is found, and then once more.  Calls: ml_rag._parts, ml_rag._relation_name  Reads: the store, as the caller
+-- little is found, and then once more.  Reads: the store, as the caller
 DECLARE
   _job record := job;
   _first bigint;
@@ -109,7 +109,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: texts to vectors, or the error where it can lie in a text; raised is what every text would get: no model, no
--- server, no memory  Calls: ml_rag._embed, ml_rag._raise
+-- server, no memory
 BEGIN
   BEGIN
     SELECT o.vectors, o.error INTO vectors, error FROM ml_rag._embed(texts, model_id, 'document') AS o;
@@ -129,7 +129,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: texts to vectors; where that fails each half by itself, down to those at fault, which get their error
--- Calls: ml_rag._embed_documents, ml_rag._embed_apart
 DECLARE
   _n integer := cardinality(texts);
   _embedded record;
@@ -161,7 +160,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a batch's vectors; texts at fault get none. Where that are the first eleven of more, the error is raised
--- No table is touched while the model is asked.  Calls: ml_rag._embed_documents, ml_rag._embed_apart, ml_rag._raise
+-- No table is touched while the model is asked.
 DECLARE
   _most CONSTANT integer := 11;
   _job record := job;
@@ -197,7 +196,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the embeddings of rows that still have that text and that nobody else is changing; others come up again
 -- Not waiting for a row is what keeps this out of deadlocks with whoever changes many.
--- Calls: ml_rag._relation_name  Writes: the store, as the caller
+-- Writes: the store, as the caller
 DECLARE
   _job record := job;
   _relation text := ml_rag._relation_name(_job.part);

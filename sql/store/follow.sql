@@ -65,7 +65,7 @@ AS $$
 -- purpose: the trigger that keeps an embedding true to its text: the column of the text, null where it is generated, whether it
 -- has been on all the
 -- time (ENABLE TRIGGER makes another state of it), and another trigger that runs after it; null = there is none
--- Calls: ml_rag._parts, ml_rag._text_columns  Reads: the catalog
+-- Reads: the catalog
 DECLARE
   _parts oid[] := ml_rag._parts(relation);
 BEGIN
@@ -111,7 +111,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: from now on an embedding is emptied where its text changes without it
--- Calls: ml_rag._relation_name, ml_rag._text_columns, ml_rag._embedding_trigger, ml_rag._later_trigger
 -- Writes: the table's definition, as the caller
 DECLARE
   _relation text := ml_rag._relation_name(store);
@@ -139,7 +138,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the same for ml_embed_table, where it can be; where not, a notice
--- Calls: ml_rag._embedding_trigger, ml_rag._lock_table, ml_rag._follow_texts
 DECLARE
   _owner oid;
   _why text;

@@ -7,7 +7,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: option index, for a column of that type, as the parts of CREATE INDEX; method null = no index
 -- class: one of another type than the column's is of smaller vectors, see ml_rag._index_element
--- Calls: ml_rag.parse_options, ml_rag._bad_option  Reads: ml_rag.metric, the catalog
+-- Reads: ml_rag.metric, the catalog
 DECLARE
   _options jsonb := ml_rag.parse_options('index', options);
   _method text := _options ->> 'type';
@@ -58,7 +58,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: what an index with an operator class of ml_rag._index_definition is of: the column, or smaller vectors made of it
--- most: dimensions that such an index can have  Calls: ml_rag._quantized  Reads: the catalog
+-- most: dimensions that such an index can have  Reads: the catalog
 DECLARE
   _quantization text;
 BEGIN

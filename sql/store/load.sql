@@ -45,7 +45,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: option file_dates, each object checked: dates as filters compare them, by code point
--- Calls: ml_rag._bad_option, ml_rag.parse_options
 DECLARE
   _given jsonb;
   _one jsonb;
@@ -78,7 +77,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the object chunking; may_be_function: whether "split_by" may name a function of the caller's
--- Calls: ml_rag.parse_options, ml_rag._bad_option, ml_rag._find_function
 DECLARE
   _known CONSTANT text[] := '{auto,paragraph,sentence,page,tokens}';
   _chunking jsonb := ml_rag.parse_options('chunking', options);
@@ -109,7 +107,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the options of a loading routine, with those of the object chunking and of file_dates
--- Calls: ml_rag.parse_options, ml_rag._parse_chunking, ml_rag._parse_file_dates
 DECLARE
   _parsed jsonb := ml_rag.parse_options($1, $2);
 BEGIN
@@ -126,7 +123,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: what Python needs to know to load documents into a store; options are parsed ones
 -- splitter: the function of the caller's that splits; its documents come whole from the model server
--- Calls: ml_rag._check_store, ml_rag._find_function
 DECLARE
   _store record;
   _request jsonb;
@@ -158,8 +154,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: check everything before the first file, make the store where there is none, return the job
--- Calls: ml_rag._parse_load_options, ml_rag._index_definition, ml_rag._check_file_privilege, ml_rag._check_writable, ml_rag._find_files,
--- ml_rag._raise, ml_rag._store_name, ml_rag._lock_store, ml_rag._make_store, ml_rag._load_job, ml_rag._get_setting
 DECLARE
   _options jsonb := ml_rag._parse_load_options('vector_store_load', options);
   _model text := _options ->> 'embed_model_id';
@@ -198,7 +192,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the index, a warning for each file that failed, and the result
 -- Warnings go to the log of PostgreSQL, and what a parser says of a document can quote it: that is in the result only.
--- Calls: ml_rag.index_store
 DECLARE
   _store oid := (job ->> 'store')::oid;
   _failure record;
@@ -230,7 +223,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: one URI, or those of a JSON array of 1 to 100, each of which names something
--- Calls: ml_rag._bad_option, ml_rag._find_files, ml_rag._raise
 DECLARE
   _given jsonb;
   _uris text[];
@@ -289,8 +281,6 @@ CREATE PROCEDURE @extschema@.vector_store_load(uri text, options jsonb DEFAULT N
 LANGUAGE plpgsql
 AS $$
 -- purpose: server files to a vector store, a commit after each batch where the caller's transaction allows it
--- Calls: ml_rag._begin, ml_rag._uris, ml_rag._stage, ml_rag._begin_load, ml_rag._load_files, ml_rag._raise, ml_rag._progress,
--- ml_rag._end_load, ml_rag._add_loads, ml_rag._into_same_store, ml_rag._fill_nodes, ml_rag._end
 -- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
 -- commit within a block that has an EXCEPTION clause.
 DECLARE
@@ -354,8 +344,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: documents the client sends, into a store
--- Calls: ml_rag._begin, ml_rag._stage, ml_rag._end, ml_rag._parse_load_options, ml_rag._check_writable,
--- ml_rag._load_job, ml_rag._load_contents, ml_rag._raise  Writes: the store, as the caller
+-- Writes: the store, as the caller
 DECLARE
   _call integer := ml_rag._begin('ml_rag.load_documents');
   _options jsonb;
@@ -410,7 +399,7 @@ RETURNS SETOF text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: what a client need not send  Calls: ml_rag._parse_load_options, ml_rag._load_job, ml_rag._document_states
+-- purpose: what a client need not send
 DECLARE
   _options jsonb := ml_rag._parse_load_options('load_documents', $4);
   _job jsonb := ml_rag._load_job(store, _options ->> 'embed_model_id', _options);

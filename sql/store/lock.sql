@@ -13,7 +13,6 @@ CREATE FUNCTION ml_rag._store_key(store oid) RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._store_key
 DECLARE
   _key bigint;
 BEGIN
@@ -86,7 +85,6 @@ AS $$
 -- purpose: a lock of a table until the end of the transaction, without holding others up while it is waited for
 -- Whoever wants the table queues behind a lock that is waited for: so each wait is short at first, and at most longest
 -- seconds, and in between the others are let through. The caller's own lock_timeout ends the waiting.
--- Calls: ml_rag._relation_name, ml_rag._parts, ml_rag._full_name, ml_rag._progress
 DECLARE
   _lock_timeout text := current_setting('lock_timeout');
   _most numeric := nullif(extract(epoch FROM _lock_timeout::interval), 0);

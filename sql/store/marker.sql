@@ -29,7 +29,7 @@ CREATE FUNCTION ml_rag._marked_model(comment text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the embedding model that the comment of a column names; null = none  Calls: ml_rag._marker_pattern
+-- purpose: the embedding model that the comment of a column names; null = none
 -- Its beginning only: anybody may write a comment of 1 GB, and discovery reads it for everybody.
 DECLARE
   _comment text := left($1, 10000);
@@ -51,7 +51,7 @@ CREATE FUNCTION ml_rag._marker(comment text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the marker that _marked_model reads, from its beginning to its end; null = none  Calls: ml_rag._marker_pattern
+-- purpose: the marker that _marked_model reads, from its beginning to its end; null = none
 DECLARE
   _at integer := strpos(comment, 'GENAI_OPTIONS=');
 BEGIN
@@ -70,7 +70,6 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the value of another key of the marker that _marked_model reads; null = it is not there
--- Calls: ml_rag._marker
 BEGIN
   -- its first key has no comma before it
   RETURN nullif(split_part(split_part(translate(replace(ml_rag._marker(left(comment, 10000)), 'GENAI_OPTIONS=', ','), ';', ','),
@@ -83,7 +82,6 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the columns that a marker names, {"segment": …}, by the keys of vector_store_columns; null = none, as mostly
--- Calls: ml_rag._marked_key
 DECLARE
   _columns jsonb;
 BEGIN
@@ -104,7 +102,6 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the comment with that name in its marker, as the default embedding or not; the same where it has no marker
--- Calls: ml_rag._marker
 DECLARE
   _marker text := ml_rag._marker(comment);
   _kept text := (
@@ -125,7 +122,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 2
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the embeddings of a relation, the default one first, if any; the name of one that has none is its model's id
--- Calls: ml_rag._marked_model, ml_rag._marked_key  Reads: the catalog
+-- Reads: the catalog
 BEGIN
   RETURN QUERY
     SELECT coalesce(m.name, m.model_id), m.attname, m.attnum, m.model_id,
@@ -152,7 +149,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the column of the default embedding; segment_embedding where the relation has none
--- Calls: ml_rag._embeddings
 BEGIN
   RETURN coalesce((SELECT e.column_name FROM ml_rag._embeddings(relation) AS e WHERE e.is_default), 'segment_embedding');
 END
@@ -164,7 +160,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the store with its embedding of that name in place of the one it was found with (name null: that one); null
 -- where it has none of that name, or the caller may not read its column
--- Calls: ml_rag._embeddings  Reads: the catalog
+-- Reads: the catalog
 DECLARE
   _found record;
 BEGIN
@@ -191,7 +187,6 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the comment with these keys in its marker, a key of null without; a comment without a marker gets one at its end
--- Calls: ml_rag._marker
 DECLARE
   _marker text := ml_rag._marker(comment);
   _entries text := concat_ws(',', (

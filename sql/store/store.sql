@@ -6,7 +6,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: which table: the options, else the first in the caller's search_path, else where the caller may create it
--- Calls: ml_rag._bad_option
 BEGIN
   table_name := coalesce(options ->> 'table_name', default_name);
   IF octet_length(coalesce(options ->> 'table_name', '')) > 63 THEN
@@ -44,7 +43,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: whether documents can be loaded into a relation, and its default embedding; embed_model_id null = whatever its
--- marker says  Calls: ml_rag._default_column, ml_rag._marked_model
+-- marker says
 DECLARE
   _wrong text;
 BEGIN
@@ -93,7 +92,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: an empty vector store, with its keyword index
--- Calls: ml_rag.embed, ml_rag._index_keywords  Writes: a new table, as the caller
+-- Writes: a new table, as the caller
 DECLARE
   -- a first vector tells the dimensions, and whether the model works, before anything is made
   _dimensions integer := vector_dims(ml_rag.embed('dimensions', model_id));
@@ -155,7 +154,7 @@ AS $$
 -- A document keeps its id, a new one gets the next; the lock makes that safe. Where row-level security may hide rows
 -- from the caller the next one may be taken: there the id is drawn from so many that another's is hardly ever met, and
 -- backend/store.py tries again where it is.
--- Calls: ml_rag._lock_store, ml_rag._relation_name  Writes: the store, as the caller
+-- Writes: the store, as the caller
 DECLARE
   _relation text;
   _most bigint;
@@ -220,8 +219,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the approximate index of a store, where there is none for the metric, the keyword index tidied, and fresh
 -- statistics. That no index is wanted is remembered in the marker, as INDEX=none
--- Calls: ml_rag.parse_options, ml_rag._relation_name, ml_rag._default_column, ml_rag._index_definition, ml_rag._index_element,
--- ml_rag._marked_key, ml_rag._mark_keys, ml_rag.fold_keyword_index
 -- Writes: an index, as the caller
 DECLARE
   _metric text := ml_rag.parse_options('vector_store_load',
@@ -291,8 +288,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a vector store to load into, made unless it is there; not qualified = in the current schema
--- Calls: ml_rag.parse_options, ml_rag._lock_store, ml_rag._check_store, ml_rag._check_writable, ml_rag._make_store,
--- ml_rag._get_setting, ml_rag._index_definition, ml_rag.index_store
 DECLARE
   _options jsonb := ml_rag.parse_options('create_store', $2);
   _parts text[];
@@ -335,7 +330,7 @@ CREATE FUNCTION ml_rag.documents_below(store regclass, prefix text) RETURNS SETO
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._check_store  Reads: the store, as the caller
+-- Reads: the store, as the caller
 BEGIN
   PERFORM ml_rag._check_store(store, NULL);
   RETURN QUERY EXECUTE format(
@@ -351,7 +346,7 @@ CREATE FUNCTION ml_rag.remove_documents(store regclass, names text[]) RETURNS bi
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._check_store, ml_rag._lock_store  Writes: the store, as the caller
+-- Writes: the store, as the caller
 DECLARE
   _n bigint;
 BEGIN

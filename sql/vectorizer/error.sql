@@ -53,7 +53,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the errors of a batch's rows, null where there is none; those are forgotten that had one. Returns how many have
 -- A minute until the second attempt, twice as long until each further one, at most a day. What no attempt can mend, an
--- empty or too long text, waits for another text.  Calls: ml_rag._text_hash  Writes: ml_rag.vectorizer_error
+-- empty or too long text, waits for another text.  Writes: ml_rag.vectorizer_error
 DECLARE
   _n integer;
 BEGIN

@@ -7,7 +7,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: SQL of the keys of those rows of a statement that wait, in the order of ml_rag_new; null where there are none
--- Calls: ml_rag._segment_table, ml_rag._row_key, ml_rag._primary_key, ml_rag._full_name, ml_rag._same_key
 DECLARE
   _segments regclass := ml_rag._segment_table(relation);
 BEGIN
@@ -25,8 +24,7 @@ SET search_path FROM CURRENT
 SET enable_seqscan = off
 AS $$
 -- purpose: embed rows that wait, some at a time, in this transaction
--- Calls: ml_rag._make_run, ml_rag._parts, ml_rag._relation_name, ml_rag._row_key, ml_rag._read_claimed,
--- ml_rag._embed_claimed, ml_rag._write_claimed  Writes: the table that is filled, as the caller
+-- Writes: the table that is filled, as the caller
 DECLARE
   _run record;
   _part oid;
@@ -59,7 +57,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the triggers and their function, which belongs to the owner of the table; nobody else may make triggers of it, nor
 -- have made it: see ml_rag._keep_segments
--- Calls: ml_rag._full_name  Writes: the table's definition and a new function, as the caller
+-- Writes: the table's definition and a new function, as the caller
 DECLARE
   _relation text := ml_rag._full_name(relation);
   _function text;

@@ -37,7 +37,7 @@ RETURNS TABLE (trigger name, options jsonb, model_id text, type text)
 LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 1
 SET search_path FROM CURRENT
 AS $$
--- purpose: the vectorizer of a table; no row = it has none  Calls: ml_rag._segment_table, ml_rag._embeddings
+-- purpose: the vectorizer of a table; no row = it has none
 -- Reads: the catalog
 BEGIN
   RETURN QUERY
@@ -54,7 +54,7 @@ CREATE FUNCTION ml_rag._find_vectorizer(relation regclass, OUT options jsonb, OU
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the vectorizer of a table, or the error  Calls: ml_rag._vectorizer, ml_rag._segment_table
+-- purpose: the vectorizer of a table, or the error
 BEGIN
   SELECT v.options, v.model_id, v.type INTO options, model_id, type FROM ml_rag._vectorizer(relation) AS v;
   IF NOT FOUND THEN
@@ -88,7 +88,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: SQL of the rows of a table that wait for their embedding, but for those whose next attempt is to come later
--- Calls: ml_rag._relation_name, ml_rag._row_key, ml_rag._text_hash
 BEGIN
   RETURN format('FROM ONLY %s AS t WHERE t.segment_embedding IS NULL AND NOT EXISTS (SELECT FROM ml_rag.vectorizer_error AS e'
     ' WHERE e.relation = %s AND e.key = %s AND e.next_attempt > now() AND e.text_hash = ml_rag._text_hash(t.segment))',
@@ -101,7 +100,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the trigger that wakes the workers, which holds the options, and the index of the rows that wait; store: the table
--- that is filled  Calls: ml_rag._relation_name  Writes: the tables' definitions, as the caller
+-- that is filled  Writes: the tables' definitions, as the caller
 DECLARE
   _relation text := ml_rag._relation_name(relation);
 BEGIN
@@ -119,7 +118,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 1
 SET search_path FROM CURRENT
 AS $$
 -- purpose: an aggregate over the rows t that wait for a run, of the table or of each of its partitions
--- Calls: ml_rag._segment_table, ml_rag._parts, ml_rag._waiting, ml_rag._source_key, ml_rag._primary_key
 -- Reads: the table that is filled, as the caller
 DECLARE
   _segments regclass := ml_rag._segment_table(relation);
@@ -137,7 +135,7 @@ CREATE FUNCTION ml_rag._count_waiting(relation regclass) RETURNS bigint
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: how many rows wait for a run  Calls: ml_rag._read_waiting
+-- purpose: how many rows wait for a run
 BEGIN
   RETURN coalesce((SELECT sum(w.value::bigint) FROM ml_rag._read_waiting(relation, 'count(*)') AS w (value)), 0);
 END
@@ -148,7 +146,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: since when rows wait; null = none does, or the server does not keep the times of commits
--- Calls: ml_rag._read_waiting
 BEGIN
   RETURN CASE WHEN current_setting('track_commit_timestamp')::boolean THEN (
     SELECT min(w.value::timestamptz) FROM ml_rag._read_waiting(relation, 'min(pg_xact_commit_timestamp(t.xmin))') AS w (value)) END;

@@ -25,8 +25,6 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a run of a table's vectorizer; options are parsed ones
--- Calls: ml_rag._find_vectorizer, ml_rag._find_segments, ml_rag._source_key, ml_rag._primary_key, ml_rag._index_definition,
--- ml_rag._full_name
 DECLARE
   _store regclass := relation;
   _found record;
@@ -59,7 +57,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: check everything before the first row; returns the run
--- Calls: ml_rag.parse_options, ml_rag._check_embedding_table, ml_rag._make_run
 DECLARE
   _options jsonb := ml_rag.parse_options('run_vectorizer', $2);
 BEGIN
@@ -88,7 +85,7 @@ SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $$
 -- purpose: the next rows that wait and that no other run has claimed, in the order of their keys
--- At most 4 MB of texts at once, 1 MB where each becomes many segments.  Calls: ml_rag._waiting, ml_rag._row_key, ml_rag._unclaim
+-- At most 4 MB of texts at once, 1 MB where each becomes many segments.
 -- Reads: the table, as the caller
 DECLARE
   _run record := run;
@@ -138,7 +135,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the texts of claimed rows, read after the claim: another run may have finished one before it. What needs no
--- model to be refused is  Calls: ml_rag._relation_name  Reads: the table, as the caller
+-- model to be refused is  Reads: the table, as the caller
 DECLARE
   _run record := run;
   _job record := run.job;
@@ -164,7 +161,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a batch's vectors, or segments; no table is touched while the model is asked
--- Calls: ml_rag._embed_apart, ml_rag._embed_segments, ml_rag._raise
 DECLARE
   _run record := run;
   _job record := run.job;
@@ -207,7 +203,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the segments of rows that still have that text and that nobody else is changing, in the place of those that wait
--- Calls: ml_rag._relation_name  Writes: the table of segments, as the caller
+-- Writes: the table of segments, as the caller
 DECLARE
   _job record := run.job;
   _found ml_rag._segments := run.found;
@@ -249,7 +245,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a batch's embeddings and errors; a row that was changed meanwhile, or is being changed, comes up again
--- Calls: ml_rag._write_batch, ml_rag._write_segments, ml_rag._note_failures, ml_rag._relation_name
 -- Writes: the table, as the caller
 DECLARE
   _run record := run;
@@ -282,7 +277,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the next batch; the table is gone through again until nothing is found, as rows come meanwhile
--- Calls: ml_rag._parts, ml_rag._claim
 DECLARE
   _run record := run;
   _job record := run.job;
@@ -307,7 +301,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: errors of rows that are deleted, have another key or an embedding by now are forgotten
--- Calls: ml_rag._relation_name, ml_rag._row_key  Writes: ml_rag.vectorizer_error
+-- Writes: ml_rag.vectorizer_error
 BEGIN
   EXECUTE format('DELETE FROM ml_rag.vectorizer_error AS e WHERE e.relation = $1 AND NOT EXISTS ('
     'SELECT FROM %s AS t WHERE t.segment_embedding IS NULL AND %s = e.key)', ml_rag._relation_name((run.job).store),
@@ -320,7 +314,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the index of the embeddings, once they are there for the first time: filling one row by row takes far longer
--- One run makes it.  Calls: ml_rag._index_embedding
+-- One run makes it.
 DECLARE
   _store oid := (run.job).store;
 BEGIN
@@ -339,8 +333,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a run's next step, in a transaction of its own; claims are given back after the commit of what they were for
--- Calls: ml_rag._unclaim, ml_rag._tell_embedding, ml_rag._next_claim, ml_rag._embed_claimed, ml_rag._write_claimed,
--- ml_rag._sweep_errors, ml_rag._index_vectorizer
 DECLARE
   _run record := run;
 BEGIN
@@ -373,7 +365,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the result, and what the caller has to know
--- Calls: ml_rag._embedding_trigger, ml_rag._has_segment_triggers, ml_rag._count_waiting
 DECLARE
   _relation regclass := run.relation;
   _trigger record := ml_rag._embedding_trigger(_relation, (
@@ -399,8 +390,6 @@ CREATE PROCEDURE ml_rag.run_vectorizer(relation regclass, options jsonb DEFAULT 
 LANGUAGE plpgsql
 AS $$
 -- purpose: embed what waits, a commit after each step
--- Calls: ml_rag._begin, ml_rag._end, ml_rag._commit, ml_rag._begin_vectorizer, ml_rag._run_step, ml_rag._end_vectorizer,
--- ml_rag._unclaim, ml_rag._fill_nodes
 -- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
 -- commit within a block that has an EXCEPTION clause.
 DECLARE
@@ -456,7 +445,7 @@ CREATE FUNCTION ml_rag.retry_vectorizer(relation regclass) RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._own_table, ml_rag._find_vectorizer  Writes: ml_rag.vectorizer_error
+-- Writes: ml_rag.vectorizer_error
 DECLARE
   _n bigint;
 BEGIN

@@ -26,7 +26,7 @@ CREATE FUNCTION ml_rag._find_segments(relation regclass) RETURNS regclass
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the same, or the error  Calls: ml_rag._segment_table
+-- purpose: the same, or the error
 DECLARE
   _segments regclass := ml_rag._segment_table(relation);
 BEGIN
@@ -45,7 +45,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the columns of a table of segments that hold the key of the source, and their types: all of its own key but the
--- number  Calls: ml_rag._primary_key
+-- number
 BEGIN
   SELECT k.key[:cardinality(k.key) - 1], k.types[:cardinality(k.key) - 1] INTO key, types
   FROM ml_rag._primary_key(segments) AS k;
@@ -79,7 +79,6 @@ AS $$
 -- Where the first statement finds nothing, the others have nothing to do.
 -- A run may just put segments in the place of a row that waits: the first statement waits for its end, and the next ones see
 -- what it has written. document_id is the key where that is one integer, else a hash of it.
--- Calls: ml_rag._find_segments, ml_rag._full_name, ml_rag._primary_key
 DECLARE
   _table regclass := ml_rag._find_segments(relation);
   _segments text := ml_rag._full_name(_table);
@@ -130,7 +129,7 @@ CREATE FUNCTION ml_rag._same_key(relation regclass, segments regclass, alias tex
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: SQL of whether a segment is of a row of the source  Calls: ml_rag._primary_key, ml_rag._source_key
+-- purpose: SQL of whether a segment is of a row of the source
 BEGIN
   RETURN (SELECT string_agg(format('%s.%I = %s.%I', $4, u.k, alias, u.source), ' AND ')
           FROM unnest((ml_rag._source_key(segments)).key, (ml_rag._primary_key(relation)).key) AS u (k, source));
@@ -143,7 +142,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the table of segments, with a row that waits for each of the source's; who may read all of the source may read it
 -- The policy reads the columns of the text, so that it takes the privilege to read them in the source.
--- Calls: ml_rag._full_name, ml_rag._primary_key, ml_rag._same_key, ml_rag._segment_statements
 -- Writes: a new table, as the caller
 DECLARE
   _key record := ml_rag._primary_key(relation);
@@ -198,7 +196,7 @@ AS $$
 -- purpose: the triggers of the source, and the function that they run, which belongs to its owner
 -- Nobody else may make triggers of it: they would write into the table of segments. So it does not take the place of one that
 -- is there: whoever made that may have granted others to execute it.
--- Calls: ml_rag._full_name, ml_rag._primary_key  Writes: the table's definition and a new function, as the caller
+-- Writes: the table's definition and a new function, as the caller
 DECLARE
   _relation text := ml_rag._full_name(relation);
   _owner regrole := (SELECT c.relowner FROM pg_class AS c WHERE c.oid = relation);
@@ -260,7 +258,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: drop triggers of a table by their names, and the functions that they run, as far as they are of the table's owner
--- Calls: ml_rag._full_name  Writes: the table's definition, as the caller
+-- Writes: the table's definition, as the caller
 DECLARE
   _functions regprocedure[] := ARRAY(
     SELECT DISTINCT t.tgfoid FROM pg_trigger AS t
@@ -284,7 +282,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: drop the triggers that keep segments, their function, and the table of segments, as far as they are there
--- Calls: ml_rag._segment_table, ml_rag._drop_triggers, ml_rag._full_name  Writes: the tables' definitions, as the caller
+-- Writes: the tables' definitions, as the caller
 DECLARE
   _segments regclass := ml_rag._segment_table(relation);
 BEGIN

@@ -7,7 +7,6 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the vectorizers of tables that the caller owns; null where the table's owner is not trusted, or it cannot be read
 -- Whoever owns a table may make a trigger with anything as its argument.
--- Calls: ml_rag._find_vectorizer, ml_rag._trusts, ml_rag._count_waiting, ml_rag._oldest_waiting
 -- Reads: the tables, as the caller
 DECLARE
   _one record;

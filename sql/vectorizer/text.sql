@@ -37,7 +37,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: option columns or document_name as a template: an array of columns is a line for each, a name alone is that
--- column  Calls: ml_rag._pieces, ml_rag._bad_option
+-- column
 DECLARE
   _template text;
 BEGIN
@@ -62,7 +62,7 @@ CREATE FUNCTION ml_rag._template_columns(template text) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: what stands in a template's braces, each once, in order  Calls: ml_rag._pieces
+-- purpose: what stands in a template's braces, each once, in order
 BEGIN
   RETURN ARRAY(SELECT substr(p.piece, 2, length(p.piece) - 2) FROM unnest(ml_rag._pieces(template)) WITH ORDINALITY AS p (piece, place)
                WHERE p.piece LIKE '{_%}' GROUP BY p.piece ORDER BY min(p.place));
@@ -74,8 +74,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a template as SQL; columns: null where none of them has a text; document_name: {schema}, {table} and {key} stand
--- for what they say, where the table has no column of the name  Calls: ml_rag._pieces, ml_rag._template_columns,
--- ml_rag._bad_option  Reads: the catalog
+-- for what they say, where the table has no column of the name  Reads: the catalog
 DECLARE
   _values jsonb := '{}';
   _column text;

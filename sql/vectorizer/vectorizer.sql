@@ -7,7 +7,7 @@ CREATE FUNCTION ml_rag._check_vectorizer_columns(relation regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: that a vectorizer can be made: there is none, and its columns are free  Calls: ml_rag._vectorizer
+-- purpose: that a vectorizer can be made: there is none, and its columns are free
 DECLARE
   _column name;
 BEGIN
@@ -32,7 +32,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: text, name and embedding, in one go: the table is written anew once; type null = no embedding
--- Calls: ml_rag._relation_name  Writes: the table's definition, as the caller
+-- Writes: the table's definition, as the caller
 BEGIN
   EXECUTE format('ALTER TABLE %s ADD COLUMN segment text GENERATED ALWAYS AS (%s) STORED,'
     ' ADD COLUMN document_name text GENERATED ALWAYS AS (%s) STORED%s',
@@ -50,7 +50,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the trigger that empties an embedding whose text changes
--- Calls: ml_rag._relation_name, ml_rag._embedding_trigger, ml_rag._later_trigger
 -- Writes: the table's definition, as the caller
 DECLARE
   _relation text := ml_rag._relation_name(relation);
@@ -78,12 +77,7 @@ CREATE FUNCTION ml_rag.create_vectorizer(relation regclass, options jsonb) RETUR
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag.parse_options, ml_rag._check_embedding_table, ml_rag._check_vectorizer_columns, ml_rag._primary_key,
--- ml_rag._template, ml_rag._template_columns, ml_rag._text_expression, ml_rag._get_setting, ml_rag._index_definition,
--- ml_rag._bad_option, ml_rag.embed, ml_rag._warn_of_subscribers, ml_rag._lock_table, ml_rag._add_vectorizer_columns,
--- ml_rag._follow_columns, ml_rag._make_segments, ml_rag._keep_segments, ml_rag._source_key, ml_rag._queue,
--- ml_rag._embed_at_once,
--- ml_rag._index_keywords, ml_rag._relation_name  Writes: the table's definition, as the caller
+-- Writes: the table's definition, as the caller
 DECLARE
   _options jsonb := ml_rag.parse_options('create_vectorizer', $2);
   _model text := coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'));
@@ -157,8 +151,7 @@ CREATE FUNCTION ml_rag.drop_vectorizer(relation regclass, options jsonb DEFAULT 
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag.parse_options, ml_rag._own_table, ml_rag._check_writable, ml_rag._segment_table, ml_rag._vectorizer,
--- ml_rag._lock_table, ml_rag._relation_name, ml_rag.disable_keyword_search, ml_rag._drop_triggers, ml_rag._drop_segments  Writes:
+-- Writes:
 -- the table's definition, as the caller;
 -- ml_rag.vectorizer_error
 DECLARE

@@ -24,7 +24,6 @@ CREATE FUNCTION ml_rag._begin_call(routine text, stage text, role text, statemen
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT
 AS $$
 # purpose: a call begins, where it is not off. role: current_user; what is said is checked (see backend/calls.py)
-# Calls: ml_rag._load_backend
 if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
     if plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
         return None  # whoever needs the Python side says what is wrong with it
@@ -34,7 +33,7 @@ $$;
 CREATE FUNCTION ml_rag._enter_stage(call integer, stage text, model text, role text, statement float8) RETURNS boolean
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT
 AS $$
-# purpose: _stage; null where PostgreSQL wants the statement to end  Calls: ml_rag._load_backend
+# purpose: _stage; null where PostgreSQL wants the statement to end
 if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
     if plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
         return True
@@ -45,7 +44,7 @@ CREATE FUNCTION ml_rag._end_call(call integer, sqlstate text, role text, trace j
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT
 AS $$
 # purpose: _end; null where PostgreSQL wants the statement to end. trace: the steps of a question that ended well, and
-# when that began; else [] and 0  Calls: ml_rag._load_backend
+# when that began; else [] and 0
 if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
     if plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
         return True
@@ -64,7 +63,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: raise the error by which PostgreSQL ends the statement, where that came while a call was told of: out of
--- Python it would have another message  Calls: ml_rag._statement_error
+-- Python it would have another message
 DECLARE
   _error record := ml_rag._statement_error();
 BEGIN
@@ -78,7 +77,7 @@ $$;
 CREATE FUNCTION ml_rag._begin_telling(routine text, stage text) RETURNS integer
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE STRICT
 AS $$
--- purpose: _begin, where that is told at once  Calls: ml_rag._begin_call, ml_rag._end_statement
+-- purpose: _begin, where that is told at once
 -- Reads: ml_rag.setting_value
 BEGIN
   -- Whether it is off is asked here only in a session that has no Python yet, so that it is not started in vain. The
@@ -99,7 +98,6 @@ CREATE FUNCTION ml_rag._begin(routine text, stage text DEFAULT '') RETURNS integ
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 AS $$
 -- purpose: a call of a routine begins, in a stage where one is named; returns what it is called from now on
--- Calls: ml_rag._begin_telling
 SELECT CASE
   WHEN pg_catalog.current_setting('ml_rag.has_python', true) IS NULL THEN ml_rag._begin_telling(routine, stage)
   WHEN pg_catalog.texteq(stage, 'discover') AND pg_catalog.texteq(routine, 'ml_rag') THEN -1
@@ -111,7 +109,6 @@ CREATE FUNCTION ml_rag._stage(call integer, stage text, model text DEFAULT '') R
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 AS $$
 -- purpose: the call enters a stage ('' = none), in which it waits for that model
--- Calls: ml_rag._enter_stage, ml_rag._end_statement
 SELECT CASE
   WHEN call IS NULL OR pg_catalog.int4lt(call, 0) AND pg_catalog.texteq(model, '') THEN NULL
   ELSE coalesce(ml_rag._enter_stage(call, stage, model, current_user,
@@ -121,7 +118,7 @@ $$;
 CREATE FUNCTION ml_rag._end(call integer, sqlstate text DEFAULT '00000') RETURNS boolean
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 AS $$
--- purpose: the call has ended, well or with this SQLSTATE  Calls: ml_rag._end_call, ml_rag._end_statement
+-- purpose: the call has ended, well or with this SQLSTATE
 SELECT CASE
   WHEN call IS NULL THEN NULL
   ELSE coalesce(ml_rag._end_call(call, sqlstate, current_user, '[]', 0), ml_rag._end_statement() IS NULL) END
@@ -132,7 +129,6 @@ LANGUAGE sql VOLATILE PARALLEL UNSAFE
 AS $$
 -- purpose: the question has ended well; it began then, and the trace says when each of its stages ended. The trace goes on
 -- to the model server as it is: reading it in Python would take longer than all the rest
--- Calls: ml_rag._end_call, ml_rag._end_statement
 SELECT CASE
   WHEN call IS NULL THEN NULL
   ELSE coalesce(ml_rag._end_call(call, '00000', current_user, pg_catalog.array_to_json(trace),

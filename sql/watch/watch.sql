@@ -23,7 +23,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: activity or stats; null with a warning where the model server or the Python side is not to be had: a view
--- that is joined with others must not end their query  Calls: ml_rag._read_calls, ml_rag._raise
+-- that is joined with others must not end their query
 DECLARE
   _read record := ml_rag._read_calls(what);
 BEGIN
@@ -45,7 +45,7 @@ RETURNS TABLE (pid integer, datname name, usename name, role name, routine text,
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
--- purpose: the calls in flight  Calls: ml_rag._watch
+-- purpose: the calls in flight
 BEGIN
   RETURN QUERY SELECT c.* FROM json_to_recordset(ml_rag._watch('activity', 'calls in flight')) AS c (
     pid integer, datname name, usename name, role name, routine text, stage text, model text, started float8,
@@ -61,7 +61,7 @@ RETURNS TABLE (role name, routine text, stage text, calls bigint, errors bigint,
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 50
 SET search_path FROM CURRENT
 AS $$
--- purpose: what was counted  Calls: ml_rag._watch
+-- purpose: what was counted
 DECLARE
   _found json := ml_rag._watch('stats', 'statistics');
 BEGIN
@@ -113,7 +113,6 @@ CREATE FUNCTION ml_rag.reset_stats() RETURNS timestamptz
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._reset_stats, ml_rag._raise
 DECLARE
   _reset record := ml_rag._reset_stats();
 BEGIN
