@@ -30,6 +30,8 @@ class Engine(Protocol):
 
 
 class EmbedEngine(Engine, Protocol):
+    """``bulk``, where there is one: an ``EmbedEngine`` that another thread may call beside it, for bulk requests."""
+
     dimensions: int
 
     def embed(self, texts: Sequence[str], cancelled: Cancelled) -> NDArray[np.float32]:

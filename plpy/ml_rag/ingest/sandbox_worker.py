@@ -23,6 +23,7 @@ from typing import Any
 from ml_rag.abc import Document
 from ml_rag.errors import DiskFull, DocumentError, MlRagError
 from ml_rag.ingest.confine import confine
+from ml_rag.priority import yield_thread
 from ml_rag.shortage import shortage
 
 _LENGTH_BYTES = 8
@@ -167,6 +168,7 @@ def _reply(worker: _Worker, request: dict[str, Any], descriptor: int | None) -> 
 def main(arguments: list[str]) -> None:
     """Answer requests until the server closes the socket."""
     descriptor, parser, memory = int(arguments[0]), arguments[1], int(arguments[2])
+    yield_thread()
     # where its disk is full, Python would take another folder, one that others use too
     tempfile.tempdir = os.environ["TMPDIR"]
     refused = confine()  # first: it needs a process with one thread

@@ -1,8 +1,9 @@
 """One queue and one thread for each model, and micro-batching of embeddings on top of it.
 
 A lone request is never held back to wait for company: whatever is waiting when the thread becomes free goes into one
-batch. A big request is cut into chunks, and between two chunks the small ones get their turn, so that a query waits
-for one chunk of a bulk load at most.
+batch. A big request is cut into chunks. They run beside the small requests, at a lower priority, where the engine can
+run both at once (``bulk``); else between two chunks the small ones get their turn, so that a query waits for one chunk
+of a bulk load at most.
 """
 
 from __future__ import annotations
@@ -189,6 +190,19 @@ class _Request:
     tokens: int = 0
 
 
+#: a request, and the indexes of those of its texts that are in a batch
+_Part = tuple[_Request, list[int]]
+
+
+class _Lane:
+    """A thread and an engine; one batch at a time."""
+
+    def __init__(self, worker: Worker, engine: EmbedEngine) -> None:
+        self.worker = worker
+        self.engine = engine
+        self.is_busy = False
+
+
 class EmbedBatcher:
     """Merges concurrent requests for one loaded embedding engine. Its methods run in the event loop."""
 
@@ -202,22 +216,29 @@ class EmbedBatcher:
         first_chunk_characters: int = FIRST_CHUNK_CHARACTERS,
     ) -> None:
         self._worker = worker
-        self._engine = engine
+        self._lane = _Lane(worker, engine)
+        bulk: EmbedEngine | None = getattr(engine, "bulk", None)
+        #: where bulk requests have a lane of their own
+        self._bulk_lane = _Lane(Worker(f"{worker.model_id}-bulk", worker.max_queue), bulk) if bulk is not None else None
         self._observe = observe
         self._chunk_texts = chunk_texts
         self._small: deque[_Request] = deque()
         self._bulk: deque[_Request] = deque()
-        self._busy = False
         self._bulk_turn = False
-        self._first_chunk_characters = first_chunk_characters
+        self._first_chunk_characters = first_chunk_characters if bulk is None else CHUNK_CHARACTERS
         self._chunk_characters = CHUNK_CHARACTERS
+
+    def close(self) -> None:
+        """End the thread that is not the model's own. What runs goes on to its end."""
+        if self._bulk_lane is not None:
+            self._bulk_lane.worker.shutdown()
 
     async def embed(self, texts: Sequence[str], cancelled: Cancelled) -> tuple[NDArray[np.float32], int]:
         """Embeddings, shape (len(texts), dimensions), and the number of tokens read.
 
         Raises ``QueueFull``, ``EngineFailed``, ``ClientGone``.
         """
-        dimensions = self._engine.dimensions
+        dimensions = self._lane.engine.dimensions
         if not texts:
             return np.empty((0, dimensions), np.float32), 0
         request = _Request(texts, cancelled, asyncio.get_running_loop().create_future())
@@ -239,33 +260,44 @@ class EmbedBatcher:
                 request.done.cancel()  # no-op when it is done; otherwise the next pump drops the request
 
     def _pump(self) -> None:
-        """Give the thread its next batch, if it is free."""
-        if self._busy:
-            return
+        """Give each thread that is free its next batch."""
         self._drop_cancelled(self._small)
         self._drop_cancelled(self._bulk)
-        parts: list[tuple[_Request, list[int]]] = []
-        if self._bulk and (self._bulk_turn or not self._small):
-            request = self._bulk.popleft()
-            parts.append((request, self._chunk(request)))
-            self._bulk_turn = False
-        else:
-            total = 0
-            while self._small and total < BATCH_TEXTS:
-                request = self._small.popleft()
-                parts.append((request, request.order))
-                total += len(request.order)
-            self._bulk_turn = True
-        if not parts:
-            return
-        self._busy = True
+        if self._bulk_lane is not None:
+            if self._small and not self._lane.is_busy:
+                self._start(self._lane, self._next_small())
+            if self._bulk and not self._bulk_lane.is_busy:
+                self._start(self._bulk_lane, self._next_chunk())
+        elif not self._lane.is_busy:
+            is_bulk = bool(self._bulk) and (self._bulk_turn or not self._small)
+            if is_bulk:
+                self._start(self._lane, self._next_chunk())
+            elif self._small:
+                self._start(self._lane, self._next_small())
+            self._bulk_turn = not is_bulk
+
+    def _next_small(self) -> list[_Part]:
+        parts: list[_Part] = []
+        total = 0
+        while self._small and total < BATCH_TEXTS:
+            request = self._small.popleft()
+            parts.append((request, request.order))
+            total += len(request.order)
+        return parts
+
+    def _next_chunk(self) -> list[_Part]:
+        request = self._bulk.popleft()
+        return [(request, self._chunk(request))]
+
+    def _start(self, lane: _Lane, parts: list[_Part]) -> None:
+        lane.is_busy = True
         texts = [request.texts[index] for request, indexes in parts for index in indexes]
         loop = asyncio.get_running_loop()
-        future = self._worker.submit(self._compute, parts, texts)
+        future = lane.worker.submit(self._compute, lane.engine, parts, texts)
 
         def finished(done: Future[list[_Result]]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server is going down
-                loop.call_soon_threadsafe(self._deliver, parts, done)
+                loop.call_soon_threadsafe(self._deliver, lane, parts, done)
 
         future.add_done_callback(finished)
 
@@ -288,7 +320,7 @@ class EmbedBatcher:
             if not request.done.done():
                 request.done.set_exception(ClientGone())
 
-    def _compute(self, parts: list[tuple[_Request, list[int]]], texts: list[str]) -> list[_Result]:
+    def _compute(self, engine: EmbedEngine, parts: list[_Part], texts: list[str]) -> list[_Result]:
         """In the thread: a result, or error, for each part. A batch that fails is taken apart, to fail whom it must."""
 
         def all_cancelled() -> bool:
@@ -297,7 +329,7 @@ class EmbedBatcher:
         with self._worker.running(len(parts)):
             self._observe(len(texts))
             try:
-                vectors, counts = self._checked(texts, all_cancelled)
+                vectors, counts = self._checked(engine, texts, all_cancelled)
             except Exception as error:  # noqa: BLE001 - delivered to each request below
                 if len(parts) == 1:
                     return [error]
@@ -305,7 +337,7 @@ class EmbedBatcher:
         if counts is None:
             results: list[_Result] = []
             for request, indexes in parts:
-                results.extend(self._compute([(request, indexes)], [request.texts[index] for index in indexes]))
+                results.extend(self._compute(engine, [(request, indexes)], [request.texts[index] for index in indexes]))
             return results
         computed: list[_Result] = []
         start = 0
@@ -315,16 +347,19 @@ class EmbedBatcher:
             start = end
         return computed
 
-    def _checked(self, texts: list[str], cancelled: Cancelled) -> tuple[NDArray[np.float32], Sequence[int]]:
+    @staticmethod
+    def _checked(
+        engine: EmbedEngine, texts: list[str], cancelled: Cancelled
+    ) -> tuple[NDArray[np.float32], Sequence[int]]:
         try:
-            vectors = self._engine.embed(texts, cancelled)
+            vectors = engine.embed(texts, cancelled)
         except (MlRagError, ClientGone):
             raise
         except Exception as error:
             raise unexpected(error, "the embedding model failed") from error
         if cancelled():
             raise ClientGone
-        expected = (len(texts), self._engine.dimensions)
+        expected = (len(texts), engine.dimensions)
         if vectors.shape != expected:
             raise EngineFailed(
                 "the embedding model answered with vectors of the wrong shape",
@@ -333,16 +368,12 @@ class EmbedBatcher:
         if not np.isfinite(vectors).all():
             raise EngineFailed("the embedding model answered with numbers that are not finite")
         # the counts of the call just made: this thread is the only one that calls the engine
-        counts = getattr(self._engine, "last_token_counts", None)
+        counts = getattr(engine, "last_token_counts", None)
         return vectors, counts if counts is not None else [len(text.split()) for text in texts]
 
-    def _deliver(
-        self,
-        parts: list[tuple[_Request, list[int]]],
-        done: Future[list[_Result]],
-    ) -> None:
+    def _deliver(self, lane: _Lane, parts: list[_Part], done: Future[list[_Result]]) -> None:
         """In the event loop: hand out the results, put an unfinished bulk request back, and go on."""
-        self._busy = False
+        lane.is_busy = False
         results: list[_Result]
         results = [ClientGone() for _ in parts] if done.cancelled() else done.result()
         for (request, indexes), result in zip(parts, results, strict=True):

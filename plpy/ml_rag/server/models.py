@@ -220,7 +220,10 @@ class Model:
 
     def unload(self) -> None:
         """Free the engine, in its thread."""
-        engine, self.engine, self.batcher = self.engine, None, None
+        engine, self.engine = self.engine, None
+        batcher, self.batcher = self.batcher, None
+        if batcher is not None:
+            batcher.close()
         if engine is not None:
             self.worker.submit(_close, engine, self.entry.id)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ml_rag.errors import EngineFailed, QueueFull
+from ml_rag.errors import EngineFailed, MlRagError, QueueFull
 from ml_rag.server.batching import BATCH_TEXTS, EmbedBatcher, Worker
 from ml_rag.server.cancellation import Cancellation, ClientGone
 from ml_rag.server.catalogue import load_catalogue
@@ -98,6 +98,41 @@ def test_a_query_waits_for_one_chunk_of_a_bulk_request_at_most() -> None:
         assert engine.batches[1] == ["query"]
         assert bulk.result()[0].shape == (40, 2)
         assert max(map(len, engine.batches)) == 4
+
+    asyncio.run(main())
+
+
+def test_queries_do_not_wait_for_a_bulk_request_where_the_engine_runs_both_at_once() -> None:
+    async def main() -> None:
+        gate = threading.Event()
+        engine = Engine()
+        engine.bulk = Engine(gate)
+        batcher = EmbedBatcher(Worker("m", 100), engine, chunk_texts=4)
+        bulk = asyncio.create_task(batcher.embed([f"bulk {n}" for n in range(10)], never))
+        await until(lambda: engine.bulk.batches)
+        vectors, _ = await batcher.embed(["query"], never)  # the chunk is held by the gate
+        assert vectors.tolist() == [[5, 1]]
+        assert engine.batches == [["query"]]
+        gate.set()
+        assert (await bulk)[0].shape == (10, 2)
+        assert [len(batch) for batch in engine.bulk.batches] == [4, 4, 2]
+        assert engine.batches == [["query"]]
+        batcher.close()
+
+    asyncio.run(main())
+
+
+def test_a_bulk_lane_is_given_the_error_of_its_own_batch_only() -> None:
+    async def main() -> None:
+        engine = Engine()
+        engine.bulk = Engine()
+        engine.bulk.dimensions = 3
+        batcher = EmbedBatcher(Worker("m", 100), engine)
+        bulk = asyncio.create_task(batcher.embed(["x"] * 10, never))
+        assert (await batcher.embed(["query"], never))[0].tolist() == [[5, 1]]
+        with pytest.raises(MlRagError, match="wrong shape"):
+            await bulk
+        batcher.close()
 
     asyncio.run(main())
 

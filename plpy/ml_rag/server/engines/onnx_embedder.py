@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 from tokenizers import Tokenizer
+
+from ml_rag.priority import yield_thread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,6 +70,13 @@ class OnnxEmbedder:
         self._cutting.enable_truncation(max_tokens)
         #: tokens of each text of the last ``embed``
         self.last_token_counts: list[int] = []
+        #: the same model over the same graphs: for bulk requests, called beside this one, at a lower priority
+        self.bulk: OnnxEmbedder | None = None
+        if several:
+            self.bulk = copy.copy(self)
+            self.bulk._pool = ThreadPoolExecutor(
+                self._threads, thread_name_prefix="onnx-bulk", initializer=yield_thread
+            )
 
     def embed(self, texts: Sequence[str], cancelled: Cancelled) -> NDArray[np.float32]:
         limit = self.max_tokens * CHARACTERS_PER_TOKEN
@@ -110,6 +120,8 @@ class OnnxEmbedder:
         return self._plain
 
     def close(self) -> None:
+        if self.bulk is not None:
+            self.bulk.close()
         if self._pool is not None:
             self._pool.shutdown()
         self._session = self._single = None

@@ -25,6 +25,7 @@ from ml_rag.abc import Delta, GenerateEngine, Sampling
 from ml_rag.errors import EngineFailed, MlRagError
 from ml_rag.ingest.confine import end_with_parent, hide
 from ml_rag.ingest.sandbox_worker import receive, send
+from ml_rag.priority import yield_thread
 from ml_rag.server.catalogue import ModelEntry
 from ml_rag.server.engines import time_limit
 from ml_rag.server.memory import default_limit, status_bytes
@@ -93,6 +94,7 @@ def _bound_memory(entry: ModelEntry, limit: int) -> None:
 
 def _load(start: dict[str, Any]) -> GenerateEngine:
     entry = ModelEntry.model_validate(start["entry"])
+    yield_thread()
     _bound_memory(entry, default_limit())
     engine: GenerateEngine = importlib.import_module(start["module"]).load(entry, Path(start["models_dir"]))
     threads = entry.threads or os.cpu_count() or 1
