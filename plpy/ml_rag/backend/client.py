@@ -164,11 +164,14 @@ def _parsed(text: bytes) -> Any:
         raise EngineFailed("unexpected reply from the model server", detail=f"No JSON: {e}.") from None
 
 
-def _error(reply: _Reply) -> MlRagError:
+def _error(reply: _Reply, address: str) -> MlRagError:
     try:
         error = json.loads(reply.body())
     except (ValueError, RecursionError):
         error = None
+    if error is None and reply.status in (502, 503, 504):  # a proxy that has no model server behind it, or lost it
+        detail = f"{address}: HTTP status {reply.status}, of what stands before it."
+        return ServerUnreachable("the model server cannot be reached", detail=detail, hint=_HINT)
     return from_json(error, reply.status)
 
 
@@ -218,7 +221,7 @@ class ModelServer:
         try:
             reply = self._ask(method, path, body, content_type)
             if reply.status != 200:
-                raise _error(reply)
+                raise _error(reply, self.address)
             yield reply
             keep = not reply.is_last
         except _NotHttp as e:
