@@ -1,4 +1,4 @@
-"""pipeline/read, pipeline/arms, pipeline/knn, pipeline/bm25: what is searched, arm by arm, against an implementation in Python."""
+"""pipeline/read, pipeline/arms, pipeline/knn, pipeline/bm25: each arm, against an implementation in Python."""
 
 from __future__ import annotations
 
