@@ -78,7 +78,7 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_read_calls _watch _activity _stats'),
     -- keyword/tables
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _read_as_owner _write_as_owner _keyword_indexes _keyword_index _key_values _visible_keys'),
+      _read_as_owner _write_as_owner _keyword_indexes _keyword_index _indexed_rows _key_values _visible_keys'),
     -- keyword/tokens
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', 'text_search_configuration _lexemes _tokens keyword_tokens _numpy'),
     -- keyword/index

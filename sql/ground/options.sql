@@ -464,6 +464,8 @@ SELECT ml_rag._add_option('create_store', 'distance_metric', 'choice',
   description => 'metric that "index" is built for');
 SELECT ml_rag._add_option('create_store', 'language', 'text', default_rule => 'default_text_search_config',
   description => 'language of the documents, for keyword search');
+SELECT ml_rag._add_option('create_store', 'partitions', 'integer', minimum => 1, maximum => 256, default_rule => 'a table without any',
+  description => 'hash partitions by document that a new store gets');
 
 SELECT ml_rag._add_option('enable_keyword_search', 'language', 'text', default_rule => 'default_text_search_config',
   description => 'a code such as en or pt-BR, or a name; one that PostgreSQL has no configuration for (zh, ja, ko,'

@@ -41,10 +41,10 @@ BEGIN
   RETURN format('SELECT s.key AS key, t.tokens::text AS tokens, t.length AS length FROM (SELECT %s FROM %s) AS s'
     ' (key, segment) CROSS JOIN LATERAL ml_rag._tokens(%L::regconfig, s.segment) AS t WHERE s.segment IS NOT NULL',
     ml_rag._key_and_segment('t', index),
-    format(CASE WHEN call IS NULL THEN 'ONLY %s AS t'
+    format(CASE WHEN call IS NULL THEN '%s AS t'
       -- volatile, so the planner keeps it, and the row with it
-      ELSE '(SELECT t.*, ml_rag._advance(%2$s) AS told FROM ONLY %1$s AS t) AS t' END,
-      ml_rag._relation_name(index.store), call),
+      ELSE '(SELECT t.*, ml_rag._advance(%2$s) AS told FROM %1$s AS t) AS t' END,
+      ml_rag._indexed_rows(index.store), call),
     index.configuration);
 END
 $$;
@@ -114,11 +114,13 @@ AS $$
 -- purpose: what a statement did to a table, done to its index
 -- Security definer because whoever writes the table may not write its index otherwise. All it reads are the rows of
 -- that statement, in columns of built-in types; never the table, whose policies and indexes may be anybody's code.
+-- A partition's own trigger runs where a statement names the partition, the one of the whole table where it names that.
 -- Any owner of a table can make a trigger of this function, one without transition tables too: then their names must
 -- not lead to a relation of the caller's, such as a temporary view, whose functions would run with the definer's rights.
 -- Writes: ml_rag.keyword_row, ml_rag.keyword_new, ml_rag.keyword_gone
 DECLARE
   _portion CONSTANT integer := 1000;
+  _store oid;
   _index ml_rag.keyword_store;
   _old text;
   _new text;
@@ -136,11 +138,22 @@ BEGIN
       HINT = CASE WHEN TG_LEVEL <> 'STATEMENT' THEN 'ml_rag.enable_keyword_search creates the triggers.'
         ELSE 'Drop or rename that relation.' END;
   END IF;
-  SELECT i.* INTO _index FROM ml_rag.keyword_store AS i WHERE i.store = TG_RELID;
-  IF NOT FOUND THEN
+  SELECT i.* INTO _index FROM ml_rag.keyword_store AS i WHERE i.store IN (TG_RELID, pg_partition_root(TG_RELID))
+  ORDER BY i.store <> TG_RELID LIMIT 1;
+  _store := _index.store;
+  IF _store IS NULL THEN
+    RETURN NULL;
+  ELSIF TG_OP = 'TRUNCATE' AND TG_RELID <> _store THEN
+    -- where the whole table is truncated its trigger has run before
+    IF EXISTS (SELECT FROM ml_rag.keyword_row AS r WHERE r.store = _store) THEN
+      RAISE EXCEPTION USING ERRCODE = '55000',
+        MESSAGE = format('partition "%s" cannot be truncated by itself', TG_RELID::regclass),
+        DETAIL = format('The keyword index of "%s" does not tell which of its rows are of that partition.', _store::regclass),
+        HINT = format('Use DELETE FROM %s, or truncate the whole table.', TG_RELID::regclass);
+    END IF;
     RETURN NULL;
   ELSIF TG_OP = 'TRUNCATE' THEN
-    PERFORM ml_rag._empty_keywords(TG_RELID);
+    PERFORM ml_rag._empty_keywords(_store);
     RETURN NULL;
   END IF;
   PERFORM ml_rag._check_keyword_columns(_index);
@@ -157,7 +170,7 @@ BEGIN
         RETURNING r.id, r.length
       )
       INSERT INTO ml_rag.keyword_gone (store, id, length) SELECT $1, g.id, g.length FROM gone AS g$sql$, _old)
-    USING TG_RELID;
+    USING _store;
     GET DIAGNOSTICS _gone = ROW_COUNT;
   END IF;
   IF TG_OP <> 'DELETE' THEN
@@ -166,23 +179,23 @@ BEGIN
     IF _n = _portion THEN
       _batch := nextval('ml_rag.keyword_number');
     END IF;
-    EXECUTE ml_rag._add_keywords_statement(_index, _new) USING TG_RELID, _batch;
+    EXECUTE ml_rag._add_keywords_statement(_index, _new) USING _store, _batch;
     GET DIAGNOSTICS _n = ROW_COUNT;
     IF _batch <> 0 THEN
-      PERFORM ml_rag._fold(TG_RELID, _batch);
+      PERFORM ml_rag._fold(_store, _batch);
     END IF;
   END IF;
   -- How much waits is looked at by about every 50th row's statement; random() is the caller's, who may have seeded it.
   -- Under repeatable read nothing is folded: what others have folded since would make
   -- the transaction fail.
   IF _may_fold AND extract(microseconds FROM clock_timestamp())::integer % 50 < _n + _gone AND (
-    (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_new AS w WHERE w.store = TG_RELID AND w.batch = 0 LIMIT _portion) AS w)
+    (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_new AS w WHERE w.store = _store AND w.batch = 0 LIMIT _portion) AS w)
       >= _portion
-    OR (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_gone AS w WHERE w.store = TG_RELID LIMIT _portion) AS w)
+    OR (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_gone AS w WHERE w.store = _store LIMIT _portion) AS w)
       >= _portion
     OR _batch <> 0
   ) AND ml_rag._may_fold(_index) THEN
-    PERFORM ml_rag._fold(TG_RELID);
+    PERFORM ml_rag._fold(_store);
   END IF;
   RETURN NULL;
 END
@@ -243,10 +256,11 @@ DECLARE
   _why text;
 BEGIN
   _why := CASE
-    WHEN _kind = 'p' THEN 'It is partitioned: changes made directly in a partition would be missed.'
-    WHEN _kind <> 'r' THEN 'It is not an ordinary table: changes in it would be missed.'
-    WHEN EXISTS (SELECT FROM pg_inherits AS i WHERE store IN (i.inhrelid, i.inhparent))
+    WHEN _kind NOT IN ('r', 'p') THEN 'It is not an ordinary table: changes in it would be missed.'
+    WHEN EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = store OR i.inhparent = store AND _kind = 'r')
       THEN 'It is a partition or has inheritance: changes made through another table would be missed.'
+    WHEN EXISTS (SELECT FROM pg_partition_tree(store) AS p JOIN pg_class AS c ON c.oid = p.relid WHERE c.relkind = 'f')
+      THEN 'A partition of it is a foreign table: changes in it would be missed.'
     WHEN (SELECT c.relpersistence = 't' FROM pg_class AS c WHERE c.oid = store) THEN 'It is a temporary table.'
   END;
   IF _why IS NOT NULL THEN
@@ -281,16 +295,17 @@ AS $$
 -- purpose: drop the keyword index of a table
 -- Writes: triggers, as the caller
 DECLARE
-  _trigger name;
+  _trigger record;
   _error jsonb;
 BEGIN
   PERFORM ml_rag._own_table(store);
-  EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', store);
+  EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', ml_rag._indexed_rows(store));
   FOR _trigger IN
-    SELECT t.tgname FROM pg_trigger AS t
-    WHERE t.tgrelid = store AND t.tgfoid = 'ml_rag._keep_keywords()'::regprocedure
+    SELECT t.tgname, t.tgrelid::regclass AS part FROM pg_trigger AS t
+    WHERE t.tgfoid = 'ml_rag._keep_keywords()'::regprocedure
+      AND t.tgrelid IN (SELECT store::oid UNION SELECT p.relid FROM pg_partition_tree(store) AS p)
   LOOP
-    EXECUTE format('DROP TRIGGER %I ON %s', _trigger, store);
+    EXECUTE format('DROP TRIGGER %I ON %s', _trigger.tgname, _trigger.part);
   END LOOP;
   _error := (SELECT d.error FROM ml_rag._drop_keyword_index(store) AS d);
   PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
@@ -314,6 +329,7 @@ DECLARE
   _configuration text := _options ->> 'text_search_configuration';
   _index ml_rag.keyword_store;
   _event text;
+  _part regclass;
   _relation text;
   _error jsonb;
 BEGIN
@@ -361,10 +377,13 @@ BEGIN
         current_setting('transaction_isolation')),
       HINT = 'Call it in a transaction of its own, or at READ COMMITTED.';
   END IF;
-  EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', store);
-  FOR _event IN SELECT unnest('{INSERT,UPDATE,DELETE,TRUNCATE}'::text[]) LOOP
+  EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', ml_rag._indexed_rows(store));
+  FOR _event, _part IN
+    SELECT e, p.relid FROM unnest('{INSERT,UPDATE,DELETE,TRUNCATE}'::text[]) AS e
+    CROSS JOIN (SELECT store AS relid UNION SELECT t.relid FROM pg_partition_tree(store) AS t) AS p
+  LOOP
     EXECUTE format('CREATE OR REPLACE TRIGGER %I AFTER %s ON %s %s'
-      ' FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._keep_keywords()', 'ml_rag_keywords_' || lower(_event), _event, store, CASE _event
+      ' FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._keep_keywords()', 'ml_rag_keywords_' || lower(_event), _event, _part, CASE _event
         WHEN 'INSERT' THEN 'REFERENCING NEW TABLE AS ml_rag_new'
         WHEN 'DELETE' THEN 'REFERENCING OLD TABLE AS ml_rag_old'
         WHEN 'UPDATE' THEN 'REFERENCING OLD TABLE AS ml_rag_old NEW TABLE AS ml_rag_new' ELSE '' END);
@@ -395,7 +414,8 @@ $$;
 COMMENT ON FUNCTION ml_rag.enable_keyword_search(regclass, jsonb) IS
 $$creates the keyword index of a table, or rebuilds it: ml_rag.enable_keyword_search('handbook', '{"language": "de"}')
 The table's owner calls it; from then on the index follows every change of the table. The table needs a primary key or a
-unique key without nulls; it cannot be partitioned, inherited, foreign or a view. Meanwhile writers wait, readers do not.
+unique key without nulls; it can be partitioned, and is named as a whole then: one index has the rows of all its partitions. It
+cannot be inherited, foreign or a view. Meanwhile writers wait, readers do not. After ATTACH or DETACH PARTITION: call it again.
 options: SELECT * FROM ml_rag.option WHERE routine = 'enable_keyword_search'. Errors: 22023 bad option; 42P01; 42501 not
 the owner; 55000 no such key, a table that cannot have one, or numpy is missing.$$;
 

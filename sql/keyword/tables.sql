@@ -150,6 +150,18 @@ CREATE VIEW ml_rag.keyword_index WITH (security_barrier) AS SELECT * FROM ml_rag
 COMMENT ON VIEW ml_rag.keyword_index IS
 'keyword indexes of the tables whose text and key the caller may read; secured: row-level security applies to the caller';
 
+CREATE FUNCTION ml_rag._indexed_rows(store regclass) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of the rows that the index of a table has: those of its partitions, but not of what else inherits from it
+-- Reads: the catalog
+BEGIN
+  RETURN CASE (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store) WHEN 'p' THEN '' ELSE 'ONLY ' END
+    || ml_rag._relation_name(store);
+END
+$$;
+
 CREATE FUNCTION ml_rag._key_values(alias text, key name[]) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -176,8 +188,8 @@ BEGIN
     FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = ANY (key) AND NOT a.attisdropped
   ) THEN
     RETURN QUERY EXECUTE format('SELECT array_agg(k.key)::text, count(*) FROM (SELECT %s AS key,'
-      ' (row_number() OVER () - 1) / $1 AS portion FROM ONLY %s AS t%s) AS k GROUP BY k.portion',
-      ml_rag._key_values('t', key), store, CASE WHEN row_keys IS NOT NULL THEN ' WHERE t.ctid = ANY ($2::tid[])' END)
+      ' (row_number() OVER () - 1) / $1 AS portion FROM %s AS t%s) AS k GROUP BY k.portion',
+      ml_rag._key_values('t', key), ml_rag._indexed_rows(store), CASE WHEN row_keys IS NOT NULL THEN ' WHERE t.ctid = ANY ($2::tid[])' END)
       USING portion, row_keys;
   END IF;
 END

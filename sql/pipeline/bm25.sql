@@ -44,7 +44,7 @@ BEGIN
     'SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (SELECT ', replace(_columns.of_hit, format(_columns.rounded, 's.distance'),
       'CASE WHEN s.distance > ''-Infinity'' AND s.distance < ''Infinity'' THEN '
       || format(_columns.rounded, 's.distance') || ' END'), ' FROM (SELECT ', _columns.of_row,
-    ', c.score AS score FROM unnest($4, $5) AS c (key, score) JOIN ONLY ', ml_rag._relation_name(index.store), ' AS t ON ', (
+    ', c.score AS score FROM unnest($4, $5) AS c (key, score) JOIN ', ml_rag._indexed_rows(index.store), ' AS t ON ', (
       SELECT string_agg(format('t.%I = (c.key::text[])[%s]::%s', a.attname, k.place, format_type(a.atttypid, NULL)), ' AND ')
       FROM unnest(index.key) WITH ORDINALITY AS k (name, place)
       JOIN pg_attribute AS a ON a.attrelid = index.store AND a.attname = k.name AND NOT a.attisdropped),
@@ -148,7 +148,7 @@ BEGIN
       ELSE format('%s vector stores have no keyword index; keyword search ignores them', cardinality(stores)) END,
     DETAIL = format('Ignored: %s%s.', array_to_string(_names[1:20], ', '),
       CASE WHEN cardinality(_names) > 20 THEN ', …' END),
-    HINT = CASE WHEN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = stores[1].relation) = 'r'
+    HINT = CASE WHEN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = stores[1].relation) IN ('r', 'p')
       THEN format('Its owner can create one: %s;', ml_rag._enabling(stores[1]))
       ELSE 'Only an ordinary table can have one: search the table behind it.' END;
 END

@@ -86,17 +86,20 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._make_store(schema_name name, table_name name, model_id text, description text, language text)
+CREATE FUNCTION ml_rag._make_store(schema_name name, table_name name, model_id text, description text, language text,
+  partitions integer DEFAULT NULL)
 RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: an empty vector store, with its keyword index
+-- purpose: an empty vector store, with its keyword index; partitions: by document, null = none
 -- Writes: a new table, as the caller
 DECLARE
   -- a first vector tells the dimensions, and whether the model works, before anything is made
   _dimensions integer := vector_dims(ml_rag.embed('dimensions', model_id));
   _name text := format('%I.%I', schema_name, table_name);
+  -- names that are cut at 63 bytes, and those of their array types, must not meet
+  _prefix text := (SELECT max(left(table_name, i)) FROM generate_series(1, 63) AS i WHERE octet_length(left(table_name, i)) <= 50);
   _message text;
   _hint text;
 BEGIN
@@ -113,7 +116,11 @@ BEGIN
       segment           text NOT NULL,
       segment_embedding vector(%s) NOT NULL,
       PRIMARY KEY (document_id, segment_number)
-    )$sql$, _name, _dimensions);
+    )%s$sql$, _name, _dimensions, CASE WHEN partitions IS NOT NULL THEN ' PARTITION BY HASH (document_id)' END);
+  FOR _place IN 0..coalesce(partitions, 0) - 1 LOOP
+    EXECUTE format('CREATE TABLE %I.%I PARTITION OF %s FOR VALUES WITH (MODULUS %s, REMAINDER %s)', schema_name,
+      concat(_prefix, '_p', _place), _name, partitions, _place);
+  END LOOP;
   -- what refresh asks for each file, and what the filters on documents use
   EXECUTE format('CREATE INDEX ON %s (document_name)', _name);
   EXECUTE format('COMMENT ON COLUMN %s.segment_embedding IS %L', _name, 'GENAI_OPTIONS=EMBED_MODEL_ID=' || model_id);
@@ -313,7 +320,7 @@ BEGIN
     END IF;
     _store := ml_rag._make_store(_parts[1], _parts[2],
       coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id')), _options ->> 'description',
-      _options ->> 'language');
+      _options ->> 'language', (_options -> 'partitions')::integer);
     PERFORM ml_rag.index_store(_store, _options ->> 'distance_metric', _options -> 'index') WHERE _options ? 'index';
     RETURN _store;
   END IF;
@@ -323,7 +330,7 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.create_store(text, jsonb) IS
 $$creates an empty vector store, or checks the one that exists: ml_rag.create_store('public.handbook')
-options: embed_model_id, description, language (of its keyword index), index and distance_metric (of a new store).
+options: embed_model_id, description, language (of its keyword index), index and distance_metric (of a new store), partitions.
 Errors: 22023 bad option, table that is not a vector store or of another model; 25006 read-only; 42501; 55000 model not available; 08006.$$;
 
 CREATE FUNCTION ml_rag.documents_below(store regclass, prefix text) RETURNS SETOF text

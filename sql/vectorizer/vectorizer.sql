@@ -141,7 +141,7 @@ The table gets the generated columns segment (the text) and document_name, and s
 ml_rag.run_vectorizer or ml-rag worker fill; it is then found like any other vector store. A row whose text changes has no
 embedding until the next run, so that a search by meaning never finds it by its former text; the keyword index is current
 at once. Where only other columns change nothing is embedded. The table is written anew and locked meanwhile. It needs a
-primary key; for the owner of a table, partitioned or not (keyword_search needs one that is not).
+primary key; for the owner of a table, partitioned or not.
 options: SELECT * FROM ml_rag.option WHERE routine IN ('create_vectorizer', 'index').
 Errors: 22023 bad option, no such column, a type whose text depends on settings; 25006 read-only; 42701 a column of that
 name; 42710 it has a vectorizer; 42P01; 42501; 55000 no primary key, or a table or isolation level that it cannot do; 55P03

@@ -180,7 +180,12 @@ def test_whoever_may_write_the_table_need_not_own_it(owner: Connection, asker: C
         ("TABLE x (id integer UNIQUE, segment text)", "no key"),
         ("TABLE x (id integer PRIMARY KEY DEFERRABLE, segment text)", "no key"),
         ("TABLE x (id timestamptz PRIMARY KEY, segment text)", "no key"),
-        ("TABLE x (id integer PRIMARY KEY, segment text) PARTITION BY RANGE (id)", "partitioned"),
+        ("TABLE x (id integer, segment text) PARTITION BY RANGE (id)", "no key"),
+        (
+            "TABLE y (id integer PRIMARY KEY, segment text) PARTITION BY RANGE (id);"
+            " CREATE TABLE x PARTITION OF y DEFAULT",
+            "a partition",
+        ),
         ("VIEW x AS SELECT 1 AS id, 'a'::text AS segment", "not an ordinary table"),
         ("MATERIALIZED VIEW x AS SELECT 1 AS id, 'a'::text AS segment", "not an ordinary table"),
         ("TABLE x (id integer PRIMARY KEY, segment text); CREATE TABLE y () INHERITS (x)", "inheritance"),

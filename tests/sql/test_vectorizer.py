@@ -202,18 +202,20 @@ def test_a_partitioned_table(owner: Connection, models: ModelsServer) -> None:
     owner.execute("CREATE TABLE p (id integer PRIMARY KEY, t text) PARTITION BY RANGE (id)")
     owner.execute("CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)")
     owner.execute("CREATE TABLE p2 PARTITION OF p DEFAULT")
-    with error("55000", "keyword index"):
-        create(owner, "p", "t")
-    create(owner, "p", "t", keyword_search=False)
+    create(owner, "p", "t")
     owner.execute(
         "INSERT INTO p SELECT i, 'text ' || i FROM generate_series(1, 20) AS i; INSERT INTO p VALUES (0, ' ')"
     )
     assert run(owner, "p", batch_size=6)["embedded"] == 20
-    owner.execute("UPDATE p SET id = 30 WHERE id = 1; UPDATE p2 SET t = 'other' WHERE id = 15")
+    owner.execute("UPDATE p SET id = 30 WHERE id = 1; UPDATE p2 SET t = 'fox' WHERE id = 15")
     models.requests.clear()
     run(owner, "p")
-    assert models.embedded("fake-embed") == ["other"]
+    assert models.embedded("fake-embed") == ["fox"]
     assert_in_step(owner, "p")
+    found = owner.execute(
+        "SELECT segment FROM ml_rag.keyword(ARRAY(SELECT s FROM ml_rag.discover() AS s), 'fox 7', 9) ORDER BY 1"
+    )
+    assert found.fetchall() == [("fox",), ("text 7",)]
     owner.execute("SELECT ml_rag.drop_vectorizer('p')")
     assert triggers(owner, "p2") == []
 

@@ -21,7 +21,7 @@ _STATEMENTS = {
         " AND has_column_privilege(a.attrelid, a.attnum, 'SELECT')) AS reads_nodes"
         " FROM unnest($1, $2) WITH ORDINALITY AS u (store, columns, place)"
         " JOIN pg_class AS c ON c.oid = u.store"
-        " WHERE c.relkind = 'r' AND has_schema_privilege(c.relnamespace, 'USAGE')"
+        " WHERE c.relkind IN ('r', 'p') AND has_schema_privilege(c.relnamespace, 'USAGE')"
         " AND cardinality(u.columns::name[]) = ("
         " SELECT count(*) FROM pg_attribute AS a"
         " WHERE a.attrelid = u.store AND a.attname = ANY (u.columns::name[]) AND NOT a.attisdropped"

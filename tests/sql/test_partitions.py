@@ -1,0 +1,189 @@
+"""store/store, keyword/index: a partitioned store answers as one table of the same rows does, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from support.cluster import Connection, Database
+from support.loading import counts, loader, loader_role, rows
+from support.stores import answer, error
+
+__all__ = ["loader"]
+
+WORDS = ["alder", "birch", "cedar", "elm", "fir", "hazel", "larch", "maple", "oak", "pine", "rowan", "willow", "yew"]
+#: a call of each kind; the same in one table and in its partitions
+CALLS: dict[str, dict[str, Any]] = {
+    "meaning": {"n_citations": 10},
+    "words": {"semantic_search": False, "keyword_search": True, "n_citations": 20},
+    "hybrid": {"keyword_search": True, "n_citations": 20},
+    "rrf": {"keyword_search": True, "hybrid_options": {"fusion": "rrf"}, "n_citations": 20},
+    "neighbours": {"retrieval_options": {"segment_overlap": 2}, "n_citations": 9},
+    "threshold": {"retrieval_options": {"max_distance": 0.7}},
+    "percentage": {"retrieval_options": {"percentage_distance": 30}},
+    "document": {"document_name": ["d7", "d12", "d31"], "n_citations": 50},
+    "not these": {"exclude_document_name": ["d7", "d12"], "n_citations": 50},
+    "filters": {"filters": {"document_id": {"gt": 20}, "file_size": {"gte": 30}}, "n_citations": 50},
+    "euclidean": {"distance_metric": "EUCLIDEAN", "n_citations": 20},
+    "two arms": {
+        "arms": [{"search": "semantic"}, {"search": "keyword", "query": {"text": "birch"}, "min_score": 0.2}],
+        "n_citations": 30,
+    },
+    "fields": {"citation_fields": ["document_id", "segment_number", "metadata", "score", "rank"], "n_citations": 7},
+    "reranked": {"rerank": {"candidates": 30}, "n_citations": 6},
+}
+
+
+def fill(connection: Connection, name: str) -> None:
+    """Forty documents of 1 to 6 segments, some of them equal; two are loaded again, one goes."""
+    draw = random.Random(4)
+    documents = {f"d{i}": "\n\n".join(" ".join(draw.choices(WORDS, k=4)) for _ in range(1 + i % 6)) for i in range(40)}
+    documents["d40"], documents["d41"] = documents["d5"], "oak oak oak"
+    send(connection, name, documents)
+    send(connection, name, {"d5": "birch birch\n\nfir hazel", "d9": "yew"})
+    connection.execute(f"SELECT ml_rag.remove_documents('{name}', ARRAY['d11'])")
+
+
+def send(connection: Connection, name: str, documents: dict[str, str]) -> dict[str, Any]:
+    contents = [text.encode() for text in documents.values()]
+    found = rows(connection, f"SELECT ml_rag.load_documents('{name}', %s, %b)", list(documents), contents)
+    return dict(found[0][0])
+
+
+@pytest.fixture
+def stores(owner: Connection, loader: Connection) -> Connection:
+    """``one`` and ``four``, of the same rows; ``four`` has four partitions. Both belong to a loader."""
+    loader.execute(
+        "SELECT ml_rag.create_store('public.one'); SELECT ml_rag.create_store('public.four', '{\"partitions\": 4}')"
+    )
+    fill(loader, "four")
+    # documents that are loaded together get their ids in any order
+    loader.execute("INSERT INTO one SELECT * FROM four")
+    loader.execute("SELECT ml_rag.index_store(s) FROM unnest('{one,four}'::regclass[]) AS s")
+    loader.execute("GRANT SELECT ON one, four TO ml_rag_user")
+    return loader
+
+
+def both(connection: Connection, query: str, options: dict[str, Any]) -> tuple[str, str]:
+    """The answers of the two stores, as text."""
+    found = [
+        json.dumps(answer(connection, query, {"vector_store": [f"public.{name}"], "skip_generate": True, **options}))
+        for name in ("one", "four")
+    ]
+    return found[0], found[1].replace("public.four", "public.one")
+
+
+def test_answers_are_those_of_one_table(stores: Connection, asker: Connection) -> None:
+    assert len(rows(stores, "SELECT tableoid, count(*) FROM four GROUP BY 1")) == 4
+    assert rows(stores, "TABLE one ORDER BY 3, 4") == rows(stores, "TABLE four ORDER BY 3, 4")
+    for call, options in CALLS.items():
+        for query in ("birch oak", "larch", "maple maple yew willow"):
+            one, four = both(asker, query, options)
+            assert four == one, (call, query)
+            assert json.loads(one)["citations"], (call, query)
+
+
+def test_it_is_one_store_and_is_found_unasked(stores: Connection, asker: Connection) -> None:
+    found = rows(asker, "SELECT vector_store, found FROM ml_rag.discover() ORDER BY 1")
+    assert found == [("public.four", "untrusted"), ("public.one", "untrusted")]
+    names = answer(asker, "birch", {"skip_generate": True, "n_citations": 4})["vector_store"]
+    assert names == ["public.four", "public.one"]
+
+
+def test_row_level_security_is_that_of_the_table(stores: Connection, asker: Connection) -> None:
+    for name in ("one", "four"):
+        stores.execute(
+            f"CREATE POLICY even ON {name} USING (document_id % 2 = 0); ALTER TABLE {name} ENABLE ROW LEVEL SECURITY"
+        )
+    for options in ({}, {"keyword_search": True, "retrieval_options": {"segment_overlap": 1}}):
+        one, four = both(asker, "birch oak", {"n_citations": 100, "citation_fields": ["document_id"], **options})
+        assert four == one
+        assert {c["document_id"] % 2 for c in json.loads(one)["citations"]} == {0}
+
+
+def words(connection: Connection, query: str = "birch") -> tuple[str, str]:
+    return both(connection, query, {"n_citations": 100, **CALLS["words"]})
+
+
+def test_a_changed_partition_is_a_changed_store(stores: Connection, asker: Connection) -> None:
+    parts = [
+        part for (part,) in rows(stores, "SELECT relid::regclass::text FROM pg_partition_tree('four') WHERE isleaf")
+    ]
+    assert parts == ["four_p0", "four_p1", "four_p2", "four_p3"]
+    (part,), *_ = rows(stores, "SELECT tableoid::regclass::text FROM four WHERE document_name = 'd3'")
+    # by the name of the partition, by that of the table, and from one partition to another
+    for name, own in (("one", "one"), ("four", part)):
+        stores.execute(
+            f"UPDATE {own} SET segment = 'birch birch birch' WHERE document_name = 'd3' AND segment_number = 1"
+        )
+        stores.execute(f"UPDATE {name} SET segment = 'birch' WHERE document_name = 'd20' AND segment_number = 1")
+        stores.execute(f"DELETE FROM {own} WHERE document_name = 'd3' AND segment_number = 2")
+        stores.execute(f"UPDATE {name} SET document_id = document_id + 100 WHERE document_name = 'd30'")
+    one, four = words(asker)
+    assert four == one
+    assert "birch birch birch" in one
+    # a partition is not truncated by itself: the index could not tell its rows
+    with error("55000", "cannot be truncated by itself") as caught:
+        stores.execute(f"TRUNCATE {part}")
+    assert f"DELETE FROM public.{part}" in caught.hint
+    stores.execute("TRUNCATE one; TRUNCATE four")
+    for name in ("one", "four"):
+        assert counts(send(stores, name, {"x": "birch", "y": "oak"})) == {"loaded": 2}
+    one, four = words(asker)
+    assert four == one
+    assert len(json.loads(one)["citations"]) == 1
+
+
+def test_an_index_that_is_made_later_has_all_partitions(
+    stores: Connection, owner: Connection, asker: Connection
+) -> None:
+    before = words(asker)
+    stores.execute("SELECT ml_rag.disable_keyword_search('four')")
+    triggers = (
+        "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'ml_rag_keywords_%' AND tgrelid::regclass::text LIKE 'four%'"
+    )
+    assert rows(owner, triggers) == [(0,)]
+    with error("55000", "no vector store has a keyword index") as caught:
+        words(asker)
+    assert "enable_keyword_search('four')" in caught.hint
+    stores.execute("SELECT ml_rag.enable_keyword_search('four')")
+    assert rows(owner, triggers) == [(20,)]  # four events, of the table and its four partitions
+    assert words(asker) == before
+    stores.execute("DROP TABLE four")
+    assert rows(owner, "SELECT count(*) FROM ml_rag.keyword_store") == [(1,)]
+
+
+def test_a_further_embedding_has_all_partitions(stores: Connection, asker: Connection) -> None:
+    for name in ("one", "four"):
+        result = rows(
+            stores, f"CALL ml_rag.add_embedding('{name}', 'second', '{{\"embed_model_id\": \"fake-embed\"}}')"
+        )
+        assert result[0][0]["pending"] == 0
+        stores.execute(f"SELECT ml_rag.use_embedding('{name}', 'second')")
+    one, four = both(asker, "birch oak", {"n_citations": 30})
+    assert four == one
+
+
+@pytest.mark.parametrize("n", [1, 256])
+def test_how_many_partitions_there_are(loader: Connection, n: int) -> None:
+    name = "n" * 63
+    loader.execute("SELECT ml_rag.create_store(%s, %s)", (f"public.{name}", json.dumps({"partitions": n})))
+    assert rows(loader, f"SELECT count(*) FROM pg_partition_tree('{name}') WHERE isleaf") == [(n,)]
+    assert counts(send(loader, name, {"a": "oak"})) == {"loaded": 1}
+
+
+@pytest.mark.parametrize("n", [0, 257, 1.5, "four"])
+def test_a_number_of_partitions_that_cannot_be(loader: Connection, n: Any) -> None:
+    with error("22023", "partitions"):
+        loader.execute("SELECT ml_rag.create_store('public.x', %s)", (json.dumps({"partitions": n}),))
+
+
+def test_partitions_are_no_stores_of_their_own(db: Database, stores: Connection, owner: Connection) -> None:
+    with error("55000", "cannot have a keyword index", "a partition"):
+        stores.execute("SELECT ml_rag.enable_keyword_search('four_p1')")
+    # who has no privilege on a partition finds its rows through the table alone
+    assert rows(owner, f"SELECT has_table_privilege('{db.role('asker')}', 'four_p0', 'SELECT')") == [(False,)]
+    assert rows(owner, "SELECT relowner::regrole::text FROM pg_class WHERE relname = 'four_p3'") == [(loader_role(db),)]
