@@ -58,6 +58,9 @@
 -- the comment that makes a column of vectors an embedding of a vector store
 \i store/marker.sql
 
+-- row-level security of the tables that ml_rag makes
+\i store/policy.sql
+
 -- pipeline: question in, answer with citations out
 \i pipeline/discover.sql
 \i pipeline/condition.sql

@@ -89,6 +89,8 @@ BEGIN
     -- store/marker
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _marker_pattern _marked_model _marker _marked_key _marked_columns _mark_keys _mark_embedding _embeddings _default_column _embedding'),
+    -- store/policy
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_current_role _is_one_of _make_visible _policy_functions _drop_visible'),
     -- store/lock
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_store_key _lock_store _hold_store'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_hold_embedding _lock_table'),

@@ -43,8 +43,8 @@ SELECT pg_catalog.pg_extension_config_dump('ml_rag.message', '');
 
 ALTER TABLE ml_rag.conversation ENABLE ROW LEVEL SECURITY;
 ALTER TABLE ml_rag.message ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own ON ml_rag.conversation USING (role = current_user) WITH CHECK (role = current_user);
-CREATE POLICY own ON ml_rag.message USING (role = current_user)
+CREATE POLICY own ON ml_rag.conversation USING (ml_rag._is_current_role(role) AND role = current_user) WITH CHECK (role = current_user);
+CREATE POLICY own ON ml_rag.message USING (ml_rag._is_current_role(role) AND role = current_user)
 WITH CHECK (role = current_user AND EXISTS (
   SELECT FROM ml_rag.conversation AS c WHERE c.conversation_id = message.conversation_id AND c.role = current_user));
 

@@ -50,8 +50,8 @@ SELECT pg_catalog.pg_extension_config_dump('ml_rag.evaluation_question', '');
 -- Questions and answers may be confidential: nobody but the superuser sees those of others.
 ALTER TABLE ml_rag.evaluation_run ENABLE ROW LEVEL SECURITY;
 ALTER TABLE ml_rag.evaluation_question ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own ON ml_rag.evaluation_run USING (role = current_user) WITH CHECK (role = current_user);
-CREATE POLICY own ON ml_rag.evaluation_question USING (role = current_user)
+CREATE POLICY own ON ml_rag.evaluation_run USING (ml_rag._is_current_role(role) AND role = current_user) WITH CHECK (role = current_user);
+CREATE POLICY own ON ml_rag.evaluation_question USING (ml_rag._is_current_role(role) AND role = current_user)
 WITH CHECK (role = current_user AND EXISTS (
   SELECT FROM ml_rag.evaluation_run AS r WHERE r.run_id = evaluation_question.run_id AND r.role = current_user));
 

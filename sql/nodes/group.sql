@@ -129,23 +129,29 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._node_policy(store regclass, nodes text, key name[]) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
+CREATE FUNCTION ml_rag._node_policy(store regclass, nodes regclass, key name[], types text[]) RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: SQL of who sees a node: whoever sees its segment, and all that it was made of: the segments of a document, or
--- those that a model has read for a context. The policy reads the text, so that it takes the privilege to read it in the store.
--- Reads: the catalog
+-- those that a model has read for a context. It reads the text, so that it takes the privilege to read that in the store.
+-- Writes: a new function, of the owner of the node group
 DECLARE
   _store text := ml_rag._relation_name(store);
   _document text := (SELECT min(a.attname::text) FROM pg_attribute AS a
                      WHERE a.attrelid = store AND a.attname IN ('document_id', 'document_name') AND NOT a.attisdropped);
-  _same text := ml_rag._same_key('s', key, quote_ident(nodes), key);
+  _same text := (SELECT string_agg(format('s.%I = $%s', k, place), ' AND ' ORDER BY place) FROM unnest(key)
+    WITH ORDINALITY AS u (k, place));
+  _condition text := format('EXISTS (SELECT s.segment FROM %s AS s WHERE %s)', _store, _same);
 BEGIN
-  RETURN format('EXISTS (SELECT s.segment FROM %s AS s WHERE %s)', _store, _same) || CASE WHEN _document IS NULL THEN '' ELSE format(
-    ' AND (members IS NULL OR members <@ ARRAY(SELECT %s FROM %s AS a WHERE a.%I = (SELECT s.%3$I FROM %2$s AS s WHERE %4$s)))',
-    (SELECT format('ARRAY[%s]::text', string_agg(format('a.%I::text', k), ', ' ORDER BY place)) FROM unnest(key)
-      WITH ORDINALITY AS u (k, place)), _store, _document, _same) END;
+  IF _document IS NOT NULL THEN
+    _condition := format('%s AND ($%s IS NULL OR $%2$s <@ ARRAY('
+      'SELECT %s FROM %s AS a WHERE a.%I = (SELECT s.%5$I FROM %4$s AS s WHERE %6$s)))', _condition, cardinality(key) + 1,
+      (SELECT format('ARRAY[%s]::text', string_agg(format('a.%I::text', k), ', ' ORDER BY place)) FROM unnest(key)
+        WITH ORDINALITY AS u (k, place)), _store, _document, _same);
+  END IF;
+  RETURN format('%s(%s, members)', ml_rag._make_visible(nodes, types || 'text[]'::text, _condition),
+    (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest(key) WITH ORDINALITY AS u (k, place)));
 END
 $$;
 
@@ -214,9 +220,13 @@ BEGIN
       WITH ORDINALITY AS u (k, t, place)),
     'node_embedding ' || _type || ',', _columns, ml_rag._relation_name(store));
   EXECUTE format('COMMENT ON TABLE %s IS %L', _nodes, concat('ML_RAG_NODE_GROUP=', options));
+  EXECUTE format('ALTER TABLE %s OWNER TO %s', _nodes, _store.relowner::regrole);
+  -- nobody looks a node up by its text, and estimates, which EXPLAIN shows to everybody, would tell of hidden ones
+  EXECUTE format('ALTER TABLE %s ALTER node SET STATISTICS 0, ALTER text_hash SET STATISTICS 0, ALTER members SET STATISTICS 0,'
+    ' ALTER error SET STATISTICS 0', _nodes);
   EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', _nodes);
   EXECUTE format('CREATE POLICY sees_parent ON %s USING (%s)', _nodes,
-    ml_rag._node_policy(store, _name, _key.key));
+    ml_rag._node_policy(store, _nodes::regclass, _key.key, _key.types));
   EXECUTE format('REVOKE ALL ON %s FROM PUBLIC', _nodes);
   PERFORM ml_rag._grant_readers(store, _nodes::regclass);
   IF (options -> 'keyword_search')::boolean THEN
@@ -224,7 +234,6 @@ BEGIN
     FROM ml_rag._keyword_index(store) AS i;
     PERFORM ml_rag._index_keywords(_nodes::regclass, coalesce(_language, '{}') || '{"segment": "node"}', true);
   END IF;
-  EXECUTE format('ALTER TABLE %s OWNER TO %s', _nodes, _store.relowner::regrole);
   IF (options -> 'merge')::boolean AND NOT EXISTS (
     SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'segment_nodes' AND NOT a.attisdropped) THEN
     PERFORM ml_rag._warn_of_subscribers(store, 'segment_nodes', 'text');
@@ -251,7 +260,7 @@ BEGIN
       DETAIL = format('Node group "%s" is made of its nodes.', _child), HINT = 'Drop that one first.';
   END IF;
   PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
-  EXECUTE format('DROP TABLE %s', ml_rag._relation_name(_group.relation));
+  PERFORM ml_rag._drop_visible(_group.relation);
   IF (_group.options -> 'merge')::boolean AND ml_rag._merged_nodes(store) IS NOT NULL THEN
     EXECUTE format('UPDATE %1$s AS t SET segment_nodes = m.merged FROM (SELECT s.ctid AS place, s.tableoid AS part, %2$s AS merged'
       ' FROM %1$s AS s) AS m WHERE t.ctid = m.place AND t.tableoid = m.part AND t.segment_nodes IS DISTINCT FROM m.merged',
@@ -284,7 +293,12 @@ BEGIN
       AND starts_with(left(obj_description(c.oid, 'pg_class'), 18), 'ML_RAG_NODE_GROUP=') AND pg_has_role(c.relowner, 'USAGE')
       AND NOT EXISTS (SELECT FROM pg_constraint AS f WHERE f.conrelid = c.oid AND f.contype = 'f')
   LOOP
-    EXECUTE format('DROP TABLE %s', _table);
+    BEGIN
+      EXECUTE format('DROP TABLE %s', _table);
+    EXCEPTION WHEN dependent_objects_still_exist THEN
+      -- another's DROP does not fail by what the owner of the table has built upon it
+      RAISE NOTICE USING MESSAGE = format('table %s was kept', _table), DETAIL = 'Other objects depend on it.';
+    END;
   END LOOP;
 END
 $$;

@@ -121,6 +121,8 @@ BEGIN
     EXECUTE format('CREATE TABLE %I.%I PARTITION OF %s FOR VALUES WITH (MODULUS %s, REMAINDER %s)', schema_name,
       concat(_prefix, '_p', _place), _name, partitions, _place);
   END LOOP;
+  -- nobody looks a segment up by its whole text, and estimates, which EXPLAIN shows to everybody, would tell of hidden ones
+  EXECUTE format('ALTER TABLE %s ALTER segment SET STATISTICS 0', _name);
   -- what refresh asks for each file, and what the filters on documents use
   EXECUTE format('CREATE INDEX ON %s (document_name)', _name);
   EXECUTE format('COMMENT ON COLUMN %s.segment_embedding IS %L', _name, 'GENAI_OPTIONS=EMBED_MODEL_ID=' || model_id);

@@ -30,7 +30,8 @@ $$;
 
 -- Conditions on indexed columns come before policies, and EXPLAIN shows how many rows they leave. So the policy is such a
 -- condition itself: keys of others' rows are not even looked at.
-CREATE POLICY own ON ml_rag.vectorizer_error USING (relation = ANY ((SELECT ml_rag._vectorized())::oid[]));
+CREATE POLICY own ON ml_rag.vectorizer_error USING (ml_rag._is_one_of(relation, (SELECT ml_rag._vectorized()))
+  AND relation = ANY ((SELECT ml_rag._vectorized())::oid[]));
 
 CREATE FUNCTION ml_rag._vectorizer(relation regclass)
 RETURNS TABLE (trigger name, options jsonb, model_id text, type text)

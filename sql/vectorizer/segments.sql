@@ -5,7 +5,8 @@
 -- its words; a run puts the segments in its place. Triggers of the source do what a statement did to it to the segments
 -- too, in the same transaction. They run a function that the owner of the source owns, since whoever writes the source may
 -- not write the segments otherwise; what it executes is made here. A policy shows the segments of those rows of the source
--- that the reader sees, and is by what the table of segments is found: it follows when either table is renamed.
+-- that the reader sees; its function reads the source, and is by what the table of segments is found: it follows when either
+-- table is renamed.
 
 CREATE FUNCTION ml_rag._segment_table(relation oid) RETURNS regclass
 LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -15,9 +16,11 @@ AS $$
 -- both must be of one owner  Reads: the catalog
 BEGIN
   RETURN (
-    SELECT p.polrelid FROM pg_depend AS d JOIN pg_policy AS p ON p.oid = d.objid
+    SELECT p.polrelid FROM pg_depend AS f
+    JOIN pg_depend AS d ON d.refclassid = 'pg_proc'::regclass AND d.refobjid = f.objid AND d.classid = 'pg_policy'::regclass
+    JOIN pg_policy AS p ON p.oid = d.objid
     JOIN pg_class AS c ON c.oid = p.polrelid JOIN pg_class AS s ON s.oid = relation AND s.relowner = c.relowner
-    WHERE d.classid = 'pg_policy'::regclass AND d.refclassid = 'pg_class'::regclass AND d.refobjid = relation
+    WHERE f.classid = 'pg_proc'::regclass AND f.refclassid = 'pg_class'::regclass AND f.refobjid = relation
       AND p.polname = 'ml_rag_source' AND p.polrelid <> relation LIMIT 1);
 END
 $$;
@@ -172,17 +175,22 @@ BEGIN
      FROM unnest(_key.key, _key.types) WITH ORDINALITY AS u (k, type, place)), type,
     (SELECT string_agg(quote_ident(left('source_' || k, 63)), ', ' ORDER BY place)
      FROM unnest(_key.key) WITH ORDINALITY AS u (k, place)));
+  EXECUTE format('ALTER TABLE %s OWNER TO %s', _name, _source.owner);
   EXECUTE format('COMMENT ON TABLE %s IS %L', _name,
     format('segments of the rows of %s, kept by its triggers and ml_rag.run_vectorizer', ml_rag._full_name(relation)));
   -- what searches ask of neighbouring segments
   EXECUTE format('CREATE INDEX ON %s (document_id, segment_number)', _name);
-  EXECUTE format('CREATE POLICY ml_rag_source ON %s FOR SELECT USING (EXISTS ('
-    'SELECT n.segment, n.document_name FROM %s AS n WHERE %s))', _name, ml_rag._full_name(relation),
-    ml_rag._same_key(relation, _name::regclass, 'n', quote_ident(_source.name)));
+  -- nobody looks a segment up by its text, and estimates, which EXPLAIN shows to everybody, would tell of hidden ones
+  EXECUTE format('ALTER TABLE %s ALTER segment SET STATISTICS 0, ALTER text_hash SET STATISTICS 0', _name);
+  EXECUTE format('CREATE POLICY ml_rag_source ON %s FOR SELECT USING (%s(%s))', _name,
+    ml_rag._make_visible(_name::regclass, _key.types, format('EXISTS (SELECT n.segment, n.document_name FROM %s AS n WHERE %s)',
+      ml_rag._full_name(relation), (SELECT string_agg(format('n.%I = $%s', k, place), ' AND ' ORDER BY place)
+                                    FROM unnest(_key.key) WITH ORDINALITY AS u (k, place)))),
+    (SELECT string_agg(quote_ident(left('source_' || k, 63)), ', ' ORDER BY place)
+     FROM unnest(_key.key) WITH ORDINALITY AS u (k, place)));
   FOR _grantee IN SELECT DISTINCT a.grantee FROM aclexplode(_source.relacl) AS a WHERE a.privilege_type = 'SELECT' LOOP
     EXECUTE format('GRANT SELECT ON %s TO %s', _name, CASE _grantee WHEN 0 THEN 'PUBLIC' ELSE _grantee::regrole::text END);
   END LOOP;
-  EXECUTE format('ALTER TABLE %s OWNER TO %s', _name, _source.owner);
   EXECUTE (ml_rag._segment_statements(relation, 'ALL'))[1];
   EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', _name);
   RETURN _name::regclass;
@@ -288,7 +296,7 @@ DECLARE
 BEGIN
   PERFORM ml_rag._drop_triggers(relation, '^ml_rag_segments_');
   IF _segments IS NOT NULL THEN
-    EXECUTE format('DROP TABLE %s', ml_rag._full_name(_segments));
+    PERFORM ml_rag._drop_visible(_segments);
   END IF;
 END
 $$;

@@ -1,0 +1,174 @@
+"""store/policy: a condition of the reader's is evaluated for no row that a policy of ml_rag hides.
+
+Comparisons of texts are leakproof: PostgreSQL evaluates them before a policy that costs more, and EXPLAIN tells of it,
+by a subplan of the policy that was executed or by the pages of a long text that was read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from psycopg import sql
+
+from support.cluster import Connection, Database
+from support.nodes import create
+from support.plans import plan
+from support.stores import create_store, insert, search
+
+#: w: what is looked for. The long ones are pages of their own.
+CONDITIONS = [
+    "{c} = {w}", "{c} >= {w} AND {c} <= {w}", "{c} IN ({w}, {w})", "{c} IS NOT DISTINCT FROM {w}",
+    "({c} = {w}) IS TRUE",
+    "{c} >= {w} AND {c} <= {w} AND {long} > ''",
+]  # fmt: skip
+
+
+def same(asker: Connection, relation: str, column: str, long: str, hidden: str, absent: str) -> None:
+    """Whatever the path: what a hidden row has and what nobody has take the same."""
+    for path in ("enable_seqscan", "enable_indexscan", "enable_bitmapscan"):
+        asker.execute(f"RESET ALL; SET jit = off; SET {path} = off")
+        for condition in CONDITIONS:
+            shown = []
+            for word in (hidden, absent):
+                where = condition.format(c=column, long=long, w=sql.Literal(word).as_string(asker))
+                statement = f"SELECT 1 FROM {relation} WHERE {where}"
+                plan(asker, statement)  # the catalogue is read
+                shown.append((str(plan(asker, statement)).replace(word, "…"), plan(asker, statement, pages=True)))
+            assert shown[0] == shown[1], (path, condition)
+
+
+def secrets(n: int) -> list[str]:
+    return [f"Bob earns {i}." for i in range(n)]
+
+
+@pytest.mark.parametrize("parent", ["segment", "document"])
+def test_of_nodes(db: Database, owner: Connection, parent: str) -> None:
+    create_store(owner)
+    rows: list[Any] = [("asker.txt", 1, i, f"Mine {i}.", (1, i, 0)) for i in range(3)]
+    rows += [(f"tenant{i}.txt", 2 + i, 1, text, (1, i, 0)) for i, text in enumerate(secrets(60))]
+    insert(owner, "docs", rows)
+    owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY")
+    owner.execute(f"CREATE POLICY p ON docs TO {db.role('asker')} USING (document_name = 'asker.txt')")
+    create(owner, "sentences", transform="sentence", parent=parent)
+    (text_hash,) = owner.execute("SELECT text_hash FROM docs_sentences WHERE document_id = 9 LIMIT 1").fetchone() or (
+        0,
+    )
+    owner.execute("VACUUM ANALYZE docs, docs_sentences")
+    asker = db.connect("asker")
+    same(asker, "docs_sentences", "node", "node", "Bob earns 7.", "Bob earns x.")
+    same(asker, "docs_sentences", "text_hash::bigint", "node", str(text_hash), "12345")
+    assert (
+        asker.execute("SELECT count(*) FROM docs_sentences WHERE node LIKE 'Mine%'").fetchone() == (3,)
+        if (parent == "segment")
+        else (1,)
+    )
+    assert asker.execute("SELECT count(*) FROM docs_sentences WHERE node LIKE 'Bob%'").fetchone() == (0,)
+
+
+def test_of_the_segments_of_a_vectorizer(db: Database, owner: Connection) -> None:
+    owner.execute("CREATE TABLE items (id integer PRIMARY KEY, who text, note text)")
+    for i, text in enumerate(["Mine.", *secrets(60)]):
+        owner.execute("INSERT INTO items VALUES (%s, %s, %s)", (i, "bob" if i else "asker", text))
+    owner.execute("GRANT SELECT ON items TO ml_rag_user; ALTER TABLE items ENABLE ROW LEVEL SECURITY")
+    owner.execute("CREATE POLICY p ON items USING (who = 'asker')")
+    options = '{"columns": "note", "destination": "table", "embed_model_id": "fake-embed"}'
+    owner.execute("SELECT ml_rag.create_vectorizer('items', %s)", (options,))
+    owner.execute("CALL ml_rag.run_vectorizer('items')")
+    owner.execute("VACUUM ANALYZE items, items_segments")
+    asker = db.connect("asker")
+    same(asker, "items_segments", "segment", "segment", "Bob earns 7.", "Bob earns x.")
+    assert asker.execute("SELECT segment FROM items_segments").fetchall() == [("Mine.",)]
+    found = search(asker, "Bob earns 7.", {"vector_store": ["public.items_segments"]})
+    assert len(found) == 1
+
+
+def test_the_function_follows_renames_and_goes_with_what_it_is_for(db: Database, owner: Connection) -> None:
+    made = "SELECT proname FROM pg_proc WHERE proname ~ '_\\d+_visible$'"
+    create_store(owner, rows=[("a", 1, 1, "One.", (1, 0, 0))])
+    create(owner, "sentences", transform="sentence")
+    owner.execute("CREATE TABLE items (id integer PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'One.')")
+    options = '{"columns": "note", "destination": "table", "embed_model_id": "fake-embed"}'
+    owner.execute("SELECT ml_rag.create_vectorizer('items', %s); ", (options,))
+    owner.execute("GRANT SELECT ON items, items_segments TO ml_rag_user")
+    assert len(owner.execute(made).fetchall()) == 2
+    owner.execute("ALTER TABLE docs RENAME TO papers; ALTER TABLE items RENAME TO things")
+    owner.execute("INSERT INTO things VALUES (2, 'Two.')")
+    asker = db.connect("asker")
+    assert asker.execute("SELECT node FROM docs_sentences WHERE node_number > 0").fetchall() == [("One.",)]
+    assert asker.execute("SELECT segment FROM items_segments ORDER BY 1").fetchall() == [("One.",), ("Two.",)]
+    owner.execute("SELECT ml_rag.drop_vectorizer('things')")
+    owner.execute("SELECT ml_rag.drop_node_group('papers', 'sentences')")
+    assert owner.execute(made).fetchall() == []
+    create(owner, "sentences", "papers", transform="sentence")
+    owner.execute("DROP TABLE papers CASCADE")
+    assert owner.execute(made).fetchall() == []
+
+
+def test_of_conversations(db: Database, owner: Connection, tenant: Connection) -> None:
+    long = "(SELECT string_agg(md5(j::text || i), '') FROM generate_series(1, 1000) AS j)"
+    tenant.execute("INSERT INTO ml_rag.conversation DEFAULT VALUES")
+    tenant.execute(
+        "INSERT INTO ml_rag.message (message_id, conversation_id, turn, query, question, text, citations, options)"
+        f" SELECT gen_random_uuid(), c.conversation_id, i, 'Bob earns ' || i, 'q' || i, {long}, '[]', '{{}}'"
+        " FROM ml_rag.conversation AS c, generate_series(1, 20) AS i"
+    )
+    owner.execute("VACUUM ANALYZE ml_rag.conversation, ml_rag.message")
+    asker = db.connect("asker")
+    same(asker, "ml_rag.message", "query", "text", "Bob earns 7", "Bob earns x")
+    assert tenant.execute("SELECT count(*) FROM ml_rag.message WHERE query = 'Bob earns 7'").fetchone() == (1,)
+
+
+def test_of_evaluations(db: Database, owner: Connection, tenant: Connection) -> None:
+    long = "(SELECT string_agg(md5(j::text || i), '') FROM generate_series(1, 1000) AS j)"
+    tenant.execute(
+        "INSERT INTO ml_rag.evaluation_run (name, started_at, seconds, source, questions, options, stores, models,"
+        " versions, measures, counted, latency, errors) SELECT 'Bob earns 7', now(), 1,"
+        f" {long}, 1, '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}' FROM (VALUES (1)) AS v (i)"
+    )
+    tenant.execute(
+        "INSERT INTO ml_rag.evaluation_question (run_id, question_id, question, answer, citations, measures, latency)"
+        f" SELECT r.run_id, i, 'Bob earns ' || i, {long}, '[]', '{{}}', '{{}}'"
+        " FROM ml_rag.evaluation_run AS r, generate_series(1, 20) AS i"
+    )
+    owner.execute("VACUUM ANALYZE ml_rag.evaluation_run, ml_rag.evaluation_question")
+    asker = db.connect("asker")
+    same(asker, "ml_rag.evaluation_question", "question", "answer", "Bob earns 7", "Bob earns x")
+    same(asker, "ml_rag.evaluation_run", "name", "source", "Bob earns 7", "Bob earns x")
+
+
+def test_of_rows_that_could_not_be_embedded(db: Database, owner: Connection, tenant: Connection) -> None:
+    owner.execute(sql.SQL("CREATE SCHEMA t AUTHORIZATION {}").format(sql.Identifier(db.role("tenant"))))
+    tenant.execute("CREATE TABLE t.items (id text PRIMARY KEY)")
+    tenant.execute("CREATE TRIGGER v AFTER INSERT ON t.items EXECUTE FUNCTION ml_rag._wake_workers('{}')")
+    tenant.execute(
+        "SELECT ml_rag._note_failures('t.items', ARRAY['{7}'], ARRAY['text'],"
+        ' ARRAY[\'{"sqlstate": "38000", "message": "Bob earns 7"}\'::jsonb])'
+    )
+    owner.execute("VACUUM ANALYZE ml_rag.vectorizer_error")
+    asker = db.connect("asker")
+    same(asker, "ml_rag.vectorizer_error", "message", "detail", "Bob earns 7", "Bob earns x")
+    same(asker, "ml_rag.vectorizer_error", "key", "message", "{7}", "{x}")
+
+
+@pytest.mark.parametrize("relation", ["docs_sentences", "items_segments", "papers"])
+def test_estimates_come_from_no_text(owner: Connection, relation: str) -> None:
+    """A column of many equal texts would be in the statistics, and each role sees estimates."""
+    create_store(owner, rows=[("a", i, 1, "Bob is ill.", (1, 0, 0)) for i in range(200)])
+    create(owner, "sentences", transform="sentence")
+    owner.execute("CREATE TABLE items (id integer PRIMARY KEY, note text)")
+    owner.execute("INSERT INTO items SELECT i, 'Bob is ill.' FROM generate_series(1, 200) AS i")
+    options = '{"columns": "note", "destination": "table", "embed_model_id": "fake-embed"}'
+    owner.execute("SELECT ml_rag.create_vectorizer('items', %s)", (options,))
+    owner.execute("SELECT ml_rag.create_store('public.papers')")
+    owner.execute(
+        "INSERT INTO papers SELECT 'a', '{}', i, 1, 'Bob is ill.', array_fill(1, '{16}')::vector"
+        " FROM generate_series(1, 200) AS i"
+    )
+    owner.execute("ANALYZE")
+    column = "node" if relation == "docs_sentences" else "segment"
+    rows = [
+        owner.execute(f"EXPLAIN (FORMAT JSON) SELECT FROM {relation} WHERE {column} = '{text}'").fetchone()
+        for text in ("Bob is ill.", "x")
+    ]
+    assert str(rows[0]).replace("Bob is ill.", "x") == str(rows[1])

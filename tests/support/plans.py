@@ -1,0 +1,30 @@
+"""Plans as EXPLAIN shows them, without what differs by itself."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from psycopg import sql
+
+from support.cluster import Connection
+
+#: what differs from one time to the next by itself, such as the pages of the catalogue and hints in them (WAL)
+NOISE = re.compile(r"Time|WAL|Blocks|Planning|Triggers|Sort Space|Memory|Heap Fetches")
+
+
+def plan(connection: Connection, statement: Any, *, pages: bool = False) -> Any:
+    """A plan as EXPLAIN gives it with every option; ``pages``: only how many pages it took from the cache."""
+    options = "ANALYZE, VERBOSE, COSTS, SETTINGS, BUFFERS, WAL, TIMING OFF, SUMMARY OFF, FORMAT JSON"
+    found = connection.execute(sql.SQL(f"EXPLAIN ({options}) {{}}").format(sql.SQL(statement))).fetchone()
+    assert found is not None
+    if pages:
+        top = found[0][0]["Plan"]
+        return top["Shared Hit Blocks"] + top["Shared Read Blocks"]
+
+    def without_noise(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: without_noise(value) for key, value in node.items() if not NOISE.search(key)}
+        return [without_noise(value) for value in node] if isinstance(node, list) else node
+
+    return without_noise(found[0])
