@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,10 @@ _NO_STORE = "no vector store found"
 
 #: a whole statement
 Query = sql.SQL | sql.Composed
+#: what gives the rows of one
+Rows = Callable[[Query, Mapping[str, Any] | None], Awaitable[list[dict[str, Any]]]]
 
+_TAKE_ROLE = sql.SQL("SELECT pg_catalog.set_config('role', %(role)s, true)")
 _SCHEMAS = """SELECT e.extname::text AS name, n.nspname::text AS schema FROM pg_catalog.pg_extension AS e
 JOIN pg_catalog.pg_namespace AS n ON n.oid = e.extnamespace WHERE e.extname IN ('ml_rag', 'vector')"""
 
@@ -179,12 +182,22 @@ class Reader:
         async with self._pool:
             yield
 
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Rows]:
+        """The rows of one statement after the other, in one transaction."""
+        async with self._pool.connection() as connection:
+
+            async def rows(query: Query, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+                cursor = await connection.execute(query, parameters)
+                return await cursor.fetchall()
+
+            yield rows
+
     async def rows(
         self, query: Query, parameters: Mapping[str, Any] | None = None, role: str | None = None
     ) -> list[dict[str, Any]]:
         """The rows of one statement. ``role``: run it as that role, until the end of its transaction."""
-        async with self._pool.connection() as connection:
+        async with self.transaction() as rows:
             if role is not None:
-                await connection.execute("SELECT pg_catalog.set_config('role', %s, true)", (role,))
-            cursor = await connection.execute(query, parameters)
-            return await cursor.fetchall()
+                await rows(_TAKE_ROLE, {"role": role})
+            return await rows(query, parameters)

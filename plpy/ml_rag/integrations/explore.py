@@ -257,11 +257,14 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
     async def run(query: Query, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
         return await reader.rows(query, parameters)
 
-    async def rows(request: Request, query: Query, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+    async def waited_for(request: Request, work: Awaitable[Got]) -> Got:
         try:
-            return await _while_waited_for(request, run(query, parameters))
+            return await _while_waited_for(request, work)
         except psycopg.Error as error:
             raise _Refused(404 if error.sqlstate == "P0002" else 400, worded(error)) from None
+
+    async def rows(request: Request, query: Query, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return await waited_for(request, run(query, parameters))
 
     def page(template: str, /, status: int = 200, **values: Any) -> Response:
         content = environment.get_template(template).render(who=who, marks=marks, **values)
@@ -307,11 +310,10 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         typed = asked_of(request)
         store, name = request.query_params.get("store", ""), request.query_params.get("document", "")
         first = max(1, _number(request.query_params.get("first"), "the first segment", 1) or 1)
-        found = await rows(request, documents.FIND, {"store": store})
-        if not found or found[0]["document_name"] is None:
-            raise _Refused(404, "there is no vector store of that name with names of documents that this role may read")
         parameters = {"document": name, "first": max(0, first - 2), "most": SEGMENTS + 1, "characters": CHARACTERS}
-        read = await rows(request, documents.reading(found[0]), parameters)
+        found, read = await waited_for(request, documents.read(reader, store, parameters))
+        if found.get("document_name") is None:
+            raise _Refused(404, "there is no vector store of that name with names of documents that this role may read")
         # the segment before the first one is read to see what the two share
         before = read.pop(0)["segment"] if first > 1 and read else None
         if not read:

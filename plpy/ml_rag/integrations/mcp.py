@@ -111,13 +111,15 @@ def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
 
         A segment with "cut" is longer than that itself, and its end is left out.
         """
-        found = await rows(documents.FIND, {"store": store})
+        parameters = {"document": document_name, "first": first - 1, "most": SEGMENTS, "characters": CHARACTERS}
+        try:
+            found, segments = await documents.read(reader, store, parameters)
+        except psycopg.Error as error:
+            raise ToolError(worded(error)) from None
         if not found:
             raise ToolError(f"there is no vector store {store!r} that this role may read (SQLSTATE 42P01)")
-        if found[0]["document_name"] is None:
+        if found["document_name"] is None:
             raise ToolError("the store has no column with names of documents")
-        parameters = {"document": document_name, "first": first - 1, "most": SEGMENTS, "characters": CHARACTERS}
-        segments = await rows(documents.reading(found[0]), parameters)
         if not segments:
             raise ToolError(
                 f"store {store!r} has no document {document_name!r} with a segment {first} (SQLSTATE P0002)"
