@@ -93,6 +93,28 @@ def test_a_failing_statement_goes_back_to_the_model_with_the_error(
     assert "DELETE FROM shop.orders\n42601: syntax error" in prompts[2]
 
 
+@pytest.mark.parametrize(
+    ("sql", "sqlstate", "name"),
+    [
+        ("SELECT string_agg(name, ',')::integer FROM shop.customers", "22P02", "InvalidTextRepresentation"),
+        ("SELECT (SELECT name FROM shop.customers WHERE id = 3)::date", "22007", "InvalidDatetimeFormat"),
+        ("SELECT ('{' || min(name))::jsonb FROM shop.customers", "22P02", "InvalidTextRepresentation"),
+        ("SELECT 'x' ~ ('(' || min(name)) FROM shop.customers", "2201B", "InvalidRegularExpression"),
+    ],
+)
+def test_an_error_of_a_run_tells_the_model_no_value(
+    model: SqlModel, shop: Connection, asker: Connection, sql: str, sqlstate: str, name: str
+) -> None:
+    """A remote model could read the tables by such errors; the caller sees them."""
+    model.writes(sql)
+    assert ask(asker)["reason"].startswith(f"{sqlstate}: ")
+    prompts = [body["messages"][1]["content"] for body in model.asked]
+    assert len(prompts) == 3
+    for prompt in prompts[1:]:
+        told = prompt.partition("refused or failed:\n")[2]
+        assert told == f"{sql}\n{sqlstate} ({name}) when it was run\nWrite one that works."
+
+
 def test_after_three_attempts_it_is_not_valid(model: SqlModel, shop: Connection, asker: Connection) -> None:
     model.writes("SELECT nothing FROM shop.orders")
     found = ask(asker)

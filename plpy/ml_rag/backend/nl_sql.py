@@ -43,7 +43,7 @@ def answer(plpy: Any, generate: Callable[[dict[str, Any]], str], request: dict[s
     sql: str | None = None
     outcome = Outcome()
     for attempt in range(1, (ATTEMPTS if options["use_retry"] else 1) + 1):
-        failed = None if attempt == 1 or sql is None else (sql, outcome.reason or "")
+        failed = None if attempt == 1 or sql is None else (sql, outcome.told or outcome.reason or "")
         asked = prompt(request, failed)
         if options["verbose"] > 1:
             plpy.notice(f"prompt of attempt {attempt}", detail=f"{SYSTEM}\n\n{asked}")

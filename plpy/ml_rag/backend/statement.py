@@ -47,9 +47,13 @@ class _RolledBackError(Exception):
 
 @dataclass
 class Outcome:
-    """``reason``: why it is not valid, None where it is. ``rows``: JSON text of each, where it was run."""
+    """``reason``: why it is not valid, None where it is. ``rows``: JSON text of each, where it was run.
+
+    ``told``: what the model hears of the reason. An error of a run can quote values of rows, which are not for a model.
+    """
 
     reason: str | None = None
+    told: str | None = None
     columns: list[str] = field(default_factory=list)
     rows: list[str] | None = None
     has_more: bool = False
@@ -69,11 +73,12 @@ def examine(
         return Outcome(f"it is empty or longer than {MAX_CHARACTERS} characters")
     outcome = Outcome()
     deadline = _Deadline(plpy)
+    is_run = False
     try:
         with plpy.subtransaction():
             with deadline:
                 _decide(plpy, statement, relations, schemas, outcome)
-                if outcome.reason is None and run:
+                if is_run := outcome.reason is None and run:
                     _run(plpy, max_rows, outcome)
             raise _RolledBackError
     except _RolledBackError:
@@ -81,8 +86,9 @@ def examine(
     except plpy.SPIError as e:
         if sqlstate(e) == "57014" and not deadline.is_over:
             raise Interrupted(str(e)) from None
-        reason = f"it took longer than {SECONDS} seconds" if sqlstate(e) == "57014" else f"{sqlstate(e)}: {e}"
-        return Outcome(reason)
+        if sqlstate(e) == "57014":
+            return Outcome(f"it took longer than {SECONDS} seconds")
+        return Outcome(f"{sqlstate(e)}: {e}", f"{sqlstate(e)} ({type(e).__name__}) when it was run" if is_run else None)
     except MemoryError:
         return Outcome("53200: out of memory")
     return outcome
