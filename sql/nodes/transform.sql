@@ -61,13 +61,21 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a text in parts of at most so many characters, cut at blank lines, else at blanks, where there are some
+-- Taken from some parts at a time, as what is left of a text is copied with each
 DECLARE
-  _rest text := segment;
+  _size CONSTANT integer := 100 * most;
+  _left text := segment;
+  _rest text := '';
   _parts text[] := '{}';
   _part text;
   _cut text;
 BEGIN
-  WHILE length(_rest) > most LOOP
+  LOOP
+    IF length(_rest) <= most THEN
+      _rest := _rest || left(_left, _size);
+      _left := substr(_left, _size + 1);
+    END IF;
+    EXIT WHEN coalesce(length(_rest), 0) <= most;
     _part := left(_rest, most);
     _cut := substring(_part FROM '^(.*\n\s*\n)\S');
     IF coalesce(length(_cut), 0) < most / 2 THEN
@@ -150,10 +158,15 @@ AS $$
 -- purpose: the nodes of one text; what goes wrong with it comes back as its error
 DECLARE
   _transform text := options ->> 'transform';
+  -- regular expressions over it cannot be cancelled
+  _most CONSTANT integer := 10000000;
   _made record;
   _detail text;
 BEGIN
-  IF ml_rag._asks_model(_transform) THEN
+  IF function IS NULL AND octet_length(segment) > _most THEN
+    error := jsonb_build_object('sqlstate', '54000', 'message', 'the text is too long',
+      'detail', format('It has %s bytes; nodes are made of at most %s.', octet_length(segment), _most));
+  ELSIF ml_rag._asks_model(_transform) THEN
     _made := ml_rag._ask_for_nodes(options, segment, around);
     nodes := _made.nodes;
     error := _made.error;

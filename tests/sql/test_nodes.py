@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -654,3 +655,46 @@ def test_a_partitioned_store_has_node_groups_of_all_its_partitions(store: Connec
         store.execute("ALTER TABLE parts DETACH PARTITION parts_1")
     store.execute("DELETE FROM parts_1; ALTER TABLE parts DETACH PARTITION parts_1")
     assert nodes(store, "sentences", "parts") == {}
+
+
+# -- long texts --------------------------------------------------------------------------------------------------------
+
+SPLIT = "SELECT (t.o).nodes, (t.o).error ->> 'sqlstate' FROM (SELECT ml_rag._transform(%s, NULL, {}, '{{}}') AS o) AS t"
+
+
+@pytest.mark.parametrize("transform", ["sentence", "summary"])
+def test_a_text_has_ten_million_bytes_at_most(asker: Connection, transform: str) -> None:
+    asked = SPLIT.format("repeat('x', 10000001)")
+    assert asker.execute(asked, (json.dumps({"transform": transform}),)).fetchall() == [([], "54000")]
+    asked = SPLIT.format("repeat(repeat('x', 99) || ' ', 100000)")
+    found = asker.execute(asked, ('{"transform": "sentence"}',)).fetchone()
+    assert found is not None
+    assert ([len(node) for node in found[0]], found[1]) == ([99_999] * 100, None)
+
+
+@pytest.mark.parametrize("text", ["repeat(E'a\\n', 1500000)", "repeat('.', 3000000)", "repeat('a. ', 3000000)"])
+def test_splitting_a_long_text_can_be_cancelled(asker: Connection, text: str) -> None:
+    """Regular expressions and copying all that there is with each line took minutes, and heard nothing."""
+    asker.execute("SELECT ml_rag._split_text('sentence', 'a'); SET statement_timeout = '300ms'")
+    began = time.monotonic()
+    with error("57014", ours=False):
+        asker.execute(f"SELECT count(ml_rag._split_text('sentence', {text})) FROM generate_series(1, 1000)")
+    assert time.monotonic() - began < 5  # of seconds of other tests' work
+
+
+def test_no_more_nodes_are_made_than_are_kept(asker: Connection) -> None:
+    for n, expected in ((10_000, (10_000, None)), (10_001, (0, "54000"))):
+        found = asker.execute(SPLIT.format("repeat(E'One.\\n\\n', %s)"), ('{"transform": "paragraph"}', n)).fetchone()
+        assert found is not None
+        assert (len(found[0]), found[1]) == expected
+
+
+@pytest.mark.parametrize("unit", ["ä", "ab ", "ab cd\n\n", "\n", " "])
+def test_parts_of_a_long_text_are_the_text(asker: Connection, unit: str) -> None:
+    """Also where more is taken than at once: from 1000 characters on with parts of 10."""
+    for n in (0, 1, 10, 11, 333, 1000, 1001, 5000):
+        (text,) = asker.execute("SELECT repeat(%s, %s)", (unit, n)).fetchone() or ("",)
+        (parts,) = asker.execute("SELECT ml_rag._text_parts(%s, 10)", (text,)).fetchone() or ([],)
+        assert "".join(parts) == text
+        assert max(map(len, parts)) <= 10
+        assert len(parts) <= max(1, -(-len(text) // 5))

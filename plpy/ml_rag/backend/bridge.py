@@ -250,7 +250,7 @@ def split_text(plpy: Any, transform: str, text: str) -> list[str]:
     """The sentences or paragraphs of a text."""
     from ml_rag.backend import nodes
 
-    return nodes.split(transform, text)
+    return nodes.split(transform, text, functools.partial(_interrupt, plpy))
 
 
 @outcome

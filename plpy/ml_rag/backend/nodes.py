@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 from ml_rag.backend.client import ModelServer
@@ -11,9 +14,9 @@ from ml_rag.backend.generate import ask
 from ml_rag.errors import EngineFailed
 
 #: the end of a sentence: white space and no lower case letter follow; full-width stops need none
-_END = re.compile(r"[.!?…]+[\"'”’)\]*_]*(?=\s+(?![a-zà-öø-ÿ]))|[。！？][”’」』）》】\]]*")
+# where a run of marks begins only, or a long one would be gone through from each of them
+_END = re.compile(r"(?<![.!?…])[.!?…]+[\"'”’)\]*_]*(?=\s+(?![a-zà-öø-ÿ]))|[。！？][”’」』）》】\]]*")
 _ABBREVIATION = re.compile(r"(?:^|[\s(])(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|St|No|Nr|vs|Fig|e\.g|i\.e|cf|\d{1,2})\.$")
-_BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 #: a line that begins anew: a heading, an item of a list, a row of a table
 _ITEM = re.compile(r"#{1,6} |[-*+•] |\(?\d{1,3}[.)] |\|")
 
@@ -38,44 +41,68 @@ _TOKENS = {"summary": 320, "keyphrases": 256, "questions": 384, "entities": 320,
 #: characters of one node, and of an answer; a model that was asked for so little does not write more
 _LONGEST, _LONGEST_ANSWER = 4000, 100_000
 _MOST = 50
+#: characters of a paragraph that is gone through at once
+_BLOCK = 100_000
+#: of a text, as ml_rag._transform has it
+MOST_NODES = 10_000
 
 
-def paragraphs(text: str) -> list[str]:
-    """What stands between blank lines."""
-    return [piece.strip() for piece in _BLANK_LINES.split(text) if piece.strip()]
+def paragraphs(text: str, pause: Callable[[], object]) -> Iterator[str]:
+    """What stands between blank lines. ``pause`` is called again and again: there the call can be cancelled."""
+    start = end = 0
+    for number, line in enumerate(chain(io.StringIO(text, newline="\n"), ("",))):
+        if number % 10_000 == 0:
+            pause()
+        if not line.strip(" \t\n"):
+            if piece := text[start:end].strip():
+                yield piece
+            start = end + len(line)
+        end += len(line)
 
 
-def sentences(text: str) -> list[str]:
+def sentences(text: str, pause: Callable[[], object]) -> Iterator[str]:
     """The sentences of each paragraph, on one line each; a heading, a row and an item of a list are sentences, too."""
-    found = []
-    for paragraph in paragraphs(text):
-        joined: list[str] = []
-        is_open = False
-        for line in map(str.strip, paragraph.splitlines()):
-            if is_open and not _ITEM.match(line):
-                joined[-1] += f" {line}"
-            else:
-                joined.append(line)
-            is_open = not line.startswith(("#", "|"))
-        for line in filter(None, joined):
-            found += _sentences(line)
-    return found
+    for paragraph in paragraphs(text, pause):
+        for block in _blocks(paragraph):
+            pause()
+            joined: list[list[str]] = []
+            is_open = False
+            for line in map(str.strip, block.splitlines()):
+                if is_open and not _ITEM.match(line):
+                    joined[-1].append(line)
+                else:
+                    joined.append([line])
+                is_open = not line.startswith(("#", "|"))
+            for lines in joined:
+                yield from _sentences(" ".join(lines))
 
 
-def _sentences(text: str) -> list[str]:
-    pieces, start = [], 0
+def _blocks(paragraph: str) -> Iterator[str]:
+    """What is longer than any prose in pieces, as no regular expression can be cancelled."""
+    start = 0
+    while len(paragraph) - start > _BLOCK:
+        end = start + _BLOCK
+        cut = max(paragraph.rfind("\n", start + 1, end), paragraph.rfind(" ", start + 1, end))
+        yield paragraph[start : cut if cut > 0 else end]
+        start = cut if cut > 0 else end
+    yield paragraph[start:]
+
+
+def _sentences(text: str) -> Iterator[str]:
+    start = 0
     for match in _END.finditer(text):
         if _ABBREVIATION.search(text[max(start, match.end() - 12) : match.end()]):
             continue
-        pieces.append(text[start : match.end()])
+        if piece := text[start : match.end()].strip():
+            yield piece
         start = match.end()
-    pieces.append(text[start:])
-    return [piece.strip() for piece in pieces if piece.strip()]
+    if piece := text[start:].strip():
+        yield piece
 
 
-def split(transform: str, text: str) -> list[str]:
-    """The nodes of a text that no model is needed for."""
-    return {"sentence": sentences, "paragraph": paragraphs}[transform](text)
+def split(transform: str, text: str, pause: Callable[[], object]) -> list[str]:
+    """The nodes of a text that no model is needed for; one more than are kept, where there are more."""
+    return list(islice({"sentence": sentences, "paragraph": paragraphs}[transform](text, pause), MOST_NODES + 1))
 
 
 def prompt(request: dict[str, Any]) -> str:
