@@ -84,3 +84,18 @@ def test_json_that_is_nested_without_end_is_nonsense(remote, engine_for):
     remote.replies = [replies(200, b"[" * 100_000)]
     with pytest.raises(EngineFailed, match="unexpected reply"):
         engine_for(remote.url, "embed", dimensions=2).embed(["a"], never)
+
+
+def test_an_event_without_end_is_given_up_where_the_stream_may_be_long(remote, engine_for):
+    """What has come of a line is copied with each piece of it."""
+    remote.replies = [endless(b"data: ", b"a" * 65536)]
+    with pytest.raises(EngineFailed, match="unexpected reply") as caught:
+        text_of(engine_for(remote.url, "generate"), Sampling(max_tokens=65_536))
+    assert "an event that is too long" in caught.value.detail
+
+
+def test_a_number_beyond_any_float_is_nonsense(remote, engine_for):
+    reply = f'{{"data": [{{"index": 0, "embedding": [1{"0" * 400}, 1]}}]}}'
+    remote.replies = [replies(200, reply.encode())]
+    with pytest.raises(EngineFailed, match="unexpected reply"):
+        engine_for(remote.url, "embed", dimensions=2).embed(["a"], never)

@@ -94,7 +94,7 @@ class OpenAIEmbed:
             if [row["index"] for row in rows] != list(range(count)):
                 raise nonsense(f"{len(rows)} vectors for {count} texts")
             found = np.array([row["embedding"] for row in rows], dtype=np.float32)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise nonsense("no list of vectors of one length") from None
         if found.ndim != 2 or (self.dimensions and found.shape[1] != self.dimensions) or not found.shape[1]:
             raise nonsense(f"of the shape {found.shape}, expected {(count, self.dimensions or 'any')}")

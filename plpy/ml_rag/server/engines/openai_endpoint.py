@@ -35,6 +35,8 @@ LONGEST_WAIT = 60.0
 CANCEL_POLL = 0.05
 #: of a reply in one piece: the vectors of a batch of texts take a third of it at 16 000 dimensions
 MAX_REPLY_BYTES = 64 * 1024 * 1024
+#: of an event: an answer can come in one
+MAX_EVENT_BYTES = 4 * 1024 * 1024
 #: of a refusal
 MAX_REFUSAL_BYTES = 64 * 1024
 #: what may pass, of a request that may be carried out twice
@@ -257,6 +259,8 @@ async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[str]:
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             yield line.decode("utf-8", "replace").rstrip("\r")
+        if len(rest) > MAX_EVENT_BYTES:  # what has no end is copied with each piece
+            raise nonsense("an event that is too long")
     yield rest.decode("utf-8", "replace")
 
 
