@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# apt.sh [ocr]: installs from the distribution what is missing: PostgreSQL, PL/Python, a compiler, cmake, python3-venv;
-# with ocr also what reads text in pictures.
+# apt.sh [ocr|clients]: installs from the distribution what is missing: PostgreSQL, PL/Python, a compiler, cmake, python3-venv;
+# with ocr also what reads text in pictures; with clients also what mk/clients.sh needs.
 source "$(dirname "$0")/lib.sh"
 
-ocr=${1:-}
+also=${1:-}
 wanted=()
 want() { wanted+=("$@"); }
 has() { command -v "$1" >/dev/null; }
@@ -11,13 +11,23 @@ has() { command -v "$1" >/dev/null; }
 # The major version that a plain `apt-get install postgresql` would bring.
 distribution_version() { apt-cache show postgresql 2>/dev/null | sed -n 's/^Depends:.*postgresql-\([0-9]\+\).*/\1/p' | head -1; }
 
+collect_clients() {
+  has javac || want default-jdk-headless
+  [ -e /usr/share/java/postgresql.jar ] || want libpostgresql-jdbc-java
+  compgen -G '/usr/lib/*/odbc/psqlodbcw.so' >/dev/null || want odbc-postgresql
+  has odbcinst || want odbcinst
+  has npm || want nodejs npm
+  has chromium || want chromium fonts-dejavu-core
+}
+
 collect() {
   wanted=()
   { has gcc && has g++ && has make; } || want build-essential
   # keyword search runs in the server's own python3
   /usr/bin/python3 -c 'import numpy' 2>/dev/null || want python3-numpy
   has cmake || want cmake
-  [ "$ocr" != ocr ] || has tesseract || want tesseract-ocr
+  [ "$also" != ocr ] || has tesseract || want tesseract-ocr
+  [ "$also" != clients ] || collect_clients
   has ninja || want ninja-build
   has curl || want curl
   has openssl || [ -e /etc/ssl/certs/ca-certificates.crt ] || want ca-certificates

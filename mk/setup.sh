@@ -57,7 +57,12 @@ case ${1:-} in
     environment
     step "Default models" bash "$here/server.sh" pull
     ;;
-  fuzz | integrations) environment "$1" ;;
+  fuzz) environment fuzz ;;
+  integrations)
+    environment integrations
+    # without them their tests are skipped
+    (step "Drivers of other languages, and a browser" bash "$here/clients.sh") || true
+    ;;
   check)
     packages
     environment check

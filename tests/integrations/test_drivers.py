@@ -1,0 +1,184 @@
+"""docs/stack.md, Drivers: each program as a role that may only SELECT, in a read-only transaction; lines of the README.
+
+`mk/setup.sh integrations` installs the drivers; without one its tests are skipped."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from support.cluster import Database
+from support.forward import forwarded
+from support.stores import create_store, fake_embedding
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "stack.md").read_text()
+README = (ROOT / "README.md").read_text()
+QUESTION = "How do I claim for perks?"
+ODD = "how do O'Hara's \"boats\" swim? 100% :x $1 ? {d} ü"
+ANSWERED = "fake answer to: "
+JAR = Path("/usr/share/java/postgresql.jar")
+MODULES = ROOT / ".build" / "node" / "node_modules"
+
+
+@dataclass
+class Reader:
+    """A role that may only SELECT, behind a TCP port."""
+
+    role: str
+    database: str
+    port: int
+
+    @property
+    def uri(self) -> str:
+        return f"postgresql://{self.role}:made@127.0.0.1:{self.port}/{self.database}"
+
+    def placed(self, code: str) -> str:
+        """A program whose connection string is this one's."""
+        for written, own in {
+            '"dbname=app user=bi"': json.dumps(self.uri),
+            '"postgresql://bi@localhost/app"': json.dumps(self.uri),
+            '"postgresql://localhost/app"': json.dumps(self.uri),
+            "jdbc:postgresql://localhost/app": f"jdbc:postgresql://127.0.0.1:{self.port}/{self.database}",
+            "?user=bi": f"?user={self.role}&password=made",
+            "Servername=localhost;Database=app": (
+                f"Servername=127.0.0.1;Port={self.port};Database={self.database};Pwd=made"
+            ),
+            ";Uid=bi": f";Uid={self.role}",
+        }.items():
+            code = code.replace(written, own)
+        assert "app" not in re.findall(r"postgresql://[^\"]*|Database=\w+", code)
+        return code
+
+
+@pytest.fixture
+def reader(db: Database) -> Iterator[Reader]:
+    owner, name = db.connect(), sql.Identifier(db.role("asker"))
+    row = ("handbook.pdf", 1, 1, "boats swim", fake_embedding("boats swim"))
+    create_store(owner, "public.handbook", [row], "vector(16)")
+    owner.execute(sql.SQL("ALTER ROLE {} LOGIN PASSWORD 'made'").format(name))
+    parts = conninfo_to_dict(db.dsn)
+    socket = Path(str(parts["host"])) / f".s.PGSQL.{parts['port']}"
+    if not socket.is_socket():
+        pytest.skip("the database is on another machine")
+    try:
+        with forwarded(socket) as port:
+            yield Reader(db.role("asker"), db.name, port)
+    finally:
+        owner.execute(sql.SQL("ALTER ROLE {} NOLOGIN").format(name))
+
+
+def java(code: str, folder: Path) -> list[str]:
+    if shutil.which("javac") is None or not JAR.exists():
+        pytest.skip("there is no JDK, or no JDBC driver: mk/setup.sh integrations")
+    (folder / "Ask.java").write_text(code)
+    return ["java", "-cp", str(JAR), str(folder / "Ask.java")]
+
+
+def node(code: str, folder: Path) -> list[str]:
+    if shutil.which("node") is None or not (MODULES / "pg").is_dir():
+        pytest.skip("there is no node, or no node-postgres: mk/setup.sh integrations")
+    (folder / "node_modules").symlink_to(MODULES)
+    (folder / "ask.js").write_text(code)
+    return ["node", str(folder / "ask.js")]
+
+
+def python(code: str, folder: Path) -> list[str]:
+    has_odbc = find_spec("pyodbc") and list(Path("/usr/lib").glob("*/odbc/psqlodbcw.so"))
+    if "pyodbc" in code and not has_odbc:
+        pytest.skip("there is no pyodbc, or no psqlodbc: mk/setup.sh integrations")
+    (folder / "ask.py").write_text(code)
+    return [sys.executable, str(folder / "ask.py")]
+
+
+#: mark of the program in the page -> what runs it, and the README's name of the driver
+DRIVERS = {
+    "psycopg": (python, "psycopg"),
+    "asyncpg": (python, "asyncpg"),
+    "jdbc": (java, "JDBC"),
+    "node-postgres": (node, "node-postgres"),
+    "odbc": (python, "ODBC, by pyodbc"),
+}
+
+
+def program(driver: str) -> str:
+    found = re.search(rf"<!-- {driver} -->\n\n```\w+\n(.*?)```", PAGE, re.DOTALL)
+    assert found is not None
+    assert QUESTION in found[1]
+    return found[1]
+
+
+def run(driver: str, code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = DRIVERS[driver][0](code, folder)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, encoding="utf-8")
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_program_finds(reader: Reader, tmp_path: Path, driver: str) -> None:
+    odd = ODD.replace('"', '\\"')
+    code = reader.placed(program(driver)).replace(f'"{QUESTION}"', f'"{odd}"')
+    assert odd in code
+    done = run(driver, code, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "handbook.pdf: boats swim\n"), done.stderr
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_its_transaction_is_read_only_and_its_role_may_only_read(reader: Reader, tmp_path: Path, driver: str) -> None:
+    rights = "has_table_privilege('handbook', 'INSERT') OR has_schema_privilege('public', 'CREATE')"
+    told = f"current_setting('transaction_read_only') || ' ' || ({rights})"
+    code = reader.placed(program(driver)).replace(
+        "SELECT document_name, segment", f"SELECT {told} AS document_name, segment"
+    )
+    assert told in code
+    done = run(driver, code, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "on false: boats swim\n"), done.stderr
+
+
+def test_a_bad_option_is_an_error_of_the_driver_with_its_sqlstate(reader: Reader, tmp_path: Path) -> None:
+    code = reader.placed(program("node-postgres")).replace("{ n_citations: 5 }", "{ n_citation: 5 }")
+    code = code.replace("main();", "main().catch((error) => { console.log(error.code); process.exit(1); });")
+    done = run("node-postgres", code, tmp_path)
+    assert (done.returncode, done.stdout) == (1, "22023\n"), done.stderr
+
+
+def lines(name: str) -> list[str]:
+    (cell,) = re.findall(rf"^\| {re.escape(name)} \| (.*) \|$", README, re.MULTILINE)
+    found = [line.strip("`") for line in cell.split("<br>")]
+    assert len(found) == 3
+    return found
+
+
+def test_three_lines_of_java(reader: Reader, tmp_path: Path) -> None:
+    first, second, third = lines("JDBC")
+    first = first.replace("/app", f"/app?user={reader.role}&password=made")
+    code = reader.placed(
+        "import java.sql.*; class Ask { public static void main(String[] a) throws SQLException { "
+        f"{first}\n{second}\n{third}\nanswer.next(); System.out.println(answer.getString(1)); }} }}"
+    )
+    done = run("jdbc", code, tmp_path)
+    assert json.loads(done.stdout)["text"].startswith(ANSWERED), done.stderr
+
+
+def test_three_lines_of_node(reader: Reader, tmp_path: Path) -> None:
+    first, second, third = lines("node-postgres")
+    last = f"const {{ rows }} = {third} console.log(JSON.stringify(rows[0].ml_rag_answer)); await client.end();"
+    done = run("node-postgres", reader.placed(f"(async () => {{ {first}\n{second}\n{last} }})();"), tmp_path)
+    assert json.loads(done.stdout)["text"].startswith(ANSWERED), done.stderr
+
+
+def test_three_lines_of_odbc(reader: Reader, tmp_path: Path) -> None:
+    first, second, third = lines("ODBC, by pyodbc")
+    second = second.replace("=app", f"=app;Uid={reader.role}")
+    done = run("odbc", reader.placed(f"{first}\n{second}\nprint(({third})[0])"), tmp_path)
+    assert json.loads(done.stdout)["text"].startswith(ANSWERED), done.stderr
