@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,11 +20,11 @@ from urllib.parse import urlencode
 import httpx
 import psycopg
 import pytest
-import uvicorn
 
 from ml_rag.integrations import chart, explore
 from ml_rag.integrations.journey import Candidates, Journey, searches
 from support.cluster import Database
+from support.served import explored
 from support.stores import create_store, fake_embedding
 
 ML_RAG = [sys.executable, "-c", "import sys; sys.argv[0] = 'ml-rag'; from ml_rag.cli import main; main()"]
@@ -64,20 +63,8 @@ class Page:
 
 @contextlib.contextmanager
 def served(dsn: str, marks: str | None = None) -> Iterator[Page]:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port = listening.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(explore.app(dsn, TOKEN, port, marks), log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            while not server.started:
-                assert thread.is_alive()
-                time.sleep(0.02)
-            yield Page(f"http://127.0.0.1:{port}", port)
-        finally:
-            server.should_exit = True
-            thread.join(60)
+    with explored(dsn, TOKEN, marks) as url:
+        yield Page(url, int(url.rpartition(":")[2]))
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import uvicorn
 from openai import OpenAI
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
@@ -27,6 +25,7 @@ from ml_rag.errors import MlRagError
 from ml_rag.integrations import gateway
 from ml_rag.integrations.gateway import Config, cited, digest, question
 from support.cluster import Database
+from support.served import gateway_of
 from support.stores import create_store, fake_embedding
 
 ML_RAG = [sys.executable, "-c", "import sys; sys.argv[0] = 'ml-rag'; from ml_rag.cli import main; main()"]
@@ -45,23 +44,6 @@ class Gateway:
     def post(self, content: Any, token: str = "token of asker") -> httpx.Response:
         headers = {"authorization": f"Bearer {token}"}
         return httpx.post(f"{self.url}/chat/completions", content=content, headers=headers, timeout=60)
-
-
-@contextlib.contextmanager
-def served(dsn: str, config: Config) -> Iterator[str]:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(gateway.app(dsn, config), log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            while not server.started:
-                assert thread.is_alive()
-                time.sleep(0.02)
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        finally:
-            server.should_exit = True
-            thread.join(60)
 
 
 @pytest.fixture
@@ -94,7 +76,7 @@ def boats(db: Database, gate: str) -> Iterator[Gateway]:
         "bounded": {"n_citations": 1, "model_options": {"max_tokens": 2}},
     }
     config = Config(tokens, models)
-    with served(gate, config) as url:
+    with gateway_of(gate, config) as url:
         yield Gateway(url, gate, config)
 
 
@@ -313,7 +295,7 @@ def test_a_client_that_goes_away_ends_the_statement(db: Database, boats: Gateway
     locking.execute("BEGIN")
     locking.execute("LOCK TABLE boats IN ACCESS EXCLUSIVE MODE")
     stores = Config(boats.config.tokens, {"one": {"vector_store": ["public.boats"]}})
-    with served(boats.dsn, stores) as url:
+    with gateway_of(boats.dsn, stores) as url:
         for stream in (False, True):
             headers = {"authorization": "Bearer token of asker"}
             with pytest.raises(httpx.ReadTimeout):
