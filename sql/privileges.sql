@@ -173,7 +173,7 @@ BEGIN
     ('ml_rag_user', 'SELECT, DELETE, INSERT (conversation_id, role), UPDATE (changed_at)', 'TABLE', 'conversation'),
     ('ml_rag_user', 'SELECT, DELETE, INSERT', 'TABLE', 'message'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _parse_chat_options _chat_history _begin_turn _write_turn forget
+      _parse_chat_options _chat_history _chosen_before _begin_turn _write_turn forget
       _chat_options _heatwave_rag_options _heatwave_answer _chat_tables _heatwave_output'),
     -- evaluate/measure
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '

@@ -53,6 +53,18 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._chosen_before(conversation_id uuid, before integer) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the conditions that the model chose in the last answered turn before one of them; null = none  Reads: ml_rag.message
+BEGIN
+  RETURN (SELECT m.filters FROM ml_rag.message AS m
+          WHERE m.role = current_user AND m.conversation_id = _chosen_before.conversation_id AND m.turn < before AND m.text IS NOT NULL
+          ORDER BY m.turn DESC LIMIT 1);
+END
+$$;
+
 CREATE FUNCTION ml_rag._begin_turn(own jsonb, OUT conversation_id uuid, OUT turn integer, OUT query text)
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -113,9 +125,10 @@ BEGIN
     DELETE FROM ml_rag.message AS m
     WHERE m.role = turn.role AND m.conversation_id = turn.conversation_id AND m.turn = turn.turn;
   END IF;
-  INSERT INTO ml_rag.message (message_id, conversation_id, role, turn, created_at, query, question, text, citations, options)
+  INSERT INTO ml_rag.message (message_id, conversation_id, role, turn, created_at, query, question, text, citations, options,
+    filters)
   VALUES (turn.message_id, turn.conversation_id, turn.role, turn.turn, turn.created_at, turn.query, turn.question, turn.text,
-    turn.citations, turn.options);
+    turn.citations, turn.options, turn.filters);
 END
 $$;
 
@@ -132,6 +145,8 @@ DECLARE
   _turn record;
   _query text;
   _answered record;
+  _before integer;
+  _chosen jsonb;
   _kept ml_rag.message;
   _told boolean;
 BEGIN
@@ -139,15 +154,21 @@ BEGIN
   _options := ml_rag._parse_chat_options($2);
   _turn := ml_rag._begin_turn(_options.own);
   _query := coalesce($1, _turn.query);
+  _before := coalesce(_turn.turn, 2147483647);
   _rag := _options.rag || jsonb_build_object('query_options', coalesce(nullif(_options.rag -> 'query_options', 'null'), '{}')
     || CASE WHEN _turn.conversation_id IS NULL THEN '{}'
-            ELSE jsonb_build_object('history', ml_rag._chat_history(_turn.conversation_id, coalesce(_turn.turn, 2147483647))) END);
+            ELSE jsonb_build_object('history', ml_rag._chat_history(_turn.conversation_id, _before)) END);
   _rag := ml_rag._parse_rag_options(_rag)
     || CASE WHEN (_options.own -> 'return_prompt')::boolean THEN '{"return_prompt": true}' ELSE '{}' END::jsonb;
+  _chosen := ml_rag._chosen_before(_turn.conversation_id, _before);
+  IF _chosen IS NOT NULL THEN
+    _rag := jsonb_set(_rag, '{query_options,filters_before}', _chosen);
+  END IF;
   _answered := ml_rag._answer(_query, _rag, _call, _began);
   _kept := ml_rag._write_turn(ROW(NULL, _turn.conversation_id, NULL, _turn.turn, NULL, _query, _answered.question,
     _answered.answer ->> 'text', _answered.answer -> 'citations',
-    coalesce(nullif($2, 'null'), '{}') - 'conversation_id')::ml_rag.message);
+    coalesce(nullif($2, 'null'), '{}') - 'conversation_id',
+    _answered.answer #> '{retrieval_info,query,filters}')::ml_rag.message);
   _told := ml_rag._end(_call, _answered.trace, _began);
   RETURN _answered.answer || jsonb_build_object('conversation_id', _kept.conversation_id, 'message_id', _kept.message_id,
     'question', _answered.question);

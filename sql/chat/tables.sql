@@ -24,19 +24,21 @@ CREATE TABLE ml_rag.message (
   text            text,
   citations       jsonb NOT NULL,
   options         jsonb NOT NULL,
+  filters         jsonb,
   PRIMARY KEY (role, conversation_id, turn)
 );
 COMMENT ON TABLE ml_rag.message IS
 $$the turns of conversations: what was asked and what was answered; everybody sees, and may delete, their own
 turn: its place in the conversation, from 1. query: as asked. question: as searched with. text: the answer; null with
-skip_generate. citations: of the answer. options: as given.$$;
+skip_generate. citations: of the answer. options: as given. filters: the conditions that the model has chosen.$$;
 
 -- nor may estimates, which EXPLAIN shows too, tell what others ask
 ALTER TABLE ml_rag.conversation ALTER conversation_id SET STATISTICS 0, ALTER role SET STATISTICS 0,
   ALTER created_at SET STATISTICS 0, ALTER changed_at SET STATISTICS 0;
 ALTER TABLE ml_rag.message ALTER message_id SET STATISTICS 0, ALTER conversation_id SET STATISTICS 0,
   ALTER role SET STATISTICS 0, ALTER turn SET STATISTICS 0, ALTER created_at SET STATISTICS 0, ALTER query SET STATISTICS 0,
-  ALTER question SET STATISTICS 0, ALTER text SET STATISTICS 0, ALTER citations SET STATISTICS 0, ALTER options SET STATISTICS 0;
+  ALTER question SET STATISTICS 0, ALTER text SET STATISTICS 0, ALTER citations SET STATISTICS 0, ALTER options SET STATISTICS 0,
+  ALTER filters SET STATISTICS 0;
 
 SELECT pg_catalog.pg_extension_config_dump('ml_rag.conversation', '');
 SELECT pg_catalog.pg_extension_config_dump('ml_rag.message', '');

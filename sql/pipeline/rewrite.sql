@@ -114,6 +114,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: a question and its history to what is searched with; options: parsed query_options, rag: those of ml_rag
 -- What fails is not lost: the search goes on with the question as it was asked, with a warning, unless fallback is false.
+-- "filters_before" is what ml_rag_chat adds: the conditions of the turn before.
 -- Raised all the same are errors of the call (22023, a model that does not exist), and what ends the statement (57014 …).
 DECLARE
   _asked jsonb := ml_rag._asked_of_model(options);
@@ -139,7 +140,7 @@ BEGIN
       SELECT a.rewritten, a.error INTO _answer
       FROM ml_rag._ask_model(jsonb_build_object('question', question, 'model_id', _model_id, 'asked', _asked,
         'history', coalesce(options -> 'history', '[]'), 'history_tokens', options -> 'history_tokens',
-        'filter_keys', _keys, 'today', current_date)) AS a;
+        'filter_keys', _keys, 'filters_before', options -> 'filters_before', 'today', current_date)) AS a;
       _error := _answer.error;
     END IF;
     IF _error IS NULL THEN

@@ -133,6 +133,64 @@ def test_a_rewritten_question_stands_alone(script: Script, asker: Connection) ->
     assert kept == ("and the tern?", "what does the tern do?")
 
 
+BEFORE = "The search before had these conditions: "
+
+
+def choosing(body: dict[str, Any]) -> Any:
+    """A model that chooses conditions as it is told: what the question says, and what the search before had."""
+    prompt = body["messages"][-1]["content"]
+    if "response_format" not in body:
+        return "Here they are."
+    question = next(line for line in prompt.splitlines() if line.startswith("Question: "))
+    chosen = [{"key": "n", "operator": "lt", "value": 3}] if "below three" in question else []
+    if "above zero" in question:
+        chosen += [{"key": "n", "operator": "gt", "value": 0}]
+    if BEFORE in prompt and "something else" not in question:
+        before = json.loads(prompt.split(BEFORE)[1].split(". filters has them")[0])
+        for condition in before.get("and", [before]):
+            ((key, test),) = condition.items()
+            ((operator, value),) = test.items()
+            chosen += [{"key": key, "operator": operator, "value": value}]
+    return {"filters": chosen}
+
+
+def test_conditions_that_the_model_chose_hold_in_the_turn_after(script: Script, asker: Connection) -> None:
+    script.answer = choosing
+    query = {"filters": ["n"], "model_id": MODEL, "rewrite": False}
+    first = chat(asker, "those below three", query_options=query)
+    id_ = first["conversation_id"]
+    assert first["retrieval_info"]["query"]["filters"] == {"n": {"lt": 3}}
+    second = chat(asker, "only above zero", conversation_id=id_, query_options=query)
+    both = {"and": [{"n": {"gt": 0}}, {"n": {"lt": 3}}]}
+    assert second["retrieval_info"]["query"]["filters"] == both
+    third = chat(asker, "and then?", conversation_id=id_, query_options=query)
+    assert third["retrieval_info"]["query"]["filters"] == both
+    # asked again, it is the turn before that counts
+    again = chat(asker, "and then?", conversation_id=id_, query_options=query, re_run=True)
+    assert again["retrieval_info"]["query"]["filters"] == both
+    # what is given stays the caller's, and what is about something else begins anew
+    fourth = chat(asker, "something else", conversation_id=id_, query_options=query, filters={"n": 1})
+    assert "filters" not in fourth["retrieval_info"]["query"]
+    chat(asker, "more", conversation_id=id_, query_options=query)
+    assert BEFORE not in script.requests[-2]["messages"][-1]["content"]
+    # another conversation knows nothing of it
+    chat(asker, "only above zero", query_options=query)
+    assert BEFORE not in script.requests[-2]["messages"][-1]["content"]
+    kept = asker.execute(
+        "SELECT turn, filters FROM ml_rag.message WHERE conversation_id = %s ORDER BY turn", (id_,)
+    ).fetchall()
+    assert kept == [(1, {"n": {"lt": 3}}), (2, both), (3, both), (4, None), (5, None)]
+
+
+def test_conditions_of_a_turn_before_are_not_asked_for_by_themselves(script: Script, asker: Connection) -> None:
+    script.answer = choosing
+    first = chat(asker, "below three", query_options={"filters": ["n"], "model_id": MODEL, "rewrite": False})
+    second = chat(asker, "and then?", conversation_id=first["conversation_id"])
+    assert "query" not in second["retrieval_info"] or "filters" not in second["retrieval_info"]["query"]
+    with error("22023"):
+        chat(asker, "x", query_options={"filters_before": {"n": 1}})
+
+
 def test_re_run_replaces_the_last_turn(script: Script, asker: Connection) -> None:
     first = chat(asker, "where is the heron?")
     same = {"conversation_id": first["conversation_id"]}
