@@ -292,6 +292,29 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._explained_missing(request ml_rag.request, retrieval ml_rag.retrieval, began timestamptz) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the error that says that nothing was found; with option explain the last line of its detail is the explanation
+-- Without what was searched with: PostgreSQL writes details into its log.
+DECLARE
+  _explained jsonb;
+BEGIN
+  IF NOT request.explain THEN
+    RETURN retrieval.missing;
+  END IF;
+  _explained := ml_rag._explain(request, retrieval, began) - 'query';
+  _explained := _explained || jsonb_build_object('stores', (
+    SELECT coalesce(jsonb_agg((
+      SELECT jsonb_object_agg(f.key, CASE WHEN jsonb_typeof(f.value) = 'object' THEN f.value - 'words' ELSE f.value END)
+      FROM jsonb_each(s.store) AS f) ORDER BY s.place), '[]')
+    FROM jsonb_array_elements(_explained -> 'stores') WITH ORDINALITY AS s (store, place)));
+  RETURN retrieval.missing || jsonb_build_object('detail', concat_ws(E'\n', retrieval.missing ->> 'detail',
+    'explain: ' || _explained::text));
+END
+$$;
+
 CREATE FUNCTION ml_rag._complete(request ml_rag.request, INOUT retrieval ml_rag.retrieval, OUT text text, OUT tokens jsonb,
   OUT messages jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -416,14 +439,15 @@ BEGIN
   _request := _found.request;
   _retrieval := _found.retrieval;
   _skip_generate := (_request.options -> 'skip_generate')::boolean;
+  IF _retrieval.missing IS NOT NULL AND (_skip_generate OR NOT (_request.options -> 'abstain')::boolean) THEN
+    PERFORM ml_rag._raise(ml_rag._explained_missing(_request, _retrieval, $4));
+  END IF;
   IF NOT _skip_generate THEN
     _completed := ml_rag._complete(_request, _retrieval);
     _retrieval := _completed.retrieval;
     _tokens := _completed.tokens;
     answer := jsonb_build_object('text', _completed.text)
       || CASE WHEN _completed.messages IS NULL THEN '{}' ELSE jsonb_build_object('prompt', _completed.messages) END;
-  ELSIF _retrieval.missing IS NOT NULL THEN
-    PERFORM ml_rag._raise(_retrieval.missing);
   END IF;
   answer := coalesce(answer, '{}') || jsonb_build_object(
     'citations', ml_rag._citations(_retrieval.hits, _request.options -> 'citation_fields'),
@@ -470,7 +494,7 @@ Returns {"text", "citations": [{"segment", "distance", "document_name"}], "vecto
 {"method", "threshold"}}. Options with ranges and defaults: SELECT * FROM ml_rag.option.
 If no segment is left and "abstain" is true, text is "abstain_text", no model is called, and citations is empty. A marker
 such as [2] in the text refers to that citation, counted from 1. With "explain", a further key "explain" shows how the
-answer came about: docs/monitoring.md describes it. With "query_options", retrieval_info has a key "query": what was searched
+answer came about: docs/monitoring.md describes it; where nothing is found, it is the last line of the error's detail. With "query_options", retrieval_info has a key "query": what was searched
 with.
 Errors: 22023 bad option; 22000 different dimensions; P0002 no vector store, or, if "abstain" is false or with
 "skip_generate", nothing found or nothing within the threshold; 42501; 55000 model not available; 08006 model server; 53300

@@ -208,6 +208,30 @@ def test_where_nothing_is_near_enough(asker: Connection, docs: None) -> None:
     assert document["explain"]["tokens"] is None
 
 
+@pytest.mark.parametrize("more", [{"skip_generate": True}, {"abstain": False}], ids=json.dumps)
+def test_where_nothing_is_found_it_is_in_the_detail_of_the_error(
+    owner: Connection, asker: Connection, docs: None, more: dict[str, Any]
+) -> None:
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
+    limits = {"retrieval_options": {"max_distance": 0}, "keyword_search": True, "explain": True, **more}
+    limits["query_embedding"] = [0, 0, 1]
+    with error("P0002", "no segment within the distance threshold") as caught:
+        answer(asker, "zanzibar seven", {**limits, "query_options": {"history": [], "document_names": True}})
+    said, last = caught.detail.split("\n")
+    assert said.startswith("The nearest distance is ")
+    told = json.loads(last.removeprefix("explain: "))
+    assert told["thresholds"]["max_distance"] == 0
+    assert told["candidates"]["within_threshold"] == told["candidates"]["citations"] == 0
+    assert told["candidates"]["semantic"] > 0
+    assert [store["vector_store"] for store in told["stores"] if store["searched"]] == ["public.docs"]
+    assert told["milliseconds"]["total"] > 0
+    # a detail is written into the log of the server
+    assert "zanzibar" not in caught.detail
+    with error("P0002") as without:
+        answer(asker, "zanzibar seven", {**limits, "explain": False})
+    assert "explain" not in without.detail
+
+
 def test_without_retrieval(asker: Connection, docs: None) -> None:
     explained = answer(asker, "q", {"n_citations": 0, "explain": True})["explain"]
     assert explained["stores"] == []
