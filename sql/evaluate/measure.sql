@@ -29,7 +29,7 @@ BEGIN
     PERFORM ml_rag._raise(jsonb_build_object('sqlstate', '22023', 'message', 'invalid expected documents',
       'detail', format('Got %s.', left(value::text, 200)),
       'hint', 'A name, an array of names, an object of names and grades, or an array of '
-        '{"document": "a.pdf", "grade": 1, "page": 7}, in which any further key is one of the metadata.'));
+        '{"document": "a.pdf", "grade": 1, "page": 7}, in which any further key is segment_number or one of the metadata.'));
   END IF;
   RETURN (
     SELECT coalesce(jsonb_agg(to_jsonb(g) ORDER BY g.document, g.metadata), '[]') FROM (
@@ -57,11 +57,13 @@ BEGIN
   ), key AS MATERIALIZED (
     SELECT array_agg(DISTINCT k) AS names FROM item AS i CROSS JOIN jsonb_object_keys(i.metadata) AS k
   ), hit AS MATERIALIZED (
-    SELECT p AS place, hits[p].document_name AS name, hits[p].document_key AS key, hits[p].metadata AS metadata,
+    SELECT p AS place, hits[p].document_name AS name, hits[p].document_key AS key, m.metadata,
       -- what tells documents (and pages, …) apart
       ROW(hits[p].vector_store, hits[p].document_name, hits[p].document_key,
-          ARRAY(SELECT hits[p].metadata ->> n FROM unnest((SELECT k.names FROM key AS k)) AS n))::text AS document
+          ARRAY(SELECT m.metadata ->> n FROM unnest((SELECT k.names FROM key AS k)) AS n))::text AS document
     FROM generate_subscripts(hits, 1) AS p
+    CROSS JOIN LATERAL (SELECT jsonb_build_object('segment_number', hits[p].segment_number)
+      || CASE jsonb_typeof(hits[p].metadata) WHEN 'object' THEN hits[p].metadata ELSE '{}' END) AS m (metadata)
   ), ranked AS MATERIALIZED (
     SELECT f.document, f.place, row_number() OVER (ORDER BY f.place) AS rank
     FROM (SELECT h.document, min(h.place) AS place FROM hit AS h GROUP BY h.document) AS f

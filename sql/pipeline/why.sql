@@ -38,23 +38,28 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._segments_like(request ml_rag.request, stores ml_rag.store[], options jsonb, document_name text,
-  segment_number bigint) RETURNS ml_rag.hit[]
+  segment_number bigint, page integer) RETURNS ml_rag.hit[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the segments of a document that these options leave; segment_number null = all of them
+-- purpose: the segments of a document that these options leave; segment_number and page: only those of it
 -- Reads: the stores, as the caller
 BEGIN
   IF NOT coalesce(options -> 'document_name' ? document_name, true) THEN
     RETURN '{}';
   END IF;
   request.options := options || jsonb_build_object('document_name', ARRAY[document_name]);
+  IF page IS NOT NULL THEN
+    request.options := request.options || jsonb_build_object('filters',
+      ml_rag._join_filters(options -> 'filters', jsonb_build_object('page', page)));
+  END IF;
   RETURN ARRAY(SELECT h FROM unnest((ml_rag._read_documents(request, stores)).hits) AS h
                WHERE h.segment_number = _segments_like.segment_number OR _segments_like.segment_number IS NULL);
 END
 $$;
 
-CREATE FUNCTION ml_rag._why_unknown(stores ml_rag.store[], document_name text, segments ml_rag.hit[]) RETURNS ml_rag.why_step
+CREATE FUNCTION ml_rag._why_unknown(stores ml_rag.store[], document_name text, segments ml_rag.hit[],
+  page integer) RETURNS ml_rag.why_step
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -63,9 +68,12 @@ DECLARE
   _nearest text[];
 BEGIN
   IF cardinality(segments) > 0 THEN
-    RETURN ROW('discover', NULL, false, NULL, NULL, NULL, format('The document has no segment of that number; its segments are %s to %s.',
-        (SELECT min(h.segment_number) FROM unnest(segments) AS h), (SELECT max(h.segment_number) FROM unnest(segments) AS h)),
-      'Leave "segment_number" out, and the best segment of the document is followed.')::ml_rag.why_step;
+    RETURN ROW('discover', NULL, false, NULL, NULL, NULL, CASE WHEN page IS NOT NULL
+        THEN format('The document has no such segment of page %s.', page)
+        ELSE format('The document has no segment of that number; its segments are %s to %s.',
+          (SELECT min(h.segment_number) FROM unnest(segments) AS h), (SELECT max(h.segment_number) FROM unnest(segments) AS h)) END,
+      format('Leave "%s" out, and the best segment of the document is followed.',
+        CASE WHEN page IS NOT NULL THEN 'page' ELSE 'segment_number' END))::ml_rag.why_step;
   END IF;
   _nearest := ml_rag._nearest_documents(document_name, ml_rag._list_documents(stores, false));
   RETURN ROW('discover', NULL, false, NULL, NULL, NULL,
@@ -77,7 +85,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._why_filtered(request ml_rag.request, stores ml_rag.store[], document_name text, segment_number bigint)
+CREATE FUNCTION ml_rag._why_filtered(request ml_rag.request, stores ml_rag.store[], document_name text, segment_number bigint,
+  page integer)
 RETURNS ml_rag.why_step
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -91,7 +100,7 @@ DECLARE
 BEGIN
   FOREACH _name IN ARRAY ml_rag._filter_options() LOOP
     IF _all ? _name AND cardinality(ml_rag._segments_like(request, stores,
-        ml_rag._without_filters(_all) || jsonb_build_object(_name, _all -> _name), document_name, segment_number)) = 0 THEN
+        ml_rag._without_filters(_all) || jsonb_build_object(_name, _all -> _name), document_name, segment_number, page)) = 0 THEN
       _names := _names || format('"%s"', _name);
     END IF;
   END LOOP;
@@ -355,7 +364,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._follow(query text, options jsonb, document text, segment_number bigint, call integer)
+CREATE FUNCTION ml_rag._follow(query text, options jsonb, document text, segment_number bigint, page integer,
+  call integer)
 RETURNS ml_rag.why_step[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -365,7 +375,6 @@ DECLARE
   _request ml_rag.request;
   _retrieval ml_rag.retrieval;
   _found record;
-  _known ml_rag.hit[];
   _segments ml_rag.hit[];
   _passing ml_rag.hit[];
   _wanted ml_rag.hit;
@@ -380,17 +389,17 @@ BEGIN
   _request := _found.request;
   _retrieval := _found.retrieval;
 
-  _known := ml_rag._segments_like(_request, _retrieval.stores, ml_rag._without_filters(_request.options), document, NULL);
-  _segments := ARRAY(SELECT h FROM unnest(_known) AS h
-                     WHERE h.segment_number = _follow.segment_number OR _follow.segment_number IS NULL);
+  _segments := ml_rag._segments_like(_request, _retrieval.stores, ml_rag._without_filters(_request.options), document,
+    segment_number, page);
   IF cardinality(_segments) = 0 THEN
-    RETURN ARRAY[ml_rag._why_unknown(_retrieval.stores, document, _known)];
+    RETURN ARRAY[ml_rag._why_unknown(_retrieval.stores, document,
+      ml_rag._segments_like(_request, _retrieval.stores, ml_rag._without_filters(_request.options), document, NULL, NULL), page)];
   END IF;
   _passing := _segments;
   IF ml_rag._is_filtered(_request.options) THEN
-    _passing := ml_rag._segments_like(_request, _retrieval.stores, _request.options, document, segment_number);
+    _passing := ml_rag._segments_like(_request, _retrieval.stores, _request.options, document, segment_number, page);
     _steps := ARRAY[CASE WHEN cardinality(_passing) = 0
-      THEN ml_rag._why_filtered(_request, _retrieval.stores, document, segment_number)
+      THEN ml_rag._why_filtered(_request, _retrieval.stores, document, segment_number, page)
       ELSE ROW('filter', NULL, true, NULL, NULL, NULL, 'It passes the filters.', NULL)::ml_rag.why_step END];
   END IF;
   IF cardinality(_passing) > 0 AND _retrieval.method = 'document_order' THEN
@@ -413,7 +422,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag.why_not(query text, options jsonb, document text, segment_number bigint DEFAULT NULL)
+CREATE FUNCTION ml_rag.why_not(query text, options jsonb, document text, segment_number bigint DEFAULT NULL,
+  page integer DEFAULT NULL)
 RETURNS SETOF ml_rag.why_step
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
@@ -427,7 +437,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the name of the document is empty',
       HINT = 'Name it as citations do: SELECT * FROM ml_rag.why_not(''What is AutoML?'', ''{}'', ''/docs/automl.pdf'', 3).';
   END IF;
-  _steps := ml_rag._follow(query, ml_rag._parse_rag_options(options), document, segment_number, _call);
+  _steps := ml_rag._follow(query, ml_rag._parse_rag_options(options), document, segment_number, page, _call);
   PERFORM ml_rag._end(_call);
   RETURN QUERY SELECT s.* FROM unnest(_steps) AS s;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
@@ -435,10 +445,10 @@ EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   RAISE;
 END
 $$;
-COMMENT ON FUNCTION ml_rag.why_not(text, jsonb, text, bigint) IS
+COMMENT ON FUNCTION ml_rag.why_not(text, jsonb, text, bigint, integer) IS
 $$why a call with this question and these options does not cite a segment, or cites it: one row a stage, in their order
 document: its name, as the store has it and citations show it. segment_number: null = the segment of the document that comes
-farthest. The call is made again, without an answer. is_kept: whether the segment goes on to the next stage; of several arms one
+farthest. page: only segments of it, as key page of the metadata has it. The call is made again, without an answer. is_kept: whether the segment goes on to the next stage; of several arms one
 that keeps it is enough. The last row is the stage that drops it, with the option that would let it in as hint, or citations; it is
 expand where the text is cited all the same, as that of a neighbour. rank, distance, score: after that stage; score is BM25 in
 keyword, what a function gave, and 0-1 in fuse and rerank. Of a document that the caller may not see, the rows are those of one

@@ -64,6 +64,15 @@ def test_ranking_measures_are_those_of_trec_eval(module_owner: Connection, seed:
     assert relevant == [qrels.get(d, 0) > 0 for d in segments]
 
 
+def test_segments_are_counted_where_segments_are_expected(module_owner: Connection) -> None:
+    found = [{"name": "/srv/docs/a.pdf"}, {"name": "/srv/docs/a.pdf"}, {"name": "/srv/docs/b.pdf"}]
+    gains, count, relevant, _ = grade(module_owner, found, [{"document": "a.pdf", "segment_number": 1}])
+    assert (gains, count, relevant) == ([0, 1, 0], [0, 1, 0], [False, True, False])
+    # a key of the metadata counts more
+    found[0]["metadata"] = {"segment_number": 1}
+    assert grade(module_owner, found, [{"document": "a.pdf", "segment_number": 1}])[2] == [True, True, False]
+
+
 def test_pages_are_counted_where_pages_are_expected(module_owner: Connection) -> None:
     found = [
         {"name": "/srv/docs/a.pdf", "metadata": {"page": 3}},

@@ -200,6 +200,31 @@ def test_a_segment_that_is_not_there(birds: Connection) -> None:
     assert "explain" in str(why(birds, "heron", {}, "something else altogether")[-1][7])
 
 
+def test_a_page_of_a_document(owner: Connection, asker: Connection) -> None:
+    rows = [
+        ("a.pdf", 1, n, text, fake_embedding(text))
+        for n, text in enumerate(["heron", "heron gull", "tern", "tern swan"], 1)
+    ]
+    create_store(owner, "paged", rows, type="vector(16)")
+    owner.execute("UPDATE paged SET metadata = jsonb_build_object('page', (segment_number + 1) / 2)")
+
+    def follow(page: int, number: int | None = None, **options: Any) -> Step:
+        return asker.execute(
+            "SELECT * FROM ml_rag.why_not('heron', %s, 'a.pdf', %s, page => %s)", (Jsonb(options), number, page)
+        ).fetchall()[-1]  # type: ignore[return-value]
+
+    # the best segment of the page
+    assert follow(1, n_citations=4)[:4] == ("citations", None, True, 1)
+    assert follow(2, n_citations=4)[:4] == ("citations", None, True, 3)
+    assert follow(1, 2, n_citations=4)[:4] == ("citations", None, True, 2)
+    assert follow(2, n_citations=1)[:3] == ("search", "semantic", False)
+    assert follow(2, filters={"page": 1})[6] == 'It does not pass "filters".'
+    for page, number in ((3, None), (1, 3), (2147483647, None)):
+        step = follow(page, number)
+        assert step[:3] == ("discover", None, False)
+        assert step[6] == f"The document has no such segment of page {page}."
+
+
 def test_rows_that_an_arm_cannot_find(owner: Connection, asker: Connection) -> None:
     create_store(owner, rows=[segment(1, 1, "heron"), ("d02", 2, 1, "grebe", None)], type="vector(16)")
     owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
