@@ -173,7 +173,11 @@ BEGIN
       END IF;
     END CASE;
     IF _allowed IS NOT NULL THEN
-      PERFORM ml_rag._bad_option(_key, _value, _allowed);
+      -- the value itself may be private
+      PERFORM ml_rag._bad_option(_key, _value, _allowed, CASE
+        WHEN _option.type = 'text[]' AND _kind = 'string' THEN format('Put it in brackets: {"%s": ["…"]}.', _key)
+        WHEN _option.type = 'array' AND _kind = 'object' THEN format('Put it in brackets: {"%s": [{…}]}.', _key)
+        WHEN _option.type = 'object' AND _value = 'true' THEN format('{"%s": {}} takes its defaults.', _key) END);
     END IF;
     _parsed := jsonb_set(_parsed, ARRAY[_key], _value);
   END LOOP;

@@ -159,6 +159,24 @@ def test_a_part_of_a_name_gets_the_whole_one_as_hint(module_asker: Connection) -
     assert caught.hint == 'Did you mean "table_name"?'
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("vector_store", "handbook", 'Put it in brackets: {"vector_store": ["…"]}.'),
+        ("arms", {"search": "keyword"}, 'Put it in brackets: {"arms": [{…}]}.'),
+        ("rerank", True, '{"rerank": {}} takes its defaults.'),
+        ("vector_store", 1, "SELECT * FROM ml_rag.option lists the options with their ranges and defaults."),
+        ("rerank", False, "SELECT * FROM ml_rag.option lists the options with their ranges and defaults."),
+    ],
+)
+def test_a_form_that_is_nearly_right_gets_the_right_one_as_hint(
+    module_asker: Connection, name: str, value: Any, hint: str
+) -> None:
+    with error("22023", f'invalid value for option "{name}"') as caught:
+        module_asker.execute("SELECT ml_rag.parse_options('ml_rag', %s)", (json.dumps({name: value}),))
+    assert caught.hint == hint
+
+
 def test_a_null_does_not_hide_an_unknown_key(module_asker: Connection) -> None:
     with error("22023", "n_citation"):
         parse(module_asker, "ml_rag", {"n_citation": None})
