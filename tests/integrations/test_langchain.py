@@ -175,6 +175,44 @@ def test_a_store_that_was_loaded_is_read_and_not_written(db: Database, asker_dsn
     store.close()
 
 
+def test_a_table_of_ones_own_is_for_the_retriever(db: Database, asker_dsn: str) -> None:
+    owner = db.connect()
+    owner.execute("CREATE TABLE items (id integer PRIMARY KEY, title text)")
+    owner.execute("INSERT INTO items VALUES (1, 'red boat')")
+    options = '{"columns": ["title"], "embed_model_id": "fake-embed"}'
+    owner.execute("SELECT ml_rag.create_vectorizer('items', %s)", (options,))
+    owner.execute("CALL ml_rag.run_vectorizer('items')")
+    owner.execute("GRANT SELECT ON items TO ml_rag_user")
+    with pytest.raises(MlRagError, match=r"table public\.items does not have the columns") as caught:
+        MlRagVectorStore(asker_dsn, "public.items")
+    assert "It lacks metadata, document_id, segment_number." in str(caught.value.detail)
+    assert 'MlRagRetriever: options {"vector_store": ["public.items"]}' in str(caught.value.hint)
+    retriever = MlRagRetriever(dsn=asker_dsn, options={"vector_store": ["public.items"]})
+    assert ["red boat" in d.page_content for d in retriever.invoke("red boat")] == [True]
+    retriever.close()
+
+
+def test_an_argument_that_there_is_not_is_refused(boats: MlRagVectorStore, asker_dsn: str) -> None:
+    for call, arguments, said in (
+        (boats.similarity_search, {"filters": {"year": 2001}}, "similarity_search has no argument 'filters'; did you"),
+        (boats.similarity_search, {"filters": {"year": 2001}}, "did you mean 'filter'?"),
+        (boats.similarity_search_with_score, {"option": {}}, "did you mean 'options'?"),
+        (boats.max_marginal_relevance_search, {"fetchk": 1}, "did you mean 'fetch_k'?"),
+        (boats.similarity_search, {"zzz": 1}, "there are k, filter, options"),
+        (boats.as_retriever(search_kwargs={"filters": {}}).invoke, {}, "did you mean 'filter'?"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            call("boat", **arguments)
+        assert said in str(caught.value)
+    with pytest.raises(TypeError, match="MlRagRetriever has no argument 'option'; did you mean 'options'"):
+        MlRagRetriever(dsn=asker_dsn, option={"keyword_search": True})
+    retriever = MlRagRetriever(dsn=asker_dsn, k=1, tags=["mine"])
+    with pytest.raises(TypeError, match="invoke has no argument 'opts'; did you mean 'options'"):
+        retriever.invoke("boat", opts={})
+    assert len(retriever.invoke("boat", k=2)) == 2
+    retriever.close()
+
+
 def test_a_table_without_a_model_needs_an_embedding(asker_dsn: str) -> None:
     MlRagVectorStore(asker_dsn, "public.mine", DeterministicFakeEmbedding(size=6)).close()
     with pytest.raises(MlRagError, match="embedding model is known"):

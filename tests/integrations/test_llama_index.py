@@ -251,6 +251,14 @@ def test_rights_are_those_of_the_role(asker_dsn: str, tenant_dsn: str) -> None:
     theirs.close()
 
 
+def test_an_argument_that_there_is_not_is_refused(asker_dsn: str) -> None:
+    with pytest.raises(TypeError, match="MlRagRetriever has no argument 'option'; did you mean 'options'"):
+        MlRagRetriever(asker_dsn, option={})
+    with pytest.raises(TypeError, match="MlRagVectorStore has no argument 'embed_dims'; did you mean 'embed_dim'"):
+        MlRagVectorStore(asker_dsn, "public.nodes", embed_dims=16)
+    MlRagRetriever(asker_dsn, verbose=False).close()
+
+
 def test_the_retriever_takes_options_and_only_reads(asker_dsn: str) -> None:
     store = MlRagVectorStore(asker_dsn, "public.nodes")
     store.add(nodes())

@@ -69,6 +69,17 @@ async def test_search(boats: str) -> None:
         assert await call(client, "search", query="boat", options={"filters": {"n": 99}}) == {"results": []}
 
 
+async def test_an_argument_that_there_is_not_is_refused(boats: str) -> None:
+    async with Client(mcp.server(boats)) as client:
+        refused = await refusal(client, "search", query="boat", store=["public.none"])
+        assert refused.endswith("search has no argument 'store'; did you mean 'stores'? (SQLSTATE 22023)")
+        refused = await refusal(client, "answer", query="boat", zzzz=1)
+        assert "there are query, stores, limit, options" in refused
+        assert "did you mean 'query'" in await refusal(client, "search", querry="boat")
+        for tool in (await client.list_tools()).tools:
+            assert tool.input_schema["additionalProperties"] is False
+
+
 async def test_answer(boats: str) -> None:
     async with Client(mcp.server(boats)) as client:
         answer = await call(client, "answer", query="blue boat", limit=1)

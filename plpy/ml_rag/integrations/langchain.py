@@ -21,16 +21,20 @@ from langchain_core.vectorstores import VectorStore
 from langchain_core.vectorstores.utils import maximal_marginal_relevance
 from psycopg import sql
 from psycopg.types.json import Jsonb
-from pydantic import PrivateAttr
+from pydantic import PrivateAttr, model_validator
 
 from ml_rag.errors import MlRagError
 from ml_rag.integrations.database import Database, asked, citation_id
+from ml_rag.integrations.names import refuse_unknown
 from ml_rag.integrations.store import Row, Store, number
 
 #: stands for the question where there is only its vector: it has no words
 _NO_WORDS = "?"
 #: operators of langchain-postgres, as option filters has them
 _OPERATORS = ("eq", "ne", "lt", "lte", "gt", "gte", "in", "nin", "between", "exists", "like", "ilike")
+#: arguments of searches
+_SEARCH = ("k", "filter", "options")
+_MARGINAL = (*_SEARCH, "fetch_k", "lambda_mult")
 
 
 def filters(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,6 +159,7 @@ class MlRagVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """The ``k`` best documents. ``options``: of ``ml_rag``, over those of the store."""
+        refuse_unknown(kwargs, _SEARCH, "similarity_search")
         return [_document(row) for row in self._search(query, k, filter, options)]
 
     def similarity_search_with_score(
@@ -166,6 +171,7 @@ class MlRagVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[tuple[Document, float]]:
         """The same, each with its distance: the smaller, the nearer."""
+        refuse_unknown(kwargs, _SEARCH, "similarity_search_with_score")
         return [(_document(row), float(row["distance"])) for row in self._search(query, k, filter, options)]
 
     def similarity_search_by_vector(
@@ -177,6 +183,7 @@ class MlRagVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """The documents nearest to a vector."""
+        refuse_unknown(kwargs, _SEARCH, "similarity_search_by_vector")
         return [_document(row) for row in self._search(_NO_WORDS, k, filter, options, embedding)]
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
@@ -195,6 +202,7 @@ class MlRagVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """``k`` of the ``fetch_k`` best documents that are near to the query and far from each other."""
+        refuse_unknown(kwargs, _MARGINAL, "max_marginal_relevance_search")
         if self._embedding is None:
             vector = json.loads(self._store.embedded(query))
         else:
@@ -212,6 +220,7 @@ class MlRagVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """The same by a vector."""
+        refuse_unknown(kwargs, _MARGINAL, "max_marginal_relevance_search_by_vector")
         return self._marginal(_NO_WORDS, embedding, k, fetch_k, lambda_mult, filter, options)
 
     def _marginal(
@@ -271,6 +280,13 @@ class MlRagRetriever(BaseRetriever):
     options: dict[str, Any] = {}  # noqa: RUF012 - a field, which pydantic copies
     _database: Database = PrivateAttr()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            refuse_unknown(given, cls.model_fields, cls.__name__)
+        return given
+
     def model_post_init(self, context: Any, /) -> None:
         """Connect."""
         super().model_post_init(context)
@@ -287,7 +303,9 @@ class MlRagRetriever(BaseRetriever):
         run_manager: CallbackManagerForRetrieverRun,
         k: int | None = None,
         options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
     ) -> list[Document]:
+        refuse_unknown(kwargs, ("k", "options"), "invoke")
         wanted = {**self.options, **(options or {})}
         count = k if k is not None else self.k
         if count is not None:

@@ -26,6 +26,7 @@ from llama_index.core.vector_stores.types import (
 from llama_index.core.vector_stores.utils import build_metadata_filter_fn, metadata_dict_to_node, node_to_metadata_dict
 
 from ml_rag.integrations.database import Database, asked, citation_id
+from ml_rag.integrations.names import refuse_unknown
 from ml_rag.integrations.store import Row, Store, number
 
 #: how each mode of a query is searched
@@ -50,6 +51,8 @@ _OPERATORS = {
 }
 #: keys of the metadata that hold a node's name in citations, the first that is there
 _NAMES = ("file_path", "file_name", "source", "url")
+#: arguments of LlamaIndex's retrievers, beside the first two of ours
+_RETRIEVER = ("dsn", "options", "callback_manager", "object_map", "objects", "verbose")
 #: stands for the question where there is only its vector: it has no words
 _NO_WORDS = "?"
 
@@ -102,6 +105,7 @@ class MlRagVectorStore(BasePydanticVectorStore):
         options: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        refuse_unknown(kwargs, type(self).model_fields, type(self).__name__)
         super().__init__(
             store=store,
             embed_dim=embed_dim,
@@ -255,6 +259,7 @@ class MlRagRetriever(BaseRetriever):
     """What ``ml_rag_search`` finds, in a read-only transaction. ``options``: all of ``ml_rag``."""
 
     def __init__(self, dsn: str, options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        refuse_unknown(kwargs, _RETRIEVER, type(self).__name__)
         self._options = dict(options or {})
         self._database = Database(dsn, name="ml_rag llama-index", read_only=True)
         super().__init__(**kwargs)

@@ -20,6 +20,7 @@ from pydantic import Field
 from ml_rag import __version__
 from ml_rag.integrations import documents
 from ml_rag.integrations.database import Query, Reader, asked, is_empty, worded
+from ml_rag.integrations.names import unknown
 
 #: segments of a document that one call returns at most, and their characters
 SEGMENTS = 200
@@ -50,6 +51,22 @@ _STORES = sql.SQL(
 )
 
 
+class _Server(MCPServer[Any]):
+    """Refuses arguments that a tool does not have, which the SDK ignores: a misspelt filter must not widen a search."""
+
+    async def list_tools(self) -> list[Any]:
+        tools = await super().list_tools()
+        for tool in tools:
+            tool.input_schema = {**tool.input_schema, "additionalProperties": False}
+        return tools
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        for tool in await self.list_tools():
+            if tool.name == name and (message := unknown(arguments, tool.input_schema["properties"], name)):
+                raise ToolError(f"{message} (SQLSTATE 22023)")
+        return await super().call_tool(name, arguments, context)
+
+
 def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
     """The server, which connects when it is run."""
     reader = Reader(dsn, name="ml-rag mcp", connections=connections)
@@ -67,7 +84,7 @@ def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
                 return []
             raise ToolError(worded(error)) from None
 
-    made: MCPServer[Any] = MCPServer(
+    made = _Server(
         "ml_rag",
         title="ml_rag: documents in PostgreSQL",
         instructions=_INSTRUCTIONS,
@@ -98,7 +115,10 @@ def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
 
     @made.tool(annotations=reads)
     async def list_stores() -> dict[str, Any]:
-        """The vector stores that can be searched: name, description, embedding model, about how many segments."""
+        """The vector stores that can be searched: name, description, embedding model, about how many segments.
+
+        The count is PostgreSQL's estimate: 0 until the table was analyzed.
+        """
         return {"stores": _plain(await rows(_STORES))}
 
     @made.tool(annotations=reads)

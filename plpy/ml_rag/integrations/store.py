@@ -21,6 +21,8 @@ from ml_rag.integrations.database import Database, asked
 
 #: what a store without a marker, whose vectors the caller makes, is searched by
 _COLUMNS = {"segment": "segment", "segment_embedding": "segment_embedding"}
+#: the columns that every statement here names
+_NEEDED = ("document_name", "metadata", "document_id", "segment_number", "segment", "segment_embedding")
 _PREREQUISITE = psycopg.errors.ObjectNotInPrerequisiteState
 
 
@@ -64,6 +66,7 @@ class Store:
         self._embeds_itself = dimensions is not None
         if not self._exists():
             self._make(dimensions)
+        self._check_columns()
         self._model = self._marked_model()
         if self._model is None and dimensions is None:
             raise MlRagError(
@@ -83,6 +86,21 @@ class Store:
     def _exists(self) -> bool:
         query = sql.SQL("SELECT pg_catalog.to_regclass(%(name)s) IS NOT NULL AS it")
         return bool(self._database.rows(query, {"name": self.name})[0]["it"])
+
+    def _check_columns(self) -> None:
+        query = sql.SQL(
+            "SELECT n.name FROM pg_catalog.unnest(%(names)s::text[]) AS n (name) WHERE NOT EXISTS ("
+            "SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = pg_catalog.to_regclass(%(store)s)"
+            " AND a.attname = n.name AND a.attnum > 0 AND NOT a.attisdropped)"
+        )
+        missing = [row["name"] for row in self._database.rows(query, {"names": list(_NEEDED), "store": self.name})]
+        if missing:
+            raise MlRagError(
+                f"table {self.name} does not have the columns of a store that is written to",
+                detail=f"It lacks {', '.join(missing)}.",
+                hint="Search a table of your own, with a vectorizer or adopted, by MlRagRetriever: options"
+                f' {{"vector_store": ["{self.name}"]}}. Or name a table that does not exist yet.',
+            )
 
     def _make(self, dimensions: int | None) -> None:
         with self._database.transaction() as connection:
