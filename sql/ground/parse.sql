@@ -108,7 +108,7 @@ BEGIN
   END IF;
   IF jsonb_typeof($2) <> 'object' THEN
     PERFORM ml_rag._bad_option($1, $2, 'a JSON object',
-      'Options are one JSON object, such as {"n_citations": 5}.');
+      format('Options are one JSON object, such as %s.', CASE $1 WHEN 'index' THEN '{"type": "hnsw"}' ELSE '{"n_citations": 5}' END));
   END IF;
 
   FOR _key, _value IN SELECT e.key, e.value FROM jsonb_each($2) AS e LOOP

@@ -125,6 +125,10 @@ BEGIN
   END IF;
   SELECT o.scores, o.error INTO _scores, _error FROM ml_rag._rerank(query, texts, model_id) AS o;
   IF _error IS NOT NULL THEN
+    IF _error ->> 'sqlstate' = '55000' THEN
+      _error := _error || jsonb_build_object('hint', concat_ws(' Or ', _error ->> 'hint',
+        'rerank without a model of its own: "model_id": "hybrid".'));
+    END IF;
     PERFORM ml_rag._raise(_error);
   END IF;
   RETURN _scores;

@@ -177,6 +177,12 @@ def test_a_form_that_is_nearly_right_gets_the_right_one_as_hint(
     assert caught.hint == hint
 
 
+def test_options_of_an_index_are_an_object(module_asker: Connection) -> None:
+    with error("22023", 'Got "hnsw"; allowed: a JSON object.') as caught:
+        module_asker.execute("SELECT ml_rag.parse_options('index', '\"hnsw\"')")
+    assert caught.hint == 'Options are one JSON object, such as {"type": "hnsw"}.'
+
+
 def test_a_null_does_not_hide_an_unknown_key(module_asker: Connection) -> None:
     with error("22023", "n_citation"):
         parse(module_asker, "ml_rag", {"n_citation": None})

@@ -231,3 +231,13 @@ def test_notifications_without_end_keep_it_from_nothing_but_sleep(db: Database, 
         for connection in opened:
             connection.close()
     assert looks[-1] - looks[0] > 5 * 0.02 / LOOKING * 0.9
+
+
+def test_where_no_server_answers_the_dsn_is_named() -> None:
+    from click.testing import CliRunner
+
+    from ml_rag.cli import main
+
+    done = CliRunner().invoke(main, ["worker", "--once"], env={"ML_RAG_DSN": None, "PGHOST": "/nowhere"})
+    assert done.exit_code == 1
+    assert "Check --dsn (or ML_RAG_DSN, PGHOST, PGPORT, PGUSER, PGDATABASE)" in done.output

@@ -16,6 +16,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from ml_rag.client.dsn import dsn_option
+from ml_rag.client.load import explained
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -235,4 +236,6 @@ def worker(dsn: str, batches: int, idle: float, once: bool, metrics_port: int | 
     except KeyboardInterrupt:
         report("ended")
     except psycopg.Error as error:
+        if error.sqlstate is None:  # no server has answered
+            raise explained(error) from error
         raise click.ClickException(reason(error)) from error
