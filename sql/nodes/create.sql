@@ -47,6 +47,7 @@ AS $$
 -- purpose: a node group, checked and made; with dry_run only counted
 DECLARE
   _options jsonb;
+  _error jsonb;
 BEGIN
   PERFORM ml_rag._check_embedding_table(store);
   PERFORM ml_rag._check_segments(store);
@@ -54,6 +55,9 @@ BEGIN
   IF (options -> 'dry_run')::boolean THEN
     counted := ml_rag._count_calls(store, _options, NULL);
     RETURN;
+  ELSIF _options ? 'model_id' THEN
+    _error := ml_rag._too_small(_options ->> 'model_id', 'make nodes');
+    PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
   END IF;
   PERFORM ml_rag._make_node_group(store, _options);
   run := ml_rag._begin_nodes(store, ARRAY[name], (options ->> 'batch_size')::integer, true, call);
@@ -130,8 +134,8 @@ fails is in ml_rag.node_group_error and does not stop the rest. With "dry_run": 
 options: SELECT * FROM ml_rag.option WHERE routine = 'create_node_group'.
 result: {"vector_store", "parents", "nodes", "failed", "seconds"}.
 Errors: 22023 bad option, name, function, or table that is not a vector store; 25001; 25006 read-only; 42704 no such parent; 42710
-it exists; 42P01; 42P07; 42501; 55000 no primary key, or a table or isolation level that it cannot do; 55006 another session is at
-it; 55P03 lock_timeout; 08006; 53300; 57014; 38000.$$;
+it exists; 42P01; 42P07; 42501; 55000 no primary key, a table or isolation level that it cannot do, or a model that is too small;
+55006 another session is at it; 55P03 lock_timeout; 08006; 53300; 57014; 38000.$$;
 
 CREATE FUNCTION ml_rag._begin_refresh(store regclass, options jsonb, call integer, OUT run ml_rag._node_run, OUT counted jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

@@ -16,6 +16,8 @@ from support.nodes import create, nodes, refresh
 from support.scripted import MODEL, Script, scripted_model
 from support.stores import create_store, error, fake_embedding, insert, search
 
+#: brief in the catalogue
+SMALLEST = "smollm2-135m-instruct"
 TEXTS = {(1, 1): "Herons wait for fish.", (1, 2): "Loons call at night.", (2, 1): "Swans are heavy."}
 
 
@@ -52,6 +54,19 @@ def test_lists_become_a_node_each(store: Connection, script: Script, transform: 
     assert len(script.requests) == 3
     hits = search(store, "first of loons", {"arms": [{"search": "keyword", "in": transform}], "return": "node"})
     assert hits[0][5] == "first of Loons call at night."
+
+
+@pytest.mark.parametrize("model", [{}, {"model_id": SMALLEST}])
+def test_the_smallest_models_are_refused_before_anything_is_made(
+    db: Database, store: Connection, script: Script, model: dict[str, str]
+) -> None:
+    db.connect().execute("SELECT ml_rag.configure('generate_model_id', %s)", (SMALLEST,))
+    with error("55000", f"model {SMALLEST} is too small to make nodes", f"such as {MODEL}."):
+        create(store, "s", transform="summary", **model)
+    assert store.execute("SELECT to_regclass('docs_s')").fetchone() == (None,)
+    assert create(store, "s", transform="summary", dry_run=True, **model) == {"parents": 3, "model_calls": 3}
+    assert create(store, "s", transform="sentence")["nodes"] == 3
+    assert script.requests == []
 
 
 def test_a_summary_of_each_document_in_one_call(store: Connection, script: Script) -> None:
