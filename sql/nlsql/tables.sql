@@ -56,7 +56,7 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 100
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the tables that the caller may read and that questions are answered from, with what is embedded of each
--- As for stores: reading a table can run its owner's code (a view, a policy), and its comments are shown to a model. Unless
+-- What ml_rag has made of other tables' rows must be named. As for stores: reading a table can run its owner's code (a view, a policy), and its comments are shown to a model. Unless
 -- it is named, its owner is one whom the caller trusts, or the owner of a schema that is named.
 -- Reads: the catalog. A column's comment is left out of what is embedded: measured, it makes the
 -- choice of tables worse (needed tables among the first eight: 0.97 with, 0.99 without).
@@ -81,6 +81,12 @@ WITH askable AS MATERIALIZED (
     AND has_schema_privilege(n.oid, 'USAGE')
     AND c.oid NOT IN (SELECT d.objid FROM pg_depend AS d WHERE d.refclassid = 'pg_extension'::regclass
                       AND d.classid = 'pg_class'::regclass AND d.deptype = 'e')
+    -- what ml_rag makes of another table's rows: tables of segments, node groups
+    AND ($2 IS NOT NULL OR c.oid NOT IN (
+      SELECT p.polrelid FROM pg_policy AS p WHERE p.polname = 'ml_rag_source'
+      UNION ALL
+      SELECT d.objoid FROM pg_description AS d WHERE d.classoid = 'pg_class'::regclass AND d.objsubid = 0
+        AND starts_with(left(d.description, 18), 'ML_RAG_NODE_GROUP=')))
 )
 SELECT t.oid, t.nspname, t.relname, format('%I.%I', t.nspname, t.relname),
   left(concat(t.relname, ': ', t.comment, '. ', array_to_string(t.columns, ', ')), 2000)

@@ -272,3 +272,22 @@ def test_a_vectorizers_own_columns_are_not_shown(shop: Connection, asker: Connec
     shop.execute("""SELECT ml_rag.create_vectorizer('shop.orders', '{"columns": "Status: {status}"}')""")
     text = metadata(asker, tables=["shop.orders"])
     assert values_sorted(text) == values_sorted(ORDERS)
+
+
+def test_what_ml_rag_makes_of_a_tables_rows_is_queried_only_where_it_is_named(
+    shop: Connection, asker: Connection
+) -> None:
+    options = '{"columns": "{name}", "destination": "table"}'
+    shop.execute("SELECT ml_rag.create_vectorizer('shop.customers', %s)", (options,))
+    shop.execute("""SELECT ml_rag.create_vectorizer('shop.orders', '{"columns": "Status: {status}"}')""")
+    shop.execute(
+        "CREATE FUNCTION shop.words(t text) RETURNS SETOF text LANGUAGE sql AS 'SELECT regexp_split_to_table(t, '' '')'"
+    )
+    shop.execute(
+        """CALL ml_rag.create_node_group('shop.orders', 'words', '{"transform": "shop.words", "embed": false}')"""
+    )
+    made = {"shop.customers_segments", "shop.orders_words"}
+    shop.execute("GRANT SELECT ON shop.customers_segments, shop.orders_words TO ml_rag_user")
+    assert set(names(metadata(asker))) == {"shop.customers", "shop.orders"}
+    assert set(names(metadata(asker, schemas=["shop"]))) == {"shop.customers", "shop.orders"}
+    assert set(names(metadata(asker, tables=sorted(made)))) == made
