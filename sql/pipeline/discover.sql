@@ -560,3 +560,19 @@ BEGIN
   END LOOP;
 END
 $$;
+
+CREATE FUNCTION ml_rag._document_name(store ml_rag.store) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of the name of the document of a row t: its column, else what programs keep of it in the metadata, else the
+-- store's name. The metadata of an untrusted owner may hold numbers that are a gigabyte as text.
+BEGIN
+  RETURN CASE
+    WHEN store.document_name IS NOT NULL THEN format('t.%I::text', store.document_name)
+    WHEN store.metadata IS NULL OR store.found = 'untrusted' THEN quote_literal(store.vector_store)
+    ELSE format('coalesce(%s, %L)', (
+      SELECT string_agg(format('nullif(to_jsonb(t.%I) ->> %L, %L)', store.metadata, k, ''), ', ' ORDER BY place)
+      FROM unnest('{source,file_path,file_name,url,title}'::text[]) WITH ORDINALITY AS u (k, place)), store.vector_store) END;
+END
+$$;

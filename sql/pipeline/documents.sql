@@ -19,8 +19,9 @@ AS $$
 -- Reads: the store, as the caller
 DECLARE
   _documents jsonb;
+  _name text := ml_rag._document_name(store);
 BEGIN
-  IF store.document_name IS NULL THEN
+  IF _name = quote_literal(store.vector_store) THEN
     -- its rows are called by its own name
     RETURN jsonb_build_array(jsonb_build_array(store.vector_store, jsonb_build_array(
       (SELECT c.relname FROM pg_class AS c WHERE c.oid = store.relation))));
@@ -32,14 +33,14 @@ BEGIN
       ELSE '[]' END))
     FROM (SELECT n.name, n.metadata
           FROM (SELECT DISTINCT ON (r.name) r.name, r.metadata
-                FROM (SELECT t.%1$I::text AS name, %2$s AS place, %3$s AS metadata FROM %4$s AS t WHERE %5$s) AS r
+                FROM (SELECT %1$s AS name, %2$s AS place, %3$s AS metadata FROM %4$s AS t WHERE %5$s) AS r
                 ORDER BY r.name, r.place) AS n
           ORDER BY n.name = ANY ($3) DESC, n.name LIMIT $1) AS d
-    $query$, store.document_name,
+    $query$, _name,
     CASE WHEN store.segment_number IS NULL THEN '1' ELSE format('t.%I', store.segment_number) END,
     CASE WHEN with_titles AND store.metadata IS NOT NULL THEN format('to_jsonb(t.%I)', store.metadata) ELSE 'NULL::jsonb' END,
     ml_rag._relation_name(store.relation),
-    ml_rag._has_values(store, ARRAY[store.document_name])
+    ml_rag._has_values(store, ARRAY[coalesce(store.document_name, store.segment)])
       || CASE WHEN store.found = 'untrusted' THEN ml_rag._untrusted_condition(store, until,
         format(' AND octet_length(t.%I::text) <= 1000', store.document_name)) || ' LIMIT 100000' ELSE '' END)
   INTO _documents USING most, with_titles, first;

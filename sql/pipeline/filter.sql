@@ -187,8 +187,7 @@ AS $$
 -- Lists are slices of $3, which the planner folds to constants, so that an index serves them and postgres_fdw ships
 -- them.
 DECLARE
-  _name text := CASE WHEN store.document_name IS NULL THEN quote_literal(store.vector_store)
-                     ELSE format('t.%I::text', store.document_name) END;
+  _name text := ml_rag._document_name(store);
   _names text[];
   _condition text;
   _collation text;

@@ -18,8 +18,7 @@ AS $$
 -- are not shown.
 -- Rounding and naming stand in the outer list, so that the inner query keeps to what postgres_fdw can ship to a shard.
 DECLARE
-  _name text := CASE WHEN store.document_name IS NULL THEN quote_literal(store.vector_store)
-                     ELSE format('t.%I::text', store.document_name) END;
+  _name text := ml_rag._document_name(store);
   _id text := CASE WHEN store.document_id IS NULL THEN 'NULL' ELSE format('t.%I', store.document_id) END;
   _has_integer_id boolean := coalesce(store.document_id_type IN ('smallint', 'integer', 'bigint'), false);
   _number text := CASE WHEN store.segment_number IS NULL THEN 'NULL' ELSE format('t.%I', store.segment_number) END;

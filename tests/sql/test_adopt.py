@@ -133,6 +133,50 @@ def test_what_other_programs_leave_behind(db: Database, owner: Connection, asker
     assert adopt(owner, name) == result
 
 
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"source": "/docs/birds.pdf", "title": "Birds"}, "/docs/birds.pdf"),
+        ({"source": "", "file_path": "/a/b.txt", "file_name": "b.txt"}, "/a/b.txt"),
+        ({"file_name": "b.txt"}, "b.txt"),
+        ({"url": "https://example.org/b", "title": "Birds"}, "https://example.org/b"),
+        ({"title": "Birds", "source": None}, "Birds"),
+        ({"page": 3}, "public.langchain_pg_embedding"),
+        ([], "public.langchain_pg_embedding"),
+        (None, "public.langchain_pg_embedding"),
+    ],
+)
+def test_a_document_is_called_what_its_metadata_say(
+    db: Database, owner: Connection, asker: Connection, metadata: Any, expected: str
+) -> None:
+    name = make(owner, "langchain-postgres PGVector")
+    owner.execute(f"UPDATE {name} SET cmetadata = %s WHERE id = 'x1'", (metadata and json.dumps(metadata),))
+    adopt(owner, name, embed_model_id="fake-embed")
+    owner.execute(f"SELECT ml_rag.enable_keyword_search('{name}', '{{\"segment\": \"document\"}}')")
+    for options in ({}, {"keyword_search": True}, {"semantic_search": False, "keyword_search": True}):
+        found = search(asker, TEXTS[1], options)
+        assert (found[0][2], found[0][5]) == (expected, TEXTS[1])
+    others = ["public.langchain_pg_embedding"] * 2
+    assert sorted(row[2] for row in search(asker, "q")) == sorted([expected, *others])
+    is_alone = expected not in others
+    assert len(search(asker, "q", {"document_name": [expected]})) == (1 if is_alone else 3)
+    if is_alone:
+        rest = search(asker, "q", {"exclude_document_name": [expected]})
+        assert sorted(row[5] for row in rest) == sorted([TEXTS[0], TEXTS[2]])
+
+
+def test_the_metadata_of_untrusted_owners_name_nothing(db: Database, owner: Connection) -> None:
+    name = make(owner, "Haystack")
+    owner.execute(f"UPDATE {name} SET meta = '{{\"source\": \"a.pdf\"}}'")
+    adopt(owner, name, embed_model_id="fake-embed")
+    for found, expected in (("named", True), ("trusted", True), (None, True), ("untrusted", False)):
+        (sql,) = owner.execute(  # type: ignore[misc]
+            "SELECT ml_rag._document_name(jsonb_populate_record(s, %s)) FROM ml_rag.discover() AS s",
+            (json.dumps({"found": found}),),
+        ).fetchone()
+        assert ("meta" in sql) == expected
+
+
 def test_tables_of_all_shapes_are_searched_together(db: Database, owner: Connection, asker: Connection) -> None:
     stores = [make(owner, kind) for kind in SHAPES]
     for name in stores:
