@@ -13,6 +13,7 @@ AS $$
 DECLARE
   _parts text[];
   _found record;
+  _others text;
 BEGIN
   BEGIN
     _parts := parse_ident(CASE jsonb_typeof(value) WHEN 'string' THEN value #>> '{}' END);
@@ -46,8 +47,15 @@ BEGIN
     AND concat(CASE WHEN p.proretset THEN 'setof ' END, format_type(p.prorettype, NULL)) = s.result
   WHERE s.option = _find_function.option;
   IF _found.functions = 0 THEN
-    RAISE EXCEPTION USING ERRCODE = '42883', MESSAGE = format('function %s does not exist with a signature that can be used here', name),
-      DETAIL = format('Signatures: %s.', _found.signatures),
+    SELECT string_agg(o.signature, '; ' ORDER BY o.signature) INTO _others FROM (
+      SELECT concat(CASE p.prokind WHEN 'p' THEN 'procedure ' WHEN 'a' THEN 'aggregate ' WHEN 'w' THEN 'window function ' END,
+        '(', oidvectortypes(p.proargtypes), ')', ' returns ' || replace(pg_get_function_result(p.oid), 'SETOF ', 'setof ')) AS signature
+      FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+      WHERE n.nspname = _parts[1] AND p.proname = _parts[2] ORDER BY 1 LIMIT 10) AS o;
+    RAISE EXCEPTION USING ERRCODE = '42883',
+      MESSAGE = CASE WHEN _others IS NULL THEN format('function %s does not exist', name)
+        ELSE format('function %s has no signature that can be used here', name) END,
+      DETAIL = concat(format('Signatures that can be used: %s.', _found.signatures), ' It has: ' || _others || '.'),
       HINT = 'Argument and result types must be exactly these.';
   ELSIF _found.functions > 1 THEN
     RAISE EXCEPTION USING ERRCODE = '42725', MESSAGE = format('function %s is not unique', name),

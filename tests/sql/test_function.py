@@ -16,7 +16,7 @@ from psycopg.types.json import Jsonb
 
 from ml_rag.backend.load import own_segments
 from support.cluster import Connection, Database
-from support.loading import loader
+from support.loading import connect_as_loader, loader
 from support.stores import Row, answer, as_text, create_store, error, fake_embedding, grant, mark, search
 
 __all__ = ["loader"]
@@ -503,8 +503,12 @@ def test_signatures_are_exact(db: Database, owner: Connection, asker: Connection
         f"CREATE FUNCTION public.f({signature}) RETURNS {returns} LANGUAGE sql"
         f" AS 'SELECT NULL::{returns.removeprefix('setof ')}'"
     )
-    with error("42883", "public.f", "query vector, embeddings vector[]"):
+    with error("42883", "function public.f has no signature that can be used here", "embeddings vector[]") as caught:
         search(asker, "q", {"arms": [arm("public.f")]})
+    its = f"({signature}) returns {returns}".replace("varchar", "character varying").replace(
+        "float8", "double precision"
+    )
+    assert caught.detail.endswith(f" It has: {its}.")
 
 
 def test_one_name_and_two_signatures(db: Database, owner: Connection, asker: Connection) -> None:
@@ -730,6 +734,15 @@ def test_a_function_splits(owner: Connection, librarian: Connection, language: s
     for segment, embedding in rows:
         assert embedding == pytest.approx(fake_embedding(segment), abs=1e-6)
     assert [row[5] for row in search(librarian, "swan", {"n_citations": 1})] == ["swan"]
+
+
+def test_the_first_call_of_a_session_may_wait_for_the_model(
+    db: Database, owner: Connection, loader: Connection
+) -> None:
+    """A load by a function embeds over a connection of its own, which looks at interrupts as the other one does."""
+    owner.execute(CLAUSES.format(language="sql", body=SPLITTERS["sql"]))
+    loader.execute("SELECT ml_rag.create_store('public.notes', '{\"embed_model_id\": \"fake-embed-slow\"}')")
+    assert load(connect_as_loader(db), "heron")["segments"] == 1
 
 
 def test_segments_know_their_page(owner: Connection, librarian: Connection) -> None:

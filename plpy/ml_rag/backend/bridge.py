@@ -421,7 +421,7 @@ def load_files(plpy: Any, job_text: str) -> str:
 
 def _embedder(plpy: Any) -> Callable[[list[str], str], list[str]]:
     """Embeds by a connection of its own: the stream of parsed documents keeps the session's busy."""
-    connection = ModelServer(server(plpy).address, lambda: plpy.execute(_session["interrupt"]))
+    connection = ModelServer(server(plpy).address, functools.partial(_interrupt, plpy))
     return lambda texts, model_id: _embed.embed(connection, texts, model_id, "document")
 
 
