@@ -74,7 +74,13 @@ def print_table(figures: list[Figure], console: Console) -> None:
     "--keyword-rows", type=click.IntRange(1000), default=100_000, show_default=True, envvar="ML_RAG_BENCH_KEYWORD_ROWS",
     help="Segments that keyword search is measured over; 1000000 takes a quarter of an hour.",
 )  # fmt: skip
-def main(dsn: str, models_dir: Path, folder: Path | None, output: Path, keyword_rows: int) -> None:
+@click.option(
+    "--vectorizer-rows", type=click.IntRange(1000), default=vectorizer.ROWS, show_default=True,
+    help="Rows that a bulk load is measured with; 100000 take an hour.",
+)  # fmt: skip
+def main(
+    dsn: str, models_dir: Path, folder: Path | None, output: Path, keyword_rows: int, vectorizer_rows: int
+) -> None:
     northwind = HERE.parent.parent / "shared" / "data" / "northwind" / "pdf"
     folder = folder or (northwind if northwind.is_dir() else HERE.parent / "docs" / "samples")
     dsn = own_database(dsn)
@@ -92,7 +98,7 @@ def main(dsn: str, models_dir: Path, folder: Path | None, output: Path, keyword_
         ("query embedding", lambda: models.query_embedding(address, sentence_model)),
         ("backend memory", lambda: retrieval.backend_memory(dsn)),
         ("load", lambda: models.load_folder(dsn, folder, sentence_model)),
-        ("vectorizer", lambda: vectorizer.bulk(dsn, sentence_model)),
+        ("vectorizer", lambda: vectorizer.bulk(dsn, sentence_model, vectorizer_rows)),
         ("writes to a table with a vectorizer", lambda: vectorizer.write(dsn)),
         ("generation", lambda: models.generation(dsn, gguf)),
         ("many sessions", lambda: retrieval.many_sessions(dsn)),
