@@ -136,7 +136,7 @@ BEGIN
     -- vectorizer/text
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_primary_key _pieces _template _template_columns _text_expression'),
     -- vectorizer/error: a policy leaves each role those of its own tables
-    ('ml_rag_user', 'SELECT, INSERT, UPDATE, DELETE', 'TABLE', 'vectorizer_error'),
+    ('ml_rag_user', 'SELECT, INSERT, UPDATE, DELETE', 'TABLE', 'vectorizer_error vectorizer_truncated'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_text_hash _note_failures retry_vectorizer'),
     -- vectorizer/segments, with what it shares with store/load
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
@@ -154,7 +154,7 @@ BEGIN
     -- vectorizer/run
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _make_run _begin_vectorizer _unclaim _claim _read_claimed _embed_claimed _write_segments _write_claimed
-      _next_claim _sweep_errors _index_vectorizer _run_step _end_vectorizer run_vectorizer'),
+      _next_claim _sweep_errors _index_vectorizer _warn_of_truncation _count_truncated _run_step _end_vectorizer run_vectorizer'),
     -- vectorizer/status
     ('ml_rag_user', 'SELECT', 'TABLE', 'vectorizer'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_vectorizers'),

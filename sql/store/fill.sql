@@ -104,15 +104,15 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._embed_documents(texts text[], model_id text, OUT vectors vector[], OUT error jsonb)
+CREATE FUNCTION ml_rag._embed_documents(texts text[], model_id text, OUT vectors vector[], OUT truncated integer, OUT error jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: texts to vectors, or the error where it can lie in a text; raised is what every text would get: no model, no
--- server, no memory
+-- server, no memory. truncated: how many of the texts the model has cut
 BEGIN
   BEGIN
-    SELECT o.vectors, o.error INTO vectors, error FROM ml_rag._embed(texts, model_id, 'document') AS o;
+    SELECT o.vectors, o.truncated, o.error INTO vectors, truncated, error FROM ml_rag._embed_counted(texts, model_id) AS o;
   EXCEPTION WHEN data_exception THEN
     -- numbers that are none: pgvector is the first to read them
     error := jsonb_build_object('sqlstate', '38000', 'message', 'unexpected reply from the model server',
@@ -124,7 +124,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._embed_apart(texts text[], model_id text, OUT vectors vector[], OUT errors jsonb[])
+CREATE FUNCTION ml_rag._embed_apart(texts text[], model_id text, OUT vectors vector[], OUT truncated integer, OUT errors jsonb[])
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -134,6 +134,7 @@ DECLARE
   _embedded record;
   _half record;
 BEGIN
+  truncated := 0;
   IF _n = 0 THEN
     vectors := '{}';
     errors := '{}';
@@ -142,6 +143,7 @@ BEGIN
   _embedded := ml_rag._embed_documents(texts, model_id);
   IF _embedded.error IS NULL THEN
     vectors := _embedded.vectors;
+    truncated := _embedded.truncated;
     errors := array_fill(NULL::jsonb, ARRAY[_n]);
   ELSIF _n = 1 THEN
     vectors := ARRAY[NULL::vector];
@@ -150,6 +152,7 @@ BEGIN
     _embedded := ml_rag._embed_apart(texts[:_n / 2], model_id);
     _half := ml_rag._embed_apart(texts[_n / 2 + 1:], model_id);
     vectors := _embedded.vectors || _half.vectors;
+    truncated := _embedded.truncated + _half.truncated;
     errors := _embedded.errors || _half.errors;
   END IF;
 END

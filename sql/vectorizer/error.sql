@@ -24,13 +24,23 @@ ALTER TABLE ml_rag.vectorizer_error ALTER relation SET STATISTICS 0, ALTER key S
   ALTER detail SET STATISTICS 0, ALTER failed_at SET STATISTICS 0, ALTER next_attempt SET STATISTICS 0,
   ALTER text_hash SET STATISTICS 0;
 
+-- How many texts of a vectorizer its model has cut; of the role that owns the table, as the failures.
+CREATE TABLE ml_rag.vectorizer_truncated (
+  relation regclass PRIMARY KEY,
+  texts    bigint NOT NULL
+);
+ALTER TABLE ml_rag.vectorizer_truncated ENABLE ROW LEVEL SECURITY;
+ALTER TABLE ml_rag.vectorizer_truncated ALTER relation SET STATISTICS 0, ALTER texts SET STATISTICS 0;
+
 CREATE FUNCTION ml_rag._drop_vectorizer_errors() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 -- without the schema of pgvector, where others may create operators: see store/marker.sql
 SET search_path = pg_catalog, ml_rag, pg_temp
 AS $$
--- purpose: failures go with their table  Writes: ml_rag.vectorizer_error
+-- purpose: failures go with their table  Writes: ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
 BEGIN
+  DELETE FROM ml_rag.vectorizer_truncated AS t USING pg_event_trigger_dropped_objects() AS d
+  WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND t.relation = d.objid;
   DELETE FROM ml_rag.vectorizer_error AS e USING pg_event_trigger_dropped_objects() AS d
   WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND e.relation = d.objid;
 END

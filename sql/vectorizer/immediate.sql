@@ -48,6 +48,7 @@ BEGIN
       _run := ml_rag._write_claimed(_run);
     END LOOP;
   END LOOP;
+  PERFORM ml_rag._warn_of_truncation(_run);
 END
 $$;
 

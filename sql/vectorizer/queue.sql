@@ -32,6 +32,8 @@ $$;
 -- condition itself: keys of others' rows are not even looked at.
 CREATE POLICY own ON ml_rag.vectorizer_error USING (ml_rag._is_one_of(relation, (SELECT ml_rag._vectorized()))
   AND relation = ANY ((SELECT ml_rag._vectorized())::oid[]));
+CREATE POLICY own ON ml_rag.vectorizer_truncated USING (ml_rag._is_one_of(relation, (SELECT ml_rag._vectorized()))
+  AND relation = ANY ((SELECT ml_rag._vectorized())::oid[]));
 
 CREATE FUNCTION ml_rag._vectorizer(relation regclass)
 RETURNS TABLE (trigger name, options jsonb, model_id text, type text)

@@ -16,6 +16,8 @@ CREATE TYPE ml_rag._vectorizer_run AS (
   claims     bigint[],
   errors     jsonb[],
   found      ml_rag._segments,        -- of a batch
+  truncated  bigint,                  -- texts that the model has cut, so far, and those of them that are counted already
+  counted    bigint,
   batches    integer,                 -- how many may still be read; null = all
   is_partial boolean                  -- it ended by that
 );
@@ -42,7 +44,7 @@ BEGIN
   RETURN jsonb_populate_record(NULL::ml_rag._vectorizer_run, jsonb_build_object(
     'step', 'claim', 'relation', relation::oid::bigint, 'request', CASE WHEN _store <> relation THEN
       jsonb_build_object('embed_model_id', _found.model_id, 'chunking', _found.options -> 'chunking') END,
-    'key', to_jsonb(_key.key), 'key_types', to_jsonb(_key.types), 'batches', options -> 'batches',
+    'truncated', 0, 'counted', 0, 'key', to_jsonb(_key.key), 'key_types', to_jsonb(_key.types), 'batches', options -> 'batches',
     'job', jsonb_build_object(
       'store', _store::oid::bigint, 'vector_store', ml_rag._full_name(relation), 'call', call,
       'embedding', _found.model_id, 'column_name', 'segment_embedding', 'segment', 'segment', 'model_id', _found.model_id,
@@ -180,6 +182,7 @@ BEGIN
     END LOOP;
     _job.vectors := _vectors;
     _run.job := _job;
+    _run.truncated := _run.truncated + _embedded.truncated;
   ELSIF cardinality(_good) > 0 THEN
     SELECT o.found, o.error INTO _embedded FROM ml_rag._embed_segments(_texts, run.request) AS o;
     PERFORM ml_rag._raise(_embedded.error) WHERE _embedded.error IS NOT NULL;
@@ -328,6 +331,40 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._warn_of_truncation(run ml_rag._vectorizer_run) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: tell that the model has cut texts, and what splits them
+BEGIN
+  IF run.truncated > 0 THEN
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = format('the model cut the texts of %s rows of "%s"', run.truncated, run.relation),
+      DETAIL = format('They are longer than model %s takes in; searches by meaning do not see the rest.', (run.job).model_id),
+      HINT = format('To split texts into segments, first: SELECT ml_rag.drop_vectorizer(%1$L); then: '
+        'SELECT ml_rag.create_vectorizer(%1$L, ''{"columns": …, "destination": "table"}'');', run.relation::text);
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._count_truncated(run ml_rag._vectorizer_run) RETURNS ml_rag._vectorizer_run
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: add the texts that the model has cut to those of the vectorizer; in a short transaction, as runs wait for each other
+-- Writes: ml_rag.vectorizer_truncated
+DECLARE
+  _run record := run;
+BEGIN
+  IF run.truncated > run.counted THEN
+    INSERT INTO ml_rag.vectorizer_truncated AS t (relation, texts) VALUES (run.relation, run.truncated - run.counted)
+    ON CONFLICT ON CONSTRAINT vectorizer_truncated_pkey DO UPDATE SET texts = t.texts + excluded.texts;
+    _run.counted := run.truncated;
+  END IF;
+  RETURN _run;
+END
+$$;
+
 CREATE FUNCTION ml_rag._run_step(run ml_rag._vectorizer_run) RETURNS ml_rag._vectorizer_run
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -340,7 +377,7 @@ BEGIN
   WHEN 'claim' THEN
     PERFORM ml_rag._unclaim(_run.claims);
     _run.claims := NULL;
-    RETURN ml_rag._next_claim(_run);
+    RETURN ml_rag._next_claim(ml_rag._count_truncated(_run));
   WHEN 'embed' THEN
     PERFORM ml_rag._tell_embedding(run.job, 'embedding', 'embed', (run.job).model_id);
     RETURN ml_rag._embed_claimed(run);
@@ -349,6 +386,7 @@ BEGIN
   WHEN 'sweep' THEN
     PERFORM ml_rag._unclaim(_run.claims);
     _run.claims := NULL;
+    _run := ml_rag._count_truncated(_run);
     PERFORM ml_rag._sweep_errors(run);
     _run.step := CASE WHEN _run.is_partial THEN NULL ELSE 'index' END;
   WHEN 'index' THEN
@@ -381,6 +419,7 @@ BEGIN
       DETAIL = 'It could change a text whose embedding is kept. Triggers run in the order of their names.',
       HINT = format('ALTER TRIGGER %I ON %s RENAME TO …;', _trigger.later, _relation);
   END IF;
+  PERFORM ml_rag._warn_of_truncation(run);
   RETURN jsonb_build_object('relation', (run.job).vector_store, 'embedded', (run.job).segments, 'failed', (run.job).failed,
     'pending', ml_rag._count_waiting(_relation), 'seconds', round(extract(epoch FROM clock_timestamp() - (run.job).began), 3));
 END

@@ -1,7 +1,8 @@
 -- status: which vectorizers there are, and how far each is.
 
 CREATE FUNCTION ml_rag._vectorizers()
-RETURNS TABLE (relation regclass, options jsonb, pending bigint, oldest_pending timestamptz, failed bigint, rows bigint)
+RETURNS TABLE (relation regclass, options jsonb, pending bigint, oldest_pending timestamptz, failed bigint, rows bigint,
+               truncated bigint)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10
 SET search_path FROM CURRENT
 AS $$
@@ -22,6 +23,7 @@ BEGIN
     pending := NULL;
     oldest_pending := NULL;
     failed := NULL;
+    truncated := NULL;
     rows := nullif(_one.reltuples, -1)::bigint;
     IF ml_rag._trusts(_one.relowner) THEN
       BEGIN
@@ -29,6 +31,7 @@ BEGIN
         pending := ml_rag._count_waiting(relation);
         oldest_pending := ml_rag._oldest_waiting(relation);
         failed := (SELECT count(*) FROM ml_rag.vectorizer_error AS e WHERE e.relation = _vectorizers.relation);
+        truncated := coalesce((SELECT t.texts FROM ml_rag.vectorizer_truncated AS t WHERE t.relation = _vectorizers.relation), 0);
       EXCEPTION WHEN OTHERS THEN
         pending := NULL;
       END;
@@ -39,10 +42,12 @@ END
 $$;
 
 CREATE VIEW ml_rag.vectorizer AS
-  SELECT v.relation, v.options, v.pending, v.oldest_pending, v.failed, v.rows FROM ml_rag._vectorizers() AS v;
+  SELECT v.relation, v.options, v.pending, v.oldest_pending, v.failed, v.rows, v.truncated FROM ml_rag._vectorizers() AS v;
 COMMENT ON VIEW ml_rag.vectorizer IS
 $$the vectorizers of the caller's tables, and how far each is
 options: as given to ml_rag.create_vectorizer, with the defaults. pending: rows that wait for a run. oldest_pending: when the
 oldest of them was written; null where nothing waits, or where track_commit_timestamp is off. failed: rows in
-ml_rag.vectorizer_error. rows: of the table, an estimate: as the last ANALYZE or VACUUM has it. Null where the table's owner
+ml_rag.vectorizer_error. rows: of the table, an estimate: as the last ANALYZE or VACUUM has it.
+truncated: texts that runs have embedded since it was created and that were longer than the model takes in: "destination": "table"
+splits them. Null where the table's owner
 is not trusted (ml_rag.discover), or where its columns were dropped.$$;

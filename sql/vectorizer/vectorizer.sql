@@ -153,7 +153,7 @@ SET search_path FROM CURRENT
 AS $$
 -- Writes:
 -- the table's definition, as the caller;
--- ml_rag.vectorizer_error
+-- ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
 DECLARE
   _options jsonb := ml_rag.parse_options('drop_vectorizer', $2);
   _relation text := ml_rag._relation_name(relation);
@@ -170,6 +170,7 @@ BEGIN
   PERFORM ml_rag._lock_table(relation, 'ACCESS EXCLUSIVE');
   -- first, as a table without its trigger has no failures that its owner sees
   DELETE FROM ml_rag.vectorizer_error AS e WHERE e.relation = drop_vectorizer.relation;
+  DELETE FROM ml_rag.vectorizer_truncated AS t WHERE t.relation = drop_vectorizer.relation;
   FOR _trigger IN SELECT v.trigger FROM ml_rag._vectorizer(relation) AS v LOOP
     EXECUTE format('DROP TRIGGER %I ON %s', _trigger, _relation);
   END LOOP;

@@ -77,6 +77,21 @@ def test_rows_without_an_embedding_are_counted(owner: Connection, db: Database) 
     assert "run_vectorizer" in str(found["rows without an embedding"]["hint"])
 
 
+def test_texts_that_were_cut_are_a_note(owner: Connection, db: Database) -> None:
+    check = "texts longer than the model takes in"
+    owner.execute("CREATE TABLE notes (id integer PRIMARY KEY, body text)")
+    owner.execute("SELECT ml_rag.create_vectorizer('notes', '{\"columns\": \"body\"}')")
+    owner.execute("INSERT INTO notes VALUES (1, repeat('word ', 256))")
+    owner.execute("CALL ml_rag.run_vectorizer('notes')")
+    _, found = findings(db)
+    assert found[check] == {"check": check, "ok": True, "found": "no vectorizer's model has cut a text", "hint": ""}
+    owner.execute("INSERT INTO notes VALUES (2, repeat('word ', 257))")
+    owner.execute("CALL ml_rag.run_vectorizer('notes')")
+    _, found = findings(db)
+    assert (found[check]["ok"], found[check]["found"]) == (True, "cut when they were embedded: 1 of notes")
+    assert "destination" in str(found[check]["hint"])
+
+
 def test_a_role_that_may_not_ask_is_told_which_grant_it_lacks(db: Database) -> None:
     status, found = findings(db, "stranger")
     assert status == 1

@@ -11,7 +11,7 @@ from support.cluster import Connection, Database
 from support.embeddings import triggers
 from support.models_server import ModelsServer, models
 from support.processes import Background
-from support.stores import answer, error, search
+from support.stores import answer, error, search, warnings_of
 from support.vectorizers import ITEMS, assert_in_step, create, failures, items, pending, run
 
 __all__ = ["items", "models"]
@@ -331,6 +331,42 @@ def test_a_run_that_is_ended_leaves_nothing_behind(
     assert items.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
     assert run(items)["embedded"] == 6
     assert_in_step(items)
+
+
+def test_texts_that_the_model_cuts_are_told_and_counted(owner: Connection) -> None:
+    """fake-embed takes in 256 words."""
+
+    def cut() -> int:
+        row = owner.execute("SELECT truncated FROM ml_rag.vectorizer WHERE relation = 'items'::regclass").fetchone()
+        assert row is not None
+        n: int = row[0]
+        return n
+
+    owner.execute(ITEMS)
+    create(owner, columns="notes")
+    owner.execute("INSERT INTO items (id, notes) SELECT i, repeat('word ', i) FROM generate_series(255, 260) AS i")
+    owner.execute("INSERT INTO items (id, notes) VALUES (1, repeat('x', 64 * 256 + 1))")
+    with warnings_of(owner) as told:
+        assert run(owner, batch_size=2)["embedded"] == 7
+    ((*_, message),) = told
+    assert message == 'the model cut the texts of 5 rows of "items"'
+    assert cut() == 5
+    owner.execute("UPDATE items SET notes = 'short' WHERE id > 256; UPDATE items SET notes = notes || 'x' WHERE id = 1")
+    with warnings_of(owner) as told:
+        run(owner)
+    assert [message for *_, message in told] == ['the model cut the texts of 1 rows of "items"']
+    assert cut() == 6
+    with warnings_of(owner) as told:
+        run(owner)
+    assert told == []
+    owner.execute("SELECT ml_rag.drop_vectorizer('items')")
+    create(owner, columns="notes", mode="immediate")
+    assert cut() == 0
+    with warnings_of(owner) as told:
+        owner.execute("UPDATE items SET notes = repeat('word ', 257) WHERE id = 255")
+    assert [message for *_, message in told] == ['the model cut the texts of 1 rows of "items"']
+    owner.execute("DROP TABLE items")
+    assert owner.execute("SELECT count(*) FROM ml_rag.vectorizer_truncated").fetchone() == (0,)
 
 
 def test_so_many_batches_and_no_more(items: Connection) -> None:

@@ -169,6 +169,19 @@ def embed(plpy: Any, texts: list[str], model_id: str, input_type: str | None, tr
         return _embed.embed(server(plpy), texts, model_id, input_type, truncate)
 
 
+def embed_counted(plpy: Any, texts: list[str], model_id: str) -> tuple[list[str] | None, int, str | None]:
+    """The vectors of documents, how many of them the model has cut, and the error."""
+    found, error = _embed_counted(plpy, texts, model_id)
+    vectors, truncated = found or (None, 0)
+    return vectors, truncated, error
+
+
+@outcome
+def _embed_counted(plpy: Any, texts: list[str], model_id: str) -> tuple[list[str], int]:
+    with _calls.waiting(plpy, "ml_rag.embed", "embed", model_id):
+        return _embed.embed_counted(server(plpy), texts, model_id)
+
+
 @outcome
 def embed_segments(plpy: Any, texts: list[str], request: str) -> dict[str, Any]:
     """Texts of rows, split and embedded: the fields of ml_rag._segments."""

@@ -13,6 +13,13 @@ MAX_DIMENSIONS = 16000
 _NUMBERS = b"0123456789.,-+e"
 
 
+def embed_counted(server: ModelServer, texts: list[str], model_id: str) -> tuple[list[str], int]:
+    """As ``embed``, of documents, and how many of the texts were cut: 0 where the model server cannot know."""
+    reply = _ask(server, {"model": model_id, "input": texts, "input_type": "document", "count_truncated": True})
+    n = reply["usage"].get("truncated_texts") if isinstance(reply.get("usage"), dict) else None
+    return _vectors(reply, texts), n if isinstance(n, int) and 0 <= n <= len(texts) else 0
+
+
 def embed(
     server: ModelServer, texts: list[str], model_id: str, input_type: str | None = None, truncate: bool = True
 ) -> list[str]:
@@ -24,10 +31,18 @@ def embed(
 
     Raises EngineFailed where the reply is anything else: a wrong vector in a table is worse than an error.
     """
-    request: dict[str, Any] = {"model": model_id, "input": texts, "encoding_format": "text", "input_type": input_type}
+    request: dict[str, Any] = {"model": model_id, "input": texts, "input_type": input_type}
     if not truncate:
         request["truncate"] = False
-    reply = server.call("POST", "/v1/embeddings", request)
+    return _vectors(_ask(server, request), texts)
+
+
+def _ask(server: ModelServer, request: dict[str, Any]) -> Any:
+    return server.call("POST", "/v1/embeddings", {**request, "encoding_format": "text"})
+
+
+def _vectors(reply: Any, texts: list[str]) -> list[str]:
+    """The vectors of a reply, in the order of the texts."""
     try:
         embeddings = {item["index"]: item["embedding"] for item in reply["data"]}
     except (KeyError, TypeError, AttributeError) as e:

@@ -239,6 +239,16 @@ def check_calls(connection: psycopg.Connection) -> Iterator[Finding]:
             )
         return "no row lacks its embedding"
 
+    def truncated() -> Finding:
+        name = "texts longer than the model takes in"
+        rows = connection.execute(
+            "SELECT v.relation::text, v.truncated FROM ml_rag.vectorizer AS v WHERE v.truncated > 0 ORDER BY 1"
+        ).fetchall()
+        if not rows:
+            return Finding(name, True, "no vectorizer's model has cut a text")
+        found = "cut when they were embedded: " + ", ".join(f"{n} of {relation}" for relation, n in rows)
+        return Finding(name, True, found, 'A vectorizer with "destination": "table" splits them: docs/own-tables.md.')
+
     for name, check in {
         "model server, from the database": server,
         "default models": defaults,
@@ -251,6 +261,7 @@ def check_calls(connection: psycopg.Connection) -> Iterator[Finding]:
         yield finding
         if name == "model server, from the database" and not finding.ok:
             return
+    yield truncated()
 
 
 def diagnose(dsn: str) -> Iterator[Finding]:

@@ -155,6 +155,17 @@ class Registry:
         self.metrics.tokens(model_id, tokens_in=tokens)
         return vectors, tokens
 
+    async def count_truncated(
+        self, model_id: str, texts: Sequence[str], cancelled: Cancelled, input_type: InputType | None = None
+    ) -> int | None:
+        """How many of the texts are beyond the model's limit, so that ``embed`` cuts them; None where its tokenizer is
+        elsewhere. Raises what ``lease`` raises, ``QueueFull``."""
+        async with self.lease(model_id, "embed", cancelled) as lease:
+            if lease.entry.engine == "openai":
+                return None
+            prefix = getattr(lease.entry, f"{input_type}_prefix") if input_type else ""
+            return await lease.run(_count_long, lease.engine, [prefix + text for text in texts])
+
     async def rerank(
         self, model_id: str, query: str, texts: Sequence[str], cancelled: Cancelled, *, chunk: int
     ) -> NDArray[np.float32]:
@@ -221,13 +232,25 @@ class Registry:
 _CHARACTERS_PER_TOKEN = 64
 
 
+def _tokens(engine: Any, tokenizer: Any, text: str) -> int | None:
+    """How many tokens a text has; None: more than any text of its length is split into to be counted."""
+    if len(text) > _CHARACTERS_PER_TOKEN * engine.max_tokens:
+        return None
+    return len(text.split()) if tokenizer is None else len(tokenizer.encode(text).ids)
+
+
+def _count_long(engine: Any, texts: Sequence[str]) -> int:
+    """How many of the texts the model cuts."""
+    tokenizer = engine.tokenizer()
+    counts = (_tokens(engine, tokenizer, text) for text in texts)
+    return sum(tokens is None or tokens > engine.max_tokens for tokens in counts)
+
+
 def _check_lengths(engine: Any, texts: Sequence[str]) -> None:
     """Raises ``InvalidRequest`` for the first text that the model would cut."""
     tokenizer = engine.tokenizer()
     for place, text in enumerate(texts, start=1):
-        # one that long is not split into tokens to be counted
-        fits = len(text) <= _CHARACTERS_PER_TOKEN * engine.max_tokens
-        tokens = (len(text.split()) if tokenizer is None else len(tokenizer.encode(text).ids)) if fits else None
+        tokens = _tokens(engine, tokenizer, text)
         if tokens is None or tokens > engine.max_tokens:
             count = "more" if tokens is None else str(tokens)
             raise InvalidRequest(

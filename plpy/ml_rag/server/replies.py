@@ -78,6 +78,8 @@ class Embedding(TypedDict):
 class EmbeddingUsage(TypedDict):
     prompt_tokens: int
     total_tokens: int
+    #: where it was asked for; null: the tokenizer is not here
+    truncated_texts: NotRequired[int | None]
 
 
 @_exactly

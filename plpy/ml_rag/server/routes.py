@@ -20,7 +20,7 @@ from ml_rag.server.calls import Calls, Cluster, Oid
 from ml_rag.server.cancellation import watch_disconnect
 from ml_rag.server.models import ModelInfo
 from ml_rag.server.registry import Registry
-from ml_rag.server.replies import Embeddings, Health, Model, Models, Ranked, Ranking
+from ml_rag.server.replies import Embeddings, EmbeddingUsage, Health, Model, Models, Ranked, Ranking
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,6 +48,8 @@ class EmbeddingsBody(BaseModel):
     input_type: Literal["query", "document"] | None = None
     #: ours: false = a text beyond the model's limit is an error, not cut
     truncate: bool = True
+    #: ours: tell how many texts were cut, in ``usage.truncated_texts``
+    count_truncated: bool = False
 
 
 class RerankDocument(BaseModel):
@@ -155,6 +157,9 @@ async def embeddings(request: Request) -> Response:
         vectors, tokens = await registry.embed_counted(
             body.model, texts, cancelled, body.input_type, truncate=body.truncate
         )
+        usage: EmbeddingUsage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        if body.count_truncated:
+            usage["truncated_texts"] = await registry.count_truncated(body.model, texts, cancelled, body.input_type)
     if body.dimensions is not None and body.dimensions != vectors.shape[1]:
         raise InvalidRequest(
             "invalid value of dimensions",
@@ -174,7 +179,7 @@ async def embeddings(request: Request) -> Response:
             {"object": "embedding", "index": index, "embedding": embedding} for index, embedding in enumerate(data)
         ],
         "model": body.model,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "usage": usage,
     }
     return json_response(reply)
 

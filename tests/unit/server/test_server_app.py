@@ -84,6 +84,14 @@ def test_embeddings_as_text(ask) -> None:
         assert json.loads(row["embedding"]) == expected["embedding"]
 
 
+def test_texts_that_are_cut_are_counted_where_it_is_asked_for(ask) -> None:
+    texts = ["w " * 256, "w " * 257, "short"]
+    assert "truncated_texts" not in embed(ask, model="fake-embed", input=texts).json()["usage"]
+    counted = embed(ask, model="fake-embed", input=texts, count_truncated=True).json()
+    assert counted["usage"]["truncated_texts"] == 1
+    assert counted["data"] == embed(ask, model="fake-embed", input=texts).json()["data"]
+
+
 def test_a_single_text_and_a_huge_number_of_texts(ask) -> None:
     assert len(embed(ask, model="fake-embed", input="one").json()["data"]) == 1
     assert len(embed(ask, model="fake-embed", input=["a"] * 500).json()["data"]) == 500
