@@ -193,6 +193,46 @@ def test_the_command_loads_files_and_folders(
     assert len(indexes) == 1
 
 
+@pytest.mark.parametrize(
+    ("index", "method"),
+    [
+        ("none", None),
+        ("ivfflat", "ivfflat"),
+        ('{"type": "hnsw", "m": 5}', "m='5'"),
+        ('{"quantization": "halfvec"}', "halfvec"),
+    ],
+)
+def test_the_command_takes_the_options_of_the_call(
+    db: Database, store: Connection, server: DocumentsServer, folder: Path, index: str, method: str | None
+) -> None:
+    write(folder, a="alpha")
+    result = run(db, loader_role(db), str(folder), "--store", "new", "--context", "headings", "--index", index)
+    assert result.exit_code == 0, result.output
+    assert server.options[0]["chunking"]["context"] == "headings"
+    made = rows(
+        store, "SELECT indexdef FROM pg_indexes WHERE tablename = 'new' AND indexdef LIKE '%segment_embedding%'"
+    )
+    assert [method in definition for (definition,) in made] == ([True] if method else [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--index", "btree"), "type"),
+        (("--index", '{"type": '), "is not a JSON object"),
+        (("--index", '{"kind": "hnsw"}'), "kind"),
+        (("--context", "title"), "context"),
+    ],
+)
+def test_options_of_the_command_that_are_wrong(
+    db: Database, store: Connection, server: DocumentsServer, folder: Path, arguments: tuple[str, str], message: str
+) -> None:
+    write(folder, a="alpha")
+    result = run(db, loader_role(db), str(folder), "--store", "new", *arguments)
+    assert result.exit_code != 0
+    assert message in result.output
+
+
 def test_the_command_sends_only_what_changed_and_removes_what_is_gone(
     db: Database, store: Connection, server: DocumentsServer, folder: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -93,9 +94,9 @@ class Client:
         if gone:
             self.tally.count("removed", self._values("SELECT ml_rag.remove_documents(%s, %s)", gone)[0])
 
-    def finish(self, distance_metric: str | None) -> None:
+    def finish(self, distance_metric: str | None, index: dict[str, Any] | None) -> None:
         """Build the index where there is none."""
-        self._values("SELECT ml_rag.index_store(%s, %s)", distance_metric)
+        self._values("SELECT ml_rag.index_store(%s, %s, %s)", distance_metric, Jsonb(index) if index else None)
 
 
 def _locations(paths: Sequence[Path], recursive: bool) -> Iterator[files.Location]:
@@ -170,6 +171,17 @@ def explained(error: psycopg.Error) -> click.ClickException:
     return click.ClickException("\n".join(lines))
 
 
+def _index(_: click.Context, __: click.Parameter, value: str | None) -> dict[str, Any] | None:
+    """Option ``index`` of vector_store_load: the type alone, or its JSON object."""
+    if value is None or not value.lstrip().startswith("{"):
+        return value and {"type": value}  # type: ignore[return-value]
+    try:
+        index: dict[str, Any] = json.loads(value)
+    except ValueError as e:
+        raise click.BadParameter(f"{value!r} is not a JSON object: {e}.") from None
+    return index
+
+
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--store", required=True, metavar="[SCHEMA.]TABLE", help="The vector store; made where there is none.")
@@ -183,8 +195,13 @@ def explained(error: psycopg.Error) -> click.ClickException:
 @click.option("--split-by", metavar="UNIT", help="Where segments may end.")
 @click.option("--segment-tokens", type=int, help="Longest segment, in tokens of the embedding model.")
 @click.option("--overlap-tokens", type=int, help="Tokens that neighbouring segments share.")
+@click.option("--context", metavar="CONTEXT", help="What is embedded before a segment's text: none or headings.")
 @click.option("--description", help="Comment of a table that is made.")
 @click.option("--distance-metric", metavar="METRIC", help="Metric that the index is built for, such as COSINE.")
+@click.option(
+    "--index", callback=_index, metavar="TYPE|JSON",
+    help='hnsw, ivfflat, none, or an object such as {"type": "hnsw", "m": 32, "quantization": "halfvec"}.',
+)  # fmt: skip
 def load(
     paths: tuple[Path, ...],
     store: str,
@@ -198,14 +215,21 @@ def load(
     split_by: str | None,
     segment_tokens: int | None,
     overlap_tokens: int | None,
+    context: str | None,
     description: str | None,
     distance_metric: str | None,
+    index: dict[str, Any] | None,
 ) -> None:
     """Load files and folders of this machine into a vector store.
 
     Files whose content the store has already are not sent. Exit status 1 when a document failed.
     """
-    chunking = {"split_by": split_by, "segment_tokens": segment_tokens, "overlap_tokens": overlap_tokens}
+    chunking = {
+        "split_by": split_by,
+        "segment_tokens": segment_tokens,
+        "overlap_tokens": overlap_tokens,
+        "context": context,
+    }
     options = {
         "chunking": {name: value for name, value in chunking.items() if value is not None} or None,
         "embed_model_id": embed_model,
@@ -218,6 +242,8 @@ def load(
     locations = list(_locations(paths, recursive))
     try:
         with psycopg.connect(dsn, autocommit=True, application_name="ml-rag load") as connection:
+            # before the first file, though the index comes after the last
+            connection.execute("SELECT ml_rag.parse_options('index', %s)", (Jsonb(index),))
             create = Jsonb({"embed_model_id": embed_model, "description": description, "language": language})
             row = connection.execute(_CREATE, {"store": store, "options": create}).fetchone()
             assert row is not None
@@ -225,7 +251,7 @@ def load(
             started = time.monotonic()
             _run(client, locations, refresh, console)
             with console.status("building the index"):
-                client.finish(distance_metric)
+                client.finish(distance_metric, index)
             _report(client.tally, store, time.monotonic() - started)
     except psycopg.Error as e:
         raise explained(e) from e
