@@ -27,7 +27,7 @@ from support.embeddings import (
 )
 from support.keywords import assert_exact
 from support.models_server import ModelsServer, embedding, models
-from support.stores import as_text, create_store, error, fake_embedding, mark, names, search
+from support.stores import as_text, create_store, error, fake_embedding, mark, names, search, warnings_of
 
 __all__ = ["models", "store"]
 
@@ -154,6 +154,30 @@ def test_a_store_changes_its_model_for_good(store: Connection, models: ModelsSer
     assert_embedded(store)
     store.execute("SELECT ml_rag.index_store('docs')")
     assert listed(store)["more"]["indexes"] == ["docs_segment_embedding_more_idx"]
+
+
+def test_node_groups_of_the_former_model_are_told(store: Connection) -> None:
+    """Semantic arms leave them out: their vectors are of another model than the question's."""
+    store.execute(
+        "CREATE FUNCTION public.words(t text) RETURNS SETOF text LANGUAGE sql"
+        " AS 'SELECT regexp_split_to_table(t, '' '')'"
+    )
+    options = '{"transform": "public.words", "keyword_search": false}'
+    store.execute("CALL ml_rag.create_node_group('docs', 'words', %s)", (options,))
+    add(store, "more", "narrow")
+    add(store, "again", "fake-embed")
+    with warnings_of(store) as told:
+        use(store, "again")
+    assert [message for severity, _, message in told if severity == "WARNING"] == []
+    with warnings_of(store) as told:
+        use(store, "more")
+    assert ("WARNING", "01000", 'semantic arms do not search node groups of "docs" now') in told
+    arm = {"arms": [{"search": "semantic", "in": "words"}]}
+    with error("55000", 'no vector store has a node group "words" to search'):
+        search(store, "heron", {**arm, "embed_model_id": "narrow"})
+    store.execute("SELECT ml_rag.drop_node_group('docs', 'words')")
+    store.execute("CALL ml_rag.create_node_group('docs', 'words', %s)", (options,))
+    assert search(store, TEXTS[0].split()[0], {**arm, "embed_model_id": "narrow"})
 
 
 def test_rows_without_the_embedding_stop_the_switch(store: Connection) -> None:
