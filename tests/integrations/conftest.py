@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from psycopg import sql
@@ -16,7 +18,10 @@ from psycopg.conninfo import make_conninfo
 from support.cluster import Database
 
 MISSING = [name for name in ("langchain_tests", "mcp", "llama_index", "asyncpg", "psycopg_pool") if not find_spec(name)]
-collect_ignore_glob = ["test_*.py"] if MISSING else []
+#: in an environment of their own (mk/programs.sh)
+PROGRAMS = Path(sys.prefix) / "programs" / "bin" / "python"
+collect_ignore_glob = ["test_[!o]*.py"] if MISSING else []
+collect_ignore = [] if PROGRAMS.exists() else ["test_other_programs.py"]
 
 
 def pytest_report_header() -> str:

@@ -167,7 +167,7 @@ def test_a_document_is_called_what_its_metadata_say(
 
 def test_the_metadata_of_untrusted_owners_name_nothing(db: Database, owner: Connection) -> None:
     name = make(owner, "Haystack")
-    owner.execute(f"UPDATE {name} SET meta = '{{\"source\": \"a.pdf\"}}'")
+    owner.execute(f'UPDATE {name} SET meta = \'{{"source": "a.pdf"}}\'')
     adopt(owner, name, embed_model_id="fake-embed")
     for found, expected in (("named", True), ("trusted", True), (None, True), ("untrusted", False)):
         (sql,) = owner.execute(  # type: ignore[misc]
