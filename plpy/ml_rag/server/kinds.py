@@ -37,7 +37,11 @@ ENGINES: dict[str, EngineKind] = {
         "sentence_transformers", _tasks("embed", "rerank"), "embedding models and cross-encoders"
     ),
     "llama-cpp": EngineKind(
-        "llama_cpp", _tasks("generate"), "GGUF files", is_single_file=True, own_process_for="llama_cpp"
+        "llama_cpp",
+        _tasks("embed", "generate", "rerank"),
+        "GGUF files",
+        is_single_file=True,
+        own_process_for="llama_cpp",
     ),
     "openai": EngineKind(
         "openai",

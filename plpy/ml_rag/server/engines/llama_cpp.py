@@ -1,4 +1,4 @@
-"""Engine ``llama-cpp``: text from GGUF models, through llama.cpp.
+"""Engine ``llama-cpp``: text from GGUF models, through llama.cpp; ``llama_encoder`` has its embeddings and reranking.
 
 The prompt is the cost on a CPU, so what a new prompt has in common with the last one (at least the constant system
 message) stays in the KV cache and only the rest is evaluated. Evaluation can be cancelled anywhere: within a prompt
@@ -24,6 +24,7 @@ from ml_rag.server.engines.llama_template import ChatTemplate
 from ml_rag.server.engines.text_stream import AnswerText
 
 if TYPE_CHECKING:
+    from ml_rag.abc import Engine
     from ml_rag.server.catalogue import ModelEntry
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -33,8 +34,12 @@ CANCEL_POLL = 0.02
 _LOOKUP_WORDS, _LOOKUP_DRAFT = 2, 8
 
 
-def load(entry: ModelEntry, models_dir: Path) -> LlamaCppEngine:
+def load(entry: ModelEntry, models_dir: Path) -> Engine:
     """The catalogue's model. Raises ``ModelUnavailable``."""
+    if entry.task != "generate":
+        from ml_rag.server.engines.llama_encoder import LlamaEmbedder, LlamaReranker
+
+        return (LlamaEmbedder if entry.task == "embed" else LlamaReranker)(entry, entry.location(models_dir))
     return LlamaCppEngine(
         entry.location(models_dir),
         context_tokens=entry.context_tokens,
@@ -164,7 +169,7 @@ class LlamaCppEngine:
             Aborted: ``cancelled()`` became true; what was evaluated by then stays in the cache.
         """
         native = self._native
-        with _watching(cancelled, native):
+        with watching(cancelled, native):
             for batch in native.batches(prompt[native.reuse(prompt) :]):
                 # The abort callback works on the CPU only; elsewhere a batch is short.
                 if native.abort.value:
@@ -205,7 +210,7 @@ class LlamaCppEngine:
 
 
 @contextmanager
-def _watching(cancelled: Cancelled, native: NativeModel) -> Iterator[None]:
+def watching(cancelled: Cancelled, native: NativeModel) -> Iterator[None]:
     """Abort what ``native`` evaluates inside the block once ``cancelled()`` is true."""
     done = threading.Event()
 

@@ -1,10 +1,11 @@
-"""A generation model in a process of its own, so that whatever ends its native code ends no more than that process.
+"""A model in a process of its own, so that whatever ends its native code ends no more than that process.
 
 The next call starts another. What the process has allocated is given back when the model is unloaded.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import logging
@@ -22,12 +23,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ml_rag.abc import Cancelled, Delta, Sampling
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, ModelUnavailable, from_json
 from ml_rag.server.cancellation import ClientGone
 from ml_rag.server.engines.time_limit import GRAMMAR_SECONDS
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ml_rag.server.catalogue import ModelEntry
 
 log = logging.getLogger("ml_rag.server")
@@ -49,6 +54,10 @@ _RECEIVE_BYTES = 64 * 1024
 # What of the server's environment the process sees: no keys of remote models.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONDONTWRITEBYTECODE")
 _ENVIRONMENT_PREFIXES = ("LC_", "OMP_", "GOMP_", "KMP_", "GGML_", "LLAMA_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "VK_")
+
+
+#: in place of a tokenizer that the process was not asked for yet
+_UNKNOWN = object()
 
 
 class _Lost(Exception):
@@ -171,7 +180,9 @@ def processor_seconds(pid: int) -> float:
 
 
 class EngineProcess:
-    """Protocol ``GenerateEngine``. Its methods are called from one thread at a time.
+    """Protocol ``GenerateEngine``, ``EmbedEngine`` or ``RerankEngine``, as the model's task says.
+
+    Its methods are called from one thread at a time.
 
     Args:
         module: where ``load(entry, models_dir)`` is.
@@ -182,7 +193,8 @@ class EngineProcess:
     """
 
     max_tokens: int
-    brief: bool
+    brief: bool = False
+    dimensions: int
 
     def __init__(self, entry: ModelEntry, models_dir: Path, module: str) -> None:
         self._start_message = {
@@ -192,6 +204,9 @@ class EngineProcess:
         }
         self._model_id = entry.id
         self._number = 0
+        self._tokenizer: Any = _UNKNOWN
+        #: tokens of each text of the last ``embed``
+        self.last_token_counts: list[int] = []
         self._process: _Process | None = None
         self._started()
 
@@ -244,6 +259,49 @@ class EngineProcess:
             for answer in answers:
                 yield Delta(*answer["delta"])
 
+    def embed(self, texts: Sequence[str], cancelled: Cancelled) -> NDArray[np.float32]:
+        """Embeddings, shape (len(texts), dimensions); zeros once ``cancelled()`` is true.
+
+        Raises:
+            EngineFailed: the process ended.
+            MlRagError: what the engine raised.
+        """
+        answer = self._numbers({"do": "embed", "texts": self._cut(texts)}, cancelled)
+        if answer is None:
+            return np.zeros((len(texts), self.dimensions), np.float32)
+        vectors, self.last_token_counts = answer
+        return vectors
+
+    def rerank(self, query: str, texts: Sequence[str], cancelled: Cancelled) -> NDArray[np.float32]:
+        """Relevance 0-1 of each text to the query; zeros once ``cancelled()`` is true. Raises as ``embed``."""
+        request = {"do": "rerank", "query": self._cut([query])[0], "texts": self._cut(texts)}
+        answer = self._numbers(request, cancelled)
+        return np.zeros(len(texts), np.float32) if answer is None else answer[0]
+
+    def tokenizer(self) -> Any:
+        """As ``EmbedEngine`` has it; got from the process once. Raises as ``embed``."""
+        if self._tokenizer is _UNKNOWN:
+            answers = list(self._ask(self._numbered({"do": "tokenizer"}), _never))
+            text = answers[0]["tokenizer"]
+            if text is not None:
+                from tokenizers import Tokenizer
+
+                text = Tokenizer.from_str(text)
+            self._tokenizer = text
+        return self._tokenizer
+
+    def _cut(self, texts: Sequence[str]) -> list[str]:
+        return [text[: BYTES_PER_TOKEN * self.max_tokens] for text in texts]
+
+    def _numbers(self, request: dict[str, Any], cancelled: Cancelled) -> tuple[NDArray[np.float32], list[int]] | None:
+        """What the process has computed, and the tokens of each text where it counts them; None: cancelled."""
+        answers = list(self._ask(self._numbered(request), cancelled))
+        if not answers:
+            return None
+        answer = answers[0]
+        numbers = np.frombuffer(base64.b64decode(answer["numbers"]), "<f4").astype(np.float32)
+        return numbers.reshape(answer["shape"]), answer["tokens"] or []
+
     def _ask(self, request: dict[str, Any], cancelled: Cancelled) -> Generator[dict[str, Any]]:
         """The answers to a request up to their end; fewer once ``cancelled()`` is true."""
         process = self._started()
@@ -278,8 +336,11 @@ class EngineProcess:
                 self._cancel(process)
 
     def _request(self, what: str, messages: Sequence[dict[str, str]]) -> dict[str, Any]:
+        return self._numbered({"do": what, "messages": list(messages)})
+
+    def _numbered(self, request: dict[str, Any]) -> dict[str, Any]:
         self._number += 1
-        return {"do": what, "number": self._number, "messages": list(messages)}
+        return {**request, "number": self._number}
 
     def _started(self) -> _Process:
         """The process; a new one where there is none, or it has ended meanwhile."""
@@ -305,7 +366,8 @@ class EngineProcess:
         except BaseException:
             self.close()
             raise
-        self.max_tokens, self.brief = ready["max_tokens"], ready["brief"]
+        for name, value in ready.items():
+            setattr(self, name, value)
         return process
 
     def _cancel(self, process: _Process) -> None:

@@ -1,4 +1,4 @@
-"""The process of one generation model. Started by ``ml_rag.server.engines.process`` only.
+"""The process of one model. Started by ``ml_rag.server.engines.process`` only.
 
 ``python -m ml_rag.server.engines.worker SOCKET_FD``. A message is its length, 8 bytes big endian, and JSON. The first
 one names the model, its answer says that it is loaded. Requests come one at a time, beside ``{"cancel": number}``;
@@ -7,6 +7,7 @@ once the server closes the socket, as it does by ending, the process ends, whate
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib
 import json
@@ -21,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ml_rag.abc import Delta, GenerateEngine, Sampling
+from ml_rag.abc import Delta, Engine, Sampling
 from ml_rag.errors import EngineFailed, MlRagError
 from ml_rag.ingest.confine import end_with_parent, hide
 from ml_rag.ingest.sandbox_worker import receive, send
@@ -73,14 +74,29 @@ def _failure(error: BaseException) -> dict[str, Any]:
     return (shortage(error) or EngineFailed("the model failed", detail=type(error).__name__)).to_json()
 
 
-def _answers(engine: GenerateEngine, request: dict[str, Any], requests: _Requests) -> Iterator[dict[str, Any]]:
-    if request["do"] == "count_tokens":
+def _answers(engine: Any, request: dict[str, Any], requests: _Requests) -> Iterator[dict[str, Any]]:
+    number: int = request["number"]
+
+    def cancelled() -> bool:
+        return requests.is_cancelled(number)
+
+    what = request["do"]
+    if what == "count_tokens":
         yield {"tokens": engine.count_tokens(request["messages"])}
         return
+    if what == "tokenizer":
+        tokenizer = engine.tokenizer()
+        yield {"tokenizer": None if tokenizer is None else tokenizer.to_str()}
+        return
+    if what in ("embed", "rerank"):
+        arguments = [request["query"], request["texts"]] if what == "rerank" else [request["texts"]]
+        found = getattr(engine, what)(*arguments, cancelled)
+        numbers = base64.b64encode(found.astype("<f4").tobytes()).decode("ascii")
+        yield {"shape": found.shape, "numbers": numbers, "tokens": getattr(engine, "last_token_counts", None)}
+        return
     sampling = Sampling(**{**request["sampling"], "stop": tuple(request["sampling"]["stop"])})
-    number: int = request["number"]
     delta: Delta
-    for delta in engine.generate(request["messages"], sampling, lambda: requests.is_cancelled(number)):
+    for delta in engine.generate(request["messages"], sampling, cancelled):
         yield {"delta": [delta.text, delta.finish_reason, delta.prompt_tokens, delta.completion_tokens]}
 
 
@@ -92,11 +108,11 @@ def _bound_memory(entry: ModelEntry, limit: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
-def _load(start: dict[str, Any]) -> GenerateEngine:
+def _load(start: dict[str, Any]) -> Engine:
     entry = ModelEntry.model_validate(start["entry"])
     yield_thread()
     _bound_memory(entry, default_limit())
-    engine: GenerateEngine = importlib.import_module(start["module"]).load(entry, Path(start["models_dir"]))
+    engine: Engine = importlib.import_module(start["module"]).load(entry, Path(start["models_dir"]))
     threads = entry.threads or os.cpu_count() or 1
     _bound_memory(entry, status_bytes("VmData") + GROWTH_BYTES + threads * THREAD_BYTES)
     return engine
@@ -127,7 +143,8 @@ def main(descriptor: int) -> None:
         known = shortage(error)
         tell(known.to_json() if known else {"unforeseen": f"{type(error).__name__}: {error}"[:2000]})
         return
-    tell({"max_tokens": engine.max_tokens, "brief": engine.brief})
+    facts = {name: getattr(engine, name, None) for name in ("max_tokens", "brief", "dimensions")}
+    tell({name: value for name, value in facts.items() if value is not None})
     while True:
         request = requests.next()
         try:
