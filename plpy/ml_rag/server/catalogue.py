@@ -100,6 +100,10 @@ class ModelEntry(_Strict):
     engine: Annotated[str, AfterValidator(_known_engine)]
     description: str = ""
     license: str | None = None
+    #: what it was trained for: English, or many languages
+    languages: Literal["en", "many"] | None = None
+    #: of its files, which is about what it takes in memory, at least
+    megabytes: int | None = Field(default=None, ge=1)
     #: tried in this order by ``ml-rag models pull``
     sources: tuple[Annotated[Source, BeforeValidator(_source)], ...] = ()
     #: file name, relative to the model's folder -> its SHA-256, or ``"unpinned"``

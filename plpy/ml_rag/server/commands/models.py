@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
@@ -59,6 +60,10 @@ def list_models(ctx: click.Context, config: Path | None, models_dir: Path | None
                 "id": entry.id,
                 "task": entry.task,
                 "engine": entry.engine,
+                "languages": entry.languages,
+                "megabytes": entry.megabytes,
+                "license": entry.license,
+                "description": entry.description,
                 "dimensions": entry.dimensions,
                 "max_tokens": entry.max_tokens or entry.context_tokens,
                 "available": entry.missing(folder) is None,
@@ -71,19 +76,53 @@ def list_models(ctx: click.Context, config: Path | None, models_dir: Path | None
         return
     table = Table(title=f"Models (files in {folder})", title_justify="left")
     table.add_column("model", no_wrap=True)
-    for heading in ("task", "dimensions", "tokens", "here", "about"):
+    for heading in ("task", "MB", "dimensions", "tokens", "here", "good for"):
         table.add_column(heading)
     for entry in catalogue:
         tokens = entry.max_tokens or entry.context_tokens
         table.add_row(
             entry.id,
             entry.task,
+            str(entry.megabytes or ""),
             str(entry.dimensions or ""),
             str(tokens or ""),
             "yes" if entry.missing(folder) is None else "no",
             entry.description,
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+@models.command("recommend")
+@_where
+@click.option("--language", "languages", multiple=True, metavar="CODE", help="Of the texts, such as de; several times.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.pass_context
+def recommend(
+    ctx: click.Context, config: Path | None, models_dir: Path | None, languages: tuple[str, ...], as_json: bool
+) -> None:
+    """Print the models that fit the memory, cores and GPU of this machine and the languages of the texts.
+
+    Without --language: English and others.
+    """
+    from ml_rag.server.recommend import recommend as choose
+    from ml_rag.server.recommend import this_machine
+
+    catalogue, folder = _catalogue(ctx, config, models_dir)
+    machine = this_machine()
+    chosen = choose(catalogue, machine, languages or ("en", "*"))
+    if as_json:
+        rows = [{"task": entry.task, "id": entry.id, "megabytes": entry.megabytes} for entry in chosen]
+        click.echo(json.dumps({"machine": asdict(machine), "models": rows}, indent=2))
+        return
+    gpu = f"a GPU of {machine.gpu} MB" if machine.gpu else "no GPU"
+    click.echo(f"For {machine.memory} MB of memory, {machine.cores} cores, {gpu}:")
+    for entry in chosen:
+        state = "here" if entry.missing(folder) is None else entry.pull_command
+        click.echo(f"  {entry.task:8} {entry.id} ({entry.megabytes} MB; {entry.description}): {state}")
+    settings = {"embed": "embed_model_id", "rerank": "rerank_model_id", "generate": "generate_model_id"}
+    click.echo("Make them the defaults of a database:")
+    for entry in chosen:
+        click.echo(f"  SELECT ml_rag.configure('{settings[entry.task]}', '{entry.id}');")
 
 
 @models.command("pull")
