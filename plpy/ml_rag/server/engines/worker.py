@@ -110,7 +110,8 @@ def _bound_memory(entry: ModelEntry, limit: int) -> None:
 
 def _load(start: dict[str, Any]) -> Engine:
     entry = ModelEntry.model_validate(start["entry"])
-    yield_thread()
+    if entry.task == "generate":  # somebody waits for an embedding, or for a reranked search
+        yield_thread()
     _bound_memory(entry, default_limit())
     engine: Engine = importlib.import_module(start["module"]).load(entry, Path(start["models_dir"]))
     threads = entry.threads or os.cpu_count() or 1
