@@ -172,6 +172,8 @@ BEGIN
     error := _made.error;
   ELSIF function IS NULL THEN
     _made := ml_rag._split_text(_transform, segment);
+    -- a cancelled call
+    PERFORM ml_rag._raise(_made.error) WHERE _made.error ->> 'sqlstate' NOT IN ('38000', '22000');
     nodes := _made.nodes;
     error := _made.error;
   ELSE
