@@ -10,7 +10,7 @@ import pytest
 from support.cluster import Connection, Database
 from support.models_server import ModelsServer, models
 from support.processes import Background
-from support.stores import error, search
+from support.stores import error, fake_embedding, search
 from support.vectorizers import assert_segments_in_step, create, failures, pending, run
 
 __all__ = ["models"]
@@ -387,3 +387,24 @@ def test_a_disabled_trigger_is_reported(notes: Connection) -> None:
     notes.execute("ALTER TABLE notes DISABLE TRIGGER ml_rag_segments_update")
     run(notes, "notes")
     assert told == ['a trigger of "notes" was dropped or disabled']
+
+
+@pytest.mark.parametrize("context", ["none", "headings"])
+def test_headings_are_embedded_before_the_text_where_it_is_asked_for(owner: Connection, context: str) -> None:
+    """The text that is stored and found by words stays without them."""
+    owner.execute(NOTES)
+    body = "# Camp\n\n## Tents\n\nPitch it on even ground.\n\n## Stoves\n\nUse it outdoors only."
+    owner.execute("INSERT INTO notes VALUES (1, 'one', %s, 5)", (body,))
+    chunking = {"split_by": "paragraph", "segment_tokens": 64, "context": context}
+    create(owner, "notes", "{body}", destination="table", chunking=chunking)
+    assert run(owner, "notes")["embedded"] == 1
+    query = (
+        "SELECT segment, metadata -> 'headings', segment_embedding::real[] FROM notes_segments ORDER BY segment_number"
+    )
+    found = owner.execute(query).fetchall()
+    assert [headings for _, headings, _ in found][-1] == ["Camp", "Stoves"]
+    for segment, headings, vector in found:
+        path = " > ".join(headings) + "\n\n" if context == "headings" and headings else ""
+        assert vector == pytest.approx(fake_embedding(path + segment), abs=1e-6)
+    assert "Use it outdoors only." in found[-1][0]
+    assert (found[-1][2] == pytest.approx(fake_embedding(found[-1][0]), abs=1e-6)) == (context == "none")
