@@ -137,3 +137,40 @@ def test_a_default_model_whose_files_are_missing(owner: Connection, db: Database
     assert status == 1
     assert "files are missing" in str(found["default models"]["found"])
     assert "ml-rag models pull all_minilm_l6_v2" in str(found["default models"]["hint"])
+
+
+def test_a_tiny_model_for_answers_is_told_with_the_command_for_a_usable_one(owner: Connection, db: Database) -> None:
+    create_store(owner, "store", [("d", 1, 1, "a", fake_embedding("a"))], type="vector(16)")
+    assert "answers" not in findings(db)[1]
+    owner.execute("SELECT ml_rag.configure('generate_model_id', 'smollm2-135m-instruct')")
+    _, found = findings(db)
+    assert found["answers"]["ok"]
+    assert "to try things out" in str(found["answers"]["found"])
+    assert "ml-rag models pull qwen2.5-1.5b-instruct" in str(found["answers"]["hint"])
+
+
+def test_a_store_in_another_script_than_its_models_is_told(owner: Connection, db: Database) -> None:
+    english, chinese = "MiniLM is for English, e.g. naïve café", "臺北市是中華民國的首都 (Taipei)"
+    none = "[" + ",".join(["0"] * 383 + ["1"]) + "]"
+    create_store(owner, "en", [("d", 1, 1, english, none)], model="all_minilm_l6_v2", type="vector(384)")
+    _, found = findings(db)
+    assert found["languages"]["ok"]
+    create_store(owner, "zh", [("d", 1, 1, chinese, none)], model="all_minilm_l6_v2", type="vector(384)")
+    create_store(owner, "many", [("d", 1, 1, chinese, none)], model="multilingual-e5-small-q4", type="vector(384)")
+    create_store(owner, "unknown", [("d", 1, 1, chinese, none)], model="another", type="vector(384)")
+    status, found = findings(db)
+    assert status == 1
+    assert not found["languages"]["ok"]
+    assert "public.zh (65% of the letters)" in str(found["languages"]["found"])
+    assert "public.en" not in str(found["languages"]["found"])
+    assert "public.many" not in str(found["languages"]["found"])
+    assert "public.unknown" not in str(found["languages"]["found"])
+    assert "ml-rag models pull multilingual-e5-small-q4" in str(found["languages"]["hint"])
+
+
+def test_letters_of_other_scripts_are_counted() -> None:
+    assert doctor.foreign_share([]) == 0
+    assert doctor.foreign_share(["123 €", ""]) == 0
+    assert doctor.foreign_share(["naïve ＡＢ"]) == 0
+    assert doctor.foreign_share(["ab", "лг"]) == 0.5
+    assert doctor.foreign_share(["中文"]) == 1

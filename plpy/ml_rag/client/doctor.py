@@ -8,12 +8,16 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+import tomllib
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib import resources
 from typing import Any, LiteralString
 
 import click
 import psycopg
+from psycopg import sql
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -24,6 +28,10 @@ from ml_rag.errors import MlRagError, from_json
 
 SUPPORTED_POSTGRESQL = (15, 18)
 OLDEST_PGVECTOR = (0, 8)
+#: what to take in place of the default models: for answers on a few cores; for other languages than English, from PyPI
+USABLE, MULTILINGUAL = "qwen2.5-1.5b-instruct", "multilingual-e5-small-q4"
+#: of the letters of a store that an English text with some names and signs does not reach
+FOREIGN_SHARE = 0.3
 #: for the model server to answer in
 SECONDS = 10.0
 _START = "Start it with \"ml-rag serve\", or correct its address: SELECT ml_rag.configure('model_server', '…')."
@@ -264,6 +272,66 @@ def check_calls(connection: psycopg.Connection) -> Iterator[Finding]:
     yield truncated()
 
 
+def built_in_models() -> dict[str, dict[str, Any]]:
+    """What the catalogue that ships with this command says of each model."""
+    text = resources.files("ml_rag.server").joinpath("catalogue.toml").read_text("utf-8")
+    found: dict[str, dict[str, Any]] = tomllib.loads(text)["models"]
+    return found
+
+
+def foreign_share(texts: Sequence[str]) -> float:
+    """The share of letters that are of another script than Latin, in which no English is written."""
+    letters = [character for text in texts for character in text if character.isalpha()]
+    foreign = sum(1 for letter in letters if not unicodedata.name(letter, "").startswith(("LATIN ", "FULLWIDTH LATIN")))
+    return foreign / len(letters) if letters else 0.0
+
+
+def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
+    """Whether the models are good for what they are there for."""
+    known = built_in_models()
+
+    def tiny() -> str:
+        model = _value(connection, "SELECT ml_rag._get_setting('generate_model_id')")
+        return model if known.get(model, {}).get("brief") else ""
+
+    def languages() -> str:
+        stores = connection.execute(
+            "SELECT s.vector_store, s.embed_model_id, ml_rag._relation_name(s.relation), s.segment"
+            " FROM ml_rag.discover() AS s WHERE s.found IS DISTINCT FROM 'untrusted' ORDER BY 1"
+        ).fetchall()
+        wrong = []
+        for store, model, relation, column in stores:
+            if known.get(model, {}).get("languages") != "en":
+                continue
+            query = sql.SQL("SELECT left(t.{}, 500) FROM {} AS t LIMIT 100").format(
+                sql.Identifier(column), sql.SQL(relation)
+            )
+            share = foreign_share([text for (text,) in connection.execute(query) if text])
+            if share > FOREIGN_SHARE:
+                wrong.append(f"{store} ({share:.0%} of the letters)")
+        if wrong:
+            raise CheckFailed(
+                f"texts that are not English, with an embedding model for English: {', '.join(wrong)}",
+                f"ml-rag models pull {MULTILINGUAL}, then CALL ml_rag.add_embedding('STORE', 'multilingual', "
+                f'\'{{"embed_model_id": "{MULTILINGUAL}"}}\'), '
+                "then SELECT ml_rag.use_embedding('STORE', 'multilingual').",
+            )
+        return "no store is in another script than its model was made for"
+
+    found = run("answers", tiny)
+    if found.ok and found.found:
+        found = Finding(
+            "answers",
+            True,
+            f"{found.found} is there to try things out: it often repeats a passage instead of answering",
+            f"ml-rag models pull {USABLE}, then SELECT ml_rag.configure('generate_model_id', '{USABLE}'). "
+            "ml-rag models recommend names the models for the server's machine.",
+        )
+    if found.hint:
+        yield found
+    yield run("languages", languages)
+
+
 def diagnose(dsn: str) -> Iterator[Finding]:
     """All checks, in an order in which each builds on those before it."""
     connections: list[psycopg.Connection] = []
@@ -291,6 +359,7 @@ def diagnose(dsn: str) -> Iterator[Finding]:
         address = _value(connection, "SELECT ml_rag._get_setting('model_server')")
         yield from check_keyword(connection)
         yield from check_server(address)
+        yield from check_models(connection)
         yield from check_calls(connection)
 
 

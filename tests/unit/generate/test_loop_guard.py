@@ -51,6 +51,30 @@ def test_words_that_go_round_without_an_end_of_sentence():
     assert len(out) < len("This is a story about " + "a post-processing of " * 10)
 
 
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("unit", ["pay-", "</b>", "<p></p>", "haha", "-to-to", "支付"])
+def test_characters_that_go_round_without_blank_space(unit, size):
+    text = "The answer is " + unit * 100
+    out, looping = run(text, size)
+    assert looping
+    assert text.startswith(out)
+    assert out == run(text, 1)[0]
+    assert 30 < len(out) - len("The answer is ") < 64
+
+
+def test_a_tag_on_each_line():
+    out, looping = run("The answer is\n" + "<br>\n" * 100)
+    assert looping
+    assert 22 < out.count("<br>") < 26
+
+
+@pytest.mark.parametrize(
+    "text", ["pay-" * 7, "-" * 200, "=-" * 100, "0.0," * 50, "A" * 100, "```\n" + "ab" * 50 + "\n```\n"]
+)
+def test_rules_numbers_and_code_are_no_stutter(text):
+    assert run(text) == (text, False)
+
+
 def test_a_beginning_in_common_is_no_repetition_and_comes_out_whole():
     text = f"{SENTENCE} The document that is stored in segments is found. The document"
     assert run(text) == (text, False)

@@ -114,8 +114,9 @@ class LlamaEmbedder(_Encoder):
         self.last_token_counts = [len(text) for text in tokens]
         vectors = self._rows(tokens, self.dimensions, cancelled)
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        normalised: NDArray[np.float32] = vectors / np.where(lengths == 0, 1, lengths)
-        return normalised
+        lengths[lengths == 0] = 1
+        vectors /= lengths
+        return vectors
 
     def _tokens(self, text: str) -> list[int]:
         """With those that begin and end a text; cut before the end where they are too many."""
@@ -153,8 +154,8 @@ class LlamaReranker(_Encoder):
         if len(cut) < len(texts):
             return np.zeros(len(texts), np.float32)
         pairs = [self._pair(asked, text) for text in cut]
-        scores = self._rows(pairs, 1, cancelled)[:, 0].astype(np.float64)
-        return (1 / (1 + np.exp(-scores))).astype(np.float32)
+        scores = self._rows(pairs, 1, cancelled)[:, 0]
+        return (1 / (1 + np.exp(-scores.astype(np.float64)))).astype(np.float32)
 
     def _pair(self, query: list[int], text: list[int]) -> list[int]:
         room = self.max_tokens - len(self._begin) - len(self._between) - len(self._end)

@@ -1,10 +1,12 @@
 """The end of an answer that has begun to repeat itself.
 
 Small models, greedily sampled, fall into loops: they say one sentence again and again until ``max_tokens``. Such an
-answer ends here before the repetition. Two signs count, both of them exact and both of prose only:
+answer ends here before the repetition. Three signs count, all of them exact and all of prose only:
 
 * a sentence of six words and more that the answer already has, letter for letter but for blank space;
-* the same two to sixteen words over and over: at least three times in a row, and 24 words of them.
+* the same two to sixteen words over and over, or one tag: at least three times in a row, and 24 words of them;
+* the same two to sixteen characters over and over without blank space (``pay-pay-pay``, ``</b></b>``): at least eight
+  times in a row, and 32 characters of them.
 
 Numbers, table rows, short list items and what stands in a fence of code repeat for good reasons and are left alone.
 """
@@ -16,6 +18,7 @@ from collections import deque
 
 _SENTENCE_WORDS = 6
 _RUN_WORDS, _RUN_COPIES, _LONGEST_PERIOD = 24, 3, 16
+_STUTTER_CHARACTERS, _STUTTER_COPIES = 32, 8
 _CODE = "```"
 # The last of a sentence, with quotes or brackets that close after it; or the line ends.
 _SENTENCE_END = re.compile(r"""[.!?…]+["'”’)\]*_]*(?=\s)|[。！？]|\n""")
@@ -41,6 +44,9 @@ class LoopGuard:
         self._words: deque[str] = deque(maxlen=_LONGEST_PERIOD)
         # [p]: how many of the last words are each the same as the one p words before
         self._runs = [0] * (_LONGEST_PERIOD + 1)
+        # the same of the last characters, since the last blank
+        self._characters: deque[str] = deque(maxlen=_LONGEST_PERIOD)
+        self._stutters = [0] * (_LONGEST_PERIOD + 1)
         #: the answer repeats itself; nothing follows
         self.looping = False
 
@@ -52,7 +58,11 @@ class LoopGuard:
             self.looping = self.looping or self._runs_on(line)
             if self.looping:
                 break
-            safe += self._feed(line)
+            end = self._stuttering(line)
+            safe += self._feed(line[:end])
+            if end is not None:
+                self.looping = True
+                break
         return safe
 
     def finish(self) -> str:
@@ -105,9 +115,27 @@ class LoopGuard:
             self._words.append(word)
         return False
 
+    def _stuttering(self, text: str) -> int | None:
+        """How much of ``text`` there is until the answer only repeats some characters; None: it does not."""
+        for place, character in enumerate(text):
+            if self._in_code or character.isspace() or character == "|":
+                self._characters.clear()
+                self._stutters = [0] * len(self._stutters)
+                continue
+            for period, before in enumerate(reversed(self._characters), start=1):
+                run = self._stutters[period] = self._stutters[period] + 1 if before == character else 0
+                if run + period >= max(_STUTTER_CHARACTERS, _STUTTER_COPIES * period):
+                    last = list(self._characters)[-period:]
+                    if len({one for one in last if one.isalpha()}) >= 2 or ("<" in last and ">" in last):
+                        return place
+            self._characters.append(character)
+        return None
+
     def _says_something(self, period: int) -> bool:
-        """Whether the last ``period`` words are prose: two different ones with letters, at least."""
+        """Whether the last ``period`` words are prose: two different ones with letters, at least; or one tag."""
         last = list(self._words)[-period:]
+        if period == 1 and last[0].startswith("<") and last[0].endswith(">"):
+            return True
         return len({word for word in last if _WORD.search(word)}) >= 2
 
     def _may_repeat(self, sentence: str) -> bool:
