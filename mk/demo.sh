@@ -88,7 +88,8 @@ printf '\nCitations after %s s.%s\n\n' "$(seconds_since "$started")" "${compilin
 wait_for_compiler
 bash "$here/setup.sh" generation
 
-printf '\nThe answers come from a language model of 135 million parameters, which is there to try things out: look at the\ncitations first. README.md says which model to take for real work.\n'
+printf '\nThe answers come from a language model of 135 million parameters, which is there to try things out: look at the\ncitations first. For answers of use, run this one command (1.1 GB):\n  %s models --models-dir %s pull %s\nand then, in make psql: SELECT ml_rag.configure(%s, %s);\n' \
+  "$VENV/bin/ml-rag" "$MODELS_DIR" qwen2.5-1.5b-instruct "'generate_model_id'" "'qwen2.5-1.5b-instruct'"
 
 show "A question" \
   "CALL ml_rag('What is ml_rag?')"
