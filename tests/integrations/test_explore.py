@@ -149,7 +149,7 @@ def test_a_threshold_is_drawn_where_it_is(page: Page) -> None:
     options = '{"vector_store": ["public.boats"], "retrieval_options": {"max_distance": 0.1, "segment_overlap": 0}}'
     answer = page.get(q="blue boat", a=options)
     assert "threshold 0.1000, 1 within it" in text_of(answer)
-    assert len(re.findall(r'<line class="kept"', answer.text)) == 1
+    assert len(re.findall(r'<line class="cited"', answer.text)) == 1
     assert len(re.findall(r'<line class="dropped"', answer.text)) == 3
     assert len(re.findall(r'<line class="threshold"', answer.text)) == 1
     assert "beyond the threshold" in text_of(answer)
@@ -215,15 +215,15 @@ def test_a_document_with_its_segments(db: Database, page: Page, monkeypatch: pyt
     owner.execute("UPDATE boats SET segment = 'a boat. It is' WHERE document_id = 1 AND segment_number = 2")
     owner.execute("UPDATE boats SET segment = 'It is green' WHERE document_id = 1 AND segment_number = 3")
     whole = page.get("/document", store="public.boats", document="boats.pdf")
-    assert "segments 1 to 3 of 3" in text_of(whole)
+    assert "Segments 1 to 3 of 3" in text_of(whole)
     assert "<mark>It is</mark> green" in whole.text
     assert "11 characters, 5 of them shared" in text_of(whole)
     monkeypatch.setattr(explore, "SEGMENTS", 2)
     part = page.get("/document", store="public.boats", document="boats.pdf")
-    assert "segments 1 to 2 of 3" in text_of(part)
+    assert "Segments 1 to 2 of 3" in text_of(part)
     later = html.unescape(re.findall(r'href="(/document\?[^"]+first=3[^"]*)"', part.text)[0])
     rest = page.get(later)
-    assert "segments 3 to 3 of 3" in text_of(rest)
+    assert "Segments 3 to 3 of 3" in text_of(rest)
     assert "<mark>It is</mark> green" in rest.text
     assert page.get("/document", store="public.boats", document="boats.pdf", first=4).status_code == 404
     for store in ("public.none", "pg_catalog.pg_authid", "boats", ""):
@@ -274,7 +274,7 @@ def test_marks_become_questions_of_the_evaluation(db: Database, boats: str) -> N
         "CREATE TABLE public.mark (question text NOT NULL, vector_store text NOT NULL, document text NOT NULL,"
         " segment_number bigint, is_right boolean NOT NULL)"
     )
-    owner.execute(f"GRANT SELECT, INSERT, DELETE ON mark TO {db.role('asker')}")
+    owner.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON mark TO {db.role('asker')}")
     options = '{"vector_store": ["public.boats"], "n_citations": 2}'
     with served(boats, "public.mark") as page, page.client() as client:
 
@@ -302,6 +302,11 @@ def test_marks_become_questions_of_the_evaluation(db: Database, boats: str) -> N
             row = connection.execute(html.unescape(said[1]).encode()).fetchone()
             assert row is not None
             assert row[0]["measures"]["mrr"] == 1
+            # the segment that was marked wrong is of the same document, and no hit
+            connection.execute("UPDATE mark SET is_right = NOT is_right")
+            row = connection.execute(html.unescape(said[1]).encode()).fetchone()
+            assert row is not None
+            assert 0 < row[0]["measures"]["mrr"] < 1
         mark("none", 2)
         mark("none", 1)
         assert owner.execute("SELECT count(*) FROM mark").fetchone() == (0,)
@@ -362,7 +367,10 @@ def test_the_searches_of_the_lists() -> None:
 def test_the_places_of_a_drawing() -> None:
     candidates = Candidates("semantic", "distance", [{"distance": d} for d in (0.2, 0.4, None)], threshold=0.3)
     drawn = chart.strip(candidates)
-    assert drawn["ticks"] == [{"x": 10.0, "is_kept": True}, {"x": 990.0, "is_kept": False}]
+    assert drawn["ticks"] == [
+        {"x": 10.0, "is_kept": True, "is_cited": False},
+        {"x": 990.0, "is_kept": False, "is_cited": False},
+    ]
     assert drawn["line"] == 500.0
     scores = chart.strip(Candidates("fused", "score", [{"score": 1.0}, {"score": 0.0}]))
     assert [tick["x"] for tick in scores["ticks"]] == [10.0, 990.0]
@@ -373,6 +381,16 @@ def test_the_places_of_a_drawing() -> None:
         ("search", 200.0, 600.0),
         ("odd", 800.0, 200.0),
     ]
+
+
+def test_names_and_excerpts() -> None:
+    assert [explore.short(name) for name in ("/srv/docs/a b.pdf", "a.pdf", "https://x.org/y/", None, "", "/")] == [
+        "a b.pdf", "a.pdf", "y", "–", "–", "/"
+    ]  # fmt: skip
+    assert explore.excerpt("# Head\n\n| a | b |\n| --- | :-: |\n| 1-2 | x |") == "Head a b 1-2 x"
+    assert explore.excerpt("one two three", 8) == "one two …"
+    assert explore.excerpt("x" * 200) == "x" * 120 + " …"
+    assert explore.excerpt(None) == ""
 
 
 def test_where_two_segments_meet() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ml_rag.integrations.journey import Candidates
+from ml_rag.integrations.journey import Candidates, key
 
 WIDTH = 1000
 
 
-def strip(candidates: Candidates) -> dict[str, Any]:
+def strip(candidates: Candidates, citations: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """Where each candidate and the threshold stand on a line from the best value to the worst."""
+    cited = {key(row) for row in citations}
     values = [value for row in candidates.rows if (value := candidates.value(row)) is not None]
     limit = candidates.threshold
     everything = values + ([] if limit is None else [limit])
@@ -23,7 +24,7 @@ def strip(candidates: Candidates) -> dict[str, Any]:
         return round(10 + (WIDTH - 20) * (share if candidates.is_distance else 1 - share), 1)
 
     ticks = [
-        {"x": place(value), "is_kept": candidates.keeps(row)}
+        {"x": place(value), "is_kept": candidates.keeps(row), "is_cited": key(row) in cited}
         for row in candidates.rows
         if (value := candidates.value(row)) is not None
     ]
@@ -53,17 +54,24 @@ def measures(runs: Sequence[dict[str, Any]]) -> list[str]:
     return sorted(found, key=lambda name: (name.partition("@")[0], int(name.partition("@")[2] or 0)))
 
 
+def _cutoffs(runs: Sequence[dict[str, Any]], name: str) -> list[int]:
+    return sorted({int(m.partition("@")[2]) for run in runs for m in run["measures"] if m.startswith(f"{name}@")})
+
+
+def cutoffs(runs: Sequence[dict[str, Any]], name: str) -> list[tuple[float, int]]:
+    """Where each cut-off k stands, with its number."""
+    found = _cutoffs(runs, name)
+    return [(round(n * WIDTH / max(1, len(found) - 1), 1), k) for n, k in enumerate(found)]
+
+
 def curves(runs: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     """A measure such as ``recall`` of some runs against its cut-off k: a line each, 0 at the bottom."""
-    cutoffs = sorted({int(m.partition("@")[2]) for run in runs for m in run["measures"] if m.startswith(f"{name}@")})
-    if not cutoffs:
-        return []
-    step = WIDTH / max(1, len(cutoffs) - 1)
+    places = cutoffs(runs, name)
     made = []
     for number, run in enumerate(runs):
         points = [
-            (round(n * step, 1), round(300 * (1 - float(value)), 1))
-            for n, k in enumerate(cutoffs)
+            (x, round(300 * (1 - float(value)), 1))
+            for x, k in places
             if (value := run["measures"].get(f"{name}@{k}")) is not None
         ]
         if points:

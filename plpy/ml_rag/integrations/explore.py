@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http.cookies import CookieError, SimpleCookie
 from importlib import resources
@@ -175,6 +176,24 @@ def overlap(before: str, after: str) -> int:
     return 0
 
 
+def short(name: str | None) -> str:
+    """A document's name without the folders that its file lies in."""
+    return "–" if not name else name.rstrip("/").rpartition("/")[2] or name
+
+
+def excerpt(segment: str | None, most: int = 120) -> str:
+    """The first words of a segment, without what Markdown draws tables and headings with."""
+    words = re.sub(r"\|[\s|:-]*|^#+ | #+ ", " ", segment or "").split()
+    kept: list[str] = []
+    length = 0
+    for word in words:
+        length += len(word) + 1
+        if length > most:
+            return " ".join(kept or [word[:most]]) + " …"
+        kept.append(word)
+    return " ".join(kept)
+
+
 def changes(first: Journey, second: Journey) -> list[dict[str, Any]]:
     """What two sets of options cite: each citation of either, and its places."""
     found: dict[Any, dict[str, Any]] = {}
@@ -230,6 +249,8 @@ def _environment() -> Environment:
     made.filters["number"] = lambda value, digits=4: "–" if value is None else f"{float(value):.{digits}f}"
     made.filters["pretty"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
     made.filters["query"] = lambda values: urlencode({k: v for k, v in values.items() if v not in (None, "")})
+    made.filters["short"] = short
+    made.filters["excerpt"] = excerpt
     made.globals.update(chart=chart)
     return made
 
