@@ -106,9 +106,9 @@ def cluster(cluster_dsn: str, model_server: str) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def db(cluster: Cluster) -> Iterator[Database]:
+def db(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Database]:
     """A database of this test's own: what it commits is real, and gone afterwards."""
-    with cluster.database() as database:
+    with cluster.database(fresh=request.node.get_closest_marker("fresh") is not None) as database:
         yield database
 
 
@@ -145,9 +145,9 @@ def local_sockets(reachable_dir: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def module_db(cluster: Cluster) -> Iterator[Database]:
+def module_db(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Database]:
     """A database for all tests of a module, where they only read or leave things as they were."""
-    with cluster.database() as database:
+    with cluster.database(fresh=request.node.get_closest_marker("fresh") is not None) as database:
         yield database
 
 

@@ -20,6 +20,9 @@ from support.keywords import enable, keyword_store
 from support.plans import plan
 from support.stores import create_store, error, insert
 
+# pages and rows are counted, of tables that nobody has written before, by sessions that have planned nothing
+pytestmark = pytest.mark.fresh
+
 KEY = "'segment', '{document_id,segment_number}'"
 READABLE = """
 SELECT c.relname, array_agg(a.attname ORDER BY a.attnum)

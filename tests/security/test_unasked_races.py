@@ -47,14 +47,14 @@ def prepared(module_db: Database) -> Database:
         owner.execute("INSERT INTO good VALUES ('g', '{}', 1, %s, %s, %s)", (10 * i, text, embedding))
     owner.execute("SELECT ml_rag.enable_keyword_search('good')")
     owner.execute(f"GRANT CREATE ON DATABASE {module_db.name} TO {module_db.role('tenant')}")
-    module_db.close()
+    module_db.release()
     return module_db
 
 
 @pytest.fixture
 def good(prepared: Database) -> Iterator[Database]:
     yield prepared
-    prepared.close()
+    prepared.release()
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def attacker(good: Database) -> Iterator[Connection]:
     connection.execute(f"CREATE TABLE evil.kb ({COLUMNS}, PRIMARY KEY (document_id)); INSERT INTO evil.kb VALUES {ROW}")
     yield connection
     # whatever a test that failed has left open and locked
-    good.close()
+    good.release()
     good.connect("tenant").execute("DROP SCHEMA evil CASCADE")
 
 

@@ -215,14 +215,14 @@ def prepared(module_db: Database) -> Database:
     owner.execute("INSERT INTO questions VALUES (1, %s, '[\"g\"]')", (QUESTION,))
     owner.execute("GRANT SELECT, UPDATE ON questions TO PUBLIC")
     owner.execute(f"GRANT CREATE ON DATABASE {module_db.name} TO {module_db.role('tenant')}")
-    module_db.close()
+    module_db.release()
     return module_db
 
 
 @pytest.fixture
 def good(prepared: Database) -> Iterator[Database]:
     yield prepared
-    prepared.close()
+    prepared.release()
 
 
 @pytest.fixture

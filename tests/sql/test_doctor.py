@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 
@@ -40,6 +41,7 @@ def test_parsers_that_are_less_confined_are_told_and_are_no_error() -> None:
     assert "not known" in doctor.parsers({"parsers": {"confined": None, "missing": {}}}).found
 
 
+@pytest.mark.fresh
 def test_a_server_without_numpy_is_told_what_to_install(db: Database) -> None:
     connection = db.connect()
     connection.execute("DO LANGUAGE plpython3u $$ import sys; sys.modules['numpy'] = None $$")

@@ -307,6 +307,7 @@ def without_numpy(db: Database) -> Connection:
     return connection
 
 
+@pytest.mark.fresh
 def test_without_numpy_keyword_search_is_55000_with_what_to_install(owner: Connection, db: Database) -> None:
     keyword_store(owner, ["fox"])
     connection = without_numpy(db)
@@ -322,6 +323,7 @@ def test_without_numpy_keyword_search_is_55000_with_what_to_install(owner: Conne
     assert found(owner) == [1, 2]
 
 
+@pytest.mark.fresh
 def test_numpy_of_another_python_is_told_from_none(owner: Connection, db: Database) -> None:
     """As Debian 13 leaves PostgreSQL 15 of Debian 12: the package is there, its compiled part is another Python's."""
     keyword_store(owner, ["fox"])
@@ -344,6 +346,7 @@ def test_numpy_of_another_python_is_told_from_none(owner: Connection, db: Databa
     )
 
 
+@pytest.mark.fresh
 def test_without_numpy_a_store_is_made_without_an_index(owner: Connection, db: Database) -> None:
     connection = without_numpy(db)
     warnings: list[tuple[str | None, str | None]] = []

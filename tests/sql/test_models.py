@@ -12,6 +12,9 @@ from support.cluster import Connection, Database
 from support.hostile_server import hostile, reply
 from support.stores import error
 
+# what a session loads, and when
+pytestmark = pytest.mark.fresh
+
 
 def test_supported_models(module_asker: Connection) -> None:
     cursor = module_asker.execute("SELECT * FROM ml_supported_models()")

@@ -15,6 +15,9 @@ from support.processes import Background, wait_until
 from support.stores import create_store, error
 from support.watching import gate, held, shown
 
+# what was called in a database is counted, by sessions that are told apart
+pytestmark = pytest.mark.fresh
+
 __all__ = ["folder", "loader", "server"]
 
 

@@ -53,6 +53,7 @@ def test_ties_across_the_limit_go_by_name_whatever_the_order_of_insertion(
     assert len(got) == 20
 
 
+@pytest.mark.fresh
 @pytest.mark.parametrize("metric", METRICS)
 def test_very_many_ties_go_by_name_and_are_not_all_fetched(owner: Connection, asker: Connection, metric: str) -> None:
     create_store(owner, "docs", [("near", 1, 0, "near", (1, 0, 0))])

@@ -10,6 +10,9 @@ import pytest
 from support.cluster import Connection, Database
 from support.processes import wait_until
 
+# what a database has been called for is counted
+pytestmark = pytest.mark.fresh
+
 
 def begin(connection: Connection, routine: str = "ml_rag") -> Any:
     (call,) = connection.execute("SELECT ml_rag._begin(%s)", (routine,)).fetchone() or (None,)

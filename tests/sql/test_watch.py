@@ -16,6 +16,9 @@ from support.processes import Background, wait_until
 from support.stores import create_store, error
 from support.watching import counted, errors_of, gate, held, shown, stats
 
+# what was called in a database is counted, by sessions that are told apart
+pytestmark = pytest.mark.fresh
+
 E1 = [1.0, *[0.0] * 15]
 
 

@@ -12,6 +12,9 @@ from support.cluster import Connection, Database
 from support.stores import create_store, error
 from support.watching import counted, gate, held, shown, stats
 
+# what was called in a database is counted, by sessions that are told apart
+pytestmark = pytest.mark.fresh
+
 E1 = [1.0, *[0.0] * 15]
 
 

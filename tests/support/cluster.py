@@ -14,10 +14,14 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from support.reuse import Keeper, reset
+
 Connection = psycopg.Connection[Any]
 
 #: role -> what it is a member of. `asker` and `tenant` may ask; `stranger` may nothing
 ROLES = {"asker": "ml_rag_user", "tenant": "ml_rag_user", "stranger": None}
+#: then its catalogs hold too much that is dead
+_MOST_USES = 100
 
 
 @dataclass
@@ -27,7 +31,13 @@ class Database:
     dsn: str
     name: str
     prefix: str
+    uses: int = 0
     _open: list[Connection] = field(default_factory=list)
+    #: those of ``_open`` that another test can use after this one, and their roles
+    _lent: dict[Connection, str | None] = field(default_factory=dict)
+    #: sessions of earlier tests by role
+    _idle: dict[str | None, list[Connection]] = field(default_factory=dict)
+    _keeper: Keeper | None = None
 
     def role(self, name: str) -> str:
         """The real name of one of ``ROLES``: roles belong to the cluster, and another run may be going on."""
@@ -35,8 +45,12 @@ class Database:
 
     def connect(self, role: str | None = None, **kwargs: Any) -> Connection:
         """An autocommit connection: as the superuser of the DSN (owner of the extension), or as one of ``ROLES``."""
-        kwargs = {"autocommit": True, **kwargs}
-        connection = psycopg.connect(make_conninfo(self.dsn, dbname=self.name), **kwargs)
+        if self._idle.get(role) and not kwargs:
+            connection = self._idle[role].pop()
+        else:
+            connection = psycopg.connect(make_conninfo(self.dsn, dbname=self.name), **{"autocommit": True, **kwargs})
+        if not kwargs:
+            self._lent[connection] = role
         self._open.append(connection)
         if role is not None:
             # works whatever pg_hba.conf says about roles without a password
@@ -46,10 +60,35 @@ class Database:
                 connection.commit()
         return connection
 
-    def close(self) -> None:
+    def keep(self) -> None:
+        """Remember what is in it, so that another test can use it after this one."""
+        self._keeper = self._keeper or Keeper(
+            psycopg.connect(make_conninfo(self.dsn, dbname=self.name), autocommit=True)
+        )
+
+    def release(self) -> None:
+        """End what was opened; sessions can be had again, as new, by ``connect``."""
         for connection in self._open:
-            connection.close()
+            reused = reset(connection) if connection in self._lent and not connection.closed else None
+            if reused is None:
+                connection.close()
+            else:
+                self._idle.setdefault(self._lent[connection], []).append(reused)
         self._open.clear()
+        self._lent.clear()
+
+    def put_back(self) -> bool:
+        """Whether the next test can use it: it is as it was before this one, and so are the sessions it has left."""
+        self.release()
+        sessions = [connection.info.backend_pid for idle in self._idle.values() for connection in idle]
+        return self._keeper is not None and self._keeper.put_back(sessions)
+
+    def close(self) -> None:
+        for connections in (self._open, *self._idle.values(), [self._keeper.connection] if self._keeper else []):
+            for connection in connections:
+                connection.close()
+        self._open.clear()
+        self._idle.clear()
 
 
 class Cluster:
@@ -70,6 +109,8 @@ class Cluster:
         # databases are made and dropped while the tests run: that is waiting for the disk
         self._worker = ThreadPoolExecutor(1)
         self._next: Future[Database] | None = None
+        #: databases that tests have used, and that are as new
+        self._used: list[Database] = []
 
     def execute(self, statement: str, *names: str) -> None:
         composed = sql.SQL(statement).format(*map(sql.Identifier, names))
@@ -101,6 +142,9 @@ class Cluster:
                 self.execute("GRANT {} TO {}", group, f"{self.prefix}_{name}")
 
     def drop(self) -> None:
+        for database in self._used:
+            database.close()
+            self._worker.submit(self._drop, database)
         self._worker.shutdown()
         if self._next is not None:
             self._drop(self._next.result())
@@ -115,18 +159,27 @@ class Cluster:
         return Database(self.dsn, name, self.prefix)
 
     @contextlib.contextmanager
-    def database(self, template: str | None = None) -> Iterator[Database]:
-        """A database that is gone afterwards."""
-        if template is None:
+    def database(self, template: str | None = None, *, fresh: bool = False) -> Iterator[Database]:
+        """A database that is gone afterwards, or has another test after this one; ``fresh``: that no test has used."""
+        is_reused = self._ahead and template is None and not fresh
+        if template is not None:
+            database = self.create(template)
+        elif is_reused and self._used:
+            database = self._used.pop()
+        else:
             database = (self._next or self._worker.submit(self.create)).result()
             self._next = self._worker.submit(self.create) if self._ahead else None
-        else:
-            database = self.create(template)
+        if is_reused:
+            database.keep()
         try:
             yield database
         finally:
-            database.close()
-            self._worker.submit(self._drop, database)
+            database.uses += 1
+            if is_reused and database.uses < _MOST_USES and database.put_back():
+                self._used.append(database)
+            else:
+                database.close()
+                self._worker.submit(self._drop, database)
 
     def _drop(self, database: Database) -> None:
         self.execute("DROP DATABASE {} WITH (FORCE)", database.name)
