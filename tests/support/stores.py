@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -76,14 +77,20 @@ def create_store(
 
 def insert(owner: Connection, name: str | sql.Composable, rows: Iterable[Row]) -> None:
     relation = ident(name) if isinstance(name, str) else name
-    with owner.cursor() as cursor:
-        cursor.executemany(
-            sql.SQL(
-                "INSERT INTO {} (document_name, metadata, document_id, segment_number, segment, segment_embedding)"
-                " VALUES (%s, %s, %s, %s, %s, %s)"
-            ).format(relation),
-            [(d, Jsonb({"n": n}), i, n, s, None if e is None else as_text(e)) for d, i, n, s, e in rows],
-        )
+    statement = sql.SQL(
+        "INSERT INTO {} (document_name, metadata, document_id, segment_number, segment, segment_embedding) VALUES {}"
+    )
+    for some in batched(rows, 1000):
+        values = [(d, Jsonb({"n": n}), i, n, s, None if e is None else as_text(e)) for d, i, n, s, e in some]
+        places = sql.SQL(", ").join([sql.SQL("(%s, %s, %s, %s, %s, %s)")] * len(values))
+        owner.execute(statement.format(relation, places), [value for row in values for value in row])
+
+
+def batched(rows: Iterable[Row], n: int) -> Iterator[list[Row]]:
+    """The rows in lists of at most n."""
+    rest = iter(rows)
+    while some := list(islice(rest, n)):
+        yield some
 
 
 def as_text(embedding: Sequence[float]) -> str:
