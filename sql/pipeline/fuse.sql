@@ -25,21 +25,18 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the hits of one arm, each with a row key: rows that have none (of views, foreign and partitioned tables) are
 -- known by what they hold, and those that are the same in all of it are told apart by counting
+DECLARE
+  _row record;
 BEGIN
-  IF NOT EXISTS (SELECT FROM unnest(hits) AS h WHERE h.row_key IS NULL) THEN
-    RETURN hits;
-  END IF;
-  RETURN ARRAY(
-    SELECT ROW(h.vector_store, h.document_name, h.document_id, h.document_key, h.segment_number, h.segment, h.distance,
-      h.metadata, h.keyword_score, h.score, h.rerank_score,
-      coalesce(h.row_key, md5(concat_ws('|', coalesce(md5(h.document_name), '-'), coalesce(md5(h.document_key), '-'),
-        coalesce(h.segment_number::text, '-'), md5(h.segment), h.copy))), h.first_segment, h.last_segment)::ml_rag.hit
-    FROM (
-      SELECT h.*, row_number() OVER (PARTITION BY h.vector_store, h.document_name, h.document_key, h.segment_number,
-        h.segment ORDER BY h.place) AS copy
-      FROM unnest(hits) WITH ORDINALITY AS h (vector_store, document_name, document_id, document_key, segment_number,
-        segment, distance, metadata, keyword_score, score, rerank_score, row_key, first_segment, last_segment, place)
-    ) AS h ORDER BY h.place);
+  FOR _row IN
+    SELECT h.ordinality AS place, md5(concat_ws('|', coalesce(md5(h.document_name), '-'), coalesce(md5(h.document_key), '-'),
+      coalesce(h.segment_number::text, '-'), md5(h.segment), row_number() OVER (PARTITION BY h.vector_store, h.document_name,
+        h.document_key, h.segment_number, h.segment ORDER BY h.ordinality))) AS key
+    FROM unnest(hits) WITH ORDINALITY AS h WHERE h.row_key IS NULL
+  LOOP
+    hits[_row.place].row_key := _row.key;
+  END LOOP;
+  RETURN hits;
 END
 $$;
 
@@ -155,17 +152,15 @@ BEGIN
           CASE WHEN _known > 0 THEN _known * least(1, greatest(0,
             CASE WHEN _is_complement THEN 1 - min(f.distance) ELSE 1 / (1 + min(f.distance)) END) / _nearest) ELSE 0 END
           + coalesce(sum(f.value), 0)
-        ELSE sum(1 / (rrf_k + f.rank)) * (rrf_k + 1) / _n END AS score
+        ELSE sum(1 / (rrf_k + f.ordinality)) * (rrf_k + 1) / _n END AS score
       FROM (
         SELECT h.*, CASE WHEN _best[r.arm] > 0 THEN
-            CASE WHEN _is_function[r.arm] THEN _weights[r.arm] * h.given
+            CASE WHEN _is_function[r.arm] THEN _weights[r.arm] * h.score
                  WHEN NOT _is_semantic[r.arm] THEN _weights[r.arm] * h.keyword_score / _best[r.arm]
                  WHEN _is_own[r.arm] THEN _weights[r.arm] * least(1, greatest(0,
-                   CASE WHEN _is_complement THEN 1 - h.given ELSE 1 / (1 + h.given) END) / _best[r.arm]) END END AS value
+                   CASE WHEN _is_complement THEN 1 - h.score ELSE 1 / (1 + h.score) END) / _best[r.arm]) END END AS value
         FROM unnest(rankings) WITH ORDINALITY AS r (settings, hits, arm)
-        CROSS JOIN LATERAL unnest(r.hits) WITH ORDINALITY AS h (vector_store, document_name, document_id, document_key,
-          segment_number, segment, distance, metadata, keyword_score, given, rerank_score, row_key, first_segment,
-          last_segment, rank)
+        CROSS JOIN LATERAL unnest(r.hits) WITH ORDINALITY AS h
       ) AS f GROUP BY f.vector_store, f.row_key
     ) AS c
     ORDER BY c.score DESC, c.distance, c.vector_store COLLATE "C", c.document_name COLLATE "C", c.document_id,

@@ -92,13 +92,12 @@ BEGIN
     FROM (
       SELECT o.*, count(*) FILTER (WHERE o.opens) OVER (PARTITION BY o.document_key ORDER BY o.first, o.last) AS island
       FROM (
-        SELECT h.place, h.document_key, h.segment_number - segment_overlap AS first,
+        SELECT h.ordinality AS place, h.document_key, h.segment_number - segment_overlap AS first,
           h.segment_number + segment_overlap AS last,
           coalesce(h.segment_number - segment_overlap > 1 + max(h.segment_number + segment_overlap) OVER (
             PARTITION BY h.document_key ORDER BY h.segment_number
             ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), true) AS opens
-        FROM unnest(hits) WITH ORDINALITY AS h (vector_store, document_name, document_id, document_key, segment_number,
-          segment, distance, metadata, keyword_score, score, rerank_score, row_key, first_segment, last_segment, place)
+        FROM unnest(hits) WITH ORDINALITY AS h
         WHERE h.vector_store = store.vector_store AND h.segment_number IS NOT NULL AND h.document_key IS NOT NULL
       ) AS o
     ) AS r GROUP BY r.document_key, r.island

@@ -159,15 +159,15 @@ BEGIN
   ELSE
     _scores := ml_rag._relevance(query, _texts, coalesce(_options ->> 'model_id', ml_rag._get_setting('rerank_model_id')));
   END IF;
-  RETURN QUERY
-    SELECT h.vector_store, h.document_name, h.document_id, h.document_key, h.segment_number, h.segment, h.distance,
-      h.metadata, h.keyword_score, h.score, h.relevance, h.row_key, h.first_segment, h.last_segment
-    FROM (
-      SELECT p.place, (hits[p.place]).*, _scores[p.place] AS relevance FROM generate_subscripts(hits, 1) AS p (place)
+  FOR i IN 1..cardinality(hits) LOOP
+    hits[i].rerank_score := _scores[i];
+  END LOOP;
+  -- null: a function has left it out
+  RETURN QUERY SELECT (h.hit).* FROM (
+      SELECT hits[p.place] AS hit, p.place FROM generate_subscripts(hits, 1) AS p (place)
     ) AS h
-    -- null: a function has left it out
-    WHERE h.relevance IS NOT NULL AND (_least IS NULL OR h.relevance >= _least)
-    ORDER BY h.relevance DESC, h.place;
+    WHERE (h.hit).rerank_score IS NOT NULL AND (_least IS NULL OR (h.hit).rerank_score >= _least)
+    ORDER BY (h.hit).rerank_score DESC, h.place;
 END
 $$;
 COMMENT ON FUNCTION ml_rag.rerank(text, ml_rag.hit[], jsonb) IS

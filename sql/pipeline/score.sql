@@ -87,12 +87,11 @@ AS $$
 DECLARE
   _all ml_rag.hit[] := kept || ARRAY(
     SELECT ROW(h.vector_store, h.document_name, h.document_id, h.document_key, h.segment_number, h.segment, h.distance,
-      h.metadata, h.keyword_score, scores[h.place], h.rerank_score, h.row_key, h.first_segment, h.last_segment)::ml_rag.hit
-    FROM unnest(hits) WITH ORDINALITY AS h (vector_store, document_name, document_id, document_key, segment_number, segment,
-      distance, metadata, keyword_score, score, rerank_score, row_key, first_segment, last_segment, place)
-    WHERE scores[h.place] IS NOT NULL AND (arm.min_score IS NULL OR scores[h.place] >= arm.min_score)
-      AND (arm.max_distance IS NULL OR scores[h.place] <= arm.max_distance)
-    ORDER BY h.place);
+      h.metadata, h.keyword_score, scores[h.ordinality], h.rerank_score, h.row_key, h.first_segment, h.last_segment)::ml_rag.hit
+    FROM unnest(hits) WITH ORDINALITY AS h
+    WHERE scores[h.ordinality] IS NOT NULL AND (arm.min_score IS NULL OR scores[h.ordinality] >= arm.min_score)
+      AND (arm.max_distance IS NULL OR scores[h.ordinality] <= arm.max_distance)
+    ORDER BY h.ordinality);
 BEGIN
   RETURN CASE WHEN cardinality(_all) > arm.candidates THEN ml_rag._best_scored(_all, arm.candidates, arm.is_descending)
               ELSE _all END;

@@ -18,9 +18,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: where among hits the first stands that is of the same store, document and number; null = nowhere
 BEGIN
-  RETURN (SELECT min(h.place) FROM unnest(hits) WITH ORDINALITY AS h (vector_store, document_name, document_id, document_key,
-      segment_number, segment, distance, metadata, keyword_score, score, rerank_score, row_key, first_segment, last_segment,
-      place)
+  RETURN (SELECT min(h.ordinality) FROM unnest(hits) WITH ORDINALITY AS h
     WHERE h.vector_store = wanted.vector_store AND h.document_name IS NOT DISTINCT FROM wanted.document_name
       AND h.document_key IS NOT DISTINCT FROM wanted.document_key
       AND h.segment_number IS NOT DISTINCT FROM wanted.segment_number);
@@ -251,13 +249,11 @@ AS $$
 -- purpose: the step of a segment that is not cited itself, but stands beside one that is; null = it does not
 DECLARE
   _beside bigint := (
-    SELECT h.segment_number FROM unnest(retrieval.hits) WITH ORDINALITY AS h (vector_store, document_name, document_id,
-      document_key, segment_number, segment, distance, metadata, keyword_score, score, rerank_score, row_key, first_segment,
-      last_segment, place)
-    WHERE h.place <= request.n_citations AND h.vector_store = wanted.vector_store AND h.document_key = wanted.document_key
+    SELECT h.segment_number FROM unnest(retrieval.hits) WITH ORDINALITY AS h
+    WHERE h.ordinality <= request.n_citations AND h.vector_store = wanted.vector_store AND h.document_key = wanted.document_key
       AND abs(h.segment_number - wanted.segment_number) <= request.segment_overlap
       AND coalesce(h.rerank_score >= request.min_score, true)
-    ORDER BY h.place LIMIT 1);
+    ORDER BY h.ordinality LIMIT 1);
 BEGIN
   IF _beside IS NULL THEN
     RETURN NULL;
