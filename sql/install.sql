@@ -96,7 +96,7 @@
 \i store/lock.sql
 \i store/follow.sql
 \i batch/job.sql
-\i batch/tables.sql
+\i batch/run.sql
 
 -- store: made, loaded, indexed, given further embeddings
 \i store/index.sql
@@ -128,7 +128,7 @@
 \i rank/rank.sql
 
 -- nlsql: a question becomes SQL over the caller's tables
-\i nlsql/tables.sql
+\i nlsql/metadata.sql
 \i nlsql/statement.sql
 \i nlsql/question.sql
 

@@ -72,7 +72,7 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_bad_option _distance_of_words _unknown_option parse_options _texts'),
     -- watch/track
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _begin_call _enter_stage _end_call _statement_error _end_statement _begin_telling _begin _stage _end
+      _begin_call _enter_stage _end_call _statement_error _end_statement _begin _begin_question _stage _end
       _progress _advance'),
     -- watch/watch
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_read_calls _watch _activity _stats'),
@@ -92,11 +92,11 @@ BEGIN
     -- store/policy
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_current_role _is_one_of _make_visible _policy_functions _drop_visible'),
     -- store/lock
-    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_store_key _lock_store _hold_store'),
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_hold_embedding _lock_table'),
+    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_store_key _lock_store _lock_store_for_session'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_lock_embedding _lock_table'),
     -- batch/job
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_column_reference _column_type _begin_table _watch_table _tell_table'),
-    -- batch/tables
+    -- batch/run
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _commit _write_result _write_error _run_row _run_batch _end_table _run_table'),
     -- store/index
@@ -160,7 +160,7 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_vectorizers'),
     -- rank/rank
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_missing _check_rank_count _bad_record _rank'),
-    -- nlsql/tables
+    -- nlsql/metadata
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _table_distances _named_tables _askable_tables _nearest_table _comment_line _samples _table_definition _relevant_tables
       _schema_metadata'),

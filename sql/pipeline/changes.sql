@@ -67,7 +67,7 @@ AS $$
 -- purpose: what puts code into a table with vectors, or another table in its place, waits for those who read it
 -- PostgreSQL has it so for policies, rules, constraints and columns: they take ACCESS EXCLUSIVE. An index, statistics and
 -- a child table do not, and renaming a schema locks nothing; these take it here, as they end. Thus who holds the lock of a
--- reader, and then looks at the catalog, sees what will be read (ml_rag._hold_plain). Owners whom every caller trusts, but
+-- reader, and then looks at the catalog, sees what will be read (ml_rag._lock_plain). Owners whom every caller trusts, but
 -- for superusers, who search no table of theirs, are left alone, and so is whatever holds no code.
 -- Indexes that are built concurrently become valid when no transaction is left that was there before.
 -- Writes: the locks of the transaction

@@ -103,7 +103,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._found(relation oid, owner oid) RETURNS text
+CREATE FUNCTION ml_rag._found_unasked(relation oid, owner oid) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
@@ -229,7 +229,7 @@ CROSS JOIN LATERAL (
 ) AS c
 -- a table's name alone could be meant for another's
 CROSS JOIN LATERAL (
-  SELECT CASE WHEN $1 && m.full_names THEN 'named' ELSE ml_rag._found(m.relid, m.relowner) END AS found OFFSET 0
+  SELECT CASE WHEN $1 && m.full_names THEN 'named' ELSE ml_rag._found_unasked(m.relid, m.relowner) END AS found OFFSET 0
 ) AS f
 WHERE (m.embed_model_id IS NOT NULL OR $6 AND $1 IS NOT NULL)
   AND ($5 IS NULL OR m.embed_model_id = $5 OR m.embed_model_id IS NULL)
@@ -335,7 +335,7 @@ BEGIN
     reason := format('It holds vectors of model %s, and the call is for %s.', _model, options ->> 'embed_model_id');
     hint := 'Leave "embed_model_id" out, or name stores of one model.';
   ELSIF NOT coalesce(ml_rag._texts(options -> 'vector_store') && _relation.full_names, false)
-    AND ml_rag._found(relation, _relation.relowner) IS NULL THEN
+    AND ml_rag._found_unasked(relation, _relation.relowner) IS NULL THEN
     hint := format('Name it with its schema in "vector_store", "%s"', _relation.full_name);
     IF ml_rag._trusts(_relation.relowner) OR (
       ml_rag._is_plain(relation) AND NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user)) THEN
@@ -494,7 +494,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._hold(relation oid) RETURNS void
+CREATE FUNCTION ml_rag._lock_for_read(relation oid) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -507,7 +507,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._hold_plain(relation oid) RETURNS void
+CREATE FUNCTION ml_rag._lock_plain(relation oid) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -518,10 +518,10 @@ AS $$
 DECLARE
   _parts oid[];
 BEGIN
-  PERFORM ml_rag._hold(relation);
+  PERFORM ml_rag._lock_for_read(relation);
   _parts := ml_rag._parts(relation, 257);
   IF cardinality(_parts) > 1 THEN
-    PERFORM ml_rag._hold(p.oid) FROM unnest(_parts) AS p (oid);
+    PERFORM ml_rag._lock_for_read(p.oid) FROM unnest(_parts) AS p (oid);
   END IF;
   IF NOT ml_rag._is_plain(relation) OR NOT ml_rag._parts(relation, 257) <@ _parts THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'the table was changed during the call';
@@ -529,7 +529,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._hold_stores(stores ml_rag.store[]) RETURNS void
+CREATE FUNCTION ml_rag._lock_stores_for_read(stores ml_rag.store[]) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -547,13 +547,13 @@ BEGIN
     IF _store.found = 'untrusted' OR _store.found = 'trusted' AND cardinality(stores) > 1 THEN
       BEGIN
         _lock_timeout := ml_rag._limit_wait(CASE _store.found WHEN 'untrusted' THEN 1 ELSE 1000 END);
-        PERFORM ml_rag._hold(_store.relation);
+        PERFORM ml_rag._lock_for_read(_store.relation);
         PERFORM set_config('lock_timeout', _lock_timeout, true);
       EXCEPTION WHEN OTHERS THEN
         NULL;
       END;
     ELSIF _store.found = 'trusted' THEN
-      PERFORM ml_rag._hold(_store.relation);
+      PERFORM ml_rag._lock_for_read(_store.relation);
     ELSE
       EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_store.relation));
     END IF;

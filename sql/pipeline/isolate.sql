@@ -99,7 +99,7 @@ DECLARE
   _size numeric;
   _column name;
 BEGIN
-  PERFORM ml_rag._hold_plain(store.relation);
+  PERFORM ml_rag._lock_plain(store.relation);
   _column := (
     SELECT a.attname FROM pg_attribute AS a
     WHERE a.attrelid = store.relation AND NOT a.attisdropped

@@ -244,7 +244,7 @@ BEGIN
   _embeds := request.query_embedding IS NULL AND ml_rag._needs_embedding(request.options);
   retrieval.stores := ml_rag._discover(request.options);
   IF _embeds THEN
-    PERFORM ml_rag._hold_stores(retrieval.stores);
+    PERFORM ml_rag._lock_stores_for_read(retrieval.stores);
   END IF;
   IF cardinality(retrieval.stores) = 0 AND request.options ? 'embed_model_id' AND _embeds THEN
     -- a misspelt model is the likelier reason, and this says so
@@ -367,13 +367,12 @@ BEGIN
       || (SELECT coalesce(jsonb_object_agg(f.key, f.value), '{}') FROM jsonb_each(jsonb_build_object(
             'document_id', coalesce(to_jsonb(h.document_id), to_jsonb(h.document_key)), 'segment_number', h.segment_number,
             'vector_store', h.vector_store, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score,
-            'rerank_score', h.rerank_score, 'rank', h.rank,
+            'rerank_score', h.rerank_score, 'rank', h.ordinality,
             'segment_range', jsonb_build_array(coalesce(h.first_segment, h.segment_number),
               coalesce(h.last_segment, h.segment_number)))) AS f
-          WHERE fields ? f.key) ORDER BY h.rank)
+          WHERE fields ? f.key) ORDER BY h.ordinality)
   INTO _citations
-  FROM unnest(hits) WITH ORDINALITY AS h (vector_store, document_name, document_id, document_key, segment_number, segment,
-    distance, metadata, keyword_score, score, rerank_score, row_key, first_segment, last_segment, rank);
+  FROM unnest(hits) WITH ORDINALITY AS h;
   RETURN coalesce(_citations, '[]');
 END
 $$;
@@ -387,7 +386,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the citations of ml_rag as rows
 DECLARE
-  _call integer := ml_rag._begin('ml_rag_search', 'discover');
+  _call integer := ml_rag._begin_question('ml_rag_search');
   _began timestamptz := clock_timestamp();
   _found record;
   _request ml_rag.request;
@@ -404,11 +403,9 @@ BEGIN
     PERFORM ml_rag._raise(_retrieval.missing);
   END IF;
   RETURN QUERY
-    SELECT h.rank::integer, h.vector_store, h.document_name, h.document_id, h.segment_number::integer, h.segment,
+    SELECT h.ordinality::integer, h.vector_store, h.document_name, h.document_id, h.segment_number::integer, h.segment,
       h.distance, h.metadata, h.keyword_score, h.score, h.rerank_score
-    FROM unnest(_retrieval.hits) WITH ORDINALITY AS h (vector_store, document_name, document_id, document_key,
-      segment_number, segment, distance, metadata, keyword_score, score, rerank_score, row_key, first_segment,
-      last_segment, rank) ORDER BY h.rank;
+    FROM unnest(_retrieval.hits) WITH ORDINALITY AS h ORDER BY h.ordinality;
   _told := ml_rag._end(_call, _retrieval.trace, _began);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
@@ -475,7 +472,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: question to answer document
 DECLARE
-  _call integer := ml_rag._begin('ml_rag', 'discover');
+  _call integer := ml_rag._begin_question('ml_rag');
   _began timestamptz := clock_timestamp();
   _answered record;
   _told boolean;

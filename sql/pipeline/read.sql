@@ -92,7 +92,7 @@ BEGIN
     IF NOT is_only THEN
       _former_wait := ml_rag._limit_wait(1000);
     END IF;
-    PERFORM ml_rag._hold(store.relation);
+    PERFORM ml_rag._lock_for_read(store.relation);
   END IF;
   IF stage = 'search' OR stage = 'keyword' OR stage = 'function' OR stage = 'read' THEN
     IF filter.condition IS NULL THEN

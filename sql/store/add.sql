@@ -288,7 +288,7 @@ AS $$
 DECLARE
   _job record := job;
 BEGIN
-  PERFORM ml_rag._hold_embedding(_job.store, _job.embedding);
+  PERFORM ml_rag._lock_embedding(_job.store, _job.embedding);
   IF _job.step <> 'prepare' THEN
     _job.column_name := (ml_rag._find_embedding(_job.store, _job.embedding)).column_name;
   END IF;

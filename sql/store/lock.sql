@@ -43,7 +43,7 @@ AS $$
 SELECT pg_advisory_xact_lock(ml_rag._store_key($1))
 $$;
 
-CREATE FUNCTION ml_rag._hold_store(store oid) RETURNS bigint
+CREATE FUNCTION ml_rag._lock_store_for_session(store oid) RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -56,7 +56,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._hold_embedding(store regclass, name text) RETURNS void
+CREATE FUNCTION ml_rag._lock_embedding(store regclass, name text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$

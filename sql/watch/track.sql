@@ -12,13 +12,13 @@
 --   END
 -- It is told to the model server by backend/calls.py; protocol.py has the names of routines and stages.
 --
--- Questions (ml_rag, ml_rag_search, begun at stage discover) are over in a few milliseconds, and Python is entered with a
+-- Questions (ml_rag, ml_rag_search: ml_rag._begin_question) are over in a few milliseconds, and Python is entered with a
 -- cold cache each time. So they enter it once, at their end, with the time of each stage; and before they ask a model, by
 -- _stage with that model, from where on they are seen in ml_rag.activity. Every other _stage of theirs costs nothing.
 --
 -- _call is null where nothing is told (setting track is off). Every call pays for these functions, so they pin no
--- search_path, which would cost as much again: they name every schema and use no operator, or run no SQL at all. _begin,
--- _stage and _end are one expression each, which PostgreSQL puts in the place of the call.
+-- search_path, which would cost as much again: they name every schema and use no operator, or run no SQL at all. _stage,
+-- _end and _begin_question are one expression each, which PostgreSQL puts in the place of the call.
 
 CREATE FUNCTION ml_rag._begin_call(routine text, stage text, role text, statement float8) RETURNS integer
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT
@@ -74,10 +74,10 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._begin_telling(routine text, stage text) RETURNS integer
+CREATE FUNCTION ml_rag._begin(routine text, stage text DEFAULT '') RETURNS integer
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE STRICT
 AS $$
--- purpose: _begin, where that is told at once
+-- purpose: a call of a routine begins, in a stage where one is named; returns what it is called from now on
 -- Reads: ml_rag.setting_value
 BEGIN
   -- Whether it is off is asked here only in a session that has no Python yet, so that it is not started in vain. The
@@ -94,15 +94,16 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._begin(routine text, stage text DEFAULT '') RETURNS integer
+CREATE FUNCTION ml_rag._begin_question(routine text) RETURNS integer
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 AS $$
--- purpose: a call of a routine begins, in a stage where one is named; returns what it is called from now on
+-- purpose: a question begins, by ml_rag or ml_rag_search; nothing is told of it until it waits for a model or ends, so
+-- its number says no more than which of the two it is, and is negative (backend/calls.py, QUESTIONS). The first of a session
+-- is told at once, and is a call like others
 SELECT CASE
-  WHEN pg_catalog.current_setting('ml_rag.has_python', true) IS NULL THEN ml_rag._begin_telling(routine, stage)
-  WHEN pg_catalog.texteq(stage, 'discover') AND pg_catalog.texteq(routine, 'ml_rag') THEN -1
-  WHEN pg_catalog.texteq(stage, 'discover') AND pg_catalog.texteq(routine, 'ml_rag_search') THEN -2
-  ELSE ml_rag._begin_telling(routine, stage) END
+  WHEN pg_catalog.current_setting('ml_rag.has_python', true) IS NULL THEN ml_rag._begin(routine, 'discover')
+  WHEN pg_catalog.texteq(routine, 'ml_rag') THEN -1
+  WHEN pg_catalog.texteq(routine, 'ml_rag_search') THEN -2 END
 $$;
 
 CREATE FUNCTION ml_rag._stage(call integer, stage text, model text DEFAULT '') RETURNS boolean

@@ -166,7 +166,7 @@ def test_every_function_pins_its_search_path(module_owner: Connection) -> None:
         "ml_generate_table",
     }
     track = {
-        *("_begin", "_begin_call", "_begin_telling", "_stage", "_enter_stage", "_end", "_end_call"),
+        *("_begin", "_begin_call", "_begin_question", "_stage", "_enter_stage", "_end", "_end_call"),
         *("_progress", "_advance"),
     }
     assert {name for (name,) in rows} <= {

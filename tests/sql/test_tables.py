@@ -1,4 +1,4 @@
-"""batch/tables: the batch routines."""
+"""batch/run: the batch routines."""
 
 from __future__ import annotations
 

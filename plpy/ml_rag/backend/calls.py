@@ -21,7 +21,7 @@ from typing import Any
 
 from ml_rag.protocol import ROUTINES, STAGES, SUCCESS, TOTAL, datagram_address
 
-#: what ml_rag._begin calls questions, of which nothing is told until they wait for a model or end
+#: the numbers of questions (ml_rag._begin_question), of which nothing is told until they wait for a model or end
 QUESTIONS = {-1: "ml_rag", -2: "ml_rag_search"}
 #: the stage that comes after one in which a question waits for a model, where that asks none
 FOLLOWING = {"rewrite": "discover", "embed": "search"}

@@ -20,7 +20,7 @@ _ID_ATTEMPTS = 10
 
 # Qualified throughout: where these run from a procedure the search_path is the caller's.
 _STATEMENTS = {
-    "lock": ("SELECT ml_rag._hold_store($1) AS key", "oid"),
+    "lock": ("SELECT ml_rag._lock_store_for_session($1) AS key", "oid"),
     "unlock": ("SELECT pg_catalog.pg_advisory_unlock($1)", "int8"),
     "states": ("SELECT s.* FROM ml_rag._document_states($1, $2) AS s", "oid", "text[]"),
     "below": ("SELECT d.* FROM ml_rag.documents_below($1, $2) AS d (name)", "oid", "text"),

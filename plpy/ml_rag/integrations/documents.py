@@ -18,7 +18,7 @@ _FIND = sql.SQL(
     JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE d.vector_store = %(store)s"""
 )
 #: until the end of the transaction, and waiting at most a second
-_HOLD = sql.SQL("SELECT ml_rag._limit_wait(1000, %(oid)s::oid), ml_rag._hold_plain(%(oid)s::oid)")
+_HOLD = sql.SQL("SELECT ml_rag._limit_wait(1000, %(oid)s::oid), ml_rag._lock_plain(%(oid)s::oid)")
 
 
 async def read(

@@ -1,4 +1,4 @@
--- tables: the batch routines: ml_rag, ml_generate and ml_embed for every row of a table.
+-- run: the batch routines: ml_rag, ml_generate and ml_embed for every row of a table.
 
 CREATE PROCEDURE ml_rag._commit(INOUT committed boolean DEFAULT NULL)
 LANGUAGE plpython3u

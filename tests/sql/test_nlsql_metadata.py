@@ -1,4 +1,4 @@
-"""nlsql/tables: which tables are shown to a model, what of them, in which order, and the cache of their embeddings."""
+"""nlsql/metadata: the tables that a model is shown, what of them, in which order, and the cache of their embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
--- tables: which tables a question may be answered from, what a model is told of each, and which of them matter for it.
+-- metadata: which tables a question may be answered from, what a model is told of each, and which of them matter for it.
 
 -- What is embedded of a table is the key of its embedding. So nothing here can be out of date: a table whose name, comment or
 -- columns change, or of which the caller may read other columns than somebody else, has another text.
