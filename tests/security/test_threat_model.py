@@ -17,7 +17,7 @@ NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", DOCUMENT.read_text())))
 @pytest.mark.parametrize(("file", "name"), NAMED)
 def test_a_test_that_the_threat_model_names_exists(file: str, name: str) -> None:
     tree = ast.parse((TESTS / file).read_text())
-    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def test_the_files_of_tests_that_the_table_of_faults_names_exist() -> None:
@@ -28,10 +28,13 @@ def test_the_files_of_tests_that_the_table_of_faults_names_exist() -> None:
 
 
 def test_each_line_of_the_threat_model_is_proved() -> None:
-    rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| ")]
-    rows = rows[1 : next(i for i, line in enumerate(rows) if line.startswith("| whoever reads")) + 1]
-    assert len(rows) >= 12
-    for row in rows:
-        assert "::" in row.strip("| ").split(" | ")[-1], row
-    for actor in ("ml_rag_user", "ml_rag_loader", "the owner", "a local user", "document", "question", "model"):
-        assert any(actor in row.split("|")[1] for row in rows), actor
+    text = DOCUMENT.read_text().partition("## Who may do what\n")[2].partition("\n## ")[0]
+    actors = dict(re.findall(r"### (.*?)\n(.*?)(?=\n### |\Z)", text, re.DOTALL))
+    assert len(actors) >= 12
+    for actor, lines in actors.items():
+        assert "\nCan: " in lines, actor
+        denied = re.findall(r"^- (.*)\n((?:  - `.*::.*`(?:\n|\Z))*)", lines, re.MULTILINE)
+        assert denied, actor
+        assert all(tests for _, tests in denied), (actor, denied)
+    for part in ("ml_rag_user", "ml_rag_loader", "owner", "local user", "document", "question", "model"):
+        assert any(part in actor for actor in actors), part
