@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,12 @@ def test_every_example_runs(db: Database, owner: Connection, reachable_dir: Path
         for example in EXAMPLES:
             owner.execute(example)
         assert script.requests
+
+
+def test_what_it_says_that_rewrite_gives(owner: Connection) -> None:
+    (call,) = (example for example in EXAMPLES if example.startswith("SELECT ml_rag.rewrite("))
+    (shown,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    assert owner.execute(call).fetchall() == [(json.loads(shown),)]
 
 
 @pytest.mark.parametrize("name", ["history", "synonyms", "hypothetical_document", "filters", "document_names"])
