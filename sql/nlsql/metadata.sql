@@ -56,7 +56,8 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 100
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the tables that the caller may read and that questions are answered from, with what is embedded of each
--- What ml_rag has made of other tables' rows must be named. As for stores: reading a table can run its owner's code (a view, a policy), and its comments are shown to a model. Unless
+-- What ml_rag has made of other tables' rows must be named. As for stores: reading a table can run its owner's code (a view,
+-- a policy), and its comments are shown to a model. Unless
 -- it is named, its owner is one whom the caller trusts, or the owner of a schema that is named.
 -- Reads: the catalog. A column's comment is left out of what is embedded: measured, it makes the
 -- choice of tables worse (needed tables among the first eight: 0.97 with, 0.99 without).

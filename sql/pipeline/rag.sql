@@ -491,7 +491,8 @@ Returns {"text", "citations": [{"segment", "distance", "document_name"}], "vecto
 {"method", "threshold"}}. Options with ranges and defaults: SELECT * FROM ml_rag.option.
 If no segment is left and "abstain" is true, text is "abstain_text", no model is called, and citations is empty. A marker
 such as [2] in the text refers to that citation, counted from 1. With "explain", a further key "explain" shows how the
-answer came about: docs/monitoring.md describes it; where nothing is found, it is the last line of the error's detail. With "query_options", retrieval_info has a key "query": what was searched
+answer came about: docs/monitoring.md describes it; where nothing is found, it is the last line of the error's detail. With
+"query_options", retrieval_info has a key "query": what was searched
 with.
 Errors: 22023 bad option; 22000 different dimensions; P0002 no vector store, or, if "abstain" is false or with
 "skip_generate", nothing found or nothing within the threshold; 42501; 55000 model not available; 08006 model server; 53300
