@@ -543,6 +543,15 @@ def test_groups_go_with_their_store(store: Connection) -> None:
     assert store.execute("SELECT count(*) FROM ml_rag.keyword_row").fetchone() == (0,)
 
 
+def test_what_stands_on_a_group_does_not_keep_its_store(store: Connection) -> None:
+    """Nobody else's DROP SCHEMA … CASCADE fails by a view of the owner's."""
+    create(store, "sentences", transform="sentence")
+    store.execute("CREATE VIEW seen AS SELECT node FROM docs_sentences")
+    store.execute("DROP TABLE docs CASCADE")
+    left = "SELECT to_regclass('docs'), to_regclass('docs_sentences')::text"
+    assert store.execute(left).fetchone() == (None, "docs_sentences")
+
+
 def test_a_store_and_its_group_can_be_renamed(store: Connection) -> None:
     create(store, "sentences", transform="sentence")
     store.execute("CREATE SCHEMA s; ALTER TABLE docs SET SCHEMA s; ALTER TABLE s.docs RENAME TO texts")
