@@ -72,7 +72,7 @@ DECLARE
   _functions regprocedure[] := ml_rag._policy_functions(relation);
   _function regprocedure;
 BEGIN
-  EXECUTE format('DROP TABLE %s', ml_rag._full_name(relation));
+  EXECUTE format('DROP TABLE %s', ml_rag._relation_name(relation));
   FOREACH _function IN ARRAY _functions LOOP
     EXECUTE format('DROP FUNCTION %s', _function);
   END LOOP;
