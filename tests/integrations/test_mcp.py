@@ -89,7 +89,7 @@ async def test_answer(boats: str) -> None:
         assert nothing == {"text": None, "citations": []}
 
 
-async def test_stores_and_documents(boats: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stores_and_documents(db: Database, boats: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Client(mcp.server(boats)) as client:
         (store,) = (await call(client, "list_stores"))["stores"]
         assert store == {
@@ -98,6 +98,10 @@ async def test_stores_and_documents(boats: str, monkeypatch: pytest.MonkeyPatch)
             "description": "all that swims",
             "segments": 4,
         }
+        # an estimate that there is not is not 0
+        db.connect().execute("CREATE TABLE fresh (LIKE boats INCLUDING COMMENTS); GRANT SELECT ON fresh TO ml_rag_user")
+        _, fresh = (await call(client, "list_stores"))["stores"]
+        assert fresh == {"vector_store": "public.fresh", "embed_model_id": "fake-embed"}
         document = {"store": "public.boats", "document_name": "boats.pdf"}
         whole = await call(client, "read_document", **document)
         assert [s["segment"] for s in whole["segments"]] == ["red boat", "blue boat", "green boat"]

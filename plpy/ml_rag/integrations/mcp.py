@@ -46,7 +46,7 @@ Limit = Annotated[int | None, Field(ge=1, le=100, description="how many passages
 _STORES = sql.SQL(
     """SELECT d.vector_store, d.embed_model_id,
       pg_catalog.left(pg_catalog.obj_description(d.relation, 'pg_class'), 1000) AS description,
-      greatest(c.reltuples, 0)::bigint AS segments
+      nullif(c.reltuples, -1)::bigint AS segments
     FROM ml_rag.discover() AS d JOIN pg_catalog.pg_class AS c ON c.oid = d.relation"""
 )
 
@@ -117,7 +117,7 @@ def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
     async def list_stores() -> dict[str, Any]:
         """The vector stores that can be searched: name, description, embedding model, about how many segments.
 
-        The count is PostgreSQL's estimate: 0 until the table was analyzed.
+        The count is PostgreSQL's estimate, which there is once the table was analyzed.
         """
         return {"stores": _plain(await rows(_STORES))}
 
