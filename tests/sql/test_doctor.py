@@ -153,7 +153,7 @@ def test_a_tiny_model_for_answers_is_told_with_the_command_for_a_usable_one(owne
 
 def test_a_store_in_another_script_than_its_models_is_told(owner: Connection, db: Database) -> None:
     english, chinese = "MiniLM is for English, e.g. naïve café", "臺北市是中華民國的首都 (Taipei)"
-    none = "[" + ",".join(["0"] * 383 + ["1"]) + "]"
+    none = [0.0] * 383 + [1.0]
     create_store(owner, "en", [("d", 1, 1, english, none)], model="all_minilm_l6_v2", type="vector(384)")
     _, found = findings(db)
     assert found["languages"]["ok"]
