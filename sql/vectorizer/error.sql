@@ -30,8 +30,8 @@ CREATE TABLE ml_rag.vectorizer_truncated (
   texts    bigint NOT NULL
 );
 COMMENT ON TABLE ml_rag.vectorizer_truncated IS
-$$how many texts of a vectorizer its runs have embedded that were longer than the model takes in; whoever owns the table sees them
-ml_rag.vectorizer shows it as truncated.$$;
+$$how many texts of a vectorizer its model has cut; whoever owns the table sees them
+Counted by runs since it was created; ml_rag.vectorizer shows it as truncated.$$;
 ALTER TABLE ml_rag.vectorizer_truncated ENABLE ROW LEVEL SECURITY;
 ALTER TABLE ml_rag.vectorizer_truncated ALTER relation SET STATISTICS 0, ALTER texts SET STATISTICS 0;
 
