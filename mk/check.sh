@@ -17,7 +17,7 @@ pgspot() {
   while read -r signature; do unpinned+=(--proc-without-search-path "$signature"); done <<'LIST'
 ml_rag.version()
 ml_rag._begin(routine text,stage text)
-ml_rag._begin_telling(routine text,stage text)
+ml_rag._begin_question(routine text)
 ml_rag._stage(call integer,stage text,model text)
 ml_rag._end(call integer,sqlstate text)
 ml_rag._end(call integer,trace ml_rag.step[],began timestamptz)
