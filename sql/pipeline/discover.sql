@@ -504,6 +504,10 @@ AS $$
 BEGIN
   PERFORM ml_rag._relation_name(relation);
   PERFORM table_to_xmlschema(relation, false, false, '');
+EXCEPTION WHEN internal_error THEN
+  -- it was dropped, and this session learned of that only by asking for the lock
+  PERFORM ml_rag._relation_name(relation);
+  RAISE;
 END
 $$;
 

@@ -176,15 +176,19 @@ def test_query_embedding_as_text_and_as_array_are_the_same(owner: Connection, as
 
 
 @pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.fresh
 def test_a_store_that_is_dropped_between_discovery_and_search_is_42p01(
-    db: Database, owner: Connection, local_sockets: Path, named: bool
+    db: Database, owner: Connection, local_sockets: Path, named: bool, is_first: bool
 ) -> None:
-    """A partitioned table: an ordinary one is held meanwhile."""
+    """A partitioned table: an ordinary one is held meanwhile. A session that has searched it has it in its caches."""
     create_store(owner, "docs", type="vector(16)", suffix=" PARTITION BY LIST (document_id)")
     owner.execute("CREATE TABLE docs_1 PARTITION OF docs FOR VALUES IN (1)")
     insert(owner, "docs", [("d", 1, 1, "one", fake_embedding("one"))])
-    dropper = db.connect()
+    dropper, asker = db.connect(), db.connect("asker")
     dropper.execute("SET lock_timeout = '10s'")
+    if not is_first:
+        answer(asker, "one", {"query_embedding": fake_embedding("one"), "skip_generate": True})
 
     def handler(client: socket.socket, request: bytes) -> None:
         # the question is embedded when the stores are known
@@ -194,7 +198,7 @@ def test_a_store_that_is_dropped_between_discovery_and_search_is_42p01(
     with hostile(local_sockets, handler) as server:
         owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
         with error("42P01", "exist") as caught:
-            answer(db.connect("asker"), "one", {"vector_store": ["docs"]} if named else None)
+            answer(asker, "one", {"vector_store": ["docs"]} if named else None)
     assert "Try again" in caught.hint
 
 
