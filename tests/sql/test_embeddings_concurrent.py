@@ -26,6 +26,9 @@ from support.models_server import ModelsServer, models
 from support.processes import Background, wait_until
 from support.stores import create_store, error, fake_embedding, search
 
+# a session learns within a second which model server shows its calls
+pytestmark = pytest.mark.fresh
+
 __all__ = ["folder", "models", "store"]
 
 WRITE = "UPDATE docs SET metadata = '{}' WHERE document_id = 1"
