@@ -73,17 +73,18 @@ BEGIN
     -- watch/track
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _begin_call _enter_stage _end_call _statement_error _end_statement _begin _begin_question _stage _end
-      _progress _advance'),
+      _progress'),
     -- watch/watch
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_read_calls _watch _activity _stats'),
     -- keyword/tables
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _read_as_owner _write_as_owner _keyword_indexes _keyword_index _indexed_rows _key_values _visible_keys'),
     -- keyword/tokens
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', 'text_search_configuration _lexemes _tokens keyword_tokens _numpy'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      text_search_configuration _lexemes _scripts _tokens _token_texts _tokens_of keyword_tokens _numpy'),
     -- keyword/index
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _key_and_segment _add_keywords_statement _keyword_rows _check_keyword_columns _may_fold _keep_keywords
+      _key_and_segment _keyword_rows _check_keyword_columns _may_fold _keep_keywords
       _build_keyword_index _drop_keyword_index _fold_own_keywords _own_table _indexable_key disable_keyword_search
       _index_keywords enable_keyword_search fold_keyword_index'),
     -- store/marker

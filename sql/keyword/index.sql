@@ -1,73 +1,45 @@
 -- index: keyword indexes: made by a table's owner, kept current by its triggers, folded.
 
 CREATE FUNCTION ml_rag._key_and_segment(alias text, index ml_rag.keyword_store) RETURNS text
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
+-- not in SQL, which would be parsed anew in each statement that writes a row
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: SQL of what an index has of a row: key, text
-SELECT format('%s, CASE WHEN %s.%I IS NOT NULL THEN concat_ws(E''\n'', %2$s.%3$I%4$s) END COLLATE "C"',
-  ml_rag._key_values(alias, index.key), alias, index.segment,
-  CASE WHEN index.beside IS NOT NULL THEN format(', %s.%I', alias, index.beside) END)
-$$;
-
-CREATE FUNCTION ml_rag._add_keywords_statement(index ml_rag.keyword_store, source text) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: put rows (key text, segment text) into an index: $1 the store, $2 the batch
--- Run with the rights of the extension's owner.
 BEGIN
-  RETURN format($sql$
-    WITH made AS MATERIALIZED (
-      SELECT nextval('ml_rag.keyword_number') AS id, s.key, t.tokens, t.length
-      FROM (%s) AS s (key, segment) CROSS JOIN LATERAL ml_rag._tokens(%L::regconfig, s.segment) AS t
-      WHERE s.segment IS NOT NULL
-    ), known AS (
-      INSERT INTO ml_rag.keyword_row (id, store, length, key, tokens) SELECT m.id, $1, m.length, m.key, %s FROM made AS m
-    )
-    INSERT INTO ml_rag.keyword_new (store, batch, id, length, tokens)
-    SELECT $1, $2, m.id, m.length, m.tokens FROM made AS m$sql$, source, index.configuration,
-    CASE index.statistics WHEN 'visible' THEN 'm.tokens' ELSE 'NULL' END);
+  RETURN format('%s, CASE WHEN %s.%I IS NOT NULL THEN concat_ws(E''\n'', %2$s.%3$I%4$s) END COLLATE "C"',
+    ml_rag._key_values(alias, index.key), alias, index.segment,
+    CASE WHEN index.beside IS NOT NULL THEN format(', %s.%I', alias, index.beside) END);
 END
 $$;
 
-CREATE FUNCTION ml_rag._keyword_rows(index ml_rag.keyword_store, call integer DEFAULT NULL) RETURNS text
+CREATE FUNCTION ml_rag._keyword_rows(index ml_rag.keyword_store) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: SQL of what an index is made of, run as the caller: key, tokens as text, length of each row that has a text
--- call: what ml_rag._begin has returned
+-- purpose: SQL of what an index is made of, run as the caller: key and text of each row that has one
 BEGIN
-  RETURN format('SELECT s.key AS key, t.tokens::text AS tokens, t.length AS length FROM (SELECT %s FROM %s) AS s'
-    ' (key, segment) CROSS JOIN LATERAL ml_rag._tokens(%L::regconfig, s.segment) AS t WHERE s.segment IS NOT NULL',
-    ml_rag._key_and_segment('t', index),
-    format(CASE WHEN call IS NULL THEN '%s AS t'
-      -- volatile, so the planner keeps it, and the row with it
-      ELSE '(SELECT t.*, ml_rag._advance(%2$s) AS told FROM %1$s AS t) AS t' END,
-      ml_rag._indexed_rows(index.store), call),
-    index.configuration);
+  RETURN format('SELECT s.key AS key, s.segment AS segment FROM (SELECT %s FROM %s AS t) AS s (key, segment)'
+    ' WHERE s.segment IS NOT NULL', ml_rag._key_and_segment('t', index), ml_rag._indexed_rows(index.store));
 END
 $$;
 
-CREATE FUNCTION ml_rag._fold_keywords(store oid, batch bigint, thorough boolean, OUT done boolean, OUT error jsonb)
+CREATE FUNCTION ml_rag._index_cursor(store oid, rows text, OUT n integer, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: index the rows (key, segment) of an open cursor, at once: runs are made of them
+@BACKEND@
+return backend.index_cursor(plpy, store, rows)
+$$;
+
+CREATE FUNCTION ml_rag._fold_keywords(store oid, thorough boolean, OUT done boolean, OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 # purpose: fold what waits into runs (see ml_rag.backend.keyword)
 @BACKEND@
-return backend.fold_keywords(plpy, store, batch, thorough)
-$$;
-
-CREATE FUNCTION ml_rag._fold(store oid, batch bigint DEFAULT 0, thorough boolean DEFAULT false) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-DECLARE
-  _error jsonb;
-BEGIN
-  SELECT f.error INTO _error FROM ml_rag._fold_keywords(store, batch, thorough) AS f;
-  PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
-END
+return backend.fold_keywords(plpy, store, thorough)
 $$;
 
 CREATE FUNCTION ml_rag._check_keyword_columns(index ml_rag.keyword_store) RETURNS void
@@ -124,9 +96,14 @@ DECLARE
   _index ml_rag.keyword_store;
   _old text;
   _new text;
+  _row record;
+  _tokens record;
+  _id bigint;
   _n bigint := 0;
   _gone bigint := 0;
-  _batch bigint := 0;
+  _is_large boolean := false;
+  _rows refcursor;
+  _error jsonb;
   _may_fold boolean := current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
 BEGIN
   IF TG_LEVEL <> 'STATEMENT' OR coalesce(to_regclass('ml_rag_new'), to_regclass('ml_rag_old')) IS NOT NULL THEN
@@ -157,8 +134,12 @@ BEGIN
     RETURN NULL;
   END IF;
   PERFORM ml_rag._check_keyword_columns(_index);
-  _old := format('SELECT %s FROM ml_rag_old AS o', ml_rag._key_and_segment('o', _index));
-  _new := format('SELECT %s FROM ml_rag_new AS n', ml_rag._key_and_segment('n', _index));
+  IF TG_OP <> 'INSERT' THEN
+    _old := format('SELECT %s FROM ml_rag_old AS o', ml_rag._key_and_segment('o', _index));
+  END IF;
+  IF TG_OP <> 'DELETE' THEN
+    _new := format('SELECT %s FROM ml_rag_new AS n', ml_rag._key_and_segment('n', _index));
+  END IF;
   IF TG_OP = 'UPDATE' THEN
     -- what keeps key and text does not touch the index
     SELECT format('%s EXCEPT ALL %s', _old, _new), format('%s EXCEPT ALL %s', _new, _old) INTO _old, _new;
@@ -174,28 +155,39 @@ BEGIN
     GET DIAGNOSTICS _gone = ROW_COUNT;
   END IF;
   IF TG_OP <> 'DELETE' THEN
-    -- A large statement folds its rows itself: they are its own, so that nobody else can be at it.
-    SELECT count(*) INTO _n FROM (SELECT FROM ml_rag_new LIMIT _portion) AS n;
-    IF _n = _portion THEN
-      _batch := nextval('ml_rag.keyword_number');
-    END IF;
-    EXECUTE ml_rag._add_keywords_statement(_index, _new) USING _store, _batch;
-    GET DIAGNOSTICS _n = ROW_COUNT;
-    IF _batch <> 0 THEN
-      PERFORM ml_rag._fold(_store, _batch);
+    _new := format('SELECT s.key AS key, s.segment AS segment FROM (%s) AS s (key, segment) WHERE s.segment IS NOT NULL', _new);
+    -- a large statement makes runs of its rows itself: they are its own, so that nobody else can be at it
+    _is_large := (SELECT count(*) FROM (SELECT FROM ml_rag_new LIMIT _portion) AS n) = _portion;
+    IF _is_large THEN
+      OPEN _rows NO SCROLL FOR EXECUTE (SELECT _new);
+      SELECT i.n, i.error INTO _n, _error FROM ml_rag._index_cursor(_store, _rows::text) AS i;
+      PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
+      CLOSE _rows;
+    ELSE
+      -- one by one, by statements that are planned once in a session
+      FOR _row IN EXECUTE _new LOOP
+        _tokens := ml_rag._tokens(_index.configuration::regconfig, _row.segment);
+        INSERT INTO ml_rag.keyword_row (id, store, length, key, tokens)
+        VALUES (nextval('ml_rag.keyword_number'), _store, _tokens.length, _row.key,
+          CASE _index.statistics WHEN 'visible' THEN _tokens.tokens END)
+        RETURNING id INTO _id;
+        INSERT INTO ml_rag.keyword_new (store, id, length, tokens) VALUES (_store, _id, _tokens.length, _tokens.tokens);
+        _n := _n + 1;
+      END LOOP;
     END IF;
   END IF;
   -- How much waits is looked at by about every 50th row's statement; random() is the caller's, who may have seeded it.
   -- Under repeatable read nothing is folded: what others have folded since would make
   -- the transaction fail.
   IF _may_fold AND extract(microseconds FROM clock_timestamp())::integer % 50 < _n + _gone AND (
-    (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_new AS w WHERE w.store = _store AND w.batch = 0 LIMIT _portion) AS w)
+    (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_new AS w WHERE w.store = _store LIMIT _portion) AS w)
       >= _portion
     OR (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_gone AS w WHERE w.store = _store LIMIT _portion) AS w)
       >= _portion
-    OR _batch <> 0
+    OR _is_large
   ) AND ml_rag._may_fold(_index) THEN
-    PERFORM ml_rag._fold(_store);
+    _error := (SELECT f.error FROM ml_rag._fold_keywords(_store, false) AS f);
+    PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
   END IF;
   RETURN NULL;
 END

@@ -29,11 +29,10 @@ CREATE TABLE ml_rag.keyword_row (
 CREATE INDEX ON ml_rag.keyword_row (store, key);
 CREATE TABLE ml_rag.keyword_new (
   store  regclass NOT NULL,
-  batch  bigint NOT NULL,                   -- 0, or the number of the statement that folds its rows itself
   id     bigint NOT NULL,
   length integer NOT NULL,
   tokens jsonb NOT NULL,                    -- token: how often
-  PRIMARY KEY (store, batch, id)
+  PRIMARY KEY (store, id)
 );
 CREATE TABLE ml_rag.keyword_gone (
   store  regclass NOT NULL,
@@ -163,15 +162,17 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._key_values(alias text, key name[]) RETURNS text
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: SQL of a row's key, the text of a text[]; two keys are the same where each letter is, whatever the collation of the column
 -- By concat and not by a cast: it writes a value as its type's own output does, and a cast of a type that somebody made
 -- could be anybody's function. The types are checked as well, but under repeatable read the catalog may be of another
 -- moment than the table.
-SELECT concat('ARRAY[', string_agg(format('concat(%s.%I)', alias, k), ', ' ORDER BY place), ']::text COLLATE "C"')
-FROM unnest(key) WITH ORDINALITY AS u (k, place)
+BEGIN
+  RETURN (SELECT concat('ARRAY[', string_agg(format('concat(%s.%I)', alias, u.k), ', ' ORDER BY u.place), ']::text COLLATE "C"')
+    FROM unnest(key) WITH ORDINALITY AS u (k, place));
+END
 $$;
 
 CREATE FUNCTION ml_rag._visible_keys(store regclass, key name[], row_keys text[] DEFAULT NULL, portion integer DEFAULT 50000)

@@ -87,6 +87,15 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._scripts() RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: for a regular expression in brackets: letters of Chinese, Japanese and Korean
+SELECT '\u1100-\u11ff\u2e80-\u2fdf\u3005-\u3007\u3040-\u312f\u3130-\u318f\u31a0-\u31ff\u3400-\u4dbf'
+  '\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff'
+$$;
+
 CREATE FUNCTION ml_rag._tokens(configuration regconfig, segment text, OUT tokens jsonb, OUT length integer)
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -96,17 +105,14 @@ AS $$
 -- Chinese, Japanese and Korean have no blanks between words, and no parser of PostgreSQL knows where they end: runs of
 -- their characters become pairs (東京都 = 東京, 京都), a character alone stays itself, in whatever configuration.
 DECLARE
-  _scripts CONSTANT text := '[\u1100-\u11ff\u2e80-\u2fdf\u3005-\u3007\u3040-\u312f\u3130-\u318f\u31a0-\u31ff\u3400-\u4dbf'
-    '\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff]+';
+  _scripts text;
   _text text := segment;
   _words text;
   _is_whole boolean;
 BEGIN
   -- PostgreSQL's parser takes the hyphen of AX-4411 and 2024-01-31 for a sign, and 4411 would not find -4411
   IF strpos(_text, '-') > 0 THEN
-    FOR digit IN 0..9 LOOP
-      _text := replace(_text, '-' || digit, ' ' || digit);
-    END LOOP;
+    _text := regexp_replace(_text, '-(?=[0-9])', ' ', 'g');
   END IF;
   _words := _text;
   IF octet_length(_text) <> length(_text) THEN
@@ -114,6 +120,7 @@ BEGIN
     IF _text ~ '[\uff01-\uffef]' AND getdatabaseencoding() = 'UTF8' THEN
       _text := normalize(_text, NFKC);
     END IF;
+    _scripts := format('[%s]+', ml_rag._scripts());
     _words := regexp_replace(_text, _scripts, ' ', 'g');
   END IF;
   IF _words = _text AND octet_length(_words) <= 500000 THEN
@@ -143,6 +150,50 @@ BEGIN
       GROUP BY a.token
     ) AS t;
   END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._token_texts(configuration regconfig, segments text[], as_json boolean) RETURNS text[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE COST 100000
+SET search_path FROM CURRENT
+SET client_min_messages = 'warning'
+AS $$
+-- purpose: of each text what ml_rag._tokens finds: JSON, or the text of a tsvector, which is made and read faster
+-- A tsvector that was cut looks like one: whoever reads it must look whether a word stands there 255 times or at 16383.
+DECLARE
+  _letters text := format('[\uff01-\uffef%s]', ml_rag._scripts());
+BEGIN
+  RETURN ARRAY(
+    SELECT CASE
+      WHEN as_json OR octet_length(s.segment) > 500000 OR octet_length(s.segment) <> length(s.segment)
+        AND s.segment ~ _letters
+        THEN (ml_rag._tokens(configuration, s.segment)).tokens::text
+      ELSE to_tsvector(configuration, CASE WHEN strpos(s.segment, '-') > 0
+        THEN regexp_replace(s.segment, '-(?=[0-9])', ' ', 'g') ELSE s.segment END)::text END
+    FROM unnest(segments) AS s (segment));
+END
+$$;
+
+CREATE FUNCTION ml_rag._tokens_of(configuration regconfig, segments text[], as_json boolean)
+RETURNS TABLE (tokens text[])
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 4
+SET search_path FROM CURRENT
+-- the four are always worth workers, and the texts must not become part of a plan
+SET parallel_setup_cost = 0
+SET parallel_tuple_cost = 0
+SET plan_cache_mode = force_generic_plan
+AS $$
+-- purpose: ml_rag._token_texts of many texts in their order, as four arrays, which parallel workers make side by side
+DECLARE
+  _n integer := cardinality(segments);
+BEGIN
+  RETURN QUERY
+    SELECT p.tokens FROM (
+      SELECT 1, ml_rag._token_texts(configuration, segments[1 : _n / 4], as_json)
+      UNION ALL SELECT 2, ml_rag._token_texts(configuration, segments[_n / 4 + 1 : _n / 2], as_json)
+      UNION ALL SELECT 3, ml_rag._token_texts(configuration, segments[_n / 2 + 1 : _n / 2 + _n / 4], as_json)
+      UNION ALL SELECT 4, ml_rag._token_texts(configuration, segments[_n / 2 + _n / 4 + 1 : _n], as_json)
+    ) AS p (place, tokens) ORDER BY p.place;
 END
 $$;
 

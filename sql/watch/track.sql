@@ -144,11 +144,3 @@ AS $$
 if "ml_rag" in GD:
     GD["ml_rag"].calls.progress(call, relation, phase, done, total, failed)
 $$;
-
-CREATE FUNCTION ml_rag._advance(call integer) RETURNS void
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT
-AS $$
-# purpose: one more is done, for a statement that goes through many rows
-if "ml_rag" in GD:
-    GD["ml_rag"].calls.advance(call)
-$$;

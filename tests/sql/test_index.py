@@ -330,7 +330,7 @@ def test_a_reader_keeps_its_snapshot_while_runs_are_replaced(owner: Connection, 
 def test_only_owners_can_hold_up_who_empties_an_index(owner: Connection, asker: Connection) -> None:
     keyword_store(owner, ["fox"])
     with error("42501", ours=False):
-        asker.execute("SELECT ml_rag._fold_keywords('docs'::regclass, 0, true)")
+        asker.execute("SELECT ml_rag._fold_keywords('docs'::regclass, true)")
     with error("42501", "must be owner"):
         asker.execute("SELECT ml_rag.fold_keyword_index('docs')")
     asker.execute("BEGIN; SELECT * FROM ml_rag._fold_own_keywords('docs'::regclass)")

@@ -364,3 +364,102 @@ def test_without_numpy_a_store_is_made_without_an_index(owner: Connection, db: D
 def test_a_table_that_is_not_there_is_42P01(owner: Connection, routine: str, store: str) -> None:
     with error("42P01"):
         owner.execute(f"SELECT ml_rag.{routine}({store}::oid::regclass)")
+
+
+# -- many texts at once -----------------------------------------------------------------------------------------------
+
+#: what a tsvector's text says in other ways than words between blanks, or does not hold
+AWKWARD = [
+    "fox " * 254,
+    "fox " * 255,
+    "fox " * 300 + "dog",
+    " ".join(f"w{i}" for i in range(16_400)) + " fox",
+    "it's o'clock 'fox'",
+    'http://fox.example/a\'b,c?d="{e}" C:\\fox\\dog a,b 1,5',
+    "AX-4411 2024-01-31 -7 --8 a-b-9",
+    "東京都 fox 京都",
+    "Füchse und Hünde, ｆｏｘ",
+    "{fox} {",
+    "",
+    " \n",
+    "the of and",
+    "x" * 3000 + " fox",
+]
+
+
+@pytest.mark.parametrize("statistics", ["all", "visible"])
+@pytest.mark.parametrize("how", ["made", "inserted", "updated"])
+def test_many_texts_have_the_tokens_of_each(owner: Connection, how: str, statistics: str) -> None:
+    texts = [AWKWARD[i % len(AWKWARD)] if i < 2 * len(AWKWARD) else f"fox number{i}" for i in range(1100)]
+    options = json.dumps({"statistics": statistics, "language": "en"})
+    if how == "made":
+        create_store(owner, rows=rows(texts))
+        enable(owner, options=options)
+    else:
+        keyword_store(owner, ["dog"] * len(texts) if how == "updated" else [], options=options)
+        if how == "updated":
+            owner.execute(
+                "UPDATE docs SET segment = s.segment FROM unnest(%s::text[]) WITH ORDINALITY AS s (segment, n)"
+                " WHERE document_id = n",
+                (texts,),
+            )
+        else:
+            owner.execute(
+                "INSERT INTO docs (document_name, metadata, document_id, segment_number, segment)"
+                " SELECT 'd' || n, '{}', n, 1, s.segment FROM unnest(%s::text[]) WITH ORDINALITY AS s (segment, n)",
+                (texts,),
+            )
+    assert waiting(owner)[0] == 0
+    assert sum(n for n, _ in runs(owner)) >= len(texts)
+    assert_exact(owner, "fox dog clock o'clock 4411 2024 31 7 9 東京都 füchs c d e w16399 w3 1,5 number700")
+
+
+def test_rows_without_any_word(owner: Connection) -> None:
+    create_store(owner, rows=rows(["", "the of"]))
+    enable(owner)
+    assert (runs(owner), found(owner)) == ([(2, 0)], [])
+    add(owner, ["fox"], 3)
+    assert found(owner) == [3]
+
+
+def test_words_are_looked_for_by_parallel_workers(owner: Connection) -> None:
+    plans: list[str] = []
+    create_store(owner, rows=rows(["fox", "dog"]))
+    owner.execute(
+        "LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_nested_statements = on;"
+        "SET client_min_messages = log; SET max_parallel_workers_per_gather = 2"
+    )
+    owner.add_notice_handler(lambda d: plans.append(d.message_primary or ""))
+    enable(owner)
+    (plan,) = [plan for plan in plans if "Parallel Append" in plan]
+    assert "Workers Planned: 2" in plan
+    # in as many parts, and the texts are no part of the plan
+    assert plan.count("->  Result") == 4
+    assert "fox" not in plan
+    plans.clear()
+    owner.execute(
+        "INSERT INTO docs (document_name, metadata, document_id, segment_number, segment)"
+        " SELECT 'd', '{}', i, 1, 'fox' FROM generate_series(10, 1200) AS i"
+    )
+    assert len([plan for plan in plans if "Workers Planned: 2" in plan]) == 1
+
+
+def test_without_parallel_workers_an_index_is_the_same(owner: Connection) -> None:
+    create_store(owner, rows=rows(["fox", "dog", "fox dog", "東京 fox"]))
+    owner.execute("SET max_parallel_workers_per_gather = 0")
+    enable(owner)
+    assert_exact(owner, "fox dog 東京")
+
+
+def test_an_error_in_a_worker_is_the_callers(owner: Connection) -> None:
+    """Nothing of the index is left, nor a cursor on the rows."""
+    keyword_store(owner)
+    owner.execute("CREATE SCHEMA s; CREATE TEXT SEARCH CONFIGURATION s.c (COPY = simple)")
+    enable(owner, options='{"text_search_configuration": "s.c"}')
+    owner.execute("DROP TEXT SEARCH CONFIGURATION s.c")
+    owner.execute("BEGIN; SAVEPOINT a")
+    with error("42704", ours=False):
+        owner.execute("INSERT INTO docs SELECT 'd', '{}', i, 1, 'fox' FROM generate_series(1, 1200) AS i")
+    owner.execute("ROLLBACK TO a")
+    assert owner.execute("SELECT name FROM pg_cursors WHERE name LIKE '<%'").fetchall() == []
+    owner.execute("ROLLBACK")

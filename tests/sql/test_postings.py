@@ -205,7 +205,7 @@ def test_errors_and_inner_functions_show_no_words(db: Database, owner: Connectio
     for attempt in (
         "SELECT ml_rag._visible_keys('docs', '{segment}')",
         "SELECT ml_rag._visible_keys('closed', '{segment}')",
-        "SELECT ml_rag._fold_keywords('docs'::regclass, 0, true)",
+        "SELECT ml_rag._fold_keywords('docs'::regclass, true)",
         "SELECT * FROM ml_rag._fold_own_keywords('docs'::regclass)",
         "SELECT * FROM ml_rag._drop_keyword_index('docs'::regclass)",
         "SELECT * FROM ml_rag._keyword_index('closed'::regclass)",

@@ -234,7 +234,7 @@ def test_nobody_writes_the_tables_by_statements_of_ones_own(owner: Connection, a
     for statement in (
         "INSERT INTO ml_rag.keyword_store VALUES ('own.t', 'segment', '{id}', 'simple', 1, 1, 'all')",
         "INSERT INTO ml_rag.keyword_row VALUES (1, 'own.t', 1, '{1}')",
-        "INSERT INTO ml_rag.keyword_new VALUES ('own.t', 0, 1, 1, '{\"spam\": 9}')",
+        "INSERT INTO ml_rag.keyword_new VALUES ('own.t', 1, 1, '{\"spam\": 9}')",
         "UPDATE ml_rag.keyword_store SET k1 = 0",
         "SELECT nextval('ml_rag.keyword_number')",
         *(f"{how} ml_rag.keyword_{table}" for how in ("DELETE FROM", "TRUNCATE") for table in TABLES),

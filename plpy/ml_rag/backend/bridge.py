@@ -368,9 +368,16 @@ def drop_keyword_index(plpy: Any, store: int) -> bool:
 
 
 @outcome
-def fold_keywords(plpy: Any, store: int, batch: int, thorough: bool) -> bool:
+def index_cursor(plpy: Any, store: int, rows: str) -> int:
+    """Index the rows (key, segment) of an open cursor; for the triggers, which have the owner's rights."""
+    added: int = keyword("runs").add_from_cursor(plpy, store, rows)
+    return added
+
+
+@outcome
+def fold_keywords(plpy: Any, store: int, thorough: bool) -> bool:
     """Fold what waits in a keyword index into its runs; for the triggers, which have the owner's rights."""
-    keyword("runs").fold(plpy, store, batch, thorough)
+    keyword("runs").fold(plpy, store, thorough)
     return True
 
 

@@ -27,8 +27,6 @@ QUESTIONS = {-1: "ml_rag", -2: "ml_rag_search"}
 FOLLOWING = {"rewrite": "discover", "embed": "search"}
 #: how often it is asked whether this is off, and where the model server is
 CHECK_NS = 1_000_000_000
-#: rows that a statement goes through between two datagrams about it
-ADVANCE = 100
 #: calls inside calls
 MAX_DEPTH = 100
 #: counts that wait for a datagram that gets through, and their bytes
@@ -185,14 +183,13 @@ def progress(call: int, relation: str, phase: str, done: int, total: int, failed
         _tell()
 
 
-def advance(call: int) -> None:
-    """One more is done; told now and then."""
+def advance(call: int, rows: int) -> None:
+    """So many more are done."""
     telling = _telling()
     if telling is not None and telling.call == call and telling.progress is not None:
         relation, phase, done, total, failed = telling.progress
-        telling.progress = relation, phase, done + 1, total, failed
-        if (done + 1) % ADVANCE == 0:
-            _tell()
+        telling.progress = relation, phase, done + rows, total, failed
+        _tell()
 
 
 # -- what the rest of the backend calls -------------------------------------------------------------------------------

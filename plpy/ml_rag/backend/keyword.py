@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from ml_rag.backend.indexes import readable
 from ml_rag.backend.rights import as_owner
-from ml_rag.backend.runs import Ints, bits, postings_of, slots_of, unpack
+from ml_rag.backend.runs import bits, postings_of, slots_of, unpack
 from ml_rag.backend.statements import Statements
+from ml_rag.backend.tokens import Ints
 from ml_rag.errors import MlRagError
 
 Floats = NDArray[np.float64]

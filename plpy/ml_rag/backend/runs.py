@@ -1,6 +1,6 @@
 """The runs of a keyword index (sql/keyword/tables.sql): their packed form, and folding rows into them.
 
-This and ``keyword`` need numpy, alone in the backend; ``bridge`` imports them when they are first used.
+This, ``keyword`` and ``tokens`` need numpy, alone in the backend; ``bridge`` imports them when they are first used.
 
 A run is up to ``RUN_ROWS`` rows, each with a slot. Its ids and lengths by slot are little-endian integers behind a
 header of 8 bytes, whose first is their width (4 or 8). The postings of a term in a run are slots (2 bytes each) and
@@ -9,31 +9,34 @@ then how often it stands there (1 or 4 bytes each), behind a header of 2 bytes, 
 
 from __future__ import annotations
 
-import functools
+import itertools
 import json
-from array import array
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ml_rag.backend import calls, tokens
 from ml_rag.backend.indexes import check_owner
 from ml_rag.backend.rights import as_owner
 from ml_rag.backend.statements import Statements
+from ml_rag.backend.tokens import Ints, Tokens
 
-Ints = NDArray[np.int64]
 Postings = tuple[NDArray[np.uint16], NDArray[Any]]
 
 RUN_ROWS = 65536
-#: a run has fewer rows where these have more tokens than that, and ends where their JSON text has so many characters:
-#: the memory that it takes to make one grows with both
-_RUN_CHARACTERS = 32_000_000
+#: a run has fewer rows where these have more different tokens than that, and ends where its terms have so many
+#: characters: the memory that it takes to make one grows with both
 _RUN_TOKENS = 4_000_000
+_RUN_CHARACTERS = 16_000_000
 #: terms of one INSERT
 _PORTION = 5000
-#: rows of one fetch, each of which holds the tokens of a segment, or up to 330 kB of postings
-_ROWS, _POSTINGS = 200, 200
+#: texts whose tokens are looked for at once, at most, and their characters
+_TEXTS, _CHARACTERS = 4096, 4_000_000
+#: rows of one fetch, each of which holds a segment or its tokens, or up to 330 kB of postings
+_ROWS, _POSTINGS = 256, 200
 #: runs of fewer rows than these are merged once there are ``_MERGE`` of them: small ones by whoever comes by, larger
 #: ones only where somebody has asked for it, since that takes seconds
 _SMALL, _LARGE = 4096, 32768
@@ -47,23 +50,21 @@ _STATEMENTS = {
     "drop index": ("DELETE FROM ml_rag.keyword_store WHERE store = $1", "oid"),
     # As the caller: the SQL that gives the rows of its table.
     "source": (
-        "SELECT ml_rag._keyword_rows(jsonb_populate_record(NULL::ml_rag.keyword_store, $1), $2) AS source",
-        *("jsonb", "int4"),
+        "SELECT ml_rag._keyword_rows(jsonb_populate_record(NULL::ml_rag.keyword_store, $1)) AS source",
+        "jsonb",
     ),
-    "numbers": ("SELECT nextval('ml_rag.keyword_number') AS id FROM generate_series(1, $1)", "int4"),
+    "index": ("SELECT configuration, statistics FROM ml_rag.keyword_store WHERE store = $1", "oid"),
+    # their ids, 8 bytes each, big-endian
     "add rows": (
-        "INSERT INTO ml_rag.keyword_row (id, store, length, key, tokens)"
-        " SELECT u.id, $1, u.length, u.key, u.tokens::jsonb"
-        " FROM unnest($2, $3, $4, $5) AS u (id, length, key, tokens)",
-        *("oid", "int8[]", "int4[]", "text[]", "text[]"),
+        "WITH added AS (INSERT INTO ml_rag.keyword_row (id, store, length, key, tokens)"
+        " SELECT nextval('ml_rag.keyword_number'), $1, u.length, u.key, u.tokens::jsonb"
+        " FROM unnest($2, $3, $4) AS u (length, key, tokens) RETURNING id)"
+        " SELECT string_agg(int8send(a.id), '') AS ids FROM added AS a",
+        *("oid", "int4[]", "text[]", "text[]"),
     ),
     "lock": ("SELECT FROM ml_rag.keyword_store WHERE store = $1 FOR UPDATE SKIP LOCKED", "oid"),
-    "batch": (
-        "SELECT id, length, tokens FROM ml_rag.keyword_new WHERE store = $1 AND batch = $2 ORDER BY id",
-        *("oid", "int8"),
-    ),
-    "drop batch": ("DELETE FROM ml_rag.keyword_new WHERE store = $1 AND batch = $2", "oid", "int8"),
-    "drop new": ("DELETE FROM ml_rag.keyword_new WHERE store = $1 AND batch = 0 AND id = ANY ($2)", "oid", "int8[]"),
+    "new": ("SELECT id, tokens FROM ml_rag.keyword_new WHERE store = $1 ORDER BY id", "oid"),
+    "drop new": ("DELETE FROM ml_rag.keyword_new WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
     "all gone": ("SELECT id, length FROM ml_rag.keyword_gone WHERE store = $1", "oid"),
     "drop gone": ("DELETE FROM ml_rag.keyword_gone WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
     "all runs": (
@@ -140,38 +141,69 @@ def bits(gone: bytes | None, rows: int) -> NDArray[np.bool_]:
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _write_run(
-    plpy: Any,
-    store: int,
-    ids: Ints,
-    lengths: Ints,
-    terms: list[str],
-    term: NDArray[Any],
-    slot: NDArray[Any],
-    count: NDArray[Any],
-) -> None:
-    """A run of these rows. ``term`` (a place in ``terms``), ``slot`` and ``count`` are the postings, in any order."""
-    order = np.argsort(term.astype(np.int64) * RUN_ROWS + slot, kind="stable")
-    term, slots, counts = term[order], slot[order].astype("<u2"), count[order]
+class _Postings:
+    """The postings of a run that is being made, 8 bytes each, in any order: sorted as numbers they are in theirs."""
+
+    # term << 24 | slot << 8 | how often, where that is less than 255
+    _MANY = 255
+
+    def __init__(self) -> None:
+        self._vocabulary: defaultdict[str, int] = defaultdict(itertools.count().__next__)
+        self._parts: list[NDArray[np.uint64]] = []
+        self._many: dict[int, int] = {}
+        #: of the terms, and of the postings
+        self.characters, self.size = 0, 0
+
+    def add(self, terms: Sequence[str], slots: NDArray[Any], counts: NDArray[Any]) -> None:
+        """The terms, and for each the slot where it stands and how often."""
+        known = len(self._vocabulary)
+        places = np.fromiter(map(self._vocabulary.__getitem__, terms), np.int64, len(terms))
+        self.characters += sum(map(len, itertools.islice(self._vocabulary, known, None)))
+        self._add(places, slots, counts)
+
+    def add_term(self, term: str, slots: NDArray[Any], counts: NDArray[Any]) -> None:
+        """One term, all slots where it stands, and how often in each."""
+        self._add(np.full(len(slots), self._vocabulary[term]), slots, counts)
+
+    def _add(self, places: Ints, slots: NDArray[Any], counts: NDArray[Any]) -> None:
+        owners = places << 16 | slots.astype(np.int64)
+        many = np.flatnonzero(counts >= self._MANY)
+        self._many.update(zip(owners[many].tolist(), counts[many].tolist(), strict=True))
+        self._parts.append((owners << 8 | np.minimum(counts, self._MANY).astype(np.int64)).astype(np.uint64))
+        self.size += len(places)
+
+    def packed(self) -> tuple[list[str], list[bytes]]:
+        """The terms, and the postings of each as ``postings_of`` reads them; nothing is kept."""
+        keys = np.concatenate(self._parts or [np.empty(0, np.uint64)])
+        self._parts.clear()
+        keys.sort()
+        slots, counts = (keys >> np.uint64(8)).astype(np.uint16).astype("<u2"), keys.astype(np.uint8)
+        keys >>= np.uint64(24)
+        starts = np.flatnonzero(np.diff(keys, prepend=np.uint64(2**40)))
+        bounds = [*starts.tolist(), len(keys)]
+        names = list(self._vocabulary)
+        places = keys[starts].astype(np.int64).tolist()
+        slot_bytes, count_bytes = slots.tobytes(), counts.tobytes()
+        values = [
+            b"\x01\x00" + slot_bytes[2 * start : 2 * end] + count_bytes[start:end]
+            for start, end in itertools.pairwise(bounds)
+        ]
+        if self._many:
+            of_term = {place: i for i, place in enumerate(places)}
+            for place in {owner >> 16 for owner in self._many}:
+                own, few = postings_of(values[of_term[place]])
+                wide = [self._many.get(place << 16 | slot, 0) for slot in own.tolist()]
+                values[of_term[place]] = as_postings(own, np.maximum(few, np.array(wide, np.int64)))
+        return [names[place] for place in places], values
+
+
+def _write_run(plpy: Any, store: int, ids: Ints, lengths: Ints, postings: _Postings) -> None:
+    """A run of these rows."""
     total, first, last = int(lengths.sum()), int(ids[0]), int(ids[-1])
     run = _run(plpy, "add run", store, len(ids), total, first, last, pack(ids - first), pack(lengths))[0]["run"]
-    ends = np.cumsum(np.bincount(term, minlength=len(terms)))
-    slot_bytes, count_bytes = slots.tobytes(), np.minimum(counts, 255).astype(np.uint8).tobytes()
-    wide = set(term[counts > 255].tolist())
-    names: list[str] = []
-    values: list[bytes] = []
-    start = 0
-    for i, end in enumerate(ends.tolist()):
-        if end > start:
-            names.append(terms[i])
-            values.append(
-                as_postings(slots[start:end], counts[start:end])
-                if i in wide
-                else b"\x01\x00" + slot_bytes[2 * start : 2 * end] + count_bytes[start:end]
-            )
-        start = end
-    for first in range(0, len(names), _PORTION):
-        chosen = slice(first, first + _PORTION)
+    names, values = postings.packed()
+    for start in range(0, len(names), _PORTION):
+        chosen = slice(start, start + _PORTION)
         _run(plpy, "add postings", run, store, names[chosen], values[chosen])
 
 
@@ -184,43 +216,74 @@ class RunWriter:
         self._clear()
 
     def _clear(self) -> None:
-        self._ids, self._lengths, self._sizes, self._terms, self._counts = (array(code) for code in "qqiii")
-        self._vocabulary: dict[str, int] = {}
-        self._characters = 0
+        self._ids: list[Ints] = []
+        self._lengths: list[Ints] = []
+        self._rows = 0
+        self._postings = _Postings()
 
-    def add(self, id_: int, length: int, tokens_text: str) -> None:
-        """One row more; ``tokens_text``: {token: how often} as JSON text."""
-        self._characters += len(tokens_text)
-        if self._ids and self._characters > _RUN_CHARACTERS:
+    def add(self, ids: Ints, found: Tokens) -> None:
+        """At most ``RUN_ROWS`` rows more."""
+        if self._rows + len(ids) > RUN_ROWS or self._postings.size + len(found.terms) > _RUN_TOKENS:
             self.write()
-            self._characters = len(tokens_text)
-        tokens: dict[str, int] = json.loads(tokens_text)
-        self._ids.append(id_)
-        self._lengths.append(length)
-        self._sizes.append(len(tokens))
-        for token in tokens:
-            self._terms.append(self._vocabulary.setdefault(token, len(self._vocabulary)))
-        self._counts.extend(tokens.values())
-        if len(self._ids) == RUN_ROWS:
+        self._postings.add(found.terms, self._rows + found.rows, found.counts)
+        self._ids.append(ids)
+        self._lengths.append(found.lengths(len(ids)))
+        self._rows += len(ids)
+        if self._postings.characters > _RUN_CHARACTERS:
             self.write()
 
     def write(self) -> None:
         """What is not yet written; to be called after the last row."""
-        if not self._ids:
-            return
-        slot = np.repeat(np.arange(len(self._ids), dtype=np.int32), np.array(self._sizes))
-        _write_run(
-            self._plpy, self._store, np.array(self._ids), np.array(self._lengths), list(self._vocabulary),
-            np.array(self._terms), slot, np.array(self._counts),
-        )  # fmt: skip
-        self._clear()
+        if self._rows:
+            ids, lengths = np.concatenate(self._ids), np.concatenate(self._lengths)
+            _write_run(self._plpy, self._store, ids, lengths, self._postings)
+            self._clear()
 
 
-def _write_rows(plpy: Any, store: int, rows: Iterable[Any]) -> None:
-    writer = RunWriter(plpy, store)
-    for row in rows:
-        writer.add(row["id"], row["length"], row["tokens"])
-    writer.write()
+class _Indexer:
+    """Puts rows of texts into an index: their numbers and keys, and runs of their tokens."""
+
+    def __init__(self, plpy: Any, store: int, configuration: str, statistics: str) -> None:
+        self._plpy = plpy
+        self._store = store
+        self._configuration = configuration
+        self._keeps_tokens = statistics == "visible"
+        self._writer = RunWriter(plpy, store)
+
+    def add(self, rows: list[Any]) -> Callable[[], None]:
+        """Find the tokens of rows (key, segment), with the caller's rights; what then writes them, with the owner's."""
+        keys, segments = [row["key"] for row in rows], [row["segment"] for row in rows]
+        if self._keeps_tokens:
+            kept = tokens.find(self._plpy, self._configuration, segments, as_json=True)
+            found = tokens.of_json(kept)
+        else:
+            kept, found = None, tokens.read(self._plpy, self._configuration, segments)
+
+        def write() -> None:
+            lengths = found.lengths(len(keys)).tolist()
+            packed = _run(self._plpy, "add rows", self._store, lengths, keys, kept)[0]["ids"]
+            self._writer.add(np.frombuffer(packed, ">i8").astype(np.int64), found)
+
+        return write
+
+    def end(self) -> None:
+        """Write what is left; with the owner's rights."""
+        self._writer.write()
+
+
+def _portions(fetch: Callable[[int], Sequence[Any]]) -> Iterator[list[Any]]:
+    """The rows (key, segment) that ``fetch`` gives, given how many; as many at once as take bounded memory."""
+    rows: list[Any] = []
+    characters = 0
+    while found := fetch(_ROWS):
+        size = sum(len(row["segment"]) for row in found)
+        if rows and (len(rows) + len(found) > _TEXTS or characters + size > _CHARACTERS):
+            yield rows
+            rows, characters = [], 0
+        rows += found
+        characters += size
+    if rows:
+        yield rows
 
 
 # -- made and dropped by the owner of a table -------------------------------------------------------------------------
@@ -233,29 +296,20 @@ def build(plpy: Any, index: dict[str, Any], call: int | None) -> None:
     """
     store = check_owner(plpy, index["store"])
     description = json.dumps(index)
-    keeps_tokens = index["statistics"] == "visible"
 
     def begin() -> None:
         _run(plpy, "drop index", store)
         _run(plpy, "add index", description)
 
     as_owner(plpy, begin, writes=True)
-    writer = RunWriter(plpy, store)
-
-    def add(rows: list[Any]) -> None:
-        ids = [row["id"] for row in _run(plpy, "numbers", len(rows))]
-        tokens = [row["tokens"] if keeps_tokens else None for row in rows]
-        _run(
-            plpy, "add rows", store, ids, [row["length"] for row in rows], [row["key"] for row in rows], tokens
-        )  # fmt: skip
-        for id_, row in zip(ids, rows, strict=True):
-            writer.add(id_, row["length"], row["tokens"])
-
-    cursor = plpy.cursor(_run(plpy, "source", description, call)[0]["source"])
-    while rows := list(cursor.fetch(_ROWS)):
-        as_owner(plpy, functools.partial(add, rows), writes=True)
+    indexer = _Indexer(plpy, store, index["configuration"], index["statistics"])
+    cursor = plpy.cursor(_run(plpy, "source", description)[0]["source"])
+    for rows in _portions(lambda n: list(cursor.fetch(n))):
+        as_owner(plpy, indexer.add(rows), writes=True)
+        if call is not None:
+            calls.advance(call, len(rows))
     cursor.close()
-    as_owner(plpy, writer.write, writes=True)
+    as_owner(plpy, indexer.end, writes=True)
 
 
 def drop(plpy: Any, store: int) -> None:
@@ -267,35 +321,42 @@ def drop(plpy: Any, store: int) -> None:
 def fold_own(plpy: Any, store: int) -> None:
     """Fold and merge all of the index of a table of the caller's."""
     check_owner(plpy, store)
-    as_owner(plpy, lambda: fold(plpy, store, 0, True), writes=True)
+    as_owner(plpy, lambda: fold(plpy, store, True), writes=True)
 
 
 # -- folding ----------------------------------------------------------------------------------------------------------
 
 
-def fold(plpy: Any, store: int, batch: int, thorough: bool) -> None:
-    """Fold what waits into runs: the rows of a batch, or (0) all that waits, deletions too; then merge runs.
+def add_from_cursor(plpy: Any, store: int, cursor: str) -> int:
+    """Put the rows (key, segment) of an open cursor into an index, with the rights of its owner; how many they were."""
+    index = _run(plpy, "index", store)[0]
+    indexer = _Indexer(plpy, store, index["configuration"], index["statistics"])
+    name = plpy.quote_ident(cursor)
+    n = 0
+    for rows in _portions(lambda n: list(plpy.execute(f"FETCH {n} FROM {name}"))):
+        indexer.add(rows)()
+        n += len(rows)
+    indexer.end()
+    return n
 
-    ``thorough``: merge large runs too. Nothing happens where somebody else is at it (but for a batch, which is the
-    caller's alone).
+
+def fold(plpy: Any, store: int, thorough: bool) -> None:
+    """Fold what waits into runs, deletions too; then merge runs.
+
+    ``thorough``: merge large runs too. Nothing happens where somebody else is at it.
     """
-    if batch:
-        _write_rows(plpy, store, _run.rows(plpy, "batch", store, batch, portion=_ROWS))
-        _run(plpy, "drop batch", store, batch)
-        return
     # the statements that follow see what whoever had the lock has done, each having a snapshot of its own
     if not len(_run(plpy, "lock", store)):
         return
     gone = {row["id"]: row["length"] for row in _run(plpy, "all gone", store)}
     ids: list[int] = []
-
-    def alive() -> Iterator[Any]:
-        for row in _run.rows(plpy, "batch", store, 0, portion=_ROWS):
-            ids.append(row["id"])
-            if row["id"] not in gone:
-                yield row
-
-    _write_rows(plpy, store, alive())
+    writer = RunWriter(plpy, store)
+    waiting = _run.rows(plpy, "new", store, portion=_ROWS)
+    while rows := list(itertools.islice(waiting, _ROWS)):
+        ids += [row["id"] for row in rows]
+        kept = [row for row in rows if row["id"] not in gone]
+        writer.add(np.array([row["id"] for row in kept], np.int64), tokens.of_json([row["tokens"] for row in kept]))
+    writer.write()
     _run(plpy, "drop new", store, ids)
     _run(plpy, "drop gone", store, list(gone))
     for id_ in ids:
@@ -373,19 +434,14 @@ def _merge_runs(plpy: Any, store: int, runs: list[int]) -> None:
         moved[number] = np.full(RUN_ROWS, -1)
         moved[number][alive[number]] = place[start : start + len(alive[number])]
         start += len(alive[number])
-    vocabulary: dict[str, int] = {}
-    parts: list[tuple[int, Ints, NDArray[Any]]] = []
+    postings = _Postings()
     for row in _run.rows(plpy, "run postings", runs, portion=_POSTINGS):
         slots, counts = postings_of(row["postings"])
         new = moved[row["run"]][slots]
         kept = new >= 0
-        parts.append((vocabulary.setdefault(row["term"], len(vocabulary)), new[kept], counts[kept].astype(np.int64)))
+        if kept.any():
+            postings.add_term(row["term"], new[kept], counts[kept].astype(np.int64))
     _run(plpy, "drop postings", runs)
     _run(plpy, "drop runs", runs)
     if len(all_ids):
-        _write_run(
-            plpy, store, all_ids[order], np.concatenate(lengths)[order], list(vocabulary),
-            np.repeat(np.array([term for term, _, _ in parts], np.int64), [len(slots) for _, slots, _ in parts]),
-            np.concatenate([slots for _, slots, _ in parts] or [np.empty(0, np.int64)]),
-            np.concatenate([counts for _, _, counts in parts] or [np.empty(0, np.int64)]),
-        )  # fmt: skip
+        _write_run(plpy, store, all_ids[order], np.concatenate(lengths)[order], postings)

@@ -1,0 +1,105 @@
+"""The words of many texts at once: PostgreSQL finds them in parallel workers (sql/keyword/tokens.sql), here they become
+arrays. A tsvector's text, as in ``'cat':3 'fat':2,4``, is taken apart by its quotes and commas; JSON where that is not
+enough."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ml_rag.backend.statements import Statements
+
+Ints = NDArray[np.int64]
+
+#: a tsvector keeps that many positions of a word, and no position beyond the last one
+_POSITIONS, _LAST_POSITION = 255, "16383"
+
+_STATEMENTS: dict[str, tuple[str, ...]] = {
+    "tokens": (
+        "SELECT t.tokens FROM ml_rag._tokens_of($1::regconfig, $2, $3) AS t",
+        *("text", "text[]", "bool"),
+    ),
+}
+_run = Statements(_STATEMENTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Of each token of each text: the number of the text, the token, and how often it stands there."""
+
+    rows: Ints
+    terms: list[str]
+    counts: Ints
+
+    def __add__(self, other: Tokens) -> Tokens:
+        rows, counts = np.concatenate([self.rows, other.rows]), np.concatenate([self.counts, other.counts])
+        return Tokens(rows, self.terms + other.terms, counts)
+
+    def lengths(self, n: int) -> Ints:
+        """Tokens of each of the ``n`` texts."""
+        return np.bincount(self.rows, self.counts, n).astype(np.int64)
+
+
+def find(plpy: Any, configuration: str, segments: Sequence[str], *, as_json: bool) -> list[str]:
+    """Of each text a tsvector as text, or JSON: {token: how often}; the latter of all if ``as_json``."""
+    found = _run(plpy, "tokens", configuration, segments, as_json)
+    return [tokens for part in found for tokens in part["tokens"]]
+
+
+def read(plpy: Any, configuration: str, segments: Sequence[str]) -> Tokens:
+    """The tokens of texts."""
+    tokens, unclear = of_vectors(find(plpy, configuration, segments, as_json=False))
+    if unclear:
+        found = find(plpy, configuration, [segments[row] for row in unclear], as_json=True)
+        tokens += of_json(found, unclear)
+    return tokens
+
+
+def of_json(texts: Sequence[str], rows: Sequence[int] | None = None) -> Tokens:
+    """The tokens of texts, given as JSON: {token: how often}; ``rows``: their numbers if not 0, 1, 2 …"""
+    found: list[dict[str, int]] = list(map(json.loads, texts))
+    return Tokens(
+        np.repeat(np.arange(len(texts)) if rows is None else np.array(rows), list(map(len, found))).astype(np.int64),
+        list(itertools.chain.from_iterable(found)),
+        np.array(list(itertools.chain.from_iterable(tokens.values() for tokens in found)), np.int64),
+    )
+
+
+def of_vectors(vectors: Sequence[str]) -> tuple[Tokens, list[int]]:
+    """The tokens of texts, each given as the text of a tsvector, or as JSON; and which of the tsvectors cannot be read
+    so, because they were cut or have quotes or backslashes in a word."""
+    text = "".join(vectors)
+    others = [i for i in _rows_with(text, "{", vectors) if vectors[i].startswith("{")]
+    unclear = {i for sign in ("''", "\\", _LAST_POSITION) for i in _rows_with(text, sign, vectors)}.difference(others)
+    plain = list(vectors)
+    for i in (*others, *unclear):
+        plain[i] = ""
+    if others or unclear:
+        text = "".join(plain)
+    terms = text.split("'")[1::2]
+    letters = np.frombuffer(text.encode(), np.uint8)
+    quotes, commas = np.flatnonzero(letters == ord("'")), np.flatnonzero(letters == ord(","))
+    ends = np.cumsum([len(vector if vector.isascii() else vector.encode()) for vector in plain], dtype=np.int64)
+    rows = np.repeat(np.arange(len(plain)), np.diff(np.searchsorted(quotes, ends) // 2, prepend=0))
+    # a comma after a closing quote parts two positions, one after an opening quote is part of a word
+    before = np.searchsorted(quotes, commas)
+    counts = 1 + np.bincount(before[before % 2 == 0] // 2 - 1, minlength=len(terms)).astype(np.int64)
+    tokens = Tokens(rows, terms, counts)
+    cut = set(rows[counts >= _POSITIONS].tolist())
+    if cut:
+        kept = ~np.isin(rows, list(cut))
+        tokens = Tokens(rows[kept], list(itertools.compress(terms, kept)), counts[kept])
+    if others:
+        tokens += of_json([vectors[i] for i in others], others)
+    return tokens, sorted(unclear | cut)
+
+
+def _rows_with(text: str, sign: str, rows: Sequence[str]) -> list[int]:
+    """Which rows have a sign, which few do; ``text``: the rows one after another."""
+    return [i for i, row in enumerate(rows) if sign in row] if sign in text else []
