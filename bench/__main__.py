@@ -20,7 +20,7 @@ import psycopg
 from rich.console import Console
 from rich.table import Table
 
-from bench import keyword, models, nlsql, retrieval, search, vectorizer
+from bench import keyword, keyword_build, models, nlsql, retrieval, search, vectorizer
 from bench.measure import Figure
 
 HERE = Path(__file__).parent
@@ -103,6 +103,7 @@ def main(
         ("generation", lambda: models.generation(dsn, gguf)),
         ("many sessions", lambda: retrieval.many_sessions(dsn)),
         ("keyword search", lambda: keyword.measure(dsn, keyword_rows)),
+        ("making keyword indexes", lambda: keyword_build.measure(dsn, min(keyword_rows, 100_000))),
         ("choice of tables", lambda: nlsql.thousand_tables(dsn)),
         ("searches", lambda: search.measure(dsn, address)),
     ]
