@@ -124,6 +124,7 @@ def measure(dsn: str, rows: int, rounds: int = 2) -> list[Figure]:
             peaks["copy"] = peak[0]
         connection.execute("VACUUM ANALYZE bench_keyword")
         for _ in range(rounds):
+            connection.execute("SELECT ml_rag.disable_keyword_search('bench_keyword')")
             times["build floor"].append(_took(server, lambda: run(FLOOR, "bench_keyword")))
             with server.peak() as peak:
                 times["build"].append(_took(server, lambda: enable("bench_keyword")))
