@@ -67,6 +67,7 @@
 \i pipeline/filter.sql
 \i pipeline/embed.sql
 \i pipeline/isolate.sql
+\i pipeline/shards.sql
 \i pipeline/function.sql
 \i pipeline/documents.sql
 \i pipeline/keys.sql
@@ -100,6 +101,7 @@
 
 -- store: made, loaded, indexed, given further embeddings
 \i store/index.sql
+\i store/serve.sql
 \i store/store.sql
 \i store/embeddings.sql
 \i store/fill.sql
@@ -114,6 +116,7 @@
 \i nodes/create.sql
 \i nodes/status.sql
 \i store/load.sql
+\i store/shards.sql
 
 -- vectorizer: ordinary tables made searchable and kept so: definition, failures, runs
 \i vectorizer/error.sql

@@ -85,7 +85,8 @@ BEGIN
     -- keyword/index
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _key_and_segment _keyword_rows _check_keyword_columns _may_fold _keep_keywords
-      _build_keyword_index _drop_keyword_index _fold_own_keywords _own_table _indexable_key disable_keyword_search
+      _build_keyword_index _drop_keyword_index _fold_own_keywords _own_table _indexable_key _has_foreign_partition
+      _drop_keyword_triggers _make_keyword_triggers disable_keyword_search
       _index_keywords enable_keyword_search fold_keyword_index'),
     -- store/marker
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
@@ -106,6 +107,12 @@ BEGIN
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
       _store_name _check_store _make_store _document_states _replace_document _other_embeddings
       _insert_segments index_store create_store documents_below remove_documents'),
+    -- store/serve
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_describe _answer_shard'),
+    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_serve'),
+    -- store/shards
+    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
+      _partition _check_server _check_sharding _make_shard _check_shard _follow_partitions _move_partition attach_shard detach_shard'),
     -- store/load
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
       _check_file_privilege _find_files _uris _into_same_store _add_loads _load_files _load_contents _parse_file_dates

@@ -119,6 +119,8 @@ SELECT ml_rag._add_option('ml_rag', 'abstain', 'boolean',
   description => 'answer with abstain_text instead of failing where nothing relevant is found');
 SELECT ml_rag._add_option('ml_rag', 'abstain_text', 'text', default_rule => 'setting abstain_text', is_private => true,
   description => 'the answer where nothing relevant is found');
+SELECT ml_rag._add_option('ml_rag', 'partial', 'boolean', default_value => 'false',
+  description => 'search without the shards that do not answer; they are listed in retrieval_info.missing_shards');
 SELECT ml_rag._add_option('ml_rag', 'return_prompt', 'boolean', default_rule => 'false',
   description => 'add the messages that the model answered: prompt');
 SELECT ml_rag._add_option('ml_rag', 'explain', 'boolean', default_value => 'false',
@@ -466,6 +468,15 @@ SELECT ml_rag._add_option('create_store', 'language', 'text', default_rule => 'd
   description => 'language of the documents, for keyword search');
 SELECT ml_rag._add_option('create_store', 'partitions', 'integer', minimum => 1, maximum => 256, default_rule => 'a table without any',
   description => 'hash partitions by document that a new store gets');
+SELECT ml_rag._add_option('create_store', 'shard', 'boolean', default_value => 'false',
+  description => 'a view beside the store takes the requests of another server, so that the store can be a shard of one there');
+
+SELECT ml_rag._add_option('attach_shard', 'partition', 'integer', minimum => 0, maximum => 255, default_value => '0',
+  description => 'which of the hash partitions moves, by its remainder');
+SELECT ml_rag._add_option('attach_shard', 'schema_name', 'text', default_rule => 'that of the store',
+  description => 'schema of the table on the other server');
+SELECT ml_rag._add_option('attach_shard', 'table_name', 'text', default_rule => 'that of the store',
+  description => 'name of the table on the other server');
 
 SELECT ml_rag._add_option('enable_keyword_search', 'language', 'text', default_rule => 'default_text_search_config',
   description => 'a code such as en or pt-BR, or a name; one that PostgreSQL has no configuration for (zh, ja, ko,'

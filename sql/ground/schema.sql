@@ -38,14 +38,15 @@ CREATE TYPE ml_rag.store AS (
   document_id_type       text,      -- SQL name of its type
   segment_number_type    text,
   found                  text,      -- named (with its schema); else its owner is trusted or untrusted. null = named
-  is_table               boolean    -- a table or materialized view without children: ctid tells its rows apart
+  is_table               boolean,   -- a table or materialized view without children: ctid tells its rows apart
+  missing                regclass[] -- shards that do not answer, and are left out; null = none
 );
 COMMENT ON TYPE ml_rag.store IS
 $$a vector store as ml_rag.discover found it
 vector_store: schema.table, as shown in the output. embed_model_id: from the marker comment; null where an unmarked relation was
 named. segment_embedding to metadata: the columns by their logical names, null where the relation has none. embedding_type:
 vector or halfvec. dimensions: null where the column declares none. found: named (with its schema), or by its owner trusted or
-untrusted.$$;
+untrusted. missing: shards that are left out, as they do not answer.$$;
 
 CREATE TYPE ml_rag.hit AS (
   vector_store   text,
@@ -148,6 +149,7 @@ CREATE TYPE ml_rag.retrieval AS (
   skipped   text[],        -- names of stores that no arm could search
   rankings  ml_rag.ranking[],
   hits      ml_rag.hit[],
+  missing_shards text[],   -- with option partial: those that did not answer; null = none
   method    text,          -- what limited the hits: n_citations, max_distance or percentage_distance; document_order: whole documents
   threshold numeric,       -- the largest distance that it left
   missing   jsonb,         -- where no hit is left: the error that says so, for ml_rag._raise

@@ -79,6 +79,16 @@ WHERE r.rolname = coalesce(nullif(current_setting('role'), 'none'), session_user
   AND c.oid = index.store AND a.attrelid = index.store AND a.attname IN (index.segment, index.beside) AND NOT a.attisdropped
 $$;
 
+CREATE FUNCTION ml_rag._has_foreign_partition(relation oid) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether some partition of a table is a foreign table  Reads: the catalog
+BEGIN
+  RETURN EXISTS (SELECT FROM pg_partition_tree(relation) AS p JOIN pg_class AS c ON c.oid = p.relid WHERE c.relkind = 'f');
+END
+$$;
+
 CREATE FUNCTION ml_rag._keep_keywords() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -101,12 +111,15 @@ DECLARE
   _id bigint;
   _n bigint := 0;
   _gone bigint := 0;
+  _is_row boolean;
   _is_large boolean := false;
   _rows refcursor;
   _error jsonb;
   _may_fold boolean := current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
 BEGIN
-  IF TG_LEVEL <> 'STATEMENT' OR coalesce(to_regclass('ml_rag_new'), to_regclass('ml_rag_old')) IS NOT NULL THEN
+  _is_row := TG_LEVEL = 'ROW' AND ml_rag._has_foreign_partition(pg_partition_root(TG_RELID));
+  IF NOT _is_row
+    AND (TG_LEVEL <> 'STATEMENT' OR coalesce(to_regclass('ml_rag_new'), to_regclass('ml_rag_old')) IS NOT NULL) THEN
     RAISE EXCEPTION USING ERRCODE = '55000',
       MESSAGE = format('keyword index of "%s" cannot be updated', TG_RELID::regclass),
       DETAIL = CASE WHEN TG_LEVEL <> 'STATEMENT' THEN format('Trigger "%s" is FOR EACH ROW.', TG_NAME)
@@ -135,10 +148,12 @@ BEGIN
   END IF;
   PERFORM ml_rag._check_keyword_columns(_index);
   IF TG_OP <> 'INSERT' THEN
-    _old := format('SELECT %s FROM ml_rag_old AS o', ml_rag._key_and_segment('o', _index));
+    _old := format('SELECT %s FROM %s AS o', ml_rag._key_and_segment('o', _index),
+      CASE WHEN _is_row THEN '(SELECT ($2).*)' ELSE 'ml_rag_old' END);
   END IF;
   IF TG_OP <> 'DELETE' THEN
-    _new := format('SELECT %s FROM ml_rag_new AS n', ml_rag._key_and_segment('n', _index));
+    _new := format('SELECT %s FROM %s AS n', ml_rag._key_and_segment('n', _index),
+      CASE WHEN _is_row THEN '(SELECT ($3).*)' ELSE 'ml_rag_new' END);
   END IF;
   IF TG_OP = 'UPDATE' THEN
     -- what keeps key and text does not touch the index
@@ -151,13 +166,15 @@ BEGIN
         RETURNING r.id, r.length
       )
       INSERT INTO ml_rag.keyword_gone (store, id, length) SELECT $1, g.id, g.length FROM gone AS g$sql$, _old)
-    USING _store;
+    USING _store, OLD, NEW;
     GET DIAGNOSTICS _gone = ROW_COUNT;
   END IF;
   IF TG_OP <> 'DELETE' THEN
     _new := format('SELECT s.key AS key, s.segment AS segment FROM (%s) AS s (key, segment) WHERE s.segment IS NOT NULL', _new);
     -- a large statement makes runs of its rows itself: they are its own, so that nobody else can be at it
-    _is_large := (SELECT count(*) FROM (SELECT FROM ml_rag_new LIMIT _portion) AS n) = _portion;
+    IF NOT _is_row THEN
+      _is_large := (SELECT count(*) FROM (SELECT FROM ml_rag_new LIMIT _portion) AS n) = _portion;
+    END IF;
     IF _is_large THEN
       OPEN _rows NO SCROLL FOR EXECUTE (SELECT _new);
       SELECT i.n, i.error INTO _n, _error FROM ml_rag._index_cursor(_store, _rows::text) AS i;
@@ -165,7 +182,7 @@ BEGIN
       CLOSE _rows;
     ELSE
       -- one by one, by statements that are planned once in a session
-      FOR _row IN EXECUTE _new LOOP
+      FOR _row IN EXECUTE _new USING _store, OLD, NEW LOOP
         _tokens := ml_rag._tokens(_index.configuration::regconfig, _row.segment);
         INSERT INTO ml_rag.keyword_row (id, store, length, key, tokens)
         VALUES (nextval('ml_rag.keyword_number'), _store, _tokens.length, _row.key,
@@ -251,7 +268,7 @@ BEGIN
     WHEN _kind NOT IN ('r', 'p') THEN 'It is not an ordinary table: changes in it would be missed.'
     WHEN EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = store OR i.inhparent = store AND _kind = 'r')
       THEN 'It is a partition or has inheritance: changes made through another table would be missed.'
-    WHEN EXISTS (SELECT FROM pg_partition_tree(store) AS p JOIN pg_class AS c ON c.oid = p.relid WHERE c.relkind = 'f')
+    WHEN ml_rag._has_foreign_partition(store)
       THEN 'A partition of it is a foreign table: changes in it would be missed.'
     WHEN (SELECT c.relpersistence = 't' FROM pg_class AS c WHERE c.oid = store) THEN 'It is a temporary table.'
   END;
@@ -280,18 +297,14 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag.disable_keyword_search(store regclass) RETURNS void
+CREATE FUNCTION ml_rag._drop_keyword_triggers(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: drop the keyword index of a table
 -- Writes: triggers, as the caller
 DECLARE
   _trigger record;
-  _error jsonb;
 BEGIN
-  PERFORM ml_rag._own_table(store);
-  EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', ml_rag._indexed_rows(store));
   FOR _trigger IN
     SELECT t.tgname, t.tgrelid::regclass AS part FROM pg_trigger AS t
     WHERE t.tgfoid = 'ml_rag._keep_keywords()'::regprocedure
@@ -299,6 +312,50 @@ BEGIN
   LOOP
     EXECUTE format('DROP TRIGGER %I ON %s', _trigger.tgname, _trigger.part);
   END LOOP;
+END
+$$;
+
+CREATE FUNCTION ml_rag._make_keyword_triggers(store regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the triggers of a table and of its partitions
+-- Transition tables of a table with foreign partitions are refused by PostgreSQL; there each row of the partitions that are here has
+-- its trigger.
+-- Writes: triggers, as the caller
+DECLARE
+  _has_foreign boolean := ml_rag._has_foreign_partition(store);
+  _event text;
+  _part regclass;
+BEGIN
+  FOR _event, _part IN
+    SELECT e, c.oid FROM unnest('{INSERT,UPDATE,DELETE,TRUNCATE}'::text[]) AS e
+    CROSS JOIN (SELECT store AS relid UNION SELECT t.relid FROM pg_partition_tree(store) AS t) AS p
+    JOIN pg_class AS c ON c.oid = p.relid
+    WHERE c.relkind = 'r' OR c.relkind = 'p' AND (NOT _has_foreign OR e = 'TRUNCATE')
+  LOOP
+    EXECUTE format('CREATE OR REPLACE TRIGGER %I AFTER %s ON %s %s'
+      ' FOR EACH %s EXECUTE FUNCTION ml_rag._keep_keywords()', 'ml_rag_keywords_' || lower(_event), _event, _part,
+      CASE WHEN _has_foreign OR _event = 'TRUNCATE' THEN ''
+        ELSE concat('REFERENCING', CASE WHEN _event <> 'INSERT' THEN ' OLD TABLE AS ml_rag_old' END,
+          CASE WHEN _event <> 'DELETE' THEN ' NEW TABLE AS ml_rag_new' END) END,
+      CASE WHEN _has_foreign AND _event <> 'TRUNCATE' THEN 'ROW' ELSE 'STATEMENT' END);
+  END LOOP;
+END
+$$;
+
+CREATE FUNCTION ml_rag.disable_keyword_search(store regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: drop the keyword index of a table
+-- Writes: triggers, as the caller
+DECLARE
+  _error jsonb;
+BEGIN
+  PERFORM ml_rag._own_table(store);
+  EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', ml_rag._indexed_rows(store));
+  PERFORM ml_rag._drop_keyword_triggers(store);
   _error := (SELECT d.error FROM ml_rag._drop_keyword_index(store) AS d);
   PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
 END
@@ -320,8 +377,6 @@ DECLARE
   _segment text := _options ->> 'segment';
   _configuration text := _options ->> 'text_search_configuration';
   _index ml_rag.keyword_store;
-  _event text;
-  _part regclass;
   _relation text;
   _error jsonb;
 BEGIN
@@ -370,16 +425,7 @@ BEGIN
       HINT = 'Call it in a transaction of its own, or at READ COMMITTED.';
   END IF;
   EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', ml_rag._indexed_rows(store));
-  FOR _event, _part IN
-    SELECT e, p.relid FROM unnest('{INSERT,UPDATE,DELETE,TRUNCATE}'::text[]) AS e
-    CROSS JOIN (SELECT store AS relid UNION SELECT t.relid FROM pg_partition_tree(store) AS t) AS p
-  LOOP
-    EXECUTE format('CREATE OR REPLACE TRIGGER %I AFTER %s ON %s %s'
-      ' FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._keep_keywords()', 'ml_rag_keywords_' || lower(_event), _event, _part, CASE _event
-        WHEN 'INSERT' THEN 'REFERENCING NEW TABLE AS ml_rag_new'
-        WHEN 'DELETE' THEN 'REFERENCING OLD TABLE AS ml_rag_old'
-        WHEN 'UPDATE' THEN 'REFERENCING OLD TABLE AS ml_rag_old NEW TABLE AS ml_rag_new' ELSE '' END);
-  END LOOP;
+  PERFORM ml_rag._make_keyword_triggers(store);
   PERFORM ml_rag._progress(call, _relation, 'indexing segments', 0,
     -- as pg_stat_progress_create_index has it: what the last ANALYZE or VACUUM has seen
     coalesce((SELECT nullif(greatest(c.reltuples, 0), 0)::bigint FROM pg_class AS c WHERE c.oid = store), -1));

@@ -1,7 +1,7 @@
 -- bm25: the segments of one store that have most of the words.
 
 CREATE FUNCTION ml_rag._keyword_scores(store oid, segment name, key name[], terms text[], weights integer[], n integer,
-  until double precision DEFAULT NULL, row_keys text[] DEFAULT NULL,
+  until double precision DEFAULT NULL, row_keys text[] DEFAULT NULL, corpus jsonb DEFAULT NULL,
   OUT keys text[], OUT scores double precision[], OUT error jsonb)
 LANGUAGE plpython3u STABLE PARALLEL UNSAFE
 -- that of ml_rag._keyword_indexes: under another one the statements that both run would be planned anew each time
@@ -10,11 +10,51 @@ SET search_path = pg_catalog, ml_rag, pg_temp
 SET plan_cache_mode = force_generic_plan
 AS $$
 # purpose: keys, each the text of a text[], and scores of the best rows, for the caller; until: seconds since 1970;
-# row_keys: of ml_rag.row_filter, where only few rows pass, else null
+# row_keys: of ml_rag.row_filter, where only few rows pass, else null; corpus: of ml_rag._keyword_statistics, null = its own
 # Stable, so that all that is read is of one moment: a run may be replaced by another at any time.
 @BACKEND@
-found, error = backend.keyword_scores(plpy, store, segment, key, terms, weights, n, until, row_keys)
+found, error = backend.keyword_scores(plpy, store, segment, key, terms, weights, n, until, row_keys, corpus)
 return (*(found or (None, None)), error)
+$$;
+
+CREATE FUNCTION ml_rag._scores_of_shards(
+  store ml_rag.store, index ml_rag.keyword_index, terms text[], weights integer[], n integer,
+  OUT keys text[], OUT scores double precision[]
+)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the best rows of each part of a store with shards, in two rounds: what all parts have counted together, then the scores by
+-- that. Keys as of ml_rag._keyword_scores; the index of the store itself has the rows of the partitions that are here
+-- Reads: the indexes, as the caller
+DECLARE
+  _request jsonb := jsonb_build_object('terms', terms, 'weights', weights, 'n', n, 'segment', index.segment, 'key', index.key,
+    'configuration', index.configuration, 'k1', index.k1, 'b', index.b, 'statistics', index.statistics);
+  _shards regclass[] := ARRAY(SELECT s.shard FROM ml_rag._shards(store.relation) AS s
+                              WHERE s.shard <> ALL (coalesce(store.missing, '{}')));
+  _shard regclass;
+  _found record;
+  _answer jsonb;
+  _corpus jsonb;
+BEGIN
+  SELECT s.statistics, s.error INTO _found FROM ml_rag._keyword_statistics(index.store, index.segment, index.key, terms) AS s;
+  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+  _corpus := _found.statistics;
+  FOREACH _shard IN ARRAY _shards LOOP
+    _corpus := ml_rag._add_statistics(_corpus, ml_rag._ask_shard(_shard, _request || '{"call": "statistics"}') -> 'statistics');
+  END LOOP;
+  SELECT s.keys, s.scores, s.error INTO _found
+  FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, n, NULL, NULL, _corpus) AS s;
+  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+  keys := _found.keys;
+  scores := _found.scores;
+  FOREACH _shard IN ARRAY _shards LOOP
+    _answer := ml_rag._ask_shard(_shard, _request || jsonb_build_object('call', 'scores', 'corpus', _corpus));
+    keys := keys || ARRAY(SELECT k FROM jsonb_array_elements_text(_answer -> 'keys') WITH ORDINALITY AS e (k, place) ORDER BY place);
+    scores := scores || ARRAY(SELECT s::double precision FROM jsonb_array_elements_text(_answer -> 'scores')
+                              WITH ORDINALITY AS e (s, place) ORDER BY place);
+  END LOOP;
+END
 $$;
 
 CREATE FUNCTION ml_rag._run_keyword(
@@ -34,21 +74,34 @@ DECLARE
   _columns record := ml_rag._hit_columns(store, distance_metric, with_text, keyword_score => 's.score');
   -- statistics of the visible rows are of those that do not pass, too
   _is_narrow boolean := filter.row_keys IS NOT NULL AND NOT (index.secured AND index.statistics = 'visible');
+  _has_shards boolean := store.is_table IS NOT TRUE AND EXISTS (SELECT FROM ml_rag._shards(index.store));
 BEGIN
-  SELECT s.keys, s.scores, s.error INTO _found
-  FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, candidates,
-    extract(epoch FROM until)::double precision, CASE WHEN _is_narrow THEN filter.row_keys END) AS s;
+  IF _has_shards THEN
+    SELECT s.keys, s.scores, NULL::jsonb AS error INTO _found
+    FROM ml_rag._scores_of_shards(store, index, terms, weights, candidates) AS s;
+  ELSE
+    SELECT s.keys, s.scores, s.error INTO _found
+    FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, candidates,
+      extract(epoch FROM until)::double precision, CASE WHEN _is_narrow THEN filter.row_keys END) AS s;
+  END IF;
   PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
   is_all := cardinality(_found.keys) < candidates;
   EXECUTE concat(
     'SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (SELECT ', replace(_columns.of_hit, format(_columns.rounded, 's.distance'),
       'CASE WHEN s.distance > ''-Infinity'' AND s.distance < ''Infinity'' THEN '
       || format(_columns.rounded, 's.distance') || ' END'), ' FROM (SELECT ', _columns.of_row,
-    ', c.score AS score FROM unnest($4, $5) AS c (key, score) JOIN ', ml_rag._indexed_rows(index.store), ' AS t ON ', (
+    ', c.score AS score FROM unnest($4, $5) AS c (key, score) JOIN ',
+    CASE WHEN _has_shards THEN ml_rag._rows_of(store) ELSE ml_rag._indexed_rows(index.store) END, ' AS t ON ', (
       SELECT string_agg(format('t.%I = (c.key::text[])[%s]::%s', a.attname, k.place, format_type(a.atttypid, NULL)), ' AND ')
       FROM unnest(index.key) WITH ORDINALITY AS k (name, place)
       JOIN pg_attribute AS a ON a.attrelid = index.store AND a.attname = k.name AND NOT a.attisdropped),
-    ' WHERE ', ml_rag._has_values(store, ARRAY[store.segment]), filter.condition,
+    ' WHERE ', CASE WHEN _has_shards THEN (
+      -- what a shard can be asked for, that is not a join with what is here
+      SELECT string_agg(format('t.%I = ANY (ARRAY(SELECT (k.key::text[])[%s]::%s FROM unnest($4) AS k (key))) AND ', a.attname, u.place,
+        format_type(a.atttypid, NULL)), '')
+      FROM unnest(index.key) WITH ORDINALITY AS u (name, place)
+      JOIN pg_attribute AS a ON a.attrelid = index.store AND a.attname = u.name AND NOT a.attisdropped) END,
+    ml_rag._has_values(store, ARRAY[store.segment]), filter.condition,
     ' ORDER BY c.score DESC, ', _columns.place, ' LIMIT $2) AS s) AS h')
   INTO hits USING query_embedding, n, filter.arguments, _found.keys, _found.scores;
   hits := coalesce(hits, '{}');

@@ -207,7 +207,7 @@ WITH marked AS MATERIALIZED (
 SELECT m.vector_store, m.relid::regclass, m.embed_model_id,
   m.attname, c.segment::name, c.document_name::name, c.document_id::name, c.segment_number::name, c.metadata::name,
   CASE m.atttypid WHEN 'vector'::regtype THEN 'vector' ELSE 'halfvec' END, nullif(m.atttypmod, -1),
-  format_type(c.document_id_type, NULL), format_type(c.segment_number_type, NULL), f.found, m.is_table
+  format_type(c.document_id_type, NULL), format_type(c.segment_number_type, NULL), f.found, m.is_table, NULL::regclass[]
 FROM (
   SELECT DISTINCT ON (m.relid) m.* FROM marked AS m
   ORDER BY m.relid, m.attname = _embedding AND _by_comment, m.is_default IS NOT TRUE, m.attnum

@@ -39,7 +39,7 @@ BEGIN
     $query$, _name,
     CASE WHEN store.segment_number IS NULL THEN '1' ELSE format('t.%I', store.segment_number) END,
     CASE WHEN with_titles AND store.metadata IS NOT NULL THEN format('to_jsonb(t.%I)', store.metadata) ELSE 'NULL::jsonb' END,
-    ml_rag._relation_name(store.relation),
+    ml_rag._rows_of(store),
     ml_rag._has_values(store, ARRAY[coalesce(store.document_name, store.segment)])
       || CASE WHEN store.found = 'untrusted' THEN ml_rag._untrusted_condition(store, until,
         format(' AND octet_length(t.%I::text) <= 1000', store.document_name)) || ' LIMIT 100000' ELSE '' END)

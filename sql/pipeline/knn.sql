@@ -59,15 +59,20 @@ AS $$
 -- refers to; has_own_vector: $4 is the vector that is searched with, and score its distance
 -- quantization: of an index of smaller vectors, whose $5 nearest are ordered by the whole ones
 -- The ORDER BY … LIMIT stands at one query level with nothing but filters, which is what an index can serve and
--- what postgres_fdw can ship to a shard. sort: index; exact, by an expression that no index has, neither here nor on
+-- what postgres_fdw can ship to a shard. Shards get a statement each, and run them side by side: that is the Append below an order
+-- that theirs does not give. sort: index; exact, by an expression that no index has, neither here nor on
 -- the shard, whose settings are out of our reach; total, which settles equal distances too, at the cost of rounding
 -- each row's.
 DECLARE
   _columns record := ml_rag._hit_columns(store, distance_metric, with_text);
   _distance text := _columns.distance;
   _own text;
-  _from text := concat(ml_rag._relation_name(store.relation), ' AS t WHERE ',
-    ml_rag._has_values(store, ARRAY[store.segment_embedding, store.segment]), condition);
+  _leaves regclass[] := ml_rag._leaves(store);
+  _head text;
+  _tail text;
+  _rows text;
+  _condition text := concat(' AS t WHERE ', ml_rag._has_values(store, ARRAY[store.segment_embedding, store.segment]), condition);
+  _from text := concat(ml_rag._relation_name(store.relation), _condition);
 BEGIN
   IF quantization IS NOT NULL THEN
     _from := concat('(SELECT ', CASE WHEN store.is_table THEN 't.ctid, ' END, (
@@ -86,14 +91,25 @@ BEGIN
     _own := format(', %s AS own', _distance);
     _columns := ml_rag._hit_columns(store, distance_metric, with_text, format(_columns.rounded, 's.own') || '::float8');
   END IF;
+  _head := concat('SELECT ', _columns.of_row, _own, ' FROM ');
+  _tail := concat(' ORDER BY ', CASE sort
+    WHEN 'index' THEN _distance
+    WHEN 'exact' THEN format('(%s) + 0', _distance)
+    ELSE concat(format(_columns.rounded, concat('(', _distance, ')')), ', ', _columns.place)
+  END, ' LIMIT $2');
+  IF _leaves IS NULL THEN
+    _rows := concat(_head, _from, _tail);
+  ELSE
+    _distance := CASE WHEN has_own_vector THEN 'u.own' ELSE 'u.distance' END;
+    _rows := concat('SELECT u.* FROM (', (
+        SELECT string_agg(concat('(', _head, ml_rag._relation_name(l), _condition, _tail, ')'), ' UNION ALL ') FROM unnest(_leaves) AS l),
+      ') AS u ORDER BY ', CASE sort WHEN 'total' THEN concat(format(_columns.rounded, _distance), ', u.document_name COLLATE "C", ',
+        CASE WHEN store.document_id_type IN ('smallint', 'integer', 'bigint') THEN 'u.document_id'
+          ELSE 'u.document_id::text COLLATE "C"' END,
+        ', u.segment_number') ELSE _distance || ' + 0' END, ' LIMIT $2');
+  END IF;
   RETURN concat(
-    'SELECT ', _columns.of_hit, ' FROM (SELECT ', _columns.of_row, _own, ' FROM ', _from,
-    ' ORDER BY ', CASE sort
-      WHEN 'index' THEN _distance
-      WHEN 'exact' THEN format('(%s) + 0', _distance)
-      ELSE concat(format(_columns.rounded, concat('(', _distance, ')')), ', ', _columns.place)
-    END,
-    format(' LIMIT $2) AS s WHERE %1$s > ''-Infinity'' AND %1$s < ''Infinity''',
+    'SELECT ', _columns.of_hit, ' FROM (', _rows, format(') AS s WHERE %1$s > ''-Infinity'' AND %1$s < ''Infinity''',
       CASE WHEN has_own_vector THEN 's.own' ELSE 's.distance' END));
 END
 $$;
@@ -170,6 +186,8 @@ DECLARE
 BEGIN
   IF _kind IN ('v', 'f') THEN
     RETURN jsonb_build_object('plan', CASE _kind WHEN 'v' THEN 'view' ELSE 'foreign table' END);
+  ELSIF EXISTS (SELECT FROM ml_rag._shards(store.relation)) THEN
+    RETURN '{"plan": "shards"}';
   END IF;
   PERFORM set_config('hnsw.ef_search', ef_search, true), set_config('enable_seqscan', seqscan, true),
     set_config('ivfflat.probes', probes, true);
@@ -239,7 +257,8 @@ DECLARE
   -- the table, so few are enough; more where the index goes on past what is left out: in a relaxed order.
   _fetch integer := _n + _n / 10 + CASE WHEN filter.condition = '' THEN 1 ELSE 8 END;
   _reads integer := 0;
-  _quantization text := CASE WHEN _sort = 'index' THEN ml_rag._quantization(store, request.distance_metric) END;
+  _quantization text := CASE WHEN _sort = 'index' AND (store.is_table OR NOT EXISTS (SELECT FROM ml_rag._shards(store.relation)))
+    THEN ml_rag._quantization(store, request.distance_metric) END;
   _rescore integer := ml_rag._rescore(_index_options, _quantization, _fetch);
   -- an index goes on beyond it, but what it has gone past it does not come back to
   _ef_search text := coalesce(_index_options ->> 'ef_search',

@@ -48,17 +48,24 @@ AS $$
 -- purpose: the segments first[i] … last[i] of document i of one store, in order; condition: of ml_rag._untrusted_condition;
 -- most: how many there are at most, null = any number
 -- Reads: the store, as the caller
+DECLARE
+  -- what a shard can be asked for, that is not a join with what is here
+  _numbers bigint[] := CASE WHEN store.is_table IS NOT TRUE AND EXISTS (SELECT FROM ml_rag._shards(store.relation)) THEN ARRAY(
+    SELECT DISTINCT n FROM unnest(first, last) AS r (first, last) CROSS JOIN LATERAL generate_series(r.first, r.last) AS n) END;
 BEGIN
   RETURN QUERY EXECUTE format(
     'SELECT r.i::integer, t.%1$I::bigint, t.%2$I::text '
     'FROM unnest($1, $2, $3) WITH ORDINALITY AS r (document, first, last, i) '
     'JOIN %3$s AS t ON t.%4$I = r.document::%5$s AND t.%1$I BETWEEN r.first AND r.last '
-    'WHERE %7$s%6$s ORDER BY 1, 2 LIMIT $4',
-    store.segment_number, store.segment, ml_rag._relation_name(store.relation),
+    'WHERE %8$s%7$s%6$s ORDER BY 1, 2 LIMIT $4',
+    store.segment_number, store.segment, ml_rag._rows_of(store),
     coalesce(store.document_id, store.document_name),
     CASE WHEN store.document_id IS NULL THEN 'text' ELSE store.document_id_type END, condition,
-    ml_rag._has_values(store, ARRAY[store.segment]))
-  USING documents, first, last, most;
+    ml_rag._has_values(store, ARRAY[store.segment]),
+    CASE WHEN _numbers IS NOT NULL THEN format('t.%I = ANY ($1::%s[]) AND t.%I = ANY ($5) AND ',
+      coalesce(store.document_id, store.document_name),
+      CASE WHEN store.document_id IS NULL THEN 'text' ELSE store.document_id_type END, store.segment_number) END)
+  USING documents, first, last, most, _numbers;
 END
 $$;
 

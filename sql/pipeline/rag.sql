@@ -243,6 +243,9 @@ BEGIN
 
   _embeds := request.query_embedding IS NULL AND ml_rag._needs_embedding(request.options);
   retrieval.stores := ml_rag._discover(request.options);
+  IF (request.options -> 'partial')::boolean THEN
+    SELECT l.answering, l.missing INTO retrieval.stores, retrieval.missing_shards FROM ml_rag._leave_out_silent(retrieval.stores) AS l;
+  END IF;
   IF _embeds THEN
     PERFORM ml_rag._lock_stores_for_read(retrieval.stores);
   END IF;
@@ -451,6 +454,8 @@ BEGIN
     'vector_store', ARRAY(SELECT s.vector_store FROM unnest(_retrieval.stores) AS s
                           WHERE s.vector_store <> ALL (coalesce(_retrieval.skipped, '{}'))),
     'retrieval_info', jsonb_build_object('method', _retrieval.method, 'threshold', _retrieval.threshold)
+      || CASE WHEN _retrieval.missing_shards IS NULL THEN '{}'
+              ELSE jsonb_build_object('missing_shards', _retrieval.missing_shards) END
       || CASE WHEN (_request.arms[1]).search = 'function' AND cardinality(_request.arms) = 1 THEN '{"search": "function"}'
               WHEN _request.options @> '{"arms": [{"search": "function"}]}' THEN '{"search": "hybrid"}'
               WHEN NOT (_request.options -> 'keyword_search')::boolean THEN '{}'
@@ -493,9 +498,9 @@ If no segment is left and "abstain" is true, text is "abstain_text", no model is
 such as [2] in the text refers to that citation, counted from 1. With "explain", a further key "explain" shows how the
 answer came about: docs/monitoring.md describes it; where nothing is found, it is the last line of the error's detail. With
 "query_options", retrieval_info has a key "query": what was searched
-with.
+with; with "partial", a key "missing_shards" where some did not answer.
 Errors: 22023 bad option; 22000 different dimensions; P0002 no vector store, or, if "abstain" is false or with
-"skip_generate", nothing found or nothing within the threshold; 42501; 55000 model not available; 08006 model server; 53300
+"skip_generate", nothing found or nothing within the threshold; 42501; 55000 model not available; 08006 model server or shard; 53300
 its queue is full; 57014 cancelled; 38000 the model failed.$$;
 
 CREATE PROCEDURE @extschema@.ml_rag(query text, options jsonb DEFAULT NULL, INOUT output jsonb DEFAULT NULL)

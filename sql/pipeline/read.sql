@@ -48,7 +48,7 @@ DECLARE
 BEGIN
   -- row by row, so that no more than that is in memory
   FOR _hit IN EXECUTE concat(
-    'SELECT ', _columns.of_hit, ' FROM (SELECT ', _columns.of_row, ' FROM ', ml_rag._relation_name(store.relation),
+    'SELECT ', _columns.of_hit, ' FROM (SELECT ', _columns.of_row, ' FROM ', ml_rag._rows_of(store),
     ' AS t WHERE ', ml_rag._has_values(store, ARRAY[store.segment]), filter.condition,
     ' ORDER BY ', _columns.place, ' LIMIT $2) AS s') USING NULL::vector, most + 1, filter.arguments
   LOOP
@@ -85,6 +85,7 @@ DECLARE
   _former_wait text;
   _detail text;
   _hint text;
+  _context text;
 BEGIN
   IF _is_untrusted THEN
     _former_wait := ml_rag._limit_wait(100, store.relation);
@@ -92,6 +93,9 @@ BEGIN
     IF NOT is_only THEN
       _former_wait := ml_rag._limit_wait(1000);
     END IF;
+    PERFORM ml_rag._lock_for_read(store.relation);
+  ELSIF store.is_table IS NOT TRUE AND EXISTS (SELECT FROM ml_rag._shards(store.relation)) THEN
+    -- none comes or goes from here on
     PERFORM ml_rag._lock_for_read(store.relation);
   END IF;
   IF stage = 'search' OR stage = 'keyword' OR stage = 'function' OR stage = 'read' THEN
@@ -170,7 +174,16 @@ BEGIN
   IF _former_wait IS NOT NULL THEN
     PERFORM set_config('lock_timeout', _former_wait, true);
   END IF;
-EXCEPTION WHEN OTHERS THEN
+EXCEPTION WHEN query_canceled OR OTHERS THEN
+  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
+  failure := ml_rag._shard_failure(store, SQLSTATE, SQLERRM, _context);
+  IF failure IS NOT NULL AND (coalesce(store.found, 'named') = 'named' OR is_only) THEN
+    PERFORM ml_rag._raise(failure);
+  ELSIF failure IS NOT NULL THEN
+    RETURN;
+  ELSIF SQLSTATE = '57014' THEN
+    RAISE;
+  END IF;
   -- a transaction that cannot go on is no matter of a store, nor is an error of the caller's own function
   IF coalesce(store.found, 'named') = 'named' OR is_only OR SQLSTATE = '40001' OR _is_calling THEN
     RAISE;

@@ -24,7 +24,7 @@ DECLARE
       || format(_columns.rounded, 's.distance') || ' END'), ')::ml_rag.hit AS hit, s.text, s.embedding FROM (SELECT ', _columns.of_row,
     CASE WHEN _takes_vectors THEN format(', NULL::text AS text, t.%I::vector AS embedding', store.segment_embedding)
          ELSE format(', t.%I::text AS text, NULL::vector AS embedding', store.segment) END, ' FROM ',
-           ml_rag._relation_name(store.relation), ' AS t WHERE ',
+           ml_rag._rows_of(store), ' AS t WHERE ',
     ml_rag._has_values(store, CASE WHEN _takes_vectors THEN ARRAY[store.segment, store.segment_embedding] ELSE ARRAY[store.segment] END),
     CASE WHEN _is_narrow THEN ' AND t.ctid = ANY ($3::tid[])' ELSE filter.condition END, ') AS s');
   _rows refcursor;

@@ -176,8 +176,8 @@ BEGIN
     INTO _id USING name;
   IF _id IS NOT NULL THEN
     EXECUTE format('DELETE FROM %s AS s WHERE s.document_name = $1', _relation) USING name;
-  ELSIF row_security_active(store) THEN
-    -- up to 2^53, which JSON's readers keep exactly
+  ELSIF row_security_active(store) OR EXISTS (SELECT FROM ml_rag._shards(store)) THEN
+    -- shards can hide rows, too; up to 2^53, which JSON's readers keep exactly
     _most := CASE (SELECT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'document_id')
       WHEN 'integer'::regtype THEN 2147483647 ELSE 9007199254740991 END;
     WHILE _is_taken LOOP
@@ -282,7 +282,16 @@ BEGIN
   END IF;
   PERFORM ml_rag.fold_keyword_index(store)
   WHERE EXISTS (SELECT FROM ml_rag._keyword_index(index_store.store));
-  EXECUTE format('ANALYZE %s', _relation);
+  IF NOT EXISTS (SELECT FROM ml_rag._shards(store)) THEN
+    EXECUTE format('ANALYZE %s', _relation);
+  ELSE
+    -- that would read all rows of the shards
+    FOR _relation IN
+      SELECT ml_rag._relation_name(p.relid) FROM pg_partition_tree(store) AS p JOIN pg_class AS c ON c.oid = p.relid WHERE c.relkind = 'r'
+    LOOP
+      EXECUTE format('ANALYZE %s', _relation);
+    END LOOP;
+  END IF;
 END
 $$;
 COMMENT ON FUNCTION ml_rag.index_store(regclass, text, jsonb) IS
@@ -324,15 +333,17 @@ BEGIN
       coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id')), _options ->> 'description',
       _options ->> 'language', (_options -> 'partitions')::integer);
     PERFORM ml_rag.index_store(_store, _options ->> 'distance_metric', _options -> 'index') WHERE _options ? 'index';
-    RETURN _store;
+  ELSE
+    PERFORM ml_rag._check_store(_store, _options ->> 'embed_model_id');
   END IF;
-  PERFORM ml_rag._check_store(_store, _options ->> 'embed_model_id');
+  PERFORM ml_rag._serve(_store) WHERE (_options -> 'shard')::boolean;
   RETURN _store;
 END
 $$;
 COMMENT ON FUNCTION ml_rag.create_store(text, jsonb) IS
 $$creates an empty vector store, or checks the one that exists: ml_rag.create_store('public.handbook')
-options: embed_model_id, description, language (of its keyword index), index and distance_metric (of a new store), partitions.
+options: embed_model_id, description, language (of its keyword index), index and distance_metric (of a new store), partitions,
+shard (of one that is there, too: also opens its view to whom the store is open by now).
 Errors: 22023 bad option, table that is not a vector store or of another model; 25006 read-only; 42501; 55000 model not available; 08006.$$;
 
 CREATE FUNCTION ml_rag.documents_below(store regclass, prefix text) RETURNS SETOF text

@@ -53,6 +53,8 @@ _HITS = f"ARRAY(SELECT h FROM ml_rag.search({_STORES}, {_EMBEDDING}, 5, 'COSINE'
 EXPRESSIONS = {
     ("stores", "ml_rag.store[]"): [_STORES, "'{}'"],
     ("store", "ml_rag.store"): ["(SELECT s FROM ml_rag.discover(ARRAY['docs']) AS s)"],
+    ("server", "name"): ["'nowhere'::name"],
+    ("partition", "integer"): ["0", "7"],
     ("store", "regclass"): ["'docs'::regclass", "'words'::regclass", "'texts'::regclass", "'pg_class'::regclass"],
     ("relation", "regclass"): ["'docs'::regclass", "'texts'::regclass", "'pg_class'::regclass"],
     ("query_embedding", "vector"): [_EMBEDDING, "'[1,2,3]'"],

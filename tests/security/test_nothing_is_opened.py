@@ -49,6 +49,7 @@ CALLS = {
     "evaluation_columns": ("SELECT ml_rag_evaluate('q', %s::jsonb)", '{"columns": {o}}'),
     "enable_keyword_search": ("SELECT ml_rag.enable_keyword_search('mine', %s::jsonb)", "{o}"),
     "create_store": ("SELECT ml_rag.create_store('public.made', %s::jsonb)", "{o}"),
+    "attach_shard": ("SELECT ml_rag.attach_shard('mine', 'nowhere', %s::jsonb)", "{o}"),
     "load_documents": ("SELECT ml_rag.load_documents('mine', '{a.txt}', ARRAY['fox'::bytea], %s::jsonb)", "{o}"),
     "file_dates": (
         "SELECT ml_rag.load_documents('mine', '{a.txt}', ARRAY['fox'::bytea], %s::jsonb)", '{"file_dates": [{o}]}'

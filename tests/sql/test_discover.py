@@ -71,6 +71,7 @@ def test_what_discovery_tells_of_a_store(owner: Connection, asker: Connection) -
         "integer",
         "trusted",
         True,
+        None,
     )
 
 

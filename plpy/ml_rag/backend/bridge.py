@@ -341,11 +341,19 @@ def keyword_scores(
     n: int,
     until: float | None = None,
     row_keys: list[str] | None = None,
+    corpus: str | None = None,
 ) -> tuple[list[str], list[float]]:
-    """Keys and BM25 scores of the best rows of a store; see ``ml_rag.backend.keyword``."""
+    """Keys and BM25 scores of the best rows of a store; see ``ml_rag.backend.keyword``. ``corpus``: as JSON text."""
     search = keyword().search
-    found: tuple[list[str], list[float]] = search(plpy, store, segment, key, terms, weights, n, until, row_keys)
+    whole = None if corpus is None else tuple(json.loads(corpus))
+    found: tuple[list[str], list[float]] = search(plpy, store, segment, key, terms, weights, n, until, row_keys, whole)
     return found
+
+
+@outcome
+def keyword_statistics(plpy: Any, store: int, segment: str, key: list[str], terms: list[str]) -> str:
+    """Rows, tokens and document frequencies of a keyword index, as JSON text; see ``ml_rag.backend.keyword``."""
+    return as_jsonb(keyword().statistics(plpy, store, segment, key, terms))
 
 
 def run_handed() -> None:

@@ -24,6 +24,8 @@ Floats = NDArray[np.float64]
 Candidates = tuple[list[str], list[float]]
 #: keys of rows, as the text of a text[], and how many
 Portion = tuple[str, int]
+#: of an index: rows, tokens of all of them, and in how many rows each of the terms stands
+Corpus = tuple[int, int, list[int]]
 
 #: rows that are as good as the last one wanted and come with it: that many at most, or a store of equal segments would
 #: cost everybody seconds
@@ -124,6 +126,19 @@ class TooLarge(MlRagError):
         super().__init__("the keyword index of the store is too large", detail=detail)
 
 
+class HiddenRows(MlRagError):
+    """How many rows hold a word is asked for by a role that does not see all of them."""
+
+    sqlstate = "55000"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the statistics of the keyword index are of hidden rows too",
+            detail="Row-level security applies to the role.",
+            hint='The owner can rebuild the index with the option "statistics": "visible", on all shards.',
+        )
+
+
 # -- the search --------------------------------------------------------------------------------------------------------
 
 
@@ -137,12 +152,14 @@ def search(
     n: int,
     until: float | None = None,
     row_keys: list[str] | None = None,
+    corpus: Corpus | None = None,
 ) -> Candidates:
     """Keys and scores of the ``n`` best rows that the caller can see, and of up to ``TIES`` as good as the last.
 
     ``segment`` and ``key``: the columns of the index; where it has others, nothing is found. ``until``: when a store of
     an untrusted owner has had its time, which bounds its memory too; None = no bounds. ``row_keys``: of
-    ml_rag.row_filter where few rows pass it; None = all rows.
+    ml_rag.row_filter where few rows pass it; None = all rows. ``corpus``: the statistics to score by, where the rows
+    are a part of those of a store; None = their own.
     """
     own = readable(plpy, [{"store": store, "segment": segment, "key": key}])
     if not own:
@@ -160,12 +177,47 @@ def search(
             return [], []
         k1, b = found[0]["k1"], found[0]["b"]
         if secured and keys is not None and found[0]["statistics"] == "visible":
-            ids, scores = _scores_of_visible(plpy, store, terms, weights, k1, b, n, keys)
+            ids, scores = _scores_of_visible(plpy, store, terms, weights, k1, b, n, keys, corpus)
         else:
-            ids, scores = _scores(plpy, store, terms, weights, k1, b, n, keys, until)
+            ids, scores = _scores(plpy, store, terms, weights, k1, b, n, keys, until, corpus)
         names = {row["id"]: row["key"] for row in _run(plpy, "keys", store, ids, until)}
         known = [(names[id_], score) for id_, score in zip(ids, scores, strict=True) if id_ in names]
         return [key for key, _ in known], [score for _, score in known]
+
+    return as_owner(plpy, work)
+
+
+def statistics(plpy: Any, store: int, segment: str, key: list[str], terms: list[str]) -> Corpus:
+    """What the scores of an index depend on: of all its rows, or of those that the caller can see where it is made so.
+
+    Nothing is counted where the caller may not search it.
+    """
+    nothing = 0, 0, [0] * len(terms)
+    own = readable(plpy, [{"store": store, "segment": segment, "key": key}])
+    if not own:
+        return nothing
+    secured, reads_nodes = own[0]["secured"], own[0]["reads_nodes"]
+    keys = [(row["keys"], row["n"]) for row in _run(plpy, "visible keys", store, key, None)] if secured else []
+
+    def work() -> Corpus:
+        found = _run(plpy, "index", store)
+        if not len(found) or found[0]["segment"] != segment or found[0]["key"] != key:
+            return nothing
+        if found[0]["beside"] is not None and not reads_nodes:
+            return nothing
+        if secured and found[0]["statistics"] != "visible":
+            raise HiddenRows
+        if secured:
+            rows, total, matches = _visible_matches(plpy, store, terms, keys)
+            return rows, total, matches.df.tolist()
+        runs, gone = list(_run(plpy, "runs", store)), list(_run(plpy, "gone", store))
+        rows, total = _size(plpy, store, runs, gone)
+        df = _new(plpy, store, terms, gone, None).df
+        dead = _dead(plpy, store, runs, gone)
+        places = {term: i for i, term in enumerate(terms)}
+        for term, at, _ in _postings(plpy, store, terms, runs, dead, None):
+            df[places[term]] += len(at)
+        return rows, total, df.tolist()
 
     return as_owner(plpy, work)
 
@@ -292,10 +344,11 @@ def _scores(
     n: int,
     keys: list[Portion] | None,
     until: float | None = None,
+    corpus: Corpus | None = None,
 ) -> tuple[list[int], list[float]]:
     """Ids and scores of the ``n`` best rows; where ``keys`` says which are visible, of those alone.
 
-    The statistics are those of all rows.
+    The statistics are those of all rows, or the ``corpus``.
     """
     if until is not None:
         pile = _run(plpy, "pile", store, MOST_PILED + 1)[0]
@@ -305,45 +358,22 @@ def _scores(
     if until is not None and sum(run["rows"] for run in runs) > MOST_ROWS:
         raise TooLarge(f"It has more than {MOST_ROWS} rows.")
     gone = list(_run(plpy, "gone", store))
-    waiting_rows = _run(plpy, "waiting", store)[0]
-    score = Scorer(
-        k1,
-        b,
-        sum(run["rows"] - run["gone_rows"] for run in runs) + waiting_rows["rows"] - len(gone),
-        sum(run["total"] - run["gone_total"] for run in runs)
-        + int(waiting_rows["total"])
-        - sum(row["length"] for row in gone),
-    )
-    starts = dict(zip((run["run"] for run in runs), np.cumsum([0] + [run["rows"] for run in runs]), strict=False))
+    score = Scorer(k1, b, *(_size(plpy, store, runs, gone) if corpus is None else corpus[:2]))
+    starts = _starts(runs)
     size = sum(run["rows"] for run in runs)
     dead = _dead(plpy, store, runs, gone)
     lengths = _lengths_of(plpy, store, runs)
-    gone_ids = {row["id"] for row in gone}
-    new = Matches(terms)
-    portion = _ROWS if until is None else _ROWS_UNTRUSTED
-    for row in _run.rows(plpy, "new", store, _filtering(terms), until, portion=portion):
-        if until is not None and len(row["tokens"]) > 10_000:
-            _run(plpy, "in time", until)
-        if row["id"] not in gone_ids:
-            new.add(row["id"], row["length"], row["tokens"])
+    new = _new(plpy, store, terms, gone, until)
     new_ids = new.ids
     seen = None if keys is None else _visible(plpy, store, runs, keys, new_ids)
 
     places = {term: i for i, term in enumerate(terms)}
-    df = new.df
+    df = new.df if corpus is None else np.array(corpus[2], np.int64)
     scores = np.zeros(size + len(new_ids))
     rarest: Ints | None = None
-    postings = _run.rows(plpy, "postings", store, terms, portion=_POSTINGS)
-    for term, parts in itertools.groupby(postings, operator.itemgetter("term")):
-        if until is not None:
-            _run(plpy, "in time", until)
-        own = [(starts[part["run"]], *postings_of(part["postings"])) for part in parts]
-        at = np.concatenate([slots + start for start, slots, _ in own])
-        numbers = np.concatenate([counts for _, _, counts in own])
-        if dead is not None:
-            alive = ~dead[at]
-            at, numbers = at[alive], numbers[alive]
-        df[places[term]] += len(at)
+    for term, at, numbers in _postings(plpy, store, terms, runs, dead, until):
+        if corpus is None:
+            df[places[term]] += len(at)
         if seen is not None:
             shown = seen[at]
             at, numbers = at[shown], numbers[shown]
@@ -356,6 +386,53 @@ def _scores(
         scores[size:][~seen[size:]] = 0
     found = best(scores, n, rarest)
     return _ids(plpy, store, runs, starts, found, size, new_ids.tolist()), scores[found].tolist()
+
+
+def _size(plpy: Any, store: int, runs: list[Any], gone: list[Any]) -> tuple[int, int]:
+    """How many rows an index has, and how many tokens they have."""
+    waiting = _run(plpy, "waiting", store)[0]
+    return (
+        sum(run["rows"] - run["gone_rows"] for run in runs) + waiting["rows"] - len(gone),
+        sum(run["total"] - run["gone_total"] for run in runs)
+        + int(waiting["total"])
+        - sum(row["length"] for row in gone),
+    )
+
+
+def _starts(runs: list[Any]) -> dict[int, int]:
+    """Where the rows of each run begin among those of all runs, one after another."""
+    return dict(zip((run["run"] for run in runs), np.cumsum([0] + [run["rows"] for run in runs]), strict=False))
+
+
+def _new(plpy: Any, store: int, terms: list[str], gone: list[Any], until: float | None) -> Matches:
+    """The rows with one of the terms that wait to be folded."""
+    gone_ids = {row["id"] for row in gone}
+    new = Matches(terms)
+    portion = _ROWS if until is None else _ROWS_UNTRUSTED
+    for row in _run.rows(plpy, "new", store, _filtering(terms), until, portion=portion):
+        if until is not None and len(row["tokens"]) > 10_000:
+            _run(plpy, "in time", until)
+        if row["id"] not in gone_ids:
+            new.add(row["id"], row["length"], row["tokens"])
+    return new
+
+
+def _postings(
+    plpy: Any, store: int, terms: list[str], runs: list[Any], dead: NDArray[np.bool_] | None, until: float | None
+) -> Iterator[tuple[str, Ints, Ints]]:
+    """Each term that some run holds, the places of the rows that have it, and how often each of them does."""
+    starts = _starts(runs)
+    postings = _run.rows(plpy, "postings", store, terms, portion=_POSTINGS)
+    for term, parts in itertools.groupby(postings, operator.itemgetter("term")):
+        if until is not None:
+            _run(plpy, "in time", until)
+        own = [(starts[part["run"]], *postings_of(part["postings"])) for part in parts]
+        at = np.concatenate([slots + start for start, slots, _ in own])
+        numbers = np.concatenate([counts for _, _, counts in own])
+        if dead is not None:
+            alive = ~dead[at]
+            at, numbers = at[alive], numbers[alive]
+        yield term, at, numbers
 
 
 #: as many keys are looked up one by one; for more the planner has to know how many there are
@@ -383,18 +460,32 @@ def _visible(plpy: Any, store: int, runs: list[Any], keys: list[Portion], new_id
     return np.concatenate([*parts, np.isin(new_ids, ids)])
 
 
-def _scores_of_visible(
-    plpy: Any, store: int, terms: list[str], weights: list[int], k1: float, b: float, n: int, keys: list[Portion]
-) -> tuple[list[int], list[float]]:
-    """The same where statistics are of the visible rows: nothing is read but the tokens of these."""
+def _visible_matches(plpy: Any, store: int, terms: list[str], keys: list[Portion]) -> tuple[int, int, Matches]:
+    """How many rows have one of the keys, how many tokens they have, and those with one of the terms."""
     rows, total = 0, 0
     found = Matches(terms)
     for row in _visible_rows(plpy, "visible rows", store, keys, _filtering(terms)):
         rows, total = rows + 1, total + row["length"]
         if row["tokens"] is not None:
             found.add(row["id"], row["length"], row["tokens"])
-    score = Scorer(k1, b, rows, total)
-    scores = found.scores(score, _factors(score, found.df, weights))
+    return rows, total, found
+
+
+def _scores_of_visible(
+    plpy: Any,
+    store: int,
+    terms: list[str],
+    weights: list[int],
+    k1: float,
+    b: float,
+    n: int,
+    keys: list[Portion],
+    corpus: Corpus | None = None,
+) -> tuple[list[int], list[float]]:
+    """The same where statistics are of the visible rows: nothing is read but the tokens of these."""
+    rows, total, found = _visible_matches(plpy, store, terms, keys)
+    score = Scorer(k1, b, *((rows, total) if corpus is None else corpus[:2]))
+    scores = found.scores(score, _factors(score, found.df if corpus is None else np.array(corpus[2]), weights))
     ids = found.ids
     order = np.argsort(ids, kind="stable")
     places = order[best(scores[order], n)]

@@ -1,0 +1,215 @@
+-- shards: the partitions of a store that are on other servers: what is read there, and what is asked.
+--
+-- A shard is a partition that is a foreign table of postgres_fdw. Everything goes there with the caller's own user mapping, so that
+-- privileges and row-level security of the shard decide. Rows are read as from any foreign table. Words are asked for by a request that
+-- is inserted into a foreign table beside it, its table of calls: on the shard that is a view, whose trigger (store/shards) answers.
+
+CREATE FUNCTION ml_rag._shards(relation oid) RETURNS TABLE (shard regclass, server name)
+LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 4
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the partitions of a relation that are foreign tables  Reads: the catalog
+-- A shard may have come since the snapshot of the caller's statement was taken: both functions see it all the same, a look into
+-- pg_foreign_table alone would not, and would leave its rows out.
+BEGIN
+  IF (SELECT c.relkind FROM pg_class AS c WHERE c.oid = relation) = 'p' THEN
+    RETURN QUERY SELECT p.relid, (
+        SELECT s.srvname FROM pg_foreign_table AS f JOIN pg_foreign_server AS s ON s.oid = f.ftserver WHERE f.ftrelid = p.relid)
+      FROM pg_partition_tree(relation) AS p WHERE p.isleaf AND pg_relation_filenode(p.relid) IS NULL ORDER BY p.relid::oid;
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._leaves(store ml_rag.store) RETURNS regclass[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the partitions of a store with shards that are read one by one, but for those that are missing; null = it is read as a whole
+-- One by one each gets its own LIMIT. Policies of the whole table would not apply then, nor are privileges on it enough.
+-- Reads: the catalog
+DECLARE
+  _leaves regclass[];
+BEGIN
+  IF store.is_table IS NOT TRUE AND EXISTS (SELECT FROM ml_rag._shards(store.relation)) THEN
+    _leaves := ARRAY(
+      SELECT p.relid FROM pg_partition_tree(store.relation) AS p
+      WHERE p.isleaf AND p.relid <> ALL (coalesce(store.missing, '{}')) ORDER BY p.relid::oid);
+    IF store.missing IS NOT NULL OR NOT row_security_active(store.relation)
+      AND (SELECT bool_and(has_table_privilege(l, 'SELECT')) FROM unnest(_leaves) AS l) THEN
+      RETURN _leaves;
+    END IF;
+  END IF;
+  RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION ml_rag._rows_of(store ml_rag.store) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of the rows of a store: its name, or where shards are missing what the others have
+BEGIN
+  IF store.missing IS NULL THEN
+    RETURN ml_rag._relation_name(store.relation);
+  END IF;
+  RETURN (SELECT format('(%s)', string_agg(format('SELECT %s FROM %s AS t', (
+      SELECT string_agg(format('t.%I', a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute AS a
+      WHERE a.attrelid = store.relation AND a.attnum > 0 AND NOT a.attisdropped), ml_rag._relation_name(l)), ' UNION ALL '))
+    FROM unnest(ml_rag._leaves(store)) AS l);
+END
+$$;
+
+CREATE FUNCTION ml_rag._is_silence(sqlstate text, message text, context text) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether an error of postgres_fdw says that a server does not answer: no connection, none left, shut down, or its own
+-- statement_timeout
+BEGIN
+  RETURN sqlstate ~ '^08' AND (message ~ 'server "' OR context ~ 'remote SQL command')
+    OR context ~ 'remote SQL command' AND sqlstate ~ '^(57|53300)'
+    OR sqlstate = '53300' AND message ~ 'connect to server';
+END
+$$;
+
+CREATE FUNCTION ml_rag._silent(shard regclass, server name) RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: why a shard does not answer; null = it does  Reads: the shard, as the caller
+DECLARE
+  _context text;
+BEGIN
+  EXECUTE format('SELECT FROM %s LIMIT 1', ml_rag._relation_name(shard));
+  RETURN NULL;
+EXCEPTION WHEN query_canceled OR OTHERS THEN
+  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
+  IF NOT ml_rag._is_silence(SQLSTATE, SQLERRM, _context) THEN
+    RAISE;
+  END IF;
+  RETURN SQLERRM;
+END
+$$;
+
+CREATE FUNCTION ml_rag._shard_failure(store ml_rag.store, sqlstate text, message text, context text) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the error that names the shard that does not answer; null = that is not what an error says
+-- Reads: the shards, as the caller
+DECLARE
+  _server text := substring(message FROM 'server "([^"]+)"');
+  _shard record;
+  _name text;
+BEGIN
+  IF NOT ml_rag._is_silence(sqlstate, message, context) OR NOT EXISTS (SELECT FROM ml_rag._shards(store.relation)) THEN
+    RETURN NULL;
+  END IF;
+  FOR _shard IN SELECT s.shard, s.server FROM ml_rag._shards(store.relation) AS s WHERE s.server = coalesce(_server, s.server) LOOP
+    IF _server IS NOT NULL OR ml_rag._silent(_shard.shard, _shard.server) IS NOT NULL THEN
+      _name := format('"%s" on server "%s"', _shard.shard, _shard.server);
+      EXIT;
+    END IF;
+  END LOOP;
+  RETURN ml_rag._failure(store.vector_store, '08006',
+    format('shard %s of "%s" does not answer', coalesce(_name, 'unknown'), store.vector_store),
+    concat(rtrim(message, '.'), '.'), 'Search the others with "partial": true, or call again when it is back.');
+END
+$$;
+
+CREATE FUNCTION ml_rag._without(store ml_rag.store, missing regclass[]) RETURNS ml_rag.store
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a store without these shards; null = all of it
+BEGIN
+  store.missing := missing;
+  IF cardinality(ml_rag._leaves(store)) = 0 THEN
+    RAISE EXCEPTION USING ERRCODE = '08006', MESSAGE = format('no shard of "%s" answers', store.vector_store),
+      DETAIL = format('Missing: %s.', array_to_string(missing, ', ')), HINT = 'Call again when they are back.';
+  END IF;
+  RETURN store;
+END
+$$;
+
+CREATE FUNCTION ml_rag._leave_out_silent(stores ml_rag.store[], OUT answering ml_rag.store[], OUT missing text[])
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: option partial: the stores, each with those of its shards missing that do not answer, which are warned of
+-- Reads: the shards, as the caller
+DECLARE
+  _store ml_rag.store;
+  _shard record;
+  _missing regclass[];
+  _why text;
+BEGIN
+  answering := '{}';
+  FOREACH _store IN ARRAY stores LOOP
+    _missing := NULL;
+    FOR _shard IN SELECT s.shard, s.server FROM ml_rag._shards(_store.relation) AS s LOOP
+      _why := ml_rag._silent(_shard.shard, _shard.server);
+      CONTINUE WHEN _why IS NULL;
+      IF row_security_active(_store.relation) THEN
+        RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot be searched in part', _store.vector_store),
+          DETAIL = 'It has row-level security of its own, beside that of its shards.';
+      END IF;
+      _missing := _missing || _shard.shard;
+      missing := missing || _shard.shard::text;
+      RAISE WARNING USING ERRCODE = '01000',
+        MESSAGE = format('shard "%s" of "%s" does not answer; ignored', _shard.shard, _store.vector_store),
+        DETAIL = format('Server "%s": %s.', _shard.server, rtrim(_why, '.'));
+    END LOOP;
+    answering := answering || ml_rag._without(_store, _missing);
+  END LOOP;
+END
+$$;
+
+CREATE FUNCTION ml_rag._calls_of(shard regclass) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the name of a shard's table of calls
+BEGIN
+  RETURN (SELECT format('%I.%I', n.nspname, concat(c.relname, '_calls')) FROM pg_class AS c
+          JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = shard);
+END
+$$;
+
+CREATE FUNCTION ml_rag._ask_shard(shard regclass, request jsonb) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what a shard answers to a request (store/shards)
+-- Errors: 25006 a read-only transaction, 55000 another version there
+DECLARE
+  _answer jsonb;
+BEGIN
+  PERFORM ml_rag._check_writable('words cannot be searched on shards');
+  EXECUTE format('INSERT INTO %s (request) VALUES ($1) RETURNING answer', ml_rag._calls_of(shard))
+    INTO _answer USING request || jsonb_build_object('version', ml_rag.version());
+  RETURN _answer;
+END
+$$;
+
+CREATE FUNCTION ml_rag._keyword_statistics(store oid, segment name, key name[], terms text[], OUT statistics jsonb, OUT error jsonb)
+LANGUAGE plpython3u STABLE PARALLEL UNSAFE
+SET search_path = pg_catalog, ml_rag, pg_temp
+SET plan_cache_mode = force_generic_plan
+AS $$
+# purpose: [rows, tokens, [in how many rows each term stands]] of a keyword index, for the caller
+@BACKEND@
+return backend.keyword_statistics(plpy, store, segment, key, terms)
+$$;
+
+CREATE FUNCTION ml_rag._add_statistics(a jsonb, b jsonb) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the statistics of two parts of a store as those of both
+BEGIN
+  RETURN CASE WHEN a IS NULL THEN b ELSE jsonb_build_array((a -> 0)::bigint + (b -> 0)::bigint, (a -> 1)::bigint + (b -> 1)::bigint, (
+    SELECT jsonb_agg(x.n::bigint + (b -> 2 -> (x.place - 1)::integer)::bigint ORDER BY x.place)
+    FROM jsonb_array_elements(a -> 2) WITH ORDINALITY AS x (n, place))) END;
+END
+$$;

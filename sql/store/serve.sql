@@ -1,0 +1,91 @@
+-- serve: a store as a shard of another server's: the view that takes its requests, and what answers them.
+
+CREATE FUNCTION ml_rag._describe(store regclass) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what a store and its shards must have in common
+BEGIN
+  RETURN jsonb_build_object('columns', (
+      SELECT jsonb_object_agg(a.attname, format_type(a.atttypid, a.atttypmod)) FROM pg_attribute AS a
+      WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped),
+    'pgvector in schema', (SELECT e.extnamespace::regnamespace::text FROM pg_extension AS e WHERE e.extname = 'vector'),
+    'embedding model', (SELECT e.model_id FROM ml_rag._embeddings(store) AS e WHERE e.is_default),
+    'keyword index', (SELECT jsonb_build_object('segment', i.segment, 'key', i.key, 'configuration', i.configuration, 'k1', i.k1,
+                        'b', i.b, 'statistics', i.statistics) FROM ml_rag._keyword_index(store) AS i));
+END
+$$;
+
+CREATE FUNCTION ml_rag._answer_shard() RETURNS trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the answer to a request that is inserted into the view beside a store. It runs as whoever inserts it, and tells nothing that
+-- this role cannot read: the store is that of the view, whatever the request says.
+-- Reads: the store and its index, as the caller
+DECLARE
+  _store regclass := (
+    SELECT d.refobjid FROM pg_rewrite AS r JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+    WHERE r.ev_class = TG_RELID AND d.refclassid = 'pg_class'::regclass AND d.refobjid <> TG_RELID LIMIT 1);
+  _request jsonb := NEW.request;
+  _index jsonb;
+  _found record;
+BEGIN
+  IF _request ->> 'version' IS DISTINCT FROM ml_rag.version() THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has another version of ml_rag', _store),
+      DETAIL = format('The shard has %s; version %s asks.', ml_rag.version(), _request ->> 'version'),
+      HINT = 'ALTER EXTENSION ml_rag UPDATE brings the older one up.';
+  ELSIF _request ->> 'call' = 'describe' THEN
+    NEW.answer := ml_rag._describe(_store);
+    RETURN NEW;
+  END IF;
+  _index := ml_rag._describe(_store) -> 'keyword index';
+  IF _index IS DISTINCT FROM (SELECT jsonb_object_agg(k, _request -> k)
+                              FROM unnest('{segment,key,configuration,k1,b,statistics}'::text[]) AS k) THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" lacks the keyword index of its store', _store),
+      DETAIL = CASE WHEN _index IS NULL OR _index = 'null' THEN 'It has none that its role may search.'
+        ELSE format('It has %s.', _index) END,
+      HINT = 'ml_rag.enable_keyword_search creates it on the shard, with the options of the store''s.';
+  ELSIF _request ->> 'call' = 'statistics' THEN
+    SELECT s.statistics AS answer, s.error INTO _found FROM ml_rag._keyword_statistics(_store, (_index ->> 'segment')::name,
+      ml_rag._texts(_index -> 'key')::name[], ml_rag._texts(_request -> 'terms')) AS s;
+    PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+    NEW.answer := jsonb_build_object('statistics', _found.answer);
+  ELSIF _request ->> 'call' = 'scores' THEN
+    SELECT s.keys, s.scores, s.error INTO _found FROM ml_rag._keyword_scores(_store, (_index ->> 'segment')::name,
+      ml_rag._texts(_index -> 'key')::name[], ml_rag._texts(_request -> 'terms'),
+      ARRAY(SELECT w::integer FROM jsonb_array_elements_text(_request -> 'weights') WITH ORDINALITY AS e (w, place) ORDER BY place),
+      (_request -> 'n')::integer, NULL, NULL, _request -> 'corpus') AS s;
+    PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+    NEW.answer := jsonb_build_object('keys', _found.keys, 'scores', _found.scores);
+  ELSE
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'unknown request to a shard',
+      DETAIL = format('Got %s.', coalesce(left(_request ->> 'call', 100), 'none'));
+  END IF;
+  RETURN NEW;
+END
+$$;
+
+CREATE FUNCTION ml_rag._serve(store regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the view that takes requests, open to whom the store is
+-- Writes: a new view, as the caller
+DECLARE
+  _view text;
+  _grantee oid;
+BEGIN
+  SELECT format('%I.%I', n.nspname, concat(c.relname, '_shard')) INTO _view
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
+  IF to_regclass(_view) IS NULL THEN
+    EXECUTE format('CREATE VIEW %s AS SELECT NULL::jsonb AS request, NULL::jsonb AS answer FROM %s WHERE false', _view,
+      ml_rag._relation_name(store));
+    EXECUTE format('CREATE TRIGGER ml_rag_answer INSTEAD OF INSERT ON %s FOR EACH ROW EXECUTE FUNCTION ml_rag._answer_shard()', _view);
+  END IF;
+  FOR _grantee IN SELECT DISTINCT a.grantee FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a
+                  WHERE c.oid = store AND a.privilege_type = 'SELECT' LOOP
+    EXECUTE format('GRANT SELECT, INSERT ON %s TO %s', _view, CASE _grantee WHEN 0 THEN 'PUBLIC' ELSE _grantee::regrole::text END);
+  END LOOP;
+END
+$$;

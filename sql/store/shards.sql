@@ -1,0 +1,289 @@
+-- shards: partitions of a store that move to other servers, and back.
+
+CREATE FUNCTION ml_rag._partition(store regclass, partition integer, OUT relation regclass, OUT partitions integer)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a hash partition of a store, by its remainder, and how many there are; for the owner of the store
+DECLARE
+  _bounds text;
+BEGIN
+  PERFORM ml_rag._own_table(store);
+  PERFORM ml_rag._check_writable('shards cannot be changed');
+  PERFORM ml_rag._check_store(store, NULL);
+  SELECT p.oid, pg_get_expr(p.relpartbound, p.oid) INTO relation, _bounds
+  FROM pg_inherits AS i JOIN pg_class AS p ON p.oid = i.inhrelid
+  WHERE i.inhparent = store AND pg_get_expr(p.relpartbound, p.oid) LIKE format('%%remainder %s)', partition);
+  IF NOT FOUND THEN
+    RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('"%s" has no hash partition %s', store, coalesce(partition::text, 'NULL')),
+      DETAIL = format('It has: %s.', coalesce((
+        SELECT string_agg(i.inhrelid::regclass::text, ', ' ORDER BY i.inhrelid) FROM pg_inherits AS i WHERE i.inhparent = store), 'none')),
+      HINT = 'A store that is created with option "partitions" has them; the first is 0.';
+  END IF;
+  partitions := substring(_bounds FROM 'modulus (\d+)');
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_server(server name) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: that shards can be on a foreign server, and that the caller may use it
+DECLARE
+  _server record;
+BEGIN
+  SELECT s.srvoptions, w.fdwname INTO _server FROM pg_foreign_server AS s JOIN pg_foreign_data_wrapper AS w ON w.oid = s.srvfdw
+  WHERE s.srvname = server;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('server "%s" does not exist', coalesce(server, 'NULL')),
+      HINT = 'CREATE SERVER … FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host …, dbname …, extensions ''vector'');';
+  ELSIF NOT has_server_privilege(server, 'USAGE') THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('permission denied for foreign server %s', server),
+      HINT = format('GRANT USAGE ON FOREIGN SERVER %I TO %I;', server, current_user);
+  ELSIF _server.fdwname <> 'postgres_fdw' THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('server "%s" is not one of postgres_fdw', server),
+      DETAIL = format('It is of %s.', _server.fdwname);
+  ELSIF NOT EXISTS (SELECT FROM pg_options_to_table(_server.srvoptions) AS o
+                    WHERE o.option_name = 'extensions' AND o.option_value ~ '(^|,)\s*vector\s*(,|$)') THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('server "%s" does not name pgvector as an extension', server),
+      DETAIL = 'postgres_fdw would read all rows of the shard, and compare them here.',
+      HINT = format('ALTER SERVER %I OPTIONS (ADD extensions ''vector'');', server);
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_sharding(store regclass) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: that a store has nothing that its shards could not keep up
+DECLARE
+  _why text := CASE
+    WHEN (SELECT c.relrowsecurity FROM pg_class AS c WHERE c.oid = store)
+      THEN 'It has row-level security; policies belong on the shards.'
+    WHEN EXISTS (SELECT FROM pg_constraint AS k WHERE k.confrelid = store AND k.conrelid <> store)
+      THEN 'Another table, such as a node group, refers to its rows.'
+    WHEN EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = store AND NOT t.tgisinternal
+                 AND t.tgfoid <> 'ml_rag._keep_keywords()'::regprocedure)
+      THEN 'It has triggers, such as those of a further embedding or a vectorizer.'
+    END;
+BEGIN
+  IF _why IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot have shards', store), DETAIL = _why;
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._make_shard(store regclass, server name, schema_name name, table_name name) RETURNS regclass
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the foreign table of a shard, not yet a partition, and its table of calls
+-- Writes: new foreign tables, as the caller
+DECLARE
+  _schema name;
+  _name text;
+  _number integer := 0;
+BEGIN
+  SELECT n.nspname, (SELECT max(left(c.relname, i)) FROM generate_series(1, 63) AS i WHERE octet_length(left(c.relname, i)) <= 45)
+  INTO _schema, _name FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
+  WHILE to_regclass(format('%I.%I', _schema, concat(_name, '_s', _number))) IS NOT NULL LOOP
+    _number := _number + 1;
+  END LOOP;
+  _name := concat(_name, '_s', _number);
+  EXECUTE format('CREATE FOREIGN TABLE %I.%I (%s) SERVER %I OPTIONS (schema_name %L, table_name %L, async_capable ''true'', '
+    'batch_size ''100'')', _schema, _name, (
+      SELECT string_agg(format('%I %s%s%s', a.attname, format_type(a.atttypid, a.atttypmod),
+        CASE WHEN a.attcollation <> t.typcollation THEN ' COLLATE ' || a.attcollation::regcollation END,
+        CASE WHEN a.attnotnull THEN ' NOT NULL' END), ', ' ORDER BY a.attnum)
+      FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+      WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped), server, schema_name, table_name);
+  EXECUTE format('CREATE FOREIGN TABLE %I.%I (request jsonb, answer jsonb) SERVER %I OPTIONS (schema_name %L, table_name %L)', _schema,
+    concat(_name, '_calls'), server, schema_name, concat(table_name, '_shard'));
+  RETURN format('%I.%I', _schema, _name)::regclass;
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_shard(store regclass, shard regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: that the table on the other server is as the store is
+DECLARE
+  _own jsonb := ml_rag._describe(store);
+  _other jsonb := ml_rag._ask_shard(shard, '{"call": "describe"}');
+  _key text := (SELECT k FROM jsonb_object_keys(_own) AS k WHERE _own -> k IS DISTINCT FROM _other -> k ORDER BY k LIMIT 1);
+BEGIN
+  IF _key IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the shard differs from "%s" in %s', store, _key),
+      DETAIL = format('The store has %s, the shard %s.', _own -> _key, coalesce(_other ->> _key, 'none')),
+      HINT = 'On the shard, ml_rag.create_store with the options of the store and "shard": true makes the same.';
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._follow_partitions(store regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: after partitions have come and gone: triggers, privileges and keys as they must be
+-- A partitioned table with foreign partitions can have no unique index; then each partition that is here has the key by itself.
+-- Writes: the definitions of the tables, as the caller
+DECLARE
+  _has_shards boolean := EXISTS (SELECT FROM ml_rag._shards(store));
+  _key text := (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest((
+    SELECT i.key FROM ml_rag._keyword_index(store) AS i)) WITH ORDINALITY AS u (k, place));
+  _part regclass;
+  _grantee oid;
+BEGIN
+  IF EXISTS (SELECT FROM ml_rag._keyword_index(store)) THEN
+    PERFORM ml_rag._make_keyword_triggers(store);
+  END IF;
+  FOR _part IN SELECT p.relid FROM pg_partition_tree(store) AS p WHERE p.isleaf LOOP
+    IF _has_shards THEN
+      PERFORM ml_rag._grant_readers(store, _part);
+    END IF;
+    IF EXISTS (SELECT FROM ml_rag._shards(store) AS s WHERE s.shard = _part) THEN
+      PERFORM ml_rag._grant_readers(store, ml_rag._calls_of(_part)::regclass);
+      FOR _grantee IN SELECT DISTINCT a.grantee FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a
+                      WHERE c.oid = store AND a.privilege_type = 'SELECT' LOOP
+        EXECUTE format('GRANT INSERT ON %s TO %s', ml_rag._calls_of(_part),
+          CASE _grantee WHEN 0 THEN 'PUBLIC' ELSE _grantee::regrole::text END);
+      END LOOP;
+    ELSIF NOT EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = _part AND x.indisprimary) THEN
+      EXECUTE format('ALTER TABLE %s ADD PRIMARY KEY (%s)', ml_rag._relation_name(_part), coalesce(_key, 'document_id, segment_number'));
+    END IF;
+  END LOOP;
+  IF NOT _has_shards AND NOT EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = store AND x.indisprimary) THEN
+    EXECUTE format('ALTER TABLE %s ADD PRIMARY KEY (%s)', ml_rag._relation_name(store), coalesce(_key, 'document_id, segment_number'));
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._move_partition(store regclass, partition integer, target regclass) RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the rows of a partition to another table, which takes its place; the former one is dropped. Returns how many rows have moved
+-- Writers wait from the beginning, readers for the last moment.
+-- Writes: both tables, and the definition of the store, as the caller
+DECLARE
+  _old record := ml_rag._partition(store, partition);
+  _relation text := ml_rag._relation_name(store);
+  _columns text := (SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute AS a
+                    WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped);
+  _is_shard boolean := EXISTS (SELECT FROM ml_rag._shards(store) AS s WHERE s.shard = _old.relation);
+  _key name := (SELECT k.conname FROM pg_constraint AS k WHERE k.conrelid = store AND k.contype = 'p');
+  _calls text := ml_rag._calls_of(_old.relation);
+  _n bigint;
+  _misplaced boolean;
+BEGIN
+  PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
+  EXECUTE format('SELECT EXISTS (SELECT FROM %s)', ml_rag._relation_name(_old.relation)) INTO _misplaced;
+  IF _misplaced THEN
+    EXECUTE format('SELECT EXISTS (SELECT FROM %s)', ml_rag._relation_name(target)) INTO _misplaced;
+    IF _misplaced THEN
+      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'the shard has rows already',
+        DETAIL = format('So has partition "%s".', _old.relation),
+        HINT = 'Empty one of them.';
+    END IF;
+  ELSE
+    -- a shard that was filled beforehand; OFFSET 0, as the function would be shipped, with the OID of a table that is here
+    EXECUTE format('SELECT EXISTS (SELECT FROM (SELECT f.document_id FROM %s AS f OFFSET 0) AS t '
+      'WHERE NOT satisfies_hash_partition(%s, %s, %s, t.document_id))',
+      ml_rag._relation_name(target), store::oid, _old.partitions, partition) INTO _misplaced;
+    IF _misplaced THEN
+      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the shard has rows of other partitions than %s', partition),
+        HINT = 'Empty it: the rows of the partition are copied.';
+    END IF;
+  END IF;
+  EXECUTE format('INSERT INTO %s (%s) SELECT %2$s FROM %s', ml_rag._relation_name(target), _columns, ml_rag._relation_name(_old.relation));
+  GET DIAGNOSTICS _n = ROW_COUNT;
+  -- its own trigger takes the rows out of the keyword index
+  EXECUTE format('DELETE FROM %s', ml_rag._relation_name(_old.relation));
+  PERFORM ml_rag._lock_table(store, 'ACCESS EXCLUSIVE');
+  IF _key IS NOT NULL THEN
+    EXECUTE format('ALTER TABLE %s DROP CONSTRAINT %I', _relation, _key);
+  END IF;
+  EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', _relation, ml_rag._relation_name(_old.relation));
+  IF _is_shard THEN
+    EXECUTE format('DROP FOREIGN TABLE %s, %s', ml_rag._relation_name(_old.relation), _calls);
+  ELSE
+    EXECUTE format('DROP TABLE %s', ml_rag._relation_name(_old.relation));
+  END IF;
+  -- triggers that PostgreSQL has not for a table with foreign partitions
+  PERFORM ml_rag._drop_keyword_triggers(store);
+  EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES WITH (MODULUS %s, REMAINDER %s)', _relation, ml_rag._relation_name(target),
+    _old.partitions, partition);
+  PERFORM ml_rag._follow_partitions(store);
+  RETURN _n;
+END
+$$;
+
+CREATE FUNCTION ml_rag.attach_shard(store regclass, server name, options jsonb DEFAULT NULL) RETURNS regclass
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- Writes: the store's definition and the shard, as the caller
+DECLARE
+  _options jsonb := ml_rag.parse_options('attach_shard', $3);
+  _names record;
+  _shard regclass;
+BEGIN
+  PERFORM ml_rag._partition(store, (_options -> 'partition')::integer);
+  PERFORM ml_rag._check_server(server);
+  PERFORM ml_rag._check_sharding(store);
+  SELECT n.nspname, c.relname INTO _names FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
+  _shard := ml_rag._make_shard(store, server, coalesce(_options ->> 'schema_name', _names.nspname),
+    coalesce(_options ->> 'table_name', _names.relname));
+  PERFORM ml_rag._check_shard(store, _shard);
+  PERFORM ml_rag._move_partition(store, (_options -> 'partition')::integer, _shard);
+  RETURN _shard;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.attach_shard(regclass, name, jsonb) IS
+$$moves a partition of a vector store to another server: ml_rag.attach_shard('handbook', 'server_a', '{"partition": 0}')
+server: a foreign server of postgres_fdw that names the extension vector and that the caller may use. There ml_rag.create_store with
+"shard": true has made a store of the same columns, model and keyword index, in the same version of ml_rag. The partition's rows are
+copied, wherever they are by now; writers wait meanwhile, searches only while the tables are exchanged. Everybody searches the shard with
+a user mapping of their own. For the owner of the store. options: SELECT * FROM ml_rag.option WHERE routine = 'attach_shard'.
+Returns the foreign table. Errors: 22023 bad option or server; 25006; 42704 no such partition or server; 42P01; 42501; 55000 the shard
+differs from the store or has other rows, a store that can have none; 55P03 lock_timeout; those of postgres_fdw.$$;
+
+CREATE FUNCTION ml_rag.detach_shard(store regclass, partition integer) RETURNS regclass
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- Writes: the store's definition, and rows, as the caller
+DECLARE
+  _old record := ml_rag._partition(store, partition);
+  _relation text := ml_rag._relation_name(store);
+  _columns text := (SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute AS a
+                    WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped);
+  _calls text := ml_rag._calls_of(_old.relation);
+  _shard text := ml_rag._relation_name(_old.relation);
+  _name text;
+BEGIN
+  IF NOT EXISTS (SELECT FROM ml_rag._shards(store) AS s WHERE s.shard = _old.relation) THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('partition %s of "%s" is not on another server', partition, store),
+      DETAIL = format('It is table "%s".', _old.relation);
+  END IF;
+  SELECT format('%I.%I', n.nspname, concat((SELECT max(left(c.relname, i)) FROM generate_series(1, 63) AS i
+                                            WHERE octet_length(left(c.relname, i)) <= 50), '_p', partition))
+  INTO _name FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
+  PERFORM ml_rag._lock_table(store, 'ACCESS EXCLUSIVE');
+  EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', _relation, _shard);
+  EXECUTE format('CREATE TABLE %s PARTITION OF %s FOR VALUES WITH (MODULUS %s, REMAINDER %s)', _name, _relation, _old.partitions,
+    partition);
+  PERFORM ml_rag._follow_partitions(store);
+  -- by the name of the partition, whose triggers put the rows into the keyword index
+  EXECUTE format('INSERT INTO %s (%s) SELECT %2$s FROM %s', _name, _columns, _shard);
+  EXECUTE format('DELETE FROM %s', _shard);
+  EXECUTE format('DROP FOREIGN TABLE %s, %s', _shard, _calls);
+  RETURN _name::regclass;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.detach_shard(regclass, integer) IS
+$$brings a partition of a vector store back from another server: ml_rag.detach_shard('handbook', 0)
+Its rows are copied here, and deleted there; everybody waits meanwhile. For the owner of the store. Returns the new partition.
+Errors: 25006; 42704 no such partition; 42P01; 42501; 55000 it is not on another server; 55P03 lock_timeout; those of postgres_fdw.$$;

@@ -1,0 +1,370 @@
+"""store/shards, store/serve, pipeline/shards: a store on several clusters answers as one table of its rows does."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ml_rag
+from sql.test_partitions import CALLS, both, fill, send, words
+from support.cluster import Connection, Database
+from support.loading import loader, loader_role, rows
+from support.shards import Shard, attach, empty, make_shard, map_roles, shards
+from support.stores import answer, error, warnings_of
+
+__all__ = ["loader"]
+
+
+@pytest.fixture(scope="module")
+def clusters(place: Path, model_server: str) -> Iterator[list[Shard]]:
+    with shards(place, model_server, 2) as found:
+        yield found
+
+
+@pytest.fixture
+def shard(db: Database, owner: Connection, loader: Connection, clusters: list[Shard]) -> Iterator[list[Shard]]:
+    """Two empty clusters whose servers the roles here can use."""
+    map_roles(db, owner, clusters, {loader_role(db): "loader", db.role("asker"): "asker"})
+    yield clusters
+    for cluster in clusters:
+        empty(cluster)
+
+
+@pytest.fixture
+def stores(shard: list[Shard], loader: Connection) -> Connection:
+    """``one``, a table, and ``four``, of the same rows in four partitions, which are all here."""
+    loader.execute(
+        "SELECT ml_rag.create_store('public.one'); SELECT ml_rag.create_store('public.four', '{\"partitions\": 4}')"
+    )
+    fill(loader, "four")
+    loader.execute("INSERT INTO one SELECT * FROM four")
+    loader.execute("GRANT SELECT ON one, four TO ml_rag_user")
+    for cluster in shard:
+        for name in ("a", "b", "c"):
+            make_shard(cluster, name)
+    return loader
+
+
+@pytest.fixture
+def sharded(stores: Connection, shard: list[Shard]) -> Connection:
+    """``four`` with all its partitions on two clusters."""
+    for i in range(4):
+        attach(stores, "four", i, shard[i % 2], "ab"[i // 2])
+    return stores
+
+
+def compare(connection: Connection, *calls: str) -> None:
+    """Both stores answer all calls, or those named, alike."""
+    for call, options in CALLS.items():
+        for query in ("birch oak", "maple maple yew willow") if not calls or call in calls else ():
+            one, four = both(connection, query, options)
+            assert four == one, (call, query)
+            assert json.loads(one)["citations"], (call, query)
+
+
+FEW = ("meaning", "words", "hybrid", "neighbours", "filters")
+
+
+def test_answers_are_those_of_one_table_while_its_partitions_move(
+    stores: Connection, asker: Connection, shard: list[Shard]
+) -> None:
+    for i in range(4):
+        assert attach(stores, "four", i, shard[i % 2], "ab"[i // 2]) == f"four_s{i}"
+        if i == 0:
+            # some here, some there; by the name of the table, and by that of a partition
+            for name, part in (("one", "one"), ("four", "four_p1")):
+                stores.execute(
+                    f"UPDATE {name} SET segment = 'birch birch' WHERE document_id % 5 = 0 AND segment_number = 1;"
+                    f"DELETE FROM {name} WHERE document_id % 9 = 0;"
+                    f"DELETE FROM {part} WHERE document_id IN (SELECT min(document_id) FROM four_p1);"
+                )
+            compare(asker, *FEW)
+    compare(asker)
+    kinds = "SELECT DISTINCT c.relkind FROM pg_partition_tree('four') AS p JOIN pg_class AS c ON c.oid = p.relid"
+    assert rows(stores, f"{kinds} WHERE isleaf") == [("f",)]
+    # a shard moves to another place, and all come back
+    assert attach(stores, "four", 0, shard[1], "c") == "four_s4"
+    compare(asker, *FEW)
+    with shard[0].connect() as other:
+        assert rows(other, "SELECT count(*) FROM a") == [(0,)]
+    for i in range(4):
+        stores.execute("SELECT ml_rag.detach_shard('four', %s)", (i,))
+    compare(asker, *FEW)
+    assert rows(stores, "TABLE one ORDER BY 3, 4") == rows(stores, "TABLE four ORDER BY 3, 4")
+    # as it was before: a key, and triggers for each statement
+    assert rows(stores, "SELECT indisprimary FROM pg_index WHERE indrelid = 'four'::regclass AND indisprimary") == [
+        (True,)
+    ]
+    levels = "SELECT tgtype & 1, count(*) FROM pg_trigger WHERE tgrelid::regclass::text ~ '^four' GROUP BY 1"
+    assert rows(stores, levels) == [(0, 20)]
+
+
+def test_searches_go_on_while_shards_come_and_move(
+    db: Database, stores: Connection, asker: Connection, shard: list[Shard]
+) -> None:
+    options = {"keyword_search": True, "n_citations": 20}
+    expected = both(asker, "birch oak", options)
+    other = db.connect("asker")
+    done = threading.Event()
+
+    def ask() -> int:
+        n = 0
+        while not done.is_set():
+            assert both(other, "birch oak", options) == expected
+            n += 1
+        return n
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        try:
+            for i, name in ((0, "a"), (1, "b"), (0, "c"), (2, "a")):
+                attach(stores, "four", i, shard[i % 2], name)
+        finally:
+            done.set()
+        assert asking.result() > 0
+
+
+def statement(connection: Connection) -> str:
+    """The plan of the search by meaning."""
+    found = rows(
+        connection,
+        "SELECT ml_rag._nearest_statement(s, 'COSINE') FROM ml_rag.discover('{public.four}') AS s",
+    )[0][0]
+    text = found.replace("$1::vector", "array_fill(1, '{16}')::vector").replace("$2", "7")
+    return "\n".join(line for (line,) in rows(connection, f"EXPLAIN (VERBOSE, COSTS OFF) {text}"))
+
+
+def test_the_nearest_are_sorted_and_limited_on_the_shards_side_by_side(sharded: Connection, asker: Connection) -> None:
+    plan = statement(asker)
+    assert plan.count("Async Foreign Scan on public.four_s") == 4, plan
+    remote = [line for line in plan.splitlines() if "Remote SQL" in line]
+    assert len(remote) == 4
+    for line in remote:
+        assert "ORDER BY (segment_embedding OPERATOR(public.<=>)" in line
+        assert line.endswith("LIMIT 7::bigint")
+    # who may read the table alone gets the same, without a limit on the shards
+    sharded.execute("REVOKE SELECT ON four_s2 FROM ml_rag_user")
+    assert "LIMIT" not in "".join(line for line in statement(asker).splitlines() if "Remote SQL" in line)
+    compare(asker, *FEW)
+
+
+def test_documents_go_to_their_shard(sharded: Connection, asker: Connection, shard: list[Shard]) -> None:
+    texts = {f"n{i}": f"zebra number {i}" for i in range(12)}
+    assert send(sharded, "four", texts)["documents"]["loaded"] == 12
+    assert send(sharded, "four", {"n3": "quagga", "n4": texts["n4"]})["documents"] == {
+        "loaded": 0, "changed": 1, "unchanged": 1, "removed": 0, "skipped": 0, "failed": 0,
+    }  # fmt: skip
+    parts = rows(sharded, "SELECT DISTINCT tableoid::regclass::text FROM four WHERE document_name ~ '^n' ORDER BY 1")
+    assert len(parts) > 1
+    wrong = (
+        "SELECT count(*) FROM (SELECT document_id FROM four_s{0} OFFSET 0) AS t"
+        " WHERE NOT satisfies_hash_partition('four'::regclass, 4, {0}, document_id)"
+    )
+    assert [rows(sharded, wrong.format(i)) for i in range(4)] == [[(0,)]] * 4
+    found = answer(asker, "zebra quagga", {"vector_store": ["public.four"], "skip_generate": True, **CALLS["words"]})
+    assert sorted(c["document_name"] for c in found["citations"]) == sorted(texts)
+    assert rows(sharded, "SELECT ml_rag.remove_documents('four', ARRAY['n3', 'n5'])") == [(2,)]
+    assert rows(sharded, "SELECT count(*) FROM four WHERE document_name ~ '^n'") == [(10,)]
+
+
+VISIBLE = '{"statistics": "visible"}'
+
+
+def test_policies_of_the_shards_apply(stores: Connection, asker: Connection, shard: list[Shard]) -> None:
+    stores.execute("SELECT ml_rag.enable_keyword_search(s, %s) FROM unnest('{one,four}'::regclass[]) AS s", (VISIBLE,))
+    stores.execute("CREATE POLICY even ON one USING (document_id % 2 = 0); ALTER TABLE one ENABLE ROW LEVEL SECURITY")
+    for i, other in enumerate(shard):
+        with other.connect("loader") as owner:
+            for name in "ab":
+                owner.execute("SELECT ml_rag.enable_keyword_search(%s, %s)", (name, VISIBLE))
+        attach(stores, "four", i, other, "a")
+        attach(stores, "four", i + 2, other, "b")
+        with other.connect("loader") as owner:
+            for name in "ab":
+                owner.execute(f"CREATE POLICY even ON {name} USING (document_id % 2 = 0)")
+                owner.execute(f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY")
+    compare(asker, *FEW)
+    compare(stores, "words")
+    found = answer(asker, "birch oak", {"vector_store": ["public.four"], "skip_generate": True, **CALLS["fields"]})
+    assert {c["document_id"] % 2 for c in found["citations"]} == {0}
+
+
+def test_how_often_words_stand_in_hidden_rows_is_not_told(
+    sharded: Connection, asker: Connection, shard: list[Shard]
+) -> None:
+    with shard[0].connect("loader") as owner:
+        owner.execute("CREATE POLICY even ON a USING (document_id % 2 = 0); ALTER TABLE a ENABLE ROW LEVEL SECURITY")
+    with error("55000", "of hidden rows too", ours=False):
+        words(asker)
+
+
+def test_a_shard_that_does_not_answer(sharded: Connection, asker: Connection, shard: list[Shard]) -> None:
+    options = {"vector_store": ["public.four"], "skip_generate": True, "n_citations": 50}
+    everything = answer(asker, "birch oak", {**options, "partial": True})
+    assert "missing_shards" not in everything["retrieval_info"]
+    shard[1].cluster.stop()
+    try:
+        for more in ({}, CALLS["words"], {"keyword_search": True}):
+            with error("08006", "server1", '"public.four" does not answer') as caught:
+                answer(asker, "birch oak", {**options, **more})
+            assert "partial" in caught.hint
+            with warnings_of(asker) as told:
+                found = answer(asker, "birch oak", {**options, **more, "partial": True})
+            assert found["retrieval_info"]["missing_shards"] == ["four_s1", "four_s3"]
+            assert [(level, state) for level, state, _ in told] == [("WARNING", "01000")] * 2
+            assert '"four_s1" of "public.four" does not answer' in told[0][2]
+            assert found["citations"]
+        names = {c["document_name"] for c in everything["citations"]}
+        assert {c["document_name"] for c in found["citations"]} < names
+        overlap = {"retrieval_options": {"segment_overlap": 1}, "partial": True}
+        assert answer(asker, "birch oak", {**options, **overlap})["citations"]
+        shard[0].cluster.stop()
+        with error("08006", 'no shard of "public.four" answers'):
+            answer(asker, "birch oak", {**options, "partial": True})
+    finally:
+        for one in shard:
+            one.cluster.stop()
+            one.cluster.start()
+    assert answer(asker, "birch oak", options)["citations"] == everything["citations"]
+    compare(asker, "words")
+
+
+def test_a_slow_shard_is_given_up(
+    sharded: Connection, asker: Connection, owner: Connection, shard: list[Shard]
+) -> None:
+    options = {"vector_store": ["public.four"], "skip_generate": True}
+    for call in ({}, CALLS["words"]):
+        answer(asker, "birch", {**options, **call})
+        with shard[1].connect() as other:
+            other.execute("BEGIN; LOCK TABLE a, b IN ACCESS EXCLUSIVE MODE")
+            asker.execute("SET statement_timeout = '1s'")
+            began = time.monotonic()
+            with error("57014", ours=False):
+                answer(asker, "birch", {**options, **call})
+            assert time.monotonic() - began < 1.5
+            asker.execute("RESET statement_timeout")
+    # where the server has a limit of its own, the shard counts as silent
+    owner.execute("ALTER SERVER server1 OPTIONS (ADD options '-c lock_timeout=1000 -c statement_timeout=300')")
+    with shard[1].connect() as other:
+        other.execute("BEGIN; LOCK TABLE a, b IN ACCESS EXCLUSIVE MODE")
+        with error("08006", "server1", "statement timeout"):
+            answer(asker, "birch", options)
+        found = answer(asker, "birch", {**options, "partial": True})
+        assert found["retrieval_info"]["missing_shards"] == ["four_s1", "four_s3"]
+    assert answer(asker, "birch", options)["citations"]
+
+
+VERSION = "CREATE OR REPLACE FUNCTION ml_rag.version() RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT ''{}''::text'"
+
+
+def test_another_version_is_refused(sharded: Connection, asker: Connection, shard: list[Shard]) -> None:
+    with shard[1].connect() as other:
+        other.execute(VERSION.format("0.0.9"))
+    try:
+        with error("55000", "another version", "0.0.9", ours=False):
+            words(asker)
+        with error("55000", "another version", ours=False):
+            attach(sharded, "four", 0, shard[1], "c")
+        compare(asker, "meaning")
+    finally:
+        with shard[1].connect() as other:
+            other.execute(VERSION.format(ml_rag.__version__))
+    compare(asker, "words")
+
+
+def test_words_are_not_searched_in_a_read_only_transaction(sharded: Connection, asker: Connection) -> None:
+    asker.execute("SET default_transaction_read_only = on")
+    assert answer(asker, "birch", {"vector_store": ["public.four"], "skip_generate": True})["citations"]
+    with error("25006", "shards"):
+        answer(asker, "birch", {"vector_store": ["public.four"], "skip_generate": True, **CALLS["words"]})
+
+
+def test_what_can_be_no_shard(
+    db: Database, stores: Connection, asker: Connection, owner: Connection, shard: list[Shard]
+) -> None:
+    def refused(
+        sqlstate: str, *words: str, store: str = "four", server: str = "server0", ours: bool = True, **options: Any
+    ) -> None:
+        with error(sqlstate, *words, ours=ours):
+            stores.execute("SELECT ml_rag.attach_shard(%s, %s, %s)", (store, server, json.dumps(options)))
+        assert rows(stores, "SELECT count(*) FROM pg_foreign_table") == [(0,)]
+
+    refused("42704", "no hash partition 4", partition=4)
+    refused("42704", "no hash partition 0", store="one")
+    refused("22023", "partition", partition=-1)
+    refused("22023", "partition", partition=256)
+    refused("42704", 'server "nowhere" does not exist', server="nowhere")
+    refused("42P01", ours=False, table_name="nothing")
+    owner.execute(
+        "CREATE SERVER plain FOREIGN DATA WRAPPER postgres_fdw;"
+        "CREATE FOREIGN DATA WRAPPER other; CREATE SERVER others FOREIGN DATA WRAPPER other"
+    )
+    refused("42501", "permission denied for foreign server", server="plain")
+    role = loader_role(db)
+    owner.execute(f'GRANT USAGE ON FOREIGN SERVER plain, others TO "{role}"')
+    refused("22023", "does not name pgvector", server="plain")
+    refused("22023", "not one of postgres_fdw", server="others")
+    # nobody else may move partitions
+    with error("42501", ours=False):
+        asker.execute("SELECT ml_rag.attach_shard('four', 'server0')")
+    # another store than that of the shard
+    with shard[0].connect("loader") as other:
+        other.execute("ALTER TABLE a ADD COLUMN more integer")
+        other.execute("SELECT ml_rag.enable_keyword_search('b', '{\"b\": 0.5}')")
+    refused("55000", "differs", "in columns", table_name="a")
+    refused("55000", "differs", "in keyword index", table_name="b")
+    # rows of other partitions, or of both
+    with shard[0].connect("loader") as other:
+        other.execute(
+            "INSERT INTO c SELECT 'x', '{}', i, 1, 'x', array_fill(1, '{16}')::vector FROM generate_series(1, 9) AS i"
+        )
+    refused("55000", "the shard has rows already", table_name="c")
+    stores.execute("SELECT ml_rag.create_store('public.filled', '{\"partitions\": 2}')")
+    refused("55000", "rows of other partitions than 1", store="filled", table_name="c", partition=1)
+    stores.execute("CREATE POLICY p ON four; ALTER TABLE four ENABLE ROW LEVEL SECURITY")
+    refused("55000", "policies belong on the shards", table_name="c")
+    with error("55000", "is not on another server"):
+        stores.execute("SELECT ml_rag.detach_shard('four', 1)")
+
+
+def test_a_store_that_is_open_to_nobody(stores: Connection, asker: Connection, shard: list[Shard]) -> None:
+    stores.execute("SELECT ml_rag.create_store('public.own', '{\"partitions\": 1}')")
+    assert attach(stores, "own", 0, shard[0], "c") == "own_s0"
+    send(stores, "own", {"x": "zebra"})
+    found = answer(stores, "zebra", {"vector_store": ["public.own"], "skip_generate": True, **CALLS["words"]})
+    assert [c["document_name"] for c in found["citations"]] == ["x"]
+    with error("P0002"):
+        answer(asker, "zebra", {"vector_store": ["public.own"], "skip_generate": True})
+
+
+def test_a_store_with_shards_of_another_role_is_searched_by_its_name_only(
+    sharded: Connection, asker: Connection
+) -> None:
+    assert rows(asker, "SELECT vector_store FROM ml_rag.discover()") == [("public.one",)]
+    assert rows(asker, "SELECT vector_store, found FROM ml_rag.discover('{public.four}')") == [("public.four", "named")]
+    assert rows(asker, "SELECT vector_store FROM ml_rag.discover('{four}')") == []
+
+
+def test_who_has_no_mapping_reads_no_shard(sharded: Connection, tenant: Connection, owner: Connection) -> None:
+    with error("42704", "user mapping not found", ours=False):
+        answer(tenant, "birch", {"vector_store": ["public.four"], "skip_generate": True})
+
+
+def test_a_request_gets_what_its_role_may_read(sharded: Connection, asker: Connection, shard: list[Shard]) -> None:
+    # of the table of its view, whatever it says
+    asked = "INSERT INTO four_s0_calls (request) VALUES (%s) RETURNING answer"
+    version = ml_rag.__version__
+    with error("22023", "unknown request", ours=False):
+        index = rows(asker, asked, json.dumps({"version": version, "call": "describe"}))[0][0]["keyword index"]
+        asker.execute(asked, (json.dumps({"version": version, "call": "drop", **index}),))
+    with shard[0].connect("loader") as other:
+        other.execute("REVOKE SELECT ON a FROM ml_rag_user")
+    with error("55000", "none that its role may search", ours=False):
+        asker.execute(asked, (json.dumps({"version": version, "call": "statistics", "terms": ["birch"], **index}),))

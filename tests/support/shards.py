@@ -1,0 +1,108 @@
+"""A store whose partitions are on other clusters, each with the extension, and the roles that are mapped to theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from support.cluster import Connection, Database
+from support.private_cluster import PrivateCluster, private_cluster
+
+#: of every shard; those of the coordinator are mapped to them
+ROLES = {"loader": "ml_rag_loader", "asker": "ml_rag_user"}
+
+
+@dataclass
+class Shard:
+    """One cluster, with a database in which the extension is."""
+
+    cluster: PrivateCluster
+    server: str
+    name: str = "postgres"
+
+    @property
+    def dsn(self) -> str:
+        return make_conninfo(self.cluster.dsn, dbname=self.name)
+
+    def connect(self, role: str | None = None) -> Connection:
+        connection: Connection = psycopg.connect(self.dsn, autocommit=True)
+        if role is not None:
+            connection.execute(sql.SQL("SET SESSION AUTHORIZATION {}").format(sql.Identifier(role)))
+        return connection
+
+
+@contextlib.contextmanager
+def shards(place: Path, model_server: str, n: int) -> Iterator[list[Shard]]:
+    """Clusters ``shard0`` and so on."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        for i in range(n):
+            folder = place / f"shard{i}"
+            folder.mkdir(mode=0o711)
+            shard = Shard(stack.enter_context(private_cluster(folder, durable=False)), f"server{i}")
+            with shard.connect() as owner:
+                owner.execute("CREATE EXTENSION ml_rag CASCADE")
+                owner.execute("SELECT ml_rag.configure('model_server', %s)", (model_server,))
+                owner.execute("SELECT ml_rag.configure('embed_model_id', 'fake-embed')")
+                for role, group in ROLES.items():
+                    owner.execute(f"CREATE ROLE {role} LOGIN IN ROLE {group}")
+                owner.execute("GRANT CREATE ON SCHEMA public TO loader")
+                owner.execute("CREATE DATABASE empty TEMPLATE template1")
+            found.append(shard)
+        yield found
+
+
+def empty(shard: Shard) -> None:
+    """Drop what tests have made."""
+    with shard.connect() as owner:
+        owner.execute("DROP OWNED BY loader CASCADE; GRANT CREATE ON SCHEMA public TO loader")
+
+
+def map_roles(db: Database, owner: Connection, shards: list[Shard], mapped: dict[str, str], **options: str) -> None:
+    """Foreign servers of the shards; ``mapped``: a role here, and the one it has there."""
+    owner.execute("CREATE EXTENSION IF NOT EXISTS postgres_fdw")
+    for shard in shards:
+        info = conninfo_to_dict(shard.dsn)
+        values = {"host": str(info["host"]), "port": str(info["port"]), "dbname": str(info["dbname"])}
+        values |= {"extensions": "vector", **options}
+        listed = sql.SQL(", ").join(
+            sql.SQL("{} {}").format(sql.SQL(key), sql.Literal(value)) for key, value in values.items()
+        )
+        name = sql.Identifier(shard.server)
+        owner.execute(sql.SQL("CREATE SERVER {} FOREIGN DATA WRAPPER postgres_fdw OPTIONS ({})").format(name, listed))
+        for role, other in mapped.items():
+            owner.execute(
+                sql.SQL("CREATE USER MAPPING FOR {} SERVER {} OPTIONS (user {}, password_required 'false')").format(
+                    sql.Identifier(role), name, sql.Literal(other)
+                )
+            )
+        owner.execute(
+            sql.SQL("GRANT USAGE ON FOREIGN SERVER {} TO {}").format(name, sql.Identifier(next(iter(mapped))))
+        )
+
+
+def make_shard(shard: Shard, name: str, options: dict[str, Any] | None = None) -> None:
+    """An empty store that can be attached, open to ml_rag_user."""
+    with shard.connect("loader") as loader:
+        given = {"index": {"type": "none"}, **(options or {}), "shard": True}
+        loader.execute("SELECT ml_rag.create_store(%s, %s)", (f"public.{name}", json.dumps(given)))
+        loader.execute(f"GRANT SELECT ON {name} TO ml_rag_user")
+        loader.execute("SELECT ml_rag.create_store(%s, %s)", (f"public.{name}", '{"shard": true}'))
+
+
+def attach(connection: Connection, store: str, partition: int, shard: Shard, name: str | None = None) -> str:
+    """Move a partition; the foreign table."""
+    options = {"partition": partition, "table_name": name or store}
+    row = connection.execute(
+        "SELECT ml_rag.attach_shard(%s, %s, %s)::text", (store, shard.server, json.dumps(options))
+    ).fetchone()
+    assert row is not None
+    return str(row[0])
