@@ -108,7 +108,7 @@ BEGIN
       _store_name _check_store _make_store _document_states _replace_document _other_embeddings
       _insert_segments index_store create_store documents_below remove_documents'),
     -- store/serve
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_describe _answer_shard'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_describe_index _describe _answer_shard'),
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_serve'),
     -- store/shards
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '

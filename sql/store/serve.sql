@@ -1,5 +1,16 @@
 -- serve: a store as a shard of another server's: the view that takes its requests, and what answers them.
 
+CREATE FUNCTION ml_rag._describe_index(store regclass) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the keyword index of a store as it must be on all its shards; null = none that the caller may search
+BEGIN
+  RETURN (SELECT jsonb_build_object('segment', i.segment, 'key', i.key, 'configuration', i.configuration, 'k1', i.k1, 'b', i.b,
+            'statistics', i.statistics) FROM ml_rag._keyword_index(store) AS i);
+END
+$$;
+
 CREATE FUNCTION ml_rag._describe(store regclass) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -11,8 +22,7 @@ BEGIN
       WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped),
     'pgvector in schema', (SELECT e.extnamespace::regnamespace::text FROM pg_extension AS e WHERE e.extname = 'vector'),
     'embedding model', (SELECT e.model_id FROM ml_rag._embeddings(store) AS e WHERE e.is_default),
-    'keyword index', (SELECT jsonb_build_object('segment', i.segment, 'key', i.key, 'configuration', i.configuration, 'k1', i.k1,
-                        'b', i.b, 'statistics', i.statistics) FROM ml_rag._keyword_index(store) AS i));
+    'keyword index', ml_rag._describe_index(store));
 END
 $$;
 
@@ -39,11 +49,11 @@ BEGIN
     NEW.answer := ml_rag._describe(_store);
     RETURN NEW;
   END IF;
-  _index := ml_rag._describe(_store) -> 'keyword index';
+  _index := ml_rag._describe_index(_store);
   IF _index IS DISTINCT FROM (SELECT jsonb_object_agg(k, _request -> k)
                               FROM unnest('{segment,key,configuration,k1,b,statistics}'::text[]) AS k) THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" lacks the keyword index of its store', _store),
-      DETAIL = CASE WHEN _index IS NULL OR _index = 'null' THEN 'It has none that its role may search.'
+      DETAIL = CASE WHEN _index IS NULL THEN 'It has none that its role may search.'
         ELSE format('It has %s.', _index) END,
       HINT = 'ml_rag.enable_keyword_search creates it on the shard, with the options of the store''s.';
   ELSIF _request ->> 'call' = 'statistics' THEN
