@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import nlsql, nodes, questions, rows
-from bench.__main__ import machine, own_database
+from bench.common import machine, own_database
 from bench.recorded import recorded_server
 from ml_rag.client import datasets
 from ml_rag.client.datasets import Dataset, Question

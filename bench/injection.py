@@ -21,7 +21,7 @@ import click
 import psycopg
 from rich.console import Console
 
-from bench.__main__ import own_database
+from bench.common import own_database
 
 HERE = Path(__file__).parent
 CORPUS = HERE.parent / "tests" / "security" / "injections.json"

@@ -25,6 +25,7 @@ from psycopg import sql
 from rich.console import Console
 
 from bench import corpus
+from bench.common import own_database, print_table
 from bench.measure import Figure
 
 COLUMNS = (
@@ -167,8 +168,6 @@ def _insert(connection: psycopg.Connection[Any], text: str, rows: int) -> Figure
 @click.option("--rounds", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path))
 def main(dsn: str, rows: int, rounds: int, output: Path | None) -> None:
-    from bench.__main__ import own_database, print_table
-
     figures = measure(own_database(dsn), rows, rounds)
     print_table(figures, Console(width=200))
     if output is not None:

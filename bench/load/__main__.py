@@ -26,7 +26,7 @@ import psycopg
 from rich.console import Console
 from rich.table import Table
 
-from bench.__main__ import machine
+from bench.common import machine
 from bench.load import database, memory, picture, report
 from bench.load.sessions import ANSWER_TOKENS, LOADING, Call, Plan, hurry, shares, work
 

@@ -7,9 +7,7 @@ batch by llama.cpp's abort callback, else between two tokens.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -19,7 +17,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from ml_rag.abc import Cancelled, Delta, Sampling
 from ml_rag.errors import InvalidRequest
-from ml_rag.server.engines.llama_native import Aborted, NativeModel, Sampler
+from ml_rag.server.engines.llama_native import Aborted, NativeModel, Sampler, watching
 from ml_rag.server.engines.llama_template import ChatTemplate
 from ml_rag.server.engines.text_stream import AnswerText
 
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
     from ml_rag.server.catalogue import ModelEntry
 
 DEFAULT_CONTEXT_TOKENS = 4096
-#: seconds between two looks at ``cancelled`` while a prompt is evaluated
-CANCEL_POLL = 0.02
 # Two words found again are followed by what followed them before; measured best on answers that quote documents.
 _LOOKUP_WORDS, _LOOKUP_DRAFT = 2, 8
 
@@ -207,25 +203,3 @@ class LlamaCppEngine:
         tokens = np.array([*native.evaluated, token], dtype=np.intc)
         draft: list[int] = self._lookup(tokens).tolist()
         return draft[:room]
-
-
-@contextmanager
-def watching(cancelled: Cancelled, native: NativeModel) -> Iterator[None]:
-    """Abort what ``native`` evaluates inside the block once ``cancelled()`` is true."""
-    done = threading.Event()
-
-    def watch() -> None:
-        while not cancelled():
-            if done.wait(CANCEL_POLL):
-                return
-        native.abort.value = b"\x01"
-
-    native.abort.value = b""
-    watcher = threading.Thread(target=watch, name="ml-rag-cancel", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
-        native.abort.value = b""

@@ -11,8 +11,7 @@ import numpy as np
 
 from ml_rag.abc import Cancelled
 from ml_rag.errors import ModelUnavailable
-from ml_rag.server.engines.llama_cpp import watching
-from ml_rag.server.engines.llama_native import Aborted, NativeModel
+from ml_rag.server.engines.llama_native import Aborted, NativeModel, watching
 from ml_rag.server.engines.llama_tokenizer import tokenizer_of
 
 if TYPE_CHECKING:

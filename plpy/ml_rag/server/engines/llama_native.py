@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +19,13 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from ml_rag.abc import Sampling
+from ml_rag.abc import Cancelled, Sampling
 from ml_rag.errors import EngineFailed, InvalidRequest, ModelUnavailable
 from ml_rag.server.engines import time_limit
 from ml_rag.server.engines.llama_grammar import json_grammar
 
+#: seconds between two looks at ``cancelled`` while a prompt is evaluated
+CANCEL_POLL = 0.02
 _log = logging.getLogger("ml_rag.llama_cpp")
 _ERROR = 4  # of ggml_log_level
 _last_errors: list[str] = []
@@ -381,3 +384,25 @@ class Sampler:
             return int(llama_cpp.llama_sampler_sample(self._chain, self._context, index))
         with time_limit.step():
             return int(llama_cpp.llama_sampler_sample(self._chain, self._context, index))
+
+
+@contextmanager
+def watching(cancelled: Cancelled, native: NativeModel) -> Iterator[None]:
+    """Abort what ``native`` evaluates inside the block once ``cancelled()`` is true."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not cancelled():
+            if done.wait(CANCEL_POLL):
+                return
+        native.abort.value = b"\x01"
+
+    native.abort.value = b""
+    watcher = threading.Thread(target=watch, name="ml-rag-cancel", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+        native.abort.value = b""
