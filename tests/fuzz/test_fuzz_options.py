@@ -88,6 +88,7 @@ PLAIN_VALUES: dict[tuple[str, str], Any] = {
     ("document_name", "text"): "a",
     ("document", "text"): "a",
     ("segment_number", "bigint"): 1,
+    ("page", "integer"): None,
     ("ids", "text[]"): ["1", "2"],
     ("texts", "text[]"): ["one", "two three"],
     ("records", "jsonb"): '[{"id": "1", "text": "one"}, {"id": "2", "text": "two three"}]',
@@ -108,6 +109,7 @@ VALUES: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("document_name", "text"): TEXTS,
     ("document", "text"): TEXTS,
     ("segment_number", "bigint"): st.integers(-1, 9),
+    ("page", "integer"): st.one_of(st.none(), st.integers(-1, 9)),
     ("ids", "text[]"): st.lists(TEXTS, max_size=2),
     ("texts", "text[]"): st.lists(TEXTS, max_size=2),
     ("records", "jsonb"): st.one_of(

@@ -383,7 +383,7 @@ def test_the_clock_is_read_as_it_was_set(attacker: Connection, asker: Connection
     """IST is India's as it is written and Israel's as it is read."""
     publish(attacker, "SELECT ml_rag.enable_keyword_search('evil.kb')" if path else "")
     # 900 rows of a statement wait to be folded, and are read one by one
-    for first in range(2, 20000 if not path else 3000, 900):
+    for first in range(2, 20000, 900):
         attacker.execute(
             f"INSERT INTO evil.kb SELECT 'x', '{{}}', i, 1, 'contract planted', '{NEAR}'"
             f" FROM generate_series({first}, {first} + 899) AS i"

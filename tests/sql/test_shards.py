@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import ml_rag
-from sql.test_partitions import CALLS, both, fill, send, words
 from support.cluster import Connection, Database
 from support.loading import loader, loader_role, rows
+from support.partitions import CALLS, both, fill, send, words
 from support.shards import Shard, attach, empty, make_shard, map_roles, shards
 from support.stores import answer, error, warnings_of
 

@@ -33,7 +33,6 @@ CREATE FUNCTION ml_rag.model_server() RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- Calls: ml_rag._model_server, ml_rag._raise
 DECLARE
   _outcome record;
 BEGIN
