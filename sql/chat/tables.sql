@@ -2,7 +2,7 @@
 
 CREATE TABLE ml_rag.conversation (
   conversation_id uuid NOT NULL DEFAULT gen_random_uuid(),
-  role            name NOT NULL DEFAULT current_user,
+  role            text COLLATE "C" NOT NULL DEFAULT current_user,
   created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
   changed_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
   -- Conditions on indexed columns come before policies, and EXPLAIN shows how many rows they leave. So the role comes first.
@@ -16,7 +16,7 @@ CREATE TABLE ml_rag.message (
   message_id      uuid NOT NULL,
   -- no foreign key: a parallel pg_restore would load this table before the other one
   conversation_id uuid NOT NULL,
-  role            name NOT NULL DEFAULT current_user,
+  role            text COLLATE "C" NOT NULL DEFAULT current_user,
   turn            integer NOT NULL,
   created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
   query           text NOT NULL,
@@ -45,8 +45,9 @@ SELECT pg_catalog.pg_extension_config_dump('ml_rag.message', '');
 
 ALTER TABLE ml_rag.conversation ENABLE ROW LEVEL SECURITY;
 ALTER TABLE ml_rag.message ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own ON ml_rag.conversation USING (ml_rag._is_current_role(role) AND role = current_user) WITH CHECK (role = current_user);
-CREATE POLICY own ON ml_rag.message USING (ml_rag._is_current_role(role) AND role = current_user)
+CREATE POLICY own ON ml_rag.conversation USING ((SELECT jsonb_build_object(current_user, true))[role] IS NOT NULL AND role = current_user)
+WITH CHECK (role = current_user);
+CREATE POLICY own ON ml_rag.message USING ((SELECT jsonb_build_object(current_user, true))[role] IS NOT NULL AND role = current_user)
 WITH CHECK (role = current_user AND EXISTS (
   SELECT FROM ml_rag.conversation AS c WHERE c.conversation_id = message.conversation_id AND c.role = current_user));
 

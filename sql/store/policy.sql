@@ -1,29 +1,12 @@
--- policy: policies of ml_rag, which are asked before any condition of whoever reads.
+-- policy: policies that are asked before conditions of whoever reads.
 --
 -- PostgreSQL evaluates what a row must meet in the order of costs, and counts leakproof conditions, such as comparisons of texts,
--- among the policies. A cheap one would come first and be evaluated for hidden rows, and EXPLAIN would tell for how many it was
--- true: by a subplan of the policy that was or was not executed, or by the pages that a second condition reads of a long text.
--- So these policies begin with a function whose COST is below that of any operator.
-
-CREATE FUNCTION ml_rag._is_current_role(role name) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE COST 0.000001
-SET search_path FROM CURRENT
-AS $$
--- purpose: of policies: whether a row is the caller's. Not in SQL, which would be inlined
-BEGIN
-  RETURN role = current_user;
-END
-$$;
-
-CREATE FUNCTION ml_rag._is_one_of(relation oid, relations oid[]) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE COST 0.000001
-SET search_path FROM CURRENT
-AS $$
--- purpose: of policies: whether a row is of one of these tables
-BEGIN
-  RETURN relation = ANY (relations);
-END
-$$;
+-- among the policies. One that costs less than the policy would come first and be evaluated for hidden rows, and EXPLAIN would
+-- tell for how many it was true: by a subplan of the policy that was or was not executed, or by the pages that a second
+-- condition reads of a long text. Nothing costs less than a subscript, (jsonb)[text] IS NOT NULL, which compares with a set of
+-- texts for nothing. So policies on the tables of ml_rag are such subscripts themselves, of a set that is made once a statement;
+-- of conditions that cost the same, the policy comes first. Policies on tables that others own need a function, which
+-- costs less than any operator, but more than a subscript: docs/security.md says what remains.
 
 CREATE FUNCTION ml_rag._make_visible(relation regclass, types text[], condition text) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

@@ -30,9 +30,11 @@ $$;
 
 -- Conditions on indexed columns come before policies, and EXPLAIN shows how many rows they leave. So the policy is such a
 -- condition itself: keys of others' rows are not even looked at.
-CREATE POLICY own ON ml_rag.vectorizer_error USING (ml_rag._is_one_of(relation, (SELECT ml_rag._vectorized()))
+CREATE POLICY own ON ml_rag.vectorizer_error USING (
+  (SELECT jsonb_object_agg(v.relation::int4, true) FROM unnest(ml_rag._vectorized()) AS v (relation))[relation::oid::int4] IS NOT NULL
   AND relation = ANY ((SELECT ml_rag._vectorized())::oid[]));
-CREATE POLICY own ON ml_rag.vectorizer_truncated USING (ml_rag._is_one_of(relation, (SELECT ml_rag._vectorized()))
+CREATE POLICY own ON ml_rag.vectorizer_truncated USING (
+  (SELECT jsonb_object_agg(v.relation::int4, true) FROM unnest(ml_rag._vectorized()) AS v (relation))[relation::oid::int4] IS NOT NULL
   AND relation = ANY ((SELECT ml_rag._vectorized())::oid[]));
 
 CREATE FUNCTION ml_rag._vectorizer(relation regclass)

@@ -6,6 +6,7 @@ by a subplan of the policy that was executed or by the pages of a long text that
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -22,20 +23,35 @@ CONDITIONS = [
     "({c} = {w}) IS TRUE",
     "{c} >= {w} AND {c} <= {w} AND {long} > ''",
 ]  # fmt: skip
+#: j: an object with what is looked for as its key. A subscript costs nothing, less than any function
+FREE = ["(jsonb {j})[{t}] IS NOT NULL AND ('{{}}'::jsonb)[{long}] IS NULL", "(jsonb {j})[{t}] IS NULL IS FALSE"]
+#: what the reader sets: the path, and what the costs of conditions are multiplied by
+SETTINGS = [
+    "enable_seqscan = off", "enable_indexscan = off", "enable_bitmapscan = off",
+    "cpu_operator_cost = 0", "cpu_operator_cost = 1e-300", "cpu_operator_cost = 1.7e308",
+]  # fmt: skip
 
 
-def same(asker: Connection, relation: str, column: str, long: str, hidden: str, absent: str) -> None:
+def same(
+    asker: Connection, relation: str, column: str, long: str, hidden: str, absent: str, *, free: bool = True
+) -> None:
     """Whatever the path: what a hidden row has and what nobody has take the same."""
-    for path in ("enable_seqscan", "enable_indexscan", "enable_bitmapscan"):
-        asker.execute(f"RESET ALL; SET jit = off; SET {path} = off")
-        for condition in CONDITIONS:
+    for setting in SETTINGS:
+        asker.execute(f"RESET ALL; SET jit = off; SET {setting}")
+        for condition in CONDITIONS + FREE if free else CONDITIONS:
             shown = []
             for word in (hidden, absent):
-                where = condition.format(c=column, long=long, w=sql.Literal(word).as_string(asker))
+                where = condition.format(
+                    c=column,
+                    t=column,
+                    long=long,
+                    w=sql.Literal(word).as_string(asker),
+                    j=sql.Literal(json.dumps({word: 1})).as_string(asker),
+                )
                 statement = f"SELECT 1 FROM {relation} WHERE {where}"
                 plan(asker, statement)  # the catalogue is read
                 shown.append((str(plan(asker, statement)).replace(word, "…"), plan(asker, statement, pages=True)))
-            assert shown[0] == shown[1], (path, condition)
+            assert shown[0] == shown[1], (setting, condition)
 
 
 def secrets(n: int) -> list[str]:
@@ -56,8 +72,9 @@ def test_of_nodes(db: Database, owner: Connection, parent: str) -> None:
     )
     owner.execute("VACUUM ANALYZE docs, docs_sentences")
     asker = db.connect("asker")
-    same(asker, "docs_sentences", "node", "node", "Bob earns 7.", "Bob earns x.")
-    same(asker, "docs_sentences", "text_hash::bigint", "node", str(text_hash), "12345")
+    # as with any table whose policy needs a function: docs/security.md
+    same(asker, "docs_sentences", "node", "node", "Bob earns 7.", "Bob earns x.", free=False)
+    same(asker, "docs_sentences", "text_hash::bigint", "node", str(text_hash), "12345", free=False)
     assert (
         asker.execute("SELECT count(*) FROM docs_sentences WHERE node LIKE 'Mine%'").fetchone() == (3,)
         if (parent == "segment")
@@ -77,7 +94,7 @@ def test_of_the_segments_of_a_vectorizer(db: Database, owner: Connection) -> Non
     owner.execute("CALL ml_rag.run_vectorizer('items')")
     owner.execute("VACUUM ANALYZE items, items_segments")
     asker = db.connect("asker")
-    same(asker, "items_segments", "segment", "segment", "Bob earns 7.", "Bob earns x.")
+    same(asker, "items_segments", "segment", "segment", "Bob earns 7.", "Bob earns x.", free=False)
     assert asker.execute("SELECT segment FROM items_segments").fetchall() == [("Mine.",)]
     found = search(asker, "Bob earns 7.", {"vector_store": ["public.items_segments"]})
     assert len(found) == 1
