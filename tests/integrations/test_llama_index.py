@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from llama_index.core import MockEmbedding, VectorStoreIndex
-from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
+from llama_index.core.schema import BaseNode, ImageNode, NodeRelationship, RelatedNodeInfo, TextNode
 from llama_index.core.vector_stores.types import (
     FilterCondition,
     FilterOperator,
@@ -18,9 +18,12 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQuery,
     VectorStoreQueryMode,
 )
+from llama_index.core.vector_stores.utils import node_to_metadata_dict
+from psycopg.types.json import Jsonb
 
 from ml_rag.integrations.llama_index import MlRagRetriever, MlRagVectorStore
-from support.stores import error, fake_embedding
+from support.cluster import Database
+from support.stores import create_store, error, fake_embedding
 
 TEXTS = {
     "a": ("red boat", "doc-1", {"year": 2001, "tags": ["sea", "sail"], "file_name": "boats.pdf"}),
@@ -262,7 +265,8 @@ def test_an_argument_that_there_is_not_is_refused(asker_dsn: str) -> None:
 def test_the_retriever_takes_options_and_only_reads(asker_dsn: str) -> None:
     store = MlRagVectorStore(asker_dsn, "public.nodes")
     store.add(nodes())
-    retriever = MlRagRetriever(asker_dsn, {"filters": {"/year": {"gte": 2010}}, "n_citations": 5})
+    named = {"vector_store": ["public.nodes"], "filters": {"/year": {"gte": 2010}}, "n_citations": 5}
+    retriever = MlRagRetriever(asker_dsn, named)
     hits = retriever.retrieve("green boat")
     assert [hit.node.get_content() for hit in hits] == ["green boat", "house"]
     assert hits[0].node.metadata["vector_store"] == "public.nodes"
@@ -276,3 +280,24 @@ def test_the_retriever_takes_options_and_only_reads(asker_dsn: str) -> None:
         connection.execute("CREATE TABLE x ()")
     for one_of_them in (store, retriever, nothing, wrong):
         one_of_them.close()
+
+
+@pytest.mark.parametrize("content", ["text", "image", "not JSON"])
+def test_a_store_that_was_not_named_gives_texts(db: Database, asker_dsn: str, content: str) -> None:
+    """Metadata of anybody's store can say that it is a node: an image, a link, one that fails."""
+    planted: BaseNode = TextNode(id_="x", text="planted")
+    if content == "image":
+        planted = ImageNode(id_="x", image_path="/etc/passwd", image_url="http://127.0.0.1/")
+    metadata = {**node_to_metadata_dict(planted, remove_text=True), "year": 2020}
+    if content == "not JSON":
+        metadata["_node_content"] = content
+    create_store(db.connect(), "public.planted", [("p.txt", 1, 1, "red boat", fake_embedding("red boat"))], "vector(16)")
+    db.connect().execute("UPDATE planted SET metadata = %s", (Jsonb(metadata),))
+    retriever = MlRagRetriever(asker_dsn)
+    (found,) = retriever.retrieve("red boat")
+    retriever.close()
+    assert type(found.node) is TextNode
+    assert found.node.text == "red boat"
+    assert found.node.node_id != "x"
+    assert found.node.metadata["year"] == 2020
+    assert not any(name.startswith("_node") for name in found.node.metadata)

@@ -53,6 +53,8 @@ _OPERATORS = {
 _NAMES = ("file_path", "file_name", "source", "url")
 #: arguments of LlamaIndex's retrievers, beside the first two of ours
 _RETRIEVER = ("dsn", "options", "callback_manager", "object_map", "objects", "verbose")
+#: keys of the metadata that hold a whole node
+_OF_NODES = ("_node_content", "_node_type")
 #: stands for the question where there is only its vector: it has no words
 _NO_WORDS = "?"
 
@@ -267,7 +269,7 @@ class MlRagRetriever(BaseRetriever):
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         query = asked(query_bundle.query_str, self._options)
         return [
-            NodeWithScore(node=_found(row), score=_similarity(row))
+            NodeWithScore(node=_found(row, self._options.get("vector_store") or ()), score=_similarity(row))
             for row in self._database.found(self._database.schemas.search, query)
         ]
 
@@ -279,7 +281,14 @@ class MlRagRetriever(BaseRetriever):
         self._database.close()
 
 
-def _found(row: Mapping[str, Any]) -> BaseNode:
-    node = _node({**row, "id": citation_id(row)})
+def _found(row: Mapping[str, Any], named: Sequence[str]) -> BaseNode:
+    """A row as a node. Only of a store that was named it is the node that LlamaIndex wrote: of another one anybody's.
+
+    A node can be an image, a link to another one, or what a retriever goes on with.
+    """
+    metadata = row["metadata"] or {}
+    if row["vector_store"] not in named:
+        metadata = {name: value for name, value in metadata.items() if name not in _OF_NODES}
+    node = _node({**row, "id": citation_id(row), "metadata": metadata})
     node.metadata.update({name: row[name] for name in ("vector_store", "document_name") if row[name] is not None})
     return node
