@@ -92,7 +92,7 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _marker_pattern _marked_model _marker _marked_key _marked_columns _mark_keys _mark_embedding _embeddings _default_column _embedding'),
     -- store/policy
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_make_visible _policy_functions _drop_visible'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_make_visible _drop_visible'),
     -- store/lock
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_store_key _lock_store _lock_store_for_session'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_lock_embedding _lock_table'),
@@ -190,7 +190,7 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _read_questions _parse_evaluate_options _check_questions _warn_of_unknown_documents'),
     -- evaluate/evaluate
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_judge _with_history _evaluate_question _summary _run_environment _evaluate'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_measures _judge _with_history _evaluate_question _summary _run_environment _evaluate'),
     -- evaluate/compare
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_same_questions'),
     -- evaluate/calibrate

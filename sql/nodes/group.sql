@@ -260,7 +260,7 @@ BEGIN
       DETAIL = format('Node group "%s" is made of its nodes.', _child), HINT = 'Drop that one first.';
   END IF;
   PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
-  PERFORM ml_rag._drop_visible(_group.relation);
+  EXECUTE format('DROP TABLE %s', ml_rag._relation_name(_group.relation));
   IF (_group.options -> 'merge')::boolean AND ml_rag._merged_nodes(store) IS NOT NULL THEN
     EXECUTE format('UPDATE %1$s AS t SET segment_nodes = m.merged FROM (SELECT s.ctid AS place, s.tableoid AS part, %2$s AS merged'
       ' FROM %1$s AS s) AS m WHERE t.ctid = m.place AND t.tableoid = m.part AND t.segment_nodes IS DISTINCT FROM m.merged',

@@ -18,46 +18,44 @@ AS $$
 DECLARE
   _owner regrole;
   _function text;
+  -- with its types: a function of that name and of others may be there
+  _signature text;
 BEGIN
   SELECT c.relowner, format('%I.%I', n.nspname, format('%s_%s_visible', left(c.relname, 40), c.oid)) INTO _owner, _function
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation;
-  EXECUTE format('CREATE FUNCTION %s(%s) RETURNS boolean LANGUAGE sql STABLE COST 0.000001 RETURN %s', _function,
-    array_to_string(types, ', '), condition);
-  EXECUTE format('COMMENT ON FUNCTION %s IS %L', _function, format('made by ml_rag: who sees a row of %s', ml_rag._full_name(relation)));
+  _signature := format('%s(%s)', _function, array_to_string(types, ', '));
+  EXECUTE format('CREATE FUNCTION %s RETURNS boolean LANGUAGE sql STABLE COST 0.000001 RETURN %s', _signature, condition);
+  EXECUTE format('COMMENT ON FUNCTION %s IS %L', _signature, format('made by ml_rag: who sees a row of %s', ml_rag._full_name(relation)));
   -- with the rights of whoever reads the table
-  EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', _function);
-  EXECUTE format('ALTER FUNCTION %s OWNER TO %s', _function, _owner);
+  EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', _signature);
+  EXECUTE format('ALTER FUNCTION %s OWNER TO %s', _signature, _owner);
   RETURN _function;
 END
 $$;
 
-CREATE FUNCTION ml_rag._policy_functions(relation oid) RETURNS regprocedure[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the functions of ml_rag._make_visible that the policies of a table ask  Reads: the catalog
-BEGIN
-  RETURN ARRAY(
-    SELECT DISTINCT p.oid::regprocedure FROM pg_policy AS y
-    JOIN pg_depend AS d ON d.classid = 'pg_policy'::regclass AND d.objid = y.oid AND d.refclassid = 'pg_proc'::regclass
-    JOIN pg_proc AS p ON p.oid = d.refobjid AND p.proname ~ '_\d+_visible$'
-    JOIN pg_class AS c ON c.oid = y.polrelid AND c.relowner = p.proowner
-    WHERE y.polrelid = relation);
-END
-$$;
-
-CREATE FUNCTION ml_rag._drop_visible(relation regclass) RETURNS void
+CREATE FUNCTION ml_rag._drop_visible() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
+SET search_path = pg_catalog, pg_temp
 AS $$
--- purpose: drop a table, with the functions that its policies ask  Writes: the table's definition, as the caller
+-- purpose: a function of ml_rag._make_visible goes with its table
+-- As whoever drops the table, with that role's own rights: without pgvector's schema, where others may be allowed to create.
 DECLARE
-  _functions regprocedure[] := ml_rag._policy_functions(relation);
   _function regprocedure;
 BEGIN
-  EXECUTE format('DROP TABLE %s', ml_rag._relation_name(relation));
-  FOREACH _function IN ARRAY _functions LOOP
-    EXECUTE format('DROP FUNCTION %s', _function);
+  FOR _function IN
+    SELECT p.oid FROM pg_event_trigger_dropped_objects() AS d
+    JOIN pg_proc AS p ON p.proname ~ format('_%s_visible$', d.objid)
+    WHERE d.classid = 'pg_class'::regclass AND d.object_type = 'table' AND pg_has_role(p.proowner, 'USAGE')
+      AND starts_with(left(obj_description(p.oid, 'pg_proc'), 15), 'made by ml_rag:')
+  LOOP
+    BEGIN
+      EXECUTE format('DROP FUNCTION %s', _function);
+    EXCEPTION WHEN dependent_objects_still_exist THEN
+      -- the DROP does not fail by what the owner of the function has built upon it
+      RAISE NOTICE USING MESSAGE = format('function %s was kept', _function), DETAIL = 'Other objects depend on it.';
+    END;
   END LOOP;
 END
 $$;
+CREATE EVENT TRIGGER ml_rag_drop_visible ON sql_drop WHEN TAG IN ('DROP TABLE', 'DROP SCHEMA', 'DROP OWNED')
+EXECUTE FUNCTION ml_rag._drop_visible();

@@ -296,7 +296,7 @@ DECLARE
 BEGIN
   PERFORM ml_rag._drop_triggers(relation, '^ml_rag_segments_');
   IF _segments IS NOT NULL THEN
-    PERFORM ml_rag._drop_visible(_segments);
+    EXECUTE format('DROP TABLE %s', ml_rag._relation_name(_segments));
   END IF;
 END
 $$;

@@ -122,6 +122,31 @@ def test_the_function_follows_renames_and_goes_with_what_it_is_for(db: Database,
     assert owner.execute(made).fetchall() == []
 
 
+def test_a_function_goes_with_a_table_that_is_dropped_by_itself(db: Database, owner: Connection) -> None:
+    made = "SELECT proname FROM pg_proc WHERE proname ~ '[0-9]_visible$'"
+    create_store(owner, rows=[("a", 1, 1, "One.", (1, 0, 0))])
+    create(owner, "sentences", transform="sentence")
+    (oid,) = owner.execute("SELECT 'docs_sentences'::regclass::oid").fetchone() or (0,)
+    # of the same name, but not made by ml_rag
+    owner.execute(f"CREATE FUNCTION mine_{oid}_visible() RETURNS boolean LANGUAGE sql RETURN true")
+    owner.execute("DROP TABLE docs_sentences")
+    assert owner.execute(made).fetchall() == [(f"mine_{oid}_visible",)]
+
+
+def test_functions_of_the_same_name_are_in_nobodys_way(db: Database, owner: Connection) -> None:
+    """Numbers of tables can be guessed by who may create functions beside them."""
+    create_store(owner, rows=[("a", 1, 1, "One.", (1, 0, 0))])
+    owner.execute("CREATE TABLE probe (); GRANT CREATE ON SCHEMA public TO PUBLIC")
+    (oid,) = owner.execute("SELECT 'probe'::regclass::oid::integer").fetchone() or (0,)
+    asker = db.connect("asker")
+    for guessed in range(oid, oid + 100):
+        asker.execute(
+            f"CREATE FUNCTION docs_sentences_{guessed}_visible() RETURNS boolean LANGUAGE sql RETURN true"
+        )
+    create(owner, "sentences", transform="sentence")
+    assert asker.execute("SELECT count(*) FROM docs_sentences").fetchone() == (2,)
+
+
 def test_of_conversations(db: Database, owner: Connection, tenant: Connection) -> None:
     long = "(SELECT string_agg(md5(j::text || i), '') FROM generate_series(1, 1000) AS j)"
     tenant.execute("INSERT INTO ml_rag.conversation DEFAULT VALUES")
