@@ -1,5 +1,16 @@
 -- evaluate: the ruler: many questions through the pipeline, measured, and kept.
 
+CREATE FUNCTION ml_rag._is_measures(measures jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+-- as ground/schema.sql has it; of a constraint, which pg_restore checks
+SET search_path = pg_catalog, pg_temp
+AS $$
+-- purpose: whether it is an object of numbers, such as {"mrr": 0.5, "recall@10": 1}
+SELECT jsonb_typeof(measures) = 'object' AND NOT EXISTS (
+  SELECT FROM jsonb_each(CASE jsonb_typeof(measures) WHEN 'object' THEN measures END) AS m
+  WHERE m.key !~ '^[a-z0-9_]{1,60}(@[0-9]{1,3})?$' OR jsonb_typeof(m.value) NOT IN ('number', 'null') OR length(m.value::text) > 40)
+$$;
+
 CREATE TABLE ml_rag.evaluation_run (
   run_id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   name       text,
@@ -15,7 +26,10 @@ CREATE TABLE ml_rag.evaluation_run (
   measures   jsonb NOT NULL,  -- means
   counted    jsonb NOT NULL,  -- over how many questions each mean is
   latency    jsonb NOT NULL,
-  errors     jsonb NOT NULL   -- SQLSTATE -> questions
+  errors     jsonb NOT NULL,  -- SQLSTATE -> questions
+  -- everybody writes rows of their own here, which the superuser's pages and statements read, too
+  CONSTRAINT is_readable CHECK (started_at BETWEEN '1970-01-01 00:00+00' AND '9000-01-01 00:00+00'
+    AND jsonb_typeof(options) = 'object' AND ml_rag._is_measures(measures) AND ml_rag._is_measures(counted))
 );
 COMMENT ON TABLE ml_rag.evaluation_run IS 'runs of ml_rag_evaluate; everybody sees, and may delete, their own';
 
@@ -32,7 +46,9 @@ CREATE TABLE ml_rag.evaluation_question (
   latency     jsonb NOT NULL, -- stage -> milliseconds
   sqlstate    text,           -- why there is nothing
   message     text,
-  role        text COLLATE "C" NOT NULL DEFAULT current_user
+  role        text COLLATE "C" NOT NULL DEFAULT current_user,
+  CONSTRAINT is_readable CHECK (ml_rag._is_measures(measures) AND ml_rag._is_measures(latency)
+    AND jsonb_typeof(citations) = 'array' AND NOT citations @? 'strict $[*] ? (@.type() != "object")')
 );
 -- Conditions on indexed columns come before policies, and EXPLAIN shows how many rows they leave. So the role comes first,
 -- and the id behind a function, which must wait for the policy.

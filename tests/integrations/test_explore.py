@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 import httpx
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from ml_rag.integrations import chart, explore
 from ml_rag.integrations.journey import Candidates, Journey, searches
@@ -266,6 +267,44 @@ def test_runs_and_the_result_of_a_question_in_each(page: Page, boats: str) -> No
     assert {"first", "second"} <= set(text_of(found).split())
     assert "boats.pdf 2 ✓ right" in text_of(found)
     assert "No run of this role" in text_of(page.get("/question", q="never asked"))
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("started_at", "infinity"),
+        ("started_at", "0001-01-01 BC"),
+        ("measures", "[]"),
+        ("measures", '{"recall@x": 1}'),
+        ("measures", '{"recall@9999": 1}'),
+        ("measures", '{"mrr": "x"}'),
+        ("measures", f'{{"mrr": 1{"0" * 400}}}'),
+        ("options", "[]"),
+        ("options", f'{{"n": 1{"0" * 5000}, "deep": {"[" * 3000}{"]" * 3000}}}'),
+    ],
+)
+def test_a_run_of_somebody_else_breaks_no_page(db: Database, boats: str, column: str, value: str) -> None:
+    values = {
+        "name": "odd", "started_at": "2026-01-01", "seconds": "NaN", "source": "s", "questions": "1", "options": "{}",
+        "stores": "{}", "models": "{}", "versions": "{}", "measures": '{"mrr": null}', "counted": "{}", "latency": "{}",
+        "errors": "{}", column: value,
+    }  # fmt: skip
+    places = ", ".join(f"%({name})s" for name in values)
+    with psycopg.connect(boats, autocommit=True) as connection, contextlib.suppress(psycopg.errors.CheckViolation):
+        connection.execute(f"INSERT INTO ml_rag.evaluation_run ({', '.join(values)}) VALUES ({places})", values)
+    with served(make_conninfo(db.dsn, dbname=db.name)) as page:
+        assert page.get("/runs").status_code == 200
+
+
+def test_metadata_of_somebody_else_breaks_no_page(db: Database, page: Page) -> None:
+    metadata = f'{{"n": 1{"0" * 5000}}}'
+    db.connect().execute("UPDATE boats SET metadata = %s WHERE segment_number = 1", (metadata,))
+    assert "1000000" in text_of(page.get("/document", store="public.boats", document="boats.pdf"))
+    deep = "[" * 3000 + "]" * 3000
+    db.connect().execute("UPDATE boats SET metadata = %s WHERE segment_number = 1", (f'{{"n": {deep}}}',))
+    shown = page.get("/document", store="public.boats", document="boats.pdf")
+    assert shown.status_code == 200
+    assert "blue boat" in shown.text
 
 
 def test_marks_become_questions_of_the_evaluation(db: Database, boats: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
-from psycopg.types.json import Jsonb
+from psycopg.types.json import Jsonb, set_json_loads
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from ml_rag.errors import MlRagError
@@ -23,6 +24,8 @@ from ml_rag.errors import MlRagError
 NOTHING_FOUND = "P0002"
 _NO_STORE = "no vector store found"
 
+#: digits of a whole number that Python reads
+_DIGITS = 300
 #: a whole statement
 Query = sql.SQL | sql.Composed
 #: what gives the rows of one
@@ -98,6 +101,21 @@ def worded(error: psycopg.Error) -> str:
     return "\n".join(line for line in lines if line)
 
 
+def _number(digits: str) -> int | str:
+    return int(digits) if len(digits) <= _DIGITS else digits
+
+
+def _read_json(text: str | bytes) -> Any:
+    """JSON of the database; what Python cannot read of somebody's metadata fails nobody's call.
+
+    A longer whole number stays a text, and nesting that is too deep is null.
+    """
+    try:
+        return json.loads(text, parse_int=_number)
+    except RecursionError:
+        return None
+
+
 def _settings(name: str) -> dict[str, Any]:
     return {"row_factory": dict_row, "application_name": name}
 
@@ -108,6 +126,7 @@ class Database:
     def __init__(self, dsn: str, *, name: str, read_only: bool = False, connections: int = 4) -> None:
         def configure(connection: psycopg.Connection[Any]) -> None:
             connection.read_only = read_only
+            set_json_loads(_read_json, connection)
 
         self._pool = ConnectionPool(
             dsn,
@@ -159,6 +178,7 @@ class Reader:
     def __init__(self, dsn: str, *, name: str, connections: int) -> None:
         async def configure(connection: psycopg.AsyncConnection[Any]) -> None:
             await connection.set_read_only(True)
+            set_json_loads(_read_json, connection)
 
         self._connect = dsn, _settings(name)
         self._pool = AsyncConnectionPool(
