@@ -117,12 +117,13 @@ DECLARE
   _error jsonb;
   _may_fold boolean := current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
 BEGIN
-  _is_row := TG_LEVEL = 'ROW' AND ml_rag._has_foreign_partition(pg_partition_root(TG_RELID));
+  -- before it is written a row need not be one of the table
+  _is_row := TG_LEVEL = 'ROW' AND TG_WHEN = 'AFTER' AND ml_rag._has_foreign_partition(pg_partition_root(TG_RELID));
   IF NOT _is_row
     AND (TG_LEVEL <> 'STATEMENT' OR coalesce(to_regclass('ml_rag_new'), to_regclass('ml_rag_old')) IS NOT NULL) THEN
     RAISE EXCEPTION USING ERRCODE = '55000',
       MESSAGE = format('keyword index of "%s" cannot be updated', TG_RELID::regclass),
-      DETAIL = CASE WHEN TG_LEVEL <> 'STATEMENT' THEN format('Trigger "%s" is FOR EACH ROW.', TG_NAME)
+      DETAIL = CASE WHEN TG_LEVEL <> 'STATEMENT' THEN format('Trigger "%s" is %s … FOR EACH ROW.', TG_NAME, TG_WHEN)
         ELSE format('Relation %s has the name of a transition table of its triggers.',
           coalesce(to_regclass('ml_rag_new'), to_regclass('ml_rag_old'))) END,
       HINT = CASE WHEN TG_LEVEL <> 'STATEMENT' THEN 'ml_rag.enable_keyword_search creates the triggers.'

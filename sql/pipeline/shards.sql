@@ -181,12 +181,22 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: what a shard answers to a request (store/shards)
--- Errors: 25006 a read-only transaction, 55000 another version there
+-- A table of calls is found by its name, which anybody who may create in that schema could give to a table with triggers.
+-- Errors: 25006 a read-only transaction, 55000 another version there, or no table of calls
 DECLARE
+  _calls text := ml_rag._calls_of(shard);
   _answer jsonb;
 BEGIN
   PERFORM ml_rag._check_writable('words cannot be searched on shards');
-  EXECUTE format('INSERT INTO %s (request) VALUES ($1) RETURNING answer', ml_rag._calls_of(shard))
+  IF NOT EXISTS (
+    SELECT FROM pg_class AS c JOIN pg_foreign_table AS f ON f.ftrelid = c.oid
+    JOIN pg_class AS s ON s.oid = shard AND s.relowner = c.relowner JOIN pg_foreign_table AS g ON g.ftrelid = s.oid AND g.ftserver = f.ftserver
+    WHERE c.oid = to_regclass(_calls)) THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has no table of calls', shard),
+      DETAIL = format('%s is not a foreign table of the same owner and server.', _calls),
+      HINT = 'ml_rag.detach_shard and ml_rag.attach_shard make it anew.';
+  END IF;
+  EXECUTE format('INSERT INTO %s (request) VALUES ($1) RETURNING answer', _calls)
     INTO _answer USING request || jsonb_build_object('version', ml_rag.version());
   RETURN _answer;
 END

@@ -369,3 +369,47 @@ def test_a_request_gets_what_its_role_may_read(sharded: Connection, asker: Conne
         other.execute("REVOKE SELECT ON a FROM ml_rag_user")
     with error("55000", "none that its role may search", ours=False):
         asker.execute(asked, (json.dumps({"version": version, "call": "statistics", "terms": ["birch"], **index}),))
+
+
+def test_a_table_of_somebody_else_takes_no_calls(
+    db: Database, sharded: Connection, owner: Connection, asker: Connection
+) -> None:
+    """Whoever may create beside a store could take the name of a table of calls that goes, with a trigger."""
+    options = '{"keyword_search": true, "semantic_search": false, "vector_store": ["public.four"]}'
+    assert answer(sharded, "birch", options)["citations"]
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    sharded.execute("ALTER FOREIGN TABLE four_s0_calls RENAME TO other")
+    asker.execute(
+        "CREATE TABLE four_s0_calls (request jsonb, answer jsonb); CREATE TABLE caught (who name);"
+        " GRANT ALL ON four_s0_calls, caught TO PUBLIC;"
+        " CREATE FUNCTION catch() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN INSERT INTO public.caught VALUES (current_user); RAISE WARNING 'caught'; RETURN NEW; END $$;"
+        " CREATE TRIGGER catch BEFORE INSERT ON four_s0_calls FOR EACH ROW EXECUTE FUNCTION catch()"
+    )
+    with warnings_of(sharded) as told, error("55000", "has no table of calls"):
+        answer(sharded, "birch", options)
+    assert not told
+
+
+def test_no_row_is_indexed_that_is_not_written(stores: Connection, shard: list[Shard]) -> None:
+    """A trigger before each row of a partition is run for what is no row of it, too."""
+    attach(stores, "four", 0, shard[0], "a")
+    stores.execute(
+        "CREATE TRIGGER early BEFORE INSERT ON four_p1 FOR EACH ROW EXECUTE FUNCTION ml_rag._keep_keywords()"
+    )
+    with error("55000", "four_p1", "cannot be updated"):
+        stores.execute(
+            "INSERT INTO four_p1 SELECT * FROM one WHERE satisfies_hash_partition('four'::regclass, 4, 2, document_id)"
+        )
+
+
+@pytest.mark.parametrize(
+    "corpus", ["[]", "[1, 1, []]", '[1, 1, ["x"]]', "[-1, 1, [1]]", "[1, 1, [1.5]]", "{}", f"[1, 1, [{2**70}]]"]
+)
+def test_statistics_that_are_none_are_refused(stores: Connection, corpus: str) -> None:
+    found = stores.execute(
+        "SELECT s.keys, s.error ->> 'sqlstate' FROM ml_rag._keyword_scores('one'::regclass, 'segment',"
+        " '{document_id,segment_number}', '{birch}', '{1}', 5, NULL, NULL, %s) AS s",
+        (corpus,),
+    ).fetchone()
+    assert found == (None, "22023")

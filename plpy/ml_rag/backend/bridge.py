@@ -345,9 +345,19 @@ def keyword_scores(
 ) -> tuple[list[str], list[float]]:
     """Keys and BM25 scores of the best rows of a store; see ``ml_rag.backend.keyword``. ``corpus``: as JSON text."""
     search = keyword().search
-    whole = None if corpus is None else tuple(json.loads(corpus))
+    whole = None if corpus is None else _corpus(corpus, len(terms))
     found: tuple[list[str], list[float]] = search(plpy, store, segment, key, terms, weights, n, until, row_keys, whole)
     return found
+
+
+def _corpus(text: str, terms: int) -> tuple[int, int, list[int]]:
+    """What ``keyword_statistics`` has given, or another server."""
+    found = json.loads(text)
+    if isinstance(found, list) and len(found) == 3 and isinstance(found[2], list) and len(found[2]) == terms:
+        rows, total, frequencies = found
+        if all(type(n) is int and 0 <= n < 2**62 for n in (rows, total, *frequencies)):
+            return rows, total, frequencies
+    raise InvalidRequest("the statistics of the keyword index are not of these words", detail=f"Got {text[:200]}.")
 
 
 @outcome
