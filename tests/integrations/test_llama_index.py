@@ -291,7 +291,9 @@ def test_a_store_that_was_not_named_gives_texts(db: Database, asker_dsn: str, co
     metadata = {**node_to_metadata_dict(planted, remove_text=True), "year": 2020}
     if content == "not JSON":
         metadata["_node_content"] = content
-    create_store(db.connect(), "public.planted", [("p.txt", 1, 1, "red boat", fake_embedding("red boat"))], "vector(16)")
+    create_store(
+        db.connect(), "public.planted", [("p.txt", 1, 1, "red boat", fake_embedding("red boat"))], "vector(16)"
+    )
     db.connect().execute("UPDATE planted SET metadata = %s", (Jsonb(metadata),))
     retriever = MlRagRetriever(asker_dsn)
     (found,) = retriever.retrieve("red boat")

@@ -24,7 +24,22 @@ CONDITIONS = [
     "{c} >= {w} AND {c} <= {w} AND {long} > ''",
 ]  # fmt: skip
 #: j: an object with what is looked for as its key. A subscript costs nothing, less than any function
-FREE = ["(jsonb {j})[{t}] IS NOT NULL AND ('{{}}'::jsonb)[{long}] IS NULL", "(jsonb {j})[{t}] IS NULL IS FALSE"]
+FREE = [
+    "(jsonb {j})[m.{col}] IS NOT NULL AND ('{{}}'::jsonb)[m.{long}] IS NULL",
+    "((jsonb {j})[m.{col}] IS NULL) IS FALSE",
+]
+#: statements about a table t and its column col; c: one of the conditions
+STATEMENTS = [
+    "SELECT 1 FROM {t} AS m TABLESAMPLE SYSTEM (100) WHERE {c}",
+    "WITH x AS NOT MATERIALIZED (SELECT * FROM {t}) SELECT 1 FROM x AS m WHERE {c}",
+    "SELECT 1 FROM {t} AS m JOIN (VALUES ({w}::text), ('a')) AS v (x) ON m.{col} = v.x",
+    "SELECT 1 FROM (VALUES ({w}::text), ('a')) AS v (x) LEFT JOIN {t} AS m ON m.{col} = v.x",
+    "SELECT 1 FROM (VALUES ({w}::text)) AS v (x) WHERE NOT EXISTS (SELECT FROM {t} AS m WHERE m.{col} = v.x)",
+    "SELECT 1 FROM {t} AS m JOIN {t} AS n USING ({col}) WHERE {c}",
+    "SELECT count(*) FROM {t} AS m WHERE {c} GROUP BY {col} HAVING {col} = {w}",
+    "SELECT * FROM (SELECT {col}, {long}, row_number() OVER (PARTITION BY {col}) FROM {t}) AS m WHERE {c}",
+    "DELETE FROM {t} AS m WHERE {c}",
+]
 #: what the reader sets: the path, and what the costs of conditions are multiplied by
 SETTINGS = [
     "enable_seqscan = off", "enable_indexscan = off", "enable_bitmapscan = off",
@@ -43,12 +58,12 @@ def same(
             for word in (hidden, absent):
                 where = condition.format(
                     c=column,
-                    t=column,
+                    col=column,
                     long=long,
                     w=sql.Literal(word).as_string(asker),
                     j=sql.Literal(json.dumps({word: 1})).as_string(asker),
                 )
-                statement = f"SELECT 1 FROM {relation} WHERE {where}"
+                statement = f"SELECT 1 FROM {relation} AS m WHERE {where}"
                 plan(asker, statement)  # the catalogue is read
                 shown.append((str(plan(asker, statement)).replace(word, "…"), plan(asker, statement, pages=True)))
             assert shown[0] == shown[1], (setting, condition)
@@ -140,9 +155,7 @@ def test_functions_of_the_same_name_are_in_nobodys_way(db: Database, owner: Conn
     (oid,) = owner.execute("SELECT 'probe'::regclass::oid::integer").fetchone() or (0,)
     asker = db.connect("asker")
     for guessed in range(oid, oid + 100):
-        asker.execute(
-            f"CREATE FUNCTION docs_sentences_{guessed}_visible() RETURNS boolean LANGUAGE sql RETURN true"
-        )
+        asker.execute(f"CREATE FUNCTION docs_sentences_{guessed}_visible() RETURNS boolean LANGUAGE sql RETURN true")
     create(owner, "sentences", transform="sentence")
     assert asker.execute("SELECT count(*) FROM docs_sentences").fetchone() == (2,)
 
@@ -159,6 +172,50 @@ def test_of_conversations(db: Database, owner: Connection, tenant: Connection) -
     asker = db.connect("asker")
     same(asker, "ml_rag.message", "query", "text", "Bob earns 7", "Bob earns x")
     assert tenant.execute("SELECT count(*) FROM ml_rag.message WHERE query = 'Bob earns 7'").fetchone() == (1,)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "jit = off",
+        "force_parallel_mode = on",
+        "cpu_operator_cost = 0",
+        "enable_hashjoin = off; SET enable_mergejoin = off",
+        "enable_hashjoin = off; SET enable_nestloop = off",
+    ],
+)
+def test_of_conversations_by_other_statements(
+    db: Database, owner: Connection, tenant: Connection, setting: str
+) -> None:
+    if setting.startswith("force_parallel_mode") and owner.info.server_version >= 160000:
+        setting = "debug_parallel_query = on"
+    long = "(SELECT string_agg(md5(j::text || i), '') FROM generate_series(1, 1000) AS j)"
+    tenant.execute("INSERT INTO ml_rag.conversation DEFAULT VALUES")
+    tenant.execute(
+        "INSERT INTO ml_rag.message (message_id, conversation_id, turn, query, question, text, citations, options)"
+        f" SELECT gen_random_uuid(), c.conversation_id, i, 'Bob earns ' || i, 'q' || i, {long}, '[]', '{{}}'"
+        " FROM ml_rag.conversation AS c, generate_series(1, 20) AS i"
+    )
+    owner.execute("VACUUM ANALYZE ml_rag.conversation, ml_rag.message")
+    asker = db.connect("asker")
+    asker.execute(f"SET jit = off; SET {setting}")
+    # in a UNION ALL, a subscript comes before the policy: docs/security.md
+    statements = [(s, c) for s in STATEMENTS for c in ("m.{col} = {w} AND m.{long} > ''", *FREE)]
+    for statement, condition in [
+        *statements,
+        (
+            "SELECT 1 FROM (SELECT * FROM {t} UNION ALL SELECT * FROM {t}) AS m WHERE {c}",
+            "m.{col} = {w} AND m.{long} > ''",
+        ),
+    ]:
+        shown = []
+        for word in ("Bob earns 7", "Bob earns x"):
+            names = {"t": "ml_rag.message", "col": "query", "long": "text", "w": f"'{word}'"}
+            where = condition.format(**names, j=sql.Literal(json.dumps({word: 1})).as_string(asker))
+            asked = statement.format(**names, c=where)
+            plan(asker, asked)
+            shown.append((str(plan(asker, asked)).replace(word, "…"), plan(asker, asked, pages=True)))
+        assert shown[0] == shown[1], (statement, condition)
 
 
 def test_of_evaluations(db: Database, owner: Connection, tenant: Connection) -> None:
@@ -191,6 +248,22 @@ def test_of_rows_that_could_not_be_embedded(db: Database, owner: Connection, ten
     asker = db.connect("asker")
     same(asker, "ml_rag.vectorizer_error", "message", "detail", "Bob earns 7", "Bob earns x")
     same(asker, "ml_rag.vectorizer_error", "key", "message", "{7}", "{x}")
+
+
+def test_of_a_store_whose_policy_is_a_subscript(db: Database, owner: Connection) -> None:
+    """As docs/security.md recommends it."""
+    long = "".join(f"{i:x}" for i in range(4000))
+    create_store(owner, rows=[(f"{long}{i}", i, 1, text, (1, i, 0)) for i, text in enumerate(["Mine.", *secrets(60)])])
+    owner.execute(
+        "ALTER TABLE docs ADD tenant text COLLATE \"C\" NOT NULL DEFAULT 'bob', ENABLE ROW LEVEL SECURITY;"
+        " CREATE POLICY tenant ON docs USING"
+        " ((SELECT jsonb_build_object(current_user, true))[tenant] IS NOT NULL AND tenant = current_user)"
+    )
+    owner.execute("UPDATE docs SET tenant = %s WHERE document_id = 0", (db.role("asker"),))
+    owner.execute("VACUUM ANALYZE docs")
+    asker = db.connect("asker")
+    same(asker, "docs", "segment", "document_name", "Bob earns 7.", "Bob earns x.")
+    assert asker.execute("SELECT segment FROM docs").fetchall() == [("Mine.",)]
 
 
 @pytest.mark.parametrize("relation", ["docs_sentences", "items_segments", "papers"])
