@@ -68,7 +68,8 @@ ALTER TABLE ml_rag.evaluation_run ENABLE ROW LEVEL SECURITY;
 ALTER TABLE ml_rag.evaluation_question ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own ON ml_rag.evaluation_run USING ((SELECT jsonb_build_object(current_user, true))[role] IS NOT NULL AND role = current_user)
 WITH CHECK (role = current_user);
-CREATE POLICY own ON ml_rag.evaluation_question USING ((SELECT jsonb_build_object(current_user, true))[role] IS NOT NULL AND role = current_user)
+CREATE POLICY own ON ml_rag.evaluation_question
+USING ((SELECT jsonb_build_object(current_user, true))[role] IS NOT NULL AND role = current_user)
 WITH CHECK (role = current_user AND EXISTS (
   SELECT FROM ml_rag.evaluation_run AS r WHERE r.run_id = evaluation_question.run_id AND r.role = current_user));
 

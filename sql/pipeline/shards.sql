@@ -190,7 +190,8 @@ BEGIN
   PERFORM ml_rag._check_writable('words cannot be searched on shards');
   IF NOT EXISTS (
     SELECT FROM pg_class AS c JOIN pg_foreign_table AS f ON f.ftrelid = c.oid
-    JOIN pg_class AS s ON s.oid = shard AND s.relowner = c.relowner JOIN pg_foreign_table AS g ON g.ftrelid = s.oid AND g.ftserver = f.ftserver
+    JOIN pg_class AS s ON s.oid = shard AND s.relowner = c.relowner
+    JOIN pg_foreign_table AS g ON g.ftrelid = s.oid AND g.ftserver = f.ftserver
     WHERE c.oid = to_regclass(_calls)) THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has no table of calls', shard),
       DETAIL = format('%s is not a foreign table of the same owner and server.', _calls),
