@@ -37,16 +37,18 @@ CREATE FUNCTION ml_rag._drop_visible() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
--- purpose: a function of ml_rag._make_visible goes with its table
+-- purpose: a function of ml_rag._make_visible goes with its table: those that no policy asks any more. Neither its name tells, as tables
+-- have other OIDs in a database that was restored, nor its schema, which the table may have left.
 -- As whoever drops the table, with that role's own rights: without pgvector's schema, where others may be allowed to create.
 DECLARE
   _function regprocedure;
 BEGIN
   FOR _function IN
-    SELECT p.oid FROM pg_event_trigger_dropped_objects() AS d
-    JOIN pg_proc AS p ON p.proname ~ format('_%s_visible$', d.objid)
-    WHERE d.classid = 'pg_class'::regclass AND d.object_type = 'table' AND pg_has_role(p.proowner, 'USAGE')
+    SELECT p.oid FROM pg_proc AS p
+    WHERE p.proname ~ '_\d+_visible$' AND pg_has_role(p.proowner, 'USAGE')
       AND starts_with(left(obj_description(p.oid, 'pg_proc'), 15), 'made by ml_rag:')
+      AND NOT EXISTS (SELECT FROM pg_depend AS e WHERE e.refclassid = 'pg_proc'::regclass AND e.refobjid = p.oid
+                      AND e.classid = 'pg_policy'::regclass)
   LOOP
     BEGIN
       EXECUTE format('DROP FUNCTION %s', _function);
