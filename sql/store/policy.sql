@@ -5,8 +5,8 @@
 -- tell for how many it was true: by a subplan of the policy that was or was not executed, or by the pages that a second
 -- condition reads of a long text. Nothing costs less than a subscript, (jsonb)[text] IS NOT NULL, which compares with a set of
 -- texts for nothing. So policies on the tables of ml_rag are such subscripts themselves, of a set that is made once a statement;
--- of conditions that cost the same, the policy comes first, but under UNION ALL. Policies on tables that others own need a function, which
--- costs less than any operator, but more than a subscript: docs/security.md says what remains.
+-- of conditions that cost the same, the policy comes first, except under UNION ALL. Policies on tables that others own need a
+-- function, which costs less than any operator, but more than a subscript: docs/security.md says what remains.
 
 CREATE FUNCTION ml_rag._make_visible(relation regclass, types text[], condition text) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
