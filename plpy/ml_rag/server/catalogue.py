@@ -109,6 +109,8 @@ class ModelEntry(_Strict):
     #: file name, relative to the model's folder -> its SHA-256, or ``"unpinned"``
     files: dict[str, Sha256] = Field(default_factory=dict)
     dimensions: int | None = Field(default=None, ge=1, le=16000)
+    #: the fewest that its vectors may be cut to, being trained so (Matryoshka); None = they are not cut
+    min_dimensions: int | None = Field(default=None, ge=1)
     #: longest input in tokens (embed, rerank)
     max_tokens: int | None = Field(default=None, ge=2)
     #: llama-cpp: how the vectors of a text's tokens become one; None = as the GGUF says (embed)
@@ -123,6 +125,8 @@ class ModelEntry(_Strict):
     chat_format: str | None = None
     #: ask for answers from documents in one short sentence, which is what the smallest models can do
     brief: bool = False
+    #: it thinks before it answers, and what it thinks is part of the answer and of ``max_tokens`` (generate)
+    thinks: bool = False
     #: llama-cpp: for requests that do not say; 1 = none
     repeat_penalty: float | None = Field(default=None, ge=0, le=2)
     #: llama-cpp: end an answer that begins to repeat itself
@@ -150,6 +154,11 @@ class ModelEntry(_Strict):
     def kind(self) -> EngineKind:
         return ENGINES[self.engine]
 
+    @property
+    def is_noncommercial(self) -> bool:
+        """Whether its licence forbids commercial use: one of Creative Commons that says NC."""
+        return self.license is not None and "-NC" in self.license.upper()
+
     @model_validator(mode="after")
     def _engine_has_what_it_needs(self) -> ModelEntry:
         for name in self.kind.required_settings:
@@ -159,6 +168,8 @@ class ModelEntry(_Strict):
             raise ValueError(f"engine {self.engine} does not {self.task}")
         if self.kind.is_single_file and len(self.files) != 1 and not self._paths():
             raise ValueError(f"engine {self.engine} needs exactly one file in files, or a path source")
+        if self.min_dimensions is not None and not self.min_dimensions < (self.dimensions or 0):
+            raise ValueError("min_dimensions must be below dimensions")
         for name in self.files:
             if name.startswith("/") or ".." in Path(name).parts:
                 raise ValueError(f"file name {name!r} leaves the model's folder")

@@ -54,9 +54,16 @@ def speaks(entry: ModelEntry, languages: Iterable[str]) -> bool:
 
 
 def recommend(entries: Iterable[ModelEntry], machine: Machine, languages: Iterable[str]) -> list[ModelEntry]:
-    """For each task the largest model of known size that fits; a task that none fits is left out."""
+    """For each task the largest model of known size that fits; a task that none fits is left out.
+
+    Not one that may not be used commercially, nor one that thinks, for which ``max_tokens`` must be raised.
+    """
     spoken = list(languages)
-    fitting = [entry for entry in entries if entry.megabytes is not None and speaks(entry, spoken)]
+    fitting = [
+        entry
+        for entry in entries
+        if entry.megabytes is not None and speaks(entry, spoken) and not entry.is_noncommercial and not entry.thinks
+    ]
     found = []
     for task in TASKS:
         most = min(machine.memory * MEMORY_SHARE, CORE_MEGABYTES[task] * machine.cores)

@@ -85,6 +85,12 @@ def test_a_path_source_is_used_where_it_lies(tmp_path: Path) -> None:
         ("[server]\nlisten = '8765'", "bad value of server.listen in {}", None),
         ('[models.m]\ntask="embed"\nengine="openai"', "bad value of models.m in {}", None),
         ('[models.m]\ntask="embed"\nengine="fake"\nfiles={"../x"="unpinned"}', "bad value of models.m in {}", None),
+        ('[models.m]\ntask="embed"\nengine="fake"\nmin_dimensions=8', "bad value of models.m in {}", None),
+        (
+            '[models.m]\ntask="embed"\nengine="fake"\ndimensions=8\nmin_dimensions=8',
+            "bad value of models.m in {}",
+            None,
+        ),
         ('[models.m]\ntask="embed"\nengine="fake"\nfiles={"x"="abc"}', "bad value of models.m.files.x in {}", None),
         ("[server", "{} is not valid TOML", None),
     ],

@@ -38,6 +38,20 @@ def test_the_largest_that_fits_is_taken(machine: Machine, expected: str | None) 
     assert found == ([expected] if expected else [])
 
 
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"license": "CC-BY-NC-4.0"}, ["small"]),
+        ({"thinks": True}, ["small"]),
+        ({"license": "CC-BY-4.0"}, ["large"]),
+        ({}, ["large"]),
+    ],
+)
+def test_what_needs_care_is_not_recommended(keys: dict[str, object], expected: list[str]) -> None:
+    entries = [entry("small", 600), entry("large", 1200, **keys)]
+    assert [one.id for one in recommend(entries, Machine(30_000, 2), ["en"])] == expected
+
+
 def test_a_gpu_counts_for_llama_cpp_only() -> None:
     torch = entry("torch", 1000, task="embed", engine="sentence-transformers")
     assert recommend([torch], Machine(30_000, 2, gpu=80_000), []) == []
@@ -79,7 +93,7 @@ def test_the_command_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path) 
 def test_every_model_with_files_says_what_it_takes_and_what_it_is_good_for(tmp_path) -> None:
     run = CliRunner().invoke(main, ["models", "--models-dir", str(tmp_path), "list", "--json"])
     models = json.loads(run.output)
-    assert len(models) > 20
+    assert len(models) > 45
     for model in models:
         assert model["megabytes"] > 0, model
         assert model["languages"] in ("en", "many"), model
@@ -87,3 +101,22 @@ def test_every_model_with_files_says_what_it_takes_and_what_it_is_good_for(tmp_p
         assert model["license"], model
         assert model["task"] == "generate" or model["max_tokens"] >= 256, model
         assert model["task"] != "embed" or model["dimensions"] >= 384, model
+    assert [model["id"] for model in models if not model["commercial_use"]] == ["jina-embeddings-v5-text-small"]
+    cut = {model["id"]: model["min_dimensions"] for model in models if model["min_dimensions"]}
+    assert cut["nomic-embed-text-v1.5"] == 64
+    assert "all_minilm_l6_v2" not in cut
+
+
+def test_the_list_says_what_is_to_be_known_before_a_model_is_taken(tmp_path) -> None:
+    config = tmp_path / "ml_rag.toml"
+    config.write_text(
+        '[models.mine]\ntask="embed"\nengine="fake"\ndescription="good"\nlicense="cc-by-nc-4.0"\ndimensions=16\n'
+        'min_dimensions=4\n[models.other]\ntask="generate"\nengine="fake"\ndescription="deep"\nthinks=true'
+    )
+    run = CliRunner().invoke(
+        main, ["models", "list", "--config", str(config)], env={"ML_RAG_FAKE_MODELS": "1", "COLUMNS": "120"}
+    )
+    assert run.exit_code == 0
+    lines = " ".join(run.output.replace("│", " ").split())
+    assert "mine embed 4-16 yes good; not for commercial use (cc-by-nc-4.0)" in lines
+    assert "deep; thinks before it answers, so give it" in lines

@@ -63,8 +63,10 @@ def list_models(ctx: click.Context, config: Path | None, models_dir: Path | None
                 "languages": entry.languages,
                 "megabytes": entry.megabytes,
                 "license": entry.license,
+                "commercial_use": not entry.is_noncommercial,
                 "description": entry.description,
                 "dimensions": entry.dimensions,
+                "min_dimensions": entry.min_dimensions,
                 "max_tokens": entry.max_tokens or entry.context_tokens,
                 "available": entry.missing(folder) is None,
                 "reason": entry.missing(folder),
@@ -84,12 +86,19 @@ def list_models(ctx: click.Context, config: Path | None, models_dir: Path | None
             entry.id,
             entry.task,
             str(entry.megabytes or ""),
-            str(entry.dimensions or ""),
+            f"{entry.min_dimensions}-{entry.dimensions}" if entry.min_dimensions else str(entry.dimensions or ""),
             str(tokens or ""),
             "yes" if entry.missing(folder) is None else "no",
-            entry.description,
+            good_for(entry),
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def good_for(entry: ModelEntry) -> str:
+    """The description, with what is to be known before the model is taken."""
+    thinks = ["thinks before it answers, so give it many max_tokens"] if entry.thinks else []
+    licence = [f"not for commercial use ({entry.license})"] if entry.is_noncommercial else []
+    return "; ".join([entry.description, *thinks, *licence])
 
 
 @models.command("recommend")
