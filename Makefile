@@ -77,6 +77,10 @@ check: build ## lint, types, pgspot on the built script, vulnerabilities and lic
 load-test: ## 64 sessions for five minutes (LOAD_SESSIONS, LOAD_MINUTES); LOAD_DOCS=1 writes docs/load.md and its picture
 	@bash mk/load.sh
 
+.PHONY: scale
+scale: ## cost by segments, stores, sessions and tenants, into docs/scale.md (SCALE="all --quick": what, and how)
+	@bash mk/scale.sh
+
 .PHONY: fuzz-test
 fuzz-test: ## the fuzz tests with their whole counts; FUZZ_SEED=… for the same cases again, FUZZ_SECONDS=… a target
 	@bash mk/fuzz.sh

@@ -16,7 +16,9 @@ WIDTH, LEFT, RIGHT = 900, 210, 30
 BLUE, ORANGE, GREEN, GREY, INK = "#0072b2", "#d55e00", "#009e73", "#c8ccd0", "#24292f"
 
 
-class _Canvas:
+class Canvas:
+    """What an SVG is made of; white lies under it, so that it reads in light and dark alike."""
+
     def __init__(self) -> None:
         self.parts: list[str] = []
 
@@ -53,6 +55,14 @@ class _Canvas:
             joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             self.parts.append(f'<polyline points="{joined}" fill="none" stroke="{colour}" stroke-width="{width}"/>')
 
+    def svg(self, title: str, width: float, height: float) -> str:
+        body = "\n".join(self.parts)
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+            f'height="{height:.0f}" font-family="system-ui, sans-serif" role="img" aria-label="{escape(title)}">\n'
+            f'<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
+        )
+
 
 class _LogScale:
     """Seconds to a place, a factor of ten being as long everywhere."""
@@ -73,7 +83,7 @@ def _named(seconds: float) -> str:
     return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"
 
 
-def _times(canvas: _Canvas, rows: Sequence[dict[str, Any]], top: float) -> float:
+def _times(canvas: Canvas, rows: Sequence[dict[str, Any]], top: float) -> float:
     """p50, p95 and p99 of each kind; the place below."""
     canvas.text(LEFT, top, "Time of a call, by kind", bold=True, size=14)
     legend = LEFT + 190.0
@@ -99,7 +109,7 @@ def _times(canvas: _Canvas, rows: Sequence[dict[str, Any]], top: float) -> float
     return bottom + 52
 
 
-def _cancelling(canvas: _Canvas, calls: Iterable[Call], top: float) -> float:
+def _cancelling(canvas: Canvas, calls: Iterable[Call], top: float) -> float:
     """The share of cancelled calls whose session was free after so long."""
     canvas.text(LEFT, top, "Cancelled: share of sessions that are free after …", bold=True, size=14)
     height, right = 120.0, WIDTH - RIGHT
@@ -128,7 +138,7 @@ def _cancelling(canvas: _Canvas, calls: Iterable[Call], top: float) -> float:
     return bottom + 52
 
 
-def _memory(canvas: _Canvas, samples: dict[str, list[Sample]], began: float, measured_from: float, top: float) -> float:
+def _memory(canvas: Canvas, samples: dict[str, list[Sample]], began: float, measured_from: float, top: float) -> float:
     """Megabytes of their own over time: the model server, all backends together, the largest backend."""
     canvas.text(LEFT, top, "Memory of their own (RssAnon) over time", bold=True, size=14)
     height, right = 150.0, WIDTH - RIGHT
@@ -173,16 +183,11 @@ def draw(
     figures: dict[str, Any], calls: Sequence[Call], samples: dict[str, list[Sample]], began: float, measured_from: float
 ) -> str:
     """The SVG. ``began``, ``measured_from``: ``time.monotonic`` of the start, and of the end of the warm-up."""
-    canvas = _Canvas()
+    canvas = Canvas()
     sessions = sum(figures["sessions"].values())
     title = f"{sessions} sessions, {figures['seconds'] / 60:g} minutes, {figures['machine']['cores']} cores"
     canvas.text(30, 34, title, bold=True, size=16)
     top = _times(canvas, [row for row in figures["latencies"] if ":" not in row["kind"]], 72)
     top = _cancelling(canvas, calls, top)
     height = _memory(canvas, samples, began, measured_from, top)
-    body = "\n".join(canvas.parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" '
-        f'height="{height:.0f}" font-family="system-ui, sans-serif" role="img" aria-label="{escape(title)}">\n'
-        f'<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
-    )
+    return canvas.svg(title, WIDTH, height)

@@ -1,0 +1,1 @@
+"""How cost grows with rows, stores, sessions and tenants, always beside bare pgvector: docs/scale.md."""
