@@ -17,6 +17,7 @@ from ml_rag.cli import main
 from support.cluster import Connection, Database
 from support.documents_server import DocumentsServer
 from support.loading import counts, folder, loader, loader_role, rows, segments, server, write
+from support.model_server_process import eventually
 from support.stores import error, fake_embedding
 
 __all__ = ["folder", "loader", "server"]
@@ -251,6 +252,30 @@ def test_the_command_sends_only_what_changed_and_removes_what_is_gone(
     assert "1 removed" in result.output
     assert [os.path.basename(name) for name in server.documents] == ["d.txt", "a.txt"]
     assert set(segments(store)) == {"a.txt", "c.txt", "d.txt"}
+
+
+def test_the_command_loads_by_several_connections(
+    db: Database, store: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    write(folder, **{f"n{n}": f"text {n}" for n in range(40)})  # three calls
+    # the first request is not answered before the second has come
+    server.before_batch[0] = lambda: eventually(lambda: len(server.options) == 2, seconds=30)
+    result = run(db, loader_role(db), str(folder), "--store", "docs", "--jobs", "2")
+    assert result.exit_code == 0, result.output
+    assert "40 loaded; 40 segments" in result.output
+    assert segments(store) == {f"n{n}.txt": [f"text {n}"] for n in range(40)}
+    assert rows(store, "SELECT count(DISTINCT document_id) FROM docs") == [(40,)]
+
+
+def test_an_error_of_one_connection_ends_the_others(
+    db: Database, store: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    write(folder, **{f"n{n:02}": "!hang" if n == 0 else f"text {n}" for n in range(40)})
+    (folder / "n39.txt").write_text("!queue")
+    result = run(db, loader_role(db), str(folder), "--store", "docs", "--jobs", "2")
+    assert result.exit_code == 1
+    assert "no good" in result.output
+    eventually(lambda: server.hung_up, seconds=30)
 
 
 def test_the_command_reports_what_failed_and_exits_with_1(

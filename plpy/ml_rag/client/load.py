@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import queue
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,11 +41,11 @@ class Tally:
     segments: int = 0
     failed: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, result: dict[str, Any]) -> None:
-        for name, n in result["documents"].items():
+    def add(self, counts: dict[str, int], segments: int, failed: list[dict[str, Any]]) -> None:
+        for name, n in counts.items():
             self.count(name, n)
-        self.segments += result["segments"]
-        self.failed += result["failed"]
+        self.segments += segments
+        self.failed += failed
 
     def count(self, name: str, n: int = 1) -> None:
         self.counts[name] = self.counts.get(name, 0) + n
@@ -53,19 +56,19 @@ class Tally:
 
 
 class Client:
-    """A vector store, and how documents get into it."""
+    """A vector store, and how documents get into it by one connection."""
 
     def __init__(self, connection: psycopg.Connection[Any], store: int, options: dict[str, Any]) -> None:
         self._connection = connection
         self._store = store
         self._options = options
-        self.tally = Tally()
 
     def _values(self, query: str, *arguments: Any) -> list[Any]:
         return [row[0] for row in self._connection.execute(query, (self._store, *arguments)).fetchall()]
 
-    def load(self, batch: Sequence[str], base: str | None) -> None:
+    def load(self, batch: Sequence[str], base: str | None) -> Tally:
         """Send the files of a batch that the store lacks or has another version of."""
+        tally = Tally()
         found: dict[str, files.File] = {}
         for path in batch:
             try:
@@ -73,30 +76,63 @@ class Client:
                     raise DocumentError("the file name is not valid text", detail="Not valid UTF-8.")
                 found[path] = files.read(path, base, files.MAX_DOCUMENT_BYTES, lambda: None)
             except DocumentError as e:
-                self.tally.fail(path.encode(errors="replace").decode(), e)
+                tally.fail(path.encode(errors="replace").decode(), e)
         if not found:
-            return
+            return tally
         hashes = [hashlib.sha256(file.content).hexdigest() for file in found.values()]
         query = "SELECT ml_rag.unchanged_documents(%s, %s, %s, %s)"
         for name in self._values(query, list(found), hashes, Jsonb(self._options)):
             del found[name]
-            self.tally.count("unchanged")
+            tally.count("unchanged")
         if found:
             options = {**self._options, "file_dates": [file.dates for file in found.values()]}
             contents = [file.content for file in found.values()]
             query = "SELECT ml_rag.load_documents(%s, %s, %b, %s)"
-            self.tally.add(self._values(query, list(found), contents, Jsonb(options))[0])
+            result = self._values(query, list(found), contents, Jsonb(options))[0]
+            tally.add(result["documents"], result["segments"], result["failed"])
+        return tally
 
-    def remove(self, location: files.Location, found: set[str]) -> None:
-        """Remove what was loaded from there and exists no more."""
+    def remove(self, location: files.Location, found: set[str]) -> int:
+        """Remove what was loaded from there and exists no more; the number of documents."""
         names = self._values("SELECT ml_rag.documents_below(%s, %s)", location.prefix)
         gone = [name for name in names if name not in found and location.matches(name) and files.is_gone(name)]
-        if gone:
-            self.tally.count("removed", self._values("SELECT ml_rag.remove_documents(%s, %s)", gone)[0])
+        return self._values("SELECT ml_rag.remove_documents(%s, %s)", gone)[0] if gone else 0
 
     def finish(self, distance_metric: str | None, index: dict[str, Any] | None) -> None:
         """Build the index where there is none."""
         self._values("SELECT ml_rag.index_store(%s, %s, %s)", distance_metric, Jsonb(index) if index else None)
+
+    def interrupt(self) -> None:
+        """End the statement that another thread has sent."""
+        self._connection.cancel_safe(timeout=5)
+
+
+def _load_side_by_side(
+    clients: Sequence[Client], batches: Sequence[list[str]], base: str | None
+) -> Iterator[tuple[list[str], Tally]]:
+    """Each batch by a client that is free, as it is done; the first error ends the others."""
+    free: queue.SimpleQueue[Client] = queue.SimpleQueue()
+    for client in clients:
+        free.put(client)
+
+    def load(batch: list[str]) -> Tally:
+        client = free.get()
+        try:
+            return client.load(batch, base)
+        finally:
+            free.put(client)
+
+    with ThreadPoolExecutor(len(clients)) as pool:
+        futures = {pool.submit(load, batch): batch for batch in batches}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for client in clients:
+                with contextlib.suppress(psycopg.Error):
+                    client.interrupt()
+            raise
 
 
 def _locations(paths: Sequence[Path], recursive: bool) -> Iterator[files.Location]:
@@ -122,7 +158,8 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _run(client: Client, locations: Sequence[files.Location], refresh: bool, console: Console) -> None:
+def _run(clients: Sequence[Client], locations: Sequence[files.Location], refresh: bool, console: Console) -> Tally:
+    tally = Tally()
     found = [files.find(location, lambda: None) for location in locations]
     sizes = {path: files.size(path) for paths in found for path in paths}
     done = 0
@@ -130,20 +167,21 @@ def _run(client: Client, locations: Sequence[files.Location], refresh: bool, con
         task = progress.add_task("load", total=sum(sizes.values()), files=f"0/{len(sizes)}", segments=0, rate=0.0)
         for location, paths in zip(locations, found, strict=True):
             base = None if location.file else location.base
-            for batch in files.batches([(path, sizes[path]) for path in paths], *CALL):
-                client.load(batch, base)
+            batches = list(files.batches([(path, sizes[path]) for path in paths], *CALL))
+            for batch, one in _load_side_by_side(clients, batches, base):
+                tally.add(one.counts, one.segments, one.failed)
                 done += len(batch)
-                segments = client.tally.segments
                 seconds = progress.tasks[0].elapsed or 0.001
                 progress.update(
                     task,
                     advance=sum(sizes[path] for path in batch),
                     files=f"{done}/{len(sizes)}",
-                    segments=segments,
-                    rate=segments / seconds,
+                    segments=tally.segments,
+                    rate=tally.segments / seconds,
                 )
             if refresh and location.file is None:
-                client.remove(location, set(paths))
+                tally.count("removed", clients[0].remove(location, set(paths)))
+    return tally
 
 
 def _report(tally: Tally, store: str, seconds: float) -> None:
@@ -202,6 +240,10 @@ def _index(_: click.Context, __: click.Parameter, value: str | None) -> dict[str
     "--index", callback=_index, metavar="TYPE|JSON",
     help='hnsw, ivfflat, none, or an object such as {"type": "hnsw", "m": 32, "quantization": "halfvec"}.',
 )  # fmt: skip
+@click.option(
+    "--jobs", type=click.IntRange(1, 64), default=1, show_default=True,
+    help="Connections that load side by side: one for each model server, or more where the files are small.",
+)  # fmt: skip
 def load(
     paths: tuple[Path, ...],
     store: str,
@@ -219,6 +261,7 @@ def load(
     description: str | None,
     distance_metric: str | None,
     index: dict[str, Any] | None,
+    jobs: int,
 ) -> None:
     """Load files and folders of this machine into a vector store.
 
@@ -241,18 +284,23 @@ def load(
     console = Console(stderr=True)
     locations = list(_locations(paths, recursive))
     try:
-        with psycopg.connect(dsn, autocommit=True, application_name="ml-rag load") as connection:
+        with contextlib.ExitStack() as stack:
+
+            def connect() -> psycopg.Connection[Any]:
+                return stack.enter_context(psycopg.connect(dsn, autocommit=True, application_name="ml-rag load"))
+
+            connection = connect()
             # before the first file, though the index comes after the last
             connection.execute("SELECT ml_rag.parse_options('index', %s)", (Jsonb(index),))
             create = Jsonb({"embed_model_id": embed_model, "description": description, "language": language})
             row = connection.execute(_CREATE, {"store": store, "options": create}).fetchone()
             assert row is not None
-            client = Client(connection, row[0], options)
+            clients = [Client(one, row[0], options) for one in (connection, *(connect() for _ in range(1, jobs)))]
             started = time.monotonic()
-            _run(client, locations, refresh, console)
+            tally = _run(clients, locations, refresh, console)
             with console.status("building the index"):
-                client.finish(distance_metric, index)
-            _report(client.tally, store, time.monotonic() - started)
+                clients[0].finish(distance_metric, index)
+            _report(tally, store, time.monotonic() - started)
     except psycopg.Error as e:
         raise explained(e) from e
-    sys.exit(1 if client.tally.failed else 0)
+    sys.exit(1 if tally.failed else 0)

@@ -8,6 +8,8 @@ import pytest
 
 from ml_rag.server.catalogue import CatalogueError, load_catalogue, models_dir
 
+ROOT = Path(__file__).parents[3]
+
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,3 +129,17 @@ def test_a_text_of_many_megabytes_is_no_mistyped_id(tmp_path: Path) -> None:
     assert catalogue.nearest("a" * 20_000_000) is None
     # it took 10 s, for which all requests waited
     assert time.process_time() - began < 1
+
+
+def _entries_of_the_pages() -> list[str]:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    blocks = [block for page in pages for block in re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)]
+    # one with tokens is the gateway's
+    return [block for block in blocks if "[models." in block and "[tokens." not in block]
+
+
+@pytest.mark.parametrize("block", _entries_of_the_pages())
+def test_the_entries_that_the_pages_show_are_accepted(tmp_path: Path, block: str) -> None:
+    catalogue = load_catalogue(write(tmp_path, block))
+    for model_id in re.findall(r"^\[models\.(.+)\]", block, re.MULTILINE):
+        assert catalogue.get(model_id.strip('"')) is not None
