@@ -143,8 +143,10 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_known_shape _column_like _adopted_columns _check_sample _collection_view adopt'),
     -- vectorizer/text
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_primary_key _pieces _template _template_columns _text_expression'),
-    -- vectorizer/error: a policy leaves each role those of its own tables
-    ('ml_rag_user', 'SELECT, INSERT, UPDATE, DELETE', 'TABLE', 'vectorizer_error vectorizer_truncated'),
+    -- vectorizer/error: a policy leaves each role those of its own tables; nobody may lock all of them, hence neither DELETE nor UPDATE
+    ('ml_rag_user', 'SELECT, INSERT', 'TABLE', 'vectorizer_error vectorizer_truncated'),
+    ('ml_rag_user', 'UPDATE (attempts, sqlstate, message, detail, failed_at, next_attempt, text_hash)', 'TABLE', 'vectorizer_error'),
+    ('ml_rag_user', 'UPDATE (texts)', 'TABLE', 'vectorizer_truncated'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_text_hash _note_failures retry_vectorizer'),
     -- vectorizer/segments, with what it shares with store/load
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '

@@ -36,10 +36,13 @@ $$;
 CREATE FUNCTION ml_rag._drop_visible() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '100ms'
 AS $$
 -- purpose: a function of ml_rag._make_visible goes with its table: those that no policy asks any more. Neither its name tells, as tables
 -- have other OIDs in a database that was restored, nor its schema, which the table may have left.
 -- As whoever drops the table, with that role's own rights: without pgvector's schema, where others may be allowed to create.
+-- Anybody can make functions that look like these, and hold locks of them. So one's own come first, no more than some are dropped
+-- at once, and none is waited for: what is left goes with the next table.
 DECLARE
   _function regprocedure;
 BEGIN
@@ -49,12 +52,15 @@ BEGIN
       AND starts_with(left(obj_description(p.oid, 'pg_proc'), 15), 'made by ml_rag:')
       AND NOT EXISTS (SELECT FROM pg_depend AS e WHERE e.refclassid = 'pg_proc'::regclass AND e.refobjid = p.oid
                       AND e.classid = 'pg_policy'::regclass)
+    ORDER BY p.proowner <> quote_ident(current_user)::regrole, p.oid LIMIT 100
   LOOP
     BEGIN
       EXECUTE format('DROP FUNCTION %s', _function);
     EXCEPTION WHEN dependent_objects_still_exist THEN
       -- the DROP does not fail by what the owner of the function has built upon it
       RAISE NOTICE USING MESSAGE = format('function %s was kept', _function), DETAIL = 'Other objects depend on it.';
+    WHEN lock_not_available THEN
+      EXIT;
     END;
   END LOOP;
 END

@@ -35,6 +35,29 @@ Counted by runs since it was created; ml_rag.vectorizer shows it as truncated.$$
 ALTER TABLE ml_rag.vectorizer_truncated ENABLE ROW LEVEL SECURITY;
 ALTER TABLE ml_rag.vectorizer_truncated ALTER relation SET STATISTICS 0, ALTER texts SET STATISTICS 0;
 
+-- Whoever may DELETE from a table, or UPDATE all of it, may LOCK it too, whatever its policies: then runs, writes to tables whose
+-- rows are embedded at once, and every DROP TABLE would wait. So nobody may. A row is forgotten by an UPDATE of one column, which
+-- policies allow for one's own tables.
+CREATE FUNCTION ml_rag._forget_failures() RETURNS trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, ml_rag, pg_temp
+AS $$
+-- purpose: a failure without attempts, and a count of no texts, are none  Writes: ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
+BEGIN
+  -- nobody but the owner may make triggers of it (privileges); on other tables NEW could be anything
+  IF TG_RELID = 'ml_rag.vectorizer_error'::regclass THEN
+    DELETE FROM ml_rag.vectorizer_error AS e WHERE e.relation = NEW.relation AND e.key = NEW.key;
+  ELSIF TG_RELID = 'ml_rag.vectorizer_truncated'::regclass THEN
+    DELETE FROM ml_rag.vectorizer_truncated AS t WHERE t.relation = NEW.relation;
+  END IF;
+  RETURN NULL;
+END
+$$;
+CREATE TRIGGER forget AFTER UPDATE ON ml_rag.vectorizer_error
+FOR EACH ROW WHEN (NEW.attempts = 0) EXECUTE FUNCTION ml_rag._forget_failures();
+CREATE TRIGGER forget AFTER UPDATE ON ml_rag.vectorizer_truncated
+FOR EACH ROW WHEN (NEW.texts = 0) EXECUTE FUNCTION ml_rag._forget_failures();
+
 CREATE FUNCTION ml_rag._drop_vectorizer_errors() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 -- without the schema of pgvector, where others may create operators: see store/marker.sql
@@ -70,7 +93,7 @@ AS $$
 DECLARE
   _n integer;
 BEGIN
-  DELETE FROM ml_rag.vectorizer_error AS e USING unnest(keys, errors) AS u (key, error)
+  UPDATE ml_rag.vectorizer_error AS e SET attempts = 0 FROM unnest(keys, errors) AS u (key, error)
   WHERE e.relation = _note_failures.relation AND e.key = u.key AND u.error IS NULL;
   INSERT INTO ml_rag.vectorizer_error AS e (relation, key, attempts, sqlstate, message, detail, failed_at, next_attempt, text_hash)
   SELECT _note_failures.relation, u.key, 1, u.error ->> 'sqlstate', u.error ->> 'message', u.error ->> 'detail', now(),

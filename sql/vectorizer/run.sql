@@ -306,7 +306,7 @@ AS $$
 -- purpose: errors of rows that are deleted, have another key or an embedding by now are forgotten
 -- Writes: ml_rag.vectorizer_error
 BEGIN
-  EXECUTE format('DELETE FROM ml_rag.vectorizer_error AS e WHERE e.relation = $1 AND NOT EXISTS ('
+  EXECUTE format('UPDATE ml_rag.vectorizer_error AS e SET attempts = 0 WHERE e.relation = $1 AND NOT EXISTS ('
     'SELECT FROM %s AS t WHERE t.segment_embedding IS NULL AND %s = e.key)', ml_rag._relation_name((run.job).store),
     ml_rag._row_key(run.key)) USING run.relation;
 END

@@ -169,8 +169,8 @@ BEGIN
   END IF;
   PERFORM ml_rag._lock_table(relation, 'ACCESS EXCLUSIVE');
   -- first, as a table without its trigger has no failures that its owner sees
-  DELETE FROM ml_rag.vectorizer_error AS e WHERE e.relation = drop_vectorizer.relation;
-  DELETE FROM ml_rag.vectorizer_truncated AS t WHERE t.relation = drop_vectorizer.relation;
+  UPDATE ml_rag.vectorizer_error AS e SET attempts = 0 WHERE e.relation = drop_vectorizer.relation;
+  UPDATE ml_rag.vectorizer_truncated AS t SET texts = 0 WHERE t.relation = drop_vectorizer.relation;
   FOR _trigger IN SELECT v.trigger FROM ml_rag._vectorizer(relation) AS v LOOP
     EXECUTE format('DROP TRIGGER %I ON %s', _trigger, _relation);
   END LOOP;

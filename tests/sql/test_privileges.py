@@ -130,6 +130,7 @@ def test_only_the_known_functions_run_with_their_owners_rights(module_owner: Con
     assert definers == [
         "ml_rag._drop_keywords()",
         "ml_rag._drop_vectorizer_errors()",
+        "ml_rag._forget_failures()",
         "ml_rag._forget_keywords()",
         "ml_rag._forget_questions()",
         "ml_rag._keep_keywords()",
