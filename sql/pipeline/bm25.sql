@@ -17,6 +17,33 @@ found, error = backend.keyword_scores(plpy, store, segment, key, terms, weights,
 return (*(found or (None, None)), error)
 $$;
 
+CREATE FUNCTION ml_rag._check_scores(shard regclass, answer jsonb, width integer, n integer) RETURNS void
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: that a shard, which can be anybody's server, has answered with at most n keys of so many parts, and as many finite scores
+DECLARE
+  _why text;
+BEGIN
+  IF coalesce(jsonb_typeof(answer -> 'keys') <> 'array' OR jsonb_typeof(answer -> 'scores') <> 'array', true) THEN
+    _why := 'It has no lists of keys and scores.';
+  ELSIF jsonb_array_length(answer -> 'keys') <> jsonb_array_length(answer -> 'scores') THEN
+    _why := 'It has another number of scores than of keys.';
+  ELSIF jsonb_array_length(answer -> 'keys') > n THEN
+    _why := format('It has %s keys; %s were asked for.', jsonb_array_length(answer -> 'keys'), n);
+  ELSIF EXISTS (SELECT FROM jsonb_array_elements(answer -> 'keys') AS e (k)
+                WHERE jsonb_typeof(k) <> 'string' OR cardinality((k #>> '{}')::text[]) <> width) THEN
+    _why := format('A key is not of %s parts.', width);
+  ELSIF EXISTS (SELECT FROM jsonb_array_elements(answer -> 'scores') AS e (s)
+                WHERE jsonb_typeof(s) <> 'number' OR abs(s::numeric) > 1e300) THEN
+    _why := 'A score is no finite number.';
+  END IF;
+  IF _why IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('unexpected answer of shard "%s"', shard), DETAIL = _why;
+  END IF;
+END
+$$;
+
 CREATE FUNCTION ml_rag._scores_of_shards(
   store ml_rag.store, index ml_rag.keyword_index, terms text[], weights integer[], n integer,
   OUT keys text[], OUT scores double precision[]
@@ -50,6 +77,7 @@ BEGIN
   scores := _found.scores;
   FOREACH _shard IN ARRAY _shards LOOP
     _answer := ml_rag._ask_shard(_shard, _request || jsonb_build_object('call', 'scores', 'corpus', _corpus));
+    PERFORM ml_rag._check_scores(_shard, _answer, cardinality(index.key), n);
     keys := keys || ARRAY(SELECT k FROM jsonb_array_elements_text(_answer -> 'keys') WITH ORDINALITY AS e (k, place) ORDER BY place);
     scores := scores || ARRAY(SELECT s::double precision FROM jsonb_array_elements_text(_answer -> 'scores')
                               WITH ORDINALITY AS e (s, place) ORDER BY place);

@@ -65,9 +65,11 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: whether an error of postgres_fdw says that a server does not answer: no connection, none left, shut down, or its own
 -- statement_timeout
+-- The context of a cancel of this session begins with a statement that runs here, in which names can be anything.
 BEGIN
   RETURN sqlstate ~ '^08' AND (message ~ 'server "' OR context ~ 'remote SQL command')
-    OR context ~ 'remote SQL command' AND sqlstate ~ '^(57|53300)'
+    OR context ~ 'remote SQL command' AND sqlstate ~ '^(57P|53300)'
+    OR context ~ '^remote SQL command: ' AND sqlstate = '57014'
     OR sqlstate = '53300' AND message ~ 'connect to server';
 END
 $$;
@@ -147,7 +149,9 @@ BEGIN
   answering := '{}';
   FOREACH _store IN ARRAY stores LOOP
     _missing := NULL;
-    FOR _shard IN SELECT s.shard, s.server FROM ml_rag._shards(_store.relation) AS s LOOP
+    FOR _shard IN SELECT s.shard, s.server FROM ml_rag._shards(_store.relation) AS s
+                  -- that had none when it was found
+                  WHERE _store.found IS DISTINCT FROM 'untrusted' LOOP
       _why := ml_rag._silent(_shard.shard, _shard.server);
       CONTINUE WHEN _why IS NULL;
       IF row_security_active(_store.relation) THEN
@@ -158,7 +162,7 @@ BEGIN
       missing := missing || _shard.shard::text;
       RAISE WARNING USING ERRCODE = '01000',
         MESSAGE = format('shard "%s" of "%s" does not answer; ignored', _shard.shard, _store.vector_store),
-        DETAIL = format('Server "%s": %s.', _shard.server, rtrim(_why, '.'));
+        DETAIL = format('Server "%s": %s.', _shard.server, rtrim(left(_why, 500), '.'));
     END LOOP;
     answering := answering || ml_rag._without(_store, _missing);
   END LOOP;

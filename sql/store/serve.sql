@@ -84,10 +84,22 @@ AS $$
 -- Writes: a new view, as the caller
 DECLARE
   _view text;
+  _owner oid;
   _grantee oid;
 BEGIN
-  SELECT format('%I.%I', n.nspname, concat(c.relname, '_shard')) INTO _view
+  SELECT format('%I.%I', n.nspname, concat(c.relname, '_shard')), c.relowner INTO _view, _owner
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
+  IF to_regclass(_view) IS NOT NULL AND NOT EXISTS (
+    -- it runs its owner's code as whoever asks
+    SELECT FROM pg_class AS v JOIN pg_trigger AS t ON t.tgrelid = v.oid AND t.tgfoid = 'ml_rag._answer_shard()'::regprocedure
+    JOIN pg_rewrite AS r ON r.ev_class = v.oid
+    JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass
+    WHERE v.oid = to_regclass(_view) AND v.relkind = 'v' AND v.relowner = _owner AND d.refobjid = store
+  ) THEN
+    RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation "%s" already exists', to_regclass(_view)),
+      DETAIL = 'It is not the view that ml_rag makes for the store, or of another owner.',
+      HINT = 'Drop or rename it, and let nobody else create in that schema.';
+  END IF;
   IF to_regclass(_view) IS NULL THEN
     EXECUTE format('CREATE VIEW %s AS SELECT NULL::jsonb AS request, NULL::jsonb AS answer FROM %s WHERE false', _view,
       ml_rag._relation_name(store));

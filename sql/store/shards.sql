@@ -74,6 +74,31 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._refuse_policies() RETURNS event_trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+-- purpose: a store with shards gets no row-level security: its readers may SELECT its partitions, where its policies do not apply
+-- As whoever alters a table, who may have no privilege on ml_rag.
+-- Errors: 55000
+DECLARE
+  _store regclass := (
+    SELECT c.oid FROM pg_event_trigger_ddl_commands() AS d JOIN pg_class AS c ON c.oid = d.objid AND d.classid = 'pg_class'::regclass
+    CROSS JOIN LATERAL pg_partition_tree(c.oid) AS p
+    JOIN pg_class AS s ON s.oid = p.relid AND s.relkind = 'f'
+    JOIN pg_class AS k ON k.relnamespace = s.relnamespace AND k.relname = concat(s.relname, '_calls') AND k.relkind = 'f'
+    WHERE c.relkind = 'p' AND c.relrowsecurity LIMIT 1);
+BEGIN
+  IF _store IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" has shards, and can have no row-level security', _store),
+      DETAIL = 'Whoever may SELECT it may SELECT its partitions, where its policies do not apply.',
+      HINT = 'Make the policies on the shards.';
+  END IF;
+END
+$$;
+CREATE EVENT TRIGGER ml_rag_refuse_policies ON ddl_command_end WHEN TAG IN ('ALTER TABLE')
+EXECUTE FUNCTION ml_rag._refuse_policies();
+
 CREATE FUNCTION ml_rag._make_shard(store regclass, server name, schema_name name, table_name name) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -87,7 +112,11 @@ DECLARE
 BEGIN
   SELECT n.nspname, (SELECT max(left(c.relname, i)) FROM generate_series(1, 63) AS i WHERE octet_length(left(c.relname, i)) <= 45)
   INTO _schema, _name FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
-  WHILE to_regclass(format('%I.%I', _schema, concat(_name, '_s', _number))) IS NOT NULL LOOP
+  -- anybody who may create beside the store can have taken a name, by a type too
+  WHILE EXISTS (
+    SELECT FROM unnest(ARRAY[concat(_name, '_s', _number), concat(_name, '_s', _number, '_calls')]) AS u (taken)
+    WHERE to_regclass(format('%I.%I', _schema, taken)) IS NOT NULL OR to_regtype(format('%I.%I', _schema, taken)) IS NOT NULL
+  ) LOOP
     _number := _number + 1;
   END LOOP;
   _name := concat(_name, '_s', _number);
@@ -116,7 +145,7 @@ DECLARE
 BEGIN
   IF _key IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the shard differs from "%s" in %s', store, _key),
-      DETAIL = format('The store has %s, the shard %s.', _own -> _key, coalesce(_other ->> _key, 'none')),
+      DETAIL = format('The store has %s, the shard %s.', _own -> _key, coalesce(left(_other ->> _key, 1000), 'none')),
       HINT = 'On the shard, ml_rag.create_store with the options of the store and "shard": true makes the same.';
   END IF;
 END
