@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import time
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -99,3 +102,32 @@ def test_a_number_beyond_any_float_is_nonsense(remote, engine_for):
     remote.replies = [replies(200, reply.encode())]
     with pytest.raises(EngineFailed, match="unexpected reply"):
         engine_for(remote.url, "embed", dimensions=2).embed(["a"], never)
+
+
+@pytest.mark.parametrize("value", [b"[],", b"{},", b"1,"])
+def test_a_reply_of_millions_of_values_is_not_parsed(remote, engine_for, value):
+    """Parsing it would take seconds, in which nothing else of the process runs, and a gigabyte."""
+    remote.replies = [replies(200, b'{"data": [' + value * 3_000_000 + b"1]}")]
+    with pytest.raises(EngineFailed, match="unexpected reply") as caught:
+        engine_for(remote.url, "embed", dimensions=2).embed(["a"], never)
+    assert "more values than were asked for" in caught.value.detail
+    # as many as the longest vectors of a batch have
+    vector = [0.5] * 16_000
+    reply = {"data": [{"index": i, "embedding": vector} for i in range(64)]}
+    remote.replies = [replies(200, json.dumps(reply).encode())]
+    assert engine_for(remote.url, "embed", dimensions=16_000).embed(["a"] * 64, never).shape == (64, 16_000)
+
+
+def test_an_event_in_single_bytes_takes_no_longer(remote, engine_for):
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(1 << 20):
+            yield b"a"
+        for byte in b"\nb\r\n\nc":
+            yield bytes([byte])
+
+    async def lines() -> list[str]:
+        return [line async for line in endpoint_module._lines(pieces())]
+
+    began = time.monotonic()
+    assert asyncio.run(lines()) == ["a" * (1 << 20), "b", "", "c"]
+    assert time.monotonic() - began < 10

@@ -35,6 +35,8 @@ LONGEST_WAIT = 60.0
 CANCEL_POLL = 0.05
 #: of a reply in one piece: the vectors of a batch of texts take a third of it at 16 000 dimensions
 MAX_REPLY_BYTES = 64 * 1024 * 1024
+#: lists and objects in it, and values: two of each text of a batch, and the numbers
+MAX_REPLY_LISTS, MAX_REPLY_VALUES = 4096, 2 * 1024 * 1024
 #: of an event: an answer can come in one
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 #: of a refusal
@@ -209,6 +211,9 @@ class Endpoint:
             raise self.failure(error) from None
         finally:
             await response.aclose()
+        # millions of values take seconds, in which nothing else of this process runs, and a gigabyte
+        if content.count(b"[") + content.count(b"{") > MAX_REPLY_LISTS or content.count(b",") > MAX_REPLY_VALUES:
+            raise nonsense("of more values than were asked for")
         try:
             return json.loads(content)
         except (ValueError, RecursionError):
@@ -254,14 +259,20 @@ async def _pieces(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[str]:
-    rest = b""
+    # of the line that is not complete; put together once, as pieces can be single bytes
+    begun: list[bytes] = []
+    length = 0
     async for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line.decode("utf-8", "replace").rstrip("\r")
-        if len(rest) > MAX_EVENT_BYTES:  # what has no end is copied with each piece
+        begun.append(piece)
+        length += len(piece)
+        if b"\n" in piece:
+            *lines, rest = b"".join(begun).split(b"\n")
+            for line in lines:
+                yield line.decode("utf-8", "replace").rstrip("\r")
+            begun, length = [rest], len(rest)
+        if length > MAX_EVENT_BYTES:
             raise nonsense("an event that is too long")
-    yield rest.decode("utf-8", "replace")
+    yield b"".join(begun).decode("utf-8", "replace")
 
 
 def nonsense(what: str) -> EngineFailed:
