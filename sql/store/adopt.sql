@@ -150,6 +150,13 @@ BEGIN
   IF _id IS NULL THEN
     PERFORM ml_rag._bad_option('collection', to_jsonb(collection), 'the name of a collection of langchain_pg_collection');
   END IF;
+  -- a view that is replaced keeps its owner, its privileges and its triggers
+  IF EXISTS (SELECT FROM pg_class AS v JOIN pg_class AS c ON c.oid = relation
+             WHERE v.oid = to_regclass(_name) AND v.relowner <> c.relowner AND v.relowner <> quote_ident(current_user)::regrole) THEN
+    RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation "%s" already exists', to_regclass(_name)),
+      DETAIL = 'It is of another role, which could change what it shows and run code as whoever reads it.',
+      HINT = 'Give the view another name in "view", or drop the other one.';
+  END IF;
   EXECUTE format('CREATE OR REPLACE VIEW %s %s AS SELECT t.id, t.document, t.cmetadata, t.embedding FROM %s AS t '
       'WHERE t.collection_id = %L', _name,
     CASE WHEN current_setting('server_version_num')::integer >= 150000 THEN 'WITH (security_invoker = true)' END,

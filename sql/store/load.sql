@@ -173,6 +173,10 @@ BEGIN
   _name := ml_rag._store_name(_options, _found.found ->> 'table_name', path);
   PERFORM ml_rag._lock_store(_name.schema_name, _name.table_name);
   _store := to_regclass(format('%I.%I', _name.schema_name, _name.table_name));
+  IF _store IS NOT NULL AND NOT _options ? 'schema_name' THEN
+    -- again, as anybody can make the lock be waited for
+    PERFORM ml_rag._refuse_untrusted(_store);
+  END IF;
   IF _store IS NULL THEN
     _store := ml_rag._make_store(_name.schema_name, _name.table_name,
       coalesce(_model, ml_rag._get_setting('embed_model_id')), _options ->> 'description',

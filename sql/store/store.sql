@@ -1,11 +1,31 @@
 -- store: vector stores as tables: make, check, write, index. store/load fills them.
 
+CREATE FUNCTION ml_rag._refuse_untrusted(store oid) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: that a table to load into, whose schema the call does not name, is of a role whose code may run with the caller's rights
+DECLARE
+  _owner regrole;
+  _schema name;
+BEGIN
+  SELECT c.relowner, n.nspname INTO _owner, _schema FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
+  IF NOT ml_rag._trusts(_owner) THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('table "%s" is of another role', store::regclass),
+      DETAIL = format('Its owner, %s, could read what is loaded, and run code with your rights.', _owner),
+      HINT = format('If it is meant, name its schema: "schema_name": %s.', to_json(_schema::text));
+  END IF;
+END
+$$;
+
 CREATE FUNCTION ml_rag._store_name(options jsonb, default_name text, path name[], OUT schema_name name,
   OUT table_name name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: which table: the options, else the first in the caller's search_path, else where the caller may create it
+-- A name without its schema is no word of trust: documents go to no table of a role whose code the caller would not run, which could
+-- be of any name, have triggers, and be readable for its owner.
 BEGIN
   table_name := coalesce(options ->> 'table_name', default_name);
   IF octet_length(coalesce(options ->> 'table_name', '')) > 63 THEN
@@ -27,9 +47,13 @@ BEGIN
   SELECT p.entry INTO schema_name FROM unnest(path) WITH ORDINALITY AS p (entry, place)
   JOIN pg_namespace AS n ON n.nspname = p.entry
   LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = _store_name.table_name
-  WHERE c.oid IS NOT NULL OR has_schema_privilege(n.oid, 'CREATE') AND n.nspname !~ '^pg_'
+  WHERE CASE WHEN c.oid IS NOT NULL THEN ml_rag._trusts(c.relowner)
+             ELSE has_schema_privilege(n.oid, 'CREATE') AND n.nspname !~ '^pg_' END
   ORDER BY c.oid IS NULL, p.place LIMIT 1;
   IF NOT FOUND THEN
+    PERFORM ml_rag._refuse_untrusted(c.oid) FROM unnest(path) WITH ORDINALITY AS p (entry, place)
+    JOIN pg_namespace AS n ON n.nspname = p.entry
+    JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = _store_name.table_name ORDER BY p.place LIMIT 1;
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'no schema to create the vector store in',
       DETAIL = format('The search_path is: %s.', coalesce(nullif(array_to_string(path, ', '), ''), 'nothing')),
       HINT = 'In "schema_name", name a schema in which you may create tables.';

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.cluster import Connection, Database
-from support.loading import loader, loader_role, rows
+from support.loading import loader, loader_role
 from support.partitions import CALLS, fill, send
 from support.shards import Shard, attach, empty, make_shard, map_roles, shards
 from support.stores import answer, error

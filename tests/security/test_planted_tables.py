@@ -1,0 +1,104 @@
+"""store/store, store/load, store/adopt: nothing is loaded or shown by what somebody else has made under that name."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from support.cluster import Connection, Database
+from support.loading import connect_as_loader, folder, loader, loader_role, rows, server
+from support.processes import wait_until
+from support.stores import error
+
+__all__ = ["folder", "loader", "server"]
+TABLE = (
+    "(document_name text NOT NULL, metadata jsonb NOT NULL, document_id bigint NOT NULL,"
+    " segment_number integer NOT NULL, segment text NOT NULL, segment_embedding vector(16) NOT NULL,"
+    " PRIMARY KEY (document_id, segment_number))"
+)
+PLANT = (
+    f"CREATE TABLE public.secrets {TABLE};"
+    "COMMENT ON COLUMN public.secrets.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed';"
+    "GRANT ALL ON public.secrets TO PUBLIC;"
+    "CREATE FUNCTION public.evil() RETURNS trigger LANGUAGE plpgsql AS"
+    " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN NEW; END $$;"
+    "CREATE TRIGGER evil BEFORE INSERT ON public.secrets FOR EACH ROW EXECUTE FUNCTION public.evil()"
+)
+
+
+@pytest.fixture
+def attacker(db: Database, owner: Connection, loader: Connection, folder: Path) -> Connection:
+    """May create in public, as many may; and a file that somebody will load by the name of its folder."""
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    secrets = folder / "secrets"
+    secrets.mkdir()
+    (secrets / "a.txt").write_text("the plan")
+    return db.connect("tenant")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_documents_go_to_no_table_of_somebody_else(
+    db: Database, owner: Connection, loader: Connection, attacker: Connection, folder: Path, named: bool
+) -> None:
+    attacker.execute(PLANT)
+    call = f"CALL vector_store_load('file://{folder}/secrets/', %s)"
+    options = {"table_name": "secrets"} if named else {}
+    for connection in (loader, owner):
+        with error("42501", "secrets", "of another role") as caught:
+            connection.execute(call, (json.dumps(options),))
+        assert '"schema_name": "public"' in caught.hint
+    assert rows(attacker, "SELECT count(*) FROM public.secrets") == [(0,)]
+    # whose schema is named is meant
+    loader.execute(call, (json.dumps({**options, "table_name": "secrets", "schema_name": "public"}),))
+    assert rows(attacker, "SELECT segment FROM public.secrets") == [("the plan",)]
+    # where there is another schema on the path the store is made there
+    role = loader_role(db)
+    owner.execute(f'CREATE SCHEMA "{role}" AUTHORIZATION "{role}"')
+    result = loader.execute(call, (json.dumps(options),)).fetchone()[0]
+    assert result["vector_store"] == f"{role}.secrets"
+    owner.execute(f'DROP SCHEMA "{role}" CASCADE')
+
+
+def test_nor_to_one_that_is_made_while_a_lock_is_waited_for(
+    db: Database, owner: Connection, loader: Connection, attacker: Connection, folder: Path
+) -> None:
+    """Anybody can take the advisory lock of a store that is to be."""
+    (key,) = owner.execute("SELECT ml_rag._store_key('public', 'secrets')").fetchone() or (0,)
+    attacker.execute("SELECT pg_advisory_lock(%s)", (key,))
+    other = connect_as_loader(db)
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(other.execute, f"CALL vector_store_load('file://{folder}/secrets/')")
+        waits = (
+            f"SELECT count(*) FROM pg_stat_activity WHERE pid = {other.info.backend_pid} AND wait_event = 'advisory'"
+        )
+        wait_until(lambda: rows(owner, waits) == [(1,)])
+        attacker.execute(PLANT)
+        attacker.execute("SELECT pg_advisory_unlock(%s)", (key,))
+        with error("42501", "secrets", "of another role"):
+            loading.result(30)
+    assert rows(attacker, "SELECT count(*) FROM public.secrets") == [(0,)]
+
+
+def test_a_collection_takes_no_view_of_somebody_else(
+    db: Database, owner: Connection, loader: Connection, attacker: Connection
+) -> None:
+    """A view that is replaced keeps its owner, who could change it afterwards."""
+    owner.execute(
+        "CREATE TABLE langchain_pg_collection (uuid uuid PRIMARY KEY, name varchar NOT NULL UNIQUE, cmetadata json);"
+        "CREATE TABLE langchain_pg_embedding (id varchar PRIMARY KEY, collection_id uuid, embedding vector,"
+        " document varchar, cmetadata jsonb);"
+        "INSERT INTO langchain_pg_collection VALUES ('00000000-0000-0000-0000-000000000001', 'birds')"
+    )
+    attacker.execute(
+        "CREATE VIEW birds AS SELECT NULL::varchar AS id, NULL::varchar AS document, NULL::jsonb AS cmetadata,"
+        " NULL::vector AS embedding"
+    )
+    call = "SELECT ml_rag.adopt('langchain_pg_embedding', %s)"
+    options = {"embed_model_id": "fake-embed", "collection": "birds", "sample": 0}
+    with error("42P07", "birds", "already exists"):
+        owner.execute(call, (json.dumps(options),))
+    owner.execute(call, (json.dumps({**options, "view": "fowl"}),))
+    owner.execute(call, (json.dumps({**options, "view": "fowl"}),))
