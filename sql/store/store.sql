@@ -13,7 +13,7 @@ BEGIN
   IF NOT ml_rag._trusts(_owner) THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('table "%s" is of another role', store::regclass),
       DETAIL = format('Its owner, %s, could read what is loaded, and run code with your rights.', _owner),
-      HINT = format('If it is meant, name its schema: "schema_name": %s.', to_json(_schema::text));
+      HINT = format('If it is meant, name it with its schema, which is %I.', _schema);
   END IF;
 END
 $$;

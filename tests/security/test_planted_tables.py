@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from ml_rag.cli import main
 from support.cluster import Connection, Database
 from support.loading import connect_as_loader, folder, loader, loader_role, rows, server
 from support.processes import wait_until
@@ -49,7 +51,7 @@ def test_documents_go_to_no_table_of_somebody_else(
     for connection in (loader, owner):
         with error("42501", "secrets", "of another role") as caught:
             connection.execute(call, (json.dumps(options),))
-        assert '"schema_name": "public"' in caught.hint
+        assert "its schema, which is public" in caught.hint
     assert rows(attacker, "SELECT count(*) FROM public.secrets") == [(0,)]
     # whose schema is named is meant
     loader.execute(call, (json.dumps({**options, "table_name": "secrets", "schema_name": "public"}),))
@@ -102,3 +104,33 @@ def test_a_collection_takes_no_view_of_somebody_else(
         owner.execute(call, (json.dumps(options),))
     owner.execute(call, (json.dumps({**options, "view": "fowl"}),))
     owner.execute(call, (json.dumps({**options, "view": "fowl"}),))
+
+
+def test_nor_by_a_command(
+    db: Database, owner: Connection, loader: Connection, attacker: Connection, folder: Path, tmp_path: Path
+) -> None:
+    attacker.execute(PLANT)
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(main, [*arguments, "--dsn", f"{db.dsn} dbname={db.name} options='-c role={role}'"])
+
+    role = loader_role(db)
+    refused = run("load", str(folder), "--store", "secrets")
+    assert refused.exit_code == 1
+    assert 'table "secrets" is of another role' in refused.output
+    assert rows(attacker, "SELECT count(*) FROM public.secrets") == [(0,)]
+    assert run("load", str(folder), "--store", "public.secrets").exit_code == 0
+    assert rows(attacker, "SELECT segment FROM public.secrets") == [("the plan",)]
+    # the table of an evaluation, in a schema that somebody else has made
+    owner.execute(f'CREATE SCHEMA ml_rag_eval AUTHORIZATION "{db.role("tenant")}"')
+    attacker.execute("DELETE FROM secrets; ALTER TABLE secrets SET SCHEMA ml_rag_eval")
+    attacker.execute("GRANT ALL ON SCHEMA ml_rag_eval TO PUBLIC")
+    questions = tmp_path / "secrets"
+    questions.mkdir()
+    (questions / "corpus.jsonl").write_text('{"_id": "d", "title": "", "text": "the plan"}\n')
+    (questions / "questions.jsonl").write_text('{"_id": "q", "text": "plan", "answers": [], "answerable": true}\n')
+    (questions / "qrels.tsv").write_text("q\td\t1\n")
+    refused = run("eval", str(questions), "--arms", "vector")
+    assert refused.exit_code == 1
+    assert "is of another role" in refused.output
+    assert rows(attacker, "SELECT count(*) FROM ml_rag_eval.secrets") == [(0,)]

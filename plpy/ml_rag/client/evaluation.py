@@ -106,6 +106,8 @@ class Evaluation:
             options["language"] = self._options.get("language")
         name = self._value("SELECT format('%%I.%%I', %s::text, %s::text)", *self._table)
         self._oid = self._value("SELECT ml_rag.create_store(%s, %s)::oid", name, Jsonb(options))
+        # the table's name is known to everybody
+        self._value("SELECT ml_rag._refuse_untrusted(%s)", self._oid)
         loaded = Loaded(documents=len(self.dataset.documents))
         sizes = [
             (name, len(content) if isinstance(content, bytes) else content.stat().st_size)

@@ -31,6 +31,8 @@ CALL = (16, 2 * 1024 * 1024)
 _CREATE = """SELECT ml_rag.create_store(
     CASE cardinality(parse_ident(%(store)s)) WHEN 1 THEN format('%%I.%%s', current_schema(), %(store)s)
     ELSE %(store)s END, %(options)s)::oid"""
+# … and not a table there that somebody else has made
+_CHECK = "SELECT ml_rag._refuse_untrusted(%(oid)s) WHERE cardinality(parse_ident(%(store)s)) = 1"
 
 
 @dataclass
@@ -295,6 +297,7 @@ def load(
             create = Jsonb({"embed_model_id": embed_model, "description": description, "language": language})
             row = connection.execute(_CREATE, {"store": store, "options": create}).fetchone()
             assert row is not None
+            connection.execute(_CHECK, {"oid": row[0], "store": store})
             clients = [Client(one, row[0], options) for one in (connection, *(connect() for _ in range(1, jobs)))]
             started = time.monotonic()
             tally = _run(clients, locations, refresh, console)
