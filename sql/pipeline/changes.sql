@@ -76,19 +76,20 @@ DECLARE
   _changed oid[];
   _table record;
 BEGIN
-  FOR _command IN SELECT d.classid::regclass::text AS catalog, d.objid, d.command_tag FROM pg_event_trigger_ddl_commands() AS d
+  -- by numbers: what a name looks like depends on settings of whoever issues the command
+  FOR _command IN SELECT d.classid::regclass AS catalog, d.objid, d.command_tag FROM pg_event_trigger_ddl_commands() AS d
   LOOP
     _changed := CASE _command.catalog
-      WHEN 'pg_class' THEN ARRAY(
+      WHEN 'pg_class'::regclass THEN ARRAY(
         SELECT x.indrelid FROM pg_index AS x
         WHERE x.indexrelid = _command.objid
           AND (x.indexprs IS NOT NULL OR x.indpred IS NOT NULL OR NOT ml_rag._are_known(x.indclass))
         -- age: of children that it has got in this transaction
         UNION ALL SELECT i.inhparent FROM pg_inherits AS i WHERE i.inhrelid = _command.objid AND age(i.xmin) <= 0
         UNION ALL SELECT i.inhparent FROM pg_inherits AS i WHERE i.inhparent = _command.objid AND age(i.xmin) <= 0)
-      WHEN 'pg_statistic_ext' THEN ARRAY(
+      WHEN 'pg_statistic_ext'::regclass THEN ARRAY(
         SELECT s.stxrelid FROM pg_statistic_ext AS s WHERE s.oid = _command.objid AND s.stxexprs IS NOT NULL)
-      WHEN 'pg_namespace' THEN ARRAY(
+      WHEN 'pg_namespace'::regclass THEN ARRAY(
         SELECT c.oid FROM pg_class AS c WHERE c.relnamespace = _command.objid AND _command.command_tag = 'ALTER SCHEMA')
       END;
     CONTINUE WHEN coalesce(cardinality(_changed), 0) = 0;
@@ -97,7 +98,7 @@ BEGIN
       FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
       WHERE c.oid = ANY (_changed) AND c.relkind IN ('r', 'p') AND ml_rag._has_vectors(c.oid)
         -- a schema with tables of trusted owners can be another one's
-        AND (_command.catalog = 'pg_namespace' OR NOT ml_rag._is_trusted(c.relowner))
+        AND (_command.catalog = 'pg_namespace'::regclass OR NOT ml_rag._is_trusted(c.relowner))
     LOOP
       EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', _table.name);
       IF NOT EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.granted

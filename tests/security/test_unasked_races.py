@@ -190,6 +190,24 @@ def test_what_puts_code_into_a_table_waits_for_its_readers(read: Connection, cha
         read.execute(WAITS[change])
 
 
+#: of whoever changes the table
+SETTINGS = [
+    "quote_all_identifiers = on", "standard_conforming_strings = off", "transform_null_equals = on",
+    "array_nulls = off", "row_security = off", "search_path = evil", "bytea_output = escape",
+    "default_transaction_isolation = 'serializable'",
+    "enable_indexscan = off; SET enable_seqscan = off; SET enable_bitmapscan = off", "DateStyle = 'German'",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", WAITS)
+def test_no_setting_of_the_owner_ends_the_waiting(read: Connection, change: str) -> None:
+    for setting in SETTINGS:
+        read.execute(f"SET {setting}")
+        with error("55P03", ours=False):
+            read.execute(WAITS[change])
+        read.execute("RESET ALL; SET lock_timeout = '50ms'")
+
+
 @pytest.mark.parametrize("statement", DOES_NOT_WAIT)
 def test_what_holds_no_code_waits_for_nobody(read: Connection, statement: str) -> None:
     read.execute(statement)
