@@ -15,7 +15,7 @@ import click
 import psycopg
 from rich.console import Console
 
-from bench import keyword, keyword_build, models, nlsql, retrieval, search, vectorizer
+from bench import corpus, keyword, keyword_build, models, nlsql, retrieval, search, vectorizer
 from bench.common import machine, own_database, print_table
 from bench.measure import Figure
 
@@ -33,11 +33,17 @@ HERE = Path(__file__).parent
 )  # fmt: skip
 @click.option(
     "--vectorizer-rows", type=click.IntRange(1000), default=vectorizer.ROWS, show_default=True,
-    help="Rows that a bulk load is measured with; 100000 take an hour.",
+    help="Rows that a bulk load is measured with; 100000 of 100 words take an hour.",
 )  # fmt: skip
+@click.option(
+    "--vectorizer-words", type=click.IntRange(5), default=corpus.WORDS_A_SEGMENT, show_default=True,
+    help="Words of each of these rows, on average.",
+)  # fmt: skip
+@click.option("--only", metavar="TEXT", help="Only measurements whose name contains this.")
 def main(
-    dsn: str, models_dir: Path, folder: Path | None, output: Path, keyword_rows: int, vectorizer_rows: int
-) -> None:
+    dsn: str, models_dir: Path, folder: Path | None, output: Path, keyword_rows: int, vectorizer_rows: int,
+    vectorizer_words: int, only: str | None,
+) -> None:  # fmt: skip
     northwind = HERE.parent.parent / "shared" / "data" / "northwind" / "pdf"
     folder = folder or (northwind if northwind.is_dir() else HERE.parent / "docs" / "samples")
     dsn = own_database(dsn)
@@ -55,7 +61,7 @@ def main(
         ("query embedding", lambda: models.query_embedding(address, sentence_model)),
         ("backend memory", lambda: retrieval.backend_memory(dsn)),
         ("load", lambda: models.load_folder(dsn, folder, sentence_model)),
-        ("vectorizer", lambda: vectorizer.bulk(dsn, sentence_model, vectorizer_rows)),
+        ("vectorizer", lambda: vectorizer.bulk(dsn, sentence_model, vectorizer_rows, vectorizer_words)),
         ("writes to a table with a vectorizer", lambda: vectorizer.write(dsn)),
         ("generation", lambda: models.generation(dsn, gguf)),
         ("many sessions", lambda: retrieval.many_sessions(dsn)),
@@ -68,6 +74,8 @@ def main(
     retrieval.prepare(dsn)
     figures: list[Figure] = []
     for name, measure in measurements:
+        if only is not None and only not in name:
+            continue
         console.print(f"measuring: {name} …")
         result = measure()
         found = result if isinstance(result, list) else [result]

@@ -25,17 +25,17 @@ def texts(folder: str, file: str) -> list[str]:
     return [" ".join(filter(None, (row.get("title"), row["text"]))) for row in map(json.loads, path.open())]
 
 
-def segments(rows: int, seed: int = 7) -> Iterator[str]:
-    """``rows`` texts of about 100 words, by the frequencies of squad2 and vaswani_npl, with a tail of rare words."""
+def segments(rows: int, seed: int = 7, words: int = WORDS_A_SEGMENT) -> Iterator[str]:
+    """``rows`` texts of about so many words, by the frequencies of squad2 and vaswani_npl, and a tail of rare words."""
     known = " ".join(text for name in ("squad2", "vaswani_npl") for text in texts(name, "corpus.jsonl"))
-    words = Counter(re.findall(r"\w+", known))
-    vocabulary = np.array(list(words), dtype=object)
-    shares = np.array(list(words.values()), dtype=float)
+    counts = Counter(re.findall(r"\w+", known))
+    vocabulary = np.array(list(counts), dtype=object)
+    shares = np.array(list(counts.values()), dtype=float)
     random = np.random.default_rng(seed)
     shares /= shares.sum()
     for first in range(0, rows, 10_000):
         n = min(10_000, rows - first)
-        lengths = np.maximum(5, random.normal(WORDS_A_SEGMENT, 30, n)).astype(int)
+        lengths = np.maximum(5, random.normal(words, 0.3 * words, n)).astype(int)
         drawn = vocabulary[random.choice(len(vocabulary), lengths.sum(), p=shares)]
         rare = np.flatnonzero(random.random(len(drawn)) < RARE)
         # ranks by Zipf's law
