@@ -113,8 +113,8 @@ crash_server() {
 
 segments() { ask -c 'SELECT count(*) FROM documents'; }
 
-# What mk/made_up_release.sh makes, in the container of the database: the image has no more than the releases. It is gone
-# where the container is made anew.
+# What mk/made_up_release.sh makes, for the container of the database: the image has no more than the releases. Into a
+# volume of the tests, as the container is read-only.
 add_made_up_release() {
   local folder
   bash "$ROOT/mk/made_up_release.sh"
