@@ -1,0 +1,65 @@
+"""vectorizer/segments, vectorizer/immediate, keyword/index: a writer's settings change nothing of what triggers do."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.cluster import Connection, Database
+from support.keywords import assert_exact
+from support.models_server import ModelsServer, models
+from support.stores import create_store, insert
+from support.vectorizers import ITEMS, assert_segments_in_step, create, run
+
+__all__ = ["models"]
+#: that any role may change
+SETTINGS = [
+    "quote_all_identifiers = on", "standard_conforming_strings = off", "transform_null_equals = on",
+    "array_nulls = off", "search_path = ''", "default_transaction_isolation = 'serializable'",
+    "DateStyle = 'German, DMY'", "IntervalStyle = sql_standard", "TimeZone = 'Pacific/Apia'", "bytea_output = escape",
+    "extra_float_digits = -15", "client_encoding = LATIN1", "backslash_quote = off", "xmloption = document",
+    "work_mem = '64kB'", "plan_cache_mode = force_custom_plan", "jit = on; SET jit_above_cost = 0",
+    "enable_indexscan = off; SET enable_bitmapscan = off", "enable_seqscan = off; SET enable_sort = off",
+    "lc_numeric = 'C'; SET lc_monetary = 'C'; SET lc_time = 'C'", "default_text_search_config = 'simple'",
+    "check_function_bodies = off", "default_table_access_method = heap", "constraint_exclusion = on",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["queued", "immediate"])
+def test_segments_follow(db: Database, owner: Connection, models: ModelsServer, mode: str) -> None:
+    owner.execute(ITEMS)
+    create(owner, columns="{notes}", destination="table", **({"mode": mode} if mode == "immediate" else {}))
+    owner.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON items TO ml_rag_user")
+    tenant = db.connect("tenant")
+    for i, setting in enumerate(SETTINGS):
+        n = 10 * i
+        tenant.execute(f"RESET ALL; SET {setting}")
+        tenant.execute(
+            f"INSERT INTO public.items SELECT {n} + j, 'n' || j, 'text ' || {n} + j FROM generate_series(1, 5) AS j;"
+            f"UPDATE public.items SET notes = 'it''s other ' || id WHERE id = {n} + 1;"
+            f"UPDATE public.items SET id = id + 5 WHERE id = {n} + 2; DELETE FROM public.items WHERE id = {n} + 3"
+        )
+        assert owner.execute("SELECT count(DISTINCT source_id) FROM items_segments").fetchone() == (4 * (i + 1),), (
+            setting
+        )
+    run(owner)
+    assert_segments_in_step(owner, "items")
+
+
+def test_keyword_indexes_follow(db: Database, owner: Connection) -> None:
+    create_store(owner)
+    insert(owner, "docs", [(f"d{i}", i, 1, f"word{i} maple", (1, i, 0)) for i in range(5)])
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
+    owner.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON docs TO ml_rag_user")
+    tenant = db.connect("tenant")
+    for i, setting in enumerate(SETTINGS):
+        n = 100 + 10 * i
+        tenant.execute(f"RESET ALL; SET {setting}")
+        tenant.execute(
+            "INSERT INTO public.docs (document_name, document_id, segment_number, segment, segment_embedding, metadata)"
+            f" SELECT 'd' || ({n} + j), {n} + j, 1, 'it''s maple birch ' || j, d.segment_embedding, '{{}}'"
+            " FROM generate_series(1, 4) AS j, (SELECT e.segment_embedding FROM public.docs AS e LIMIT 1) AS d;"
+            f"UPDATE public.docs SET segment = 'oak \\ maple' WHERE document_id = {n} + 1;"
+            f"DELETE FROM public.docs WHERE document_id = {n} + 2"
+        )
+    for query in ("maple", "birch", "oak maple"):
+        assert_exact(owner, query)
