@@ -346,6 +346,26 @@ def test_marks_become_questions_of_the_evaluation(db: Database, boats: str) -> N
             row = connection.execute(html.unescape(said[1]).encode()).fetchone()
             assert row is not None
             assert 0 < row[0]["measures"]["mrr"] < 1
+        # on the page of the document each segment can be marked, cited or not
+        here = {"store": "public.boats", "document": "boats.pdf", "q": "blue boat"}
+        shown = client.get("/document", params=here).text
+        assert len(re.findall('aria-pressed="true"', shown)) == 2
+        assert 'aria-pressed="true" aria-label="Right: boats.pdf, segment 1"' in shown
+        assert 'aria-pressed="false" aria-label="Right: boats.pdf, segment 3"' in shown
+        assert 'id="segment3"' in shown
+        form = {
+            "question": "blue boat", "vector_store": "public.boats", "document": "boats.pdf", "segment_number": "3",
+            "mark": "right", "from": "/document", "here": "store=public.boats&document=boats.pdf&q=blue+boat",
+        }  # fmt: skip
+        done = client.post("/mark", data=form)
+        assert (done.status_code, done.headers["location"]) == (303, f"/document?{form['here']}#segment3")
+        shown = client.get(done.headers["location"]).text
+        assert 'aria-pressed="true" aria-label="Right: boats.pdf, segment 3"' in shown
+        client.post("/mark", data=form | {"mark": "none"})
+        # an address of somebody else is none to go to
+        away = client.post("/mark", data=form | {"mark": "none", "from": "//evil.example/"}).headers["location"]
+        assert away.startswith("/?store=")
+        assert 'action="/mark"' not in client.get("/document", params=here | {"q": ""}).text
         mark("none", 2)
         mark("none", 1)
         assert owner.execute("SELECT count(*) FROM mark").fetchone() == (0,)

@@ -190,3 +190,19 @@ def test_a_question_by_the_keyboard_alone(site: Site) -> None:
     page.keyboard.press("Enter")
     page.wait_for_function("document.querySelectorAll('button[aria-pressed=true]').length == 0")
     page.context.close()
+
+
+def test_a_segment_of_a_document_is_marked_by_the_keyboard(site: Site) -> None:
+    page = site.page()
+    document = {"store": "public.boats", "document": "boats.pdf", "q": "blue boat"}
+    page.goto(f"{site.url}/document?{urlencode(document)}")
+    wrong = page.get_by_role("button", name="Wrong: boats.pdf, segment 3")
+    wrong.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/document?*#segment3")
+    assert wrong.get_attribute("aria-pressed") == "true"
+    assert page.locator("button[aria-pressed=true]").count() == 1
+    wrong.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.querySelectorAll('button[aria-pressed=true]').length == 0")
+    page.context.close()

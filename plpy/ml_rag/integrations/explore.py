@@ -299,6 +299,13 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         typed["generate"] = request.query_params.get("generate", "")
         return typed
 
+    async def marked_for(request: Request, question: str) -> dict[Any, bool]:
+        """What was marked as right or wrong for a question."""
+        if table is None or not question:
+            return {}
+        found = await rows(request, _MARKED.format(table), {"question": question})
+        return {(row["vector_store"], row["document"], row["segment_number"]): row["is_right"] for row in found}
+
     async def ask(request: Request) -> Response:
         typed = asked_of(request)
         if not typed["q"].strip():
@@ -310,10 +317,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
             return [await follow(run, reader.schemas, typed["q"], side, generate=is_asked) for side in sides]
 
         journeys = await _while_waited_for(request, both())
-        marked: dict[Any, bool] = {}
-        if table is not None:
-            for row in await rows(request, _MARKED.format(table), {"question": typed["q"]}):
-                marked[row["vector_store"], row["document"], row["segment_number"]] = row["is_right"]
+        marked = await marked_for(request, typed["q"])
         changed = changes(journeys[0], journeys[1]) if len(journeys) == 2 else []
         return page(
             "ask.html", typed=typed, journeys=journeys, changed=changed, marked=marked, here=str(request.url.query)
@@ -350,6 +354,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         return page(
             "document.html", typed=typed, store=store, name=name, segments=shown, first=first, total=total,
             following=following, earlier=max(1, first - SEGMENTS) if first > 1 else None,
+            marked=await marked_for(request, typed["q"]), here=str(request.url.query),
         )  # fmt: skip
 
     async def runs(request: Request) -> Response:
@@ -392,7 +397,11 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
                     await connection.execute(_MARK.format(table), parameters)
         except psycopg.Error as error:
             raise _Refused(400, worded(error)) from None
-        return RedirectResponse(f"/?{form.get('here', '')}#citations", 303, _HEADERS)
+        # nothing of the form but what follows the question mark: the address is one of this page's
+        back = f"/document?{form.get('here', '')}#segment{parameters['segment_number']}"
+        if form.get("from") != "/document":
+            back = f"/?{form.get('here', '')}#citations"
+        return RedirectResponse(back, 303, _HEADERS)
 
     async def style(_: Request) -> Response:
         content = resources.files("ml_rag.integrations").joinpath("pages", "explore.css").read_text()
