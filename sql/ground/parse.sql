@@ -177,6 +177,11 @@ BEGIN
       PERFORM ml_rag._bad_option(_key, _value, _allowed, CASE
         WHEN _option.type = 'text[]' AND _kind = 'string' THEN format('Put it in brackets: {"%s": ["…"]}.', _key)
         WHEN _option.type = 'array' AND _kind = 'object' THEN format('Put it in brackets: {"%s": [{…}]}.', _key)
+        -- a word that is the value of one of its keys
+        WHEN _option.type = 'object' AND _kind = 'string' THEN (
+          SELECT format('Write {"%s": {"%s": %s}}.', _key, i.name, _value) FROM ml_rag.option AS i
+          WHERE i.routine = _option.keys_of AND (i.name = 'model_id' OR lower(_value #>> '{}') = ANY (i.choices))
+          ORDER BY i.name = 'model_id' LIMIT 1)
         WHEN _option.type = 'object' AND _value = 'true' THEN format('{"%s": {}} takes its defaults.', _key) END);
     END IF;
     _parsed := jsonb_set(_parsed, ARRAY[_key], _value);

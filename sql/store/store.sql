@@ -318,6 +318,26 @@ BEGIN
   END IF;
 END
 $$;
+CREATE FUNCTION ml_rag.index_store(store regclass, distance_metric text, index text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the same with JSON as a text, which is what a literal is taken for: so a bare word can be told from it
+DECLARE
+  _index jsonb;
+BEGIN
+  BEGIN
+    _index := index::jsonb;
+  EXCEPTION WHEN data_exception OR program_limit_exceeded OR statement_too_complex THEN
+    PERFORM ml_rag._bad_option('index', to_jsonb(index), 'a JSON object',
+      'The type of an index is one of its keys: SELECT ml_rag.index_store(''…'', ''COSINE'', ''{"type": "hnsw"}'').');
+  END;
+  PERFORM ml_rag.index_store(store, distance_metric, _index);
+END
+$$;
+COMMENT ON FUNCTION ml_rag.index_store(regclass, text, text) IS
+$$as the one above; index is the text of a JSON object$$;
+
 COMMENT ON FUNCTION ml_rag.index_store(regclass, text, jsonb) IS
 $$builds the approximate index of a vector store for a metric, unless it has one, and gathers statistics
 distance_metric: a name in ml_rag.metric; null = COSINE, and any approximate index the store has already will do. index: as

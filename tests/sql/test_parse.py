@@ -72,6 +72,26 @@ def test_a_value_past_a_limit_or_of_another_type_is_refused(
             assert caught.hint.endswith("."), option
 
 
+@pytest.mark.parametrize(
+    ("routine", "key", "word", "hint"),
+    [
+        ("create_store", "index", "hnsw", 'Write {"index": {"type": "hnsw"}}.'),
+        ("create_store", "index", "binary", 'Write {"index": {"quantization": "binary"}}.'),
+        ("ml_rag", "rerank", "hybrid", 'Write {"rerank": {"model_id": "hybrid"}}.'),
+        (
+            "create_store",
+            "index",
+            "tree",
+            "SELECT * FROM ml_rag.option lists the options with their ranges and defaults.",
+        ),
+    ],
+)
+def test_a_word_in_place_of_an_object(module_asker: Connection, routine: str, key: str, word: str, hint: str) -> None:
+    with error("22023", "allowed: an object") as caught:
+        parse(module_asker, routine, {key: word})
+    assert caught.hint == hint
+
+
 def test_limits_are_in_the_detail(module_asker: Connection, all_options: list[Option]) -> None:
     for option in all_options:
         if option.maximum is not None:

@@ -151,6 +151,24 @@ def test_index_store_needs_a_store(owner: Connection, store: str) -> None:
         owner.execute(f"SELECT ml_rag.index_store({store}::oid::regclass)")
 
 
+@pytest.mark.parametrize("index", ["hnsw", "", "{", "[" * 10000, '{"type": "hnsw"', "\\u0000"])
+def test_index_store_with_a_bare_word(store: Connection, index: str) -> None:
+    with error("22023", '"index"') as caught:
+        store.execute(f"SELECT ml_rag.index_store('docs', 'COSINE', '{index}')")
+    assert "allowed: a JSON object" in caught.detail
+    assert '{"type": "hnsw"}' in caught.hint
+
+
+def test_index_store_takes_json_of_either_type(store: Connection) -> None:
+    for index in ('\'{"type": "hnsw"}\'', '\'{"type": "hnsw"}\'::text', '\'{"type": "hnsw"}\'::jsonb', "NULL"):
+        store.execute(f"SELECT ml_rag.index_store('docs', 'COSINE', {index})")
+    indexes = "SELECT count(*) FROM pg_indexes WHERE tablename = 'docs' AND indexdef LIKE '%USING hnsw%'"
+    assert store.execute(indexes).fetchone() == (1,)
+    for index, said in (("'\"hnsw\"'", '"hnsw"'), ('\'{"type": "flat"}\'', "hnsw, ivfflat, none")):
+        with error("22023", said):
+            store.execute(f"SELECT ml_rag.index_store('docs', 'COSINE', {index})")
+
+
 def test_index_store_builds_one_index_a_metric(store: Connection) -> None:
     send(store, {"a": "alpha"})
     for metric in (None, None, "COSINE", "dot", "DOT"):
