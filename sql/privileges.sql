@@ -69,7 +69,7 @@ BEGIN
     -- ground/models
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_model_server model_server _too_small'),
     -- ground/parse
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_bad_option _distance_of_words _unknown_option parse_options _texts'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_bad_option _distance_of_words _unknown_option parse_options _texts _with_dimensions'),
     -- watch/track
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _begin_call _enter_stage _end_call _statement_error _end_statement _begin _begin_question _stage _end

@@ -96,7 +96,7 @@ BEGIN
       PERFORM ml_rag._bad_option('context', _options -> 'context', 'nothing together with "context_column"');
     END IF;
   ELSE
-    _options := ml_rag.parse_options('ml_embed_row', _options);
+    _options := ml_rag._with_dimensions(ml_rag.parse_options('ml_embed_row', _options));
     _model := coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'));
   END CASE;
   _in := ml_rag._column_reference(input, 'input_table_column');

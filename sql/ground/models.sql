@@ -39,7 +39,7 @@ BEGIN
   BEGIN
     RETURN QUERY
       SELECT m.id, m.task, m.engine, m.dimensions, m.max_tokens, m.available,
-        m.id = ml_rag._get_setting(m.task || '_model_id')
+        m.id = split_part(ml_rag._get_setting(m.task || '_model_id'), '@', 1)
       FROM jsonb_to_recordset(_outcome.reply -> 'data')
         AS m (id text, task text, engine text, dimensions integer, max_tokens integer, available boolean)
       ORDER BY m.task, m.id;

@@ -351,6 +351,8 @@ SELECT ml_rag._add_option('ml_embed_table', 'batch_size', 'integer', minimum => 
   default_value => '1000', description => 'rows of one call to the model and between two commits');
 SELECT ml_rag._add_option('ml_embed_table', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
   description => 'embedding model');
+SELECT ml_rag._add_option('ml_embed_table', 'dimensions', 'integer', minimum => 1, maximum => 16000,
+  default_rule => 'those of the model', description => 'cut the embeddings to so many; for models that were trained for it (Matryoshka)');
 SELECT ml_rag._add_option('ml_embed_table', 'truncate', 'boolean', default_value => 'true',
   description => 'cut texts that are longer than the model takes in; false = that is the error of the row');
 SELECT ml_rag._add_option('ml_embed_table', 'details_column', 'text', default_rule => 'none',
@@ -358,6 +360,8 @@ SELECT ml_rag._add_option('ml_embed_table', 'details_column', 'text', default_ru
     ' exist');
 SELECT ml_rag._add_option('ml_embed_row', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
   description => 'embedding model');
+SELECT ml_rag._add_option('ml_embed_row', 'dimensions', 'integer', minimum => 1, maximum => 16000,
+  default_rule => 'those of the model', description => 'cut the embeddings to so many; for models that were trained for it (Matryoshka)');
 SELECT ml_rag._add_option('ml_embed_row', 'truncate', 'boolean', default_value => 'true',
   description => 'cut a text that is longer than the model takes in; false = that is an error');
 
@@ -374,6 +378,8 @@ SELECT ml_rag._add_option('vector_store_load', 'language', 'text', default_rule 
   description => 'language of the documents, such as en');
 SELECT ml_rag._add_option('vector_store_load', 'embed_model_id', 'text',
   default_rule => 'that of the store, else setting embed_model_id', description => 'embedding model');
+SELECT ml_rag._add_option('vector_store_load', 'dimensions', 'integer', minimum => 1, maximum => 16000,
+  default_rule => 'those of the model', description => 'cut the embeddings to so many; for models that were trained for it (Matryoshka)');
 SELECT ml_rag._add_option('vector_store_load', 'description', 'text', default_rule => 'none',
   description => 'comment of the table');
 SELECT ml_rag._add_option('vector_store_load', 'chunking', 'object', keys_of => 'chunking',
@@ -457,6 +463,8 @@ SELECT ml_rag._add_option('file_dates', 'last_accessed_date', 'text', default_ru
 
 SELECT ml_rag._add_option('create_store', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
   description => 'embedding model');
+SELECT ml_rag._add_option('create_store', 'dimensions', 'integer', minimum => 1, maximum => 16000,
+  default_rule => 'those of the model', description => 'cut the embeddings to so many; for models that were trained for it (Matryoshka)');
 SELECT ml_rag._add_option('create_store', 'description', 'text', default_rule => 'none',
   description => 'comment of the table');
 SELECT ml_rag._add_option('create_store', 'index', 'object', keys_of => 'index', default_rule => 'hnsw, built by the first load',
@@ -499,6 +507,8 @@ SELECT ml_rag._add_option('enable_keyword_search', 'statistics', 'choice', choic
 
 SELECT ml_rag._add_option('add_embedding', 'embed_model_id', 'text',
   default_rule => 'that of the embedding if it exists, else setting embed_model_id', description => 'embeds the texts');
+SELECT ml_rag._add_option('add_embedding', 'dimensions', 'integer', minimum => 1, maximum => 16000,
+  default_rule => 'those of the model', description => 'cut the embeddings to so many; for models that were trained for it (Matryoshka)');
 SELECT ml_rag._add_option('add_embedding', 'type', 'choice', choices => '{vector,halfvec}',
   default_rule => 'that of the default embedding', description => 'type of the column; halfvec takes half the space');
 SELECT ml_rag._add_option('add_embedding', 'index', 'object', keys_of => 'index',
@@ -558,6 +568,8 @@ SELECT ml_rag._add_option('create_vectorizer', 'columns', 'any', default_rule =>
     ' "Name: {name} Description: {description}"');
 SELECT ml_rag._add_option('create_vectorizer', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
   description => 'embeds the texts');
+SELECT ml_rag._add_option('create_vectorizer', 'dimensions', 'integer', minimum => 1, maximum => 16000,
+  default_rule => 'those of the model', description => 'cut the embeddings to so many; for models that were trained for it (Matryoshka)');
 SELECT ml_rag._add_option('create_vectorizer', 'language', 'text', default_rule => 'default_text_search_config',
   description => 'language of the texts for keyword search, as in enable_keyword_search');
 SELECT ml_rag._add_option('create_vectorizer', 'keyword_search', 'boolean', default_value => 'true',

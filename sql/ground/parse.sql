@@ -195,6 +195,25 @@ routine: ml_rag, retrieval_options, ml_generate, … as in ml_rag.option. A JSON
 among them (keys_of) are checked, but not filled in.
 Errors: 22023, whose detail names the option, the value and what is allowed.$$;
 
+CREATE FUNCTION ml_rag._with_dimensions(options jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: option "dimensions" becomes a part of the model's id, model@256, for which the model server cuts the vectors: whatever
+-- keeps the model's id, such as a marker, keeps that with it
+-- Reads: ml_rag.setting
+DECLARE
+  _model text := coalesce(options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'));
+  _dimensions text := '@' || (options ->> 'dimensions');
+BEGIN
+  IF _dimensions IS NULL THEN
+    RETURN options;
+  END IF;
+  RETURN options - 'dimensions'
+    || jsonb_build_object('embed_model_id', regexp_replace(_model, _dimensions || '$', '') || _dimensions);
+END
+$$;
+
 CREATE FUNCTION ml_rag._texts(value jsonb) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT

@@ -69,7 +69,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION ml_rag.embed(text, text, text, boolean) IS
-$$embeds one text; the dimensions are those of the model
+$$embeds one text; the dimensions are those of the model; model_id 'ID@256' cuts to 256
 input_type: query, document or null; some models put a prefix before one of them. A text beyond the model's limit is cut;
 truncate false: it is an error.
 Errors: 22023 empty text, text too long, unknown model or model of another task; 55000; 08006; 53300; 38000.$$;
@@ -103,7 +103,7 @@ BEGIN
   END IF;
   _call := ml_rag._begin('ml_embed_row', 'embed');
   BEGIN
-    _options := ml_rag.parse_options('ml_embed_row', $2);
+    _options := ml_rag._with_dimensions(ml_rag.parse_options('ml_embed_row', $2));
     _embedding := ml_rag.embed($1, _options ->> 'embed_model_id', NULL, (_options -> 'truncate')::boolean);
     PERFORM ml_rag._end(_call);
     RETURN _embedding;
@@ -115,6 +115,6 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_embed_row(text, jsonb) IS
 $$embeds one text: ml_embed_row('a text', '{"embed_model_id": "all_minilm_l6_v2"}')
-Returns a vector of the model's dimensions, null for null; a text beyond the model's limit is cut, or with "truncate":
-false an error. Errors: 22023 empty text, text too long, bad option, unknown model or model of another task; 55000 model not
-available; 08006 model server; 53300; 38000.$$;
+Returns a vector of the model's dimensions, or of as many as option "dimensions" says, null for null; a text beyond the model's
+limit is cut, or with "truncate": false an error. Errors: 22023 empty text, text too long, bad option, unknown model or model of
+another task, dimensions that its vectors cannot be cut to; 55000 model not available; 08006 model server; 53300; 38000.$$;

@@ -87,7 +87,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: check everything before anything is made; returns the job
 DECLARE
-  _options jsonb := ml_rag.parse_options('add_embedding', $3);
+  _options jsonb := ml_rag._with_dimensions(ml_rag.parse_options('add_embedding', $3));
   _columns jsonb := ml_rag.parse_options('vector_store_columns', _options -> 'vector_store_columns');
   _found record;
   _default name;

@@ -155,7 +155,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: check everything before the first file, make the store where there is none, return the job
 DECLARE
-  _options jsonb := ml_rag._parse_load_options('vector_store_load', options);
+  _options jsonb := ml_rag._with_dimensions(ml_rag._parse_load_options('vector_store_load', options));
   _model text := _options ->> 'embed_model_id';
   _found record;
   _name record;

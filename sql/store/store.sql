@@ -351,7 +351,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: a vector store to load into, made unless it is there; not qualified = in the current schema
 DECLARE
-  _options jsonb := ml_rag.parse_options('create_store', $2);
+  _options jsonb := ml_rag._with_dimensions(ml_rag.parse_options('create_store', $2));
   _parts text[];
   _store regclass;
 BEGIN
@@ -386,7 +386,8 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.create_store(text, jsonb) IS
 $$creates an empty vector store, or checks the one that exists: ml_rag.create_store('public.handbook')
-options: embed_model_id, description, language (of its keyword index), index and distance_metric (of a new store), partitions,
+options: embed_model_id, dimensions (of models trained for it), description, language (of its keyword index), index and
+distance_metric (of a new store), partitions,
 shard (of one that is there, too: also opens its view to whom the store is open by now).
 Errors: 22023 bad option, table that is not a vector store or of another model; 25006 read-only; 42501; 55000 model not available; 08006.$$;
 

@@ -79,7 +79,7 @@ SET search_path FROM CURRENT
 AS $$
 -- Writes: the table's definition, as the caller
 DECLARE
-  _options jsonb := ml_rag.parse_options('create_vectorizer', $2);
+  _options jsonb := ml_rag._with_dimensions(ml_rag.parse_options('create_vectorizer', $2));
   _model text := coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'));
   _store regclass := relation;
   _template text;

@@ -301,7 +301,7 @@ def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
         ).fetchall()
         wrong = []
         for store, model, relation, column in stores:
-            if known.get(model, {}).get("languages") != "en":
+            if known.get(model.partition("@")[0], {}).get("languages") != "en":
                 continue
             query = sql.SQL("SELECT left(t.{}, 500) FROM {} AS t LIMIT 100").format(
                 sql.Identifier(column), sql.SQL(relation)

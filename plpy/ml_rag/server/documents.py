@@ -204,7 +204,7 @@ class _Work:
         cancelled: Cancellation,
     ) -> None:
         self._registry = registry
-        self._dimensions: int = lease.engine.dimensions
+        self._dimensions: int = lease.dimensions or lease.engine.dimensions
         self._options = options
         self._how = how
         self._files = iter(enumerate(files))

@@ -60,8 +60,10 @@ class Shared:
 class Lease:
     """A loaded model for the time of one request. Comes from ``Registry.lease``."""
 
-    def __init__(self, model: Model, engine: Any, cancelled: Cancelled) -> None:
+    def __init__(self, model: Model, engine: Any, cancelled: Cancelled, dimensions: int | None = None) -> None:
         self._model = model
+        #: of its vectors, which may be fewer than the engine's (embed)
+        self.dimensions = dimensions
         #: the task's kind of engine; call it through ``run`` and ``stream`` only
         self.engine = engine
         #: true once the client is gone or the server shuts down; hand this one to the engine
@@ -70,6 +72,12 @@ class Lease:
     @property
     def entry(self) -> ModelEntry:
         return self._model.entry
+
+    @property
+    def batcher(self) -> EmbedBatcher:
+        """What the vectors of a loaded embedding model come from."""
+        assert self._model.batcher is not None
+        return self._model.batcher
 
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking function in the model's thread. Raises ``QueueFull``, ``ClientGone``."""

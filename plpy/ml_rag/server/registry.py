@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -59,8 +60,12 @@ class Registry:
         return [self._info(model) for model in self._models.values()]
 
     def info(self, model_id: str) -> ModelInfo:
-        """One model. Raises ``UnknownModel``."""
-        return self._info(self._model(model_id))
+        """One model. Raises ``UnknownModel``, ``InvalidRequest``."""
+        name, asked = cut_of(model_id)
+        info = self._info(self._model(name))
+        if asked is None:
+            return info
+        return replace(info, id=model_id, dimensions=_dimensions(self._model(name).entry, info.dimensions, asked))
 
     def entry(self, model_id: str) -> ModelEntry:
         """The catalogue's entry. Raises ``UnknownModel``."""
@@ -95,13 +100,15 @@ class Registry:
 
     @contextlib.asynccontextmanager
     async def lease(self, model_id: str, task: Task, cancelled: Cancelled) -> AsyncIterator[Lease]:
-        """A loaded model for the time of the block; it is not unloaded meanwhile.
+        """A loaded model for the time of the block; it is not unloaded meanwhile. Of an embedding model, ``ID@N`` has
+        its vectors cut to N dimensions.
 
-        Raises ``UnknownModel``, ``WrongTask``, ``ModelUnavailable``.
+        Raises ``UnknownModel``, ``WrongTask``, ``ModelUnavailable``, ``InvalidRequest``.
         """
-        model = self._model(model_id)
+        name, asked = cut_of(model_id) if task == "embed" else (model_id, None)
+        model = self._model(name)
         if (holder := current_model.get()) is not None:
-            holder[0] = model_id
+            holder[0] = model.entry.id
         if model.entry.task != task:
             fitting = self.catalogue.ids(task)
             raise WrongTask(
@@ -111,8 +118,11 @@ class Registry:
             )
         model.leases += 1
         try:
+            if asked is not None:
+                _dimensions(model.entry, model.entry.dimensions, asked)  # before it is loaded
             engine = await model.load()
-            yield Lease(model, engine, cancelled)
+            dimensions = getattr(engine, "dimensions", None)
+            yield Lease(model, engine, cancelled, _dimensions(model.entry, dimensions, asked))
         finally:
             model.leases -= 1
             model.last_used = time.monotonic()
@@ -149,11 +159,9 @@ class Registry:
                 texts = [prefix + text for text in texts]
             if not truncate and lease.entry.engine != "openai":
                 await lease.run(_check_lengths, lease.engine, texts)
-            batcher = self._models[model_id].batcher
-            assert batcher is not None
-            vectors, tokens = await batcher.embed(texts, cancelled)
-        self.metrics.tokens(model_id, tokens_in=tokens)
-        return vectors, tokens
+            vectors, tokens = await lease.batcher.embed(texts, cancelled)
+            self.metrics.tokens(lease.entry.id, tokens_in=tokens)
+            return _cut(vectors, lease.dimensions), tokens
 
     async def count_truncated(
         self, model_id: str, texts: Sequence[str], cancelled: Cancelled, input_type: InputType | None = None
@@ -226,6 +234,46 @@ class Registry:
         for model in self._models.values():
             model.unload()
             model.worker.shutdown()
+
+
+def cut_of(model_id: str) -> tuple[str, str | None]:
+    """``ID@N``: a model and the dimensions that its vectors are cut to. No id has an ``@`` itself."""
+    name, at, asked = model_id.rpartition("@")
+    return (name, asked) if at else (model_id, None)
+
+
+def _dimensions(entry: ModelEntry, full: int | None, asked: str | None) -> int | None:
+    """The dimensions of vectors cut as asked; ``full``: those of the model, None = not known yet.
+
+    Raises ``InvalidRequest``.
+    """
+    if asked is None or full is None:
+        return full
+    least = entry.min_dimensions or full
+    found = int(asked) if len(asked) <= 5 and asked.isascii() and asked.isdecimal() and asked[0] != "0" else 0
+    if least <= found <= full:
+        return found
+    if entry.min_dimensions is None:
+        raise InvalidRequest(
+            f"the vectors of model {entry.id} cannot be cut to {asked[:20]} dimensions",
+            detail=f"They have {full}; the model was not trained for fewer (Matryoshka).",
+            hint='Leave out "dimensions". ml-rag models list shows a range for the models that it is for.',
+        )
+    raise InvalidRequest(
+        f"the vectors of model {entry.id} cannot be cut to {asked[:20]} dimensions",
+        detail=f"They can have {least} to {full}.",
+    )
+
+
+def _cut(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
+    """The first components of the vectors, which then get the length 1 again."""
+    if dimensions is None or dimensions >= vectors.shape[1]:
+        return vectors
+    vectors = vectors[:, :dimensions]
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    lengths[lengths == 0] = 1
+    cut: NDArray[np.float32] = vectors / lengths
+    return cut
 
 
 #: a token of a text that is split into tokens has at most so many on average

@@ -43,6 +43,7 @@ class EmbeddingsBody(BaseModel):
     input: str | Annotated[list[str], Field(fail_fast=True)]
     #: text is ours: the vector as JSON in a string, which is pgvector's text form too
     encoding_format: Literal["float", "base64", "text"] = "float"
+    #: cut the vectors, as ``ID@N`` in ``model`` does
     dimensions: int | None = None
     #: ours: put the model's prefix for queries or documents before each text
     input_type: Literal["query", "document"] | None = None
@@ -153,18 +154,12 @@ async def embeddings(request: Request) -> Response:
     if not texts:
         raise InvalidRequest("invalid value of input", detail="there must be at least one text")
     _bound(texts, "input")
+    model = body.model if body.dimensions is None else f"{body.model}@{body.dimensions}"
     async with watch_disconnect(request) as cancelled:
-        vectors, tokens = await registry.embed_counted(
-            body.model, texts, cancelled, body.input_type, truncate=body.truncate
-        )
+        vectors, tokens = await registry.embed_counted(model, texts, cancelled, body.input_type, truncate=body.truncate)
         usage: EmbeddingUsage = {"prompt_tokens": tokens, "total_tokens": tokens}
         if body.count_truncated:
-            usage["truncated_texts"] = await registry.count_truncated(body.model, texts, cancelled, body.input_type)
-    if body.dimensions is not None and body.dimensions != vectors.shape[1]:
-        raise InvalidRequest(
-            "invalid value of dimensions",
-            detail=f"model {body.model} has {vectors.shape[1]} dimensions, {body.dimensions} were asked for",
-        )
+            usage["truncated_texts"] = await registry.count_truncated(model, texts, cancelled, body.input_type)
     data: list[Any]
     if body.encoding_format == "base64":
         little_endian = vectors.astype("<f4", copy=False)

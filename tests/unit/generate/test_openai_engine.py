@@ -47,6 +47,14 @@ def test_embeds_through_our_own_server(served, engine_for):
     assert not np.array_equal(vectors[0], vectors[149])
 
 
+def test_dimensions_are_asked_for_where_the_vectors_can_be_cut(remote, engine_for):
+    vector = {"data": [{"index": 0, "embedding": [1.0, 0.0]}]}
+    remote.replies = [replies(200, vector), replies(200, vector)]
+    engine_for(remote.url, "embed", dimensions=2, min_dimensions=1).embed(["a"], never)
+    engine_for(remote.url, "embed", dimensions=2).embed(["a"], never)
+    assert [request.get("dimensions") for request in remote.requests] == [2, None]
+
+
 def test_every_option_reaches_the_endpoint(remote, engine_for):
     remote.replies = [streams(piece("a", "stop"), "[DONE]")]
     sampling = Sampling(7, 0.5, 3, 0.9, 1.1, 0.2, 0.3, ("x",), 42, {"type": "object"}, True)

@@ -68,6 +68,64 @@ def test_embeddings_as_floats(ask) -> None:
     assert body["model"] == "fake-embed"
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "fake-embed-matryoshka@4"},
+        {"model": "fake-embed-matryoshka", "dimensions": 4},
+        {"model": "fake-embed-matryoshka@4", "input_type": "query", "count_truncated": True},
+    ],
+)
+def test_embeddings_are_cut_and_get_the_length_1_again(ask, body: dict[str, Any]) -> None:
+    text = " ".join(f"w{i}" for i in range(40))
+    whole = np.array(embed(ask, model="fake-embed-matryoshka", input=text).json()["data"][0]["embedding"])
+    reply = embed(ask, input=[text, text], **body)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["model"] == body["model"]
+    for row in reply.json()["data"]:
+        assert row["embedding"] == pytest.approx((whole[:4] / np.linalg.norm(whole[:4])).tolist(), abs=1e-6)
+
+
+def test_a_vector_without_its_first_components_is_cut_to_zeros(ask) -> None:
+    word = next(w for w in map(str, range(1000)) if zlib.crc32(w.encode()) % 16 >= 4)
+    reply = embed(ask, model="fake-embed-matryoshka@4", input=word)
+    assert reply.json()["data"][0]["embedding"] == [0.0] * 4
+
+
+@pytest.mark.parametrize("n", ["4", "5", "16"])
+def test_dimensions_within_the_range_are_taken(ask, n: str) -> None:
+    reply = embed(ask, model=f"fake-embed-matryoshka@{n}", input="red")
+    assert len(reply.json()["data"][0]["embedding"]) == int(n)
+    assert ask("GET", f"/v1/models/fake-embed-matryoshka@{n}").json()["dimensions"] == int(n)
+
+
+@pytest.mark.parametrize("n", ["3", "17", "0", "-4", "04", "4.0", "", " 4", "٤", "9" * 30])
+def test_dimensions_outside_of_the_range_are_refused(ask, n: str) -> None:
+    error = assert_error(embed(ask, model=f"fake-embed-matryoshka@{n}", input="red"), 400, "invalid_request")
+    assert error["message"] == f"the vectors of model fake-embed-matryoshka cannot be cut to {n[:20]} dimensions"
+    assert error["detail"] == "They can have 4 to 16."
+
+
+def test_vectors_of_other_models_are_not_cut(ask) -> None:
+    error = assert_error(embed(ask, model="fake-embed@8", input="red"), 400, "invalid_request")
+    assert error["message"] == "the vectors of model fake-embed cannot be cut to 8 dimensions"
+    assert error["detail"] == "They have 16; the model was not trained for fewer (Matryoshka)."
+    assert len(embed(ask, model="fake-embed@16", input="red").json()["data"][0]["embedding"]) == 16
+    # it is known before the model is loaded, which is not here
+    error = assert_error(embed(ask, model="all_minilm_l6_v2", input="a", dimensions=256), 400, "invalid_request")
+    assert "They have 384" in error["detail"]
+
+
+def test_only_embedding_models_have_dimensions(ask) -> None:
+    assert_error(
+        ask("POST", "/v1/rerank", json={"model": "fake-rerank@4", "query": "a", "documents": []}),
+        404,
+        "model_not_found",
+    )
+    assert_error(embed(ask, model="fake-generate@4", input="a"), 400, "wrong_task")
+    assert_error(embed(ask, model="none@4", input="a"), 404, "model_not_found")
+
+
 def test_embeddings_as_base64(ask) -> None:
     rows = embed(ask, model="fake-embed", input=["red", "red blue"], encoding_format="base64").json()["data"]
     floats = embed(ask, model="fake-embed", input=["red", "red blue"]).json()["data"]

@@ -57,6 +57,8 @@ class OpenAIEmbed:
         self._remote = remote
         self.max_tokens = entry.max_tokens or DEFAULT_CONTEXT_TOKENS
         self.dimensions = entry.dimensions or 0
+        #: other models than those whose vectors can be cut refuse the key
+        self._cut = {"dimensions": self.dimensions} if entry.min_dimensions is not None else {}
         if not self.dimensions:
             self.dimensions = int(self.embed(["dimensions"], _never).shape[1])
 
@@ -77,7 +79,7 @@ class OpenAIEmbed:
         vectors = np.zeros((len(texts), self.dimensions), np.float32)
         for start in range(0, len(texts), BATCH_TEXTS):
             batch = list(texts[start : start + BATCH_TEXTS])
-            body = {"model": self._remote.model, "input": batch, "encoding_format": "float"}
+            body = {"model": self._remote.model, "input": batch, "encoding_format": "float", **self._cut}
             try:
                 reply = self._remote.wait(self._remote.json("embeddings", body), cancelled)
             except CallerGone:
