@@ -102,7 +102,7 @@ DECLARE
   _columns record := ml_rag._hit_columns(store, distance_metric, with_text, keyword_score => 's.score');
   -- statistics of the visible rows are of those that do not pass, too
   _is_narrow boolean := filter.row_keys IS NOT NULL AND NOT (index.secured AND index.statistics = 'visible');
-  _has_shards boolean := store.is_table IS NOT TRUE AND EXISTS (SELECT FROM ml_rag._shards(index.store));
+  _has_shards boolean := store.is_table IS NOT TRUE AND ml_rag._has_shards(index.store);
 BEGIN
   IF _has_shards THEN
     SELECT s.keys, s.scores, NULL::jsonb AS error INTO _found

@@ -131,6 +131,26 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._relations_named(names text[]) RETURNS oid[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the relations that such names can mean, "schema.table" or "table", quoted or not, and perhaps others: ml_rag.discover
+-- compares whole names. Each part of a name that begins it or follows a dot can be the table's; longer ones than 260
+-- characters are none: two names of 63, each quoted, with a dot between.
+-- Reads: pg_class, by its index of names
+BEGIN
+  RETURN ARRAY(
+    SELECT c.oid FROM pg_class AS c WHERE c.relname = ANY (ARRAY(
+      SELECT unnest(ARRAY[t.name, replace(substr(t.name, 2, greatest(length(t.name) - 2, 0)), '""', '"')])
+      FROM unnest(names) AS n (name)
+      CROSS JOIN LATERAL string_to_array(n.name, '.') AS p (parts)
+      CROSS JOIN LATERAL generate_subscripts(p.parts, 1) AS i
+      CROSS JOIN LATERAL array_to_string(p.parts[i:], '.') AS t (name)
+      WHERE length(n.name) <= 260 AND t.name <> '')::name[]));
+END
+$$;
+
 CREATE FUNCTION ml_rag.discover(
   vector_store text[] DEFAULT NULL,
   exclude_vector_store text[] DEFAULT NULL,
@@ -145,7 +165,8 @@ AS $$
 -- purpose: the stage: the relations the caller may search
 -- Reads: the catalog. It starts from pg_depend, where every column of type vector is one index entry away, and goes on
 -- by index look-ups (OFFSET 0 keeps the planner from joining whole catalogs instead), so the cost grows with the vector
--- columns of the database and not with its tables. PL/pgSQL, because it keeps the plan for the session.
+-- columns of the database and not with its tables; of a column of another name than those given, or of a partition, which has
+-- no comment, it is that of one look-up at most. PL/pgSQL, because it keeps the plan for the session.
 #variable_conflict use_column
 DECLARE
   _embedding name := coalesce($4 ->> 'segment_embedding', 'segment_embedding');
@@ -159,6 +180,7 @@ DECLARE
   _columns name[] := ARRAY[_segment, _document_name, _document_id, _segment_number, _metadata];
   -- columns that the call names go before those of a marker
   _named text[] := ARRAY(SELECT jsonb_object_keys($4));
+  _relations oid[] := CASE WHEN $1 IS NOT NULL THEN ml_rag._relations_named($1) END;
 BEGIN
 RETURN QUERY
 WITH marked AS MATERIALIZED (
@@ -194,6 +216,9 @@ WITH marked AS MATERIALIZED (
   ) AS marker ON true
   WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('vector'::regtype, 'halfvec'::regtype)
     AND d.refobjsubid = 0 AND d.classid = 'pg_class'::regclass AND d.objsubid > 0
+    AND CASE WHEN $1 IS NOT NULL THEN d.objid = ANY (_relations)
+             ELSE (SELECT true FROM pg_description AS m
+                   WHERE m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid) END
     AND (embedding.attname = _embedding OR _by_comment AND (
       SELECT strpos(left(m.description, 10000), 'DEFAULT=true') > 0 AND ml_rag._marked_key(m.description, 'DEFAULT') = 'true'
         OR strpos(left(m.description, 10000), 'SEGMENT=') > 0 AND ml_rag._marked_key(m.description, 'SEGMENT') IS NOT NULL
@@ -485,7 +510,7 @@ AS $$
 -- other, each at the last moment.
 DECLARE
   _former text := current_setting('lock_timeout');
-  _most integer := least(milliseconds, 1000 / ml_rag._opened(relation));
+  _most integer := CASE WHEN relation IS NULL THEN milliseconds ELSE least(milliseconds, 1000 / ml_rag._opened(relation)) END;
 BEGIN
   IF _former = '0' OR _former::interval > make_interval(secs => _most / 1000.0) THEN
     PERFORM set_config('lock_timeout', _most::text, true);

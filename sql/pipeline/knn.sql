@@ -186,7 +186,7 @@ DECLARE
 BEGIN
   IF _kind IN ('v', 'f') THEN
     RETURN jsonb_build_object('plan', CASE _kind WHEN 'v' THEN 'view' ELSE 'foreign table' END);
-  ELSIF EXISTS (SELECT FROM ml_rag._shards(store.relation)) THEN
+  ELSIF ml_rag._has_shards(store.relation) THEN
     RETURN '{"plan": "shards"}';
   END IF;
   PERFORM set_config('hnsw.ef_search', ef_search, true), set_config('enable_seqscan', seqscan, true),
@@ -257,8 +257,7 @@ DECLARE
   -- the table, so few are enough; more where the index goes on past what is left out: in a relaxed order.
   _fetch integer := _n + _n / 10 + CASE WHEN filter.condition = '' THEN 1 ELSE 8 END;
   _reads integer := 0;
-  _quantization text := CASE WHEN _sort = 'index' AND (store.is_table OR NOT EXISTS (SELECT FROM ml_rag._shards(store.relation)))
-    THEN ml_rag._quantization(store, request.distance_metric) END;
+  _quantization text := CASE WHEN _sort = 'index' THEN ml_rag._quantization(store, request.distance_metric) END;
   _rescore integer := ml_rag._rescore(_index_options, _quantization, _fetch);
   -- an index goes on beyond it, but what it has gone past it does not come back to
   _ef_search text := coalesce(_index_options ->> 'ef_search',

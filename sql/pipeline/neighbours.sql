@@ -50,7 +50,7 @@ AS $$
 -- Reads: the store, as the caller
 DECLARE
   -- what a shard can be asked for, that is not a join with what is here
-  _numbers bigint[] := CASE WHEN store.is_table IS NOT TRUE AND EXISTS (SELECT FROM ml_rag._shards(store.relation)) THEN ARRAY(
+  _numbers bigint[] := CASE WHEN store.is_table IS NOT TRUE AND ml_rag._has_shards(store.relation) THEN ARRAY(
     SELECT DISTINCT n FROM unnest(first, last) AS r (first, last) CROSS JOIN LATERAL generate_series(r.first, r.last) AS n) END;
 BEGIN
   RETURN QUERY EXECUTE format(

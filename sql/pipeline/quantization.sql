@@ -15,14 +15,16 @@ CREATE FUNCTION ml_rag._quantization(store ml_rag.store, distance_metric text) R
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: halfvec or binary where only an index of such vectors serves that metric; else null
+-- purpose: halfvec or binary where only an index of such vectors serves that metric; else null, and with shards, which have
+-- indexes of their own
 -- The order by signs is about that by angle: binary serves the metrics of similarity, not those of length.
 -- Reads: the catalog, ml_rag.metric
 DECLARE
   _quantization text;
   _class text;
 BEGIN
-  IF NOT EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = store.relation AND x.indkey[0] = 0) THEN
+  IF NOT EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = store.relation AND x.indkey[0] = 0)
+    OR store.is_table IS NOT TRUE AND ml_rag._has_shards(store.relation) THEN
     RETURN NULL;
   END IF;
   SELECT q.name, format('%s_%s_ops', store.embedding_type, m.operator_class) INTO _quantization, _class

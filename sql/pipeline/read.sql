@@ -94,8 +94,8 @@ BEGIN
       _former_wait := ml_rag._limit_wait(1000);
     END IF;
     PERFORM ml_rag._lock_for_read(store.relation);
-  ELSIF store.is_table IS NOT TRUE AND EXISTS (SELECT FROM ml_rag._shards(store.relation)) THEN
-    -- none comes or goes from here on
+  ELSIF store.is_table IS NOT TRUE AND (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store.relation) = 'p' THEN
+    -- no shard comes or goes from here on
     PERFORM ml_rag._lock_for_read(store.relation);
   END IF;
   IF stage = 'search' OR stage = 'keyword' OR stage = 'function' OR stage = 'read' THEN

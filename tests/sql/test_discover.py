@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from psycopg import sql
 
 from support.cluster import Connection, Database
 from support.stores import (
@@ -188,6 +189,25 @@ def test_named_stores(owner: Connection, asker: Connection) -> None:
     for option in ("vector_store", "exclude_vector_store", "schema"):
         given = {"vector_store": ["other.one"], "exclude_vector_store": ["public.one", "two"], "schema": ["other"]}
         assert retrieve(asker, (1, 0, 0), **{option: given[option]})["vector_store"] == ["other.one"]
+
+
+@pytest.mark.parametrize("schema", ["public", "a.b", '"', '"' * 63])
+def test_a_store_is_found_by_every_form_of_its_name(owner: Connection, asker: Connection, schema: str) -> None:
+    """Whatever dots and quotes are in it; names of 63 quotes are the longest there are."""
+    grants = "CREATE SCHEMA IF NOT EXISTS {0}; GRANT USAGE ON SCHEMA {0} TO ml_rag_user"
+    owner.execute(sql.SQL(grants).format(sql.Identifier(schema)))
+    create_store(owner, "other")
+    for table in ("x", "a.b", ".", "x.", '"', '""', '"a"', 'a"."b', "Ä b", '"' * 63):
+        name = sql.Identifier(schema, table)
+        create_store(owner, name)
+        grant(owner, name)
+        relation = owner.execute("SELECT %s::regclass::oid", (name.as_string(owner),)).fetchone()
+        quoted = owner.execute("SELECT format('%%I.%%I', %s::text, %s::text), quote_ident(%s)", (schema, table, table))
+        for form in (f"{schema}.{table}", table, *(quoted.fetchone() or ())):
+            found = asker.execute("SELECT relation::oid FROM ml_rag.discover(ARRAY[%s])", (form,)).fetchall()
+            assert found == [relation], form
+        assert names(asker, vector_store=[f"{table}y", f"y{table}"]) == []
+        owner.execute(sql.SQL("DROP TABLE {}").format(name))
 
 
 def test_names_that_lead_nowhere_are_ignored_with_a_warning(owner: Connection, asker: Connection) -> None:
