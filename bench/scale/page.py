@@ -112,7 +112,7 @@ def _rows(found: list[Row]) -> tuple[str, str]:
     below = (
         f"The table of {count(most['rows'])} segments has {number(most['table MB'])} MB. A session that searches has"
         f" {number(most['backend MB'])} MB of its own, one that sends bare statements"
-        f" {number(most['bare backend MB'])} MB, whatever the number of segments."
+        f" {number(most['bare backend MB'])} MB."
     )
     return f"{table(head, body)}\n\n{below}", canvas.svg("Cost by segments", WIDTH, HEIGHT)
 
