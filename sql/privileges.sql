@@ -81,10 +81,10 @@ BEGIN
       _read_as_owner _write_as_owner _keyword_indexes _keyword_index _indexed_rows _key_values _visible_keys'),
     -- keyword/tokens
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      text_search_configuration _lexemes _scripts _tokens _token_texts _tokens_of keyword_tokens _numpy'),
+      text_search_configuration _lexemes _scripts _tokens _words _token_texts _tokens_of keyword_tokens _numpy'),
     -- keyword/index
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _key_and_segment _keyword_rows _check_keyword_columns _may_fold _keep_keywords
+      _key_and_segment _keyword_rows _raise_of_columns _may_fold _keep_keywords
       _build_keyword_index _drop_keyword_index _fold_own_keywords _own_table _indexable_key _has_foreign_partition
       _drop_keyword_triggers _make_keyword_triggers disable_keyword_search
       _index_keywords enable_keyword_search fold_keyword_index'),

@@ -42,26 +42,17 @@ AS $$
 return backend.fold_keywords(plpy, store, thorough)
 $$;
 
-CREATE FUNCTION ml_rag._check_keyword_columns(index ml_rag.keyword_store) RETURNS void
+CREATE FUNCTION ml_rag._raise_of_columns(index ml_rag.keyword_store) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: that the columns are there, of types whose conversion to text runs nobody's code and is always the same
 BEGIN
-  IF (SELECT count(*) FROM pg_attribute AS a
-      WHERE a.attrelid = index.store AND NOT a.attisdropped AND (
-        a.attname = ANY (index.key) AND a.atttypid = ANY (
-          '{smallint,integer,bigint,numeric,oid,text,character varying,uuid}'::regtype[])
-        OR a.attname IN (index.segment, index.beside) AND a.attname <> ALL (index.key)
-          AND a.atttypid = ANY ('{text,character varying}'::regtype[])))
-     <> cardinality(index.key) + 1 + (index.beside IS NOT NULL)::integer THEN
-    RAISE EXCEPTION USING ERRCODE = '55000',
-      MESSAGE = format('keyword index of "%s" no longer matches its columns', index.store),
-      DETAIL = format('It indexes column %s with key (%s).',
-        concat_ws(', ', quote_ident(index.segment), quote_ident(index.beside)), array_to_string(index.key, ', ')),
-      HINT = format('SELECT ml_rag.enable_keyword_search(%L) rebuilds it, ml_rag.disable_keyword_search drops it.',
-        index.store::text);
-  END IF;
+  RAISE EXCEPTION USING ERRCODE = '55000',
+    MESSAGE = format('keyword index of "%s" no longer matches its columns', index.store),
+    DETAIL = format('It indexes column %s with key (%s).',
+      concat_ws(', ', quote_ident(index.segment), quote_ident(index.beside)), array_to_string(index.key, ', ')),
+    HINT = format('SELECT ml_rag.enable_keyword_search(%L) rebuilds it, ml_rag.disable_keyword_search drops it.',
+      index.store::text);
 END
 $$;
 
@@ -107,60 +98,69 @@ DECLARE
   _old text;
   _new text;
   _row record;
-  _tokens record;
+  _found record;
   _id bigint;
   _n bigint := 0;
   _gone bigint := 0;
-  _is_row boolean;
+  _is_row boolean := false;
   _is_large boolean := false;
   _rows refcursor;
   _error jsonb;
-  _may_fold boolean := current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
 BEGIN
-  -- before it is written a row need not be one of the table
-  _is_row := TG_LEVEL = 'ROW' AND TG_WHEN = 'AFTER' AND ml_rag._has_foreign_partition(pg_partition_root(TG_RELID));
-  IF NOT _is_row
-    AND (TG_LEVEL <> 'STATEMENT' OR coalesce(to_regclass('ml_rag_new'), to_regclass('ml_rag_old')) IS NOT NULL) THEN
+  IF TG_LEVEL <> 'STATEMENT' THEN
+    -- before it is written a row need not be one of the table
+    _is_row := TG_WHEN = 'AFTER' AND ml_rag._has_foreign_partition(pg_partition_root(TG_RELID));
+    IF NOT _is_row THEN
+      RAISE EXCEPTION USING ERRCODE = '55000',
+        MESSAGE = format('keyword index of "%s" cannot be updated', TG_RELID::regclass),
+        DETAIL = format('Trigger "%s" is %s … FOR EACH ROW.', TG_NAME, TG_WHEN),
+        HINT = 'ml_rag.enable_keyword_search creates the triggers.';
+    END IF;
+  ELSIF coalesce(to_regclass('ml_rag_new'), to_regclass('ml_rag_old')) IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '55000',
       MESSAGE = format('keyword index of "%s" cannot be updated', TG_RELID::regclass),
-      DETAIL = CASE WHEN TG_LEVEL <> 'STATEMENT' THEN format('Trigger "%s" is %s … FOR EACH ROW.', TG_NAME, TG_WHEN)
-        ELSE format('Relation %s has the name of a transition table of its triggers.',
-          coalesce(to_regclass('ml_rag_new'), to_regclass('ml_rag_old'))) END,
-      HINT = CASE WHEN TG_LEVEL <> 'STATEMENT' THEN 'ml_rag.enable_keyword_search creates the triggers.'
-        ELSE 'Drop or rename that relation.' END;
+      DETAIL = format('Relation %s has the name of a transition table of its triggers.',
+        coalesce(to_regclass('ml_rag_new'), to_regclass('ml_rag_old'))),
+      HINT = 'Drop or rename that relation.';
   END IF;
-  SELECT i.* INTO _index FROM ml_rag.keyword_store AS i WHERE i.store IN (TG_RELID, pg_partition_root(TG_RELID))
-  ORDER BY i.store <> TG_RELID LIMIT 1;
-  _store := _index.store;
-  IF _store IS NULL THEN
+  -- matches: that the columns are there, of types whose conversion to text runs nobody's code and is always the same
+  SELECT i AS index, (
+      SELECT count(*) FROM pg_attribute AS a
+      WHERE a.attrelid = i.store AND NOT a.attisdropped AND (
+        a.attname = ANY (i.key) AND a.atttypid = ANY ('{smallint,integer,bigint,numeric,oid,text,character varying,uuid}'::regtype[])
+        OR a.attname IN (i.segment, i.beside) AND a.attname <> ALL (i.key)
+          AND a.atttypid = ANY ('{text,character varying}'::regtype[]))
+    ) = cardinality(i.key) + 1 + (i.beside IS NOT NULL)::integer AS matches
+  INTO _found FROM ml_rag.keyword_store AS i
+  WHERE i.store = coalesce((SELECT o.store FROM ml_rag.keyword_store AS o WHERE o.store = TG_RELID), pg_partition_root(TG_RELID));
+  IF NOT FOUND THEN
     RETURN NULL;
-  ELSIF TG_OP = 'TRUNCATE' AND TG_RELID <> _store THEN
+  END IF;
+  _index := _found.index;
+  _store := _index.store;
+  IF TG_OP = 'TRUNCATE' THEN
+    IF TG_RELID = _store THEN
+      PERFORM ml_rag._empty_keywords(_store);
     -- where the whole table is truncated its trigger has run before
-    IF EXISTS (SELECT FROM ml_rag.keyword_row AS r WHERE r.store = _store) THEN
+    ELSIF EXISTS (SELECT FROM ml_rag.keyword_row AS r WHERE r.store = _store) THEN
       RAISE EXCEPTION USING ERRCODE = '55000',
         MESSAGE = format('partition "%s" cannot be truncated by itself', TG_RELID::regclass),
         DETAIL = format('The keyword index of "%s" does not tell which of its rows are of that partition.', _store::regclass),
         HINT = format('Use DELETE FROM %s, or truncate the whole table.', TG_RELID::regclass);
     END IF;
     RETURN NULL;
-  ELSIF TG_OP = 'TRUNCATE' THEN
-    PERFORM ml_rag._empty_keywords(_store);
-    RETURN NULL;
+  ELSIF NOT _found.matches THEN
+    PERFORM ml_rag._raise_of_columns(_index);
   END IF;
-  PERFORM ml_rag._check_keyword_columns(_index);
   IF TG_OP <> 'INSERT' THEN
     _old := format('SELECT %s FROM %s AS o', ml_rag._key_and_segment('o', _index),
       CASE WHEN _is_row THEN '(SELECT ($2).*)' ELSE 'ml_rag_old' END);
-  END IF;
-  IF TG_OP <> 'DELETE' THEN
-    _new := format('SELECT %s FROM %s AS n', ml_rag._key_and_segment('n', _index),
-      CASE WHEN _is_row THEN '(SELECT ($3).*)' ELSE 'ml_rag_new' END);
-  END IF;
-  IF TG_OP = 'UPDATE' THEN
-    -- what keeps key and text does not touch the index
-    SELECT format('%s EXCEPT ALL %s', _old, _new), format('%s EXCEPT ALL %s', _new, _old) INTO _old, _new;
-  END IF;
-  IF TG_OP <> 'INSERT' THEN
+    IF TG_OP = 'UPDATE' THEN
+      _new := format('SELECT %s FROM %s AS n', ml_rag._key_and_segment('n', _index),
+        CASE WHEN _is_row THEN '(SELECT ($3).*)' ELSE 'ml_rag_new' END);
+      -- what keeps key and text does not touch the index
+      SELECT format('%s EXCEPT ALL %s', _old, _new), format('%s EXCEPT ALL %s', _new, _old) INTO _old, _new;
+    END IF;
     EXECUTE format($sql$
       WITH gone AS (
         DELETE FROM ml_rag.keyword_row AS r USING (%s) AS o (key, segment) WHERE r.store = $1 AND r.key = o.key
@@ -171,41 +171,52 @@ BEGIN
     GET DIAGNOSTICS _gone = ROW_COUNT;
   END IF;
   IF TG_OP <> 'DELETE' THEN
-    _new := format('SELECT s.key AS key, s.segment AS segment FROM (%s) AS s (key, segment) WHERE s.segment IS NOT NULL', _new);
+    IF TG_OP = 'INSERT' AND NOT _is_row AND _index.key = '{document_id,segment_number}' AND _index.segment = 'segment'
+      AND _index.beside IS NULL THEN
+      -- the columns of a store: to plan a statement of a table's own takes as long as to insert its row
+      OPEN _rows NO SCROLL FOR SELECT ARRAY[concat(n.document_id), concat(n.segment_number)]::text COLLATE "C" AS key,
+        concat(n.segment) COLLATE "C" AS segment FROM ml_rag_new AS n WHERE n.segment IS NOT NULL;
+    ELSE
+      OPEN _rows NO SCROLL FOR EXECUTE format('SELECT s.key AS key, s.segment AS segment FROM (%s) AS s (key, segment)'
+        ' WHERE s.segment IS NOT NULL', coalesce(_new, format('SELECT %s FROM %s AS n', ml_rag._key_and_segment('n', _index),
+          CASE WHEN _is_row THEN '(SELECT ($3).*)' ELSE 'ml_rag_new' END))) USING _store, OLD, NEW;
+    END IF;
     -- a large statement makes runs of its rows itself: they are its own, so that nobody else can be at it
     IF NOT _is_row THEN
-      _is_large := (SELECT count(*) FROM (SELECT FROM ml_rag_new LIMIT _portion) AS n) = _portion;
+      _is_large := EXISTS (SELECT FROM ml_rag_new OFFSET _portion - 1);
     END IF;
     IF _is_large THEN
-      OPEN _rows NO SCROLL FOR EXECUTE (SELECT _new);
       SELECT i.n, i.error INTO _n, _error FROM ml_rag._index_cursor(_store, _rows::text) AS i;
       PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
-      CLOSE _rows;
     ELSE
       -- one by one, by statements that are planned once in a session
-      FOR _row IN EXECUTE _new USING _store, OLD, NEW LOOP
-        _tokens := ml_rag._tokens(_index.configuration::regconfig, _row.segment);
+      LOOP
+        FETCH _rows INTO _row;
+        EXIT WHEN NOT FOUND;
+        _found := ml_rag._words(_index.configuration::regconfig, _row.segment, _index.statistics = 'visible');
         INSERT INTO ml_rag.keyword_row (id, store, length, key, tokens)
-        VALUES (nextval('ml_rag.keyword_number'), _store, _tokens.length, _row.key,
-          CASE _index.statistics WHEN 'visible' THEN _tokens.tokens END)
+        VALUES (nextval('ml_rag.keyword_number'), _store, _found.length, _row.key,
+          CASE _index.statistics WHEN 'visible' THEN _found.tokens END)
         RETURNING id INTO _id;
-        INSERT INTO ml_rag.keyword_new (store, id, length, tokens) VALUES (_store, _id, _tokens.length, _tokens.tokens);
+        INSERT INTO ml_rag.keyword_new (store, id, length, tokens, words)
+        VALUES (_store, _id, _found.length, _found.tokens, _found.words);
         _n := _n + 1;
       END LOOP;
     END IF;
+    CLOSE _rows;
   END IF;
   -- How much waits is looked at by about every 50th row's statement; random() is the caller's, who may have seeded it.
   -- Under repeatable read nothing is folded: what others have folded since would make
   -- the transaction fail.
-  IF _may_fold AND extract(microseconds FROM clock_timestamp())::integer % 50 < _n + _gone AND (
-    (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_new AS w WHERE w.store = _store LIMIT _portion) AS w)
-      >= _portion
-    OR (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_gone AS w WHERE w.store = _store LIMIT _portion) AS w)
-      >= _portion
-    OR _is_large
-  ) AND ml_rag._may_fold(_index) THEN
-    _error := (SELECT f.error FROM ml_rag._fold_keywords(_store, false) AS f);
-    PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
+  IF extract(microseconds FROM clock_timestamp())::integer % 50 < _n + _gone
+    AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
+    -- an expression with a statement in it takes as long as one
+    IF (_is_large OR EXISTS (SELECT FROM ml_rag.keyword_new AS w WHERE w.store = _store OFFSET _portion - 1)
+        OR EXISTS (SELECT FROM ml_rag.keyword_gone AS w WHERE w.store = _store OFFSET _portion - 1))
+      AND ml_rag._may_fold(_index) THEN
+      _error := (SELECT f.error FROM ml_rag._fold_keywords(_store, false) AS f);
+      PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
+    END IF;
   END IF;
   RETURN NULL;
 END
@@ -411,7 +422,9 @@ BEGIN
       SELECT a.attname FROM pg_attribute AS a
       WHERE a.attrelid = store AND a.attname = 'segment_nodes' AND NOT a.attisdropped AND a.atttypid = 'text'::regtype) END
   INTO _index;
-  PERFORM ml_rag._check_keyword_columns(_index);
+  IF _segment = ANY (_index.key) THEN
+    PERFORM ml_rag._raise_of_columns(_index);
+  END IF;
   -- the owner may have taken that from itself
   IF row_security_active(store) THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('row-level security hides rows of "%s" from its owner', store),

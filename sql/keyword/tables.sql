@@ -31,7 +31,8 @@ CREATE TABLE ml_rag.keyword_new (
   store  regclass NOT NULL,
   id     bigint NOT NULL,
   length integer NOT NULL,
-  tokens jsonb NOT NULL,                    -- token: how often
+  tokens jsonb,                             -- token: how often
+  words  tsvector,                          -- the same, made faster; one of both is null
   PRIMARY KEY (store, id)
 );
 CREATE TABLE ml_rag.keyword_gone (
@@ -68,13 +69,13 @@ ALTER TABLE ml_rag.keyword_run ALTER ids SET STORAGE EXTERNAL, ALTER lengths SET
   ALTER gone SET STORAGE EXTERNAL;
 ALTER TABLE ml_rag.keyword_posting ALTER postings SET STORAGE EXTERNAL;
 -- tokens of a usual segment stay in the row, uncompressed: queries look through them
-ALTER TABLE ml_rag.keyword_new ALTER tokens SET STORAGE EXTERNAL;
+ALTER TABLE ml_rag.keyword_new ALTER tokens SET STORAGE EXTERNAL, ALTER words SET STORAGE EXTERNAL;
 ALTER TABLE ml_rag.keyword_new SET (toast_tuple_target = 8160);
 ALTER TABLE ml_rag.keyword_row ALTER tokens SET STORAGE EXTERNAL;
 ALTER TABLE ml_rag.keyword_row SET (toast_tuple_target = 8160);
 -- no estimate of a plan, which debug_print_plan shows to whoever asks, may depend on words
 ALTER TABLE ml_rag.keyword_row ALTER tokens SET STATISTICS 0;
-ALTER TABLE ml_rag.keyword_new ALTER tokens SET STATISTICS 0;
+ALTER TABLE ml_rag.keyword_new ALTER tokens SET STATISTICS 0, ALTER words SET STATISTICS 0;
 ALTER TABLE ml_rag.keyword_posting ALTER term SET STATISTICS 0;
 
 COMMENT ON TABLE ml_rag.keyword_store IS 'tables with a keyword index, and how each is made and scored';

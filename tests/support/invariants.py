@@ -106,7 +106,11 @@ def _counts(connection: Connection, store: str, terms: set[str]) -> dict[str, An
     gone = {
         row[0]: row[1] for row in connection.execute(f"SELECT id, length FROM ml_rag.keyword_gone {where}", (store,))
     }
-    new = connection.execute(f"SELECT id, length, tokens FROM ml_rag.keyword_new {where}", (store,)).fetchall()
+    new = connection.execute(
+        "SELECT id, length, coalesce(tsvector_to_array(words), ARRAY(SELECT jsonb_object_keys(tokens)))"
+        f" FROM ml_rag.keyword_new {where}",
+        (store,),
+    ).fetchall()
     rows = len(new) - len(gone)
     total = sum(length for _, length, _ in new) - sum(gone.values())
     df: Counter[str] = Counter(term for id_, _, tokens in new if id_ not in gone for term in tokens)

@@ -16,7 +16,7 @@ from ml_rag.backend.indexes import readable
 from ml_rag.backend.rights import as_owner
 from ml_rag.backend.runs import bits, postings_of, slots_of, unpack
 from ml_rag.backend.statements import Statements
-from ml_rag.backend.tokens import Ints
+from ml_rag.backend.tokens import Ints, any_of, counts_of
 from ml_rag.errors import MlRagError
 
 Floats = NDArray[np.float64]
@@ -90,12 +90,13 @@ _STATEMENTS = {
     # timestamptz is read otherwise than written under some settings of DateStyle and TimeZone. Its rows are bounded
     # then: 1 MB of tokens are more than a segment of 100 kB has, and a key of 2 kB can be a text of 200 kB.
     "new": (
-        "SELECT id, length, tokens::text AS tokens FROM ml_rag.keyword_new WHERE store = $1 AND CASE"
-        " WHEN $3 IS NULL THEN $2 IS NULL OR tokens ?| $2"
-        " WHEN clock_timestamp() < to_timestamp($3)"
-        " THEN pg_column_size(tokens) <= 1000000 AND ($2 IS NULL OR tokens ?| $2)"
-        " ELSE ml_rag._out_of_time() END",
-        *("oid", "text[]", "float8"),
+        "SELECT id, length, coalesce(words::text, tokens::text) AS tokens FROM ml_rag.keyword_new"
+        " WHERE store = $1 AND CASE"
+        " WHEN $4 IS NULL THEN true"
+        " WHEN clock_timestamp() < to_timestamp($4) THEN coalesce(pg_column_size(tokens), pg_column_size(words)) <= 1000000"
+        " ELSE ml_rag._out_of_time() END"
+        " AND ($2 IS NULL OR CASE WHEN words IS NULL THEN tokens ?| $2 ELSE words @@ $3 END)",
+        *("oid", "text[]", "tsquery", "float8"),
     ),
     "pile": (
         "SELECT (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_new WHERE store = $1 LIMIT $2) AS n) AS new,"
@@ -254,8 +255,8 @@ class Matches:
         self._sizes, self._terms, self._counts = array("i"), array("i"), array("i")
 
     def add(self, id_: int, length: int, tokens_text: str) -> None:
-        """A row; ``tokens_text``: {token: how often} as JSON text."""
-        tokens: dict[str, int] = json.loads(tokens_text)
+        """A row; ``tokens_text``: of ``tokens.counts_of``."""
+        tokens = counts_of(tokens_text)
         few, many = (tokens, self._places) if len(tokens) < len(self._places) else (self._places, tokens)
         if found := [token for token in few if token in many]:
             # by place, so that sums are the same down to the last bit as those of the same words in a run
@@ -409,7 +410,9 @@ def _new(plpy: Any, store: int, terms: list[str], gone: list[Any], until: float 
     gone_ids = {row["id"] for row in gone}
     new = Matches(terms)
     portion = _ROWS if until is None else _ROWS_UNTRUSTED
-    for row in _run.rows(plpy, "new", store, _filtering(terms), until, portion=portion):
+    few = _filtering(terms)
+    any_few = any_of(few) if few else None
+    for row in _run.rows(plpy, "new", store, few, any_few, until, portion=portion):
         if until is not None and len(row["tokens"]) > 10_000:
             _run(plpy, "in time", until)
         if row["id"] not in gone_ids:

@@ -63,7 +63,10 @@ _STATEMENTS = {
         *("oid", "int4[]", "text[]", "text[]"),
     ),
     "lock": ("SELECT FROM ml_rag.keyword_store WHERE store = $1 FOR UPDATE SKIP LOCKED", "oid"),
-    "new": ("SELECT id, tokens FROM ml_rag.keyword_new WHERE store = $1 ORDER BY id", "oid"),
+    "new": (
+        "SELECT id, coalesce(words::text, tokens::text) AS tokens FROM ml_rag.keyword_new WHERE store = $1 ORDER BY id",
+        "oid",
+    ),
     "drop new": ("DELETE FROM ml_rag.keyword_new WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
     "all gone": ("SELECT id, length FROM ml_rag.keyword_gone WHERE store = $1", "oid"),
     "drop gone": ("DELETE FROM ml_rag.keyword_gone WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
@@ -355,7 +358,8 @@ def fold(plpy: Any, store: int, thorough: bool) -> None:
     while rows := list(itertools.islice(waiting, _ROWS)):
         ids += [row["id"] for row in rows]
         kept = [row for row in rows if row["id"] not in gone]
-        writer.add(np.array([row["id"] for row in kept], np.int64), tokens.of_json([row["tokens"] for row in kept]))
+        found, _ = tokens.of_vectors([row["tokens"] for row in kept])
+        writer.add(np.array([row["id"] for row in kept], np.int64), found)
     writer.write()
     _run(plpy, "drop new", store, ids)
     _run(plpy, "drop gone", store, list(gone))

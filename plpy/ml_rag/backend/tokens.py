@@ -19,6 +19,8 @@ Ints = NDArray[np.int64]
 
 #: a tsvector keeps that many positions of a word, and no position beyond the last one
 _POSITIONS, _LAST_POSITION = 255, "16383"
+#: bytes of a word that a tsvector can have
+_LONGEST = 2046
 
 _STATEMENTS: dict[str, tuple[str, ...]] = {
     "tokens": (
@@ -69,6 +71,21 @@ def of_json(texts: Sequence[str], rows: Sequence[int] | None = None) -> Tokens:
         list(itertools.chain.from_iterable(found)),
         np.array(list(itertools.chain.from_iterable(tokens.values() for tokens in found)), np.int64),
     )
+
+
+def counts_of(text: str) -> dict[str, int]:
+    """How often each token stands in a text that waits (``ml_rag._words``): JSON, or the text of a tsvector."""
+    if text.startswith("{"):
+        found: dict[str, int] = json.loads(text)
+        return found
+    parts = text.split("'")
+    return {token: 1 + places.count(",") for token, places in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def any_of(terms: Sequence[str]) -> str | None:
+    """The tsquery of tsvectors that have one of the terms; None = they cannot have any."""
+    kept = [term for term in terms if 0 < len(term.encode()) <= _LONGEST]
+    return " | ".join("'" + term.replace("\\", "\\\\").replace("'", "''") + "'" for term in kept) or None
 
 
 def of_vectors(vectors: Sequence[str]) -> tuple[Tokens, list[int]]:
