@@ -177,9 +177,10 @@ BEGIN
       OPEN _rows NO SCROLL FOR SELECT ARRAY[concat(n.document_id), concat(n.segment_number)]::text COLLATE "C" AS key,
         concat(n.segment) COLLATE "C" AS segment FROM ml_rag_new AS n WHERE n.segment IS NOT NULL;
     ELSE
-      OPEN _rows NO SCROLL FOR EXECUTE format('SELECT s.key AS key, s.segment AS segment FROM (%s) AS s (key, segment)'
-        ' WHERE s.segment IS NOT NULL', coalesce(_new, format('SELECT %s FROM %s AS n', ml_rag._key_and_segment('n', _index),
-          CASE WHEN _is_row THEN '(SELECT ($3).*)' ELSE 'ml_rag_new' END))) USING _store, OLD, NEW;
+      _new := format('SELECT s.key AS key, s.segment AS segment FROM (%s) AS s (key, segment) WHERE s.segment IS NOT NULL',
+        coalesce(_new, format('SELECT %s FROM %s AS n', ml_rag._key_and_segment('n', _index),
+          CASE WHEN _is_row THEN '(SELECT ($3).*)' ELSE 'ml_rag_new' END)));
+      OPEN _rows NO SCROLL FOR EXECUTE (SELECT _new) USING (SELECT _store), (SELECT OLD), (SELECT NEW);
     END IF;
     -- a large statement makes runs of its rows itself: they are its own, so that nobody else can be at it
     IF NOT _is_row THEN

@@ -119,10 +119,13 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: how many candidates an HNSW index keeps while it searches: what the caller has set; where that is pgvector's default
--- of 40, 200 for large tables: with 40, of the ten nearest segments of 100 000 it misses two, and of 5 000 none  Reads: pg_class
+-- of 40, 200 for large tables: with 40, of the ten nearest segments of 100 000 it misses two, and of 5 000 none. Each partition has
+-- an index of its own  Reads: pg_class
 BEGIN
   RETURN coalesce(nullif(current_setting('hnsw.ef_search', true), '40'),
-    CASE WHEN (SELECT c.reltuples FROM pg_class AS c WHERE c.oid = relation) BETWEEN 0 AND 20000 THEN '40' ELSE '200' END);
+    CASE WHEN (SELECT bool_and(c.reltuples BETWEEN 0 AND 20000) FROM pg_class AS c
+               WHERE c.oid = relation AND c.relkind <> 'p'
+                 OR c.oid IN (SELECT p.relid FROM pg_partition_tree(relation) AS p WHERE p.isleaf)) THEN '40' ELSE '200' END);
 END
 $$;
 
@@ -266,7 +269,8 @@ DECLARE
   _seqscan text := current_setting('enable_seqscan');
   -- The planner does not know what it costs to read vectors that are stored out of line, and would sort tables of some
   -- thousand rows. Where nothing leaves rows out, their index is faster.
-  _has_all_rows boolean := store.is_table AND filter.condition = '' AND NOT row_security_active(store.relation);
+  _has_all_rows boolean := filter.condition = '' AND (store.is_table OR EXISTS (
+      SELECT FROM pg_class AS c WHERE c.oid = store.relation AND c.relkind = 'p')) AND NOT row_security_active(store.relation);
   _began timestamptz;
 BEGIN
   LOOP

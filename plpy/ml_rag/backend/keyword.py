@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import operator
 from array import array
 from collections.abc import Iterator
@@ -93,7 +92,8 @@ _STATEMENTS = {
         "SELECT id, length, coalesce(words::text, tokens::text) AS tokens FROM ml_rag.keyword_new"
         " WHERE store = $1 AND CASE"
         " WHEN $4 IS NULL THEN true"
-        " WHEN clock_timestamp() < to_timestamp($4) THEN coalesce(pg_column_size(tokens), pg_column_size(words)) <= 1000000"
+        " WHEN clock_timestamp() < to_timestamp($4)"
+        " THEN coalesce(pg_column_size(tokens), pg_column_size(words)) <= 1000000"
         " ELSE ml_rag._out_of_time() END"
         " AND ($2 IS NULL OR CASE WHEN words IS NULL THEN tokens ?| $2 ELSE words @@ $3 END)",
         *("oid", "text[]", "tsquery", "float8"),
