@@ -39,12 +39,13 @@ BEGIN
     -- the name of a routine stands for all its signatures
     ('ml_rag_user', 'USAGE', 'SCHEMA', 'ml_rag'),
     ('ml_rag_user', 'SELECT', 'TABLE', 'option metric setting setting_value keyword_index activity progress stats'),
+    -- Nobody has UPDATE or DELETE of a whole table, which is enough to LOCK it.
     -- policies leave each role its own rows; a run's number and its role are not for the role to say, or it could take
     -- the numbers of runs to come
-    ('ml_rag_user', 'SELECT, DELETE', 'TABLE', 'evaluation_run'),
+    ('ml_rag_user', 'SELECT, UPDATE (questions)', 'TABLE', 'evaluation_run'),
     ('ml_rag_user', 'INSERT (name, started_at, seconds, source, questions, options, stores, models, versions, measures, '
       'counted, latency, errors)', 'TABLE', 'evaluation_run'),
-    ('ml_rag_user', 'SELECT, INSERT, DELETE', 'TABLE', 'evaluation_question'),
+    ('ml_rag_user', 'SELECT, INSERT', 'TABLE', 'evaluation_question'),
 
     -- who may watch the whole server
     ('pg_read_all_stats', 'USAGE', 'SCHEMA', 'ml_rag'),
@@ -180,10 +181,11 @@ BEGIN
     -- nlsql/question
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_examples _answer_by_sql'),
     -- chat: policies leave each role its own conversations
-    ('ml_rag_user', 'SELECT, DELETE, INSERT (conversation_id, role), UPDATE (changed_at)', 'TABLE', 'conversation'),
-    ('ml_rag_user', 'SELECT, DELETE, INSERT', 'TABLE', 'message'),
+    ('ml_rag_user', 'SELECT, INSERT (conversation_id, role), UPDATE (changed_at)', 'TABLE', 'conversation'),
+    ('ml_rag_user', 'SELECT, INSERT, UPDATE (message_id, created_at, query, question, text, citations, options, filters)',
+      'TABLE', 'message'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _parse_chat_options _chat_history _chosen_before _begin_turn _write_turn forget
+      _parse_chat_options _chat_history _chosen_before _begin_turn _write_turn forget forget_conversation
       _chat_options _heatwave_rag_options _heatwave_answer _chat_tables _heatwave_output'),
     -- evaluate/measure
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
@@ -192,7 +194,8 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _read_questions _parse_evaluate_options _check_questions _warn_of_unknown_documents'),
     -- evaluate/evaluate
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_measures _judge _with_history _evaluate_question _summary _run_environment _evaluate'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_measures _judge _with_history _evaluate_question _summary _run_environment _evaluate
+      forget_evaluation'),
     -- evaluate/compare
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_same_questions'),
     -- evaluate/calibrate

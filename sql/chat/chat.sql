@@ -122,8 +122,12 @@ BEGIN
     SELECT coalesce(max(m.turn), 0) + 1 INTO turn.turn FROM ml_rag.message AS m
     WHERE m.role = turn.role AND m.conversation_id = turn.conversation_id;
   ELSE
-    DELETE FROM ml_rag.message AS m
+    UPDATE ml_rag.message AS m SET message_id = turn.message_id, created_at = turn.created_at, query = turn.query,
+      question = turn.question, text = turn.text, citations = turn.citations, options = turn.options, filters = turn.filters
     WHERE m.role = turn.role AND m.conversation_id = turn.conversation_id AND m.turn = turn.turn;
+    IF FOUND THEN
+      RETURN;
+    END IF;
   END IF;
   INSERT INTO ml_rag.message (message_id, conversation_id, role, turn, created_at, query, question, text, citations, options,
     filters)

@@ -1,5 +1,21 @@
 -- forget: conversations are kept until somebody deletes them.
 
+CREATE FUNCTION ml_rag.forget_conversation(conversation_id uuid) RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: delete one conversation; the role is looked at beside the policy, which does not bind the superuser
+-- Writes: ml_rag.conversation
+BEGIN
+  UPDATE ml_rag.conversation AS c SET changed_at = '-infinity'
+  WHERE c.role = current_user AND c.conversation_id = forget_conversation.conversation_id;
+  RETURN FOUND;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.forget_conversation(uuid) IS
+$$deletes a conversation of the caller's, with all its turns
+Returns whether there was one. Several: SELECT ml_rag.forget_conversation(conversation_id) FROM ml_rag.conversation WHERE …$$;
+
 CREATE FUNCTION ml_rag.forget(before timestamptz) RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -13,7 +29,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'there is no time before which to forget',
       HINT = 'Such as SELECT ml_rag.forget(now() - interval ''90 days'').';
   END IF;
-  DELETE FROM ml_rag.conversation AS c WHERE c.role = current_user AND c.changed_at < before;
+  UPDATE ml_rag.conversation AS c SET changed_at = '-infinity' WHERE c.role = current_user AND c.changed_at < before;
   GET DIAGNOSTICS _n = ROW_COUNT;
   RETURN _n;
 END

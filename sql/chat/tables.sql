@@ -9,8 +9,8 @@ CREATE TABLE ml_rag.conversation (
   PRIMARY KEY (role, conversation_id)
 );
 COMMENT ON TABLE ml_rag.conversation IS
-$$conversations of ml_rag_chat; everybody sees, and may delete, their own
-changed_at: when its last turn was written. Deleting a conversation deletes its turns; ml_rag.forget deletes old ones.$$;
+$$conversations of ml_rag_chat; everybody sees their own
+changed_at: when its last turn was written. ml_rag.forget_conversation deletes one with its turns, ml_rag.forget old ones.$$;
 
 CREATE TABLE ml_rag.message (
   message_id      uuid NOT NULL,
@@ -28,7 +28,7 @@ CREATE TABLE ml_rag.message (
   PRIMARY KEY (role, conversation_id, turn)
 );
 COMMENT ON TABLE ml_rag.message IS
-$$the turns of conversations: what was asked and what was answered; everybody sees, and may delete, their own
+$$the turns of conversations: what was asked and what was answered; everybody sees their own
 turn: its place in the conversation, from 1. query: as asked. question: as searched with. text: the answer; null with
 skip_generate. citations: of the answer. options: as given. filters: the conditions that the model has chosen.$$;
 
@@ -63,3 +63,21 @@ END
 $$;
 CREATE TRIGGER delete_messages AFTER DELETE ON ml_rag.conversation
 FOR EACH ROW EXECUTE FUNCTION ml_rag._delete_messages();
+
+-- Whoever may DELETE from a table may LOCK it, whatever its policies: then the calls of all others would wait. So nobody may. A
+-- conversation is forgotten by an UPDATE of one column, which policies allow for one's own.
+CREATE FUNCTION ml_rag._delete_conversation() RETURNS trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, ml_rag, pg_temp
+AS $$
+-- purpose: a conversation that was never changed is none  Writes: ml_rag.conversation
+BEGIN
+  -- nobody but the owner may make triggers of it (privileges); on another table NEW could be anything
+  IF TG_RELID = 'ml_rag.conversation'::regclass THEN
+    DELETE FROM ml_rag.conversation AS c WHERE c.role = NEW.role AND c.conversation_id = NEW.conversation_id;
+  END IF;
+  RETURN NULL;
+END
+$$;
+CREATE TRIGGER forget AFTER UPDATE ON ml_rag.conversation
+FOR EACH ROW WHEN (NEW.changed_at = '-infinity') EXECUTE FUNCTION ml_rag._delete_conversation();

@@ -31,7 +31,9 @@ CREATE TABLE ml_rag.evaluation_run (
   CONSTRAINT is_readable CHECK (started_at BETWEEN '1970-01-01 00:00+00' AND '9000-01-01 00:00+00'
     AND jsonb_typeof(options) = 'object' AND ml_rag._is_measures(measures) AND ml_rag._is_measures(counted))
 );
-COMMENT ON TABLE ml_rag.evaluation_run IS 'runs of ml_rag_evaluate; everybody sees, and may delete, their own';
+COMMENT ON TABLE ml_rag.evaluation_run IS
+$$runs of ml_rag_evaluate; everybody sees their own
+ml_rag.forget_evaluation deletes one.$$;
 
 COMMENT ON SEQUENCE ml_rag.evaluation_run_run_id_seq IS 'numbers of the runs of ml_rag_evaluate';
 
@@ -90,6 +92,38 @@ END
 $$;
 CREATE TRIGGER forget AFTER DELETE ON ml_rag.evaluation_run
 FOR EACH ROW EXECUTE FUNCTION ml_rag._forget_questions();
+
+-- nobody may DELETE, or they could LOCK the table: see chat/tables.sql
+CREATE FUNCTION ml_rag._delete_run() RETURNS trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, ml_rag, pg_temp
+AS $$
+-- purpose: a run of no questions is none  Writes: ml_rag.evaluation_run
+BEGIN
+  -- nobody but the owner may make triggers of it (privileges); on another table NEW.run_id could be anything
+  IF TG_RELID = 'ml_rag.evaluation_run'::regclass THEN
+    DELETE FROM ml_rag.evaluation_run AS r WHERE r.role = NEW.role AND r.run_id = NEW.run_id;
+  END IF;
+  RETURN NULL;
+END
+$$;
+CREATE TRIGGER forget_run AFTER UPDATE ON ml_rag.evaluation_run
+FOR EACH ROW WHEN (NEW.questions = 0) EXECUTE FUNCTION ml_rag._delete_run();
+
+CREATE FUNCTION ml_rag.forget_evaluation(run_id bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: delete one run; the role is looked at beside the policy, which does not bind the superuser
+-- Writes: ml_rag.evaluation_run
+BEGIN
+  UPDATE ml_rag.evaluation_run AS r SET questions = 0 WHERE r.role = current_user AND r.run_id = forget_evaluation.run_id;
+  RETURN FOUND;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.forget_evaluation(bigint) IS
+$$deletes a run of ml_rag_evaluate of the caller's, with its questions
+Returns whether there was one. Several: SELECT ml_rag.forget_evaluation(run_id) FROM ml_rag.evaluation_run WHERE …$$;
 
 CREATE FUNCTION ml_rag._judge(model_id text, task text, question text, hits ml_rag.hit[]) RETURNS float8
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

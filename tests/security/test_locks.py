@@ -1,9 +1,12 @@
-"""vectorizer/error, store/policy: nobody's DROP TABLE waits for locks of roles that may only ask."""
+"""chat/tables, evaluate/evaluate, vectorizer/error, store/policy: nobody waits for locks of roles that may only ask."""
 
 from __future__ import annotations
 
 from support.cluster import Connection, Database
+from support.loading import loader
 from support.stores import create_store, error
+
+__all__ = ["loader"]
 
 TABLES = [
     "conversation",
@@ -13,6 +16,106 @@ TABLES = [
     "vectorizer_error",
     "vectorizer_truncated",
 ]
+
+
+def test_nobody_locks_a_table_of_ml_rag(db: Database, owner: Connection, loader: Connection) -> None:
+    """Whoever may DELETE from a table, or UPDATE all of it, may lock it, whatever its policies."""
+    relations = [
+        name
+        for (name,) in owner.execute(
+            "SELECT c.oid::regclass::text FROM pg_class AS c WHERE c.relnamespace = 'ml_rag'::regnamespace"
+            " AND c.relkind IN ('r', 'p', 'v', 'f') ORDER BY 1"
+        )
+    ]
+    assert {f"ml_rag.{table}" for table in TABLES} < set(relations)
+    for connection in (db.connect("asker"), loader):
+        assert connection.execute("SELECT pg_has_role(current_user, 'ml_rag_user', 'USAGE')").fetchone() == (True,)
+        for relation in relations:
+            for mode in ("SHARE UPDATE EXCLUSIVE", "SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE"):
+                with error("42501", ours=False):
+                    connection.execute(f"BEGIN; LOCK TABLE {relation} IN {mode} MODE".encode())
+                connection.execute("ROLLBACK")
+    # nor does anybody else, of the roles that there are
+    granted = owner.execute(
+        "SELECT c.relname, a.grantee::regrole::text, a.privilege_type"
+        " FROM pg_class AS c CROSS JOIN aclexplode(c.relacl) AS a WHERE c.relnamespace = 'ml_rag'::regnamespace"
+        " AND a.grantee <> c.relowner AND a.privilege_type NOT IN ('SELECT', 'INSERT', 'USAGE')"
+    ).fetchall()
+    assert granted == []
+
+
+def test_each_role_forgets_its_own(db: Database, owner: Connection, tenant: Connection) -> None:
+    asker = db.connect("asker")
+    for connection in (owner, tenant, asker):
+        connection.execute("INSERT INTO ml_rag.conversation DEFAULT VALUES")
+        connection.execute(
+            "INSERT INTO ml_rag.message"
+            " (message_id, conversation_id, turn, created_at, query, question, citations, options)"
+            " SELECT gen_random_uuid(), c.conversation_id, 1, now(), 'q', 'q', '[]', '{}' FROM ml_rag.conversation AS c"
+            " WHERE c.role = current_user"
+        )
+        connection.execute(
+            "INSERT INTO ml_rag.evaluation_run"
+            " (started_at, seconds, source, questions, options, stores, models, versions, measures,"
+            " counted, latency, errors)"
+            " SELECT now(), 1, '', 1, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}'"
+        )
+        connection.execute(
+            "INSERT INTO ml_rag.evaluation_question (run_id, question_id, citations, measures, latency)"
+            " SELECT r.run_id, '1', '[]', '{}', '{}' FROM ml_rag.evaluation_run AS r WHERE r.role = current_user"
+        )
+    tables = ("conversation", "message", "evaluation_run", "evaluation_question")
+    left = "SELECT " + ", ".join(f"ARRAY(SELECT role FROM ml_rag.{table} ORDER BY 1)" for table in tables)
+    ids = owner.execute(
+        "SELECT (SELECT array_agg(conversation_id) FROM ml_rag.conversation),"
+        " (SELECT array_agg(run_id) FROM ml_rag.evaluation_run)"
+    ).fetchone()
+    everything = owner.execute(left).fetchone()
+    (superuser,) = owner.execute("SELECT current_user").fetchone() or ("",)
+    assert everything is not None
+    assert ids is not None
+    assert [len(roles) for roles in everything] == [3, 3, 3, 3]
+    # rows of others are neither found nor changed, whoever the session's user is
+    owner.execute(f"SET ROLE {db.role('asker')}")
+    for connection in (owner, asker):
+        with error("42501", ours=False):
+            connection.execute("UPDATE ml_rag.message SET role = 'x'")
+        for table in tables:
+            with error("42501", ours=False):
+                connection.execute(f"DELETE FROM ml_rag.{table}".encode())
+    owner.execute(f"SET ROLE {db.role('tenant')}")
+    assert owner.execute(
+        "SELECT array_agg(ml_rag.forget_conversation(i)) FROM unnest(%s::uuid[]) AS i", (ids[0],)
+    ).fetchone() == ([i == 1 for i in range(3)],)
+    assert owner.execute(
+        "SELECT array_agg(ml_rag.forget_evaluation(i)) FROM unnest(%s::bigint[]) AS i", (ids[1],)
+    ).fetchone() == ([i == 1 for i in range(3)],)
+    owner.execute("RESET ROLE")
+    assert owner.execute(left).fetchone() == tuple([r for r in roles if r != db.role("tenant")] for roles in everything)
+    assert asker.execute("UPDATE ml_rag.conversation SET changed_at = '-infinity'").rowcount == 1
+    assert asker.execute("UPDATE ml_rag.evaluation_run SET questions = 0").rowcount == 1
+    assert owner.execute(left).fetchone() == tuple([superuser] for _ in tables)
+    # of roles that were dropped
+    owner.execute("UPDATE ml_rag.conversation SET role = 'gone'; UPDATE ml_rag.message SET role = 'gone'")
+    owner.execute("DELETE FROM ml_rag.conversation; DELETE FROM ml_rag.evaluation_run")
+    assert owner.execute(left).fetchone() == ([], [], [], [])
+
+
+def test_what_forgets_is_of_no_use_on_other_tables(db: Database, owner: Connection) -> None:
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    asker = db.connect("asker")
+    asker.execute("CREATE TABLE mine (role text, conversation_id uuid, run_id bigint)")
+    for function in ("_delete_conversation", "_delete_run", "_forget_questions", "_delete_messages"):
+        with error("42501", ours=False):
+            asker.execute(
+                f"CREATE TRIGGER t AFTER UPDATE ON mine FOR EACH ROW EXECUTE FUNCTION ml_rag.{function}()".encode()
+            )
+    # nor where the owner of the extension makes such a trigger
+    owner.execute("INSERT INTO ml_rag.conversation DEFAULT VALUES")
+    owner.execute("CREATE TABLE theirs AS SELECT role, conversation_id FROM ml_rag.conversation")
+    owner.execute("CREATE TRIGGER t AFTER UPDATE ON theirs FOR EACH ROW EXECUTE FUNCTION ml_rag._delete_conversation()")
+    owner.execute("UPDATE theirs SET role = role")
+    assert owner.execute("SELECT count(*) FROM ml_rag.conversation").fetchone() == (1,)
 
 
 def test_nobody_locks_the_tables_of_failures(db: Database, owner: Connection) -> None:
@@ -90,7 +193,7 @@ def test_rows_of_others_are_not_locked(db: Database, owner: Connection, tenant: 
         for strength in ("UPDATE", "SHARE"):
             statement = f"SELECT * FROM ml_rag.{table} FOR {strength}"
             asker.execute("BEGIN")
-            if table in ("conversation", "vectorizer_error", "vectorizer_truncated"):
+            if table != "evaluation_question":
                 assert asker.execute(statement).fetchall() == []
             else:
                 with error("42501", ours=False):

@@ -216,8 +216,10 @@ def test_plans_do_not_tell_what_others_have_said(db: Database, owner: Connection
             for table in ("conversation", "message")
         ],
         ("SELECT 1 FROM ml_rag.message WHERE turn = 1000007 AND conversation_id = '{}'", str(conversation), nobody),
-        ("DELETE FROM ml_rag.message WHERE conversation_id = '{}'", str(conversation), nobody),
+        ("UPDATE ml_rag.message SET text = NULL WHERE conversation_id = '{}'", str(conversation), nobody),
         ("SELECT ml_rag._chat_history('{}', 100)", str(conversation), nobody),
+        ("SELECT ml_rag.forget_conversation('{}')", str(conversation), nobody),
+        ("UPDATE ml_rag.conversation SET changed_at = now() WHERE conversation_id = '{}'", str(conversation), nobody),
         ("SELECT ml_rag._chosen_before('{}', 100)", str(conversation), nobody),
         ("SELECT 1 FROM ml_rag.message WHERE turn = {}", "1000007", "1999999"),
     ]  # fmt: skip

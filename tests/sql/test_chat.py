@@ -58,6 +58,11 @@ def counts(connection: Connection) -> Any:
     ).fetchone()
 
 
+def forget(connection: Connection, conversation_id: str) -> Any:
+    (forgotten,) = connection.execute("SELECT ml_rag.forget_conversation(%s)", (conversation_id,)).fetchone() or (None,)
+    return forgotten
+
+
 def test_a_first_turn_is_an_answer_that_is_kept(script: Script, asker: Connection) -> None:
     found = chat(asker, "where is the heron?", n_citations=1)
     plain = answer(asker, "where is the heron?", {"n_citations": 1, "query_options": {}})
@@ -250,10 +255,11 @@ def test_a_query_must_be_there(script: Script, asker: Connection) -> None:
     for query in (None, "", " "):
         with error("22023", "the question is empty"):
             chat(asker, query)
-    found = chat(asker, "where is the heron?")
-    asker.execute("DELETE FROM ml_rag.message")
+    (empty,) = (
+        asker.execute("INSERT INTO ml_rag.conversation DEFAULT VALUES RETURNING conversation_id::text").fetchone() or ()
+    )
     with error("22023", "no turn to replace"):
-        chat(asker, None, conversation_id=found["conversation_id"], re_run=True)
+        chat(asker, None, conversation_id=empty, re_run=True)
 
 
 def test_a_read_only_transaction(script: Script, asker: Connection) -> None:
@@ -277,7 +283,8 @@ def test_roles_do_not_see_each_others_conversations(
         for options in ({}, {"re_run": True}):
             with error("22023", "conversation does not exist"):
                 chat(connection, "why?", conversation_id=other["conversation_id"], **options)
-        assert connection.execute("DELETE FROM ml_rag.message").rowcount == 1
+        assert forget(connection, other["conversation_id"]) is False
+        assert forget(connection, found["conversation_id"]) is True
         assert turns(connection, found["conversation_id"]) == []
     # the superuser sees them in the tables only
     mine = chat(asker, "where is the heron?")
@@ -300,7 +307,7 @@ def test_nobody_writes_into_others_conversations(script: Script, asker: Connecti
     tenant.execute("INSERT INTO ml_rag.conversation (conversation_id) VALUES (%s)", (mine["conversation_id"],))
     chat(tenant, "where is the tern?", conversation_id=mine["conversation_id"])
     assert len(turns(asker, mine["conversation_id"])) == 1
-    tenant.execute("DELETE FROM ml_rag.conversation")
+    assert forget(tenant, mine["conversation_id"]) is True
     assert counts(tenant) == (0, 0)
     assert counts(asker) == (1, 1)
 
@@ -309,7 +316,9 @@ def test_deleting_a_conversation_deletes_its_turns(script: Script, asker: Connec
     first = chat(asker, "where is the heron?")
     chat(asker, "why?", conversation_id=first["conversation_id"])
     other = chat(asker, "where is the tern?")
-    asker.execute("DELETE FROM ml_rag.conversation WHERE conversation_id = %s", (first["conversation_id"],))
+    assert forget(asker, first["conversation_id"]) is True
+    assert forget(asker, first["conversation_id"]) is False
+    assert asker.execute("SELECT ml_rag.forget_conversation(NULL)").fetchone() == (False,)
     assert counts(asker) == (1, 1)
     assert turns(asker, other["conversation_id"])
     for table in ("conversation", "message"):
@@ -375,7 +384,7 @@ def test_a_conversation_that_is_deleted_meanwhile(script: Script, db: Database, 
     other = db.connect("asker")
 
     def delete(body: dict[str, Any]) -> str:
-        other.execute("DELETE FROM ml_rag.conversation")
+        assert forget(other, first["conversation_id"]) is True
         return "late"
 
     script.answer = delete
@@ -477,6 +486,6 @@ def test_conversations_go_on_where_a_dump_was_restored(
         assert [turn[0] for turn in turns(restored, conversation)] == [1, 2, 3]
         assert "where is the heron?" in script.prompt or "where is the heron?" in json.dumps(script.requests[-1])
         # deleting still takes the turns along
-        restored.execute("DELETE FROM ml_rag.conversation")
+        restored.execute("SELECT ml_rag.forget_conversation(conversation_id) FROM ml_rag.conversation")
         assert counts(restored) == (0, 0)
         assert counts(copy.connect("tenant")) == (1, 1)

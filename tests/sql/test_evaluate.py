@@ -294,8 +294,16 @@ def test_everybody_sees_their_own_runs_only(ready: Connection, tenant: Connectio
     assert ready.execute(count).fetchone() == (1, 1)
     assert tenant.execute(count).fetchone() == (0, 0)
     assert owner.execute(count).fetchone() == (1, 1)
-    for statement in ("DELETE FROM ml_rag.evaluation_run", "DELETE FROM ml_rag.evaluation_question"):
-        assert tenant.execute(statement).rowcount == 0
+    for table in ("evaluation_run", "evaluation_question"):
+        for connection in (ready, tenant):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(f"DELETE FROM ml_rag.{table}".encode())
+    forget = f"SELECT ml_rag.forget_evaluation({run['run_id']})".encode()
+    # of the superuser, too, its own only
+    for connection in (tenant, owner):
+        assert connection.execute(forget).fetchone() == (False,)
+    assert tenant.execute("UPDATE ml_rag.evaluation_run SET questions = 0").rowcount == 0
+    assert owner.execute(count).fetchone() == (1, 1)
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         ready.execute("UPDATE ml_rag.evaluation_run SET measures = '{}'")
     # nobody puts a question into another's run, or a run under another's name or the number of one to come
@@ -310,7 +318,8 @@ def test_everybody_sees_their_own_runs_only(ready: Connection, tenant: Connectio
                 " models, versions, measures, counted, latency, errors) OVERRIDING SYSTEM VALUE"
                 f" SELECT {value}, now(), 1, '', 1, '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}'"
             )
-    assert ready.execute("DELETE FROM ml_rag.evaluation_run").rowcount == 1
+    assert [ready.execute(forget).fetchone() for _ in range(2)] == [(True,), (False,)]
+    assert ready.execute("SELECT ml_rag.forget_evaluation(NULL)").fetchone() == (False,)
     assert owner.execute(count).fetchone() == (0, 0)
 
 

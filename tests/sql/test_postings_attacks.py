@@ -142,7 +142,7 @@ def test_objects_in_the_schema_of_pgvector_run_with_nobody_elses_rights(
         " versions, measures, counted, latency, errors)"
         " SELECT 'x', now(), 1, 'x', 1, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}'"
     )
-    attacker.execute("DELETE FROM ml_rag.evaluation_run")
+    attacker.execute("SELECT ml_rag.forget_evaluation(run_id) FROM ml_rag.evaluation_run")
 
 
 def test_an_error_leaves_the_caller_no_cursor_of_the_owner(owner: Connection, attacker: Connection) -> None:

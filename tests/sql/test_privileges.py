@@ -128,6 +128,8 @@ def test_only_the_known_functions_run_with_their_owners_rights(module_owner: Con
     definers = [line.split(" | ")[1] for line in catalog(module_owner) if "SECURITY-DEFINER" in line]
     # those of the keyword indexes take nothing from their caller but which table
     assert definers == [
+        "ml_rag._delete_conversation()",
+        "ml_rag._delete_run()",
         "ml_rag._drop_keywords()",
         "ml_rag._drop_vectorizer_errors()",
         "ml_rag._forget_failures()",

@@ -331,14 +331,14 @@ _KEEP = """INSERT INTO ml_rag.conversation (conversation_id, role) VALUES (%(id)
 ON CONFLICT DO NOTHING"""
 _TOUCH = """UPDATE ml_rag.conversation AS c SET changed_at = pg_catalog.clock_timestamp()
 WHERE c.conversation_id = %(id)s AND c.role = current_user"""
-_TAKE_OPEN = """DELETE FROM ml_rag.message AS m
+_ANSWER = """UPDATE ml_rag.message AS m
+SET text = %(text)s, citations = %(citations)s, created_at = pg_catalog.clock_timestamp()
 WHERE m.conversation_id = %(id)s AND m.role = current_user AND m.text IS NULL AND m.turn = (
-  SELECT max(l.turn) FROM ml_rag.message AS l WHERE l.conversation_id = %(id)s AND l.role = current_user)
-RETURNING m.query"""
-_ADD = """INSERT INTO ml_rag.message
-  (message_id, conversation_id, role, turn, created_at, query, question, text, citations, options)
+  SELECT max(l.turn) FROM ml_rag.message AS l WHERE l.conversation_id = %(id)s AND l.role = current_user)"""
+_ASK = """INSERT INTO ml_rag.message
+  (message_id, conversation_id, role, turn, created_at, query, question, citations, options)
 SELECT pg_catalog.gen_random_uuid(), %(id)s, current_user, coalesce(max(m.turn), 0) + 1,
-  pg_catalog.clock_timestamp(), %(query)s, %(query)s, %(text)s, %(citations)s, '{}'
+  pg_catalog.clock_timestamp(), %(query)s, %(query)s, '[]', '{}'
 FROM ml_rag.message AS m WHERE m.conversation_id = %(id)s AND m.role = current_user"""
 
 
@@ -373,28 +373,23 @@ class MlRagChatMessageHistory(BaseChatMessageHistory):
             connection.execute(_KEEP, {"id": self.conversation_id})
             connection.execute(_TOUCH, {"id": self.conversation_id})
             for message in messages:
-                turn: dict[str, Any] = {"id": self.conversation_id, "text": None, "citations": Jsonb([])}
+                turn: dict[str, Any] = {"id": self.conversation_id}
                 if isinstance(message, HumanMessage):
-                    turn["query"] = str(message.text)
+                    connection.execute(_ASK, turn | {"query": str(message.text)})
                 elif isinstance(message, AIMessage):
-                    open_turn = connection.execute(_TAKE_OPEN, turn).fetchone()
-                    if open_turn is None:
-                        raise MlRagError("there is no question that the message could be the answer to")
                     citations = message.additional_kwargs.get("citations", [])
-                    turn |= {"query": open_turn["query"], "text": str(message.text), "citations": Jsonb(citations)}
+                    turn |= {"text": str(message.text), "citations": Jsonb(citations)}
+                    if connection.execute(_ANSWER, turn).rowcount == 0:
+                        raise MlRagError("there is no question that the message could be the answer to")
                 else:
                     raise MlRagError(
                         "conversations keep questions and answers", detail=f"Got a message of type {message.type}."
                     )
-                connection.execute(_ADD, turn)
 
     def clear(self) -> None:
         """Delete the conversation."""
         with self._database.transaction() as connection:
-            connection.execute(
-                "DELETE FROM ml_rag.conversation AS c WHERE c.conversation_id = %s AND c.role = current_user",
-                (self.conversation_id,),
-            )
+            connection.execute("SELECT ml_rag.forget_conversation(%s)", (self.conversation_id,))
 
     def close(self) -> None:
         """End the connections."""
