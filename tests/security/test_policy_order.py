@@ -38,7 +38,8 @@ STATEMENTS = [
     "SELECT 1 FROM {t} AS m JOIN {t} AS n USING ({col}) WHERE {c}",
     "SELECT count(*) FROM {t} AS m WHERE {c} GROUP BY {col} HAVING {col} = {w}",
     "SELECT * FROM (SELECT {col}, {long}, row_number() OVER (PARTITION BY {col}) FROM {t}) AS m WHERE {c}",
-    "DELETE FROM {t} AS m WHERE {c}",
+    "UPDATE {t} AS m SET created_at = now() WHERE {c}",
+    "SELECT 1 FROM {t} AS m WHERE {c} FOR UPDATE",
 ]
 #: what the reader sets: the path, and what the costs of conditions are multiplied by
 SETTINGS = [
