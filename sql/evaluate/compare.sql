@@ -48,14 +48,16 @@ BEGIN
                           SELECT l.key || '_ms', l.value FROM jsonb_each(q.latency) AS l) AS e
       WHERE q.run_id IN ($1, $2)
     ), pair AS (
-      SELECT x.key, x.value AS a, y.value AS b, y.value - x.value AS d,
+      SELECT x.key, x.question_id, x.value AS a, y.value AS b, y.value - x.value AS d,
         -- of these less is better; an answer's length is neither
         CASE WHEN x.key LIKE '%\_ms' OR x.key = 'refused_wrongly' THEN -1 WHEN x.key = 'answer_length' THEN 0 ELSE 1 END
           AS sign
       FROM value AS x JOIN value AS y ON y.question_id = x.question_id AND y.key = x.key
       WHERE x.run_id = $1 AND y.run_id = $2
     ), total AS (
-      SELECT p.key, avg(p.a) AS a, avg(p.b) AS b, avg(p.d) AS d, stddev_samp(p.d) AS deviation, count(*) AS n,
+      -- in one order, or the last digit would depend on the plan
+      SELECT p.key, avg(p.a ORDER BY p.question_id) AS a, avg(p.b ORDER BY p.question_id) AS b, avg(p.d ORDER BY p.question_id) AS d,
+        stddev_samp(p.d ORDER BY p.question_id) AS deviation, count(*) AS n,
         count(*) FILTER (WHERE p.d * p.sign > 0) AS better, count(*) FILTER (WHERE p.d * p.sign < 0) AS worse
       FROM pair AS p GROUP BY p.key
     )
