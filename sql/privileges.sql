@@ -87,7 +87,7 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _key_and_segment _keyword_rows _raise_of_columns _may_fold _keep_keywords
       _build_keyword_index _drop_keyword_index _fold_own_keywords _own_table _indexable_key _has_foreign_partition
-      _drop_keyword_triggers _make_keyword_triggers disable_keyword_search
+      _is_distributed _drop_keyword_triggers _make_keyword_triggers disable_keyword_search
       _index_keywords enable_keyword_search fold_keyword_index'),
     -- store/marker
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '

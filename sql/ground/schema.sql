@@ -38,7 +38,7 @@ CREATE TYPE ml_rag.store AS (
   document_id_type       text,      -- SQL name of its type
   segment_number_type    text,
   found                  text,      -- named (with its schema); else its owner is trusted or untrusted. null = named
-  is_table               boolean,   -- a table or materialized view without children: ctid tells its rows apart
+  is_table               boolean,   -- a table or materialized view without children, not one of Citus: ctid tells its rows apart
   missing                regclass[] -- shards that do not answer, and are left out; null = none
 );
 COMMENT ON TYPE ml_rag.store IS

@@ -80,6 +80,20 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._is_distributed(relation oid) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a table is one of Citus, whose rows are in shards: none is in it, and many of them have the same ctid
+-- Reads: the catalog. A statement of PL/pgSQL is not parsed before it runs, and without Citus there is no such table.
+BEGIN
+  IF to_regclass('pg_catalog.pg_dist_partition') IS NULL THEN
+    RETURN false;
+  END IF;
+  RETURN EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS d WHERE d.logicalrelid = relation);
+END
+$$;
+
 CREATE FUNCTION ml_rag._keep_keywords() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -281,6 +295,7 @@ BEGIN
     WHEN _kind NOT IN ('r', 'p') THEN 'It is not an ordinary table: changes in it would be missed.'
     WHEN EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = store OR i.inhparent = store AND _kind = 'r')
       THEN 'It is a partition or has inheritance: changes made through another table would be missed.'
+    WHEN ml_rag._is_distributed(store) THEN 'It is distributed by Citus: changes in it would be missed.'
     WHEN ml_rag._has_foreign_partition(store)
       THEN 'A partition of it is a foreign table: changes in it would be missed.'
     WHEN (SELECT c.relpersistence = 't' FROM pg_class AS c WHERE c.oid = store) THEN 'It is a temporary table.'

@@ -76,6 +76,7 @@ AS $$
 -- Above READ COMMITTED no relation is plain: the catalog shows what it was when the transaction began, and it is read as it
 -- is now. Nor is any on a standby, where an index that was built concurrently does not wait for readers. More than 256
 -- tables and indexes take a second to open, and 0.1 MB each of every session.
+-- Nor is a table of Citus: its owner can change its shards on other servers, where no lock of this one is.
 -- Reads: the catalog
 DECLARE
   _parts oid[];
@@ -87,6 +88,7 @@ BEGIN
   _parts := ml_rag._parts(relation);
   RETURN cardinality(_parts) = (SELECT count(*) FROM pg_class AS c WHERE c.oid = ANY (_parts) AND c.relkind IN ('r', 'p'))
     AND NOT (SELECT c.relispartition FROM pg_class AS c WHERE c.oid = relation)
+    AND NOT ml_rag._is_distributed(relation)
     AND NOT EXISTS (SELECT FROM pg_policy AS p WHERE p.polrelid = ANY (_parts))
     AND NOT EXISTS (SELECT FROM pg_rewrite AS r WHERE r.ev_class = ANY (_parts))
     AND NOT EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = ANY (_parts) AND k.conbin IS NOT NULL)
@@ -192,6 +194,7 @@ WITH marked AS MATERIALIZED (
   ) AS embedding
   CROSS JOIN LATERAL (
     SELECT c.oid AS relid, c.relowner, n.nspname, c.relkind IN ('r', 'm') AND NOT c.relhassubclass
+        AND NOT ml_rag._is_distributed(c.oid)
         -- that of some columns is no privilege on ctid
         AND has_table_privilege(c.oid, 'SELECT') AS is_table,
       ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),

@@ -191,6 +191,8 @@ BEGIN
     RETURN jsonb_build_object('plan', CASE _kind WHEN 'v' THEN 'view' ELSE 'foreign table' END);
   ELSIF ml_rag._has_shards(store.relation) THEN
     RETURN '{"plan": "shards"}';
+  ELSIF ml_rag._is_distributed(store.relation) THEN
+    RETURN '{"plan": "distributed"}';
   END IF;
   PERFORM set_config('hnsw.ef_search', ef_search, true), set_config('enable_seqscan', seqscan, true),
     set_config('ivfflat.probes', probes, true);

@@ -22,6 +22,7 @@ BEGIN
       THEN 'It inherits from another table, or another from it.'
     WHEN EXISTS (SELECT FROM pg_class AS p WHERE p.oid = ANY (_parts) AND p.relkind = 'f')
       THEN 'A partition of it is a foreign table.'
+    WHEN ml_rag._is_distributed(c.oid) THEN 'It is distributed by Citus.'
     END, CASE WHEN c.relkind IN ('v', 'm') THEN 'Name the table below it; a view of it is searched then, too.' ELSE '' END
   INTO _why, _hint
   FROM pg_class AS c WHERE c.oid = store;

@@ -129,6 +129,10 @@ DECLARE
   _splitter text;
 BEGIN
   _store := ml_rag._check_store(store, embed_model_id);
+  IF ml_rag._is_distributed(store) THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('documents cannot be loaded into "%s"', store),
+      DETAIL = 'It is distributed by Citus.', HINT = 'Load them into another store, and INSERT its rows into this one.';
+  END IF;
   IF strpos(options #>> '{chunking,split_by}', '.') > 0 THEN
     _splitter := (ml_rag._find_function('split_by', options #> '{chunking,split_by}')).name;
   END IF;

@@ -6,6 +6,7 @@ import pytest
 from psycopg import sql
 
 from support.cluster import Connection, Database
+from support.loading import loader
 from support.stores import (
     answer,
     create_store,
@@ -19,6 +20,8 @@ from support.stores import (
     retrieve,
     warnings_of,
 )
+
+__all__ = ["loader"]
 
 ROW = [("a", 1, 1, "s", (1, 0, 0))]
 
@@ -418,3 +421,39 @@ def test_a_model_of_the_wrong_task_is_said_where_no_store_is_found(asker: Connec
         asker.execute("""SELECT ml_rag_answer('q', '{"embed_model_id": "fake-generate"}')""")
     with error("22023", "no-such"):
         asker.execute("""SELECT ml_rag_answer('q', '{"embed_model_id": "no-such"}')""")
+
+
+def test_a_table_of_citus_is_not_read_by_ctid(loader: Connection, owner: Connection, asker: Connection) -> None:
+    """Rows of several of its shards have the same one; here Citus has no more than its list of tables."""
+    for name in ("mine", "docs"):
+        loader.execute("SELECT ml_rag.create_store(%s)", (f"public.{name}",))
+        loader.execute(f"GRANT SELECT ON {name} TO ml_rag_user")
+    insert(loader, "docs", [("a", 1, i, f"one {i}", fake_embedding(f"one {i}")) for i in range(3)])
+    loader.execute("SELECT ml_rag.disable_keyword_search('docs')")
+    is_table = "SELECT is_table FROM ml_rag.discover('{public.docs}')"
+    options = {
+        "query_embedding": fake_embedding("one 1"),
+        "filters": {"segment_number": {"gt": 0}},
+        "skip_generate": True,
+    }
+    assert asker.execute(is_table).fetchone() == (True,)
+    assert names(asker) == ["public.docs", "public.mine"]
+    before = answer(asker, "q", {"vector_store": ["public.docs"], **options})
+    owner.execute("SET allow_system_table_mods = on; CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass)")
+    owner.execute("INSERT INTO pg_dist_partition VALUES ('docs'); GRANT SELECT ON pg_dist_partition TO public")
+
+    assert asker.execute(is_table).fetchone() == (False,)
+    assert asker.execute("SELECT is_table FROM ml_rag.discover('{public.mine}')").fetchone() == (True,)
+    assert answer(asker, "q", {"vector_store": ["public.docs"], **options}) == before
+    explained = answer(asker, "q", {"vector_store": ["public.docs"], "explain": True, **options})
+    assert explained["explain"]["stores"][0]["semantic"]["plan"] == "distributed"
+    # nobody here can keep the owner from changing its shards
+    assert names(asker) == ["public.mine"]
+    for call, message in {
+        "SELECT ml_rag.enable_keyword_search('docs')": "cannot have a keyword index",
+        "CALL ml_rag.add_embedding('docs', 'second')": "embeddings of",
+        "SELECT ml_rag.create_vectorizer('docs', '{\"columns\": \"{segment}\"}')": "embeddings of",
+        "SELECT ml_rag.load_documents('docs', '{a}', '{x}')": "cannot be loaded",
+    }.items():
+        with error("55000", message, "distributed by Citus"):
+            loader.execute(call)
