@@ -305,7 +305,7 @@ DECLARE
   _comment text;
   _model text;
 BEGIN
-  SELECT c.oid, c.relowner, c.relispopulated, n.nspname, format('%I.%I', n.nspname, c.relname) AS full_name,
+  SELECT c.oid, c.relkind, c.relowner, c.relispopulated, n.nspname, format('%I.%I', n.nspname, c.relname) AS full_name,
     ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
           quote_ident(c.relname)] AS names,
     ARRAY[format('%I.%I', n.nspname, c.relname), CASE WHEN n.nspname !~ '^"|\.' AND c.relname !~ '^"|\.'
@@ -335,7 +335,12 @@ BEGIN
   ORDER BY 1 LIMIT 1;
   IF _column IS NOT NULL THEN
     reason := format('It has no column %I.', _column);
-    hint := 'Map the columns it has with "vector_store_columns".';
+    hint := CASE WHEN _relation.relkind IN ('r', 'p') AND NOT EXISTS (
+        SELECT FROM pg_attribute AS a
+        WHERE a.attrelid = _relation.oid AND a.atttypid IN ('vector'::regtype, 'halfvec'::regtype) AND NOT a.attisdropped)
+      THEN format('It has no vectors. SELECT ml_rag.create_vectorizer(%L, ''{"columns": "…"}'') makes them, and keeps them in step.',
+        _relation.full_name)
+      ELSE 'Map the columns it has with "vector_store_columns".' END;
     RETURN;
   END IF;
   SELECT CASE WHEN a.atttypid NOT IN ('vector'::regtype, 'halfvec'::regtype) THEN format_type(a.atttypid, NULL) END,
@@ -390,32 +395,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._left_out(options jsonb, OUT stores text, OUT hint text)
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
--- purpose: stores that a call does not search, at most five, with the reason of each, and what to do about the first; null = there
--- are none. options are parsed ones
--- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it exists.
-BEGIN
-  SELECT string_agg(format('%s (%s)', r.name, rtrim(w.reason, '.')), ', ' ORDER BY r.name) || '.',
-    (array_agg(CASE WHEN NOT options ? 'embed_model_id' AND w.reason LIKE 'It holds vectors of model %'
-      THEN 'Name its model in "embed_model_id".' ELSE w.hint END ORDER BY w.hint IS NULL, r.name))[1]
-  INTO stores, hint
-  FROM (
-    SELECT DISTINCT c.oid, format('%I.%I', n.nspname, c.relname) AS name
-    FROM pg_depend AS d JOIN pg_class AS c ON c.oid = d.objid JOIN pg_namespace AS n ON n.oid = c.relnamespace
-    JOIN pg_description AS m ON m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid
-    WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('vector'::regtype, 'halfvec'::regtype)
-      AND d.classid = 'pg_class'::regclass AND d.objsubid > 0 AND c.relkind IN ('r', 'p', 'f', 'v', 'm')
-      AND NOT pg_is_other_temp_schema(n.oid) AND has_schema_privilege(n.oid, 'USAGE')
-      AND ml_rag._marked_model(m.description) IS NOT NULL
-    ORDER BY 2 LIMIT 5) AS r
-  CROSS JOIN LATERAL ml_rag._why_not(r.oid,
-    jsonb_build_object('embed_model_id', ml_rag._get_setting('embed_model_id')) || options) AS w;
-END
-$$;
-
 CREATE FUNCTION ml_rag._why_no_store(name text, options jsonb, OUT reason text, OUT hint text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
@@ -441,6 +420,43 @@ BEGIN
   _why := ml_rag._why_not(_relation, options);
   reason := _why.reason;
   hint := _why.hint;
+END
+$$;
+
+CREATE FUNCTION ml_rag._left_out(options jsonb, OUT stores text, OUT hint text)
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: stores that a call does not search, at most five beside those it names, with the reason of each, and what to do about the
+-- first; null = there are none. options are parsed ones
+-- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it exists.
+DECLARE
+  _names text[] := ml_rag._texts(options -> 'vector_store');
+BEGIN
+  SELECT string_agg(format('%s (%s)', l.name, rtrim(l.reason, '.')), ', ' ORDER BY l.is_named DESC, l.name) || '.',
+    (array_agg(CASE WHEN NOT options ? 'embed_model_id' AND l.reason LIKE 'It holds vectors of model %'
+      THEN 'Name its model in "embed_model_id".' ELSE l.hint END
+      ORDER BY l.hint IS NULL, l.hint NOT LIKE 'Did you mean %', l.is_named DESC, l.name))[1]
+  INTO stores, hint
+  FROM (
+    SELECT left(n.name, 200) AS name, w.reason, w.hint, true AS is_named
+    FROM unnest(_names[:5]) AS n (name) CROSS JOIN LATERAL ml_rag._why_no_store(n.name, options) AS w
+    UNION ALL
+    SELECT r.name, w.reason, w.hint, false
+    FROM (
+      SELECT DISTINCT c.oid, format('%I.%I', n.nspname, c.relname) AS name
+      FROM pg_depend AS d JOIN pg_class AS c ON c.oid = d.objid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+      JOIN pg_description AS m ON m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid
+      WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('vector'::regtype, 'halfvec'::regtype)
+        AND d.classid = 'pg_class'::regclass AND d.objsubid > 0 AND c.relkind IN ('r', 'p', 'f', 'v', 'm')
+        AND NOT pg_is_other_temp_schema(n.oid) AND has_schema_privilege(n.oid, 'USAGE')
+        AND ml_rag._marked_model(m.description) IS NOT NULL
+        -- what could be named in place of what was named
+        AND (_names IS NULL OR has_any_column_privilege(c.oid, 'SELECT'))
+      ORDER BY 2 LIMIT 5) AS r
+    CROSS JOIN LATERAL ml_rag._why_not(r.oid,
+      jsonb_build_object('embed_model_id', ml_rag._get_setting('embed_model_id')) || options) AS w
+    WHERE _names IS NULL OR w.reason = 'It is not listed in "vector_store".') AS l;
 END
 $$;
 

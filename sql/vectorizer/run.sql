@@ -419,6 +419,11 @@ BEGIN
       DETAIL = 'It could change a text whose embedding is kept. Triggers run in the order of their names.',
       HINT = format('ALTER TRIGGER %I ON %s RENAME TO …;', _trigger.later, _relation);
   END IF;
+  IF (run.job).failed > 0 THEN
+    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('%s rows of "%s" could not be embedded', (run.job).failed, _relation),
+      HINT = format('Why: SELECT key, sqlstate, message, detail FROM ml_rag.vectorizer_error WHERE relation = %L::regclass;',
+        _relation);
+  END IF;
   PERFORM ml_rag._warn_of_truncation(run);
   RETURN jsonb_build_object('relation', (run.job).vector_store, 'embedded', (run.job).segments, 'failed', (run.job).failed,
     'pending', ml_rag._count_waiting(_relation), 'seconds', round(extract(epoch FROM clock_timestamp() - (run.job).began), 3));

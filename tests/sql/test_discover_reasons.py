@@ -23,7 +23,12 @@ WHY = {
     ),
     "left out": ("", {"exclude_vector_store": ["public.x"]}, '"exclude_vector_store"', "ml_rag.discover()"),
     "another schema": ("", {"schema": ["pg_temp", "s"]}, "in schema public", "ml_rag.discover()"),
-    "no embedding": ("ALTER TABLE x DROP segment_embedding", {}, "no column segment_embedding", "vector_store_columns"),
+    "no embedding": (
+        "ALTER TABLE x DROP segment_embedding",
+        {},
+        "no column segment_embedding",
+        "SELECT ml_rag.create_vectorizer('public.x'",
+    ),
     "no segment": ("ALTER TABLE x RENAME segment TO b", {}, "no column segment.", "vector_store_columns"),
     "no mapped column": (
         "",
@@ -91,11 +96,33 @@ def test_the_warning_says_why_a_name_leads_nowhere(
     assert hint in advice
 
 
+def test_the_error_says_why_what_was_named_is_no_store_and_names_nothing_that_the_caller_may_not_read(
+    owner: Connection, asker: Connection
+) -> None:
+    create_store(owner, rows=ROW)
+    create_store(owner, "secret", ROW)
+    owner.execute("REVOKE ALL ON secret FROM ml_rag_user; CREATE TABLE plain (id integer PRIMARY KEY, title text)")
+    owner.execute("GRANT SELECT ON plain TO PUBLIC")
+    with pytest.raises(psycopg.errors.NoDataFound) as caught:
+        retrieve(asker, (1, 0, 0), vector_store=["public.plain"])
+    detail = caught.value.diag.message_detail or ""
+    assert "Left out: public.plain (It has no column segment), public.docs (It is not listed" in detail
+    assert "secret" not in detail
+    hint = caught.value.diag.message_hint or ""
+    assert "SELECT ml_rag.create_vectorizer('public.plain'" in hint
+    with pytest.raises(psycopg.errors.NoDataFound) as caught:
+        retrieve(asker, (1, 0, 0), vector_store=["public.secret"])
+    assert "public.secret (The caller may not SELECT" in (caught.value.diag.message_detail or "")
+
+
 def test_a_store_that_was_not_named_is_not_said_to_be_broken(owner: Connection, asker: Connection) -> None:
     create_store(owner, rows=ROW)
     with pytest.raises(psycopg.errors.NoDataFound, match="no vector store found") as caught:
         retrieve(asker, (1, 0, 0), vector_store=["public.dosc"])
-    assert 'Left out: public.docs (It is not listed in "vector_store").' in (caught.value.diag.message_detail or "")
+    assert (caught.value.diag.message_detail or "").endswith(
+        "Left out: public.dosc (There is no table or view of that name in a schema that the caller may use),"
+        ' public.docs (It is not listed in "vector_store").'
+    )
     assert caught.value.diag.message_hint == 'Did you mean "public.docs"?'
     with pytest.raises(psycopg.errors.NoDataFound) as caught:
         retrieve(asker, (1, 0, 0), vector_store=["invoices"])

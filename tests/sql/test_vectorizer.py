@@ -228,8 +228,13 @@ def test_poison_rows_hold_nobody_up(items: Connection, models: ModelsServer) -> 
         "INSERT INTO items SELECT i, CASE i WHEN 10 THEN NULL WHEN 11 THEN ' ' WHEN 12 THEN repeat('x', 10000000)"
         " WHEN 13 THEN '!nan' WHEN 40 THEN '!nan' ELSE 'name ' || i END FROM generate_series(10, 60) AS i"
     )
+    told: list[tuple[str | None, str | None]] = []
+    items.add_notice_handler(lambda d: told.append((d.message_primary, d.message_hint)))
     result = run(items)
     assert (result["embedded"], result["failed"], result["pending"]) == (46, 5, 0)
+    ((message, hint),) = told
+    assert message == '5 rows of "items" could not be embedded'
+    assert "FROM ml_rag.vectorizer_error WHERE relation = 'items'::regclass" in (hint or "")
     assert failures(items) == [
         ("{10}", 1, "22023", "the text is empty", True),
         ("{11}", 1, "22023", "the text is empty", True),

@@ -172,7 +172,9 @@ class Worker:
             for outcome in ("embedded", "failed"):
                 self.metrics.rows.labels(name, outcome).inc(result[outcome])
         if result["embedded"] or result["failed"]:
-            report("{relation}: {embedded} embedded, {failed} failed, {pending} pending, {seconds} s".format(**result))
+            why = " (why: ml_rag.vectorizer_error)" if result["failed"] else ""
+            line = "{relation}: {embedded} embedded, {failed} failed{why}, {pending} pending, {seconds} s"
+            report(line.format(**result, why=why))
         return bool(result["embedded"] or result["failed"])
 
     def sleep(self, connection: psycopg.Connection[Any]) -> None:
