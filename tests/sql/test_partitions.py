@@ -136,3 +136,30 @@ def test_partitions_are_no_stores_of_their_own(db: Database, stores: Connection,
     # who has no privilege on a partition finds its rows through the table alone
     assert rows(owner, f"SELECT has_table_privilege('{db.role('asker')}', 'four_p0', 'SELECT')") == [(False,)]
     assert rows(owner, "SELECT relowner::regrole::text FROM pg_class WHERE relname = 'four_p3'") == [(loader_role(db),)]
+
+
+def semantic_plan(connection: Connection, **options: Any) -> Any:
+    options = {"vector_store": ["public.four"], "skip_generate": True, "explain": True, "n_citations": 3, **options}
+    (store,) = answer(connection, "birch", options)["explain"]["stores"]
+    return store["semantic"]
+
+
+def test_small_partitions_are_searched_by_their_indexes(
+    stores: Connection, owner: Connection, asker: Connection
+) -> None:
+    """Not sorted as a whole, and with as many candidates as the largest of them needs."""
+    stores.execute("ANALYZE four")
+    found = semantic_plan(asker)
+    assert (found["plan"], found["ef_search"]) == ("hnsw", 40)
+    # a partition that was read otherwise has none
+    parts = rows(
+        stores,
+        "SELECT i.indrelid::regclass::text FROM pg_index AS i WHERE i.indexrelid = ANY (%s::regclass[])",
+        [index["index"] for index in found["indexes"]],
+    )
+    assert sorted(parts) == [(f"four_p{i}",) for i in range(4)]
+    # a condition leaves rows out: the planner decides
+    assert semantic_plan(asker, document_name=["d7"])["plan"] == "exact"
+    for tuples, expected in ((20000, 40), (20001, 200), (-1, 200)):
+        owner.execute("UPDATE pg_class SET reltuples = %s WHERE oid = 'four_p2'::regclass", (tuples,))
+        assert semantic_plan(asker)["ef_search"] == expected, tuples
