@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,12 +42,12 @@ class Shard:
 
 @contextlib.contextmanager
 def shards(place: Path, model_server: str, n: int) -> Iterator[list[Shard]]:
-    """Clusters ``shard0`` and so on."""
+    """Clusters, in folders that no other test has."""
     with contextlib.ExitStack() as stack:
         found = []
         for i in range(n):
-            folder = place / f"shard{i}"
-            folder.mkdir(mode=0o711)
+            folder = Path(tempfile.mkdtemp(prefix="shard", dir=place))
+            folder.chmod(0o711)
             shard = Shard(stack.enter_context(private_cluster(folder, durable=False)), f"server{i}")
             with shard.connect() as owner:
                 owner.execute("CREATE EXTENSION ml_rag CASCADE")
