@@ -91,7 +91,7 @@ def run(owner: psycopg.Connection, found: list[Shard], address: str, rows: int, 
         owner.execute(
             f"CREATE SERVER {shard.server} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '{info['host']}',"
             f" port '{info['port']}', dbname 'postgres', extensions 'vector',"
-            " options '-c hnsw.ef_search=200 -c hnsw.iterative_scan=relaxed_order')"
+            " options '-c hnsw.ef_search=40 -c hnsw.iterative_scan=relaxed_order -c enable_seqscan=off -c jit=off')"
         )
         owner.execute(f"CREATE USER MAPPING FOR postgres SERVER {shard.server} OPTIONS (user 'postgres')")
         make_shard(shard, "shards", options)

@@ -59,7 +59,6 @@ DECLARE
     'configuration', index.configuration, 'k1', index.k1, 'b', index.b, 'statistics', index.statistics);
   _shards regclass[] := ARRAY(SELECT s.shard FROM ml_rag._shards(store.relation) AS s
                               WHERE s.shard <> ALL (coalesce(store.missing, '{}')));
-  _shard regclass;
   _found record;
   _answer jsonb;
   _corpus jsonb;
@@ -67,17 +66,18 @@ BEGIN
   SELECT s.statistics, s.error INTO _found FROM ml_rag._keyword_statistics(index.store, index.segment, index.key, terms) AS s;
   PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
   _corpus := _found.statistics;
-  FOREACH _shard IN ARRAY _shards LOOP
-    _corpus := ml_rag._add_statistics(_corpus, ml_rag._ask_shard(_shard, _request || '{"call": "statistics"}') -> 'statistics');
+  FOR _answer IN SELECT a FROM ml_rag._ask_shards(_shards, _request || '{"call": "statistics"}') AS a LOOP
+    _corpus := ml_rag._add_statistics(_corpus, _answer -> 'statistics');
   END LOOP;
   SELECT s.keys, s.scores, s.error INTO _found
   FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, n, NULL, NULL, _corpus) AS s;
   PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
   keys := _found.keys;
   scores := _found.scores;
-  FOREACH _shard IN ARRAY _shards LOOP
-    _answer := ml_rag._ask_shard(_shard, _request || jsonb_build_object('call', 'scores', 'corpus', _corpus));
-    PERFORM ml_rag._check_scores(_shard, _answer, cardinality(index.key), n);
+  FOR _part IN SELECT a.shard, a.answer
+               FROM ml_rag._ask_shards(_shards, _request || jsonb_build_object('call', 'scores', 'corpus', _corpus)) AS a LOOP
+    _answer := _part.answer;
+    PERFORM ml_rag._check_scores(_part.shard, _answer, cardinality(index.key), n);
     keys := keys || ARRAY(SELECT k FROM jsonb_array_elements_text(_answer -> 'keys') WITH ORDINALITY AS e (k, place) ORDER BY place);
     scores := scores || ARRAY(SELECT s::double precision FROM jsonb_array_elements_text(_answer -> 'scores')
                               WITH ORDINALITY AS e (s, place) ORDER BY place);

@@ -1,8 +1,9 @@
 -- shards: the partitions of a store that are on other servers: what is read there, and what is asked.
 --
 -- A shard is a partition that is a foreign table of postgres_fdw. Everything goes there with the caller's own user mapping, so that
--- privileges and row-level security of the shard decide. Rows are read as from any foreign table. Words are asked for by a request that
--- is inserted into a foreign table beside it, its table of calls: on the shard that is a view, whose trigger (store/shards) answers.
+-- privileges and row-level security of the shard decide. Rows are read as from any foreign table. Words are asked for by way of a
+-- foreign table beside it, its table of calls: on the shard that is a view of one row (store/serve), which takes a request by UPDATE
+-- and has its answer in the next SELECT, since PostgreSQL runs only SELECTs on several servers side by side.
 
 CREATE FUNCTION ml_rag._shards(relation oid) RETURNS TABLE (shard regclass, server name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 4
@@ -192,30 +193,35 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._ask_shard(shard regclass, request jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+CREATE FUNCTION ml_rag._ask_shards(shards regclass[], request jsonb) RETURNS SETOF jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 4
 SET search_path FROM CURRENT
 AS $$
--- purpose: what a shard answers to a request (store/shards)
+-- purpose: what shards answer to a request (store/serve), in any order; they work side by side
 -- A table of calls is found by its name, which anybody who may create in that schema could give to a table with triggers.
 -- Errors: 25006 a read-only transaction, 55000 another version there, or no table of calls
 DECLARE
-  _calls text := ml_rag._calls_of(shard);
-  _answer jsonb;
+  _shard regclass;
+  _calls text;
 BEGIN
   PERFORM ml_rag._check_writable('words cannot be searched on shards');
-  IF NOT EXISTS (
-    SELECT FROM pg_class AS c JOIN pg_foreign_table AS f ON f.ftrelid = c.oid
-    JOIN pg_class AS s ON s.oid = shard AND s.relowner = c.relowner
-    JOIN pg_foreign_table AS g ON g.ftrelid = s.oid AND g.ftserver = f.ftserver
-    WHERE c.oid = to_regclass(_calls)) THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has no table of calls', shard),
-      DETAIL = format('%s is not a foreign table of the same owner and server.', _calls),
-      HINT = 'ml_rag.detach_shard and ml_rag.attach_shard make it anew.';
+  FOREACH _shard IN ARRAY shards LOOP
+    _calls := ml_rag._calls_of(_shard);
+    IF NOT EXISTS (
+      SELECT FROM pg_class AS c JOIN pg_foreign_table AS f ON f.ftrelid = c.oid
+      JOIN pg_class AS s ON s.oid = _shard AND s.relowner = c.relowner
+      JOIN pg_foreign_table AS g ON g.ftrelid = s.oid AND g.ftserver = f.ftserver
+      WHERE c.oid = to_regclass(_calls)) THEN
+      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has no table of calls', _shard),
+        DETAIL = format('%s is not a foreign table of the same owner and server.', _calls),
+        HINT = 'ml_rag.detach_shard and ml_rag.attach_shard make it anew.';
+    END IF;
+    EXECUTE format('UPDATE %s SET request = $1', _calls) USING request || jsonb_build_object('version', ml_rag.version());
+  END LOOP;
+  IF cardinality(shards) > 0 THEN
+    RETURN QUERY EXECUTE (SELECT string_agg(format('SELECT c.answer FROM %s AS c', ml_rag._calls_of(s)), ' UNION ALL ')
+                          FROM unnest(shards) AS s);
   END IF;
-  EXECUTE format('INSERT INTO %s (request) VALUES ($1) RETURNING answer', _calls)
-    INTO _answer USING request || jsonb_build_object('version', ml_rag.version());
-  RETURN _answer;
 END
 $$;
 

@@ -26,28 +26,46 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._answer_shard() RETURNS trigger
+CREATE FUNCTION ml_rag._take_request() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the answer to a request that is inserted into the view beside a store. It runs as whoever inserts it, and tells nothing that
--- this role cannot read: the store is that of the view, whatever the request says.
--- Reads: the store and its index, as the caller
+-- purpose: keep a request for the next look at the view beside a store, in this transaction
 DECLARE
-  _store regclass := (
+  _store oid := (
     SELECT d.refobjid FROM pg_rewrite AS r JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
     WHERE r.ev_class = TG_RELID AND d.refclassid = 'pg_class'::regclass AND d.refobjid <> TG_RELID LIMIT 1);
-  _request jsonb := NEW.request;
+BEGIN
+  PERFORM set_config(concat('ml_rag.request_', _store), NEW.request::text, true);
+  RETURN NEW;
+END
+$$;
+
+CREATE FUNCTION ml_rag._answer_request(store regclass) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the answer to the request that this transaction has sent to the view beside a store; null = none that is not answered yet.
+-- It runs as whoever looks at the view, and tells nothing that this role cannot read: the store is that of the view, whatever the
+-- request says.
+-- Reads: the store and its index, as the caller
+DECLARE
+  _store CONSTANT regclass := store;
+  _request jsonb := nullif(current_setting(concat('ml_rag.request_', store::oid), true), '')::jsonb;
   _index jsonb;
   _found record;
 BEGIN
+  -- to take the next one its row is read, too
+  PERFORM set_config(concat('ml_rag.request_', store::oid), '', true);
+  IF _request IS NULL THEN
+    RETURN NULL;
+  END IF;
   IF _request ->> 'version' IS DISTINCT FROM ml_rag.version() THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has another version of ml_rag', _store),
       DETAIL = format('The shard has %s; version %s asks.', ml_rag.version(), _request ->> 'version'),
       HINT = 'ALTER EXTENSION ml_rag UPDATE brings the older one up.';
   ELSIF _request ->> 'call' = 'describe' THEN
-    NEW.answer := ml_rag._describe(_store);
-    RETURN NEW;
+    RETURN ml_rag._describe(_store);
   END IF;
   _index := ml_rag._describe_index(_store);
   IF _index IS DISTINCT FROM (SELECT jsonb_object_agg(k, _request -> k)
@@ -60,19 +78,18 @@ BEGIN
     SELECT s.statistics AS answer, s.error INTO _found FROM ml_rag._keyword_statistics(_store, (_index ->> 'segment')::name,
       ml_rag._texts(_index -> 'key')::name[], ml_rag._texts(_request -> 'terms')) AS s;
     PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
-    NEW.answer := jsonb_build_object('statistics', _found.answer);
+    RETURN jsonb_build_object('statistics', _found.answer);
   ELSIF _request ->> 'call' = 'scores' THEN
     SELECT s.keys, s.scores, s.error INTO _found FROM ml_rag._keyword_scores(_store, (_index ->> 'segment')::name,
       ml_rag._texts(_index -> 'key')::name[], ml_rag._texts(_request -> 'terms'),
       ARRAY(SELECT w::integer FROM jsonb_array_elements_text(_request -> 'weights') WITH ORDINALITY AS e (w, place) ORDER BY place),
       (_request -> 'n')::integer, NULL, NULL, _request -> 'corpus') AS s;
     PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
-    NEW.answer := jsonb_build_object('keys', _found.keys, 'scores', _found.scores);
+    RETURN jsonb_build_object('keys', _found.keys, 'scores', _found.scores);
   ELSE
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'unknown request to a shard',
       DETAIL = format('Got %s.', coalesce(left(_request ->> 'call', 100), 'none'));
   END IF;
-  RETURN NEW;
 END
 $$;
 
@@ -101,13 +118,13 @@ BEGIN
       HINT = 'Drop or rename it, and let nobody else create in that schema.';
   END IF;
   IF to_regclass(_view) IS NULL THEN
-    EXECUTE format('CREATE VIEW %s AS SELECT NULL::jsonb AS request, NULL::jsonb AS answer FROM %s WHERE false', _view,
+    EXECUTE format('CREATE VIEW %s AS SELECT NULL::jsonb AS request, ml_rag._answer_request(%L::regclass) AS answer', _view,
       ml_rag._relation_name(store));
-    EXECUTE format('CREATE TRIGGER ml_rag_answer INSTEAD OF INSERT ON %s FOR EACH ROW EXECUTE FUNCTION ml_rag._answer_shard()', _view);
+    EXECUTE format('CREATE TRIGGER ml_rag_request INSTEAD OF UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION ml_rag._take_request()', _view);
   END IF;
   FOR _grantee IN SELECT DISTINCT a.grantee FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a
                   WHERE c.oid = store AND a.privilege_type = 'SELECT' LOOP
-    EXECUTE format('GRANT SELECT, INSERT ON %s TO %s', _view, CASE _grantee WHEN 0 THEN 'PUBLIC' ELSE _grantee::regrole::text END);
+    EXECUTE format('GRANT SELECT, UPDATE ON %s TO %s', _view, CASE _grantee WHEN 0 THEN 'PUBLIC' ELSE _grantee::regrole::text END);
   END LOOP;
 END
 $$;

@@ -127,8 +127,8 @@ BEGIN
         CASE WHEN a.attnotnull THEN ' NOT NULL' END), ', ' ORDER BY a.attnum)
       FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
       WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped), server, schema_name, table_name);
-  EXECUTE format('CREATE FOREIGN TABLE %I.%I (request jsonb, answer jsonb) SERVER %I OPTIONS (schema_name %L, table_name %L)', _schema,
-    concat(_name, '_calls'), server, schema_name, concat(table_name, '_shard'));
+  EXECUTE format('CREATE FOREIGN TABLE %I.%I (request jsonb, answer jsonb) SERVER %I OPTIONS (schema_name %L, table_name %L, '
+    'async_capable ''true'')', _schema, concat(_name, '_calls'), server, schema_name, concat(table_name, '_shard'));
   RETURN format('%I.%I', _schema, _name)::regclass;
 END
 $$;
@@ -140,7 +140,7 @@ AS $$
 -- purpose: that the table on the other server is as the store is
 DECLARE
   _own jsonb := ml_rag._describe(store);
-  _other jsonb := ml_rag._ask_shard(shard, '{"call": "describe"}');
+  _other jsonb := (SELECT a FROM ml_rag._ask_shards(ARRAY[shard], '{"call": "describe"}') AS a);
   _key text := (SELECT k FROM jsonb_object_keys(_own) AS k WHERE _own -> k IS DISTINCT FROM _other -> k ORDER BY k LIMIT 1);
 BEGIN
   IF _key IS NOT NULL THEN
@@ -176,7 +176,7 @@ BEGIN
       PERFORM ml_rag._grant_readers(store, ml_rag._calls_of(_part)::regclass);
       FOR _grantee IN SELECT DISTINCT a.grantee FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a
                       WHERE c.oid = store AND a.privilege_type = 'SELECT' LOOP
-        EXECUTE format('GRANT INSERT ON %s TO %s', ml_rag._calls_of(_part),
+        EXECUTE format('GRANT UPDATE ON %s TO %s', ml_rag._calls_of(_part),
           CASE _grantee WHEN 0 THEN 'PUBLIC' ELSE _grantee::regrole::text END);
       END LOOP;
     ELSIF NOT EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = _part AND x.indisprimary) THEN

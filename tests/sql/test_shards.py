@@ -360,15 +360,37 @@ def test_who_has_no_mapping_reads_no_shard(sharded: Connection, tenant: Connecti
 
 def test_a_request_gets_what_its_role_may_read(sharded: Connection, asker: Connection, shard: list[Shard]) -> None:
     # of the table of its view, whatever it says
-    asked = "INSERT INTO four_s0_calls (request) VALUES (%s) RETURNING answer"
-    version = ml_rag.__version__
+    def ask(**request: Any) -> Any:
+        with asker.transaction():
+            given = json.dumps({"version": ml_rag.__version__, **request})
+            asker.execute("UPDATE four_s0_calls SET request = %s", (given,))
+            answers = [rows(asker, "SELECT answer FROM four_s0_calls") for _ in range(2)]
+            # once
+            assert answers[1] == [(None,)]
+            return answers[0][0][0]
+
+    index = ask(call="describe")["keyword index"]
     with error("22023", "unknown request", ours=False):
-        index = rows(asker, asked, json.dumps({"version": version, "call": "describe"}))[0][0]["keyword index"]
-        asker.execute(asked, (json.dumps({"version": version, "call": "drop", **index}),))
+        ask(call="drop", **index)
+    # of no transaction before
+    assert rows(asker, "SELECT answer FROM four_s0_calls") == [(None,)]
     with shard[0].connect("loader") as other:
         other.execute("REVOKE SELECT ON a FROM ml_rag_user")
     with error("55000", "none that its role may search", ours=False):
-        asker.execute(asked, (json.dumps({"version": version, "call": "statistics", "terms": ["birch"], **index}),))
+        ask(call="statistics", terms=["birch"], **index)
+
+
+def test_shards_look_for_words_side_by_side(sharded: Connection, asker: Connection) -> None:
+    plan = rows(
+        asker,
+        "EXPLAIN (VERBOSE, COSTS OFF) "
+        + " UNION ALL ".join(f"SELECT c.answer FROM four_s{i}_calls AS c" for i in range(4)),
+    )
+    assert sum("Async Foreign Scan" in line for (line,) in plan) == 4, plan
+    # and are sent a request by one message
+    plan = rows(asker, "EXPLAIN (VERBOSE, COSTS OFF) UPDATE four_s0_calls SET request = '{}'")
+    assert any("Remote SQL: UPDATE public.a_shard SET request" in line for (line,) in plan), plan
+    assert any("Foreign Update" in line for (line,) in plan), plan
 
 
 def test_a_table_of_somebody_else_takes_no_calls(
@@ -381,10 +403,10 @@ def test_a_table_of_somebody_else_takes_no_calls(
     sharded.execute("ALTER FOREIGN TABLE four_s0_calls RENAME TO other")
     asker.execute(
         "CREATE TABLE four_s0_calls (request jsonb, answer jsonb); CREATE TABLE caught (who name);"
-        " GRANT ALL ON four_s0_calls, caught TO PUBLIC;"
+        " INSERT INTO four_s0_calls VALUES ('{}'); GRANT ALL ON four_s0_calls, caught TO PUBLIC;"
         " CREATE FUNCTION catch() RETURNS trigger LANGUAGE plpgsql AS"
         " $$ BEGIN INSERT INTO public.caught VALUES (current_user); RAISE WARNING 'caught'; RETURN NEW; END $$;"
-        " CREATE TRIGGER catch BEFORE INSERT ON four_s0_calls FOR EACH ROW EXECUTE FUNCTION catch()"
+        " CREATE TRIGGER catch BEFORE INSERT OR UPDATE ON four_s0_calls FOR EACH ROW EXECUTE FUNCTION catch()"
     )
     with warnings_of(sharded) as told, error("55000", "has no table of calls"):
         answer(sharded, "birch", options)
