@@ -82,6 +82,31 @@ BEGIN
     scores := scores || ARRAY(SELECT s::double precision FROM jsonb_array_elements_text(_answer -> 'scores')
                               WITH ORDINALITY AS e (s, place) ORDER BY place);
   END LOOP;
+  -- the best of all shards: whole rows are read of them
+  SELECT coalesce(array_agg(b.key), '{}'), coalesce(array_agg(b.score), '{}') INTO keys, scores
+  FROM (SELECT u.key, u.score FROM unnest(keys, scores) AS u (key, score) ORDER BY u.score DESC FETCH FIRST (n) ROWS WITH TIES) AS b;
+END
+$$;
+
+CREATE FUNCTION ml_rag._keys_condition(index ml_rag.keyword_index, keys text[]) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a condition on a row t that a shard can be asked for, which a join with what is here is not: that it has one of the keys; of
+-- many keys, that each column has the value of some ($4)
+DECLARE
+  _one text;
+  _many text;
+BEGIN
+  SELECT string_agg(replace(format('t.%I', a.attname), '%', '%%') || format(' = %%L::%s', a.type), ' AND ' ORDER BY u.place),
+    string_agg(format('t.%I = ANY (ARRAY(SELECT (k.key::text[])[%s]::%s FROM unnest($4) AS k (key)))', a.attname, u.place, a.type), ' AND ')
+  INTO _one, _many
+  FROM unnest(index.key) WITH ORDINALITY AS u (name, place)
+  JOIN (SELECT c.attrelid, c.attname, format_type(c.atttypid, NULL) AS type FROM pg_attribute AS c WHERE NOT c.attisdropped) AS a
+    ON a.attrelid = index.store AND a.attname = u.name;
+  RETURN CASE WHEN cardinality(keys) BETWEEN 1 AND 200
+    THEN (SELECT format('(%s)', string_agg(format('(%s)', format(_one, VARIADIC k.key::text[])), ' OR ')) FROM unnest(keys) AS k (key))
+    ELSE _many END;
 END
 $$;
 
@@ -123,12 +148,7 @@ BEGIN
       SELECT string_agg(format('t.%I = (c.key::text[])[%s]::%s', a.attname, k.place, format_type(a.atttypid, NULL)), ' AND ')
       FROM unnest(index.key) WITH ORDINALITY AS k (name, place)
       JOIN pg_attribute AS a ON a.attrelid = index.store AND a.attname = k.name AND NOT a.attisdropped),
-    ' WHERE ', CASE WHEN _has_shards THEN (
-      -- what a shard can be asked for, that is not a join with what is here
-      SELECT string_agg(format('t.%I = ANY (ARRAY(SELECT (k.key::text[])[%s]::%s FROM unnest($4) AS k (key))) AND ', a.attname, u.place,
-        format_type(a.atttypid, NULL)), '')
-      FROM unnest(index.key) WITH ORDINALITY AS u (name, place)
-      JOIN pg_attribute AS a ON a.attrelid = index.store AND a.attname = u.name AND NOT a.attisdropped) END,
+    ' WHERE ', CASE WHEN _has_shards THEN ml_rag._keys_condition(index, _found.keys) || ' AND ' END,
     ml_rag._has_values(store, ARRAY[store.segment]), filter.condition,
     ' ORDER BY c.score DESC, ', _columns.place, ' LIMIT $2) AS s) AS h')
   INTO hits USING query_embedding, n, filter.arguments, _found.keys, _found.scores;
