@@ -60,14 +60,14 @@ DECLARE
   _shards regclass[] := ARRAY(SELECT s.shard FROM ml_rag._shards(store.relation) AS s
                               WHERE s.shard <> ALL (coalesce(store.missing, '{}')));
   _found record;
-  _answer jsonb;
+  _part record;
   _corpus jsonb;
 BEGIN
   SELECT s.statistics, s.error INTO _found FROM ml_rag._keyword_statistics(index.store, index.segment, index.key, terms) AS s;
   PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
   _corpus := _found.statistics;
-  FOR _answer IN SELECT a FROM ml_rag._ask_shards(_shards, _request || '{"call": "statistics"}') AS a LOOP
-    _corpus := ml_rag._add_statistics(_corpus, _answer -> 'statistics');
+  FOR _part IN SELECT a.answer FROM ml_rag._ask_shards(_shards, _request || '{"call": "statistics"}') AS a LOOP
+    _corpus := ml_rag._add_statistics(_corpus, _part.answer -> 'statistics');
   END LOOP;
   SELECT s.keys, s.scores, s.error INTO _found
   FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, n, NULL, NULL, _corpus) AS s;
@@ -76,10 +76,9 @@ BEGIN
   scores := _found.scores;
   FOR _part IN SELECT a.shard, a.answer
                FROM ml_rag._ask_shards(_shards, _request || jsonb_build_object('call', 'scores', 'corpus', _corpus)) AS a LOOP
-    _answer := _part.answer;
-    PERFORM ml_rag._check_scores(_part.shard, _answer, cardinality(index.key), n);
-    keys := keys || ARRAY(SELECT k FROM jsonb_array_elements_text(_answer -> 'keys') WITH ORDINALITY AS e (k, place) ORDER BY place);
-    scores := scores || ARRAY(SELECT s::double precision FROM jsonb_array_elements_text(_answer -> 'scores')
+    PERFORM ml_rag._check_scores(_part.shard, _part.answer, cardinality(index.key), n);
+    keys := keys || ARRAY(SELECT k FROM jsonb_array_elements_text(_part.answer -> 'keys') WITH ORDINALITY AS e (k, place) ORDER BY place);
+    scores := scores || ARRAY(SELECT s::double precision FROM jsonb_array_elements_text(_part.answer -> 'scores')
                               WITH ORDINALITY AS e (s, place) ORDER BY place);
   END LOOP;
   -- the best of all shards: whole rows are read of them
@@ -98,7 +97,7 @@ DECLARE
   _one text;
   _many text;
 BEGIN
-  SELECT string_agg(replace(format('t.%I', a.attname), '%', '%%') || format(' = %%L::%s', a.type), ' AND ' ORDER BY u.place),
+  SELECT string_agg(replace(format('t.%I = ', a.attname), '%', '%%') || '%L::' || replace(a.type, '%', '%%'), ' AND ' ORDER BY u.place),
     string_agg(format('t.%I = ANY (ARRAY(SELECT (k.key::text[])[%s]::%s FROM unnest($4) AS k (key)))', a.attname, u.place, a.type), ' AND ')
   INTO _one, _many
   FROM unnest(index.key) WITH ORDINALITY AS u (name, place)

@@ -193,16 +193,18 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._ask_shards(shards regclass[], request jsonb) RETURNS SETOF jsonb
+CREATE FUNCTION ml_rag._ask_shards(shards regclass[], request jsonb) RETURNS TABLE (shard regclass, answer jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 4
 SET search_path FROM CURRENT
 AS $$
--- purpose: what shards answer to a request (store/serve), in any order; they work side by side
+-- purpose: one answer of each shard to a request (store/serve), in any order; they work side by side
 -- A table of calls is found by its name, which anybody who may create in that schema could give to a table with triggers.
--- Errors: 25006 a read-only transaction, 55000 another version there, or no table of calls
+-- Errors: 25006 a read-only transaction, 55000 another version there, no table of calls, or no answer
 DECLARE
   _shard regclass;
   _calls text;
+  _query text;
+  _waiting regclass[] := shards;
 BEGIN
   PERFORM ml_rag._check_writable('words cannot be searched on shards');
   FOREACH _shard IN ARRAY shards LOOP
@@ -217,10 +219,23 @@ BEGIN
         HINT = 'ml_rag.detach_shard and ml_rag.attach_shard make it anew.';
     END IF;
     EXECUTE format('UPDATE %s SET request = $1', _calls) USING request || jsonb_build_object('version', ml_rag.version());
+    _query := concat(_query || ' UNION ALL ', format('SELECT %s::regclass AS shard, c.answer FROM %s AS c', _shard::oid, _calls));
   END LOOP;
-  IF cardinality(shards) > 0 THEN
-    RETURN QUERY EXECUTE (SELECT string_agg(format('SELECT c.answer FROM %s AS c', ml_rag._calls_of(s)), ' UNION ALL ')
-                          FROM unnest(shards) AS s);
+  IF _query IS NULL THEN
+    RETURN;
+  END IF;
+  -- row by row: a shard, which can be anybody's server, may send any number of them
+  FOR shard, answer IN EXECUTE _query LOOP
+    IF answer IS NULL OR shard <> ALL (_waiting) THEN
+      _waiting := ARRAY[shard];
+      EXIT;
+    END IF;
+    _waiting := array_remove(_waiting, shard);
+    RETURN NEXT;
+  END LOOP;
+  IF cardinality(_waiting) > 0 THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('unexpected answer of shard "%s"', _waiting[1]),
+      DETAIL = 'It is not one row with an answer.';
   END IF;
 END
 $$;

@@ -96,6 +96,8 @@ $$;
 CREATE FUNCTION ml_rag._serve(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
+-- pg_get_viewdef follows it
+SET quote_all_identifiers = off
 AS $$
 -- purpose: the view that takes requests, open to whom the store is
 -- Writes: a new view, as the caller
@@ -108,10 +110,12 @@ BEGIN
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
   IF to_regclass(_view) IS NOT NULL AND NOT EXISTS (
     -- it runs its owner's code as whoever asks
-    SELECT FROM pg_class AS v JOIN pg_trigger AS t ON t.tgrelid = v.oid AND t.tgfoid = 'ml_rag._answer_shard()'::regprocedure
-    JOIN pg_rewrite AS r ON r.ev_class = v.oid
-    JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass
-    WHERE v.oid = to_regclass(_view) AND v.relkind = 'v' AND v.relowner = _owner AND d.refobjid = store
+    SELECT FROM pg_class AS v WHERE v.oid = to_regclass(_view) AND v.relkind = 'v' AND v.relowner = _owner
+    AND regexp_replace(pg_get_viewdef(v.oid), '\s+', ' ', 'g')
+      = regexp_replace(format(' SELECT NULL::jsonb AS request, %s(%L::regclass) AS answer;', 'ml_rag._answer_request'::regproc, store),
+                       '\s+', ' ', 'g')
+    AND ARRAY['ml_rag._take_request'::regproc] = ARRAY(SELECT t.tgfoid::regproc FROM pg_trigger AS t WHERE t.tgrelid = v.oid)
+    AND 1 = (SELECT count(*) FROM pg_rewrite AS r WHERE r.ev_class = v.oid)
   ) THEN
     RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation "%s" already exists', to_regclass(_view)),
       DETAIL = 'It is not the view that ml_rag makes for the store, or of another owner.',

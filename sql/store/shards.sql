@@ -140,7 +140,7 @@ AS $$
 -- purpose: that the table on the other server is as the store is
 DECLARE
   _own jsonb := ml_rag._describe(store);
-  _other jsonb := (SELECT a FROM ml_rag._ask_shards(ARRAY[shard], '{"call": "describe"}') AS a);
+  _other jsonb := (SELECT a.answer FROM ml_rag._ask_shards(ARRAY[shard], '{"call": "describe"}') AS a);
   _key text := (SELECT k FROM jsonb_object_keys(_own) AS k WHERE _own -> k IS DISTINCT FROM _other -> k ORDER BY k LIMIT 1);
 BEGIN
   IF _key IS NOT NULL THEN

@@ -50,11 +50,27 @@ def test_no_view_of_somebody_else_takes_the_requests(shard: Shard) -> None:
     """Its triggers would run with the rights of whoever attaches the shard or asks."""
     with shard.connect() as other:
         other.execute("GRANT CREATE ON SCHEMA public TO asker")
+    answers = "SELECT NULL::jsonb AS request, {}ml_rag._answer_request('b'::regclass){} AS answer"
+    trigger = "CREATE TRIGGER {} INSTEAD OF UPDATE ON b_shard FOR EACH ROW EXECUTE FUNCTION {}"
+    ours = "; " + trigger.format("ml_rag_request", "ml_rag._take_request()")
+    view = f"CREATE VIEW b_shard AS {answers.format('', '')}"
     planted = [
         "CREATE TABLE b_shard (request jsonb, answer jsonb)",
         "CREATE VIEW b_shard AS SELECT NULL::jsonb AS request, NULL::jsonb AS answer",
-        "CREATE VIEW b_shard AS SELECT NULL::jsonb AS request, NULL::jsonb AS answer FROM b WHERE false;"
-        " CREATE TRIGGER t INSTEAD OF INSERT ON b_shard FOR EACH ROW EXECUTE FUNCTION ml_rag._answer_shard()",
+        "CREATE VIEW b_shard AS SELECT NULL::jsonb AS request, NULL::jsonb AS answer FROM b WHERE false" + ours,
+        view + ours,
+    ]
+    # by the owner, or by whom the owner has let: not the one that is made
+    changed = [
+        view,
+        view + "; " + trigger.format("ml_rag_request", "lie()"),
+        view + ours + "; " + trigger.format("more", "lie()"),
+        view + ours + "; CREATE RULE more AS ON INSERT TO b_shard DO INSTEAD NOTHING",
+        view + " FROM b" + ours,
+        view + " WHERE run()" + ours,
+        f"CREATE VIEW b_shard AS {answers.format('coalesce(', ', NULL)')}" + ours,
+        "CREATE VIEW b_shard AS SELECT NULL::jsonb AS request, _answer_request('b'::regclass) AS answer" + ours,
+        view.replace("'b'", "'c'") + ours,
     ]
     with shard.connect("loader") as owner, shard.connect("asker") as asker, shard.connect() as superuser:
         owner.execute("SELECT ml_rag.create_store('public.b')")
@@ -64,6 +80,16 @@ def test_no_view_of_somebody_else_takes_the_requests(shard: Shard) -> None:
                 with error("42P07", "b_shard", "already exists"):
                     caller.execute("SELECT ml_rag.create_store('public.b', '{\"shard\": true}')")
             asker.execute(f"DROP {statement.split()[1]} b_shard")
+        owner.execute(
+            "CREATE TABLE c (); CREATE FUNCTION run() RETURNS boolean LANGUAGE sql AS 'SELECT true';"
+            " CREATE FUNCTION _answer_request(regclass) RETURNS jsonb LANGUAGE sql AS 'SELECT NULL::jsonb';"
+            " CREATE FUNCTION lie() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'"
+        )
+        for statement in changed:
+            owner.execute(statement)
+            with error("42P07", "b_shard", "already exists"):
+                owner.execute("SELECT ml_rag.create_store('public.b', '{\"shard\": true}')")
+            owner.execute("DROP VIEW b_shard")
         for _ in range(2):
             owner.execute("SELECT ml_rag.create_store('public.b', '{\"shard\": true}')")
 
@@ -146,46 +172,62 @@ BROKEN = [
 ]
 
 
-def lie(shard: Shard, call: str, told: str) -> None:
+def lie(shard: Shard, call: str, told: str, rows: str = "") -> None:
     """The view answers a call with that."""
+    good = '{"statistics": [1, 1, [1]], "keys": [], "scores": []}'
     with shard.connect() as other:
         other.execute(
-            "CREATE OR REPLACE FUNCTION public.lie() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-            f" IF NEW.request ->> 'call' = '{call}' THEN NEW.answer := '{told}';"
-            ' ELSE NEW.answer := \'{"statistics": [1, 1, [1]], "keys": [], "scores": []}\'; END IF; RETURN NEW; END $$'
+            "CREATE OR REPLACE VIEW a_shard AS SELECT NULL::jsonb AS request, CASE"
+            " WHEN current_setting(concat('ml_rag.request_', 'a'::regclass::oid), true)"
+            f" ~ 'call\": \"{call}' THEN {told}::jsonb ELSE '{good}' END AS answer {rows}"
         )
-        other.execute("DROP TRIGGER IF EXISTS ml_rag_answer ON a_shard; DROP TRIGGER IF EXISTS lie ON a_shard")
-        other.execute("CREATE TRIGGER lie INSTEAD OF INSERT ON a_shard FOR EACH ROW EXECUTE FUNCTION lie()")
 
 
 def test_an_answer_that_is_none_is_refused(four: Connection, asker: Connection, shard: Shard) -> None:
     for call, told in ANSWERS:
-        lie(shard, call, told)
+        lie(shard, call, f"'{told}'")
         with error("55000", "unexpected answer of shard", "four_s0"):
             answer(asker, "birch", {**WORDS, "n_citations": 10})
     for call, told in BROKEN:
-        lie(shard, call, told)
+        lie(shard, call, f"'{told}'")
         with error("55000", "cannot be used"):
             answer(asker, "birch", {**WORDS, "n_citations": 10})
-    lie(shard, "scores", '{"keys": ["{1,1}"], "scores": [1]}')
+    lie(shard, "scores", """'{"keys": ["{1,1}"], "scores": [1]}'""")
     answer(asker, "birch", WORDS)
+
+
+def test_no_answer_and_several_are_refused(four: Connection, asker: Connection, shard: Shard) -> None:
+    for call in ("statistics", "scores"):
+        lie(shard, call, "NULL")
+        with error("55000", "unexpected answer of shard", "four_s0"):
+            answer(asker, "birch", WORDS)
+    for rows in ("WHERE false", "FROM generate_series(1, 2)", "FROM generate_series(1, 10000)"):
+        lie(shard, "scores", """'{"keys": [], "scores": []}'""", rows)
+        with error("55000", "unexpected answer of shard", "four_s0"):
+            answer(asker, "birch", WORDS)
+        with error("55000", "unexpected answer of shard", "four_s1"):
+            attach(four, "four", 1, shard, "a")
 
 
 def test_requests_wait_for_nobody_once_their_call_is_cancelled(
     four: Connection, asker: Connection, shard: Shard
 ) -> None:
-    with shard.connect() as other:
-        other.execute(
-            "CREATE OR REPLACE FUNCTION public.lie() RETURNS trigger LANGUAGE plpgsql AS"
-            " $$ BEGIN PERFORM pg_sleep(60); RETURN NEW; END $$"
-        )
-        other.execute("DROP TRIGGER ml_rag_answer ON a_shard")
-        other.execute("CREATE TRIGGER lie INSTEAD OF INSERT ON a_shard FOR EACH ROW EXECUTE FUNCTION lie()")
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(answer, asker, "birch", WORDS)
-        time.sleep(1)
-        began = time.monotonic()
-        asker.cancel()
-        with error("57014", ours=False):
-            asking.result(10)
-        assert time.monotonic() - began < 1
+    for slow in (
+        "CREATE TRIGGER ml_rag_request INSTEAD OF UPDATE ON a_shard FOR EACH ROW EXECUTE FUNCTION lie()",
+        "CREATE VIEW a_shard AS SELECT NULL::jsonb AS request, '{}'::jsonb AS answer FROM pg_sleep(60)",
+    ):
+        with shard.connect() as other:
+            other.execute(
+                "CREATE OR REPLACE FUNCTION public.lie() RETURNS trigger LANGUAGE plpgsql AS"
+                " $$ BEGIN PERFORM pg_sleep(60); RETURN NEW; END $$"
+            )
+            other.execute("DROP TRIGGER IF EXISTS ml_rag_request ON a_shard; DROP TRIGGER IF EXISTS lie ON a_shard")
+            other.execute(slow.replace("CREATE VIEW", "CREATE OR REPLACE VIEW"))
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(answer, asker, "birch", WORDS)
+            time.sleep(1)
+            began = time.monotonic()
+            asker.cancel()
+            with error("57014", ours=False):
+                asking.result(10)
+            assert time.monotonic() - began < 1
