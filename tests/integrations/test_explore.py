@@ -199,6 +199,29 @@ def test_two_sets_of_options(page: Page) -> None:
     assert answer.text.count('id="citations"') == 1
 
 
+@pytest.mark.parametrize("wrong", ['{"keyword_serch": 1}', '{"rerank": {"model_id": "none-such"}}'])
+def test_a_set_of_options_that_fails_is_told_beside_the_other(page: Page, wrong: str) -> None:
+    right = '{"vector_store": ["public.boats"], "n_citations": 1}'
+    for options in ({"a": right, "b": wrong}, {"a": wrong, "b": right}, {"a": wrong, "b": wrong}):
+        answer = page.get(q="blue boat", **options)
+        assert answer.status_code == 200
+        failed = [place for place, typed in enumerate(options.values()) if typed == wrong]
+        assert answer.text.count('role="alert"') == len(failed)
+        assert text_of(answer).count("(SQLSTATE 22023)") == len(failed)
+        # nothing has changed where one of the two has not been searched with
+        assert "What changed" not in answer.text
+        for place, section in enumerate(answer.text.split("<section ")[1:]):
+            assert ('role="alert"' in section) == (place in failed)
+            assert ("blue boat</p>" in section) == (place not in failed)
+
+
+def test_the_options_of_the_placeholders_work_as_they_come(page: Page) -> None:
+    one, two = (html.unescape(given) for given in re.findall("placeholder='([^']+)'", page.get().text))
+    asked = page.get(q="blue boat", a=one, b=two)
+    assert 'role="alert"' not in asked.text
+    assert "What changed" in asked.text
+
+
 def test_why_not_this_one(page: Page) -> None:
     options = '{"vector_store": ["public.boats"], "n_citations": 1}'
     asked = page.get(q="blue boat", a=options)

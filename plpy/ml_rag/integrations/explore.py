@@ -318,7 +318,9 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
 
         journeys = await _while_waited_for(request, both())
         marked = await marked_for(request, typed["q"])
-        changed = changes(journeys[0], journeys[1]) if len(journeys) == 2 else []
+        # where one has failed, its error is what is to be said
+        both_answered = len(journeys) == 2 and all(journey.answer for journey in journeys)
+        changed = changes(journeys[0], journeys[1]) if both_answered else []
         return page(
             "ask.html", typed=typed, journeys=journeys, changed=changed, marked=marked, here=str(request.url.query)
         )
