@@ -355,11 +355,39 @@ def test_the_command_says_what_is_wrong_with_a_role(db: Database, asker_dsn: str
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("preset", "words"),
+    [
+        ("keyword_serch = true", ['"keyword_serch"', 'Did you mean "keyword_search"?']),
+        ("n_citations = 101", ["n_citations", "0 to 100"]),
+        ("rerank = {modl = 1}", ['"modl"']),
+        ("model_options = 1", ["model_options", "an object"]),
+        ("retrieval_options = {max_distance = inf}", ["Infinity"]),
+        ("filters = {day = 2026-01-01}", ["date"]),
+    ],
+)
+def test_a_wrong_preset_is_said_at_the_start(
+    db: Database, gate: str, tmp_path: Path, preset: str, words: list[str]
+) -> None:
+    file = tmp_path / "gateway.toml"
+    tokens = f'[tokens.a]\nsha256 = "{digest("x")}"\nrole = "{db.role("asker")}"\n'
+    file.write_text(f'{tokens}[models.right]\nn_citations = 100\n[models."my handbook"]\n{preset}\n')
+    command = [*ML_RAG, "gateway", "--config", str(file), "--port", "1"]
+    done = subprocess.run(
+        command, env={**os.environ, "ML_RAG_DSN": gate}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert all(part in done.stderr for part in ['model "my handbook"', *words]), done.stderr
+    assert "Traceback" not in done.stderr
+    assert "listening on" not in done.stderr
+
+
 def test_the_command(db: Database, boats: Gateway, tmp_path: Path) -> None:
     made = subprocess.run(
         [*ML_RAG, "gateway", "--new-token", db.role("asker")], capture_output=True, text=True, check=True, timeout=60
     )
-    token = made.stderr.strip()
+    token, note = made.stderr.splitlines()
+    assert note == "The token is shown this once: the file has only its hash."
     assert digest(token) in made.stdout
     assert token not in made.stdout
     file = tmp_path / "gateway.toml"
@@ -382,5 +410,6 @@ def test_the_command(db: Database, boats: Gateway, tmp_path: Path) -> None:
     finally:
         process.terminate()
         _, logged = process.communicate(timeout=30)
+    assert logged.splitlines()[0] == f"listening on http://127.0.0.1:{port}/v1, models: ml_rag"
     assert token not in logged
     assert "made for a test" not in logged

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 import psycopg
@@ -12,7 +14,7 @@ from psycopg import sql
 
 from ml_rag.client.dsn import dsn_option
 from ml_rag.client.load import explained
-from ml_rag.errors import MlRagError
+from ml_rag.errors import InvalidRequest, MlRagError
 
 
 def _print_token(ctx: click.Context, param: click.Parameter, role: str | None) -> None:
@@ -22,6 +24,7 @@ def _print_token(ctx: click.Context, param: click.Parameter, role: str | None) -
 
     token = f"mlrag-{secrets.token_urlsafe(32)}"
     click.echo(token, err=True)
+    click.echo("The token is shown this once: the file has only its hash.", err=True)
     # what JSON quotes, TOML reads
     click.echo(f'[tokens.{digest(token)[:8]}]\nsha256 = "{digest(token)}"\nrole = {json.dumps(role)}\n')
     ctx.exit()
@@ -40,6 +43,25 @@ def _try_role(connection: psycopg.Connection, role: str) -> None:
             f'the role "{role}" of a token cannot be taken',
             detail=error.diag.message_primary,
             hint="The role of the DSN must be a member of it: GRANT {} TO {};".format(*names),
+        ) from None
+    connection.execute("RESET ROLE")
+
+
+def _try_preset(connection: psycopg.Connection, name: str, options: Mapping[str, Any], role: str) -> None:
+    """That ``ml_rag`` has these options, before anybody asks. ``role``: one that may ask; that of the DSN need not."""
+    try:
+        wanted = json.dumps(options)
+    except TypeError as error:
+        raise InvalidRequest(f'the options of model "{name}" are not JSON', detail=str(error)) from None
+    try:
+        connection.execute("SELECT pg_catalog.set_config('role', %s, false)", (role,))
+        connection.execute("SELECT ml_rag.parse_options('ml_rag', %s::pg_catalog.jsonb)", (wanted,))
+    except psycopg.errors.DataError as error:
+        about = error.diag
+        raise InvalidRequest(
+            f'model "{name}" has wrong options: {about.message_primary}',
+            detail=about.message_detail,
+            hint=about.message_hint,
         ) from None
     connection.execute("RESET ROLE")
 
@@ -72,6 +94,10 @@ def gateway(dsn: str, config: Path, host: str, port: int, connections: int) -> N
         with psycopg.connect(dsn, autocommit=True) as connection:
             for role in sorted(set(wanted.tokens.values())):
                 _try_role(connection, role)
+            for name, options in wanted.models.items():
+                _try_preset(connection, name, options, min(wanted.tokens.values()))
     except psycopg.Error as error:
         raise explained(error) from None
+    address = f"[{host}]" if ":" in host else host
+    click.echo(f"listening on http://{address}:{port}/v1, models: {', '.join(wanted.models)}", err=True)
     uvicorn.run(made, host=host, port=port, log_level="warning", server_header=False)
