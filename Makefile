@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .PHONY: help demo test test-fast test-one fault-test psql dsn doctor start stop clean build install uninstall bench injection eval check docs docker-test upgrade-test
 
 help: ## what each command does
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 28
 
 demo: ## from nothing to three answers: installs what is missing, loads the sample documents, asks
 	@bash mk/demo.sh

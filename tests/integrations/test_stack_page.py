@@ -165,7 +165,7 @@ def test_one_line_of_sql(reader: str) -> None:
 
 def installed(line: str) -> None:
     """A line with pip names an extra that there is."""
-    extra = re.fullmatch(r'pip install "ml-rag\[(.*)\]"', line)
+    extra = re.fullmatch(r'pip install "\.\[(.*)\]"', line)
     assert extra is not None, line
     assert extra[1] in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
@@ -202,7 +202,7 @@ def test_the_lines_of_a_chat_client(db: Database, reader: str, tmp_path: Path) -
         port = probe.getsockname()[1]
     process = subprocess.Popen([*command(third, reader), "--port", str(port)], cwd=tmp_path)
     try:
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=made.stderr.strip(), timeout=60)
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=made.stderr.splitlines()[0], timeout=60)
         for _ in range(300):
             try:
                 socket.create_connection(("127.0.0.1", port), 1).close()
