@@ -87,10 +87,39 @@ def test_a_filter_that_is_none_is_no_search(boats: MlRagVectorStore, filter: Any
 def test_what_the_database_refuses_has_its_sqlstate(boats: MlRagVectorStore) -> None:
     with error("22023", "between"):
         found(boats, {"year": {"$between": [1]}})
-    with error("22023", "n_citations"):
-        boats.similarity_search("boat", 101)
     assert len(boats.similarity_search("boat", 100)) == 4
     assert boats.similarity_search("boat", 0) == []
+
+
+def test_a_count_out_of_range_is_named_as_langchain_does(boats: MlRagVectorStore, asker_dsn: str) -> None:
+    for k in (-1, 101):
+        with pytest.raises(ValueError, match=f"^k must be from 0 to 100, not {k}$"):
+            boats.similarity_search("boat", k)
+        with pytest.raises(ValueError, match=f"^fetch_k must be from 0 to 100, not {k}$"):
+            boats.max_marginal_relevance_search("boat", 1, fetch_k=k)
+    assert len(boats.max_marginal_relevance_search("boat", 1, fetch_k=100)) == 1
+    retriever = MlRagRetriever(dsn=asker_dsn)
+    for k in (0, 101):
+        with pytest.raises(ValueError, match=f"^k must be from 1 to 100, not {k}$"):
+            retriever.invoke("boat", k=k)
+    assert [len(retriever.invoke("boat", k=k)) for k in (1, 100)] == [1, 4]
+    retriever.close()
+
+
+def test_the_source_of_a_document_that_was_loaded_is_its_name(db: Database, asker_dsn: str) -> None:
+    rows = [("/srv/a.pdf", 7, 1, "red boat", fake_embedding("red boat")), ("b", 8, 1, "house", fake_embedding("house"))]
+    create_store(db.connect(), "public.loaded", rows, "vector(16)")
+    owner = db.connect()
+    made = '{"page": 3, "source": {"sha256": "00", "made_with": "11"}}'
+    owner.execute("UPDATE loaded SET metadata = %s WHERE document_id = 7", (made,))
+    owner.execute("""UPDATE loaded SET metadata = '{"source": {"shelf": 4}}' WHERE document_id = 8""")
+    store, retriever = MlRagVectorStore(asker_dsn, "public.loaded"), MlRagRetriever(dsn=asker_dsn, k=2)
+    wanted = {"red boat": "/srv/a.pdf", "house": {"shelf": 4}}
+    for found in (store.similarity_search("red boat"), retriever.invoke("red boat"), store.get_by_ids(["7:1", "8:1"])):
+        assert {d.page_content: d.metadata["source"] for d in found} == wanted
+        assert [d.metadata["page"] for d in found if d.page_content == "red boat"] == [3]
+    store.close()
+    retriever.close()
 
 
 def test_a_value_that_json_has_not_is_no_filter() -> None:
@@ -170,8 +199,11 @@ def test_a_store_that_was_loaded_is_read_and_not_written(db: Database, asker_dsn
     store = MlRagVectorStore(asker_dsn, "public.loaded")
     assert [d.id for d in store.similarity_search("boat")] == ["7:1"]
     assert [d.page_content for d in store.get_by_ids(["7:1"])] == ["red boat"]
-    with pytest.raises(MlRagError, match="has no column for ids"):
+    with pytest.raises(MlRagError, match="has no column for ids") as caught:
         store.add_texts(["x"])
+    # the text itself, as a traceback and a notebook show nothing else
+    assert 'MlRagRetriever with options={"vector_store": ["public.loaded"]}' in str(caught.value)
+    assert "ALTER TABLE public.loaded ADD id text UNIQUE" in str(caught.value)
     store.close()
 
 
@@ -186,7 +218,8 @@ def test_a_table_of_ones_own_is_for_the_retriever(db: Database, asker_dsn: str) 
     with pytest.raises(MlRagError, match=r"table public\.items does not have the columns") as caught:
         MlRagVectorStore(asker_dsn, "public.items")
     assert "It lacks metadata, document_id, segment_number." in str(caught.value.detail)
-    assert 'MlRagRetriever: options {"vector_store": ["public.items"]}' in str(caught.value.hint)
+    assert "It lacks metadata, document_id, segment_number." in str(caught.value)
+    assert 'MlRagRetriever with options={"vector_store": ["public.items"]}' in str(caught.value)
     retriever = MlRagRetriever(dsn=asker_dsn, options={"vector_store": ["public.items"]})
     assert ["red boat" in d.page_content for d in retriever.invoke("red boat")] == [True]
     retriever.close()
@@ -330,5 +363,5 @@ def test_a_conversation(boats: MlRagVectorStore, asker_dsn: str, tenant_dsn: str
 
 
 def test_a_conversation_has_a_uuid(asker_dsn: str) -> None:
-    with pytest.raises(ValueError, match="badly formed"):
+    with pytest.raises(ValueError, match=r"^conversation_id must be a UUID, .*, not '1'$"):
         MlRagChatMessageHistory(asker_dsn, "1")

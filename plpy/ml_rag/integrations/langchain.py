@@ -32,6 +32,8 @@ from ml_rag.integrations.store import Row, Store, number
 _NO_WORDS = "?"
 #: operators of langchain-postgres, as option filters has them
 _OPERATORS = ("eq", "ne", "lt", "lte", "gt", "gte", "in", "nin", "between", "exists", "like", "ilike")
+#: citations of a call
+_MOST = 100
 #: arguments of searches
 _SEARCH = ("k", "filter", "options")
 _MARGINAL = (*_SEARCH, "fetch_k", "lambda_mult")
@@ -140,7 +142,9 @@ class MlRagVectorStore(VectorStore):
         filter: Mapping[str, Any] | None,
         options: Mapping[str, Any] | None,
         vector: Sequence[float] | None = None,
+        name: str = "k",
     ) -> list[dict[str, Any]]:
+        _check_count(name, k, 0)
         if k == 0:
             return []
         if vector is None and self._embedding is not None:
@@ -233,7 +237,7 @@ class MlRagVectorStore(VectorStore):
         filter: Mapping[str, Any] | None,
         options: Mapping[str, Any] | None,
     ) -> list[Document]:
-        rows = self._search(query, fetch_k, filter, options, vector)
+        rows = self._search(query, fetch_k, filter, options, vector, "fetch_k")
         candidates = [json.loads(row["embedding"]) for row in rows]
         chosen = maximal_marginal_relevance(np.array(vector), candidates, lambda_mult, k)
         return [_document(rows[place]) for place in chosen]
@@ -264,8 +268,22 @@ class MlRagVectorStore(VectorStore):
         return made
 
 
+def _check_count(name: str, count: int, least: int) -> None:
+    if not least <= count <= _MOST:
+        raise ValueError(f"{name} must be from {least} to {_MOST}, not {count}")
+
+
+def _with_source(metadata: Mapping[str, Any], document_name: str | None) -> dict[str, Any]:
+    """Metadata whose ``source`` is a name, as LangChain has it; a load keeps there what the document was made from."""
+    source = metadata.get("source")
+    if isinstance(source, Mapping) and "sha256" in source and document_name is not None:
+        return {**metadata, "source": document_name}
+    return dict(metadata)
+
+
 def _document(row: Mapping[str, Any]) -> Document:
-    return Document(id=row["id"], page_content=row["segment"], metadata=row["metadata"] or {})
+    metadata = _with_source(row["metadata"] or {}, row["document_name"])
+    return Document(id=row["id"], page_content=row["segment"], metadata=metadata)
 
 
 class MlRagRetriever(BaseRetriever):
@@ -309,6 +327,7 @@ class MlRagRetriever(BaseRetriever):
         wanted = {**self.options, **(options or {})}
         count = k if k is not None else self.k
         if count is not None:
+            _check_count("k", count, 1)
             wanted["n_citations"] = count
         rows = self._database.found(self._database.schemas.search, asked(query, wanted))
         return [_cited(row) for row in rows]
@@ -324,7 +343,7 @@ def _cited(row: dict[str, Any]) -> Document:
     text, own = row.pop("segment"), row.pop("metadata", {})
     if "distance" in row:
         row["distance"] = float(row["distance"])
-    return Document(id=key, page_content=text, metadata={**own, **row})
+    return Document(id=key, page_content=text, metadata={**_with_source(own, row.get("document_name")), **row})
 
 
 _KEEP = """INSERT INTO ml_rag.conversation (conversation_id, role) VALUES (%(id)s, current_user)
@@ -349,8 +368,13 @@ class MlRagChatMessageHistory(BaseChatMessageHistory):
     """
 
     def __init__(self, dsn: str, conversation_id: str | None = None) -> None:
+        try:
+            self.conversation_id = str(uuid.UUID(conversation_id) if conversation_id else uuid.uuid4())
+        except ValueError:
+            raise ValueError(
+                f"conversation_id must be a UUID, as ml_rag_chat and a new history give it, not {conversation_id!r}"
+            ) from None
         self._database = Database(dsn, name="ml_rag langchain")
-        self.conversation_id = str(uuid.UUID(conversation_id)) if conversation_id else str(uuid.uuid4())
 
     @property
     def messages(self) -> list[BaseMessage]:

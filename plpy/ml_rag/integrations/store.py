@@ -26,6 +26,13 @@ _NEEDED = ("document_name", "metadata", "document_id", "segment_number", "segmen
 _PREREQUISITE = psycopg.errors.ObjectNotInPrerequisiteState
 
 
+class NotWritable(MlRagError):
+    """A table that is not written to. Its text says what to use instead: a traceback shows no hint."""
+
+    def __str__(self) -> str:
+        return "\n".join(line for line in (self.message, self.detail, self.hint) if line)
+
+
 @dataclass(frozen=True)
 class Row:
     """A text with its id; ``document``: the number that texts of one document share, which stand in it as written."""
@@ -95,11 +102,11 @@ class Store:
         )
         missing = [row["name"] for row in self._database.rows(query, {"names": list(_NEEDED), "store": self.name})]
         if missing:
-            raise MlRagError(
+            raise NotWritable(
                 f"table {self.name} does not have the columns of a store that is written to",
                 detail=f"It lacks {', '.join(missing)}.",
-                hint="Search a table of your own, with a vectorizer or adopted, by MlRagRetriever: options"
-                f' {{"vector_store": ["{self.name}"]}}. Or name a table that does not exist yet.',
+                hint="Search a table of your own, with a vectorizer or adopted, by MlRagRetriever with"
+                f' options={{"vector_store": ["{self.name}"]}}. Or name a table that does not exist yet.',
             )
 
     def _make(self, dimensions: int | None) -> None:
@@ -139,9 +146,12 @@ class Store:
     def write(self, rows: Sequence[Row]) -> None:
         """Insert rows, or replace those whose ids are there. Of rows with the same id the last one counts."""
         if not self._has_id:
-            raise MlRagError(
+            raise NotWritable(
                 f"vector store {self.name} has no column for ids",
-                hint=f"Run ALTER TABLE {self.name} ADD id text UNIQUE, or name a table that does not exist yet.",
+                hint="It can be searched, also by MlRagRetriever with"
+                f' options={{"vector_store": ["{self.name}"]}}.'
+                f" To write to it, run ALTER TABLE {self.name} ADD id text UNIQUE,"
+                " or name a table that does not exist yet.",
             )
         rows = list({row.id: row for row in rows}.values())
         if self._embeds_itself:
@@ -197,9 +207,9 @@ class Store:
                 yield row["id"], row["metadata"]
 
     def by_ids(self, ids: Sequence[str]) -> list[dict[str, Any]]:
-        """The rows of these ids, with ``id``, ``segment``, ``metadata``, in their order."""
+        """The rows of these ids, with ``id``, ``document_name``, ``segment``, ``metadata``, in their order."""
         query = sql.SQL(
-            "SELECT {0} AS id, t.segment, t.metadata FROM {1} AS t WHERE {0} = ANY (%(ids)s)"
+            "SELECT {0} AS id, t.document_name, t.segment, t.metadata FROM {1} AS t WHERE {0} = ANY (%(ids)s)"
             " ORDER BY pg_catalog.array_position(%(ids)s::text[], {0})"
         ).format(self._id, self.table)
         return self._database.rows(query, {"ids": list(ids)})
