@@ -53,26 +53,44 @@ def speaks(entry: ModelEntry, languages: Iterable[str]) -> bool:
     return entry.languages == "many" or all(code.lower().split("-")[0] in ("en", "") for code in languages)
 
 
+def _fitting(entries: Iterable[ModelEntry], languages: Iterable[str]) -> list[ModelEntry]:
+    spoken = list(languages)
+    return [
+        entry
+        for entry in entries
+        if entry.megabytes is not None and speaks(entry, spoken) and not entry.is_noncommercial and not entry.thinks
+    ]
+
+
+def _most_megabytes(entry: ModelEntry, machine: Machine) -> float:
+    """How large a model of this task and engine may be."""
+    most = min(machine.memory * MEMORY_SHARE, CORE_MEGABYTES[entry.task] * machine.cores)
+    # torch is installed for CPUs; llama.cpp may be built for a GPU
+    return max(most, machine.gpu * GPU_SHARE if entry.engine == "llama-cpp" else 0)
+
+
+def why_none(entries: Iterable[ModelEntry], machine: Machine, languages: Iterable[str], task: Task) -> str:
+    """Why there is no model of a task that fits."""
+    known = sorted((e for e in _fitting(entries, languages) if e.task == task), key=lambda e: e.megabytes or 0)
+    if not known:
+        return "none of the catalogue is for these languages"
+    smallest = known[0]
+    most = int(_most_megabytes(smallest, machine))
+    return f"none fits: the smallest for these languages, {smallest.id}, has {smallest.megabytes} MB, and {most} MB fit"
+
+
 def recommend(entries: Iterable[ModelEntry], machine: Machine, languages: Iterable[str]) -> list[ModelEntry]:
     """For each task the largest model of known size that fits; a task that none fits is left out.
 
     Not one that may not be used commercially, nor one that thinks, for which ``max_tokens`` must be raised.
     """
-    spoken = list(languages)
-    fitting = [
-        entry
-        for entry in entries
-        if entry.megabytes is not None and speaks(entry, spoken) and not entry.is_noncommercial and not entry.thinks
-    ]
+    fitting = _fitting(entries, languages)
     found = []
     for task in TASKS:
-        most = min(machine.memory * MEMORY_SHARE, CORE_MEGABYTES[task] * machine.cores)
-        # torch is installed for CPUs; llama.cpp may be built for a GPU
         chosen = [
             entry
             for entry in fitting
-            if entry.task == task
-            and (entry.megabytes or 0) <= max(most, machine.gpu * GPU_SHARE if entry.engine == "llama-cpp" else 0)
+            if entry.task == task and (entry.megabytes or 0) <= _most_megabytes(entry, machine)
         ]
         found += sorted(chosen, key=lambda entry: entry.megabytes or 0)[-1:]
     return found

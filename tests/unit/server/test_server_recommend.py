@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -88,6 +89,41 @@ def test_the_command_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path) 
     assert "SELECT ml_rag.configure('embed_model_id', 'multilingual-e5-small-q4');" in run.output
     found = CliRunner().invoke(main, ["models", "--models-dir", str(tmp_path), "recommend", "--json"])
     assert json.loads(found.output)["machine"] == {"memory": 20_000, "cores": 2, "gpu": 0}
+
+
+def test_the_command_says_why_it_names_no_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "this_machine", lambda: Machine(20_000, 2))
+    config = tmp_path / "ml_rag.toml"
+
+    def told(reranker: str) -> list[str]:
+        config.write_text(
+            f'[models.mine]\ntask="rerank"\nengine="sentence-transformers"\n{reranker}\n'
+            '[models.other]\ntask="rerank"\nengine="sentence-transformers"\nlanguages="en"\nmegabytes=1\n'
+        )
+        run = CliRunner().invoke(main, ["models", "recommend", "--config", str(config)])
+        assert run.exit_code == 0, run.output
+        return [line.split(maxsplit=1)[1] for line in run.output.splitlines() if line.startswith("  rerank")]
+
+    (line,) = told('languages="many"\nmegabytes=121')
+    assert line == (
+        'none fits: the smallest for these languages, mine, has 121 MB, and 120 MB fit; model "hybrid" needs no files'
+    )
+    (line,) = told('languages="many"\nmegabytes=120')
+    assert line.startswith("mine (120 MB;")
+
+
+def test_a_task_without_a_model_for_the_languages_says_so() -> None:
+    english = entry("english", 1, task="rerank", languages="en")
+    assert module.why_none([english], Machine(20_000, 2), ["de"], "rerank") == (
+        "none of the catalogue is for these languages"
+    )
+
+
+@pytest.mark.parametrize(("code", "status"), [("klingon", 2), ("", 2), ("d", 2), ("de", 0), ("pt-BR", 0), ("*", 0)])
+def test_a_language_is_given_by_its_code(tmp_path: Path, code: str, status: int) -> None:
+    run = CliRunner().invoke(main, ["models", "--models-dir", str(tmp_path), "recommend", "--language", code])
+    assert run.exit_code == status
+    assert ("is not a code of ISO 639, such as de or pt-BR" in " ".join(run.output.split())) == (status == 2)
 
 
 def test_every_model_with_files_says_what_it_takes_and_what_it_is_good_for(tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -101,9 +102,23 @@ def good_for(entry: ModelEntry) -> str:
     return "; ".join([entry.description, *thinks, *licence])
 
 
+def _codes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    for code in given:
+        if not re.fullmatch(r"[a-zA-Z]{2,3}(-[a-zA-Z0-9]{2,8})*|\*", code):
+            raise click.BadParameter(f"{code!r} is not a code of ISO 639, such as de or pt-BR, or * for many languages")
+    return given
+
+
 @models.command("recommend")
 @_where
-@click.option("--language", "languages", multiple=True, metavar="CODE", help="Of the texts, such as de; several times.")
+@click.option(
+    "--language",
+    "languages",
+    multiple=True,
+    metavar="CODE",
+    callback=_codes,
+    help="Of the texts, such as de; several times.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.pass_context
 def recommend(
@@ -113,12 +128,13 @@ def recommend(
 
     Without --language: English and others.
     """
+    from ml_rag.server.recommend import TASKS, this_machine, why_none
     from ml_rag.server.recommend import recommend as choose
-    from ml_rag.server.recommend import this_machine
 
     catalogue, folder = _catalogue(ctx, config, models_dir)
     machine = this_machine()
-    chosen = choose(catalogue, machine, languages or ("en", "*"))
+    languages = languages or ("en", "*")
+    chosen = choose(catalogue, machine, languages)
     if as_json:
         rows = [{"task": entry.task, "id": entry.id, "megabytes": entry.megabytes} for entry in chosen]
         click.echo(json.dumps({"machine": asdict(machine), "models": rows}, indent=2))
@@ -128,6 +144,10 @@ def recommend(
     for entry in chosen:
         state = "here" if entry.missing(folder) is None else entry.pull_command
         click.echo(f"  {entry.task:8} {entry.id} ({entry.megabytes} MB; {entry.description}): {state}")
+    for task in TASKS:
+        if task not in {entry.task for entry in chosen}:
+            other = '; model "hybrid" needs no files' if task == "rerank" else ""
+            click.echo(f"  {task:8} {why_none(catalogue, machine, languages, task)}{other}")
     settings = {"embed": "embed_model_id", "rerank": "rerank_model_id", "generate": "generate_model_id"}
     click.echo("Make them the defaults of a database:")
     for entry in chosen:
