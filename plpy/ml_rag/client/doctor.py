@@ -324,7 +324,8 @@ def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
             "answers",
             True,
             f"{found.found} is there to try things out: it often repeats a passage instead of answering",
-            f"ml-rag models pull {USABLE}, then SELECT ml_rag.configure('generate_model_id', '{USABLE}'). "
+            f"With the configuration of the model server (--config, ML_RAG_CONFIG): ml-rag models pull {USABLE}, "
+            f"then SELECT ml_rag.configure('generate_model_id', '{USABLE}'). "
             "ml-rag models recommend names the models for the server's machine.",
         )
     if found.hint:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -223,7 +224,8 @@ class Model:
 
     def _how_to_get(self) -> str:
         if self.entry.pull_command:
-            return f"Get it with: {self.entry.pull_command}"
+            # into the folder of this server, whatever configuration the shell has where somebody runs it
+            return f"Get it with: {self.entry.pull_command} --models-dir {shlex.quote(str(self.shared.models_dir))}"
         return "Put it where the model server's catalogue says it is, or correct the catalogue."
 
     def unload(self) -> None:

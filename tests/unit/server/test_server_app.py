@@ -167,6 +167,7 @@ def test_a_single_text_and_a_huge_number_of_texts(ask) -> None:
         ({"model": "fake-embedd", "input": "a"}, 404, "model_not_found", "fake-embed"),
         ({"model": "fake-generate", "input": "a"}, 400, "wrong_task", "fake-embed"),
         ({"model": "all_minilm_l6_v2", "input": "a"}, 503, "model_unavailable", "ml-rag models pull all_minilm_l6_v2"),
+        ({"model": "all_minilm_l6_v2", "input": "a"}, 503, "model_unavailable", "all_minilm_l6_v2 --models-dir /"),
         ({"model": "fake-embed-nan", "input": "a"}, 500, "engine_failed", "finite"),
         ({"model": "fake-embed-short", "input": "a"}, 500, "engine_failed", "1 x 15"),
     ],
