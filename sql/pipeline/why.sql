@@ -68,8 +68,9 @@ BEGIN
   IF cardinality(segments) > 0 THEN
     RETURN ROW('discover', NULL, false, NULL, NULL, NULL, CASE WHEN page IS NOT NULL
         THEN format('The document has no such segment of page %s.', page)
-        ELSE format('The document has no segment of that number; its segments are %s to %s.',
-          (SELECT min(h.segment_number) FROM unnest(segments) AS h), (SELECT max(h.segment_number) FROM unnest(segments) AS h)) END,
+        ELSE coalesce((SELECT 'The document has no segment of that number; its segments are '
+            || min(h.segment_number) || ' to ' || max(h.segment_number) || '.' FROM unnest(segments) AS h),
+          'The segments of the document have no numbers.') END,
       format('Leave "%s" out, and the best segment of the document is followed.',
         CASE WHEN page IS NOT NULL THEN 'page' ELSE 'segment_number' END))::ml_rag.why_step;
   END IF;
@@ -172,7 +173,7 @@ BEGIN
       'others are embedded by ml_embed_table.',
       wanted.vector_store);
   ELSIF _hit.vector_store IS NULL THEN
-    step.detail := format('It has none of the words that the arm searches for: %s.',
+    step.detail := format('It has none of the words that the arm searches for: "%s".',
       left(coalesce(array_to_string(arm.query, ' '), request.question), 500));
     step.hint := 'Add semantic search, or give the arm other words: {"query": {"text": "…"}}, or synonyms by query_options.';
   ELSIF _value > _max_distance THEN
@@ -372,6 +373,8 @@ DECLARE
   _retrieval ml_rag.retrieval;
   _found record;
   _segments ml_rag.hit[];
+  _known ml_rag.hit[];  -- all of the document
+  _full_name text;
   _passing ml_rag.hit[];
   _wanted ml_rag.hit;
   _hits ml_rag.hit[];
@@ -388,8 +391,21 @@ BEGIN
   _segments := ml_rag._segments_like(_request, _retrieval.stores, ml_rag._without_filters(_request.options), document,
     segment_number, page);
   IF cardinality(_segments) = 0 THEN
-    RETURN ARRAY[ml_rag._why_unknown(_retrieval.stores, document,
-      ml_rag._segments_like(_request, _retrieval.stores, ml_rag._without_filters(_request.options), document, NULL, NULL), page)];
+    _known := ml_rag._segments_like(_request, _retrieval.stores, ml_rag._without_filters(_request.options), document, NULL, NULL);
+    IF cardinality(_known) = 0 THEN
+      -- a name without its folders, which the only document has that is named so
+      SELECT min(d ->> 0) INTO _full_name FROM jsonb_array_elements(ml_rag._list_documents(_retrieval.stores, false)) AS d
+      WHERE regexp_replace(d ->> 0, '^.*[/\\]', '') = document HAVING count(DISTINCT d ->> 0) = 1;
+    END IF;
+    IF _full_name IS NOT NULL THEN
+      document := _full_name;
+      _segments := ml_rag._segments_like(_request, _retrieval.stores, ml_rag._without_filters(_request.options), document,
+        segment_number, page);
+      _known := ml_rag._segments_like(_request, _retrieval.stores, ml_rag._without_filters(_request.options), document, NULL, NULL);
+    END IF;
+  END IF;
+  IF cardinality(_segments) = 0 THEN
+    RETURN ARRAY[ml_rag._why_unknown(_retrieval.stores, document, _known, page)];
   END IF;
   _passing := _segments;
   IF ml_rag._is_filtered(_request.options) THEN
@@ -443,7 +459,7 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.why_not(text, jsonb, text, bigint, integer) IS
 $$why a call with this question and these options does not cite a segment, or cites it: one row a stage, in their order
-document: its name, as the store has it and citations show it. segment_number: null = the segment of the document that comes
+document: its name, as the store has it and citations show it, or without its folders where one document only has it. segment_number: null = the segment of the document that comes
 farthest. page: only segments of it, as key page of the metadata has it. The call is made again, without an answer. is_kept:
 whether the segment goes on to the next stage; of several arms one
 that keeps it is enough. The last row is the stage that drops it, with the option that would let it in as hint, or citations; it is

@@ -230,7 +230,11 @@ def test_why_not_this_one(page: Page) -> None:
     assert re.search(r'search \(semantic\) no 3 .*"n_citations" of at least 3 lets it in', text)
     gone = text_of(page.get("/why", q="boat", a=options, document="boats.pd"))
     assert "Did you mean" in gone
-    assert page.get("/why", q="boat", document="").status_code == 400
+    for empty in ({}, {"q": "boat"}, {"q": "boat", "document": " "}, {"document": "boats.pdf"}):
+        refused = page.get("/why", **empty)
+        assert refused.status_code == 400
+        assert "give a question, and a document as citations name it" in text_of(refused)
+        assert "SELECT" not in refused.text
     assert page.get("/why", q="boat", document="boats.pdf", segment="x").status_code == 400
 
 

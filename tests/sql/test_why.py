@@ -12,7 +12,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from support.cluster import Connection, Database
-from support.stores import Row, create_store, error, fake_embedding, grant, search
+from support.stores import Row, as_text, create_store, error, fake_embedding, grant, search
 
 WORDS = ["heron", "grebe", "loon", "tern", "gull", "swan", "duck", "coot", "rail", "snipe"]
 
@@ -200,6 +200,44 @@ def test_a_segment_that_is_not_there(birds: Connection) -> None:
     assert "explain" in str(why(birds, "heron", {}, "something else altogether")[-1][7])
 
 
+def test_a_name_without_its_folders(owner: Connection, asker: Connection) -> None:
+    names = ["/srv/new/a.pdf", "/srv/old/b.pdf", "/srv/new/b.pdf", "C:\\\\c.pdf", "d.pdf", "/srv/d.pdf"]
+    rows = [(name, n, 1, f"heron {n}", fake_embedding(f"heron {n}")) for n, name in enumerate(names, 1)]
+    create_store(owner, "foldered", rows, type="vector(16)")
+    options = {"n_citations": 6, "vector_store": ["public.foldered"]}
+
+    def last(document: str, number: int | None = None) -> Step:
+        return why(asker, "heron", options, document, number)[-1]
+
+    for short, full in (("a.pdf", names[0]), ("c.pdf", names[3]), ("d.pdf", "d.pdf")):
+        assert last(short)[:3] == ("citations", None, True)
+        assert why(asker, "heron", options, short) == why(asker, "heron", options, full)
+    # of two documents neither is meant
+    assert last("b.pdf")[0] == "discover"
+    assert str(last("b.pdf")[7]).startswith('Did you mean "/srv/new/b.pdf" or "/srv/old/b.pdf"')
+    assert last("a.pdf", 2)[6] == "The document has no segment of that number; its segments are 1 to 1."
+    # a name whose rows are hidden is none
+    owner.execute("ALTER TABLE foldered ENABLE ROW LEVEL SECURITY")
+    owner.execute("CREATE POLICY seen ON foldered USING (document_name NOT LIKE '/srv/new/%')")
+    assert last("a.pdf")[0] == "discover"
+    assert last("b.pdf")[:3] == ("citations", None, True)
+    assert why(asker, "heron", options, "b.pdf") == why(asker, "heron", options, names[1])
+
+
+def test_segments_without_numbers(owner: Connection, asker: Connection) -> None:
+    owner.execute("CREATE TABLE plain (name text, body text, vec vector(16))")
+    owner.execute("INSERT INTO plain VALUES ('a.pdf', 'heron', %s::vector)", (as_text(fake_embedding("heron")),))
+    owner.execute("GRANT SELECT ON plain TO ml_rag_user")
+    options = {
+        "vector_store": ["public.plain"], "embed_model_id": "fake-embed",
+        "vector_store_columns": {"segment": "body", "segment_embedding": "vec", "document_name": "name"},
+    }  # fmt: skip
+    step = why(asker, "heron", options, "a.pdf", 1)[-1]
+    assert step[6] == "The segments of the document have no numbers."
+    assert step[7] == 'Leave "segment_number" out, and the best segment of the document is followed.'
+    assert why(asker, "heron", options, "a.pdf")[-1][:3] == ("citations", None, True)
+
+
 def test_a_page_of_a_document(owner: Connection, asker: Connection) -> None:
     rows = [
         ("a.pdf", 1, n, text, fake_embedding(text))
@@ -233,7 +271,7 @@ def test_rows_that_an_arm_cannot_find(owner: Connection, asker: Connection) -> N
         ("search", "semantic", False), ("keyword", "keyword", False), ("fuse", None, False)
     ]  # fmt: skip
     assert steps[0][6] == "It has no embedding yet."
-    assert steps[1][6] == "It has none of the words that the arm searches for: heron."
+    assert steps[1][6] == 'It has none of the words that the arm searches for: "heron".'
     assert steps[2][7] == "See the hints of the arms."
 
 

@@ -328,6 +328,8 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
     async def why(request: Request) -> Response:
         typed = asked_of(request)
         document = request.query_params.get("document", "")
+        if not typed["q"].strip() or not document.strip():
+            raise _Refused(400, "give a question, and a document as citations name it, to see what became of it")
         segment = _number(request.query_params.get("segment"), "the number of the segment")
         parameters = {**asked(typed["q"], options_of(typed["a"])), "document": document, "segment": segment}
         steps = await rows(request, _WHY, parameters)
