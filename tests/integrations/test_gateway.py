@@ -382,6 +382,17 @@ def test_a_wrong_preset_is_said_at_the_start(
     assert "listening on" not in done.stderr
 
 
+def test_a_role_that_may_not_ask_is_said_at_the_start(db: Database, gate: str, tmp_path: Path) -> None:
+    file, role = tmp_path / "gateway.toml", db.role("stranger")
+    file.write_text(f'[tokens.a]\nsha256 = "{digest("x")}"\nrole = "{role}"\n')
+    command = [*ML_RAG, "gateway", "--dsn", gate, "--config", str(file), "--port", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f'the role "{role}" of a token may not ask' in done.stderr
+    assert "permission denied" in done.stderr
+    assert f'GRANT ml_rag_user TO "{role}";' in done.stderr
+
+
 def test_the_command(db: Database, boats: Gateway, tmp_path: Path) -> None:
     made = subprocess.run(
         [*ML_RAG, "gateway", "--new-token", db.role("asker")], capture_output=True, text=True, check=True, timeout=60

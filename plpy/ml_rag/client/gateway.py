@@ -48,7 +48,7 @@ def _try_role(connection: psycopg.Connection, role: str) -> None:
 
 
 def _try_preset(connection: psycopg.Connection, name: str, options: Mapping[str, Any], role: str) -> None:
-    """That ``ml_rag`` has these options, before anybody asks. ``role``: one that may ask; that of the DSN need not."""
+    """That ``ml_rag`` has these options, before anybody asks. ``role``: of a token; that of the DSN need not ask."""
     try:
         wanted = json.dumps(options)
     except TypeError as error:
@@ -56,6 +56,12 @@ def _try_preset(connection: psycopg.Connection, name: str, options: Mapping[str,
     try:
         connection.execute("SELECT pg_catalog.set_config('role', %s, false)", (role,))
         connection.execute("SELECT ml_rag.parse_options('ml_rag', %s::pg_catalog.jsonb)", (wanted,))
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise MlRagError(
+            f'the role "{role}" of a token may not ask',
+            detail=error.diag.message_primary,
+            hint=f"GRANT ml_rag_user TO {sql.Identifier(role).as_string()};",
+        ) from None
     except psycopg.errors.DataError as error:
         about = error.diag
         raise InvalidRequest(
@@ -94,8 +100,8 @@ def gateway(dsn: str, config: Path, host: str, port: int, connections: int) -> N
         with psycopg.connect(dsn, autocommit=True) as connection:
             for role in sorted(set(wanted.tokens.values())):
                 _try_role(connection, role)
-            for name, options in wanted.models.items():
-                _try_preset(connection, name, options, min(wanted.tokens.values()))
+                for name, options in wanted.models.items():
+                    _try_preset(connection, name, options, role)
     except psycopg.Error as error:
         raise explained(error) from None
     address = f"[{host}]" if ":" in host else host
