@@ -436,8 +436,9 @@ def test_many_stores_are_warned_of_in_few_words(attacker: Connection, asker: Con
     assert said[-1][0] == "5 more vector stores cannot be searched; ignored"
 
 
-def test_the_best_of_many_stores_are_cited(attacker: Connection, asker: Connection) -> None:
+def test_the_best_of_many_stores_are_cited(owner: Connection, attacker: Connection, asker: Connection) -> None:
     """Of each store's hits only those are kept that can still be cited."""
+    owner.execute("SELECT ml_rag.configure('untrusted_ms', '60000')")  # a busy machine searches fewer in its second
     attacker.execute("SELECT ml_rag.enable_keyword_search('evil.kb')")
     for i in range(12):
         attacker.execute(f"CREATE TABLE evil.t{i} (LIKE evil.kb INCLUDING ALL)")
@@ -452,3 +453,4 @@ def test_the_best_of_many_stores_are_cited(attacker: Connection, asker: Connecti
     for options in ({}, WORDS):
         best: Any = ask(asker, **options, n_citations=100)[0]["citations"]
         assert ask(asker, **options, n_citations=5)[0]["citations"] == best[:5]
+    owner.execute("SELECT ml_rag.configure('untrusted_ms', NULL)")

@@ -107,12 +107,11 @@ def test_a_client_that_hangs_up_before_its_replies_is_no_failure(tmp_path: Path)
 
 def test_generation_stops_when_the_client_goes_away(server: RunningServer) -> None:
     """1 000 tokens take 50 s; whoever comes next would wait as long."""
-    with client(server.socket, timeout=0.3) as http:
-        with pytest.raises(httpx.ReadTimeout):
-            http.post("/v1/chat/completions", json=CHAT)
+    with client(server.socket, timeout=0.3) as http, pytest.raises(httpx.ReadTimeout):
+        http.post("/v1/chat/completions", json=CHAT)
+    with client(server.socket, timeout=5) as http:
         with http.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as reply:
             next(reply.iter_lines())
-    with client(server.socket, timeout=5) as http:
         began = time.monotonic()
         reply = http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 2})
         assert reply.json()["usage"]["completion_tokens"] == 2
