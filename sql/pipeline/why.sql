@@ -460,9 +460,9 @@ $$;
 COMMENT ON FUNCTION ml_rag.why_not(text, jsonb, text, bigint, integer) IS
 $$why a call with this question and these options does not cite a segment, or cites it: one row a stage, in their order
 document: its name, as the store has it and citations show it, or without its folders where one document only has it.
-segment_number: null = the segment of the document that comes farthest. page: only segments of it, as key page of the metadata has it. The call is made again, without an answer. is_kept:
-whether the segment goes on to the next stage; of several arms one
-that keeps it is enough. The last row is the stage that drops it, with the option that would let it in as hint, or citations; it is
+segment_number: null = the segment of the document that comes farthest. page: only segments of it, as key page of the
+metadata has it. The call is made again, without an answer. is_kept: whether the segment goes on to the next stage; of several
+arms one that keeps it is enough. The last row is the stage that drops it, with the option that would let it in as hint, or citations; it is
 expand where the text is cited all the same, as that of a neighbour. rank, distance, score: after that stage; score is BM25 in
 keyword, what a function gave, and 0-1 in fuse and rerank. Of a document that the caller may not see, the rows are those of one
 that is not there.
