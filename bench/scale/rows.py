@@ -7,10 +7,10 @@ from typing import Any
 
 import psycopg
 
+from bench.retrieval import EmbeddingCall
 from bench.scale.setting import (
     BLOCK,
     TEXTS,
-    Embed,
     N,
     Row,
     Setting,
@@ -91,7 +91,7 @@ def _one(setting: Setting, owner: psycopg.Connection[Any], size: int, kind: str)
     asked = questions()
     with_vector = [options_of(q, vector_store=["public.grown"]) for q in asked]
     with_text = options_of(None, vector_store=["public.grown"])
-    embed = Embed(setting.address)
+    embed = EmbeddingCall(setting.address)
     # what ours sets by itself
     ef_search = {"none": 40 if size <= 20_000 else 200, "halfvec": 40 if size <= 20_000 else 200, "binary": 400}[kind]
     with connect(setting.asker) as ours, connect(setting.asker, ef_search=ef_search) as plain:
@@ -103,7 +103,7 @@ def _one(setting: Setting, owner: psycopg.Connection[Any], size: int, kind: str)
             {
                 "bare": lambda i: knn(asked[i % len(asked)]),
                 "ours": lambda i: answer(ours, with_vector[i % len(asked)]),
-                "bare with embedding": lambda i: knn(embed(TEXTS[i % len(TEXTS)])),
+                "bare with embedding": lambda i: knn(embed(TEXTS[i % len(TEXTS)]).to_text()),
                 "ours with embedding": lambda i: answer(ours, with_text, TEXTS[i % len(TEXTS)]),
             },
             setting.rounds,

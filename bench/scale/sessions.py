@@ -13,9 +13,9 @@ from typing import Any
 import psycopg
 
 from bench.load.report import percentile
+from bench.retrieval import EmbeddingCall
 from bench.scale.setting import (
     TEXTS,
-    Embed,
     Row,
     Setting,
     answer,
@@ -114,5 +114,5 @@ def _call(connection: psycopg.Connection[Any], setting: Setting, kind: str) -> C
         return lambda i: answer(connection, with_vector[i % n])
     if kind == "ours with embedding":
         return lambda i: answer(connection, with_text, TEXTS[i % len(TEXTS)])
-    embed = Embed(setting.address)
-    return lambda i: connection.execute(bare("shared", embed(TEXTS[i % len(TEXTS)]))).fetchall()
+    embed = EmbeddingCall(setting.address)
+    return lambda i: connection.execute(bare("shared", embed(TEXTS[i % len(TEXTS)]).to_text())).fetchall()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
-import socket
 import statistics
 import sys
 import tempfile
@@ -206,20 +204,6 @@ def options_of(question: str | None, **options: object) -> str:
     if question is not None:
         given |= {"query_embedding": json.loads(question), "embed_model_id": MODEL}
     return json.dumps(given)
-
-
-class Embed:
-    """The bare call: one POST over the model server's socket on a kept connection; gives a vector as text."""
-
-    def __init__(self, address: str) -> None:
-        self._http = http.client.HTTPConnection("model-server")
-        self._http.sock = socket.socket(socket.AF_UNIX)
-        self._http.sock.connect(address.removeprefix("unix:"))
-
-    def __call__(self, text: str) -> str:
-        body = json.dumps({"model": MODEL, "input": text})
-        self._http.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
-        return str(json.loads(self._http.getresponse().read())["data"][0]["embedding"])
 
 
 def connect(dsn: str, *, ef_search: int = 40) -> psycopg.Connection[Any]:
