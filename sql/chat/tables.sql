@@ -70,7 +70,7 @@ CREATE FUNCTION ml_rag._delete_conversation() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, ml_rag, pg_temp
 AS $$
--- purpose: a conversation that was never changed is none  Writes: ml_rag.conversation
+-- purpose: delete a conversation once its changed_at is set to -infinity  Writes: ml_rag.conversation
 BEGIN
   -- nobody but the owner may make triggers of it (privileges); on another table NEW could be anything
   IF TG_RELID = 'ml_rag.conversation'::regclass THEN

@@ -98,7 +98,7 @@ CREATE FUNCTION ml_rag._delete_run() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, ml_rag, pg_temp
 AS $$
--- purpose: a run of no questions is none  Writes: ml_rag.evaluation_run
+-- purpose: delete a run once its number of questions is set to 0  Writes: ml_rag.evaluation_run
 BEGIN
   -- nobody but the owner may make triggers of it (privileges); on another table NEW.run_id could be anything
   IF TG_RELID = 'ml_rag.evaluation_run'::regclass THEN
