@@ -66,7 +66,7 @@ def _name_the_extra(command: str | None, error: ModuleNotFoundError) -> None:
         brought = "the model server" if extra == "server" else f"the extra {extra}"
         raise _ExtraMissing(
             f"ml-rag {command} needs the package {error.name}, which comes with {brought}: "
-            f'pip install "ml-rag[{extra}]"'
+            f'pip install ".[{extra}]" in a checkout of ml_rag'
         ) from error
 
 

@@ -138,7 +138,7 @@ def test_a_default_model_whose_files_are_missing(owner: Connection, db: Database
     status, found = findings(db)
     assert status == 1
     assert "files are missing" in str(found["default models"]["found"])
-    assert "ml-rag models pull all_minilm_l6_v2" in str(found["default models"]["hint"])
+    assert "ml-rag models pull all_minilm_l6_v2 --models-dir /" in str(found["default models"]["hint"])
 
 
 def test_a_tiny_model_for_answers_is_told_with_the_command_for_a_usable_one(owner: Connection, db: Database) -> None:
@@ -148,7 +148,7 @@ def test_a_tiny_model_for_answers_is_told_with_the_command_for_a_usable_one(owne
     _, found = findings(db)
     assert found["answers"]["ok"]
     assert "to try things out" in str(found["answers"]["found"])
-    assert "ml-rag models pull qwen2.5-1.5b-instruct" in str(found["answers"]["hint"])
+    assert "ml-rag models pull qwen2.5-1.5b-instruct --models-dir /" in str(found["answers"]["hint"])
 
 
 def test_a_store_in_another_script_than_its_models_is_told(owner: Connection, db: Database) -> None:
@@ -167,7 +167,7 @@ def test_a_store_in_another_script_than_its_models_is_told(owner: Connection, db
     assert "public.en" not in str(found["languages"]["found"])
     assert "public.many" not in str(found["languages"]["found"])
     assert "public.unknown" not in str(found["languages"]["found"])
-    assert "ml-rag models pull multilingual-e5-small-q4" in str(found["languages"]["hint"])
+    assert "ml-rag models pull multilingual-e5-small-q4 --models-dir /" in str(found["languages"]["hint"])
 
 
 def test_letters_of_other_scripts_are_counted() -> None:

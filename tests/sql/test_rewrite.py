@@ -334,8 +334,9 @@ def test_a_larger_model_is_named_with_the_command_that_gets_it(owner: Connection
     create_store(owner, "docs", [("a", 1, 1, "heron", fake_embedding("heron"))], type="vector(16)")
     with error("55000") as caught:
         answer(asker, "heron", {"query_options": {"rewrite": True, "model_id": SMALLEST, "fallback": False}})
-    assert caught.hint == (
-        'Name a larger one in "model_id", such as qwen2.5-7b-instruct, after "ml-rag models pull qwen2.5-7b-instruct".'
+    assert caught.hint.startswith(
+        'Name a larger one in "model_id", such as qwen2.5-7b-instruct, after '
+        '"ml-rag models pull qwen2.5-7b-instruct --models-dir /'
     )
 
 

@@ -100,7 +100,7 @@ def test_the_client_alone_helps(client: Path, arguments: list[str]) -> None:
 def test_the_model_servers_commands_name_the_extra(client: Path, arguments: list[str]) -> None:
     done = _ml_rag(client, *arguments)
     assert done.returncode == 2
-    assert 'pip install "ml-rag[server]"' in done.stderr
+    assert 'pip install ".[server]"' in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
 
@@ -110,7 +110,7 @@ def test_a_package_that_is_needed_later_names_the_extra_too(client: Path, tmp_pa
     _link(_distributions(["pydantic"]), tmp_path)
     done = _ml_rag(client, "serve", "--no-socket", "--listen", "127.0.0.1:1", PYTHONPATH=f"{client}:{tmp_path}")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert 'pip install "ml-rag[server]"' in done.stderr
+    assert 'pip install ".[server]"' in done.stderr
 
 
 def test_another_missing_module_is_no_matter_of_the_extra(client: Path, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_another_missing_module_is_no_matter_of_the_extra(client: Path, tmp_path
     done = _ml_rag(client, "load", "--help", PYTHONPATH=f"{tmp_path}:{client}")
     assert done.returncode == 1
     assert "a_module_that_is_not_there" in done.stderr
-    assert "ml-rag[server]" not in done.stderr
+    assert ".[server]" not in done.stderr
 
 
 def test_the_given_packages_come_with_the_server() -> None:

@@ -204,7 +204,7 @@ def check_calls(connection: psycopg.Connection) -> Iterator[Finding]:
             if not available:
                 raise CheckFailed(
                     f"{name} is {value}, whose files are missing",
-                    f"With the configuration of the model server (--config, ML_RAG_CONFIG): ml-rag models pull {value}",
+                    how_to_pull(connection, value) or "Put them where the model server's catalogue says they are.",
                 )
         return ", ".join(f"{name} = {value}" for name, value, _ in rows)
 
@@ -286,6 +286,25 @@ def foreign_share(texts: Sequence[str]) -> float:
     return foreign / len(letters) if letters else 0.0
 
 
+def how_to_pull(connection: psycopg.Connection, model_id: str) -> str:
+    """The command that gets a model's files into the model server's folder; empty where they are there.
+
+    Where the server does not answer, or has no such model, the command does not name a folder.
+    """
+    row = connection.execute(
+        "SELECT m.value ->> 'pull' FROM ml_rag._model_server('/v1/models') AS s, jsonb_array_elements(s.reply -> 'data') AS m"
+        " WHERE m.value ->> 'id' = %s",
+        [model_id],
+    ).fetchone()
+    return row[0] or "" if row else f"ml-rag models pull {model_id}"
+
+
+def after_pull(connection: psycopg.Connection, model_id: str) -> str:
+    """The beginning of a hint that goes on with a statement."""
+    command = how_to_pull(connection, model_id)
+    return f"{command}, then " if command else ""
+
+
 def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
     """Whether the models are good for what they are there for."""
     known = built_in_models()
@@ -312,7 +331,7 @@ def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
         if wrong:
             raise CheckFailed(
                 f"texts that are not English, with an embedding model for English: {', '.join(wrong)}",
-                f"ml-rag models pull {MULTILINGUAL}, then CALL ml_rag.add_embedding('STORE', 'multilingual', "
+                f"{after_pull(connection, MULTILINGUAL)}CALL ml_rag.add_embedding('STORE', 'multilingual', "
                 f'\'{{"embed_model_id": "{MULTILINGUAL}"}}\'), '
                 "then SELECT ml_rag.use_embedding('STORE', 'multilingual').",
             )
@@ -324,8 +343,7 @@ def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
             "answers",
             True,
             f"{found.found} is there to try things out: it often repeats a passage instead of answering",
-            f"With the configuration of the model server (--config, ML_RAG_CONFIG): ml-rag models pull {USABLE}, "
-            f"then SELECT ml_rag.configure('generate_model_id', '{USABLE}'). "
+            f"{after_pull(connection, USABLE)}SELECT ml_rag.configure('generate_model_id', '{USABLE}'). "
             "ml-rag models recommend names the models for the server's machine.",
         )
     if found.hint:

@@ -1,4 +1,4 @@
-"""LangChain: a vector store, a retriever and a chat history. Needs ``pip install "ml-rag[langchain]"``.
+"""LangChain: a vector store, a retriever and a chat history. Needs ``pip install ".[langchain]"``.
 
 Async methods run the others in a thread of LangChain's, each on a connection of its own.
 """

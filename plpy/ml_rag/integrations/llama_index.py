@@ -1,4 +1,4 @@
-"""LlamaIndex: a vector store and a retriever. Needs ``pip install "ml-rag[llama-index]"``.
+"""LlamaIndex: a vector store and a retriever. Needs ``pip install ".[llama-index]"``.
 
 A node is a segment; the nodes of one source document are one document of the store, in the order in which they came.
 Async methods run the others in threads, each on a connection of its own.

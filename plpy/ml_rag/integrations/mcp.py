@@ -1,4 +1,4 @@
-"""An MCP server: agents search, ask and read what one role of the database may see. ``pip install "ml-rag[mcp]"``.
+"""An MCP server: agents search, ask and read what one role of the database may see. ``pip install ".[mcp]"``.
 
 It only reads: every statement is in a read-only transaction, as the role of the DSN.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -213,6 +214,11 @@ class ModelEntry(_Strict):
         """How to get the files, or None when there is nothing to fetch."""
         fetchable = any(not isinstance(source, PathSource) for source in self.sources)
         return f"ml-rag models pull {self.id}" if fetchable else None
+
+    def pull_into(self, models_dir: Path) -> str | None:
+        """The same for that folder, whatever configuration the shell has. Files that are there are got by force only."""
+        force = " --force" if self.missing(models_dir) is None else ""
+        return self.pull_command and f"{self.pull_command}{force} --models-dir {shlex.quote(str(models_dir))}"
 
 
 def _default_socket() -> str:

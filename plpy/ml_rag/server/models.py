@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -214,8 +213,7 @@ class Model:
 
     def how_to_pull(self) -> str | None:
         """The command for its files; files that are there are got again by force only."""
-        is_there = self.entry.missing(self.shared.models_dir) is None
-        return self.entry.pull_command and self.entry.pull_command + (" --force" if is_there else "")
+        return self.entry.pull_into(self.shared.models_dir)
 
     def _how_to_mend(self) -> str:
         if command := self.how_to_pull():
@@ -223,9 +221,8 @@ class Model:
         return "Look at its entry in the model server's catalogue, and at its files, which may be damaged."
 
     def _how_to_get(self) -> str:
-        if self.entry.pull_command:
-            # into the folder of this server, whatever configuration the shell has where somebody runs it
-            return f"Get it with: {self.entry.pull_command} --models-dir {shlex.quote(str(self.shared.models_dir))}"
+        if command := self.how_to_pull():
+            return f"Get it with: {command}"
         return "Put it where the model server's catalogue says it is, or correct the catalogue."
 
     def unload(self) -> None:

@@ -74,9 +74,9 @@ def check_pins(entry: ModelEntry, models_dir: Path) -> None:
         except OSError as error:
             raise ModelUnavailable(f"model {entry.id} cannot be read", detail=str(error)) from error
         if found != pin:
-            command = entry.pull_command
+            command = entry.pull_into(models_dir)
             raise ModelUnavailable(
                 f"a file of model {entry.id} is not the one the catalogue names",
                 detail=f"SHA-256 of {path} is {found}, expected {pin}",
-                hint=f"Download it again with: {command} --force" if command else "Put the right file there.",
+                hint=f"Download it again with: {command}" if command else "Put the right file there.",
             )

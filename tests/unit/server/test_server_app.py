@@ -220,7 +220,8 @@ def test_models(ask) -> None:
     }
     assert rows["smollm2-135m-instruct"]["brief"] is True
     missing = rows["all_minilm_l6_v2"]
-    assert (missing["available"], missing["pull"]) == (False, "ml-rag models pull all_minilm_l6_v2")
+    pull = missing["pull"].partition(" --models-dir ")
+    assert (missing["available"], pull[0], bool(pull[2])) == (False, "ml-rag models pull all_minilm_l6_v2", True)
     assert "does not exist" in missing["reason"]
     assert ask("GET", "/v1/models/fake-embed").json() == rows["fake-embed"]
     assert_error(ask("GET", "/v1/models/none"), 404, "model_not_found")
@@ -416,13 +417,14 @@ def test_a_damaged_model_says_how_to_get_it_again_and_counts_as_unavailable(
         async with registry.lease("mine", "generate", lambda: False):
             pass
 
+    command = f"ml-rag models pull mine --force --models-dir {tmp_path}"
     assert registry.info("mine").available  # nobody knows yet
     for _ in range(2):
         with pytest.raises(ModelUnavailable) as caught:
             asyncio.run(lease())
-        assert str(caught.value.hint).endswith("get them again with: ml-rag models pull mine --force")
+        assert str(caught.value.hint).endswith(f"get them again with: {command}")
     info = registry.info("mine")
-    assert (info.available, info.state, info.pull) == (False, "unavailable", "ml-rag models pull mine --force")
+    assert (info.available, info.state, info.pull) == (False, "unavailable", command)
     assert info.reason in ("the model file cannot be loaded", "RuntimeError: bad magic")
     file.write_bytes(b"GGUF!")
     assert registry.info("mine").available

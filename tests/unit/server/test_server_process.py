@@ -199,7 +199,7 @@ def test_default_models_that_are_missing_are_a_line_each_in_the_log(tmp_path: Pa
         lines = [line for line in running.log().splitlines() if "default model" in line]
     assert [line.partition("default model ")[2].partition(":")[0] for line in lines] == list(DEFAULT_MODELS[1:])
     for line, model_id in zip(lines, DEFAULT_MODELS[1:], strict=True):
-        assert line.endswith(f"get it with: ml-rag models pull {model_id}")
+        assert line.endswith(f"get it with: ml-rag models pull {model_id} --models-dir {tmp_path / 'models'}")
 
 
 def test_the_default_models_are_those_of_a_new_database() -> None:

@@ -194,7 +194,7 @@ def test_a_pin_is_checked_at_load_and_remembered(tmp_path: Path, monkeypatch: py
     with pytest.raises(ModelUnavailable) as caught:
         pins.check_pins(entry(), tmp_path)
     assert PIN in str(caught.value.detail)
-    assert caught.value.hint == "Download it again with: ml-rag models pull org/m --force"
+    assert caught.value.hint == f"Download it again with: ml-rag models pull org/m --force --models-dir {tmp_path}"
 
 
 def test_the_command_says_what_to_do(tmp_path: Path, pypi: SimpleNamespace, hub: SimpleNamespace) -> None:

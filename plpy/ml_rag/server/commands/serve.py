@@ -66,7 +66,7 @@ def serve(
     folder = choose_models_dir(catalogue, models_dir)
     for model_id in DEFAULT_MODELS:
         if (entry := catalogue.get(model_id)) is not None and (reason := entry.missing(folder)):
-            how = f"; get it with: {entry.pull_command}" if entry.pull_command else ""
+            how = f"; get it with: {command}" if (command := entry.pull_into(folder)) else ""
             logging.getLogger("ml_rag.server").warning("default model %s: %s%s", model_id, reason, how)
 
     hide()  # the keys of remote models, from document parsers, which run as the same user
