@@ -62,7 +62,7 @@ BEGIN
     -- the stages of a call and what they call, which run with the caller's own rights: all of pipeline/
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '@ROUTINES_OF_PIPELINE@'),
     -- ground/schema
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', 'version _relation_name _check_writable _raise _full_name'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', 'version _relation_name _check_writable _raise _full_name _is_distributed'),
     -- ground/settings
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_address _roles _get_setting'),
     -- ground/python
@@ -87,7 +87,7 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _key_and_segment _keyword_rows _raise_of_columns _may_fold _keep_keywords
       _build_keyword_index _drop_keyword_index _fold_own_keywords _own_table _indexable_key _has_foreign_partition
-      _is_distributed _drop_keyword_triggers _make_keyword_triggers disable_keyword_search
+      _drop_keyword_triggers _make_keyword_triggers disable_keyword_search
       _index_keywords enable_keyword_search fold_keyword_index'),
     -- store/marker
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '

@@ -14,7 +14,8 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.forget_conversation(uuid) IS
 $$deletes a conversation of the caller's, with all its turns
-Returns whether there was one. Several: SELECT ml_rag.forget_conversation(conversation_id) FROM ml_rag.conversation WHERE …$$;
+Returns whether there was one. Several: SELECT ml_rag.forget_conversation(conversation_id) FROM ml_rag.conversation WHERE …
+Errors: 25006 read-only transaction.$$;
 
 CREATE FUNCTION ml_rag.forget(before timestamptz) RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -36,4 +37,4 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.forget(timestamptz) IS
 $$deletes the caller's conversations whose last turn is older: SELECT ml_rag.forget(now() - interval '90 days')
-Returns how many conversations it deleted, with all their turns. Errors: 22023 before is null.$$;
+Returns how many conversations it deleted, with all their turns. Errors: 22023 before is null; 25006 read-only transaction.$$;

@@ -123,7 +123,8 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.forget_evaluation(bigint) IS
 $$deletes a run of ml_rag_evaluate of the caller's, with its questions
-Returns whether there was one. Several: SELECT ml_rag.forget_evaluation(run_id) FROM ml_rag.evaluation_run WHERE …$$;
+Returns whether there was one. Several: SELECT ml_rag.forget_evaluation(run_id) FROM ml_rag.evaluation_run WHERE …
+Errors: 25006 read-only transaction.$$;
 
 CREATE FUNCTION ml_rag._judge(model_id text, task text, question text, hits ml_rag.hit[]) RETURNS float8
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

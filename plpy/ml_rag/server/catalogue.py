@@ -216,7 +216,7 @@ class ModelEntry(_Strict):
         return f"ml-rag models pull {self.id}" if fetchable else None
 
     def pull_into(self, models_dir: Path) -> str | None:
-        """The same for that folder, whatever configuration the shell has. Files that are there are got by force only."""
+        """The same for a folder, whatever configuration the shell has; files that are there are got by force only."""
         force = " --force" if self.missing(models_dir) is None else ""
         return self.pull_command and f"{self.pull_command}{force} --models-dir {shlex.quote(str(models_dir))}"
 
