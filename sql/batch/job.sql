@@ -141,7 +141,8 @@ BEGIN
   ELSE
     EXECUTE format('SELECT FROM %s LIMIT 0', _out.relation);
     _output := _out.relation::regclass;
-    SELECT format_type(a.atttypid, a.atttypmod) INTO _existing FROM pg_attribute AS a
+    -- quote_all_identifiers may put quotes around it
+    SELECT replace(format_type(a.atttypid, a.atttypmod), '"', '') INTO _existing FROM pg_attribute AS a
     WHERE a.attrelid = _output AND a.attname = _out.column_name AND a.attnum > 0 AND NOT a.attisdropped;
     IF EXISTS (SELECT FROM unnest(_key) AS k WHERE NOT EXISTS (
         SELECT FROM pg_attribute AS a WHERE a.attrelid = _output AND a.attname = k AND NOT a.attisdropped)) THEN
@@ -164,7 +165,7 @@ BEGIN
     IF _details = ANY (_key || _out.column_name::name || CASE WHEN _input = _output THEN _in.column_name::name END) THEN
       PERFORM ml_rag._bad_option('details_column', to_jsonb(_details), 'a column of its own');
     END IF;
-    SELECT format_type(a.atttypid, NULL) INTO _existing FROM pg_attribute AS a
+    SELECT replace(format_type(a.atttypid, NULL), '"', '') INTO _existing FROM pg_attribute AS a
     WHERE a.attrelid = _output AND a.attname = _details AND a.attnum > 0 AND NOT a.attisdropped;
     IF NOT FOUND THEN
       EXECUTE format('ALTER TABLE %s ADD COLUMN %I text', _out.relation, _details);

@@ -44,7 +44,7 @@ BEGIN
   LEFT JOIN pg_namespace AS n ON n.nspname = _parts[1]
   LEFT JOIN pg_proc AS p ON p.pronamespace = n.oid AND p.proname = _parts[2] AND p.prokind = 'f'
     AND p.proargtypes = array_to_string(s.types::oid[], ' ')::oidvector
-    AND concat(CASE WHEN p.proretset THEN 'setof ' END, format_type(p.prorettype, NULL)) = s.result
+    AND concat(CASE WHEN p.proretset THEN 'setof ' END, replace(format_type(p.prorettype, NULL), '"', '')) = s.result
   WHERE s.option = _find_function.option;
   IF _found.functions = 0 THEN
     SELECT string_agg(o.signature, '; ' ORDER BY o.signature) INTO _others FROM (

@@ -35,12 +35,9 @@ DECLARE
   _wrong text;
 BEGIN
   SELECT string_agg(format('%I %s', w.name, w.types[1]), ', ') INTO _wrong
-  FROM (VALUES (segment, '{text,character varying}'::text[]), (embedding, '{vector,halfvec}')) AS w (name, types)
-  WHERE NOT EXISTS (
-    SELECT FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-    WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0 AND NOT a.attisdropped
-      AND (format_type(a.atttypid, NULL) = ANY (w.types)
-           OR a.atttypid IN ('vector'::regtype, 'halfvec'::regtype) AND t.typname = ANY (w.types)));
+  FROM (VALUES (segment, '{text,varchar}'::regtype[]), (embedding, '{vector,halfvec}')) AS w (name, types)
+  WHERE NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0
+                    AND NOT a.attisdropped AND a.atttypid = ANY (w.types));
   IF _wrong IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
       DETAIL = format('Columns missing or of another type: %s.', _wrong),

@@ -80,14 +80,11 @@ BEGIN
   END IF;
   column_name := ml_rag._default_column(store);
   SELECT string_agg(format('%s %s', w.name, w.types[1]), ', ') INTO _wrong
-  FROM (VALUES ('document_name', '{text,character varying}'::text[]), ('metadata', '{jsonb}'),
+  FROM (VALUES ('document_name', '{text,varchar}'::regtype[]), ('metadata', '{jsonb}'),
                ('document_id', '{bigint,integer,numeric}'), ('segment_number', '{integer,bigint}'),
-               ('segment', '{text,character varying}'), (column_name, '{vector,halfvec}')) AS w (name, types)
-  WHERE NOT EXISTS (
-    SELECT FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-    WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0 AND NOT a.attisdropped
-      AND (format_type(a.atttypid, NULL) = ANY (w.types)
-           OR a.atttypid IN ('vector'::regtype, 'halfvec'::regtype) AND t.typname = ANY (w.types)));
+               ('segment', '{text,varchar}'), (column_name, '{vector,halfvec}')) AS w (name, types)
+  WHERE NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0
+                    AND NOT a.attisdropped AND a.atttypid = ANY (w.types));
   IF _wrong IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
       DETAIL = format('Columns missing or of another type: %s.', _wrong),

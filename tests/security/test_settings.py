@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from support.cluster import Connection, Database
 from support.keywords import assert_exact
 from support.models_server import ModelsServer, models
-from support.stores import create_store, insert
+from support.stores import create_store, fake_embedding, insert
 from support.vectorizers import ITEMS, assert_segments_in_step, create, run
 
 __all__ = ["models"]
@@ -63,3 +64,24 @@ def test_keyword_indexes_follow(db: Database, owner: Connection) -> None:
         )
     for query in ("maple", "birch", "oak maple"):
         assert_exact(owner, query)
+
+
+def test_types_of_columns_and_functions_are_known(owner: Connection) -> None:
+    create_store(owner, "docs", [("a", 1, 1, "heron", fake_embedding("heron"))], type="vector(16)")
+    owner.execute(
+        "CREATE FUNCTION score(query text, segment text) RETURNS float8 IMMUTABLE RETURN 0.5;"
+        "CREATE TABLE texts (id int PRIMARY KEY, q text, answer jsonb, details text, v vector(16));"
+        "INSERT INTO texts VALUES (1, 'heron')"
+    )
+    arms = {"vector_store": ["public.docs"], "arms": [{"search": "function", "function": "public.score"}]}
+    for setting in SETTINGS:
+        owner.execute(f"RESET ALL; SET {setting}")
+        owner.execute("SELECT ml_rag.create_store('public.docs')")
+        assert len(owner.execute("SELECT FROM public.ml_rag_search('heron', %s)", [Jsonb(arms)]).fetchall()) == 1, setting
+        details = Jsonb({"details_column": "details"})
+        owner.execute("CALL public.ml_embed_table('public.texts.q', 'public.texts.v', %s)", [details])
+        owner.execute("CALL public.ml_generate_table('public.texts.q', 'public.texts.answer')")
+        assert owner.execute("SELECT FROM public.texts WHERE v IS NOT NULL AND answer IS NOT NULL").rowcount == 1, setting
+        owner.execute("UPDATE public.texts SET v = NULL, answer = NULL")
+    owner.execute("SET quote_all_identifiers = on")
+    owner.execute("CALL ml_rag.add_embedding('public.docs', 'other', %s)", [Jsonb({"embed_model_id": "fake-embed"})])
