@@ -77,11 +77,12 @@ def test_types_of_columns_and_functions_are_known(owner: Connection) -> None:
     for setting in SETTINGS:
         owner.execute(f"RESET ALL; SET {setting}")
         owner.execute("SELECT ml_rag.create_store('public.docs')")
-        assert len(owner.execute("SELECT FROM public.ml_rag_search('heron', %s)", [Jsonb(arms)]).fetchall()) == 1, setting
+        assert owner.execute("SELECT FROM public.ml_rag_search('heron', %s)", [Jsonb(arms)]).rowcount == 1, setting
         details = Jsonb({"details_column": "details"})
         owner.execute("CALL public.ml_embed_table('public.texts.q', 'public.texts.v', %s)", [details])
         owner.execute("CALL public.ml_generate_table('public.texts.q', 'public.texts.answer')")
-        assert owner.execute("SELECT FROM public.texts WHERE v IS NOT NULL AND answer IS NOT NULL").rowcount == 1, setting
+        written = owner.execute("SELECT FROM public.texts WHERE v IS NOT NULL AND answer IS NOT NULL")
+        assert written.rowcount == 1, setting
         owner.execute("UPDATE public.texts SET v = NULL, answer = NULL")
     owner.execute("SET quote_all_identifiers = on")
     owner.execute("CALL ml_rag.add_embedding('public.docs', 'other', %s)", [Jsonb({"embed_model_id": "fake-embed"})])

@@ -400,7 +400,8 @@ def test_rows_without_a_name_meet_the_clock_too(good: Database, attacker: Connec
 def test_the_clock_is_read_as_it_was_set(attacker: Connection, asker: Connection, path: dict[str, Any]) -> None:
     """IST is India's as it is written and Israel's as it is read."""
     publish(attacker, "SELECT ml_rag.enable_keyword_search('evil.kb')" if path else "")
-    # 900 rows of a statement wait to be folded, and are read one by one
+    # 900 rows of a statement wait, and are read one by one; nobody merges them here
+    attacker.execute("SET default_transaction_isolation = 'repeatable read'")
     for first in range(2, 20000, 900):
         attacker.execute(
             f"INSERT INTO evil.kb SELECT 'x', '{{}}', i, 1, 'contract planted', '{NEAR}'"

@@ -290,6 +290,8 @@ def test_an_error_of_one_connection_ends_the_others(
 ) -> None:
     write(folder, **{f"n{n:02}": "!hang" if n == 0 else f"text {n}" for n in range(40)})
     (folder / "n39.txt").write_text("!queue")
+    # the first request is not answered before the second has come
+    server.before_batch[0] = lambda: eventually(lambda: len(server.options) == 2, seconds=30)
     result = run(db, loader_role(db), str(folder), "--store", "docs", "--jobs", "2")
     assert result.exit_code == 1
     assert "no good" in result.output

@@ -9,7 +9,7 @@ import queue
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,9 +131,12 @@ def _load_side_by_side(
                 yield futures[future], future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            for client in clients:
-                with contextlib.suppress(psycopg.Error):
-                    client.interrupt()
+            # again and again: one that is between two statements has none that could be ended
+            while running := [future for future in futures if future.running()]:
+                for client in clients:
+                    with contextlib.suppress(psycopg.Error):
+                        client.interrupt()
+                wait(running, timeout=0.2)
             raise
 
 
