@@ -163,6 +163,8 @@ CREATE FUNCTION ml_rag.discover(
 ) RETURNS SETOF ml_rag.store
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10
 SET search_path FROM CURRENT
+-- the plan for the names of a call looks cheaper than the general one, and takes twice as long to make as to run
+SET plan_cache_mode = force_generic_plan
 AS $$
 -- purpose: the stage: the relations the caller may search
 -- Reads: the catalog. It starts from pg_depend, where every column of type vector is one index entry away, and goes on

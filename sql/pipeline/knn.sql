@@ -271,10 +271,12 @@ DECLARE
   _seqscan text := current_setting('enable_seqscan');
   -- The planner does not know what it costs to read vectors that are stored out of line, and would sort tables of some
   -- thousand rows. Where nothing leaves rows out, their index is faster.
-  _has_all_rows boolean := filter.condition = '' AND (store.is_table OR EXISTS (
-      SELECT FROM pg_class AS c WHERE c.oid = store.relation AND c.relkind = 'p')) AND NOT row_security_active(store.relation);
+  _has_all_rows boolean := filter.condition = '' AND NOT row_security_active(store.relation);
   _began timestamptz;
 BEGIN
+  IF _has_all_rows AND store.is_table IS NOT TRUE THEN
+    _has_all_rows := EXISTS (SELECT FROM pg_class AS c WHERE c.oid = store.relation AND c.relkind = 'p');
+  END IF;
   LOOP
     _reads := _reads + 1;
     hits := ml_rag._run_nearest(
