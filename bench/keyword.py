@@ -93,6 +93,7 @@ def measure(dsn: str, rows: int) -> list[Figure]:
         connection.execute("ALTER TABLE bench_plain ADD words tsvector")
         connection.execute("UPDATE bench_plain SET words = to_tsvector('english', segment)")
         connection.execute("CREATE INDEX ON bench_plain USING gin (words)")
+        connection.execute("CREATE INDEX ON bench_keyword (share)")
         connection.execute("VACUUM ANALYZE bench_plain")
         connection.execute("VACUUM ANALYZE bench_keyword")
         for table in ("row", "new", "run", "posting"):
@@ -117,7 +118,7 @@ def measure(dsn: str, rows: int) -> list[Figure]:
                    f"≤ {limit} ms", p50["ours"] <= limit),
             Figure(f"keyword query, p50, {over}", "ms", p50["ours"], "ts_rank_cd over GIN", p50["ts_rank_cd"],
                    f"≤ {limit} ms", p50["ours"] <= limit),
-            Figure(f"keyword query, p50, {over}, under a filter that 1 % pass", "ms", p50["filtered"],
+            Figure(f"keyword query, p50, {over}, 1 % pass a filter with an index", "ms", p50["filtered"],
                    "without the filter", p50["ours"], "≤ 3 ×", p50["filtered"] <= 3 * p50["ours"]),
             Figure(f"keyword query, p95, {over}", "ms", statistics.quantiles(times["ours"], n=20)[-1],
                    "bm25s in memory", statistics.quantiles(times["bm25s"], n=20)[-1] if "bm25s" in times else None,
