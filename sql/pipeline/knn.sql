@@ -121,11 +121,14 @@ AS $$
 -- purpose: how many candidates an HNSW index keeps while it searches: what the caller has set; where that is pgvector's default
 -- of 40, 200 for large tables: with 40, of the ten nearest segments of 100 000 it misses two, and of 5 000 none. Each partition has
 -- an index of its own  Reads: pg_class
+DECLARE
+  _is_small boolean := (SELECT c.reltuples BETWEEN 0 AND 20000 FROM pg_class AS c WHERE c.oid = relation AND c.relkind <> 'p');
 BEGIN
-  RETURN coalesce(nullif(current_setting('hnsw.ef_search', true), '40'),
-    CASE WHEN (SELECT bool_and(c.reltuples BETWEEN 0 AND 20000) FROM pg_class AS c
-               WHERE c.oid = relation AND c.relkind <> 'p'
-                 OR c.oid IN (SELECT p.relid FROM pg_partition_tree(relation) AS p WHERE p.isleaf)) THEN '40' ELSE '200' END);
+  IF _is_small IS NULL THEN
+    _is_small := (SELECT bool_and(c.reltuples BETWEEN 0 AND 20000)
+                  FROM pg_partition_tree(relation) AS p JOIN pg_class AS c ON c.oid = p.relid WHERE p.isleaf);
+  END IF;
+  RETURN coalesce(nullif(current_setting('hnsw.ef_search', true), '40'), CASE WHEN _is_small THEN '40' ELSE '200' END);
 END
 $$;
 

@@ -363,3 +363,28 @@ def test_random_keywords_against_an_implementation_in_python(
         "SELECT t ~ %s FROM unnest(%s::text[]) WITH ORDINALITY AS s (t, i) ORDER BY i", (pattern, texts)
     )
     assert [m for (m,) in rows] == [filtering.has_keyword(t, keyword) for t in texts], (keyword, pattern)
+
+
+def test_the_best_words_of_many_rows_that_pass(owner: Connection) -> None:
+    """Where many rows pass, the best of all are read first; each that passes only where that does not suffice."""
+    rng = random.Random(3)
+    # what does not pass has more of "rare": nothing else is among the best hundreds
+    rare = [9 if i % 2 else i % 400 == 0 for i in range(3000)]
+    texts = [" ".join(rng.choices(["maple", "birch", "oak", "elm"], k=12)) + " rare" * n for n in rare]
+    create_store(owner, "docs", [(f"d{i}", i, i % 2, text, (1, 0, 0)) for i, text in enumerate(texts)])
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs'); ANALYZE docs")
+    passing = '{"filters": {"segment_number": 0}}'
+
+    def found(query: str, n: int, options: str | None) -> list[tuple[int, float]]:
+        rows = owner.execute(
+            "SELECT h.document_id, h.keyword_score FROM ml_rag.discover() AS s,"
+            " ml_rag.keyword(ARRAY[s], %s, %s, options => %s) AS h",
+            (query, n, options),
+        )
+        return rows.fetchall()
+
+    for query in ("maple", "birch oak", "rare", "rare elm", "nothing"):
+        every = [row for row in found(query, 3000, None) if row[0] % 2 == 0]
+        for n in (1, 3, 10):
+            assert found(query, n, passing) == every[:n], (query, n)
+    assert len(found("rare", 10, passing)) == 8
