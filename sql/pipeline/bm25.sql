@@ -23,13 +23,14 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: that a shard, which can be anybody's server, has answered with at most n keys of so many parts, and as many finite scores
 DECLARE
+  _ties CONSTANT integer := 1000; -- rows as good as the last: TIES of ml_rag.backend.keyword
   _why text;
 BEGIN
   IF coalesce(jsonb_typeof(answer -> 'keys') <> 'array' OR jsonb_typeof(answer -> 'scores') <> 'array', true) THEN
     _why := 'It has no lists of keys and scores.';
   ELSIF jsonb_array_length(answer -> 'keys') <> jsonb_array_length(answer -> 'scores') THEN
     _why := 'It has another number of scores than of keys.';
-  ELSIF jsonb_array_length(answer -> 'keys') > n THEN
+  ELSIF jsonb_array_length(answer -> 'keys') > n::bigint + _ties THEN
     _why := format('It has %s keys; %s were asked for.', jsonb_array_length(answer -> 'keys'), n);
   ELSIF EXISTS (SELECT FROM jsonb_array_elements(answer -> 'keys') AS e (k)
                 WHERE jsonb_typeof(k) <> 'string' OR cardinality((k #>> '{}')::text[]) <> width) THEN

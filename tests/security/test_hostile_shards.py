@@ -158,7 +158,7 @@ ANSWERS = [
     ("scores", '{"keys": ["{1,1}"], "scores": [null]}'),
     ("scores", '{"keys": ["{1,1}"], "scores": ["NaN"]}'),
     ("scores", '{"keys": ["{1,1}"], "scores": [1e301]}'),
-    ("scores", '{"keys": ' + json.dumps(["{1,1}"] * 1000) + ', "scores": ' + json.dumps([1] * 1000) + "}"),
+    ("scores", '{"keys": ' + json.dumps(["{1,1}"] * 2000) + ', "scores": ' + json.dumps([1] * 2000) + "}"),
 ]
 BROKEN = [
     ("scores", '{"keys": ["x"], "scores": [1]}'),

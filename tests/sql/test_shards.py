@@ -106,6 +106,17 @@ def test_answers_are_those_of_one_table_while_its_partitions_move(
     assert rows(stores, levels) == [(0, 20)]
 
 
+def test_rows_that_are_as_good_as_the_last(sharded: Connection, asker: Connection) -> None:
+    for name in ("one", "four"):
+        sharded.execute(
+            f"INSERT INTO {name} SELECT 'd', '{{}}', 1000 + i, 1, 'alder', v FROM generate_series(1, 900) AS i,"
+            " (SELECT segment_embedding FROM one LIMIT 1) AS e (v)".encode()
+        )
+    one, four = both(asker, "alder", {"keyword_search": True, "semantic_search": False, "n_citations": 2})
+    assert four == one
+    assert len(json.loads(one)["citations"]) == 2
+
+
 def test_searches_go_on_while_shards_come_and_move(
     db: Database, stores: Connection, asker: Connection, shard: list[Shard]
 ) -> None:
