@@ -15,7 +15,7 @@ collect_clients() {
   has javac || want default-jdk-headless
   [ -e /usr/share/java/postgresql.jar ] || want libpostgresql-jdbc-java
   compgen -G '/usr/lib/*/odbc/psqlodbcw.so' >/dev/null || want odbc-postgresql
-  has odbcinst || want odbcinst
+  { has odbcinst && compgen -G '/usr/lib/*/libodbc.so.2' >/dev/null; } || want unixodbc odbcinst
   has npm || want nodejs npm
   has chromium || want chromium fonts-dejavu-core
 }
