@@ -187,7 +187,6 @@ DECLARE
   _candidates integer;
   -- of those that are read to begin with, without looking up which rows pass: null = looked up
   _likely float8;
-  _unlimited ml_rag.row_filter := filter;
   _part record;
   _most CONSTANT integer := 65536; -- candidates of an untrusted store: about a second
 BEGIN
@@ -205,14 +204,15 @@ BEGIN
   _candidates := CASE WHEN narrows THEN 4 * _n + 100 ELSE _n END;
   IF filter.row_keys IS NOT NULL AND until IS NULL AND NOT index.secured THEN
     -- where many rows pass, n are soon among the best: to look up each that passes takes as long as to read one
-    _unlimited.row_keys := NULL;
     _likely := (SELECT 50 + 2 * _n * c.reltuples / greatest(cardinality(filter.row_keys), 1) FROM pg_class AS c
                 WHERE c.oid = index.store AND c.reltuples > 0);
     _likely := CASE WHEN _likely < cardinality(filter.row_keys) / 2 THEN _likely END;
   END IF;
   WHILE cardinality(_terms) > 0 LOOP
     _part := ml_rag._run_keyword(store, index, _terms, _weights, coalesce(_likely::integer, _candidates), _vector,
-      request.distance_metric, _n, CASE WHEN _likely IS NULL THEN filter ELSE _unlimited END, until, with_text);
+      request.distance_metric, _n,
+      CASE WHEN _likely IS NULL THEN filter ELSE ROW(filter.condition, filter.arguments, NULL)::ml_rag.row_filter END,
+      until, with_text);
     hits := _part.hits;
     EXIT WHEN cardinality(hits) >= _n OR _part.is_all OR NOT narrows AND _candidates > _n;
     IF _likely IS NOT NULL THEN
