@@ -50,7 +50,7 @@ BEGIN
     PERFORM ml_rag._bad_option('arms', arms, 'an array of 1 to 16 objects');
   END IF;
   FOR _given IN SELECT a FROM jsonb_array_elements(arms) AS a LOOP
-    IF jsonb_typeof(_given) <> 'object' OR NOT _given ? 'search' THEN
+    IF jsonb_typeof(_given) <> 'object' OR _given ->> 'search' IS NULL THEN
       PERFORM ml_rag._bad_option('arms', arms, 'an array of objects that have "search" each',
         'Such as {"arms": [{"search": "semantic"}, {"search": "keyword", "weight": 0.3}]}.');
     END IF;

@@ -288,9 +288,9 @@ def test_whatever_options_a_routine_gets_its_errors_are_the_documented_ones(call
     run = Runner(caller, generator, takers)
     uri = f"file://{folder}/"
 
-    with fuzzing.target("options", full=FULL, short=SHORT) as account:
-        # each option of each routine by itself: all of them, or every so manieth
-        sweep = [(r, options) for r in takers for options in generator.sweep(*options_of(r, generator))]
+    # each option of each routine by itself: all of them, or every so manieth
+    sweep = [(r, options) for r in takers for options in generator.sweep(*options_of(r, generator))]
+    with fuzzing.target("options", full=len(sweep) + FULL, short=SHORT) as account:
         step = 1 if fuzzing.FULL else len(sweep) // (SHORT // 2)
         for routine, options in sweep[::step]:
             if account.next():

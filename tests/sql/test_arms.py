@@ -205,6 +205,7 @@ def test_cut_offs_of_one_arm(birds: Connection) -> None:
         ([], "arms", "1 to 16"),
         (["semantic"], "arms", '"search"'),
         ([{"weight": 1}], "arms", '"search"'),
+        ([{"search": None}], "arms", '"search"'),
         ([{"search": "both"}], "search", "semantic, keyword"),
         ([{**SEMANTIC, "in": ["sentence"]}], "in", "a text"),
         ([{**SEMANTIC, "weight": -0.1}], "weight", "0 to 1"),
