@@ -100,10 +100,10 @@ def licences() -> list[str]:
     wrong = []
     for package in json.loads(done.stdout):
         name = canonicalize_name(package["Name"])
-        told = [package[key] for key in ("License-Expression", "License-Classifier", "License-Metadata")]
-        licence = next((text.strip() for text in told if text and text.strip() not in ("", "UNKNOWN")), "")
         if name in TOOLS and name not in ours:
             continue
+        told = [package[key] for key in ("License-Expression", "License-Classifier", "License-Metadata")]
+        licence = next((text.strip() for text in told if text and text.strip() not in ("", "UNKNOWN")), "")
         if not licence:
             wrong.append(f"{name} {package['Version']} does not say under which licence it is")
         elif is_binding(licence.splitlines()[0]):

@@ -244,7 +244,7 @@ CREATE FUNCTION ml_rag._is_distributed(relation oid) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: whether a table is one of Citus, whose rows are in shards: none is in it, and many of them have the same ctid
+-- purpose: whether Citus has distributed a table: its rows are in shards then, and rows of two shards can have the same ctid
 -- Reads: the catalog. A statement of PL/pgSQL is not parsed before it runs, and without Citus there is no such table.
 BEGIN
   IF to_regclass('pg_catalog.pg_dist_partition') IS NULL THEN

@@ -185,7 +185,7 @@ DECLARE
   _terms text[];
   _weights integer[];
   _candidates integer;
-  -- of those that are read to begin with, without looking up which rows pass: null = looked up
+  -- how many of the best rows of all are read first, whether they pass or not; null = only those that pass are scored
   _likely float8;
   _part record;
   _most CONSTANT integer := 65536; -- candidates of an untrusted store: about a second
@@ -203,8 +203,8 @@ BEGIN
   -- not in the table mean that it was written to with triggers off, and a second look is enough
   _candidates := CASE WHEN narrows THEN 4 * _n + 100 ELSE _n END;
   IF filter.row_keys IS NOT NULL AND until IS NULL AND NOT index.secured THEN
-    -- where many rows pass, n are soon among the best: to look up each that passes takes as long as to read one
-    _likely := (SELECT 50 + 2 * _n * c.reltuples / greatest(cardinality(filter.row_keys), 1) FROM pg_class AS c
+    -- where many rows pass, n of them are among the best of all, and looking up all that pass would take longer
+    _likely := (SELECT 50 + 2 * c.reltuples * _n / greatest(cardinality(filter.row_keys), 1) FROM pg_class AS c
                 WHERE c.oid = index.store AND c.reltuples > 0);
     _likely := CASE WHEN _likely < cardinality(filter.row_keys) / 2 THEN _likely END;
   END IF;

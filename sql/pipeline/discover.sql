@@ -140,7 +140,7 @@ AS $$
 -- purpose: the relations that such names can mean, "schema.table" or "table", quoted or not, and perhaps others: ml_rag.discover
 -- compares whole names. Each part of a name that begins it or follows a dot can be the table's; longer ones than 260
 -- characters are none: two names of 63, each quoted, with a dot between.
--- Reads: pg_class, by its index of names; in a loop, which takes a tenth of what starting a statement over all names does
+-- Reads: pg_class, by its index of names; in a loop, as a statement over all names takes longer
 DECLARE
   _tables name[] := '{}';
   _name text;
@@ -172,7 +172,7 @@ CREATE FUNCTION ml_rag.discover(
 ) RETURNS SETOF ml_rag.store
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10
 SET search_path FROM CURRENT
--- the plan for the names of a call looks cheaper than the general one, and takes twice as long to make as to run
+-- a custom plan for the names of a call looks cheaper than the generic one, and planning takes longer than running it
 SET plan_cache_mode = force_generic_plan
 AS $$
 -- purpose: the stage: the relations the caller may search
