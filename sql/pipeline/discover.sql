@@ -158,7 +158,10 @@ BEGIN
       END IF;
     END LOOP;
   END LOOP;
-  RETURN ARRAY(SELECT c.oid FROM pg_class AS c WHERE c.relname = ANY (_tables));
+  -- one by one: of a whole array the planner would rather read all of pg_class
+  RETURN ARRAY(
+    SELECT c.oid FROM unnest(_tables) AS n (name)
+    CROSS JOIN LATERAL (SELECT c.oid FROM pg_class AS c WHERE c.relname = n.name OFFSET 0) AS c);
 END
 $$;
 
@@ -176,10 +179,10 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 AS $$
 -- purpose: the stage: the relations the caller may search
--- Reads: the catalog. It starts from pg_depend, where every column of type vector is one index entry away, and goes on
--- by index look-ups (OFFSET 0 keeps the planner from joining whole catalogs instead), so the cost grows with the vector
--- columns of the database and not with its tables; of a column of another name than those given, or of a partition, which has
--- no comment, it is that of one look-up at most. PL/pgSQL, because it keeps the plan for the session.
+-- Reads: the catalog. Where no names are given, it starts from pg_depend, where every column of type vector is one index
+-- entry away, and goes on by index look-ups (OFFSET 0 keeps the planner from joining whole catalogs instead), so the cost
+-- grows with the vector columns of the database and not with its tables; of a column of another name than those given, or of
+-- a partition, which has no comment, it is that of one look-up at most. PL/pgSQL, because it keeps the plan for the session.
 #variable_conflict use_column
 DECLARE
   _embedding name := coalesce($4 ->> 'segment_embedding', 'segment_embedding');
@@ -196,13 +199,30 @@ DECLARE
   _relations oid[] := CASE WHEN $1 IS NOT NULL THEN ml_rag._relations_named($1) END;
 BEGIN
 RETURN QUERY
-WITH marked AS MATERIALIZED (
-  SELECT embedding.*, relation.*, (marker.columns - _named) AS columns, marker.embed_model_id, marker.is_default
-  FROM pg_depend AS d
+WITH vectors AS MATERIALIZED (
+  -- of all relations, or of those with the names
+  SELECT a.*
+  FROM (SELECT d.objid, d.objsubid, d.refobjid, d.classid FROM pg_depend AS d
+        WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('vector'::regtype, 'halfvec'::regtype) AND d.refobjsubid = 0
+        OFFSET 0) AS d
   CROSS JOIN LATERAL (
-    SELECT a.attname, a.attnum, a.atttypid, a.atttypmod FROM pg_attribute AS a
+    SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod FROM pg_attribute AS a
     WHERE a.attrelid = d.objid AND a.attnum = d.objsubid AND a.atttypid = d.refobjid AND NOT a.attisdropped OFFSET 0
-  ) AS embedding
+  ) AS a
+  WHERE $1 IS NULL AND d.classid = 'pg_class'::regclass AND d.objsubid > 0
+    AND (SELECT true FROM pg_description AS m
+         WHERE m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid)
+  UNION ALL
+  SELECT a.* FROM unnest(_relations) AS r (oid)
+  CROSS JOIN LATERAL (
+    SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod FROM pg_attribute AS a
+    WHERE a.attrelid = r.oid AND a.attnum > 0 AND a.atttypid IN ('vector'::regtype, 'halfvec'::regtype) AND NOT a.attisdropped
+    OFFSET 0
+  ) AS a
+  WHERE $1 IS NOT NULL
+), marked AS MATERIALIZED (
+  SELECT embedding.*, relation.*, (marker.columns - _named) AS columns, marker.embed_model_id, marker.is_default
+  FROM vectors AS embedding
   CROSS JOIN LATERAL (
     SELECT c.oid AS relid, c.relowner, n.nspname, c.relkind IN ('r', 'm') AND NOT c.relhassubclass
         AND NOT ml_rag._is_distributed(c.oid)
@@ -218,7 +238,7 @@ WITH marked AS MATERIALIZED (
            ELSE format('%I.%I', n.nspname, c.relname) END AS vector_store
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
     -- relispopulated: a materialized view without data cannot be read
-    WHERE c.oid = d.objid AND c.relkind IN ('r', 'p', 'f', 'v', 'm') AND c.relispopulated
+    WHERE c.oid = embedding.attrelid AND c.relkind IN ('r', 'p', 'f', 'v', 'm') AND c.relispopulated
       AND has_schema_privilege(n.oid, 'USAGE')
       AND NOT pg_is_other_temp_schema(n.oid) OFFSET 0
   ) AS relation
@@ -226,18 +246,13 @@ WITH marked AS MATERIALIZED (
     SELECT ml_rag._marked_model(m.description) AS embed_model_id, ml_rag._marked_columns(m.description) AS columns,
       strpos(left(m.description, 10000), 'DEFAULT=true') > 0 AS is_default
     FROM pg_description AS m
-    WHERE m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid OFFSET 0
+    WHERE m.objoid = embedding.attrelid AND m.classoid = 'pg_class'::regclass AND m.objsubid = embedding.attnum OFFSET 0
   ) AS marker ON true
-  WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('vector'::regtype, 'halfvec'::regtype)
-    AND d.refobjsubid = 0 AND d.classid = 'pg_class'::regclass AND d.objsubid > 0
-    AND CASE WHEN $1 IS NOT NULL THEN d.objid = ANY (_relations)
-             ELSE (SELECT true FROM pg_description AS m
-                   WHERE m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid) END
-    AND (embedding.attname = _embedding OR _by_comment AND (
+  WHERE (embedding.attname = _embedding OR _by_comment AND (
       SELECT strpos(left(m.description, 10000), 'DEFAULT=true') > 0 AND ml_rag._marked_key(m.description, 'DEFAULT') = 'true'
         OR strpos(left(m.description, 10000), 'SEGMENT=') > 0 AND ml_rag._marked_key(m.description, 'SEGMENT') IS NOT NULL
       FROM pg_description AS m
-      WHERE m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid))
+      WHERE m.objoid = embedding.attrelid AND m.classoid = 'pg_class'::regclass AND m.objsubid = embedding.attnum))
     -- here, as what follows costs more: comments and columns only of those that were asked for
     AND ($1 IS NULL OR $1 && relation.names)
     AND ($2 IS NULL OR NOT $2 && relation.names)
@@ -627,11 +642,13 @@ AS $$
 -- purpose: SQL of the name of the document of a row t: its column, else what programs keep of it in the metadata, else the
 -- store's name. The metadata of an untrusted owner may hold numbers that are a gigabyte as text.
 BEGIN
-  RETURN CASE
-    WHEN store.document_name IS NOT NULL THEN format('t.%I::text', store.document_name)
-    WHEN store.metadata IS NULL OR store.found = 'untrusted' THEN quote_literal(store.vector_store)
-    ELSE format('coalesce(%s, %L)', (
-      SELECT string_agg(format('nullif(to_jsonb(t.%I) ->> %L, %L)', store.metadata, k, ''), ', ' ORDER BY place)
-      FROM unnest('{source,file_path,file_name,url,title}'::text[]) WITH ORDINALITY AS u (k, place)), store.vector_store) END;
+  IF store.document_name IS NOT NULL THEN
+    RETURN format('t.%I::text', store.document_name);
+  ELSIF store.metadata IS NULL OR store.found = 'untrusted' THEN
+    RETURN quote_literal(store.vector_store);
+  END IF;
+  RETURN format('coalesce(%s, %L)', (
+    SELECT string_agg(format('nullif(to_jsonb(t.%I) ->> %L, %L)', store.metadata, k, ''), ', ' ORDER BY place)
+    FROM unnest('{source,file_path,file_name,url,title}'::text[]) WITH ORDINALITY AS u (k, place)), store.vector_store);
 END
 $$;
