@@ -186,7 +186,7 @@ DECLARE
   _weights integer[];
   _candidates integer;
   -- how many of the best rows of all are read first, whether they pass or not; null = only those that pass are scored
-  _likely float8;
+  _likely integer := filter.likely;
   _part record;
   _most CONSTANT integer := 65536; -- candidates of an untrusted store: about a second
 BEGIN
@@ -204,19 +204,20 @@ BEGIN
   _candidates := CASE WHEN narrows THEN 4 * _n + 100 ELSE _n END;
   IF filter.row_keys IS NOT NULL AND until IS NULL AND NOT index.secured THEN
     -- where many rows pass, n of them are among the best of all, and looking up all that pass would take longer
-    _likely := (SELECT 50 + 2 * c.reltuples * _n / greatest(cardinality(filter.row_keys), 1) FROM pg_class AS c
-                WHERE c.oid = index.store AND c.reltuples > 0);
-    _likely := CASE WHEN _likely < cardinality(filter.row_keys) / 2 THEN _likely END;
+    _likely := ml_rag._likely_rows(index.store, _n, cardinality(filter.row_keys));
   END IF;
   WHILE cardinality(_terms) > 0 LOOP
-    _part := ml_rag._run_keyword(store, index, _terms, _weights, coalesce(_likely::integer, _candidates), _vector,
+    _part := ml_rag._run_keyword(store, index, _terms, _weights, coalesce(_likely, _candidates), _vector,
       request.distance_metric, _n,
-      CASE WHEN _likely IS NULL THEN filter ELSE ROW(filter.condition, filter.arguments, NULL)::ml_rag.row_filter END,
+      CASE WHEN _likely IS NULL THEN filter ELSE ROW(filter.condition, filter.arguments, NULL, NULL)::ml_rag.row_filter END,
       until, with_text);
     hits := _part.hits;
     EXIT WHEN cardinality(hits) >= _n OR _part.is_all OR NOT narrows AND _candidates > _n;
     IF _likely IS NOT NULL THEN
       _likely := NULL;
+      IF filter.likely IS NOT NULL THEN
+        filter.row_keys := ml_rag._passing_rows(store, filter.condition, filter.arguments);
+      END IF;
       CONTINUE;
     END IF;
     IF until IS NOT NULL AND (_candidates >= _most OR clock_timestamp() > until) THEN

@@ -3,7 +3,8 @@
 CREATE TYPE ml_rag.row_filter AS (
   condition text,   -- of ml_rag.filter
   arguments text[],
-  row_keys text[]    -- of the rows that pass, where they are few: see ml_rag._passing_rows
+  row_keys text[],   -- of the rows that pass, where they are few: see ml_rag._passing_rows
+  likely integer     -- so many of the best rows by words are read first, as enough probably pass; null = those that pass were counted
 );
 COMMENT ON TYPE ml_rag.row_filter IS 'the condition on the rows of a store, of ml_rag.filter; a null condition is not yet known';
 
@@ -156,6 +157,39 @@ BEGIN
     'FROM (SELECT t.ctid FROM %s AS t WHERE t.%I IS NOT NULL%s LIMIT $2 + 1) AS r',
     ml_rag._relation_name(store.relation), store.segment, condition) INTO _keys USING NULL::text, _most, arguments;
   RETURN _keys;
+END
+$$;
+
+CREATE FUNCTION ml_rag._likely_rows(relation oid, n integer, passing double precision) RETURNS integer
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: among how many of the best rows by words there probably are n that pass a filter, with a reserve; null where it takes
+-- less to look up all that pass. passing: how many of all rows do  Reads: pg_class
+DECLARE
+  _rows double precision := (SELECT 50 + 2 * c.reltuples * n / greatest(passing, 1) FROM pg_class AS c WHERE c.oid = relation
+                             AND c.reltuples > 0);
+BEGIN
+  RETURN CASE WHEN _rows < passing / 2 THEN _rows END;
+END
+$$;
+
+CREATE FUNCTION ml_rag._estimated_rows(store ml_rag.store, condition text, arguments text[]) RETURNS double precision
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how many rows of an ordinary table pass a filter by the planner's estimate; null where the table has few rows, or was
+-- never analyzed
+-- The estimate can come of rows that the caller may not see. It decides in which order rows are read, and is told to nobody.
+DECLARE
+  _plan json;
+BEGIN
+  IF (SELECT c.reltuples < 5000 FROM pg_class AS c WHERE c.oid = store.relation) THEN
+    RETURN NULL;
+  END IF;
+  EXECUTE format('EXPLAIN (FORMAT JSON) SELECT FROM %s AS t WHERE true%s', ml_rag._relation_name(store.relation), condition)
+    INTO _plan USING NULL::text, 0, arguments;
+  RETURN (_plan #>> '{0,Plan,Plan Rows}')::double precision;
 END
 $$;
 

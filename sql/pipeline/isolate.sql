@@ -142,7 +142,7 @@ AS $$
 -- Of a store of an untrusted owner nothing: the condition of ml_rag._untrusted_condition says so, behind the clock.
 BEGIN
   RETURN CASE WHEN store.found = 'untrusted' THEN 'true'
-    ELSE (SELECT string_agg(format('t.%I IS NOT NULL', c), ' AND ') FROM unnest(columns) AS c) END;
+    ELSE format(repeat('t.%I IS NOT NULL AND ', cardinality(columns) - 1) || 't.%I IS NOT NULL', VARIADIC columns) END;
 END
 $$;
 

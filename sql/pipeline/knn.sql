@@ -114,7 +114,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._ef_search(relation oid) RETURNS text
+CREATE FUNCTION ml_rag._ef_search(relation oid) RETURNS integer
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
@@ -128,13 +128,13 @@ BEGIN
     _is_small := (SELECT bool_and(c.reltuples BETWEEN 0 AND 20000)
                   FROM pg_partition_tree(relation) AS p JOIN pg_class AS c ON c.oid = p.relid WHERE p.isleaf);
   END IF;
-  RETURN coalesce(nullif(current_setting('hnsw.ef_search', true), '40'), CASE WHEN _is_small THEN '40' ELSE '200' END);
+  RETURN coalesce(nullif(current_setting('hnsw.ef_search', true), '40')::integer, CASE WHEN _is_small THEN 40 ELSE 200 END);
 END
 $$;
 
 CREATE FUNCTION ml_rag._run_nearest(
   statement text, query_embedding vector, n integer, arguments text[], ef_search text, seqscan text,
-  own_vector vector DEFAULT NULL, rescore integer DEFAULT NULL, probes text DEFAULT '1'
+  own_vector vector, rescore integer, probes text
 ) RETURNS ml_rag.hit[]
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -153,10 +153,8 @@ AS $$
 DECLARE
   _hits ml_rag.hit[];
 BEGIN
-  PERFORM set_config('hnsw.ef_search', ef_search, true), set_config('enable_seqscan', seqscan, true);
-  IF probes <> '1' THEN
-    PERFORM set_config('ivfflat.probes', probes, true);
-  END IF;
+  PERFORM set_config('hnsw.ef_search', ef_search, true), set_config('enable_seqscan', seqscan, true),
+    set_config('ivfflat.probes', probes, true);
   EXECUTE format('SELECT array_agg(ROW(h.*)::ml_rag.hit ORDER BY h.%s, h.document_name COLLATE "C", h.document_id, '
       'h.document_key COLLATE "C", h.segment_number) FROM (%s) AS h (vector_store, document_name, document_id, '
       'document_key, segment_number, segment, distance, metadata, keyword_score, score, rerank_score, row_key, '
@@ -265,12 +263,14 @@ DECLARE
   -- the table, so few are enough; more where the index goes on past what is left out: in a relaxed order.
   _fetch integer := _n + _n / 10 + CASE WHEN filter.condition = '' THEN 1 ELSE 8 END;
   _reads integer := 0;
-  _quantization text := CASE WHEN _sort = 'index' THEN ml_rag._quantization(store, request.distance_metric) END;
-  _rescore integer := ml_rag._rescore(_index_options, _quantization, _fetch);
+  _index record := ml_rag._index_needs(store.relation);
+  _quantization text := CASE WHEN _sort = 'index' AND _index.has_expressions
+    THEN ml_rag._quantization(store, request.distance_metric) END;
+  _rescore integer := CASE WHEN _quantization IS NOT NULL THEN ml_rag._rescore(_index_options, _quantization, _fetch) END;
   -- an index goes on beyond it, but what it has gone past it does not come back to
   _ef_search text := coalesce(_index_options ->> 'ef_search',
-    greatest(ml_rag._ef_search(store.relation)::integer, CASE WHEN _rescore IS NOT NULL THEN least(_rescore, 1000) END)::text);
-  _probes text := coalesce(_index_options ->> 'probes', ml_rag._probes(store.relation));
+    greatest(ml_rag._ef_search(store.relation), CASE WHEN _rescore IS NOT NULL THEN least(_rescore, 1000) END)::text);
+  _probes text := coalesce(_index_options ->> 'probes', _index.probes);
   _seqscan text := current_setting('enable_seqscan');
   -- The planner does not know what it costs to read vectors that are stored out of line, and would sort tables of some
   -- thousand rows. Where nothing leaves rows out, their index is faster.

@@ -23,8 +23,7 @@ DECLARE
   _quantization text;
   _class text;
 BEGIN
-  IF NOT EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = store.relation AND x.indkey[0] = 0)
-    OR store.is_table IS NOT TRUE AND ml_rag._has_shards(store.relation) THEN
+  IF store.is_table IS NOT TRUE AND ml_rag._has_shards(store.relation) THEN
     RETURN NULL;
   END IF;
   SELECT q.name, format('%s_%s_ops', store.embedding_type, m.operator_class) INTO _quantization, _class
@@ -61,19 +60,24 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._probes(store oid) RETURNS text
+CREATE FUNCTION ml_rag._index_needs(relation oid, OUT has_expressions boolean, OUT probes text)
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
+-- a plan for one table looks cheaper than the generic one, which takes less time than planning; of a few hundred indexes the
+-- planner would read all
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
 AS $$
--- purpose: how many lists of an IVFFlat index are searched: what the caller has set; where that is pgvector's default of 1, a
--- tenth of them, and not less than 10: measured in docs/embeddings.md  Reads: the catalog
+-- purpose: what the indexes of a table ask of a search. has_expressions: whether one may be of smaller vectors. probes: how many
+-- lists of an IVFFlat index are searched: what the caller has set; where that is pgvector's default of 1, a tenth of them, and
+-- not less than 10, as also of indexes that lie below a view: measured in docs/embeddings.md  Reads: the catalog
 BEGIN
-  RETURN coalesce(nullif(current_setting('ivfflat.probes', true), '1'), (
-    SELECT greatest(10, max(coalesce((
-      SELECT split_part(r, '=', 2)::integer FROM unnest(i.reloptions) AS r WHERE r LIKE 'lists=%'), 100)) / 10)::text
-    FROM pg_index AS x
-    JOIN pg_class AS i ON i.oid = x.indexrelid
-    JOIN pg_am AS a ON a.oid = i.relam AND a.amname = 'ivfflat'
-    WHERE x.indrelid = store), '1');
+  SELECT coalesce(bool_or(x.indkey[0] = 0), false), greatest(10, max((
+    SELECT coalesce(substring(array_to_string(i.reloptions, ',') FROM 'lists=([0-9]+)')::integer, 100)
+    FROM pg_class AS i
+    WHERE i.oid = x.indexrelid AND i.relam = (SELECT a.oid FROM pg_am AS a WHERE a.amname = 'ivfflat'))) / 10)::text
+  INTO has_expressions, probes
+  FROM pg_index AS x WHERE x.indrelid = relation;
+  probes := coalesce(nullif(current_setting('ivfflat.probes', true), '1'), probes);
 END
 $$;

@@ -94,9 +94,11 @@ BEGIN
       _former_wait := ml_rag._limit_wait(1000);
     END IF;
     PERFORM ml_rag._lock_for_read(store.relation);
-  ELSIF store.is_table IS NOT TRUE AND (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store.relation) = 'p' THEN
-    -- no shard comes or goes from here on
-    PERFORM ml_rag._lock_for_read(store.relation);
+  ELSIF store.is_table IS NOT TRUE THEN
+    IF (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store.relation) = 'p' THEN
+      -- no shard comes or goes from here on
+      PERFORM ml_rag._lock_for_read(store.relation);
+    END IF;
   END IF;
   IF stage = 'search' OR stage = 'keyword' OR stage = 'function' OR stage = 'read' THEN
     IF filter.condition IS NULL THEN
@@ -110,15 +112,24 @@ BEGIN
         filter.condition := _found.condition;
         filter.arguments := _found.arguments;
         IF store.is_table AND NOT _is_untrusted AND filter.condition <> '' AND stage <> 'read' THEN
-          filter.row_keys := ml_rag._passing_rows(store, filter.condition, filter.arguments);
+          IF stage = 'keyword' AND arm.node_group IS NULL AND NOT index.secured THEN
+            filter.likely := ml_rag._likely_rows(store.relation, arm.candidates,
+              ml_rag._estimated_rows(store, filter.condition, filter.arguments));
+          END IF;
+          IF filter.likely IS NULL THEN
+            filter.row_keys := ml_rag._passing_rows(store, filter.condition, filter.arguments);
+          END IF;
         END IF;
       END IF;
+    ELSIF filter.likely IS NOT NULL AND (stage <> 'keyword' OR arm.node_group IS NOT NULL) THEN
+      filter.row_keys := ml_rag._passing_rows(store, filter.condition, filter.arguments);
+      filter.likely := NULL;
     END IF;
     _used := CASE WHEN _is_untrusted
       THEN ROW(ml_rag._untrusted_condition(store, until,
           CASE WHEN stage = 'search' OR arm.form LIKE 'vector%' THEN format(' AND t.%I IS NOT NULL', store.segment_embedding)
             ELSE '' END || filter.condition),
-        filter.arguments, NULL)::ml_rag.row_filter
+        filter.arguments, NULL, NULL)::ml_rag.row_filter
       ELSE filter END;
   END IF;
   CASE (CASE WHEN arm.node_group IS NULL THEN stage ELSE 'nodes' END)

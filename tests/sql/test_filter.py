@@ -365,15 +365,19 @@ def test_random_keywords_against_an_implementation_in_python(
     assert [m for (m,) in rows] == [filtering.has_keyword(t, keyword) for t in texts], (keyword, pattern)
 
 
-def test_the_best_words_of_many_rows_that_pass(owner: Connection) -> None:
-    """Where many rows pass, the best of all are read first; each that passes only where that does not suffice."""
+@pytest.mark.parametrize("rows", [3000, 6000], ids=["counted", "estimated"])
+@pytest.mark.parametrize("passing", [2, 300])
+def test_the_best_words_of_many_rows_that_pass(owner: Connection, rows: int, passing: int) -> None:
+    """Where many rows pass, the best of all are read first, and those that pass one by one only where that does not
+    suffice, also where the planner is wrong about their number."""
     rng = random.Random(3)
     # what does not pass has more of "rare": nothing else is among the best hundreds
-    rare = [9 if i % 2 else i % 400 == 0 for i in range(3000)]
+    rare = [9 if i % 2 else i % 400 == 0 for i in range(rows)]
     texts = [" ".join(rng.choices(["maple", "birch", "oak", "elm"], k=12)) + " rare" * n for n in rare]
     create_store(owner, "docs", [(f"d{i}", i, i % 2, text, (1, 0, 0)) for i, text in enumerate(texts)])
     owner.execute("SELECT ml_rag.enable_keyword_search('docs'); ANALYZE docs")
-    passing = '{"filters": {"segment_number": 0}}'
+    owner.execute("UPDATE docs SET segment_number = 1 WHERE mod(document_id, %s) <> 0", (passing,))
+    filtered = '{"filters": {"segment_number": 0}}'
 
     def found(query: str, n: int, options: str | None) -> list[tuple[int, float]]:
         rows = owner.execute(
@@ -384,7 +388,28 @@ def test_the_best_words_of_many_rows_that_pass(owner: Connection) -> None:
         return rows.fetchall()
 
     for query in ("maple", "birch oak", "rare", "rare elm", "nothing"):
-        every = [row for row in found(query, 3000, None) if row[0] % 2 == 0]
+        every = [row for row in found(query, rows, None) if row[0] % passing == 0]
         for n in (1, 3, 10):
-            assert found(query, n, passing) == every[:n], (query, n)
-    assert len(found("rare", 10, passing)) == 8
+            assert found(query, n, filtered) == every[:n], (query, n)
+    assert len(found("rare", rows, filtered)) == len(range(0, rows, 400 if passing == 2 else 1200))
+
+
+@pytest.mark.parametrize("share", [2, 600])
+def test_arms_under_a_filter_in_either_order(owner: Connection, share: int) -> None:
+    """The arm by words may go without counting the rows that pass; the one by meaning is exact where they are few."""
+    create_store(
+        owner, "docs", [(f"d{i}", i, int(i % share > 0), f"maple birch{i % 50}", (1, i / 6000, 0)) for i in range(6000)]
+    )
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
+    owner.execute("CREATE INDEX ON docs USING hnsw (segment_embedding vector_cosine_ops); ANALYZE docs")
+    both = [{"search": "keyword", "candidates": 10}, {"search": "semantic", "candidates": 10}]
+    found = [
+        search(
+            owner,
+            "maple birch7",
+            {"arms": arms, "filters": {"segment_number": 0}, "query_embedding": [1, 0.5, 0], "n_citations": 5},
+        )
+        for arms in (both, both[::-1])
+    ]
+    assert found[0] == found[1]
+    assert len(found[0]) == 5
