@@ -111,9 +111,13 @@ BEGIN
       format('Options are one JSON object, such as %s.', CASE $1 WHEN 'index' THEN '{"type": "hnsw"}' ELSE '{"n_citations": 5}' END));
   END IF;
 
-  FOR _key, _value IN SELECT e.key, e.value FROM jsonb_each($2) AS e LOOP
-    SELECT o.* INTO _option FROM ml_rag.option AS o WHERE o.routine = $1 AND o.name = _key;
-    IF NOT FOUND THEN
+  FOR _option IN
+    SELECT e.key, e.value, o.* FROM jsonb_each($2) AS e
+    LEFT JOIN LATERAL (SELECT * FROM ml_rag.option AS o WHERE o.routine = $1 AND o.name = e.key OFFSET 0) AS o ON true
+  LOOP
+    _key := _option.key;
+    _value := _option.value;
+    IF _option.name IS NULL THEN
       PERFORM ml_rag._unknown_option($1, _key);
     END IF;
     _kind := jsonb_typeof(_value);
@@ -220,7 +224,10 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: a JSON array of texts as an array; null for null. PL/pgSQL, because it keeps the plan for the session.
 BEGIN
-  RETURN CASE WHEN $1 IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text($1)) END;
+  IF $1 IS NULL THEN
+    RETURN NULL;
+  END IF;
+  RETURN ARRAY(SELECT jsonb_array_elements_text($1));
 END
 $$;
 

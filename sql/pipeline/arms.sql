@@ -67,12 +67,13 @@ DECLARE
   _place integer := 0;
 BEGIN
   hits := '{}';
-  SELECT o.ordered, o.untrusted INTO _ordered, _untrusted FROM ml_rag._untrusted_last(stores) AS o;
   IF _is_only THEN
     -- nobody else is held up
+    _ordered := stores;
+    _untrusted := 1;
     ends := NULL;
   ELSE
-    _untrusted := _untrusted * arms;
+    SELECT o.ordered, o.untrusted * arms INTO _ordered, _untrusted FROM ml_rag._untrusted_last(stores) AS o;
   END IF;
   FOREACH _store IN ARRAY _ordered LOOP
     _place := _place + 1;
@@ -149,8 +150,11 @@ BEGIN
     PERFORM ml_rag._warn_of_failures(ARRAY(SELECT f FROM unnest(_failures) AS f WHERE f <> ALL (told)), _late);
     told := told || _failures;
   END IF;
-  skipped := ARRAY(SELECT s.vector_store FROM unnest(_without_index || _without_nodes) AS s)
-    || ARRAY(SELECT f ->> 'store' FROM unnest(_failures) AS f) || _late;
+  skipped := _late;
+  IF _searched < cardinality(stores) THEN
+    skipped := ARRAY(SELECT s.vector_store FROM unnest(_without_index || _without_nodes) AS s)
+      || ARRAY(SELECT f ->> 'store' FROM unnest(_failures) AS f) || _late;
+  END IF;
   IF request.explain AND cardinality(skipped) > 0 THEN
     facts := coalesce(facts, '{}') || ml_rag._explain_failures(_failures, _late)
       || coalesce((SELECT jsonb_object_agg(s.vector_store, '{"skipped": "It has no keyword index."}'::jsonb)
@@ -181,6 +185,7 @@ DECLARE
   _semantic_ends timestamptz;
   _keyword_ends timestamptz;
   _place integer := 0;
+  _of_a_kind integer;
   _stage text;
   _told boolean;
 BEGIN
@@ -189,12 +194,16 @@ BEGIN
   END IF;
   FOREACH _arm IN ARRAY request.arms LOOP
     _place := _place + 1;
+    IF _place < cardinality(request.arms) THEN
+      _of_a_kind := (SELECT count(*) FROM unnest(request.arms[_place:]) AS a
+                     WHERE (a.search = 'semantic') = (_arm.search = 'semantic'));
+    ELSE
+      _of_a_kind := 1;
+    END IF;
     _stage := CASE _arm.search WHEN 'semantic' THEN 'search' ELSE _arm.search END;
     _told := ml_rag._stage(request.call, _stage);
     _found := ml_rag._search_arm(request, _arm, retrieval.stores, with_text, _has_found, _filters,
-      CASE _arm.search WHEN 'semantic' THEN _semantic_ends ELSE _keyword_ends END,
-      (SELECT count(*)::integer FROM unnest(request.arms[_place:]) AS a
-       WHERE (a.search = 'semantic') = (_arm.search = 'semantic')), _told_failures);
+      CASE _arm.search WHEN 'semantic' THEN _semantic_ends ELSE _keyword_ends END, _of_a_kind, _told_failures);
     _filters := _found.filters;
     _told_failures := _found.told;
     IF _arm.search = 'semantic' THEN
@@ -203,8 +212,11 @@ BEGIN
       _keyword_ends := _found.ends;
     END IF;
     _has_found := _has_found OR cardinality(_found.skipped) < cardinality(retrieval.stores);
-    retrieval.skipped := CASE WHEN retrieval.rankings IS NULL THEN _found.skipped
-      ELSE ARRAY(SELECT unnest(retrieval.skipped) INTERSECT SELECT unnest(_found.skipped)) END;
+    IF retrieval.rankings IS NULL THEN
+      retrieval.skipped := _found.skipped;
+    ELSIF cardinality(retrieval.skipped) > 0 THEN
+      retrieval.skipped := ARRAY(SELECT unnest(retrieval.skipped) INTERSECT SELECT unnest(_found.skipped));
+    END IF;
     retrieval.rankings := retrieval.rankings || ROW(_arm, _found.hits)::ml_rag.ranking;
     retrieval.trace := retrieval.trace || ROW(_stage, clock_timestamp(), CASE WHEN request.explain THEN
       jsonb_build_object('arm', _arm.name, 'stores', _found.facts, 'candidates', cardinality(_found.hits)) END)::ml_rag.step;

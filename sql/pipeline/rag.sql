@@ -68,13 +68,16 @@ AS $$
 -- purpose: the vectors that semantic arms, and functions of vectors, search with, and that of the question; of several texts it is the mean
 DECLARE
   _needs_own boolean := request.query_embedding IS NULL AND ml_rag._needs_embedding(request.options);
-  _texts text[] := ARRAY(
-    SELECT DISTINCT t FROM unnest(request.arms) AS a CROSS JOIN LATERAL unnest(a.query) AS t
-    WHERE (a.search = 'semantic' OR a.form LIKE 'vector%') AND a.query_embedding IS NULL);
+  _texts text[] := '{}';
   _vectors vector[];
   _arm ml_rag.arm;
   _told boolean;
 BEGIN
+  FOREACH _arm IN ARRAY request.arms LOOP
+    IF _arm.query IS NOT NULL AND (_arm.search = 'semantic' OR _arm.form LIKE 'vector%') AND _arm.query_embedding IS NULL THEN
+      _texts := ARRAY(SELECT unnest(_texts) UNION SELECT unnest(_arm.query));
+    END IF;
+  END LOOP;
   IF _needs_own OR cardinality(_texts) > 0 THEN
     _told := ml_rag._stage(request.call, 'embed', model_id);
   END IF;
@@ -111,6 +114,7 @@ DECLARE
   _with_text boolean := cardinality(request.arms) = 1 AND (request.arms[1]).candidates <= _wanted;
   _limited record;
   _kept ml_rag.hit[];
+  _facts jsonb;
 BEGIN
   retrieval := ml_rag._search_arms(request, retrieval, _with_text);
   IF cardinality(request.arms) > 1 THEN
@@ -129,10 +133,11 @@ BEGIN
   _kept := _limited.kept;
   retrieval.method := _limited.method;
   retrieval.threshold := round(_limited.threshold, 4);
-  retrieval.trace := retrieval.trace || ROW('threshold', clock_timestamp(), CASE WHEN request.explain
-    OR request.max_distance IS NOT NULL THEN
-    jsonb_build_object('candidates', cardinality(_kept),
-      'nearest', (SELECT min(h.distance) FROM unnest(retrieval.hits) AS h)) END)::ml_rag.step;
+  IF request.explain OR request.max_distance IS NOT NULL THEN
+    _facts := jsonb_build_object('candidates', cardinality(_kept),
+      'nearest', (SELECT min(h.distance) FROM unnest(retrieval.hits) AS h));
+  END IF;
+  retrieval.trace := retrieval.trace || ROW('threshold', clock_timestamp(), _facts)::ml_rag.step;
   IF cardinality(_kept) = 0 THEN
     retrieval.missing := coalesce(retrieval.missing, jsonb_build_object('sqlstate', 'P0002',
       'message', 'no segment within the distance threshold',
@@ -264,7 +269,7 @@ BEGIN
     request := _rewritten.request;
     retrieval := _rewritten.retrieval;
   END IF;
-  IF ml_rag._wants_whole_documents(request) THEN
+  IF request.options ? 'document_name' AND ml_rag._wants_whole_documents(request) THEN
     PERFORM ml_rag._stage(request.call, 'read');
     _read := ml_rag._read_documents(request, retrieval.stores);
     retrieval.hits := _read.hits;
@@ -277,7 +282,9 @@ BEGIN
     END IF;
     RETURN;
   END IF;
-  request := ml_rag._embed_arms(request, coalesce(request.options ->> 'embed_model_id', (retrieval.stores[1]).embed_model_id));
+  IF _embeds OR request.options ?| '{arms,query_options}' THEN
+    request := ml_rag._embed_arms(request, coalesce(request.options ->> 'embed_model_id', (retrieval.stores[1]).embed_model_id));
+  END IF;
   retrieval.trace := retrieval.trace || ROW('embed', clock_timestamp(), NULL)::ml_rag.step;
 
   retrieval := ml_rag._find(request, retrieval);

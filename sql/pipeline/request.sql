@@ -134,7 +134,9 @@ BEGIN
   IF _parsed ? 'query_options' THEN
     _parsed := jsonb_set(_parsed, '{query_options}', ml_rag._parse_query_options(_parsed -> 'query_options'));
   END IF;
-  PERFORM ml_rag._check_query_keys(_parsed -> 'arms', coalesce(_parsed -> 'query_options', '{}')) WHERE _parsed ? 'arms';
+  IF _parsed ? 'arms' THEN
+    PERFORM ml_rag._check_query_keys(_parsed -> 'arms', coalesce(_parsed -> 'query_options', '{}'));
+  END IF;
   IF _parsed ? 'citation_fields' THEN
     PERFORM ml_rag._check_citation_fields(_parsed -> 'citation_fields');
   END IF;
@@ -200,32 +202,32 @@ AS $$
 DECLARE
   _given jsonb;
   _hybrid jsonb;
-  _weights double precision := (SELECT sum(coalesce((a ->> 'weight')::double precision, 1))
-                                FROM jsonb_array_elements(options -> 'arms') AS a);
+  _weights double precision;
   _candidates integer := at_least;
   _weight double precision;
   _of_a_kind integer;
   _n integer := 0;
 BEGIN
-  FOR _given IN SELECT a FROM jsonb_array_elements(options -> 'arms') AS a LOOP
-    _of_a_kind := 1 + (SELECT count(*) FROM unnest(arms) AS a WHERE a.search = _given ->> 'search');
-    _n := _n + 1;
-    arms[_n].search := _given ->> 'search';
-    arms[_n].name := (_given ->> 'search') || CASE WHEN _of_a_kind > 1 THEN format(' %s', _of_a_kind) ELSE '' END;
-    arms[_n].query_key := CASE jsonb_typeof(_given -> 'query') WHEN 'string' THEN _given ->> 'query' END;
-    arms[_n].query := CASE WHEN _given #> '{query,text}' IS NOT NULL THEN ARRAY[_given #>> '{query,text}'] END;
-    arms[_n].query_embedding := CASE WHEN _given ? 'query_embedding' THEN ml_rag._vector(_given -> 'query_embedding') END;
-    arms[_n].weight := CASE WHEN NOT (_given -> 'is_auto')::boolean
-      THEN coalesce((_given ->> 'weight')::double precision, 1) / _weights END;
-    arms[_n].candidates := greatest(at_least, (_given ->> 'candidates')::integer);
-    arms[_n].max_distance := (_given ->> 'max_distance')::numeric;
-    arms[_n].min_score := (_given ->> 'min_score')::double precision;
-    arms[_n].function := _given ->> 'function';
-    arms[_n].form := _given ->> 'form';
-    arms[_n].is_descending := (_given -> 'descending')::boolean;
-    arms[_n].node_group := nullif(_given ->> 'in', 'segment');
-  END LOOP;
   IF options ? 'arms' THEN
+    _weights := (SELECT sum(coalesce((a ->> 'weight')::double precision, 1)) FROM jsonb_array_elements(options -> 'arms') AS a);
+    FOR _given IN SELECT a FROM jsonb_array_elements(options -> 'arms') AS a LOOP
+      _of_a_kind := 1 + (SELECT count(*) FROM unnest(arms) AS a WHERE a.search = _given ->> 'search');
+      _n := _n + 1;
+      arms[_n].search := _given ->> 'search';
+      arms[_n].name := (_given ->> 'search') || CASE WHEN _of_a_kind > 1 THEN format(' %s', _of_a_kind) ELSE '' END;
+      arms[_n].query_key := CASE jsonb_typeof(_given -> 'query') WHEN 'string' THEN _given ->> 'query' END;
+      arms[_n].query := CASE WHEN _given #> '{query,text}' IS NOT NULL THEN ARRAY[_given #>> '{query,text}'] END;
+      arms[_n].query_embedding := CASE WHEN _given ? 'query_embedding' THEN ml_rag._vector(_given -> 'query_embedding') END;
+      arms[_n].weight := CASE WHEN NOT (_given -> 'is_auto')::boolean
+        THEN coalesce((_given ->> 'weight')::double precision, 1) / _weights END;
+      arms[_n].candidates := greatest(at_least, (_given ->> 'candidates')::integer);
+      arms[_n].max_distance := (_given ->> 'max_distance')::numeric;
+      arms[_n].min_score := (_given ->> 'min_score')::double precision;
+      arms[_n].function := _given ->> 'function';
+      arms[_n].form := _given ->> 'form';
+      arms[_n].is_descending := (_given -> 'descending')::boolean;
+      arms[_n].node_group := nullif(_given ->> 'in', 'segment');
+    END LOOP;
     RETURN;
   END IF;
   IF (options -> 'keyword_search')::boolean THEN
@@ -234,19 +236,12 @@ BEGIN
     _weight := (_hybrid ->> 'semantic_weight')::double precision;
   END IF;
   IF (options -> 'semantic_search')::boolean THEN
-    arms[1].search := 'semantic';
-    arms[1].name := 'semantic';
-    arms[1].query_key := 'question';
-    arms[1].candidates := _candidates;
-    arms[1].weight := _weight;
-    _n := 1;
+    arms := arms || ROW('semantic', 'semantic', 'question', NULL, NULL, _weight, _candidates,
+      NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.arm;
   END IF;
   IF (options -> 'keyword_search')::boolean THEN
-    arms[_n + 1].search := 'keyword';
-    arms[_n + 1].name := 'keyword';
-    arms[_n + 1].query_key := 'question';
-    arms[_n + 1].candidates := _candidates;
-    arms[_n + 1].weight := 1 - _weight;
+    arms := arms || ROW('keyword', 'keyword', 'question', NULL, NULL, 1 - _weight, _candidates,
+      NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.arm;
   END IF;
 END
 $$;
@@ -289,10 +284,10 @@ BEGIN
   request.skips_dimensions := NOT options ?| '{vector_store,query_embedding}';
   IF options ? 'query_embedding' THEN
     request.query_embedding := ml_rag._vector(options -> 'query_embedding');
-    IF vector_norm(request.query_embedding) = 0
-      AND (SELECT m.is_angle FROM ml_rag.metric AS m WHERE m.name = request.distance_metric) THEN
+    IF vector_norm(request.query_embedding) = 0 THEN
       PERFORM ml_rag._bad_option('query_embedding', options -> 'query_embedding',
-        'a vector that is not all zeros', 'Such a vector has no cosine distance to anything.');
+        'a vector that is not all zeros', 'Such a vector has no cosine distance to anything.')
+      FROM ml_rag.metric AS m WHERE m.name = request.distance_metric AND m.is_angle;
     END IF;
   END IF;
 END

@@ -16,21 +16,21 @@ DECLARE
   _nearest numeric;
   _by_percentage numeric;
 BEGIN
-  IF percentage_distance IS NOT NULL THEN
-    _nearest := (SELECT min(h.distance) FROM unnest(hits) AS h);
-    _by_percentage := _nearest + percentage_distance / 100 * abs(_nearest);
-  END IF;
-  IF _by_percentage < max_distance OR max_distance IS NULL AND percentage_distance IS NOT NULL THEN
-    method := 'percentage_distance';
-    threshold := _by_percentage;
-  ELSIF max_distance IS NOT NULL THEN
-    method := 'max_distance';
-    threshold := max_distance;
-  ELSE
+  IF max_distance IS NULL AND percentage_distance IS NULL THEN
     method := 'n_citations';
     threshold := (SELECT max(h.distance) FROM unnest(hits) AS h);
     kept := hits;
     RETURN;
+  ELSIF percentage_distance IS NOT NULL THEN
+    _nearest := (SELECT min(h.distance) FROM unnest(hits) AS h);
+    _by_percentage := _nearest + percentage_distance / 100 * abs(_nearest);
+  END IF;
+  IF _by_percentage < max_distance OR max_distance IS NULL THEN
+    method := 'percentage_distance';
+    threshold := _by_percentage;
+  ELSE
+    method := 'max_distance';
+    threshold := max_distance;
   END IF;
   -- in the order of the array, which is the order of this scan
   kept := ARRAY(SELECT h FROM unnest(hits) AS h WHERE h.distance <= threshold.threshold);
