@@ -102,6 +102,8 @@ LANGUAGE plpython3u STABLE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT
 -- planning its statements anew for each query takes longer than all the rest
 SET plan_cache_mode = force_generic_plan
+-- what its statements are thought to cost grows with the index, and they would be compiled; what they read does not
+SET jit = off
 AS $$
 # purpose: run what backend/rights.py holds ready, at the moment of the caller's statement; by itself it does nothing
 if "ml_rag" in GD:
