@@ -211,23 +211,28 @@ $$;
 
 CREATE FUNCTION ml_rag._tokens_of(configuration regconfig, segments text[], as_json boolean)
 RETURNS TABLE (tokens text[])
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 4
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 8
 SET search_path FROM CURRENT
--- the four are always worth workers, and the texts must not become part of a plan
+-- the parts are always worth workers, and the texts must not become part of a plan
 SET parallel_setup_cost = 0
 SET parallel_tuple_cost = 0
 SET plan_cache_mode = force_generic_plan
 AS $$
--- purpose: ml_rag._token_texts of many texts in their order, as four arrays, which parallel workers make side by side
+-- purpose: ml_rag._token_texts of many texts in their order, as eight arrays, which parallel workers make side by side. Of four parts,
+-- two workers and the session would leave one for the end, alone
 DECLARE
   _n integer := cardinality(segments);
 BEGIN
   RETURN QUERY
     SELECT p.tokens FROM (
-      SELECT 1, ml_rag._token_texts(configuration, segments[1 : _n / 4], as_json)
-      UNION ALL SELECT 2, ml_rag._token_texts(configuration, segments[_n / 4 + 1 : _n / 2], as_json)
-      UNION ALL SELECT 3, ml_rag._token_texts(configuration, segments[_n / 2 + 1 : _n / 2 + _n / 4], as_json)
-      UNION ALL SELECT 4, ml_rag._token_texts(configuration, segments[_n / 2 + _n / 4 + 1 : _n], as_json)
+      SELECT 1, ml_rag._token_texts(configuration, segments[1 : _n / 8], as_json)
+      UNION ALL SELECT 2, ml_rag._token_texts(configuration, segments[_n / 8 + 1 : 2 * _n / 8], as_json)
+      UNION ALL SELECT 3, ml_rag._token_texts(configuration, segments[2 * _n / 8 + 1 : 3 * _n / 8], as_json)
+      UNION ALL SELECT 4, ml_rag._token_texts(configuration, segments[3 * _n / 8 + 1 : 4 * _n / 8], as_json)
+      UNION ALL SELECT 5, ml_rag._token_texts(configuration, segments[4 * _n / 8 + 1 : 5 * _n / 8], as_json)
+      UNION ALL SELECT 6, ml_rag._token_texts(configuration, segments[5 * _n / 8 + 1 : 6 * _n / 8], as_json)
+      UNION ALL SELECT 7, ml_rag._token_texts(configuration, segments[6 * _n / 8 + 1 : 7 * _n / 8], as_json)
+      UNION ALL SELECT 8, ml_rag._token_texts(configuration, segments[7 * _n / 8 + 1 : _n], as_json)
     ) AS p (place, tokens) ORDER BY p.place;
 END
 $$;
