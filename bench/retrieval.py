@@ -75,6 +75,9 @@ class EmbeddingCall:
         reply = self._http.getresponse()
         return Vector(json.loads(reply.read())["data"][0]["embedding"])
 
+    def close(self) -> None:
+        self._http.close()
+
 
 @contextmanager
 def connected(dsn: str) -> Iterator[psycopg.Connection]:

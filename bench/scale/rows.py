@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -91,10 +92,13 @@ def _one(setting: Setting, owner: psycopg.Connection[Any], size: int, kind: str)
     asked = questions()
     with_vector = [options_of(q, vector_store=["public.grown"]) for q in asked]
     with_text = options_of(None, vector_store=["public.grown"])
-    embed = EmbeddingCall(setting.address)
     # what ours sets by itself
     ef_search = {"none": 40 if size <= 20_000 else 200, "halfvec": 40 if size <= 20_000 else 200, "binary": 400}[kind]
-    with connect(setting.asker) as ours, connect(setting.asker, ef_search=ef_search) as plain:
+    with (
+        closing(EmbeddingCall(setting.address)) as embed,
+        connect(setting.asker) as ours,
+        connect(setting.asker, ef_search=ef_search) as plain,
+    ):
 
         def knn(question: str) -> list[Any]:
             return plain.execute(bare("grown", question, kind)).fetchall()

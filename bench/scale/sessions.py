@@ -31,6 +31,7 @@ from bench.scale.setting import (
 COUNTS = (1, 4, 16, 64)
 ROWS = 20_000
 KINDS = ("bare", "ours", "bare with embedding", "ours with embedding")
+SECONDS, QUICK_SECONDS = 15.0, 3.0
 #: processes that the sessions of clients are spread over, so that no lock of Python's makes them wait for each other
 PROCESSES = 4
 
@@ -43,7 +44,7 @@ def measure(setting: Setting) -> list[Row]:
             copy(owner, "shared", vectors, i * len(vectors))
         owner.execute("SELECT ml_rag.index_store('shared', NULL, '{\"type\": \"hnsw\"}')")
         owner.execute("VACUUM ANALYZE shared")
-    length = 3.0 if setting.quick else 15.0
+    length = QUICK_SECONDS if setting.quick else SECONDS
     found: list[Row] = []
     for sessions in COUNTS:
         row: Row = {"sessions": sessions, "rows": ROWS}
