@@ -113,6 +113,21 @@ def test_nothing_waits_for_a_model_server_that_reads_nothing(site: Site) -> None
     assert counted(owner)["ml_rag_search", "total"] == (calls + 1, 0)
 
 
+def test_who_asks_finds_all_calls_of_the_own_session(site: Site) -> None:
+    """Also those that the model server had no room for until it read the others."""
+    owner, session = site.connect(), site.connect()
+    site.load(owner)
+    session.execute(SEARCH, (BY_VECTOR,))
+    os.kill(site.server.pid, signal.SIGSTOP)
+    try:
+        for _ in range(100):  # more than net.unix.max_dgram_qlen in a network namespace of its own, and in most others
+            with pytest.raises(psycopg.errors.InvalidParameterValue):
+                session.execute(SEARCH, ('{"nonsense": 1}',))
+    finally:
+        os.kill(site.server.pid, signal.SIGCONT)
+    assert counted(session)["ml_rag_search", "total"] == (101, 100)
+
+
 def test_a_hot_standby_tells_of_its_own_calls(site: Site, private: PrivateCluster, local_sockets: Path) -> None:
     owner = site.connect()
     with gate(owner, local_sockets, "chat/completions") as server, private.standby("watched") as standby:

@@ -192,6 +192,14 @@ def advance(call: int, rows: int) -> None:
         _tell()
 
 
+def tell_waiting() -> bool:
+    """Send the counts that were kept because the model server had not yet read the earlier ones; whether any went."""
+    if not session.counts:
+        return False
+    _tell()
+    return not session.counts
+
+
 # -- what the rest of the backend calls -------------------------------------------------------------------------------
 
 

@@ -67,7 +67,11 @@ def _ask(plpy: Any, server: ModelServer, **fields: Any) -> dict[str, Any]:
     """The reply of the model server, which does not know which backends are still there: that is told to it."""
     cluster, database = calls.origin(plpy)
     request = {"cluster": cluster, "database": database, **fields}
+    calls.tell_waiting()
     reply = server.call("POST", PATH, request)
+    if calls.tell_waiting():
+        # the server has read what was in their way; these must be in the answer, too
+        reply = server.call("POST", PATH, request)
     try:
         if gone := [[c["pid"], c["session"]] for c in reply["activity"] if not _is_alive(c["pid"])]:
             reply = server.call("POST", PATH, {**request, "gone": gone})
