@@ -252,9 +252,9 @@ DECLARE
   _own vector := CASE WHEN arm.query_embedding <> request.query_embedding THEN arm.query_embedding END;
   _vector vector := coalesce(request.query_embedding, arm.query_embedding);
   _is_untrusted boolean := coalesce(store.found = 'untrusted', false);
-  _is_narrow boolean := filter.row_keys IS NOT NULL;
+  _is_narrow boolean := coalesce(cardinality(filter.row_keys) <= ml_rag._compared_rows(store.relation, arm.candidates), false);
   _condition text := CASE WHEN _is_narrow THEN ' AND t.ctid = ANY ($3::tid[])' ELSE filter.condition END;
-  _arguments text[] := coalesce(filter.row_keys, filter.arguments);
+  _arguments text[] := CASE WHEN _is_narrow THEN filter.row_keys ELSE filter.arguments END;
   _index_options jsonb := request.options -> 'index_options';
   _sort text := CASE WHEN _is_narrow OR _is_untrusted AND ml_rag._sorts_ahead(store.relation)
     OR (_index_options -> 'exact')::boolean THEN 'exact' ELSE 'index' END;

@@ -78,6 +78,7 @@ AS $$
 DECLARE
   _is_untrusted boolean := coalesce(store.found = 'untrusted', false);
   _used ml_rag.row_filter;
+  _passing double precision;
   _found record;
   _rows refcursor;
   _scores double precision[];
@@ -112,11 +113,14 @@ BEGIN
         filter.condition := _found.condition;
         filter.arguments := _found.arguments;
         IF store.is_table AND NOT _is_untrusted AND filter.condition <> '' AND stage <> 'read' THEN
-          IF stage = 'keyword' AND arm.node_group IS NULL AND NOT index.secured THEN
-            filter.likely := ml_rag._likely_rows(store.relation, arm.candidates,
-              ml_rag._estimated_rows(store, filter.condition, filter.arguments));
+          _passing := CASE WHEN arm.node_group IS NULL AND (stage = 'search' OR stage = 'keyword' AND NOT index.secured)
+            THEN ml_rag._estimated_rows(store, filter.condition, filter.arguments) END;
+          IF stage = 'keyword' THEN
+            filter.likely := ml_rag._likely_rows(store.relation, arm.candidates, _passing);
           END IF;
-          IF filter.likely IS NULL THEN
+          -- counted where few pass, or it is not known
+          IF filter.likely IS NULL
+            AND NOT coalesce(stage = 'search' AND _passing > 2 * ml_rag._compared_rows(store.relation, arm.candidates), false) THEN
             filter.row_keys := ml_rag._passing_rows(store, filter.condition, filter.arguments);
           END IF;
         END IF;

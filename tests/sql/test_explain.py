@@ -113,6 +113,23 @@ def test_an_index_of_the_filter(owner: Connection, asker: Connection) -> None:
     assert semantic["candidates"] == 10
 
 
+@pytest.mark.parametrize(("passing", "sort"), [(10, "exact"), (1_200, "exact"), (1_500, "index"), (9_000, "index")])
+@pytest.mark.parametrize("secured", [False, True])
+def test_few_rows_that_pass_are_compared_and_many_looked_for(
+    owner: Connection, asker: Connection, passing: int, sort: str, secured: bool
+) -> None:
+    """sqrt(8 * (3 + 8) * 20 000) is 1 327."""
+    create_large_store(owner, INDEXES[0], rows=20_000)
+    owner.execute("CREATE INDEX ON docs (document_id); ANALYZE docs")
+    if secured:
+        owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON docs USING (document_id > 0)")
+    (least,) = owner.execute("SELECT min(document_id) FROM docs").fetchone() or (None,)
+    options = {"filters": {"document_id": {"lt": least + passing}}, "n_citations": 3}
+    semantic = stores(explain(asker, **options))["public.docs"]["semantic"]
+    assert semantic["sort"] == sort
+    assert semantic["candidates"] >= 3
+
+
 def test_an_index_that_ends_too_early_is_left_for_a_sort(owner: Connection, asker: Connection) -> None:
     create_large_store(owner, INDEXES[0])
     # a policy: under a filter so few rows are sorted at once
