@@ -90,7 +90,7 @@ def run(owner: psycopg.Connection, found: list[Shard], address: str, rows: int, 
         info = psycopg.conninfo.conninfo_to_dict(shard.dsn)
         owner.execute(
             f"CREATE SERVER {shard.server} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '{info['host']}',"
-            f" port '{info['port']}', dbname 'postgres', extensions 'vector', parallel_commit 'true',"
+            f" port '{info['port']}', dbname 'postgres', extensions 'vector, ml_rag', parallel_commit 'true',"
             " options '-c hnsw.ef_search=40 -c hnsw.iterative_scan=relaxed_order -c enable_seqscan=off -c jit=off')"
         )
         owner.execute(f"CREATE USER MAPPING FOR postgres SERVER {shard.server} OPTIONS (user 'postgres')")

@@ -17,27 +17,75 @@ found, error = backend.keyword_scores(plpy, store, segment, key, terms, weights,
 return (*(found or (None, None)), error)
 $$;
 
+CREATE FUNCTION ml_rag._key_equals(relation regclass, key name[]) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of whether a row t has the key of a row c, the text of a text[]  Reads: the catalog
+BEGIN
+  RETURN (SELECT string_agg(format('t.%I = (c.key::text[])[%s]::%s', a.attname, k.place, format_type(a.atttypid, NULL)), ' AND ')
+          FROM unnest(key) WITH ORDINALITY AS k (name, place)
+          JOIN pg_attribute AS a ON a.attrelid = relation AND a.attname = k.name AND NOT a.attisdropped);
+END
+$$;
+
+CREATE FUNCTION ml_rag._key_distances(
+  relations regclass[], key name[], embedding name, metric text, query_embedding vector, keys text[]
+) RETURNS double precision[]
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how far rows that are here are from a vector, in the order of their keys; null for a row that is not there, or without a
+-- vector or a column of vectors to compare with
+-- Reads: the tables, as the caller
+DECLARE
+  _columns text := (SELECT string_agg(format('t.%I', k), ', ') FROM unnest(key || embedding) AS k);
+  _distances double precision[];
+BEGIN
+  IF query_embedding IS NULL OR cardinality(relations) = 0 OR cardinality(keys) = 0 THEN
+    RETURN array_fill(NULL::double precision, ARRAY[cardinality(keys)]);
+  END IF;
+  EXECUTE concat('SELECT array_agg(s.distance ORDER BY s.place) FROM (SELECT c.place, t.', quote_ident(embedding), ' ',
+    (SELECT m.operator FROM ml_rag.metric AS m WHERE m.name = metric), ' $1::', (
+      SELECT format_type(a.atttypid, NULL) FROM pg_attribute AS a
+      WHERE a.attrelid = relations[1] AND a.attname = embedding AND NOT a.attisdropped),
+    ' AS distance FROM unnest($2) WITH ORDINALITY AS c (key, place) LEFT JOIN (',
+    (SELECT string_agg(format('SELECT %s FROM %s AS t', _columns, ml_rag._relation_name(r)), ' UNION ALL ') FROM unnest(relations) AS r),
+    ') AS t ON ', ml_rag._key_equals(relations[1], key), ') AS s')
+  INTO _distances USING query_embedding, keys;
+  RETURN _distances;
+END
+$$;
+
 CREATE FUNCTION ml_rag._check_scores(shard regclass, answer jsonb, width integer, n integer) RETURNS void
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: that a shard, which can be anybody's server, has answered with at most n keys of so many parts, and as many finite scores
+-- and distances
 DECLARE
   _ties CONSTANT integer := 1000; -- rows as good as the last: TIES of ml_rag.backend.keyword
+  _keys jsonb := answer -> 'keys';
   _why text;
 BEGIN
-  IF coalesce(jsonb_typeof(answer -> 'keys') <> 'array' OR jsonb_typeof(answer -> 'scores') <> 'array', true) THEN
-    _why := 'It has no lists of keys and scores.';
-  ELSIF jsonb_array_length(answer -> 'keys') <> jsonb_array_length(answer -> 'scores') THEN
-    _why := 'It has another number of scores than of keys.';
-  ELSIF jsonb_array_length(answer -> 'keys') > n::bigint + _ties THEN
-    _why := format('It has %s keys; %s were asked for.', jsonb_array_length(answer -> 'keys'), n);
-  ELSIF EXISTS (SELECT FROM jsonb_array_elements(answer -> 'keys') AS e (k)
+  IF coalesce(jsonb_typeof(_keys) <> 'array' OR jsonb_typeof(answer -> 'scores') <> 'array'
+              OR jsonb_typeof(answer -> 'distances') <> 'array', true) THEN
+    _why := 'It has no lists of keys, scores and distances.';
+  ELSIF jsonb_array_length(_keys) <> jsonb_array_length(answer -> 'scores')
+    OR jsonb_array_length(_keys) <> jsonb_array_length(answer -> 'distances') THEN
+    _why := 'It has another number of scores or distances than of keys.';
+  ELSIF jsonb_array_length(_keys) > n::bigint + _ties THEN
+    _why := format('It has %s keys; %s were asked for.', jsonb_array_length(_keys), n);
+  ELSIF EXISTS (SELECT FROM jsonb_array_elements(_keys) AS e (k)
                 WHERE jsonb_typeof(k) <> 'string' OR cardinality((k #>> '{}')::text[]) <> width) THEN
     _why := format('A key is not of %s parts.', width);
   ELSIF EXISTS (SELECT FROM jsonb_array_elements(answer -> 'scores') AS e (s)
                 WHERE jsonb_typeof(s) <> 'number' OR abs(s::numeric) > 1e300) THEN
     _why := 'A score is no finite number.';
+  ELSIF EXISTS (SELECT FROM jsonb_array_elements(answer -> 'distances') AS e (d)
+                WHERE CASE jsonb_typeof(d) WHEN 'number' THEN abs(d::numeric) > 1e300 WHEN 'null' THEN false
+                  ELSE d #>> '{}' NOT IN ('NaN', 'Infinity', '-Infinity') END) THEN
+    _why := 'A distance is no number.';
   END IF;
   IF _why IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('unexpected answer of shard "%s"', shard), DETAIL = _why;
@@ -46,45 +94,57 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._scores_of_shards(
-  store ml_rag.store, index ml_rag.keyword_index, terms text[], weights integer[], n integer,
-  OUT keys text[], OUT scores double precision[]
+  store ml_rag.store, index ml_rag.keyword_index, terms text[], weights integer[], query_embedding vector, distance_metric text, n integer,
+  OUT keys text[], OUT scores double precision[], OUT distances double precision[]
 )
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the best rows of each part of a store with shards, in two rounds: what all parts have counted together, then the scores by
--- that. Keys as of ml_rag._keyword_scores; the index of the store itself has the rows of the partitions that are here
--- Reads: the indexes, as the caller
+-- that, and how far these rows are from the vector. Keys as of ml_rag._keyword_scores; the index of the store itself has the rows of
+-- the partitions that are here
+-- Reads: the indexes, and vectors of the store, as the caller
 DECLARE
   _request jsonb := jsonb_build_object('terms', terms, 'weights', weights, 'n', n, 'segment', index.segment, 'key', index.key,
-    'configuration', index.configuration, 'k1', index.k1, 'b', index.b, 'statistics', index.statistics);
+    'configuration', index.configuration, 'k1', index.k1, 'b', index.b, 'statistics', index.statistics,
+    'embedding', store.segment_embedding, 'metric', distance_metric, 'vector', query_embedding::text);
   _shards regclass[] := ARRAY(SELECT s.shard FROM ml_rag._shards(store.relation) AS s
                               WHERE s.shard <> ALL (coalesce(store.missing, '{}')));
+  _here regclass[] := ARRAY(SELECT p.relid FROM pg_partition_tree(store.relation) AS p
+                            WHERE p.isleaf AND pg_relation_filenode(p.relid) IS NOT NULL);
   _found record;
   _part record;
   _corpus jsonb;
 BEGIN
-  SELECT s.statistics, s.error INTO _found FROM ml_rag._keyword_statistics(index.store, index.segment, index.key, terms) AS s;
-  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
-  _corpus := _found.statistics;
+  IF cardinality(_here) > 0 THEN
+    SELECT s.statistics, s.error INTO _found FROM ml_rag._keyword_statistics(index.store, index.segment, index.key, terms) AS s;
+    PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+    _corpus := _found.statistics;
+  END IF;
   FOR _part IN SELECT a.answer FROM ml_rag._ask_shards(_shards, _request || '{"call": "statistics"}') AS a LOOP
     _corpus := ml_rag._add_statistics(_corpus, _part.answer -> 'statistics');
   END LOOP;
-  SELECT s.keys, s.scores, s.error INTO _found
-  FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, n, NULL, NULL, _corpus) AS s;
-  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
-  keys := _found.keys;
-  scores := _found.scores;
+  keys := '{}';
+  IF cardinality(_here) > 0 THEN
+    SELECT s.keys, s.scores, s.error INTO _found
+    FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, n, NULL, NULL, _corpus) AS s;
+    PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+    keys := _found.keys;
+    scores := _found.scores;
+    distances := ml_rag._key_distances(_here, index.key, store.segment_embedding, distance_metric, query_embedding, keys);
+  END IF;
   FOR _part IN SELECT a.shard, a.answer
                FROM ml_rag._ask_shards(_shards, _request || jsonb_build_object('call', 'scores', 'corpus', _corpus)) AS a LOOP
     PERFORM ml_rag._check_scores(_part.shard, _part.answer, cardinality(index.key), n);
-    keys := keys || ARRAY(SELECT k FROM jsonb_array_elements_text(_part.answer -> 'keys') WITH ORDINALITY AS e (k, place) ORDER BY place);
-    scores := scores || ARRAY(SELECT s::double precision FROM jsonb_array_elements_text(_part.answer -> 'scores')
-                              WITH ORDINALITY AS e (s, place) ORDER BY place);
+    keys := keys || ml_rag._texts(_part.answer -> 'keys');
+    scores := scores || ml_rag._texts(_part.answer -> 'scores')::double precision[];
+    distances := distances || ml_rag._texts(_part.answer -> 'distances')::double precision[];
   END LOOP;
   -- the best of all shards: whole rows are read of them
-  SELECT coalesce(array_agg(b.key), '{}'), coalesce(array_agg(b.score), '{}') INTO keys, scores
-  FROM (SELECT u.key, u.score FROM unnest(keys, scores) AS u (key, score) ORDER BY u.score DESC FETCH FIRST (n) ROWS WITH TIES) AS b;
+  SELECT coalesce(array_agg(b.key), '{}'), coalesce(array_agg(b.score), '{}'), coalesce(array_agg(b.distance), '{}')
+  INTO keys, scores, distances
+  FROM (SELECT u.* FROM unnest(keys, scores, distances) AS u (key, score, distance)
+        ORDER BY u.score DESC FETCH FIRST (n) ROWS WITH TIES) AS b;
 END
 $$;
 
@@ -130,10 +190,12 @@ DECLARE
   _has_shards boolean := store.is_table IS NOT TRUE AND ml_rag._has_shards(index.store);
 BEGIN
   IF _has_shards THEN
-    SELECT s.keys, s.scores, NULL::jsonb AS error INTO _found
-    FROM ml_rag._scores_of_shards(store, index, terms, weights, candidates) AS s;
+    SELECT s.keys, s.scores, s.distances, NULL::jsonb AS error INTO _found
+    FROM ml_rag._scores_of_shards(store, index, terms, weights, query_embedding, distance_metric, candidates) AS s;
+    -- vectors of shards would come as text
+    _columns.of_row := replace(_columns.of_row, _columns.distance, 'c.distance');
   ELSE
-    SELECT s.keys, s.scores, s.error INTO _found
+    SELECT s.keys, s.scores, NULL::double precision[] AS distances, s.error INTO _found
     FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, candidates,
       extract(epoch FROM until)::double precision, CASE WHEN _is_narrow THEN filter.row_keys END) AS s;
   END IF;
@@ -143,15 +205,13 @@ BEGIN
     'SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (SELECT ', replace(_columns.of_hit, format(_columns.rounded, 's.distance'),
       'CASE WHEN s.distance > ''-Infinity'' AND s.distance < ''Infinity'' THEN '
       || format(_columns.rounded, 's.distance') || ' END'), ' FROM (SELECT ', _columns.of_row,
-    ', c.score AS score FROM unnest($4, $5) AS c (key, score) JOIN ',
-    CASE WHEN _has_shards THEN ml_rag._rows_of(store) ELSE ml_rag._indexed_rows(index.store) END, ' AS t ON ', (
-      SELECT string_agg(format('t.%I = (c.key::text[])[%s]::%s', a.attname, k.place, format_type(a.atttypid, NULL)), ' AND ')
-      FROM unnest(index.key) WITH ORDINALITY AS k (name, place)
-      JOIN pg_attribute AS a ON a.attrelid = index.store AND a.attname = k.name AND NOT a.attisdropped),
+    ', c.score AS score FROM unnest($4, $5, $6) AS c (key, score, distance) JOIN ',
+    CASE WHEN _has_shards THEN ml_rag._rows_of(store) ELSE ml_rag._indexed_rows(index.store) END, ' AS t ON ',
+    ml_rag._key_equals(index.store, index.key),
     ' WHERE ', CASE WHEN _has_shards THEN ml_rag._keys_condition(index, _found.keys) || ' AND ' END,
     ml_rag._has_values(store, ARRAY[store.segment]), filter.condition,
     ' ORDER BY c.score DESC, ', _columns.place, ' LIMIT $2) AS s) AS h')
-  INTO hits USING query_embedding, n, filter.arguments, _found.keys, _found.scores;
+  INTO hits USING query_embedding, n, filter.arguments, _found.keys, _found.scores, _found.distances;
   hits := coalesce(hits, '{}');
 END
 $$;

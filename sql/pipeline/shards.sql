@@ -1,9 +1,9 @@
 -- shards: the partitions of a store that are on other servers: what is read there, and what is asked.
 --
 -- A shard is a partition that is a foreign table of postgres_fdw. Everything goes there with the caller's own user mapping, so that
--- privileges and row-level security of the shard decide. Rows are read as from any foreign table. Words are asked for by way of a
--- foreign table beside it, its table of calls: on the shard that is a view of one row (store/serve), which takes a request by UPDATE
--- and has its answer in the next SELECT, since PostgreSQL runs only SELECTs on several servers side by side.
+-- privileges and row-level security of the shard decide. Rows are read as from any foreign table. Words are asked for by an aggregate
+-- (ml_rag._shard_answer, store/serve) over a foreign table beside it, its table of calls: postgres_fdw ships the aggregate of an
+-- extension as a whole, so that it runs on the shard, and runs those of several servers side by side.
 
 CREATE FUNCTION ml_rag._shards(relation oid) RETURNS TABLE (shard regclass, server name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 4
@@ -193,41 +193,64 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._names_extension(server name, extension name) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a server of postgres_fdw names an extension, whose operators and functions it then ships
+BEGIN
+  RETURN EXISTS (
+    SELECT FROM pg_foreign_server AS s CROSS JOIN LATERAL pg_options_to_table(s.srvoptions) AS o
+    WHERE s.srvname = server AND o.option_name = 'extensions'
+      AND extension = ANY (regexp_split_to_array(trim(o.option_value), '\s*,\s*')));
+END
+$$;
+
 CREATE FUNCTION ml_rag._ask_shards(shards regclass[], request jsonb) RETURNS TABLE (shard regclass, answer jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 4
 SET search_path FROM CURRENT
 AS $$
 -- purpose: one answer of each shard to a request (store/serve), in any order; they work side by side
--- A table of calls is found by its name, which anybody who may create in that schema could give to a table with triggers.
--- Errors: 25006 a read-only transaction, 55000 another version there, no table of calls, or no answer
+-- A table of calls is found by its name, which anybody who may create in that schema could give to another one. Volatile, to see that
+-- of a shard that has just come.
+-- Errors: 55000 another version there, no table of calls, a server that does not name ml_rag, or no answer
 DECLARE
   _shard regclass;
   _calls text;
+  _server name;
   _query text;
+  _place integer := 0;
   _waiting regclass[] := shards;
 BEGIN
-  PERFORM ml_rag._check_writable('words cannot be searched on shards');
   FOREACH _shard IN ARRAY shards LOOP
+    _place := _place + 1;
     _calls := ml_rag._calls_of(_shard);
-    IF NOT EXISTS (
-      SELECT FROM pg_class AS c JOIN pg_foreign_table AS f ON f.ftrelid = c.oid
+    _server := (
+      SELECT r.srvname FROM pg_class AS c JOIN pg_foreign_table AS f ON f.ftrelid = c.oid
       JOIN pg_class AS s ON s.oid = _shard AND s.relowner = c.relowner
       JOIN pg_foreign_table AS g ON g.ftrelid = s.oid AND g.ftserver = f.ftserver
-      WHERE c.oid = to_regclass(_calls)) THEN
+      JOIN pg_foreign_server AS r ON r.oid = f.ftserver
+      WHERE c.oid = to_regclass(_calls));
+    IF _server IS NULL THEN
       RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has no table of calls', _shard),
         DETAIL = format('%s is not a foreign table of the same owner and server.', _calls),
         HINT = 'ml_rag.detach_shard and ml_rag.attach_shard make it anew.';
+    ELSIF NOT ml_rag._names_extension(_server, 'ml_rag') THEN
+      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" cannot be asked for words', _shard),
+        DETAIL = format('Server "%s" does not name ml_rag as an extension.', _server),
+        HINT = format('ALTER SERVER %I OPTIONS (SET extensions ''vector, ml_rag'');', _server);
     END IF;
-    EXECUTE format('UPDATE %s SET request = $1', _calls) USING request || jsonb_build_object('version', ml_rag.version());
-    _query := concat(_query || ' UNION ALL ', format('SELECT %s::regclass AS shard, c.answer FROM %s AS c', _shard::oid, _calls));
+    _query := concat(_query || ' UNION ALL ',
+      format('SELECT %s AS place, ml_rag._shard_answer(c.store, $1) AS answer FROM %s AS c', _place, _calls));
   END LOOP;
   IF _query IS NULL THEN
     RETURN;
   END IF;
-  -- row by row: a shard, which can be anybody's server, may send any number of them
-  FOR shard, answer IN EXECUTE _query LOOP
-    IF answer IS NULL OR shard <> ALL (_waiting) THEN
-      _waiting := ARRAY[shard];
+  -- row by row: a shard, which can be anybody's server, may send any number of them, and gives back the place that it was sent
+  FOR _place, answer IN EXECUTE _query USING request || jsonb_build_object('version', ml_rag.version()) LOOP
+    shard := shards[_place];
+    IF answer IS NULL OR (shard = ANY (_waiting)) IS NOT TRUE THEN
+      _waiting := ARRAY[coalesce(shard, _waiting[1], shards[1])];
       EXIT;
     END IF;
     _waiting := array_remove(_waiting, shard);

@@ -1,4 +1,4 @@
--- serve: a store as a shard of another server's: the view that takes its requests, and what answers them.
+-- serve: a store as a shard of another server's: the view beside it, and what answers requests.
 
 CREATE FUNCTION ml_rag._describe_index(store regclass) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
@@ -26,72 +26,71 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._take_request() RETURNS trigger
+CREATE FUNCTION ml_rag._open_shard(store regclass) RETURNS oid
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: keep a request for the next look at the view beside a store, in this transaction
-DECLARE
-  _store oid := (
-    SELECT d.refobjid FROM pg_rewrite AS r JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
-    WHERE r.ev_class = TG_RELID AND d.refclassid = 'pg_class'::regclass AND d.refobjid <> TG_RELID LIMIT 1);
+-- purpose: the store of the view beside it, noted for ml_rag._answer_request: whoever may read the view may send it requests
 BEGIN
-  PERFORM set_config(concat('ml_rag.request_', _store), NEW.request::text, true);
-  RETURN NEW;
+  PERFORM set_config('ml_rag.shard', store::oid::text, true);
+  RETURN store;
 END
 $$;
 
-CREATE FUNCTION ml_rag._answer_request(store regclass) RETURNS jsonb
+CREATE FUNCTION ml_rag._answer_request(answer jsonb, store oid, request jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the answer to the request that this transaction has sent to the view beside a store; null = none that is not answered yet.
--- It runs as whoever looks at the view, and tells nothing that this role cannot read: the store is that of the view, whatever the
--- request says.
+-- purpose: the answer to a request that another server has sent by way of the view beside a store. It runs as whoever looks at the
+-- view, and tells nothing that this role cannot read.
+-- Several roles of the other server can be the same one here: the store must be that of the view, which is open to some of them.
 -- Reads: the store and its index, as the caller
+-- Errors: 22023 unknown request, 42501 another store than that of the view, 55000 another version, or no such index
 DECLARE
   _store CONSTANT regclass := store;
-  _request jsonb := nullif(current_setting(concat('ml_rag.request_', store::oid), true), '')::jsonb;
   _index jsonb;
   _found record;
 BEGIN
-  -- to take the next one its row is read, too
-  PERFORM set_config(concat('ml_rag.request_', store::oid), '', true);
-  IF _request IS NULL THEN
-    RETURN NULL;
-  END IF;
-  IF _request ->> 'version' IS DISTINCT FROM ml_rag.version() THEN
+  IF store::text IS DISTINCT FROM current_setting('ml_rag.shard', true) THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'permission denied for this request to a shard',
+      DETAIL = 'It did not come by way of the view of its store.';
+  ELSIF request ->> 'version' IS DISTINCT FROM ml_rag.version() THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has another version of ml_rag', _store),
-      DETAIL = format('The shard has %s; version %s asks.', ml_rag.version(), _request ->> 'version'),
+      DETAIL = format('The shard has %s; version %s asks.', ml_rag.version(), request ->> 'version'),
       HINT = 'ALTER EXTENSION ml_rag UPDATE brings the older one up.';
-  ELSIF _request ->> 'call' = 'describe' THEN
+  ELSIF request ->> 'call' = 'describe' THEN
     RETURN ml_rag._describe(_store);
   END IF;
   _index := ml_rag._describe_index(_store);
-  IF _index IS DISTINCT FROM (SELECT jsonb_object_agg(k, _request -> k)
+  IF _index IS DISTINCT FROM (SELECT jsonb_object_agg(k, request -> k)
                               FROM unnest('{segment,key,configuration,k1,b,statistics}'::text[]) AS k) THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" lacks the keyword index of its store', _store),
       DETAIL = CASE WHEN _index IS NULL THEN 'It has none that its role may search.'
         ELSE format('It has %s.', _index) END,
       HINT = 'ml_rag.enable_keyword_search creates it on the shard, with the options of the store''s.';
-  ELSIF _request ->> 'call' = 'statistics' THEN
+  ELSIF request ->> 'call' = 'statistics' THEN
     SELECT s.statistics AS answer, s.error INTO _found FROM ml_rag._keyword_statistics(_store, (_index ->> 'segment')::name,
-      ml_rag._texts(_index -> 'key')::name[], ml_rag._texts(_request -> 'terms')) AS s;
+      ml_rag._texts(_index -> 'key')::name[], ml_rag._texts(request -> 'terms')) AS s;
     PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
     RETURN jsonb_build_object('statistics', _found.answer);
-  ELSIF _request ->> 'call' = 'scores' THEN
+  ELSIF request ->> 'call' = 'scores' THEN
     SELECT s.keys, s.scores, s.error INTO _found FROM ml_rag._keyword_scores(_store, (_index ->> 'segment')::name,
-      ml_rag._texts(_index -> 'key')::name[], ml_rag._texts(_request -> 'terms'),
-      ARRAY(SELECT w::integer FROM jsonb_array_elements_text(_request -> 'weights') WITH ORDINALITY AS e (w, place) ORDER BY place),
-      (_request -> 'n')::integer, NULL, NULL, _request -> 'corpus') AS s;
+      ml_rag._texts(_index -> 'key')::name[], ml_rag._texts(request -> 'terms'),
+      ARRAY(SELECT w::integer FROM jsonb_array_elements_text(request -> 'weights') WITH ORDINALITY AS e (w, place) ORDER BY place),
+      (request -> 'n')::integer, NULL, NULL, request -> 'corpus') AS s;
     PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
-    RETURN jsonb_build_object('keys', _found.keys, 'scores', _found.scores);
+    RETURN jsonb_build_object('keys', _found.keys, 'scores', _found.scores, 'distances', ml_rag._key_distances(ARRAY[_store],
+      ml_rag._texts(_index -> 'key')::name[], (request ->> 'embedding')::name, request ->> 'metric',
+      (request ->> 'vector')::vector, _found.keys));
   ELSE
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'unknown request to a shard',
-      DETAIL = format('Got %s.', coalesce(left(_request ->> 'call', 100), 'none'));
+      DETAIL = format('Got %s.', coalesce(left(request ->> 'call', 100), 'none'));
   END IF;
 END
 $$;
+
+-- purpose: the answer of a shard, for ml_rag._ask_shards. An aggregate, because postgres_fdw sends one to the shard as a whole
+CREATE AGGREGATE ml_rag._shard_answer(oid, jsonb) (SFUNC = ml_rag._answer_request, STYPE = jsonb, PARALLEL = UNSAFE);
 
 CREATE FUNCTION ml_rag._serve(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -99,7 +98,7 @@ SET search_path FROM CURRENT
 -- pg_get_viewdef follows it
 SET quote_all_identifiers = off
 AS $$
--- purpose: the view that takes requests, open to whom the store is
+-- purpose: the view by way of which requests come, open to whom the store is
 -- Writes: a new view, as the caller
 DECLARE
   _view text;
@@ -112,9 +111,7 @@ BEGIN
     -- it runs its owner's code as whoever asks
     SELECT FROM pg_class AS v WHERE v.oid = to_regclass(_view) AND v.relkind = 'v' AND v.relowner = _owner
     AND regexp_replace(pg_get_viewdef(v.oid), '\s+', ' ', 'g')
-      = regexp_replace(format(' SELECT NULL::jsonb AS request, %s(%L::regclass) AS answer;', 'ml_rag._answer_request'::regproc, store),
-                       '\s+', ' ', 'g')
-    AND ARRAY['ml_rag._take_request'::regproc] = ARRAY(SELECT t.tgfoid::regproc FROM pg_trigger AS t WHERE t.tgrelid = v.oid)
+      = regexp_replace(format(' SELECT %s(%L::regclass) AS store;', 'ml_rag._open_shard'::regproc, store), '\s+', ' ', 'g')
     AND 1 = (SELECT count(*) FROM pg_rewrite AS r WHERE r.ev_class = v.oid)
   ) THEN
     RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation "%s" already exists', to_regclass(_view)),
@@ -122,13 +119,11 @@ BEGIN
       HINT = 'Drop or rename it, and let nobody else create in that schema.';
   END IF;
   IF to_regclass(_view) IS NULL THEN
-    EXECUTE format('CREATE VIEW %s AS SELECT NULL::jsonb AS request, ml_rag._answer_request(%L::regclass) AS answer', _view,
-      ml_rag._relation_name(store));
-    EXECUTE format('CREATE TRIGGER ml_rag_request INSTEAD OF UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION ml_rag._take_request()', _view);
+    EXECUTE format('CREATE VIEW %s AS SELECT ml_rag._open_shard(%L::regclass) AS store', _view, ml_rag._relation_name(store));
   END IF;
   FOR _grantee IN SELECT DISTINCT a.grantee FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a
                   WHERE c.oid = store AND a.privilege_type = 'SELECT' LOOP
-    EXECUTE format('GRANT SELECT, UPDATE ON %s TO %s', _view, CASE _grantee WHEN 0 THEN 'PUBLIC' ELSE _grantee::regrole::text END);
+    EXECUTE format('GRANT SELECT ON %s TO %s', _view, CASE _grantee WHEN 0 THEN 'PUBLIC' ELSE _grantee::regrole::text END);
   END LOOP;
 END
 $$;

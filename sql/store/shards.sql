@@ -30,24 +30,25 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: that shards can be on a foreign server, and that the caller may use it
 DECLARE
-  _server record;
+  _wrapper name := (SELECT w.fdwname FROM pg_foreign_server AS s JOIN pg_foreign_data_wrapper AS w ON w.oid = s.srvfdw
+                    WHERE s.srvname = server);
 BEGIN
-  SELECT s.srvoptions, w.fdwname INTO _server FROM pg_foreign_server AS s JOIN pg_foreign_data_wrapper AS w ON w.oid = s.srvfdw
-  WHERE s.srvname = server;
-  IF NOT FOUND THEN
+  IF _wrapper IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('server "%s" does not exist', coalesce(server, 'NULL')),
-      HINT = 'CREATE SERVER … FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host …, dbname …, extensions ''vector'');';
+      HINT = 'CREATE SERVER … FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host …, dbname …, extensions ''vector, ml_rag'');';
   ELSIF NOT has_server_privilege(server, 'USAGE') THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('permission denied for foreign server %s', server),
       HINT = format('GRANT USAGE ON FOREIGN SERVER %I TO %I;', server, current_user);
-  ELSIF _server.fdwname <> 'postgres_fdw' THEN
+  ELSIF _wrapper <> 'postgres_fdw' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('server "%s" is not one of postgres_fdw', server),
-      DETAIL = format('It is of %s.', _server.fdwname);
-  ELSIF NOT EXISTS (SELECT FROM pg_options_to_table(_server.srvoptions) AS o
-                    WHERE o.option_name = 'extensions' AND o.option_value ~ '(^|,)\s*vector\s*(,|$)') THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('server "%s" does not name pgvector as an extension', server),
-      DETAIL = 'postgres_fdw would read all rows of the shard, and compare them here.',
-      HINT = format('ALTER SERVER %I OPTIONS (ADD extensions ''vector'');', server);
+      DETAIL = format('It is of %s.', _wrapper);
+  ELSIF NOT (ml_rag._names_extension(server, 'vector') AND ml_rag._names_extension(server, 'ml_rag')) THEN
+    RAISE EXCEPTION USING ERRCODE = '22023',
+      MESSAGE = format('server "%s" does not name pgvector and ml_rag as extensions', server),
+      DETAIL = 'postgres_fdw would read all rows of the shard to compare them here, and could not ask it for words.',
+      HINT = format('ALTER SERVER %I OPTIONS (%s extensions ''vector, ml_rag'');', server, CASE WHEN EXISTS (
+        SELECT FROM pg_foreign_server AS s CROSS JOIN LATERAL pg_options_to_table(s.srvoptions) AS o
+        WHERE s.srvname = server AND o.option_name = 'extensions') THEN 'SET' ELSE 'ADD' END);
   END IF;
 END
 $$;
@@ -127,7 +128,7 @@ BEGIN
         CASE WHEN a.attnotnull THEN ' NOT NULL' END), ', ' ORDER BY a.attnum)
       FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
       WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped), server, schema_name, table_name);
-  EXECUTE format('CREATE FOREIGN TABLE %I.%I (request jsonb, answer jsonb) SERVER %I OPTIONS (schema_name %L, table_name %L, '
+  EXECUTE format('CREATE FOREIGN TABLE %I.%I (store oid) SERVER %I OPTIONS (schema_name %L, table_name %L, '
     'async_capable ''true'')', _schema, concat(_name, '_calls'), server, schema_name, concat(table_name, '_shard'));
   RETURN format('%I.%I', _schema, _name)::regclass;
 END
@@ -163,7 +164,6 @@ DECLARE
   _key text := (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest((
     SELECT i.key FROM ml_rag._keyword_index(store) AS i)) WITH ORDINALITY AS u (k, place));
   _part regclass;
-  _grantee oid;
 BEGIN
   IF EXISTS (SELECT FROM ml_rag._keyword_index(store)) THEN
     PERFORM ml_rag._make_keyword_triggers(store);
@@ -174,11 +174,6 @@ BEGIN
     END IF;
     IF EXISTS (SELECT FROM ml_rag._shards(store) AS s WHERE s.shard = _part) THEN
       PERFORM ml_rag._grant_readers(store, ml_rag._calls_of(_part)::regclass);
-      FOR _grantee IN SELECT DISTINCT a.grantee FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a
-                      WHERE c.oid = store AND a.privilege_type = 'SELECT' LOOP
-        EXECUTE format('GRANT UPDATE ON %s TO %s', ml_rag._calls_of(_part),
-          CASE _grantee WHEN 0 THEN 'PUBLIC' ELSE _grantee::regrole::text END);
-      END LOOP;
     ELSIF NOT EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = _part AND x.indisprimary) THEN
       EXECUTE format('ALTER TABLE %s ADD PRIMARY KEY (%s)', ml_rag._relation_name(_part), coalesce(_key, 'document_id, segment_number'));
     END IF;
@@ -272,10 +267,11 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.attach_shard(regclass, name, jsonb) IS
 $$moves a partition of a vector store to another server: ml_rag.attach_shard('handbook', 'server_a', '{"partition": 0}')
-server: a foreign server of postgres_fdw that names the extension vector and that the caller may use. There ml_rag.create_store with
-"shard": true has made a store of the same columns, model and keyword index, in the same version of ml_rag. The partition's rows are
-copied, wherever they are by now; writers wait meanwhile, searches only while the tables are exchanged. Everybody searches the shard with
-a user mapping of their own. For the owner of the store. options: SELECT * FROM ml_rag.option WHERE routine = 'attach_shard'.
+server: a foreign server of postgres_fdw that names the extensions vector and ml_rag and that the caller may use. There
+ml_rag.create_store with "shard": true has made a store of the same columns, model and keyword index, in the same version of
+ml_rag. The partition's rows are copied, wherever they are by now; writers wait meanwhile, searches only while the tables are
+exchanged. Everybody searches the shard with a user mapping of their own. For the owner of the store. options: SELECT * FROM
+ml_rag.option WHERE routine = 'attach_shard'.
 Returns the foreign table. Errors: 22023 bad option or server; 25006; 42704 no such partition or server; 42P01; 42501; 55000 the shard
 differs from the store or has other rows, a store that can have none; 55P03 lock_timeout; those of postgres_fdw.$$;
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ml_rag import __version__
 from support.cluster import Connection, Database
-from support.loading import loader, loader_role
+from support.loading import loader, loader_role, rows
 from support.partitions import CALLS, fill, send
 from support.shards import Shard, attach, empty, make_shard, map_roles, shards
 from support.stores import answer, error
@@ -47,30 +48,24 @@ def four(shard: Shard, loader: Connection) -> Connection:
 
 
 def test_no_view_of_somebody_else_takes_the_requests(shard: Shard) -> None:
-    """Its triggers would run with the rights of whoever attaches the shard or asks."""
+    """Its functions would run with the rights of whoever attaches the shard or asks."""
     with shard.connect() as other:
         other.execute("GRANT CREATE ON SCHEMA public TO asker")
-    answers = "SELECT NULL::jsonb AS request, {}ml_rag._answer_request('b'::regclass){} AS answer"
-    trigger = "CREATE TRIGGER {} INSTEAD OF UPDATE ON b_shard FOR EACH ROW EXECUTE FUNCTION {}"
-    ours = "; " + trigger.format("ml_rag_request", "ml_rag._take_request()")
-    view = f"CREATE VIEW b_shard AS {answers.format('', '')}"
+    opens = "SELECT {}ml_rag._open_shard('b'::regclass){} AS store"
+    view = f"CREATE VIEW b_shard AS {opens.format('', '')}"
     planted = [
-        "CREATE TABLE b_shard (request jsonb, answer jsonb)",
-        "CREATE VIEW b_shard AS SELECT NULL::jsonb AS request, NULL::jsonb AS answer",
-        "CREATE VIEW b_shard AS SELECT NULL::jsonb AS request, NULL::jsonb AS answer FROM b WHERE false" + ours,
-        view + ours,
+        "CREATE TABLE b_shard (store oid)",
+        "CREATE VIEW b_shard AS SELECT 'b'::regclass::oid AS store",
+        view,
     ]
     # by the owner, or by whom the owner has let: not the one that is made
     changed = [
-        view,
-        view + "; " + trigger.format("ml_rag_request", "lie()"),
-        view + ours + "; " + trigger.format("more", "lie()"),
-        view + ours + "; CREATE RULE more AS ON INSERT TO b_shard DO INSTEAD NOTHING",
-        view + " FROM b" + ours,
-        view + " WHERE run()" + ours,
-        f"CREATE VIEW b_shard AS {answers.format('coalesce(', ', NULL)')}" + ours,
-        "CREATE VIEW b_shard AS SELECT NULL::jsonb AS request, _answer_request('b'::regclass) AS answer" + ours,
-        view.replace("'b'", "'c'") + ours,
+        view + "; CREATE RULE more AS ON INSERT TO b_shard DO INSTEAD NOTHING",
+        view + " FROM b",
+        view + " WHERE run()",
+        f"CREATE VIEW b_shard AS {opens.format('coalesce(', ', NULL)')}",
+        "CREATE VIEW b_shard AS SELECT _open_shard('b'::regclass) AS store",
+        view.replace("'b'", "'c'"),
     ]
     with shard.connect("loader") as owner, shard.connect("asker") as asker, shard.connect() as superuser:
         owner.execute("SELECT ml_rag.create_store('public.b')")
@@ -82,8 +77,7 @@ def test_no_view_of_somebody_else_takes_the_requests(shard: Shard) -> None:
             asker.execute(f"DROP {statement.split()[1]} b_shard")
         owner.execute(
             "CREATE TABLE c (); CREATE FUNCTION run() RETURNS boolean LANGUAGE sql AS 'SELECT true';"
-            " CREATE FUNCTION _answer_request(regclass) RETURNS jsonb LANGUAGE sql AS 'SELECT NULL::jsonb';"
-            " CREATE FUNCTION lie() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'"
+            " CREATE FUNCTION _open_shard(regclass) RETURNS oid LANGUAGE sql AS 'SELECT $1::oid'"
         )
         for statement in changed:
             owner.execute(statement)
@@ -152,17 +146,23 @@ ANSWERS = [
     ("scores", '"x"'),
     ("scores", "[]"),
     ("scores", '{"keys": ["{1,1}"]}'),
-    ("scores", '{"keys": ["{1,1}"], "scores": []}'),
-    ("scores", '{"keys": [null], "scores": [1]}'),
-    ("scores", '{"keys": ["{1,1,1}"], "scores": [1]}'),
-    ("scores", '{"keys": ["{1,1}"], "scores": [null]}'),
-    ("scores", '{"keys": ["{1,1}"], "scores": ["NaN"]}'),
-    ("scores", '{"keys": ["{1,1}"], "scores": [1e301]}'),
-    ("scores", '{"keys": ' + json.dumps(["{1,1}"] * 2000) + ', "scores": ' + json.dumps([1] * 2000) + "}"),
-]
+    ("scores", '{"keys": ["{1,1}"], "scores": [1]}'),
+    ("scores", '{"keys": ["{1,1}"], "scores": [], "distances": [1]}'),
+    ("scores", '{"keys": ["{1,1}"], "scores": [1], "distances": []}'),
+    ("scores", '{"keys": [null], "scores": [1], "distances": [1]}'),
+    ("scores", '{"keys": ["{1,1,1}"], "scores": [1], "distances": [1]}'),
+    *(
+        ("scores", json.dumps({"keys": ["{1,1}"], "scores": [1], "distances": [1], name: [value]}))
+        for name, value in (
+            ("scores", None), ("scores", "NaN"), ("scores", 10**301),
+            ("distances", "x"), ("distances", True), ("distances", 10**301), ("distances", [1]),
+        )
+    ),
+    ("scores", json.dumps({"keys": ["{1,1}"] * 2000, "scores": [1] * 2000, "distances": [1] * 2000})),
+]  # fmt: skip
 BROKEN = [
-    ("scores", '{"keys": ["x"], "scores": [1]}'),
-    ("scores", '{"keys": ["{x,y}"], "scores": [1]}'),
+    ("scores", '{"keys": ["x"], "scores": [1], "distances": [1]}'),
+    ("scores", '{"keys": ["{x,y}"], "scores": [1], "distances": [1]}'),
     ("statistics", "null"),
     ("statistics", "{}"),
     ("statistics", '{"statistics": [1]}'),
@@ -172,62 +172,96 @@ BROKEN = [
 ]
 
 
-def lie(shard: Shard, call: str, told: str, rows: str = "") -> None:
-    """The view answers a call with that."""
-    good = '{"statistics": [1, 1, [1]], "keys": [], "scores": []}'
+@pytest.fixture
+def liar(shard: Shard) -> Iterator[Shard]:
+    """The shard of somebody who has put another function in the place of what answers."""
     with shard.connect() as other:
+        other.execute("ALTER AGGREGATE ml_rag._shard_answer(oid, jsonb) RENAME TO answer_honestly")
+        yield shard
         other.execute(
-            "CREATE OR REPLACE VIEW a_shard AS SELECT NULL::jsonb AS request, CASE"
-            " WHEN current_setting(concat('ml_rag.request_', 'a'::regclass::oid), true)"
-            f" ~ 'call\": \"{call}' THEN {told}::jsonb ELSE '{good}' END AS answer {rows}"
+            "DROP FUNCTION ml_rag._shard_answer(oid, jsonb);"
+            "ALTER AGGREGATE ml_rag.answer_honestly(oid, jsonb) RENAME TO _shard_answer"
         )
 
 
-def test_an_answer_that_is_none_is_refused(four: Connection, asker: Connection, shard: Shard) -> None:
+def lie(shard: Shard, call: str, told: str, answers: int = 1) -> None:
+    """A call is answered with that, so many times."""
+    good = '{"statistics": [1, 1, [1]], "keys": [], "scores": [], "distances": []}'
+    with shard.connect() as other:
+        other.execute(
+            "CREATE OR REPLACE FUNCTION ml_rag._shard_answer(store oid, request jsonb) RETURNS SETOF jsonb LANGUAGE sql"
+            f" AS $$ SELECT CASE WHEN request ->> 'call' = '{call}' THEN {told}::jsonb ELSE '{good}' END"
+            f" FROM generate_series(1, {answers}) $$"
+        )
+
+
+def test_an_answer_that_is_none_is_refused(four: Connection, asker: Connection, liar: Shard) -> None:
     for call, told in ANSWERS:
-        lie(shard, call, f"'{told}'")
+        lie(liar, call, f"'{told}'")
         with error("55000", "unexpected answer of shard", "four_s0"):
             answer(asker, "birch", {**WORDS, "n_citations": 10})
     for call, told in BROKEN:
-        lie(shard, call, f"'{told}'")
+        lie(liar, call, f"'{told}'")
         with error("55000", "cannot be used"):
             answer(asker, "birch", {**WORDS, "n_citations": 10})
-    lie(shard, "scores", """'{"keys": ["{1,1}"], "scores": [1]}'""")
-    answer(asker, "birch", WORDS)
+    for distance in ("1", '"NaN"', '"-Infinity"', "null"):
+        lie(liar, "scores", """'{"keys": ["{1,1}"], "scores": [1], "distances": [%s]}'""" % distance)
+        answer(asker, "birch", WORDS)
 
 
-def test_no_answer_and_several_are_refused(four: Connection, asker: Connection, shard: Shard) -> None:
+def test_no_answer_and_several_are_refused(four: Connection, asker: Connection, liar: Shard) -> None:
     for call in ("statistics", "scores"):
-        lie(shard, call, "NULL")
+        lie(liar, call, "NULL")
         with error("55000", "unexpected answer of shard", "four_s0"):
             answer(asker, "birch", WORDS)
-    for rows in ("WHERE false", "FROM generate_series(1, 2)", "FROM generate_series(1, 10000)"):
-        lie(shard, "scores", """'{"keys": [], "scores": []}'""", rows)
+    for answers in (0, 2, 10000):
+        lie(liar, "scores", """'{"keys": [], "scores": [], "distances": []}'""", answers)
         with error("55000", "unexpected answer of shard", "four_s0"):
             answer(asker, "birch", WORDS)
         with error("55000", "unexpected answer of shard", "four_s1"):
-            attach(four, "four", 1, shard, "a")
+            attach(four, "four", 1, liar, "a")
 
 
 def test_requests_wait_for_nobody_once_their_call_is_cancelled(
-    four: Connection, asker: Connection, shard: Shard
+    four: Connection, asker: Connection, liar: Shard
 ) -> None:
-    for slow in (
-        "CREATE OR REPLACE VIEW a_shard AS SELECT NULL::jsonb AS request, CASE WHEN current_setting("
-        "concat('ml_rag.request_', 'a'::regclass::oid), true) <> '' THEN to_jsonb(concat(pg_sleep(60))) END AS answer",
-        "CREATE OR REPLACE TRIGGER ml_rag_request INSTEAD OF UPDATE ON a_shard FOR EACH ROW EXECUTE FUNCTION lie()",
+    lie(liar, "scores", "to_jsonb(concat(pg_sleep(60)))")
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(answer, asker, "birch", WORDS)
+        time.sleep(1)
+        began = time.monotonic()
+        asker.cancel()
+        with error("57014", ours=False):
+            asking.result(10)
+        assert time.monotonic() - began < 1
+
+
+def test_a_request_is_answered_for_the_store_of_its_view_only(
+    four: Connection, shard: Shard, owner: Connection
+) -> None:
+    """Many roles here can be one on the shard: what each may look at is said here, by its tables of calls."""
+    with shard.connect("loader") as other:
+        other.execute("SELECT ml_rag.create_store('public.b', '{\"shard\": true}')")
+        (b,) = other.execute("SELECT 'b'::regclass::oid").fetchone() or (None,)
+    asked = "SELECT ml_rag._shard_answer({}, '{{\"call\": \"describe\", \"version\": \"%s\"}}') FROM {}" % __version__
+    ask = asked.format
+    assert "columns" in rows(four, ask("c.store", "four_s0_calls AS c"))[0][0]
+    for statement in (
+        ask(b, "four_s0_calls AS c"),
+        ask(f"CASE WHEN c.store > 0 THEN {b}::oid END", "four_s0_calls AS c"),
+        ask(b, "four_s0 AS c"),
+        ask("NULL", "four_s0_calls AS c"),
+        # here, not there
+        ask("c.store", "(SELECT * FROM four_s0_calls OFFSET 0) AS c"),
+        ask("'four'::regclass", "four LIMIT 1"),
     ):
-        with shard.connect() as other:
-            other.execute(
-                "CREATE OR REPLACE FUNCTION public.lie() RETURNS trigger LANGUAGE plpgsql AS"
-                " $$ BEGIN PERFORM pg_sleep(60); RETURN NEW; END $$"
-            )
-            other.execute(slow)
-        with ThreadPoolExecutor(1) as pool:
-            asking = pool.submit(answer, asker, "birch", WORDS)
-            time.sleep(1)
-            began = time.monotonic()
-            asker.cancel()
-            with error("57014", ours=False):
-                asking.result(10)
-            assert time.monotonic() - began < 1
+        with error("42501", "permission denied for this request", ours=False):
+            four.execute(statement.encode())
+
+
+def test_a_server_that_does_not_name_ml_rag_is_not_asked(four: Connection, asker: Connection, owner: Connection) -> None:
+    """The aggregate would run here, over what the shard's view shows."""
+    owner.execute("ALTER SERVER server0 OPTIONS (SET extensions 'vector')")
+    with error("55000", "four_s0", "cannot be asked for words"):
+        answer(asker, "birch", WORDS)
+    assert answer(asker, "birch", {"vector_store": ["public.four"], "skip_generate": True})["citations"]

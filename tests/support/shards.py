@@ -73,7 +73,7 @@ def map_roles(db: Database, owner: Connection, shards: list[Shard], mapped: dict
     for shard in shards:
         info = conninfo_to_dict(shard.dsn)
         values = {"host": str(info["host"]), "port": str(info["port"]), "dbname": str(info["dbname"])}
-        values |= {"extensions": "vector", **options}
+        values |= {"extensions": "vector, ml_rag", **options}
         listed = sql.SQL(", ").join(
             sql.SQL("{} {}").format(sql.SQL(key), sql.Literal(value)) for key, value in values.items()
         )
