@@ -204,8 +204,8 @@ def test_an_answer_that_is_none_is_refused(four: Connection, asker: Connection, 
         lie(liar, call, f"'{told}'")
         with error("55000", "cannot be used"):
             answer(asker, "birch", {**WORDS, "n_citations": 10})
-    for distance in ("1", '"NaN"', '"-Infinity"', "null"):
-        lie(liar, "scores", """'{"keys": ["{1,1}"], "scores": [1], "distances": [%s]}'""" % distance)
+    for distance in (1, "NaN", "-Infinity", None):
+        lie(liar, "scores", "'" + json.dumps({"keys": ["{1,1}"], "scores": [1], "distances": [distance]}) + "'")
         answer(asker, "birch", WORDS)
 
 
@@ -243,8 +243,11 @@ def test_a_request_is_answered_for_the_store_of_its_view_only(
     with shard.connect("loader") as other:
         other.execute("SELECT ml_rag.create_store('public.b', '{\"shard\": true}')")
         (b,) = other.execute("SELECT 'b'::regclass::oid").fetchone() or (None,)
-    asked = "SELECT ml_rag._shard_answer({}, '{{\"call\": \"describe\", \"version\": \"%s\"}}') FROM {}" % __version__
-    ask = asked.format
+    request = json.dumps({"call": "describe", "version": __version__})
+
+    def ask(store: object, table: str) -> str:
+        return f"SELECT ml_rag._shard_answer({store}, '{request}') FROM {table}"
+
     assert "columns" in rows(four, ask("c.store", "four_s0_calls AS c"))[0][0]
     for statement in (
         ask(b, "four_s0_calls AS c"),
@@ -259,7 +262,9 @@ def test_a_request_is_answered_for_the_store_of_its_view_only(
             four.execute(statement.encode())
 
 
-def test_a_server_that_does_not_name_ml_rag_is_not_asked(four: Connection, asker: Connection, owner: Connection) -> None:
+def test_a_server_that_does_not_name_ml_rag_is_not_asked(
+    four: Connection, asker: Connection, owner: Connection
+) -> None:
     """The aggregate would run here, over what the shard's view shows."""
     owner.execute("ALTER SERVER server0 OPTIONS (SET extensions 'vector')")
     with error("55000", "four_s0", "cannot be asked for words"):

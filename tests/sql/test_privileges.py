@@ -32,7 +32,8 @@ WITH member AS (
   WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
     AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'ml_rag')
 ), object AS (
-  SELECT CASE p.prokind WHEN 'p' THEN 'procedure' WHEN 'a' THEN 'aggregate' ELSE 'function' END AS kind, p.oid::regprocedure::text AS name,
+  SELECT CASE p.prokind WHEN 'p' THEN 'procedure' WHEN 'a' THEN 'aggregate' ELSE 'function' END AS kind,
+    p.oid::regprocedure::text AS name,
     p.proowner AS owner, coalesce(p.proacl, acldefault('f', p.proowner)) AS acl,
     concat_ws(' ', CASE p.provolatile WHEN 'i' THEN 'immutable' WHEN 's' THEN 'stable' ELSE 'volatile' END,
       CASE p.proparallel WHEN 's' THEN 'parallel-safe' WHEN 'r' THEN 'parallel-restricted' ELSE 'parallel-unsafe' END,
