@@ -20,9 +20,9 @@
 --  13  the answer document, with how it came about          ml_rag_answer, ml_rag       pipeline/rag, explain
 --
 -- Steps 6 and 7 are arms; pipeline/arms goes through arms and stores. Each store is read in one place, pipeline/read, which
--- keeps what goes wrong in a store that nobody named from the call (pipeline/isolate). From step 6 on hits are keys and scores;
--- their texts are read after step 9, from the same snapshot. Where whole documents are wanted, they are read after step 3, and
--- step 12 follows (pipeline/summarize).
+-- keeps what goes wrong in a store that nobody named from the call (pipeline/isolate). Shards of a store on other servers run an
+-- arm by themselves (pipeline/sharded). From step 6 on hits are keys and scores; their texts are read after step 9, from the same
+-- snapshot. Where whole documents are wanted, they are read after step 3, and step 12 follows (pipeline/summarize).
 --
 -- The functions named above are the stages as they can be called by themselves. In a call, six of them are run by what lies
 -- beneath in the same files: _rewrite, _search_store (knn), _keyword_store (bm25), _fuse, _expand_store (neighbours),
@@ -76,6 +76,7 @@
 \i pipeline/quantization.sql
 \i pipeline/knn.sql
 \i pipeline/bm25.sql
+\i pipeline/sharded.sql
 \i pipeline/score.sql
 \i pipeline/neighbours.sql
 \i pipeline/nodes.sql

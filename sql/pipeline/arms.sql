@@ -17,21 +17,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._best_of(hits ml_rag.hit[], n integer) RETURNS ml_rag.hit[]
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the n best of what an arm has found in several stores: of a keyword arm those of the highest score, else the
--- nearest. Also what keeps the hits of many stores from adding up: each brings n, and a segment can have 100 kB
-BEGIN
-  RETURN ARRAY(
-    SELECT h FROM unnest(hits) AS h
-    ORDER BY h.keyword_score DESC, CASE WHEN h.keyword_score IS NULL THEN coalesce(h.score::numeric, h.distance) END,
-      h.vector_store COLLATE "C", h.document_name COLLATE "C", h.document_id, h.document_key COLLATE "C", h.segment_number
-    LIMIT n);
-END
-$$;
-
 CREATE FUNCTION ml_rag._search_arm(
   request ml_rag.request, arm ml_rag.arm, stores ml_rag.store[], with_text boolean, has_found boolean,
   INOUT filters ml_rag.row_filter[], INOUT ends timestamptz DEFAULT NULL, arms integer DEFAULT 1,

@@ -190,7 +190,7 @@ DECLARE
 BEGIN
   IF _kind IN ('v', 'f') THEN
     RETURN jsonb_build_object('plan', CASE _kind WHEN 'v' THEN 'view' ELSE 'foreign table' END);
-  ELSIF ml_rag._has_shards(store.relation) THEN
+  ELSIF store.missing IS NOT NULL OR ml_rag._has_shards(store.relation) THEN
     RETURN '{"plan": "shards"}';
   ELSIF ml_rag._is_distributed(store.relation) THEN
     RETURN '{"plan": "distributed"}';

@@ -64,7 +64,7 @@ $$;
 CREATE FUNCTION ml_rag._read_store(
   stage text, store ml_rag.store, is_only boolean, until timestamptz, request ml_rag.request, arm ml_rag.arm,
   index ml_rag.keyword_index, with_text boolean, INOUT hits ml_rag.hit[], INOUT filter ml_rag.row_filter,
-  most integer DEFAULT NULL, longest bigint DEFAULT NULL, OUT facts jsonb, OUT failure jsonb
+  most integer DEFAULT NULL, longest bigint DEFAULT NULL, corpus jsonb DEFAULT NULL, OUT facts jsonb, OUT failure jsonb
 )
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -73,12 +73,13 @@ AS $$
 -- does not name comes back as a failure, and the wait for its lock is short; of another one it is raised.
 -- search, keyword, function: hits are what the arm finds; read: the segments, see ml_rag._segments_of; text, expand: the hits
 -- given, with those of the store changed. filter: null until it is made; it is given back, so that each store's is made once.
--- until: of ml_rag._share
+-- until: of ml_rag._share; corpus: of ml_rag._keyword_scores
 -- Reads: the store, as the caller
 DECLARE
   _is_untrusted boolean := coalesce(store.found = 'untrusted', false);
   _used ml_rag.row_filter;
   _passing double precision;
+  _shards regclass[];
   _found record;
   _rows refcursor;
   _scores double precision[];
@@ -136,9 +137,23 @@ BEGIN
         filter.arguments, NULL, NULL)::ml_rag.row_filter
       ELSE filter END;
   END IF;
-  CASE (CASE WHEN arm.node_group IS NULL THEN stage ELSE 'nodes' END)
+  IF store.is_table IS NOT TRUE AND (stage = 'keyword' OR stage = 'search' AND (
+      -- of a few rows without filters one statement takes less: postgres_fdw ships its ORDER BY and LIMIT, but reads vectors as text,
+      -- may read all rows where it cannot ship a filter, and has no settings of an index
+      arm.candidates > 50 OR filter.condition <> '' OR request.options -> 'index_options' ?| '{ef_search,probes,rescore}')) THEN
+    _shards := ml_rag._asked_shards(store);
+  END IF;
+  CASE (CASE WHEN arm.node_group IS NOT NULL THEN 'nodes' WHEN _shards IS NOT NULL THEN 'shards' ELSE stage END)
   WHEN 'nodes' THEN
     _found := ml_rag._search_nodes(store, index, request, arm, with_text, _used);
+    hits := _found.hits;
+    facts := _found.facts;
+    failure := _found.failure;
+    IF failure IS NOT NULL AND is_only THEN
+      PERFORM ml_rag._raise(failure);
+    END IF;
+  WHEN 'shards' THEN
+    _found := ml_rag._search_shards(store, _shards, index, request, arm, _used);
     hits := _found.hits;
     facts := _found.facts;
     failure := _found.failure;
@@ -151,7 +166,7 @@ BEGIN
     facts := _found.facts;
   WHEN 'keyword' THEN
     _found := ml_rag._keyword_store(store, index, request, arm, with_text OR _is_untrusted, _used,
-      filter.condition <> '', CASE WHEN _is_untrusted THEN until END);
+      filter.condition <> '', CASE WHEN _is_untrusted THEN until END, corpus);
     hits := _found.hits;
     facts := _found.facts;
     failure := _found.failure;

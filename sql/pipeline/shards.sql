@@ -132,18 +132,31 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._without(store ml_rag.store, missing regclass[]) RETURNS ml_rag.store
-LANGUAGE plpgsql STABLE PARALLEL SAFE
+CREATE FUNCTION ml_rag._less(store ml_rag.store, missing regclass[]) RETURNS ml_rag.store
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a store without these shards; null = all of it
 BEGIN
   store.missing := missing;
-  IF cardinality(ml_rag._leaves(store)) = 0 THEN
+  RETURN store;
+END
+$$;
+
+CREATE FUNCTION ml_rag._without(store ml_rag.store, missing regclass[]) RETURNS ml_rag.store
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a store without these shards, of which some others answer; null = all of it
+-- Errors: 08006
+DECLARE
+  _store ml_rag.store := ml_rag._less(store, missing);
+BEGIN
+  IF cardinality(ml_rag._leaves(_store)) = 0 THEN
     RAISE EXCEPTION USING ERRCODE = '08006', MESSAGE = format('no shard of "%s" answers', store.vector_store),
       DETAIL = format('Missing: %s.', array_to_string(missing, ', ')), HINT = 'Call again when they are back.';
   END IF;
-  RETURN store;
+  RETURN _store;
 END
 $$;
 
@@ -236,7 +249,7 @@ BEGIN
         DETAIL = format('%s is not a foreign table of the same owner and server.', _calls),
         HINT = 'ml_rag.detach_shard and ml_rag.attach_shard make it anew.';
     ELSIF NOT ml_rag._names_extension(_server, 'ml_rag') THEN
-      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" cannot be asked for words', _shard),
+      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" cannot be asked', _shard),
         DETAIL = format('Server "%s" does not name ml_rag as an extension.', _server),
         HINT = format('ALTER SERVER %I OPTIONS (SET extensions ''vector, ml_rag'');', _server);
     END IF;
@@ -260,27 +273,5 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('unexpected answer of shard "%s"', _waiting[1]),
       DETAIL = 'It is not one row with an answer.';
   END IF;
-END
-$$;
-
-CREATE FUNCTION ml_rag._keyword_statistics(store oid, segment name, key name[], terms text[], OUT statistics jsonb, OUT error jsonb)
-LANGUAGE plpython3u STABLE PARALLEL UNSAFE
-SET search_path = pg_catalog, ml_rag, pg_temp
-SET plan_cache_mode = force_generic_plan
-AS $$
-# purpose: [rows, tokens, [in how many rows each term stands]] of a keyword index, for the caller
-@BACKEND@
-return backend.keyword_statistics(plpy, store, segment, key, terms)
-$$;
-
-CREATE FUNCTION ml_rag._add_statistics(a jsonb, b jsonb) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the statistics of two parts of a store as those of both
-BEGIN
-  RETURN CASE WHEN a IS NULL THEN b ELSE jsonb_build_array((a -> 0)::bigint + (b -> 0)::bigint, (a -> 1)::bigint + (b -> 1)::bigint, (
-    SELECT jsonb_agg(x.n::bigint + (b -> 2 -> (x.place - 1)::integer)::bigint ORDER BY x.place)
-    FROM jsonb_array_elements(a -> 2) WITH ORDINALITY AS x (n, place))) END;
 END
 $$;

@@ -1,13 +1,13 @@
 -- serve: a store as a shard of another server's: the view beside it, and what answers requests.
 
-CREATE FUNCTION ml_rag._describe_index(store regclass) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+CREATE FUNCTION ml_rag._describe_index(index ml_rag.keyword_index) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the keyword index of a store as it must be on all its shards; null = none that the caller may search
+-- purpose: the keyword index of a store as it must be on all its shards
 BEGIN
-  RETURN (SELECT jsonb_build_object('segment', i.segment, 'key', i.key, 'configuration', i.configuration, 'k1', i.k1, 'b', i.b,
-            'statistics', i.statistics) FROM ml_rag._keyword_index(store) AS i);
+  RETURN jsonb_build_object('segment', index.segment, 'key', index.key, 'configuration', index.configuration, 'k1', index.k1,
+    'b', index.b, 'statistics', index.statistics);
 END
 $$;
 
@@ -22,7 +22,7 @@ BEGIN
       WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped),
     'pgvector in schema', (SELECT e.extnamespace::regnamespace::text FROM pg_extension AS e WHERE e.extname = 'vector'),
     'embedding model', (SELECT e.model_id FROM ml_rag._embeddings(store) AS e WHERE e.is_default),
-    'keyword index', ml_rag._describe_index(store));
+    'keyword index', (SELECT ml_rag._describe_index(i) FROM ml_rag._keyword_index(store) AS i));
 END
 $$;
 
@@ -45,47 +45,61 @@ AS $$
 -- view, and tells nothing that this role cannot read.
 -- Several roles of the other server can be the same one here: the store must be that of the view, which is open to some of them.
 -- Reads: the store and its index, as the caller
--- Errors: 22023 unknown request, 42501 another store than that of the view, 55000 another version, or no such index
+-- Errors: 22023 unknown request, 42501 another store than that of the view, or none that the role may search, 55000 another version,
+-- or no such index, 57P03 statement_timeout or a cancel here
 DECLARE
-  _store CONSTANT regclass := store;
-  _index jsonb;
+  _name text := (SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+                 WHERE c.oid = store);
+  _store ml_rag.store;
+  _index ml_rag.keyword_index;
+  _described jsonb;
   _found record;
 BEGIN
   IF store::text IS DISTINCT FROM current_setting('ml_rag.shard', true) THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'permission denied for this request to a shard',
       DETAIL = 'It did not come by way of the view of its store.';
   ELSIF request ->> 'version' IS DISTINCT FROM ml_rag.version() THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has another version of ml_rag', _store),
+    IF request ->> 'call' = 'semantic' THEN
+      -- can be done without asking
+      RETURN jsonb_build_object('version', ml_rag.version());
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has another version of ml_rag', _name),
       DETAIL = format('The shard has %s; version %s asks.', ml_rag.version(), request ->> 'version'),
       HINT = 'ALTER EXTENSION ml_rag UPDATE brings the older one up.';
   ELSIF request ->> 'call' = 'describe' THEN
-    RETURN ml_rag._describe(_store);
-  END IF;
-  _index := ml_rag._describe_index(_store);
-  IF _index IS DISTINCT FROM (SELECT jsonb_object_agg(k, request -> k)
-                              FROM unnest('{segment,key,configuration,k1,b,statistics}'::text[]) AS k) THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" lacks the keyword index of its store', _store),
-      DETAIL = CASE WHEN _index IS NULL THEN 'It has none that its role may search.'
-        ELSE format('It has %s.', _index) END,
-      HINT = 'ml_rag.enable_keyword_search creates it on the shard, with the options of the store''s.';
-  ELSIF request ->> 'call' = 'statistics' THEN
-    SELECT s.statistics AS answer, s.error INTO _found FROM ml_rag._keyword_statistics(_store, (_index ->> 'segment')::name,
-      ml_rag._texts(_index -> 'key')::name[], ml_rag._texts(request -> 'terms')) AS s;
-    PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
-    RETURN jsonb_build_object('statistics', _found.answer);
-  ELSIF request ->> 'call' = 'scores' THEN
-    SELECT s.keys, s.scores, s.error INTO _found FROM ml_rag._keyword_scores(_store, (_index ->> 'segment')::name,
-      ml_rag._texts(_index -> 'key')::name[], ml_rag._texts(request -> 'terms'),
-      ARRAY(SELECT w::integer FROM jsonb_array_elements_text(request -> 'weights') WITH ORDINALITY AS e (w, place) ORDER BY place),
-      (request -> 'n')::integer, NULL, NULL, request -> 'corpus') AS s;
-    PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
-    RETURN jsonb_build_object('keys', _found.keys, 'scores', _found.scores, 'distances', ml_rag._key_distances(ARRAY[_store],
-      ml_rag._texts(_index -> 'key')::name[], (request ->> 'embedding')::name, request ->> 'metric',
-      (request ->> 'vector')::vector, _found.keys));
-  ELSE
+    RETURN ml_rag._describe(store);
+  ELSIF request ->> 'call' IS NULL OR request ->> 'call' <> ALL ('{statistics,keyword,semantic}') THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'unknown request to a shard',
       DETAIL = format('Got %s.', coalesce(left(request ->> 'call', 100), 'none'));
+  ELSIF request ->> 'call' <> 'semantic' THEN
+    SELECT i.* INTO _index FROM ml_rag._keyword_index(store) AS i;
+    _described := CASE WHEN _index.store IS NOT NULL THEN ml_rag._describe_index(_index) END;
+    IF _described IS DISTINCT FROM (SELECT jsonb_object_agg(k, request -> k)
+                                    FROM unnest('{segment,key,configuration,k1,b,statistics}'::text[]) AS k) THEN
+      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" lacks the keyword index of its store', _name),
+        DETAIL = CASE WHEN _described IS NULL THEN 'It has none that its role may search.'
+          ELSE format('It has %s.', _described) END,
+        HINT = 'ml_rag.enable_keyword_search creates it on the shard, with the options of the store''s.';
+    END IF;
   END IF;
+  IF request ->> 'call' = 'statistics' THEN
+    SELECT s.statistics, s.error INTO _found
+    FROM ml_rag._keyword_statistics(_index.store, _index.segment, _index.key, ml_rag._texts(request -> 'terms')) AS s;
+    PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+    RETURN jsonb_build_object('statistics', _found.statistics);
+  END IF;
+  SELECT s.* INTO _store FROM ml_rag.discover(ARRAY[_name], NULL, NULL, request -> 'columns', NULL, true) AS s;
+  IF _store IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('permission denied for shard "%s"', _name),
+      DETAIL = 'Its role may not read all of the columns that are searched.', HINT = format('GRANT SELECT ON %s TO …;', _name);
+  END IF;
+  _found := ml_rag._read_store(CASE request ->> 'call' WHEN 'keyword' THEN 'keyword' ELSE 'search' END, _store, true, NULL,
+    jsonb_populate_record(NULL::ml_rag.request, request -> 'request'),
+    jsonb_populate_record(NULL::ml_rag.arm, request -> 'arm'), _index, true, NULL, NULL, corpus => request -> 'corpus');
+  RETURN jsonb_build_object('hits', to_jsonb(_found.hits), 'facts', _found.facts);
+EXCEPTION WHEN query_canceled THEN
+  -- 57014 would look like a cancel of the other server's own
+  RAISE EXCEPTION USING ERRCODE = '57P03', MESSAGE = SQLERRM;
 END
 $$;
 

@@ -141,34 +141,39 @@ def test_roles_without_privileges_alter_their_tables(db: Database, owner: Connec
     stranger.execute("CREATE TABLE own (i integer) PARTITION BY LIST (i); ALTER TABLE own ENABLE ROW LEVEL SECURITY")
 
 
+HIT = {
+    "document_name": "d",
+    "document_id": 1,
+    "document_key": "1",
+    "segment_number": 1,
+    "segment": "birch",
+    "distance": 0.5,
+    "metadata": {},
+    "keyword_score": 1.5,
+    "score": None,
+}
 ANSWERS = [
-    ("scores", "null"),
-    ("scores", '"x"'),
-    ("scores", "[]"),
-    ("scores", '{"keys": ["{1,1}"]}'),
-    ("scores", '{"keys": ["{1,1}"], "scores": [1]}'),
-    ("scores", '{"keys": ["{1,1}"], "scores": [], "distances": [1]}'),
-    ("scores", '{"keys": ["{1,1}"], "scores": [1], "distances": []}'),
-    ("scores", '{"keys": [null], "scores": [1], "distances": [1]}'),
-    ("scores", '{"keys": ["{1,1,1}"], "scores": [1], "distances": [1]}'),
+    *("null", '"x"', "[]", '{"hits": null}', '{"hits": {}}', '{"hits": [1]}', '{"hits": [[]]}', '{"hits": [null]}'),
     *(
-        ("scores", json.dumps({"keys": ["{1,1}"], "scores": [1], "distances": [1], name: [value]}))
-        for name, value in (
-            ("scores", None), ("scores", "NaN"), ("scores", 10**301),
-            ("distances", "x"), ("distances", True), ("distances", 10**301), ("distances", [1]),
-        )
+        json.dumps({"hits": [{**HIT, name: value}]})
+        for name, values in {
+            "document_name": [1],
+            "document_id": ["x", 2**63, 0.5],
+            "document_key": [None],
+            "segment_number": [[1]],
+            "segment": [None, 1],
+            "distance": ["NaN", 10**301],
+            "keyword_score": [True, 10**301],
+            "score": [{}],
+        }.items()
+        for value in values
     ),
-    ("scores", json.dumps({"keys": ["{1,1}"] * 2000, "scores": [1] * 2000, "distances": [1] * 2000})),
-]  # fmt: skip
-BROKEN = [
-    ("scores", '{"keys": ["x"], "scores": [1], "distances": [1]}'),
-    ("scores", '{"keys": ["{x,y}"], "scores": [1], "distances": [1]}'),
-    ("statistics", "null"),
-    ("statistics", "{}"),
-    ("statistics", '{"statistics": [1]}'),
-    ("statistics", '{"statistics": [-1000, 1, [1]]}'),
-    ("statistics", '{"statistics": [1, 1, [99999999999999999999]]}'),
-    ("statistics", '{"statistics": {"0": 1}}'),
+    *(json.dumps({"hits": [{key: HIT[key] for key in HIT if key != name}]}) for name in ("segment", "score")),
+    json.dumps({"hits": [HIT] * 2000}),
+]
+STATISTICS = [
+    *("null", "{}", "[1]", "[1, 1, []]", "[1, 1, [0.5]]", '[1, 1, ["x"]]', "[-1000, 1, [1]]", '{"0": 1}'),
+    "[1, 1, [99999999999999999999]]",
 ]
 
 
@@ -186,7 +191,7 @@ def liar(shard: Shard) -> Iterator[Shard]:
 
 def lie(shard: Shard, call: str, told: str, answers: int = 1) -> None:
     """A call is answered with that, so many times."""
-    good = '{"statistics": [1, 1, [1]], "keys": [], "scores": [], "distances": []}'
+    good = '{"statistics": [1, 1, [1]], "hits": []}'
     with shard.connect() as other:
         other.execute(
             "CREATE OR REPLACE FUNCTION ml_rag._shard_answer(store oid, request jsonb) RETURNS SETOF jsonb LANGUAGE sql"
@@ -195,27 +200,35 @@ def lie(shard: Shard, call: str, told: str, answers: int = 1) -> None:
         )
 
 
-def test_an_answer_that_is_none_is_refused(four: Connection, asker: Connection, liar: Shard) -> None:
-    for call, told in ANSWERS:
+@pytest.mark.parametrize("call", ["keyword", "semantic"])
+def test_an_answer_that_is_none_is_refused(four: Connection, asker: Connection, liar: Shard, call: str) -> None:
+    options = {**WORDS, "n_citations": 10, "keyword_search": call == "keyword", "semantic_search": call == "semantic"}
+    options["filters"] = {"document_id": {"gt": 0}}
+    for told in ANSWERS:
         lie(liar, call, f"'{told}'")
         with error("55000", "unexpected answer of shard", "four_s0"):
+            answer(asker, "birch", options)
+    options |= {"n_citations": 100, "retrieval_options": {"segment_overlap": 0}}
+    for change in ({}, {"distance": None}, {"document_name": None, "document_id": None, "metadata": None}):
+        lie(liar, call, f"'{json.dumps({'hits': [{**HIT, **change, 'vector_store': 'x', 'row_key': '(0,1)'}]})}'")
+        found = answer(asker, "birch", options)
+        assert "birch" in [citation["segment"] for citation in found["citations"]]
+
+
+def test_statistics_that_are_none_are_refused(four: Connection, asker: Connection, liar: Shard) -> None:
+    for told in STATISTICS:
+        lie(liar, "statistics", f"""'{{"statistics": {told}}}'""")
+        with error("55000", "unexpected answer of shard", "four_s0"):
             answer(asker, "birch", {**WORDS, "n_citations": 10})
-    for call, told in BROKEN:
-        lie(liar, call, f"'{told}'")
-        with error("55000", "cannot be used"):
-            answer(asker, "birch", {**WORDS, "n_citations": 10})
-    for distance in (1, "NaN", "-Infinity", None):
-        lie(liar, "scores", "'" + json.dumps({"keys": ["{1,1}"], "scores": [1], "distances": [distance]}) + "'")
-        answer(asker, "birch", WORDS)
 
 
 def test_no_answer_and_several_are_refused(four: Connection, asker: Connection, liar: Shard) -> None:
-    for call in ("statistics", "scores"):
+    for call in ("statistics", "keyword"):
         lie(liar, call, "NULL")
         with error("55000", "unexpected answer of shard", "four_s0"):
             answer(asker, "birch", WORDS)
     for answers in (0, 2, 10000):
-        lie(liar, "scores", """'{"keys": [], "scores": [], "distances": []}'""", answers)
+        lie(liar, "keyword", """'{"hits": []}'""", answers)
         with error("55000", "unexpected answer of shard", "four_s0"):
             answer(asker, "birch", WORDS)
         with error("55000", "unexpected answer of shard", "four_s1"):
@@ -225,7 +238,7 @@ def test_no_answer_and_several_are_refused(four: Connection, asker: Connection, 
 def test_requests_wait_for_nobody_once_their_call_is_cancelled(
     four: Connection, asker: Connection, liar: Shard
 ) -> None:
-    lie(liar, "scores", "to_jsonb(concat(pg_sleep(60)))")
+    lie(liar, "keyword", "to_jsonb(concat(pg_sleep(60)))")
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(answer, asker, "birch", WORDS)
         time.sleep(1)
@@ -267,6 +280,9 @@ def test_a_server_that_does_not_name_ml_rag_is_not_asked(
 ) -> None:
     """The aggregate would run here, over what the shard's view shows."""
     owner.execute("ALTER SERVER server0 OPTIONS (SET extensions 'vector')")
-    with error("55000", "four_s0", "cannot be asked for words"):
-        answer(asker, "birch", WORDS)
-    assert answer(asker, "birch", {"vector_store": ["public.four"], "skip_generate": True})["citations"]
+    meaning = {"vector_store": ["public.four"], "skip_generate": True}
+    assert answer(asker, "birch", meaning)["citations"]
+    for options in (WORDS, {**meaning, "filters": {"document_id": {"gt": 0}}}):
+        with error("55000", "four_s0", "cannot be asked") as caught:
+            answer(asker, "birch", options)
+        assert "ALTER SERVER server0" in caught.hint

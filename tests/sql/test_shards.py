@@ -1,4 +1,4 @@
-"""store/shards, store/serve, pipeline/shards: a store on several clusters answers as one table of its rows does."""
+"""store/shards, store/serve, pipeline/shards, pipeline/sharded: a store on several clusters answers as one table."""
 
 from __future__ import annotations
 
@@ -142,28 +142,68 @@ def test_searches_go_on_while_shards_come_and_move(
         assert asking.result() > 0
 
 
-def statement(connection: Connection) -> str:
-    """The plan of the search by meaning."""
-    found = rows(
-        connection,
-        "SELECT ml_rag._nearest_statement(s, 'COSINE') FROM ml_rag.discover('{public.four}') AS s",
-    )[0][0]
-    text = found.replace("$1::vector", "array_fill(1, '{16}')::vector").replace("$2", "7")
-    return "\n".join(line for (line,) in rows(connection, f"EXPLAIN (VERBOSE, COSTS OFF) {text}"))
+def remote(owner: Connection, options: dict[str, Any]) -> list[str]:
+    """What a search of a superuser sends to the shards, and how it is planned."""
+    for server in ("server0", "server1"):
+        owner.execute(
+            f"CREATE USER MAPPING IF NOT EXISTS FOR CURRENT_USER SERVER {server} OPTIONS (user 'postgres')".encode()
+        )
+    owner.execute(
+        "LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_nested_statements = on;"
+        "SET auto_explain.log_verbose = on; SET client_min_messages = log"
+    )
+    plans: list[str] = []
+    owner.add_notice_handler(lambda d: plans.append(d.message_primary or ""))
+    found = answer(owner, "birch", {"vector_store": ["public.four"], "skip_generate": True, **options})
+    assert all(citation["distance"] is not None for citation in found["citations"])
+    return [line.strip() for plan in plans for line in plan.split("\n")]
 
 
-def test_the_nearest_are_sorted_and_limited_on_the_shards_side_by_side(sharded: Connection, asker: Connection) -> None:
-    plan = statement(asker)
-    assert plan.count("Async Foreign Scan on public.four_s") == 4, plan
-    remote = [line for line in plan.splitlines() if "Remote SQL" in line]
-    assert len(remote) == 4
-    for line in remote:
+@pytest.mark.parametrize("call", ["hybrid", "filters"])
+def test_shards_run_an_arm_side_by_side(sharded: Connection, owner: Connection, call: str) -> None:
+    lines = remote(owner, CALLS[call])
+    rounds = {"hybrid": 3, "filters": 1}[call]
+    assert sum("Async Foreign Scan" in line for line in lines) == 4 * rounds
+    # nothing else is read, and no vectors come as text
+    sent = [line for line in lines if "Remote SQL" in line]
+    assert len([line for line in sent if "ml_rag._shard_answer(store" in line]) == 4 * rounds
+    assert [line for line in sent if "_shard_answer" not in line] == []
+
+
+def test_the_nearest_are_sorted_and_limited_on_the_shards_side_by_side(sharded: Connection, owner: Connection) -> None:
+    lines = remote(owner, {"n_citations": 6, "retrieval_options": {"segment_overlap": 0}})
+    assert sum("Async Foreign Scan on public.four_s" in line for line in lines) == 4
+    sent = [line for line in lines if "Remote SQL" in line]
+    assert len(sent) == 4
+    for line in sent:
         assert "ORDER BY (segment_embedding OPERATOR(public.<=>)" in line
         assert line.endswith("LIMIT 7::bigint")
-    # who may read the table alone gets the same, without a limit on the shards
+
+
+def test_an_index_of_a_shard_serves_its_part(sharded: Connection, asker: Connection, shard: list[Shard]) -> None:
+    for cluster in shard:
+        with cluster.connect("loader") as other:
+            for name in ("a", "b"):
+                other.execute(f"SELECT ml_rag.index_store('{name}', 'COSINE', '{{\"type\": \"hnsw\"}}')")
+    options = {"vector_store": ["public.four"], "skip_generate": True, "explain": True, "n_citations": 3}
+    filters = {"filters": {"document_id": {"gt": 0}}}
+    for more, plan, ef_search in (
+        ({"index_options": {"ef_search": 77}}, "hnsw", 77),
+        ({"index_options": {"ef_search": 77, "exact": True}}, "exact", None),
+        (filters, "exact", None),
+    ):
+        (store,) = answer(asker, "birch oak", {**options, **more})["explain"]["stores"]
+        assert (store["semantic"]["plan"], store["semantic"]["candidates"]) == ("shards", 3)
+        facts = store["semantic"]["shards"]
+        assert sorted(facts) == ["four_s0", "four_s1", "four_s2", "four_s3"]
+        assert {(f["plan"], f.get("ef_search")) for f in facts.values()} == {(plan, ef_search)}
+
+
+def test_who_may_not_read_the_partitions_gets_the_same(sharded: Connection, asker: Connection) -> None:
     sharded.execute("REVOKE SELECT ON four_s2 FROM ml_rag_user")
-    assert "LIMIT" not in "".join(line for line in statement(asker).splitlines() if "Remote SQL" in line)
-    compare(asker, *FEW)
+    compare(asker, "meaning", "neighbours", "filters")
+    sharded.execute("GRANT SELECT ON four_s2 TO ml_rag_user; REVOKE SELECT ON four_s2_calls FROM ml_rag_user")
+    compare(asker, "meaning", "neighbours", "filters")
 
 
 def test_documents_go_to_their_shard(sharded: Connection, asker: Connection, shard: list[Shard]) -> None:
@@ -266,8 +306,9 @@ def test_a_slow_shard_is_given_up(
     owner.execute("ALTER SERVER server1 OPTIONS (ADD options '-c lock_timeout=1000 -c statement_timeout=300')")
     with shard[1].connect() as other:
         other.execute("BEGIN; LOCK TABLE a, b IN ACCESS EXCLUSIVE MODE")
-        with error("08006", "server1", "statement timeout"):
-            answer(asker, "birch", options)
+        for call in ({}, CALLS["words"], CALLS["filters"]):
+            with error("08006", "server1", "statement timeout"):
+                answer(asker, "birch", {**options, **call})
         found = answer(asker, "birch", {**options, "partial": True})
         assert found["retrieval_info"]["missing_shards"] == ["four_s1", "four_s3"]
     assert answer(asker, "birch", options)["citations"]
@@ -382,36 +423,6 @@ def test_a_request_gets_what_its_role_may_read(sharded: Connection, asker: Conne
         other.execute("REVOKE SELECT ON a FROM ml_rag_user")
     with error("55000", "none that its role may search", ours=False):
         ask(call="statistics", terms=["birch"], **index)
-
-
-def test_shards_look_for_words_side_by_side(sharded: Connection, asker: Connection) -> None:
-    plan = rows(
-        asker,
-        "EXPLAIN (VERBOSE, COSTS OFF) "
-        + " UNION ALL ".join(
-            f"SELECT ml_rag._shard_answer(c.store, '{{}}') FROM four_s{i}_calls AS c" for i in range(4)
-        ),
-    )
-    assert sum("Async Foreign Scan" in line for (line,) in plan) == 4, plan
-    assert sum("Remote SQL: SELECT ml_rag._shard_answer(store" in line for (line,) in plan) == 4, plan
-
-
-def test_no_vector_is_read_from_a_shard_to_rank_words(sharded: Connection, owner: Connection) -> None:
-    plans: list[str] = []
-    for server in ("server0", "server1"):
-        owner.execute(f"CREATE USER MAPPING FOR CURRENT_USER SERVER {server} OPTIONS (user 'postgres')".encode())
-    owner.execute(
-        "LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_nested_statements = on;"
-        "SET auto_explain.log_verbose = on; SET client_min_messages = log"
-    )
-    owner.add_notice_handler(lambda d: plans.append(d.message_primary or ""))
-    found = answer(owner, "birch", {"vector_store": ["public.four"], "skip_generate": True, **CALLS["hybrid"]})
-    assert all(citation["distance"] is not None for citation in found["citations"])
-    sent = [line for plan in plans for line in plan.split("\n") if "Remote SQL" in line]
-    # those of the arm by meaning are sorted there
-    read = [line for line in sent if ", segment" in line and "ORDER BY" not in line]
-    assert len(read) == 4
-    assert not [line for line in read if "segment_embedding" in line]
 
 
 def test_a_table_of_somebody_else_takes_no_calls(
