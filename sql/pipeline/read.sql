@@ -141,7 +141,7 @@ BEGIN
       -- of a few rows without filters one statement takes less: postgres_fdw ships its ORDER BY and LIMIT, but reads vectors as text,
       -- may read all rows where it cannot ship a filter, and has no settings of an index
       arm.candidates > 50 OR filter.condition <> '' OR request.options -> 'index_options' ?| '{ef_search,probes,rescore}')) THEN
-    _shards := ml_rag._asked_shards(store);
+    _shards := ml_rag._asked_shards(store, stage = 'keyword');
   END IF;
   CASE (CASE WHEN arm.node_group IS NOT NULL THEN 'nodes' WHEN _shards IS NOT NULL THEN 'shards' ELSE stage END)
   WHEN 'nodes' THEN

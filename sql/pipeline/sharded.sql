@@ -88,23 +88,19 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._asked_shards(store ml_rag.store) RETURNS regclass[]
+CREATE FUNCTION ml_rag._asked_shards(store ml_rag.store, is_keyword boolean) RETURNS regclass[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the shards of a store that run its arms, those that answer; null = it has none, or the caller may not ask them all, nor
--- read partitions by themselves
+-- purpose: the shards of a store that run its arms, those that answer; null = it has none. By meaning also null where the caller may
+-- not ask them all or not read the partitions: a statement can read the whole table. Words are on the shards alone.
 -- Reads: the catalog
 DECLARE
-  _leaves regclass[] := ml_rag._leaves(store);
-  _shards regclass[];
+  _shards regclass[] := ARRAY(SELECT s.shard FROM ml_rag._shards(store.relation) AS s
+                              WHERE s.shard <> ALL (coalesce(store.missing, '{}')));
 BEGIN
-  IF _leaves IS NULL THEN
-    RETURN NULL;
-  END IF;
-  _shards := ARRAY(SELECT s.shard FROM ml_rag._shards(store.relation) AS s WHERE s.shard = ANY (_leaves));
-  RETURN CASE WHEN cardinality(_shards) > 0 AND (
-    SELECT bool_and(coalesce(has_table_privilege(to_regclass(ml_rag._calls_of(s)), 'SELECT'), true)) FROM unnest(_shards) AS s)
+  RETURN CASE WHEN cardinality(_shards) > 0 AND (is_keyword OR ml_rag._leaves(store) IS NOT NULL AND (
+    SELECT bool_and(has_table_privilege(to_regclass(ml_rag._calls_of(s)), 'SELECT') IS NOT FALSE) FROM unnest(_shards) AS s))
     THEN _shards END;
 END
 $$;

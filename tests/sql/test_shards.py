@@ -200,10 +200,24 @@ def test_an_index_of_a_shard_serves_its_part(sharded: Connection, asker: Connect
 
 
 def test_who_may_not_read_the_partitions_gets_the_same(sharded: Connection, asker: Connection) -> None:
+    """Or an error, where words are asked for."""
     sharded.execute("REVOKE SELECT ON four_s2 FROM ml_rag_user")
+    compare(asker, "meaning", "neighbours", "filters", "words")
+    sharded.execute("REVOKE SELECT ON four_s2_calls FROM ml_rag_user")
     compare(asker, "meaning", "neighbours", "filters")
-    sharded.execute("GRANT SELECT ON four_s2 TO ml_rag_user; REVOKE SELECT ON four_s2_calls FROM ml_rag_user")
+    sharded.execute("GRANT SELECT ON four_s2 TO ml_rag_user")
     compare(asker, "meaning", "neighbours", "filters")
+    for call in ("words", "hybrid"):
+        with error("42501", "four_s2_calls", ours=False):
+            answer(asker, "birch", {"vector_store": ["public.four"], "skip_generate": True, **CALLS[call]})
+
+
+def test_who_may_not_read_a_partition_that_is_here(stores: Connection, asker: Connection, shard: list[Shard]) -> None:
+    attach(stores, "four", 0, shard[0], "a")
+    stores.execute("REVOKE SELECT ON four_p1 FROM ml_rag_user")
+    compare(asker, "meaning", "neighbours", "filters")
+    with error("42501", "four_p1", ours=False):
+        answer(asker, "birch", {"vector_store": ["public.four"], "skip_generate": True, **CALLS["words"]})
 
 
 def test_documents_go_to_their_shard(sharded: Connection, asker: Connection, shard: list[Shard]) -> None:
