@@ -34,7 +34,9 @@ BEGIN
   IF coalesce(jsonb_typeof(_counts) <> 'array' OR jsonb_array_length(_counts) <> 3 OR jsonb_typeof(_counts -> 2) <> 'array'
               OR jsonb_array_length(_counts -> 2) <> terms
               OR EXISTS (SELECT FROM jsonb_array_elements((_counts - 2) || (_counts -> 2)) AS c
-                         WHERE jsonb_typeof(c) <> 'number' OR c::numeric NOT BETWEEN 0 AND 1e15 OR scale(c::numeric) > 0), true) THEN
+                         WHERE jsonb_typeof(c) <> 'number' OR c::numeric NOT BETWEEN 0 AND 1e15 OR scale(c::numeric) > 0)
+              -- more rows with a term than rows would turn the order round
+              OR EXISTS (SELECT FROM jsonb_array_elements(_counts -> 2) AS c WHERE c::numeric > (_counts -> 0)::numeric), true) THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('unexpected answer of shard "%s"', shard),
       DETAIL = format('It has no counts of rows, tokens and %s words.', terms);
   END IF;
@@ -76,7 +78,7 @@ BEGIN
       SELECT format('Its %s of a hit is %s.', t.key, left((h -> t.key)::text, 100))
       FROM jsonb_array_elements(_hits) AS h CROSS JOIN jsonb_each_text(_types) AS t
       WHERE coalesce(jsonb_typeof(h -> t.key), 'none') NOT IN (t.value, 'null')
-        OR jsonb_typeof(h -> t.key) = 'null' AND t.key IN ('document_key', 'segment')
+        OR jsonb_typeof(h -> t.key) = 'null' AND t.key = 'segment'
         OR jsonb_typeof(h -> t.key) = 'number' AND CASE WHEN t.key IN ('document_id', 'segment_number')
           THEN (h ->> t.key)::numeric NOT BETWEEN -9223372036854775808 AND 9223372036854775807 OR scale((h ->> t.key)::numeric) > 0
           ELSE abs((h ->> t.key)::numeric) > 1e300 END
@@ -125,15 +127,18 @@ DECLARE
   _answer record;
   _corpus jsonb;
 BEGIN
+  -- no more of the question than the arm needs
   _request := jsonb_build_object(
     'columns', jsonb_strip_nulls(jsonb_build_object('segment_embedding', store.segment_embedding, 'segment', store.segment,
       'document_name', store.document_name, 'document_id', store.document_id, 'segment_number', store.segment_number,
       'metadata', store.metadata)),
-    'request', jsonb_build_object('question', request.question, 'distance_metric', request.distance_metric,
-      'query_embedding', request.query_embedding::text, 'explain', request.explain, 'options', (
+    'settings', (SELECT jsonb_object_agg(k, current_setting(k)) FROM unnest('{TimeZone,DateStyle,IntervalStyle}'::text[]) AS k),
+    'request', jsonb_build_object('question', CASE WHEN _is_keyword THEN request.question END,
+      'distance_metric', request.distance_metric, 'query_embedding', request.query_embedding::text, 'explain', request.explain,
+      'options', (
         SELECT coalesce(jsonb_object_agg(o.key, o.value), '{}') FROM jsonb_each(request.options) AS o
         WHERE o.key = ANY (ml_rag._filter_options() || '{index_options}'::text[]))),
-    'arm', to_jsonb(arm));
+    'arm', to_jsonb(arm) || CASE WHEN _is_keyword THEN '{}' ELSE '{"query": null}' END::jsonb);
   hits := '{}';
   IF _is_keyword THEN
     _request := _request || jsonb_build_object('segment', index.segment, 'key', index.key, 'configuration', index.configuration,

@@ -77,12 +77,12 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: whether an error of postgres_fdw says that a server does not answer: no connection, none left, shut down, or its own
--- statement_timeout
+-- statement_timeout or lock_timeout
 -- The context of a cancel of this session begins with a statement that runs here, in which names can be anything.
 BEGIN
   RETURN sqlstate ~ '^08' AND (message ~ 'server "' OR context ~ 'remote SQL command')
     OR context ~ 'remote SQL command' AND sqlstate ~ '^(57P|53300)'
-    OR context ~ '^remote SQL command: ' AND sqlstate = '57014'
+    OR context ~ '^remote SQL command: ' AND sqlstate IN ('57014', '55P03')
     OR sqlstate = '53300' AND message ~ 'connect to server';
 END
 $$;
@@ -99,7 +99,10 @@ BEGIN
   RETURN NULL;
 EXCEPTION WHEN query_canceled OR OTHERS THEN
   GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
-  IF NOT ml_rag._is_silence(SQLSTATE, SQLERRM, _context) THEN
+  IF SQLSTATE = '42501' THEN
+    -- it does answer
+    RETURN NULL;
+  ELSIF NOT ml_rag._is_silence(SQLSTATE, SQLERRM, _context) THEN
     RAISE;
   END IF;
   RETURN SQLERRM;

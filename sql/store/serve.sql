@@ -40,25 +40,35 @@ $$;
 CREATE FUNCTION ml_rag._answer_request(answer jsonb, store oid, request jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
+-- until the end of this function: those of the caller's session there, by which dates and times in filters are read; postgres_fdw
+-- has its own
+SET "TimeZone" = 'GMT'
+SET "DateStyle" = 'ISO'
+SET "IntervalStyle" = 'postgres'
 AS $$
 -- purpose: the answer to a request that another server has sent by way of the view beside a store. It runs as whoever looks at the
 -- view, and tells nothing that this role cannot read.
 -- Several roles of the other server can be the same one here: the store must be that of the view, which is open to some of them.
 -- Reads: the store and its index, as the caller
 -- Errors: 22023 unknown request, 42501 another store than that of the view, or none that the role may search, 55000 another version,
--- or no such index, 57P03 statement_timeout or a cancel here
+-- or no such index, 57P03 statement_timeout, lock_timeout or a cancel here
 DECLARE
   _name text := (SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
                  WHERE c.oid = store);
   _store ml_rag.store;
   _index ml_rag.keyword_index;
+  _asked ml_rag.request;
+  _arm ml_rag.arm;
   _described jsonb;
   _found record;
 BEGIN
   IF store::text IS DISTINCT FROM current_setting('ml_rag.shard', true) THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'permission denied for this request to a shard',
       DETAIL = 'It did not come by way of the view of its store.';
-  ELSIF request ->> 'version' IS DISTINCT FROM ml_rag.version() THEN
+  END IF;
+  -- one request, as others can follow in this transaction
+  PERFORM set_config('ml_rag.shard', '', true);
+  IF request ->> 'version' IS DISTINCT FROM ml_rag.version() THEN
     IF request ->> 'call' = 'semantic' THEN
       -- can be done without asking
       RETURN jsonb_build_object('version', ml_rag.version());
@@ -88,17 +98,28 @@ BEGIN
     PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
     RETURN jsonb_build_object('statistics', _found.statistics);
   END IF;
-  SELECT s.* INTO _store FROM ml_rag.discover(ARRAY[_name], NULL, NULL, request -> 'columns', NULL, true) AS s;
+  SELECT s.* INTO _store FROM ml_rag.discover(ARRAY[_name], NULL, NULL, request -> 'columns', NULL, true) AS s
+  WHERE s.relation = store;
   IF _store IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('permission denied for shard "%s"', _name),
       DETAIL = 'Its role may not read all of the columns that are searched.', HINT = format('GRANT SELECT ON %s TO …;', _name);
   END IF;
+  _asked := jsonb_populate_record(NULL::ml_rag.request, request -> 'request');
+  _arm := jsonb_populate_record(NULL::ml_rag.arm, request -> 'arm');
+  IF request ->> 'call' = 'keyword' THEN
+    _found := ml_rag._query_words(_index, _asked, _arm);
+    IF _found.terms IS DISTINCT FROM ml_rag._texts(request -> 'terms') THEN
+      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" finds other words in a text than its store', _name),
+        DETAIL = format('It finds %s, the store %s.', _found.terms, request -> 'terms'),
+        HINT = 'Text search configurations and locales of the servers must be the same.';
+    END IF;
+  END IF;
+  PERFORM set_config(k, request -> 'settings' ->> k, true) FROM unnest('{TimeZone,DateStyle,IntervalStyle}'::text[]) AS k;
   _found := ml_rag._read_store(CASE request ->> 'call' WHEN 'keyword' THEN 'keyword' ELSE 'search' END, _store, true, NULL,
-    jsonb_populate_record(NULL::ml_rag.request, request -> 'request'),
-    jsonb_populate_record(NULL::ml_rag.arm, request -> 'arm'), _index, true, NULL, NULL, corpus => request -> 'corpus');
+    _asked, _arm, _index, true, NULL, NULL, corpus => request -> 'corpus');
   RETURN jsonb_build_object('hits', to_jsonb(_found.hits), 'facts', _found.facts);
-EXCEPTION WHEN query_canceled THEN
-  -- 57014 would look like a cancel of the other server's own
+EXCEPTION WHEN query_canceled OR lock_not_available THEN
+  -- 57014 and 55P03 would look like those of the other server
   RAISE EXCEPTION USING ERRCODE = '57P03', MESSAGE = SQLERRM;
 END
 $$;

@@ -159,7 +159,6 @@ ANSWERS = [
         for name, values in {
             "document_name": [1],
             "document_id": ["x", 2**63, 0.5],
-            "document_key": [None],
             "segment_number": [[1]],
             "segment": [None, 1],
             "distance": ["NaN", 10**301],
@@ -174,6 +173,7 @@ ANSWERS = [
 STATISTICS = [
     *("null", "{}", "[1]", "[1, 1, []]", "[1, 1, [0.5]]", '[1, 1, ["x"]]', "[-1000, 1, [1]]", '{"0": 1}'),
     "[1, 1, [99999999999999999999]]",
+    "[1, 1, [2]]",
 ]
 
 
@@ -273,6 +273,52 @@ def test_a_request_is_answered_for_the_store_of_its_view_only(
     ):
         with error("42501", "permission denied for this request", ours=False):
             four.execute(statement.encode())
+
+
+def test_what_was_noted_of_one_request_lets_no_other_through(four: Connection, shard: Shard) -> None:
+    request = json.dumps({"call": "describe", "version": __version__})
+    ((b,),) = rows(four, "SELECT c.store FROM four_s0_calls AS c")
+    with four.transaction():
+        asked = f"SELECT ml_rag._shard_answer(c.store, '{request}') FROM four_s0_calls AS c"
+        assert "columns" in rows(four, asked)[0][0]
+        with error("42501", "permission denied for this request", ours=False), four.transaction():
+            four.execute(f"SELECT ml_rag._shard_answer({b}::oid, '{request}') FROM four_s0".encode())
+
+
+def test_a_table_whose_name_reads_like_that_of_a_shard_is_not_read(
+    four: Connection, asker: Connection, shard: Shard
+) -> None:
+    options = {**WORDS, "filters": {"document_id": {"gt": 0}}, "keyword_search": True, "semantic_search": True}
+    expected = answer(asker, "birch", options)
+    with shard.connect() as other:
+        other.execute("CREATE SCHEMA aaa; GRANT USAGE ON SCHEMA aaa TO PUBLIC")
+        other.execute('CREATE TABLE aaa."public.a" AS TABLE public.a; UPDATE aaa."public.a" SET segment = \'planted\'')
+        other.execute('GRANT SELECT ON aaa."public.a" TO PUBLIC')
+    try:
+        assert answer(asker, "birch", options) == expected
+    finally:
+        with shard.connect() as other:
+            other.execute("DROP SCHEMA aaa CASCADE")
+
+
+def test_a_shard_is_told_no_more_of_a_question_than_it_needs(
+    four: Connection, asker: Connection, liar: Shard
+) -> None:
+    with liar.connect() as other:
+        other.execute(
+            "CREATE TABLE told (request jsonb); GRANT INSERT ON told TO PUBLIC;"
+            "CREATE OR REPLACE FUNCTION ml_rag._shard_answer(store oid, request jsonb) RETURNS jsonb LANGUAGE sql AS"
+            " $$ INSERT INTO public.told VALUES (request); SELECT '{\"hits\": []}'::jsonb $$"
+        )
+    options = {"vector_store": ["public.four"], "skip_generate": True, "filters": {"document_id": {"gt": 0}}}
+    try:
+        answer(asker, "birch secret", options)
+        with liar.connect() as other:
+            ((told,),) = rows(other, "SELECT request::text FROM told")
+        assert "secret" not in told
+    finally:
+        with liar.connect() as other:
+            other.execute("DROP TABLE told")
 
 
 def test_a_server_that_does_not_name_ml_rag_is_not_asked(

@@ -205,11 +205,31 @@ def test_who_may_not_read_the_partitions_gets_the_same(sharded: Connection, aske
     compare(asker, "meaning", "neighbours", "filters", "words")
     sharded.execute("REVOKE SELECT ON four_s2_calls FROM ml_rag_user")
     compare(asker, "meaning", "neighbours", "filters")
+    partial = {"vector_store": ["public.four"], "skip_generate": True, "partial": True}
+    assert "missing_shards" not in answer(asker, "birch", partial)["retrieval_info"]
     sharded.execute("GRANT SELECT ON four_s2 TO ml_rag_user")
     compare(asker, "meaning", "neighbours", "filters")
     for call in ("words", "hybrid"):
         with error("42501", "four_s2_calls", ours=False):
             answer(asker, "birch", {"vector_store": ["public.four"], "skip_generate": True, **CALLS[call]})
+
+
+def test_times_in_filters_are_read_as_in_the_callers_session(
+    stores: Connection, asker: Connection, shard: list[Shard]
+) -> None:
+    for name in ("one", "four"):
+        stores.execute(f"ALTER TABLE {name} ADD created timestamptz")
+        stores.execute(f"UPDATE {name} SET created = '2026-02-01 00:00+00'::timestamptz + document_id * interval '1 hour'")
+    with shard[0].connect("loader") as other:
+        other.execute("ALTER TABLE a ADD created timestamptz")
+    attach(stores, "four", 0, shard[0], "a")
+    # the same with postgres_fdw's own
+    asker.execute("SET TimeZone = 'America/New_York'; SET DateStyle = 'SQL, DMY'")
+    options = {"filters": {"created": {"gte": "01/02/2026 12:00"}}, "n_citations": 100}
+    for more in ({}, CALLS["words"], CALLS["hybrid"]):
+        one, four = both(asker, "birch oak", {**more, **options, "n_citations": 100})
+        assert four == one
+        assert json.loads(one)["citations"]
 
 
 def test_who_may_not_read_a_partition_that_is_here(stores: Connection, asker: Connection, shard: list[Shard]) -> None:
@@ -317,12 +337,15 @@ def test_a_slow_shard_is_given_up(
             assert time.monotonic() - began < 1.5
             asker.execute("RESET statement_timeout")
     # where the server has a limit of its own, the shard counts as silent
-    owner.execute("ALTER SERVER server1 OPTIONS (ADD options '-c lock_timeout=1000 -c statement_timeout=300')")
+    limits = "-c lock_timeout=1000 -c statement_timeout=300", "-c lock_timeout=300"
+    owner.execute(f"ALTER SERVER server1 OPTIONS (ADD options '{limits[0]}')".encode())
     with shard[1].connect() as other:
         other.execute("BEGIN; LOCK TABLE a, b IN ACCESS EXCLUSIVE MODE")
-        for call in ({}, CALLS["words"], CALLS["filters"]):
-            with error("08006", "server1", "statement timeout"):
-                answer(asker, "birch", {**options, **call})
+        for limit, why in zip(limits, ("statement timeout", "lock timeout"), strict=True):
+            owner.execute(f"ALTER SERVER server1 OPTIONS (SET options '{limit}')".encode())
+            for call in ({}, CALLS["words"], CALLS["filters"]):
+                with error("08006", "server1", why):
+                    answer(asker, "birch", {**options, **call})
         found = answer(asker, "birch", {**options, "partial": True})
         assert found["retrieval_info"]["missing_shards"] == ["four_s1", "four_s3"]
     assert answer(asker, "birch", options)["citations"]
