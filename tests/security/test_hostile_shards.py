@@ -301,9 +301,7 @@ def test_a_table_whose_name_reads_like_that_of_a_shard_is_not_read(
             other.execute("DROP SCHEMA aaa CASCADE")
 
 
-def test_a_shard_is_told_no_more_of_a_question_than_it_needs(
-    four: Connection, asker: Connection, liar: Shard
-) -> None:
+def test_a_shard_is_told_no_more_of_a_question_than_it_needs(four: Connection, asker: Connection, liar: Shard) -> None:
     with liar.connect() as other:
         other.execute(
             "CREATE TABLE told (request jsonb); GRANT INSERT ON told TO PUBLIC;"

@@ -219,7 +219,9 @@ def test_times_in_filters_are_read_as_in_the_callers_session(
 ) -> None:
     for name in ("one", "four"):
         stores.execute(f"ALTER TABLE {name} ADD created timestamptz")
-        stores.execute(f"UPDATE {name} SET created = '2026-02-01 00:00+00'::timestamptz + document_id * interval '1 hour'")
+        stores.execute(
+            f"UPDATE {name} SET created = '2026-02-01 00:00+00'::timestamptz + document_id * interval '1 hour'"
+        )
     with shard[0].connect("loader") as other:
         other.execute("ALTER TABLE a ADD created timestamptz")
     attach(stores, "four", 0, shard[0], "a")
