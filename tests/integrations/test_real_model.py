@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ from psycopg.conninfo import make_conninfo
 
 from ml_rag.integrations import langchain, llama_index, mcp
 from ml_rag.integrations.gateway import Config, digest
-from ml_rag.server.catalogue import load_catalogue, models_dir
 from ml_rag.testing import running_server
 from support.cluster import Cluster, Database
-from support.real_model import MODEL
+from support.real_model import MODEL, need_models, need_own_machine
 from support.served import explored, gateway_of
 
 pytestmark = pytest.mark.models
@@ -41,15 +39,8 @@ ASKED: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def database(cluster: Cluster, reachable_dir: Path) -> Iterator[Database]:
     """A database whose model server has the real default models, and a store of the role asker's."""
-    if os.environ.get("ML_RAG_TEST_MODEL_SERVER"):
-        pytest.skip("the database is on another machine, which cannot reach a socket of this one")
-    catalogue = load_catalogue()
-    folder = models_dir(catalogue)
-    for model_id in ("all_minilm_l6_v2", MODEL):
-        entry = catalogue.get(model_id)
-        assert entry is not None
-        if reason := entry.missing(folder):
-            pytest.skip(f"{reason}; get it with: {entry.pull_command}")
+    need_own_machine()
+    folder = need_models("all_minilm_l6_v2", MODEL)
     socket = reachable_dir / "clients.sock"
     config = '[server]\nsocket_mode = "0666"\n'
     with running_server(fake_models=False, models_dir=folder, socket=socket, config=config), cluster.database() as made:

@@ -18,8 +18,8 @@ from bench.recorded import MODEL, read_lines, recorded_server
 
 from ml_rag.client import datasets
 from ml_rag.client.evaluation import ARMS, Evaluation
-from ml_rag.server.catalogue import load_catalogue, models_dir
 from support.cluster import Cluster, Connection
+from support.real_model import need_models, need_own_machine
 
 SHARED = Path(os.environ.get("ML_RAG_SHARED") or Path(__file__).resolve().parents[3] / "shared")
 NORTHWIND = SHARED / "data" / "northwind"
@@ -36,14 +36,8 @@ Measured = tuple[Connection, Evaluation, dict[str, dict[str, float]]]
 
 @pytest.fixture(scope="module")
 def measured(cluster: Cluster, reachable_dir: Path) -> Iterator[Measured]:
-    if os.environ.get("ML_RAG_TEST_MODEL_SERVER"):
-        pytest.skip("the database is on another machine, which cannot reach a socket of this one")
-    catalogue = load_catalogue()
-    folder = models_dir(catalogue)
-    entry = catalogue.get("all_minilm_l6_v2")
-    assert entry is not None
-    if reason := entry.missing(folder):
-        pytest.skip(f"{reason}; get it with: {entry.pull_command}")
+    need_own_machine()
+    folder = need_models("all_minilm_l6_v2")
     socket = reachable_dir / "figures.sock"
     with recorded_server(SHARED / "data", folder, socket), cluster.database() as db:
         connection = db.connect()

@@ -15,6 +15,7 @@ import pytest
 from ml_rag.server.catalogue import load_catalogue, models_dir
 from ml_rag.testing import running_server
 from support.cluster import Cluster, Connection
+from support.real_model import need_models, need_own_machine
 
 SHARED = Path(os.environ.get("ML_RAG_SHARED") or Path(__file__).resolve().parents[3] / "shared") / "data"
 SAMPLES = Path(__file__).resolve().parents[2] / "docs" / "samples"
@@ -29,15 +30,8 @@ shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the public evaluation d
 @pytest.fixture(scope="module")
 def connection(cluster: Cluster, reachable_dir: Path) -> Iterator[Connection]:
     """A superuser's connection to a database whose model server has the real default models."""
-    if os.environ.get("ML_RAG_TEST_MODEL_SERVER"):
-        pytest.skip("the database is on another machine, which cannot reach a socket of this one")
-    catalogue = load_catalogue()
-    folder = models_dir(catalogue)
-    for model_id in ("all_minilm_l6_v2", "smollm2-135m-instruct"):
-        entry = catalogue.get(model_id)
-        assert entry is not None
-        if reason := entry.missing(folder):
-            pytest.skip(f"{reason}; get it with: {entry.pull_command}")
+    need_own_machine()
+    folder = need_models("all_minilm_l6_v2", "smollm2-135m-instruct")
     socket = reachable_dir / "real.sock"
     config = '[server]\nsocket_mode = "0666"\n'
     with running_server(fake_models=False, models_dir=folder, socket=socket, config=config), cluster.database() as db:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ from bench.scale import page, rows, sessions, stores, tenants
 from bench.scale.setting import Setting, own_cluster
 from psycopg.conninfo import make_conninfo
 
-from ml_rag.server.catalogue import load_catalogue, models_dir
 from ml_rag.testing import running_server
 from support.cluster import Cluster
+from support.real_model import need_models, need_own_machine
 
 pytestmark = pytest.mark.models
 
@@ -29,14 +28,8 @@ FEW = {
 
 @pytest.fixture(scope="module")
 def setting(cluster: Cluster, reachable_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
-    if os.environ.get("ML_RAG_TEST_MODEL_SERVER"):
-        pytest.skip("the database is on another machine, which cannot reach a socket of this one")
-    catalogue = load_catalogue()
-    folder = models_dir(catalogue)
-    entry = catalogue.get("all_minilm_l6_v2")
-    assert entry is not None
-    if reason := entry.missing(folder):
-        pytest.skip(f"{reason}; get it with: {entry.pull_command}")
+    need_own_machine()
+    folder = need_models("all_minilm_l6_v2")
     socket = reachable_dir / "scale.sock"
     config = '[server]\nsocket_mode = "0666"\n'
     with running_server(fake_models=False, models_dir=folder, socket=socket, config=config), cluster.database() as db:

@@ -1,7 +1,8 @@
-"""The default generation model, as the tests of tests/models ask it; import the fixtures by name."""
+"""The real models: what tests need of them, and the default one that generates; import the fixtures by name."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,29 @@ def never() -> bool:
     return False
 
 
+def need_models(*model_ids: str) -> Path:
+    """The folder of models that has these; skips the test where it lacks one."""
+    catalogue = load_catalogue()
+    folder = models_dir(catalogue)
+    for model_id in model_ids:
+        entry = catalogue.get(model_id)
+        assert entry is not None
+        if reason := entry.missing(folder):
+            pytest.skip(f"{reason}; get it with: {entry.pull_command}")
+    return folder
+
+
+def need_own_machine() -> None:
+    """Skip the test where a model server of its own could not be reached by the database."""
+    if os.environ.get("ML_RAG_TEST_MODEL_SERVER"):
+        pytest.skip("the database is on another machine, which cannot reach a socket of this one")
+
+
 @pytest.fixture(scope="module")
 def model_path() -> Path:
-    catalogue = load_catalogue()
-    entry, folder = catalogue.get(MODEL), models_dir(catalogue)
+    folder = need_models(MODEL)
+    entry = load_catalogue().get(MODEL)
     assert entry is not None
-    if reason := entry.missing(folder):
-        pytest.skip(f"{reason}; get it with: {entry.pull_command}")
     return entry.location(folder)
 
 
