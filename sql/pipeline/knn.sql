@@ -252,7 +252,8 @@ DECLARE
   _own vector := CASE WHEN arm.query_embedding <> request.query_embedding THEN arm.query_embedding END;
   _vector vector := coalesce(request.query_embedding, arm.query_embedding);
   _is_untrusted boolean := coalesce(store.found = 'untrusted', false);
-  _is_narrow boolean := coalesce(cardinality(filter.row_keys) <= ml_rag._compared_rows(store.relation, arm.candidates), false);
+  _is_narrow boolean := filter.row_keys IS NOT NULL
+    AND cardinality(filter.row_keys) <= ml_rag._compared_rows(store.relation, arm.candidates);
   _condition text := CASE WHEN _is_narrow THEN ' AND t.ctid = ANY ($3::tid[])' ELSE filter.condition END;
   _arguments text[] := CASE WHEN _is_narrow THEN filter.row_keys ELSE filter.arguments END;
   _index_options jsonb := request.options -> 'index_options';

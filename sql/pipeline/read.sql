@@ -149,17 +149,11 @@ BEGIN
     hits := _found.hits;
     facts := _found.facts;
     failure := _found.failure;
-    IF failure IS NOT NULL AND is_only THEN
-      PERFORM ml_rag._raise(failure);
-    END IF;
   WHEN 'shards' THEN
     _found := ml_rag._search_shards(store, _shards, index, request, arm, _used);
     hits := _found.hits;
     facts := _found.facts;
     failure := _found.failure;
-    IF failure IS NOT NULL AND is_only THEN
-      PERFORM ml_rag._raise(failure);
-    END IF;
   WHEN 'search' THEN
     _found := ml_rag._search_store(store, request, arm, with_text OR _is_untrusted, _used);
     hits := _found.hits;
@@ -170,9 +164,6 @@ BEGIN
     hits := _found.hits;
     facts := _found.facts;
     failure := _found.failure;
-    IF failure IS NOT NULL AND is_only THEN
-      PERFORM ml_rag._raise(failure);
-    END IF;
   WHEN 'function' THEN
     _rows := ml_rag._open_rows(store, request, arm, with_text OR _is_untrusted, _used);
     IF _former_wait IS NOT NULL THEN
@@ -201,6 +192,9 @@ BEGIN
   WHEN 'expand' THEN
     hits := ml_rag._expand_store(store, hits, request.segment_overlap, CASE WHEN _is_untrusted THEN until END);
   END CASE;
+  IF failure IS NOT NULL AND is_only THEN
+    PERFORM ml_rag._raise(failure);
+  END IF;
   IF _former_wait IS NOT NULL THEN
     PERFORM set_config('lock_timeout', _former_wait, true);
   END IF;

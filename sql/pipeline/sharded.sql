@@ -75,7 +75,7 @@ BEGIN
     _why := format('It has %s hits; %s were asked for.', jsonb_array_length(_hits), n);
   ELSE
     _why := (
-      SELECT format('Its %s of a hit is %s.', t.key, left((h -> t.key)::text, 100))
+      SELECT format('The %s of a hit is %s.', t.key, left((h -> t.key)::text, 100))
       FROM jsonb_array_elements(_hits) AS h CROSS JOIN jsonb_each_text(_types) AS t
       WHERE coalesce(jsonb_typeof(h -> t.key), 'none') NOT IN (t.value, 'null')
         OR jsonb_typeof(h -> t.key) = 'null' AND t.key = 'segment'
@@ -120,7 +120,7 @@ AS $$
 -- Reads: the store and its shards, as the caller
 DECLARE
   _is_keyword boolean := arm.search = 'keyword';
-  _here ml_rag.store := ml_rag._less(store, coalesce(store.missing, '{}') || shards);
+  _here ml_rag.store := ml_rag._except_shards(store, coalesce(store.missing, '{}') || shards);
   _is_here boolean := cardinality(ml_rag._leaves(_here)) > 0;
   _request jsonb;
   _found record;

@@ -135,7 +135,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._less(store ml_rag.store, missing regclass[]) RETURNS ml_rag.store
+CREATE FUNCTION ml_rag._except_shards(store ml_rag.store, missing regclass[]) RETURNS ml_rag.store
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
@@ -153,7 +153,7 @@ AS $$
 -- purpose: a store without these shards, of which some others answer; null = all of it
 -- Errors: 08006
 DECLARE
-  _store ml_rag.store := ml_rag._less(store, missing);
+  _store ml_rag.store := ml_rag._except_shards(store, missing);
 BEGIN
   IF cardinality(ml_rag._leaves(_store)) = 0 THEN
     RAISE EXCEPTION USING ERRCODE = '08006', MESSAGE = format('no shard of "%s" answers', store.vector_store),
