@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ Ints = NDArray[np.int64]
 _POSITIONS, _LAST_POSITION = 255, "16383"
 #: bytes of a word that a tsvector can have
 _LONGEST = 2046
+#: that many words are looked for one by one
+_FEW = 32
 
 _STATEMENTS: dict[str, tuple[str, ...]] = {
     "tokens": (
@@ -73,13 +75,22 @@ def of_json(texts: Sequence[str], rows: Sequence[int] | None = None) -> Tokens:
     )
 
 
-def counts_of(text: str) -> dict[str, int]:
-    """How often each token stands in a text that waits (``ml_rag._words``): JSON, or the text of a tsvector."""
+def counts_of(text: str, terms: Collection[str]) -> dict[str, int]:
+    """How often each of the terms that a text has stands in it; of a text that waits (``ml_rag._words``): JSON, or the
+    text of a tsvector, where no word has a quote."""
+    found: dict[str, int] = {}
     if text.startswith("{"):
-        found: dict[str, int] = json.loads(text)
-        return found
-    parts = text.split("'")
-    return {token: 1 + places.count(",") for token, places in zip(parts[1::2], parts[2::2], strict=True)}
+        found = json.loads(text)
+    elif len(terms) > _FEW or any("'" in term or term.startswith(":") for term in terms):
+        parts = text.split("'")
+        found = {token: 1 + places.count(",") for token, places in zip(parts[1::2], parts[2::2], strict=True)}
+    else:
+        # to look for a few takes a tenth of the time that taking all apart does
+        for term in terms:
+            if (at := text.find(mark := f"'{term}':")) >= 0:
+                places = text[at + len(mark) :].partition(" ")[0]
+                found[term] = 1 + places.count(",")
+    return {term: found[term] for term in terms if term in found}
 
 
 def any_of(terms: Sequence[str]) -> str | None:

@@ -47,6 +47,19 @@ def test_vectors_and_json_are_read_alike(expected: list[dict[str, int]], is_json
     assert found.lengths(len(texts)).tolist() == [sum(row.values()) for row in expected]
 
 
+@given(
+    st.dictionaries(st.text("ab: 1", min_size=1, max_size=4), st.integers(1, 3), max_size=6),
+    st.lists(st.text("ab: 1',", min_size=1, max_size=4), max_size=6, unique=True),
+    st.booleans(),
+)
+def test_terms_are_counted_in_a_text_that_waits(row: dict[str, int], others: list[str], is_json: bool) -> None:
+    # what stands between two words looks like a term, too
+    terms = [*others, *(term for term in row if term not in others), *([":1 "] if ":1 " not in [*others, *row] else [])]
+    for asked in (terms, terms + [f"term {i}" for i in range(40)]):
+        found = tokens.counts_of(json.dumps(row) if is_json else vector(row), asked)
+        assert list(found.items()) == [(term, row[term]) for term in asked if term in row]
+
+
 def test_a_vector_that_may_have_been_cut_is_asked_for_again() -> None:
     texts = [vector({"a": 254}), vector({"a": 255}), vector({"a": 1}, 16383), vector({"a": 1}, 16382), ""]
     found, unclear = tokens.of_vectors(texts)
