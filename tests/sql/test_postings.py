@@ -330,3 +330,13 @@ def test_ids_are_the_same_read_one_by_one_and_all_at_once(owner: Connection) -> 
     assert few == many[:5]
     assert len({row[0] for row in many}) == 1500
     assert all(row[0] % 5 for row in many)
+    # a filter that few rows pass reads the ids of all runs, and keeps them as long as the runs are the same
+    filtered = {"document_id": {"in": [many[-1][0], few[0][0]]}}
+    for _ in range(2):
+        assert [row[0] for row in search(owner, "heron grebe", 5, filters=filtered)] == [few[0][0], many[-1][0]]
+        assert search(owner, "heron grebe", 1500) == many
+    owner.execute("DELETE FROM docs WHERE document_id % 2 = 0")
+    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    assert_exact(owner, "heron grebe")
+    left = [row[0] for row in (few[0], many[-1]) if row[0] % 2]
+    assert [row[0] for row in search(owner, "heron grebe", 5, filters=filtered)] == left

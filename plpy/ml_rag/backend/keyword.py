@@ -261,8 +261,8 @@ class Matches:
             self._ids.append(id_)
             self._lengths.append(length)
             self._sizes.append(len(found))
-            self._terms.extend([self._places[token] for token in found])
-            self._counts.extend([tokens[token] for token in found])
+            self._terms.extend([self._places[term] for term in found])
+            self._counts.extend(found.values())
 
     @property
     def ids(self) -> Ints:
@@ -306,21 +306,31 @@ def best(scores: Floats, n: int, sample: Ints | None = None) -> Ints:
     return places[np.argsort(-scores[places], kind="stable")][: n + TIES]
 
 
-#: lengths of the rows of a store, which its runs never change: store -> (origin and runs, lengths run after run)
-_lengths: dict[int, tuple[Any, NDArray[Any]]] = {}
-_LENGTHS_KEPT = 4_000_000
+#: columns of the runs of a store, which never change: (name, store) -> (origin and runs, a number for each row of them)
+_columns: dict[tuple[str, int], tuple[Any, NDArray[Any]]] = {}
+_NUMBERS_KEPT = 4_000_000
 
 
-def _lengths_of(plpy: Any, store: int, runs: list[Any]) -> NDArray[Any]:
-    version = tuple((run["origin"], run["run"]) for run in runs)
-    kept = _lengths.get(store)
-    if kept is None or kept[0] != version:
-        found = {row["run"]: unpack(row["lengths"]) for row in _run(plpy, "lengths", store, [r["run"] for r in runs])}
-        kept = version, np.concatenate([found[run["run"]] for run in runs] or [np.empty(0, "<u4")])
-        if sum(len(lengths) for _, lengths in _lengths.values()) > _LENGTHS_KEPT:
-            _lengths.clear()
-        _lengths[store] = kept
-    return kept[1]
+def _kept(name: str, store: int, runs: list[Any]) -> NDArray[Any] | None:
+    """What ``_column`` has read before."""
+    version, numbers = _columns.get((name, store), (None, None))
+    return numbers if version == _version(runs) else None
+
+
+def _version(runs: list[Any]) -> Any:
+    return tuple((run["origin"], run["run"]) for run in runs)
+
+
+def _column(plpy: Any, name: str, store: int, runs: list[Any]) -> NDArray[Any]:
+    """The column ``lengths`` or ``ids`` of all runs; kept for the next query."""
+    numbers = _kept(name, store, runs)
+    if numbers is None:
+        found = {row["run"]: unpack(row[name]) for row in _run(plpy, name, store, [run["run"] for run in runs])}
+        numbers = np.concatenate([found[run["run"]] for run in runs] or [np.empty(0, "<u4")])
+        if sum(len(numbers) for _, numbers in _columns.values()) > _NUMBERS_KEPT:
+            _columns.clear()
+        _columns[name, store] = _version(runs), numbers
+    return numbers
 
 
 def _filtering(terms: list[str]) -> list[str] | None:
@@ -360,7 +370,7 @@ def _scores(
     starts = _starts(runs)
     size = sum(run["rows"] for run in runs)
     dead = _dead(plpy, store, runs, gone)
-    lengths = _lengths_of(plpy, store, runs)
+    lengths = _column(plpy, "lengths", store, runs)
     new = _new(plpy, store, terms, gone, until)
     new_ids = new.ids
     seen = None if keys is None else _visible(plpy, store, runs, keys, new_ids)
@@ -452,12 +462,14 @@ def _visible(plpy: Any, store: int, runs: list[Any], keys: list[Portion], new_id
     """Which rows of all runs, one after another, and then of the new ones have one of the keys."""
     packed = [row["ids"] for row in _visible_rows(plpy, "visible ids", store, keys)]
     ids = np.frombuffer(b"".join(part for part in packed if part), ">i8").astype(np.int64)
-    parts = []
-    for run, row in zip(runs, _run(plpy, "ids", store, [run["run"] for run in runs]), strict=True):
-        part = np.zeros(run["rows"], np.bool_)
-        part[slots_of(unpack(row["ids"]), run["first_id"], ids)] = True
-        parts.append(part)
-    return np.concatenate([*parts, np.isin(new_ids, ids)])
+    of_runs = _column(plpy, "ids", store, runs)
+    seen = np.zeros(len(of_runs) + len(new_ids), np.bool_)
+    start = 0
+    for run in runs:
+        seen[start + slots_of(of_runs[start : start + run["rows"]], run["first_id"], ids)] = True
+        start += run["rows"]
+    seen[start:] = np.isin(new_ids, ids)
+    return seen
 
 
 def _visible_matches(plpy: Any, store: int, terms: list[str], keys: list[Portion]) -> tuple[int, int, Matches]:
@@ -522,8 +534,11 @@ def _ids(
         return ids.tolist()
     ends = np.cumsum([run["rows"] for run in runs])
     which = np.searchsorted(ends, found[in_runs], side="right")
-    slots = found[in_runs] - np.array([starts[run["run"]] for run in runs])[which]
     first = np.array([run["first_id"] for run in runs])
+    if (kept := _kept("ids", store, runs)) is not None:
+        ids[in_runs] = kept[found[in_runs]].astype(np.int64) + first[which]
+        return ids.tolist()
+    slots = found[in_runs] - np.array([starts[run["run"]] for run in runs])[which]
     # an id is one read of a piece of a long value, all of a run are one for each two hundred and fifty
     if len(in_runs) <= min(2000, sum(runs[j]["rows"] for j in np.unique(which)) // 250):
         for row in _run(plpy, "id", store, [runs[j]["run"] for j in which], slots.tolist()):
