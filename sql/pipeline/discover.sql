@@ -43,6 +43,10 @@ AS $$
 -- purpose: a relation and all that inherits from it, partitions included; most: not more than that, null = all
 -- Reads: the catalog, without any lock
 BEGIN
+  -- the planner, too, looks for children only where this is set
+  IF (SELECT NOT c.relhassubclass FROM pg_class AS c WHERE c.oid = relation) THEN
+    RETURN ARRAY[relation];
+  END IF;
   RETURN ARRAY(
     WITH RECURSIVE part AS (
       SELECT relation AS oid
@@ -55,6 +59,9 @@ $$;
 CREATE FUNCTION ml_rag._opened(relation oid) RETURNS integer
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
+-- see ml_rag._index_needs
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
 AS $$
 -- purpose: how many tables and indexes a statement opens and locks that reads a relation; counted to a few hundred tables
 -- Reads: the catalog
@@ -68,6 +75,9 @@ $$;
 CREATE FUNCTION ml_rag._is_plain(relation oid) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
+-- see ml_rag._index_needs
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
 AS $$
 -- purpose: whether a relation is a table that has nothing in which code of its owner could stand
 -- By absence: no view, foreign or materialized one, no policy, no rule, no expression in an index, statistics, a
@@ -79,29 +89,40 @@ AS $$
 -- Nor is a table of Citus: its owner can change its shards on other servers, where no lock of this one is.
 -- Reads: the catalog
 DECLARE
-  _parts oid[];
+  _part oid;
+  _kind "char";
+  _has_checks boolean;
+  _has_rules boolean;
 BEGIN
   IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') OR pg_is_in_recovery()
-    OR ml_rag._opened(relation) > 256 THEN
+    OR ml_rag._opened(relation) > 256 OR ml_rag._is_distributed(relation)
+    OR (SELECT c.relispartition FROM pg_class AS c WHERE c.oid = relation) THEN
     RETURN false;
   END IF;
-  _parts := ml_rag._parts(relation);
-  RETURN cardinality(_parts) = (SELECT count(*) FROM pg_class AS c WHERE c.oid = ANY (_parts) AND c.relkind IN ('r', 'p'))
-    AND NOT (SELECT c.relispartition FROM pg_class AS c WHERE c.oid = relation)
-    AND NOT ml_rag._is_distributed(relation)
-    AND NOT EXISTS (SELECT FROM pg_policy AS p WHERE p.polrelid = ANY (_parts))
-    AND NOT EXISTS (SELECT FROM pg_rewrite AS r WHERE r.ev_class = ANY (_parts))
-    AND NOT EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = ANY (_parts) AND k.conbin IS NOT NULL)
-    AND NOT EXISTS (SELECT FROM pg_statistic_ext AS s WHERE s.stxrelid = ANY (_parts) AND s.stxexprs IS NOT NULL)
-    AND NOT EXISTS (SELECT FROM pg_partitioned_table AS k WHERE k.partrelid = ANY (_parts)
-                    AND (k.partexprs IS NOT NULL OR NOT ml_rag._are_known(k.partclass)))
-    AND NOT EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = ANY (_parts)
-                    AND (x.indpred IS NOT NULL OR x.indexprs IS NOT NULL OR NOT ml_rag._are_known(x.indclass)))
+  FOREACH _part IN ARRAY ml_rag._parts(relation) LOOP
+    SELECT c.relkind, c.relchecks > 0, c.relhasrules INTO _kind, _has_checks, _has_rules FROM pg_class AS c WHERE c.oid = _part;
+    IF _kind IS NULL OR _kind NOT IN ('r', 'p')
+      OR _has_rules AND EXISTS (SELECT FROM pg_rewrite AS r WHERE r.ev_class = _part)
+      OR _has_checks AND EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = _part AND k.conbin IS NOT NULL)
+      OR _kind = 'p' AND EXISTS (SELECT FROM pg_partitioned_table AS k WHERE k.partrelid = _part
+                                 AND (k.partexprs IS NOT NULL OR NOT ml_rag._are_known(k.partclass))) THEN
+      RETURN false;
+    ELSIF EXISTS (SELECT FROM pg_policy AS p WHERE p.polrelid = _part) THEN
+      RETURN false;
+    ELSIF EXISTS (SELECT FROM pg_statistic_ext AS s WHERE s.stxrelid = _part AND s.stxexprs IS NOT NULL) THEN
+      RETURN false;
+    ELSIF EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = _part
+                  AND (x.indpred IS NOT NULL OR x.indexprs IS NOT NULL OR NOT ml_rag._are_known(x.indclass))) THEN
+      RETURN false;
     -- below 16384: made by initdb
-    AND NOT EXISTS (SELECT FROM pg_attribute AS a
-                    WHERE a.attrelid = ANY (_parts) AND a.attnum > 0 AND NOT a.attisdropped
-                      AND (a.attgenerated <> '' OR a.atttypid >= 16384
-                           AND a.atttypid NOT IN ('vector'::regtype, 'halfvec'::regtype, 'sparsevec'::regtype)));
+    ELSIF EXISTS (SELECT FROM pg_attribute AS a
+                  WHERE a.attrelid = _part AND a.attnum > 0 AND NOT a.attisdropped
+                    AND (a.attgenerated <> '' OR a.atttypid >= 16384
+                         AND a.atttypid NOT IN ('vector'::regtype, 'halfvec'::regtype, 'sparsevec'::regtype))) THEN
+      RETURN false;
+    END IF;
+  END LOOP;
+  RETURN true;
 END
 $$;
 

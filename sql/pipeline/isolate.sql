@@ -149,13 +149,24 @@ $$;
 CREATE FUNCTION ml_rag._sorts_ahead(relation oid) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
+-- see ml_rag._index_needs
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
 AS $$
 -- purpose: whether an index may sort all rows before it gives the first one, which no clock could end: an IVFFlat index
 -- can have a single list
+-- Reads: the catalog
+DECLARE
+  _part oid;
 BEGIN
-  RETURN EXISTS (
-    SELECT FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid JOIN pg_am AS a ON a.oid = i.relam
-    WHERE x.indrelid = ANY (ml_rag._parts(relation)) AND a.amname = 'ivfflat');
+  FOREACH _part IN ARRAY ml_rag._parts(relation) LOOP
+    IF EXISTS (
+      SELECT FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid JOIN pg_am AS a ON a.oid = i.relam
+      WHERE x.indrelid = _part AND a.amname = 'ivfflat') THEN
+      RETURN true;
+    END IF;
+  END LOOP;
+  RETURN false;
 END
 $$;
 

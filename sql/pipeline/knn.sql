@@ -220,21 +220,27 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._may_fall_short(relation regclass) RETURNS boolean
-LANGUAGE sql STABLE PARALLEL SAFE
+LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
+-- see ml_rag._index_needs
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
 AS $$
 -- purpose: whether a scan of the relation can end before it has seen every row: with an approximate index on it or on
 -- what lies below it, and who knows what lies below a view or on a shard
-SELECT c.relkind = 'v' OR EXISTS (
-  SELECT FROM (SELECT c.oid AS relid UNION ALL SELECT p.relid FROM pg_partition_tree(c.oid) AS p WHERE c.relkind = 'p'
-               UNION ALL SELECT i.inhrelid FROM pg_inherits AS i WHERE i.inhparent = c.oid) AS part
-  JOIN pg_class AS pc ON pc.oid = part.relid
-  WHERE pc.relkind = 'f' OR EXISTS (
-    SELECT FROM pg_index AS x
-    JOIN pg_class AS ic ON ic.oid = x.indexrelid
-    JOIN pg_am AS a ON a.oid = ic.relam AND a.amname IN ('hnsw', 'ivfflat')
-    WHERE x.indrelid = part.relid))
-FROM pg_class AS c WHERE c.oid = relation
+-- Reads: the catalog
+DECLARE
+  _part oid;
+BEGIN
+  FOREACH _part IN ARRAY ml_rag._parts(relation) LOOP
+    IF (SELECT c.relkind IN ('v', 'f') FROM pg_class AS c WHERE c.oid = _part) OR EXISTS (
+      SELECT FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid JOIN pg_am AS a ON a.oid = i.relam
+      WHERE x.indrelid = _part AND a.amname IN ('hnsw', 'ivfflat')) THEN
+      RETURN true;
+    END IF;
+  END LOOP;
+  RETURN false;
+END
 $$;
 
 CREATE FUNCTION ml_rag._search_store(
