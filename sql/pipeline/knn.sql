@@ -86,17 +86,19 @@ BEGIN
         quantization),
       ' LIMIT $5) AS t WHERE true');
   END IF;
+  IF sort = 'exact' THEN
+    -- as it is given out and as it is sorted by, so that it is computed once
+    _distance := format('(%s) + 0', _distance);
+  END IF;
   IF has_own_vector THEN
-    _distance := replace(_columns.distance, ' $1::', ' $4::');
+    _distance := replace(_distance, ' $1::', ' $4::');
     _own := format(', %s AS own', _distance);
     _columns := ml_rag._hit_columns(store, distance_metric, with_text, format(_columns.rounded, 's.own') || '::float8');
   END IF;
-  _head := concat('SELECT ', _columns.of_row, _own, ' FROM ');
-  _tail := concat(' ORDER BY ', CASE sort
-    WHEN 'index' THEN _distance
-    WHEN 'exact' THEN format('(%s) + 0', _distance)
-    ELSE concat(format(_columns.rounded, concat('(', _distance, ')')), ', ', _columns.place)
-  END, ' LIMIT $2');
+  _head := concat('SELECT ', CASE WHEN has_own_vector THEN _columns.of_row ELSE replace(_columns.of_row, _columns.distance, _distance) END,
+    _own, ' FROM ');
+  _tail := concat(' ORDER BY ', CASE WHEN sort <> 'total' THEN _distance
+    ELSE concat(format(_columns.rounded, concat('(', _distance, ')')), ', ', _columns.place) END, ' LIMIT $2');
   IF _leaves IS NULL THEN
     _rows := concat(_head, _from, _tail);
   ELSE
