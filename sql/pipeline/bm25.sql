@@ -117,7 +117,7 @@ BEGIN
   _candidates := CASE WHEN narrows THEN 4 * _n + 100 ELSE _n END;
   IF filter.row_keys IS NOT NULL AND until IS NULL AND NOT index.secured THEN
     -- where many rows pass, n of them are among the best of all, and looking up all that pass would take longer
-    _likely := ml_rag._likely_rows(index.store, _n, cardinality(filter.row_keys));
+    _likely := ml_rag._likely_rows(index.store, _n, cardinality(filter.row_keys), true);
   END IF;
   WHILE cardinality(_terms) > 0 LOOP
     _part := ml_rag._run_keyword(store, index, _terms, _weights, coalesce(_likely, _candidates), _vector,

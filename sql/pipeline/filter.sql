@@ -174,36 +174,42 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._likely_rows(relation oid, n integer, passing double precision) RETURNS integer
+CREATE FUNCTION ml_rag._likely_rows(relation oid, n integer, passing double precision, are_counted boolean) RETURNS integer
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: among how many of the best rows by words there probably are n that pass a filter, with a reserve; null where it takes
--- less to look up all that pass. passing: how many of all rows do  Reads: pg_class
+-- less to look up all that pass. passing: how many of all rows do; are_counted: whether it is known which
+-- Measured: 15 us for one of the best rows, 9 for one that passes, and 0.5 for each row that is read to find those.
+-- Reads: pg_class
 DECLARE
-  _rows double precision := (SELECT 50 + 2 * c.reltuples * n / greatest(passing, 1) FROM pg_class AS c WHERE c.oid = relation
-                             AND c.reltuples > 0);
+  _all double precision := (SELECT c.reltuples FROM pg_class AS c WHERE c.oid = relation);
+  _rows double precision := 50 + (n + 3 * sqrt(n)) * _all / greatest(passing, 1);
 BEGIN
-  RETURN CASE WHEN _rows < passing / 2 THEN _rows END;
+  RETURN CASE WHEN _all > 0 AND 15 * _rows < 9 * passing + CASE WHEN are_counted THEN 0 ELSE _all / 2 END THEN _rows END;
 END
 $$;
 
-CREATE FUNCTION ml_rag._estimated_rows(store ml_rag.store, condition text, arguments text[]) RETURNS double precision
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+CREATE FUNCTION ml_rag._sampled_rows(store ml_rag.store, condition text, arguments text[]) RETURNS double precision
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: how many rows of an ordinary table pass a filter by the planner's estimate; null where the table has few rows, or was
--- never analyzed
--- The estimate can come of rows that the caller may not see. It decides in which order rows are read, and is told to nobody.
+-- purpose: how many rows of an ordinary table pass a filter, at least, as far as 64 of its pages tell; null where it has few rows, or
+-- was never analyzed
+-- Not the planner's estimate: it knows nothing of the keys of a JSON column, and takes one row in 200 for any condition on them.
+-- Less twice the standard deviation, so that of few that pass nothing is concluded.
+-- Reads: pg_class; the store, as the caller
 DECLARE
-  _plan json;
+  _percent double precision := (SELECT CASE WHEN c.reltuples >= 5000 THEN least(100, 6400.0 / greatest(1, c.relpages)) END
+                                FROM pg_class AS c WHERE c.oid = store.relation);
+  _found bigint;
 BEGIN
-  IF (SELECT c.reltuples < 5000 FROM pg_class AS c WHERE c.oid = store.relation) THEN
+  IF _percent IS NULL THEN
     RETURN NULL;
   END IF;
-  EXECUTE format('EXPLAIN (FORMAT JSON) SELECT FROM %s AS t WHERE true%s', ml_rag._relation_name(store.relation), condition)
-    INTO _plan USING NULL::text, 0, arguments;
-  RETURN (_plan #>> '{0,Plan,Plan Rows}')::double precision;
+  EXECUTE format('SELECT count(*) FROM %s AS t TABLESAMPLE SYSTEM (%s) REPEATABLE (0) WHERE true%s',
+    ml_rag._relation_name(store.relation), _percent, condition) INTO _found USING NULL::text, 0, arguments;
+  RETURN (_found - 2 * sqrt(_found)) * 100 / _percent;
 END
 $$;
 

@@ -115,13 +115,13 @@ BEGIN
         filter.arguments := _found.arguments;
         IF store.is_table AND NOT _is_untrusted AND filter.condition <> '' AND stage <> 'read' THEN
           _passing := CASE WHEN arm.node_group IS NULL AND (stage = 'search' OR stage = 'keyword' AND NOT index.secured)
-            THEN ml_rag._estimated_rows(store, filter.condition, filter.arguments) END;
+            THEN ml_rag._sampled_rows(store, filter.condition, filter.arguments) END;
           IF stage = 'keyword' THEN
-            filter.likely := ml_rag._likely_rows(store.relation, arm.candidates, _passing);
+            filter.likely := ml_rag._likely_rows(store.relation, arm.candidates, _passing, false);
           END IF;
           -- counted where few pass, or it is not known
           IF filter.likely IS NULL
-            AND NOT coalesce(stage = 'search' AND _passing > 2 * ml_rag._compared_rows(store.relation, arm.candidates), false) THEN
+            AND NOT coalesce(stage = 'search' AND _passing > ml_rag._compared_rows(store.relation, arm.candidates), false) THEN
             filter.row_keys := ml_rag._passing_rows(store, filter.condition, filter.arguments);
           END IF;
         END IF;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import unicodedata
 from typing import Any
@@ -365,11 +366,46 @@ def test_random_keywords_against_an_implementation_in_python(
     assert [m for (m,) in rows] == [filtering.has_keyword(t, keyword) for t in texts], (keyword, pattern)
 
 
-@pytest.mark.parametrize("rows", [3000, 6000], ids=["counted", "estimated"])
+@pytest.mark.parametrize("secured", [False, True])
+def test_how_many_rows_pass_is_seen_on_some_pages(owner: Connection, asker: Connection, secured: bool) -> None:
+    """Of keys of a JSON column the planner knows nothing: it would take one row in 200."""
+    create_store(owner)
+    owner.execute(
+        "INSERT INTO docs SELECT 'd', jsonb_build_object('half', i % 2, 'rare', i % 5000), i, 1, repeat('w ', 100),"
+        " '[1,0,0]' FROM generate_series(1, 20000) AS i"
+    )
+    if secured:
+        owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON docs USING (document_id % 4 = 0)")
+
+    def passing(filters: dict[str, Any]) -> float | None:
+        row = asker.execute(
+            "SELECT ml_rag._sampled_rows(s, f.condition, f.arguments) FROM ml_rag.discover(ARRAY['docs']) AS s,"
+            " ml_rag.filter(s, jsonb_build_object('filters', %s::jsonb)) AS f",
+            (json.dumps(filters),),
+        ).fetchone()
+        assert row is not None
+        return row[0]
+
+    assert passing({"half": 0}) is None, "never analyzed"
+    owner.execute("ANALYZE docs")
+    half, other_half, rare = (passing(filters) for filters in ({"half": 0}, {"half": 1}, {"rare": 7}))
+    assert half is not None
+    assert other_half is not None
+    assert rare is not None
+    seen = 5_000 if secured else 10_000
+    assert 0.8 * seen < half < 1.2 * seen
+    assert other_half == 0 if secured else other_half > 8_000
+    assert rare <= 0
+    owner.execute("DELETE FROM docs WHERE document_id > 4900")
+    owner.execute("VACUUM ANALYZE docs")
+    assert passing({"half": 0}) is None, "few rows"
+
+
+@pytest.mark.parametrize("rows", [3000, 6000], ids=["counted", "sampled"])
 @pytest.mark.parametrize("passing", [2, 300])
 def test_the_best_words_of_many_rows_that_pass(owner: Connection, rows: int, passing: int) -> None:
     """Where many rows pass, the best of all are read first, and those that pass one by one only where that does not
-    suffice, also where the planner is wrong about their number."""
+    suffice, also where the pages that are looked at mislead."""
     rng = random.Random(3)
     # what does not pass has more of "rare": nothing else is among the best hundreds
     rare = [9 if i % 2 else i % 400 == 0 for i in range(rows)]
