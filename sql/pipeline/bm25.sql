@@ -53,7 +53,7 @@ DECLARE
 BEGIN
   SELECT s.keys, s.scores, s.error INTO _found
   FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, candidates,
-    extract(epoch FROM until)::double precision, CASE WHEN _is_narrow THEN filter.row_keys END, corpus) AS s;
+    extract(epoch FROM until)::double precision, CASE WHEN _is_narrow THEN filter.row_keys::text[] END, corpus) AS s;
   PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
   is_all := cardinality(_found.keys) < candidates;
   EXECUTE concat(

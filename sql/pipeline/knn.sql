@@ -2,7 +2,7 @@
 
 CREATE FUNCTION ml_rag._hit_columns(
   store ml_rag.store, distance_metric text, with_text boolean DEFAULT true, score text DEFAULT 'NULL::float8',
-  keyword_score text DEFAULT 'NULL::float8',
+  keyword_score text DEFAULT 'NULL::float8', exact boolean DEFAULT false, parameter integer DEFAULT 1,
   OUT distance text, OUT rounded text, OUT of_row text, OUT of_hit text, OUT place text
 )
 LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -10,8 +10,9 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: how a row t of a store becomes an ml_rag.hit, for the statements of all arms: SELECT <of_hit> FROM
 -- (SELECT <of_row> FROM store AS t WHERE … ORDER BY … LIMIT $2) AS s, $1 the vector of the question (its distance is null
--- where that is). distance: from t to $1, what an index can serve: neither rounded nor named. rounded: a format that makes
--- of it what callers get. with_text: false = a row of an ordinary table gives its key instead of its segment and metadata.
+-- where that is). parameter: another one than $1. distance: from t to it, what an index can serve: neither rounded nor named;
+-- exact: what none can. rounded: a format that makes of it what callers get.
+-- with_text: false = a row of an ordinary table gives its key instead of its segment and metadata.
 -- score, keyword_score: SQL for those columns of the hit, over s. place: what settles ties, an ORDER BY list over t
 -- (document, then segment).
 -- Numbers in metadata of which each has thousands of digits as text, for a few bytes that an untrusted owner has stored,
@@ -29,7 +30,8 @@ DECLARE
   _metric ml_rag.metric;
 BEGIN
   SELECT m.* INTO STRICT _metric FROM ml_rag.metric AS m WHERE m.name = distance_metric;
-  distance := format('t.%I %s $1::%s', store.segment_embedding, _metric.operator, store.embedding_type);
+  distance := format(CASE WHEN exact THEN '(t.%I %s $%s::%s) + 0' ELSE 't.%I %s $%s::%s' END, store.segment_embedding, _metric.operator,
+    parameter, store.embedding_type);
   rounded := format('round((%s + %%s)::numeric, 4)', _metric.shift);
   of_row := concat(_name, ' AS document_name, ', _id, ' AS document_id, ', _number, '::bigint AS segment_number, ',
     CASE WHEN _has_text THEN format('t.%I::text', store.segment) ELSE 'NULL::text' END, ' AS segment, ',
@@ -57,14 +59,16 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the kNN statement of one store: $1 vector of the question, $2 limit, $3 what the condition of ml_rag.filter
 -- refers to; has_own_vector: $4 is the vector that is searched with, and score its distance
--- quantization: of an index of smaller vectors, whose $5 nearest are ordered by the whole ones
+-- quantization: of an index of smaller vectors, whose $5 nearest are ordered by the whole ones; $6 are row keys, where the condition
+-- is on them
 -- The ORDER BY … LIMIT stands at one query level with nothing but filters, which is what an index can serve and
 -- what postgres_fdw can ship to a shard. Shards get a statement each, and run them side by side: that is the Append below an order
 -- that theirs does not give. sort: index; exact, by an expression that no index has, neither here nor on
 -- the shard, whose settings are out of our reach; total, which settles equal distances too, at the cost of rounding
 -- each row's.
 DECLARE
-  _columns record := ml_rag._hit_columns(store, distance_metric, with_text);
+  -- what is sorted by is also what is given out, so that it is computed once
+  _columns record := ml_rag._hit_columns(store, distance_metric, with_text, exact => sort = 'exact');
   _distance text := _columns.distance;
   _own text;
   _leaves regclass[] := ml_rag._leaves(store);
@@ -86,17 +90,12 @@ BEGIN
         quantization),
       ' LIMIT $5) AS t WHERE true');
   END IF;
-  IF sort = 'exact' THEN
-    -- as it is given out and as it is sorted by, so that it is computed once
-    _distance := format('(%s) + 0', _distance);
-  END IF;
   IF has_own_vector THEN
-    _distance := replace(_distance, ' $1::', ' $4::');
+    _distance := (ml_rag._hit_columns(store, distance_metric, exact => sort = 'exact', parameter => 4)).distance;
     _own := format(', %s AS own', _distance);
     _columns := ml_rag._hit_columns(store, distance_metric, with_text, format(_columns.rounded, 's.own') || '::float8');
   END IF;
-  _head := concat('SELECT ', CASE WHEN has_own_vector THEN _columns.of_row ELSE replace(_columns.of_row, _columns.distance, _distance) END,
-    _own, ' FROM ');
+  _head := concat('SELECT ', _columns.of_row, _own, ' FROM ');
   _tail := concat(' ORDER BY ', CASE WHEN sort <> 'total' THEN _distance
     ELSE concat(format(_columns.rounded, concat('(', _distance, ')')), ', ', _columns.place) END, ' LIMIT $2');
   IF _leaves IS NULL THEN
@@ -136,7 +135,7 @@ $$;
 
 CREATE FUNCTION ml_rag._run_nearest(
   statement text, query_embedding vector, n integer, arguments text[], ef_search text, seqscan text,
-  own_vector vector, rescore integer, probes text
+  own_vector vector, rescore integer, probes text, row_keys tid[]
 ) RETURNS ml_rag.hit[]
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -161,7 +160,7 @@ BEGIN
       'h.document_key COLLATE "C", h.segment_number) FROM (%s) AS h (vector_store, document_name, document_id, '
       'document_key, segment_number, segment, distance, metadata, keyword_score, score, rerank_score, row_key, '
       'first_segment, last_segment)', CASE WHEN own_vector IS NULL THEN 'distance' ELSE 'score' END, statement)
-    INTO _hits USING query_embedding, n, arguments, own_vector, rescore;
+    INTO _hits USING query_embedding, n, arguments, own_vector, rescore, row_keys;
   RETURN coalesce(_hits, '{}');
 END
 $$;
@@ -262,8 +261,7 @@ DECLARE
   _is_untrusted boolean := coalesce(store.found = 'untrusted', false);
   _is_narrow boolean := filter.row_keys IS NOT NULL
     AND cardinality(filter.row_keys) <= ml_rag._compared_rows(store.relation, arm.candidates);
-  _condition text := CASE WHEN _is_narrow THEN ' AND t.ctid = ANY ($3::tid[])' ELSE filter.condition END;
-  _arguments text[] := CASE WHEN _is_narrow THEN filter.row_keys ELSE filter.arguments END;
+  _condition text := CASE WHEN _is_narrow THEN ' AND t.ctid = ANY ($6)' ELSE filter.condition END;
   _index_options jsonb := request.options -> 'index_options';
   _sort text := CASE WHEN _is_narrow OR _is_untrusted AND ml_rag._sorts_ahead(store.relation)
     OR (_index_options -> 'exact')::boolean THEN 'exact' ELSE 'index' END;
@@ -294,8 +292,9 @@ BEGIN
     hits := ml_rag._run_nearest(
       ml_rag._nearest_statement(store, request.distance_metric, _condition, _sort, with_text, _own IS NOT NULL,
         CASE WHEN _sort = 'index' THEN _quantization END),
-      _vector, _fetch, _arguments, _ef_search,
-      CASE WHEN _has_all_rows AND _sort = 'index' THEN 'off' ELSE _seqscan END, _own, greatest(_rescore, _fetch), _probes);
+      _vector, _fetch, filter.arguments, _ef_search,
+      CASE WHEN _has_all_rows AND _sort = 'index' THEN 'off' ELSE _seqscan END, _own, greatest(_rescore, _fetch), _probes,
+      CASE WHEN _is_narrow THEN filter.row_keys END);
     IF cardinality(hits) < _n AND _sort = 'index' AND ml_rag._may_fall_short(store.relation) THEN
       _sort := 'exact';
       CONTINUE;

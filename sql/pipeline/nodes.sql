@@ -109,19 +109,19 @@ DECLARE
     WITH ORDINALITY AS u (k, place));
   _own text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place) FROM unnest(node_group.key) WITH ORDINALITY AS u (k, place));
   _document text := node_group.options ->> 'document';
-  _passing text;
+  _before text := concat('SELECT ', _key, ' FROM ', _store, ' AS t WHERE ',
+    CASE WHEN _document IS NOT NULL THEN format('t.%I IN (SELECT t.%1$I FROM ', _document) || _store || ' AS t WHERE ' END);
+  _after text := CASE WHEN _document IS NULL THEN '' ELSE ')' END;
 BEGIN
   IF filter.condition = '' THEN
     RETURN filter;
   END IF;
-  _passing := CASE WHEN _document IS NULL THEN format('SELECT %s FROM %s AS t WHERE %%s', _key, _store)
-    ELSE format('SELECT %s FROM %s AS t WHERE t.%I IN (SELECT t.%3$I FROM %2$s AS t WHERE %%s)', _key, _store, _document) END;
   IF filter.row_keys IS NOT NULL THEN
-    EXECUTE format('SELECT coalesce(array_agg(t.ctid::text), ''{}'') FROM %s AS t WHERE t.node_number > 0 AND (%s) IN (%s)',
-      ml_rag._relation_name(node_group.relation), _own, format(_passing, 't.ctid = ANY ($1::tid[])'))
+    EXECUTE concat('SELECT coalesce(array_agg(t.ctid), ''{}'') FROM ', ml_rag._relation_name(node_group.relation),
+      ' AS t WHERE t.node_number > 0 AND (', _own, ') IN (', _before, 't.ctid = ANY ($1)', _after, ')')
     INTO filter.row_keys USING filter.row_keys;
   END IF;
-  filter.condition := format(' AND (%s) IN (%s)', _own, replace(_passing, '%s', 'true' || filter.condition));
+  filter.condition := concat(' AND (', _own, ') IN (', _before, 'true', filter.condition, _after, ')');
   RETURN filter;
 END
 $$;

@@ -31,7 +31,7 @@ DECLARE
 BEGIN
   -- subqueries, because pgspot takes what stands here for statements
   OPEN _rows NO SCROLL FOR EXECUTE (SELECT _statement)
-  USING (SELECT _vector), (SELECT NULL::integer), (SELECT coalesce(filter.row_keys, filter.arguments));
+  USING (SELECT _vector), (SELECT NULL::integer), (SELECT coalesce(filter.row_keys::text[], filter.arguments));
   RETURN _rows;
 END
 $$;

@@ -77,6 +77,12 @@ def test_each_segment_becomes_its_sentences_with_their_embeddings(store: Connect
     assert status(store) == (7, 0, 0)
 
 
+def test_nodes_of_a_table_with_a_percent_sign_under_a_filter(store: Connection) -> None:
+    create(store, "sentences", transform="sentence")
+    store.execute('ALTER TABLE docs RENAME TO "50%d"; ALTER TABLE docs_sentences RENAME TO "50%s"')
+    assert set(found(store, "Swans", ARM, WORDS, filters={"document_id": 1})) == {(1, 1), (1, 2)}
+
+
 def test_paragraphs_and_nodes_of_nodes(store: Connection) -> None:
     text = "One. Two.\n\nThree. Four."
     insert(store, "docs", [("d3", 3, 1, text, fake_embedding(text))])

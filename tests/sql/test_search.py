@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from psycopg import sql
 
 from support import reference
 from support.cluster import Connection, Database
@@ -180,3 +181,23 @@ def test_the_statement_uses_the_indexes_of_partitions(owner: Connection, asker: 
     plan = plan_of(asker)
     assert plan.count("Index Scan using") == 2, plan
     assert "Merge Append" in plan
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_names_that_read_like_the_statement(owner: Connection, exact: bool) -> None:
+    table, column = "t.segment_embedding <=> $1::vector", "x $1::y, 100%d %s"
+    create_store(owner, "docs", [(f"d{i}", i, 1, f"text {i}", (1, i, 0)) for i in range(4)])
+    owner.execute(
+        sql.SQL("ALTER TABLE docs RENAME document_name TO {}; ALTER TABLE docs RENAME TO {}").format(
+            sql.Identifier(column), sql.Identifier(table)
+        )
+    )
+    options = {
+        "query_embedding": [1, 0, 0],
+        "index_options": {"exact": exact},
+        "vector_store_columns": {"document_name": column},
+        "n_citations": 3,
+        "retrieval_options": {"segment_overlap": 0},
+    }
+    rows = search(owner, "q", options)
+    assert [(row[1], row[2]) for row in rows] == [(f"public.{table}", f"d{i}") for i in range(3)]

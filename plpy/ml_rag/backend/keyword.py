@@ -327,10 +327,24 @@ def _column(plpy: Any, name: str, store: int, runs: list[Any]) -> NDArray[Any]:
     if numbers is None:
         found = {row["run"]: unpack(row[name]) for row in _run(plpy, name, store, [run["run"] for run in runs])}
         numbers = np.concatenate([found[run["run"]] for run in runs] or [np.empty(0, "<u4")])
-        if sum(len(numbers) for _, numbers in _columns.values()) > _NUMBERS_KEPT:
-            _columns.clear()
-        _columns[name, store] = _version(runs), numbers
+        _keep(name, store, _version(runs), numbers)
     return numbers
+
+
+def _keep(name: str, store: int, version: Any, numbers: NDArray[Any]) -> None:
+    """Remember a column within the bound; of a store that is larger only the lengths, which each query needs."""
+
+    def are_too_many() -> bool:
+        return len(numbers) + sum(len(kept) for _, kept in _columns.values()) > _NUMBERS_KEPT
+
+    _columns.pop((name, store), None)
+    if are_too_many():
+        for other in [kept for kept in _columns if kept[1] != store]:
+            del _columns[other]
+    if name == "lengths" and are_too_many():
+        _columns.pop(("ids", store), None)
+    if name == "lengths" or not are_too_many():
+        _columns[name, store] = version, numbers
 
 
 def _filtering(terms: list[str]) -> list[str] | None:

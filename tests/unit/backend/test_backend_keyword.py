@@ -98,3 +98,24 @@ def test_the_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> N
     bridge.keyword()
     assert os.environ["OMP_NUM_THREADS"] == "3"
     assert "OPENBLAS_NUM_THREADS" not in os.environ
+
+
+def test_what_a_session_keeps_of_the_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyword, "_columns", {})
+    monkeypatch.setattr(keyword, "_NUMBERS_KEPT", 10)
+
+    def keep(name: str, store: int, n: int) -> list[tuple[str, int]]:
+        keyword._keep(name, store, (), np.zeros(n))
+        return list(keyword._columns)
+
+    assert keep("lengths", 1, 5) == [("lengths", 1)]
+    assert keep("ids", 1, 5) == [("lengths", 1), ("ids", 1)]
+    # of another store what came before goes; its own lengths never go for the sake of ids
+    assert keep("lengths", 2, 6) == [("lengths", 2)]
+    assert keep("ids", 2, 6) == [("lengths", 2)]
+    assert keep("lengths", 3, 11) == [("lengths", 3)]
+    assert keep("ids", 3, 11) == [("lengths", 3)]
+    assert keep("lengths", 1, 4) == [("lengths", 1)]
+    # it has grown
+    assert keep("ids", 1, 4) == [("lengths", 1), ("ids", 1)]
+    assert keep("lengths", 1, 8) == [("lengths", 1)]
