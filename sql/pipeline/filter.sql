@@ -192,15 +192,16 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._sampled_rows(store ml_rag.store, condition text, arguments text[]) RETURNS double precision
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+CREATE FUNCTION ml_rag._estimated_rows(store ml_rag.store, condition text, arguments text[]) RETURNS double precision
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: how many rows of an ordinary table pass a filter, at least, as far as some pages tell; null where the table is so small that
--- it takes less to look at all rows, or was never analyzed
--- Not the planner's estimate: it knows nothing of the keys of a JSON column, and takes one row in 200 for any condition on them.
--- 64 pages, and not more than 2000 rows. Less twice the standard deviation, which is one of pages: rows that were written together
--- are often alike. So of few that pass nothing is concluded.
+-- purpose: how many rows of an ordinary table pass a filter, rather too few than too many; null where the table is so small that it
+-- takes less to look at all rows, or was never analyzed
+-- The planner knows nothing of the keys of a JSON column, and takes one row in 200, or in 3, for conditions on them. So 64 pages are
+-- looked at, but not more than 2000 rows. Rows that were written together are often alike: less twice the standard deviation, which is
+-- one of pages, of few that pass nothing is concluded. What has been seen and half of the planner's estimate bear each other out.
+-- Its estimate can come of rows that the caller may not see. It decides in which order rows are read, and is told to nobody.
 -- Reads: pg_class; the store, as the caller
 DECLARE
   -- the size that it has by now, not what it had when it was analyzed
@@ -208,17 +209,24 @@ DECLARE
     SELECT least(6400 / greatest(1, pg_relation_size(c.oid) / current_setting('block_size')::double precision), 200000 / c.reltuples)
     FROM pg_class AS c JOIN pg_am AS a ON a.oid = c.relam
     WHERE c.oid = store.relation AND c.reltuples > 0 AND a.amname = 'heap');
-  _passing double precision;
+  _from text := concat(ml_rag._relation_name(store.relation), ' AS t');
+  _condition text := concat(format(' WHERE t.%I IS NOT NULL AND t.%I IS NOT NULL', store.segment, store.segment_embedding), condition);
+  _seen double precision;
+  _least double precision;
+  _plan json;
 BEGIN
-  IF _percent <= 25 THEN
-    EXECUTE concat('SELECT sum(p.n) - 2 * sqrt(sum(p.n * p.n)) FROM (SELECT count(*) AS n FROM ', ml_rag._relation_name(store.relation),
-        ' AS t TABLESAMPLE SYSTEM (', _percent, ') REPEATABLE (0) WHERE ',
-        format('t.%I IS NOT NULL AND t.%I IS NOT NULL', store.segment, store.segment_embedding), condition,
-        ' GROUP BY (t.ctid::text::point)[0]) AS p')
-      INTO _passing USING NULL::text, 0, arguments;
-    RETURN coalesce(_passing, 0) * 100 / _percent;
+  IF _percent IS NULL OR _percent > 25 THEN
+    RETURN NULL;
   END IF;
-  RETURN NULL;
+  EXECUTE concat('SELECT sum(p.n), sum(p.n) - 2 * sqrt(sum(p.n * p.n)) FROM (SELECT count(*) AS n FROM ', _from, ' TABLESAMPLE SYSTEM (',
+      _percent, ') REPEATABLE (0)', _condition, ' GROUP BY (t.ctid::text::point)[0]) AS p')
+    INTO _seen, _least USING NULL::text, 0, arguments;
+  IF _seen IS NULL THEN
+    RETURN 0;
+  END IF;
+  EXECUTE concat('EXPLAIN (FORMAT JSON) SELECT FROM ', _from, _condition) INTO _plan USING NULL::text, 0, arguments;
+  RETURN greatest(0, _least * 100 / _percent,
+    least(_seen * 100 / _percent, (_plan #>> '{0,Plan,Plan Rows}')::double precision / 2));
 END
 $$;
 

@@ -115,7 +115,7 @@ BEGIN
         filter.arguments := _found.arguments;
         IF store.is_table AND NOT _is_untrusted AND filter.condition <> '' AND stage <> 'read' THEN
           _passing := CASE WHEN arm.node_group IS NULL AND (stage = 'search' OR stage = 'keyword' AND NOT index.secured)
-            THEN ml_rag._sampled_rows(store, filter.condition, filter.arguments) END;
+            THEN ml_rag._estimated_rows(store, filter.condition, filter.arguments) END;
           IF stage = 'keyword' THEN
             filter.likely := ml_rag._likely_rows(store.relation, arm.candidates, _passing, false);
           END IF;

@@ -379,7 +379,7 @@ def test_how_many_rows_pass_is_seen_on_some_pages(owner: Connection, asker: Conn
 
     def passing(filters: dict[str, Any]) -> float | None:
         row = asker.execute(
-            "SELECT ml_rag._sampled_rows(s, f.condition, f.arguments) FROM ml_rag.discover(ARRAY['docs']) AS s,"
+            "SELECT ml_rag._estimated_rows(s, f.condition, f.arguments) FROM ml_rag.discover(ARRAY['docs']) AS s,"
             " ml_rag.filter(s, jsonb_build_object('filters', %s::jsonb)) AS f",
             (json.dumps(filters),),
         ).fetchone()
@@ -407,17 +407,24 @@ def test_rows_that_lie_together_are_not_taken_for_many(owner: Connection) -> Non
         "INSERT INTO docs SELECT 'd', '{}', i / 1000, i, 's', '[1,0,0]' FROM generate_series(0, 199999) AS i;"
         "ANALYZE docs"
     )
-    most = owner.execute(
-        "SELECT max(ml_rag._sampled_rows(s, ' AND t.document_id = $3[1]::bigint', ARRAY[i::text]))"
-        " FROM ml_rag.discover() AS s, generate_series(0, 199) AS i"
-    ).fetchone()
+
+    def passing(condition: str, n: int) -> list[float]:
+        rows = owner.execute(
+            "SELECT ml_rag._estimated_rows(s, %s, ARRAY[i::text]) FROM ml_rag.discover() AS s, generate_series(0, %s) AS i",
+            (f" AND {condition}", n - 1),
+        )
+        return [row[0] for row in rows]
+
     # one in 200 passes
-    assert most is not None
-    assert most[0] <= 2000
+    assert max(passing("t.document_id = $3[1]::bigint", 200)) < 2000
+    # the planner takes a third for an inequality that it knows nothing of
+    assert passing("mod(t.document_id, 200) + 0.5 > $3[1]::numeric + 199", 1)[0] < 2000
+    # one in ten, which the planner knows and most pages bear out
+    tenths = passing("t.document_id >= $3[1]::bigint * 20 AND t.document_id < $3[1]::bigint * 20 + 20", 10)
+    assert sorted(tenths)[3] > 5_000
     # what nobody embedded is not found either
     owner.execute("UPDATE docs SET segment_embedding = NULL")
-    found = owner.execute("SELECT ml_rag._sampled_rows(s, '', '{}') FROM ml_rag.discover() AS s").fetchone()
-    assert found == (0,)
+    assert passing("true", 1) == [0]
 
 
 @pytest.mark.parametrize("rows", [3000, 12_000], ids=["counted", "sampled"])
