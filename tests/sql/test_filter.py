@@ -410,7 +410,8 @@ def test_rows_that_lie_together_are_not_taken_for_many(owner: Connection) -> Non
 
     def passing(condition: str, n: int) -> list[float]:
         rows = owner.execute(
-            "SELECT ml_rag._estimated_rows(s, %s, ARRAY[i::text]) FROM ml_rag.discover() AS s, generate_series(0, %s) AS i",
+            "SELECT ml_rag._estimated_rows(s, %s, ARRAY[i::text])"
+            " FROM ml_rag.discover() AS s, generate_series(0, %s) AS i",
             (f" AND {condition}", n - 1),
         )
         return [row[0] for row in rows]
