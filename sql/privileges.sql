@@ -113,7 +113,8 @@ BEGIN
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_serve'),
     -- store/shards
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
-      _partition _check_server _check_sharding _make_shard _check_shard _follow_partitions _move_partition attach_shard detach_shard'),
+      _partition _check_server _check_sharding _make_shard _check_shard _check_not_taken _follow_partitions _move_partition attach_shard
+      detach_shard'),
     -- store/load
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
       _check_file_privilege _find_files _uris _into_same_store _add_loads _load_files _load_contents _parse_file_dates

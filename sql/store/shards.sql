@@ -152,6 +152,33 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._check_not_taken(store regclass, server name, schema_name name, table_name name) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: that a table on another server is no shard of the store yet: its rows would be found twice
+-- By what the definitions say; two servers with different addresses can be the same one all the same.
+-- Errors: 55000
+DECLARE
+  _where CONSTANT text[] := '{host,hostaddr,port,dbname}';
+  _shard regclass := (
+    SELECT s.shard FROM ml_rag._shards(store) AS s JOIN pg_foreign_table AS f ON f.ftrelid = s.shard
+    JOIN pg_foreign_server AS o ON o.oid = f.ftserver
+    WHERE f.ftoptions @> ARRAY[concat('schema_name=', schema_name), concat('table_name=', table_name)]
+      AND ARRAY(SELECT u FROM unnest(o.srvoptions) AS u WHERE split_part(u, '=', 1) = ANY (_where) ORDER BY u)
+        = ARRAY(SELECT u FROM pg_foreign_server AS n CROSS JOIN unnest(n.srvoptions) AS u
+                WHERE n.srvname = _check_not_taken.server AND split_part(u, '=', 1) = ANY (_where) ORDER BY u)
+    LIMIT 1);
+BEGIN
+  IF _shard IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('table %I.%I of server "%s" is a shard of "%s" already', schema_name, table_name, server, store),
+      DETAIL = format('It is partition "%s".', _shard),
+      HINT = 'Make another store on that server by ml_rag.create_store with "shard": true, and name it in "table_name".';
+  END IF;
+END
+$$;
+
 CREATE FUNCTION ml_rag._follow_partitions(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -209,7 +236,7 @@ BEGIN
     IF _misplaced THEN
       RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'the shard has rows already',
         DETAIL = format('So has partition "%s".', _old.relation),
-        HINT = 'Empty one of them.';
+        HINT = 'Name another table of that server in "table_name", or empty it if nobody needs its rows.';
     END IF;
   ELSE
     -- a shard that was filled beforehand; OFFSET 0, as the function would be shipped, with the OID of a table that is here
@@ -252,14 +279,18 @@ AS $$
 DECLARE
   _options jsonb := ml_rag.parse_options('attach_shard', $3);
   _names record;
+  _schema name;
+  _table name;
   _shard regclass;
 BEGIN
   PERFORM ml_rag._partition(store, (_options -> 'partition')::integer);
   PERFORM ml_rag._check_server(server);
   PERFORM ml_rag._check_sharding(store);
   SELECT n.nspname, c.relname INTO _names FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
-  _shard := ml_rag._make_shard(store, server, coalesce(_options ->> 'schema_name', _names.nspname),
-    coalesce(_options ->> 'table_name', _names.relname));
+  _schema := coalesce(_options ->> 'schema_name', _names.nspname);
+  _table := coalesce(_options ->> 'table_name', _names.relname);
+  PERFORM ml_rag._check_not_taken(store, server, _schema, _table);
+  _shard := ml_rag._make_shard(store, server, _schema, _table);
   PERFORM ml_rag._check_shard(store, _shard);
   PERFORM ml_rag._move_partition(store, (_options -> 'partition')::integer, _shard);
   RETURN _shard;
@@ -273,7 +304,7 @@ ml_rag. The partition's rows are copied, wherever they are by now; writers wait 
 exchanged. Everybody searches the shard with a user mapping of their own. For the owner of the store. options: SELECT * FROM
 ml_rag.option WHERE routine = 'attach_shard'.
 Returns the foreign table. Errors: 22023 bad option or server; 25006; 42704 no such partition or server; 42P01; 42501; 55000 the shard
-differs from the store or has other rows, a store that can have none; 55P03 lock_timeout; those of postgres_fdw.$$;
+differs from the store, has other rows, or is one already, a store that can have none; 55P03 lock_timeout; those of postgres_fdw.$$;
 
 CREATE FUNCTION ml_rag.detach_shard(store regclass, partition integer) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

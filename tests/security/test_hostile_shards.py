@@ -223,6 +223,7 @@ def test_statistics_that_are_none_are_refused(four: Connection, asker: Connectio
 
 
 def test_no_answer_and_several_are_refused(four: Connection, asker: Connection, liar: Shard) -> None:
+    make_shard(liar, "b")
     for call in ("statistics", "keyword"):
         lie(liar, call, "NULL")
         with error("55000", "unexpected answer of shard", "four_s0"):
@@ -232,7 +233,7 @@ def test_no_answer_and_several_are_refused(four: Connection, asker: Connection, 
         with error("55000", "unexpected answer of shard", "four_s0"):
             answer(asker, "birch", WORDS)
         with error("55000", "unexpected answer of shard", "four_s1"):
-            attach(four, "four", 1, liar, "a")
+            attach(four, "four", 1, liar, "b")
 
 
 def test_requests_wait_for_nobody_once_their_call_is_cancelled(

@@ -356,6 +356,47 @@ def test_a_slow_shard_is_given_up(
 VERSION = "CREATE OR REPLACE FUNCTION ml_rag.version() RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT ''{}''::text'"
 
 
+def test_a_table_is_one_shard_only(shard: list[Shard], loader: Connection, owner: Connection) -> None:
+    """Of an empty store nothing else tells: its rows would be found twice."""
+    loader.execute("SELECT ml_rag.create_store('public.four', '{\"partitions\": 4}')")
+    for name in ("a", "b"):
+        make_shard(shard[0], name)
+    attach(loader, "four", 0, shard[0], "a")
+    for partition in (0, 1):
+        with error("55000", f'server "{shard[0].server}" is a shard of "four" already', '"table_name"'):
+            attach(loader, "four", partition, shard[0], "a")
+    # another server of the same address is the same one
+    role = loader.execute("SELECT quote_ident(current_user)").fetchone()
+    assert role is not None
+    (options,) = owner.execute(
+        "SELECT string_agg(format('%%I %%L', o.option_name, o.option_value), ', ') FROM pg_foreign_server AS s,"
+        " pg_options_to_table(s.srvoptions) AS o WHERE s.srvname = %s",
+        (shard[0].server,),
+    ).fetchone() or ("",)
+    owner.execute(
+        f"CREATE SERVER twin FOREIGN DATA WRAPPER postgres_fdw OPTIONS ({options});"
+        f"GRANT USAGE ON FOREIGN SERVER twin TO {role[0]}".encode()
+    )
+    with error("55000", 'server "twin" is a shard of "four" already'):
+        loader.execute("SELECT ml_rag.attach_shard('four', 'twin', '{\"partition\": 1, \"table_name\": \"a\"}')")
+    assert attach(loader, "four", 1, shard[0], "b") == "four_s1"
+
+
+def test_a_shard_that_is_lost_is_made_anew(sharded: Connection, asker: Connection, shard: list[Shard]) -> None:
+    """What a server at the same address, without its rows, is to the store."""
+    (lost,) = rows(sharded, "SELECT count(*) FROM four_s0")[0]
+    with shard[0].connect("loader") as other:
+        other.execute("DROP TABLE a CASCADE")
+    make_shard(shard[0], "a")
+    assert lost > 0
+    assert rows(sharded, "SELECT count(*) FROM four_s0") == [(0,)]
+    kept = "SELECT * FROM one AS o WHERE NOT EXISTS (SELECT FROM four AS f WHERE f.document_id = o.document_id)"
+    assert json.loads(both(asker, "birch oak", CALLS["hybrid"])[1])["citations"]
+    sharded.execute(f"INSERT INTO four {kept}".encode())
+    assert rows(sharded, "SELECT count(*) FROM four_s0") == [(lost,)]
+    compare(asker, *FEW)
+
+
 def test_another_version_is_refused(sharded: Connection, asker: Connection, shard: list[Shard]) -> None:
     with shard[1].connect() as other:
         other.execute(VERSION.format("0.0.9"))
