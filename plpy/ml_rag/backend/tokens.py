@@ -85,7 +85,7 @@ def counts_of(text: str, terms: Collection[str]) -> dict[str, int]:
         parts = text.split("'")
         found = {token: 1 + places.count(",") for token, places in zip(parts[1::2], parts[2::2], strict=True)}
     else:
-        # to look for a few takes a tenth of the time that taking all apart does
+        # to look for five takes a quarter of the time that taking 70 words apart does
         for term in terms:
             if (at := text.find(mark := f"'{term}':")) >= 0:
                 places = text[at + len(mark) :].partition(" ")[0]
