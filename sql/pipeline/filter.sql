@@ -200,7 +200,7 @@ AS $$
 -- takes less to look at all rows, or was never analyzed
 -- The planner knows nothing of the keys of a JSON column, and takes one row in 200, or in 3, for conditions on them. So 64 pages are
 -- looked at, but not more than 2000 rows. Rows that were written together are often alike: less twice the standard deviation, which is
--- one of pages, of few that pass nothing is concluded. What has been seen and half of the planner's estimate bear each other out.
+-- one of pages, of few that pass nothing is concluded. Half of the planner's estimate counts as far as the pages bear it out.
 -- Its estimate can come of rows that the caller may not see. It decides in which order rows are read, and is told to nobody.
 -- Reads: pg_class; the store, as the caller
 DECLARE

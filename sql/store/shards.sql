@@ -236,7 +236,7 @@ BEGIN
     IF _misplaced THEN
       RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'the shard has rows already',
         DETAIL = format('So has partition "%s".', _old.relation),
-        HINT = 'Name another table of that server in "table_name", or empty it if nobody needs its rows.';
+        HINT = 'Name another table of that server in "table_name", or delete the rows of the shard if nobody needs them.';
     END IF;
   ELSE
     -- a shard that was filled beforehand; OFFSET 0, as the function would be shipped, with the OID of a table that is here
@@ -304,7 +304,8 @@ ml_rag. The partition's rows are copied, wherever they are by now; writers wait 
 exchanged. Everybody searches the shard with a user mapping of their own. For the owner of the store. options: SELECT * FROM
 ml_rag.option WHERE routine = 'attach_shard'.
 Returns the foreign table. Errors: 22023 bad option or server; 25006; 42704 no such partition or server; 42P01; 42501; 55000 the shard
-differs from the store, has other rows, or is one already, a store that can have none; 55P03 lock_timeout; those of postgres_fdw.$$;
+differs from the store, has rows of its own, or is a shard of the store already, or the store can have none; 55P03 lock_timeout; those
+of postgres_fdw.$$;
 
 CREATE FUNCTION ml_rag.detach_shard(store regclass, partition integer) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
