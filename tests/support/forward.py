@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import select
+import socket
+import socketserver
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 
-async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
-        while content := await source.read(1 << 16):
-            target.write(content)
-            await target.drain()
-    target.close()
-
-
 @contextlib.contextmanager
 def forwarded(path: Path) -> Iterator[int]:
-    """A port of 127.0.0.1 behind which the server of this socket answers."""
-    loop = asyncio.new_event_loop()
+    """A port of 127.0.0.1 behind which the server of this socket answers. Connections end with the block."""
+    ended = threading.Event()
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        behind_reader, behind_writer = await asyncio.open_unix_connection(str(path))
-        await asyncio.gather(_copy(reader, behind_writer), _copy(behind_reader, writer))
+    class Connection(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(ConnectionError), socket.socket(socket.AF_UNIX) as behind:
+                behind.connect(str(path))
+                other = {self.request: behind, behind: self.request}
+                while not ended.is_set():
+                    for source in select.select(list(other), [], [], 0.1)[0]:
+                        content = source.recv(1 << 16)
+                        if not content:
+                            return
+                        other[source].sendall(content)
 
-    server = loop.run_until_complete(asyncio.start_server(connected, "127.0.0.1", 0))
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(30)
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                loop.run_until_complete(task)
-        server.close()
-        loop.close()
+    # leaving the block waits for the threads of the connections
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Connection) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            ended.set()
+            server.shutdown()
+            thread.join()
