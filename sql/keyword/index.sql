@@ -276,19 +276,24 @@ DECLARE
   _kind "char" := (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store);
   _key name[];
   _why text;
+  _hint text;
 BEGIN
-  _why := CASE
-    WHEN _kind NOT IN ('r', 'p') THEN 'It is not an ordinary table: changes in it would be missed.'
-    WHEN EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = store OR i.inhparent = store AND _kind = 'r')
-      THEN 'It is a partition or has inheritance: changes made through another table would be missed.'
-    WHEN ml_rag._is_distributed(store) THEN 'It is distributed by Citus: changes in it would be missed.'
-    WHEN ml_rag._has_foreign_partition(store)
-      THEN 'A partition of it is a foreign table: changes in it would be missed.'
-    WHEN (SELECT c.relpersistence = 't' FROM pg_class AS c WHERE c.oid = store) THEN 'It is a temporary table.'
-  END;
+  SELECT r.why, r.hint INTO _why, _hint
+  FROM (VALUES
+    (_kind NOT IN ('r', 'p'), 'It is not an ordinary table: changes in it would be missed.', 'Keep the text in an ordinary table.'),
+    (EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = store OR i.inhparent = store AND _kind = 'r'),
+      'It is a partition or has inheritance: changes made through another table would be missed.',
+      'The index of a partitioned table is made for the whole.'),
+    (ml_rag._is_distributed(store), 'It is distributed by Citus: changes in it would be missed.',
+      'Keep the text in an ordinary table.'),
+    (ml_rag._has_foreign_partition(store), 'A partition of it is a foreign table: changes in it would be missed.',
+      'Each shard has an index of its own: call it there, for the table of the shard.'),
+    ((SELECT c.relpersistence = 't' FROM pg_class AS c WHERE c.oid = store), 'It is a temporary table.',
+      'Keep the text in an ordinary table.')
+  ) AS r (is_so, why, hint)
+  WHERE r.is_so LIMIT 1;
   IF _why IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot have a keyword index', store), DETAIL = _why,
-      HINT = 'Keep the text in an ordinary table.';
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot have a keyword index', store), DETAIL = _why, HINT = _hint;
   END IF;
   SELECT k.key INTO _key
   FROM pg_index AS x

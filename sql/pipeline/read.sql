@@ -199,8 +199,8 @@ BEGIN
     PERFORM set_config('lock_timeout', _former_wait, true);
   END IF;
 EXCEPTION WHEN query_canceled OR OTHERS THEN
-  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
-  failure := ml_rag._shard_failure(store, SQLSTATE, SQLERRM, _context);
+  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT;
+  failure := ml_rag._shard_failure(store, SQLSTATE, SQLERRM, _detail, _context);
   IF failure IS NOT NULL AND (coalesce(store.found, 'named') = 'named' OR is_only) THEN
     PERFORM ml_rag._raise(failure);
   ELSIF failure IS NOT NULL THEN
@@ -212,7 +212,6 @@ EXCEPTION WHEN query_canceled OR OTHERS THEN
   IF coalesce(store.found, 'named') = 'named' OR is_only OR SQLSTATE = '40001' OR _is_calling THEN
     RAISE;
   END IF;
-  GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT;
   failure := ml_rag._failure(store.vector_store, SQLSTATE, SQLERRM, _detail, _hint);
   IF stage = 'expand' THEN
     failure := failure || jsonb_build_object(

@@ -87,6 +87,18 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._why_silent(sqlstate text, message text, detail text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: in one line why a server does not answer, of an error for which ml_rag._is_silence holds
+-- Where no connection is made, the detail has the reason; that of an error of the server itself could have values of its rows.
+BEGIN
+  RETURN left(regexp_replace(concat_ws(': ', rtrim(message, '.'), CASE WHEN sqlstate = '08001' THEN nullif(rtrim(detail, '.'), '') END),
+    '\s+', ' ', 'g'), 500);
+END
+$$;
+
 CREATE FUNCTION ml_rag._silent(shard regclass, server name) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -94,22 +106,23 @@ AS $$
 -- purpose: why a shard does not answer; null = it does  Reads: the shard, as the caller
 DECLARE
   _context text;
+  _detail text;
 BEGIN
   EXECUTE format('SELECT FROM %s LIMIT 1', ml_rag._relation_name(shard));
   RETURN NULL;
 EXCEPTION WHEN query_canceled OR OTHERS THEN
-  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
+  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL;
   IF SQLSTATE = '42501' THEN
     -- it does answer
     RETURN NULL;
   ELSIF NOT ml_rag._is_silence(SQLSTATE, SQLERRM, _context) THEN
     RAISE;
   END IF;
-  RETURN SQLERRM;
+  RETURN ml_rag._why_silent(SQLSTATE, SQLERRM, _detail);
 END
 $$;
 
-CREATE FUNCTION ml_rag._shard_failure(store ml_rag.store, sqlstate text, message text, context text) RETURNS jsonb
+CREATE FUNCTION ml_rag._shard_failure(store ml_rag.store, sqlstate text, message text, detail text, context text) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -131,7 +144,7 @@ BEGIN
   END LOOP;
   RETURN ml_rag._failure(store.vector_store, '08006',
     format('shard %s of "%s" does not answer', coalesce(_name, 'unknown'), store.vector_store),
-    concat(rtrim(message, '.'), '.'), 'Search the others with "partial": true, or call again when it is back.');
+    concat(ml_rag._why_silent(sqlstate, message, detail), '.'), 'Search the others with "partial": true, or call again when it is back.');
 END
 $$;
 
@@ -191,7 +204,7 @@ BEGIN
       missing := missing || _shard.shard::text;
       RAISE WARNING USING ERRCODE = '01000',
         MESSAGE = format('shard "%s" of "%s" does not answer; ignored', _shard.shard, _store.vector_store),
-        DETAIL = format('Server "%s": %s.', _shard.server, rtrim(left(_why, 500), '.'));
+        DETAIL = format('Server "%s": %s.', _shard.server, _why);
     END LOOP;
     answering := answering || ml_rag._without(_store, _missing);
   END LOOP;

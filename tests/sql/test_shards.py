@@ -292,6 +292,12 @@ def test_how_often_words_stand_in_hidden_rows_is_not_told(
         words(asker)
 
 
+def test_words_of_shards_have_their_indexes_there(sharded: Connection) -> None:
+    with error("55000", "cannot have a keyword index") as caught:
+        sharded.execute("SELECT ml_rag.enable_keyword_search('four')")
+    assert "call it there" in caught.hint
+
+
 def test_a_shard_that_does_not_answer(sharded: Connection, asker: Connection, shard: list[Shard]) -> None:
     options = {"vector_store": ["public.four"], "skip_generate": True, "n_citations": 50}
     everything = answer(asker, "birch oak", {**options, "partial": True})
@@ -303,6 +309,9 @@ def test_a_shard_that_does_not_answer(sharded: Connection, asker: Connection, sh
             with error("08006", "server1", '"public.four" does not answer') as caught:
                 answer(asker, "birch oak", {**options, **more})
             assert "partial" in caught.hint
+            # what libpq says
+            assert 'could not connect to server "server1": connection to server' in caught.detail
+            assert "\n" not in caught.detail
             with warnings_of(asker) as told:
                 found = answer(asker, "birch oak", {**options, **more, "partial": True})
             assert found["retrieval_info"]["missing_shards"] == ["four_s1", "four_s3"]
