@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,9 @@ from support.partitions import CALLS, both, fill, send, words
 from support.stores import answer, error
 
 __all__ = ["loader"]
+
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -163,3 +168,18 @@ def test_small_partitions_are_searched_by_their_indexes(
     for tuples, expected in ((20000, 40), (20001, 200), (-1, 200)):
         owner.execute("UPDATE pg_class SET reltuples = %s WHERE oid = 'four_p2'::regclass", (tuples,))
         assert semantic_plan(asker)["ef_search"] == expected, tuples
+
+
+def test_the_layouts_of_tenants_in_the_documentation(loader: Connection, asker: Connection) -> None:
+    part = (ROOT / "docs" / "scale.md").read_text().split("## Tenants")[1].split("\n## ")[0]
+    (statements,) = re.findall(r"```sql\n(.*?)```", part, re.DOTALL)
+    loader.execute("SET app.tenant = 7")
+    loader.execute(statements.replace("all_minilm_l6_v2", "fake-embed").replace("vector(384)", "vector(16)").encode())
+    for store in ("all_of_them", "by_tenant"):
+        loader.execute(f"GRANT SELECT ON {store} TO ml_rag_user")
+        assert counts(send(loader, store, {"x": "birch", "y": "oak"})) == {"loaded": 2}
+        for call in ({}, CALLS["words"], {"keyword_search": True}):
+            options = {"vector_store": [f"public.{store}"], "skip_generate": True, **call}
+            assert len(answer(asker, "birch oak", {**options, "filters": {"tenant": 7}})["citations"]) == 2
+            with error("P0002", "no segment found"):
+                answer(asker, "birch oak", {**options, "filters": {"tenant": 8}})
