@@ -5,15 +5,28 @@
 -- (ml_rag._shard_answer, store/serve) over a foreign table beside it, its table of calls: postgres_fdw ships the aggregate of an
 -- extension as a whole, so that it runs on the shard, and runs those of several servers side by side.
 
+CREATE FUNCTION ml_rag._may_have_shards(relation oid) RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether it is worth looking for shards: a partitioned table, in a database where some partition is a foreign table
+-- To go through the partitions of a table takes 6 µs each. A shard may have come since the snapshot of the caller's statement was
+-- taken: volatile, to see it all the same, except where a transaction has one snapshot.  Reads: the catalog
+BEGIN
+  RETURN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = relation) = 'p' AND (
+    current_setting('transaction_isolation') <> 'read committed'
+    OR EXISTS (SELECT FROM pg_foreign_table AS f JOIN pg_class AS c ON c.oid = f.ftrelid WHERE c.relispartition));
+END
+$$;
+
 CREATE FUNCTION ml_rag._shards(relation oid) RETURNS TABLE (shard regclass, server name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 4
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the partitions of a relation that are foreign tables  Reads: the catalog
--- A shard may have come since the snapshot of the caller's statement was taken: both functions see it all the same, a look into
--- pg_foreign_table alone would not, and would leave its rows out.
+-- As ml_rag._may_have_shards, it sees what has come since the snapshot was taken; the rows would be left out otherwise.
 BEGIN
-  IF (SELECT c.relkind FROM pg_class AS c WHERE c.oid = relation) = 'p' THEN
+  IF ml_rag._may_have_shards(relation) THEN
     RETURN QUERY SELECT p.relid, (
         SELECT s.srvname FROM pg_foreign_table AS f JOIN pg_foreign_server AS s ON s.oid = f.ftserver WHERE f.ftrelid = p.relid)
       FROM pg_partition_tree(relation) AS p WHERE p.isleaf AND pg_relation_filenode(p.relid) IS NULL ORDER BY p.relid::oid;
@@ -25,10 +38,10 @@ CREATE FUNCTION ml_rag._has_shards(relation oid) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: whether ml_rag._shards finds any, in half the time: of a table of a thousand partitions it is milliseconds
+-- purpose: whether ml_rag._shards finds any, in half the time
 -- Reads: the catalog
 BEGIN
-  RETURN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = relation) = 'p' AND EXISTS (
+  RETURN ml_rag._may_have_shards(relation) AND EXISTS (
     SELECT FROM pg_partition_tree(relation) AS p WHERE p.isleaf AND pg_relation_filenode(p.relid) IS NULL);
 END
 $$;
