@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -82,3 +83,13 @@ def test_it_can_be_ended_while_it_pauses(start: Start, tmp_path: Path) -> None:
     wait_until(lambda: len(starts(tmp_path)) == 2)
     keep.terminate()  # the second pause takes two seconds
     assert keep.wait(1) == 0
+
+
+def test_it_can_be_ended_at_any_moment(start: Start, tmp_path: Path) -> None:
+    for i in range(60):
+        keep = start("exec sleep 60")
+        time.sleep(i / 2000)
+        keep.terminate()
+        # before it has its trap, the signal itself ends it
+        assert keep.wait(10) in (0, -signal.SIGTERM)
+    wait_until(lambda: all(gone(pid) for pid in starts(tmp_path)))
