@@ -280,20 +280,19 @@ DECLARE
 BEGIN
   SELECT r.why, r.hint INTO _why, _hint
   FROM (VALUES
-    (_kind NOT IN ('r', 'p'), 'It is not an ordinary table: changes in it would be missed.', 'Keep the text in an ordinary table.'),
+    (_kind NOT IN ('r', 'p'), 'It is not an ordinary table: changes in it would be missed.', NULL),
     (EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = store OR i.inhparent = store AND _kind = 'r'),
       'It is a partition or has inheritance: changes made through another table would be missed.',
       'The index of a partitioned table is made for the whole.'),
-    (ml_rag._is_distributed(store), 'It is distributed by Citus: changes in it would be missed.',
-      'Keep the text in an ordinary table.'),
+    (ml_rag._is_distributed(store), 'It is distributed by Citus: changes in it would be missed.', NULL),
     (ml_rag._has_foreign_partition(store), 'A partition of it is a foreign table: changes in it would be missed.',
       'Each shard has an index of its own: call it there, for the table of the shard.'),
-    ((SELECT c.relpersistence = 't' FROM pg_class AS c WHERE c.oid = store), 'It is a temporary table.',
-      'Keep the text in an ordinary table.')
+    ((SELECT c.relpersistence = 't' FROM pg_class AS c WHERE c.oid = store), 'It is a temporary table.', NULL)
   ) AS r (is_so, why, hint)
   WHERE r.is_so LIMIT 1;
   IF _why IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot have a keyword index', store), DETAIL = _why, HINT = _hint;
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot have a keyword index', store), DETAIL = _why,
+      HINT = coalesce(_hint, 'Keep the text in an ordinary table.');
   END IF;
   SELECT k.key INTO _key
   FROM pg_index AS x
