@@ -124,13 +124,11 @@ AS $$
 -- an index of its own  Reads: pg_class
 DECLARE
   _is_small boolean := (SELECT c.reltuples BETWEEN 0 AND 20000 FROM pg_class AS c WHERE c.oid = relation AND c.relkind <> 'p');
+  _parts oid[];
 BEGIN
   IF _is_small IS NULL THEN
-    -- pg_partition_tree takes three times as long
-    WITH RECURSIVE part AS (
-      SELECT _ef_search.relation AS relation UNION ALL SELECT i.inhrelid FROM part AS p JOIN pg_inherits AS i ON i.inhparent = p.relation)
-    SELECT bool_and(c.reltuples BETWEEN 0 AND 20000) INTO _is_small
-    FROM part AS p JOIN pg_class AS c ON c.oid = p.relation WHERE c.relkind <> 'p';
+    _parts := ml_rag._parts(relation);
+    _is_small := (SELECT bool_and(c.reltuples BETWEEN 0 AND 20000) FROM pg_class AS c WHERE c.oid = ANY (_parts) AND c.relkind <> 'p');
   END IF;
   RETURN coalesce(nullif(current_setting('hnsw.ef_search', true), '40')::integer, CASE WHEN _is_small THEN 40 ELSE 200 END);
 END
