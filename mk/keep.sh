@@ -6,7 +6,7 @@ set -u
 ended=0 child="" pause=1 starts=0
 trap 'ended=1; kill "$child" 2>/dev/null' TERM INT
 
-# Run a command, and wait for it; SIGTERM ends it, one that came too early to know it as well.
+# Run a command, and wait for it. SIGTERM ends it, even if it came just before the command was started.
 await() {
   "$@" &
   child=$!

@@ -283,10 +283,10 @@ BEGIN
     (_kind NOT IN ('r', 'p'), 'It is not an ordinary table: changes in it would be missed.', NULL),
     (EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = store OR i.inhparent = store AND _kind = 'r'),
       'It is a partition or has inheritance: changes made through another table would be missed.',
-      'The index of a partitioned table is made for the whole.'),
+      'An index has all partitions: call it for the whole table.'),
     (ml_rag._is_distributed(store), 'It is distributed by Citus: changes in it would be missed.', NULL),
     (ml_rag._has_foreign_partition(store), 'A partition of it is a foreign table: changes in it would be missed.',
-      'Each shard has an index of its own: call it there, for the table of the shard.'),
+      'Each shard has an index of its own: call it there, for the table that the shard has.'),
     ((SELECT c.relpersistence = 't' FROM pg_class AS c WHERE c.oid = store), 'It is a temporary table.', NULL)
   ) AS r (is_so, why, hint)
   WHERE r.is_so LIMIT 1;

@@ -10,8 +10,9 @@ LANGUAGE plpgsql VOLATILE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: whether it is worth looking for shards: a partitioned table, in a database where some partition is a foreign table
--- To go through the partitions of a table takes 6 µs each. A shard may have come since the snapshot of the caller's statement was
--- taken: volatile, to see it all the same, except where a transaction has one snapshot.  Reads: the catalog
+-- Going through the partitions of a table takes 6 µs for each. A shard may have come since the snapshot of the caller's statement was
+-- taken, and is seen because this function is volatile, but not where a transaction has one snapshot: there the partitions decide.
+-- Reads: the catalog
 BEGIN
   RETURN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = relation) = 'p' AND (
     current_setting('transaction_isolation') <> 'read committed'
@@ -24,7 +25,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 4
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the partitions of a relation that are foreign tables  Reads: the catalog
--- As ml_rag._may_have_shards, it sees what has come since the snapshot was taken; the rows would be left out otherwise.
+-- pg_partition_tree has a shard that has come since the snapshot was taken, too; its rows would be left out otherwise.
 BEGIN
   IF ml_rag._may_have_shards(relation) THEN
     RETURN QUERY SELECT p.relid, (

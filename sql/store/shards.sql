@@ -157,7 +157,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: that a table on another server is no shard of the store yet: its rows would be found twice
--- By what the definitions say; two servers with different addresses can be the same one all the same.
+-- The definitions are compared: a server that has two addresses is not recognized.
 -- Errors: 55000
 DECLARE
   _where CONSTANT text[] := '{host,hostaddr,port,dbname}';
