@@ -9,11 +9,13 @@ check() {
   "$@" || failed+=("$1")
 }
 
-# pgspot reads no `SET search_path FROM CURRENT`: it gets the path that stands for, of schemas nobody else can write to.
+# pgspot reads no `SET search_path FROM CURRENT`: it gets the path that stands for, of schemas nobody else can write to, and
+# what mk/build.sh puts into a string for the name of pgvector's schema as it stands there.
 # A function that pins a path cannot be inlined, and a procedure that does cannot commit: those named here do without.
 pgspot() {
   local script=$ROOT/build/pgspot.sql unpinned=()
-  sed 's/SET search_path FROM CURRENT/SET search_path = pg_catalog, ml_rag, pg_temp/' "$ROOT/build/ml_rag--$VERSION.sql" >"$script"
+  sed -e 's/SET search_path FROM CURRENT/SET search_path = pg_catalog, ml_rag, pg_temp/' -e 's/@vector@/vector_schema/g' \
+    -e '/^DO \$run\$ BEGIN/d' -e '/^\$file\$, \$vector\$/,/END \$run\$;$/d' "$ROOT/build/ml_rag--$VERSION.sql" >"$script"
   while read -r signature; do unpinned+=(--proc-without-search-path "$signature"); done <<'LIST'
 ml_rag.version()
 ml_rag._begin(routine text,stage text)

@@ -33,8 +33,9 @@
 -- answers. vector_store_load and the like (store/) bring in what is searched, vectorizers (vectorizer/) keep ordinary tables
 -- searchable.
 
--- ground: schema and types, settings, the door to Python, the model server, metrics, options
+-- ground: schema, types, settings, the door to Python, the model server, metrics, options
 \i ground/schema.sql
+\i ground/types.sql
 \i ground/settings.sql
 \i ground/python.sql
 \i ground/models.sql

@@ -111,7 +111,7 @@ BEGIN
   _extra := coalesce(_batch ->> 'embed_column', _batch ->> 'context_column');
   IF _extra IS NOT NULL THEN
     _extra_type := ml_rag._column_type(_input, _extra, _in.relation);
-    IF _batch ? 'embed_column' AND _extra_type NOT IN ('vector'::regtype, 'halfvec'::regtype) THEN
+    IF _batch ? 'embed_column' AND _extra_type NOT IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype) THEN
       PERFORM ml_rag._bad_option('embed_column', to_jsonb(_extra), 'a column of type vector or halfvec',
         format('It is %s. ml_embed_table makes such a column.', format_type(_extra_type, NULL)));
     END IF;
@@ -130,7 +130,7 @@ BEGIN
 
   IF _model IS NOT NULL THEN
     -- a first vector tells the dimensions, and whether the model works, before anything is made
-    _type := format('vector(%s)', vector_dims(ml_rag.embed('dimensions', _model)));
+    _type := format('@vector@.vector(%s)', @vector@.vector_dims(ml_rag.embed('dimensions', _model)));
   END IF;
   _output := to_regclass(_out.relation);
   IF _output IS NULL THEN
@@ -141,8 +141,7 @@ BEGIN
   ELSE
     EXECUTE format('SELECT FROM %s LIMIT 0', _out.relation);
     _output := _out.relation::regclass;
-    -- quote_all_identifiers may put quotes around it
-    SELECT replace(format_type(a.atttypid, a.atttypmod), '"', '') INTO _existing FROM pg_attribute AS a
+    SELECT format_type(a.atttypid, a.atttypmod) INTO _existing FROM pg_attribute AS a
     WHERE a.attrelid = _output AND a.attname = _out.column_name AND a.attnum > 0 AND NOT a.attisdropped;
     IF EXISTS (SELECT FROM unnest(_key) AS k WHERE NOT EXISTS (
         SELECT FROM pg_attribute AS a WHERE a.attrelid = _output AND a.attname = k AND NOT a.attisdropped)) THEN
@@ -152,7 +151,9 @@ BEGIN
         HINT = 'Name a table that does not exist yet; it is created with the right key.';
     ELSIF _existing IS NULL THEN
       EXECUTE format('ALTER TABLE %s ADD COLUMN %I %s', _out.relation, _out.column_name, _type);
-    ELSIF _model IS NULL AND _existing NOT IN ('json', 'jsonb') OR _model IS NOT NULL AND _existing <> _type THEN
+    -- quote_all_identifiers may put quotes around names
+    ELSIF _model IS NULL AND replace(_existing, '"', '') NOT IN ('json', 'jsonb')
+      OR replace(_existing, '"', '') <> replace(_type, '"', '') AND _model IS NOT NULL THEN
       RAISE EXCEPTION USING ERRCODE = '22023',
         MESSAGE = format('column "%s" of relation "%s" has the wrong type', _out.column_name, _output),
         DETAIL = format('It is %s; %s writes %s.', _existing, routine, _type),

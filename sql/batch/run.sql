@@ -64,7 +64,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._run_row(job jsonb, key text[], input text, extra text, vector vector, OUT error text)
+CREATE FUNCTION ml_rag._run_row(job jsonb, key text[], input text, extra text, vector @vector@.vector, OUT error text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -118,7 +118,7 @@ DECLARE
   _keys text[] := '{}';   -- of each row, as one element: its key in array text form
   _inputs text[] := '{}';
   _extras text[] := '{}';
-  _vectors vector[];
+  _vectors @vector@.vector[];
   _failure jsonb;
   _failed integer := 0;
   _error text;

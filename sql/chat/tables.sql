@@ -68,7 +68,7 @@ FOR EACH ROW EXECUTE FUNCTION ml_rag._delete_messages();
 -- conversation is forgotten by an UPDATE of one column, which policies allow for one's own.
 CREATE FUNCTION ml_rag._delete_conversation() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path = pg_catalog, ml_rag, pg_temp
+SET search_path FROM CURRENT
 AS $$
 -- purpose: delete a conversation once its changed_at is set to -infinity  Writes: ml_rag.conversation
 BEGIN

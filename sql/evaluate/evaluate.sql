@@ -77,8 +77,7 @@ WITH CHECK (role = current_user AND EXISTS (
 
 CREATE FUNCTION ml_rag._forget_questions() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
--- as ground/schema.sql has it
-SET search_path = pg_catalog, ml_rag, pg_temp
+SET search_path FROM CURRENT
 AS $$
 -- purpose: the questions of a run go with it; whoever may delete the run may delete them all
 -- Writes: ml_rag.evaluation_question
@@ -96,7 +95,7 @@ FOR EACH ROW EXECUTE FUNCTION ml_rag._forget_questions();
 -- nobody may DELETE, or they could LOCK the table: see chat/tables.sql
 CREATE FUNCTION ml_rag._delete_run() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path = pg_catalog, ml_rag, pg_temp
+SET search_path FROM CURRENT
 AS $$
 -- purpose: delete a run once its number of questions is set to 0  Writes: ml_rag.evaluation_run
 BEGIN

@@ -5,7 +5,7 @@
 CREATE TABLE ml_rag.table_embedding (
   model_id  text NOT NULL,
   digest    bytea NOT NULL,                  -- SHA-256 of the text
-  embedding vector NOT NULL,
+  embedding @vector@.vector NOT NULL,
   made_at   timestamptz NOT NULL DEFAULT now()
 );
 -- not unique: two sessions may embed the same text at once, and neither waits for the other to commit

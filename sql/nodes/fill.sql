@@ -23,7 +23,7 @@ CREATE TYPE ml_rag._node_run AS (
   numbers      integer[],
   parents      integer[],
   texts        text[],
-  vectors      vector[],
+  vectors      @vector@.vector[],
   errors       jsonb[],
   nodes        bigint,     -- so far
   done         bigint,
@@ -196,7 +196,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._embed_nodes(texts text[], model_id text, OUT vectors vector[], OUT errors jsonb[])
+CREATE FUNCTION ml_rag._embed_nodes(texts text[], model_id text, OUT vectors @vector@.vector[], OUT errors jsonb[])
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -357,7 +357,7 @@ BEGIN
     SELECT FROM pg_index AS x JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = x.indkey[0]
     WHERE x.indrelid = run.relation AND a.attname = 'node_embedding') AND (
     SELECT a.atttypmod <= 2000 FROM pg_attribute AS a WHERE a.attrelid = run.relation AND a.attname = 'node_embedding') THEN
-    EXECUTE format('CREATE INDEX ON %s USING hnsw (node_embedding vector_cosine_ops)', _nodes);
+    EXECUTE format('CREATE INDEX ON %s USING hnsw (node_embedding @vector@.vector_cosine_ops)', _nodes);
   END IF;
   IF (run.options -> 'keyword_search')::boolean THEN
     PERFORM ml_rag.fold_keyword_index(run.relation);

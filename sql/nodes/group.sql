@@ -195,7 +195,7 @@ DECLARE
 BEGIN
   IF options ? 'embed_model_id' THEN
     -- a first vector tells the dimensions, and whether the model works, before anything is made
-    _type := format('vector(%s)', vector_dims(ml_rag.embed('dimensions', options ->> 'embed_model_id')));
+    _type := format('@vector@.vector(%s)', @vector@.vector_dims(ml_rag.embed('dimensions', options ->> 'embed_model_id')));
   END IF;
   PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
   SELECT n.nspname, c.relname, c.relowner, c.relpersistence INTO _store
@@ -279,7 +279,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 -- purpose: node groups go with their store: DROP … CASCADE leaves their tables without the foreign key that makes them nodes
--- As whoever drops the store, with that role's own rights: without pgvector's schema, where others may be allowed to create.
+-- As whoever drops the store, with that role's own rights.
 -- Writes: the tables' definition, as the caller
 DECLARE
   _table text;

@@ -1,18 +1,18 @@
 -- arms: what each arm of a request finds, store by store. An arm and a store are the unit of work: of isolation, of explain.
 
-CREATE FUNCTION ml_rag._other_dimensions(store ml_rag.store, query_embedding vector) RETURNS jsonb
+CREATE FUNCTION ml_rag._other_dimensions(store ml_rag.store, query_embedding @vector@.vector) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the failure of a store whose vectors cannot be compared with the query embedding
 BEGIN
   RETURN ml_rag._failure(store.vector_store, '22000', 'the query embedding and the vector store differ in dimensions',
-      format('The query embedding has %s dimensions, %s.%I has %s.', vector_dims(query_embedding),
+      format('The query embedding has %s dimensions, %s.%I has %s.', @vector@.vector_dims(query_embedding),
         store.vector_store, store.segment_embedding, store.dimensions),
       'Name the store''s own model in "embed_model_id", or leave the store out with "exclude_vector_store".')
     || jsonb_build_object(
       'warning', format('"%s" has other dimensions than the query embedding; ignored', store.vector_store),
-      'skipped', format('It has %s dimensions, the query embedding %s.', store.dimensions, vector_dims(query_embedding)),
+      'skipped', format('It has %s dimensions, the query embedding %s.', store.dimensions, @vector@.vector_dims(query_embedding)),
       'warning_hint', 'Correct the model in its marker comment, or leave the store out with "exclude_vector_store".');
 END
 $$;
@@ -33,7 +33,7 @@ AS $$
 -- Reads: the stores, as the caller
 DECLARE
   _is_keyword boolean := arm.search = 'keyword';
-  _vector vector := coalesce(arm.query_embedding, request.query_embedding);
+  _vector @vector@.vector := coalesce(arm.query_embedding, request.query_embedding);
   _is_only boolean := cardinality(stores) = 1;
   _store ml_rag.store;
   _searched_in ml_rag.store;  -- the store, or its node group
@@ -78,7 +78,7 @@ BEGIN
         CONTINUE;
       END IF;
       _indexed := true;
-    ELSIF _searched_in.dimensions <> vector_dims(_vector) AND coalesce(arm.form LIKE 'vector%', true) THEN
+    ELSIF _searched_in.dimensions <> @vector@.vector_dims(_vector) AND coalesce(arm.form LIKE 'vector%', true) THEN
       _failure := ml_rag._other_dimensions(_searched_in, _vector);
       IF NOT request.skips_dimensions AND _store.found IS DISTINCT FROM 'untrusted' THEN
         PERFORM ml_rag._raise(_failure);
@@ -211,7 +211,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._search_by_one_arm(
-  search text, stores ml_rag.store[], n integer, question text, query_embedding vector, distance_metric text, options jsonb,
+  search text, stores ml_rag.store[], n integer, question text, query_embedding @vector@.vector, distance_metric text, options jsonb,
   skips_dimensions boolean, has_found boolean, OUT hits ml_rag.hit[], OUT request ml_rag.request, OUT arm ml_rag.arm
 )
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

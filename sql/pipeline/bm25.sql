@@ -5,7 +5,7 @@ CREATE FUNCTION ml_rag._keyword_scores(store oid, segment name, key name[], term
   OUT keys text[], OUT scores double precision[], OUT error jsonb)
 LANGUAGE plpython3u STABLE PARALLEL UNSAFE
 -- that of ml_rag._keyword_indexes: under another one the statements that both run would be planned anew each time
-SET search_path = pg_catalog, ml_rag, pg_temp
+SET search_path FROM CURRENT
 -- planning its statements anew for each query takes longer than all the rest
 SET plan_cache_mode = force_generic_plan
 AS $$
@@ -35,7 +35,7 @@ $$;
 
 CREATE FUNCTION ml_rag._run_keyword(
   store ml_rag.store, index ml_rag.keyword_index, terms text[], weights integer[], candidates integer,
-  query_embedding vector, distance_metric text, n integer, filter ml_rag.row_filter,
+  query_embedding @vector@.vector, distance_metric text, n integer, filter ml_rag.row_filter,
   until timestamptz, with_text boolean, corpus jsonb, OUT hits ml_rag.hit[], OUT is_all boolean
 )
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
@@ -98,7 +98,7 @@ AS $$
 -- Reads: the store and its index, as the caller
 DECLARE
   _n integer := arm.candidates;
-  _vector vector := request.query_embedding;
+  _vector @vector@.vector := request.query_embedding;
   _terms text[];
   _weights integer[];
   _candidates integer;
@@ -108,7 +108,7 @@ DECLARE
   _most CONSTANT integer := 65536; -- candidates of an untrusted store: about a second
 BEGIN
   SELECT w.terms, w.weights INTO _terms, _weights FROM ml_rag._query_words(index, request, arm) AS w;
-  IF store.dimensions <> vector_dims(_vector) THEN
+  IF store.dimensions <> @vector@.vector_dims(_vector) THEN
     _vector := NULL;
   END IF;
   hits := '{}';

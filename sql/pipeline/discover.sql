@@ -118,7 +118,7 @@ BEGIN
     ELSIF EXISTS (SELECT FROM pg_attribute AS a
                   WHERE a.attrelid = _part AND a.attnum > 0 AND NOT a.attisdropped
                     AND (a.attgenerated <> '' OR a.atttypid >= 16384
-                         AND a.atttypid NOT IN ('vector'::regtype, 'halfvec'::regtype, 'sparsevec'::regtype))) THEN
+                         AND a.atttypid NOT IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype, '@vector@.sparsevec'::regtype))) THEN
       RETURN false;
     END IF;
   END LOOP;
@@ -224,7 +224,7 @@ WITH vectors AS MATERIALIZED (
   -- of all relations, or of those with the names
   SELECT a.*
   FROM (SELECT d.objid, d.objsubid, d.refobjid, d.classid FROM pg_depend AS d
-        WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('vector'::regtype, 'halfvec'::regtype) AND d.refobjsubid = 0
+        WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype) AND d.refobjsubid = 0
         OFFSET 0) AS d
   CROSS JOIN LATERAL (
     SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod FROM pg_attribute AS a
@@ -237,7 +237,7 @@ WITH vectors AS MATERIALIZED (
   SELECT a.* FROM unnest(_relations) AS r (oid)
   CROSS JOIN LATERAL (
     SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod FROM pg_attribute AS a
-    WHERE a.attrelid = r.oid AND a.attnum > 0 AND a.atttypid IN ('vector'::regtype, 'halfvec'::regtype) AND NOT a.attisdropped
+    WHERE a.attrelid = r.oid AND a.attnum > 0 AND a.atttypid IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype) AND NOT a.attisdropped
     OFFSET 0
   ) AS a
   WHERE $1 IS NOT NULL
@@ -281,7 +281,7 @@ WITH vectors AS MATERIALIZED (
 )
 SELECT m.vector_store, m.relid::regclass, m.embed_model_id,
   m.attname, c.segment::name, c.document_name::name, c.document_id::name, c.segment_number::name, c.metadata::name,
-  CASE m.atttypid WHEN 'vector'::regtype THEN 'vector' ELSE 'halfvec' END, nullif(m.atttypmod, -1),
+  CASE m.atttypid WHEN '@vector@.vector'::regtype THEN 'vector' ELSE 'halfvec' END, nullif(m.atttypmod, -1),
   format_type(c.document_id_type, NULL), format_type(c.segment_number_type, NULL), f.found, m.is_table, NULL::regclass[]
 FROM (
   SELECT DISTINCT ON (m.relid) m.* FROM marked AS m
@@ -384,13 +384,13 @@ BEGIN
     reason := format('It has no column %I.', _column);
     hint := CASE WHEN _relation.relkind IN ('r', 'p') AND NOT EXISTS (
         SELECT FROM pg_attribute AS a
-        WHERE a.attrelid = _relation.oid AND a.atttypid IN ('vector'::regtype, 'halfvec'::regtype) AND NOT a.attisdropped)
+        WHERE a.attrelid = _relation.oid AND a.atttypid IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype) AND NOT a.attisdropped)
       THEN format('It has no vectors. SELECT ml_rag.create_vectorizer(%L, ''{"columns": "…"}'') makes them, and keeps them in step.',
         _relation.full_name)
       ELSE 'Map the columns it has with "vector_store_columns".' END;
     RETURN;
   END IF;
-  SELECT CASE WHEN a.atttypid NOT IN ('vector'::regtype, 'halfvec'::regtype) THEN format_type(a.atttypid, NULL) END,
+  SELECT CASE WHEN a.atttypid NOT IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype) THEN format_type(a.atttypid, NULL) END,
     col_description(a.attrelid, a.attnum)
   INTO _type, _comment
   FROM pg_attribute AS a WHERE a.attrelid = _relation.oid AND a.attname = _embedding;
@@ -494,7 +494,7 @@ BEGIN
       SELECT DISTINCT c.oid, format('%I.%I', n.nspname, c.relname) AS name
       FROM pg_depend AS d JOIN pg_class AS c ON c.oid = d.objid JOIN pg_namespace AS n ON n.oid = c.relnamespace
       JOIN pg_description AS m ON m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid
-      WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('vector'::regtype, 'halfvec'::regtype)
+      WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype)
         AND d.classid = 'pg_class'::regclass AND d.objsubid > 0 AND c.relkind IN ('r', 'p', 'f', 'v', 'm')
         AND NOT pg_is_other_temp_schema(n.oid) AND has_schema_privilege(n.oid, 'USAGE')
         AND ml_rag._marked_model(m.description) IS NOT NULL

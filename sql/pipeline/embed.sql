@@ -1,7 +1,7 @@
 -- embed: texts to vectors.
 
 CREATE FUNCTION ml_rag._embed(texts text[], model_id text, input_type text, truncate boolean DEFAULT true,
-  OUT vectors vector[], OUT error jsonb)
+  OUT vectors @vector@.vector[], OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -9,7 +9,7 @@ AS $$
 return backend.embed(plpy, texts, model_id, input_type, truncate)
 $$;
 
-CREATE FUNCTION ml_rag._embed_counted(texts text[], model_id text, OUT vectors vector[], OUT truncated integer, OUT error jsonb)
+CREATE FUNCTION ml_rag._embed_counted(texts text[], model_id text, OUT vectors @vector@.vector[], OUT truncated integer, OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -17,7 +17,7 @@ AS $$
 return backend.embed_counted(plpy, texts, model_id)
 $$;
 
-CREATE FUNCTION ml_rag._embed_queries(texts text[], model_id text) RETURNS vector[]
+CREATE FUNCTION ml_rag._embed_queries(texts text[], model_id text) RETURNS @vector@.vector[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -43,7 +43,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag.embed(query text, model_id text DEFAULT NULL, input_type text DEFAULT 'query',
-  truncate boolean DEFAULT true) RETURNS vector
+  truncate boolean DEFAULT true) RETURNS @vector@.vector
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -74,13 +74,13 @@ input_type: query, document or null; some models put a prefix before one of them
 truncate false: it is an error.
 Errors: 22023 empty text, text too long, unknown model or model of another task; 55000; 08006; 53300; 38000.$$;
 
-CREATE FUNCTION ml_rag._vector(value jsonb) RETURNS vector
+CREATE FUNCTION ml_rag._vector(value jsonb) RETURNS @vector@.vector
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: option query_embedding, an array or the text form of a vector, as a vector
 BEGIN
-  RETURN ($1 #>> '{}')::vector;
+  RETURN ($1 #>> '{}')::@vector@.vector;
 EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
   PERFORM ml_rag._bad_option('query_embedding', $1, 'an array of numbers, or the text form of a vector',
     -- pgvector's own words hold the whole value
@@ -88,7 +88,7 @@ EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
 END
 $$;
 
-CREATE FUNCTION @extschema@.ml_embed_row(text text, options jsonb DEFAULT NULL) RETURNS vector
+CREATE FUNCTION @extschema@.ml_embed_row(text text, options jsonb DEFAULT NULL) RETURNS @vector@.vector
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -96,7 +96,7 @@ AS $$
 DECLARE
   _call integer;
   _options jsonb;
-  _embedding vector;
+  _embedding @vector@.vector;
 BEGIN
   IF $1 IS NULL THEN
     RETURN NULL;

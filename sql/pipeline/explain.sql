@@ -82,7 +82,7 @@ BEGIN
       JOIN pg_class AS c ON c.oid = a.attrelid
       JOIN pg_namespace AS n ON n.oid = c.relnamespace
       JOIN pg_description AS d ON d.objoid = c.oid AND d.classoid = 'pg_class'::regclass AND d.objsubid = a.attnum
-      WHERE v.refclassid = 'pg_type'::regclass AND v.refobjid IN ('vector'::regtype, 'halfvec'::regtype)
+      WHERE v.refclassid = 'pg_type'::regclass AND v.refobjid IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype)
         AND v.refobjsubid = 0 AND v.classid = 'pg_class'::regclass AND v.objsubid > 0
         AND a.attname = coalesce(options #>> '{vector_store_columns,segment_embedding}', ml_rag._default_column(c.oid))
         AND c.relkind IN ('r', 'p', 'f', 'v', 'm') AND NOT pg_is_other_temp_schema(n.oid)

@@ -35,8 +35,8 @@ BEGIN
   FROM (VALUES
     ('arm', 'text', '{text,text}'::regtype[], 'double precision', 'query text, segment text'),
     ('arm', 'texts', '{text,text[]}', 'double precision[]', 'query text, segments text[]'),
-    ('arm', 'vector', '{vector,vector}', 'double precision', 'query vector, embedding vector'),
-    ('arm', 'vectors', '{vector,vector[]}', 'double precision[]', 'query vector, embeddings vector[]'),
+    ('arm', 'vector', ARRAY['@vector@.vector'::regtype, '@vector@.vector'::regtype], 'double precision', 'query vector, embedding vector'),
+    ('arm', 'vectors', ARRAY['@vector@.vector'::regtype, '@vector@.vector[]'], 'double precision[]', 'query vector, embeddings vector[]'),
     ('rerank', 'texts', '{text,text[]}', 'double precision[]', 'query text, segments text[]'),
     ('rerank', 'metadata', '{text,text,jsonb}', 'double precision', 'query text, segment text, metadata jsonb'),
     ('split_by', 'split', '{text}', 'setof text', 'text')
@@ -70,7 +70,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._call_function(
-  name text, form text, query text, query_embedding vector, texts text[], embeddings vector[] DEFAULT NULL,
+  name text, form text, query text, query_embedding @vector@.vector, texts text[], embeddings @vector@.vector[] DEFAULT NULL,
   metadata jsonb[] DEFAULT NULL
 ) RETURNS double precision[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -80,21 +80,19 @@ AS $$
 -- name, form: of ml_rag._find_function  Errors: those of the function; 22023 an array of another shape or length
 DECLARE
   _n integer := coalesce(cardinality(texts), cardinality(embeddings));
+  _statement text := format(CASE form
+    WHEN 'text' THEN 'SELECT ARRAY(SELECT %s($1, t) FROM pg_catalog.unnest($3) AS t)'
+    WHEN 'texts' THEN 'SELECT %s($1, $3)'
+    WHEN 'vector' THEN 'SELECT ARRAY(SELECT %s($2, e) FROM pg_catalog.unnest($4) AS e)'
+    WHEN 'vectors' THEN 'SELECT %s($2, $4)'
+    WHEN 'metadata' THEN 'SELECT ARRAY(SELECT %s($1, u.text, coalesce(u.metadata, ''{}'')) '
+      'FROM ROWS FROM (pg_catalog.unnest($3), pg_catalog.unnest($5)) AS u (text, metadata))' END, name);
   _scores double precision[];
 BEGIN
-  CASE form
-  WHEN 'text' THEN
-    EXECUTE format('SELECT ARRAY(SELECT %s($1, t) FROM unnest($2) AS t)', name) INTO _scores USING query, texts;
-  WHEN 'texts' THEN
-    EXECUTE format('SELECT %s($1, $2)', name) INTO _scores USING query, texts;
-  WHEN 'vector' THEN
-    EXECUTE format('SELECT ARRAY(SELECT %s($1, e) FROM unnest($2) AS e)', name) INTO _scores USING query_embedding, embeddings;
-  WHEN 'vectors' THEN
-    EXECUTE format('SELECT %s($1, $2)', name) INTO _scores USING query_embedding, embeddings;
-  WHEN 'metadata' THEN
-    EXECUTE format('SELECT ARRAY(SELECT %s($1, u.text, coalesce(u.metadata, ''{}'')) FROM unnest($2, $3) AS u (text, metadata))', name)
-      INTO _scores USING query, texts, metadata;
-  END CASE;
+  -- a function without a path of its own finds pgvector's operators, as it does where it is called by itself
+  PERFORM set_config('search_path', 'pg_catalog, @vector@, pg_temp', true);
+  EXECUTE _statement INTO _scores USING query, query_embedding, texts, embeddings, metadata;
+  PERFORM pg_catalog.set_config('search_path', 'pg_catalog, ml_rag, pg_temp', true);
   IF _scores IS NULL OR cardinality(_scores) <> _n OR array_ndims(_scores) > 1 THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('function %s returned an array that does not fit', name),
       DETAIL = format('It returned %s for an array of %s; expected: one number for each element, in their order.', CASE

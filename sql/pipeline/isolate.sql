@@ -51,8 +51,7 @@ $$;
 
 CREATE FUNCTION ml_rag._out_of_time() RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE
--- the reading of a keyword index calls it with the rights of the extension's owner
-SET search_path = pg_catalog, ml_rag, pg_temp
+SET search_path FROM CURRENT
 AS $$
 -- Errors: 54000
 BEGIN

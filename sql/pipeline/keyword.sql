@@ -4,7 +4,7 @@ CREATE FUNCTION ml_rag.keyword(
   stores ml_rag.store[],
   query text,
   n integer DEFAULT 3,
-  query_embedding vector DEFAULT NULL,
+  query_embedding @vector@.vector DEFAULT NULL,
   distance_metric text DEFAULT 'COSINE',
   options jsonb DEFAULT NULL
 ) RETURNS SETOF ml_rag.hit
@@ -18,7 +18,7 @@ BEGIN
     false, coalesce((options -> 'semantic_search')::boolean, false)) AS f CROSS JOIN LATERAL unnest(f.hits) AS h;
 END
 $$;
-COMMENT ON FUNCTION ml_rag.keyword(ml_rag.store[], text, integer, vector, text, jsonb) IS
+COMMENT ON FUNCTION ml_rag.keyword(ml_rag.store[], text, integer, @vector@.vector, text, jsonb) IS
 $$the n segments of the stores that match the words of the query best, best first
 keyword_score is BM25 (Lucene's variant), from the statistics of the segment's own store; segments without any of the
 words are not returned. Equal scores are ordered by store, document and segment. distance is filled if query_embedding is

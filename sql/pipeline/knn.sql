@@ -30,8 +30,8 @@ DECLARE
   _metric ml_rag.metric;
 BEGIN
   SELECT m.* INTO STRICT _metric FROM ml_rag.metric AS m WHERE m.name = distance_metric;
-  distance := format(CASE WHEN exact THEN '(t.%I %s $%s::%s) + 0' ELSE 't.%I %s $%s::%s' END, store.segment_embedding, _metric.operator,
-    parameter, store.embedding_type);
+  distance := format(CASE WHEN exact THEN '(%s) + 0' ELSE '%s' END, format('t.%I OPERATOR(@vector@.%s) $%s::@vector@.%s',
+    store.segment_embedding, _metric.operator, parameter, store.embedding_type));
   rounded := format('round((%s + %%s)::numeric, 4)', _metric.shift);
   of_row := concat(_name, ' AS document_name, ', _id, ' AS document_id, ', _number, '::bigint AS segment_number, ',
     CASE WHEN _has_text THEN format('t.%I::text', store.segment) ELSE 'NULL::text' END, ' AS segment, ',
@@ -84,9 +84,9 @@ BEGIN
           SELECT DISTINCT unnest(ARRAY[store.segment_embedding, store.segment, store.document_name, store.document_id,
             store.segment_number, store.metadata])) AS u (c) WHERE c IS NOT NULL),
       ' FROM ', _from, ' ORDER BY ', ml_rag._quantized(format('t.%I', store.segment_embedding), store.dimensions, quantization),
-      CASE quantization WHEN 'binary' THEN ' <~> '
-        ELSE format(' %s ', (SELECT m.operator FROM ml_rag.metric AS m WHERE m.name = distance_metric)) END,
-      ml_rag._quantized(format('%s::%s', CASE WHEN has_own_vector THEN '$4' ELSE '$1' END, store.embedding_type), store.dimensions,
+      CASE quantization WHEN 'binary' THEN ' OPERATOR(@vector@.<~>) '
+        ELSE format(' OPERATOR(@vector@.%s) ', (SELECT m.operator FROM ml_rag.metric AS m WHERE m.name = distance_metric)) END,
+      ml_rag._quantized(format('%s::@vector@.%s', CASE WHEN has_own_vector THEN '$4' ELSE '$1' END, store.embedding_type), store.dimensions,
         quantization),
       ' LIMIT $5) AS t WHERE true');
   END IF;
@@ -135,8 +135,8 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._run_nearest(
-  statement text, query_embedding vector, n integer, arguments text[], ef_search text, seqscan text,
-  own_vector vector, rescore integer, probes text, row_keys tid[]
+  statement text, query_embedding @vector@.vector, n integer, arguments text[], ef_search text, seqscan text,
+  own_vector @vector@.vector, rescore integer, probes text, row_keys tid[]
 ) RETURNS ml_rag.hit[]
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -167,8 +167,8 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._explain_nearest(
-  store ml_rag.store, statement text, query_embedding vector, n integer, arguments text[], ef_search text, seqscan text,
-  own_vector vector, rescore integer, probes text
+  store ml_rag.store, statement text, query_embedding @vector@.vector, n integer, arguments text[], ef_search text, seqscan text,
+  own_vector @vector@.vector, rescore integer, probes text
 ) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -257,8 +257,8 @@ AS $$
 -- Reads: the store, as the caller
 DECLARE
   _n integer := arm.candidates;
-  _own vector := CASE WHEN arm.query_embedding <> request.query_embedding THEN arm.query_embedding END;
-  _vector vector := coalesce(request.query_embedding, arm.query_embedding);
+  _own @vector@.vector := CASE WHEN arm.query_embedding OPERATOR(@vector@.<>) request.query_embedding THEN arm.query_embedding END;
+  _vector @vector@.vector := coalesce(request.query_embedding, arm.query_embedding);
   _is_untrusted boolean := coalesce(store.found = 'untrusted', false);
   _is_narrow boolean := filter.row_keys IS NOT NULL
     AND cardinality(filter.row_keys) <= ml_rag._compared_rows(store.relation, arm.candidates);

@@ -78,7 +78,7 @@ BEGIN
   store.segment_number_type := 'integer';
   SELECT format_type(a.atttypid, NULL) INTO store.document_id_type
   FROM pg_attribute AS a WHERE a.attrelid = _group.relation AND a.attname = _group.key[1];
-  SELECT nullif(a.atttypmod, -1), CASE a.atttypid WHEN 'vector'::regtype THEN 'vector' ELSE 'halfvec' END
+  SELECT nullif(a.atttypmod, -1), CASE a.atttypid WHEN '@vector@.vector'::regtype THEN 'vector' ELSE 'halfvec' END
   INTO store.dimensions, store.embedding_type
   FROM pg_attribute AS a WHERE a.attrelid = _group.relation AND a.attname = 'node_embedding' AND NOT a.attisdropped;
   store.is_table := true;
@@ -147,10 +147,10 @@ DECLARE
   _store text := ml_rag._relation_name(store.relation);
   _document text := node_group.options ->> 'document';
   _way text := CASE WHEN is_keyword THEN 'DESC' ELSE '' END;
-  _vector vector := request.query_embedding;
+  _vector @vector@.vector := request.query_embedding;
   _hits ml_rag.hit[];
 BEGIN
-  IF store.dimensions <> vector_dims(_vector) THEN
+  IF store.dimensions <> @vector@.vector_dims(_vector) THEN
     _vector := NULL;
   END IF;
   IF _returns_node THEN

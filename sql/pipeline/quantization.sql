@@ -6,7 +6,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the smaller vector of an embedding, an SQL expression; quantization: halfvec or binary
 BEGIN
-  RETURN format(CASE quantization WHEN 'halfvec' THEN '%1$s::halfvec(%2$s)' ELSE 'binary_quantize(%1$s)::bit(%2$s)' END,
+  RETURN format(CASE quantization WHEN 'halfvec' THEN '%1$s::@vector@.halfvec(%2$s)' ELSE '@vector@.binary_quantize(%1$s)::bit(%2$s)' END,
     embedding, dimensions);
 END
 $$;

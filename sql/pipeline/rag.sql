@@ -69,7 +69,7 @@ AS $$
 DECLARE
   _needs_own boolean := request.query_embedding IS NULL AND ml_rag._needs_embedding(request.options);
   _texts text[] := '{}';
-  _vectors vector[];
+  _vectors @vector@.vector[];
   _arm ml_rag.arm;
   _told boolean;
 BEGIN
@@ -94,7 +94,7 @@ BEGIN
   FOR i IN 1..cardinality(request.arms) LOOP
     _arm := request.arms[i];
     IF (_arm.search = 'semantic' OR _arm.form LIKE 'vector%') AND _arm.query IS NOT NULL AND _arm.query_embedding IS NULL THEN
-      request.arms[i].query_embedding := (SELECT avg(_vectors[array_position(_texts, t)]) FROM unnest(_arm.query) AS t);
+      request.arms[i].query_embedding := (SELECT @vector@.avg(_vectors[array_position(_texts, t)]) FROM unnest(_arm.query) AS t);
     END IF;
     -- where nothing asks for the question's own: distances are those of the first vector there is
     request.query_embedding := coalesce(request.query_embedding, request.arms[i].query_embedding);

@@ -50,7 +50,7 @@ BEGIN
   FOR _hit IN EXECUTE concat(
     'SELECT ', _columns.of_hit, ' FROM (SELECT ', _columns.of_row, ' FROM ', ml_rag._rows_of(store),
     ' AS t WHERE ', ml_rag._has_values(store, ARRAY[store.segment]), filter.condition,
-    ' ORDER BY ', _columns.place, ' LIMIT $2) AS s') USING NULL::vector, most + 1, filter.arguments
+    ' ORDER BY ', _columns.place, ' LIMIT $2) AS s') USING NULL::@vector@.vector, most + 1, filter.arguments
   LOOP
     _n := _n + 1;
     _hits[_n] := _hit;

@@ -284,7 +284,7 @@ BEGIN
   request.skips_dimensions := NOT options ?| '{vector_store,query_embedding}';
   IF options ? 'query_embedding' THEN
     request.query_embedding := ml_rag._vector(options -> 'query_embedding');
-    IF vector_norm(request.query_embedding) = 0 THEN
+    IF @vector@.vector_norm(request.query_embedding) = 0 THEN
       PERFORM ml_rag._bad_option('query_embedding', options -> 'query_embedding',
         'a vector that is not all zeros', 'Such a vector has no cosine distance to anything.')
       FROM ml_rag.metric AS m WHERE m.name = request.distance_metric AND m.is_angle;

@@ -60,9 +60,9 @@ AS $$
 -- purpose: cosine of each text with the query by the default embedding model, those below 0 as 0
 DECLARE
   _model_id text := ml_rag._get_setting('embed_model_id');
-  _query_embedding vector := ml_rag.embed(query, _model_id, 'query');
+  _query_embedding @vector@.vector := ml_rag.embed(query, _model_id, 'query');
   _similarities double precision[] := '{}';
-  _vectors vector[];
+  _vectors @vector@.vector[];
   _error jsonb;
 BEGIN
   -- a slice is what one request surely holds
@@ -73,7 +73,7 @@ BEGIN
       PERFORM ml_rag._raise(_error);
     END IF;
     _similarities := _similarities || ARRAY(
-      SELECT greatest(0, coalesce(nullif(1 - (v.embedding <=> _query_embedding), 'NaN'), 0))
+      SELECT greatest(0, coalesce(nullif(1 - (v.embedding OPERATOR(@vector@.<=>) _query_embedding), 'NaN'), 0))
       FROM unnest(_vectors) WITH ORDINALITY AS v (embedding, place) ORDER BY v.place);
   END LOOP;
   RETURN _similarities;

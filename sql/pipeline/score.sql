@@ -16,14 +16,14 @@ DECLARE
   _takes_vectors boolean := arm.form IN ('vector', 'vectors');
   _is_narrow boolean := filter.row_keys IS NOT NULL;
   -- what has another number of dimensions is no distance away
-  _vector vector := CASE WHEN coalesce(store.dimensions = vector_dims(request.query_embedding), true)
+  _vector @vector@.vector := CASE WHEN coalesce(store.dimensions = @vector@.vector_dims(request.query_embedding), true)
     THEN request.query_embedding END;
   _statement text := concat(
     'SELECT ROW(', replace(_columns.of_hit, format(_columns.rounded, 's.distance'),
       'CASE WHEN s.distance > ''-Infinity'' AND s.distance < ''Infinity'' THEN '
       || format(_columns.rounded, 's.distance') || ' END'), ')::ml_rag.hit AS hit, s.text, s.embedding FROM (SELECT ', _columns.of_row,
-    CASE WHEN _takes_vectors THEN format(', NULL::text AS text, t.%I::vector AS embedding', store.segment_embedding)
-         ELSE format(', t.%I::text AS text, NULL::vector AS embedding', store.segment) END, ' FROM ',
+    CASE WHEN _takes_vectors THEN format(', NULL::text AS text, t.%I::@vector@.vector AS embedding', store.segment_embedding)
+         ELSE format(', t.%I::text AS text, NULL::@vector@.vector AS embedding', store.segment) END, ' FROM ',
            ml_rag._rows_of(store), ' AS t WHERE ',
     ml_rag._has_values(store, CASE WHEN _takes_vectors THEN ARRAY[store.segment, store.segment_embedding] ELSE ARRAY[store.segment] END),
     CASE WHEN _is_narrow THEN ' AND t.ctid = ANY ($3::tid[])' ELSE filter.condition END, ') AS s');
@@ -36,7 +36,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._next_rows(rows refcursor, OUT hits ml_rag.hit[], OUT texts text[], OUT embeddings vector[])
+CREATE FUNCTION ml_rag._next_rows(rows refcursor, OUT hits ml_rag.hit[], OUT texts text[], OUT embeddings @vector@.vector[])
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -58,7 +58,7 @@ BEGIN
       _bytes := _bytes + octet_length(_row.text);
     ELSE
       embeddings := embeddings || _row.embedding;
-      _bytes := _bytes + 4 * vector_dims(_row.embedding);
+      _bytes := _bytes + 4 * @vector@.vector_dims(_row.embedding);
     END IF;
   END LOOP;
 END

@@ -2,7 +2,7 @@
 
 CREATE FUNCTION ml_rag.search(
   stores ml_rag.store[],
-  query_embedding vector,
+  query_embedding @vector@.vector,
   n integer DEFAULT 3,
   distance_metric text DEFAULT 'COSINE',
   options jsonb DEFAULT NULL,
@@ -18,7 +18,7 @@ BEGIN
     skip_other_dimensions, false) AS f CROSS JOIN LATERAL unnest(f.hits) AS h;
 END
 $$;
-COMMENT ON FUNCTION ml_rag.search(ml_rag.store[], vector, integer, text, jsonb, boolean) IS
+COMMENT ON FUNCTION ml_rag.search(ml_rag.store[], @vector@.vector, integer, text, jsonb, boolean) IS
 $$the n nearest segments of the stores, nearest first
 distance_metric: a name in ml_rag.metric; distances are rounded to 4 decimals. Equal distances are ordered by store,
 document and segment. options: those of ml_rag that leave rows out, see ml_rag.filter; they apply before the limit. Rows

@@ -3,7 +3,7 @@
 
 CREATE FUNCTION ml_rag._keyword_statistics(store oid, segment name, key name[], terms text[], OUT statistics jsonb, OUT error jsonb)
 LANGUAGE plpython3u STABLE PARALLEL UNSAFE
-SET search_path = pg_catalog, ml_rag, pg_temp
+SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 AS $$
 # purpose: [rows, tokens, [in how many rows each term stands]] of a keyword index, for the caller

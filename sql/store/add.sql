@@ -35,7 +35,7 @@ DECLARE
   _wrong text;
 BEGIN
   SELECT string_agg(format('%I %s', w.name, w.types[1]), ', ') INTO _wrong
-  FROM (VALUES (segment, '{text,varchar}'::regtype[]), (embedding, '{vector,halfvec}')) AS w (name, types)
+  FROM (VALUES (segment, '{text,varchar}'::regtype[]), (embedding, ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype])) AS w (name, types)
   WHERE NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0
                     AND NOT a.attisdropped AND a.atttypid = ANY (w.types));
   IF _wrong IS NOT NULL THEN
@@ -134,7 +134,7 @@ BEGIN
   _index := ml_rag._index_definition(_options -> 'index', _options ->> 'distance_metric', _type);
   _method := _index.method;
   -- a first vector tells the dimensions, and whether the model works, before anything is made
-  _dimensions := vector_dims(ml_rag.embed('dimensions', _model));
+  _dimensions := @vector@.vector_dims(ml_rag.embed('dimensions', _model));
   IF _found.dimensions <> _dimensions THEN
     RAISE EXCEPTION USING ERRCODE = '22000', MESSAGE = 'the model''s embeddings do not fit the column',
       DETAIL = format('The model answers %s dimensions, column %I has %s.', _dimensions, _column, _found.dimensions),
@@ -147,7 +147,7 @@ BEGIN
       HINT = 'Searches scan the table.';
     _method := NULL;
   END IF;
-  _type := format('%s(%s)', _type, _dimensions);
+  _type := format('@vector@.%s(%s)', _type, _dimensions);
 
   -- what is the default, and in use, is filled but never taken away
   _starts_anew := _found.attnum IS NOT NULL AND NOT _found.is_default AND NOT coalesce(_trigger.is_on, false);

@@ -49,7 +49,7 @@ AS $$
 -- Reads: the catalog
 DECLARE
   _texts CONSTANT regtype[] := '{text,varchar}';
-  _vectors CONSTANT regtype[] := '{vector,halfvec}';
+  _vectors CONSTANT regtype[] := ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype];
   _embeddings text[] := ARRAY(SELECT a.attname FROM pg_attribute AS a
                               WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid = ANY (_vectors));
   _known record := ml_rag._known_shape(relation);
@@ -101,7 +101,7 @@ DECLARE
   _found record;
 BEGIN
   EXECUTE format('SELECT array_agg(s.text) AS texts, array_agg(s.embedding) AS embeddings FROM (SELECT t.%I::text AS text, '
-      't.%I::vector AS embedding FROM %s AS t WHERE t.%1$I ~ ''\S'' AND t.%2$I IS NOT NULL LIMIT $1) AS s',
+      't.%I::@vector@.vector AS embedding FROM %s AS t WHERE t.%1$I ~ ''\S'' AND t.%2$I IS NOT NULL LIMIT $1) AS s',
     columns ->> 'segment', columns ->> 'segment_embedding', ml_rag._relation_name(relation)) INTO _rows USING n;
   checked := coalesce(cardinality(_rows.texts), 0);
   IF checked = 0 THEN
@@ -109,13 +109,13 @@ BEGIN
   END IF;
   SELECT o.vectors, o.error INTO _found FROM ml_rag._embed(_rows.texts, model_id, 'document') AS o;
   PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
-  IF vector_dims(_found.vectors[1]) <> vector_dims(_rows.embeddings[1]) THEN
+  IF @vector@.vector_dims(_found.vectors[1]) <> @vector@.vector_dims(_rows.embeddings[1]) THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('model %s did not make the vectors of "%s"', model_id, relation),
-      DETAIL = format('They have %s dimensions, those of the model have %s.', vector_dims(_rows.embeddings[1]),
-        vector_dims(_found.vectors[1])),
+      DETAIL = format('They have %s dimensions, those of the model have %s.', @vector@.vector_dims(_rows.embeddings[1]),
+        @vector@.vector_dims(_found.vectors[1])),
       HINT = 'Name the model that made them in "embed_model_id".';
   END IF;
-  similarity := (SELECT round(min(1 - (a.stored <=> a.made))::numeric, 4)
+  similarity := (SELECT round(min(1 - (a.stored OPERATOR(@vector@.<=>) a.made))::numeric, 4)
             FROM unnest(_rows.embeddings, _found.vectors) AS a (stored, made));
   IF similarity < 0.99 OR similarity = 'NaN' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('model %s does not make the vectors of "%s"', model_id, relation),

@@ -28,7 +28,7 @@ CREATE TYPE ml_rag._embedding_job AS (
   found          bigint,     -- rows that were embedded since it was begun to be read
   places         tid[],      -- a batch
   texts          text[],
-  vectors        vector[],
+  vectors        @vector@.vector[],
   total          bigint,     -- rows to embed, as they were counted
   segments       bigint,     -- rows that were embedded
   failed         bigint,     -- rows that could not be
@@ -104,7 +104,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._embed_documents(texts text[], model_id text, OUT vectors vector[], OUT truncated integer, OUT error jsonb)
+CREATE FUNCTION ml_rag._embed_documents(texts text[], model_id text, OUT vectors @vector@.vector[], OUT truncated integer, OUT error jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -124,7 +124,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._embed_apart(texts text[], model_id text, OUT vectors vector[], OUT truncated integer, OUT errors jsonb[])
+CREATE FUNCTION ml_rag._embed_apart(texts text[], model_id text, OUT vectors @vector@.vector[], OUT truncated integer, OUT errors jsonb[])
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -146,7 +146,7 @@ BEGIN
     truncated := _embedded.truncated;
     errors := array_fill(NULL::jsonb, ARRAY[_n]);
   ELSIF _n = 1 THEN
-    vectors := ARRAY[NULL::vector];
+    vectors := ARRAY[NULL::@vector@.vector];
     errors := ARRAY[_embedded.error];
   ELSE
     _embedded := ml_rag._embed_apart(texts[:_n / 2], model_id);

@@ -119,10 +119,9 @@ DECLARE
   _later name;
 BEGIN
   EXECUTE format('CREATE TRIGGER %I BEFORE UPDATE ON %s FOR EACH ROW '
-    'WHEN ((%3$s) AND OLD.%4$I OPERATOR(%5$I.=) NEW.%4$I) EXECUTE FUNCTION ml_rag._empty_embedding()', _name, _relation,
+    'WHEN ((%3$s) AND OLD.%4$I OPERATOR(@vector@.=) NEW.%4$I) EXECUTE FUNCTION ml_rag._empty_embedding()', _name, _relation,
     (SELECT string_agg(format('OLD.%1$I::text COLLATE "C" IS DISTINCT FROM NEW.%1$I::text COLLATE "C"', c), ' OR ')
-     FROM unnest(ml_rag._text_columns(store, segment)) AS c), column_name,
-    (SELECT n.nspname FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE t.oid = 'vector'::regtype));
+     FROM unnest(ml_rag._text_columns(store, segment)) AS c), column_name);
   -- also for what a logical replication applies
   EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', _relation, _name);
   _later := (ml_rag._embedding_trigger(store, (SELECT a.attnum FROM pg_attribute AS a

@@ -8,13 +8,6 @@
 -- has EMBEDDING=<name>. The default one is segment_embedding, unless another one's marker has DEFAULT=true. The comment is
 -- all that says so: it is dumped, renamed and dropped together with the column, and only the table's owner can change it.
 
--- From here on the path has the types and operators of pgvector, wherever that extension was put. What runs with the rights
--- of the extension's owner (SECURITY DEFINER, and all that it calls) is in files before, or names its path without that
--- schema: others may be allowed to create objects there, and an operator for just these types would be taken before one
--- of pg_catalog for any.
-SELECT set_config('search_path', format('pg_catalog, ml_rag, %s, pg_temp', extnamespace::regnamespace), true)
-FROM pg_extension WHERE extname = 'vector';
-
 CREATE FUNCTION ml_rag._marker_pattern() RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -126,7 +119,7 @@ AS $$
 BEGIN
   RETURN QUERY
     SELECT coalesce(m.name, m.model_id), m.attname, m.attnum, m.model_id,
-      CASE m.atttypid WHEN 'vector'::regtype THEN 'vector' ELSE 'halfvec' END, nullif(m.atttypmod, -1),
+      CASE m.atttypid WHEN '@vector@.vector'::regtype THEN 'vector' ELSE 'halfvec' END, nullif(m.atttypmod, -1),
       (m.is_marked OR m.is_usual) AND row_number() OVER preferred = 1, m.description
     FROM (
       SELECT a.attname, a.attnum, a.atttypid, a.atttypmod, d.description, ml_rag._marked_model(d.description) AS model_id,
@@ -136,7 +129,7 @@ BEGIN
       FROM pg_attribute AS a
       JOIN pg_description AS d ON d.objoid = a.attrelid AND d.classoid = 'pg_class'::regclass AND d.objsubid = a.attnum
       WHERE a.attrelid = relation AND NOT a.attisdropped
-        AND a.atttypid IN ('vector'::regtype, 'halfvec'::regtype)
+        AND a.atttypid IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype)
     ) AS m
     WHERE m.model_id IS NOT NULL AND (m.name IS NOT NULL OR m.is_marked OR m.is_usual)
     WINDOW preferred AS (ORDER BY m.is_marked AND m.attname <> 'segment_embedding' DESC, m.is_usual DESC, m.attnum)

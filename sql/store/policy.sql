@@ -40,7 +40,7 @@ SET lock_timeout = '100ms'
 AS $$
 -- purpose: a function of ml_rag._make_visible goes with its table: those that no policy asks any more. Neither its name tells, as tables
 -- have other OIDs in a database that was restored, nor its schema, which the table may have left.
--- As whoever drops the table, with that role's own rights: without pgvector's schema, where others may be allowed to create.
+-- As whoever drops the table, with that role's own rights.
 -- Anybody can make functions that look like these, and hold locks of them. So one's own come first, no more than some are dropped
 -- at once, and none is waited for: what is left goes with the next table.
 DECLARE

@@ -82,7 +82,7 @@ BEGIN
   SELECT string_agg(format('%s %s', w.name, w.types[1]), ', ') INTO _wrong
   FROM (VALUES ('document_name', '{text,varchar}'::regtype[]), ('metadata', '{jsonb}'),
                ('document_id', '{bigint,integer,numeric}'), ('segment_number', '{integer,bigint}'),
-               ('segment', '{text,varchar}'), (column_name, '{vector,halfvec}')) AS w (name, types)
+               ('segment', '{text,varchar}'), (column_name, ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype])) AS w (name, types)
   WHERE NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0
                     AND NOT a.attisdropped AND a.atttypid = ANY (w.types));
   IF _wrong IS NOT NULL THEN
@@ -117,7 +117,7 @@ AS $$
 -- Writes: a new table, as the caller
 DECLARE
   -- a first vector tells the dimensions, and whether the model works, before anything is made
-  _dimensions integer := vector_dims(ml_rag.embed('dimensions', model_id));
+  _dimensions integer := @vector@.vector_dims(ml_rag.embed('dimensions', model_id));
   _name text := format('%I.%I', schema_name, table_name);
   -- names that are cut at 63 bytes, and those of their array types, must not meet
   _prefix text := (SELECT max(left(table_name, i)) FROM generate_series(1, 63) AS i WHERE octet_length(left(table_name, i)) <= 50);
@@ -135,7 +135,7 @@ BEGIN
       document_id       bigint NOT NULL,
       segment_number    integer NOT NULL,
       segment           text NOT NULL,
-      segment_embedding vector(%s) NOT NULL,
+      segment_embedding @vector@.vector(%s) NOT NULL,
       PRIMARY KEY (document_id, segment_number)
     )%s$sql$, _name, _dimensions, CASE WHEN partitions IS NOT NULL THEN ' PARTITION BY HASH (document_id)' END);
   FOR _place IN 0..coalesce(partitions, 0) - 1 LOOP
@@ -238,7 +238,7 @@ BEGIN
     FROM unnest($4, $5) WITH ORDINALITY AS u (metadata, segment, place)
     $sql$, ml_rag._relation_name(store), (SELECT string_agg(quote_ident(c), ', ' ORDER BY i) FROM unnest(columns)
       WITH ORDINALITY AS u (c, i)),
-    (SELECT string_agg(format('$6[%s][u.place]::vector', i), ', ' ORDER BY i) FROM generate_subscripts(columns, 1) AS i))
+    (SELECT string_agg(format('$6[%s][u.place]::@vector@.vector', i), ', ' ORDER BY i) FROM generate_subscripts(columns, 1) AS i))
   USING name, id, first, metadata, segments, vectors;
 END
 $$;

@@ -40,7 +40,7 @@ ALTER TABLE ml_rag.vectorizer_truncated ALTER relation SET STATISTICS 0, ALTER t
 -- policies allow for one's own tables.
 CREATE FUNCTION ml_rag._forget_failures() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path = pg_catalog, ml_rag, pg_temp
+SET search_path FROM CURRENT
 AS $$
 -- purpose: a failure without attempts, and a count of no texts, are none  Writes: ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
 BEGIN
@@ -60,8 +60,7 @@ FOR EACH ROW WHEN (NEW.texts = 0) EXECUTE FUNCTION ml_rag._forget_failures();
 
 CREATE FUNCTION ml_rag._drop_vectorizer_errors() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
--- without the schema of pgvector, where others may create operators: see store/marker.sql
-SET search_path = pg_catalog, ml_rag, pg_temp
+SET search_path FROM CURRENT
 AS $$
 -- purpose: failures go with their table  Writes: ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
 BEGIN

@@ -47,7 +47,7 @@ AS $$
 BEGIN
   RETURN QUERY
     SELECT t.tgname, convert_from(substr(t.tgargs, 1, octet_length(t.tgargs) - 1), getdatabaseencoding())::jsonb, e.model_id,
-      format('%s(%s)', e.type, e.dimensions)
+      format('@vector@.%s(%s)', e.type, e.dimensions)
     FROM pg_trigger AS t LEFT JOIN ml_rag._embeddings(coalesce(ml_rag._segment_table(relation)::oid, relation)) AS e
       ON e.column_name = 'segment_embedding'
     WHERE t.tgrelid = relation AND t.tgfoid = 'ml_rag._wake_workers()'::regprocedure AND t.tgnargs = 1

@@ -169,7 +169,7 @@ DECLARE
   _good integer[] := ARRAY(SELECT i FROM generate_subscripts(run.errors, 1) AS i WHERE run.errors[i] IS NULL ORDER BY i);
   _all text[] := (run.job).texts;
   _texts text[] := ARRAY(SELECT _all[i] FROM unnest(_good) WITH ORDINALITY AS u (i, n) ORDER BY n);
-  _vectors vector[] := array_fill(NULL::vector, ARRAY[cardinality(_all)]);
+  _vectors @vector@.vector[] := array_fill(NULL::@vector@.vector, ARRAY[cardinality(_all)]);
   _errors jsonb[] := run.errors;
   _embedded record;
   _found record;

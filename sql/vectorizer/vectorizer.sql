@@ -59,10 +59,9 @@ DECLARE
 BEGIN
   -- after most names, so that it sees what other triggers have made of the row
   EXECUTE format('CREATE TRIGGER "~ml_rag_segment_embedding" BEFORE UPDATE ON %s FOR EACH ROW '
-    'WHEN ((%s) AND OLD.segment_embedding OPERATOR(%I.=) NEW.segment_embedding) '
+    'WHEN ((%s) AND OLD.segment_embedding OPERATOR(@vector@.=) NEW.segment_embedding) '
     'EXECUTE FUNCTION ml_rag._empty_embedding(''segment_embedding'')',
-    _relation, _changed,
-    (SELECT n.nspname FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE t.oid = 'vector'::regtype));
+    _relation, _changed);
   -- also for what a logical replication applies
   EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER "~ml_rag_segment_embedding"', _relation);
   _later := (ml_rag._embedding_trigger(relation, (SELECT a.attnum FROM pg_attribute AS a
@@ -106,7 +105,7 @@ BEGIN
   END IF;
   PERFORM ml_rag._index_definition(_options -> 'index', _options ->> 'distance_metric', 'vector');
   -- a first vector tells the dimensions, and whether the model works, before anything is made
-  _type := format('vector(%s)', vector_dims(ml_rag.embed('dimensions', _model)));
+  _type := format('@vector@.vector(%s)', @vector@.vector_dims(ml_rag.embed('dimensions', _model)));
   IF _options ->> 'destination' = 'column' THEN
     PERFORM ml_rag._warn_of_subscribers(relation, 'segment_embedding', _type);
   END IF;

@@ -210,7 +210,7 @@ def test_casts_and_operators_of_other_roles_do_not_run(db: Database, owner: Conn
         "CREATE CAST (planted.mood AS text) WITH FUNCTION planted.capture(planted.mood) AS IMPLICIT;"
         "CREATE CAST (text AS planted.mood) WITH FUNCTION planted.back(text) AS IMPLICIT;"
     )
-    # in the schema of pgvector, which is on the path
+    # in the schema of pgvector, where others may be allowed to create
     for type_ in ("planted.mood", "planted.dom"):
         owner.execute(
             f"CREATE FUNCTION public.capture({type_}, {type_}) RETURNS boolean LANGUAGE plpgsql"

@@ -327,12 +327,12 @@ def test_a_store_without_an_index_is_left_out_with_a_warning(owner: Connection) 
     ((severity, sqlstate, message, hint),) = warnings
     assert (severity, sqlstate) == ("WARNING", "01000")
     assert message == '"public.bare" has no keyword index; keyword search ignores it'
-    assert "ml_rag.enable_keyword_search('bare')" in hint
+    assert "ml_rag.enable_keyword_search('public.bare')" in hint
 
 
 def test_no_store_with_an_index_is_55000(owner: Connection) -> None:
     create_store(owner, "bare", rows=rows(["fox"]))
-    with error("55000", "no vector store has a keyword index", "public.bare", "ml_rag.enable_keyword_search('bare')"):
+    with error("55000", "no vector store has a keyword index", "public.bare", "ml_rag.enable_keyword_search('public.bare')"):
         search(owner, "fox", name="bare")
 
 
