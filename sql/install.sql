@@ -33,10 +33,11 @@
 -- answers. vector_store_load and the like (store/) bring in what is searched, vectorizers (vectorizer/) keep ordinary tables
 -- searchable.
 
--- ground: schema, types, settings, the door to Python, the model server, metrics, options
+-- ground: schema, types, settings, whose code may run unasked, the door to Python, the model server, metrics, options
 \i ground/schema.sql
 \i ground/types.sql
 \i ground/settings.sql
+\i ground/trust.sql
 \i ground/python.sql
 \i ground/models.sql
 \i ground/configure.sql
@@ -52,9 +53,6 @@
 \i keyword/tables.sql
 \i keyword/tokens.sql
 \i keyword/index.sql
-
--- what the owner of a table can change while others, who did not name it, read it
-\i pipeline/changes.sql
 
 -- the comment that makes a column of vectors an embedding of a vector store
 \i store/marker.sql

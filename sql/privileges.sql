@@ -65,6 +65,8 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', 'version _relation_name _check_writable _raise _full_name _is_distributed'),
     -- ground/settings
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_address _roles _get_setting'),
+    -- ground/trust
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_member _trusts _is_trusted _are_trusted _why_untrusted _refuse_foreign_schema'),
     -- ground/python
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_python_path _load_backend'),
     -- ground/models

@@ -155,15 +155,9 @@ DECLARE
   _store ml_rag.store;
   _column name;
   _near text;
-  _ordered ml_rag.store[];
-  _untrusted integer;
-  _ends timestamptz;
-  _until timestamptz;
-  _condition text;
   _lock_timeout text;
 BEGIN
-  SELECT o.ordered, o.untrusted INTO _ordered, _untrusted FROM ml_rag._untrusted_last(stores) AS o;
-  FOREACH _store IN ARRAY _ordered LOOP
+  FOREACH _store IN ARRAY coalesce(stores, '{}') LOOP
     EXIT WHEN cardinality(_unknown) = 0;
     _column := CASE match WHEN 'document_id' THEN _store.document_id ELSE _store.document_name END;
     IF _column IS NULL THEN
@@ -172,19 +166,11 @@ BEGIN
     ELSE
       BEGIN
         _lock_timeout := NULL;
-        _condition := '';
-        IF _store.found = 'untrusted' THEN
-          SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
-          CONTINUE WHEN _until IS NULL;
-          _lock_timeout := ml_rag._limit_wait(100, _store.relation);
-          -- long names, and very many, would have to be sorted when all of them are read, which no clock ends
-          _condition := ml_rag._untrusted_condition(_store, _until,
-            format(' AND octet_length(t.%I::text) <= 1000', _column)) || ' LIMIT 100000';
-        ELSIF _store.found = 'trusted' THEN
+        IF _store.found = 'trusted' THEN
           _lock_timeout := ml_rag._limit_wait(1000);
         END IF;
-        EXECUTE format('SELECT array_agg(n.name) FROM (SELECT DISTINCT t.%I::text AS name FROM %s AS t WHERE true%s) AS n',
-          _column, _store.relation, _condition) INTO _found;
+        EXECUTE format('SELECT array_agg(n.name) FROM (SELECT DISTINCT t.%I::text AS name FROM %s AS t) AS n',
+          _column, _store.relation) INTO _found;
         IF _lock_timeout IS NOT NULL THEN
           PERFORM set_config('lock_timeout', _lock_timeout, true);
         END IF;

@@ -40,10 +40,6 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'role in setting "searched_owners" does not exist',
       DETAIL = format('Got %L.', left(configure.value, 200)), HINT = '\du in psql lists the roles.';
   END IF;
-  IF configure.name IN ('untrusted_ms', 'untrusted_mb') AND configure.value !~ '^[0-9]{1,9}$' THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('invalid value of setting %s', configure.name),
-      DETAIL = format('Got %L; it is a whole number from 0 to 999999999.', left(configure.value, 100));
-  END IF;
   DELETE FROM ml_rag.setting_value AS v WHERE v.name = configure.name;
   IF configure.value IS NOT NULL THEN
     INSERT INTO ml_rag.setting_value (name, value) VALUES (configure.name, configure.value);
@@ -64,7 +60,7 @@ $$;
 COMMENT ON FUNCTION ml_rag.configure(text, text) IS
 $$changes a setting of this database (null = back to the default); for the owner of the extension
 model_server: unix:/path/of/socket or http://host:port, host an IP address (IPv6 in brackets) or localhost, port 1-65535.
-searched_owners: roles separated by commas, quoted as in SQL. untrusted_ms, untrusted_mb: 0-999999999.
+searched_owners: roles separated by commas, quoted as in SQL.
 Where nothing answers at the address of the model server there is a warning, and the address is set all the same.
 Settings are listed by ml_rag.setting. Errors: 22023 unknown setting, malformed address, blank abstain_text, track that
-is neither on nor off, a role that does not exist, a number out of range; 42501.$$;
+is neither on nor off, a role that does not exist; 42501.$$;

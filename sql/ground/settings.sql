@@ -22,11 +22,7 @@ FROM (VALUES
    'what ml_rag answers, without asking a model, where nothing relevant was found and "abstain" is true'),
   ('searched_owners', NULL,
    'roles whose stores are searched by calls that name none, separated by commas; members of a role are included, "$user" '
-   'is the caller. NULL: stores of trusted owners, and plain tables of others'),
-  ('untrusted_ms', '1000', 'milliseconds in which a call that names no store searches all stores of untrusted owners '
-   'together; the rest is left out'),
-  ('untrusted_mb', '10000', 'size in MB, with indexes, up to which a store of an untrusted owner is searched by calls that '
-   'do not name it'),
+   'is the caller. NULL: those of all owners whom the caller trusts'),
   ('track', 'on', 'on: calls are reported in ml_rag.activity, ml_rag.progress and ml_rag.stats; off: they are not')
 ) AS d (name, default_value, description)
 LEFT JOIN ml_rag.setting_value AS v ON v.name = d.name;

@@ -14,7 +14,7 @@ CREATE TYPE ml_rag.store AS (
   dimensions             integer,   -- null where the column declares none
   document_id_type       text,      -- SQL name of its type
   segment_number_type    text,
-  found                  text,      -- named (with its schema); else its owner is trusted or untrusted. null = named
+  found                  text,      -- named (with its schema), or trusted; null = named
   is_table               boolean,   -- a table or materialized view without children, not one of Citus: ctid tells its rows apart
   missing                regclass[] -- shards that do not answer, and are left out; null = none
 );
@@ -22,8 +22,8 @@ COMMENT ON TYPE ml_rag.store IS
 $$a vector store as ml_rag.discover found it
 vector_store: schema.table, as shown in the output. embed_model_id: from the marker comment; null where an unmarked relation was
 named. segment_embedding to metadata: the columns by their logical names, null where the relation has none. embedding_type:
-vector or halfvec. dimensions: null where the column declares none. found: named (with its schema), or by its owner trusted or
-untrusted. missing: shards that are left out, as they do not answer.$$;
+vector or halfvec. dimensions: null where the column declares none. found: named (with its schema), or
+trusted. missing: shards that are left out, as they do not answer.$$;
 
 CREATE TYPE ml_rag.hit AS (
   vector_store   text,

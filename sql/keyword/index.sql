@@ -254,7 +254,7 @@ CREATE FUNCTION ml_rag._own_table(store regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: that the relation is there and the caller owns it
+-- purpose: that the relation is there, the caller owns it, and its owner trusts that of its schema
 DECLARE
   _owner oid := (SELECT c.relowner FROM pg_class AS c WHERE c.oid = store);
 BEGIN
@@ -264,6 +264,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('must be owner of table "%s"', store),
       HINT = 'Call it as the owner of the table, or as a member of that role.';
   END IF;
+  PERFORM ml_rag._refuse_foreign_schema(store);
 END
 $$;
 

@@ -6,7 +6,7 @@ RETURNS TABLE (store regclass, name text, relation regclass, transform text, par
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
--- purpose: the node groups of tables that the caller owns; null where the table's owner is not trusted, or it cannot be read
+-- purpose: the node groups of tables that the caller owns; null if the table is not trusted, or cannot be read
 -- Reads: the stores and node groups, as the caller
 DECLARE
   _one record;
@@ -28,7 +28,7 @@ BEGIN
     rows := NULL;
     pending := NULL;
     failed := NULL;
-    IF ml_rag._trusts(_one.relowner) THEN
+    IF ml_rag._are_trusted(_one.relation || ml_rag._parts(_one.store)) THEN
       BEGIN
         EXECUTE format('SELECT count(*) FILTER (WHERE n.node_number > 0), count(*) FILTER (WHERE n.error IS NOT NULL) FROM %s AS n',
           ml_rag._relation_name(relation)) INTO rows, failed;

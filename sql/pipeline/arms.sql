@@ -19,8 +19,7 @@ $$;
 
 CREATE FUNCTION ml_rag._search_arm(
   request ml_rag.request, arm ml_rag.arm, stores ml_rag.store[], with_text boolean, has_found boolean,
-  INOUT filters ml_rag.row_filter[], INOUT ends timestamptz DEFAULT NULL, arms integer DEFAULT 1,
-  INOUT told jsonb[] DEFAULT '{}',
+  INOUT filters ml_rag.row_filter[], INOUT told jsonb[] DEFAULT '{}',
   OUT hits ml_rag.hit[], OUT skipped text[], OUT facts jsonb
 )
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
@@ -28,8 +27,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the best segments of all stores by one arm. filters: of the stores, made where the first arm needs them; skipped:
 -- stores that were left out; facts: with explain, how each store was searched: {vector_store: {…}}. has_found: whether an
--- earlier arm could search some store; else an error of all stores is one of the call. ends: of ml_rag._share, null for the
--- first arm; arms: how many share that time from here on; told: failures that were warned of
+-- earlier arm could search some store; else an error of all stores is one of the call. told: failures that were warned of
 -- Reads: the stores, as the caller
 DECLARE
   _is_keyword boolean := arm.search = 'keyword';
@@ -43,29 +41,16 @@ DECLARE
   _searched integer := 0;
   _indexed boolean := false;
   _without_index ml_rag.store[] := '{}';
-  _ordered ml_rag.store[];
-  _untrusted integer;
-  _until timestamptz;
   _failure jsonb;
   _failures jsonb[] := '{}';
-  _late text[] := '{}';
   _place integer := 0;
 BEGIN
   hits := '{}';
-  IF _is_only THEN
-    -- nobody else is held up
-    _ordered := stores;
-    _untrusted := 1;
-    ends := NULL;
-  ELSE
-    SELECT o.ordered, o.untrusted * arms INTO _ordered, _untrusted FROM ml_rag._untrusted_last(stores) AS o;
-  END IF;
-  FOREACH _store IN ARRAY _ordered LOOP
+  FOREACH _store IN ARRAY stores LOOP
     _place := _place + 1;
     _searched_in := CASE WHEN arm.node_group IS NULL THEN _store ELSE ml_rag._nodes(_store, arm) END;
     IF _searched_in IS NULL THEN
       _without_nodes := _without_nodes || _store;
-      _untrusted := _untrusted - (_store.found = 'untrusted')::integer;
       CONTINUE;
     ELSIF _is_keyword THEN
       SELECT i.* INTO _index FROM ml_rag._keyword_index(_searched_in.relation) AS i WHERE i.segment = _searched_in.segment;
@@ -74,27 +59,18 @@ BEGIN
         CONTINUE;
       ELSIF NOT FOUND THEN
         _without_index := _without_index || _store;
-        _untrusted := _untrusted - (_store.found = 'untrusted')::integer;
         CONTINUE;
       END IF;
       _indexed := true;
     ELSIF _searched_in.dimensions <> @vector@.vector_dims(_vector) AND coalesce(arm.form LIKE 'vector%', true) THEN
       _failure := ml_rag._other_dimensions(_searched_in, _vector);
-      IF NOT request.skips_dimensions AND _store.found IS DISTINCT FROM 'untrusted' THEN
+      IF NOT request.skips_dimensions THEN
         PERFORM ml_rag._raise(_failure);
       END IF;
       _failures := _failures || _failure;
-      _untrusted := _untrusted - (_store.found = 'untrusted')::integer;
       CONTINUE;
     END IF;
-    IF _store.found = 'untrusted' THEN
-      SELECT s.ends, s.untrusted, s.until INTO ends, _untrusted, _until FROM ml_rag._share(ends, _untrusted) AS s;
-      IF _until IS NULL THEN
-        _late := _late || _store.vector_store;
-        CONTINUE;
-      END IF;
-    END IF;
-    _read := ml_rag._read_store(CASE arm.search WHEN 'semantic' THEN 'search' ELSE arm.search END, _store, _is_only, _until, request,
+    _read := ml_rag._read_store(CASE arm.search WHEN 'semantic' THEN 'search' ELSE arm.search END, _store, _is_only, request,
       arm, _index, with_text, NULL, filters[_place]);
     IF _store.found = 'trusted' AND _read.failure ->> 'sqlstate' = '22023'
       AND _read.failure ->> 'message' ~ '^(invalid value for option "filters"|operator is not supported)' THEN
@@ -130,18 +106,18 @@ BEGIN
   IF cardinality(_without_index) > 0 THEN
     PERFORM ml_rag._warn_of_no_index(_without_index);
   END IF;
-  IF cardinality(_failures) > 0 OR cardinality(_late) > 0 THEN
+  IF cardinality(_failures) > 0 THEN
     -- what an earlier arm has warned of is not told again
-    PERFORM ml_rag._warn_of_failures(ARRAY(SELECT f FROM unnest(_failures) AS f WHERE f <> ALL (told)), _late);
+    PERFORM ml_rag._warn_of_failures(ARRAY(SELECT f FROM unnest(_failures) AS f WHERE f <> ALL (told)));
     told := told || _failures;
   END IF;
-  skipped := _late;
+  skipped := '{}';
   IF _searched < cardinality(stores) THEN
     skipped := ARRAY(SELECT s.vector_store FROM unnest(_without_index || _without_nodes) AS s)
-      || ARRAY(SELECT f ->> 'store' FROM unnest(_failures) AS f) || _late;
+      || ARRAY(SELECT f ->> 'store' FROM unnest(_failures) AS f);
   END IF;
   IF request.explain AND cardinality(skipped) > 0 THEN
-    facts := coalesce(facts, '{}') || ml_rag._explain_failures(_failures, _late)
+    facts := coalesce(facts, '{}') || ml_rag._explain_failures(_failures)
       || coalesce((SELECT jsonb_object_agg(s.vector_store, '{"skipped": "It has no keyword index."}'::jsonb)
                    FROM unnest(_without_index) AS s), '{}')
       || coalesce((SELECT jsonb_object_agg(s.vector_store, '{"skipped": "It has no such node group."}'::jsonb)
@@ -167,10 +143,6 @@ DECLARE
   _filters ml_rag.row_filter[] := '{}';
   _told_failures jsonb[] := '{}';
   _has_found boolean := false;
-  _semantic_ends timestamptz;
-  _keyword_ends timestamptz;
-  _place integer := 0;
-  _of_a_kind integer;
   _stage text;
   _told boolean;
 BEGIN
@@ -178,24 +150,12 @@ BEGIN
     PERFORM ml_rag._warn_of_unknown_columns(retrieval.stores, request.options -> 'filters');
   END IF;
   FOREACH _arm IN ARRAY request.arms LOOP
-    _place := _place + 1;
-    IF _place < cardinality(request.arms) THEN
-      _of_a_kind := (SELECT count(*) FROM unnest(request.arms[_place:]) AS a
-                     WHERE (a.search = 'semantic') = (_arm.search = 'semantic'));
-    ELSE
-      _of_a_kind := 1;
-    END IF;
     _stage := CASE _arm.search WHEN 'semantic' THEN 'search' ELSE _arm.search END;
     _told := ml_rag._stage(request.call, _stage);
     _found := ml_rag._search_arm(request, _arm, retrieval.stores, with_text, _has_found, _filters,
-      CASE _arm.search WHEN 'semantic' THEN _semantic_ends ELSE _keyword_ends END, _of_a_kind, _told_failures);
+      _told_failures);
     _filters := _found.filters;
     _told_failures := _found.told;
-    IF _arm.search = 'semantic' THEN
-      _semantic_ends := _found.ends;
-    ELSE
-      _keyword_ends := _found.ends;
-    END IF;
     _has_found := _has_found OR cardinality(_found.skipped) < cardinality(retrieval.stores);
     IF retrieval.rankings IS NULL THEN
       retrieval.skipped := _found.skipped;

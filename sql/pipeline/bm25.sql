@@ -1,7 +1,7 @@
 -- bm25: the segments of one store that have most of the words.
 
 CREATE FUNCTION ml_rag._keyword_scores(store oid, segment name, key name[], terms text[], weights integer[], n integer,
-  until double precision DEFAULT NULL, row_keys text[] DEFAULT NULL, corpus jsonb DEFAULT NULL,
+  row_keys text[] DEFAULT NULL, corpus jsonb DEFAULT NULL,
   OUT keys text[], OUT scores double precision[], OUT error jsonb)
 LANGUAGE plpython3u STABLE PARALLEL UNSAFE
 -- that of ml_rag._keyword_indexes: under another one the statements that both run would be planned anew each time
@@ -9,11 +9,11 @@ SET search_path FROM CURRENT
 -- planning its statements anew for each query takes longer than all the rest
 SET plan_cache_mode = force_generic_plan
 AS $$
-# purpose: keys, each the text of a text[], and scores of the best rows, for the caller; until: seconds since 1970;
-# row_keys: of ml_rag.row_filter, where only few rows pass, else null; corpus: of ml_rag._keyword_statistics, null = its own
+# purpose: keys, each the text of a text[], and scores of the best rows, for the caller; row_keys: of
+# ml_rag.row_filter, where only few rows pass, else null; corpus: of ml_rag._keyword_statistics, null = its own
 # Stable, so that all that is read is of one moment: a run may be replaced by another at any time.
 @BACKEND@
-found, error = backend.keyword_scores(plpy, store, segment, key, terms, weights, n, until, row_keys, corpus)
+found, error = backend.keyword_scores(plpy, store, segment, key, terms, weights, n, row_keys, corpus)
 return (*(found or (None, None)), error)
 $$;
 
@@ -36,13 +36,13 @@ $$;
 CREATE FUNCTION ml_rag._run_keyword(
   store ml_rag.store, index ml_rag.keyword_index, terms text[], weights integer[], candidates integer,
   query_embedding @vector@.vector, distance_metric text, n integer, filter ml_rag.row_filter,
-  until timestamptz, with_text boolean, corpus jsonb, OUT hits ml_rag.hit[], OUT is_all boolean
+  with_text boolean, corpus jsonb, OUT hits ml_rag.hit[], OUT is_all boolean
 )
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the n best of the candidates that the condition leaves; is_all: whether there are no further candidates;
--- until: when a store of an untrusted owner has had its time, else null; corpus: of ml_rag._keyword_scores
+-- corpus: of ml_rag._keyword_scores
 -- Reads: the store and its index, as the caller
 -- Stable, so that candidates and rows come from one snapshot.
 DECLARE
@@ -53,7 +53,7 @@ DECLARE
 BEGIN
   SELECT s.keys, s.scores, s.error INTO _found
   FROM ml_rag._keyword_scores(index.store, index.segment, index.key, terms, weights, candidates,
-    extract(epoch FROM until)::double precision, CASE WHEN _is_narrow THEN filter.row_keys::text[] END, corpus) AS s;
+    CASE WHEN _is_narrow THEN filter.row_keys::text[] END, corpus) AS s;
   PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
   is_all := cardinality(_found.keys) < candidates;
   EXECUTE concat(
@@ -65,7 +65,7 @@ BEGIN
       SELECT string_agg(format('t.%I = (c.key::text[])[%s]::%s', a.attname, k.place, format_type(a.atttypid, NULL)), ' AND ')
       FROM unnest(index.key) WITH ORDINALITY AS k (name, place)
       JOIN pg_attribute AS a ON a.attrelid = index.store AND a.attname = k.name AND NOT a.attisdropped),
-    ' WHERE ', ml_rag._has_values(store, ARRAY[store.segment]), filter.condition,
+    ' WHERE ', ml_rag._has_values(ARRAY[store.segment]), filter.condition,
     ' ORDER BY c.score DESC, ', _columns.place, ' LIMIT $2) AS s) AS h')
   INTO hits USING query_embedding, n, filter.arguments, _found.keys, _found.scores;
   hits := coalesce(hits, '{}');
@@ -85,16 +85,15 @@ $$;
 
 CREATE FUNCTION ml_rag._keyword_store(
   store ml_rag.store, index ml_rag.keyword_index, request ml_rag.request, arm ml_rag.arm, with_text boolean,
-  filter ml_rag.row_filter, narrows boolean, until timestamptz, corpus jsonb DEFAULT NULL,
+  filter ml_rag.row_filter, narrows boolean, corpus jsonb DEFAULT NULL,
   OUT hits ml_rag.hit[], OUT facts jsonb, OUT failure jsonb
 )
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the segments of one store that have most of the words of a keyword arm, by (BM25, document, segment)
--- narrows: whether the filter has more than the limits of an untrusted store. until: when a store of an untrusted owner has
--- had its time, else null. corpus: of ml_rag._keyword_scores. facts: with explain, how the store was searched. failure: why its
--- index cannot be used
+-- narrows: whether there is a filter. corpus: of ml_rag._keyword_scores. facts: with explain, how the store was searched.
+-- failure: why its index cannot be used
 -- Reads: the store and its index, as the caller
 DECLARE
   _n integer := arm.candidates;
@@ -105,7 +104,6 @@ DECLARE
   -- how many of the best rows of all are read first, whether they pass or not; null = only those that pass are scored
   _likely integer := filter.likely;
   _part record;
-  _most CONSTANT integer := 65536; -- candidates of an untrusted store: about a second
 BEGIN
   SELECT w.terms, w.weights INTO _terms, _weights FROM ml_rag._query_words(index, request, arm) AS w;
   IF store.dimensions <> @vector@.vector_dims(_vector) THEN
@@ -115,7 +113,7 @@ BEGIN
   -- the best ones may not pass the filters: then more are tried, then all; without filters, candidates that are
   -- not in the table mean that it was written to with triggers off, and a second look is enough
   _candidates := CASE WHEN narrows THEN 4 * _n + 100 ELSE _n END;
-  IF filter.row_keys IS NOT NULL AND until IS NULL AND NOT index.secured THEN
+  IF filter.row_keys IS NOT NULL AND NOT index.secured THEN
     -- where many rows pass, n of them are among the best of all, and looking up all that pass would take longer
     _likely := ml_rag._likely_rows(index.store, _n, cardinality(filter.row_keys), true);
   END IF;
@@ -123,7 +121,7 @@ BEGIN
     _part := ml_rag._run_keyword(store, index, _terms, _weights, coalesce(_likely, _candidates), _vector,
       request.distance_metric, _n,
       CASE WHEN _likely IS NULL THEN filter ELSE ROW(filter.condition, filter.arguments, NULL, NULL)::ml_rag.row_filter END,
-      until, with_text, corpus);
+      with_text, corpus);
     hits := _part.hits;
     EXIT WHEN cardinality(hits) >= _n OR _part.is_all OR NOT narrows AND _candidates > _n;
     IF _likely IS NOT NULL THEN
@@ -133,12 +131,8 @@ BEGIN
       END IF;
       CONTINUE;
     END IF;
-    IF until IS NOT NULL AND (_candidates >= _most OR clock_timestamp() > until) THEN
-      PERFORM ml_rag._out_of_time();
-    END IF;
-    _candidates := CASE WHEN until IS NOT NULL THEN least(_candidates * 50, _most)
-                        -- by the share that has passed, and a reserve
-                        WHEN _candidates < 10000
+    -- by the share that has passed, and a reserve
+    _candidates := CASE WHEN _candidates < 10000
                           THEN least(100000, _candidates * greatest(2, 1.5 * _n / greatest(1, cardinality(hits))))
                         ELSE 2147483647 END;
   END LOOP;

@@ -1,47 +1,10 @@
 -- discover: which relations are vector stores.
 
--- Reading a relation can run its owner's code with the rights of whoever reads: a view, a policy, a cast of a type of
--- one's own; the planner computes what is constant in the expressions of indexes, statistics and constraints. A role with
--- a schema of its own could plant such a "vector store", and it would run as soon as somebody asks a question.
-
-CREATE FUNCTION ml_rag._trusts(owner oid) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether code of that role may run with the caller's rights, unasked  Reads: the catalog
--- For a superuser only that of superusers. Of the caller's memberships those count that a superuser has granted: whoever
--- has the admin option of a role, or may create roles, can make anybody a member without being asked to.
-DECLARE
-  _caller oid := quote_ident(current_user)::regrole;
-  _is_superuser boolean;
-  _may_be_superuser boolean;
-BEGIN
-  IF owner = to_regrole('pg_database_owner') THEN
-    owner := (SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database());
-  END IF;
-  IF owner = _caller THEN
-    RETURN true;
-  END IF;
-  _is_superuser := (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = owner);
-  IF _is_superuser THEN
-    RETURN true;
-  END IF;
-  _may_be_superuser := (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = _caller);
-  IF _may_be_superuser OR _is_superuser IS NULL THEN
-    RETURN false;
-  END IF;
-  RETURN owner = (SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database())
-    OR ml_rag._is_member(_caller, ARRAY[owner], true)
-    OR ml_rag._is_member(owner, ARRAY[to_regrole('ml_rag_publisher')::oid], false);
-END
-$$;
-
-CREATE FUNCTION ml_rag._parts(relation oid, most integer DEFAULT NULL) RETURNS oid[]
+CREATE FUNCTION ml_rag._parts(relation oid) RETURNS oid[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: a relation and all that inherits from it, partitions included; most: not more than that, null = all
--- Reads: the catalog, without any lock
+-- purpose: a relation and all that inherits from it, partitions included  Reads: the catalog, without any lock
 BEGIN
   -- the planner, too, looks for children only where this is set
   IF (SELECT NOT c.relhassubclass FROM pg_class AS c WHERE c.oid = relation) THEN
@@ -52,105 +15,50 @@ BEGIN
       SELECT relation AS oid
       UNION SELECT i.inhrelid FROM part AS p JOIN pg_inherits AS i ON i.inhparent = p.oid
     )
-    SELECT p.oid FROM part AS p LIMIT most);
+    SELECT p.oid FROM part AS p);
 END
 $$;
 
-CREATE FUNCTION ml_rag._opened(relation oid) RETURNS integer
+CREATE FUNCTION ml_rag._may_have_shards(relation oid) RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether it is worth looking for shards: a partitioned table, in a database where some partition is a foreign table
+-- Going through the partitions of a table takes 6 µs for each. A shard may have come since the snapshot of the caller's statement was
+-- taken, and is seen because this function is volatile, but not where a transaction has one snapshot: there the partitions decide.
+-- Reads: the catalog
+BEGIN
+  RETURN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = relation) = 'p' AND (
+    current_setting('transaction_isolation') <> 'read committed'
+    OR EXISTS (SELECT FROM pg_foreign_table AS f JOIN pg_class AS c ON c.oid = f.ftrelid WHERE c.relispartition));
+END
+$$;
+
+CREATE FUNCTION ml_rag._has_shards(relation oid) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
--- see ml_rag._index_needs
-SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off
 AS $$
--- purpose: how many tables and indexes a statement opens and locks that reads a relation; counted to a few hundred tables
+-- purpose: whether some partition of a relation is a foreign table
 -- Reads: the catalog
-DECLARE
-  _parts oid[] := ml_rag._parts(relation, 257);
 BEGIN
-  RETURN cardinality(_parts) + (SELECT count(*) FROM pg_index AS x WHERE x.indrelid = ANY (_parts));
+  RETURN ml_rag._may_have_shards(relation) AND EXISTS (
+    SELECT FROM pg_partition_tree(relation) AS p WHERE p.isleaf AND pg_relation_filenode(p.relid) IS NULL);
 END
 $$;
 
-CREATE FUNCTION ml_rag._is_plain(relation oid) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
--- see ml_rag._index_needs
-SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off
-AS $$
--- purpose: whether a relation is a table that has nothing in which code of its owner could stand
--- By absence: no view, foreign or materialized one, no policy, no rule, no expression in an index, statistics, a
--- constraint, a partition key or a generated column, and no type or operator class but built-in ones and pgvector's;
--- neither it nor what is read with it. A partition that is read by itself has the partition key of its parent, too.
--- Above READ COMMITTED no relation is plain: the catalog shows what it was when the transaction began, and it is read as it
--- is now. Nor is any on a standby, where an index that was built concurrently does not wait for readers. More than 256
--- tables and indexes take a second to open, and 0.1 MB each of every session.
--- Nor is a table of Citus: its owner can change its shards on other servers, where no lock of this one is.
--- Reads: the catalog
-DECLARE
-  _part oid;
-  _kind "char";
-  _has_checks boolean;
-  _has_rules boolean;
-BEGIN
-  IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') OR pg_is_in_recovery()
-    OR ml_rag._opened(relation) > 256 OR ml_rag._is_distributed(relation)
-    OR (SELECT c.relispartition FROM pg_class AS c WHERE c.oid = relation) THEN
-    RETURN false;
-  END IF;
-  FOREACH _part IN ARRAY ml_rag._parts(relation) LOOP
-    SELECT c.relkind, c.relchecks > 0, c.relhasrules INTO _kind, _has_checks, _has_rules FROM pg_class AS c WHERE c.oid = _part;
-    IF _kind IS NULL OR _kind NOT IN ('r', 'p')
-      OR _has_rules AND EXISTS (SELECT FROM pg_rewrite AS r WHERE r.ev_class = _part)
-      OR _has_checks AND EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = _part AND k.conbin IS NOT NULL)
-      OR _kind = 'p' AND EXISTS (SELECT FROM pg_partitioned_table AS k WHERE k.partrelid = _part
-                                 AND (k.partexprs IS NOT NULL OR NOT ml_rag._are_known(k.partclass))) THEN
-      RETURN false;
-    ELSIF EXISTS (SELECT FROM pg_policy AS p WHERE p.polrelid = _part) THEN
-      RETURN false;
-    ELSIF EXISTS (SELECT FROM pg_statistic_ext AS s WHERE s.stxrelid = _part AND s.stxexprs IS NOT NULL) THEN
-      RETURN false;
-    ELSIF EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = _part
-                  AND (x.indpred IS NOT NULL OR x.indexprs IS NOT NULL OR NOT ml_rag._are_known(x.indclass))) THEN
-      RETURN false;
-    -- below 16384: made by initdb
-    ELSIF EXISTS (SELECT FROM pg_attribute AS a
-                  WHERE a.attrelid = _part AND a.attnum > 0 AND NOT a.attisdropped
-                    AND (a.attgenerated <> '' OR a.atttypid >= 16384
-                         AND a.atttypid NOT IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype, '@vector@.sparsevec'::regtype))) THEN
-      RETURN false;
-    END IF;
-  END LOOP;
-  RETURN true;
-END
-$$;
-
-CREATE FUNCTION ml_rag._found_unasked(relation oid, owner oid) RETURNS text
+CREATE FUNCTION ml_rag._is_searched(relation oid, owner oid) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
--- purpose: whether a relation is searched by calls that do not name it, and as what: trusted (its owner is), untrusted
--- (a plain table of anybody else), null (it is not)
+-- purpose: whether calls that do not name a relation search it: it is trusted, and setting searched_owners has its owner
 -- Reads: ml_rag.setting_value
 DECLARE
-  _caller oid := quote_ident(current_user)::regrole;
   _searched text := (SELECT v.value FROM ml_rag.setting_value AS v WHERE v.name = 'searched_owners');
 BEGIN
-  IF _searched IS NOT NULL AND NOT (
-    _searched ~ '(^|,)\s*"\$user"\s*(,|$)' AND owner = _caller
-    OR ml_rag._is_member(owner, ml_rag._roles(_searched), false)) THEN
-    RETURN NULL;
-  ELSIF ml_rag._trusts(owner) AND (
-    -- what is read is found by its name: of a table nobody changes it meanwhile (ml_rag._lock_readers_out), whoever owns the schema
-    SELECT c.relkind IN ('r', 'p') OR ml_rag._trusts(n.nspowner)
-    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation) THEN
-    RETURN 'trusted';
-  -- what is checked here may be another thing by the time it is read, and a superuser has too much to lose
-  ELSIF NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = _caller) AND ml_rag._is_plain(relation) THEN
-    RETURN 'untrusted';
-  END IF;
-  RETURN NULL;
+  RETURN (_searched IS NULL OR _searched ~ '(^|,)\s*"\$user"\s*(,|$)' AND owner = quote_ident(current_user)::regrole
+      OR ml_rag._is_member(owner, ml_rag._roles(_searched), false))
+    -- shards are read by their own names
+    AND ml_rag._is_trusted(relation) AND (NOT ml_rag._has_shards(relation) OR ml_rag._are_trusted(ml_rag._parts(relation)));
 END
 $$;
 
@@ -224,7 +132,8 @@ WITH vectors AS MATERIALIZED (
   -- of all relations, or of those with the names
   SELECT a.*
   FROM (SELECT d.objid, d.objsubid, d.refobjid, d.classid FROM pg_depend AS d
-        WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype) AND d.refobjsubid = 0
+        WHERE d.refclassid = 'pg_type'::regclass AND d.refobjsubid = 0
+          AND d.refobjid IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype)
         OFFSET 0) AS d
   CROSS JOIN LATERAL (
     SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod FROM pg_attribute AS a
@@ -237,7 +146,8 @@ WITH vectors AS MATERIALIZED (
   SELECT a.* FROM unnest(_relations) AS r (oid)
   CROSS JOIN LATERAL (
     SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod FROM pg_attribute AS a
-    WHERE a.attrelid = r.oid AND a.attnum > 0 AND a.atttypid IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype) AND NOT a.attisdropped
+    WHERE a.attrelid = r.oid AND a.attnum > 0 AND NOT a.attisdropped
+      AND a.atttypid IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype)
     OFFSET 0
   ) AS a
   WHERE $1 IS NOT NULL
@@ -304,7 +214,7 @@ CROSS JOIN LATERAL (
 ) AS c
 -- a table's name alone could be meant for another's
 CROSS JOIN LATERAL (
-  SELECT CASE WHEN $1 && m.full_names THEN 'named' ELSE ml_rag._found_unasked(m.relid, m.relowner) END AS found OFFSET 0
+  SELECT CASE WHEN $1 && m.full_names THEN 'named' WHEN ml_rag._is_searched(m.relid, m.relowner) THEN 'trusted' END AS found OFFSET 0
 ) AS f
 WHERE (m.embed_model_id IS NOT NULL OR $6 AND $1 IS NOT NULL)
   AND ($5 IS NULL OR m.embed_model_id = $5 OR m.embed_model_id IS NULL)
@@ -326,11 +236,10 @@ vector_store and carry no marker comment.
 A vector store is a relation with the mapped columns, a vector or halfvec column whose comment contains
 GENAI_OPTIONS=EMBED_MODEL_ID=<model id>, and SELECT granted to the caller. The marker can name the columns (SEGMENT=content,
 DOCUMENT_NAME, DOCUMENT_ID, SEGMENT_NUMBER, METADATA); with SEGMENT the embedding can have any name. Reading a relation can run
-its owner's code with the caller's rights. A relation that vector_store does not name with its schema is therefore found only if its owner
-is trusted (found = trusted): the caller, superusers, the owner of the database, roles the caller is a member of, members
-of ml_rag_publisher; or if it is a plain table (found = untrusted): no policy, no rule, no expression in an index,
-statistics, a constraint, a partition key or a generated column, only built-in types and those of pgvector. For a
-superuser only those of superusers are found. Setting searched_owners restricts it to the stores of some roles.$$;
+its owner's code with the caller's rights. A relation that vector_store does not name with its schema is therefore found only if the
+caller trusts its owner and the owner of its schema (found = trusted). The caller trusts itself, superusers, the owner of the
+database, roles that a superuser made it a member of, and members of ml_rag_publisher; a superuser trusts superusers only.
+Setting searched_owners restricts it to the stores of some roles.$$;
 
 CREATE FUNCTION ml_rag._why_not(relation oid, options jsonb, OUT reason text, OUT hint text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
@@ -415,26 +324,12 @@ BEGIN
     reason := format('It holds vectors of model %s, and the call is for %s.', _model, options ->> 'embed_model_id');
     hint := 'Leave "embed_model_id" out, or name stores of one model.';
   ELSIF NOT coalesce(ml_rag._texts(options -> 'vector_store') && _relation.full_names, false)
-    AND ml_rag._found_unasked(relation, _relation.relowner) IS NULL THEN
-    hint := format('Name it with its schema in "vector_store", "%s"', _relation.full_name);
-    IF ml_rag._trusts(_relation.relowner) OR (
-      ml_rag._is_plain(relation) AND NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user)) THEN
-      reason := 'Its owner is not listed in setting "searched_owners".';
-      hint := hint || '.';
-    ELSIF pg_is_in_recovery() THEN
-      reason := 'It belongs to another role, which could change it during the call: on a standby its changes do not wait for readers.';
-      hint := hint || ', or ask on the primary.';
-    ELSIF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
-      AND NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user) THEN
-      reason := format('It belongs to another role, and isolation level %s hides what that role has changed in it since.',
-        current_setting('transaction_isolation'));
-      hint := hint || ', or call at READ COMMITTED.';
-    ELSE
-      reason := 'It belongs to another role, and reading it could run that role''s code.';
-      hint := hint || concat(', if you trust that role.',
-        CASE WHEN NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user)
-        THEN ' To trust it for all users, an administrator makes it a member of ml_rag_publisher.' END);
-    END IF;
+    AND NOT ml_rag._is_searched(relation, _relation.relowner) THEN
+    reason := coalesce(ml_rag._why_untrusted(relation), 'Its owner is not listed in setting "searched_owners".');
+    hint := format('Name it with its schema in "vector_store", "%s"%s.', _relation.full_name, CASE
+      WHEN ml_rag._is_trusted(relation) THEN ''
+      WHEN (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user) THEN ', or give it to a superuser'
+      ELSE ', or have a superuser make that role a member of ml_rag_publisher, whom all users trust' END);
   ELSE
     -- the checks above are those of ml_rag.discover one by one; where they pass it has an integer-less segment_number
     reason := 'A column that "vector_store_columns" names has the wrong type.';
@@ -474,7 +369,7 @@ CREATE FUNCTION ml_rag._left_out(options jsonb, OUT stores text, OUT hint text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
--- purpose: stores that a call does not search, at most five beside those it names, with the reason of each, and what to do about the
+-- purpose: stores that a call does not search, at most ten beside those it names, with the reason of each, and what to do about the
 -- first; null = there are none. options are parsed ones
 -- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it exists.
 DECLARE
@@ -487,7 +382,7 @@ BEGIN
   INTO stores, hint
   FROM (
     SELECT left(n.name, 200) AS name, w.reason, w.hint, true AS is_named
-    FROM unnest(_names[:5]) AS n (name) CROSS JOIN LATERAL ml_rag._why_no_store(n.name, options) AS w
+    FROM unnest(_names[:10]) AS n (name) CROSS JOIN LATERAL ml_rag._why_no_store(n.name, options) AS w
     UNION ALL
     SELECT r.name, w.reason, w.hint, false
     FROM (
@@ -500,7 +395,7 @@ BEGIN
         AND ml_rag._marked_model(m.description) IS NOT NULL
         -- what could be named in place of what was named
         AND (_names IS NULL OR has_any_column_privilege(c.oid, 'SELECT'))
-      ORDER BY 2 LIMIT 5) AS r
+      ORDER BY 2 LIMIT 10) AS r
     CROSS JOIN LATERAL ml_rag._why_not(r.oid,
       jsonb_build_object('embed_model_id', ml_rag._get_setting('embed_model_id')) || options) AS w
     WHERE _names IS NULL OR w.reason = 'It is not listed in "vector_store".') AS l;
@@ -540,19 +435,6 @@ BEGIN
           HINT = coalesce(_why.hint, 'SELECT * FROM ml_rag.discover() lists the stores that can be searched.');
       END IF;
     END LOOP;
-    -- a name without its schema finds tables of anybody: those must not decide which model counts
-    _models := ARRAY(SELECT DISTINCT s.embed_model_id FROM unnest(_stores) AS s
-                     WHERE s.embed_model_id IS NOT NULL AND s.found <> 'untrusted' ORDER BY 1);
-    IF _model IS NULL AND cardinality(_models) = 1 AND ml_rag._needs_embedding($1) THEN
-      FOR _name IN SELECT s.vector_store FROM unnest(_stores) AS s
-                   WHERE s.found = 'untrusted' AND s.embed_model_id <> _models[1] LOOP
-        RAISE WARNING USING ERRCODE = '01000',
-          MESSAGE = format('"%s" has another embedding model than the stores named; ignored', _name),
-          HINT = 'Search it in a call of its own, or leave it out with "exclude_vector_store".';
-      END LOOP;
-      _stores := ARRAY(SELECT s FROM unnest(_stores) AS s
-                       WHERE s.found <> 'untrusted' OR s.embed_model_id = _models[1]);
-    END IF;
     _models := ARRAY(SELECT DISTINCT s.embed_model_id FROM unnest(_stores) AS s
                      WHERE s.embed_model_id IS NOT NULL ORDER BY 1);
     IF _model IS NULL AND cardinality(_models) > 1 AND ml_rag._needs_embedding($1) THEN
@@ -567,60 +449,32 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._limit_wait(milliseconds integer, relation oid DEFAULT NULL) RETURNS text
+CREATE FUNCTION ml_rag._limit_wait(milliseconds integer) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: wait no longer than that for a lock, until lock_timeout is put back; returns what it was
--- relation: with its partitions and indexes no longer than a second: whoever owns them can release one lock after the
--- other, each at the last moment.
 DECLARE
   _former text := current_setting('lock_timeout');
-  _most integer := CASE WHEN relation IS NULL THEN milliseconds ELSE least(milliseconds, 1000 / ml_rag._opened(relation)) END;
 BEGIN
-  IF _former = '0' OR _former::interval > make_interval(secs => _most / 1000.0) THEN
-    PERFORM set_config('lock_timeout', _most::text, true);
+  IF _former = '0' OR _former::interval > make_interval(secs => milliseconds / 1000.0) THEN
+    PERFORM set_config('lock_timeout', milliseconds::text, true);
   END IF;
   RETURN _former;
 END
 $$;
 
-CREATE FUNCTION ml_rag._lock_for_read(relation oid) RETURNS void
+CREATE FUNCTION ml_rag._lock_partitions(relation oid) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the lock of a reader on a relation, until the end of the transaction; its name stays the same then
--- By OID, since the name may be another relation's by now, and without a statement to be planned, which could run code
--- of the owner: table_to_xmlschema is what PostgreSQL has for that.  Errors: 42P01, 55P03
+-- purpose: no partition comes or goes until the end of the transaction
+-- Reads: the table, as the caller  Errors: 42P01, 55P03
 BEGIN
-  PERFORM ml_rag._relation_name(relation);
-  PERFORM table_to_xmlschema(relation, false, false, '');
-EXCEPTION WHEN internal_error THEN
-  -- it was dropped, and this session learned of that only by asking for the lock
-  PERFORM ml_rag._relation_name(relation);
-  RAISE;
-END
-$$;
-
-CREATE FUNCTION ml_rag._lock_plain(relation oid) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: that a table of an untrusted owner is plain, and stays so until the end of the transaction
--- Its owner could put code into it at any moment, so the lock comes first, then the look: with the lock, nobody can
--- (ml_rag._lock_readers_out).
--- Errors: 55000 it is not plain; 42P01, 55P03
-DECLARE
-  _parts oid[];
-BEGIN
-  PERFORM ml_rag._lock_for_read(relation);
-  _parts := ml_rag._parts(relation, 257);
-  IF cardinality(_parts) > 1 THEN
-    PERFORM ml_rag._lock_for_read(p.oid) FROM unnest(_parts) AS p (oid);
-  END IF;
-  IF NOT ml_rag._is_plain(relation) OR NOT ml_rag._parts(relation, 257) <@ _parts THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'the table was changed during the call';
-  END IF;
+  EXECUTE format('LOCK TABLE ONLY %s IN ACCESS SHARE MODE', ml_rag._relation_name(relation));
+EXCEPTION WHEN insufficient_privilege THEN
+  -- SELECT of some columns only
+  EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(relation));
 END
 $$;
 
@@ -629,8 +483,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: until the end of the transaction nobody drops or alters the stores, while the question is embedded for them
--- One that nobody named and that cannot be locked is left to the search, which says so; one of an untrusted owner is not
--- waited for at all.
+-- One that nobody named and that cannot be locked is left to the search, which says so.
 -- Reads: the stores, as the caller
 DECLARE
   _store ml_rag.store;
@@ -639,16 +492,14 @@ BEGIN
   -- one by one: a join over the array would be planned for more than the few there are
   FOREACH _store IN ARRAY stores LOOP
     CONTINUE WHEN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = _store.relation) IS DISTINCT FROM 'r';
-    IF _store.found = 'untrusted' OR _store.found = 'trusted' AND cardinality(stores) > 1 THEN
+    IF _store.found = 'trusted' AND cardinality(stores) > 1 THEN
       BEGIN
-        _lock_timeout := ml_rag._limit_wait(CASE _store.found WHEN 'untrusted' THEN 1 ELSE 1000 END);
-        PERFORM ml_rag._lock_for_read(_store.relation);
+        _lock_timeout := ml_rag._limit_wait(1000);
+        EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_store.relation));
         PERFORM set_config('lock_timeout', _lock_timeout, true);
       EXCEPTION WHEN OTHERS THEN
         NULL;
       END;
-    ELSIF _store.found = 'trusted' THEN
-      PERFORM ml_rag._lock_for_read(_store.relation);
     ELSE
       EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_store.relation));
     END IF;
@@ -661,11 +512,11 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: SQL of the name of the document of a row t: its column, else what programs keep of it in the metadata, else the
--- store's name. The metadata of an untrusted owner may hold numbers that are a gigabyte as text.
+-- store's name
 BEGIN
   IF store.document_name IS NOT NULL THEN
     RETURN format('t.%I::text', store.document_name);
-  ELSIF store.metadata IS NULL OR store.found = 'untrusted' THEN
+  ELSIF store.metadata IS NULL THEN
     RETURN quote_literal(store.vector_store);
   END IF;
   RETURN format('coalesce(%s, %L)', (

@@ -8,14 +8,13 @@ AS $$
 return backend.named_documents(plpy, question, documents)
 $$;
 
-CREATE FUNCTION ml_rag._documents_of(store ml_rag.store, with_titles boolean, first text[], until timestamptz, most integer)
+CREATE FUNCTION ml_rag._documents_of(store ml_rag.store, with_titles boolean, first text[], most integer)
 RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the documents of one store that the caller may see, as [[name, [titles]]]: titles are that of the metadata, and the
--- heading that the first segment stands under. first: names that come before others. until: for a store of an untrusted owner,
--- else null. Of that neither long names nor very many rows, which would have to be sorted when all are read: no clock ends that
+-- heading that the first segment stands under. first: names that come before others
 -- Reads: the store, as the caller
 DECLARE
   _documents jsonb;
@@ -40,9 +39,7 @@ BEGIN
     CASE WHEN store.segment_number IS NULL THEN '1' ELSE format('t.%I', store.segment_number) END,
     CASE WHEN with_titles AND store.metadata IS NOT NULL THEN format('to_jsonb(t.%I)', store.metadata) ELSE 'NULL::jsonb' END,
     ml_rag._rows_of(store),
-    ml_rag._has_values(store, ARRAY[coalesce(store.document_name, store.segment)])
-      || CASE WHEN store.found = 'untrusted' THEN ml_rag._untrusted_condition(store, until,
-        format(' AND octet_length(t.%I::text) <= 1000', store.document_name)) || ' LIMIT 100000' ELSE '' END)
+    ml_rag._has_values(ARRAY[coalesce(store.document_name, store.segment)]))
   INTO _documents USING most, with_titles, first;
   RETURN coalesce(_documents, '[]');
 END
@@ -52,43 +49,25 @@ CREATE FUNCTION ml_rag._list_documents(stores ml_rag.store[], with_titles boolea
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the documents of the stores that the caller may see, as [[name, [titles]]], at most 20000, of a store of an untrusted
--- owner 2000, of all those 6000; first: names that come before others. A store that the call does not name, and that cannot be
--- read, is left to the search, which says so
+-- purpose: the documents of the stores that the caller may see, as [[name, [titles]]], at most 20000;
+-- first: names that come before others. A store that the call does not name, and that cannot be read, is left to the search,
+-- which says so
 -- Reads: the stores, as the caller
 DECLARE
   _most CONSTANT integer := 20000;
-  _most_untrusted CONSTANT integer := 2000;
-  _left_untrusted integer := 6000;
   _store ml_rag.store;
-  _ordered ml_rag.store[];
-  _untrusted integer;
-  _ends timestamptz;
-  _until timestamptz;
   _former_wait text;
-  _found jsonb;
   _documents jsonb := '[]';
 BEGIN
-  SELECT o.ordered, o.untrusted INTO _ordered, _untrusted FROM ml_rag._untrusted_last(stores) AS o;
-  FOREACH _store IN ARRAY _ordered LOOP
+  FOREACH _store IN ARRAY coalesce(stores, '{}') LOOP
     EXIT WHEN jsonb_array_length(_documents) >= _most;
     IF coalesce(_store.found, 'named') = 'named' THEN
-      _documents := _documents || ml_rag._documents_of(_store, with_titles, first, NULL, _most);
+      _documents := _documents || ml_rag._documents_of(_store, with_titles, first, _most);
       CONTINUE;
     END IF;
     BEGIN
-      _until := NULL;
-      IF _store.found = 'untrusted' THEN
-        SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
-        CONTINUE WHEN _until IS NULL OR _left_untrusted = 0;
-      END IF;
-      _former_wait := CASE _store.found WHEN 'untrusted' THEN ml_rag._limit_wait(100, _store.relation) ELSE ml_rag._limit_wait(1000) END;
-      _found := ml_rag._documents_of(_store, with_titles, first, _until,
-        CASE _store.found WHEN 'untrusted' THEN least(_most_untrusted, _left_untrusted) ELSE _most END);
-      _documents := _documents || _found;
-      IF _store.found = 'untrusted' THEN
-        _left_untrusted := _left_untrusted - jsonb_array_length(_found);
-      END IF;
+      _former_wait := ml_rag._limit_wait(1000);
+      _documents := _documents || ml_rag._documents_of(_store, with_titles, first, _most);
       PERFORM set_config('lock_timeout', _former_wait, true);
     EXCEPTION WHEN OTHERS THEN
       IF SQLSTATE = '40001' THEN

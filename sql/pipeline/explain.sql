@@ -14,12 +14,12 @@ CREATE FUNCTION ml_rag._without_embedding(store ml_rag.store) RETURNS bigint
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: how many rows with a text a search by meaning cannot find, of those that the caller sees; null where there can be
--- none, or another role's code could run  Reads: the store, as the caller
+-- purpose: how many rows with a text a search by meaning cannot find, of those that the caller sees; null if there can be
+-- none  Reads: the store, as the caller
 DECLARE
   _n bigint;
 BEGIN
-  IF store.found = 'untrusted' OR NOT EXISTS (
+  IF NOT EXISTS (
     SELECT FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
     WHERE a.attrelid = store.relation AND a.attname = store.segment_embedding AND NOT a.attnotnull AND c.relkind IN ('r', 'p')) THEN
     RETURN NULL;

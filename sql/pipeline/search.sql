@@ -23,5 +23,5 @@ $$the n nearest segments of the stores, nearest first
 distance_metric: a name in ml_rag.metric; distances are rounded to 4 decimals. Equal distances are ordered by store,
 document and segment. options: those of ml_rag that leave rows out, see ml_rag.filter; they apply before the limit. Rows
 whose segment or embedding is null are skipped. Errors: 22000 different dimensions; with skip_other_dimensions only a
-warning if another store has the right ones; those of ml_rag.filter. A store whose "found" is trusted or untrusted, and
-that fails, is left out with a warning if another one can be searched.$$;
+warning if another store has the right ones; those of ml_rag.filter. A store whose "found" is trusted, and that
+fails, is left out with a warning if another one can be searched.$$;

@@ -5,21 +5,6 @@
 -- (ml_rag._shard_answer, store/serve) over a foreign table beside it, its table of calls: postgres_fdw ships the aggregate of an
 -- extension as a whole, so that it runs on the shard, and runs those of several servers side by side.
 
-CREATE FUNCTION ml_rag._may_have_shards(relation oid) RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether it is worth looking for shards: a partitioned table, in a database where some partition is a foreign table
--- Going through the partitions of a table takes 6 µs for each. A shard may have come since the snapshot of the caller's statement was
--- taken, and is seen because this function is volatile, but not where a transaction has one snapshot: there the partitions decide.
--- Reads: the catalog
-BEGIN
-  RETURN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = relation) = 'p' AND (
-    current_setting('transaction_isolation') <> 'read committed'
-    OR EXISTS (SELECT FROM pg_foreign_table AS f JOIN pg_class AS c ON c.oid = f.ftrelid WHERE c.relispartition));
-END
-$$;
-
 CREATE FUNCTION ml_rag._shards(relation oid) RETURNS TABLE (shard regclass, server name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 4
 SET search_path FROM CURRENT
@@ -32,18 +17,6 @@ BEGIN
         SELECT s.srvname FROM pg_foreign_table AS f JOIN pg_foreign_server AS s ON s.oid = f.ftserver WHERE f.ftrelid = p.relid)
       FROM pg_partition_tree(relation) AS p WHERE p.isleaf AND pg_relation_filenode(p.relid) IS NULL ORDER BY p.relid::oid;
   END IF;
-END
-$$;
-
-CREATE FUNCTION ml_rag._has_shards(relation oid) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether ml_rag._shards finds any, in half the time
--- Reads: the catalog
-BEGIN
-  RETURN ml_rag._may_have_shards(relation) AND EXISTS (
-    SELECT FROM pg_partition_tree(relation) AS p WHERE p.isleaf AND pg_relation_filenode(p.relid) IS NULL);
 END
 $$;
 
@@ -205,9 +178,7 @@ BEGIN
   answering := '{}';
   FOREACH _store IN ARRAY stores LOOP
     _missing := NULL;
-    FOR _shard IN SELECT s.shard, s.server FROM ml_rag._shards(_store.relation) AS s
-                  -- that had none when it was found
-                  WHERE _store.found IS DISTINCT FROM 'untrusted' LOOP
+    FOR _shard IN SELECT s.shard, s.server FROM ml_rag._shards(_store.relation) AS s LOOP
       _why := ml_rag._silent(_shard.shard, _shard.server);
       CONTINUE WHEN _why IS NULL;
       IF row_security_active(_store.relation) THEN

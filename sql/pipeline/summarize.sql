@@ -31,60 +31,18 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the segments of all stores that the options leave, in document order; skipped: stores that were left out
--- Anybody may give a document the name of another one, and a model reads all of it: so of untrusted owners only names count
--- that no other store has, and their stores share a small part.
 -- Reads: the stores, as the caller  Errors: 54000 more than can be summarized
 DECLARE
   _most CONSTANT integer := 10000;
   _longest CONSTANT bigint := 16000000;
-  _most_untrusted integer := 1000;
-  _longest_untrusted bigint := 1000000;
   _is_only boolean := cardinality(stores) = 1;
   _store ml_rag.store;
-  _ordered ml_rag.store[];
-  _untrusted integer;
-  _ends timestamptz;
-  _until timestamptz;
   _read record;
-  _bytes bigint;
   _failures jsonb[] := '{}';
-  _late text[] := '{}';
 BEGIN
   hits := '{}';
-  SELECT o.ordered, o.untrusted INTO _ordered, _untrusted FROM ml_rag._untrusted_last(stores) AS o;
-  FOREACH _store IN ARRAY _ordered LOOP
-    IF _store.found = 'untrusted' AND NOT _is_only THEN
-      IF _ends IS NULL AND cardinality(hits) > 0 THEN
-        _most_untrusted := least(_most_untrusted, _most - cardinality(hits));
-        _longest_untrusted := least(_longest_untrusted,
-          _longest - (SELECT coalesce(sum(octet_length(h.segment)), 0) FROM unnest(hits) AS h));
-        request.options := request.options || jsonb_build_object('exclude_document_name',
-          coalesce(request.options -> 'exclude_document_name', '[]')
-          || (SELECT coalesce(jsonb_agg(DISTINCT h.document_name), '[]') FROM unnest(hits) AS h WHERE h.document_name IS NOT NULL));
-      END IF;
-      SELECT s.ends, s.untrusted, s.until INTO _ends, _untrusted, _until FROM ml_rag._share(_ends, _untrusted) AS s;
-      IF _until IS NULL THEN
-        _late := _late || _store.vector_store;
-        CONTINUE;
-      END IF;
-      _read := ml_rag._read_store('read', _store, false, _until, request, NULL, NULL, true, NULL, NULL, _most_untrusted,
-        _longest_untrusted);
-      _bytes := coalesce((SELECT sum(octet_length(h.segment)) FROM unnest(_read.hits) AS h), 0);
-      _most_untrusted := _most_untrusted - coalesce(cardinality(_read.hits), 0);
-      _longest_untrusted := _longest_untrusted - _bytes;
-      IF _most_untrusted < 0 OR _longest_untrusted < 0 THEN
-        _most_untrusted := _most_untrusted + cardinality(_read.hits);
-        _longest_untrusted := _longest_untrusted + _bytes;
-        _failures := _failures || ml_rag._failure(_store.vector_store, '54000', 'the documents are too long to be read as a whole',
-          'Of stores of untrusted owners that are not named, at most 1000 segments of 1000000 bytes together are summarized.', NULL);
-        CONTINUE;
-      END IF;
-    ELSE
-      IF _store.found = 'untrusted' THEN
-        SELECT s.until INTO _until FROM ml_rag._share(NULL, 1) AS s;
-      END IF;
-      _read := ml_rag._read_store('read', _store, _is_only, _until, request, NULL, NULL, true, NULL, NULL, _most, _longest);
-    END IF;
+  FOREACH _store IN ARRAY stores LOOP
+    _read := ml_rag._read_store('read', _store, _is_only, request, NULL, NULL, true, NULL, NULL, _most, _longest);
     IF _read.failure IS NULL THEN
       hits := hits || _read.hits;
     ELSE
@@ -96,10 +54,10 @@ BEGIN
         HINT = 'Name fewer documents in "document_name", or leave segments out with "filters".';
     END IF;
   END LOOP;
-  IF cardinality(_failures) > 0 OR cardinality(_late) > 0 THEN
-    PERFORM ml_rag._warn_of_failures(_failures, _late);
+  IF cardinality(_failures) > 0 THEN
+    PERFORM ml_rag._warn_of_failures(_failures);
   END IF;
-  skipped := ARRAY(SELECT f ->> 'store' FROM unnest(_failures) AS f) || _late;
+  skipped := ARRAY(SELECT f ->> 'store' FROM unnest(_failures) AS f);
 END
 $$;
 

@@ -79,10 +79,11 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('relation "%s" is not a table', store);
   END IF;
   column_name := ml_rag._default_column(store);
-  SELECT string_agg(format('%s %s', w.name, w.types[1]), ', ') INTO _wrong
+  SELECT string_agg(format('%s %s', w.name, replace(w.types[1]::text, '@vector@.', '')), ', ') INTO _wrong
   FROM (VALUES ('document_name', '{text,varchar}'::regtype[]), ('metadata', '{jsonb}'),
                ('document_id', '{bigint,integer,numeric}'), ('segment_number', '{integer,bigint}'),
-               ('segment', '{text,varchar}'), (column_name, ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype])) AS w (name, types)
+               ('segment', '{text,varchar}'),
+               (column_name, ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype])) AS w (name, types)
   WHERE NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0
                     AND NOT a.attisdropped AND a.atttypid = ANY (w.types));
   IF _wrong IS NOT NULL THEN

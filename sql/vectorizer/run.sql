@@ -40,6 +40,8 @@ BEGIN
   ELSE
     _key := ml_rag._primary_key(relation);
   END IF;
+  -- it may have been moved since it was made
+  PERFORM ml_rag._refuse_foreign_schema(_store);
   _index := ml_rag._index_definition(_found.options -> 'index', _found.options ->> 'distance_metric', 'vector');
   RETURN jsonb_populate_record(NULL::ml_rag._vectorizer_run, jsonb_build_object(
     'step', 'claim', 'relation', relation::oid::bigint, 'request', CASE WHEN _store <> relation THEN

@@ -92,6 +92,7 @@ DECLARE
   _insert text;
   _rows text;
 BEGIN
+  PERFORM ml_rag._refuse_foreign_schema(_table);
   -- the key of the segments is that of the source, and the number
   SELECT string_agg(quote_ident(u.key), ', ' ORDER BY u.place) AS segments,
     string_agg(format('n.%I', u.source), ', ' ORDER BY u.place) AS source,

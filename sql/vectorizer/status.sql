@@ -6,7 +6,7 @@ RETURNS TABLE (relation regclass, options jsonb, pending bigint, oldest_pending 
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10
 SET search_path FROM CURRENT
 AS $$
--- purpose: the vectorizers of tables that the caller owns; null where the table's owner is not trusted, or it cannot be read
+-- purpose: the vectorizers of tables that the caller owns; null if the table is not trusted, or cannot be read
 -- Whoever owns a table may make a trigger with anything as its argument.
 -- Reads: the tables, as the caller
 DECLARE
@@ -25,7 +25,7 @@ BEGIN
     failed := NULL;
     truncated := NULL;
     rows := nullif(_one.reltuples, -1)::bigint;
-    IF ml_rag._trusts(_one.relowner) THEN
+    IF ml_rag._are_trusted(_one.oid || ml_rag._parts(coalesce(ml_rag._segment_table(_one.oid), _one.oid))) THEN
       BEGIN
         options := (ml_rag._find_vectorizer(relation)).options;
         pending := ml_rag._count_waiting(relation);

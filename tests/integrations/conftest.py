@@ -50,12 +50,12 @@ def login(db: Database, role: str) -> Iterator[str]:
     name, owner = sql.Identifier(db.role(role)), db.connect()
     owner.execute(sql.SQL("ALTER ROLE {} LOGIN PASSWORD 'made for a test'").format(name))
     owner.execute(sql.SQL("GRANT CREATE ON SCHEMA public TO {}").format(name))
-    owner.execute(sql.SQL("GRANT ml_rag_loader TO {}").format(name))
+    owner.execute(sql.SQL("GRANT ml_rag_loader, ml_rag_publisher TO {}").format(name))
     try:
         yield make_conninfo(db.dsn, dbname=db.name, user=db.role(role), password="made for a test")
     finally:
         # roles are the cluster's, and other tests have the same ones
-        owner.execute(sql.SQL("REVOKE ml_rag_loader FROM {}").format(name))
+        owner.execute(sql.SQL("REVOKE ml_rag_loader, ml_rag_publisher FROM {}").format(name))
         owner.execute(sql.SQL("ALTER ROLE {} NOLOGIN").format(name))
 
 

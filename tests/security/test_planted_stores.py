@@ -57,64 +57,6 @@ PLANTS = {
     ),
 }  # fmt: skip
 
-#: what people do to their tables that has no place for code
-ORDINARY = {
-    "nothing": "",
-    "indexes": (
-        "CREATE INDEX ON own.docs (document_name); CREATE INDEX ON own.docs USING brin (document_id);"
-        "CREATE INDEX ON own.docs USING hnsw (segment_embedding vector_cosine_ops)"
-    ),
-    "keys": (
-        "ALTER TABLE own.docs ADD PRIMARY KEY (document_id, segment_number), ALTER segment SET NOT NULL;"
-        "CREATE TABLE own.documents (id bigint PRIMARY KEY DEFAULT own.evil(1)::integer);"
-        "INSERT INTO own.documents VALUES (1);"
-        "ALTER TABLE own.docs ADD FOREIGN KEY (document_id) REFERENCES own.documents"
-    ),
-    "statistics": "CREATE STATISTICS own.s ON segment, document_name FROM own.docs",
-    "a default and a trigger, which run on writes": (
-        "CREATE FUNCTION own.f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM own.evil(1); RETURN new; END';"
-        "CREATE TRIGGER t BEFORE INSERT OR UPDATE ON own.docs FOR EACH ROW EXECUTE FUNCTION own.f();"
-        "ALTER TABLE own.docs ALTER document_name SET DEFAULT own.evil(1)::text"
-    ),
-    "partitions": (
-        f"DROP TABLE own.docs; CREATE TABLE own.docs {STORE} PARTITION BY RANGE (document_id);"
-        "CREATE TABLE own.part PARTITION OF own.docs FOR VALUES FROM (0) TO (100);"
-        "INSERT INTO own.docs VALUES ('planted', '[1,0,0]', 'x', 1, 1)"
-    ),
-    "a child": "CREATE TABLE own.child (more text) INHERITS (own.docs)",
-}  # fmt: skip
-
-#: what runs no code, but what stands in it would have to be read to know that
-TO_BE_NAMED = {
-    "a policy": "CREATE POLICY a ON own.docs USING (document_name = current_user OR segment LIKE 'plant%')",
-    "a policy of one command": "CREATE POLICY a ON own.docs FOR SELECT USING (true)",
-    "a rule": "CREATE RULE r AS ON INSERT TO own.docs DO ALSO NOTHING",
-    "a predicate": "CREATE INDEX ON own.docs (document_name) WHERE segment_number > 3",
-    "an expression": "CREATE INDEX ON own.docs (lower(segment))",
-    "a check": "ALTER TABLE own.docs ADD CHECK (length(segment) > 0)",
-    "a check of a child": "CREATE TABLE own.child (CHECK (length(segment) > 0)) INHERITS (own.docs)",
-    "statistics": "CREATE STATISTICS own.s ON lower(segment), document_name FROM own.docs",
-    "a partition key": (
-        f"DROP TABLE own.docs; CREATE TABLE own.docs {STORE} PARTITION BY LIST (lower(segment));"
-        "CREATE TABLE own.part PARTITION OF own.docs DEFAULT; INSERT INTO own.docs VALUES ('planted', '[1,0,0]')"
-    ),
-    "a partition": (
-        f"DROP TABLE own.docs; CREATE TABLE own.whole {STORE} PARTITION BY LIST (document_id);"
-        "CREATE TABLE own.docs PARTITION OF own.whole DEFAULT;"
-        "INSERT INTO own.docs VALUES ('planted', '[1,0,0]', 'x', 1, 1)"
-    ),
-    "a generated column": "ALTER TABLE own.docs ADD n integer GENERATED ALWAYS AS (length(segment)) STORED",
-    "an enum": "CREATE TYPE own.e AS ENUM ('a'); ALTER TABLE own.docs ADD e own.e",
-    "an array of a domain": "CREATE DOMAIN own.d AS text; ALTER TABLE own.docs ADD e own.d[]",
-    "a range type": "CREATE TYPE own.r AS RANGE (subtype = text); ALTER TABLE own.docs ADD e own.r",
-    "a type of a child": (
-        "CREATE TYPE own.e AS ENUM ('a'); CREATE TABLE own.child (e own.e) INHERITS (own.docs)"
-    ),
-    "materialized view": (
-        "ALTER TABLE own.docs RENAME TO t; CREATE MATERIALIZED VIEW own.docs AS SELECT t.*, own.evil(1) FROM own.t"
-    ),
-}  # fmt: skip
-
 
 @pytest.fixture
 def attacker(db: Database, owner: Connection) -> Connection:
@@ -204,49 +146,27 @@ def test_a_quoted_name_is_that_of_one_relation(db: Database, owner: Connection, 
     assert said == []
 
 
-@pytest.mark.parametrize("how", TO_BE_NAMED)
-def test_a_table_in_which_code_could_stand_must_be_named(db: Database, attacker: Connection, how: str) -> None:
-    plant(attacker, TO_BE_NAMED[how])
+def test_an_ordinary_table_of_another_role_must_be_named(db: Database, attacker: Connection) -> None:
+    plant(attacker, "")
     asker = db.connect("asker")
     assert names(asker) == ["public.good"]
-    assert retrieve(asker, (1, 0, 0))["vector_store"] == ["public.good"]
     document = retrieve(asker, (1, 0, 0), explain=True)
+    assert document["vector_store"] == ["public.good"]
     (told,) = [s for s in document["explain"]["stores"] if s["vector_store"] == "own.docs"]
-    assert told["reason"] == "It belongs to another role, and reading it could run that role's code."
+    assert told["reason"] == f"It belongs to role {db.role('tenant')}, which you do not trust."
     assert retrieve(asker, (1, 0, 0), vector_store=["own.docs"])["vector_store"] == ["own.docs"]
 
 
-@pytest.mark.parametrize("how", ORDINARY)
-def test_ordinary_tables_of_another_role_are_found_unasked(db: Database, attacker: Connection, how: str) -> None:
-    plant(attacker, ORDINARY[how])
-    asker = db.connect("asker")
-    said = ran_as(asker)
-    assert names(asker) == ["own.docs", "public.good"]
-    assert {c["segment"] for c in retrieve(asker, (1, 0, 0))["citations"]} == {"good", "planted"}
-    assert said == []
-
-
 def test_a_superuser_names_what_other_roles_made(db: Database, owner: Connection, attacker: Connection) -> None:
-    """What discovery has checked could be another thing by the time it is read, and a superuser has most to lose."""
-    plant(attacker, ORDINARY["nothing"])
+    plant(attacker, "")
     assert names(owner) == ["public.good"]
     with error("P0002", "Name it with its schema"):
         retrieve(owner, (1, 0, 0), exclude_vector_store=["good"])
     assert retrieve(owner, (1, 0, 0), vector_store=["own.docs"])["citations"][0]["segment"] == "planted"
     owner.execute("ALTER TABLE own.docs OWNER TO CURRENT_USER")
+    assert names(owner) == ["public.good"]  # the schema is still another role's
+    owner.execute("ALTER SCHEMA own OWNER TO CURRENT_USER")
     assert names(owner) == ["own.docs", "public.good"]
-
-
-def test_a_foreign_table_below_a_table_is_no_plain_table(db: Database, owner: Connection, attacker: Connection) -> None:
-    """Reading the parent would connect to wherever the attacker's server points."""
-    owner.execute("CREATE EXTENSION postgres_fdw")
-    tenant = sql.Identifier(db.role("tenant"))
-    owner.execute(sql.SQL("GRANT USAGE ON FOREIGN DATA WRAPPER postgres_fdw TO {}").format(tenant))
-    plant(attacker, ORDINARY["nothing"])
-    assert names(db.connect("asker")) == ["own.docs", "public.good"]
-    attacker.execute("CREATE SERVER far FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port '1')")
-    attacker.execute("CREATE FOREIGN TABLE own.far () INHERITS (own.docs) SERVER far")
-    assert names(db.connect("asker")) == ["public.good"]
 
 
 @pytest.mark.parametrize(

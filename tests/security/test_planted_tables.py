@@ -117,7 +117,7 @@ def test_nor_by_a_command(
     role = loader_role(db)
     refused = run("load", str(folder), "--store", "secrets")
     assert refused.exit_code == 1
-    assert 'table "secrets" is of another role' in refused.output
+    assert 'table "public.secrets" is of another role' in refused.output
     assert rows(attacker, "SELECT count(*) FROM public.secrets") == [(0,)]
     assert run("load", str(folder), "--store", "public.secrets").exit_code == 0
     assert rows(attacker, "SELECT segment FROM public.secrets") == [("the plan",)]

@@ -1,8 +1,7 @@
-"""pipeline/isolate: a store that a call does not name, and what its owner can do to the calls of everybody else."""
+"""ground/trust, pipeline/isolate: a store that a call does not name, and what its owner can do."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,153 +14,44 @@ from support.cluster import Connection, Database
 from support.planting import COLUMNS, NEAR, QUESTION, ROW, ask, publish, texts, warnings
 from support.stores import as_text, create_store, error, fake_embedding, search
 
-#: made by another role in its own schema, readable by everybody: how, and whether the planted row may be cited
-PLANTS: dict[str, tuple[str, bool]] = {
-    "a plain table": ("", True),
+#: made by another role in its own schema, readable by everybody
+PLANTS: dict[str, str] = {
+    "a plain table": "",
     "a column without dimensions": (
-        "ALTER TABLE evil.kb ALTER segment_embedding TYPE vector; UPDATE evil.kb SET segment_embedding = '[1,2,3]'",
-        False,
-    ),
-    "other dimensions": (
-        "ALTER TABLE evil.kb ALTER segment_embedding TYPE vector(3) USING '[1,2,3]'",
-        False,
-    ),
-    "a policy that fails": (
-        "ALTER TABLE evil.kb ENABLE ROW LEVEL SECURITY;"
-        "CREATE POLICY p ON evil.kb USING (1 / (segment_number - segment_number) = 1)",
-        False,
+        "ALTER TABLE evil.kb ALTER segment_embedding TYPE vector; UPDATE evil.kb SET segment_embedding = '[1,2,3]'"
     ),
     "a policy that takes seconds": (
         "ALTER TABLE evil.kb ENABLE ROW LEVEL SECURITY; "
         "CREATE POLICY p ON evil.kb USING (length(repeat('x', 90000000)) > 0"
-        " AND length(upper(repeat('y', 90000000))) > segment_number AND length(upper(repeat(segment, 900000))) > 0)",
-        False,
+        " AND length(upper(repeat('y', 90000000))) > segment_number AND length(upper(repeat(segment, 900000))) > 0)"
     ),
-    "a check that fails": ("ALTER TABLE evil.kb ADD CHECK (segment_number <> 0 AND 1 / segment_number >= 0)", False),
     "a view that fails": (
         "ALTER TABLE evil.kb RENAME TO t; CREATE VIEW evil.kb AS SELECT document_name, metadata, document_id,"
-        " 1 / (segment_number - 1) AS segment_number, segment, segment_embedding FROM evil.t",
-        False,
+        " 1 / (segment_number - 1) AS segment_number, segment, segment_embedding FROM evil.t"
     ),
-    "a domain": (
-        "CREATE DOMAIN evil.d AS text CHECK (1 / length(VALUE) >= 0); ALTER TABLE evil.kb ADD x evil.d",
-        False,
-    ),
-    "an enum": ("CREATE TYPE evil.e AS ENUM ('a'); ALTER TABLE evil.kb ADD topic evil.e", False),
-    "a composite type": ("CREATE TYPE evil.c AS (a integer); ALTER TABLE evil.kb ADD x evil.c", False),
-    "a generated column": (
-        "ALTER TABLE evil.kb ADD x integer GENERATED ALWAYS AS (segment_number + 1) STORED",
-        False,
-    ),
-    "an index's expression": ("CREATE INDEX ON evil.kb (lower(segment))", False),
-    "an index's predicate": ("CREATE INDEX ON evil.kb (segment) WHERE segment_number > 3", False),
-    "statistics": ("CREATE STATISTICS evil.s ON lower(segment), document_name FROM evil.kb", False),
-    "a rule": (
-        "CREATE RULE r AS ON DELETE TO evil.kb DO ALSO SELECT 1 / 0",
-        False,
-    ),
-    "partitions by an expression": (
-        f"DROP TABLE evil.kb; CREATE TABLE evil.kb ({COLUMNS}) PARTITION BY LIST (lower(segment));"
-        f"CREATE TABLE evil.part PARTITION OF evil.kb DEFAULT; INSERT INTO evil.kb VALUES {ROW}",
-        False,
-    ),
-    "a partition of such a table": (
-        f"DROP TABLE evil.kb; CREATE TABLE evil.t ({COLUMNS}) PARTITION BY LIST (lower(segment));"
-        f"CREATE TABLE evil.kb PARTITION OF evil.t DEFAULT; INSERT INTO evil.kb VALUES {ROW}",
-        False,
-    ),
-    "partitions by a column": (
-        f"DROP TABLE evil.kb; CREATE TABLE evil.kb ({COLUMNS}) PARTITION BY RANGE (document_id);"
-        f"CREATE TABLE evil.part PARTITION OF evil.kb DEFAULT; INSERT INTO evil.kb VALUES {ROW}",
-        True,
-    ),
-    "keys and indexes": (
-        "ALTER TABLE evil.kb ADD PRIMARY KEY (document_id, segment_number), ALTER segment SET NOT NULL;"
-        "CREATE INDEX ON evil.kb USING hnsw (segment_embedding vector_cosine_ops);"
-        "CREATE INDEX ON evil.kb USING gin (metadata); CREATE STATISTICS evil.s ON segment, document_name FROM evil.kb",
-        True,
-    ),
-    "null in every column": (
-        "UPDATE evil.kb SET (document_name, metadata, document_id, segment_number, segment, "
-        "segment_embedding) = (NULL, NULL, NULL, NULL, NULL, NULL)",
-        False,
-    ),
-    "null beside the segment": (
-        "UPDATE evil.kb SET (document_name, metadata, document_id, segment_number) = (NULL, NULL, NULL, NULL)",
-        True,
-    ),
-    "zero vectors": ("UPDATE evil.kb SET segment_embedding = array_fill(0, ARRAY[16])::vector", True),
-    "the largest vectors": ("UPDATE evil.kb SET segment_embedding = array_fill(3e38::real, ARRAY[16])::vector", False),
-    "a segment of 50 MB": ("UPDATE evil.kb SET segment = repeat('contract notice ', 3200000)", False),
-    "a name of 50 MB": ("UPDATE evil.kb SET document_name = repeat('x', 50000000)", False),
-    "metadata of 50 MB": (
-        "UPDATE evil.kb SET metadata = jsonb_build_object('a', (SELECT string_agg(md5(i::text), '') FROM"
-        " generate_series(1, 1600000) AS i))",
-        False,
-    ),
-    "a name of 1 MB that compresses": ("UPDATE evil.kb SET document_name = repeat('x', 1000000)", False),
-    "metadata of 1 MB that compress": (
-        "UPDATE evil.kb SET metadata = jsonb_build_object('x', repeat('x', 1000000))",
-        False,
-    ),
-    "the last number there is": (
-        "ALTER TABLE evil.kb ALTER segment_number TYPE bigint;UPDATE evil.kb SET segment_number = 9223372036854775807",
-        True,
-    ),
-    "many rows of one number": (
-        "UPDATE evil.kb SET segment = 'planted',"
-        "segment_embedding = array_fill(0, ARRAY[16])::vector - segment_embedding;"
-        "INSERT INTO evil.kb SELECT k.* FROM evil.kb AS k, generate_series(1, 3000)",
-        True,
-    ),
-    "very many names": (
-        "INSERT INTO evil.kb SELECT substr(md5(i::text), 1, 9), '{}', i, 1, 'planted', array_fill(0, ARRAY[16])::vector"
-        " FROM generate_series(2, 20000) AS i",
-        True,
-    ),
-    "a document of another one's name, of very many segments": (
-        "UPDATE evil.kb SET document_name = 'g', segment = 'planted',"
-        " segment_embedding = array_fill(0, ARRAY[16])::vector - segment_embedding;"
-        "INSERT INTO evil.kb SELECT k.document_name, k.metadata, 2, i, k.segment, k.segment_embedding"
-        " FROM evil.kb AS k, generate_series(1, 12000) AS i",
-        True,
-    ),
+    "a segment of 50 MB": "UPDATE evil.kb SET segment = repeat('contract notice ', 3200000)",
+    "a document of another one's name": "UPDATE evil.kb SET document_name = 'g'",
     "columns of other types": (
         "ALTER TABLE evil.kb ALTER document_id TYPE xml USING '<a/>',"
         ' ALTER metadata TYPE json USING \'{"a": "\\u0000"}\','
-        " ALTER document_name TYPE point USING '(1,1)'",
-        False,
+        " ALTER document_name TYPE point USING '(1,1)'"
     ),
-    "a filtered column of another type": ("ALTER TABLE evil.kb ADD topic point", True),
+    "a filtered column of another type": "ALTER TABLE evil.kb ADD topic point",
     "a keyword index that is nonsense": (
         "ALTER TABLE evil.kb ADD PRIMARY KEY (document_id); SELECT ml_rag.enable_keyword_search('evil.kb');"
-        "ALTER TABLE evil.kb ALTER document_id TYPE text",
-        True,
+        "ALTER TABLE evil.kb ALTER document_id TYPE text"
     ),
     "a comment of 5 MB": (
         "DO $$BEGIN EXECUTE format('COMMENT ON COLUMN evil.kb.segment_embedding IS %L',"
-        " repeat('GENAI_OPTIONS=', 350000)); END$$",
-        False,
+        " repeat('GENAI_OPTIONS=', 350000)); END$$"
     ),
     "a comment of 500 MB": (
         "DO $$BEGIN EXECUTE format('COMMENT ON COLUMN evil.kb.segment_embedding IS %L',"
-        " 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed ' || repeat('x', 500000000)); END$$",
-        True,
+        " 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed ' || repeat('x', 500000000)); END$$"
     ),
     "system columns": (
         "COMMENT ON COLUMN evil.kb.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed,"
-        "SEGMENT=ctid,DOCUMENT_NAME=xmin,DOCUMENT_ID=tableoid,METADATA=ctid'",
-        False,
-    ),
-    "a column that is everything": (
-        "COMMENT ON COLUMN evil.kb.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed,"
-        "SEGMENT=segment_embedding,DOCUMENT_NAME=segment_embedding,DOCUMENT_ID=segment_embedding,METADATA=segment_embedding'",
-        False,
-    ),
-    "columns that are no names and numbers": (
-        "COMMENT ON COLUMN evil.kb.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed,"
-        "SEGMENT=segment,DOCUMENT_NAME=metadata,DOCUMENT_ID=metadata,SEGMENT_NUMBER=segment'",
-        True,
+        "SEGMENT=ctid,DOCUMENT_NAME=xmin,DOCUMENT_ID=tableoid,METADATA=ctid'"
     ),
     "node groups that are none": (
         "ALTER TABLE evil.kb ADD PRIMARY KEY (document_id, segment_number);"
@@ -177,8 +67,7 @@ PLANTS: dict[str, tuple[str, bool]] = {
         " FOREIGN KEY (document_id, segment_number) REFERENCES evil.kb);"
         " DO $$BEGIN EXECUTE format('COMMENT ON TABLE evil.deep IS %L',"
         " 'ML_RAG_NODE_GROUP=' || repeat('[', 1000000)); END$$;"
-        "COMMENT ON COLUMN evil.kb.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'",
-        True,
+        "COMMENT ON COLUMN evil.kb.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'"
     ),
 }
 
@@ -238,23 +127,16 @@ def attacker(good: Database) -> Iterator[Connection]:
 def test_a_planted_store_leaves_the_calls_of_others_as_they_are(
     good: Database, attacker: Connection, plant: str
 ) -> None:
-    statements, may_be_cited = PLANTS[plant]
     asker = good.connect("asker")
     before = {path: ask(asker, **options) for path, options in PATHS.items()}
     assert all(texts(document) for document, _ in before.values())
-    publish(attacker, statements)
+    publish(attacker, PLANTS[plant])
     for path, options in PATHS.items():
         said = warnings(asker)
         document, seconds = ask(asker, **options)
-        assert texts(document) == texts(before[path][0]), (path, said)
-        assert "public.good" in document["vector_store"], path
+        assert document == before[path][0], (path, said)
         assert seconds < before[path][1] * 10 + 2, path
-        cited = [c for c in document["citations"] if "planted" in c["segment"]]
-        assert may_be_cited or not cited, path
-        # searched, or left out with a warning where it was a candidate at all
-        assert "evil.kb" in document["vector_store"] or not cited, path
-        ours = ("no document is named", '1 vector stores have no node group "sentences"')
-        assert all('"evil.kb"' in message or message.startswith(ours) for message, _ in said), said
+        assert all(message.startswith("no document is named") for message, _ in said), said
 
 
 def test_planted_comments_cost_others_little(good: Database, attacker: Connection) -> None:
@@ -267,15 +149,25 @@ def test_planted_comments_cost_others_little(good: Database, attacker: Connectio
             superuser.execute("SELECT * FROM ml_rag.node_group WHERE store = 'good'::regclass")
         assert time.monotonic() - began < most
 
-    publish(attacker, PLANTS["node groups that are none"][0])
+    publish(attacker, PLANTS["node groups that are none"])
     discovering(2)
-    publish(attacker, PLANTS["a comment of 500 MB"][0])
+    publish(attacker, PLANTS["a comment of 500 MB"])
     discovering(2)
+
+
+# -- stores of trusted owners -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def publisher(attacker: Connection, grants: Callable[[str], None]) -> Connection:
+    """The attacker, whom everybody trusts now, and whose stores may still fail."""
+    grants("GRANT ml_rag_publisher TO {tenant}")
+    return attacker
 
 
 @pytest.mark.parametrize("plant", ["a plain table", "a column without dimensions", "columns of other types"])
-def test_batches_and_evaluations_go_on_too(good: Database, attacker: Connection, plant: str) -> None:
-    publish(attacker, PLANTS[plant][0])
+def test_batches_and_evaluations_go_on_too(good: Database, publisher: Connection, plant: str) -> None:
+    publish(publisher, PLANTS[plant])
     asker = good.connect("asker")
     rows = search(asker, QUESTION, {"n_citations": 5})
     assert "contract notice" in [r[5] for r in rows if r[1] == "public.good"]
@@ -288,54 +180,8 @@ def test_batches_and_evaluations_go_on_too(good: Database, attacker: Connection,
     good.connect().execute("UPDATE questions SET answer = NULL")
 
 
-def test_names_are_read_of_few_documents_of_untrusted_owners(good: Database, attacker: Connection) -> None:
-    for i in range(4):
-        attacker.execute(f"CREATE TABLE evil.t{i} (LIKE evil.kb); INSERT INTO evil.t{i} (document_name, segment)"
-                         f" SELECT n || ' of {i}', 'planted' FROM generate_series(1, 2001) AS n")  # fmt: skip
-        publish(attacker, table=f"evil.t{i}")
-    attacker.execute(
-        "INSERT INTO evil.t0 (document_name, segment) VALUES (repeat('x', 1001), 'x'), (repeat('~', 1000), 'x')"
-    )
-    asker = good.connect("asker")
-    listed = (
-        "SELECT d ->> 0 FROM jsonb_array_elements(ml_rag._list_documents(ARRAY(SELECT s FROM ml_rag.discover({}) AS s),"
-    )
-    listed += " true, '{}')) AS d"
-    names = [name for (name,) in asker.execute(listed.format("", "{~," + "~" * 1000 + "}")).fetchall()]
-    # those that are looked for come first, and the trusted store before them
-    assert names[:2] == ["g", "~" * 1000]
-    assert "x" * 1001 not in names
-    assert [sum(name.endswith(f" of {i}") for name in names) for i in range(4)] == [1999, 2000, 2000, 0]
-    assert len(names) == 6001
-    named = "ARRAY[''evil.t0'']".replace("''", "'")
-    assert len(asker.execute(listed.format(named, "{}")).fetchall()) == 2003
-
-
-def test_a_document_is_not_made_longer_by_who_uses_its_name(good: Database, attacker: Connection) -> None:
-    """Each further segment is one that a model reads."""
-    whole = PATHS["a whole document"]
-    asker = good.connect("asker")
-    publish(attacker, "UPDATE evil.kb SET document_name = 'g'")
-    assert len(ask(asker, **whole)[0]["citations"]) == 3
-    # what no other store has is read, and little of it
-    whole = {**whole, "document_name": ["mine"]}
-    rows = "INSERT INTO evil.kb SELECT 'mine', '{}', 1, i, repeat('x', %s), NULL FROM generate_series(1, %s) AS i"
-    for length, most in ((1, 1000), (100_000, 10)):
-        attacker.execute("TRUNCATE evil.kb")
-        attacker.execute(rows, (length, most))
-        assert len(ask(asker, **whole)[0]["citations"]) == most
-        attacker.execute("INSERT INTO evil.kb VALUES ('mine', '{}', 1, 0, 'x', NULL)")
-        said = warnings(asker)
-        with error("P0002"):
-            ask(asker, **whole)
-        (left_out,) = [detail for message, detail in said if message == '"evil.kb" cannot be searched; ignored']
-        assert left_out.startswith("54000: the documents are too long to be read as a whole. ")
-        # all of it where that is what is asked for
-        assert len(ask(asker, **whole, vector_store=["evil.kb"])[0]["citations"]) == most + 1
-
-
-def test_what_was_left_out_is_said(good: Database, attacker: Connection) -> None:
-    publish(attacker, PLANTS["a column without dimensions"][0])
+def test_what_was_left_out_is_said(good: Database, publisher: Connection) -> None:
+    publish(publisher, PLANTS["a column without dimensions"])
     asker = good.connect("asker")
     said = warnings(asker)
     document, _ = ask(asker, explain=True)
@@ -351,99 +197,22 @@ def test_what_was_left_out_is_said(good: Database, attacker: Connection) -> None
     with error("22000", ours=False):
         ask(asker, vector_store=["evil.kb", "public.good"])
     # and so does who has no other one
-    with error("22000"):
+    with error("22000", ours=False):
         ask(asker, exclude_vector_store=["good"])
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_table_that_its_owner_has_locked_is_not_waited_for(good: Database, attacker: Connection, path: str) -> None:
-    attacker.execute("ALTER TABLE evil.kb ADD PRIMARY KEY (document_id)")
-    publish(attacker, "SELECT ml_rag.enable_keyword_search('evil.kb')")
+@pytest.mark.parametrize("path", ["semantic", "hybrid", "overlap", "documents that the question names"])
+def test_a_locked_table_is_waited_for_a_second(good: Database, publisher: Connection, path: str) -> None:
+    publish(publisher)
     asker = good.connect("asker")
-    before, _ = ask(asker, **PATHS[path])
-    asker.execute("SET lock_timeout = '1min'")
-    said = warnings(asker)
-    with attacker.transaction():
-        attacker.execute("LOCK TABLE evil.kb IN ACCESS EXCLUSIVE MODE")
-        document, seconds = ask(asker, **PATHS[path])
-    assert texts(document) == texts(before)
-    assert document["vector_store"] == ["public.good"]
-    assert seconds < 1
-    assert any("55P03" in detail for _, detail in said)
-    assert asker.execute("SHOW lock_timeout").fetchone() == ("1min",)
-
-
-def test_many_locked_tables_do_not_add_up(good: Database, attacker: Connection) -> None:
-    for i in range(30):
-        attacker.execute(f"CREATE TABLE evil.t{i} (LIKE evil.kb)")
-        publish(attacker, table=f"evil.t{i}")
-    asker = good.connect("asker")
-    said = warnings(asker)
-    with attacker.transaction():
-        for i in range(30):
-            attacker.execute(f"LOCK TABLE evil.t{i} IN ACCESS EXCLUSIVE MODE")
-        document, seconds = ask(asker)
-    assert "contract notice" in texts(document)
-    assert seconds < 3
-    assert len(said) >= 11
-
-
-def test_what_takes_long_is_cut_off_and_what_is_left_is_named(good: Database, attacker: Connection) -> None:
-    for i in range(3):
-        attacker.execute(f"CREATE TABLE evil.t{i} (LIKE evil.kb)")
-        attacker.execute(
-            f"INSERT INTO evil.t{i} SELECT 'x', '{{}}', i, 1, 'planted', '{NEAR}' FROM generate_series(1, 40000) AS i"
-        )
-        publish(attacker, table=f"evil.t{i}")
-    attacker.execute("CREATE INDEX ON evil.t0 USING ivfflat (segment_embedding vector_cosine_ops) WITH (lists = 1)")
-    owner, asker = good.connect(), good.connect("asker")
-    try:
-        for limit in (10, 0):
-            owner.execute("SELECT ml_rag.configure('untrusted_ms', %s)", (str(limit),))
-            said = warnings(asker)
-            document, seconds = ask(asker)
-            assert (document["vector_store"], sorted(texts(document))[0]) == (["public.good"], "contract notice")
-            assert seconds < 1
-            if limit:
-                assert any("54000" in detail for _, detail in said), said
-            else:
-                assert [m for m, _ in said] == [
-                    "time ran out before vector stores of untrusted owners were searched: 3; ignored"
-                ]
-                assert "Left out: evil.t0, evil.t1, evil.t2." in said[0][1]
-        owner.execute("SELECT ml_rag.configure('untrusted_ms', NULL), ml_rag.configure('untrusted_mb', '1')")
+    expected = texts(ask(asker, **PATHS[path], exclude_vector_store=["evil.kb"])[0])
+    with publisher.transaction():
+        publisher.execute("LOCK TABLE evil.kb IN ACCESS EXCLUSIVE MODE")
         said = warnings(asker)
-        document, _ = ask(asker)
-        assert document["vector_store"] == ["public.good"]
-        assert all("54000: the store is too large." in detail for _, detail in said)
-        assert len(said) == 3
-        # named, it has no limit
-        assert ask(asker, vector_store=["evil.t0"])[0]["citations"]
-    finally:
-        owner.execute("SELECT ml_rag.configure('untrusted_ms', NULL), ml_rag.configure('untrusted_mb', NULL)")
-
-
-def test_all_arms_share_the_time(good: Database, attacker: Connection) -> None:
-    """A question in sub-questions is as many searches."""
-    attacker.execute(
-        "CREATE TABLE evil.t (LIKE evil.kb);"
-        f"INSERT INTO evil.t SELECT 'x', '{{}}', i, 1, 'contract planted', '{NEAR}'"
-        " FROM generate_series(1, 200000) AS i"
-    )
-    publish(attacker, table="evil.t")
-    owner, asker = good.connect(), good.connect("asker")
-    # no row passes, so that all are looked at
-    asked = {"arms": [{"search": "semantic", "weight": 1}] * 16, "required_keywords": ["nobodyhasthis"]}
-    try:
-        owner.execute("SELECT ml_rag.configure('untrusted_ms', '300')")
-        with error("P0002"):
-            ask(asker, **asked, schema=["public"])
-        began = time.monotonic()
-        with error("P0002"):
-            ask(asker, **asked)
-        assert time.monotonic() - began < 2.5
-    finally:
-        owner.execute("SELECT ml_rag.configure('untrusted_ms', NULL)")
+        document, seconds = ask(asker, **PATHS[path])
+    assert texts(document) == expected
+    assert 1 < seconds < 8
+    assert ('"evil.kb" cannot be searched; ignored', "55P03") in [(m, d[:5]) for m, d in said]
 
 
 CHANGES: dict[str, str] = {
@@ -453,19 +222,17 @@ CHANGES: dict[str, str] = {
     "a policy": (
         "ALTER TABLE evil.kb ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON evil.kb USING (1 / (segment_number - 1) = 1)"
     ),
-    "an index's expression": "CREATE INDEX ON evil.kb (lower(segment))",
-    "a child": "CREATE TABLE evil.child (CHECK (1 / segment_number >= 0)) INHERITS (evil.kb)",
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_store_that_changes_between_discovery_and_search_is_left_out(
-    good: Database, attacker: Connection, change: str
+    good: Database, publisher: Connection, change: str
 ) -> None:
-    publish(attacker)
+    publish(publisher)
     asker = good.connect("asker")
     asker.execute("CREATE TEMPORARY TABLE found AS SELECT array_agg(s) AS stores FROM ml_rag.discover() AS s")
-    attacker.execute(CHANGES[change])
+    publisher.execute(CHANGES[change])
     said = warnings(asker)
     found = asker.execute(
         "SELECT h.vector_store FROM ml_rag.search((SELECT stores FROM found), %s::vector, 10) AS h", (NEAR,)
@@ -475,74 +242,61 @@ def test_a_store_that_changes_between_discovery_and_search_is_left_out(
     assert len(said) == (change != "renamed")
 
 
-def test_neighbours_that_take_long_to_join_are_cut_off(good: Database, attacker: Connection) -> None:
-    attacker.execute(
-        "INSERT INTO evil.kb SELECT 'planted', '{}', 1, i, 'planted' || repeat('中', 33000) || 'X', %s"
-        " FROM generate_series(2, 11) AS i",
-        (NEAR,),
-    )
-    attacker.execute("UPDATE evil.kb SET segment = repeat('中', 33000) || 'planted X'")
-    publish(attacker)
-    asker = good.connect("asker")
-    said = warnings(asker)
-    document, seconds = ask(asker, n_citations=20, retrieval_options={"segment_overlap": 5})
-    assert texts(document)
-    assert seconds < 4
-    assert any("54000" in detail for _, detail in said), said
-
-
-def test_a_table_of_a_name_without_schema_does_not_decide_the_model(good: Database, attacker: Connection) -> None:
-    attacker.execute("ALTER TABLE evil.kb RENAME TO good")
-    attacker.execute("COMMENT ON COLUMN evil.good.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=other'")
-    attacker.execute("GRANT SELECT ON evil.good TO PUBLIC")
-    asker = good.connect("asker")
-    said = warnings(asker)
-    document, _ = ask(asker, vector_store=["good"])
-    assert document["vector_store"] == ["public.good"]
-    assert [m for m, _ in said] == ['"evil.good" has another embedding model than the stores named; ignored']
-    # who names both of them with their schemas is told
-    with error("22023", "different embedding models"):
-        ask(asker, vector_store=["evil.good", "public.good"])
-
-
-def test_wide_keys_and_long_rows_of_a_keyword_index_burden_nobody(good: Database, attacker: Connection) -> None:
-    """150 kB of one letter are a key of 2 kB; 7 MB of words are one row of tokens."""
-    attacker.execute("ALTER TABLE evil.kb ADD PRIMARY KEY (document_name, segment_number)")
-    publish(attacker, "SELECT ml_rag.enable_keyword_search('evil.kb')")
-    attacker.execute(
-        "INSERT INTO evil.kb SELECT repeat('x', 150000) || i, '{}', 1, 1, 'contract planted', %s"
-        " FROM generate_series(1, 300) AS i",
-        (NEAR,),
-    )
-    attacker.execute(
-        "INSERT INTO evil.kb SELECT 'planted', '{}', 1, i, 'contract planted ' ||"
-        " (SELECT string_agg('w' || j, ' ') FROM generate_series(1, 100000) AS j), %s FROM generate_series(2, 4) AS i",
-        (NEAR,),
-    )
-    asker = good.connect("asker")
-    ask(asker, exclude_vector_store=["evil.kb"], semantic_search=False, keyword_search=True)
-    document, seconds = ask(asker, semantic_search=False, keyword_search=True)
-    assert texts(document)
-    assert [c["document_name"] for c in document["citations"] if "planted" in c["segment"]] == ["planted"]
-    assert seconds < 1
-
-
-def test_a_cancelled_call_is_cancelled(good: Database, attacker: Connection) -> None:
-    """Errors are caught a store; a cancellation is none of them."""
-    publish(attacker)
+def test_a_cancelled_call_is_cancelled(good: Database, publisher: Connection) -> None:
+    """Errors are caught a store; a cancellation is not such an error."""
+    publish(publisher)
     asker = good.connect("asker")
     asker.execute("SET statement_timeout = '50ms'")
-    with attacker.transaction():
-        attacker.execute("LOCK TABLE evil.kb IN ACCESS EXCLUSIVE MODE")
+    with publisher.transaction():
+        publisher.execute("LOCK TABLE evil.kb IN ACCESS EXCLUSIVE MODE")
         with error("57014", ours=False):
             ask(asker)
 
 
-def test_a_filter_that_is_wrong_for_every_store_is_an_error(good: Database, attacker: Connection) -> None:
-    publish(attacker)
+def test_a_filter_that_is_wrong_for_every_store_is_an_error(good: Database, publisher: Connection) -> None:
+    publish(publisher)
     for options in ({}, {"semantic_search": False, "keyword_search": True}):
         with error("22023", "unknown operator"):
             ask(good.connect("asker"), filters={"topic": {"equals": 1}}, **options)
+
+
+def test_many_stores_are_warned_of_in_few_words(good: Database, publisher: Connection) -> None:
+    for i in range(25):
+        publisher.execute(f"CREATE TABLE evil.t{i} (LIKE evil.kb)")
+        publish(publisher, table=f"evil.t{i}")
+    asker = good.connect("asker")
+    said = warnings(asker)
+    ask(asker, semantic_search=False, keyword_search=True)
+    ((message, detail),) = said
+    assert message == "25 vector stores have no keyword index; keyword search ignores them"
+    assert "evil.t0, evil.t1, " in detail
+    assert detail.endswith(", ….")
+    for i in range(25):
+        publisher.execute(f"ALTER TABLE evil.t{i} ALTER segment_embedding TYPE vector(3)")
+    said = warnings(asker)
+    ask(asker)
+    assert len(said) == 21
+    assert said[-1][0] == "5 more vector stores cannot be searched; ignored"
+
+
+def test_the_best_of_many_stores_are_cited(good: Database, publisher: Connection) -> None:
+    """Of each store's hits only those are kept that can still be cited."""
+    publisher.execute("ALTER TABLE evil.kb ADD PRIMARY KEY (document_id, segment_number)")
+    publisher.execute("SELECT ml_rag.enable_keyword_search('evil.kb')")
+    for i in range(12):
+        publisher.execute(f"CREATE TABLE evil.t{i} (LIKE evil.kb INCLUDING ALL)")
+        publisher.execute(f"SELECT ml_rag.enable_keyword_search('evil.t{i}')")
+        for j in range(4):
+            text = "contract notice period " + "other " * ((7 * i + 5 * j) % 23)
+            publisher.execute(
+                f"INSERT INTO evil.t{i} VALUES ('planted', '{{}}', {j}, 1, %s, %s)",
+                (text, as_text(fake_embedding(text))),
+            )
+        publish(publisher, table=f"evil.t{i}")
+    asker = good.connect("asker")
+    for options in ({}, {"semantic_search": False, "keyword_search": True}):
+        best: Any = ask(asker, **options, n_citations=100)[0]["citations"]
+        assert ask(asker, **options, n_citations=5)[0]["citations"] == best[:5]
 
 
 # -- whose stores ------------------------------------------------------------------------------------------------------
@@ -607,7 +361,8 @@ def test_an_administrator_says_whose_stores_are_searched(
     publish(attacker)
     owner, asker = good.connect(), good.connect("asker")
     superuser: Any = owner.execute("SELECT current_user").fetchone()
-    both = {"evil.kb": "untrusted", "public.good": "trusted"}
+    grants("GRANT ml_rag_publisher TO {tenant}")
+    both = {"evil.kb": "trusted", "public.good": "trusted"}
     assert found(asker) == both
     try:
         for value, expected in {
@@ -628,7 +383,7 @@ def test_an_administrator_says_whose_stores_are_searched(
         assert ask(asker, vector_store=["evil.kb"])[0]["citations"]
         # members count
         grants("GRANT {stranger} TO {tenant}")
-        assert found(asker) == {"evil.kb": "untrusted"}
+        assert found(asker) == {"evil.kb": "trusted"}
         for wrong in ("", " ", "no_such_role", f"{superuser[0]},", "a b", f'"{superuser[0]}', "'x'"):
             with error("22023"):
                 owner.execute("SELECT ml_rag.configure('searched_owners', %s)", (wrong,))
@@ -639,26 +394,50 @@ def test_an_administrator_says_whose_stores_are_searched(
     assert found(asker) == both
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [(n, v) for n in ("untrusted_ms", "untrusted_mb") for v in ("-1", "1.5", "x", "1000000000", "")]
-)
-def test_limits_are_whole_numbers(good: Database, name: str, value: str) -> None:
-    owner = good.connect()
-    with error("22023", name):
-        owner.execute("SELECT ml_rag.configure(%s, %s)", (name, value))
-    for limit in ("0", "999999999", None):
-        owner.execute("SELECT ml_rag.configure(%s, %s)", (name, limit))
+def test_a_relation_in_the_schema_of_another_role_must_be_named(good: Database, attacker: Connection) -> None:
+    """It is found by OID and read by name, and that role could put a relation of its own in the place."""
+    owner, asker = good.connect(), good.connect("asker")
+    owner.execute("CREATE VIEW evil.seen AS SELECT * FROM good; CREATE TABLE evil.copy AS TABLE good")
+    for relation in ("seen", "copy"):
+        publish(owner, table=f"evil.{relation}")
+        assert found(asker) == {"public.good": "trusted"}
+        document, _ = ask(asker, explain=True)
+        (told,) = [s for s in document["explain"]["stores"] if s["vector_store"] == f"evil.{relation}"]
+        assert told["reason"] == (
+            f"It is in schema evil, which belongs to role {good.role('tenant')}, which you do not trust."
+        )
+        assert ask(asker, vector_store=[f"evil.{relation}"])[0]["vector_store"] == [f"evil.{relation}"]
+    attacker.execute("ALTER SCHEMA evil RENAME TO elsewhere")
+    attacker.execute("ALTER SCHEMA elsewhere RENAME TO evil")
 
 
-def test_a_change_while_a_call_runs_fails_nobody(good: Database, attacker: Connection) -> None:
-    """Dropped, filled with nonsense and made anew, over and over."""
-    publish(attacker)
+def test_where_nothing_is_found_the_error_says_whose_stores_were_left_out(good: Database, attacker: Connection) -> None:
+    for i in range(12):
+        attacker.execute(f"CREATE TABLE evil.t{i:02d} (LIKE evil.kb)")
+        publish(attacker, table=f"evil.t{i:02d}")
+    reason = f"It belongs to role {good.role('tenant')}, which you do not trust"
+    with error("P0002", "no vector store found") as caught:
+        ask(good.connect("asker"), schema=["evil"])
+    assert caught.detail is not None
+    assert caught.hint is not None
+    assert caught.detail.count(reason) == 10
+    assert f"evil.t00 ({reason}), evil.t01 ({reason})" in caught.detail
+    assert 'Name it with its schema in "vector_store", "evil.t00"' in caught.hint
+    assert "member of ml_rag_publisher" in caught.hint
+    with error("P0002", "no vector store found") as caught:
+        ask(good.connect(), schema=["evil"])
+    assert caught.hint == 'Name it with its schema in "vector_store", "evil.t00", or give it to a superuser.'
+
+
+def test_a_change_while_a_call_runs_fails_nobody(good: Database, publisher: Connection) -> None:
+    """Dropped, filled with nonsense and made again, over and over."""
+    publish(publisher)
     stop = threading.Event()
 
     def change() -> None:
         while not stop.is_set():
-            attacker.execute(f"DROP TABLE evil.kb; CREATE TABLE evil.kb ({COLUMNS}); INSERT INTO evil.kb VALUES {ROW}")
-            publish(attacker)
+            publisher.execute(f"DROP TABLE evil.kb; CREATE TABLE evil.kb ({COLUMNS}); INSERT INTO evil.kb VALUES {ROW}")
+            publish(publisher)
 
     thread = threading.Thread(target=change)
     thread.start()
@@ -674,5 +453,4 @@ def test_a_change_while_a_call_runs_fails_nobody(good: Database, attacker: Conne
 def test_settings_are_listed(good: Database) -> None:
     rows = dict(good.connect("asker").execute("SELECT name, default_value FROM ml_rag.setting").fetchall())
     assert rows["searched_owners"] is None
-    assert json.loads(rows["untrusted_ms"]) == 1000
-    assert json.loads(rows["untrusted_mb"]) == 10000
+    assert "untrusted_ms" not in rows

@@ -119,7 +119,6 @@ def test_what_other_programs_leave_behind(db: Database, owner: Connection, asker
         "least_similarity": 1,
     }
     assert names(asker) == [f"public.{name}"]
-    # as the owner is trusted; a stranger's expressions are not run unasked
     found = answer(asker, "otter in the stone", {"skip_generate": True, "citation_fields": ["metadata", "document_id"]})
     assert found["citations"][0]["segment"] == TEXTS[1]
     assert found["citations"][0]["distance"] == 0
@@ -163,18 +162,6 @@ def test_a_document_is_called_what_its_metadata_say(
     if is_alone:
         rest = search(asker, "q", {"exclude_document_name": [expected]})
         assert sorted(row[5] for row in rest) == sorted([TEXTS[0], TEXTS[2]])
-
-
-def test_the_metadata_of_untrusted_owners_name_nothing(db: Database, owner: Connection) -> None:
-    name = make(owner, "Haystack")
-    owner.execute(f'UPDATE {name} SET meta = \'{{"source": "a.pdf"}}\'')
-    adopt(owner, name, embed_model_id="fake-embed")
-    for found, expected in (("named", True), ("trusted", True), (None, True), ("untrusted", False)):
-        (sql,) = owner.execute(  # type: ignore[misc]
-            "SELECT ml_rag._document_name(jsonb_populate_record(s, %s)) FROM ml_rag.discover() AS s",
-            (json.dumps({"found": found}),),
-        ).fetchone()
-        assert ("meta" in sql) == expected
 
 
 def test_tables_of_all_shapes_are_searched_together(db: Database, owner: Connection, asker: Connection) -> None:

@@ -145,7 +145,7 @@ def test_the_callers_are_told_when_the_default_model_is_another(store: Connectio
 
 def test_a_store_changes_its_model_for_good(store: Connection, models: ModelsServer) -> None:
     add(store)
-    with error("55000", 'embedding "fake-embed" is the default one of "docs"', "use_embedding"):
+    with error("55000", 'embedding "fake-embed" is the default one of "public.docs"', "use_embedding"):
         drop(store, "fake-embed")
     use(store, "more")
     drop(store, "fake-embed")
@@ -174,7 +174,7 @@ def test_node_groups_of_the_former_model_are_told(store: Connection) -> None:
     assert [message for severity, _, message in told if severity == "WARNING"] == []
     with warnings_of(store) as told:
         use(store, "more")
-    assert ("WARNING", "01000", 'semantic arms do not search node groups of "docs" now') in told
+    assert ("WARNING", "01000", 'semantic arms do not search node groups of "public.docs" now') in told
     arm = {"arms": [{"search": "semantic", "in": "words"}]}
     with error("55000", 'no vector store has a node group "words" to search'):
         search(store, "heron", {**arm, "embed_model_id": "narrow"})
@@ -186,7 +186,9 @@ def test_node_groups_of_the_former_model_are_told(store: Connection) -> None:
 def test_rows_without_the_embedding_stop_the_switch(store: Connection) -> None:
     add(store)
     store.execute(INSERT, (30, "late frost"))
-    with error("55000", '1 rows of "docs" have no embedding "more"', "CALL ml_rag.add_embedding('docs', 'more')"):
+    with error(
+        "55000", '1 rows of "public.docs" have no embedding "more"', "CALL ml_rag.add_embedding('public.docs', 'more')"
+    ):
         use(store, "more")
     assert default(store) == "fake-embed"
     store.execute("SELECT ml_rag.use_embedding('docs', 'more', allow_pending => true)")
@@ -197,7 +199,7 @@ def test_rows_without_the_embedding_stop_the_switch(store: Connection) -> None:
 
 def test_a_name_that_is_none(store: Connection) -> None:
     for call in (use, drop):
-        with error("42704", '"docs" has no embedding "nothing"', "It has: fake-embed."):
+        with error("42704", '"public.docs" has no embedding "nothing"', "It has: fake-embed."):
             call(store, "nothing")
 
 
@@ -305,7 +307,7 @@ def test_a_model_of_more_dimensions_than_an_index_can_have(store: Connection) ->
     notices: list[str | None] = []
     store.add_notice_handler(lambda notice: notices.append(notice.message_primary))
     add(store, "more", "wide")
-    assert notices == ['embedding "more" of "docs" gets no index']
+    assert notices == ['embedding "more" of "public.docs" gets no index']
     assert_embedded(store, "wide")
     assert listed(store)["more"]["indexes"] == []
 
@@ -526,7 +528,7 @@ def test_the_model_server_goes_and_comes_back(store: Connection, models: ModelsS
 
 def test_another_model_or_type_needs_another_name(store: Connection) -> None:
     add(store)
-    with error("22023", 'embedding "more" of "docs" exists already', "model narrow and type vector"):
+    with error("22023", 'embedding "more" of "public.docs" exists already', "model narrow and type vector"):
         add(store, model="other")
     with error("22023", "exists already, with another model or type"):
         add(store, type="halfvec")

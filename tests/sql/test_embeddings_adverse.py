@@ -138,7 +138,7 @@ def test_what_it_cannot_do_it_says_before_anything_is_changed(
 )
 def test_other_kinds_of_relations(store: Connection, make: str) -> None:
     store.execute(make)
-    with error("55000", 'the embeddings of "other" cannot be changed'):
+    with error("55000", 'the embeddings of "public.other" cannot be changed'):
         add(store, store="other")
 
 
@@ -172,7 +172,7 @@ def test_no_table(store: Connection) -> None:
 def test_objects_that_depend_on_a_column_keep_it(store: Connection) -> None:
     add(store)
     store.execute("CREATE VIEW v AS SELECT segment_embedding_more FROM docs")
-    with error("2BP01", "view v", ours=False):
+    with error("2BP01", "view public.v", ours=False):
         drop(store, "more")
     assert len(triggers(store)) == 2
     store.execute("DROP VIEW v")
@@ -226,7 +226,7 @@ def test_a_trigger_that_changes_the_text_as_soon_as_it_can(store: Connection) ->
 @pytest.mark.parametrize("name", ["~rule", "étage"])
 def test_a_trigger_after_ours_is_refused(store: Connection, name: str) -> None:
     make_trigger(store, name)
-    with error("55000", f'trigger "{name}" of "docs" runs after that of ml_rag', "RENAME TO"):
+    with error("55000", f'trigger "{name}" of "public.docs" runs after that of ml_rag', "RENAME TO"):
         add(store)
     assert columns(store)[-1] == "segment_embedding"
     store.execute(sql.SQL("ALTER TRIGGER {} ON docs RENAME TO a_rule").format(sql.Identifier(name)))
@@ -279,13 +279,13 @@ def test_without_its_trigger_an_embedding_is_made_anew(store: Connection, forget
     store.execute(f'DROP TRIGGER "{name}" ON docs' if forget == "drop" else f"ALTER TABLE docs {forget}")
     store.execute("UPDATE docs SET segment = segment || 's' WHERE document_id = 1")
     with error(
-        "55000", 'the trigger of embedding "more" of "docs" was dropped or disabled', "CALL ml_rag.add_embedding"
+        "55000", 'the trigger of embedding "more" of "public.docs" was dropped or disabled', "CALL ml_rag.add_embedding"
     ):
         use(store, "more")
     notices: list[str | None] = []
     store.add_notice_handler(lambda notice: notices.append(notice.message_primary))
     assert add(store)["segments"] == 7
-    assert notices == ['embedding "more" of "docs" is made from the beginning']
+    assert notices == ['embedding "more" of "public.docs" is made from the beginning']
     assert_embedded(store)
     use(store, "more")
 
@@ -302,7 +302,7 @@ def test_a_trigger_that_is_disabled_while_it_is_filled(db: Database, store: Conn
 
     models.before = {4: change}
     add(store, batch_size=1)
-    assert notices == ['the trigger of embedding "more" of "docs" was disabled']
+    assert notices == ['the trigger of embedding "more" of "public.docs" was disabled']
     with error("55000", "dropped or disabled"):
         use(store, "more")
     add(store)
@@ -332,8 +332,8 @@ def test_rows_that_fail_do_not_stop_the_others(store: Connection, models: Models
     assert (result["segments"], result["failed"], result["pending"]) == (6, 1, 1)
     assert result["first_error"] == "unexpected reply from the model server (38000): a !nan b"
     # a warning is written to PostgreSQL's log, and texts do not belong there
-    assert warnings == [('1 rows of "docs" have no embedding "more"', "The result has the first error.")]
-    with error("55000", '1 rows of "docs"'):
+    assert warnings == [('1 rows of "public.docs" have no embedding "more"', "The result has the first error.")]
+    with error("55000", '1 rows of "public.docs"'):
         use(store, "more")
     store.execute("UPDATE docs SET segment = 'mended' WHERE document_id = 3")
     result = add(store)
@@ -536,4 +536,6 @@ def test_where_a_subscriber_lacks_the_column_it_warns(store: Connection) -> None
     add(store, type="halfvec")
     add(store)
     (hint,) = hints
-    assert hint.startswith("On each subscriber: ALTER TABLE public.docs ADD COLUMN segment_embedding_more halfvec(8);")
+    assert hint.startswith(
+        "On each subscriber: ALTER TABLE public.docs ADD COLUMN segment_embedding_more public.halfvec(8);"
+    )

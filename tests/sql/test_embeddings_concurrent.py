@@ -89,7 +89,7 @@ def test_the_callers_lock_timeout_ends_the_waiting(db: Database, store: Connecti
     reader.rollback()
     add(store)
     reader.execute("SELECT count(*) FROM docs")
-    with error("55P03", 'could not lock table "docs"', pid):
+    with error("55P03", 'could not lock table "public.docs"', pid):
         drop(store, "more")
     # nobody is held up afterwards, and the caller's own setting is what it was
     reader.execute("UPDATE docs SET segment = 'red hut' WHERE document_id = 1")
@@ -351,7 +351,7 @@ def _oid(connection: Connection) -> str:
 def test_an_embedding_that_is_dropped_while_it_is_filled(db: Database, store: Connection, models: ModelsServer) -> None:
     other = db.connect()
     models.before = {3: lambda: drop(other, "more")}
-    with error("42704", '"docs" has no embedding "more"'):
+    with error("42704", '"public.docs" has no embedding "more"'):
         add(store, batch_size=1)
     assert columns(store)[-1] == "segment_embedding"
 

@@ -332,7 +332,9 @@ def test_a_store_without_an_index_is_left_out_with_a_warning(owner: Connection) 
 
 def test_no_store_with_an_index_is_55000(owner: Connection) -> None:
     create_store(owner, "bare", rows=rows(["fox"]))
-    with error("55000", "no vector store has a keyword index", "public.bare", "ml_rag.enable_keyword_search('public.bare')"):
+    with error(
+        "55000", "no vector store has a keyword index", "public.bare", "ml_rag.enable_keyword_search('public.bare')"
+    ):
         search(owner, "fox", name="bare")
 
 

@@ -518,7 +518,7 @@ def test_documents_are_loaded_whatever_becomes_of_their_nodes(
     told: list[str] = []
     loader.add_notice_handler(lambda d: told.append(str(d.message_primary)))
     assert counts(load(loader, f"{folder}/"))["loaded"] == 1
-    assert any('node groups of "docs" are not filled' in line for line in told)
+    assert any('node groups of "public.docs" are not filled' in line for line in told)
     assert nodes(loader, "own") == {(1, 1): ["Alpha one."]}
 
 

@@ -46,7 +46,7 @@ def test_answers_are_those_of_one_table(stores: Connection, asker: Connection) -
 
 def test_it_is_one_store_and_is_found_unasked(stores: Connection, asker: Connection) -> None:
     found = rows(asker, "SELECT vector_store, found FROM ml_rag.discover() ORDER BY 1")
-    assert found == [("public.four", "untrusted"), ("public.one", "untrusted")]
+    assert found == [("public.four", "trusted"), ("public.one", "trusted")]
     names = answer(asker, "birch", {"skip_generate": True, "n_citations": 4})["vector_store"]
     assert names == ["public.four", "public.one"]
 
@@ -102,8 +102,8 @@ def test_an_index_that_is_made_later_has_all_partitions(
     assert rows(owner, triggers) == [(0,)]
     with error("55000", "no vector store has a keyword index") as caught:
         words(asker)
-    assert "enable_keyword_search('four')" in caught.hint
-    stores.execute("SELECT ml_rag.enable_keyword_search('four')")
+    assert "enable_keyword_search('public.four')" in caught.hint
+    stores.execute("SELECT ml_rag.enable_keyword_search('public.four')")
     assert rows(owner, triggers) == [(20,)]  # four events, of the table and its four partitions
     assert words(asker) == before
     stores.execute("DROP TABLE four")

@@ -151,7 +151,8 @@ def test_progress_goes_on_over_batches(db: Database, owner: Connection, local_so
     owner.execute(
         "CREATE TABLE r (id integer PRIMARY KEY, r jsonb); CREATE TABLE seen (id integer, done bigint, total bigint);"
         "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " INSERT INTO seen SELECT NEW.id, p.done, p.total FROM ml_rag.progress AS p WHERE p.pid = pg_backend_pid();"
+        " INSERT INTO public.seen SELECT NEW.id, p.done, p.total FROM ml_rag.progress AS p"
+        " WHERE p.pid = pg_backend_pid();"
         " RETURN NEW; END $$; CREATE TRIGGER see AFTER INSERT ON r FOR EACH ROW EXECUTE FUNCTION see()"
     )
     owner.execute("CALL ml_generate_table('public.texts.text', 'public.r.r', '{\"batch_size\": 4}')")

@@ -1,4 +1,4 @@
-"""ground/schema, ground/settings, ground/configure: settings, version, comments; CREATE and DROP EXTENSION."""
+"""ground/schema, ground/types, ground/settings, ground/configure: settings, comments; CREATE and DROP EXTENSION."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ SETTINGS = {
     "abstain_text": "I do not know: nothing relevant was found in the documents.",
     "track": "on",
     "searched_owners": None,
-    "untrusted_ms": "1000",
-    "untrusted_mb": "10000",
 }
 MEMBERS = """
     SELECT d.classid::regclass::text, pg_describe_object(d.classid, d.objid, 0),
@@ -52,8 +50,6 @@ def test_a_setting_is_changed_and_put_back(owner: Connection, asker: Connection,
         "model_server": ("unix:/elsewhere.sock", "unix:/elsewhere.sock2"),
         "track": ("off", "on"),
         "searched_owners": ("ml_rag_user", 'ml_rag_user, "$user"'),
-        "untrusted_ms": ("0", "999999999"),
-        "untrusted_mb": ("0", "999999999"),
     }
     for new in pairs.get(name, ("another-model", "another-model2")):
         owner.execute("SELECT ml_rag.configure(%s, %s)", (name, new))

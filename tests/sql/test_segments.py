@@ -386,7 +386,7 @@ def test_a_disabled_trigger_is_reported(notes: Connection) -> None:
     notes.add_notice_handler(lambda d: told.append(d.message_primary or ""))
     notes.execute("ALTER TABLE notes DISABLE TRIGGER ml_rag_segments_update")
     run(notes, "notes")
-    assert told == ['a trigger of "notes" was dropped or disabled']
+    assert told == ['a trigger of "public.notes" was dropped or disabled']
 
 
 @pytest.mark.parametrize("context", ["none", "headings"])

@@ -195,7 +195,7 @@ def test_an_index_of_a_shard_serves_its_part(sharded: Connection, asker: Connect
         (store,) = answer(asker, "birch oak", {**options, **more})["explain"]["stores"]
         assert (store["semantic"]["plan"], store["semantic"]["candidates"]) == ("shards", 3)
         facts = store["semantic"]["shards"]
-        assert sorted(facts) == ["four_s0", "four_s1", "four_s2", "four_s3"]
+        assert sorted(facts) == [f"public.four_s{n}" for n in range(4)]
         assert {(f["plan"], f.get("ef_search")) for f in facts.values()} == {(plan, ef_search)}
 
 
@@ -314,7 +314,7 @@ def test_a_shard_that_does_not_answer(sharded: Connection, asker: Connection, sh
             assert "\n" not in caught.detail
             with warnings_of(asker) as told:
                 found = answer(asker, "birch oak", {**options, **more, "partial": True})
-            assert found["retrieval_info"]["missing_shards"] == ["four_s1", "four_s3"]
+            assert found["retrieval_info"]["missing_shards"] == ["public.four_s1", "public.four_s3"]
             assert [(level, state) for level, state, _ in told] == [("WARNING", "01000")] * 2
             assert '"four_s1" of "public.four" does not answer' in told[0][2]
             assert found["citations"]
@@ -358,7 +358,7 @@ def test_a_slow_shard_is_given_up(
                 with error("08006", "server1", why):
                     answer(asker, "birch", {**options, **call})
         found = answer(asker, "birch", {**options, "partial": True})
-        assert found["retrieval_info"]["missing_shards"] == ["four_s1", "four_s3"]
+        assert found["retrieval_info"]["missing_shards"] == ["public.four_s1", "public.four_s3"]
     assert answer(asker, "birch", options)["citations"]
 
 
@@ -372,7 +372,7 @@ def test_a_table_is_one_shard_only(shard: list[Shard], loader: Connection, owner
         make_shard(shard[0], name)
     attach(loader, "four", 0, shard[0], "a")
     for partition in (0, 1):
-        with error("55000", f'server "{shard[0].server}" is a shard of "four" already', '"table_name"'):
+        with error("55000", f'server "{shard[0].server}" is a shard of "public.four" already', '"table_name"'):
             attach(loader, "four", partition, shard[0], "a")
     # another server of the same address is the same one
     role = loader.execute("SELECT quote_ident(current_user)").fetchone()
@@ -386,7 +386,7 @@ def test_a_table_is_one_shard_only(shard: list[Shard], loader: Connection, owner
         f"CREATE SERVER twin FOREIGN DATA WRAPPER postgres_fdw OPTIONS ({options});"
         f"GRANT USAGE ON FOREIGN SERVER twin TO {role[0]}".encode()
     )
-    with error("55000", 'server "twin" is a shard of "four" already'):
+    with error("55000", 'server "twin" is a shard of "public.four" already'):
         loader.execute("SELECT ml_rag.attach_shard('four', 'twin', '{\"partition\": 1, \"table_name\": \"a\"}')")
     assert attach(loader, "four", 1, shard[0], "b") == "four_s1"
 

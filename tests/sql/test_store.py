@@ -184,7 +184,7 @@ def test_a_column_too_wide_for_an_index_gets_none_and_says_so(store: Connection)
     notices: list[str | None] = []
     store.add_notice_handler(lambda notice: notices.append(notice.message_primary))
     store.execute("SELECT ml_rag.index_store('docs')")
-    assert notices == ['"docs" gets no index']
+    assert notices == ['"public.docs" gets no index']
 
 
 def command(*arguments: str) -> Result:

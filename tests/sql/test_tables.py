@@ -67,14 +67,14 @@ def test_embed_table_tells_where_it_cannot_notice_changed_texts(db: Database, te
     told: list[str] = []
     asker.add_notice_handler(lambda d: told.append(d.message_primary or ""))
     assert call(asker, "ml_embed_table", "public.texts.q", "public.texts.vector")["succeeded"] == 3
-    assert told[0] == 'changed texts of "texts" will keep their embedding'
+    assert told[0] == 'changed texts of "public.texts" will keep their embedding'
     told.clear()
     texts.add_notice_handler(lambda d: told.append(d.message_primary or ""))
     texts.execute("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$")
     texts.execute('CREATE TRIGGER "~z" BEFORE UPDATE ON texts FOR EACH ROW EXECUTE FUNCTION f()')
     texts.execute("UPDATE texts SET vector = NULL WHERE id = 1")
     assert call(texts, "ml_embed_table", "public.texts.q", "public.texts.vector")["succeeded"] == 1
-    assert told[0] == 'changed texts of "texts" will keep their embedding'
+    assert told[0] == 'changed texts of "public.texts" will keep their embedding'
 
 
 def test_a_text_that_changes_while_it_is_embedded_keeps_no_old_embedding(

@@ -30,13 +30,13 @@ def test_a_table_is_found_by_meaning_and_by_words(items: Connection) -> None:
 
 
 def test_it_keeps_one_embedding(items: Connection) -> None:
-    with error("55000", "vectorizer", "drop_vectorizer('items')"):
+    with error("55000", "vectorizer", "drop_vectorizer('public.items')"):
         items.execute("CALL ml_rag.add_embedding('items', 'more')")
 
 
 def test_a_text_of_letters_is_not_blank(items: Connection) -> None:
     items.execute("INSERT INTO items VALUES (4, 'v', NULL, 1)")
-    items.execute("SELECT ml_rag.drop_vectorizer('items')")
+    items.execute("SELECT ml_rag.drop_vectorizer('public.items')")
     create(items, columns="name")
     run(items)
     assert "v" in texts(items)
@@ -233,7 +233,7 @@ def test_poison_rows_hold_nobody_up(items: Connection, models: ModelsServer) -> 
     result = run(items)
     assert (result["embedded"], result["failed"], result["pending"]) == (46, 5, 0)
     ((message, hint),) = told
-    assert message == '5 rows of "items" could not be embedded'
+    assert message == '5 rows of "public.items" could not be embedded'
     assert "FROM ml_rag.vectorizer_error WHERE relation = 'items'::regclass" in (hint or "")
     assert failures(items) == [
         ("{10}", 1, "22023", "the text is empty", True),
@@ -354,7 +354,7 @@ def test_texts_that_the_model_cuts_are_told_and_counted(owner: Connection) -> No
     with warnings_of(owner) as told:
         assert run(owner, batch_size=2)["embedded"] == 7
     ((*_, message),) = told
-    assert message == 'the model cut the texts of 5 rows of "items"'
+    assert message == 'the model cut the texts of 5 rows of "public.items"'
     assert cut() == 5
     owner.execute("UPDATE items SET notes = 'short' WHERE id > 256; UPDATE items SET notes = notes || 'x' WHERE id = 1")
     with warnings_of(owner) as told:
@@ -364,7 +364,7 @@ def test_texts_that_the_model_cuts_are_told_and_counted(owner: Connection) -> No
     with warnings_of(owner) as told:
         run(owner)
     assert told == []
-    owner.execute("SELECT ml_rag.drop_vectorizer('items')")
+    owner.execute("SELECT ml_rag.drop_vectorizer('public.items')")
     create(owner, columns="notes", mode="immediate")
     assert cut() == 0
     with warnings_of(owner) as told:
@@ -397,7 +397,7 @@ def test_the_tables_owner_may_and_nobody_else(db: Database, owner: Connection, m
     for statement in (
         "CALL ml_rag.run_vectorizer('items')",
         "SELECT ml_rag.retry_vectorizer('items')",
-        "SELECT ml_rag.drop_vectorizer('items')",
+        "SELECT ml_rag.drop_vectorizer('public.items')",
     ):
         with error("42501", "must be owner"):
             tenant.execute(statement)
@@ -495,7 +495,7 @@ def test_one_vectorizer_a_table(items: Connection) -> None:
 
 
 def test_a_dropped_vectorizer_leaves_the_table_as_it_was(items: Connection) -> None:
-    items.execute("SELECT ml_rag.drop_vectorizer('items')")
+    items.execute("SELECT ml_rag.drop_vectorizer('public.items')")
     columns = items.execute(
         "SELECT attname FROM pg_attribute WHERE attrelid = 'items'::regclass AND attnum > 0 AND NOT attisdropped"
     ).fetchall()
@@ -503,7 +503,7 @@ def test_a_dropped_vectorizer_leaves_the_table_as_it_was(items: Connection) -> N
     assert triggers(items, "items") == []
     indexes = items.execute("SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid = 'items'::regclass")
     assert indexes.fetchall() == [("items_pkey",)]
-    for statement in ("SELECT ml_rag.drop_vectorizer('items')", "CALL ml_rag.run_vectorizer('items')"):
+    for statement in ("SELECT ml_rag.drop_vectorizer('public.items')", "CALL ml_rag.run_vectorizer('items')"):
         with error("42704", "has no vectorizer"):
             items.execute(statement)
 
@@ -525,7 +525,7 @@ def test_not_inside_a_transaction(items: Connection) -> None:
 def test_the_index_is_made_by_the_first_run_that_has_embedded_all(items: Connection) -> None:
     definition = "SELECT indexdef FROM pg_indexes WHERE tablename = 'items' AND indexdef ~ 'USING (hnsw|ivfflat)'"
     assert "hnsw (segment_embedding vector_cosine_ops)" in items.execute(definition).fetchall()[0][0]
-    items.execute("SELECT ml_rag.drop_vectorizer('items')")
+    items.execute("SELECT ml_rag.drop_vectorizer('public.items')")
     create(items, index={"type": "none"})
     run(items)
     assert items.execute(definition).fetchall() == []
@@ -555,7 +555,7 @@ def test_a_disabled_trigger_is_reported(items: Connection) -> None:
     items.add_notice_handler(lambda d: told.append(d.message_primary or ""))
     items.execute('ALTER TABLE items DISABLE TRIGGER "~ml_rag_segment_embedding"')
     run(items)
-    assert told == ['a trigger of "items" was dropped or disabled']
+    assert told == ['a trigger of "public.items" was dropped or disabled']
 
 
 def test_writers_go_on_where_the_embedding_has_another_name(items: Connection) -> None:

@@ -39,10 +39,13 @@ def folder(local_sockets: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def loader(db: Database, owner: Connection) -> Iterator[Connection]:
-    """A connection as a role that may load: ml_rag_loader, server files, tables in public; no superuser."""
+    """A connection as a role that may load: ml_rag_loader, server files, tables in public; not a superuser.
+
+    It is a publisher: what it loads is searched by calls that do not name it.
+    """
     role = sql.Identifier(loader_role(db))
     owner.execute(sql.SQL("CREATE ROLE {}").format(role))
-    owner.execute(sql.SQL("GRANT ml_rag_loader, pg_read_server_files TO {}").format(role))
+    owner.execute(sql.SQL("GRANT ml_rag_loader, ml_rag_publisher, pg_read_server_files TO {}").format(role))
     owner.execute(sql.SQL("GRANT CREATE ON SCHEMA public TO {}").format(role))
     connection = connect_as_loader(db)
     yield connection

@@ -339,14 +339,13 @@ def keyword_scores(
     terms: list[str],
     weights: list[int],
     n: int,
-    until: float | None = None,
     row_keys: list[str] | None = None,
     corpus: str | None = None,
 ) -> tuple[list[str], list[float]]:
     """Keys and BM25 scores of the best rows of a store; see ``ml_rag.backend.keyword``. ``corpus``: as JSON text."""
     search = keyword().search
     whole = None if corpus is None else _corpus(corpus, len(terms))
-    found: tuple[list[str], list[float]] = search(plpy, store, segment, key, terms, weights, n, until, row_keys, whole)
+    found: tuple[list[str], list[float]] = search(plpy, store, segment, key, terms, weights, n, row_keys, whole)
     return found
 
 

@@ -33,12 +33,9 @@ TIES = 1000
 #: that many are looked for in the tokens of a row by PostgreSQL, whose time grows with their number
 FEW_TERMS = 32
 #: rows of one fetch, each of which may hold the tokens of a segment, or 330 kB of postings
-_ROWS, _ROWS_UNTRUSTED, _POSTINGS = 200, 20, 50
+_ROWS, _POSTINGS = 200, 50
 #: rows that are scored at a time
 _SCORED = 10_000
-
-#: of a store of an untrusted owner: rows that wait to be folded, or were deleted since; rows of its runs
-MOST_PILED, MOST_ROWS = 100_000, 5_000_000
 
 _STATEMENTS = {
     "index": ("SELECT segment, key, k1, b, statistics, beside FROM ml_rag.keyword_store WHERE store = $1", "oid"),
@@ -85,46 +82,19 @@ _STATEMENTS = {
         "SELECT count(*) AS rows, coalesce(sum(length), 0) AS total FROM ml_rag.keyword_new WHERE store = $1",
         "oid",
     ),
-    # the last parameter: null, or when a store of an untrusted owner has had its time, as seconds: the text of a
-    # timestamptz is read otherwise than written under some settings of DateStyle and TimeZone. Its rows are bounded
-    # then: 1 MB of tokens are more than a segment of 100 kB has, and a key of 2 kB can be a text of 200 kB.
     "new": (
         "SELECT id, length, coalesce(words::text, tokens::text) AS tokens FROM ml_rag.keyword_new"
-        " WHERE store = $1 AND CASE"
-        " WHEN $4 IS NULL THEN true"
-        " WHEN clock_timestamp() < to_timestamp($4)"
-        " THEN coalesce(pg_column_size(tokens), pg_column_size(words)) <= 1000000"
-        " ELSE ml_rag._out_of_time() END"
-        " AND ($2 IS NULL OR CASE WHEN words IS NULL THEN tokens ?| $2 ELSE words @@ $3 END)",
-        *("oid", "text[]", "tsquery", "float8"),
-    ),
-    "pile": (
-        "SELECT (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_new WHERE store = $1 LIMIT $2) AS n) AS new,"
-        " (SELECT count(*) FROM (SELECT FROM ml_rag.keyword_gone WHERE store = $1 LIMIT $2) AS g) AS gone",
-        *("oid", "int8"),
-    ),
-    "in time": (
-        "SELECT CASE WHEN clock_timestamp() < to_timestamp($1) THEN true ELSE ml_rag._out_of_time() END",
-        "float8",
+        " WHERE store = $1 AND ($2 IS NULL OR CASE WHEN words IS NULL THEN tokens ?| $2 ELSE words @@ $3 END)",
+        *("oid", "text[]", "tsquery"),
     ),
     "keys": (
         # one by one: before it has statistics of the table, the planner would read all rows of the store
         "SELECT i.id, r.key FROM unnest($2) AS i (id) CROSS JOIN LATERAL ("
-        "SELECT k.key FROM ml_rag.keyword_row AS k WHERE k.store = $1 AND k.id = i.id OFFSET 0) AS r"
-        " WHERE $3 IS NULL OR octet_length(r.key) <= 1000",
-        *("oid", "int8[]", "float8"),
+        "SELECT k.key FROM ml_rag.keyword_row AS k WHERE k.store = $1 AND k.id = i.id OFFSET 0) AS r",
+        *("oid", "int8[]"),
     ),
 }
 _run = Statements(_STATEMENTS)
-
-
-class TooLarge(MlRagError):
-    """The index of a store that nobody named is more than calls of others shall bear."""
-
-    sqlstate = "54000"
-
-    def __init__(self, detail: str) -> None:
-        super().__init__("the keyword index of the store is too large", detail=detail)
 
 
 class HiddenRows(MlRagError):
@@ -151,14 +121,12 @@ def search(
     terms: list[str],
     weights: list[int],
     n: int,
-    until: float | None = None,
     row_keys: list[str] | None = None,
     corpus: Corpus | None = None,
 ) -> Candidates:
     """Keys and scores of the ``n`` best rows that the caller can see, and of up to ``TIES`` as good as the last.
 
-    ``segment`` and ``key``: the columns of the index; where it has others, nothing is found. ``until``: when a store of
-    an untrusted owner has had its time, which bounds its memory too; None = no bounds. ``row_keys``: of
+    ``segment`` and ``key``: the columns of the index; where it has others, nothing is found. ``row_keys``: of
     ml_rag.row_filter where few rows pass it; None = all rows. ``corpus``: the statistics to score by, where the rows
     are a part of those of a store; None = their own.
     """
@@ -180,8 +148,8 @@ def search(
         if secured and keys is not None and found[0]["statistics"] == "visible":
             ids, scores = _scores_of_visible(plpy, store, terms, weights, k1, b, n, keys, corpus)
         else:
-            ids, scores = _scores(plpy, store, terms, weights, k1, b, n, keys, until, corpus)
-        names = {row["id"]: row["key"] for row in _run(plpy, "keys", store, ids, until)}
+            ids, scores = _scores(plpy, store, terms, weights, k1, b, n, keys, corpus)
+        names = {row["id"]: row["key"] for row in _run(plpy, "keys", store, ids)}
         known = [(names[id_], score) for id_, score in zip(ids, scores, strict=True) if id_ in names]
         return [key for key, _ in known], [score for _, score in known]
 
@@ -213,10 +181,10 @@ def statistics(plpy: Any, store: int, segment: str, key: list[str], terms: list[
             return rows, total, matches.df.tolist()
         runs, gone = list(_run(plpy, "runs", store)), list(_run(plpy, "gone", store))
         rows, total = _size(plpy, store, runs, gone)
-        df = _new(plpy, store, terms, gone, None).df
+        df = _new(plpy, store, terms, gone).df
         dead = _dead(plpy, store, runs, gone)
         places = {term: i for i, term in enumerate(terms)}
-        for term, at, _ in _postings(plpy, store, terms, runs, dead, None):
+        for term, at, _ in _postings(plpy, store, terms, runs, dead):
             df[places[term]] += len(at)
         return rows, total, df.tolist()
 
@@ -365,27 +333,20 @@ def _scores(
     b: float,
     n: int,
     keys: list[Portion] | None,
-    until: float | None = None,
     corpus: Corpus | None = None,
 ) -> tuple[list[int], list[float]]:
     """Ids and scores of the ``n`` best rows; where ``keys`` says which are visible, of those alone.
 
     The statistics are those of all rows, or the ``corpus``.
     """
-    if until is not None:
-        pile = _run(plpy, "pile", store, MOST_PILED + 1)[0]
-        if max(pile["new"], pile["gone"]) > MOST_PILED:
-            raise TooLarge(f"More than {MOST_PILED} of its rows are pending.")
     runs = list(_run(plpy, "runs", store))
-    if until is not None and sum(run["rows"] for run in runs) > MOST_ROWS:
-        raise TooLarge(f"It has more than {MOST_ROWS} rows.")
     gone = list(_run(plpy, "gone", store))
     score = Scorer(k1, b, *(_size(plpy, store, runs, gone) if corpus is None else corpus[:2]))
     starts = _starts(runs)
     size = sum(run["rows"] for run in runs)
     dead = _dead(plpy, store, runs, gone)
     lengths = _column(plpy, "lengths", store, runs)
-    new = _new(plpy, store, terms, gone, until)
+    new = _new(plpy, store, terms, gone)
     new_ids = new.ids
     seen = None if keys is None else _visible(plpy, store, runs, keys, new_ids)
 
@@ -393,7 +354,7 @@ def _scores(
     df = new.df if corpus is None else np.array(corpus[2], np.int64)
     scores = np.zeros(size + len(new_ids))
     rarest: Ints | None = None
-    for term, at, numbers in _postings(plpy, store, terms, runs, dead, until):
+    for term, at, numbers in _postings(plpy, store, terms, runs, dead):
         if corpus is None:
             df[places[term]] += len(at)
         if seen is not None:
@@ -426,30 +387,25 @@ def _starts(runs: list[Any]) -> dict[int, int]:
     return dict(zip((run["run"] for run in runs), np.cumsum([0] + [run["rows"] for run in runs]), strict=False))
 
 
-def _new(plpy: Any, store: int, terms: list[str], gone: list[Any], until: float | None) -> Matches:
+def _new(plpy: Any, store: int, terms: list[str], gone: list[Any]) -> Matches:
     """The rows with one of the terms that wait to be folded."""
     gone_ids = {row["id"] for row in gone}
     new = Matches(terms)
-    portion = _ROWS if until is None else _ROWS_UNTRUSTED
     few = _filtering(terms)
     any_few = any_of(few) if few else None
-    for row in _run.rows(plpy, "new", store, few, any_few, until, portion=portion):
-        if until is not None and len(row["tokens"]) > 10_000:
-            _run(plpy, "in time", until)
+    for row in _run.rows(plpy, "new", store, few, any_few, portion=_ROWS):
         if row["id"] not in gone_ids:
             new.add(row["id"], row["length"], row["tokens"])
     return new
 
 
 def _postings(
-    plpy: Any, store: int, terms: list[str], runs: list[Any], dead: NDArray[np.bool_] | None, until: float | None
+    plpy: Any, store: int, terms: list[str], runs: list[Any], dead: NDArray[np.bool_] | None
 ) -> Iterator[tuple[str, Ints, Ints]]:
     """Each term that some run holds, the places of the rows that have it, and how often each of them does."""
     starts = _starts(runs)
     postings = _run.rows(plpy, "postings", store, terms, portion=_POSTINGS)
     for term, parts in itertools.groupby(postings, operator.itemgetter("term")):
-        if until is not None:
-            _run(plpy, "in time", until)
         own = [(starts[part["run"]], *postings_of(part["postings"])) for part in parts]
         at = np.concatenate([slots + start for start, slots, _ in own])
         numbers = np.concatenate([counts for _, _, counts in own])

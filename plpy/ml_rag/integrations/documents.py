@@ -13,29 +13,20 @@ from ml_rag.integrations.database import Reader
 #: the columns of the store named ``%(store)s``
 _FIND = sql.SQL(
     """SELECT n.nspname::text AS schema, c.relname::text AS relation, d.segment::text, d.document_name::text,
-      d.segment_number::text, d.document_id::text, d.metadata::text, d.relation::oid::bigint AS oid, d.found
+      d.segment_number::text, d.document_id::text, d.metadata::text
     FROM ml_rag.discover() AS d JOIN pg_catalog.pg_class AS c ON c.oid = d.relation
     JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE d.vector_store = %(store)s"""
 )
-#: until the end of the transaction, and waiting at most a second
-_HOLD = sql.SQL("SELECT ml_rag._limit_wait(1000, %(oid)s::oid), ml_rag._lock_plain(%(oid)s::oid)")
-
 
 async def read(
     reader: Reader, store: str, parameters: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The columns of a store, and the rows of ``reading``; none of both where discovery does not find it.
 
-    A table of an untrusted owner is held while it is read: that one could put code into it at any moment.
-
-    Raises psycopg.Error, also where the table was changed meanwhile.
+    Raises psycopg.Error.
     """
     async with reader.transaction() as rows:
         found = await rows(_FIND, {"store": store})
-        if found and found[0]["found"] == "untrusted":
-            await rows(_HOLD, found[0])
-            # the names that it has while it is held
-            found = [row for row in await rows(_FIND, {"store": store}) if row == found[0]]
         if not found or found[0]["document_name"] is None:
             return (found[0] if found else {}), []
         return found[0], await rows(reading(found[0]), parameters)

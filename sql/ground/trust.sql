@@ -1,0 +1,120 @@
+-- trust: whose code may run with the caller's rights without having been asked for.
+--
+-- Reading a relation can run its owner's code with the rights of the reader: a view, a policy, a cast of a type of the owner's,
+-- an expression of an index. And the owner of a schema decides what a name in it means, since relations are found by OID and
+-- read by name. So what nobody named is touched only if the owners of the relation and of its schema are trusted.
+
+CREATE FUNCTION ml_rag._is_member(role oid, groups oid[], granted_by_superuser boolean) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a role is one of the groups or a member of one, if asked for by nothing but grants of superusers
+-- Reads: the catalog. Unlike pg_has_role a superuser is a member of what it was made a member of.
+BEGIN
+  RETURN EXISTS (
+    WITH RECURSIVE held AS (
+      SELECT role AS oid
+      UNION SELECT m.roleid FROM held AS h JOIN pg_auth_members AS m ON m.member = h.oid
+      WHERE NOT granted_by_superuser OR (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = m.grantor)
+    )
+    SELECT FROM held AS h WHERE h.oid = ANY (groups));
+END
+$$;
+
+CREATE FUNCTION ml_rag._trusts(owner oid, role oid DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether code of the owner may run unasked with the rights of a role, by default the caller's  Reads: the catalog
+-- A superuser trusts superusers only. Others trust themselves, superusers, the owner of the database, roles that a superuser
+-- made them a member of, and members of ml_rag_publisher. A membership that another role granted does not count: that role
+-- need not have asked.
+DECLARE
+  _database_owner oid := (SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database());
+  _is_superuser boolean;
+BEGIN
+  role := coalesce(role, quote_ident(current_user)::regrole);
+  IF owner = to_regrole('pg_database_owner') THEN
+    owner := _database_owner;
+  END IF;
+  IF owner = role THEN
+    RETURN true;
+  END IF;
+  _is_superuser := (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = owner);
+  IF _is_superuser THEN
+    RETURN true;
+  ELSIF _is_superuser IS NULL OR (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = role) THEN
+    RETURN false;
+  END IF;
+  RETURN owner = _database_owner OR ml_rag._is_member(role, ARRAY[owner], true)
+    OR ml_rag._is_member(owner, ARRAY[to_regrole('ml_rag_publisher')::oid], false);
+END
+$$;
+
+CREATE FUNCTION ml_rag._is_trusted(relation oid) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a relation may be touched unasked: the caller trusts its owner and that of its schema  Reads: the catalog
+DECLARE
+  _owner oid;
+  _schema_owner oid;
+BEGIN
+  SELECT c.relowner, n.nspowner INTO _owner, _schema_owner
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation;
+  RETURN ml_rag._trusts(_owner) AND (_schema_owner = _owner OR ml_rag._trusts(_schema_owner));
+END
+$$;
+
+CREATE FUNCTION ml_rag._are_trusted(relations oid[]) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the same of several, such as the partitions of a table, each owner once  Reads: the catalog
+BEGIN
+  RETURN coalesce((
+    SELECT bool_and(ml_rag._trusts(o.owner)) FROM (
+      SELECT DISTINCT unnest(ARRAY[c.relowner, n.nspowner]) AS owner
+      FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY (relations)) AS o), false);
+END
+$$;
+
+CREATE FUNCTION ml_rag._why_untrusted(relation oid) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: which owner keeps a relation from being touched unasked, as a sentence; null if none does  Reads: the catalog
+DECLARE
+  _found record;
+BEGIN
+  SELECT c.relowner AS owner, n.nspname AS schema, n.nspowner AS schema_owner INTO _found
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation;
+  RETURN CASE
+    WHEN NOT ml_rag._trusts(_found.owner)
+      THEN format('It belongs to role %s, which you do not trust.', quote_ident(pg_get_userbyid(_found.owner)))
+    WHEN NOT ml_rag._trusts(_found.schema_owner)
+      THEN format('It is in schema %I, which belongs to role %s, which you do not trust.', _found.schema,
+        quote_ident(pg_get_userbyid(_found.schema_owner))) END;
+END
+$$;
+
+CREATE FUNCTION ml_rag._refuse_foreign_schema(relation regclass) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: refuse a table whose owner does not trust the owner of its schema  Reads: the catalog  Errors: 42501
+DECLARE
+  _found record;
+BEGIN
+  SELECT c.relowner AS owner, n.nspname AS schema, n.nspowner AS schema_owner INTO _found
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation;
+  IF _found.schema_owner <> _found.owner AND NOT ml_rag._trusts(_found.schema_owner, _found.owner) THEN
+    RAISE EXCEPTION USING ERRCODE = '42501',
+      MESSAGE = format('table "%s" is in a schema of a role that its owner does not trust', relation),
+      DETAIL = format('The owner of schema %I, %s, could put another relation in the place of the table and run code as %s.',
+        _found.schema, quote_ident(pg_get_userbyid(_found.schema_owner)), quote_ident(pg_get_userbyid(_found.owner))),
+      HINT = 'Move the table: ALTER TABLE … SET SCHEMA …; or have a superuser give the schema to another role: '
+        'ALTER SCHEMA … OWNER TO ….';
+  END IF;
+END
+$$;

@@ -1,0 +1,140 @@
+"""The owner of a schema decides what a name in it means: no code of that role runs as the owner of a table in it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from support.cluster import Connection, Database
+from support.stores import create_store, error, fake_embedding, search
+
+
+@pytest.fixture
+def attacker(db: Database, owner: Connection) -> Iterator[Connection]:
+    """The owner of schema hers, in which others may create tables."""
+    role = sql.Identifier(db.role("tenant"))
+    owner.execute(sql.SQL("CREATE SCHEMA hers AUTHORIZATION {0}; GRANT ALL ON SCHEMA hers TO PUBLIC").format(role))
+    owner.execute(sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(sql.Identifier(db.name), role))
+    yield db.connect("tenant")
+    owner.execute("DROP SCHEMA IF EXISTS hers, hers_fake, hers_away CASCADE")
+
+
+@pytest.fixture(params=["superuser", "asker"])
+def victim(db: Database, request: pytest.FixtureRequest) -> Connection:
+    """The owner of a table in that schema."""
+    return db.connect(None if request.param == "superuser" else "asker")
+
+
+ITEMS = "CREATE TABLE hers.items (id integer PRIMARY KEY, name text); INSERT INTO hers.items VALUES (1, 'lamp')"
+
+
+def make_store(connection: Connection, name: str = "hers.docs") -> None:
+    create_store(connection, name, [("d", 1, 1, "text", fake_embedding("text"))], "vector(16)")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT ml_rag.create_vectorizer('hers.items', '{\"columns\": \"name\"}')",
+        "CALL ml_rag.create_node_group('hers.docs', 'sentences', '{\"transform\": \"sentence\"}')",
+        "CALL ml_rag.add_embedding('hers.docs', 'second')",
+        "SELECT ml_rag.enable_keyword_search('hers.docs')",
+    ],
+)
+def test_what_would_find_the_table_by_its_name_later_is_refused(
+    attacker: Connection, victim: Connection, statement: str
+) -> None:
+    victim.execute(ITEMS)
+    make_store(victim)
+    with error("42501", "is in a schema of a role that its owner does not trust", "schema hers", "SET SCHEMA"):
+        victim.execute(statement)
+
+
+@pytest.fixture
+def given_away(db: Database, owner: Connection, attacker: Connection, victim: Connection) -> Connection:
+    """What the victim made in a schema of its own; the schema is the attacker's since."""
+    owner.execute("DROP SCHEMA hers")
+    (name,) = victim.execute("SELECT current_user").fetchone() or ("",)
+    owner.execute(sql.SQL("CREATE SCHEMA hers AUTHORIZATION {}").format(sql.Identifier(name)))
+    victim.execute(ITEMS)
+    victim.execute("SELECT ml_rag.create_vectorizer('hers.items', '{\"columns\": \"name\"}')")
+    for table, options in (("now", '"mode": "immediate"'), ("long", '"destination": "table"')):
+        victim.execute(f"CREATE TABLE hers.{table} (id integer PRIMARY KEY, name text)")
+        victim.execute(f"SELECT ml_rag.create_vectorizer('hers.{table}', '{{\"columns\": \"name\", {options}}}')")
+    make_store(victim)
+    victim.execute("CALL ml_rag.create_node_group('hers.docs', 'sentences', '{\"transform\": \"sentence\"}')")
+    owner.execute(sql.SQL("ALTER SCHEMA hers OWNER TO {}").format(sql.Identifier(db.role("tenant"))))
+    owner.execute("GRANT USAGE ON SCHEMA hers TO PUBLIC")
+    return victim
+
+
+def test_a_schema_that_was_given_away_keeps_what_runs_unasked_out(owner: Connection, given_away: Connection) -> None:
+    assert given_away.execute("SELECT pending FROM ml_rag.vectorizer").fetchall() == [(None,)] * 3
+    assert given_away.execute("SELECT rows, pending FROM ml_rag.node_group").fetchall() == [(None, None)]
+    assert given_away.execute("SELECT * FROM ml_rag.discover()").fetchall() == []
+    for statement in (
+        "CALL ml_rag.run_vectorizer('hers.items')",
+        "CALL ml_rag.refresh_node_groups('hers.docs')",
+        # triggers of immediate vectorizers and of those with a table of segments, which have their owner's rights
+        "INSERT INTO hers.now VALUES (1, 'lamp')",
+        "INSERT INTO hers.long VALUES (1, 'lamp')",
+    ):
+        with error("42501", "is in a schema of a role that its owner does not trust"):
+            given_away.execute(statement)
+    assert search(given_away, "text", {"vector_store": ["hers.docs"]})[0][5] == "text"
+    (name,) = given_away.execute("SELECT current_user").fetchone() or ("",)
+    owner.execute(sql.SQL("CREATE SCHEMA own AUTHORIZATION {}").format(sql.Identifier(name)))
+    for table in ("items", "now", "long", "long_segments"):
+        owner.execute(f"ALTER TABLE hers.{table} SET SCHEMA own")
+    given_away.execute("INSERT INTO own.now VALUES (1, 'lamp'); INSERT INTO own.long VALUES (1, 'lamp')")
+    given_away.execute("CALL ml_rag.run_vectorizer('own.items')")
+    pending = given_away.execute("SELECT relation::text, pending FROM ml_rag.vectorizer ORDER BY 1").fetchall()
+    assert pending == [("own.items", 0), ("own.long", 1), ("own.now", 0)]
+
+
+@pytest.mark.parametrize("look", ["SELECT count(*) FROM ml_rag.vectorizer", "SELECT count(*) FROM ml_rag.node_group"])
+def test_schemas_that_are_exchanged_again_and_again_run_no_code(
+    db: Database, attacker: Connection, given_away: Connection, look: str
+) -> None:
+    attacker.execute(
+        "CREATE SCHEMA hers_fake; GRANT USAGE ON SCHEMA hers_fake TO PUBLIC; CREATE TABLE hers_fake.ran (who name);"
+        "GRANT INSERT ON hers_fake.ran TO PUBLIC;"
+        "CREATE FUNCTION hers_fake.evil() RETURNS boolean LANGUAGE plpgsql AS"
+        " $$BEGIN INSERT INTO ran SELECT current_user; RETURN true; END$$;"
+        "CREATE VIEW hers_fake.items AS SELECT 1 AS id, 'x'::text AS segment, NULL::vector AS segment_embedding"
+        " WHERE hers_fake.evil();"
+        "CREATE VIEW hers_fake.docs AS SELECT 1::bigint AS document_id, 1 AS segment_number, 'x'::text AS segment"
+        " WHERE hers_fake.evil();"
+        "CREATE VIEW hers_fake.docs_sentences AS SELECT 1 AS node_number, NULL::jsonb AS error WHERE hers_fake.evil();"
+        "ALTER FUNCTION hers_fake.evil() SET search_path = hers_fake, hers, hers_away;"
+        "GRANT SELECT ON ALL TABLES IN SCHEMA hers_fake TO PUBLIC"
+    )
+    stop = threading.Event()
+    swaps: list[int] = []
+
+    def swap() -> None:
+        while not stop.is_set():
+            for statements in (
+                "ALTER SCHEMA hers RENAME TO hers_away; ALTER SCHEMA hers_fake RENAME TO hers",
+                "ALTER SCHEMA hers RENAME TO hers_fake; ALTER SCHEMA hers_away RENAME TO hers",
+            ):
+                attacker.execute(statements)
+            swaps.append(1)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        for _ in range(60):
+            try:
+                given_away.execute(look)
+            except psycopg.Error as e:
+                assert e.sqlstate in ("42P01", "3F000", "XX000"), e  # noqa: PT017
+    finally:
+        stop.set()
+        thread.join()
+    assert len(swaps) > 10
+    assert attacker.execute("SELECT * FROM hers_fake.ran").fetchall() == []
