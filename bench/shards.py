@@ -22,7 +22,6 @@ from bench import corpus
 from bench.measure import in_turn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-os.environ.setdefault("ML_RAG_TEST_PG_CONFIG", os.environ.get("PG_CONFIG", ""))
 
 from ml_rag.testing import running_server
 from support.private_cluster import private_cluster
@@ -145,4 +144,5 @@ def measure(asker: psycopg.Connection, found: list[Shard], vectors: np.ndarray) 
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("ML_RAG_TEST_PG_CONFIG", os.environ.get("PG_CONFIG", ""))
     main(int(sys.argv[1]) if len(sys.argv) > 1 else 20_000)

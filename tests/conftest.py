@@ -31,6 +31,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _LONG.isdisjoint(item.path.parts))
 
 
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """No test changes the environment of others."""
+    from support.environment import unchanged
+
+    with unchanged():
+        yield
+
+
 @pytest.fixture(scope="session")
 def reachable_dir() -> Iterator[Path]:
     """A directory for sockets that PostgreSQL's operating system user can enter, unlike pytest's own."""

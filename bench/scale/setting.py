@@ -69,11 +69,10 @@ def own_cluster(dsn: str, folder: Path, quick: bool, most: bool) -> Iterator[Set
             " (SELECT value FROM ml_rag.setting WHERE name = 'model_server')"
         ).fetchone()
     assert found is not None
-    os.environ.setdefault("ML_RAG_TEST_PG_CONFIG", f"{found[0]}/pg_config")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with tempfile.TemporaryDirectory(dir=folder) as name:
         Path(name).chmod(0o711)
-        with private_cluster(Path(name), durable=False) as cluster:
+        with private_cluster(Path(name), durable=False, bindir=Path(found[0])) as cluster:
             cluster.configure(
                 f"shared_buffers = '{memory // 4 // 2**20}MB'\nmax_wal_size = '16GB'\nmax_connections = 100\n"
                 "max_locks_per_transaction = 256\nmaintenance_work_mem = '1GB'\nautovacuum = off"

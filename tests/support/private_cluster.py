@@ -176,9 +176,12 @@ def programs() -> Path:
     if not config:
         pytest.skip(f"{PG_CONFIG} is not set: the database is another machine's, which cannot be killed from here")
     asked = subprocess.run([config, "--bindir"], capture_output=True, text=True, check=False)
-    folder = Path(asked.stdout.strip())
-    if asked.returncode or not (folder / "initdb").exists():
-        pytest.skip(f"{config} names no folder with initdb")
+    return _with_initdb(Path(asked.stdout.strip() if asked.returncode == 0 else "/nonexistent"))
+
+
+def _with_initdb(folder: Path) -> Path:
+    if not (folder / "initdb").exists():
+        pytest.skip(f"there is no initdb in {folder}")
     return folder
 
 
@@ -212,9 +215,12 @@ def _gone_with_us(cluster: PrivateCluster) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def private_cluster(folder: Path, *, durable: bool = True) -> Iterator[PrivateCluster]:
-    """A cluster that runs; gone afterwards, whatever state it is in. ``durable``: what it commits survives a crash."""
-    cluster = PrivateCluster(folder, programs(), cluster_user())
+def private_cluster(folder: Path, *, durable: bool = True, bindir: Path | None = None) -> Iterator[PrivateCluster]:
+    """A cluster that runs; gone afterwards, whatever state it is in. ``durable``: what it commits survives a crash.
+
+    ``bindir``: the folder of initdb, where it is not that of ``ML_RAG_TEST_PG_CONFIG``.
+    """
+    cluster = PrivateCluster(folder, _with_initdb(bindir) if bindir else programs(), cluster_user())
     with _gone_with_us(cluster):
         cluster.initialise(durable=durable)
         cluster.start()
