@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 from psycopg import sql
 
+from support import programs
 from support.cluster import Cluster, Connection, Database
 from support.embeddings import (
     INSERT,
@@ -502,15 +501,8 @@ def test_a_dump_keeps_them(cluster: Cluster, db: Database, store: Connection, mo
     use(store, "more")
     store.execute("UPDATE docs SET segment = 'red hut' WHERE document_id = 1")
     with cluster.database() as copy:
-        dumped = subprocess.run(
-            ["pg_dump", "--no-owner", "-t", "docs", "-d", f"{db.dsn} dbname={db.name}"], check=True, capture_output=True
-        )
-        subprocess.run(
-            ["psql", "-qX", "-v", "ON_ERROR_STOP=1", "-d", f"{copy.dsn} dbname={copy.name}"],
-            input=dumped.stdout,
-            check=True,
-            capture_output=True,
-        )
+        dumped = programs.run("pg_dump", db, "--no-owner", "-t", "docs").stdout
+        programs.run("psql", copy, "-qX", "-v", "ON_ERROR_STOP=1", input=dumped)
         there = copy.connect()
         there.execute(
             "SELECT ml_rag.configure('model_server', %s)",
