@@ -28,7 +28,7 @@ CREATE TABLE ml_rag.evaluation_run (
   latency    jsonb NOT NULL,
   errors     jsonb NOT NULL,  -- SQLSTATE -> questions
   -- everybody writes rows of their own here, which the superuser's pages and statements read, too
-  CONSTRAINT is_readable CHECK (started_at BETWEEN '1970-01-01 00:00+00' AND '9000-01-01 00:00+00'
+  CONSTRAINT is_readable CHECK (started_at >= '1970-01-01 00:00+00' AND started_at <= '9000-01-01 00:00+00'
     AND jsonb_typeof(options) = 'object' AND ml_rag._is_measures(measures) AND ml_rag._is_measures(counted))
 );
 COMMENT ON TABLE ml_rag.evaluation_run IS

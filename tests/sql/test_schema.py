@@ -189,6 +189,22 @@ def test_everything_private_is_in_the_schema_ml_rag(owner: Connection) -> None:
     assert public <= {name for (name,) in rows} <= public | later
 
 
+def test_constraints_read_the_same_after_a_restore(owner: Connection) -> None:
+    """pg_upgrade and pg_restore parse them anew, which writes BETWEEN beside AND in another way."""
+    found = owner.execute(
+        "SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint"
+        " WHERE contype = 'c' AND connamespace = 'ml_rag'::regnamespace"
+    ).fetchall()
+    assert len(found) > 10
+    for relation, name, definition in found:
+        owner.execute(f"CREATE TEMP TABLE again (LIKE {relation}, CONSTRAINT {name} {definition})")
+        read = owner.execute(
+            "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 'again'::regclass AND contype = 'c'"
+        ).fetchone()
+        assert read == (definition,), name
+        owner.execute("DROP TABLE again")
+
+
 def test_drop_extension_leaves_nothing_but_the_callers_own(cluster: Cluster, db: Database) -> None:
     owner = db.connect()
     create_store(owner)

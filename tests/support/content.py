@@ -31,6 +31,9 @@ ROLES = {"asker": "ml_rag_user", "tenant": "ml_rag_user", "loader": "ml_rag_load
 #: options of the evaluation runs: by words, as questions bring no embeddings
 MEASURED = {"vector_store": ["docs"], "keyword_search": True, "semantic_search": False}
 
+#: options of the turns of conversations
+CHAT = {"vector_store": ["docs"], "keyword_search": True, "semantic_search": False, "skip_generate": True}
+
 
 def text(i: int) -> str:
     return " ".join(WORDS[(i * step + i // 7) % len(WORDS)] for step in (1, 3, 5, 7, 11)) + f" number{i}"
@@ -104,6 +107,15 @@ def make(owner: Connection, roles: dict[str, str]) -> None:
             execute("SELECT ml_rag_evaluate('questions', %s)", (json.dumps({"name": f"top {n}", "options": options}),))
         execute("RESET SESSION AUTHORIZATION")
 
+    # conversations of the same two, without a model
+    for who in (None, tenant):
+        if who:
+            execute(sql.SQL("SET SESSION AUTHORIZATION {}").format(who))
+        chat = "SELECT ml_rag_chat(%s, %s) ->> 'conversation_id'"
+        (conversation,) = execute(chat, ("copper ladder", json.dumps(CHAT))).fetchone() or ("",)
+        execute(chat, ("violin", json.dumps({**CHAT, "conversation_id": conversation})))
+        execute("RESET SESSION AUTHORIZATION")
+
     # what users build upon the extension
     execute(
         "CREATE VIEW nearest AS SELECT s.rank, s.document_name, s.distance FROM ml_rag_search('q',"
@@ -162,6 +174,8 @@ TABLES = {
     " errors::text, latency::text, models::text, versions::text, started_at::text FROM ml_rag.evaluation_run"
     " ORDER BY 1",
     "questions of runs": "SELECT q::text FROM ml_rag.evaluation_question AS q ORDER BY run_id, question_id",
+    "conversations": "SELECT c::text FROM ml_rag.conversation AS c ORDER BY 1",
+    "turns of conversations": "SELECT m::text FROM ml_rag.message AS m ORDER BY 1",
     "comparison": "SELECT c::text FROM (SELECT array_agg(run_id ORDER BY run_id) AS id FROM ml_rag.evaluation_run)"
     " AS r, ml_rag_compare_runs(r.id[1], r.id[2]) AS c WHERE r.id[2] IS NOT NULL ORDER BY 1",
     "view over the extension": "SELECT rank, document_name, distance::text FROM nearest ORDER BY 1",
