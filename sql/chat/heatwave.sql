@@ -101,8 +101,8 @@ AS $$
 BEGIN
   RETURN (
     SELECT coalesce(jsonb_agg(jsonb_build_object('schema_name', replace(p.parts[1], '""', '"'),
-      'table_name', CASE WHEN n ~ '^".*"$' THEN replace(btrim(p.parts[2], '"'), '""', '"') ELSE p.parts[2] END)), '[]')
-    FROM jsonb_array_elements_text(names) AS n
+      'table_name', CASE WHEN n ~ '^".*"$' THEN replace(btrim(p.parts[2], '"'), '""', '"') ELSE p.parts[2] END) ORDER BY u.place), '[]')
+    FROM jsonb_array_elements_text(names) WITH ORDINALITY AS u (n, place)
     CROSS JOIN LATERAL (SELECT coalesce(regexp_match(n, '^"((?:[^"]|"")+)"\.(.+)$'), regexp_match(n, '^([^.]*)\.(.+)$')) AS parts) AS p);
 END
 $$;

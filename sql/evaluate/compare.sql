@@ -9,7 +9,8 @@ DECLARE
   _missing text;
   _n bigint;
 BEGIN
-  SELECT string_agg(w.id::text, ', ') INTO _missing FROM unnest(ARRAY[a, b]) AS w (id)
+  SELECT string_agg(w.id::text, ', ' ORDER BY w.place) INTO _missing
+  FROM unnest(ARRAY[a, b]) WITH ORDINALITY AS w (id, place)
   WHERE NOT EXISTS (SELECT FROM ml_rag.evaluation_run AS r WHERE r.run_id = w.id);
   IF a IS NULL OR b IS NULL OR _missing IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'evaluation run does not exist',

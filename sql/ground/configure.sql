@@ -21,7 +21,7 @@ BEGIN
   IF NOT EXISTS (SELECT FROM ml_rag.setting AS s WHERE s.name = configure.name) THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
       MESSAGE = format('unknown setting %s', coalesce(quote_literal(configure.name), 'NULL')),
-      DETAIL = format('Settings: %s.', (SELECT string_agg(s.name, ', ') FROM ml_rag.setting AS s));
+      DETAIL = format('Settings: %s.', (SELECT string_agg(s.name, ', ' ORDER BY s.name) FROM ml_rag.setting AS s));
   END IF;
   IF configure.name = 'model_server' THEN
     PERFORM ml_rag._check_address(configure.value);

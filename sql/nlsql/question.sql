@@ -67,7 +67,8 @@ BEGIN
                                                                              ml_rag._named_tables(_options -> 'tables')) AS t),
     -- where operators of types of extensions are
     'extension_schemas', ARRAY(SELECT DISTINCT n.nspname::text FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace
-                               WHERE e.extname <> 'ml_rag' AND n.nspname <> 'pg_catalog' AND has_schema_privilege(n.oid, 'USAGE')))) AS o;
+                               WHERE e.extname <> 'ml_rag' AND n.nspname <> 'pg_catalog' AND has_schema_privilege(n.oid, 'USAGE')
+                               ORDER BY 1))) AS o;
   IF _error IS NOT NULL THEN
     PERFORM ml_rag._raise(_error);
   END IF;

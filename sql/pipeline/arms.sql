@@ -160,7 +160,7 @@ BEGIN
     IF retrieval.rankings IS NULL THEN
       retrieval.skipped := _found.skipped;
     ELSIF cardinality(retrieval.skipped) > 0 THEN
-      retrieval.skipped := ARRAY(SELECT unnest(retrieval.skipped) INTERSECT SELECT unnest(_found.skipped));
+      retrieval.skipped := ARRAY(SELECT s FROM unnest(retrieval.skipped) AS s WHERE s = ANY (_found.skipped));
     END IF;
     retrieval.rankings := retrieval.rankings || ROW(_arm, _found.hits)::ml_rag.ranking;
     retrieval.trace := retrieval.trace || ROW(_stage, clock_timestamp(), CASE WHEN request.explain THEN

@@ -62,7 +62,8 @@ BEGIN
       || format(_columns.rounded, 's.distance') || ' END'), ' FROM (SELECT ', _columns.of_row,
     ', c.score AS score FROM unnest($4, $5) AS c (key, score) JOIN ',
     CASE WHEN store.missing IS NULL THEN ml_rag._indexed_rows(index.store) ELSE ml_rag._rows_of(store) END, ' AS t ON ', (
-      SELECT string_agg(format('t.%I = (c.key::text[])[%s]::%s', a.attname, k.place, format_type(a.atttypid, NULL)), ' AND ')
+      SELECT string_agg(format('t.%I = (c.key::text[])[%s]::%s', a.attname, k.place, format_type(a.atttypid, NULL)), ' AND '
+        ORDER BY k.place)
       FROM unnest(index.key) WITH ORDINALITY AS k (name, place)
       JOIN pg_attribute AS a ON a.attrelid = index.store AND a.attname = k.name AND NOT a.attisdropped),
     ' WHERE ', ml_rag._has_values(ARRAY[store.segment]), filter.condition,

@@ -27,8 +27,8 @@ BEGIN
   END IF;
   EXECUTE format($query$
     SELECT jsonb_agg(jsonb_build_array(d.name, CASE WHEN $2 THEN (
-      SELECT coalesce(jsonb_agg(left(t.title, 300)), '[]')
-      FROM (VALUES (d.metadata ->> 'title'), (d.metadata -> 'headings' ->> -1)) AS t (title) WHERE t.title ~ '\S')
+      SELECT coalesce(jsonb_agg(left(t.title, 300) ORDER BY t.place), '[]')
+      FROM (VALUES (1, d.metadata ->> 'title'), (2, d.metadata -> 'headings' ->> -1)) AS t (place, title) WHERE t.title ~ '\S')
       ELSE '[]' END))
     FROM (SELECT n.name, n.metadata
           FROM (SELECT DISTINCT ON (r.name) r.name, r.metadata

@@ -116,7 +116,8 @@ BEGIN
       UNION SELECT n.term ->> 'key'
       FROM jsonb_path_query(_tree, 'strict $.** ? (exists (@.operator) && exists (@.values[*] ? (@ == null)))') AS n (term)) AS k
     WHERE k.key LIKE '/%' OR NOT EXISTS (
-      SELECT FROM pg_attribute AS a WHERE a.attrelid = store.relation AND a.attname = k.key AND NOT a.attisdropped));
+      SELECT FROM pg_attribute AS a WHERE a.attrelid = store.relation AND a.attname = k.key AND NOT a.attisdropped)
+    ORDER BY 1);
   IF cardinality(_keys) = 0 THEN
     RETURN;
   END IF;

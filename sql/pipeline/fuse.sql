@@ -121,7 +121,7 @@ BEGIN
     _decided[i] := CASE WHEN _is_weighted AND _weights[i] IS NULL THEN ml_rag._decisiveness(_values, _nothing) END;
   END LOOP;
   IF _is_weighted THEN
-    FOREACH _part IN ARRAY ARRAY(SELECT DISTINCT p FROM unnest(_parts) AS p) LOOP
+    FOREACH _part IN ARRAY ARRAY(SELECT DISTINCT p FROM unnest(_parts) AS p ORDER BY 1) LOOP
       _members := array_positions(_parts, _part);
       IF _decided[_members[1]] IS NOT NULL THEN
         _shares := ml_rag._auto_weights(ARRAY(SELECT _is_semantic[m] FROM unnest(_members) AS m),

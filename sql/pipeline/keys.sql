@@ -169,7 +169,8 @@ AS $$
 -- purpose: the columns and keys that conditions are on
 BEGIN
   RETURN ARRAY(SELECT DISTINCT n.term ->> 'key'
-    FROM jsonb_path_query(ml_rag._filter_tree(filters), 'strict $.** ? (@.type() == "object" && exists (@.operator))') AS n (term));
+    FROM jsonb_path_query(ml_rag._filter_tree(filters), 'strict $.** ? (@.type() == "object" && exists (@.operator))') AS n (term)
+    ORDER BY 1);
 END
 $$;
 
@@ -245,7 +246,7 @@ BEGIN
   IF cardinality(_reasons) > 0 THEN
     RAISE WARNING USING ERRCODE = '01000',
       MESSAGE = format('%s of %s conditions that the model has chosen are not used', cardinality(_reasons), jsonb_array_length(filters)),
-      DETAIL = (SELECT string_agg(r, ' ') FROM (SELECT DISTINCT left(r, 300) FROM unnest(_reasons) AS r LIMIT 5) AS s (r)),
+      DETAIL = (SELECT string_agg(r, ' ') FROM (SELECT DISTINCT left(r, 300) FROM unnest(_reasons) AS r ORDER BY 1 LIMIT 5) AS s (r)),
       HINT = 'Describe the columns with ml_rag.describe_filter, or choose a more capable model.';
   END IF;
   RETURN CASE jsonb_array_length(_good) WHEN 0 THEN NULL ELSE jsonb_build_object('and', _good) END;

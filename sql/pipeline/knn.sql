@@ -75,7 +75,7 @@ DECLARE
 BEGIN
   IF quantization IS NOT NULL THEN
     _from := concat('(SELECT ', CASE WHEN store.is_table THEN 't.ctid, ' END, (
-        SELECT string_agg(format('t.%I', c), ', ') FROM (
+        SELECT string_agg(format('t.%I', c), ', ' ORDER BY c) FROM (
           SELECT DISTINCT unnest(ARRAY[store.segment_embedding, store.segment, store.document_name, store.document_id,
             store.segment_number, store.metadata])) AS u (c) WHERE c IS NOT NULL),
       ' FROM ', _from, ' ORDER BY ', ml_rag._quantized(format('t.%I', store.segment_embedding), store.dimensions, quantization),
@@ -197,7 +197,7 @@ BEGIN
   EXECUTE format('EXPLAIN (FORMAT JSON, COSTS OFF) SELECT array_agg(ROW(h.*)::ml_rag.hit) FROM (%s) AS h', statement)
     INTO _plan USING query_embedding, n, arguments, own_vector, rescore;
   _names := ARRAY(SELECT DISTINCT j #>> '{}' FROM jsonb_path_query(_plan::jsonb, 'strict $.**."Index Name"', '{}', true)
-                  AS j);
+                  AS j ORDER BY 1);
   SELECT coalesce(jsonb_agg(jsonb_build_object('index', i.relname, 'method', m.amname) ORDER BY i.relname), '[]'),
     coalesce(min(m.amname) FILTER (WHERE m.amname IN ('hnsw', 'ivfflat')), 'exact')
   INTO _indexes, _method

@@ -75,7 +75,7 @@ DECLARE
 BEGIN
   FOREACH _arm IN ARRAY request.arms LOOP
     IF _arm.query IS NOT NULL AND (_arm.search = 'semantic' OR _arm.form LIKE 'vector%') AND _arm.query_embedding IS NULL THEN
-      _texts := ARRAY(SELECT unnest(_texts) UNION SELECT unnest(_arm.query));
+      _texts := ARRAY(SELECT unnest(_texts) UNION SELECT unnest(_arm.query) ORDER BY 1);
     END IF;
   END LOOP;
   IF _needs_own OR cardinality(_texts) > 0 THEN

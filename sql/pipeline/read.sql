@@ -215,7 +215,7 @@ AS $$
 -- Reads: the stores, as the caller
 DECLARE
   _hits ml_rag.hit[] := retrieval.hits;
-  _names text[] := ARRAY(SELECT DISTINCT h.vector_store FROM unnest(_hits) AS h);
+  _names text[] := ARRAY(SELECT DISTINCT h.vector_store FROM unnest(_hits) AS h ORDER BY 1);
   _store ml_rag.store;
   _read record;
   _failures jsonb[] := '{}';

@@ -269,7 +269,7 @@ AS $$
 -- history and synonyms are parts of the search, with a share of the score. Arms of no given weight then have fixed ones. All
 -- of this by measuring: docs/questions.md
 DECLARE
-  _taken text[] := ARRAY(SELECT DISTINCT a.query_key FROM unnest(arms) AS a);
+  _taken text[] := ARRAY(SELECT DISTINCT a.query_key FROM unnest(arms) AS a ORDER BY 1);
   _texts text[] := CASE WHEN 'sub_questions' <> ALL (_taken) THEN coalesce(rewritten.sub_questions, '{}') ELSE '{}' END
     || CASE WHEN rewritten.history IS NULL THEN '{}' ELSE ARRAY[rewritten.history] END;
   _of_synonyms CONSTANT double precision := 0.1;

@@ -34,9 +34,9 @@ AS $$
 DECLARE
   _wrong text;
 BEGIN
-  SELECT string_agg(format('%I %s', w.name, replace(w.types[1]::text, '@vector@.', '')), ', ') INTO _wrong
-  FROM (VALUES (segment, '{text,varchar}'::regtype[]),
-               (embedding, ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype])) AS w (name, types)
+  SELECT string_agg(format('%I %s', w.name, replace(w.types[1]::text, '@vector@.', '')), ', ' ORDER BY w.place) INTO _wrong
+  FROM (VALUES (1, segment, '{text,varchar}'::regtype[]),
+               (2, embedding, ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype])) AS w (place, name, types)
   WHERE NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0
                     AND NOT a.attisdropped AND a.atttypid = ANY (w.types));
   IF _wrong IS NOT NULL THEN

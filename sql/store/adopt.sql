@@ -8,7 +8,7 @@ AS $$
 -- Reads: the catalog
 DECLARE
   _names text[] := ARRAY(SELECT a.attname FROM pg_attribute AS a
-                         WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped);
+                         WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum);
 BEGIN
   SELECT s.kind, s.columns INTO kind, columns
   FROM (VALUES
@@ -51,7 +51,8 @@ DECLARE
   _texts CONSTANT regtype[] := '{text,varchar}';
   _vectors CONSTANT regtype[] := ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype];
   _embeddings text[] := ARRAY(SELECT a.attname FROM pg_attribute AS a
-                              WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid = ANY (_vectors));
+                              WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid = ANY (_vectors)
+                              ORDER BY a.attnum);
   _known record := ml_rag._known_shape(relation);
   _column record;
 BEGIN

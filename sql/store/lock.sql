@@ -68,7 +68,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '55006',
       MESSAGE = format('embedding "%s" of "%s" is being filled by another session', name, store),
       DETAIL = format('Its lock is held by session %s.', coalesce((
-        SELECT string_agg(l.pid::text, ', ') FROM pg_locks AS l
+        SELECT string_agg(l.pid::text, ', ' ORDER BY l.pid) FROM pg_locks AS l
         WHERE l.granted AND l.locktype = 'advisory' AND l.objsubid = 1
           AND l.classid::bigint = (_key >> 32 & 4294967295) AND l.objid::bigint = (_key & 4294967295)
           AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())), 'none any more')),

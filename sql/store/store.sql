@@ -79,11 +79,11 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('relation "%s" is not a table', store);
   END IF;
   column_name := ml_rag._default_column(store);
-  SELECT string_agg(format('%s %s', w.name, replace(w.types[1]::text, '@vector@.', '')), ', ') INTO _wrong
-  FROM (VALUES ('document_name', '{text,varchar}'::regtype[]), ('metadata', '{jsonb}'),
-               ('document_id', '{bigint,integer,numeric}'), ('segment_number', '{integer,bigint}'),
-               ('segment', '{text,varchar}'),
-               (column_name, ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype])) AS w (name, types)
+  SELECT string_agg(format('%s %s', w.name, replace(w.types[1]::text, '@vector@.', '')), ', ' ORDER BY w.place) INTO _wrong
+  FROM (VALUES (1, 'document_name', '{text,varchar}'::regtype[]), (2, 'metadata', '{jsonb}'),
+               (3, 'document_id', '{bigint,integer,numeric}'), (4, 'segment_number', '{integer,bigint}'),
+               (5, 'segment', '{text,varchar}'),
+               (6, column_name, ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype])) AS w (place, name, types)
   WHERE NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0
                     AND NOT a.attisdropped AND a.atttypid = ANY (w.types));
   IF _wrong IS NOT NULL THEN

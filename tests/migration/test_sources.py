@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import ml_rag
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +51,88 @@ USED = re.compile(
     r"(?:(?<!SELECT )(?<!'CALL )|(?<!')(?<!: )SELECT )(?:ml_rag|@extschema@)\.(\w+)\("
     r"|(?<!'SELECT \* )(?:FROM|JOIN|INTO|UPDATE|TABLE) ml_rag\.(\w+)"
 )
+
+
+#: collected into one value; its parenthesis is the last character
+COLLECTED = re.compile(r"\b(?:string_agg|array_agg|jsonb?_agg)\(|\bARRAY\((?=\s*SELECT\b)")
+#: what is collected and read by no user: rows and their places, OIDs, numbers, sets of names, texts for a model
+NOT_READ = re.compile(
+    r"(SELECT )?(DISTINCT )?((\w+\.)?(oid|ctid|\w+relid|relowner|tgfoid|relation(::bigint)?|place|row_key|key|n|value"
+    r"|shown|first|last|best|document_key|embedding|text|metadata|node)|ROW\(h\.\*\)::ml_rag\.hit|%s|n\.name(?=$)"
+    r"|int8send\(\w+\.id\), ''|pg_catalog\.to_jsonb\([^)]*\)|coalesce\(p\.oid::regprocedure::text, n\))(?= FROM|$)"
+)
+
+
+def parenthesis(text: str, start: int) -> str:
+    """From an opening parenthesis to the one that closes it, without them; to the end where none does."""
+    depth = 0
+    for i in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[i], 0)
+        if depth == 0:
+            return text[start + 1 : i]
+    return text[start + 1 :]
+
+
+def has_order(text: str, start: int) -> bool:
+    """Whether the rows that are collected, from this parenthesis on, come in an order.
+
+    That of ORDER BY, of DISTINCT within an aggregate, of the one function or of the ordered subquery that they come
+    from. A function of the whole query that collects them, such as coalesce, may follow.
+    """
+    inner = parenthesis(text, start)
+    is_query = inner.lstrip().startswith("SELECT")
+    if "ORDER BY" in inner or (inner.startswith("DISTINCT ") and not is_query):
+        return True
+    query = inner if is_query else text[start + len(inner) + 2 :]
+    if is_query and "FROM" not in inner:
+        return "DISTINCT" not in inner
+    source = re.search(r"\bFROM (LATERAL )?([\w.]*)\(", query)
+    before = re.search(r"\bFROM\b", query)
+    if source is None or before is None or before.start() != source.start():
+        return False
+    argument = parenthesis(query, source.end() - 1)
+    rest = parenthesis("(" + query[source.end() + len(argument) + 1 :], 0)
+    if re.match(r"[^;()]*(\([^()]*\))?\s*,", rest) and not source[2]:
+        return False
+    is_alone = not re.search(r"\b(JOIN|GROUP BY|EXISTS|UNION)\b|(?<!NOT )IN \(SELECT\b", rest.split(";")[0])
+    is_distinct = is_query and re.match(r"\s*SELECT DISTINCT\b", inner) is not None
+    return is_alone and not is_distinct and (bool(source[2]) or "ORDER BY" in argument)
+
+
+def test_what_users_read_is_collected_in_an_order() -> None:
+    """Without ORDER BY a DETAIL or a list of names is in the order of a plan, which changes with the version."""
+    files = [*SQL.rglob("*.sql"), *(ROOT / "plpy").rglob("*.py")]
+    found = []
+    for path in files:
+        text = re.sub(r"\s+", " ", re.sub(r"--.*", "", path.read_text()))
+        for match in COLLECTED.finditer(text):
+            inner = parenthesis(text, match.end() - 1).strip()
+            if not has_order(text, match.end() - 1) and not NOT_READ.match(inner):
+                found.append(f"{path.relative_to(ROOT)}: {match[0]}{inner[:80]}")
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "ordered"),
+    [
+        ("string_agg(w.name, ', ') INTO x FROM (VALUES (1)) AS w (name) WHERE NOT EXISTS (SELECT)", False),
+        ("string_agg(w.name, ', ' ORDER BY w.name) INTO x FROM (VALUES (1)) AS w (name)", True),
+        ("string_agg(s.name, ', ') FROM ml_rag.setting AS s)", False),
+        ("string_agg(DISTINCT s.name, ', ') FROM ml_rag.setting AS s)", True),
+        ("string_agg(n, ', ') FROM unnest(names) AS n WHERE n <> 'a')", True),
+        ("string_agg(n, ', ') FROM unnest(names) AS n WHERE NOT EXISTS (SELECT FROM t WHERE t.n = n))", False),
+        ("jsonb_agg(d.name), '[]') FROM (SELECT n.name FROM n ORDER BY n.name) AS d)", True),
+        ("jsonb_agg(d.name), '[]') FROM (SELECT n.name FROM n) AS d)", False),
+        ("ARRAY(SELECT n FROM unnest(names) AS n)", True),
+        ("ARRAY(SELECT DISTINCT n FROM unnest(names) AS n)", False),
+        ("ARRAY(SELECT DISTINCT n FROM unnest(names) AS n ORDER BY 1)", True),
+        ("ARRAY(SELECT n.name FROM unnest(names) AS n (name) JOIN pg_class AS c ON c.relname = n.name)", False),
+    ],
+)
+def test_an_order_is_recognised(statement: str, ordered: bool) -> None:
+    match = COLLECTED.search(statement)
+    assert match is not None
+    assert has_order(statement, match.end() - 1) is ordered
 
 
 def test_no_file_uses_a_later_one() -> None:
