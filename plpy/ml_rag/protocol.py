@@ -29,6 +29,8 @@ STAGES = frozenset(
         *("load", "index", "judge", "rewrite", "read", "function"),
     )
 )
+#: segments of one document, whoever splits it
+MAX_SEGMENTS = 100_000
 #: in place of a stage: the whole call
 TOTAL = "total"
 SUCCESS = "00000"

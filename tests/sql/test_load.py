@@ -41,6 +41,19 @@ def test_a_folder_becomes_a_vector_store(loader: Connection, server: DocumentsSe
     assert found == [("beta",)]
 
 
+def test_a_document_of_too_many_segments_fails_alone(loader: Connection, folder: Path) -> None:
+    """Nine bytes of it are a segment. The model server is the shipped one."""
+    write(folder, a="alpha", c="gamma")
+    (folder / "b.md").write_text("".join(f"# {i:x}\nb\n" for i in range(270_000)))
+    result = load(loader, f"{folder}/")
+    assert counts(result) == {"loaded": 2, "failed": 1}
+    (failed,) = result["failed"]
+    assert failed["document_name"] == f"{folder}/b.md"
+    assert failed["error"] == "the document has too many segments"
+    assert failed["detail"] == "it may have 100000 with this embedding model"
+    assert segments(loader) == {"a.txt": ["alpha"], "c.txt": ["gamma"]}
+
+
 def test_columns_key_index_and_statistics_are_those_of_the_contract(
     loader: Connection, server: DocumentsServer, folder: Path
 ) -> None:

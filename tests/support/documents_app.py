@@ -99,7 +99,21 @@ def lines(reply: httpx.Response) -> list[dict[str, Any]]:
 
 
 def by_index(reply: httpx.Response) -> list[dict[str, Any]]:
-    found = sorted(lines(reply), key=lambda line: line["index"])
+    """One line for each document, made of its lines, which are together."""
+    found: list[dict[str, Any]] = []
+    is_open = False
+    for line in lines(reply):
+        more = line.pop("more")
+        if is_open:
+            assert (line["index"], line["metadata"], line["error"]) == (found[-1]["index"], {}, None)
+            found[-1]["segments"] += line["segments"]
+            data = (base64.b64decode(one["embeddings"], validate=True) for one in (found[-1], line))
+            found[-1]["embeddings"] = base64.b64encode(b"".join(data)).decode()
+        else:
+            found.append(line)
+        is_open = more
+    assert not is_open
+    found.sort(key=lambda line: line["index"])
     assert [line["index"] for line in found] == list(range(len(found)))
     return found
 

@@ -37,7 +37,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 
 def job(content: bytes | IO[bytes], tokenizer: ModelTokenizer = PLAIN, name: str = "a.txt") -> Job:
-    return Job(name, content, tokenizer, Chunking("auto", 256, 0))
+    return Job(name, content, tokenizer, Chunking("auto", 256, 0), 16)
 
 
 def ask(sandbox: Sandbox, content: bytes | IO[bytes], **options: Any) -> Parsed:

@@ -9,15 +9,23 @@ import time
 import uuid
 from base64 import b64decode
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from struct import unpack_from
 from typing import Any, Protocol
 
 from ml_rag.backend.client import ModelServer
-from ml_rag.errors import DimensionMismatch, DocumentError, EngineFailed, MlRagError, from_json
-from ml_rag.files import File, is_storable, storable
+from ml_rag.errors import (
+    DimensionMismatch,
+    DocumentError,
+    EngineFailed,
+    InvalidRequest,
+    MlRagError,
+    UnknownModel,
+    from_json,
+)
+from ml_rag.files import File, batches, is_storable, storable
 
 #: a commit after so many documents, or the first one after so long
 COMMIT_DOCUMENTS = 16
@@ -167,15 +175,14 @@ class Loader:
         waiting = dict(enumerate(uploads))
         complete = False
         try:
-            for reply in self._server.stream("/v1/documents", body, content_type):
-                try:
-                    upload = waiting.pop(reply["index"])
-                except (KeyError, TypeError):
-                    raise nonsense(f"No document was asked for by {str(reply)[:100]}") from None
+            for index, reply in documents(self._server.stream("/v1/documents", body, content_type), waiting):
+                upload = waiting.pop(index)
                 try:
                     self._write(upload, reply)
                 except DocumentError as e:
                     self.outcome.fail(upload.name, e, known=upload.known)
+                for _ in reply:
+                    pass  # what is left of one that failed
                 self._tell_counts()
             complete = not waiting
         finally:
@@ -184,8 +191,9 @@ class Loader:
         if waiting:
             raise nonsense(f"{len(waiting)} of {len(uploads)} documents are missing")
 
-    def _write(self, upload: Upload, reply: dict[str, Any]) -> None:
-        if (failure := reply.get("error")) is not None:
+    def _write(self, upload: Upload, reply: Iterator[dict[str, Any]]) -> None:
+        head = next(reply)
+        if (failure := head.get("error")) is not None:
             error = from_json({"error": failure}, DocumentError.status)
             if error.message == NOT_ACCEPTED:
                 self.outcome.counts["skipped"] += 1
@@ -193,29 +201,40 @@ class Loader:
             if not isinstance(error, DocumentError | EngineFailed):
                 raise error  # the next document would fail in the same way
             raise DocumentError(error.message, detail=error.detail, hint=error.hint)
-        segments, vectors = self._check(reply)
-        if self._split is not None:
-            segments = own_segments(segments, self._split)
-        if not segments:
-            raise DocumentError("the document has no text")
         shared = {
-            **(reply.get("metadata") or {}),
-            "format": reply.get("format"),
+            **(head.get("metadata") or {}),
+            "format": head.get("format"),
             "file_name": os.path.basename(upload.name) or upload.name,
             "file_size": len(upload.content),
             **upload.dates,
             "source": {"sha256": upload.sha256, "made_with": self._made_with},
         }
-        if self._split is None:
-            portions = rows(segments, vectors, _clean(shared))
-        else:
-            portions = _rows(segments, self._own_vectors(segments), _clean(shared))
-        self._store.write(upload.name, portions)
+        portions = self._rows(map(self._check, chain([head], reply)), _clean(shared))
+        written = 0
+
+        def counted() -> Iterator[Rows]:
+            nonlocal written
+            for portion in portions:
+                written += len(portion.segments)
+                yield portion
+
+        self._store.write(upload.name, counted())
         self.outcome.counts["changed" if upload.known else "loaded"] += 1
-        self.outcome.segments += len(segments)
+        self.outcome.segments += written
         self._uncommitted += 1
         if self._uncommitted >= COMMIT_DOCUMENTS or time.monotonic() - self._committed_at > COMMIT_SECONDS:
             self._commit()
+
+    def _rows(self, lines: Iterator[tuple[list[dict[str, Any]], bytes]], shared: dict[str, Any]) -> Iterator[Rows]:
+        if self._split is None:
+            return _rows_of_lines(lines, shared)
+        assert self._embed is not None
+        # here, as an error of the caller's function is none of the store's
+        segments = own_segments([page for pages, _ in lines for page in pages], self._split)
+        if not segments:
+            raise DocumentError("the document has no text")
+        texts = [segment["text"] for segment in segments]
+        return _rows(segments, embed_segments(self._embed, texts, self._request["embed_model_id"]), shared)
 
     def _commit(self) -> None:
         self._store.commit()
@@ -224,7 +243,9 @@ class Loader:
 
     def _check(self, reply: dict[str, Any]) -> tuple[list[dict[str, Any]], bytes]:
         segments, vectors, dimensions = segments_and_vectors(reply, has_vectors=self._split is None)
-        if segments and self._dimensions is not None and dimensions != self._dimensions:
+        if not segments:
+            raise DocumentError("the document has no text")
+        if self._dimensions is not None and dimensions != self._dimensions:
             raise DimensionMismatch(
                 "the model's embeddings do not fit the vector store",
                 detail=f"The model returns {dimensions} dimensions, the store has {self._dimensions}.",
@@ -232,14 +253,43 @@ class Loader:
             )
         return segments, vectors
 
-    def _own_vectors(self, segments: Sequence[dict[str, Any]]) -> Iterator[str]:
-        assert self._embed is not None
-        for start in range(0, len(segments), INSERT_SEGMENTS):
-            texts = [segment["text"] for segment in segments[start : start + INSERT_SEGMENTS]]
-            try:
-                yield from self._embed(texts, self._request["embed_model_id"])
-            except EngineFailed as e:
-                raise DocumentError(e.message, detail=e.detail, hint=e.hint) from None
+
+def documents(lines: Iterator[Any], asked: Container[int]) -> Iterator[tuple[int, Iterator[dict[str, Any]]]]:
+    """The index of each document in a reply of /v1/documents, and its lines, which must be read before the next one.
+
+    Raises EngineFailed for a line of a document that was not ``asked`` for, or whose lines are not together.
+    """
+    for line in lines:
+        if not isinstance(line, dict) or not isinstance(line.get("index"), int) or line["index"] not in asked:
+            raise nonsense(f"No document was asked for by {str(line)[:100]}")
+        yield line["index"], _lines_of(line, lines)
+
+
+def _lines_of(line: dict[str, Any], lines: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    index = line["index"]
+    yield line
+    while line.get("more"):
+        following = next(lines, None)
+        if not isinstance(following, dict) or following.get("index") != index or following.get("error") is not None:
+            raise nonsense(f"A document breaks off before {str(following)[:100]}")
+        yield (line := following)
+
+
+def embed_segments(embed: Callable[[list[str], str], list[str]], texts: Sequence[str], model: str) -> Iterator[str]:
+    """The vectors of a document's segments that the model server has not made; what it refuses is the document's error.
+
+    They may be of any length, as a function of the caller's makes them.
+    """
+    for batch in batches([(text, len(text.encode())) for text in texts], INSERT_SEGMENTS):
+        try:
+            yield from embed(batch, model)
+        except EngineFailed as e:
+            raise DocumentError(e.message, detail=e.detail, hint=e.hint) from None
+        except UnknownModel:
+            raise  # the next document would fail in the same way
+        except InvalidRequest as e:
+            detail = f"{e.message[:1].upper()}{e.message[1:]}: {e.detail}" if e.detail else e.message
+            raise DocumentError("the document's segments cannot be embedded", detail=detail, hint=e.hint) from None
 
 
 def segments_and_vectors(reply: dict[str, Any], *, has_vectors: bool = True) -> tuple[list[dict[str, Any]], bytes, int]:
@@ -256,8 +306,16 @@ def segments_and_vectors(reply: dict[str, Any], *, has_vectors: bool = True) -> 
     return segments, vectors, dimensions
 
 
-def rows(segments: Sequence[dict[str, Any]], vectors: bytes, shared: dict[str, Any]) -> Iterator[Rows]:
-    """Rows to insert, in portions. ``vectors``: float32, little endian, one row a segment; ``shared``: metadata.
+def _rows_of_lines(lines: Iterable[tuple[list[dict[str, Any]], bytes]], shared: dict[str, Any]) -> Iterator[Rows]:
+    first = 1
+    for segments, vectors in lines:
+        yield from rows(segments, vectors, shared, first)
+        first += len(segments)
+
+
+def rows(segments: Sequence[dict[str, Any]], vectors: bytes, shared: dict[str, Any], first: int = 1) -> Iterator[Rows]:
+    """Rows to insert, in portions. ``vectors``: float32, little endian, one row a segment; ``shared``: metadata;
+    ``first``: the number of the first segment.
 
     Raises EngineFailed where a number is not finite.
     """
@@ -265,13 +323,16 @@ def rows(segments: Sequence[dict[str, Any]], vectors: bytes, shared: dict[str, A
     layout = f"<{width // 4}f"
     # 9 digits are what a float32 needs to come back as it was
     template = "[" + ",".join(["%.9g"] * (width // 4)) + "]"
-    return _rows(segments, (template % unpack_from(layout, vectors, at * width) for at in range(len(segments))), shared)
+    texts = (template % unpack_from(layout, vectors, at * width) for at in range(len(segments)))
+    return _rows(segments, texts, shared, first)
 
 
-def _rows(segments: Sequence[dict[str, Any]], vectors: Iterable[str], shared: dict[str, Any]) -> Iterator[Rows]:
+def _rows(
+    segments: Sequence[dict[str, Any]], vectors: Iterable[str], shared: dict[str, Any], first: int = 1
+) -> Iterator[Rows]:
     remaining = iter(vectors)
     for start in range(0, len(segments), INSERT_SEGMENTS):
-        portion = Rows(start + 1)
+        portion = Rows(first + start)
         for segment in segments[start : start + INSERT_SEGMENTS]:
             vector = next(remaining)
             if "n" in vector:  # nan, inf

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from codecs import BOM_UTF8
 from typing import Any
 
 from ml_rag.backend.client import ModelServer
-from ml_rag.backend.load import Upload, multipart, nonsense, rows, segments_and_vectors
+from ml_rag.backend.load import Upload, documents, multipart, nonsense, rows, segments_and_vectors
 from ml_rag.errors import DocumentError, EngineFailed, MlRagError, from_json
 
 
@@ -22,13 +23,11 @@ def embed(server: ModelServer, texts: list[str], request: dict[str, Any]) -> dic
     found: dict[int, list[tuple[int, str, str, str]]] = {}
     errors: list[dict[str, Any] | None] = [None] * len(texts)
     try:
-        for reply in server.stream("/v1/documents", body, content_type):
+        for i, reply in documents(server.stream("/v1/documents", body, content_type), waiting):
+            waiting.remove(i)
+            lines = list(reply)
             try:
-                waiting.remove(i := reply["index"])
-            except (KeyError, TypeError):
-                raise nonsense(f"No document was asked for by {str(reply)[:100]}") from None
-            try:
-                found[i] = _segments(reply)
+                found[i] = _segments(lines)
             except (DocumentError, EngineFailed) as e:
                 errors[i] = {"sqlstate": e.sqlstate, "message": e.message, "detail": e.detail}
     finally:
@@ -36,23 +35,23 @@ def embed(server: ModelServer, texts: list[str], request: dict[str, Any]) -> dic
             server.close()  # which makes the model server stop
     if waiting:
         raise nonsense(f"{len(waiting)} of {len(texts)} texts are missing")
-    lines = [(i + 1, *segment) for i in sorted(found) for segment in found[i]]
+    all_found = [(i + 1, *segment) for i in sorted(found) for segment in found[i]]
     keys = ("texts", "numbers", "segments", "metadata", "vectors")
-    return {key: [line[place] for line in lines] for place, key in enumerate(keys)} | {"errors": errors}
+    return {key: [one[place] for one in all_found] for place, key in enumerate(keys)} | {"errors": errors}
 
 
-def _segments(reply: dict[str, Any]) -> list[tuple[int, str, str, str]]:
+def _segments(lines: list[dict[str, Any]]) -> list[tuple[int, str, str, str]]:
     """Number, text, metadata and vector of each segment."""
-    if (failure := reply.get("error")) is not None:
+    if (failure := lines[0].get("error")) is not None:
         error: MlRagError = from_json({"error": failure}, DocumentError.status)
         raise error
-    segments, vectors, _ = segments_and_vectors(reply)
-    if not segments:
-        raise DocumentError("the text is empty")
-    return [
-        (number, *segment)
-        for portion in rows(segments, vectors, {})
-        for number, segment in enumerate(
-            zip(portion.segments, portion.metadata, portion.vectors, strict=True), portion.first
-        )
-    ]
+    found: list[tuple[int, str, str, str]] = []
+    for line in lines:
+        segments, vectors, _ = segments_and_vectors(line)
+        if not segments:
+            raise DocumentError("the text is empty")
+        for portion in rows(segments, vectors, {}, len(found) + 1):
+            found += zip(
+                itertools.count(portion.first), portion.segments, portion.metadata, portion.vectors, strict=False
+            )
+    return found

@@ -31,6 +31,7 @@ from ml_rag.errors import DocumentError, EngineFailed, MlRagError, from_json
 from ml_rag.ingest.confinement import environment, log_missing
 from ml_rag.ingest.sandbox_worker import receive, send
 from ml_rag.ingest.split import Chunking
+from ml_rag.protocol import MAX_SEGMENTS
 from ml_rag.scratch import Scratch
 
 log = logging.getLogger("ml_rag.server")
@@ -50,6 +51,9 @@ class Limits:
     memory_bytes: int = 2 * 1024**3
     #: its segments as JSON; reading them takes several times that much memory of this process
     reply_bytes: int = 256 * 1024**2
+    #: its segments, and the bytes of their embeddings
+    segments: int = MAX_SEGMENTS
+    embedding_bytes: int = 256 * 1024**2
     #: a child is replaced after so many documents, so that what parsers leak does not add up
     documents_per_worker: int = 200
 
@@ -72,6 +76,8 @@ class Job:
     content: IO[bytes] | bytes
     tokenizer: ModelTokenizer
     chunking: Chunking
+    #: of the embeddings that its segments get
+    dimensions: int
     formats: Sequence[str] | None = None
     language: str | None = None
     ocr: bool = False
@@ -315,6 +321,7 @@ class Sandbox:
             "chunking": [how.split_by, how.segment_tokens, how.overlap_tokens, how.context],
             "cpu_seconds": self.limits.cpu_seconds,
             "reply_bytes": self.limits.reply_bytes,
+            "segments": min(self.limits.segments, self.limits.embedding_bytes // (4 * job.dimensions)),
         }
         answer = orjson.loads(child.ask(message, deadline, job.content))
         if "error" in answer:

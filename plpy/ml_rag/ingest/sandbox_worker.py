@@ -100,7 +100,8 @@ class _Worker:
             language=request["language"],
             ocr=request["ocr"],
         )
-        segments = self._split(document, self._chunking(*request["chunking"]), self._counters[request["model"]])
+        how, counter = self._chunking(*request["chunking"]), self._counters[request["model"]]
+        segments = self._split(document, how, counter, request["segments"])
         return {
             "format": document.format,
             "metadata": document.metadata,

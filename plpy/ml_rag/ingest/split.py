@@ -11,10 +11,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from ml_rag.abc import Block, Document, Segment
-from ml_rag.errors import InvalidRequest
+from ml_rag.errors import DocumentError, InvalidRequest
 from ml_rag.ingest.units import (
     AFTER_HEADING,
     CHARACTER,
@@ -29,6 +29,9 @@ from ml_rag.ingest.units import (
     clean,
     units,
 )
+from ml_rag.protocol import MAX_SEGMENTS
+
+_T = TypeVar("_T")
 
 SplitBy = Literal["auto", "paragraph", "sentence", "page", "tokens"]
 #: the values of ``split_by`` that cut; NONE gives each page as one segment, for who cuts it elsewhere
@@ -108,17 +111,17 @@ def _invalid(name: str, value: Any, allowed: str) -> InvalidRequest:
     return InvalidRequest(f"invalid value of {name}", detail=f"{name} is {str(value)[:200]!r}; allowed: {allowed}")
 
 
-def split(document: Document, how: Chunking, counter: Counter) -> list[Segment]:
+def split(document: Document, how: Chunking, counter: Counter, most: int = MAX_SEGMENTS) -> list[Segment]:
     """The document's segments, in its order; every character of it but white space is in one of them.
 
     A segment's metadata are its block's, and ``headings``: the path of headings it stands under. A segment that goes
     on with a table begins with that table's header. With ``overlap_tokens`` a segment begins with the last words of
     the one before it, where both are of one section of one block; a table's header takes their place. A segment and
-    its context have at most ``segment_tokens`` together.
+    its context have at most ``segment_tokens`` together. Raises ``DocumentError`` where there are more than ``most``.
     """
     if how.split_by == NONE:
         pages = (Block(clean(page.text), page.metadata) for page in _joined(document.blocks, NONE))
-        return [Segment(page.text, 0, page.metadata) for page in pages if page.text.strip()]
+        return _at_most(most, [Segment(page.text, 0, page.metadata) for page in pages if page.text.strip()])
     limit = max(1, how.segment_tokens - counter.overhead)
     context = _Context(document if how.context == "headings" else None, counter, limit // _CONTEXT_SHARE)
     overlap = min(how.overlap_tokens, limit // 2)
@@ -130,7 +133,18 @@ def split(document: Document, how: Chunking, counter: Counter) -> list[Segment]:
         if found.starts:
             cutter = _Cutter(found, limit, overlap, how.split_by, context)
             pieces.extend(_Piece(cutter, block, *piece) for piece in cutter.pieces(path))
-    return _counted(pieces, how.segment_tokens, counter, context)
+            _at_most(most, pieces)  # counting them takes most of the time
+    return _at_most(most, _counted(pieces, how.segment_tokens, counter, context))
+
+
+def _at_most(most: int, found: list[_T]) -> list[_T]:
+    if len(found) > most:
+        raise DocumentError(
+            "the document has too many segments",
+            detail=f"it may have {most} with this embedding model",
+            hint="Split the document, or raise segment_tokens.",
+        )
+    return found
 
 
 class _Context:

@@ -1,7 +1,7 @@
-"""``POST /v1/documents``: documents in, their segments with embeddings out, one line of JSON a document.
+"""``POST /v1/documents``: documents in, their segments with embeddings out, lines of JSON for each document.
 
 Documents are parsed and split in child processes while those before them are embedded. Segments of several documents
-are embedded together, and a document's line goes out as soon as the last of its segments is done.
+are embedded together, and a document's lines go out, one after the other, as soon as the last of its segments is done.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import base64
 import contextlib
 import hashlib
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 MAX_DOCUMENTS = 10_000
 #: segments embedded at once: enough for full batches of like length, few enough for a steady flow of lines
 GROUP_SEGMENTS = 128
+#: segments of one line
+LINE_SEGMENTS = 1000
 #: documents being parsed, and segments waiting to be embedded, ahead of those being embedded
 PARSED_AHEAD = 2
 SEGMENTS_AHEAD = 4 * GROUP_SEGMENTS
@@ -243,12 +245,13 @@ class _Work:
                     if gone.done():
                         raise ClientGone
                     for parsed in [task for task in self._parsing if task.done()]:
-                        if line := self._parsed(parsed):
+                        for line in self._parsed(parsed):
                             yield line
                     self._begin_embedding()  # before the lines are written, so that the model does not wait for them
                     for embedded in [task for task in self._embedding if task.done()]:
                         for document in self._embedded(embedded):
-                            yield self._line(document)
+                            for line in self._lines_of(document):
+                                yield line
         finally:
             left: list[asyncio.Task[Any]] = [*self._parsing, *self._embedding]
             for task in left:
@@ -266,11 +269,20 @@ class _Work:
                 return
             name = file.filename or ""
             options = self._options
-            job = Job(name, file.file, self._tokenizer, self._how, options.formats, options.language, bool(options.ocr))
+            job = Job(
+                name,
+                file.file,
+                self._tokenizer,
+                self._how,
+                self._dimensions,
+                options.formats,
+                options.language,
+                bool(options.ocr),
+            )
             self._parsing[asyncio.create_task(self._sandbox.run(job))] = (index, name)
 
-    def _parsed(self, task: asyncio.Task[Parsed]) -> bytes | None:
-        """Put a document in the queue for the model; the line of one that failed, or that is not to be embedded."""
+    def _parsed(self, task: asyncio.Task[Parsed]) -> Iterator[bytes]:
+        """Put a document in the queue for the model; the lines of one that failed, or that is not to be embedded."""
         index, name = self._parsing.pop(task)
         try:
             parsed = task.result()
@@ -278,13 +290,14 @@ class _Work:
                 raise DocumentError("the document has no text", detail=f"its format is {parsed.format}")
         except Exception as error:  # noqa: BLE001 - told in the document's line
             failure = error if isinstance(error, MlRagError) else unexpected(error)
-            return self._error_line(index, name, None, failure)
+            yield self._error_line(index, name, None, failure)
+            return
         if self._how.split_by == NONE:  # whoever splits it embeds it
-            return self._line(_Document(index, name, parsed, np.empty((0, self._dimensions), "<f4"), 0))
+            yield from self._lines_of(_Document(index, name, parsed, np.empty((0, self._dimensions), "<f4"), 0))
+            return
         count = len(parsed.segments)
         vectors = np.empty((count, self._dimensions), "<f4")
         self._waiting.append(_Document(index, name, parsed, vectors, count))
-        return None
 
     def _begin_embedding(self) -> None:
         """Keep the model busy: at once where it is idle, with a full batch in reserve where it is not."""
@@ -336,26 +349,31 @@ class _Work:
                 finished.append(document)
         return finished
 
-    def _line(self, document: _Document) -> bytes:
+    def _lines_of(self, document: _Document) -> Iterator[bytes]:
         parsed = document.parsed
-        known = FORMATS.get(parsed.format)
         if document.error is not None:
-            return self._error_line(document.index, document.name, parsed.format, document.error)
-        return _dump(
-            {
-                "index": document.index,
-                "name": document.name,
-                "format": parsed.format,
-                "error": None,
-                "metadata": ({"file_type": known.media_type} if known else {}) | parsed.metadata,
-                "segments": [
-                    {"text": segment.text, "tokens": segment.tokens, "metadata": segment.metadata}
-                    for segment in parsed.segments
-                ],
-                "dimensions": self._dimensions,
-                "embeddings": base64.b64encode(document.vectors.data).decode("ascii"),
-            }
-        )
+            yield self._error_line(document.index, document.name, parsed.format, document.error)
+            return
+        known = FORMATS.get(parsed.format)
+        metadata = ({"file_type": known.media_type} if known else {}) | parsed.metadata
+        for first in range(0, len(parsed.segments), LINE_SEGMENTS):
+            end = first + LINE_SEGMENTS
+            yield _dump(
+                {
+                    "index": document.index,
+                    "name": document.name,
+                    "format": parsed.format,
+                    "error": None,
+                    "metadata": {} if first else metadata,
+                    "segments": [
+                        {"text": segment.text, "tokens": segment.tokens, "metadata": segment.metadata}
+                        for segment in parsed.segments[first:end]
+                    ],
+                    "dimensions": self._dimensions,
+                    "embeddings": base64.b64encode(document.vectors[first:end].data).decode("ascii"),
+                    "more": end < len(parsed.segments),
+                }
+            )
 
     def _error_line(self, index: int, name: str, found: str | None, error: MlRagError) -> bytes:
         return _dump(
@@ -368,6 +386,7 @@ class _Work:
                 "segments": [],
                 "dimensions": self._dimensions,
                 "embeddings": "",
+                "more": False,
             }
         )
 

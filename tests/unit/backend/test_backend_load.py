@@ -6,7 +6,7 @@ import hashlib
 import json
 import struct
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from email.parser import BytesParser
 from email.policy import HTTP
 from typing import Any
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ml_rag.backend import load
 from ml_rag.backend.load import INSERT_SEGMENTS, Loader, Rows, Upload, multipart, rows
-from ml_rag.errors import DimensionMismatch, DocumentError, EngineFailed, InvalidRequest, QueueFull
+from ml_rag.errors import DimensionMismatch, DocumentError, EngineFailed, InvalidRequest, QueueFull, UnknownModel
 from ml_rag.files import File
 
 DATES = {"last_modified_date": "2026-11-22T09:30:00Z"}
@@ -121,6 +121,69 @@ def test_a_long_document_is_inserted_in_portions() -> None:
     portions = list(rows([{"text": str(i)} for i in range(n)], struct.pack(f"<{n}f", *range(n)), {}))
     assert [p.first for p in portions] == [1, INSERT_SEGMENTS + 1, 2 * INSERT_SEGMENTS + 1]
     assert [v for p in portions for v in p.vectors] == [f"[{i}]" for i in range(n)]
+
+
+def test_a_document_may_come_in_several_lines() -> None:
+    store = FakeStore()
+    first, second = line(1, ["a", "b"], more=True), line(1, ["c"], metadata={})
+    loader = run(store, FakeServer(line(0, ["x"]), first, second, line(2, ["y"])), "a", "b", "c")
+    assert [(p.first, p.segments) for p in store.written["b"]] == [(1, ["a", "b"]), (3, ["c"])]
+    assert all(json.loads(m)["title"] == "T" for p in store.written["b"] for m in p.metadata)
+    assert (loader.outcome.counts["loaded"], loader.outcome.segments) == (3, 5)
+
+
+def test_the_lines_of_a_document_that_is_refused_are_read_to_their_end() -> None:
+    class Impatient(FakeStore):
+        def write(self, name: str, portions: Iterable[Rows]) -> None:
+            if name == self.refuses:
+                next(iter(portions))
+                raise DocumentError("refused")
+            super().write(name, portions)
+
+    store = Impatient()
+    store.refuses = "a"
+    server = FakeServer(line(0, ["a"], more=True), line(0, ["b"], more=True), line(0, ["c"]), line(1, ["d"]))
+    loader = run(store, server, "a", "b")
+    assert [entry["document_name"] for entry in loader.outcome.failed] == ["a"]
+    assert list(store.written) == ["b"]
+    assert server.closed == 0
+
+
+@pytest.mark.parametrize("second", [None, line(1, ["b"]), {"index": 0, "error": {"message": "no"}}, 7])
+def test_a_document_whose_lines_break_off(second: Any) -> None:
+    server = FakeServer(line(0, ["a"], more=True), *([] if second is None else [second]))
+    with pytest.raises(EngineFailed, match="unexpected reply"):
+        run(FakeStore(), server, "a", "b")
+    assert server.closed == 1
+
+
+def test_segments_of_any_length_are_embedded_in_requests_of_some_size() -> None:
+    asked: list[list[str]] = []
+
+    def embed(texts: list[str], model: str) -> list[str]:
+        asked.append(texts)
+        return [f"[{len(text)}]" for text in texts]
+
+    texts = ["é" * 1_500_000] * 4 + ["x"] * 600 + ["y" * 9_000_000]
+    assert list(load.embed_segments(embed, texts, "m")) == [f"[{len(text)}]" for text in texts]
+    assert [len(batch) for batch in asked] == [2, 500, 102, 1]
+
+
+def test_what_the_model_server_refuses_to_embed_is_the_documents_error() -> None:
+    def embed(error: Exception) -> Callable[[list[str], str], list[str]]:
+        def raise_it(texts: list[str], model: str) -> list[str]:
+            raise error
+
+        return raise_it
+
+    with pytest.raises(DocumentError, match="the document's segments cannot be embedded") as caught:
+        list(load.embed_segments(embed(InvalidRequest("the request is too long", detail="64 MB.")), ["a"], "m"))
+    assert caught.value.detail == "The request is too long: 64 MB."
+    with pytest.raises(DocumentError, match="out of order"):
+        list(load.embed_segments(embed(EngineFailed("out of order")), ["a"], "m"))
+    for error in (UnknownModel("unknown model"), QueueFull("full")):
+        with pytest.raises(type(error)):
+            list(load.embed_segments(embed(error), ["a"], "m"))
 
 
 def test_documents_may_come_back_in_any_order() -> None:

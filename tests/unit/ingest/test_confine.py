@@ -142,7 +142,7 @@ def test_ocr_has_what_it_needs(make: Make) -> None:
     ImageDraw.Draw(image).text((60, 60), "Grebes dive", fill=0, font_size=96)
     image.save(out, "PNG")
     parsed = asyncio.run(
-        sandbox.run(Job("a.png", out.getvalue(), PLAIN, Chunking("auto", 64, 0), None, "en", ocr=True))
+        sandbox.run(Job("a.png", out.getvalue(), PLAIN, Chunking("auto", 64, 0), 16, None, "en", ocr=True))
     )
     assert [segment.text for segment in parsed.segments] == ["Grebes dive"]
 

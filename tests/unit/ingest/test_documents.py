@@ -56,8 +56,10 @@ def test_a_line_a_document_with_all_its_keys(server: Server) -> None:
 def test_every_segment_has_its_own_vector_in_documents_larger_than_a_batch(server: Server) -> None:
     files = [
         (f"{number}", " ".join(f"w{number}x{word}" for word in range(words)).encode())
-        for number, words in enumerate([3, 9000, 1, 40, 2500, 7])
+        for number, words in enumerate([3, 9000, 1, 40, 32_016, 7])
     ]
+    longest = [line for line in lines(server.post(files, chunking={"segment_tokens": 16})) if line["index"] == 4]
+    assert [(len(line["segments"]), line["more"]) for line in longest] == [(1000, True), (1000, True), (1, False)]
     for line, (_, text) in zip(by_index(server.post(files, chunking={"segment_tokens": 16})), files, strict=True):
         texts = [segment["text"] for segment in line["segments"]]
         assert " ".join(texts).split() == text.decode().split()

@@ -24,7 +24,7 @@ __all__ = ["make"]
 def test_a_document_comes_back_in_segments(make: Make) -> None:
     sandbox = make()
     parsed = asyncio.run(
-        sandbox.run(Job("ä.md", b"hello there", PLAIN, Chunking("auto", 64, 0), ["text"], "de", ocr=True))
+        sandbox.run(Job("ä.md", b"hello there", PLAIN, Chunking("auto", 64, 0), 16, ["text"], "de", ocr=True))
     )
     assert parsed.format == "orders"
     assert parsed.metadata == {"name": "ä.md", "formats": ["text"], "language": "de", "ocr": True}
@@ -133,6 +133,17 @@ def test_what_comes_back_is_bounded(make: Make) -> None:
     error = fails(sandbox, b"word " * 3000)
     assert error.message == "the document has too much text"
     assert "10000" in str(error.detail)
+    assert pid(sandbox) == child
+
+
+@pytest.mark.parametrize("limits", [{"segments": 4}, {"embedding_bytes": 4 * 16 * 4 + 63}])
+def test_segments_and_the_bytes_of_their_embeddings_are_bounded(make: Make, limits: dict[str, int]) -> None:
+    sandbox = make(**limits)
+    child = pid(sandbox)
+    assert len(ask(sandbox, b"word " * 1024).segments) == 4
+    error = fails(sandbox, b"word " * 1025)
+    assert error.message == "the document has too many segments"
+    assert "may have 4 " in str(error.detail)
     assert pid(sandbox) == child
 
 
