@@ -774,6 +774,36 @@ def test_what_a_splitter_may_give(owner: Connection, librarian: Connection) -> N
     assert len(notes(librarian)) == 1234
 
 
+ENDLESS = {
+    "sql": "SELECT generate_series(1, 2000000000)::text",
+    "plpython3u": "return map(str, iter(int, 1))",
+}
+
+
+@pytest.mark.parametrize("language", ENDLESS)
+def test_a_splitter_without_end_is_stopped(owner: Connection, librarian: Connection, language: str) -> None:
+    owner.execute(CLAUSES.format(language=language, body=ENDLESS[language]))
+    librarian.execute("SET statement_timeout = '30s'")
+    (failed,) = load(librarian, "many")["failed"]
+    assert failed["error"] == "function public.clauses makes too much of the document"
+    assert "100000 segments" in failed["detail"]
+
+
+def test_a_document_with_a_segment_that_is_too_long_to_embed_fails_alone(
+    owner: Connection, librarian: Connection
+) -> None:
+    owner.execute(CLAUSES.format(language="sql", body="SELECT p FROM string_to_table($1, E'\\n\\n') AS p"))
+    contents = [b"heron\n\nloon", b"tern\n\n" + b"word " * 14_000_000, b"gull"]
+    row = librarian.execute(
+        "SELECT ml_rag.load_documents('notes', %s, %b, %s)", (["a.txt", "b.txt", "c.txt"], contents, Jsonb(BY_CLAUSE))
+    ).fetchone()
+    assert row is not None
+    (failed,) = row[0]["failed"]
+    assert (failed["document_name"], failed["error"]) == ("b.txt", "the document's segments cannot be embedded")
+    assert "The request is too long" in failed["detail"]
+    assert notes(librarian) == [(1, "heron"), (2, "loon"), (1, "gull")]
+
+
 @pytest.mark.parametrize(
     ("body", "state"),
     [

@@ -468,11 +468,10 @@ def _splitter(
     """``split`` and ``embed`` of a Loader, where a function of the caller's splits the documents of a job."""
     if "splitter" not in job:
         return None, None
-    from ml_rag.backend.store import split
+    from ml_rag.backend.store import split, split_plan
 
-    # a name that ml_rag._find_function has found and quoted
-    plan = plpy.prepare(f"SELECT s FROM {job['splitter']}($1) AS s", ["pg_catalog.text"])  # noqa: S608
-    return functools.partial(split, plpy, plan, job["splitter"]), _embedder(plpy)
+    function = job["splitter"]  # a name that ml_rag._find_function has found and quoted
+    return functools.partial(split, plpy, split_plan(plpy, function), function), _embedder(plpy)
 
 
 def _tell(relation: str, total: int, phase: str, done: int, failed: int) -> None:

@@ -7,9 +7,10 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ml_rag.backend.load import Rows
+from ml_rag.backend.load import Rows, embed_segments
 from ml_rag.backend.sqlstate import sqlstate
-from ml_rag.errors import DocumentError, EngineFailed
+from ml_rag.errors import DocumentError
+from ml_rag.protocol import MAX_SEGMENTS
 
 #: classes of SQL errors that are about the document's own data: bad value, constraint, limit exceeded
 _ABOUT_THE_DATA = ("22", "23", "54")
@@ -52,21 +53,39 @@ def _plan(plpy: Any, name: str) -> Any:
     return _plans[name]
 
 
+#: What a function makes of a text, up to the first row that is one too many, or comes after too many characters. In
+#: FROM all rows of the function would be made first. The order keeps rows for the fetches of a cursor: a function in
+#: SQL that is read a part at a time begins anew in each subtransaction, which a fetch is.
+_SPLIT = """
+SELECT w.s FROM (
+  SELECT f.s, pg_catalog.row_number() OVER former AS place, pg_catalog.sum(pg_catalog.length(f.s)) OVER former AS n
+  FROM (SELECT {}($1) AS s LIMIT {}) AS f WINDOW former AS (ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+) AS w WHERE coalesce(w.n, 0) OPERATOR(pg_catalog.<=) {} ORDER BY w.place
+"""
+
+
+def split_plan(plpy: Any, function: str) -> Any:
+    """``function``: the name of one of the caller's, quoted."""
+    statement = _SPLIT.format(function, MAX_SEGMENTS + 1, MAX_SPLIT_CHARACTERS)
+    return plpy.prepare(statement, ["pg_catalog.text"])
+
+
 def split(plpy: Any, plan: Any, function: str, text: str) -> list[str]:
-    """What a function of the caller's (``plan`` calls it) makes of a text, without blank segments.
+    """What a function of the caller's (``plan`` is its ``split_plan``) makes of a text, without blank segments.
 
     Raises DocumentError where that is too much.
     """
     segments: list[str] = []
-    left = MAX_SPLIT_CHARACTERS
+    left, rows_left = MAX_SPLIT_CHARACTERS, MAX_SEGMENTS
     cursor = plpy.cursor(plan, [text])
     while fetched := cursor.fetch(500):
         found = [row["s"] for row in fetched if row["s"] is not None and row["s"].strip()]
         left -= sum(map(len, found))
-        if left < 0:
+        rows_left -= len(fetched)
+        if left < 0 or rows_left < 0:
             raise DocumentError(
                 f"function {function} makes too much of the document",
-                detail=f"Its segments have more than {MAX_SPLIT_CHARACTERS} characters together.",
+                detail=f"It may return {MAX_SEGMENTS} segments, of {MAX_SPLIT_CHARACTERS} characters together.",
             )
         segments += found
     cursor.close()
@@ -147,17 +166,11 @@ class SqlStore:
         # looked up in the transaction that writes: one that is added meanwhile waits for its end, and finds the rows
         others = self._run("others", self._column)
         columns = [other["column_name"] for other in others]
-        vectors = [self._further(rows.segments, other["model_id"]) for other in others]
+        vectors = [list(embed_segments(self._embed, rows.segments, other["model_id"])) for other in others]
         # the store may have got another default embedding, and lost this one, while the documents were embedded
         if not others or self._run("has column", self._column)[0]["it"]:
             columns, vectors = [self._column, *columns], [rows.vectors, *vectors]
         self._run("insert", name, document_id, rows.first, rows.metadata, rows.segments, columns, vectors)
-
-    def _further(self, segments: list[str], model: str) -> list[str]:
-        try:
-            return self._embed(segments, model)
-        except EngineFailed as e:
-            raise DocumentError(e.message, detail=e.detail, hint=e.hint) from None
 
     def below(self, prefix: str) -> list[str]:
         """Names of the store's documents that begin so."""
