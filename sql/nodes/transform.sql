@@ -178,7 +178,8 @@ BEGIN
     error := _made.error;
   ELSE
     BEGIN
-      EXECUTE (SELECT format('SELECT array_agg(f.node) FROM (SELECT f.node FROM %I.%I($1) AS f (node) LIMIT 10001) AS f',
+      -- in FROM all of its rows would be made first
+      EXECUTE (SELECT format('SELECT array_agg(f.node) FROM (SELECT %I.%I($1) AS node LIMIT 10001) AS f',
                  n.nspname, p.proname)
                FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace WHERE p.oid = function)
         INTO nodes USING segment;

@@ -701,6 +701,20 @@ def test_splitting_a_long_text_can_be_cancelled(asker: Connection, text: str) ->
     assert time.monotonic() - began < 10  # of seconds of other tests' work
 
 
+@pytest.mark.parametrize(
+    ("language", "body"),
+    [
+        ("sql", "SELECT generate_series(1, 2000000000)::text"),
+        ("plpython3u", "return map(str, iter(int, 1))"),
+    ],
+)
+def test_a_function_without_end_is_stopped(owner: Connection, asker: Connection, language: str, body: str) -> None:
+    owner.execute(f"CREATE FUNCTION public.endless(text) RETURNS SETOF text LANGUAGE {language} AS $f$ {body} $f$")
+    asker.execute("SET statement_timeout = '30s'")
+    asked = SPLIT.format("'a'").replace("NULL", "'public.endless(text)'")
+    assert asker.execute(asked, ('{"transform": "public.endless"}',)).fetchall() == [([], "54000")]
+
+
 def test_no_more_nodes_are_made_than_are_kept(asker: Connection) -> None:
     for n, expected in ((10_000, (10_000, None)), (10_001, (0, "54000"))):
         found = asker.execute(SPLIT.format("repeat(E'One.\\n\\n', %s)"), ('{"transform": "paragraph"}', n)).fetchone()
