@@ -32,6 +32,8 @@ _READ_ATTEMPTS = 3
 _HINT = "Name files as the server sees them: 'file:///srv/docs/' (a folder), '/srv/docs/*.pdf', '/srv/docs/a.pdf'."
 
 Interrupt = Callable[[], object]
+#: takes a folder whose files are left out, and why
+LeftOut = Callable[[str, DocumentError], object]
 
 
 @dataclass(frozen=True)
@@ -171,8 +173,9 @@ def table_name(location: Location) -> str:
     return name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore") or "documents"
 
 
-def find(location: Location, interrupt: Interrupt) -> list[str]:
-    """Paths of the regular files, sorted. Hidden ones are left out unless their pattern says so.
+def find(location: Location, interrupt: Interrupt, left_out: LeftOut = lambda *_: None) -> list[str]:
+    """Paths of the regular files, sorted. Hidden ones are left out unless their pattern says so; ``left_out`` is called
+    with each folder below that cannot be read.
 
     A symbolic link counts where it leads to a regular file that lies below the folder and is not found by itself.
     Raises InvalidRequest where there is none, or the folder cannot be read.
@@ -194,7 +197,14 @@ def find(location: Location, interrupt: Interrupt) -> list[str]:
     real_base = os.path.realpath(location.base).rstrip("/") + "/"
     files: list[str] = []
     links: list[str] = []
-    for entry in _walk(location.base, location.patterns, interrupt):
+    unread = 0
+
+    def leave_out(folder: str, error: DocumentError) -> None:
+        nonlocal unread
+        unread += 1
+        left_out(folder, error)
+
+    for entry in _walk(location.base, location.patterns, interrupt, leave_out):
         with contextlib.suppress(OSError):
             if entry.is_file(follow_symlinks=False):
                 files.append(entry.path)
@@ -206,11 +216,10 @@ def find(location: Location, interrupt: Interrupt) -> list[str]:
             found.add(real)
             files.append(path)
     if not files:
-        raise InvalidRequest(
-            "there is no file to load",
-            detail=f"Nothing below {location.base} {'matches' if location.patterns else 'is a regular file'}.",
-            hint=_HINT,
-        )
+        detail = f"Nothing below {location.base} {'matches' if location.patterns else 'is a regular file'}"
+        if unread:
+            detail += f"; {unread} {'folder' if unread == 1 else 'folders'} cannot be read"
+        raise InvalidRequest("there is no file to load", detail=f"{detail}.", hint=_HINT)
     return sorted(files)
 
 
@@ -236,7 +245,9 @@ def _user() -> str:
         return str(os.geteuid())
 
 
-def _walk(folder: str, patterns: tuple[str, ...], interrupt: Interrupt) -> Iterator[os.DirEntry[str]]:
+def _walk(
+    folder: str, patterns: tuple[str, ...], interrupt: Interrupt, left_out: LeftOut
+) -> Iterator[os.DirEntry[str]]:
     # no recursion: folders may lie deeper in one another than Python goes
     waiting = [(folder, patterns)]
     while waiting:
@@ -244,8 +255,11 @@ def _walk(folder: str, patterns: tuple[str, ...], interrupt: Interrupt) -> Itera
         folder, patterns = waiting.pop()
         try:
             entries = list(os.scandir(folder))
-        except OSError:
-            continue  # a folder below that cannot be read: what it holds is neither loaded nor taken for gone
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # since its folder was read
+        except OSError as e:  # what it holds is neither loaded nor taken for gone
+            left_out(folder, DocumentError("the folder cannot be read", detail=f"{e.strerror}.", hint=_remedy(e)))
+            continue
         expression = re.compile(_expression(patterns[0]), re.DOTALL) if patterns else None
         visible = bool(patterns) and patterns[0].startswith(".")
         for entry in entries:

@@ -187,7 +187,8 @@ BEGIN
       _options ->> 'language');
   END IF;
   RETURN ml_rag._load_job(_store, _model, _options) || jsonb_build_object(
-    'files', _found.found -> 'files', 'base', _found.found -> 'base', 'patterns', _found.found -> 'patterns',
+    'files', _found.found -> 'files', 'left_out', _found.found -> 'left_out',
+    'base', _found.found -> 'base', 'patterns', _found.found -> 'patterns',
     -- null where the caller left it open: then any index on the store will do
     'index', CASE WHEN options ->> 'distance_metric' IS NOT NULL THEN _options -> 'distance_metric' END,
     'index_options', _options -> 'index');

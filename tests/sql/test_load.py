@@ -41,6 +41,30 @@ def test_a_folder_becomes_a_vector_store(loader: Connection, server: DocumentsSe
     assert found == [("beta",)]
 
 
+def test_a_folder_that_cannot_be_read_is_reported_and_does_not_stop_the_others(
+    loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    """A path of 60 kB, of which the kernel takes 4."""
+    write(folder, a="alpha")
+    descriptor = os.open(folder, os.O_DIRECTORY)
+    for _ in range(250):
+        os.mkdir("x" * 240, dir_fd=descriptor)
+        child = os.open("x" * 240, os.O_DIRECTORY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = child
+    with open("deep.txt", "w", opener=lambda name, flags: os.open(name, flags, dir_fd=descriptor)) as file:
+        file.write("beta")
+    os.close(descriptor)
+    messages: list[str | None] = []
+    loader.add_notice_handler(lambda notice: messages.append(notice.message_primary))
+    result = load(loader, f"{folder}/")
+    assert counts(result) == {"loaded": 1, "failed": 1}
+    (failed,) = result["failed"]
+    assert failed.pop("document_name").startswith(f"{folder}/xxx")
+    assert failed == {"error": "the folder cannot be read", "detail": "File name too long."}
+    assert len(messages) == 1
+
+
 def test_a_document_of_too_many_segments_fails_alone(loader: Connection, folder: Path) -> None:
     """Nine bytes of it are a segment. The model server is the shipped one."""
     write(folder, a="alpha", c="gamma")

@@ -24,6 +24,19 @@ def nothing() -> None:
     pass
 
 
+def make_deep(folder: Path, n: int) -> str:
+    """A file below n folders, each with a name of 240 characters; its path, which may be too long to be used."""
+    descriptor = os.open(folder, os.O_DIRECTORY)
+    for _ in range(n):
+        os.mkdir("x" * 240, dir_fd=descriptor)
+        child = os.open("x" * 240, os.O_DIRECTORY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = child
+    os.close(os.open("deep.txt", os.O_CREAT, dir_fd=descriptor))
+    os.close(descriptor)
+    return "/".join([str(folder), *["x" * 240] * n, "deep.txt"])
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     for path in ("a.txt", "b.md", "sub/c.txt", "sub/deep/d.txt", ".hidden", ".dir/e.txt"):
@@ -134,6 +147,23 @@ def test_what_goes_while_it_is_looked_at_is_left_to_reading(tree: Path, monkeypa
 
     monkeypatch.setattr("os.path.realpath", swapped)
     assert found(tree, str(tree)) == ["a.txt", "b.md", "sub/c.txt", "sub/deep/d.txt"]
+
+
+def test_a_folder_that_cannot_be_read_is_reported(tree: Path) -> None:
+    longest = make_deep(tree, 20)
+    found: list[tuple[str, str, str | None]] = []
+    paths = files.find(Location(str(tree), ()), nothing, lambda folder, e: found.append((folder, e.message, e.detail)))
+    assert len(paths) == 4
+    (folder, *why) = found[0]
+    assert why == ["the folder cannot be read", "File name too long."]
+    assert longest.startswith(folder)
+    assert len(folder) > 4096
+    assert len(found) == 1  # not those below it
+    for name in ("a.txt", "b.md", "sub/c.txt", "sub/deep/d.txt"):
+        (tree / name).unlink()
+    with pytest.raises(InvalidRequest, match="no file to load") as caught:
+        files.find(Location(str(tree), ()), nothing)
+    assert str(caught.value.detail).endswith("; 1 folder cannot be read.")
 
 
 def test_folders_deep_within_one_another_are_no_trouble(tree: Path) -> None:

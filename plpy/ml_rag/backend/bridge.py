@@ -26,7 +26,7 @@ from ml_rag.backend import rewrite as _rewrite
 from ml_rag.backend import rights as _rights
 from ml_rag.backend.client import ModelServer
 from ml_rag.backend.sqlstate import sqlstate
-from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, ModelUnavailable
+from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest, MlRagError, ModelUnavailable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -407,21 +407,37 @@ def fold_own_keywords(plpy: Any, store: int) -> bool:
 
 @outcome
 def find_files(plpy: Any, uri: str) -> str:
-    """What a URI names, as JSON text: files (sorted paths), base and patterns, table_name (the default one)."""
+    """What a URI names, as JSON text: files (sorted paths), left_out (folders that cannot be read, each with its
+    error), base and patterns, table_name (the default one).
+    """
     from ml_rag import files
 
     plpy.execute("SELECT ml_rag._check_file_privilege()")
     location = files.parse(uri)
-    found = files.find(location, lambda: plpy.execute("SELECT 1"))
+    left_out: list[list[str | None]] = []
+    found = files.find(
+        location,
+        lambda: plpy.execute("SELECT 1"),
+        lambda folder, e: left_out.append([_to_hex(folder), e.message, e.detail, e.hint]),
+    )
     return json.dumps(
         {
-            # a name that is no UTF-8 travels as bytes that are
-            "files": [path.encode("utf-8", "surrogateescape").hex() for path in found],
+            "files": list(map(_to_hex, found)),
+            "left_out": left_out,
             "base": location.base,
             "patterns": location.patterns,
             "table_name": files.table_name(location),
         }
     )
+
+
+def _to_hex(path: str) -> str:
+    """A name that is no UTF-8 travels as bytes that are."""
+    return path.encode("utf-8", "surrogateescape").hex()
+
+
+def _from_hex(path: str) -> str:
+    return bytes.fromhex(path).decode("utf-8", "surrogateescape")
 
 
 @outcome
@@ -436,9 +452,12 @@ def load_files(plpy: Any, job_text: str) -> str:
     location = files.Location(job["base"], tuple(job["patterns"]))
     base = None if location.file else location.base
     store = SqlStore(plpy, job, _embedder(plpy), may_commit=True)
-    tell = functools.partial(_tell, job["relation"], len(job["files"]))
+    total = len(job["files"]) + len(job["left_out"])
+    tell = functools.partial(_tell, job["relation"], total)
     loader = Loader(job, server(plpy), store, functools.partial(tell, "loading documents"), *_splitter(plpy, job))
-    paths = [bytes.fromhex(name).decode("utf-8", "surrogateescape") for name in job["files"]]
+    paths = list(map(_from_hex, job["files"]))
+    for folder, message, detail, hint in job["left_out"]:
+        loader.outcome.fail(_from_hex(folder), DocumentError(message, detail=detail, hint=hint), known=False)
     with store.held():
         for batch in files.batches([(path, files.size(path)) for path in paths]):
             readers = [
@@ -449,10 +468,10 @@ def load_files(plpy: Any, job_text: str) -> str:
             found = set(paths)
             gone = [name for name in store.below(location.prefix) if name not in found and location.matches(name)]
             if gone := [name for name in gone if files.is_gone(name)]:
-                tell("removing documents", len(paths), loader.outcome.counts["failed"])
+                tell("removing documents", total, loader.outcome.counts["failed"])
                 loader.outcome.counts["removed"] = store.remove(gone)
                 store.commit()
-    tell("indexing", len(paths), loader.outcome.counts["failed"])
+    tell("indexing", total, loader.outcome.counts["failed"])
     return json.dumps(loader.outcome.result())
 
 

@@ -78,7 +78,7 @@ class Client:
                     raise DocumentError("the file name is not valid text", detail="Not valid UTF-8.")
                 found[path] = files.read(path, base, files.MAX_DOCUMENT_BYTES, lambda: None)
             except DocumentError as e:
-                tally.fail(path.encode(errors="replace").decode(), e)
+                tally.fail(_printable(path), e)
         if not found:
             return tally
         hashes = [hashlib.sha256(file.content).hexdigest() for file in found.values()]
@@ -107,6 +107,10 @@ class Client:
     def interrupt(self) -> None:
         """End the statement that another thread has sent."""
         self._connection.cancel_safe(timeout=5)
+
+
+def _printable(path: str) -> str:
+    return path.encode(errors="replace").decode()
 
 
 def _load_side_by_side(
@@ -165,7 +169,10 @@ def _progress(console: Console) -> Progress:
 
 def _run(clients: Sequence[Client], locations: Sequence[files.Location], refresh: bool, console: Console) -> Tally:
     tally = Tally()
-    found = [files.find(location, lambda: None) for location in locations]
+    found = [
+        files.find(location, lambda: None, lambda folder, e: tally.fail(_printable(folder), e))
+        for location in locations
+    ]
     sizes = {path: files.size(path) for paths in found for path in paths}
     done = 0
     with _progress(console) as progress:
