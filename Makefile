@@ -93,5 +93,12 @@ integrations-test: ## LangChain, LlamaIndex, MCP, the gateway and the page, trie
 docker-test: ## builds the images of docker/, brings them up, runs the tests against them (PostgreSQL 17), takes them down
 	@bash mk/docker.sh test
 
+.PHONY: docker-check versions-test
+docker-check: ## the images built, started, broken and restarted, with the tests that concern them, and upgrade-test: 10 minutes
+	@bash mk/docker.sh short
+
+versions-test: ## the tests of SQL on PostgreSQL 15 to 18, as far as a release of Debian has it; before a release
+	@bash mk/docker.sh versions
+
 upgrade-test: ## pg_upgrade from PostgreSQL 15 to 17 in an image that has both: docs/upgrading.md
 	@bash mk/docker.sh upgrade

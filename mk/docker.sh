@@ -2,9 +2,13 @@
 # docker.sh test [pytest arguments]: builds the images, brings them up, asks, breaks and restarts them, runs the test
 # suite against the database in its container, takes everything down. Its containers and volumes have a name of their
 # own: those of a `docker compose up` in docker/ are left alone.
-# docker.sh upgrade [pytest arguments]: pg_upgrade from PostgreSQL 15 to 17, in an image that has both; `test` without
-# arguments ends with it.
-# docker.sh test-if-possible: `test` where there is an engine and the base images; else says what is missing.
+# docker.sh short: the same with those tests only that concern the containers and the version of PostgreSQL.
+# docker.sh upgrade [pytest arguments]: pg_upgrade from PostgreSQL 15 to 17, in an image that has both; `short`, and `test`
+# without arguments, end with it.
+# docker.sh versions: the tests of SQL with each version of PostgreSQL from 15 to 18: the one of this machine, and those that
+# a release of Debian has whose base image is here or can be pulled. docker.sh sql: one of them, as ML_RAG_TEST_POSTGRES and
+# ML_RAG_TEST_BASE say.
+# docker.sh short-if-possible: `short` where there is an engine and the base images; else says what is missing.
 source "$(dirname "$0")/lib.sh"
 
 project=ml_rag_test
@@ -12,6 +16,12 @@ export ML_RAG_TAG=test ML_RAG_TEST_PASSWORD=${ML_RAG_TEST_PASSWORD:-$(head -c 18
 # the sample documents, whatever the caller has for containers of their own
 unset ML_RAG_DOCUMENTS ML_RAG_LOAD ML_RAG_PORT POSTGRES_PASSWORD
 engine_pid=
+# of PostgreSQL: catalogs, plans, dumps, the order of rows; of containers: files, sockets, other users
+concerned=(tests/docker tests/migration tests/sql/test_api.py tests/sql/test_privileges.py tests/sql/test_schema.py
+  tests/sql/test_store.py tests/sql/test_load.py tests/sql/test_load_formats.py tests/sql/test_doctor.py tests/sql/test_rag.py)
+sql=(tests/sql tests/migration tests/security)
+# the release of Debian that has a version of PostgreSQL and a pgvector that is new enough
+declare -A suites=([17]=trixie [18]=forky)
 
 compose() {
   docker compose -p "$project" -f "$ROOT/docker/compose.yaml" -f "$ROOT/docker/compose.test.yaml" "$@" </dev/null
@@ -33,6 +43,8 @@ engine() {
   return 1
 }
 
+has_image() { docker image inspect "$1" >/dev/null 2>&1 || timeout 120 docker pull -q "$1" >/dev/null 2>&1; }
+
 # Sets `reason`: why the containers cannot be tested here; empty when they can.
 find_reason() {
   local image
@@ -46,7 +58,7 @@ find_reason() {
   engine || return 0
   for image in $(base_images); do
     reason="the image $image is not here and cannot be pulled"
-    docker image inspect "$image" >/dev/null 2>&1 || timeout 120 docker pull -q "$image" >/dev/null 2>&1 || return 0
+    has_image "$image" || return 0
   done
   reason=
 }
@@ -206,38 +218,78 @@ upgrade() {
   docker run --rm --network none --init --shm-size 1g ml_rag-upgrade:test "$@"
 }
 
-run() {
+start() {
   trap take_down EXIT
   trap 'exit 130' INT TERM
   compose --profile tests down --volumes --remove-orphans --timeout 1 2>/dev/null || true
   step "Images: database, model server, tests" compose --profile tests build
   started=1
   step "Containers, models, sample documents" healthy
+}
+
+run() {
+  start
   printf '==> Asking, breaking, restarting\n' >&9
   checks
   docker images --format '{{.Repository}} {{.Size}}' | grep '^ml_rag-' | while read -r name size; do note "image $name: $size"; done
   add_made_up_release
   run_tests "$@"
-  [ "$#" -gt 0 ] || upgrade
+}
+
+versions() {
+  local major here failed=()
+  here=$("$(need_pg_config)" --version | sed 's/^[^0-9]*\([0-9]*\).*/\1/')
+  for major in 15 16 17 18; do
+    if [ "$major" = "$here" ]; then
+      printf '==> PostgreSQL %s: of this machine\n' "$major" >&9
+      env -u ML_RAG_TEST_DSN bash "$ROOT/mk/test.sh" "${sql[@]}" || failed+=("$major")
+    elif [ -z "${suites[$major]:-}" ]; then
+      note "PostgreSQL $major: not tried, as no release of Debian has it with pgvector 0.8"
+    elif ! has_image "debian:${suites[$major]}-slim"; then
+      note "PostgreSQL $major: not tried, as the image debian:${suites[$major]}-slim is not here and cannot be pulled"
+    else
+      printf '==> PostgreSQL %s: of Debian %s\n' "$major" "${suites[$major]}" >&9
+      ML_RAG_TEST_POSTGRES=$major ML_RAG_TEST_BASE=debian:${suites[$major]}-slim bash "$ROOT/mk/docker.sh" sql ||
+        failed+=("$major")
+    fi
+  done
+  [ "${#failed[@]}" -eq 0 ] || die "versions-test: tests failed with PostgreSQL ${failed[*]}"
 }
 
 find_reason
 if [ -n "$reason" ]; then stop_engine; fi
 case ${1:-} in
-  test | upgrade)
+  test | short | upgrade | versions | sql)
     [ -z "$reason" ] || die "docker-test: $reason"
     ;;
-  test-if-possible)
+  short-if-possible)
     if [ -n "$reason" ]; then
       note "the containers are not tested here: $reason"
       exit 0
     fi
     ;;
-  *) die "usage: docker.sh test|upgrade|test-if-possible [pytest arguments]" ;;
+  *) die "usage: docker.sh test|short|upgrade|versions|sql|short-if-possible [pytest arguments]" ;;
 esac
-if [ "$1" = upgrade ]; then
-  trap stop_engine EXIT
-  upgrade "${@:2}"
-else
-  run "${@:2}"
-fi
+case $1 in
+  test)
+    run "${@:2}"
+    [ "$#" -gt 1 ] || upgrade
+    ;;
+  short*)
+    run "${concerned[@]}"
+    upgrade
+    ;;
+  upgrade)
+    trap stop_engine EXIT
+    upgrade "${@:2}"
+    ;;
+  versions)
+    trap stop_engine EXIT
+    versions
+    ;;
+  sql)
+    start
+    add_made_up_release
+    run_tests "${sql[@]}"
+    ;;
+esac

@@ -54,6 +54,12 @@ def test_the_database_looks_for_the_socket_where_the_server_makes_it() -> None:
     assert f"socket:{Path(socket).parent}" in COMPOSE
 
 
+def test_the_tests_that_are_run_in_containers_are_there() -> None:
+    named = re.findall(r"(?<![\w/])tests/[\w/.]+", re.sub(r"(?m)^ *#.*", "", (ROOT / "mk" / "docker.sh").read_text()))
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def healthcheck(socket: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-I", DOCKER / "server-healthcheck.py"],
