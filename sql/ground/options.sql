@@ -116,7 +116,8 @@ SELECT ml_rag._add_option('ml_rag', 'prompt', 'object', keys_of => 'prompt', is_
   description => 'instructions, markers and order of the segments in the prompt');
 SELECT ml_rag._add_option('ml_rag', 'abstain', 'boolean',
   default_rule => 'true with max_distance or min_score, else false',
-  description => 'answer with abstain_text instead of failing where nothing relevant is found');
+  description => 'answer with abstain_text instead of failing where nothing relevant is found; true without max_distance and '
+    'min_score sets max_distance to "auto"');
 SELECT ml_rag._add_option('ml_rag', 'abstain_text', 'text', default_rule => 'setting abstain_text', is_private => true,
   description => 'the answer where nothing relevant is found');
 SELECT ml_rag._add_option('ml_rag', 'partial', 'boolean', default_value => 'false',

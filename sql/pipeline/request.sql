@@ -104,6 +104,7 @@ AS $$
 DECLARE
   _parsed jsonb := ml_rag.parse_options('ml_rag', $1);
   _object text;
+  _is_limited boolean;
 BEGIN
   FOREACH _object IN ARRAY '{retrieval_options,rerank,hybrid_options,index_options}'::text[] LOOP
     IF _parsed ? _object THEN
@@ -152,12 +153,18 @@ BEGIN
     PERFORM ml_rag._check_keywords(o.key, o.value) FROM jsonb_each(_parsed) AS o
     WHERE o.key IN ('required_keywords', 'excluded_keywords');
   END IF;
-  RETURN jsonb_build_object(
+  _is_limited := coalesce(_parsed -> 'retrieval_options' ? 'max_distance', false)
+    OR coalesce(_parsed -> 'rerank' ? 'min_score', false);
+  _parsed := jsonb_build_object(
     'n_citations',
     CASE WHEN _parsed -> 'retrieval_options' ?| '{max_distance,percentage_distance}' THEN 10 ELSE 3 END,
-    -- percentage_distance says nothing about relevance: the nearest segment always passes it
-    'abstain', coalesce(_parsed -> 'retrieval_options' ? 'max_distance', false)
-      OR coalesce(_parsed -> 'rerank' ? 'min_score', false)) || _parsed;
+    'abstain', _is_limited) || _parsed;
+  -- percentage_distance says nothing about relevance: the nearest segment always passes it
+  IF (_parsed -> 'abstain')::boolean AND NOT _is_limited THEN
+    _parsed := _parsed || jsonb_build_object('retrieval_options', coalesce(_parsed -> 'retrieval_options', '{}')
+      || jsonb_build_object('max_distance', ml_rag.parse_options('retrieval_options', '{"max_distance": "auto"}') -> 'max_distance'));
+  END IF;
+  RETURN _parsed;
 END
 $$;
 

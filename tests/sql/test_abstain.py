@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.cluster import Connection
-from support.stores import answer, create_store, error, retrieve, search
+from support.stores import answer, create_store, error, search
 
+ROOT = Path(__file__).resolve().parents[2]
 SENTENCE = "I do not know: nothing relevant was found in the documents."
 ROWS = [("a", 1, 1, "near", (1, 0, 0)), ("a", 1, 2, "far", (0, 1, 0))]
 #: the nearest of ROWS to it is at the distance 0.2929
@@ -126,12 +130,38 @@ def test_a_reranker_that_finds_nothing_good_enough_is_a_reason_too(
             answer(documents, "near what", {**options, "skip_generate": True})
 
 
-def test_without_a_limit_it_speaks_only_where_nothing_at_all_was_found(documents: Connection) -> None:
-    assert ask(documents, None, abstain=True)["text"].startswith("fake answer to: q")
-    nothing = {"abstain": True, "document_name": ["no such document"], **NO_MODEL}
-    document = ask(documents, None, **nothing)
+@pytest.mark.parametrize(
+    "more", [{}, {"retrieval_options": {"percentage_distance": 0}}, {"rerank": {}}], ids=json.dumps
+)
+def test_to_abstain_without_a_limit_is_to_abstain_with_auto(documents: Connection, more: dict[str, Any]) -> None:
+    far, near = {"query_embedding": [0, 0, 1], **more}, {"query_embedding": BETWEEN, **more}
+    document = answer(documents, "q", {**far, "abstain": True, **NO_MODEL})
     assert (document["text"], document["citations"]) == (SENTENCE, [])
-    assert document["retrieval_info"] == {"method": "n_citations", "threshold": None}
+    assert document["retrieval_info"] == {"method": "max_distance", "threshold": 0.6}
+    assert answer(documents, "q", {**near, "abstain": True})["citations"]
+    for options in ({}, {"abstain": False}, {"abstain": None}):
+        assert answer(documents, "q", {**far, **options})["text"].startswith("fake answer to: q")
+
+
+def test_a_limit_of_the_call_is_the_only_one(documents: Connection) -> None:
+    far = {"query_embedding": [0, 0, 1], "abstain": True}
+    for limit in ({"retrieval_options": {"max_distance": 1}}, {"rerank": {"model_id": "fake-rerank", "min_score": 0}}):
+        assert answer(documents, "q", {**far, **limit})["text"].startswith("fake answer to: q")
+
+
+def test_the_limit_that_abstain_sets_is_all_that_it_sets(documents: Connection) -> None:
+    given, set_by = ({"abstain": True, **o} for o in ({"retrieval_options": {"max_distance": "auto"}}, {}))
+    rows = [
+        documents.execute("SELECT ml_rag._parse_rag_options(%s)", (json.dumps(o),)).fetchone() for o in (given, set_by)
+    ]
+    (full,), (short,) = (row or ({},) for row in rows)
+    assert (full["n_citations"], short["n_citations"]) == (10, 3)
+    assert short["retrieval_options"] == {"max_distance": full["retrieval_options"]["max_distance"]}
+
+
+def test_nothing_at_all_found_is_a_reason_too(documents: Connection) -> None:
+    nothing = {"abstain": True, "document_name": ["no such document"], **NO_MODEL}
+    assert ask(documents, None, **nothing)["text"] == SENTENCE
     assert ask(documents, 0.5, **nothing)["retrieval_info"] == {"method": "max_distance", "threshold": 0.5}
     with error("P0002", "no segment found"):
         ask(documents, None, document_name=["no such document"])
@@ -193,6 +223,30 @@ def test_only_the_owner_changes_the_sentence_of_the_database(asker: Connection) 
         asker.execute("SELECT ml_rag.configure('abstain_text', 'x')")
 
 
-def test_a_threshold_in_per_cent_never_abstains(documents: Connection) -> None:
-    document = retrieve(documents, BETWEEN, retrieval_options={"percentage_distance": 0}, abstain=True)
-    assert document["citations"]
+def examples() -> list[tuple[str, dict[str, Any]]]:
+    """Options of the documents that abstain: in SQL, and in the presets of a gateway."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = page.read_text()
+        given = re.findall(r"'(\{[^']*\})'", text)
+        found += [(page.name, json.loads(one)) for one in given if re.search(r'"abstain": *true', one)]
+        for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL):
+            presets = tomllib.loads(block).get("models", {}).values()
+            found += [(page.name, preset) for preset in presets if preset.get("abstain")]
+    return found
+
+
+@pytest.mark.parametrize(("page", "options"), examples())
+def test_each_example_that_abstains_does(
+    owner: Connection, asker: Connection, page: str, options: dict[str, Any]
+) -> None:
+    create_store(owner, rows=[("a", 1, 1, "the king of the castle", (1, 0, 0))])
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
+    options = {name: value for name, value in options.items() if name != "vector_store"}
+    document = answer(asker, "who is the king of Spain?", {**options, "query_embedding": [0, 0, 1], **NO_MODEL})
+    assert (document["text"], document["citations"]) == (SENTENCE, [])
+    assert answer(asker, "who is king?", {**options, "query_embedding": [1, 0, 0]})["citations"]
+
+
+def test_the_documents_have_examples_that_abstain() -> None:
+    assert [page for page, _ in examples()].count("stack.md") >= 2  # the preset of the gateway, and Metabase

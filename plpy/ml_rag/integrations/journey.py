@@ -226,9 +226,12 @@ async def follow(run: Run, schemas: Schemas, query: str, options: Mapping[str, A
         journey.error = worded(error)
         if not is_empty(error):
             return journey
-        # an answer that abstains is explained, and asks no language model for it
+        # an answer that abstains is explained, and asks no language model for it; without a limit of the call's it gets
+        # one that drops nothing
+        limits = {"max_distance": 999999.9999, **_object(options, "retrieval_options")}
+        abstaining = {"skip_generate": False, "abstain": True, "retrieval_options": limits}
         try:
-            rows = await run(schemas.answer, asked(query, {**wanted, "skip_generate": False, "abstain": True}))
+            rows = await run(schemas.answer, asked(query, {**wanted, **abstaining}))
         except psycopg.Error:
             return journey
     journey.answer = rows[0]["answer"]
