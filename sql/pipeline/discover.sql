@@ -402,6 +402,21 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._needs_embedding(options jsonb) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a question has to be embedded; keyword search alone goes without, and so without a model server,
+-- unless distances are asked for
+BEGIN
+  RETURN coalesce(options -> 'retrieval_options' ?| '{max_distance,percentage_distance}', false)
+    OR CASE WHEN options ? 'arms'
+         THEN jsonb_path_exists(options, 'lax $.arms[*] ? ((@.search == "semantic" || @.form starts with "vector")
+                && !exists (@.query_embedding))')
+         ELSE (options -> 'semantic_search')::boolean END;
+END
+$$;
+
 CREATE FUNCTION ml_rag._discover(options jsonb) RETURNS ml_rag.store[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
