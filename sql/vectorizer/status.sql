@@ -2,18 +2,19 @@
 
 CREATE FUNCTION ml_rag._vectorizers()
 RETURNS TABLE (relation regclass, options jsonb, pending bigint, oldest_pending timestamptz, failed bigint, rows bigint,
-               truncated bigint)
+               truncated bigint, reason text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10
 SET search_path FROM CURRENT
 AS $$
--- purpose: the vectorizers of tables that the caller owns; null if the table is not trusted, or cannot be read
+-- purpose: the vectorizers of tables that the caller owns; what is read of the table itself is null where that could run code of
+-- a role that is not trusted, or where it fails, and reason says why
 -- Whoever owns a table may make a trigger with anything as its argument.
--- Reads: the tables, as the caller
+-- Reads: the tables, as the caller; ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
 DECLARE
   _one record;
 BEGIN
   FOR _one IN
-    SELECT c.oid, c.relowner, c.reltuples FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
+    SELECT c.oid, c.reltuples FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
     WHERE t.tgfoid = 'ml_rag._wake_workers()'::regprocedure AND NOT t.tgisinternal AND t.tgparentid = 0
       AND pg_has_role(c.relowner, 'USAGE')
     ORDER BY c.oid
@@ -22,18 +23,19 @@ BEGIN
     options := NULL;
     pending := NULL;
     oldest_pending := NULL;
-    failed := NULL;
-    truncated := NULL;
+    failed := (SELECT count(*) FROM ml_rag.vectorizer_error AS e WHERE e.relation = _one.oid);
+    truncated := coalesce((SELECT t.texts FROM ml_rag.vectorizer_truncated AS t WHERE t.relation = _one.oid), 0);
+    reason := CASE WHEN NOT ml_rag._are_trusted(_one.oid || ml_rag._parts(coalesce(ml_rag._segment_table(_one.oid), _one.oid)))
+      THEN coalesce(ml_rag._why_untrusted(_one.oid), 'A part of it, or its schema, belongs to a role that you do not trust.') END;
     rows := nullif(_one.reltuples, -1)::bigint;
-    IF ml_rag._are_trusted(_one.oid || ml_rag._parts(coalesce(ml_rag._segment_table(_one.oid), _one.oid))) THEN
+    IF reason IS NULL THEN
       BEGIN
         options := (ml_rag._find_vectorizer(relation)).options;
         pending := ml_rag._count_waiting(relation);
         oldest_pending := ml_rag._oldest_waiting(relation);
-        failed := (SELECT count(*) FROM ml_rag.vectorizer_error AS e WHERE e.relation = _vectorizers.relation);
-        truncated := coalesce((SELECT t.texts FROM ml_rag.vectorizer_truncated AS t WHERE t.relation = _vectorizers.relation), 0);
       EXCEPTION WHEN OTHERS THEN
         pending := NULL;
+        reason := SQLERRM;
       END;
     END IF;
     RETURN NEXT;
@@ -42,12 +44,13 @@ END
 $$;
 
 CREATE VIEW ml_rag.vectorizer AS
-  SELECT v.relation, v.options, v.pending, v.oldest_pending, v.failed, v.rows, v.truncated FROM ml_rag._vectorizers() AS v;
+  SELECT v.relation, v.options, v.pending, v.oldest_pending, v.failed, v.rows, v.truncated, v.reason
+  FROM ml_rag._vectorizers() AS v;
 COMMENT ON VIEW ml_rag.vectorizer IS
 $$the vectorizers of the caller's tables, and how far each is
 options: as given to ml_rag.create_vectorizer, with the defaults. pending: rows that wait for a run. oldest_pending: when the
 oldest of them was written; null where nothing waits, or where track_commit_timestamp is off. failed: rows in
 ml_rag.vectorizer_error. rows: of the table, an estimate: as the last ANALYZE or VACUUM has it.
 truncated: texts that runs have embedded since it was created and that were longer than the model takes in: "destination": "table"
-splits them. Null where the table's owner
-is not trusted (ml_rag.discover), or where its columns were dropped.$$;
+splits them. reason: why options, pending and oldest_pending are null: the owner of the table or of its schema is not trusted
+(ml_rag.discover), so that to read the table could run that role's code, or its columns were dropped.$$;

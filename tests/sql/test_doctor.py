@@ -70,13 +70,61 @@ def test_rows_without_an_embedding_are_counted(owner: Connection, db: Database) 
     owner.execute("ALTER TABLE docs ALTER segment_embedding DROP NOT NULL")
     _, found = findings(db)
     assert found["rows without an embedding"] == {
-        "check": "rows without an embedding", "ok": True, "found": "no row lacks its embedding", "hint": "",
+        "check": "rows without an embedding", "ok": True, "found": "no row of 1 vector stores lacks its embedding",
+        "hint": "",
     }  # fmt: skip
     owner.execute("INSERT INTO docs SELECT 'b', '{}', 2, i, left('word', i), NULL FROM generate_series(0, 3) AS i")
     status, found = findings(db)
     assert status == 1
     assert str(found["rows without an embedding"]["found"]).endswith(": 3 of public.docs")
     assert "run_vectorizer" in str(found["rows without an embedding"]["hint"])
+
+
+def test_rows_of_others_are_counted_for_a_superuser(owner: Connection, db: Database) -> None:
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    other, mallory = db.connect("asker"), db.connect("tenant")
+    create_store(other, "theirs", [("a", 1, 1, "text", fake_embedding("text"))], type="vector(16)")
+    other.execute("ALTER TABLE theirs ALTER segment_embedding DROP NOT NULL")
+    other.execute("INSERT INTO theirs SELECT 'b', '{}', 2, i, 'word', NULL FROM generate_series(0, 297) AS i")
+    create_store(mallory, "trap", [("a", 1, 1, "text", fake_embedding("text"))], type="vector(16)")
+    mallory.execute("ALTER TABLE trap ALTER segment_embedding DROP NOT NULL; UPDATE trap SET segment_embedding = NULL")
+    mallory.execute("CREATE TABLE seen (role text); GRANT ALL ON seen TO PUBLIC")
+    mallory.execute(
+        "CREATE FUNCTION spy() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN"
+        " PERFORM set_config('role', 'none', false); RAISE EXCEPTION 'I was %', current_user; END $$;"
+        "CREATE POLICY spy ON trap USING (spy()); ALTER TABLE trap ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY"
+    )
+    status, found = findings(db)
+    assert status == 1
+    (told,) = [finding for name, finding in found.items() if name == "rows without an embedding"]
+    why = 'cannot set parameter "role" within security-definer function'
+    assert told["found"] == (
+        "rows that searches by meaning do not find: 298 of public.theirs; "
+        f"1 not looked at: public.trap of {db.role('tenant')} ({why})"
+    )
+    assert "as their owner" in str(told["hint"])
+    assert "2 not looked at" in str(found["languages"]["found"])
+    # nothing of it stays
+    assert owner.execute("SELECT count(*) FROM pg_proc WHERE proname = 'ml_rag_count'").fetchone() == (0,)
+
+
+def test_what_a_role_does_not_look_at_is_named(owner: Connection, db: Database) -> None:
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    tenant = db.connect("tenant")
+    for n in range(12):
+        create_store(tenant, f"store_{n:02}", [("a", 1, 1, "text", fake_embedding("text"))], type="vector(16)")
+        tenant.execute(f"ALTER TABLE store_{n:02} ALTER segment_embedding DROP NOT NULL")
+        tenant.execute(f"GRANT SELECT ON store_{n:02} TO PUBLIC")
+    _, found = findings(db, "asker")
+    told = found["rows without an embedding"]
+    assert told["ok"]
+    assert str(told["found"]).startswith(
+        f"no row of 0 vector stores lacks its embedding; 12 not looked at: public.store_00 of {db.role('tenant')} "
+    )
+    assert str(told["found"]).endswith(" and 2 more")
+    assert told["hint"] == "To have those looked at, run ml-rag doctor as their owner."
+    _, found = findings(db, "tenant")
+    assert found["rows without an embedding"]["found"] == "no row of 12 vector stores lacks its embedding"
 
 
 def test_texts_that_were_cut_are_a_note(owner: Connection, db: Database) -> None:

@@ -410,9 +410,9 @@ def test_the_tables_owner_may_and_nobody_else(db: Database, owner: Connection, m
     stranger.execute("UPDATE public.items SET name = 'hat' WHERE id = 1; INSERT INTO public.items VALUES (3, 'x', 'y')")
     assert run(asker)["embedded"] == 2
     # a superuser is told that there is one, and reads nothing of a table that it does not trust
-    assert owner.execute("SELECT relation::text, options, pending FROM ml_rag.vectorizer").fetchall() == [
-        ("items", None, None)
-    ]
+    reason = f"It belongs to role {db.role('asker')}, which you do not trust."
+    columns = "relation::text, options, pending, failed, truncated, reason"
+    assert owner.execute(f"SELECT {columns} FROM ml_rag.vectorizer").fetchall() == [("items", None, None, 1, 0, reason)]
 
 
 def test_row_level_security_of_the_table_holds(db: Database, items: Connection) -> None:
@@ -442,7 +442,9 @@ def test_a_trigger_of_anybody_with_any_argument_does_not_break_the_views(db: Dat
     asker.execute(
         "CREATE TRIGGER t AFTER INSERT ON mine FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._wake_workers('{broken')"
     )
-    assert asker.execute("SELECT relation::text, options FROM ml_rag.vectorizer").fetchall() == [("mine", None)]
+    assert asker.execute(
+        "SELECT relation::text, options, pending, failed, reason FROM ml_rag.vectorizer"
+    ).fetchall() == [("mine", None, None, 0, "invalid input syntax for type json")]
     assert {row[0] for row in items.execute("SELECT relation::text FROM ml_rag.vectorizer")} == {"items", "mine"}
 
 

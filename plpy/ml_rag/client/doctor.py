@@ -182,7 +182,68 @@ def check_keyword(connection: psycopg.Connection) -> Iterator[Finding]:
     yield run("keyword search", numpy)
 
 
-def check_calls(connection: psycopg.Connection) -> Iterator[Finding]:
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A vector store that is not read unasked: reading it could run its owner's code as this role."""
+
+    name: str
+    relation: str
+    owner: str
+    segment: str
+    embedding: str
+    #: whether rows can be without an embedding, as far as the catalog tells
+    nullable: bool
+    reason: str
+
+
+def unread_stores(connection: psycopg.Connection) -> list[Unread]:
+    """The stores that this role may read, but for those that searches read unasked. Only the catalog is read."""
+    rows = connection.execute(
+        """
+        SELECT s.vector_store, ml_rag._relation_name(s.relation), pg_get_userbyid(c.relowner), s.segment,
+          s.segment_embedding, NOT a.attnotnull AND c.relkind IN ('r', 'p'),
+          CASE WHEN d.found IS NULL THEN rtrim(w.reason, '.') ELSE 'It belongs to another role' END
+        FROM ml_rag.discover((
+          SELECT array_agg(format('%I.%I', n.nspname, k.relname)) FROM pg_description AS m
+          JOIN pg_class AS k ON k.oid = m.objoid JOIN pg_namespace AS n ON n.oid = k.relnamespace
+          WHERE m.classoid = 'pg_class'::regclass AND m.objsubid > 0 AND m.description LIKE '%EMBED_MODEL_ID=%'
+        )) AS s
+        JOIN pg_class AS c ON c.oid = s.relation
+        JOIN pg_attribute AS a ON a.attrelid = s.relation AND a.attname = s.segment_embedding
+        LEFT JOIN ml_rag.discover() AS d ON d.relation = s.relation
+        CROSS JOIN LATERAL ml_rag._why_not(s.relation, '{}') AS w
+        WHERE d.found IS NULL OR d.found = 'untrusted' ORDER BY 1
+        """
+    ).fetchall()
+    return [Unread(*row) for row in rows]
+
+
+def count_as_owner(dsn: str, store: Unread) -> int:
+    """How many rows with a text have no embedding, counted with the rights of the store's owner alone; for a superuser.
+
+    Nothing that runs in a function with its owner's rights can take others. What it does to the session is undone, and
+    the session is used for nothing else: the owner could replace the function.
+    """
+    function = sql.Identifier("pg_temp", "ml_rag_count")
+    body = sql.SQL("SELECT count(*) FROM {} AS t WHERE t.{} IS NULL AND t.{} ~ '\\S'").format(
+        sql.SQL(store.relation), sql.Identifier(store.embedding), sql.Identifier(store.segment)
+    )
+    with psycopg.connect(dsn, connect_timeout=5) as connection, connection.transaction(force_rollback=True):
+        for statement in (
+            sql.SQL("SET LOCAL statement_timeout = '10s'"),
+            sql.SQL("SET LOCAL check_function_bodies = off"),
+            sql.SQL(
+                "CREATE FUNCTION {}() RETURNS bigint LANGUAGE sql SECURITY DEFINER"
+                " SET search_path = pg_catalog, pg_temp AS {}"
+            ).format(function, body.as_string(connection)),
+            sql.SQL("ALTER FUNCTION {}() OWNER TO {}").format(function, sql.Identifier(store.owner)),
+        ):
+            connection.execute(statement)
+        row = connection.execute(sql.SQL("SELECT {}()").format(function)).fetchone()
+        return int(row[0]) if row else 0
+
+
+def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
     """What a caller does, as this role: reach the server, embed, generate, retrieve."""
 
     def server() -> str:
@@ -234,18 +295,37 @@ def check_calls(connection: psycopg.Connection) -> Iterator[Finding]:
         rows = _value(connection, "SELECT count(*) FROM ml_rag_search('a test query', '{\"n_citations\": 1}')")
         return f"{usable} vector stores, {rows} segment found"
 
-    def embeddings() -> str:
-        rows = connection.execute(
-            "SELECT s.vector_store, ml_rag._without_embedding(s) FROM ml_rag.discover() AS s"
-            " WHERE ml_rag._without_embedding(s) IS NOT NULL ORDER BY 1"
+    def embeddings() -> Finding:
+        read = connection.execute(
+            "SELECT s.vector_store, coalesce(ml_rag._without_embedding(s), 0) FROM ml_rag.discover() AS s"
+            " WHERE s.found IS DISTINCT FROM 'untrusted'"
         ).fetchall()
-        if rows:
-            raise CheckFailed(
-                "rows that searches by meaning do not find: " + ", ".join(f"{n} of {store}" for store, n in rows),
+        is_superuser = _value(connection, "SELECT rolsuper FROM pg_roles WHERE rolname = current_user")
+        unread = []
+        for store in unread_stores(connection):
+            try:
+                if not store.nullable:
+                    read.append((store.name, 0))
+                elif is_superuser:
+                    read.append((store.name, count_as_owner(dsn, store)))
+                else:
+                    unread.append(f"{store.name} of {store.owner} ({store.reason})")
+            except psycopg.Error as error:
+                unread.append(f"{store.name} of {store.owner} ({error.diag.message_primary or error})")
+        lacking = ", ".join(f"{n} of {name}" for name, n in sorted(read) if n)
+        found = [f"no row of {len(read)} vector stores lacks its embedding"]
+        hints = []
+        if lacking:
+            found = [f"rows that searches by meaning do not find: {lacking}"]
+            hints = [
                 "They have no embedding yet, or lost it when their text changed: CALL ml_rag.run_vectorizer or "
-                "ml_embed_table embeds them, ml-rag worker does it by itself.",
-            )
-        return "no row lacks its embedding"
+                "ml_embed_table embeds them, ml-rag worker does it by itself."
+            ]
+        if unread:
+            more = f" and {len(unread) - 10} more" if len(unread) > 10 else ""
+            found.append(f"{len(unread)} not looked at: {', '.join(unread[:10])}{more}")
+            hints.append("To have those looked at, run ml-rag doctor as their owner.")
+        return Finding("rows without an embedding", not lacking, "; ".join(found), " ".join(hints))
 
     def truncated() -> Finding:
         name = "texts longer than the model takes in"
@@ -263,12 +343,12 @@ def check_calls(connection: psycopg.Connection) -> Iterator[Finding]:
         "embedding": embedding,
         "generation": generation,
         "retrieval": retrieval,
-        "rows without an embedding": embeddings,
     }.items():
         finding = run(name, check)
         yield finding
         if name == "model server, from the database" and not finding.ok:
             return
+    yield embeddings()
     yield truncated()
 
 
@@ -319,7 +399,7 @@ def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
             "SELECT s.vector_store, s.embed_model_id, ml_rag._relation_name(s.relation), s.segment"
             " FROM ml_rag.discover() AS s WHERE s.found IS DISTINCT FROM 'untrusted' ORDER BY 1"
         ).fetchall()
-        wrong = []
+        wrong, unread = [], len(unread_stores(connection))
         for store, model, relation, column in stores:
             if known.get(model.partition("@")[0], {}).get("languages") != "en":
                 continue
@@ -336,7 +416,8 @@ def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
                 f'\'{{"embed_model_id": "{MULTILINGUAL}"}}\'), '
                 "then SELECT ml_rag.use_embedding('STORE', 'multilingual').",
             )
-        return "no store is in another script than its model was made for"
+        left_out = f", {unread} not looked at" if unread else ""
+        return f"none of {len(stores)} vector stores is in another script than its model was made for{left_out}"
 
     found = run("answers", tiny)
     if found.ok and found.found:
@@ -380,7 +461,7 @@ def diagnose(dsn: str) -> Iterator[Finding]:
         yield from check_keyword(connection)
         yield from check_server(address)
         yield from check_models(connection)
-        yield from check_calls(connection)
+        yield from check_calls(connection, dsn)
 
 
 @click.command()
