@@ -124,6 +124,7 @@
 \i vectorizer/queue.sql
 \i vectorizer/run.sql
 \i vectorizer/immediate.sql
+\i vectorizer/former.sql
 \i vectorizer/vectorizer.sql
 \i vectorizer/status.sql
 

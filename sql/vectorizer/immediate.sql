@@ -73,6 +73,10 @@ BEGIN
     DECLARE
       _keys text[];
     BEGIN
+      -- as in ml_rag._keep_segments
+      IF NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'ml_rag') THEN
+        RETURN NULL;
+      END IF;
       EXECUTE ml_rag._written_keys(TG_RELID) INTO _keys;
       PERFORM ml_rag._embed_rows(TG_RELID, _keys);
       RETURN NULL;

@@ -140,7 +140,17 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._make_segments(relation regclass, type text) RETURNS regclass
+CREATE FUNCTION ml_rag._segments_comment(chunking jsonb) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the comment of a table of segments: how its texts are split
+BEGIN
+  RETURN format('segments of the rows of another table, kept by its triggers and ml_rag.run_vectorizer; chunking: %s', chunking);
+END
+$$;
+
+CREATE FUNCTION ml_rag._make_segments(relation regclass, type text, chunking jsonb) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -177,8 +187,7 @@ BEGIN
     (SELECT string_agg(quote_ident(left('source_' || k, 63)), ', ' ORDER BY place)
      FROM unnest(_key.key) WITH ORDINALITY AS u (k, place)));
   EXECUTE format('ALTER TABLE %s OWNER TO %s', _name, _source.owner);
-  EXECUTE format('COMMENT ON TABLE %s IS %L', _name,
-    format('segments of the rows of %s, kept by its triggers and ml_rag.run_vectorizer', ml_rag._full_name(relation)));
+  EXECUTE format('COMMENT ON TABLE %s IS %L', _name, ml_rag._segments_comment(chunking));
   -- what searches ask of neighbouring segments
   EXECUTE format('CREATE INDEX ON %s (document_id, segment_number)', _name);
   -- nobody looks a segment up by its text, and estimates, which EXPLAIN shows to everybody, would tell of hidden ones
@@ -221,6 +230,10 @@ BEGIN
       _n bigint;
       _is_first boolean := true;
     BEGIN
+      -- who drops it goes on writing, and nobody else can make an extension of the name
+      IF NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'ml_rag') THEN
+        RETURN NULL;
+      END IF;
       FOREACH _statement IN ARRAY ml_rag._segment_statements(TG_RELID, CASE TG_LEVEL WHEN 'ROW' THEN 'KEY' ELSE TG_OP END) LOOP
         IF TG_LEVEL = 'ROW' THEN
           EXECUTE _statement USING to_jsonb(OLD), to_jsonb(NEW);

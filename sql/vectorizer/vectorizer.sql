@@ -7,13 +7,16 @@ CREATE FUNCTION ml_rag._check_vectorizer_columns(relation regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: that a vectorizer can be made: there is none, and its columns are free
+-- purpose: that a vectorizer can be made: there is none, and its columns are free, or those of one that is gone
 DECLARE
   _column name;
 BEGIN
   IF EXISTS (SELECT FROM ml_rag._vectorizer(relation)) THEN
     RAISE EXCEPTION USING ERRCODE = '42710', MESSAGE = format('table "%s" has a vectorizer already', relation),
       HINT = format('First: SELECT ml_rag.drop_vectorizer(%L); then create the new one.', relation);
+  END IF;
+  IF ml_rag._has_texts(relation) THEN
+    RETURN;
   END IF;
   SELECT a.attname INTO _column FROM pg_attribute AS a
   WHERE a.attrelid = relation AND a.attname IN ('segment', 'document_name', 'segment_embedding') AND NOT a.attisdropped
@@ -86,6 +89,7 @@ DECLARE
   _key name[];
   _columns name[];
   _type text;
+  _is_former boolean;
 BEGIN
   PERFORM ml_rag._check_embedding_table(relation);
   PERFORM ml_rag._check_vectorizer_columns(relation);
@@ -112,12 +116,26 @@ BEGIN
 
   PERFORM ml_rag._lock_table(relation, 'ACCESS EXCLUSIVE');
   PERFORM ml_rag._check_vectorizer_columns(relation);
-  IF _options ->> 'destination' = 'column' THEN
-    PERFORM ml_rag._add_vectorizer_columns(relation, _template, _name, _type);
+  _is_former := ml_rag._has_texts(relation);
+  IF _options ->> 'destination' = 'table' THEN
+    _store := ml_rag._segment_table(relation);
+  END IF;
+  IF _is_former THEN
+    PERFORM ml_rag._check_former(relation, _store, _template, _name, _type, _model);
+    PERFORM ml_rag._drop_triggers(relation, '^~ml_rag_immediate_');
+    PERFORM ml_rag._drop_queue(_store);
+  ELSE
+    PERFORM ml_rag._add_vectorizer_columns(relation, _template, _name, CASE _store WHEN relation THEN _type END);
+  END IF;
+  IF _store = relation THEN
+    PERFORM ml_rag._take_back_column(relation, _type) WHERE _is_former;
     PERFORM ml_rag._follow_columns(relation, _columns);
   ELSE
-    PERFORM ml_rag._add_vectorizer_columns(relation, _template, _name, NULL);
-    _store := ml_rag._make_segments(relation, _type);
+    IF _store IS NULL THEN
+      _store := ml_rag._make_segments(relation, _type, _options -> 'chunking');
+    ELSE
+      PERFORM ml_rag._take_back_segments(relation, _store, _options -> 'chunking');
+    END IF;
     PERFORM ml_rag._keep_segments(relation);
     _key := (ml_rag._source_key(_store)).key;
   END IF;
@@ -140,11 +158,12 @@ The table gets the generated columns segment (the text) and document_name, and s
 ml_rag.run_vectorizer or ml-rag worker fill; it is then found like any other vector store. A row whose text changes has no
 embedding until the next run, so that a search by meaning never finds it by its former text; the keyword index is current
 at once. Where only other columns change nothing is embedded. The table is written anew and locked meanwhile. It needs a
-primary key; for the owner of a table, partitioned or not.
+primary key; for the owner of a table, partitioned or not. What DROP EXTENSION has left of a vectorizer is taken back, with the
+same options and model: only rows that may have changed since are embedded again.
 options: SELECT * FROM ml_rag.option WHERE routine IN ('create_vectorizer', 'index').
 Errors: 22023 bad option, no such column, a type whose text depends on settings; 25006 read-only; 42701 a column of that
-name; 42710 it has a vectorizer; 42P01; 42501; 55000 no primary key, or a table or isolation level that it cannot do; 55P03
-lock_timeout; 08006; 53300; 57014; 38000.$$;
+name, or those of a former vectorizer with other options; 42710 it has a vectorizer; 42P01; 42501; 55000 no primary key, or a
+table or isolation level that it cannot do; 55P03 lock_timeout; 08006; 53300; 57014; 38000.$$;
 
 CREATE FUNCTION ml_rag.drop_vectorizer(relation regclass, options jsonb DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -157,12 +176,11 @@ DECLARE
   _options jsonb := ml_rag.parse_options('drop_vectorizer', $2);
   _relation text := ml_rag._relation_name(relation);
   _trigger name;
-  _index regclass;
   _segments regclass := ml_rag._segment_table(relation);
 BEGIN
   PERFORM ml_rag._own_table(relation);
   PERFORM ml_rag._check_writable('vectorizers cannot be changed', relation);
-  IF NOT EXISTS (SELECT FROM ml_rag._vectorizer(relation)) THEN
+  IF NOT EXISTS (SELECT FROM ml_rag._vectorizer(relation)) AND relation NOT IN (SELECT ml_rag._former_vectorizers()) THEN
     RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('table "%s" has no vectorizer', relation),
       HINT = 'View ml_rag.vectorizer lists those there are.';
   END IF;
@@ -174,10 +192,7 @@ BEGIN
     EXECUTE format('DROP TRIGGER %I ON %s', _trigger, _relation);
   END LOOP;
   PERFORM ml_rag._drop_triggers(relation, '^~ml_rag_immediate_');
-  FOR _index IN SELECT x.indexrelid FROM pg_index AS x
-                WHERE x.indrelid = coalesce(_segments, relation) AND pg_get_expr(x.indpred, x.indrelid) = '(segment_embedding IS NULL)' LOOP
-    EXECUTE format('DROP INDEX %s', _index);
-  END LOOP;
+  PERFORM ml_rag._drop_queue(coalesce(_segments, relation));
   IF (_options -> 'keep_columns')::boolean THEN
     RETURN;
   END IF;

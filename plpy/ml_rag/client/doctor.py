@@ -182,6 +182,25 @@ def check_keyword(connection: psycopg.Connection) -> Iterator[Finding]:
     yield run("keyword search", numpy)
 
 
+def check_vectorizers(connection: psycopg.Connection) -> Iterator[Finding]:
+    """Whether vectorizers went with a DROP EXTENSION."""
+
+    def former() -> str:
+        rows = connection.execute(
+            "SELECT ml_rag._full_name(f) FROM ml_rag._former_vectorizers() AS f ORDER BY 1"
+        ).fetchall()
+        if rows:
+            raise CheckFailed(
+                "gone, so that changed rows keep the embedding of their former text: "
+                + ", ".join(name for (name,) in rows),
+                "SELECT ml_rag.create_vectorizer('TABLE', '…') with the options that it had takes a table back, and "
+                "embeds what may have changed.",
+            )
+        return "none is gone"
+
+    yield run("vectorizers", former)
+
+
 @dataclass(frozen=True, slots=True)
 class Unread:
     """A vector store that is not read unasked: reading it could run its owner's code as this role."""
@@ -459,6 +478,7 @@ def diagnose(dsn: str) -> Iterator[Finding]:
         )
         address = _value(connection, "SELECT ml_rag._get_setting('model_server')")
         yield from check_keyword(connection)
+        yield from check_vectorizers(connection)
         yield from check_server(address)
         yield from check_models(connection)
         yield from check_calls(connection, dsn)
