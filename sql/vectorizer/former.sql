@@ -7,8 +7,7 @@
 
 CREATE FUNCTION ml_rag._note_kept() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
--- without the schema of pgvector, where others may create operators: see store/marker.sql
-SET search_path = pg_catalog, ml_rag, pg_temp
+SET search_path FROM CURRENT
 AS $$
 -- purpose: KEPT_UNTIL=<system>.<database>.<transaction> in the markers of tables whose vectorizer may be about to go
 -- It is not known what is dropped, if anything: a mark that is older than the loss is as good, only more rows are embedded again.
@@ -120,7 +119,7 @@ BEGIN
     _differs := 'the embeddings are in the table';
   ELSIF store = relation AND ml_rag._segment_table(relation) IS NOT NULL THEN
     _differs := format('the segments are in table %s', ml_rag._segment_table(relation));
-  ELSIF _differs IS NULL AND _found <> format('%s of model %s', format_type('vector'::regtype, substring(type, '\d+')::integer), model) THEN
+  ELSIF _differs IS NULL AND _found <> format('%s of model %s', type, model) THEN
     _differs := format('segment_embedding is %s', _found);
   END IF;
   IF _differs IS NOT NULL THEN

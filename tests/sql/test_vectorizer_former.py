@@ -199,7 +199,7 @@ def test_segments_that_were_split_in_another_way_are_made_anew(notes: Connection
     [
         ({"columns": "name"}, "segment is "),
         ({"document_name": "{name}"}, "document_name is "),
-        ({"embed_model_id": "fake-embed-2"}, "segment_embedding is vector(16) of model fake-embed"),
+        ({"embed_model_id": "fake-embed-2"}, "vector(16) of model fake-embed"),
         ({"destination": "table"}, "the embeddings are in the table"),
     ],
 )
@@ -231,7 +231,7 @@ def test_doctor_names_the_tables(items: Connection, notes: Connection) -> None:
 
 def test_a_table_of_segments_is_not_a_column(notes: Connection) -> None:
     recreate(notes, drop(notes))
-    with error("42701", "the segments are in table notes_segments"):
+    with error("42701", "the segments are in table public.notes_segments"):
         create(notes, "notes", "{body}", document_name="{title}")
     notes.execute("SELECT ml_rag.drop_vectorizer('notes')")
     create(notes, "notes", "{body}", document_name="{title}")
