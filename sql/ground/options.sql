@@ -559,7 +559,7 @@ SELECT ml_rag._add_option('adopt', 'collection', 'text', default_rule => 'all',
 SELECT ml_rag._add_option('adopt', 'view', 'text', default_rule => 'the name of the collection, in the schema of the table',
   description => 'the name of that view');
 SELECT ml_rag._add_option('adopt', 'sample', 'integer', minimum => 0, maximum => 1000, default_value => '16',
-  description => 'rows that are embedded again and compared');
+  description => 'rows that are embedded again and compared, taken at random, of each collection');
 
 -- ml_rag.create_vectorizer, ml_rag.run_vectorizer, ml_rag.drop_vectorizer
 

@@ -234,14 +234,60 @@ def test_vectors_of_another_model(db: Database, owner: Connection) -> None:
     with error("22023", "does not make the vectors", "Of 3 rows"):
         adopt(owner, name, embed_model_id="fake-embed")
     assert comment(owner, name) is None
-    assert adopt(owner, name, embed_model_id="fake-embed", sample=1)["checked"] == 1
     result = adopt(owner, name, embed_model_id="fake-embed", sample=0)
     assert (result["checked"], result["least_similarity"]) == (0, None)
+    owner.execute("DELETE FROM haystack_documents WHERE id = 'x1'")
+    assert adopt(owner, name, embed_model_id="fake-embed", sample=1)["checked"] == 1
     with error("22023", "sample"):
         adopt(owner, name, embed_model_id="fake-embed", sample=1001)
     for sample in (-1, 1.5, "all"):
         with error("22023", "sample"):
             adopt(owner, name, embed_model_id="fake-embed", sample=sample)
+
+
+def test_rows_are_taken_from_the_whole_table(owner: Connection) -> None:
+    owner.execute("CREATE TABLE documents (content text, embedding vector(16))")
+    with owner.cursor() as cursor:
+        rows = [(f"text {n}", as_text(fake_embedding(f"text {n}" if n < 20 else "alien"))) for n in range(40)]
+        cursor.executemany("INSERT INTO documents VALUES (%s, %s)", rows)
+    for _ in range(6):
+        with error("22023", "does not make the vectors", "Of 16 rows embedded again"):
+            adopt(owner, "documents", embed_model_id="fake-embed")
+    owner.execute("DELETE FROM documents WHERE split_part(content, ' ', 2)::integer >= 20")
+    assert adopt(owner, "documents", embed_model_id="fake-embed")["checked"] == 16
+
+
+def test_each_collection_is_checked_by_itself(owner: Connection) -> None:
+    name = make(owner, "langchain-postgres PGVector")
+    birds, others = (f"00000000-0000-0000-0000-00000000000{n}" for n in (1, 2))
+    insert = "INSERT INTO langchain_pg_embedding VALUES (%s, %s, %s, %s, '{}')"
+    for n in range(100):
+        owner.execute(insert, (f"b{n}", birds, as_text(fake_embedding(f"bird {n}")), f"bird {n}"))
+    owner.execute(insert, ("o1", others, as_text(fake_embedding("alien")), "a badger"))
+    for _ in range(3):
+        with error("22023", f"Of 1 rows where collection_id is '{others}'"):
+            adopt(owner, name, embed_model_id="fake-embed")
+    assert adopt(owner, name, embed_model_id="fake-embed", collection="birds")["checked"] == 16
+    owner.execute(
+        "UPDATE langchain_pg_embedding SET embedding = %s WHERE id = 'o1'", (as_text(fake_embedding("a badger")),)
+    )
+    owner.execute(insert, ("n1", None, as_text(fake_embedding("none")), "none"))
+    assert adopt(owner, name, embed_model_id="fake-embed", sample=2)["checked"] == 2 + 1 + 1
+    owner.execute("DELETE FROM langchain_pg_embedding WHERE collection_id IS NOT NULL")
+    owner.execute("UPDATE langchain_pg_embedding SET embedding = %s", (as_text(fake_embedding("alien")),))
+    with error("22023", "Of 1 rows where collection_id is NULL"):
+        adopt(owner, name, embed_model_id="fake-embed")
+
+
+def test_a_vector_among_others_that_is_of_zeros_or_other_dimensions(owner: Connection) -> None:
+    owner.execute("CREATE TABLE documents (content text, embedding vector)")
+    for text, vector in (("heron", fake_embedding("heron")), ("otter", [0.0] * 16)):
+        owner.execute("INSERT INTO documents VALUES (%s, %s)", (text, as_text(vector)))
+    with error("22023", "a similarity of 0.0000"):
+        adopt(owner, "documents", embed_model_id="fake-embed")
+    owner.execute("UPDATE documents SET embedding = '[1,2,3]' WHERE content = 'otter'")
+    with error("22023", "They have 3 dimensions"):
+        adopt(owner, "documents", embed_model_id="fake-embed")
 
 
 @pytest.mark.parametrize(("angle", "fits"), [(0.139, True), (0.145, False)])
