@@ -144,7 +144,8 @@ BEGIN
       _count_calls _begin_node_group _check_segments create_node_group _begin_refresh refresh_node_groups _next_nodes _fill_nodes
       _node_status _node_errors'),
     -- store/adopt
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_known_shape _column_like _adopted_columns _compare_sample _check_sample _collection_view adopt'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _known_shape _column_like _adopted_columns _compare_sample _check_sample _collection_view adopt'),
     -- vectorizer/text
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_primary_key _pieces _template _template_columns _text_expression'),
     -- vectorizer/error: a policy leaves each role those of its own tables; nobody may lock all of them, hence neither DELETE nor UPDATE

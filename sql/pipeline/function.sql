@@ -85,8 +85,8 @@ DECLARE
     WHEN 'texts' THEN 'SELECT %s($1, $3)'
     WHEN 'vector' THEN 'SELECT ARRAY(SELECT %s($2, e) FROM pg_catalog.unnest($4) AS e)'
     WHEN 'vectors' THEN 'SELECT %s($2, $4)'
-    WHEN 'metadata' THEN 'SELECT ARRAY(SELECT %s($1, u.text, coalesce(u.metadata, ''{}'')) '
-      'FROM ROWS FROM (pg_catalog.unnest($3), pg_catalog.unnest($5)) AS u (text, metadata))' END, name);
+    WHEN 'metadata' THEN 'SELECT ARRAY(SELECT %s($1, u.t, coalesce(($5)[u.i], ''{}'')) '
+      'FROM pg_catalog.unnest($3) WITH ORDINALITY AS u (t, i))' END, name);
   _scores double precision[];
 BEGIN
   -- a function without a path of its own finds pgvector's operators, as it does where it is called by itself

@@ -138,7 +138,6 @@ def test_only_the_known_functions_run_with_their_owners_rights(module_owner: Con
         "ml_rag._forget_questions()",
         "ml_rag._keep_keywords()",
         # takes locks for whoever changes a table
-        "ml_rag._lock_readers_out()",
         "ml_rag._python_path()",
         # run what Python code of the extension has handed over, and nothing else
         "ml_rag._read_as_owner()",

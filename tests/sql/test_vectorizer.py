@@ -234,7 +234,7 @@ def test_poison_rows_hold_nobody_up(items: Connection, models: ModelsServer) -> 
     assert (result["embedded"], result["failed"], result["pending"]) == (46, 5, 0)
     ((message, hint),) = told
     assert message == '5 rows of "public.items" could not be embedded'
-    assert "FROM ml_rag.vectorizer_error WHERE relation = 'items'::regclass" in (hint or "")
+    assert "FROM ml_rag.vectorizer_error WHERE relation = 'public.items'::regclass" in (hint or "")
     assert failures(items) == [
         ("{10}", 1, "22023", "the text is empty", True),
         ("{11}", 1, "22023", "the text is empty", True),
@@ -359,7 +359,7 @@ def test_texts_that_the_model_cuts_are_told_and_counted(owner: Connection) -> No
     owner.execute("UPDATE items SET notes = 'short' WHERE id > 256; UPDATE items SET notes = notes || 'x' WHERE id = 1")
     with warnings_of(owner) as told:
         run(owner)
-    assert [message for *_, message in told] == ['the model cut the texts of 1 rows of "items"']
+    assert [message for *_, message in told] == ['the model cut the texts of 1 rows of "public.items"']
     assert cut() == 6
     with warnings_of(owner) as told:
         run(owner)
@@ -369,7 +369,7 @@ def test_texts_that_the_model_cuts_are_told_and_counted(owner: Connection) -> No
     assert cut() == 0
     with warnings_of(owner) as told:
         owner.execute("UPDATE items SET notes = repeat('word ', 257) WHERE id = 255")
-    assert [message for *_, message in told] == ['the model cut the texts of 1 rows of "items"']
+    assert [message for *_, message in told] == ['the model cut the texts of 1 rows of "public.items"']
     owner.execute("DROP TABLE items")
     assert owner.execute("SELECT count(*) FROM ml_rag.vectorizer_truncated").fetchone() == (0,)
 

@@ -212,6 +212,8 @@ class Unread:
     embedding: str
     #: whether rows can be without an embedding, as far as the catalog tells
     nullable: bool
+    #: whether the owner trusts that of the schema, who decides what the name means
+    in_trusted_schema: bool
     reason: str
 
 
@@ -221,17 +223,17 @@ def unread_stores(connection: psycopg.Connection) -> list[Unread]:
         """
         SELECT s.vector_store, ml_rag._relation_name(s.relation), pg_get_userbyid(c.relowner), s.segment,
           s.segment_embedding, NOT a.attnotnull AND c.relkind IN ('r', 'p'),
-          CASE WHEN d.found IS NULL THEN rtrim(w.reason, '.') ELSE 'It belongs to another role' END
+          ml_rag._trusts(o.nspowner, c.relowner), rtrim(w.reason, '.')
         FROM ml_rag.discover((
-          SELECT array_agg(format('%I.%I', n.nspname, k.relname)) FROM pg_description AS m
+          SELECT array_agg(format('%I.%I', n.nspname, k.relname) ORDER BY k.oid) FROM pg_description AS m
           JOIN pg_class AS k ON k.oid = m.objoid JOIN pg_namespace AS n ON n.oid = k.relnamespace
           WHERE m.classoid = 'pg_class'::regclass AND m.objsubid > 0 AND m.description LIKE '%EMBED_MODEL_ID=%'
         )) AS s
-        JOIN pg_class AS c ON c.oid = s.relation
+        JOIN pg_class AS c ON c.oid = s.relation JOIN pg_namespace AS o ON o.oid = c.relnamespace
         JOIN pg_attribute AS a ON a.attrelid = s.relation AND a.attname = s.segment_embedding
         LEFT JOIN ml_rag.discover() AS d ON d.relation = s.relation
         CROSS JOIN LATERAL ml_rag._why_not(s.relation, '{}') AS w
-        WHERE d.found IS NULL OR d.found = 'untrusted' ORDER BY 1
+        WHERE d.found IS NULL ORDER BY 1
         """
     ).fetchall()
     return [Unread(*row) for row in rows]
@@ -317,7 +319,6 @@ def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
     def embeddings() -> Finding:
         read = connection.execute(
             "SELECT s.vector_store, coalesce(ml_rag._without_embedding(s), 0) FROM ml_rag.discover() AS s"
-            " WHERE s.found IS DISTINCT FROM 'untrusted'"
         ).fetchall()
         is_superuser = _value(connection, "SELECT rolsuper FROM pg_roles WHERE rolname = current_user")
         unread = []
@@ -325,7 +326,7 @@ def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
             try:
                 if not store.nullable:
                     read.append((store.name, 0))
-                elif is_superuser:
+                elif is_superuser and store.in_trusted_schema:
                     read.append((store.name, count_as_owner(dsn, store)))
                 else:
                     unread.append(f"{store.name} of {store.owner} ({store.reason})")
@@ -416,7 +417,7 @@ def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
     def languages() -> str:
         stores = connection.execute(
             "SELECT s.vector_store, s.embed_model_id, ml_rag._relation_name(s.relation), s.segment"
-            " FROM ml_rag.discover() AS s WHERE s.found IS DISTINCT FROM 'untrusted' ORDER BY 1"
+            " FROM ml_rag.discover() AS s ORDER BY 1"
         ).fetchall()
         wrong, unread = [], len(unread_stores(connection))
         for store, model, relation, column in stores:

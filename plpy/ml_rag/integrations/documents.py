@@ -18,6 +18,7 @@ _FIND = sql.SQL(
     JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE d.vector_store = %(store)s"""
 )
 
+
 async def read(
     reader: Reader, store: str, parameters: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
