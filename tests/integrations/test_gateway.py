@@ -23,7 +23,9 @@ from psycopg.conninfo import make_conninfo
 
 from ml_rag.errors import MlRagError
 from ml_rag.integrations import gateway
-from ml_rag.integrations.gateway import Config, cited, digest, question
+from ml_rag.integrations.gateway import Config, digest
+from ml_rag.integrations.gateway.citations import cited
+from ml_rag.integrations.gateway.question import BODY, question
 from support.cluster import Database
 from support.served import gateway_of
 from support.stores import create_store, fake_embedding
@@ -123,7 +125,7 @@ def test_a_stream(boats: Gateway) -> None:
 
 
 def test_a_stream_shows_that_it_is_alive(boats: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway, "ALIVE", 0.001)
+    monkeypatch.setattr("ml_rag.integrations.gateway.serve.ALIVE", 0.001)
     lines = boats.post(b'{"stream": true, "model": "one", "messages": [{"role": "user", "content": "boat"}]}').text
     assert ": the answer is being written\n\n" in lines
     assert lines.endswith("data: [DONE]\n\n")
@@ -282,10 +284,10 @@ def test_a_request_is_bounded(boats: Gateway) -> None:
         body = b'{"model": "one", "messages": [{"role": "user", "content": "boat"}]}'
         return body + b" " * (size - len(body))
 
-    assert boats.post(padded(gateway.BODY)).status_code == 200
-    assert boats.post(padded(gateway.BODY + 1)).status_code == 413
+    assert boats.post(padded(BODY)).status_code == 200
+    assert boats.post(padded(BODY + 1)).status_code == 413
     # without a token not even the body is read
-    assert boats.post(padded(gateway.BODY + 1), "wrong").status_code == 401
+    assert boats.post(padded(BODY + 1), "wrong").status_code == 401
 
 
 def test_a_client_that_goes_away_ends_the_statement(db: Database, boats: Gateway) -> None:

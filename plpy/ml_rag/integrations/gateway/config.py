@@ -1,0 +1,67 @@
+"""The file of the gateway: who may ask, and what the models are."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ml_rag.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class Config:
+    """The file of the gateway: ``tokens`` (SHA-256 in hex -> role) and ``models`` (name -> options of ml_rag)."""
+
+    tokens: Mapping[str, str]
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"ml_rag": {"abstain": True}})
+
+    @classmethod
+    def read(cls, path: Path) -> Config:
+        """Raises MlRagError where the file is not as it should be, without repeating what stands in it."""
+        try:
+            content = tomllib.loads(path.read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise InvalidRequest(f"cannot read {path}", detail=str(error)) from None
+        if unknown := content.keys() - {"tokens", "models"}:
+            raise InvalidRequest(
+                f"unknown keys in {path}", detail=f"{', '.join(sorted(unknown))}; there are tokens, models."
+            )
+        tokens = {}
+        for name, token in content.get("tokens", {}).items():
+            if not isinstance(token, dict) or token.keys() != {"sha256", "role"}:
+                raise InvalidRequest(f'token "{name}" in {path} must have "sha256" and "role"')
+            # "none" would stand for the role of the DSN
+            if (
+                not isinstance(token["role"], str)
+                or token["role"] in ("", "none")
+                or not re.fullmatch("[0-9a-f]{64}", str(token["sha256"]))
+            ):
+                raise InvalidRequest(f'token "{name}" in {path} is not 64 hexadecimal digits with the name of a role')
+            tokens[token["sha256"]] = token["role"]
+        if not tokens:
+            raise InvalidRequest(f"no tokens in {path}", hint="ml-rag gateway --new-token ROLE makes one.")
+        models = content.get("models")
+        if models is None:
+            return cls(tokens)
+        if not models or not all(isinstance(options, dict) for options in models.values()):
+            raise InvalidRequest(f"models in {path} are not tables of options")
+        return cls(tokens, models)
+
+    def role(self, token: str) -> str | None:
+        """The role of a token. It takes as long whichever it is, or none."""
+        given, found = digest(token), None
+        for sha256, role in self.tokens.items():
+            if hmac.compare_digest(given, sha256):
+                found = role
+        return found
+
+
+def digest(token: str) -> str:
+    """What is kept of a token. It is random, so a fast hash will do."""
+    return hashlib.sha256(token.encode()).hexdigest()
