@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+import psycopg
 import pytest
 from openai import OpenAI
 from psycopg import sql
@@ -23,9 +26,11 @@ from psycopg.conninfo import make_conninfo
 
 from ml_rag.errors import MlRagError
 from ml_rag.integrations import gateway
-from ml_rag.integrations.gateway import Config, digest
+from ml_rag.integrations.database import Reader, worded
+from ml_rag.integrations.gateway import Config, digest, share
 from ml_rag.integrations.gateway.citations import cited
 from ml_rag.integrations.gateway.question import BODY, question
+from ml_rag.integrations.gateway.refused import Refused
 from support.cluster import Database
 from support.served import gateway_of
 from support.stores import create_store, fake_embedding
@@ -309,9 +314,70 @@ def test_a_client_that_goes_away_ends_the_statement(db: Database, boats: Gateway
     locking.execute("ROLLBACK")
 
 
+def test_one_token_leaves_connections_to_the_others(
+    db: Database, boats: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share, "PATIENCE", 1.0)
+    create_store(db.connect(), "public.others", [("a.txt", 1, 1, "a", fake_embedding("a"))], "vector(16)")
+    models = {"slow": {"vector_store": ["public.boats"]}, "fast": {"vector_store": ["public.others"]}}
+    locking = db.connect()
+    locking.execute("BEGIN")
+    locking.execute("LOCK TABLE boats IN ACCESS EXCLUSIVE MODE")
+    with gateway_of(boats.dsn, Config(boats.config.tokens, models), connections=4) as url, ThreadPoolExecutor() as pool:
+
+        def ask(model: str, token: str) -> httpx.Response:
+            headers = {"authorization": f"Bearer token of {token}"}
+            body = {**ASK, "model": model}
+            return httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=60)
+
+        asking = [pool.submit(ask, "slow", "asker") for _ in range(5)]
+        for refused in [done.result() for done in itertools.islice(as_completed(asking), 3)]:
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "5"), refused.text
+            assert "this token has 2 questions being answered" in refused.json()["error"]["message"]
+        assert ask("fast", "tenant").status_code == 200
+        locking.execute("ROLLBACK")
+        assert sorted(asked.result().status_code for asked in asking) == [200, 200, 429, 429, 429]
+        assert ask("slow", "asker").status_code == 200
+
+
+def test_requests_of_a_token_that_wait_are_bounded(
+    db: Database, boats: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share, "WAITING", 1)
+
+    async def run() -> None:
+        shares = share.Shares(["a", "b"], 2)
+        give_back = await shares.take("a")
+        waiting = asyncio.ensure_future(shares.take("a"))
+        await asyncio.sleep(0)
+        with pytest.raises(Refused, match="this token has 1 questions"):
+            await shares.take("a")
+        (await shares.take("b"))()
+        give_back()
+        (await waiting)()
+        (await shares.take("a"))()
+
+    asyncio.run(run())
+
+
+async def test_a_reader_says_that_its_connections_are_in_use(asker_dsn: str) -> None:
+    reader = Reader(asker_dsn, name="a test", connections=1, patience=0.1)
+    async with reader.opened(), reader.transaction():
+        with pytest.raises(psycopg.OperationalError) as caught:
+            await reader.rows(sql.SQL("SELECT 1"))
+    assert worded(caught.value) == "all 1 connections to the database are in use (SQLSTATE 53300)"
+    # not if they are not
+    reader = Reader(make_conninfo(asker_dsn, port=1), name="a test", connections=1, patience=0.1)
+    with pytest.raises(psycopg.OperationalError) as caught:
+        async with reader._pool:
+            await reader.rows(sql.SQL("SELECT 1"))
+    assert "cannot be reached" in worded(caught.value)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        ("[models.search]\nskip_generate = true", 'model "search" has "skip_generate"'),
         ("tokens", "cannot read"),
         ("", "no tokens"),
         ("[other]", "unknown keys"),
@@ -322,7 +388,8 @@ def test_a_client_that_goes_away_ends_the_statement(db: Database, boats: Gateway
     ],
 )
 def test_a_wrong_file_says_so(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "gateway.toml").write_text(content)
+    token = f'[tokens.right]\nsha256 = "{digest("x")}"\nrole = "a"\n' if content.startswith("[models") else ""
+    (tmp_path / "gateway.toml").write_text(token + content)
     with pytest.raises(MlRagError, match=message):
         Config.read(tmp_path / "gateway.toml")
 

@@ -159,6 +159,16 @@ async def test_errors_have_their_sqlstate(boats: str) -> None:
         assert len((await call(client, "search", query="boat", limit=100))["results"]) == 4
 
 
+async def test_what_postgresql_cannot_hold_is_said(boats: str) -> None:
+    async with Client(mcp.server(boats)) as client:
+        for arguments in ({"query": "bo\0at"}, {"query": "boat", "stores": ["public.\0"]}):
+            refused = await refusal(client, "search", **arguments)
+            assert "cannot be reached" not in refused
+            assert "(SQLSTATE 22" in refused
+        refused = await refusal(client, "read_document", store="public.boats", document_name="\0")
+        assert "a text has a NUL character" in refused
+
+
 async def test_the_role_sees_what_it_may(db: Database, boats: str, tenant_dsn: str) -> None:
     owner = db.connect()
     owner.execute("ALTER TABLE boats ENABLE ROW LEVEL SECURITY")

@@ -32,11 +32,11 @@ def served(made: Callable[[int], Any]) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def gateway_of(dsn: str, config: Any) -> Iterator[str]:
+def gateway_of(dsn: str, config: Any, connections: int = 8) -> Iterator[str]:
     """The base URL of a gateway for OpenAI's client."""
     from ml_rag.integrations import gateway
 
-    with served(lambda _: gateway.app(dsn, config)) as port:
+    with served(lambda _: gateway.app(dsn, config, connections)) as port:
         yield f"http://127.0.0.1:{port}/v1"
 
 

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb, set_json_loads
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout, TooManyRequests
 
 from ml_rag.errors import MlRagError
 
@@ -70,6 +70,18 @@ class Schemas:
         return sql.SQL("SELECT {}(%(query)s, %(options)s) AS answer").format(self.routine("ml_rag_answer"))
 
 
+class Busy(psycopg.OperationalError):
+    """All connections to the database are in use."""
+
+    sqlstate = "53300"
+
+
+class Unstorable(psycopg.DataError):
+    """A parameter has characters that a text of PostgreSQL cannot have."""
+
+    sqlstate = "22021"
+
+
 def asked(query: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of ``Schemas.search`` and ``Schemas.answer``."""
     return {"query": query, "options": Jsonb(dict(options))}
@@ -95,8 +107,13 @@ def is_empty(error: psycopg.Error) -> bool:
 def worded(error: psycopg.Error) -> str:
     """Message and SQLSTATE, then detail and hint, a line each."""
     diagnostic = error.diag
-    # without a message of the server's it is one of libpq's, which may quote the connection string
-    message = diagnostic.message_primary or "the database cannot be reached, or the connection broke"
+    # without a message of the server's or ours it is one of libpq's, which may quote the connection string
+    own = (
+        str(error)
+        if isinstance(error, Busy | Unstorable)
+        else "the database cannot be reached, or the connection broke"
+    )
+    message = diagnostic.message_primary or own
     lines = [f"{message} (SQLSTATE {error.sqlstate or '08006'})", diagnostic.message_detail, diagnostic.message_hint]
     return "\n".join(line for line in lines if line)
 
@@ -170,17 +187,18 @@ class Database:
 class Reader:
     """The same for one event loop: each statement in a read-only transaction, as the role of the DSN or another one.
 
-    A task that is cancelled cancels its statement.
+    A task that is cancelled cancels its statement. One waits ``patience`` seconds for a connection.
     """
 
     schemas: Schemas
 
-    def __init__(self, dsn: str, *, name: str, connections: int) -> None:
+    def __init__(self, dsn: str, *, name: str, connections: int, patience: float = 30.0) -> None:
         async def configure(connection: psycopg.AsyncConnection[Any]) -> None:
             await connection.set_read_only(True)
             set_json_loads(_read_json, connection)
 
         self._connect = dsn, _settings(name)
+        self._connections, self._used = connections, 0
         self._pool = AsyncConnectionPool(
             dsn,
             kwargs=_settings(name),
@@ -189,6 +207,7 @@ class Reader:
             min_size=0,
             max_size=connections,
             max_waiting=20 * connections,
+            timeout=patience,
             open=False,
         )
 
@@ -205,13 +224,29 @@ class Reader:
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Rows]:
         """The rows of one statement after the other, in one transaction."""
-        async with self._pool.connection() as connection:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                connection = await stack.enter_async_context(self._pool.connection())
+            except (PoolTimeout, TooManyRequests):
+                if self._used < self._connections:  # none could be opened
+                    raise
+                raise Busy(f"all {self._connections} connections to the database are in use") from None
+            self._used += 1
+            stack.callback(self._give_back)
 
             async def rows(query: Query, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-                cursor = await connection.execute(query, parameters)
+                try:
+                    cursor = await connection.execute(query, parameters)
+                except (psycopg.DataError, UnicodeEncodeError) as error:
+                    if getattr(error, "sqlstate", None) is not None:  # the server's
+                        raise
+                    raise Unstorable("a text has a NUL character or half of a surrogate pair") from None
                 return await cursor.fetchall()
 
             yield rows
+
+    def _give_back(self) -> None:
+        self._used -= 1
 
     async def rows(
         self, query: Query, parameters: Mapping[str, Any] | None = None, role: str | None = None

@@ -21,6 +21,15 @@ class Config:
     tokens: Mapping[str, str]
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"ml_rag": {"abstain": True}})
 
+    def __post_init__(self) -> None:
+        for name, options in self.models.items():
+            if options.get("skip_generate"):
+                raise InvalidRequest(
+                    f'model "{name}" has "skip_generate"',
+                    detail="Without an answer there is nothing to send to a chat client.",
+                    hint="Leave the option out; ml_rag_search and ml-rag mcp search without an answer.",
+                )
+
     @classmethod
     def read(cls, path: Path) -> Config:
         """Raises MlRagError where the file is not as it should be, without repeating what stands in it."""
@@ -53,12 +62,12 @@ class Config:
             raise InvalidRequest(f"models in {path} are not tables of options")
         return cls(tokens, models)
 
-    def role(self, token: str) -> str | None:
-        """The role of a token. It takes as long whichever it is, or none."""
+    def find(self, token: str) -> tuple[str, str] | None:
+        """The hash and the role of a token; None if it is unknown. The time it takes says nothing of the tokens."""
         given, found = digest(token), None
         for sha256, role in self.tokens.items():
             if hmac.compare_digest(given, sha256):
-                found = role
+                found = sha256, role
         return found
 
 

@@ -21,6 +21,10 @@ _STATUS = {
 }
 
 
+#: seconds after which a client that was too many may ask again
+RETRY_AFTER = 5
+
+
 class Refused(Exception):
     """What the client gets in place of an answer."""
 
@@ -35,6 +39,16 @@ class Refused(Exception):
                 "code": code,
             }
         }
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the response."""
+        match self.status:
+            case 401:
+                return {"www-authenticate": "Bearer"}
+            case 429:
+                return {"retry-after": str(RETRY_AFTER)}
+        return {}
 
     @classmethod
     def of(cls, error: psycopg.Error) -> Refused:

@@ -23,6 +23,7 @@ from ml_rag.integrations.gateway.citations import annotated
 from ml_rag.integrations.gateway.config import Config
 from ml_rag.integrations.gateway.question import question, read_body
 from ml_rag.integrations.gateway.refused import Refused
+from ml_rag.integrations.gateway.share import Shares
 
 #: seconds after which a stream without an answer yet shows that it is alive
 ALIVE = 10.0
@@ -35,6 +36,7 @@ _IS_SUPERUSER = sql.SQL("SELECT r.rolsuper FROM pg_catalog.pg_roles AS r WHERE r
 def app(dsn: str, config: Config, connections: int = 8) -> Starlette:
     """The application, which connects when it starts."""
     reader = Reader(dsn, name="ml-rag gateway", connections=connections)
+    shares = Shares(config.tokens, connections)
     began = int(time.time())
 
     @contextlib.asynccontextmanager
@@ -48,12 +50,12 @@ def app(dsn: str, config: Config, connections: int = 8) -> Starlette:
                     )
             yield
 
-    def role_of(request: Request) -> str:
+    def asker_of(request: Request) -> tuple[str, str]:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        role = config.role(token.strip()) if scheme.lower() == "bearer" else None
-        if role is None:
+        found = config.find(token.strip()) if scheme.lower() == "bearer" else None
+        if found is None:
             raise Refused(401, "a token of this gateway is needed: Authorization: Bearer …", "invalid_api_key")
-        return role
+        return found
 
     async def answered(query: str, options: Mapping[str, Any], role: str) -> dict[str, Any]:
         try:
@@ -64,19 +66,21 @@ def app(dsn: str, config: Config, connections: int = 8) -> Starlette:
         return document
 
     async def models(request: Request) -> Response:
-        role_of(request)
+        asker_of(request)
         names = [{"id": name, "object": "model", "created": began, "owned_by": "ml_rag"} for name in config.models]
         return JSONResponse({"object": "list", "data": names})
 
     async def completions(request: Request) -> Response:
-        role = role_of(request)
+        token, role = asker_of(request)
         body = await read_body(request)
         preset = config.models.get(str(body.get("model")))
         if preset is None:
             raise Refused(404, f"there are the models {', '.join(config.models)}", "model_not_found")
         query, options = question(body, preset)
         about = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body["model"]}
+        give_back = await shares.take(token)
         work = asyncio.create_task(answered(query, options, role))
+        work.add_done_callback(lambda _: give_back())
         if body.get("stream"):
             return StreamingResponse(_stream(about, work), media_type="text/event-stream")
         try:
@@ -92,8 +96,7 @@ def app(dsn: str, config: Config, connections: int = 8) -> Starlette:
 
     async def refused(_: Request, error: Exception) -> Response:
         assert isinstance(error, Refused)
-        headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
-        return JSONResponse(error.body, error.status, headers)
+        return JSONResponse(error.body, error.status, error.headers)
 
     return Starlette(
         routes=[
