@@ -124,6 +124,8 @@ SELECT ml_rag._add_option('ml_rag', 'partial', 'boolean', default_value => 'fals
   description => 'search without the shards that do not answer; they are listed in retrieval_info.missing_shards');
 SELECT ml_rag._add_option('ml_rag', 'return_prompt', 'boolean', default_rule => 'false',
   description => 'add the messages that the model answered: prompt');
+SELECT ml_rag._add_option('ml_rag', 'return_usage', 'boolean', default_value => 'false',
+  description => 'add what the answer took and why it ended: usage, with prompt_tokens, generated_tokens and finish_reason');
 SELECT ml_rag._add_option('ml_rag', 'explain', 'boolean', default_value => 'false',
   description => 'add how the answer came about: stores, plans, candidates, thresholds, tokens, milliseconds:'
     ' docs/monitoring.md#how-an-answer-came-about');

@@ -9,11 +9,12 @@ return backend.generate(plpy, request)
 $$;
 
 CREATE FUNCTION ml_rag._generate_text(prompt text, options jsonb, hits ml_rag.hit[], prompt_options jsonb,
-  conversation jsonb DEFAULT NULL, OUT text text, OUT prompt_tokens integer, OUT generated_tokens integer, OUT messages jsonb)
+  conversation jsonb DEFAULT NULL, OUT text text, OUT prompt_tokens integer, OUT generated_tokens integer, OUT messages jsonb,
+  OUT finish_reason text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: ml_rag.generate, with how many tokens it took; null where the model server does not tell
+-- purpose: ml_rag.generate, with how many tokens it took and why it ended; null if the model server does not say
 -- conversation: {"history", "history_tokens", "return_prompt"}; messages: the prompt, where return_prompt is true
 DECLARE
   _options jsonb := ml_rag.parse_options('ml_generate', options);
@@ -53,6 +54,7 @@ BEGIN
   messages := nullif(_answer -> 'prompt', 'null');
   prompt_tokens := (_answer ->> 'prompt_tokens')::integer;
   generated_tokens := (_answer ->> 'generated_tokens')::integer;
+  finish_reason := _answer ->> 'finish_reason';
 END
 $$;
 

@@ -326,12 +326,12 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._complete(request ml_rag.request, INOUT retrieval ml_rag.retrieval, OUT text text, OUT tokens jsonb,
-  OUT messages jsonb)
+  OUT messages jsonb, OUT finish_reason text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the text of an answer: generated from the hits, or the abstain text; tokens: how many it took; messages:
--- the prompt, where option return_prompt is there. Raised is that nothing was found where the call does not abstain
+-- purpose: the text of an answer: generated from the hits, or the abstain text; tokens: how many it took; finish_reason: why it
+-- ended; messages: the prompt, where option return_prompt is there. Raised is that nothing was found where the call does not abstain
 DECLARE
   _generated record;
 BEGIN
@@ -356,6 +356,7 @@ BEGIN
     messages := _generated.messages;
   END IF;
   text := _generated.text;
+  finish_reason := _generated.finish_reason;
   tokens := jsonb_build_object('prompt', _generated.prompt_tokens, 'generated', _generated.generated_tokens);
   retrieval.trace := retrieval.trace || ROW('generate', clock_timestamp(), NULL)::ml_rag.step;
 END
@@ -454,7 +455,10 @@ BEGIN
     _retrieval := _completed.retrieval;
     _tokens := _completed.tokens;
     answer := jsonb_build_object('text', _completed.text)
-      || CASE WHEN _completed.messages IS NULL THEN '{}' ELSE jsonb_build_object('prompt', _completed.messages) END;
+      || CASE WHEN _completed.messages IS NULL THEN '{}' ELSE jsonb_build_object('prompt', _completed.messages) END
+      || CASE WHEN NOT (_request.options -> 'return_usage')::boolean THEN '{}' ELSE jsonb_build_object('usage', jsonb_build_object(
+           'prompt_tokens', _tokens -> 'prompt', 'generated_tokens', _tokens -> 'generated',
+           'finish_reason', _completed.finish_reason)) END;
   END IF;
   answer := coalesce(answer, '{}') || jsonb_build_object(
     'citations', ml_rag._citations(_retrieval.hits, _request.options -> 'citation_fields'),
@@ -504,6 +508,7 @@ Returns {"text", "citations": [{"segment", "distance", "document_name"}], "vecto
 If no segment is left and "abstain" is true, text is "abstain_text", no model is called, and citations is empty. A marker
 such as [2] in the text refers to that citation, counted from 1. With "explain", a further key "explain" shows how the
 answer came about: docs/monitoring.md describes it; where nothing is found, it is the last line of the error's detail. With
+"return_usage", "usage" has prompt_tokens, generated_tokens and finish_reason (stop or length), null where no model was asked. With
 "query_options", retrieval_info has a key "query": what was searched
 with; with "partial", a key "missing_shards" where some did not answer.
 Errors: 22023 bad option; 22000 different dimensions; P0002 no vector store, or, if "abstain" is false or with

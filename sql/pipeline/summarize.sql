@@ -62,7 +62,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._summarize_once(question text, options jsonb, prompt_options jsonb, names text[], texts text[],
-  OUT text text, OUT used integer, OUT prompt_tokens integer, OUT generated_tokens integer)
+  OUT text text, OUT used integer, OUT prompt_tokens integer, OUT generated_tokens integer, OUT finish_reason text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -82,6 +82,7 @@ BEGIN
   used := (_found.answer ->> 'documents_used')::integer;
   prompt_tokens := coalesce((_found.answer ->> 'prompt_tokens')::integer, 0);
   generated_tokens := coalesce((_found.answer ->> 'generated_tokens')::integer, 0);
+  finish_reason := _found.answer ->> 'finish_reason';
   IF coalesce(used < 1, true) THEN
     RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'unexpected reply from the model server',
       DETAIL = 'It does not say how many documents the summary is of.';
@@ -90,7 +91,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._summarize(request ml_rag.request, hits ml_rag.hit[], OUT text text, OUT prompt_tokens integer,
-  OUT generated_tokens integer)
+  OUT generated_tokens integer, OUT finish_reason text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -124,6 +125,7 @@ BEGIN
       _next := _next + _part.used;
       prompt_tokens := prompt_tokens + _part.prompt_tokens;
       generated_tokens := generated_tokens + _part.generated_tokens;
+      finish_reason := _part.finish_reason;
     END LOOP;
     PERFORM ml_rag._progress(request.call, '', 'summarizing', _n, _n);
     EXIT WHEN cardinality(_parts) = 1;

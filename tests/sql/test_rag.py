@@ -267,6 +267,20 @@ def test_model_options_reach_the_model(owner: Connection, asker: Connection) -> 
         answer(asker, "cats", {"model_options": {"model_id": "fake-embed"}})
 
 
+def test_an_answer_says_what_it_took_and_why_it_ended(owner: Connection, asker: Connection) -> None:
+    create_text_store(owner)
+    usage = answer(asker, "cats chase mice", {"return_usage": True})["usage"]
+    assert usage.keys() == {"prompt_tokens", "generated_tokens", "finish_reason"}
+    assert usage["prompt_tokens"] > 10
+    assert usage["finish_reason"] == "stop"
+    usage = answer(asker, "cats chase mice", {"return_usage": True, "model_options": {"max_tokens": 2}})["usage"]
+    assert (usage["generated_tokens"], usage["finish_reason"]) == (2, "length")
+    nothing = {"return_usage": True, "abstain": True, "filters": {"n": 99}}
+    assert answer(asker, "cats", nothing)["usage"] == dict.fromkeys(usage)
+    assert "usage" not in answer(asker, "cats chase mice")
+    assert "usage" not in answer(asker, "cats chase mice", {"return_usage": True, "skip_generate": True})
+
+
 def test_routines_live_in_the_schema_named_at_create_extension(owner: Connection) -> None:
     owner.execute("DROP EXTENSION ml_rag; CREATE SCHEMA sys; CREATE EXTENSION ml_rag SCHEMA sys")
     with error("22023", "empty"):

@@ -20,7 +20,8 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
     has them.
 
     Returns text, documents_given and documents_used (both None without documents), prompt_tokens and generated_tokens
-    (None where the model server does not tell), prompt (messages; None where it was not asked for).
+    (None where the model server does not tell), finish_reason ("stop", "length" or None), prompt (messages; None where
+    it was not asked for).
     """
     fields = {_FIELDS.get(name, name): value for name, value in request["options"].items()}
     if (schema := fields.pop("json_schema", None)) is not None:
@@ -46,12 +47,14 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
         if not all(count is None or (isinstance(count, int) and 0 <= count < 2**31) for count in counts.values()):
             raise TypeError("no number of documents")
         tokens = tokens_of(reply)
+        finish = reply["choices"][0].get("finish_reason")
         prompt = used.get("prompt")
         if prompt is not None and not isinstance(prompt, list):
             raise TypeError("prompt is not a list")
     except (KeyError, IndexError, TypeError, AttributeError) as e:
         raise EngineFailed("unexpected reply from the model server", detail=f"No answer: {e!r}.") from None
-    return {"text": text, **counts, **tokens, "prompt": prompt}
+    reason = {"finish_reason": finish if finish in ("stop", "length") else None}
+    return {"text": text, **counts, **tokens, **reason, "prompt": prompt}
 
 
 def ask(server: ModelServer, fields: dict[str, Any]) -> tuple[str, dict[str, int | None]]:

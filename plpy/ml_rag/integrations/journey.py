@@ -135,7 +135,7 @@ def without(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 #: what concerns the answer, or how a citation looks, and not which segments are found
 _OF_THE_ANSWER = (
-    "explain", "skip_generate", "model_options", "prompt", "return_prompt", "abstain", "abstain_text",
+    "explain", "skip_generate", "model_options", "prompt", "return_prompt", "return_usage", "abstain", "abstain_text",
     "citation_fields", "return",
 )  # fmt: skip
 

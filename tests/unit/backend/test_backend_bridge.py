@@ -150,6 +150,7 @@ def test_generation_request() -> None:
         "documents_used": None,
         "prompt_tokens": None,
         "generated_tokens": None,
+        "finish_reason": None,
         "prompt": None,
     }
     assert server.sent == {
