@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import socket
 import subprocess
@@ -28,7 +29,7 @@ from ml_rag.errors import MlRagError
 from ml_rag.integrations import gateway
 from ml_rag.integrations.database import Reader, worded
 from ml_rag.integrations.gateway import Config, digest, share
-from ml_rag.integrations.gateway.citations import cited
+from ml_rag.integrations.gateway.citations import renumbered, sources, titles, url_citations, without_list
 from ml_rag.integrations.gateway.question import BODY, question
 from ml_rag.integrations.gateway.refused import Refused
 from support.cluster import Database
@@ -106,11 +107,6 @@ def test_an_answer_with_its_citations(boats: Gateway) -> None:
 def test_a_model_is_a_preset(boats: Gateway) -> None:
     client = boats.client()
     assert [model.id for model in client.models.list()] == ["one", "houses", "wrong", "strict", "bounded"]
-    answer = boats.post(b'{"model": "houses", "messages": [{"role": "user", "content": "boat"}]}').json()
-    (annotation,) = answer["choices"][0]["message"]["annotations"]
-    assert annotation["type"] == "file_citation"
-    file = annotation["file_citation"]
-    assert (file["file_id"], file["filename"], file["quote"]) == ("/srv/house.pdf", "house.pdf", "house")
     with pytest.raises(openai.NotFoundError, match="there are the models one, houses"):
         client.chat.completions.create(**{**ASK, "model": "gpt"})
 
@@ -130,7 +126,7 @@ def test_a_stream(boats: Gateway) -> None:
 
 
 def test_a_stream_shows_that_it_is_alive(boats: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ml_rag.integrations.gateway.serve.ALIVE", 0.001)
+    monkeypatch.setattr("ml_rag.integrations.gateway.gate.ALIVE", 0.001)
     lines = boats.post(b'{"stream": true, "model": "one", "messages": [{"role": "user", "content": "boat"}]}').text
     assert ": the answer is being written\n\n" in lines
     assert lines.endswith("data: [DONE]\n\n")
@@ -149,12 +145,11 @@ def test_earlier_messages_are_the_history(boats: Gateway) -> None:
         {"role": "assistant", "content": "There is one."},
         {"role": "user", "content": [{"type": "text", "text": "blue boat"}]},
     ]
-    query, options = question(
-        {"messages": messages, "temperature": 0.5, "stop": "x", "max_tokens": 5}, {"n_citations": 1}
-    )
-    assert query == "blue boat"
-    assert options == {
+    asked = question({"messages": messages, "temperature": 0.5, "stop": "x", "max_tokens": 5}, {"n_citations": 1})
+    assert asked.text == "blue boat"
+    assert asked.options == {
         "n_citations": 1,
+        "return_usage": True,
         "model_options": {"temperature": 0.5, "stop_sequences": ["x"], "max_tokens": 5},
         "query_options": {
             "history": [{"role": "user", "content": "house"}, {"role": "assistant", "content": "There is one."}]
@@ -173,19 +168,171 @@ def test_the_preset_counts_more_than_the_client() -> None:
         {"role": "user", "content": "a"},
         {"role": "user", "content": "b"},
     ]
-    _, options = question({"messages": messages, "max_completion_tokens": 9, "seed": 1}, preset)
+    options = question({"messages": messages, "max_completion_tokens": 9, "seed": 1}, preset).options
     assert options["model_options"] == {"max_tokens": 2, "seed": 1}
     assert options["prompt"] == {"system": "ours"}
     assert options["query_options"] == {"rewrite": False, "history": [{"role": "user", "content": "a"}]}
     assert preset["query_options"] == {"rewrite": False}
 
 
-def test_annotations_stand_where_the_markers_do() -> None:
-    citations = [{"document_name": f"/{n}.pdf", "segment": str(n)} for n in range(1, 4)]
-    found = [annotation["file_citation"] for annotation in cited("One [1], both [1, 2].", citations)]
-    places = [(one["file_id"], one["start_index"], one["end_index"]) for one in found]
-    assert places == [("/1.pdf", 4, 7), ("/1.pdf", 14, 20), ("/2.pdf", 14, 20), ("/3.pdf", 21, 21)]
-    assert cited("", []) == []
+def test_one_annotation_a_document_stands_where_its_marker_does() -> None:
+    names = ["/a/1.pdf", "https://example.org/2", "/a/1.pdf", "/b/1.pdf"]
+    citations = [{"document_name": name} for name in names]
+    found, numbers = sources(citations, "https://files/{document_name}?x={file_name}")
+    assert [(one.number, one.title) for one in found] == [(1, "a/1.pdf"), (2, "https://example.org/2"), (3, "b/1.pdf")]
+    assert found[0].url == "https://files/a/1.pdf?x=1.pdf"
+    assert numbers == [1, 2, 1, 3]
+    text = renumbered("One [1], both [3, 2], [9] and [3, 1].", numbers)
+    assert text == "One [1], both [1, 2], [9] and [1]."
+    places = [(one["title"], one["start_index"], one["end_index"]) for one in url_citations(text, found)]
+    assert places == [("a/1.pdf", 4, 7), ("https://example.org/2", 14, 20), ("b/1.pdf", len(text), len(text))]
+    # those without an address come last, so that the numbers of the others are the places of their annotations
+    found, numbers = sources(citations, None)
+    assert [(one.title, one.url is None) for one in found] == [
+        ("https://example.org/2", False), ("a/1.pdf", True), ("b/1.pdf", True),
+    ]  # fmt: skip
+    assert numbers == [2, 1, 2, 3]
+    assert sources([], None) == ([], [])
+
+
+def test_documents_are_called_by_what_tells_them_apart() -> None:
+    names = ["/x/a/1.pdf", "/y/a/1.pdf", "C:\\docs\\2.pdf", "https://example.org/a/b", "3.pdf", "/", ""]
+    assert titles(names) == dict(
+        zip(names, ["x/a/1.pdf", "y/a/1.pdf", "2.pdf", names[3], "3.pdf", "document", "document"], strict=True)
+    )
+    # nothing in a name becomes a link, a picture or a line of its own
+    assert titles(["/a/![x](y)\n- <b>`"]) == {"/a/![x](y)\n- <b>`": "!(x)(y) - (b)'"}
+
+
+HOUSES = {"model": "houses", "messages": [{"role": "user", "content": "boat"}]}
+
+
+def test_a_document_without_an_address_is_named_under_the_answer(boats: Gateway) -> None:
+    answer = boats.client().chat.completions.create(**HOUSES)
+    text = answer.choices[0].message.content or ""
+    assert text.endswith("\n\nSources:\n- [1] house.pdf")
+    assert answer.choices[0].message.annotations == []
+    # and comes back as the model wrote it
+    assert without_list(text) == text.removesuffix("\n\nSources:\n- [1] house.pdf")
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": text},
+        {"role": "user", "content": "b"},
+    ]
+    history = question({"messages": messages}, {}).options["query_options"]["history"]
+    assert history[1]["content"] == without_list(text)
+    assert answer.model_extra is not None
+    more = answer.model_extra["ml_rag"]
+    assert more["sources"] == [{"number": 1, "title": "house.pdf", "url": None}]
+    assert [(one["document_name"], one["source"]) for one in more["citations"]] == [("house.pdf", 1)]
+    assert "/srv" not in answer.to_json()
+
+
+@pytest.mark.parametrize(
+    ("settings", "model", "listed", "url"),
+    [
+        ({"document_url": "https://files/{document_name}"}, "houses", "", "https://files/srv/house.pdf"),
+        ({"document_url": "https://files/{file_name}", "citations": "text"}, "houses",
+         "- [1] house.pdf: https://files/house.pdf", "https://files/house.pdf"),
+        ({"citations": "text"}, "one", "- [1] https://example.org/boats", "https://example.org/boats"),
+        ({"citations": "annotations"}, "houses", "", None),
+    ],
+)  # fmt: skip
+def test_how_citations_are_shown_is_a_setting(
+    boats: Gateway, settings: dict[str, Any], model: str, listed: str, url: str | None
+) -> None:
+    config = Config(boats.config.tokens, boats.config.models, **settings)
+    with gateway_of(boats.dsn, config) as address:
+        client = OpenAI(base_url=address, api_key="token of asker", max_retries=0)
+        message = client.chat.completions.create(**{**HOUSES, "model": model}).choices[0].message
+    assert (message.content or "").partition("\n\nSources:\n")[2] == listed
+    assert [one.url_citation.url for one in message.annotations or []] == ([url] if url else [])
+
+
+@pytest.mark.parametrize(
+    "choice", [None, "none", "auto", {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}]
+)
+def test_tools_that_nothing_demands_are_left_aside(boats: Gateway, choice: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    body = {**ASK, "tools": tools, **({} if choice is None else {"tool_choice": choice})}
+    answer = boats.client().chat.completions.create(**body)
+    assert answer.choices[0].message.content
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_history_with_calls_of_tools(boats: Gateway) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "house"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "one"},
+        {"role": "assistant", "content": "There is one."},
+        {"role": "user", "content": "boat"},
+    ]
+    history = question({"messages": messages}, {}).options["query_options"]["history"]
+    assert [turn["content"] for turn in history] == ["house", "There is one."]
+    assert boats.client().chat.completions.create(model="one", messages=messages)  # type: ignore[arg-type]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"color": {"type": "string", "minLength": 2}},
+    "required": ["color"],
+    "additionalProperties": False,
+}
+
+
+def test_a_format_that_is_asked_for(boats: Gateway) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "boat", "strict": True, "schema": SCHEMA}}
+    answer = boats.client().chat.completions.create(**HOUSES, response_format=wanted)  # type: ignore[call-overload]
+    assert json.loads(answer.choices[0].message.content) == {"color": "xx"}
+    answer = boats.client().chat.completions.create(**HOUSES, response_format={"type": "json_object"})
+    assert json.loads(answer.choices[0].message.content or "") == {}
+    answer = boats.client().chat.completions.create(**ASK, response_format={"type": "text"})
+    assert "fake answer" in (answer.choices[0].message.content or "")
+    # an abstention, which no schema describes
+    nothing = {**boats.config.models, "none": {"abstain": True, "abstain_text": "Unknown.", "filters": {"n": 99}}}
+    with gateway_of(boats.dsn, Config(boats.config.tokens, nothing)) as url:
+        client = OpenAI(base_url=url, api_key="token of asker", max_retries=0)
+        message = (
+            client.chat.completions.create(**{**ASK, "model": "none"}, response_format={"type": "json_object"})
+            .choices[0]
+            .message
+        )
+        assert (message.content, message.refusal) == (None, "Unknown.")
+        usage = client.chat.completions.create(**{**ASK, "model": "none"}).usage
+        assert usage is not None
+        assert usage.total_tokens == 0
+
+
+def test_what_an_answer_took_and_why_it_ended(boats: Gateway) -> None:
+    client = boats.client()
+    answer = client.chat.completions.create(**ASK)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens > 10
+    assert answer.usage.completion_tokens == len((answer.choices[0].message.content or "").split())
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    short = client.chat.completions.create(**{**ASK, "model": "bounded"})
+    assert (short.choices[0].finish_reason, short.choices[0].message.content) == ("length", "fake answer")
+    chunks = list(client.chat.completions.create(**ASK, stream=True, stream_options={"include_usage": True}))
+    assert (chunks[-1].choices, chunks[-1].usage) == ([], answer.usage)
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert all(chunk.usage is None for chunk in client.chat.completions.create(**ASK, stream=True))
+
+
+def test_parameters_are_brought_to_what_the_engine_takes() -> None:
+    wanted = {
+        "frequency_penalty": -2,
+        "presence_penalty": 2.0,
+        "seed": -1,
+        "max_tokens": 7.0,
+        "stop": [],
+        "top_p": None,
+    }
+    options = question({"messages": ASK["messages"], **wanted}, {}).options
+    expected = {"frequency_penalty": 0, "presence_penalty": 1, "seed": 2**32 - 1, "max_tokens": 7}
+    assert options["model_options"] == expected
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer wrong", "Basic token of asker", "token of asker"])
@@ -239,14 +386,25 @@ def test_errors_have_their_sqlstate(boats: Gateway, model: str, status: int, sta
         {"messages": "boat"},
         {"messages": ["boat"]},
         {"messages": [{"role": "assistant", "content": "boat"}]},
-        {"messages": [{"role": "tool", "content": "x"}, {"role": "user", "content": "boat"}]},
+        {"messages": [{"role": "other", "content": "x"}, {"role": "user", "content": "boat"}]},
+        {"messages": [{"role": "user", "content": "boat"}, {"role": "tool", "content": "x"}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         {"messages": [{"role": "user", "content": 1}]},
         {"messages": [{"role": "user", "content": ""}]},
         {**ASK, "n": 2},
-        {**ASK, "tools": [{"type": "function"}]},
+        {**ASK, "tool_choice": "required"},
+        {**ASK, "tool_choice": {"type": "function", "function": {"name": "look"}}},
+        {**ASK, "function_call": {"name": "look"}},
         {**ASK, "temperature": -1},
+        {**ASK, "temperature": True},
+        {**ASK, "top_p": 1.1},
         {**ASK, "max_tokens": "many"},
+        {**ASK, "max_tokens": 0},
+        {**ASK, "max_tokens": 1.5},
+        {**ASK, "stop": [1]},
+        {**ASK, "response_format": "json"},
+        {**ASK, "response_format": {"type": "json_schema"}},
+        {**ASK, "response_format": {"type": "grammar"}},
     ],
 )
 def test_a_wrong_request_is_refused(boats: Gateway, body: dict[str, Any]) -> None:
@@ -374,12 +532,18 @@ async def test_a_reader_says_that_its_connections_are_in_use(asker_dsn: str) -> 
     assert "cannot be reached" in worded(caught.value)
 
 
+TOKEN = f'[tokens.right]\nsha256 = "{digest("x")}"\nrole = "a"\n'
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[models.search]\nskip_generate = true", 'model "search" has "skip_generate"'),
+        (TOKEN + "[models.search]\nskip_generate = true", 'model "search" has "skip_generate"'),
         ("tokens", "cannot read"),
         ("", "no tokens"),
+        ('document_url = "files/{document_name}"\n' + TOKEN, "document_url is not the address"),
+        ('document_url = "https://files/"\n' + TOKEN, "document_url is not the address"),
+        ('citations = "none"\n' + TOKEN, "citations is unknown"),
         ("[other]", "unknown keys"),
         ('[tokens.a]\nsha256 = "x"\nrole = "a"', "64 hexadecimal digits"),
         (f'[tokens.a]\nsha256 = "{"a" * 64}"\nrole = "none"', "name of a role"),
@@ -388,8 +552,7 @@ async def test_a_reader_says_that_its_connections_are_in_use(asker_dsn: str) -> 
     ],
 )
 def test_a_wrong_file_says_so(tmp_path: Path, content: str, message: str) -> None:
-    token = f'[tokens.right]\nsha256 = "{digest("x")}"\nrole = "a"\n' if content.startswith("[models") else ""
-    (tmp_path / "gateway.toml").write_text(token + content)
+    (tmp_path / "gateway.toml").write_text(content)
     with pytest.raises(MlRagError, match=message):
         Config.read(tmp_path / "gateway.toml")
 

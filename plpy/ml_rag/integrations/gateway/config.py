@@ -7,11 +7,12 @@ import hmac
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ml_rag.errors import InvalidRequest
+from ml_rag.integrations.gateway.citations import STYLES
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,22 @@ class Config:
 
     tokens: Mapping[str, str]
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"ml_rag": {"abstain": True}})
+    #: the address of a document whose name is none, with {document_name} or {file_name} in it
+    document_url: str | None = None
+    #: how citations reach the user, one of STYLES
+    citations: str = "auto"
 
     def __post_init__(self) -> None:
+        url = self.document_url
+        if url is not None and not (
+            isinstance(url, str) and re.match("https?://", url) and ("{document_name}" in url or "{file_name}" in url)
+        ):
+            raise InvalidRequest(
+                "document_url is not the address of a document",
+                hint='Such as "https://files.example.org/{document_name}"; {file_name} is its name without folders.',
+            )
+        if self.citations not in STYLES:
+            raise InvalidRequest("citations is unknown", detail=f"It is one of {', '.join(STYLES)}.")
         for name, options in self.models.items():
             if options.get("skip_generate"):
                 raise InvalidRequest(
@@ -37,9 +52,10 @@ class Config:
             content = tomllib.loads(path.read_text())
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InvalidRequest(f"cannot read {path}", detail=str(error)) from None
-        if unknown := content.keys() - {"tokens", "models"}:
+        known = [field.name for field in fields(cls)]
+        if unknown := content.keys() - set(known):
             raise InvalidRequest(
-                f"unknown keys in {path}", detail=f"{', '.join(sorted(unknown))}; there are tokens, models."
+                f"unknown keys in {path}", detail=f"{', '.join(sorted(unknown))}; there are {', '.join(known)}."
             )
         tokens = {}
         for name, token in content.get("tokens", {}).items():
@@ -56,11 +72,9 @@ class Config:
         if not tokens:
             raise InvalidRequest(f"no tokens in {path}", hint="ml-rag gateway --new-token ROLE makes one.")
         models = content.get("models")
-        if models is None:
-            return cls(tokens)
-        if not models or not all(isinstance(options, dict) for options in models.values()):
+        if models is not None and (not models or not all(isinstance(options, dict) for options in models.values())):
             raise InvalidRequest(f"models in {path} are not tables of options")
-        return cls(tokens, models)
+        return cls(**{**content, "tokens": tokens})
 
     def find(self, token: str) -> tuple[str, str] | None:
         """The hash and the role of a token; None if it is unknown. The time it takes says nothing of the tokens."""

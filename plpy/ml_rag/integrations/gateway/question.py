@@ -3,29 +3,78 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from ml_rag.integrations.gateway.citations import without_list
 from ml_rag.integrations.gateway.refused import Refused
 
 #: bytes of a request
 BODY = 1024 * 1024
+#: earlier messages that ml_rag takes
+HISTORY = 1000
 
-#: parameters of chat completions -> options of ml_generate
+#: parts of a message that are text -> their key
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+#: modes of tool_choice in which a model may answer without a tool
+_NO_TOOL = ("none", "auto", None)
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """A number among the parameters of a chat completion, and what it is as an option of ml_generate."""
+
+    option: str
+    least: float
+    most: float
+    is_whole: bool = False
+    #: what is beyond is brought to the nearest number that the option takes, as OpenAI's range is wider
+    is_clamped: bool = False
+
+    def read(self, name: str, value: Any) -> float:
+        """Raises Refused."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or (self.is_whole and value != int(value)):
+            raise Refused(400, f'"{name}" must be a {"whole " if self.is_whole else ""}number', param=name)
+        if self.is_clamped:
+            value = min(max(value, self.least), self.most)
+        elif not self.least <= value <= self.most:
+            raise Refused(400, f'"{name}" must be from {self.least:g} to {self.most:g}', param=name)
+        return int(value) if self.is_whole else value
+
+
+_LENGTH = _Parameter("max_tokens", 1, 1_000_000, is_whole=True)
+_PENALTY = 0, 1
 _PARAMETERS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "seed": "seed",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "max_tokens": "max_tokens",
-    "max_completion_tokens": "max_tokens",
+    "temperature": _Parameter("temperature", 0, 100),
+    "top_p": _Parameter("top_p", 0, 1),
+    "frequency_penalty": _Parameter("frequency_penalty", *_PENALTY, is_clamped=True),
+    "presence_penalty": _Parameter("presence_penalty", *_PENALTY, is_clamped=True),
+    "seed": _Parameter("seed", -(2**63), 2**64, is_whole=True),
+    "max_tokens": _LENGTH,
+    "max_completion_tokens": _LENGTH,
 }
 
 
+@dataclass(frozen=True)
+class Question:
+    """The last message of a request, and the options of ``ml_rag`` for it."""
+
+    text: str
+    options: dict[str, Any]
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the client asked for JSON, or the preset does."""
+        return "json_schema" in self.options.get("model_options", {})
+
+
 async def read_body(request: Request) -> dict[str, Any]:
+    """The JSON object that was sent. Raises Refused."""
     content = bytearray()
     try:
         async for chunk in request.stream():
@@ -43,47 +92,108 @@ async def read_body(request: Request) -> dict[str, Any]:
     return body
 
 
-def _text(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    if isinstance(content, list):
-        if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
-            raise Refused(400, "only text is understood in a message")
-        content = "\n".join(part["text"] for part in content)
-    if not isinstance(content, str | None):
-        raise Refused(400, "the content of a message must be text")
-    # PostgreSQL has no such characters
-    if content and ("\0" in content or any("\ud800" <= character <= "\udfff" for character in content)):
-        raise Refused(400, "the content of a message has characters that text cannot hold")
-    return content or ""
-
-
-def question(body: Mapping[str, Any], preset: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The last message and the options of ``ml_rag`` for it; those of the preset count more than the client's."""
+def question(body: Mapping[str, Any], preset: Mapping[str, Any]) -> Question:
+    """The question of a request; options of the preset count more than the client's. Raises Refused."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise Refused(400, '"messages" must be a list of messages')
+        raise Refused(400, '"messages" must be a list of messages', param="messages")
     if not messages or messages[-1].get("role") != "user":
-        raise Refused(400, "the last message must be the user's")
+        raise Refused(400, "the last message must be the user's", param="messages")
     if body.get("n") not in (None, 1):
-        raise Refused(400, "there is one answer to a question: n must be 1")
-    if body.get("tools") or body.get("functions"):
-        raise Refused(400, "tools are not called here")
+        raise Refused(400, "there is one answer to a question: n must be 1", param="n")
+    _refuse_demanded_tool(body)
+    text = _text(messages[-1])
+    if not text.strip():
+        raise Refused(400, "the last message is empty", param="messages")
     history, instructions = [], []
     for message in messages[:-1]:
-        if message.get("role") in ("system", "developer"):
-            instructions.append(_text(message))
-        elif message.get("role") in ("user", "assistant"):
-            history.append({"role": message["role"], "content": _text(message)})
-        else:
-            raise Refused(400, "messages are of the roles system, developer, user and assistant")
-    wanted = {option: body[name] for name, option in _PARAMETERS.items() if body.get(name) is not None}
-    if (stop := body.get("stop")) is not None:
-        wanted["stop_sequences"] = [stop] if isinstance(stop, str) else stop
-    options = dict(preset)
-    if wanted:
+        role, said = message.get("role"), _text(message)
+        if role in ("system", "developer"):
+            instructions.append(said)
+        elif role in ("user", "assistant"):
+            said = without_list(said) if role == "assistant" else said
+            if said.strip():  # a call of a tool has no text
+                history.append({"role": role, "content": said})
+        elif role not in ("tool", "function"):
+            raise Refused(400, "messages are of the roles system, developer, user and assistant", param="messages")
+    options = {**preset, "return_usage": True}
+    if wanted := _model_options(body, preset):
         options["model_options"] = {**wanted, **preset.get("model_options", {})}
     if history:
-        options["query_options"] = {**preset.get("query_options", {}), "history": history}
+        options["query_options"] = {**preset.get("query_options", {}), "history": history[-HISTORY:]}
     if instructions:
         options["prompt"] = {"system": "\n".join(instructions), **preset.get("prompt", {})}
-    return _text(messages[-1]), options
+    return Question(text, options)
+
+
+def _refuse_demanded_tool(body: Mapping[str, Any]) -> None:
+    """Tools that nothing demands are left aside, as a model may do with them."""
+    for name in ("tool_choice", "function_call"):
+        choice = body.get(name)
+        if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+            choice = choice.get("mode") or (choice.get("allowed_tools") or {}).get("mode")
+        if choice not in _NO_TOOL:
+            raise Refused(400, f'tools are not called here: "{name}" must be "auto" or "none"', param=name)
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """The text of a message; its parts are lines. Raises Refused."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "\n".join(_part(part) for part in content)
+    if not isinstance(content, str | None):
+        raise Refused(400, "the content of a message must be text", param="messages")
+    return _storable(content or "", "the content of a message", "messages")
+
+
+def _part(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get(_TEXTS.get(kind, "")) if isinstance(kind, str) else None
+    if not isinstance(text, str):
+        what = {"image_url": "an image", "input_image": "an image", "input_audio": "audio", "file": "a file"}
+        named = what.get(kind) if isinstance(kind, str) else None
+        raise Refused(400, f"a message has {named or 'a part that is not text'}; only text is read", param="messages")
+    return text
+
+
+def _storable(text: str, what: str, param: str) -> str:
+    # PostgreSQL has no such characters
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise Refused(400, f"{what} has characters that text cannot hold", param=param)
+    return text
+
+
+def _model_options(body: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:
+    wanted: dict[str, Any] = {}
+    for name, parameter in _PARAMETERS.items():
+        if body.get(name) is not None:
+            wanted[parameter.option] = parameter.read(name, body[name])
+    if "seed" in wanted:
+        wanted["seed"] %= 2**32
+    stop = body.get("stop")
+    if stop is not None:
+        stop = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stop, list) or not all(isinstance(one, str) for one in stop):
+            raise Refused(400, '"stop" must be a text or a list of texts', param="stop")
+        if stop := [_storable(one, '"stop"', "stop") for one in stop if one]:
+            wanted["stop_sequences"] = stop
+    if (schema := _schema(body.get("response_format"))) is not None:
+        if "json_schema" in preset.get("model_options", {}):
+            raise Refused(400, "this model answers in a format of its own", param="response_format")
+        wanted["json_schema"] = schema
+    return wanted
+
+
+def _schema(wanted: Any) -> dict[str, Any] | None:
+    """The JSON schema that a ``response_format`` stands for; None: text."""
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    if wanted is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    schema = wanted.get("json_schema") if kind == "json_schema" else None
+    schema = schema.get("schema") if isinstance(schema, dict) else None
+    if not isinstance(schema, dict):
+        message = '"response_format" must be of the type text, json_object or json_schema, the last one with a schema'
+        raise Refused(400, message, param="response_format")
+    return schema

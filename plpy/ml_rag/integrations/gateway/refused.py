@@ -28,14 +28,14 @@ RETRY_AFTER = 5
 class Refused(Exception):
     """What the client gets in place of an answer."""
 
-    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.body = {
             "error": {
                 "message": message,
                 "type": "invalid_request_error" if status < 500 else "server_error",
-                "param": None,
+                "param": param,
                 "code": code,
             }
         }

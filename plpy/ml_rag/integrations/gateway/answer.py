@@ -1,0 +1,62 @@
+"""An answer document of ``ml_rag`` as chat clients get it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ml_rag.integrations.gateway.citations import listed, renumbered, sources, url_citations
+from ml_rag.integrations.gateway.config import Config
+from ml_rag.integrations.gateway.question import Question
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The text, and all that comes with it."""
+
+    text: str
+    #: the text says why there is none of the form that was asked for
+    is_refusal: bool
+    #: as in OpenAI's responses
+    annotations: list[dict[str, Any]]
+    finish_reason: str
+    prompt_tokens: int
+    generated_tokens: int
+    #: what OpenAI's protocol has no place for
+    rest: dict[str, Any]
+
+    @classmethod
+    def of(cls, asked: Question, document: Mapping[str, Any], config: Config) -> Answer:
+        """From the document that ``ml_rag_answer`` returns."""
+        text, usage = document["text"] or "", document.get("usage") or {}
+        citations = document.get("citations") or []
+        found, numbers = sources(citations, config.document_url)
+        finish = usage.get("finish_reason") or "stop"
+        rest = {name: value for name, value in document.items() if name not in ("text", "usage")}
+        rest["citations"] = [
+            {**citation, "document_name": found[number - 1].title, "source": number}
+            for citation, number in zip(citations, numbers, strict=True)
+        ]
+        rest["sources"] = [{"number": one.number, "title": one.title, "url": one.url} for one in found]
+        if not asked.is_json:
+            text = renumbered(text, numbers)
+        return cls(
+            text=text if asked.is_json else text + listed(found, config.citations),
+            # an abstention, which is no JSON
+            is_refusal=asked.is_json and finish == "stop" and not _is_json(text),
+            annotations=url_citations(text, found),
+            finish_reason=finish,
+            prompt_tokens=usage.get("prompt_tokens") or 0,
+            generated_tokens=usage.get("generated_tokens") or 0,
+            rest=rest,
+        )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,83 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from ml_rag.integrations.gateway.answer import Answer
+from ml_rag.integrations.gateway.gate import Gate, alive, end, waited_for
+from ml_rag.integrations.gateway.question import question, read_body
+from ml_rag.integrations.gateway.refused import Refused
+
+
+async def completions(gate: Gate, request: Request) -> Response:
+    """A chat completion, in one piece or as a stream."""
+    asker = gate.asker(request)
+    body = await read_body(request)
+    asked = question(body, gate.preset(body))
+    about = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body["model"]}
+    work = await gate.start(asker, gate.answer(asker, asked))
+    if body.get("stream"):
+        wanted = body.get("stream_options")
+        with_usage = isinstance(wanted, dict) and bool(wanted.get("include_usage"))
+        return StreamingResponse(_stream(about, work, with_usage), media_type="text/event-stream")
+    answer = await waited_for(request, work)
+    message = {"role": "assistant", "refusal": None, **_said(answer)}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
+    whole = {**about, "object": "chat.completion", "choices": [choice], "usage": _usage(answer), "ml_rag": answer.rest}
+    return JSONResponse(whole)
+
+
+def _said(answer: Answer) -> dict[str, Any]:
+    nested = [
+        {"type": one["type"], "url_citation": {name: value for name, value in one.items() if name != "type"}}
+        for one in answer.annotations
+    ]
+    said = {"content": None, "refusal": answer.text} if answer.is_refusal else {"content": answer.text}
+    return {**said, "annotations": nested}
+
+
+def _usage(answer: Answer) -> dict[str, int]:
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.generated_tokens,
+        "total_tokens": answer.prompt_tokens + answer.generated_tokens,
+    }
+
+
+async def _stream(about: Mapping[str, Any], work: asyncio.Task[Answer], with_usage: bool) -> AsyncIterator[str]:
+    """The answer as events; the database has it in one piece, so that it comes in one."""
+
+    def event(delta: Mapping[str, Any] | None, reason: str | None = None, **more: Any) -> str:
+        choices = [] if delta is None else [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]
+        usage = {"usage": None} if with_usage else {}
+        return _event({**about, "object": "chat.completion.chunk", "choices": choices, **usage, **more})
+
+    try:
+        yield event({"role": "assistant", "content": ""})
+        async for comment in alive(work):
+            yield comment
+        try:
+            answer = await work
+        except Refused as error:
+            yield _event(error.body)
+            return
+        yield event(_said(answer))
+        yield event({}, answer.finish_reason, ml_rag=answer.rest)
+        if with_usage:
+            yield event(None, usage=_usage(answer))
+        yield "data: [DONE]\n\n"
+    finally:
+        await end(work)
+
+
+def _event(content: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"

@@ -1,0 +1,107 @@
+"""Who asks, and the way of a question to the database and back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import psycopg
+from starlette.requests import Request
+
+from ml_rag.integrations.database import Query, Reader, asked
+from ml_rag.integrations.gateway.answer import Answer
+from ml_rag.integrations.gateway.config import Config
+from ml_rag.integrations.gateway.question import Question
+from ml_rag.integrations.gateway.refused import Refused
+from ml_rag.integrations.gateway.share import Shares
+
+#: seconds after which a stream without an answer yet shows that it is alive
+ALIVE = 10.0
+#: seconds between two looks at whether the client is still there
+LOOK = 0.5
+
+Got = TypeVar("Got")
+
+
+@dataclass(frozen=True)
+class Asker:
+    """A token, by its hash, and its role."""
+
+    token: str
+    role: str
+
+
+class Gate:
+    """What all addresses of the gateway share."""
+
+    def __init__(self, dsn: str, config: Config, connections: int) -> None:
+        self.config = config
+        self.reader = Reader(dsn, name="ml-rag gateway", connections=connections)
+        self._shares = Shares(config.tokens, connections)
+
+    def asker(self, request: Request) -> Asker:
+        """Who sent a request. Raises Refused (401)."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        found = self.config.find(token.strip()) if scheme.lower() == "bearer" else None
+        if found is None:
+            raise Refused(401, "a token of this gateway is needed: Authorization: Bearer …", "invalid_api_key")
+        return Asker(*found)
+
+    def preset(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The options of the model that a request names. Raises Refused (404)."""
+        name = body.get("model")
+        preset = self.config.models.get(name) if isinstance(name, str) else None
+        if preset is None:
+            raise Refused(404, f"there are the models {', '.join(self.config.models)}", "model_not_found", "model")
+        return preset
+
+    async def rows(self, asker: Asker, query: Query, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The rows of a statement as the asker's role. Raises Refused."""
+        try:
+            return await self.reader.rows(query, parameters, asker.role)
+        except psycopg.Error as error:
+            raise Refused.of(error) from None
+
+    async def start(self, asker: Asker, work: Coroutine[Any, Any, Got]) -> asyncio.Task[Got]:
+        """Begin work on one of the asker's connections, as soon as there is one. Raises Refused (429)."""
+        try:
+            give_back = await self._shares.take(asker.token)
+        except BaseException:
+            work.close()
+            raise
+        task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: give_back())
+        return task
+
+    async def answer(self, asker: Asker, question: Question) -> Answer:
+        """The answer to a question. Raises Refused."""
+        rows = await self.rows(asker, self.reader.schemas.answer, asked(question.text, question.options))
+        return Answer.of(question, rows[0]["answer"], self.config)
+
+
+async def waited_for(request: Request, work: asyncio.Task[Got]) -> Got:
+    """The result, unless the client goes away, which cancels the statement. Raises Refused."""
+    try:
+        while not (await asyncio.wait({work}, timeout=LOOK))[0]:
+            if await request.is_disconnected():
+                raise Refused(499, "the client has gone")
+        return await work
+    finally:
+        await end(work)
+
+
+async def alive(work: asyncio.Task[Any]) -> AsyncIterator[str]:
+    """Comments of an event stream until the work is done."""
+    while not (await asyncio.wait({work}, timeout=ALIVE))[0]:
+        yield ": the answer is being written\n\n"
+
+
+async def end(work: asyncio.Task[Any]) -> None:
+    """Cancel its statement where it still runs."""
+    if not work.done():
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
