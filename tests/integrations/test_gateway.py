@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import itertools
 import json
 import os
+import re
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -32,6 +35,7 @@ from ml_rag.integrations.gateway import Config, digest, share
 from ml_rag.integrations.gateway.citations import renumbered, sources, titles, url_citations, without_list
 from ml_rag.integrations.gateway.question import BODY, question
 from ml_rag.integrations.gateway.refused import Refused
+from ml_rag.testing import running_server
 from support.cluster import Database
 from support.served import gateway_of
 from support.stores import create_store, fake_embedding
@@ -134,8 +138,9 @@ def test_a_stream_shows_that_it_is_alive(boats: Gateway, monkeypatch: pytest.Mon
 
 def test_an_error_in_a_stream(boats: Gateway) -> None:
     stream = boats.client().chat.completions.create(**{**ASK, "model": "wrong"}, stream=True)
-    with pytest.raises(openai.APIError, match=r"no_such_option.*\(SQLSTATE 22023\)"):
+    with pytest.raises(openai.APIError, match=r"cannot be served.*\(error [0-9a-f]{8}\)") as caught:
         list(stream)
+    assert caught.value.code == "22023"
 
 
 def test_earlier_messages_are_the_history(boats: Gateway) -> None:
@@ -275,6 +280,62 @@ def test_a_history_with_calls_of_tools(boats: Gateway) -> None:
     assert boats.client().chat.completions.create(model="one", messages=messages)  # type: ignore[arg-type]
 
 
+OPEN_WEBUI = "### Task:\nSuggest a title.\n### Chat History:\n<chat_history>\nblue boat\n</chat_history>"
+
+
+def test_a_task_of_a_program_is_no_question(boats: Gateway) -> None:
+    task = [{"role": "user", "content": OPEN_WEBUI}]
+    answer = boats.client().chat.completions.create(model="one", messages=task)  # type: ignore[arg-type]
+    # the model alone
+    assert (answer.choices[0].message.content or "").startswith("fake answer to: ### Task:")
+    assert answer.choices[0].message.annotations == []
+    assert answer.model_extra is not None
+    assert answer.model_extra["ml_rag"]["vector_store"] == []
+    # what brings documents of its own is a question about them
+    own = [{"role": "user", "content": "### Task:\nAnswer.\n<context>boat</context>\nWhich boat?"}]
+    answer = boats.client().chat.completions.create(model="one", messages=own)  # type: ignore[arg-type]
+    assert answer.choices[0].message.annotations
+    with gateway_of(boats.dsn, Config(boats.config.tokens, boats.config.models, tasks=[])) as url:
+        client = OpenAI(base_url=url, api_key="token of asker", max_retries=0)
+        answer = client.chat.completions.create(model="one", messages=task)  # type: ignore[arg-type]
+        assert answer.choices[0].message.annotations
+
+
+#: the fake models, of which one is as small as the default model
+SMALL = """
+[models.small]
+task = "generate"
+engine = "fake"
+context_tokens = 4096
+brief = true
+
+[models.narrow]
+task = "generate"
+engine = "fake"
+context_tokens = 1000
+"""
+
+
+def test_a_small_model_is_not_asked_for_a_title(db: Database, boats: Gateway, reachable_dir: Path) -> None:
+    socket_ = reachable_dir / "small.sock"
+    config = '[server]\nsocket_mode = "0666"\n' + SMALL
+    with running_server(fake_models=True, socket=socket_, config=config):
+        db.connect().execute("SELECT ml_rag.configure('model_server', %s)", (f"unix:{socket_}",))
+        models = {name: {"n_citations": 1, "model_options": {"model_id": name}} for name in ("small", "narrow")}
+        with gateway_of(boats.dsn, Config(boats.config.tokens, models)) as url:
+            client = OpenAI(base_url=url, api_key="token of asker", max_retries=0)
+
+            def said(model: str, content: str, **more: Any) -> Any:
+                messages: Any = [{"role": "user", "content": content}]
+                return client.chat.completions.create(model=model, messages=messages, **more).choices[0].message.content
+
+            assert said("small", OPEN_WEBUI) == "{}"
+            assert said("narrow", OPEN_WEBUI).startswith("fake answer to: ### Task:")
+            assert said("small", "boat").startswith("fake answer to: boat")
+            # more than the whole context
+            assert said("narrow", "boat", max_tokens=4000).startswith("fake answer to: boat")
+
+
 SCHEMA = {
     "type": "object",
     "properties": {"color": {"type": "string", "minLength": 2}},
@@ -365,17 +426,26 @@ def test_each_token_has_the_rights_of_its_role(db: Database, boats: Gateway) -> 
             assert answer.model_extra is not None
             assert [c["segment"] for c in answer.model_extra["ml_rag"]["citations"]] == [text]
     owner.execute("REVOKE SELECT ON boats FROM ml_rag_user")
-    with pytest.raises(openai.NotFoundError, match="no vector store found"):
+    with pytest.raises(openai.NotFoundError, match="nothing was found"):
         boats.client().chat.completions.create(**ASK)
 
 
 @pytest.mark.parametrize(("model", "status", "state"), [("wrong", 400, "22023"), ("strict", 404, "P0002")])
-def test_errors_have_their_sqlstate(boats: Gateway, model: str, status: int, state: str) -> None:
+def test_errors_have_their_sqlstate_and_the_log_the_rest(
+    boats: Gateway, model: str, status: int, state: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
         boats.client().chat.completions.create(**{**ASK, "model": model})
     assert caught.value.status_code == status
     assert caught.value.code == state
-    assert f"(SQLSTATE {state})" in caught.value.message
+    told = re.search(r"\(error ([0-9a-f]{8})\)", caught.value.message)
+    assert told is not None
+    # nothing of options, stores and roles
+    assert "no_such_option" not in caught.value.message
+    assert "public." not in caught.value.message
+    (logged,) = [record.getMessage() for record in caplog.records if record.name == "ml_rag.gateway"]
+    assert logged.startswith(f"error {told[1]}: ")
+    assert f"(SQLSTATE {state})" in logged
 
 
 @pytest.mark.parametrize(
@@ -440,6 +510,170 @@ def test_what_postgresql_cannot_hold_is_refused(boats: Gateway, more: str) -> No
     answer = boats.post(body.encode())
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([{"type": "image_url", "image_url": {"url": "data:x"}}], "an image"),
+        ([{"type": "input_audio", "input_audio": {}}], "audio"),
+        ([{"type": ["x"]}], "a part that is not text"),
+    ],
+)
+def test_what_is_not_text_is_refused_as_what_it_is(boats: Gateway, content: Any, words: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=f"a message has {words}; only text is read") as caught:
+        boats.client().chat.completions.create(model="one", messages=[{"role": "user", "content": content}])
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/", 404),
+        ("POST", "/v1/models", 405),
+        ("GET", "/v1/chat/completions", 405),
+        ("OPTIONS", "/v1/models", 405),
+        ("DELETE", "/v1/models/one", 405),
+        ("POST", "/v1/audio/speech", 404),
+    ],
+)
+def test_every_error_is_an_object_of_openai(boats: Gateway, method: str, path: str, status: int) -> None:
+    answer = httpx.request(method, boats.url.removesuffix("/v1") + path, headers={"origin": "https://evil.example"})
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"] == f"{method} {path} is not served here"
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_what_nothing_foresaw_is_said_with_an_id(
+    boats: Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ml_rag.integrations.gateway.gate.asked", lambda *_: 1 / 0)
+    answer = boats.post(json.dumps(ASK))
+    assert answer.status_code == 500
+    assert re.fullmatch(r"the answer failed \(error [0-9a-f]{8}\)", answer.json()["error"]["message"])
+    assert "ZeroDivisionError" in caplog.text
+    # in a stream too
+    answer = boats.post(json.dumps({**ASK, "stream": True}))
+    assert "the answer failed (error " in answer.text
+
+
+def test_one_model_and_health(boats: Gateway) -> None:
+    assert boats.client().models.retrieve("one").id == "one"
+    with pytest.raises(openai.NotFoundError):
+        boats.client().models.retrieve("none")
+    assert httpx.get(f"{boats.url}/models/one").status_code == 401
+    assert httpx.get(boats.url.removesuffix("/v1") + "/health").json() == {"status": "ok"}
+
+
+def test_a_page_asks_from_a_listed_origin(boats: Gateway) -> None:
+    config = Config(boats.config.tokens, boats.config.models, origins=["https://chat.example.org"])
+    with gateway_of(boats.dsn, config) as url:
+        for origin, allowed in (("https://chat.example.org", True), ("https://evil.example", False)):
+            asking = {"origin": origin, "access-control-request-method": "POST"}
+            asking["access-control-request-headers"] = "authorization, content-type, x-stainless-os"
+            before = httpx.options(f"{url}/chat/completions", headers=asking)
+            headers = {"authorization": "Bearer token of asker", "origin": origin}
+            answer = httpx.post(f"{url}/chat/completions", json=ASK, headers=headers, timeout=60)
+            assert answer.status_code == 200
+            for response in (before, answer):
+                assert response.headers.get("access-control-allow-origin") == (origin if allowed else None)
+            assert before.is_success == allowed
+
+
+def test_embeddings(boats: Gateway) -> None:
+    client, texts = boats.client(), ["blue boat", "house"]
+    for form in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
+        made = client.embeddings.create(model="fake-embed", input=texts, **form)  # type: ignore[arg-type]
+        assert [one.index for one in made.data] == [0, 1]
+        for one, text in zip(made.data, texts, strict=True):
+            vector = one.embedding
+            if isinstance(vector, str):  # asked for, and not decoded by the client
+                vector = list(struct.unpack("<16f", base64.b64decode(vector)))
+            assert vector == pytest.approx(fake_embedding(text))
+    assert len(client.embeddings.create(model="fake-embed", input="one").data) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"model": "no-such", "input": "x"}, "there are the models fake-embed"),
+        ({"model": "fake-generate", "input": "x"}, "there are the models fake-embed"),
+        ({"input": "x"}, "must name a model"),
+        ({"model": "fake-embed"}, "must be text that is not empty"),
+        ({"model": "fake-embed", "input": []}, "must be text that is not empty"),
+        ({"model": "fake-embed", "input": ["x", " "]}, "must be text that is not empty"),
+        ({"model": "fake-embed", "input": [1, 2]}, "tokens are not read"),
+        ({"model": "fake-embed", "input": ["x"] * 2049}, "at most 2048 texts"),
+        ({"model": "fake-embed", "input": "x\0"}, "characters that text cannot hold"),
+        ({"model": "fake-embed\0", "input": "x"}, "characters that text cannot hold"),
+        ({"model": "fake-embed", "input": "x", "dimensions": 0}, "a whole number from 1"),
+        ({"model": "fake-embed", "input": "x", "dimensions": 8}, "does not take this"),
+        ({"model": "fake-embed", "input": "x", "encoding_format": "int8"}, '"float" or "base64"'),
+    ],
+)
+def test_embeddings_that_are_refused(boats: Gateway, body: dict[str, Any], words: str) -> None:
+    headers = {"authorization": "Bearer token of asker"}
+    answer = httpx.post(f"{boats.url}/embeddings", json=body, headers=headers, timeout=60)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+def test_rerank(boats: Gateway) -> None:
+    headers = {"authorization": "Bearer token of asker"}
+    body = {"model": "fake-rerank", "query": "blue boat", "documents": ["house", {"text": "blue boat"}, "red boat"]}
+
+    def ask(**more: Any) -> httpx.Response:
+        return httpx.post(f"{boats.url}/rerank", json={**body, **more}, headers=headers, timeout=60)
+
+    results = ask().json()["results"]
+    assert [(one["index"], one["relevance_score"]) for one in results] == [(1, 1.0), (2, 0.5), (0, 0.0)]
+    (best,) = ask(top_n=1, return_documents=True).json()["results"]
+    assert best["document"] == {"text": "blue boat"}
+    for wrong in ({"query": ""}, {"documents": []}, {"documents": ["x"] * 201}, {"top_n": 0}, {"model": "fake-embed"}):
+        refused = ask(**wrong)
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_responses(boats: Gateway) -> None:
+    client = boats.client()
+    made = client.responses.create(model="one", input="blue boat", instructions="Be short.")
+    assert made.status == "completed"
+    assert made.output_text
+    (annotation,) = made.output[0].content[0].annotations  # type: ignore[union-attr]
+    assert (annotation.type, annotation.url) == ("url_citation", "https://example.org/boats")
+    assert made.usage is not None
+    assert made.usage.output_tokens == len(made.output_text.split())
+    messages: Any = [
+        {"role": "user", "content": "house"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "There is one."}]},
+        {"type": "reasoning", "summary": []},
+        {"role": "user", "content": [{"type": "input_text", "text": "blue boat"}]},
+    ]
+    with client.responses.stream(model="one", input=messages) as stream:
+        events = [event.type for event in stream]
+        whole = stream.get_final_response()
+    assert events[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+    assert events.count("response.output_text.annotation.added") == 1
+    assert events[-1] == "response.completed"
+    assert whole.output_text
+    bounded = client.responses.create(model="bounded", input="boat")
+    assert bounded.status == "incomplete"
+    assert bounded.incomplete_details is not None
+    assert bounded.incomplete_details.reason == "max_output_tokens"
+    wanted: Any = {"format": {"type": "json_schema", "name": "boat", "schema": SCHEMA, "strict": True}}
+    assert json.loads(client.responses.create(model="one", input="boat", text=wanted).output_text) == {"color": "xx"}
+    for wrong in ({"input": 1}, {"previous_response_id": "resp_1"}, {"tool_choice": "required"}):
+        with pytest.raises(openai.BadRequestError):
+            client.responses.create(model="one", **{"input": "x", **wrong})  # type: ignore[call-overload]
+    with client.responses.create(model="wrong", input="x", stream=True) as failing:
+        last = list(failing)[-1]
+    assert last.type == "response.failed"
+    assert last.response.error is not None
+    assert "cannot be served" in last.response.error.message
 
 
 def test_a_request_is_bounded(boats: Gateway) -> None:

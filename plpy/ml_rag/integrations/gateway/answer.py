@@ -28,6 +28,11 @@ class Answer:
     rest: dict[str, Any]
 
     @classmethod
+    def nothing(cls) -> Answer:
+        """To a task, where the model is too small: an object that has nothing for a program to show."""
+        return cls("{}", False, [], "stop", 0, 0, {"citations": [], "sources": []})
+
+    @classmethod
     def of(cls, asked: Question, document: Mapping[str, Any], config: Config) -> Answer:
         """From the document that ``ml_rag_answer`` returns."""
         text, usage = document["text"] or "", document.get("usage") or {}

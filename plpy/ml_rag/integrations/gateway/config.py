@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,10 @@ class Config:
     document_url: str | None = None
     #: how citations reach the user, one of STYLES
     citations: str = "auto"
+    #: how prompts begin by which a program asks for titles, tags and the like; these are Open WebUI's
+    tasks: Sequence[str] = ("### Task:",)
+    #: pages of other sites that may ask from a browser, such as "https://chat.example.org"
+    origins: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         url = self.document_url
@@ -35,6 +39,9 @@ class Config:
                 "document_url is not the address of a document",
                 hint='Such as "https://files.example.org/{document_name}"; {file_name} is its name without folders.',
             )
+        for key, value in {"tasks": self.tasks, "origins": self.origins}.items():
+            if not isinstance(value, list | tuple) or not all(isinstance(one, str) and one for one in value):
+                raise InvalidRequest(f"{key} is not a list of texts")
         if self.citations not in STYLES:
             raise InvalidRequest("citations is unknown", detail=f"It is one of {', '.join(STYLES)}.")
         for name, options in self.models.items():

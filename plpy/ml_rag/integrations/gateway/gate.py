@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg import sql
 from starlette.requests import Request
 
 from ml_rag.integrations.database import Query, Reader, asked
@@ -18,12 +20,20 @@ from ml_rag.integrations.gateway.question import Question
 from ml_rag.integrations.gateway.refused import Refused
 from ml_rag.integrations.gateway.share import Shares
 
+#: seconds for which what the catalogue says of a model is kept
+KNOWN = 60.0
 #: seconds after which a stream without an answer yet shows that it is alive
 ALIVE = 10.0
+#: tokens of an answer that every model has room for
+SHORT = 256
 #: seconds between two looks at whether the client is still there
 LOOK = 0.5
 
 Got = TypeVar("Got")
+
+_MODEL = """SELECT m.max_tokens AS context, ml_rag._too_small(m.model_id, 'answer') IS NOT NULL AS is_small
+FROM {}() AS m WHERE m.task = 'generate' AND m.model_id =
+  pg_catalog.split_part(coalesce(%(model)s, ml_rag._get_setting('generate_model_id')), '@', 1)"""
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,15 @@ class Asker:
     role: str
 
 
+@dataclass(frozen=True)
+class Model:
+    """What the catalogue says of a generation model; nothing of one that is not in it."""
+
+    #: tokens
+    context: int | None = None
+    is_small: bool = False
+
+
 class Gate:
     """What all addresses of the gateway share."""
 
@@ -41,6 +60,7 @@ class Gate:
         self.config = config
         self.reader = Reader(dsn, name="ml-rag gateway", connections=connections)
         self._shares = Shares(config.tokens, connections)
+        self._known: dict[str | None, tuple[float, Model]] = {}
 
     def asker(self, request: Request) -> Asker:
         """Who sent a request. Raises Refused (401)."""
@@ -72,14 +92,41 @@ class Gate:
         except BaseException:
             work.close()
             raise
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(_guarded(work))
         task.add_done_callback(lambda _: give_back())
         return task
 
+    async def _model(self, asker: Asker, options: Mapping[str, Any]) -> Model:
+        """The model that will answer, as the catalogue has it. Raises Refused."""
+        name = options.get("model_options", {}).get("model_id")
+        since, known = self._known.get(name, (-KNOWN, Model()))
+        if time.monotonic() - since >= KNOWN:
+            query = sql.SQL(_MODEL).format(self.reader.schemas.routine("ml_supported_models"))
+            rows = await self.rows(asker, query, {"model": name})
+            known = Model(**rows[0]) if rows else Model()
+            self._known[name] = time.monotonic(), known
+        return known
+
     async def answer(self, asker: Asker, question: Question) -> Answer:
         """The answer to a question. Raises Refused."""
+        if question.is_task and (await self._model(asker, question.options)).is_small:
+            return Answer.nothing()
+        if question.length is not None and question.length > SHORT:
+            # at least half the context is for the documents and the conversation
+            most = ((await self._model(asker, question.options)).context or 2 * question.length) // 2
+            question.options["model_options"]["max_tokens"] = min(question.length, most)
         rows = await self.rows(asker, self.reader.schemas.answer, asked(question.text, question.options))
         return Answer.of(question, rows[0]["answer"], self.config)
+
+
+async def _guarded(work: Coroutine[Any, Any, Got]) -> Got:
+    """What nothing foresaw is an error that the client gets, in a stream too."""
+    try:
+        return await work
+    except Refused:
+        raise
+    except Exception as error:  # noqa: BLE001 - it is logged
+        raise Refused.of(error) from None
 
 
 async def waited_for(request: Request, work: asyncio.Task[Got]) -> Got:

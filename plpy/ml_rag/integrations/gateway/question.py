@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from ml_rag.integrations.gateway.refused import Refused
 BODY = 1024 * 1024
 #: earlier messages that ml_rag takes
 HISTORY = 1000
+#: of the answer to a task, unless the program says
+TASK_TOKENS = 512
 
 #: parts of a message that are text -> their key
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -66,6 +68,10 @@ class Question:
 
     text: str
     options: dict[str, Any]
+    #: it is a program's own, for a title, tags and the like
+    is_task: bool = False
+    #: tokens that the client allows for the answer, where the preset does not say
+    length: int | None = None
 
     @property
     def is_json(self) -> bool:
@@ -92,8 +98,11 @@ async def read_body(request: Request) -> dict[str, Any]:
     return body
 
 
-def question(body: Mapping[str, Any], preset: Mapping[str, Any]) -> Question:
-    """The question of a request; options of the preset count more than the client's. Raises Refused."""
+def question(body: Mapping[str, Any], preset: Mapping[str, Any], tasks: Sequence[str] = ()) -> Question:
+    """The question of a request; options of the preset count more than the client's. Raises Refused.
+
+    ``tasks``: how prompts begin that are a program's own. The model answers those alone.
+    """
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise Refused(400, '"messages" must be a list of messages', param="messages")
@@ -116,14 +125,25 @@ def question(body: Mapping[str, Any], preset: Mapping[str, Any]) -> Question:
                 history.append({"role": role, "content": said})
         elif role not in ("tool", "function"):
             raise Refused(400, "messages are of the roles system, developer, user and assistant", param="messages")
+    wanted = _model_options(body, preset)
+    model_options = {**wanted, **preset.get("model_options", {})}
+    # what comes with documents of its own is a question about them
+    if any(text.startswith(beginning) for beginning in tasks) and "</context>" not in text:
+        options = {
+            "n_citations": 0,
+            "return_usage": True,
+            "model_options": {"max_tokens": TASK_TOKENS, **model_options},
+        }
+        return Question(text, options, is_task=True)
     options = {**preset, "return_usage": True}
-    if wanted := _model_options(body, preset):
-        options["model_options"] = {**wanted, **preset.get("model_options", {})}
+    if model_options:
+        options["model_options"] = model_options
     if history:
         options["query_options"] = {**preset.get("query_options", {}), "history": history[-HISTORY:]}
     if instructions:
         options["prompt"] = {"system": "\n".join(instructions), **preset.get("prompt", {})}
-    return Question(text, options)
+    length = wanted.get("max_tokens") if "max_tokens" not in preset.get("model_options", {}) else None
+    return Question(text, options, length=length)
 
 
 def _refuse_demanded_tool(body: Mapping[str, Any]) -> None:
@@ -143,7 +163,7 @@ def _text(message: Mapping[str, Any]) -> str:
         content = "\n".join(_part(part) for part in content)
     if not isinstance(content, str | None):
         raise Refused(400, "the content of a message must be text", param="messages")
-    return _storable(content or "", "the content of a message", "messages")
+    return storable(content or "", "the content of a message", "messages")
 
 
 def _part(part: Any) -> str:
@@ -156,8 +176,8 @@ def _part(part: Any) -> str:
     return text
 
 
-def _storable(text: str, what: str, param: str) -> str:
-    # PostgreSQL has no such characters
+def storable(text: str, what: str, param: str) -> str:
+    """The text, if PostgreSQL can hold it. Raises Refused."""
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise Refused(400, f"{what} has characters that text cannot hold", param=param)
     return text
@@ -175,7 +195,7 @@ def _model_options(body: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
         stop = [stop] if isinstance(stop, str) else stop
         if not isinstance(stop, list) or not all(isinstance(one, str) for one in stop):
             raise Refused(400, '"stop" must be a text or a list of texts', param="stop")
-        if stop := [_storable(one, '"stop"', "stop") for one in stop if one]:
+        if stop := [storable(one, '"stop"', "stop") for one in stop if one]:
             wanted["stop_sequences"] = stop
     if (schema := _schema(body.get("response_format"))) is not None:
         if "json_schema" in preset.get("model_options", {}):

@@ -1,26 +1,34 @@
-"""What a client gets in place of an answer: an error object of OpenAI's."""
+"""What a client gets in place of an answer: an error object of OpenAI's.
+
+Errors of the database name stores, roles and files, which concern its administrator: they go to the log, under an id
+that the client gets with a sentence.
+"""
 
 from __future__ import annotations
+
+import logging
+import secrets
 
 import psycopg
 
 from ml_rag.integrations.database import worded
 
-#: SQLSTATE -> status; all others are 500
-_STATUS = {
-    "22023": 400,
-    "22P02": 400,
-    "22P05": 400,
-    "42501": 403,
-    "P0002": 404,
-    "53300": 429,
-    "38000": 502,
-    "08006": 503,
-    "55000": 503,
-    "57014": 504,
+_LOG = logging.getLogger("ml_rag.gateway")
+#: SQLSTATE -> status and what the client is told
+_SAID = {
+    "22021": (400, "the request has characters that text cannot hold"),
+    "22023": (400, "the request has what cannot be served, such as too long a text or a schema beyond the limits"),
+    "22P02": (400, "the request has a value that cannot be read"),
+    "22P05": (400, "the request has characters that text cannot hold"),
+    "42501": (403, "this token may not read what the question needs"),
+    "P0002": (404, "nothing was found that answers the question"),
+    "53300": (429, "too much is asked at the same time; ask again later"),
+    "38000": (502, "the model failed"),
+    "08006": (503, "the database or the model server cannot be reached"),
+    "55000": (503, "the model is not available"),
+    "57014": (504, "the answer took too long"),
 }
-
-
+_FAILED = 500, "the answer failed"
 #: seconds after which a client that was too many may ask again
 RETRY_AFTER = 5
 
@@ -30,7 +38,7 @@ class Refused(Exception):
 
     def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.code = status, code
         self.body = {
             "error": {
                 "message": message,
@@ -51,6 +59,13 @@ class Refused(Exception):
         return {}
 
     @classmethod
-    def of(cls, error: psycopg.Error) -> Refused:
-        state = error.sqlstate or "08006"
-        return cls(_STATUS.get(state, 500), worded(error), state)
+    def of(cls, error: Exception) -> Refused:
+        """An error that is logged, with its id."""
+        number = secrets.token_hex(4)
+        state = (error.sqlstate or "08006") if isinstance(error, psycopg.Error) else None
+        if isinstance(error, psycopg.Error):
+            _LOG.warning("error %s: %s", number, worded(error))
+        else:
+            _LOG.error("error %s", number, exc_info=error)
+        status, sentence = _SAID.get(state or "", _FAILED)
+        return cls(status, f"{sentence} (error {number})", state)

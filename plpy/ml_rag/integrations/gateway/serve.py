@@ -6,9 +6,13 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import Any
 
 from psycopg import sql
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -18,6 +22,8 @@ from ml_rag.integrations.gateway.chat import completions
 from ml_rag.integrations.gateway.config import Config
 from ml_rag.integrations.gateway.gate import Gate
 from ml_rag.integrations.gateway.refused import Refused
+from ml_rag.integrations.gateway.responses import responses
+from ml_rag.integrations.gateway.vectors import embeddings, rerank
 
 _IS_SUPERUSER = sql.SQL("SELECT r.rolsuper FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user")
 
@@ -38,20 +44,45 @@ def app(dsn: str, config: Config, connections: int = 8) -> Starlette:
                     )
             yield
 
+    def about(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": began, "owned_by": "ml_rag"}
+
     async def models(request: Request) -> Response:
         gate.asker(request)
-        names = [{"id": name, "object": "model", "created": began, "owned_by": "ml_rag"} for name in config.models]
-        return JSONResponse({"object": "list", "data": names})
+        return JSONResponse({"object": "list", "data": [about(name) for name in config.models]})
 
-    async def refused(_: Request, error: Exception) -> Response:
-        assert isinstance(error, Refused)
+    async def model(request: Request) -> Response:
+        gate.asker(request)
+        name = request.path_params["model"]
+        gate.preset({"model": name})
+        return JSONResponse(about(name))
+
+    async def health(_: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def refused(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            known = f"{request.method} {request.url.path} is not served here"
+            error = Refused(error.status_code, known, "unknown_url")
+        elif not isinstance(error, Refused):
+            error = Refused.of(error)
         return JSONResponse(error.body, error.status, error.headers)
 
     return Starlette(
         routes=[
+            Route("/health", health),
             Route("/v1/models", models),
+            Route("/v1/models/{model:path}", model),
             Route("/v1/chat/completions", partial(completions, gate), methods=["POST"]),
+            Route("/v1/responses", partial(responses, gate), methods=["POST"]),
+            Route("/v1/embeddings", partial(embeddings, gate), methods=["POST"]),
+            Route("/v1/rerank", partial(rerank, gate), methods=["POST"]),
         ],
-        exception_handlers={Refused: refused},
+        exception_handlers={Refused: refused, HTTPException: refused, Exception: refused},
+        middleware=[
+            Middleware(CORSMiddleware, allow_origins=config.origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+        ]
+        if config.origins
+        else None,
         lifespan=lifespan,
     )
