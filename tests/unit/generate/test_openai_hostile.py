@@ -97,6 +97,61 @@ def test_an_event_without_end_is_given_up_where_the_stream_may_be_long(remote, e
     assert "an event that is too long" in caught.value.detail
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        r'{"choices": [{"delta": {"content": "a\ud800"}, "finish_reason": "stop"}]}',
+        '{"choices": [{"delta": {"content": {"a": 1}}, "finish_reason": "stop"}]}',
+        '{"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": {"prompt_tokens": -5}}',
+        f'{{"choices": [{{"delta": {{}}, "finish_reason": "stop"}}], "usage": {{"completion_tokens": {10**30}}}}}',
+    ],
+)
+def test_what_an_answer_cannot_be_is_nonsense(remote, engine_for, event):
+    remote.replies = [streams(event, "[DONE]")]
+    with pytest.raises(EngineFailed, match="unexpected reply"):
+        text_of(engine_for(remote.url, "generate"))
+
+
+def test_a_refusal_cannot_break_what_reports_it(remote, engine_for):
+    engine = engine_for(remote.url, "generate")
+    remote.replies = [replies(400, b"[" * 60_000)]
+    with pytest.raises(EngineFailed, match="unexpected reply"):
+        text_of(engine)
+    for refusal in (
+        replies(400, rb'{"error": {"message": "no \ud800"}}'),
+        streams(r'{"error": {"message": "no \ud800"}}'),
+    ):
+        remote.replies = [refusal]
+        with pytest.raises(EngineFailed, match="remote model failed") as caught:
+            text_of(engine)
+        assert caught.value.detail.encode().endswith(b"no ?")
+
+
+@pytest.mark.parametrize("value", ["[" * 990 + "]" * 990, '["1", "2"]', "[true, false]", "[1e39, 1]"])
+def test_what_a_vector_cannot_be_is_nonsense(remote, engine_for, value):
+    embeddings = ",".join(f'{{"index": {index}, "embedding": {value}}}' for index in (0, 1))
+    places = ",".join(f'{{"index": {index}, "embedding": [1, 2]}}' for index in (value, value))
+    for rows in (embeddings, places):
+        remote.replies = [replies(200, f'{{"data": [{rows}]}}'.encode())]
+        with pytest.raises(EngineFailed, match="unexpected reply"):
+            engine_for(remote.url, "embed", dimensions=2).embed(["a", "b"], never)
+
+
+def test_informational_replies_do_not_put_off_the_end(remote, engine_for):
+    def flood(handler):
+        for _ in range(200):
+            handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            handler.wfile.flush()
+            time.sleep(0.05)
+
+    remote.replies = [flood]
+    began = time.monotonic()
+    with pytest.raises(EngineFailed, match="unexpected reply") as caught:
+        text_of(engine_for(remote.url, "generate", timeout_seconds=0.5))
+    assert time.monotonic() - began < 5
+    assert "none after 1 seconds" in caught.value.detail
+
+
 def test_a_number_beyond_any_float_is_nonsense(remote, engine_for):
     reply = f'{{"data": [{{"index": 0, "embedding": [1{"0" * 400}, 1]}}]}}'
     remote.replies = [replies(200, reply.encode())]

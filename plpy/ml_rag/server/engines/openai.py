@@ -30,6 +30,8 @@ BATCH_TEXTS = 64
 STREAM_BYTES = 1024 * 1024
 TOKEN_BYTES = 4096
 MAX_STREAM_BYTES = 256 * 1024 * 1024
+#: of tokens
+MAX_COUNT = 2**31
 
 
 def load(entry: ModelEntry, models_dir: Path) -> OpenAIEmbed | OpenAIGenerate:
@@ -95,8 +97,12 @@ class OpenAIEmbed:
             rows = sorted(reply["data"], key=lambda row: row["index"])
             if [row["index"] for row in rows] != list(range(count)):
                 raise nonsense(f"{len(rows)} vectors for {count} texts")
-            found = np.array([row["embedding"] for row in rows], dtype=np.float32)
-        except (KeyError, TypeError, ValueError, OverflowError):
+            numbers = np.array([row["embedding"] for row in rows])
+            if numbers.dtype.kind not in "iuf":  # texts and truth values would become numbers
+                raise TypeError
+            with np.errstate(over="ignore"):
+                found = numbers.astype(np.float32)
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             raise nonsense("no list of vectors of one length") from None
         if found.ndim != 2 or (self.dimensions and found.shape[1] != self.dimensions) or not found.shape[1]:
             raise nonsense(f"of the shape {found.shape}, expected {(count, self.dimensions or 'any')}")
@@ -142,7 +148,7 @@ class OpenAIGenerate:
                     reason = choice.get("finish_reason")
                     finish = ("length" if reason == "length" else "stop") if reason else finish
                     if text := (choice.get("delta") or {}).get("content"):
-                        yield Delta(str(text))
+                        yield Delta(_said(text))
         except CallerGone:
             return
         except (AttributeError, TypeError):
@@ -187,6 +193,20 @@ async def _close(events: Any) -> None:
     await events.aclose()
 
 
+def _said(text: Any) -> str:
+    if not isinstance(text, str):
+        raise nonsense("an answer that is not text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise nonsense("a text with half of a surrogate pair") from None
+    return text
+
+
 def _count(usage: Any, key: str) -> int | None:
     value = usage.get(key) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) else None
+    if not isinstance(value, int):
+        return None
+    if not 0 <= value < MAX_COUNT:
+        raise nonsense("a number of tokens that cannot be")
+    return value

@@ -95,13 +95,16 @@ class Endpoint:
         self._secret = _key(entry)
         self.model = entry.remote_model or entry.id
         self._loop = asyncio.new_event_loop()
+        connect = min(_CONNECT_SECONDS, entry.timeout_seconds)
+        #: until a reply begins; informational ones (1xx) that come before it do not put it off
+        self._begin_seconds = connect + entry.timeout_seconds
         headers = {"Accept-Encoding": "identity"}
         if self._secret:
             headers["Authorization"] = f"Bearer {self._secret}"
         self._client = httpx.AsyncClient(
             base_url=(entry.base_url or "").rstrip("/") + "/",
             headers=headers,
-            timeout=httpx.Timeout(entry.timeout_seconds, connect=min(_CONNECT_SECONDS, entry.timeout_seconds)),
+            timeout=httpx.Timeout(entry.timeout_seconds, connect=connect),
         )
 
     def close(self) -> None:
@@ -155,7 +158,10 @@ class Endpoint:
         repeatable = path == "embeddings"
         request = self._client.build_request("POST", path, json=body)
         try:
-            response = await self._client.send(request, stream=True)
+            async with asyncio.timeout(self._begin_seconds):
+                response = await self._client.send(request, stream=True)
+        except TimeoutError:
+            raise nonsense(f"none after {self._begin_seconds:g} seconds of other messages") from None
         except httpx.TransportError as error:
             failure = self.failure(error)
             if isinstance(error, _NOT_SENT) or (repeatable and not isinstance(error, httpx.ReadTimeout)):
@@ -193,12 +199,15 @@ class Endpoint:
             body: Any = json.loads(text)
         except ValueError:
             body = None
+        except RecursionError:
+            return nonsense("a refusal that is nested too deeply")
         error = body.get("error", body) if isinstance(body, dict) else None
         message = error.get("message") if isinstance(error, dict) else error
         told = message if isinstance(message, str) and message else text
         if self._secret:
             told = told.replace(self._secret, "***")
         hint = "Check the model's api_key in the model server's catalogue." if status in (401, 403) else None
+        told = told.encode("utf-8", "replace").decode()  # a text can have half of a surrogate pair
         where = "" if status is None else f"HTTP status {status}: "
         return EngineFailed("the remote model failed", detail=f"{where}{told[:1000]}", hint=hint)
 
