@@ -139,3 +139,50 @@ def test_schemas_that_are_exchanged_again_and_again_run_no_code(
         stop.set()
         thread.join()
     assert attacker.execute("SELECT * FROM hers_fake.ran").fetchall() == []
+
+
+def test_the_owner_of_the_database_is_trusted_by_all_but_superusers(db: Database, owner: Connection) -> None:
+    """Whose schema public is, since PostgreSQL 15."""
+    tenant, asker = db.connect("tenant"), db.connect("asker")
+    (former, public) = owner.execute(
+        "SELECT pg_get_userbyid(d.datdba), pg_get_userbyid(n.nspowner) FROM pg_database AS d, pg_namespace AS n"
+        " WHERE d.datname = current_database() AND n.nspname = 'public'"
+    ).fetchone() or ("", "")
+    database, schema = sql.Identifier(db.name), sql.SQL("ALTER SCHEMA public OWNER TO {}")
+    owner.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, sql.Identifier(db.role("tenant"))))
+    owner.execute(schema.format(sql.Identifier("pg_database_owner")))
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    try:
+        make_store(tenant, "public.docs")
+        assert [row[0] for row in asker.execute("SELECT vector_store FROM ml_rag.discover()")] == ["public.docs"]
+        assert owner.execute("SELECT vector_store FROM ml_rag.discover()").fetchall() == []
+        create = "SELECT ml_rag.create_vectorizer('public.items', '{\"columns\": \"name\"}')"
+        for connection in (asker, owner):
+            connection.execute(ITEMS.replace("hers.", "public."))
+            if connection is asker:
+                connection.execute(create)
+                connection.execute("DROP TABLE items")
+            else:
+                with error("42501", "is in a schema of a role that its owner does not trust"):
+                    connection.execute(create)
+    finally:
+        owner.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, sql.Identifier(former)))
+        owner.execute(schema.format(sql.Identifier(public)))
+        owner.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+
+
+def test_a_publisher_s_schema_is_trusted_by_all_but_superusers(
+    db: Database, owner: Connection, attacker: Connection
+) -> None:
+    asker, role = db.connect("asker"), sql.Identifier(db.role("tenant"))
+    create = "SELECT ml_rag.create_vectorizer('hers.items', '{\"columns\": \"name\"}')"
+    owner.execute(sql.SQL("GRANT ml_rag_publisher TO {}").format(role))
+    try:
+        asker.execute(ITEMS)
+        asker.execute(create)
+        asker.execute("DROP TABLE hers.items")
+        owner.execute(ITEMS)
+        with error("42501", "is in a schema of a role that its owner does not trust"):
+            owner.execute(create)
+    finally:
+        owner.execute(sql.SQL("REVOKE ml_rag_publisher FROM {}").format(role))
