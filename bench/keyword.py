@@ -97,7 +97,7 @@ def measure(dsn: str, rows: int) -> list[Figure]:
         connection.execute("VACUUM ANALYZE bench_plain")
         connection.execute("VACUUM ANALYZE bench_keyword")
         for table in ("row", "new", "run", "posting"):
-            connection.execute(sql.SQL("VACUUM ANALYZE ml_rag.{}").format(sql.Identifier(f"keyword_{table}")))
+            connection.execute(sql.SQL("VACUUM ANALYZE ml_rag_internal.{}").format(sql.Identifier(f"keyword_{table}")))
         connection.execute(
             "CREATE TEMP TABLE bench_stores AS SELECT array_agg(s) AS stores FROM ml_rag.discover() AS s"
             " WHERE s.relation = 'bench_keyword'::regclass"

@@ -19,9 +19,9 @@ $$;
 GRANT ml_rag_user TO ml_rag_loader;
 
 -- Whatever ALTER DEFAULT PRIVILEGES of whoever creates the extension gives to PUBLIC is taken away too.
-REVOKE ALL ON SCHEMA ml_rag FROM PUBLIC;
-REVOKE ALL ON ALL TABLES IN SCHEMA ml_rag FROM PUBLIC;
-REVOKE ALL ON ALL SEQUENCES IN SCHEMA ml_rag FROM PUBLIC;
+REVOKE ALL ON SCHEMA ml_rag, ml_rag_internal FROM PUBLIC;
+REVOKE ALL ON ALL TABLES IN SCHEMA ml_rag, ml_rag_internal FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA ml_rag, ml_rag_internal FROM PUBLIC;
 
 DO $do$
 DECLARE
@@ -37,7 +37,8 @@ BEGIN
 
   FOR _granted IN SELECT g.* FROM (VALUES
     -- the name of a routine stands for all its signatures
-    ('ml_rag_user', 'USAGE', 'SCHEMA', 'ml_rag'),
+    -- of ml_rag_internal only the types of rows are of use to a caller
+    ('ml_rag_user', 'USAGE', 'SCHEMA', 'ml_rag ml_rag_internal'),
     ('ml_rag_user', 'SELECT', 'TABLE', 'option metric setting setting_value keyword_index activity progress stats'),
     -- Nobody has UPDATE or DELETE of a whole table, which is enough to LOCK it.
     -- policies leave each role its own rows; a run's number and its role are not for the role to say, or it could take

@@ -2,6 +2,8 @@
 
 CREATE SCHEMA ml_rag;
 COMMENT ON SCHEMA ml_rag IS 'retrieval-augmented generation: stages, settings and helpers behind the public routines';
+CREATE SCHEMA ml_rag_internal;
+COMMENT ON SCHEMA ml_rag_internal IS 'tables that only functions of ml_rag read and write';
 
 -- Nothing that this script runs or makes looks a name up anywhere but in pg_catalog and ml_rag: others may be allowed to create
 -- objects in pgvector's schema, and an operator for just the types of an expression is taken before one of pg_catalog for

@@ -1,6 +1,6 @@
 -- index: keyword indexes: made by a table's owner, kept current by its triggers, folded.
 
-CREATE FUNCTION ml_rag._key_and_segment(alias text, index ml_rag.keyword_store) RETURNS text
+CREATE FUNCTION ml_rag._key_and_segment(alias text, index ml_rag_internal.keyword_store) RETURNS text
 -- not in SQL, which would be parsed anew in each statement that writes a row
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -13,7 +13,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._keyword_rows(index ml_rag.keyword_store) RETURNS text
+CREATE FUNCTION ml_rag._keyword_rows(index ml_rag_internal.keyword_store) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
@@ -42,7 +42,7 @@ AS $$
 return backend.fold_keywords(plpy, store, thorough)
 $$;
 
-CREATE FUNCTION ml_rag._raise_of_columns(index ml_rag.keyword_store) RETURNS void
+CREATE FUNCTION ml_rag._raise_of_columns(index ml_rag_internal.keyword_store) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
@@ -56,7 +56,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._may_fold(index ml_rag.keyword_store) RETURNS boolean
+CREATE FUNCTION ml_rag._may_fold(index ml_rag_internal.keyword_store) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
@@ -90,11 +90,11 @@ AS $$
 -- A partition's own trigger runs where a statement names the partition, the one of the whole table where it names that.
 -- Any owner of a table can make a trigger of this function, one without transition tables too: then their names must
 -- not lead to a relation of the caller's, such as a temporary view, whose functions would run with the definer's rights.
--- Writes: ml_rag.keyword_row, ml_rag.keyword_new, ml_rag.keyword_gone
+-- Writes: ml_rag_internal.keyword_row, ml_rag_internal.keyword_new, ml_rag_internal.keyword_gone
 DECLARE
   _portion CONSTANT integer := 1000;
   _store oid;
-  _index ml_rag.keyword_store;
+  _index ml_rag_internal.keyword_store;
   _old text;
   _new text;
   _row record;
@@ -131,8 +131,8 @@ BEGIN
         OR a.attname IN (i.segment, i.beside) AND a.attname <> ALL (i.key)
           AND a.atttypid = ANY ('{text,character varying}'::regtype[]))
     ) = cardinality(i.key) + 1 + (i.beside IS NOT NULL)::integer AS matches
-  INTO _found FROM ml_rag.keyword_store AS i
-  WHERE i.store = coalesce((SELECT o.store FROM ml_rag.keyword_store AS o WHERE o.store = TG_RELID), pg_partition_root(TG_RELID));
+  INTO _found FROM ml_rag_internal.keyword_store AS i
+  WHERE i.store = coalesce((SELECT o.store FROM ml_rag_internal.keyword_store AS o WHERE o.store = TG_RELID), pg_partition_root(TG_RELID));
   IF NOT FOUND THEN
     RETURN NULL;
   END IF;
@@ -142,7 +142,7 @@ BEGIN
     IF TG_RELID = _store THEN
       PERFORM ml_rag._empty_keywords(_store);
     -- where the whole table is truncated its trigger has run before
-    ELSIF EXISTS (SELECT FROM ml_rag.keyword_row AS r WHERE r.store = _store) THEN
+    ELSIF EXISTS (SELECT FROM ml_rag_internal.keyword_row AS r WHERE r.store = _store) THEN
       RAISE EXCEPTION USING ERRCODE = '55000',
         MESSAGE = format('partition "%s" cannot be truncated by itself', TG_RELID::regclass),
         DETAIL = format('The keyword index of "%s" does not tell which of its rows are of that partition.', _store::regclass),
@@ -163,10 +163,10 @@ BEGIN
     END IF;
     EXECUTE format($sql$
       WITH gone AS (
-        DELETE FROM ml_rag.keyword_row AS r USING (%s) AS o (key, segment) WHERE r.store = $1 AND r.key = o.key
+        DELETE FROM ml_rag_internal.keyword_row AS r USING (%s) AS o (key, segment) WHERE r.store = $1 AND r.key = o.key
         RETURNING r.id, r.length
       )
-      INSERT INTO ml_rag.keyword_gone (store, id, length) SELECT $1, g.id, g.length FROM gone AS g$sql$, _old)
+      INSERT INTO ml_rag_internal.keyword_gone (store, id, length) SELECT $1, g.id, g.length FROM gone AS g$sql$, _old)
     USING _store, OLD, NEW;
     GET DIAGNOSTICS _gone = ROW_COUNT;
   END IF;
@@ -195,11 +195,11 @@ BEGIN
         FETCH _rows INTO _row;
         EXIT WHEN NOT FOUND;
         _found := ml_rag._words(_index.configuration::regconfig, _row.segment, _index.statistics = 'visible');
-        INSERT INTO ml_rag.keyword_row (id, store, length, key, tokens)
-        VALUES (nextval('ml_rag.keyword_number'), _store, _found.length, _row.key,
+        INSERT INTO ml_rag_internal.keyword_row (id, store, length, key, tokens)
+        VALUES (nextval('ml_rag_internal.keyword_number'), _store, _found.length, _row.key,
           CASE _index.statistics WHEN 'visible' THEN _found.tokens END)
         RETURNING id INTO _id;
-        INSERT INTO ml_rag.keyword_new (store, id, length, tokens, words)
+        INSERT INTO ml_rag_internal.keyword_new (store, id, length, tokens, words)
         VALUES (_store, _id, _found.length, _found.tokens, _found.words);
         _n := _n + 1;
       END LOOP;
@@ -212,8 +212,8 @@ BEGIN
   IF extract(microseconds FROM clock_timestamp())::integer % 50 < _n + _gone
     AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
     -- an expression with a statement in it takes as long as one
-    IF (_is_large OR EXISTS (SELECT FROM ml_rag.keyword_new AS w WHERE w.store = _store OFFSET _portion - 1)
-        OR EXISTS (SELECT FROM ml_rag.keyword_gone AS w WHERE w.store = _store OFFSET _portion - 1))
+    IF (_is_large OR EXISTS (SELECT FROM ml_rag_internal.keyword_new AS w WHERE w.store = _store OFFSET _portion - 1)
+        OR EXISTS (SELECT FROM ml_rag_internal.keyword_gone AS w WHERE w.store = _store OFFSET _portion - 1))
       AND ml_rag._may_fold(_index) THEN
       _error := (SELECT f.error FROM ml_rag._fold_keywords(_store, false) AS f);
       PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
@@ -227,7 +227,7 @@ CREATE FUNCTION ml_rag._build_keyword_index(index jsonb, call integer, OUT done 
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
-# purpose: the rows of a keyword index, read as the caller; index: a row of ml_rag.keyword_store, of a table of the caller's
+# purpose: the rows of a keyword index, read as the caller; index: a row of ml_rag_internal.keyword_store, of a table of the caller's
 @BACKEND@
 return backend.build_keyword_index(plpy, index, call)
 $$;
@@ -395,7 +395,7 @@ DECLARE
   _options jsonb := ml_rag.parse_options('enable_keyword_search', $2);
   _segment text := _options ->> 'segment';
   _configuration text := _options ->> 'text_search_configuration';
-  _index ml_rag.keyword_store;
+  _index ml_rag_internal.keyword_store;
   _relation text;
   _error jsonb;
 BEGIN

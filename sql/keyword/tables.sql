@@ -5,7 +5,7 @@
 -- their postings, which never change; what is deleted from it is noted beside. New rows wait in keyword_new and deleted
 -- ones in keyword_gone until they are folded into runs, so that writers only ever append and never wait for each other.
 
-CREATE TABLE ml_rag.keyword_store (
+CREATE TABLE ml_rag_internal.keyword_store (
   store         regclass PRIMARY KEY,
   segment       name NOT NULL,              -- column of the text
   -- bounded, as the owners of tables choose them and everybody's search reads them
@@ -17,8 +17,8 @@ CREATE TABLE ml_rag.keyword_store (
   -- column of a text that is indexed together with the first, as one; null = none
   beside        name CHECK (beside = 'segment_nodes')
 );
-CREATE SEQUENCE ml_rag.keyword_number;
-CREATE TABLE ml_rag.keyword_row (
+CREATE SEQUENCE ml_rag_internal.keyword_number;
+CREATE TABLE ml_rag_internal.keyword_row (
   id     bigint NOT NULL,
   store  regclass NOT NULL,
   length integer NOT NULL,                  -- tokens
@@ -26,8 +26,8 @@ CREATE TABLE ml_rag.keyword_row (
   tokens jsonb,                             -- token: how often; kept where statistics are of the visible rows
   PRIMARY KEY (store, id)
 );
-CREATE INDEX ON ml_rag.keyword_row (store, key);
-CREATE TABLE ml_rag.keyword_new (
+CREATE INDEX ON ml_rag_internal.keyword_row (store, key);
+CREATE TABLE ml_rag_internal.keyword_new (
   store  regclass NOT NULL,
   id     bigint NOT NULL,
   length integer NOT NULL,
@@ -35,13 +35,13 @@ CREATE TABLE ml_rag.keyword_new (
   words  tsvector,                          -- the same, made faster; one of both is null
   PRIMARY KEY (store, id)
 );
-CREATE TABLE ml_rag.keyword_gone (
+CREATE TABLE ml_rag_internal.keyword_gone (
   store  regclass NOT NULL,
   id     bigint NOT NULL,
   length integer NOT NULL,
   PRIMARY KEY (store, id)
 );
-CREATE TABLE ml_rag.keyword_run (
+CREATE TABLE ml_rag_internal.keyword_run (
   run         bigint PRIMARY KEY,
   store       regclass NOT NULL,
   rows        integer NOT NULL,
@@ -54,45 +54,45 @@ CREATE TABLE ml_rag.keyword_run (
   lengths     bytea NOT NULL,               -- by slot
   gone        bytea                         -- a bit for each slot; null = none
 );
-CREATE INDEX ON ml_rag.keyword_run (store);
-CREATE TABLE ml_rag.keyword_posting (
+CREATE INDEX ON ml_rag_internal.keyword_run (store);
+CREATE TABLE ml_rag_internal.keyword_posting (
   run      bigint NOT NULL,
   store    regclass NOT NULL,
   term     text COLLATE "C" NOT NULL,
   postings bytea NOT NULL,                  -- slots, and how often the term stands in each
   PRIMARY KEY (store, term, run)
 );
-CREATE INDEX ON ml_rag.keyword_posting (run);
+CREATE INDEX ON ml_rag_internal.keyword_posting (run);
 
 -- read in pieces, and numbers that differ compress badly
-ALTER TABLE ml_rag.keyword_run ALTER ids SET STORAGE EXTERNAL, ALTER lengths SET STORAGE EXTERNAL,
+ALTER TABLE ml_rag_internal.keyword_run ALTER ids SET STORAGE EXTERNAL, ALTER lengths SET STORAGE EXTERNAL,
   ALTER gone SET STORAGE EXTERNAL;
-ALTER TABLE ml_rag.keyword_posting ALTER postings SET STORAGE EXTERNAL;
+ALTER TABLE ml_rag_internal.keyword_posting ALTER postings SET STORAGE EXTERNAL;
 -- tokens of a usual segment stay in the row, uncompressed: queries look through them
-ALTER TABLE ml_rag.keyword_new ALTER tokens SET STORAGE EXTERNAL, ALTER words SET STORAGE EXTERNAL;
-ALTER TABLE ml_rag.keyword_new SET (toast_tuple_target = 8160);
-ALTER TABLE ml_rag.keyword_row ALTER tokens SET STORAGE EXTERNAL;
-ALTER TABLE ml_rag.keyword_row SET (toast_tuple_target = 8160);
+ALTER TABLE ml_rag_internal.keyword_new ALTER tokens SET STORAGE EXTERNAL, ALTER words SET STORAGE EXTERNAL;
+ALTER TABLE ml_rag_internal.keyword_new SET (toast_tuple_target = 8160);
+ALTER TABLE ml_rag_internal.keyword_row ALTER tokens SET STORAGE EXTERNAL;
+ALTER TABLE ml_rag_internal.keyword_row SET (toast_tuple_target = 8160);
 -- no estimate of a plan, which debug_print_plan shows to whoever asks, may depend on words
-ALTER TABLE ml_rag.keyword_row ALTER tokens SET STATISTICS 0;
-ALTER TABLE ml_rag.keyword_new ALTER tokens SET STATISTICS 0, ALTER words SET STATISTICS 0;
-ALTER TABLE ml_rag.keyword_posting ALTER term SET STATISTICS 0;
+ALTER TABLE ml_rag_internal.keyword_row ALTER tokens SET STATISTICS 0;
+ALTER TABLE ml_rag_internal.keyword_new ALTER tokens SET STATISTICS 0, ALTER words SET STATISTICS 0;
+ALTER TABLE ml_rag_internal.keyword_posting ALTER term SET STATISTICS 0;
 
-COMMENT ON TABLE ml_rag.keyword_store IS 'tables with a keyword index, and how each is made and scored';
-COMMENT ON TABLE ml_rag.keyword_row IS 'rows of the keyword indexes: number, key in the store, length in tokens';
-COMMENT ON TABLE ml_rag.keyword_new IS 'rows that wait to be merged into a run';
-COMMENT ON TABLE ml_rag.keyword_gone IS 'deleted rows that are still in a run';
-COMMENT ON TABLE ml_rag.keyword_run IS 'runs, the parts that a keyword index consists of';
-COMMENT ON TABLE ml_rag.keyword_posting IS 'which rows of a run hold a term, and how often';
-COMMENT ON SEQUENCE ml_rag.keyword_number IS 'numbers of rows and runs; never used twice, as sessions remember runs';
+COMMENT ON TABLE ml_rag_internal.keyword_store IS 'tables with a keyword index, and how each is made and scored';
+COMMENT ON TABLE ml_rag_internal.keyword_row IS 'rows of the keyword indexes: number, key in the store, length in tokens';
+COMMENT ON TABLE ml_rag_internal.keyword_new IS 'rows that wait to be merged into a run';
+COMMENT ON TABLE ml_rag_internal.keyword_gone IS 'deleted rows that are still in a run';
+COMMENT ON TABLE ml_rag_internal.keyword_run IS 'runs, the parts that a keyword index consists of';
+COMMENT ON TABLE ml_rag_internal.keyword_posting IS 'which rows of a run hold a term, and how often';
+COMMENT ON SEQUENCE ml_rag_internal.keyword_number IS 'numbers of rows and runs; never used twice, as sessions remember runs';
 
-SELECT pg_catalog.pg_extension_config_dump('ml_rag.keyword_store', '');
-SELECT pg_catalog.pg_extension_config_dump('ml_rag.keyword_row', '');
-SELECT pg_catalog.pg_extension_config_dump('ml_rag.keyword_new', '');
-SELECT pg_catalog.pg_extension_config_dump('ml_rag.keyword_gone', '');
-SELECT pg_catalog.pg_extension_config_dump('ml_rag.keyword_run', '');
-SELECT pg_catalog.pg_extension_config_dump('ml_rag.keyword_posting', '');
-SELECT pg_catalog.pg_extension_config_dump('ml_rag.keyword_number', '');
+SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_store', '');
+SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_row', '');
+SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_new', '');
+SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_gone', '');
+SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_run', '');
+SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_posting', '');
+SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_number', '');
 
 -- Nobody reads or writes these tables but their owner, so that neither results nor plans of others tell what they hold.
 -- backend/rights.py says how a caller's search gets at them all the same.
@@ -204,14 +204,14 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: forget all rows of an index; waits for whoever folds it
--- Writes: ml_rag.keyword_row, keyword_new, keyword_gone, keyword_posting, keyword_run
+-- Writes: ml_rag_internal.keyword_row, keyword_new, keyword_gone, keyword_posting, keyword_run
 BEGIN
-  PERFORM FROM ml_rag.keyword_store AS i WHERE i.store = _empty_keywords.store FOR UPDATE;
-  DELETE FROM ml_rag.keyword_row AS r WHERE r.store = _empty_keywords.store;
-  DELETE FROM ml_rag.keyword_new AS r WHERE r.store = _empty_keywords.store;
-  DELETE FROM ml_rag.keyword_gone AS r WHERE r.store = _empty_keywords.store;
-  DELETE FROM ml_rag.keyword_posting AS r WHERE r.store = _empty_keywords.store;
-  DELETE FROM ml_rag.keyword_run AS r WHERE r.store = _empty_keywords.store;
+  PERFORM FROM ml_rag_internal.keyword_store AS i WHERE i.store = _empty_keywords.store FOR UPDATE;
+  DELETE FROM ml_rag_internal.keyword_row AS r WHERE r.store = _empty_keywords.store;
+  DELETE FROM ml_rag_internal.keyword_new AS r WHERE r.store = _empty_keywords.store;
+  DELETE FROM ml_rag_internal.keyword_gone AS r WHERE r.store = _empty_keywords.store;
+  DELETE FROM ml_rag_internal.keyword_posting AS r WHERE r.store = _empty_keywords.store;
+  DELETE FROM ml_rag_internal.keyword_run AS r WHERE r.store = _empty_keywords.store;
 END
 $$;
 
@@ -219,25 +219,25 @@ CREATE FUNCTION ml_rag._forget_keywords() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
--- purpose: an index goes with its row in ml_rag.keyword_store
+-- purpose: an index goes with its row in ml_rag_internal.keyword_store
 BEGIN
   -- nobody but the owner may make triggers of it (privileges); on another table OLD.store could be anything
-  IF TG_RELID = 'ml_rag.keyword_store'::regclass THEN
+  IF TG_RELID = 'ml_rag_internal.keyword_store'::regclass THEN
     PERFORM ml_rag._empty_keywords(OLD.store);
   END IF;
   RETURN NULL;
 END
 $$;
-CREATE TRIGGER forget AFTER DELETE ON ml_rag.keyword_store
+CREATE TRIGGER forget AFTER DELETE ON ml_rag_internal.keyword_store
 FOR EACH ROW EXECUTE FUNCTION ml_rag._forget_keywords();
 
 CREATE FUNCTION ml_rag._drop_keywords() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
--- purpose: an index goes with its table  Writes: ml_rag.keyword_store
+-- purpose: an index goes with its table  Writes: ml_rag_internal.keyword_store
 BEGIN
-  DELETE FROM ml_rag.keyword_store AS i USING pg_event_trigger_dropped_objects() AS d
+  DELETE FROM ml_rag_internal.keyword_store AS i USING pg_event_trigger_dropped_objects() AS d
   WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND i.store = d.objid;
 END
 $$;

@@ -2,23 +2,23 @@
 
 -- What is embedded of a table is the key of its embedding. So nothing here can be out of date: a table whose name, comment or
 -- columns change, or of which the caller may read other columns than somebody else, has another text.
-CREATE TABLE ml_rag.table_embedding (
+CREATE TABLE ml_rag_internal.table_embedding (
   model_id  text NOT NULL,
   digest    bytea NOT NULL,                  -- SHA-256 of the text
   embedding @vector@.vector NOT NULL,
   made_at   timestamptz NOT NULL DEFAULT now()
 );
 -- not unique: two sessions may embed the same text at once, and neither waits for the other to commit
-CREATE INDEX ON ml_rag.table_embedding (digest, model_id);
-CREATE INDEX ON ml_rag.table_embedding (made_at);
-COMMENT ON TABLE ml_rag.table_embedding IS 'embeddings of the descriptions of tables, for ml_retrieve_schema_metadata; a cache';
+CREATE INDEX ON ml_rag_internal.table_embedding (digest, model_id);
+CREATE INDEX ON ml_rag_internal.table_embedding (made_at);
+COMMENT ON TABLE ml_rag_internal.table_embedding IS 'embeddings of the descriptions of tables, for ml_retrieve_schema_metadata; a cache';
 
 CREATE FUNCTION ml_rag._table_distances(query text, texts text[], model_id text, OUT distances float8[], OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
-# purpose: cosine distances of the texts from the query; embeddings of texts are kept in ml_rag.table_embedding
-# Writes: ml_rag.table_embedding
+# purpose: cosine distances of the texts from the query; embeddings of texts are kept in ml_rag_internal.table_embedding
+# Writes: ml_rag_internal.table_embedding
 @BACKEND@
 return backend.table_distances(plpy, query, texts, model_id)
 $$;

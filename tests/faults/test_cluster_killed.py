@@ -68,7 +68,7 @@ def test_in_the_middle_of_a_load(site: Site, gate: Make, what: str) -> None:
 @ends()
 def test_at_the_end_of_a_load_where_the_index_is_made(site: Site, gate: Make, what: str) -> None:
     prepare(site)
-    held = gate("ml_rag.keyword_posting", "true")
+    held = gate("ml_rag_internal.keyword_posting", "true")
     session = site.connect()
     call = site.background(lambda: site.load(session))
     end(site, what, held.wait())
@@ -159,7 +159,7 @@ def test_in_the_middle_of_folding(site: Site, gate: Make, what: str) -> None:
     site.load(connection)
     connection.execute("DELETE FROM docs WHERE document_name LIKE '%d00%'")
     connection.execute("UPDATE docs SET segment = segment || ' changed' WHERE document_name LIKE '%d01%'")
-    held = gate("ml_rag.keyword_posting", "true")
+    held = gate("ml_rag_internal.keyword_posting", "true")
     session = site.connect()
     call = site.background(lambda: session.execute("SELECT ml_rag.fold_keyword_index('docs')"))
     end(site, what, held.wait())
@@ -168,7 +168,7 @@ def test_in_the_middle_of_folding(site: Site, gate: Make, what: str) -> None:
     held.remove(after)
     assert_keyword_index(after)
     after.execute("SELECT ml_rag.fold_keyword_index('docs')")
-    assert rows(after, "SELECT count(*) FROM ml_rag.keyword_new") == [(0,)]
+    assert rows(after, "SELECT count(*) FROM ml_rag_internal.keyword_new") == [(0,)]
     assert_keyword_index(after)
     site.load(refresh=True)
     after.execute("UPDATE docs SET segment = replace(segment, ' changed', '')")
@@ -179,7 +179,7 @@ def test_in_the_middle_of_folding(site: Site, gate: Make, what: str) -> None:
 def test_while_a_large_statement_folds_its_own_rows(site: Site, gate: Make, what: str) -> None:
     connection = site.connect()
     site.load(connection)
-    held = gate("ml_rag.keyword_posting", "true")
+    held = gate("ml_rag_internal.keyword_posting", "true")
     session = site.connect()
     many = (
         "INSERT INTO docs SELECT 'more' || i, '{}', 1000 + i, 1, 'topic3 number ' || i,"
@@ -199,7 +199,7 @@ def test_while_a_large_statement_folds_its_own_rows(site: Site, gate: Make, what
 def test_while_a_keyword_index_is_made_anew(site: Site, gate: Make, what: str) -> None:
     connection = site.connect()
     site.load(connection)
-    held = gate("ml_rag.keyword_posting", "true")
+    held = gate("ml_rag_internal.keyword_posting", "true")
     session = site.connect()
     call = site.background(
         lambda: session.execute("SELECT ml_rag.enable_keyword_search('docs', '{\"language\": \"de\"}')")

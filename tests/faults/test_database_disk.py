@@ -33,7 +33,7 @@ def on_disk(site: Site, disk: SmallDisk) -> Iterator[SmallDisk]:
     connection.execute(f"ALTER DATABASE {site.database.name} SET default_tablespace = small")
     connection.execute(f"ALTER DATABASE {site.database.name} SET temp_tablespaces = small")
     moved = connection.execute(
-        "SELECT c.oid::regclass::text FROM pg_class AS c WHERE c.relnamespace = 'ml_rag'::regnamespace"
+        "SELECT c.oid::regclass::text FROM pg_class AS c WHERE c.relnamespace::regnamespace::text ~ '^ml_rag'"
         " AND c.relname LIKE 'keyword\\_%' AND c.relkind = 'r'"
     ).fetchall()
     for (name,) in moved:

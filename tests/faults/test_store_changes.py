@@ -261,7 +261,7 @@ def test_in_the_middle_of_a_rebuild(site: Site, gate: Make, rebuild: str, statem
     site.load(session)
     session.execute("UPDATE docs SET segment = segment || ' more'")
     session.execute("UPDATE docs SET segment = replace(segment, ' more', '')")
-    held = gate("ml_rag.keyword_posting", "true")
+    held = gate("ml_rag_internal.keyword_posting", "true")
     call = site.background(lambda: session.execute(rebuild))
     held.wait()
     change = Change(site, statement)
@@ -285,7 +285,7 @@ def test_a_keyword_search_while_its_runs_are_replaced(site: Site, gate: Make) ->
     ask = "SELECT document_name, keyword_score FROM ml_rag_search('only7 topic7 shared', %s)"
     options = '{"keyword_search": true, "semantic_search": false, "n_citations": 40}'
     before = rows(reader, ask, options)
-    held = gate("ml_rag.keyword_posting", "true")
+    held = gate("ml_rag_internal.keyword_posting", "true")
     call: Background = site.background(lambda: session.execute("SELECT ml_rag.fold_keyword_index('docs')"))
     held.wait()
     assert rows(reader, ask, options) == before

@@ -60,8 +60,9 @@ def test_created_anew_it_finds_the_stores_again(owner: Connection, filled: dict[
     assert objects.differences(fresh, objects.objects(owner)) == []
     assert owner.execute(stores).fetchone() == found
     # its indexes and runs went with it
-    for table in ("keyword_store", "keyword_row", "evaluation_run", "evaluation_question", "setting_value"):
-        assert owner.execute(f"SELECT count(*) FROM ml_rag.{table}").fetchone() == (0,)
+    keywords = ("ml_rag_internal.keyword_store", "ml_rag_internal.keyword_row")
+    for table in (*keywords, "ml_rag.evaluation_run", "ml_rag.evaluation_question", "ml_rag.setting_value"):
+        assert owner.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
     owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
     assert_exact(owner, "copper violin")
 

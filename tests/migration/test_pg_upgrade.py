@@ -237,7 +237,7 @@ def test_keyword_indexes_follow_their_tables_on(upgraded: Upgraded) -> None:
         owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
         assert_exact(owner, "copper violin number5007")
         owner.execute("DROP TABLE docs CASCADE")
-        assert owner.execute("SELECT count(*) FROM ml_rag.keyword_store").fetchone() == (2,)
+        assert owner.execute("SELECT count(*) FROM ml_rag_internal.keyword_store").fetchone() == (2,)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

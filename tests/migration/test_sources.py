@@ -47,12 +47,12 @@ def test_lines_of_sql_are_not_too_long() -> None:
 WORDS = re.compile(r"('(?:[^']|'')*')|--[^\n]*|^\s*#[^\n]*$|^COMMENT ON .*?(?:\$\$;|';)$", re.M | re.S)
 DEFINED = re.compile(
     r"^CREATE (?:OR REPLACE )?(?:FUNCTION|PROCEDURE|AGGREGATE|TABLE|(?:MATERIALIZED )?VIEW|TYPE|SEQUENCE)"
-    r" (?:ml_rag|@extschema@)\.(\w+)",
+    r" (?:ml_rag|ml_rag_internal|@extschema@)\.(\w+)",
     re.M,
 )
 #: objects that nothing names, or whose names are those of the extension
 OTHERS = re.compile(r"^CREATE (?:SCHEMA|(?:UNIQUE )?INDEX|(?:EVENT )?TRIGGER|POLICY) ", re.M)
-USED = re.compile(r"(?:ml_rag|@extschema@)\.(\w+)")
+USED = re.compile(r"(?:ml_rag|ml_rag_internal|@extschema@)\.(\w+)")
 #: a statement made at run time
 DYNAMIC = re.compile(r"\bEXECUTE (?!FUNCTION|format\('COMMENT )[^;]*;")
 LITERAL = re.compile(r"'(?:[^']|'')*'")

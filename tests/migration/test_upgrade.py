@@ -109,7 +109,7 @@ def test_keyword_indexes_follow_their_tables_on(upgraded: Upgraded) -> None:
         session.execute("SELECT ml_rag.fold_keyword_index('docs')")
         assert_exact(session, "copper violin number5007")
         session.execute("DROP TABLE docs CASCADE")
-        assert session.execute("SELECT count(*) FROM ml_rag.keyword_store").fetchone() == (2,)
+        assert session.execute("SELECT count(*) FROM ml_rag_internal.keyword_store").fetchone() == (2,)
 
 
 def test_numbers_go_on(upgraded: Upgraded) -> None:
@@ -123,7 +123,7 @@ def test_numbers_go_on(upgraded: Upgraded) -> None:
         assert again is not None
         assert again[0] > run[0]
         assert upgraded.session.execute(
-            "SELECT nextval('ml_rag.keyword_number') > (SELECT max(id) FROM ml_rag.keyword_row)"
+            "SELECT nextval('ml_rag_internal.keyword_number') > (SELECT max(id) FROM ml_rag_internal.keyword_row)"
         ).fetchone() == (True,)
 
 
@@ -190,8 +190,8 @@ def test_without_its_upgrade_each_difference_of_the_made_up_release_is_named(
         "function ml_rag._forget_questions(): the upgrade does not make it",
         "table ml_rag.evaluation_run: triggers differs",
         "table ml_rag.evaluation_question: constraints differs",
-        "table ml_rag.keyword_row: indexes differs",
-        "table ml_rag.keyword_run: columns differs",
+        "table ml_rag_internal.keyword_row: indexes differs",
+        "table ml_rag_internal.keyword_run: columns differs",
         "view ml_rag.setting: comment differs",
         "function ml_rag.version(): source differs",
         "option ml_rank.top_n: maximum differs",
@@ -223,18 +223,18 @@ def equal(module_owner: Connection, fresh: objects.Objects) -> Connection:
         ("ALTER EXTENSION ml_rag DROP FUNCTION ml_rag.version()", "member"),
         ("ALTER VIEW ml_rag.keyword_index RESET (security_barrier)", "options"),
         ("CREATE OR REPLACE VIEW ml_rag.keyword_index AS SELECT * FROM ml_rag._keyword_index(0::oid)", "definition"),
-        ("ALTER TABLE ml_rag.keyword_row ADD COLUMN x integer", "columns"),
-        ("ALTER TABLE ml_rag.keyword_row ALTER COLUMN length DROP NOT NULL", "columns"),
-        ("ALTER TABLE ml_rag.keyword_run ALTER COLUMN ids SET STORAGE EXTENDED", "columns"),
-        ("ALTER TABLE ml_rag.keyword_store DROP CONSTRAINT keyword_store_b_check", "constraints"),
-        ("CREATE INDEX ON ml_rag.keyword_row (length)", "indexes"),
-        ("ALTER TABLE ml_rag.keyword_store DISABLE TRIGGER forget", "triggers"),
+        ("ALTER TABLE ml_rag_internal.keyword_row ADD COLUMN x integer", "columns"),
+        ("ALTER TABLE ml_rag_internal.keyword_row ALTER COLUMN length DROP NOT NULL", "columns"),
+        ("ALTER TABLE ml_rag_internal.keyword_run ALTER COLUMN ids SET STORAGE EXTENDED", "columns"),
+        ("ALTER TABLE ml_rag_internal.keyword_store DROP CONSTRAINT keyword_store_b_check", "constraints"),
+        ("CREATE INDEX ON ml_rag_internal.keyword_row (length)", "indexes"),
+        ("ALTER TABLE ml_rag_internal.keyword_store DISABLE TRIGGER forget", "triggers"),
         ("DROP POLICY own ON ml_rag.evaluation_run", "policies"),
         ("ALTER TABLE ml_rag.evaluation_run DISABLE ROW LEVEL SECURITY", "row-level security"),
-        ("ALTER TABLE ml_rag.keyword_new RESET (toast_tuple_target)", "options"),
-        ("COMMENT ON COLUMN ml_rag.keyword_new.tokens IS 'x'", "column comments"),
-        ("GRANT SELECT (tokens) ON ml_rag.keyword_new TO ml_rag_user", "columns"),
-        ("ALTER SEQUENCE ml_rag.keyword_number CACHE 7", "sequence"),
+        ("ALTER TABLE ml_rag_internal.keyword_new RESET (toast_tuple_target)", "options"),
+        ("COMMENT ON COLUMN ml_rag_internal.keyword_new.tokens IS 'x'", "column comments"),
+        ("GRANT SELECT (tokens) ON ml_rag_internal.keyword_new TO ml_rag_user", "columns"),
+        ("ALTER SEQUENCE ml_rag_internal.keyword_number CACHE 7", "sequence"),
         ("ALTER TYPE ml_rag.hit ADD ATTRIBUTE x integer", "columns"),
         ("ALTER EVENT TRIGGER ml_rag_drop_keywords DISABLE", "enabled"),
         ("GRANT CREATE ON SCHEMA ml_rag TO ml_rag_user", "privileges"),

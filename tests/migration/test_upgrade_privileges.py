@@ -21,7 +21,7 @@ GRANT SELECT ON ml_rag.option TO {stranger};
 REVOKE SELECT ON ml_rag.option FROM ml_rag_user;
 GRANT SELECT (name) ON ml_rag.setting_value TO {stranger};
 REVOKE INSERT (name) ON ml_rag.evaluation_run FROM ml_rag_user;
-GRANT SELECT ON SEQUENCE ml_rag.keyword_number TO {stranger};
+GRANT SELECT ON SEQUENCE ml_rag_internal.keyword_number TO {stranger};
 REVOKE USAGE ON TYPE ml_rag.store FROM PUBLIC;
 SET SESSION AUTHORIZATION {stranger};
 GRANT SELECT ON ml_rag.setting TO {tenant};
@@ -40,7 +40,7 @@ SELECT has_function_privilege('{stranger}', 'ml_rag.configure(text, text)', 'EXE
   has_column_privilege('{stranger}', 'ml_rag.setting_value', 'name', 'SELECT'),
   NOT has_column_privilege('{stranger}', 'ml_rag.setting_value', 'value', 'SELECT'),
   NOT has_column_privilege('ml_rag_user', 'ml_rag.evaluation_run', 'name', 'INSERT'),
-  has_sequence_privilege('{stranger}', 'ml_rag.keyword_number', 'SELECT'),
+  has_sequence_privilege('{stranger}', 'ml_rag_internal.keyword_number', 'SELECT'),
   NOT has_type_privilege('{stranger}', 'ml_rag.store', 'USAGE')
 """
 

@@ -223,7 +223,7 @@ def test_nothing_that_an_administrator_calls_runs_what_others_made(owned: Databa
         relations = [
             row[0]
             for row in catalog.execute(
-                "SELECT c.oid::regclass::text FROM pg_class AS c WHERE c.relnamespace = 'ml_rag'::regnamespace"
+                "SELECT c.oid::regclass::text FROM pg_class AS c WHERE c.relnamespace::regnamespace::text ~ '^ml_rag'"
                 " AND c.relkind IN ('r', 'v', 'm') AND c.relname !~ '^_'"
             )
         ]

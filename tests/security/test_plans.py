@@ -27,7 +27,8 @@ KEY = "'segment', '{document_id,segment_number}'"
 READABLE = """
 SELECT c.relname, array_agg(a.attname ORDER BY a.attnum)
 FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
-WHERE c.relnamespace = 'ml_rag'::regnamespace AND c.relkind IN ('r', 'v') AND has_table_privilege(c.oid, 'SELECT')
+WHERE c.relnamespace::regnamespace::text ~ '^ml_rag' AND c.relkind IN ('r', 'v')
+  AND has_table_privilege(c.oid, 'SELECT')
   AND a.atttypid = ANY ('{text,name,oid,regclass,bigint,integer}'::regtype[])
 GROUP BY 1 ORDER BY 1
 """
@@ -44,7 +45,7 @@ def test_no_view_that_others_read_stands_on_the_tables_of_an_index(owner: Connec
     readable = [name for name, _ in asker.execute(READABLE)]
     assert [name for name in readable if name.startswith("keyword")] == ["keyword_index"]
     with error("42501", ours=False):
-        asker.execute("EXPLAIN SELECT 1 FROM ml_rag.keyword_posting WHERE term = 'zanzibar'")
+        asker.execute("EXPLAIN SELECT 1 FROM ml_rag_internal.keyword_posting WHERE term = 'zanzibar'")
 
 
 def test_plans_are_the_same_with_and_without_stores_that_one_may_not_read(
@@ -134,7 +135,7 @@ def test_what_a_writer_causes_does_not_tell_of_words_that_others_wrote(
     assert written("zanzibar") == written("quicksilver") == [0, 0]
     # one who sees all of it folds
     enough_to_fold(owner, "owner.txt", "common")
-    assert owner.execute("SELECT count(*) FROM ml_rag.keyword_new").fetchone() == (0,)
+    assert owner.execute("SELECT count(*) FROM ml_rag_internal.keyword_new").fetchone() == (0,)
 
 
 def enough_to_fold(connection: Connection, name: str, word: str) -> None:
@@ -148,7 +149,7 @@ def enough_to_fold(connection: Connection, name: str, word: str) -> None:
 
 WRITTEN = """
 SELECT s.relname, s.n_tup_ins FROM pg_stat_xact_all_tables AS s
-WHERE s.schemaname = 'ml_rag' AND s.relname IN ('keyword_posting', 'keyword_run') ORDER BY 1
+WHERE s.schemaname = 'ml_rag_internal' AND s.relname IN ('keyword_posting', 'keyword_run') ORDER BY 1
 """
 
 

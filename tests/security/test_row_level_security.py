@@ -348,7 +348,7 @@ def test_discovery_and_the_word_index_tell_the_same(stores: Connection) -> None:
     same(
         stores,
         "SELECT keys, scores, error FROM ml_rag._keyword_scores('{s}.docs'::regclass, 'segment',"
-        " '{document_id,segment_number}', '{heron,zanzibar}', '{1,1}', 100, NULL, " + every + ")",
+        " '{document_id,segment_number}', '{heron,zanzibar}', '{1,1}', 100, " + every + ")",
     )
 
 

@@ -39,9 +39,9 @@ def test_inserts_updates_and_deletes_show_at_once(owner: Connection) -> None:
 
 def test_an_update_of_other_columns_leaves_the_index_alone(owner: Connection) -> None:
     keyword_store(owner, ["fox", "dog", None])
-    before = owner.execute("SELECT xmin, * FROM ml_rag.keyword_row ORDER BY id").fetchall()
+    before = owner.execute("SELECT xmin, * FROM ml_rag_internal.keyword_row ORDER BY id").fetchall()
     owner.execute("UPDATE docs SET metadata = '{}', segment = segment, segment_embedding = '[1,1,1]'")
-    assert owner.execute("SELECT xmin, * FROM ml_rag.keyword_row ORDER BY id").fetchall() == before
+    assert owner.execute("SELECT xmin, * FROM ml_rag_internal.keyword_row ORDER BY id").fetchall() == before
     assert waiting(owner) == (0, 0)
 
 
@@ -197,7 +197,7 @@ def test_runs_are_merged(owner: Connection) -> None:
     owner.execute("DELETE FROM docs")
     owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
     assert (runs(owner), waiting(owner)) == ([], (0, 0))
-    assert owner.execute("SELECT count(*) FROM ml_rag.keyword_posting").fetchone() == (0,)
+    assert owner.execute("SELECT count(*) FROM ml_rag_internal.keyword_posting").fetchone() == (0,)
 
 
 def test_runs_end_at_65536_rows(owner: Connection) -> None:

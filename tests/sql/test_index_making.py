@@ -78,7 +78,7 @@ def test_text_that_changes_in_its_case_only_under_a_collation_that_ignores_it(ow
         "(SELECT array_agg(s) FROM ml_rag.discover() AS s)"
     )
     assert {row[1] for row in owner.execute(statement)} == {"FOX"}
-    assert owner.execute("SELECT key FROM ml_rag.keyword_row").fetchall() == [("{C}",)]
+    assert owner.execute("SELECT key FROM ml_rag_internal.keyword_row").fetchall() == [("{C}",)]
     owner.execute("DELETE FROM docs WHERE id = 'c'")
     assert owner.execute(statement).fetchall() == []
 
@@ -223,10 +223,10 @@ def test_keys_of_awkward_text_and_columns_of_awkward_names(owner: Connection) ->
     for key in keys:
         owner.execute('INSERT INTO "My ""Docs" VALUES (%s, 1.50, %s)', (key, f"fox {key}"))
     owner.execute('SELECT ml_rag.fold_keyword_index(\'"My ""Docs"\')')
-    assert owner.execute("SELECT count(*), count(DISTINCT key) FROM ml_rag.keyword_row").fetchone() == (12, 12)
+    assert owner.execute("SELECT count(*), count(DISTINCT key) FROM ml_rag_internal.keyword_row").fetchone() == (12, 12)
     owner.execute('UPDATE "My ""Docs" SET "T%ext" = \'dog\'')
     owner.execute('DELETE FROM "My ""Docs" WHERE "a ""key""" <> \'\\\'')
-    assert owner.execute("SELECT key FROM ml_rag.keyword_row").fetchall() == [(r'{"\\",1.50}',)]
+    assert owner.execute("SELECT key FROM ml_rag_internal.keyword_row").fetchall() == [(r'{"\\",1.50}',)]
 
 
 @pytest.mark.parametrize(

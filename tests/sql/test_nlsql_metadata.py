@@ -226,10 +226,10 @@ def test_a_table_that_changes_is_embedded_again(
 
 def test_nobody_but_the_extension_reads_the_cache(shop: Connection, asker: Connection) -> None:
     metadata(asker)
-    assert shop.execute("SELECT count(*) FROM ml_rag.table_embedding").fetchone() == (2,)
+    assert shop.execute("SELECT count(*) FROM ml_rag_internal.table_embedding").fetchone() == (2,)
     for action in ("SELECT * FROM", "DELETE FROM"):
         with error("42501"):
-            asker.execute(f"{action} ml_rag.table_embedding")
+            asker.execute(f"{action} ml_rag_internal.table_embedding")
 
 
 def test_another_models_embeddings_are_not_mixed_in(model: SqlModel, shop: Connection, asker: Connection) -> None:
@@ -247,10 +247,10 @@ def test_in_a_read_only_transaction_nothing_is_kept(model: SqlModel, shop: Conne
 
 def test_embeddings_of_long_ago_go(model: SqlModel, shop: Connection, asker: Connection) -> None:
     metadata(asker)
-    shop.execute("UPDATE ml_rag.table_embedding SET made_at = now() - interval '91 days'")
+    shop.execute("UPDATE ml_rag_internal.table_embedding SET made_at = now() - interval '91 days'")
     shop.execute("CREATE TABLE shop.more (id integer); GRANT SELECT ON shop.more TO ml_rag_user")
     metadata(asker)
-    assert shop.execute("SELECT count(*) FROM ml_rag.table_embedding").fetchone() == (1,)
+    assert shop.execute("SELECT count(*) FROM ml_rag_internal.table_embedding").fetchone() == (1,)
 
 
 def test_a_misspelt_table_gets_the_nearest_one_as_hint(shop: Connection, asker: Connection) -> None:

@@ -546,7 +546,7 @@ def test_groups_go_with_their_store(store: Connection) -> None:
     assert store.execute("SELECT to_regclass('docs_more')").fetchone() == (None,)
     store.execute("DROP TABLE docs CASCADE")
     assert store.execute("SELECT to_regclass('docs_sentences')").fetchone() == (None,)
-    assert store.execute("SELECT count(*) FROM ml_rag.keyword_row").fetchone() == (0,)
+    assert store.execute("SELECT count(*) FROM ml_rag_internal.keyword_row").fetchone() == (0,)
 
 
 def test_what_stands_on_a_group_does_not_keep_its_store(store: Connection) -> None:
@@ -587,7 +587,9 @@ def test_merged_nodes_are_found_by_the_words_of_their_segments(store: Connection
     merged = "SELECT segment_nodes FROM docs ORDER BY document_id, segment_number"
     assert store.execute(merged).fetchall() == [("ardea fisher",), ("larus",), (None,)]
     # one text: its length and its words are those of both
-    indexed = store.execute("SELECT key, length FROM ml_rag.keyword_row WHERE store = 'docs'::regclass ORDER BY key")
+    indexed = store.execute(
+        "SELECT key, length FROM ml_rag_internal.keyword_row WHERE store = 'docs'::regclass ORDER BY key"
+    )
     counted = "SELECT sum(n)::int FROM ml_rag.keyword_tokens('english', %s)"
     for (_, length), ((key), text) in zip(indexed.fetchall(), TEXTS.items(), strict=True):
         extra = {(1, 1): " ardea fisher", (1, 2): " larus"}.get(key, "")

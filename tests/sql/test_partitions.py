@@ -107,7 +107,7 @@ def test_an_index_that_is_made_later_has_all_partitions(
     assert rows(owner, triggers) == [(20,)]  # four events, of the table and its four partitions
     assert words(asker) == before
     stores.execute("DROP TABLE four")
-    assert rows(owner, "SELECT count(*) FROM ml_rag.keyword_store") == [(1,)]
+    assert rows(owner, "SELECT count(*) FROM ml_rag_internal.keyword_store") == [(1,)]
 
 
 def test_a_further_embedding_has_all_partitions(stores: Connection, asker: Connection) -> None:

@@ -193,7 +193,7 @@ def test_constraints_read_the_same_after_a_restore(owner: Connection) -> None:
     """pg_upgrade and pg_restore parse them anew, which writes BETWEEN beside AND in another way."""
     found = owner.execute(
         "SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint"
-        " WHERE contype = 'c' AND connamespace = 'ml_rag'::regnamespace"
+        " WHERE contype = 'c' AND connamespace::regnamespace::text IN ('ml_rag', 'ml_rag_internal')"
     ).fetchall()
     assert len(found) > 10
     for relation, name, definition in found:

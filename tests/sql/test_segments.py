@@ -341,7 +341,7 @@ def test_a_dropped_vectorizer_leaves_the_table_as_it_was(notes: Connection) -> N
         "SELECT tgname::text FROM pg_trigger WHERE tgrelid = 'notes'::regclass UNION ALL"
         " SELECT proname FROM pg_proc WHERE proname ~ 'segments$' AND pronamespace = 'public'::regnamespace UNION ALL"
         " SELECT relname FROM pg_class WHERE relname ~ 'notes_segments' UNION ALL"
-        " SELECT store::text FROM ml_rag.keyword_store UNION ALL SELECT key FROM ml_rag.vectorizer_error"
+        " SELECT store::text FROM ml_rag_internal.keyword_store UNION ALL SELECT key FROM ml_rag.vectorizer_error"
     ).fetchall()
     assert left == []
 

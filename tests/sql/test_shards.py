@@ -550,7 +550,7 @@ def test_no_row_is_indexed_that_is_not_written(stores: Connection, shard: list[S
 def test_statistics_that_are_none_are_refused(stores: Connection, corpus: str) -> None:
     found = stores.execute(
         "SELECT s.keys, s.error ->> 'sqlstate' FROM ml_rag._keyword_scores('one'::regclass, 'segment',"
-        " '{document_id,segment_number}', '{birch}', '{1}', 5, NULL, NULL, %s) AS s",
+        " '{document_id,segment_number}', '{birch}', '{1}', 5, NULL, %s) AS s",
         (corpus,),
     ).fetchone()
     assert found == (None, "22023")

@@ -39,10 +39,10 @@ HOW = "PG_CONFIG=… bash mk/install.sh released, or mk/made_up_release.sh insta
 
 #: what users have written; no upgrade may lose or change a row of it
 DATA = [
-    "setting_value",
-    "evaluation_run",
-    "evaluation_question",
-    *(f"keyword_{name}" for name in ("store", "row", "new", "gone", "run", "posting")),
+    "ml_rag.setting_value",
+    "ml_rag.evaluation_run",
+    "ml_rag.evaluation_question",
+    *(f"ml_rag_internal.keyword_{name}" for name in ("store", "row", "new", "gone", "run", "posting")),
 ]
 
 
@@ -70,6 +70,6 @@ def update(connection: Connection) -> None:
 
 def data(owner: Connection) -> dict[str, Any]:
     return {
-        name: sorted(row for (row,) in owner.execute(sql.SQL("SELECT t::text FROM ml_rag.{} AS t").format(table)))
-        for name, table in ((name, sql.Identifier(name)) for name in DATA)
+        name: sorted(row for (row,) in owner.execute(sql.SQL("SELECT t::text FROM {} AS t").format(table)))
+        for name, table in ((name, sql.Identifier(*name.split("."))) for name in DATA)
     }

@@ -72,7 +72,7 @@ def assert_documents(connection: Connection, folder: Path, store: str = "public.
 
 def assert_keyword_index(connection: Connection, store: str = "public.docs") -> None:
     """The keyword index has the rows of its table, no more; counts and scores are those of one that is made anew."""
-    one = "SELECT count(*), count(DISTINCT key) FROM ml_rag.keyword_row WHERE store = %s::regclass"
+    one = "SELECT count(*), count(DISTINCT key) FROM ml_rag_internal.keyword_row WHERE store = %s::regclass"
     own = sql.SQL("SELECT count(*), count(*) FROM {} WHERE segment IS NOT NULL").format(ident(store))
     assert connection.execute(one, (store,)).fetchone() == connection.execute(own).fetchone()
     assert orphans(connection) == 0
@@ -85,7 +85,8 @@ def assert_keyword_index(connection: Connection, store: str = "public.docs") -> 
 def orphans(connection: Connection) -> int:
     """Rows of keyword indexes whose store has none, or is no table."""
     tables = ("row", "new", "gone", "run", "posting")
-    one = "SELECT count(*) AS n FROM ml_rag.keyword_{} AS i WHERE NOT EXISTS (SELECT FROM ml_rag.keyword_store AS s"
+    one = "SELECT count(*) AS n FROM ml_rag_internal.keyword_{} AS i WHERE NOT EXISTS ("
+    one += "SELECT FROM ml_rag_internal.keyword_store AS s"
     one += " JOIN pg_class AS c ON c.oid = s.store WHERE s.store = i.store)"
     query = "SELECT sum(n) FROM (" + " UNION ALL ".join(one.format(t) for t in tables) + ") AS u"
     row = connection.execute(query).fetchone()
@@ -94,7 +95,7 @@ def orphans(connection: Connection) -> int:
 
 
 def _configuration(connection: Connection, store: str) -> str:
-    query = "SELECT configuration FROM ml_rag.keyword_store WHERE store = %s::regclass"
+    query = "SELECT configuration FROM ml_rag_internal.keyword_store WHERE store = %s::regclass"
     row = connection.execute(query, (store,)).fetchone()
     assert row is not None, "the keyword index is gone"
     return str(row[0]).removeprefix("pg_catalog.")
@@ -104,18 +105,20 @@ def _counts(connection: Connection, store: str, terms: set[str]) -> dict[str, An
     """Rows, tokens, and in how many rows each term is: in runs less what is noted or waits as deleted, and waiting."""
     where = "WHERE store = %s::regclass"
     gone = {
-        row[0]: row[1] for row in connection.execute(f"SELECT id, length FROM ml_rag.keyword_gone {where}", (store,))
+        row[0]: row[1]
+        for row in connection.execute(f"SELECT id, length FROM ml_rag_internal.keyword_gone {where}", (store,))
     }
     new = connection.execute(
         "SELECT id, length, coalesce(tsvector_to_array(words), ARRAY(SELECT jsonb_object_keys(tokens)))"
-        f" FROM ml_rag.keyword_new {where}",
+        f" FROM ml_rag_internal.keyword_new {where}",
         (store,),
     ).fetchall()
     rows = len(new) - len(gone)
     total = sum(length for _, length, _ in new) - sum(gone.values())
     df: Counter[str] = Counter(term for id_, _, tokens in new if id_ not in gone for term in tokens)
     found = connection.execute(
-        f"SELECT run, rows - gone_rows, total - gone_total, first_id, ids, gone, rows FROM ml_rag.keyword_run {where}",
+        "SELECT run, rows - gone_rows, total - gone_total, first_id, ids, gone, rows"
+        f" FROM ml_rag_internal.keyword_run {where}",
         (store,),
     ).fetchall()
     alive: dict[int, Any] = {}
@@ -125,7 +128,7 @@ def _counts(connection: Connection, store: str, terms: set[str]) -> dict[str, An
         dead[runs.slots_of(runs.unpack(ids), first, np.array(sorted(gone), np.int64))] = True
         alive[run] = ~dead
     for run, term, postings in connection.execute(
-        f"SELECT run, term, postings FROM ml_rag.keyword_posting {where}", (store,)
+        f"SELECT run, term, postings FROM ml_rag_internal.keyword_posting {where}", (store,)
     ):
         df[term] += int(np.count_nonzero(alive[run][runs.postings_of(postings)[0]]))
     return {"": (rows, total)} | {term: n for term, n in df.items() if n and term in terms}
@@ -147,7 +150,9 @@ def assert_files_are_sound(connection: Connection, store: str = "public.docs") -
     connection.execute("CREATE EXTENSION IF NOT EXISTS amcheck")
     relations = "SELECT c.oid::regclass::text, c.relkind FROM pg_class AS c LEFT JOIN pg_index AS x ON c.oid ="
     relations += " x.indexrelid JOIN pg_am AS m ON m.oid = c.relam WHERE coalesce(x.indrelid, c.oid) IN (SELECT"
-    relations += " %s::regclass UNION SELECT t.oid FROM pg_class AS t WHERE t.relnamespace = 'ml_rag'::regnamespace"
+    relations += (
+        " %s::regclass UNION SELECT t.oid FROM pg_class AS t WHERE t.relnamespace::regnamespace::text ~ '^ml_rag'"
+    )
     relations += " AND t.relkind = 'r') AND m.amname IN ('heap', 'btree')"
     for name, kind in connection.execute(relations, (store,)).fetchall():
         if kind == "r":

@@ -116,15 +116,15 @@ def assert_scores(
 def runs(owner: Connection, name: str = "docs") -> list[tuple[int, int]]:
     """(rows, deleted rows) of each run, the largest first."""
     return owner.execute(
-        "SELECT rows, gone_rows FROM ml_rag.keyword_run WHERE store = %s::regclass ORDER BY 1 DESC, 2", (name,)
+        "SELECT rows, gone_rows FROM ml_rag_internal.keyword_run WHERE store = %s::regclass ORDER BY 1 DESC, 2", (name,)
     ).fetchall()
 
 
 def waiting(owner: Connection, name: str = "docs") -> tuple[int, int]:
     """How many new and how many deleted rows wait to be folded."""
     row = owner.execute(
-        "SELECT (SELECT count(*) FROM ml_rag.keyword_new WHERE store = %s::regclass),"
-        " (SELECT count(*) FROM ml_rag.keyword_gone WHERE store = %s::regclass)",
+        "SELECT (SELECT count(*) FROM ml_rag_internal.keyword_new WHERE store = %s::regclass),"
+        " (SELECT count(*) FROM ml_rag_internal.keyword_gone WHERE store = %s::regclass)",
         (name, name),
     ).fetchone()
     assert row is not None

@@ -100,7 +100,8 @@ WITH extension AS (
   SELECT 'pg_proc'::regclass AS class, p.oid FROM pg_proc AS p WHERE p.pronamespace = to_regnamespace('ml_rag')
   UNION ALL
   SELECT 'pg_class', c.oid FROM pg_class AS c
-  WHERE c.relnamespace = to_regnamespace('ml_rag') AND c.relkind NOT IN ('i', 'I')
+  WHERE c.relnamespace IN (to_regnamespace('ml_rag'), to_regnamespace('ml_rag_internal'))
+    AND c.relkind NOT IN ('i', 'I')
   UNION ALL
   SELECT 'pg_type', t.oid FROM pg_type AS t WHERE t.typnamespace = to_regnamespace('ml_rag') AND t.typtype IN ('d', 'e')
 )

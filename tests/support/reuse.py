@@ -53,7 +53,7 @@ BEGIN
     EXECUTE format('REVOKE ALL ON SCHEMA public FROM %s', _object.grantee::regrole);
   END LOOP;
   PERFORM setval(s.seqrelid, s.seqstart, false) FROM pg_sequence AS s JOIN pg_class AS c ON c.oid = s.seqrelid
-  WHERE c.relnamespace = 'ml_rag'::regnamespace;
+  WHERE c.relnamespace::regnamespace::text ~ '^ml_rag';
 END
 $$
 """
@@ -64,7 +64,7 @@ WHERE relnamespace = 'pg_catalog'::regnamespace AND relkind = 'r' AND NOT reliss
 """
 _TABLES = """
 SELECT oid::regclass::text FROM pg_class
-WHERE relnamespace = 'ml_rag'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition ORDER BY oid DESC
+WHERE relnamespace::regnamespace::text ~ '^ml_rag' AND relkind IN ('r', 'p') AND NOT relispartition ORDER BY oid DESC
 """
 #: how many rows there are, and how many versions of rows that are younger than the database
 _VERSION = """

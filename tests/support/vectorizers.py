@@ -65,9 +65,10 @@ def assert_in_step(connection: Connection, relation: str = "items", model: str =
     assert pending(connection, relation) == 0
     assert sum(vector is None for _, vector in rows) == len(failures(connection))
     indexed = connection.execute(
-        "SELECT count(DISTINCT r.key), count(*) FROM ml_rag.keyword_row AS r WHERE r.store = %s::regclass", (relation,)
+        "SELECT count(DISTINCT r.key), count(*) FROM ml_rag_internal.keyword_row AS r WHERE r.store = %s::regclass",
+        (relation,),
     ).fetchone()
-    has_index = "SELECT FROM ml_rag.keyword_store WHERE store = %s::regclass"
+    has_index = "SELECT FROM ml_rag_internal.keyword_store WHERE store = %s::regclass"
     if connection.execute(has_index, (relation,)).fetchall():
         n = sum(text is not None for text, _ in rows)
         assert indexed == (n, n)
@@ -93,6 +94,6 @@ def assert_segments_in_step(connection: Connection, relation: str, key: str = "i
         for piece, vector in found[of]:
             assert vector == pytest.approx(embedding(piece, "fake-embed"), abs=1e-6)
     assert pending(connection, relation) == 0
-    indexed = "SELECT count(DISTINCT key), count(*) FROM ml_rag.keyword_row WHERE store = %s::regclass"
+    indexed = "SELECT count(DISTINCT key), count(*) FROM ml_rag_internal.keyword_row WHERE store = %s::regclass"
     n = sum(text is not None for pieces in found.values() for text, _ in pieces)
     assert connection.execute(indexed, (f"{relation}_segments",)).fetchone() == (n, n)

@@ -372,7 +372,7 @@ def run_handed() -> None:
 
 @outcome
 def build_keyword_index(plpy: Any, index: str, call: int | None) -> bool:
-    """Make the keyword index of a table of the caller's, described by a row of ml_rag.keyword_store as JSON text."""
+    """Make the keyword index of a table of the caller's, described by a row of keyword_store as JSON text."""
     keyword("runs").build(plpy, json.loads(index), call)
     return True
 

@@ -11,7 +11,7 @@ from ml_rag.errors import PrivilegeError
 _STATEMENTS = {
     "indexes": (
         "SELECT store::oid, segment, key, configuration, k1, b, statistics, beside"
-        " FROM ml_rag.keyword_store WHERE $1 IS NULL OR store = $1",
+        " FROM ml_rag_internal.keyword_store WHERE $1 IS NULL OR store = $1",
         "oid",
     ),
     # As the caller: which of these tables it may read in these columns, the text of a name[].

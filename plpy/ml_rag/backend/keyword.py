@@ -38,7 +38,10 @@ _ROWS, _POSTINGS = 200, 50
 _SCORED = 10_000
 
 _STATEMENTS = {
-    "index": ("SELECT segment, key, k1, b, statistics, beside FROM ml_rag.keyword_store WHERE store = $1", "oid"),
+    "index": (
+        "SELECT segment, key, k1, b, statistics, beside FROM ml_rag_internal.keyword_store WHERE store = $1",
+        "oid",
+    ),
     "visible keys": (
         "SELECT k.keys, k.n FROM ml_rag._visible_keys($1::oid, $2::name[], $3) AS k",
         *("oid", "text[]", "text[]"),
@@ -46,51 +49,55 @@ _STATEMENTS = {
     # ids of 8 bytes each, big-endian
     "visible ids": (
         "SELECT string_agg(int8send(r.id), '') AS ids FROM unnest($2::text[]) AS k (key)"
-        " JOIN ml_rag.keyword_row AS r ON r.store = $1 AND r.key = k.key",
+        " JOIN ml_rag_internal.keyword_row AS r ON r.store = $1 AND r.key = k.key",
         *("oid", "text"),
     ),
     # tokens: of rows that may have one of the terms; null = of any
     "visible rows": (
         "SELECT r.id, r.length, CASE WHEN $2 IS NULL OR r.tokens ?| $2 THEN r.tokens::text END AS tokens"
-        " FROM unnest($3::text[]) AS k (key) JOIN ml_rag.keyword_row AS r ON r.store = $1 AND r.key = k.key",
+        " FROM unnest($3::text[]) AS k (key) JOIN ml_rag_internal.keyword_row AS r ON r.store = $1 AND r.key = k.key",
         *("oid", "text[]", "text"),
     ),
     "runs": (
         "SELECT tableoid AS origin, run, rows, total, gone_rows, gone_total, first_id, last_id, gone"
-        " FROM ml_rag.keyword_run WHERE store = $1 ORDER BY run",
+        " FROM ml_rag_internal.keyword_run WHERE store = $1 ORDER BY run",
         "oid",
     ),
-    "lengths": ("SELECT run, lengths FROM ml_rag.keyword_run WHERE store = $1 AND run = ANY ($2)", "oid", "int8[]"),
+    "lengths": (
+        "SELECT run, lengths FROM ml_rag_internal.keyword_run WHERE store = $1 AND run = ANY ($2)",
+        "oid",
+        "int8[]",
+    ),
     "ids": (
-        "SELECT run, ids FROM ml_rag.keyword_run WHERE store = $1 AND run = ANY ($2) ORDER BY run",
+        "SELECT run, ids FROM ml_rag_internal.keyword_run WHERE store = $1 AND run = ANY ($2) ORDER BY run",
         *("oid", "int8[]"),
     ),
     "id": (
         "SELECT c.place, substring(r.ids FROM 1 FOR 1) AS width, substring(r.ids FROM c.slot * 8 + 9 FOR 8) AS wide,"
         " substring(r.ids FROM c.slot * 4 + 9 FOR 4) AS narrow"
         " FROM unnest($2, $3) WITH ORDINALITY AS c (run, slot, place)"
-        " JOIN ml_rag.keyword_run AS r ON r.store = $1 AND r.run = c.run",
+        " JOIN ml_rag_internal.keyword_run AS r ON r.store = $1 AND r.run = c.run",
         *("oid", "int8[]", "int4[]"),
     ),
     "postings": (
-        "SELECT term, run, postings FROM ml_rag.keyword_posting WHERE store = $1 AND term = ANY ($2)"
+        "SELECT term, run, postings FROM ml_rag_internal.keyword_posting WHERE store = $1 AND term = ANY ($2)"
         " ORDER BY term, run",
         *("oid", "text[]"),
     ),
-    "gone": ("SELECT id, length FROM ml_rag.keyword_gone WHERE store = $1", "oid"),
+    "gone": ("SELECT id, length FROM ml_rag_internal.keyword_gone WHERE store = $1", "oid"),
     "waiting": (
-        "SELECT count(*) AS rows, coalesce(sum(length), 0) AS total FROM ml_rag.keyword_new WHERE store = $1",
+        "SELECT count(*) AS rows, coalesce(sum(length), 0) AS total FROM ml_rag_internal.keyword_new WHERE store = $1",
         "oid",
     ),
     "new": (
-        "SELECT id, length, coalesce(words::text, tokens::text) AS tokens FROM ml_rag.keyword_new"
+        "SELECT id, length, coalesce(words::text, tokens::text) AS tokens FROM ml_rag_internal.keyword_new"
         " WHERE store = $1 AND ($2 IS NULL OR CASE WHEN words IS NULL THEN tokens ?| $2 ELSE words @@ $3 END)",
         *("oid", "text[]", "tsquery"),
     ),
     "keys": (
         # one by one: before it has statistics of the table, the planner would read all rows of the store
         "SELECT i.id, r.key FROM unnest($2) AS i (id) CROSS JOIN LATERAL ("
-        "SELECT k.key FROM ml_rag.keyword_row AS k WHERE k.store = $1 AND k.id = i.id OFFSET 0) AS r",
+        "SELECT k.key FROM ml_rag_internal.keyword_row AS k WHERE k.store = $1 AND k.id = i.id OFFSET 0) AS r",
         *("oid", "int8[]"),
     ),
 }

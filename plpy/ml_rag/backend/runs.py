@@ -44,55 +44,57 @@ _MERGE = 8
 
 _STATEMENTS = {
     "add index": (
-        "INSERT INTO ml_rag.keyword_store SELECT (jsonb_populate_record(NULL::ml_rag.keyword_store, $1)).*",
+        "INSERT INTO ml_rag_internal.keyword_store"
+        " SELECT (jsonb_populate_record(NULL::ml_rag_internal.keyword_store, $1)).*",
         "jsonb",
     ),
-    "drop index": ("DELETE FROM ml_rag.keyword_store WHERE store = $1", "oid"),
+    "drop index": ("DELETE FROM ml_rag_internal.keyword_store WHERE store = $1", "oid"),
     # As the caller: the SQL that gives the rows of its table.
     "source": (
-        "SELECT ml_rag._keyword_rows(jsonb_populate_record(NULL::ml_rag.keyword_store, $1)) AS source",
+        "SELECT ml_rag._keyword_rows(jsonb_populate_record(NULL::ml_rag_internal.keyword_store, $1)) AS source",
         "jsonb",
     ),
-    "index": ("SELECT configuration, statistics FROM ml_rag.keyword_store WHERE store = $1", "oid"),
+    "index": ("SELECT configuration, statistics FROM ml_rag_internal.keyword_store WHERE store = $1", "oid"),
     # their ids, 8 bytes each, big-endian
     "add rows": (
-        "WITH added AS (INSERT INTO ml_rag.keyword_row (id, store, length, key, tokens)"
-        " SELECT nextval('ml_rag.keyword_number'), $1, u.length, u.key, u.tokens::jsonb"
+        "WITH added AS (INSERT INTO ml_rag_internal.keyword_row (id, store, length, key, tokens)"
+        " SELECT nextval('ml_rag_internal.keyword_number'), $1, u.length, u.key, u.tokens::jsonb"
         " FROM unnest($2, $3, $4) AS u (length, key, tokens) RETURNING id)"
         " SELECT string_agg(int8send(a.id), '') AS ids FROM added AS a",
         *("oid", "int4[]", "text[]", "text[]"),
     ),
-    "lock": ("SELECT FROM ml_rag.keyword_store WHERE store = $1 FOR UPDATE SKIP LOCKED", "oid"),
+    "lock": ("SELECT FROM ml_rag_internal.keyword_store WHERE store = $1 FOR UPDATE SKIP LOCKED", "oid"),
     "new": (
-        "SELECT id, coalesce(words::text, tokens::text) AS tokens FROM ml_rag.keyword_new WHERE store = $1 ORDER BY id",
+        "SELECT id, coalesce(words::text, tokens::text) AS tokens FROM ml_rag_internal.keyword_new"
+        " WHERE store = $1 ORDER BY id",
         "oid",
     ),
-    "drop new": ("DELETE FROM ml_rag.keyword_new WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
-    "all gone": ("SELECT id, length FROM ml_rag.keyword_gone WHERE store = $1", "oid"),
-    "drop gone": ("DELETE FROM ml_rag.keyword_gone WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
+    "drop new": ("DELETE FROM ml_rag_internal.keyword_new WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
+    "all gone": ("SELECT id, length FROM ml_rag_internal.keyword_gone WHERE store = $1", "oid"),
+    "drop gone": ("DELETE FROM ml_rag_internal.keyword_gone WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
     "all runs": (
         "SELECT run, rows, total, gone_rows, gone_total, first_id, last_id, gone"
-        " FROM ml_rag.keyword_run WHERE store = $1 ORDER BY run",
+        " FROM ml_rag_internal.keyword_run WHERE store = $1 ORDER BY run",
         "oid",
     ),
-    "run": ("SELECT first_id, ids, lengths, gone FROM ml_rag.keyword_run WHERE run = $1", "int8"),
+    "run": ("SELECT first_id, ids, lengths, gone FROM ml_rag_internal.keyword_run WHERE run = $1", "int8"),
     "note gone": (
-        "UPDATE ml_rag.keyword_run SET gone = $2, gone_rows = $3, gone_total = $4 WHERE run = $1",
+        "UPDATE ml_rag_internal.keyword_run SET gone = $2, gone_rows = $3, gone_total = $4 WHERE run = $1",
         *("int8", "bytea", "int4", "int8"),
     ),
     "add run": (
-        "INSERT INTO ml_rag.keyword_run (run, store, rows, total, first_id, last_id, ids, lengths)"
-        " VALUES (nextval('ml_rag.keyword_number'), $1, $2, $3, $4, $5, $6, $7) RETURNING run",
+        "INSERT INTO ml_rag_internal.keyword_run (run, store, rows, total, first_id, last_id, ids, lengths)"
+        " VALUES (nextval('ml_rag_internal.keyword_number'), $1, $2, $3, $4, $5, $6, $7) RETURNING run",
         *("oid", "int4", "int8", "int8", "int8", "bytea", "bytea"),
     ),
     "add postings": (
-        "INSERT INTO ml_rag.keyword_posting (run, store, term, postings)"
+        "INSERT INTO ml_rag_internal.keyword_posting (run, store, term, postings)"
         " SELECT $1, $2, u.term, u.postings FROM unnest($3, $4) AS u (term, postings)",
         *("int8", "oid", "text[]", "bytea[]"),
     ),
-    "run postings": ("SELECT term, run, postings FROM ml_rag.keyword_posting WHERE run = ANY ($1)", "int8[]"),
-    "drop postings": ("DELETE FROM ml_rag.keyword_posting WHERE run = ANY ($1)", "int8[]"),
-    "drop runs": ("DELETE FROM ml_rag.keyword_run WHERE run = ANY ($1)", "int8[]"),
+    "run postings": ("SELECT term, run, postings FROM ml_rag_internal.keyword_posting WHERE run = ANY ($1)", "int8[]"),
+    "drop postings": ("DELETE FROM ml_rag_internal.keyword_posting WHERE run = ANY ($1)", "int8[]"),
+    "drop runs": ("DELETE FROM ml_rag_internal.keyword_run WHERE run = ANY ($1)", "int8[]"),
 }
 
 
@@ -293,7 +295,7 @@ def _portions(fetch: Callable[[int], Sequence[Any]]) -> Iterator[list[Any]]:
 
 
 def build(plpy: Any, index: dict[str, Any], call: int | None) -> None:
-    """Make the index of a table of the caller's (a row of ml_rag.keyword_store), in place of the one there is.
+    """Make the index of a table of the caller's (a row of ml_rag_internal.keyword_store), in place of the one there is.
 
     The caller reads its table, and what comes of that is written with the rights of the extension's owner.
     """

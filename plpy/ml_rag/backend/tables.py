@@ -23,7 +23,8 @@ _STATEMENTS: dict[str, tuple[str, ...]] = {
         # the vector is read once: a cast of a parameter is made anew for each row
         "WITH q AS MATERIALIZED (SELECT $3::{s}.vector AS vector)"
         " SELECT d.place::int4 AS place, min(e.embedding OPERATOR({s}.<=>) q.vector)::float8 AS distance"
-        " FROM unnest($1) WITH ORDINALITY AS d (digest, place) JOIN ml_rag.table_embedding AS e USING (digest), q"
+        " FROM unnest($1) WITH ORDINALITY AS d (digest, place)"
+        " JOIN ml_rag_internal.table_embedding AS e USING (digest), q"
         " WHERE e.model_id = $2 AND {s}.vector_dims(e.embedding) = {s}.vector_dims(q.vector) GROUP BY 1",
         *("bytea[]", "text", "text"),
     ),
@@ -34,13 +35,14 @@ _STATEMENTS: dict[str, tuple[str, ...]] = {
         *("text[]", "text"),
     ),
     "keep": (
-        "INSERT INTO ml_rag.table_embedding (model_id, digest, embedding)"
+        "INSERT INTO ml_rag_internal.table_embedding (model_id, digest, embedding)"
         " SELECT $1, n.digest, n.embedding::{s}.vector FROM unnest($2, $3) AS n (digest, embedding)",
         *("text", "bytea[]", "text[]"),
     ),
     # those of tables that are gone; the others are made again
     "forget": (
-        "DELETE FROM ml_rag.table_embedding WHERE ctid = ANY (ARRAY(SELECT e.ctid FROM ml_rag.table_embedding AS e"
+        "DELETE FROM ml_rag_internal.table_embedding WHERE ctid = ANY (ARRAY("
+        "SELECT e.ctid FROM ml_rag_internal.table_embedding AS e"
         " WHERE e.made_at < now() - interval '90 days' LIMIT 1000 FOR UPDATE SKIP LOCKED))",
     ),
     "is read-only": ("SELECT current_setting('transaction_read_only')::boolean AS it",),

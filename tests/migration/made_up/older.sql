@@ -4,7 +4,7 @@
 CREATE FUNCTION ml_rag._former() RETURNS integer LANGUAGE sql SET search_path FROM CURRENT AS 'SELECT 1';
 CREATE VIEW ml_rag.former AS SELECT name FROM ml_rag.setting_value;
 ALTER TABLE ml_rag.evaluation_question ADD FOREIGN KEY (run_id) REFERENCES ml_rag.evaluation_run ON DELETE CASCADE;
-CREATE INDEX former_length ON ml_rag.keyword_row (length);
+CREATE INDEX former_length ON ml_rag_internal.keyword_row (length);
 
 -- changed since
 DROP FUNCTION ml_rag.model_server();
@@ -12,7 +12,7 @@ CREATE FUNCTION ml_rag.model_server() RETURNS text LANGUAGE sql SET search_path 
 AS $$ SELECT reply ->> 'status' FROM ml_rag._model_server('/healthz') $$;
 GRANT EXECUTE ON FUNCTION ml_rag.model_server() TO PUBLIC;
 COMMENT ON VIEW ml_rag.setting IS 'settings';
-ALTER TABLE ml_rag.keyword_run ALTER lengths SET STORAGE EXTENDED;
+ALTER TABLE ml_rag_internal.keyword_run ALTER lengths SET STORAGE EXTENDED;
 UPDATE ml_rag.option SET maximum = 50 WHERE routine = 'ml_rank' AND name = 'top_n';
 SELECT ml_rag._add_option('ml_rank', 'former', 'boolean', description => 'no longer there');
 

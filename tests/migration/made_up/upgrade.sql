@@ -25,7 +25,7 @@ $$;
 DROP FUNCTION ml_rag._former();
 DROP VIEW ml_rag.former;
 ALTER TABLE ml_rag.evaluation_question DROP CONSTRAINT evaluation_question_run_id_fkey;
-DROP INDEX ml_rag.former_length;
+DROP INDEX ml_rag_internal.former_length;
 
 -- its type is another one
 DROP FUNCTION ml_rag.model_server();
@@ -48,7 +48,7 @@ REVOKE ALL ON FUNCTION ml_rag.model_server() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION ml_rag.model_server() TO ml_rag_user;
 
 COMMENT ON VIEW ml_rag.setting IS 'settings of this database: name, value in force, default, description';
-ALTER TABLE ml_rag.keyword_run ALTER lengths SET STORAGE EXTERNAL;
+ALTER TABLE ml_rag_internal.keyword_run ALTER lengths SET STORAGE EXTERNAL;
 
 DELETE FROM ml_rag.option WHERE routine = 'ml_rank' AND name IN ('top_n', 'former');
 SELECT ml_rag._add_option('ml_rank', 'top_n', 'integer', minimum => 1, maximum => 2147483647, default_rule => 'all',
