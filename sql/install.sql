@@ -133,6 +133,7 @@
 
 -- nlsql: a question becomes SQL over the caller's tables
 \i nlsql/metadata.sql
+\i nlsql/functions.sql
 \i nlsql/statement.sql
 \i nlsql/question.sql
 

@@ -181,11 +181,13 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_missing _check_rank_count _bad_record _rank'),
     -- nlsql/metadata
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _table_distances _named_tables _askable_tables _nearest_table _comment_line _samples _table_definition _relevant_tables
+      _table_distances _named_tables _trusted_owners _askable_tables _nearest_table _comment_line _samples _table_definition _relevant_tables
       _schema_metadata'),
     -- nlsql/statement
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _is_harmless _refusal _may_name _type_that_runs_code _parsed _statement_columns _statement_refusal _statement_types _fits'),
+      _signatures _is_harmless _refusal _names_in _type_that_runs_code _parsed _statement_columns _statement_refusal
+      _statement_tree _statement_row _limit_temporary_files _fits'),
+    ('ml_rag_user', 'SELECT', 'TABLE', 'callable_function'),
     -- nlsql/question
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_examples _answer_by_sql'),
     -- chat: policies leave each role its own conversations

@@ -50,6 +50,19 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._trusted_owners() RETURNS oid[]
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the owners of relations whom the caller trusts  Reads: the catalog
+BEGIN
+  RETURN ARRAY(
+    SELECT o.relowner FROM (SELECT DISTINCT c.relowner FROM pg_class AS c WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f')
+                            OFFSET 0) AS o
+    WHERE ml_rag._trusts(o.relowner));
+END
+$$;
+
 CREATE FUNCTION ml_rag._askable_tables(schemas text[], tables text[])
 RETURNS TABLE (relation oid, schema_name name, table_name name, name text, description text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 100
@@ -63,10 +76,7 @@ AS $$
 -- choice of tables worse (needed tables among the first eight: 0.97 with, 0.99 without).
 #variable_conflict use_column
 DECLARE
-  _owners oid[] := ARRAY(
-    SELECT o.relowner FROM (SELECT DISTINCT c.relowner FROM pg_class AS c WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f')
-                            OFFSET 0) AS o
-    WHERE ml_rag._trusts(o.relowner));
+  _owners oid[] := ml_rag._trusted_owners();
 BEGIN
 RETURN QUERY
 WITH askable AS MATERIALIZED (
@@ -110,18 +120,27 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the table, of those that the caller may read, that a name may have been meant for
+-- At most 100 names are compared, letter by letter, however many tables others have opened to everybody: those of trusted owners first.
 -- Reads: the catalog
+DECLARE
+  _owners oid[] := ml_rag._trusted_owners();
+  _table text := regexp_replace(name, '^.*\.', '');
 BEGIN
   RETURN (
-    SELECT format('%I.%I', n.nspname, c.relname)
-    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-    CROSS JOIN LATERAL ml_rag._distance_of_words(lower(CASE WHEN strpos(name, '.') > 0 THEN name ELSE n.nspname || '.' || name END),
-      lower(concat(n.nspname, '.', c.relname))) AS d
-    WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
-      AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'ml_rag')
-      AND abs(length(c.relname::text) - length(regexp_replace(name, '^.*\.', ''))) <= 2
-      AND has_schema_privilege(n.oid, 'USAGE') AND has_any_column_privilege(c.oid, 'SELECT')
-      AND d <= greatest(2, length(c.relname::text) / 3)
+    SELECT format('%I.%I', t.nspname, t.relname)
+    FROM (
+      SELECT n.nspname, c.relname
+      FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+      WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
+        AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'ml_rag')
+        AND abs(length(c.relname::text) - length(_table)) <= 2
+        AND has_schema_privilege(n.oid, 'USAGE') AND has_any_column_privilege(c.oid, 'SELECT')
+      ORDER BY c.relowner = ANY (_owners) DESC, left(lower(c.relname::text), 1) = left(lower(_table), 1) DESC,
+        abs(length(c.relname::text) - length(_table)), c.oid
+      LIMIT 100) AS t
+    CROSS JOIN LATERAL ml_rag._distance_of_words(lower(CASE WHEN strpos(name, '.') > 0 THEN name ELSE t.nspname || '.' || name END),
+      lower(concat(t.nspname, '.', t.relname))) AS d
+    WHERE d <= greatest(2, length(t.relname::text) / 3)
     ORDER BY d, 1 LIMIT 1);
 END
 $$;

@@ -74,7 +74,7 @@ BEGIN
   END IF;
   IF (_answer -> 'has_more')::boolean THEN
     RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('only the first %s rows are returned', jsonb_array_length(_answer -> 'rows')),
-      DETAIL = 'The statement has more rows, or they have more than 16 MB.', HINT = 'Raise "max_rows", or run "sql_query" yourself.';
+      DETAIL = 'The statement has more rows, or they have more than 16 MB, a million values, or an array of 100 000.', HINT = 'Raise "max_rows", or run "sql_query" yourself.';
   END IF;
   PERFORM ml_rag._end(_call);
   RETURN _answer - 'has_more';
@@ -89,7 +89,7 @@ Returns {"tables", "schemas": those the model was shown, "model_id", "sql_query"
 "reason"; with "execute" also "columns" (names) and "rows" (arrays of values). sql_query is null where the model says that the
 tables cannot answer the question, and where the model is one of the smallest. Only a SELECT over tables that the caller may read,
 with harmless functions, is run: docs/nl_sql.md. It runs as the caller, read-only, for at most 30 s where statement_timeout is 0,
-and with at most 512 MB.
+and with at most 128 MB.
 Not in a read-only transaction: statements are checked by way of a temporary view, which needs TEMP on the database.
 Options: SELECT * FROM ml_rag.option WHERE routine = 'ml_nl_sql'.
 Errors: 22023 empty question, bad option, prompt longer than the model's context; 25006 read-only transaction; 42501 no TEMP;

@@ -5,50 +5,47 @@
 -- read-only transaction; then all of it is rolled back. backend/statement.py does this, with the limits of time and memory.
 -- A view can only be a single SELECT, without INTO and without a WITH that writes.
 --
--- Only what is listed here is harmless. What a later PostgreSQL adds is refused until it is listed.
+-- Only what is listed here and in nlsql/functions is harmless. What a later PostgreSQL adds is refused until it is listed.
+
+CREATE FUNCTION ml_rag._signatures(functions oid[]) RETURNS text[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: of each function that a statement may call name(types of its arguments), else null, in their order
+-- Those of extensions are in C, and so made by a superuser: the owner of an extension can put other functions into it.
+-- Reads: ml_rag.callable_function, the catalog
+BEGIN
+  RETURN ARRAY(
+    SELECT (
+      SELECT format('%s(%s)', c.name, c.arguments)
+      FROM pg_proc AS p JOIN ml_rag.callable_function AS c ON c.name = p.proname
+        AND c.arguments = regexp_replace(oidvectortypes(p.proargtypes), '("([^"]|"")*"|\w+)\.', '', 'g')
+      WHERE p.oid = f.oid AND CASE c.extension
+        -- below 16384: made by initdb
+        WHEN '' THEN p.oid < 16384 AND p.pronamespace = 'pg_catalog'::regnamespace
+        ELSE p.oid >= 16384 AND NOT EXISTS (
+            SELECT FROM pg_proc AS f JOIN pg_language AS l ON l.oid = f.prolang
+            WHERE l.lanname <> 'c' AND l.lanname <> 'internal' AND f.oid IN (
+              SELECT p.oid UNION ALL
+              SELECT unnest(ARRAY[g.aggtransfn, g.aggfinalfn, g.aggcombinefn, g.aggserialfn, g.aggdeserialfn, g.aggmtransfn,
+                                  g.aggminvtransfn, g.aggmfinalfn]::oid[])
+              FROM pg_aggregate AS g WHERE g.aggfnoid = p.oid))
+          AND EXISTS (SELECT FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid
+                      WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
+                        AND d.refclassid = 'pg_extension'::regclass AND e.extname = c.extension)
+        END
+      LIMIT 1)
+    FROM unnest(functions) WITH ORDINALITY AS f (oid, place) ORDER BY f.place);
+END
+$$;
 
 CREATE FUNCTION ml_rag._is_harmless(function oid) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: whether a statement may call a function, or use an operator that does
--- Of built-in ones: immutable ones, and of the stable ones those that look at nothing but their arguments, the clock and the
--- settings of dates, locale and text search. Not among them are those that tell of the catalog, sessions, files or settings, that
--- run a query given as text, or that make JSON of any type, since that calls casts that the type's owner defined.
--- Of others: immutable ones in C, which only superusers can make; those of extensions, that is.
 BEGIN
-  RETURN EXISTS (
-    SELECT FROM pg_proc AS p
-    WHERE p.oid = function AND CASE
-      WHEN p.oid >= 16384 THEN
-        p.provolatile = 'i' AND p.prokind = 'f' AND p.prolang IN (SELECT l.oid FROM pg_language AS l WHERE l.lanname IN ('c', 'internal'))
-      WHEN p.pronamespace <> 'pg_catalog'::regnamespace THEN false
-      WHEN p.provolatile = 'i' THEN
-        (p.proname !~ '^(pg|txid|binary|brin|gin|gist|spg|ts)_' OR p.proname IN ('pg_size_pretty', 'pg_size_bytes', 'ts_delete',
-          'ts_filter', 'ts_headline', 'ts_match_qv', 'ts_match_vq', 'ts_rank', 'ts_rank_cd'))
-        AND p.proname !~ '^(json|jsonb)_(object_)?agg' AND p.proname NOT IN ('satisfies_hash_partition', 'makeaclitem', 'acldefault',
-          'xmlvalidate', 'xpath', 'xpath_exists', 'xmlexists', 'xml_is_well_formed_content', 'xml_is_well_formed_document')
-      WHEN p.provolatile = 's' THEN p.proname IN (
-        -- dates and times
-        'age', 'date', 'date_cmp_timestamptz', 'date_eq_timestamptz', 'date_ge_timestamptz', 'date_gt_timestamptz',
-        'date_le_timestamptz', 'date_lt_timestamptz', 'date_ne_timestamptz', 'date_part', 'date_trunc', 'date_add', 'date_subtract',
-        'extract', 'generate_series', 'in_range', 'interval_pl_timestamptz', 'make_timestamptz', 'now', 'overlaps',
-        'statement_timestamp', 'time', 'timestamp', 'timestamp_cmp_timestamptz', 'timestamp_eq_timestamptz',
-        'timestamp_ge_timestamptz', 'timestamp_gt_timestamptz', 'timestamp_le_timestamptz', 'timestamp_lt_timestamptz',
-        'timestamp_ne_timestamptz', 'timestamptz', 'timestamptz_cmp_date', 'timestamptz_cmp_timestamp', 'timestamptz_eq_date',
-        'timestamptz_eq_timestamp', 'timestamptz_ge_date', 'timestamptz_ge_timestamp', 'timestamptz_gt_date',
-        'timestamptz_gt_timestamp', 'timestamptz_le_date', 'timestamptz_le_timestamp', 'timestamptz_lt_date',
-        'timestamptz_lt_timestamp', 'timestamptz_mi_interval', 'timestamptz_ne_date', 'timestamptz_ne_timestamp',
-        'timestamptz_pl_interval', 'timetz', 'timezone', 'to_date', 'to_timestamp', 'transaction_timestamp',
-        -- texts and numbers
-        'anytextcat', 'array_to_string', 'concat', 'concat_ws', 'format', 'length', 'money', 'numeric', 'quote_literal',
-        'quote_nullable', 'textanycat', 'to_char', 'to_number', 'convert_from', 'convert_to', 'enum_first', 'enum_last', 'enum_range',
-        -- JSON that is there already
-        'jsonb_path_exists_tz', 'jsonb_path_match_tz', 'jsonb_path_query_array_tz', 'jsonb_path_query_first_tz', 'jsonb_path_query_tz',
-        -- text search
-        'phraseto_tsquery', 'plainto_tsquery', 'to_tsquery', 'to_tsvector', 'ts_headline', 'ts_match_tq', 'ts_match_tt',
-        'websearch_to_tsquery')
-      ELSE false END);
+  RETURN (ml_rag._signatures(ARRAY[function]))[1] IS NOT NULL;
 END
 $$;
 
@@ -61,6 +58,7 @@ AS $$
 -- relations: the ones that it may read, the view itself among them
 DECLARE
   _kind text;
+  _functions oid[];
   _function regprocedure;
   _relation regclass;
   _type regtype;
@@ -87,8 +85,10 @@ BEGIN
   IF _relation IS NOT NULL THEN
     RETURN format('it reads %s, which is none of the tables that may be queried', _relation);
   END IF;
-  SELECT m[1]::oid INTO _function FROM regexp_matches(tree, ':(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)', 'g') AS m
-  WHERE NOT ml_rag._is_harmless(m[1]::oid) LIMIT 1;
+  _functions := ARRAY(
+    SELECT DISTINCT m[1]::oid FROM regexp_matches(tree, ':(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)', 'g') AS m);
+  SELECT f.oid INTO _function FROM unnest(_functions, ml_rag._signatures(_functions)) AS f (oid, signature)
+  WHERE f.signature IS NULL LIMIT 1;
   IF _function IS NOT NULL THEN
     RETURN format('it calls %s, which is none of the functions that may be called', _function);
   END IF;
@@ -104,76 +104,81 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._may_name(statement text, name name, follows text DEFAULT '') RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+CREATE FUNCTION ml_rag._names_in(statement text, OUT found jsonb, OUT error jsonb)
+LANGUAGE plpython3u IMMUTABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: whether a name stands in a statement, as a whole word unless it has to be quoted, or is as long as one that was cut off
--- follows: what a regular expression finds behind it. Statement and name as they are and in lower case, of this locale and of none.
-DECLARE
-  _name text := replace(lower(name), '"', '""');
-BEGIN
-  IF strpos(statement, _name) = 0 THEN
-    RETURN false;
-  END IF;
-  RETURN _name !~ '^[a-z_][a-z0-9_]*$' OR octet_length(_name) >= 63
-    OR statement ~ concat('(^|[^a-z_$])', _name, '($|[^a-z0-9_$])') AND (follows = '' OR statement ~ concat(_name, follows));
-END
+# purpose: {"names", "operators"} that a statement may contain, and perhaps others; see backend/names.py
+@BACKEND@
+return backend.names_in(plpy, statement)
 $$;
 
 CREATE FUNCTION ml_rag._type_that_runs_code(statement text, schemas text[]) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
+-- see ml_rag._index_needs
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET jit = off
 AS $$
 -- purpose: what a statement may name, and so have PostgreSQL read a constant by running code of somebody whom the caller does not trust
 -- PostgreSQL reads constants while it parses: '{1}'::planted.number[] runs the CHECK of that domain, and so does
--- planted.total('{1}') whose argument is of that type. So this goes before, and by the letters: the name of such a type, or of
--- a function or operator with one, may not stand in the text together with its schema. schemas: those that a name needs not
--- tell. A domain that has no CHECK can have got one by the time the constant is read.
--- Reads: the catalog
+-- planted.total('{1}') whose argument is of that type. So this goes before, and by the letters. It starts from the names in the text:
+-- those of schemas, and in these and in schemas, where a name needs none, those of types, functions and operators. Of what the
+-- catalog has beside them nothing is read, however much others put there. A domain that has no CHECK can have got one by the time
+-- the constant is read.
+-- Reads: the catalog, by its indexes
 DECLARE
-  _domains oid[] := ARRAY(
-    SELECT t.oid FROM pg_type AS t WHERE t.typtype = 'd' AND t.oid >= 16384 AND NOT ml_rag._trusts(t.typowner));
-  _statement text := concat(lower(statement), ' ', lower(statement COLLATE "C"));
-  _built oid[];
+  _most constant integer := 1000;
+  _found record;
+  _names name[];
+  _namespaces oid[];
+  _types oid[];
 BEGIN
-  IF _domains = '{}' THEN
-    RETURN NULL;
-  ELSIF strpos(_statement, 'u&"') > 0 THEN
+  IF strpos(lower(statement), 'u&"') > 0 THEN
     RETURN 'a name written with Unicode escapes';
   END IF;
-  _built := ARRAY(
-    WITH RECURSIVE built AS (
-      SELECT d.oid FROM unnest(_domains) AS d (oid)
+  _found := ml_rag._names_in(statement);
+  IF _found.error IS NOT NULL THEN
+    PERFORM ml_rag._raise(_found.error);
+  END IF;
+  _names := ml_rag._texts(_found.found -> 'names')::name[];
+  _namespaces := ARRAY(
+    SELECT n.oid FROM pg_namespace AS n WHERE n.nspname = ANY (_names || schemas::name[]) AND has_schema_privilege(n.oid, 'USAGE')
+    UNION SELECT pg_my_temp_schema());
+  -- all that these consist of; below 16384 are built-in ones. OFFSET 0: looked up, not joined with whole catalogs
+  _types := ARRAY(
+    WITH RECURSIVE part (oid) AS (
+      SELECT n.oid FROM (
+        SELECT t.oid FROM pg_type AS t WHERE t.typname = ANY (_names) AND t.typnamespace = ANY (_namespaces)
+        UNION ALL
+        SELECT unnest(p.prorettype || p.proargtypes::oid[] || coalesce(p.proallargtypes, '{}'))
+        FROM pg_proc AS p WHERE p.proname = ANY (_names) AND p.pronamespace = ANY (_namespaces)
+        UNION ALL
+        SELECT unnest(ARRAY[o.oprleft, o.oprright, o.oprresult])
+        FROM pg_operator AS o
+        WHERE o.oprname = ANY (ml_rag._texts(_found.found -> 'operators')::name[]) AND o.oprnamespace = ANY (_namespaces)
+        OFFSET 0
+      ) AS n WHERE n.oid >= 16384
       UNION
-      SELECT t.oid FROM built AS b CROSS JOIN LATERAL (
-        SELECT t.oid FROM pg_type AS t WHERE t.typelem = b.oid OR t.typbasetype = b.oid
-        UNION ALL SELECT c.reltype FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
-        WHERE a.atttypid = b.oid AND NOT a.attisdropped AND c.reltype <> 0
-        UNION ALL SELECT r.rngtypid FROM pg_range AS r WHERE r.rngsubtype = b.oid
-        UNION ALL SELECT r.rngmultitypid FROM pg_range AS r WHERE r.rngsubtype = b.oid
-      ) AS t
+      SELECT n.oid FROM part AS p CROSS JOIN LATERAL (
+        SELECT unnest(ARRAY[t.typelem, t.typbasetype]) AS oid
+        FROM (SELECT t.typelem, t.typbasetype FROM pg_type AS t WHERE t.oid = p.oid OFFSET 0) AS t
+        UNION ALL
+        SELECT a.atttypid FROM (SELECT t.typrelid FROM pg_type AS t WHERE t.oid = p.oid AND t.typrelid <> 0 OFFSET 0) AS t
+        CROSS JOIN LATERAL (SELECT a.atttypid FROM pg_attribute AS a
+                            WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped OFFSET 0) AS a
+        UNION ALL (SELECT r.rngsubtype FROM pg_range AS r WHERE r.rngtypid = p.oid OFFSET 0)
+        UNION ALL (SELECT r.rngtypid FROM pg_range AS r WHERE r.rngmultitypid = p.oid OFFSET 0)
+      ) AS n WHERE n.oid >= 16384
     )
-    SELECT b.oid FROM built AS b);
+    SELECT p.oid FROM part AS p LIMIT _most + 1);
+  IF cardinality(_types) > _most THEN
+    RETURN format('more than %s types', _most);
+  END IF;
   RETURN (
-    SELECT o.described
-    FROM (
-      SELECT format('type %s', t.oid::regtype) AS described, t.typname AS name, t.typnamespace AS namespace
-      FROM pg_type AS t WHERE t.oid = ANY (_built)
-      -- of an array by its element
-      UNION ALL SELECT format('type %s', t.oid::regtype), e.typname, t.typnamespace
-      FROM pg_type AS t JOIN pg_type AS e ON e.typarray = t.oid WHERE t.oid = ANY (_built)
-      UNION ALL SELECT format('function %s', p.oid::regprocedure), p.proname, p.pronamespace
-      FROM pg_proc AS p
-      WHERE p.oid >= 16384 AND (p.prorettype = ANY (_built) OR p.proargtypes::oid[] && _built OR p.proallargtypes && _built)
-      UNION ALL SELECT format('operator %s', p.oid::regoperator), p.oprname, p.oprnamespace
-      FROM pg_operator AS p WHERE p.oid >= 16384 AND (p.oprleft = ANY (_built) OR p.oprright = ANY (_built) OR p.oprresult = ANY (_built))
-    ) AS o JOIN pg_namespace AS n ON n.oid = o.namespace
-    WHERE has_schema_privilege(n.oid, 'USAGE') AND ml_rag._may_name(_statement, o.name)
-      -- behind a schema stands a point, if not at once
-      AND (n.nspname = ANY (schemas) OR n.oid = pg_my_temp_schema()
-           OR ml_rag._may_name(_statement, n.nspname, '"?\s*([.]|--|/[*])'))
-    LIMIT 1);
+    SELECT format('type %s', t.oid::regtype) FROM pg_type AS t
+    WHERE t.oid = ANY (_types) AND t.typtype = 'd' AND NOT ml_rag._trusts(t.typowner) LIMIT 1);
 END
 $$;
 
@@ -216,15 +221,67 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._statement_types() RETURNS bigint[]
+CREATE FUNCTION ml_rag._statement_tree() RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
--- purpose: the types of the columns of view ml_rag_statement  Reads: the catalog
+-- purpose: the parsed query of view ml_rag_statement; null if it is longer than four million characters
+DECLARE
+  _tree text := ml_rag._parsed('ml_rag_statement');
 BEGIN
-  RETURN ARRAY(
-    SELECT a.atttypid::bigint FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
-    WHERE c.relname = 'ml_rag_statement' AND c.relnamespace = pg_my_temp_schema() AND a.attnum > 0 ORDER BY a.attnum);
+  RETURN CASE WHEN length(_tree) <= 4000000 THEN _tree END;
+END
+$$;
+
+CREATE FUNCTION ml_rag._statement_row() RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: an expression for a row of view ml_rag_statement as a JSON array: numbers, booleans, arrays and JSON as they are, all else as
+-- text; null if one of its arrays has more than 100 000 elements
+-- By output functions: casts to JSON or text can be the code of the owner of a type.
+-- Reads: the catalog
+DECLARE
+  _numbers constant oid[] := '{bool,int2,int4,int8,float4,float8,numeric}'::regtype[];
+  _json constant oid[] := '{json,jsonb}'::regtype[];
+  _values text;
+  _cardinalities text;
+BEGIN
+  WITH RECURSIVE base AS (
+    SELECT a.attnum, quote_ident(a.attname) AS name, a.atttypid AS type FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
+    WHERE c.relname = 'ml_rag_statement' AND c.relnamespace = pg_my_temp_schema() AND a.attnum > 0
+    UNION ALL
+    SELECT b.attnum, b.name, t.typbasetype FROM base AS b JOIN pg_type AS t ON t.oid = b.type WHERE t.typtype = 'd'
+  )
+  SELECT string_agg(format('CASE WHEN %1$s IS NOT DISTINCT FROM NULL THEN ''null'' ELSE %2$s END', b.name, CASE
+      WHEN b.type = ANY (_numbers) THEN format('pg_catalog.to_json(%s)::pg_catalog.text', b.name)
+      WHEN b.type = ANY (_json) THEN format('%s::pg_catalog.text', b.name)
+      WHEN NOT is_array THEN format('pg_catalog.to_json(pg_catalog.concat(%s))::pg_catalog.text', b.name)
+      WHEN t.typelem = ANY (_numbers || _json) THEN format('pg_catalog.array_to_json(%s)::pg_catalog.text', b.name)
+      ELSE format('pg_catalog.array_to_json(pg_catalog.concat(%s)::pg_catalog.text[])::pg_catalog.text', b.name) END), ', '
+      ORDER BY b.attnum),
+    string_agg(format('pg_catalog.cardinality(%s)', b.name), ', ') FILTER (WHERE is_array)
+  INTO _values, _cardinalities
+  FROM base AS b JOIN pg_type AS t ON t.oid = b.type
+  CROSS JOIN LATERAL (SELECT t.typsubscript = 'array_subscript_handler'::regproc AND t.typdelim = ',' AS is_array) AS a
+  WHERE t.typtype <> 'd';
+  RETURN format('CASE WHEN pg_catalog.int4le(GREATEST(%s), 100000) THEN pg_catalog.concat(''['', '
+    'pg_catalog.array_to_string(ARRAY[%s]::pg_catalog.text[], '', ''), '']'') END', concat_ws(', ', '0', _cardinalities), _values);
+END
+$$;
+
+CREATE FUNCTION ml_rag._limit_temporary_files() RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, ml_rag, pg_temp
+AS $$
+-- purpose: at most 2 GB of temporary files of this session, until the end of the transaction or subtransaction
+-- Only superusers change this setting, so it runs as the owner. Somebody else who calls it takes only from their own.
+BEGIN
+  IF (SELECT s.setting::bigint NOT BETWEEN 0 AND 2097152 FROM pg_settings AS s WHERE s.name = 'temp_file_limit') THEN
+    PERFORM set_config('temp_file_limit', '2GB', true);
+  END IF;
+EXCEPTION WHEN insufficient_privilege THEN
+  NULL;
 END
 $$;
 
@@ -232,7 +289,7 @@ CREATE FUNCTION ml_rag._fits(size integer) RETURNS boolean
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
-# purpose: whether a row of so many bytes as text is handed to Python, which has no limit of memory then: see fits in
+# purpose: whether a row of so many bytes as JSON is handed to Python, which has no limit of memory then: see fits in
 # backend/statement.py
 return "ml_rag" in GD and GD["ml_rag"].fits(size)
 $$;

@@ -90,7 +90,7 @@ def test_a_failing_statement_goes_back_to_the_model_with_the_error(
     assert len(prompts) == 3
     assert "refused or failed" not in prompts[0]
     assert 'SELECT nothing FROM shop.orders\n42703: column "nothing" does not exist' in prompts[1]
-    assert "DELETE FROM shop.orders\n42601: syntax error" in prompts[2]
+    assert "DELETE FROM shop.orders\n42601: only a single SELECT is allowed" in prompts[2]
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,27 @@ def test_an_error_of_a_run_tells_the_model_no_value(
     for prompt in prompts[1:]:
         told = prompt.partition("refused or failed:\n")[2]
         assert told == f"{sql}\n{sqlstate} ({name}) when it was run\nWrite one that works."
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DELETE FROM shop.orders",
+        "INSERT INTO shop.orders SELECT * FROM shop.orders",
+        "UPDATE shop.orders SET amount = 0",
+        "MERGE INTO shop.orders AS o USING shop.customers AS c ON o.id = c.id WHEN MATCHED THEN DELETE",
+        "DROP TABLE shop.orders",
+        "TRUNCATE shop.orders",
+        "WITH x AS (DELETE FROM shop.orders RETURNING *) SELECT * FROM x",
+        "WITH x AS (SELECT 1) DELETE FROM shop.orders",
+        "SELECT 1 INTO TEMP made",
+        "SELECT 1; SELECT 2",
+        "EXPLAIN SELECT 1",
+    ],
+)
+def test_what_is_not_a_select_is_told_so(model: SqlModel, shop: Connection, asker: Connection, sql: str) -> None:
+    model.writes(sql)
+    assert "only a single SELECT is allowed" in ask(asker, use_retry=False)["reason"]
 
 
 def test_after_three_attempts_it_is_not_valid(model: SqlModel, shop: Connection, asker: Connection) -> None:
@@ -392,6 +413,92 @@ def test_a_value_that_python_has_no_memory_for_ends_no_session(
     model.writes("SELECT 1")
     assert ask(asker)["rows"] == [[1]]
     assert shop.execute("SELECT pg_postmaster_start_time(), pg_backend_pid()").fetchone() == began
+
+
+def test_arrays_of_many_values_are_cut(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    """100 000 in an array, a million in all rows."""
+    for n, rows in ((100_000, [[list(range(1, 100_001))]]), (100_001, [])):
+        model.writes(f"SELECT array_agg(n) FROM generate_series(1, {n}) AS n")
+        with warnings_of(asker) as caught:
+            assert ask(asker, use_retry=False)["rows"] == rows
+        assert len(caught) == (not rows)
+    model.writes("SELECT ARRAY(SELECT 0 FROM generate_series(1, 90000)) FROM shop.orders")
+    with warnings_of(asker) as caught:
+        assert len(ask(asker, use_retry=False)["rows"]) == 11
+    assert "only the first 11 rows" in caught[0][2]
+
+
+@pytest.mark.fresh
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT ARRAY(SELECT 0::numeric FROM generate_series(1, 8000000))",
+        "SELECT array_agg(ARRAY[n]) FROM generate_series(1, 200000) AS n",
+        "SELECT repeat('\u0001', 1000000), repeat('\U0001f600', 100000) FROM shop.orders",
+        "SELECT ('[' || repeat('1,', 400000) || '1]')::jsonb FROM shop.orders",
+    ],
+)
+def test_what_python_is_given_is_bounded(model: SqlModel, shop: Connection, asker: Connection, sql: str) -> None:
+    model.writes("SELECT 1")
+    ask(asker)
+    (pid,) = asker.execute("SELECT pg_backend_pid()").fetchone() or (0,)
+    before = _peak(pid)
+    model.writes(sql)
+    ask(asker, use_retry=False)
+    assert _peak(pid) - before < 500 * 1024
+
+
+def _peak(pid: int) -> int:
+    """kB of memory at most so far."""
+    with open(f"/proc/{pid}/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+
+
+def test_temporary_files_are_bounded(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    limit = "current_setting('temp_file_limit')"
+    found = asker.execute(f"SELECT {limit}, ml_rag._limit_temporary_files()::text, {limit}").fetchone()
+    assert found == ("-1", "", "2GB")
+    assert asker.execute(f"SELECT {limit}").fetchone() == ("-1",)
+    shop.execute("SET temp_file_limit = '1GB'")
+    assert shop.execute(f"SELECT ml_rag._limit_temporary_files()::text, {limit}").fetchone() == ("", "1GB")
+    # and in a statement: 33 MB are more than 1 MB
+    shop.execute("SET temp_file_limit = '1MB'; SET work_mem = '64kB'")
+    model.writes("SELECT n FROM generate_series(1, 2000000) AS n ORDER BY n DESC LIMIT 1")
+    assert ask(shop, use_retry=False)["reason"].startswith("53400: temporary file size exceeds")
+    shop.execute("RESET temp_file_limit; RESET work_mem")
+
+
+def test_values_of_types_of_others_are_made_text_by_no_cast(
+    model: SqlModel, shop: Connection, asker: Connection
+) -> None:
+    shop.execute(
+        "CREATE FUNCTION shop.told(shop.size) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT ''cast'' ';"
+        "CREATE FUNCTION shop.told_json(shop.size) RETURNS json LANGUAGE sql IMMUTABLE AS 'SELECT ''7''::json';"
+        "CREATE CAST (shop.size AS text) WITH FUNCTION shop.told;"
+        "CREATE CAST (shop.size AS json) WITH FUNCTION shop.told_json;"
+        "CREATE TYPE shop.pair AS (a shop.size, b integer); CREATE DOMAIN shop.whole AS integer;"
+        "CREATE DOMAIN shop.list AS integer[];"
+        "CREATE TABLE shop.odd AS SELECT 'small'::shop.size AS s, '{small,large}'::shop.size[] AS t, "
+        " ROW('small', 1)::shop.pair AS p,"
+        " 7::shop.whole AS w, '{7,8}'::shop.list AS l, '{{1,2},{3,4}}'::integer[] AS m, '[0:1]={5,6}'::integer[] AS o,"
+        " '{2026-05-01}'::date[] AS d, ROW(NULL, NULL)::shop.pair AS n, '{\"(1,1),(0,0)\"}'::box[] AS b,"
+        " '1 2'::int2vector AS v;"
+        "GRANT SELECT ON shop.odd TO ml_rag_user"
+    )
+    model.writes("SELECT * FROM shop.odd")
+    (row,) = ask(asker, use_retry=False)["rows"]
+    assert row[:9] == [
+        "small",
+        ["small", "large"],
+        "(small,1)",
+        7,
+        [7, 8],
+        [[1, 2], [3, 4]],
+        [5, 6],
+        ["2026-05-01"],
+        "(,)",
+    ]
+    assert row[9:] == ["{(1,1),(0,0)}", [1, 2]]
 
 
 def test_the_limit_is_lifted_afterwards(model: SqlModel, shop: Connection, asker: Connection) -> None:

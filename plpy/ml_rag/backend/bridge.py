@@ -239,6 +239,14 @@ def nl_sql(plpy: Any, request: str) -> str:
     return nl_sql.answer(plpy, generate, parsed)
 
 
+@outcome
+def names_in(plpy: Any, statement: str) -> str:
+    """What a statement may name, as JSON text: {"names", "operators"}; see ``ml_rag.backend.names``."""
+    from ml_rag.backend import names
+
+    return as_jsonb({"names": names.names_in(statement), "operators": names.operators_in(statement)})
+
+
 def fits(size: int) -> bool:
     """Whether a row of a statement may come to Python; see ``ml_rag.backend.statement``."""
     from ml_rag.backend import statement

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import resource
 import signal
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from ml_rag.backend import sizes, tree
 from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.errors import MlRagError
 
 #: of a call under no statement_timeout
 SECONDS = 30
 #: beyond what the backend has already when the statement begins
-MEMORY_BYTES = 512 * 1024 * 1024
+MEMORY_BYTES = 128 * 1024 * 1024
 #: of the rows as JSON
 RESULT_BYTES = 16 * 1024 * 1024
+#: in the rows; each takes some hundred bytes once they are jsonb
+RESULT_VALUES = 1_000_000
 #: of a statement
 MAX_CHARACTERS = 20_000
-_JSON_TYPES = (114, 3802)
 
 #: what holds while the statement runs; nothing of it can be undone from within
 _SETTINGS = {
@@ -33,6 +34,8 @@ _SETTINGS = {
     "intervalstyle": "postgres",
     "bytea_output": "hex",
 }
+
+_ONLY_SELECT = "only a single SELECT is allowed: no other statement, no INSERT, UPDATE or DELETE in WITH, no INTO"
 
 
 class Interrupted(MlRagError):
@@ -106,11 +109,31 @@ def _decide(plpy: Any, statement: str, relations: list[int], schemas: list[str],
     # by itself first: where its parentheses are balanced, those around it below cannot be closed from within
     plpy.prepare(statement)
     view = f"CREATE TEMP VIEW ml_rag_statement_columns AS SELECT true AS x FROM (\n{statement}\n) AS ml_rag_statement"  # noqa: S608
-    plpy.execute(view)
+    try:
+        with plpy.subtransaction():
+            plpy.execute(view)
+    except plpy.SPIError as e:
+        # what is a statement, and none of which a view can be made
+        if sqlstate(e) not in ("42601", "0A000"):
+            raise
+        outcome.reason = f"{sqlstate(e)}: {_ONLY_SELECT} ({e})"
+        return
     outcome.columns = _value(plpy, "SELECT ml_rag._statement_columns()")
     names = ", ".join(f"c{place}" for place in range(len(outcome.columns)))
     plpy.execute(f"CREATE TEMP VIEW ml_rag_statement ({names}) AS (\n{statement}\n)")
-    outcome.reason = _value(plpy, "SELECT ml_rag._statement_refusal($1)", "oid[]", relations)
+    outcome.reason = _value(plpy, "SELECT ml_rag._statement_refusal($1)", "oid[]", relations) or _too_large(plpy)
+
+
+def _too_large(plpy: Any) -> str | None:
+    """Why the view could take too long where PostgreSQL cancels nothing, or too much memory; see ``sizes``."""
+    text = _value(plpy, "SELECT ml_rag._statement_tree()")
+    if text is None:
+        return "54000: it is too long once it is parsed"
+    (query,) = tree.parse(text)
+    functions = sizes.functions(query)
+    signatures = _value(plpy, "SELECT ml_rag._signatures($1)", "oid[]", functions)
+    reason = sizes.check(query, dict(zip(functions, signatures, strict=True)))
+    return reason and f"54000: {reason}"
 
 
 def _value(plpy: Any, statement: str, *arguments: Any) -> Any:
@@ -121,62 +144,43 @@ def _value(plpy: Any, statement: str, *arguments: Any) -> Any:
 
 
 def _run(plpy: Any, max_rows: int, outcome: Outcome) -> None:
-    types: list[int] = _value(plpy, "SELECT ml_rag._statement_types()")
     for name, value in _SETTINGS.items():
         plpy.execute(f"SELECT pg_catalog.set_config('{name}', '{value}', true)")
-    # OFFSET 0: each value is computed once
-    columns = "".join(f", CASE WHEN s.fits THEN s.c{place} END AS c{place}" for place in range(len(types)))
+    plpy.execute("SELECT ml_rag._limit_temporary_files()")
+    # OFFSET 0: each value is computed once. In SQL, as conversions of PL/Python take many times the memory of a value,
+    # where it has no limit, and are not cancelled.
     statement = (
-        f"SELECT s.fits{columns} FROM (SELECT r.*, ml_rag._fits(pg_catalog.octet_length(r::pg_catalog.text)) AS fits"  # noqa: S608
-        " FROM (SELECT * FROM pg_temp.ml_rag_statement OFFSET 0) AS r OFFSET 0) AS s LIMIT $1"
+        "SELECT CASE WHEN ml_rag._fits(pg_catalog.octet_length(j.row)) THEN j.row END AS row"  # noqa: S608
+        f" FROM (SELECT {_value(plpy, 'SELECT ml_rag._statement_row()')} AS row"
+        " FROM (SELECT * FROM pg_temp.ml_rag_statement OFFSET 0) AS r OFFSET 0) AS j LIMIT $1"
     )
     rows: list[str] = []
-    size = 0
+    size = values = 0
     _value(plpy, "SELECT ml_rag._fits(0)")  # compiled while there is memory
     with _MemoryLimit() as limit:
         cursor = plpy.cursor(plpy.prepare(statement, ["int8"]), [max_rows + 1])
         while fetched := cursor.fetch(1):
-            row = fetched[0]
-            text = _as_json([row[f"c{place}"] for place in range(len(types))], types) if row["fits"] else ""
-            size += len(text)
-            if not row["fits"] or len(rows) == max_rows or size > RESULT_BYTES:
+            row = fetched[0]["row"]
+            if row is not None:
+                size += len(row)
+                values += sum(map(row.count, ",[{"))
+            if row is None or len(rows) == max_rows or size > RESULT_BYTES or values > RESULT_VALUES:
                 outcome.has_more = True
                 break
-            rows.append(text)
+            rows.append(row)
             limit.begin()
         cursor.close()
     outcome.rows = rows
 
 
-def _as_json(values: list[Any], types: list[int]) -> str:
-    return f"[{', '.join(map(_json_value, values, types))}]"
-
-
-def _json_value(value: Any, type_oid: int = 0) -> str:
-    """A value as PL/Python has it, as JSON: numbers as they are, however long, what has no other form as text."""
-    if value is None or isinstance(value, bool | int):
-        return json.dumps(value)
-    if isinstance(value, str):
-        return value if type_oid in _JSON_TYPES else json.dumps(value, ensure_ascii=False)
-    if isinstance(value, list):
-        return f"[{', '.join(map(_json_value, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{json.dumps(key)}: {_json_value(inner)}' for key, inner in value.items())}}}"
-    if isinstance(value, bytes):
-        return json.dumps("\\x" + value.hex())
-    text = str(value)  # float, Decimal
-    is_number = text.strip("+-0123456789.eE") == ""
-    return text if is_number else json.dumps(text.replace("inf", "Infinity").replace("nan", "NaN"))
-
-
-def fits(size: int) -> bool:
-    """Whether a row of so many bytes as text may come to Python; from now on until the next one memory has no limit.
+def fits(size: int | None) -> bool:
+    """Whether a row of so many bytes may come to Python; from now on until the next one memory has no limit.
 
     PL/Python ends the process where it lacks the memory for a value, which would end every session of the server.
     """
     if _MemoryLimit.current is not None:
         _MemoryLimit.current.lift()
-    return size <= RESULT_BYTES
+    return size is not None and size <= RESULT_BYTES
 
 
 class _MemoryLimit:
