@@ -74,7 +74,8 @@ BEGIN
   END IF;
   IF (_answer -> 'has_more')::boolean THEN
     RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('only the first %s rows are returned', jsonb_array_length(_answer -> 'rows')),
-      DETAIL = 'The statement has more rows, or they have more than 16 MB, a million values, or an array of 100 000.', HINT = 'Raise "max_rows", or run "sql_query" yourself.';
+      DETAIL = 'The statement has more rows, or they have more than 16 MB, a million values, or an array of 100 000.',
+      HINT = 'Raise "max_rows", or run "sql_query" yourself.';
   END IF;
   PERFORM ml_rag._end(_call);
   RETURN _answer - 'has_more';

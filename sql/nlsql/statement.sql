@@ -88,7 +88,7 @@ BEGIN
   _functions := ARRAY(
     SELECT DISTINCT m[1]::oid FROM regexp_matches(tree, ':(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)', 'g') AS m);
   SELECT f.oid INTO _function FROM unnest(_functions, ml_rag._signatures(_functions)) AS f (oid, signature)
-  WHERE f.signature IS NULL LIMIT 1;
+  WHERE f.signature IS NULL ORDER BY f.oid LIMIT 1;
   IF _function IS NOT NULL THEN
     RETURN format('it calls %s, which is none of the functions that may be called', _function);
   END IF;
@@ -260,7 +260,7 @@ BEGIN
       WHEN t.typelem = ANY (_numbers || _json) THEN format('pg_catalog.array_to_json(%s)::pg_catalog.text', b.name)
       ELSE format('pg_catalog.array_to_json(pg_catalog.concat(%s)::pg_catalog.text[])::pg_catalog.text', b.name) END), ', '
       ORDER BY b.attnum),
-    string_agg(format('pg_catalog.cardinality(%s)', b.name), ', ') FILTER (WHERE is_array)
+    string_agg(format('pg_catalog.cardinality(%s)', b.name), ', ' ORDER BY b.attnum) FILTER (WHERE is_array)
   INTO _values, _cardinalities
   FROM base AS b JOIN pg_type AS t ON t.oid = b.type
   CROSS JOIN LATERAL (SELECT t.typsubscript = 'array_subscript_handler'::regproc AND t.typdelim = ',' AS is_array) AS a

@@ -84,8 +84,11 @@ def test_all_that_is_made_is_seen() -> None:
 COLLECTED = re.compile(r"\b(?:string_agg|array_agg|jsonb?_agg)\(|\bARRAY\((?=\s*SELECT\b)")
 #: what is collected and read by no user: rows and their places, OIDs, numbers, sets of names, texts for a model
 NOT_READ = re.compile(
+    # the list of functions that statements of models may call
+    r"anyarray; anynonarray$|bytea, bytea; text, text$|"
     r"(SELECT )?(DISTINCT )?((\w+\.)?(oid|ctid|\w+relid|relowner|tgfoid|relation(::bigint)?|place|row_key|key|n|value"
-    r"|shown|first|last|best|document_key|embedding(::@vector@\.vector)?|text(::text)?|metadata|node)|ROW\(h\.\*\)::ml_rag\.hit|%s|n\.name(?=$)"
+    r"|shown|first|last|best|document_key|embedding(::@vector@\.vector)?|text(::text)?|metadata|node)"
+    r"|ROW\(h\.\*\)::ml_rag\.hit|%s|n\.name(?=$)|m\[1\]::oid"
     r"|int8send\(\w+\.id\), ''|pg_catalog\.to_jsonb\([^)]*\)|coalesce\(p\.oid::regprocedure::text, n\))(?= FROM|$)"
 )
 

@@ -1,4 +1,4 @@
-"""nlsql/question, nlsql/statement: a question becomes a statement and rows: attempts, refusals, limits, values."""
+"""nlsql/question, nlsql/statement, nlsql/functions: a question becomes a statement and rows, or is refused."""
 
 from __future__ import annotations
 
