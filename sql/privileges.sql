@@ -181,7 +181,8 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_missing _check_rank_count _bad_record _rank'),
     -- nlsql/metadata
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _table_distances _named_tables _trusted_owners _askable_tables _nearest_table _comment_line _samples _table_definition _relevant_tables
+      _table_distances _named_tables _trusted_owners _askable_tables _nearest_table _comment_line _samples _table_definition
+      _relevant_tables
       _schema_metadata'),
     -- nlsql/statement
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
