@@ -201,7 +201,7 @@ BEGIN
   LOOP
     arm.candidates := least(4 * arm.candidates, greatest(_n, 100000));
     IF arm.search = 'keyword' THEN
-      _found := ml_rag._keyword_store(_nodes, index, request, arm, false, _filter, _filter.condition <> '', NULL);
+      _found := ml_rag._keyword_store(_nodes, index, request, arm, false, _filter, _filter.condition <> '');
       failure := _found.failure;
     ELSE
       _found := ml_rag._search_store(_nodes, request, arm, false, _filter);

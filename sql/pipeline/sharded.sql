@@ -162,7 +162,7 @@ BEGIN
   END IF;
   IF _is_here THEN
     IF _is_keyword THEN
-      _found := ml_rag._keyword_store(_here, index, request, arm, true, filter, filter.condition <> '', NULL, _corpus);
+      _found := ml_rag._keyword_store(_here, index, request, arm, true, filter, filter.condition <> '', _corpus);
       failure := _found.failure;
     ELSE
       _found := ml_rag._search_store(_here, request, arm, true, filter);

@@ -115,7 +115,7 @@ BEGIN
     END IF;
   END IF;
   PERFORM set_config(k, request -> 'settings' ->> k, true) FROM unnest('{TimeZone,DateStyle,IntervalStyle}'::text[]) AS k;
-  _found := ml_rag._read_store(CASE request ->> 'call' WHEN 'keyword' THEN 'keyword' ELSE 'search' END, _store, true, NULL,
+  _found := ml_rag._read_store(CASE request ->> 'call' WHEN 'keyword' THEN 'keyword' ELSE 'search' END, _store, true,
     _asked, _arm, _index, true, NULL, NULL, corpus => request -> 'corpus');
   RETURN jsonb_build_object('hits', to_jsonb(_found.hits), 'facts', _found.facts);
 EXCEPTION WHEN query_canceled OR lock_not_available THEN

@@ -99,7 +99,7 @@ def test_a_subscriber_that_lacks_the_new_column_stops_and_goes_on_once_it_has_it
     replication.start("CREATE PUBLICATION p FOR TABLE docs")
     add(publisher)
     (hint,) = told(replication)
-    assert "ALTER TABLE public.docs ADD COLUMN segment_embedding_more vector(8);" in hint
+    assert "ALTER TABLE public.docs ADD COLUMN segment_embedding_more public.vector(8);" in hint
     wait_until(lambda: replication.errors() > 0, 30)
     publisher.execute(INSERT, (30, "late frost", fake_embedding("late frost")))
     # it searches what it has, and gets the rest when it has the column

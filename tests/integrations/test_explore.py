@@ -425,7 +425,7 @@ def test_only_marks_are_written(boats: str) -> None:
         connection.execute("CREATE TABLE written (n integer)")
         connection.execute(
             "CREATE FUNCTION writes() RETURNS text LANGUAGE sql VOLATILE"
-            " AS $$ INSERT INTO written VALUES (1); SELECT 'written' $$"
+            " AS $$ INSERT INTO public.written VALUES (1); SELECT 'written' $$"
         )
         connection.execute("CREATE VIEW trap AS SELECT writes() AS segment, b.segment_embedding FROM boats AS b")
         connection.execute("COMMENT ON COLUMN trap.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'")

@@ -298,7 +298,7 @@ def test_stores_that_nobody_named_and_why_they_were_left_out(
         "public.excluded": 'It is listed in "exclude_vector_store".',
         "public.hidden_text": "The caller may not SELECT segment.",
         "public.other_model": "It holds vectors of model another, and the call is for fake-embed.",
-        "public.risky": "It belongs to another role, and reading it could run that role's code.",
+        "public.risky": f"It belongs to role {db.role('tenant')}, which you do not trust.",
         "public.textless": "It has no column segment.",
     }
     assert [name for name, store in found.items() if store["searched"]] == ["public.docs"]
@@ -457,4 +457,4 @@ def test_a_plan_runs_nobodys_code_with_the_rights_of_another(
     with error("P0001", "sprung", ours=False):
         explain(asker, vector_store=["trap.docs"])
     found = stores(explain(asker))
-    assert found["trap.docs"]["reason"] == "It belongs to another role, and reading it could run that role's code."
+    assert found["trap.docs"]["reason"] == f"It belongs to role {db.role('tenant')}, which you do not trust."

@@ -87,7 +87,7 @@ def test_a_view_of_a_role_that_is_not_trusted_is_told_as_left_out(
         "CREATE VIEW v AS SELECT * FROM t; GRANT SELECT ON v TO ml_rag_user; REVOKE SELECT ON t FROM ml_rag_user"
     )
     mark(tenant, "v")
-    with error("P0002", "public.v (It belongs to another role") as caught:
+    with error("P0002", f"public.v (It belongs to role {db.role('tenant')}") as caught:
         answer(asker, "cats")
     assert "public.t (The caller may not SELECT" in caught.detail
 

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "shortage": {"errors"},
     "files": {"errors"},
     "backend": {"errors", "files", "protocol"},
-    "ingest": {"abc", "errors", "priority", "scratch", "shortage"},
+    "ingest": {"abc", "errors", "priority", "protocol", "scratch", "shortage"},
     "server": {"abc", "errors", "priority", "protocol", "scratch", "shortage", "ingest"},
     "client": {"errors", "files", "integrations"},
     "integrations": {"errors"},
