@@ -17,11 +17,11 @@ AS $$
 return backend.embed_counted(plpy, texts, model_id)
 $$;
 
-CREATE FUNCTION ml_rag._embed_queries(texts text[], model_id text) RETURNS @vector@.vector[]
+CREATE FUNCTION ml_rag._embed_queries(texts text[], model_id text, otherwise text DEFAULT NULL) RETURNS @vector@.vector[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: texts to their vectors, in one request
+-- purpose: texts to their vectors, in one request; otherwise: a hint of what can be done without a model
 DECLARE
   _embedded record;
 BEGIN
@@ -36,7 +36,8 @@ BEGIN
       DETAIL = left(SQLERRM, 200);
   END;
   IF _embedded.error IS NOT NULL THEN
-    PERFORM ml_rag._raise(_embedded.error);
+    PERFORM ml_rag._raise(_embedded.error || CASE WHEN otherwise IS NULL OR _embedded.error ->> 'sqlstate' = '22023' THEN '{}'
+      ELSE jsonb_build_object('hint', concat_ws(' ', _embedded.error ->> 'hint', otherwise)) END);
   END IF;
   RETURN _embedded.vectors;
 END

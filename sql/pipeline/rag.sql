@@ -61,6 +61,19 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._hint_of_words(options jsonb) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how a hybrid call goes without a model
+BEGIN
+  RETURN concat_ws(', ', 'Words are searched without a model: ' || CASE WHEN options ? 'arms' THEN 'with arms that search by words only'
+      ELSE 'with {"semantic_search": false, "keyword_search": true}' END,
+    CASE WHEN options -> 'retrieval_options' ?| '{max_distance,percentage_distance}' THEN 'without "abstain" and limits on distances' END,
+    'with "skip_generate": true or by ml_rag_search.');
+END
+$$;
+
 CREATE FUNCTION ml_rag._embed_arms(INOUT request ml_rag.request, model_id text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -78,18 +91,16 @@ BEGIN
       _texts := ARRAY(SELECT unnest(_texts) UNION SELECT unnest(_arm.query) ORDER BY 1);
     END IF;
   END LOOP;
-  IF _needs_own OR cardinality(_texts) > 0 THEN
-    _told := ml_rag._stage(request.call, 'embed', model_id);
+  IF _needs_own THEN
+    _texts := _texts || request.question;
   END IF;
-  IF cardinality(_texts) = 0 THEN
-    IF _needs_own THEN
-      request.query_embedding := ml_rag.embed(request.question, model_id);
-    END IF;
-  ELSE
-    _vectors := ml_rag._embed_queries(CASE WHEN _needs_own THEN _texts || request.question ELSE _texts END, model_id);
-    IF _needs_own THEN
-      request.query_embedding := _vectors[cardinality(_vectors)];
-    END IF;
+  IF cardinality(_texts) > 0 THEN
+    _told := ml_rag._stage(request.call, 'embed', model_id);
+    _vectors := ml_rag._embed_queries(_texts, model_id, CASE WHEN 'keyword' IN (SELECT a.search FROM unnest(request.arms) AS a)
+      THEN ml_rag._hint_of_words(request.options) END);
+  END IF;
+  IF _needs_own THEN
+    request.query_embedding := _vectors[cardinality(_vectors)];
   END IF;
   FOR i IN 1..cardinality(request.arms) LOOP
     _arm := request.arms[i];

@@ -122,6 +122,38 @@ def test_keyword_search_alone_needs_neither_model_server_nor_one_model(owner: Co
         answer(asker, "ostrich", options)
 
 
+SEMANTIC, BY_WORDS = {"search": "semantic"}, {"search": "keyword"}
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        (
+            {"keyword_search": True},
+            'with {"semantic_search": false, "keyword_search": true}, with "skip_generate": true',
+        ),
+        ({"keyword_search": True, "abstain": True}, 'true}, without "abstain" and limits on distances, with "skip'),
+        ({"arms": [SEMANTIC, BY_WORDS]}, "with arms that search by words only, with"),
+        ({}, None),
+        ({"arms": [SEMANTIC]}, None),
+    ],
+)
+def test_a_hybrid_call_without_a_model_server_says_what_needs_none(
+    owner: Connection, asker: Connection, options: dict[str, Any], hint: str | None
+) -> None:
+    make(owner, ["heron one", "grebe two"])
+    owner.execute("SELECT ml_rag.configure('model_server', 'unix:/no/such.sock')")
+    for call in (answer, search):
+        with error("08006", "cannot be reached", "ml-rag serve") as caught:
+            call(asker, "heron", options)
+        assert ("Words are searched without a model" in str(caught.hint)) == (hint is not None)
+        assert (hint or "") in str(caught.hint)
+    # what it says does
+    words = {"arms": [BY_WORDS]} if "arms" in options else {"semantic_search": False, "keyword_search": True}
+    assert [row[5] for row in search(asker, "heron", words)] == ["heron one"]
+    assert answer(asker, "heron", {**words, "skip_generate": True})["citations"]
+
+
 def test_filters_hold_in_both_arms(birds: Connection) -> None:
     chosen = [f"d{i:03}" for i in range(0, 300, 50)]
     found = hits(birds, "heron grebe", keyword_search=True, document_name=chosen, n_citations=100)
