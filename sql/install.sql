@@ -147,6 +147,7 @@
 \i evaluate/measure.sql
 \i evaluate/questions.sql
 \i evaluate/evaluate.sql
+\i evaluate/forget.sql
 \i evaluate/compare.sql
 \i evaluate/calibrate.sql
 

@@ -201,6 +201,27 @@ def check_vectorizers(connection: psycopg.Connection) -> Iterator[Finding]:
     yield run("vectorizers", former)
 
 
+def check_roles(connection: psycopg.Connection) -> Iterator[Finding]:
+    """Whether conversations and runs are left of roles that are gone; policies show them to a superuser only."""
+
+    def gone() -> str:
+        rows = connection.execute(
+            "SELECT k.role, count(*) FROM (SELECT c.role FROM ml_rag.conversation AS c"
+            " UNION ALL SELECT r.role FROM ml_rag.evaluation_run AS r) AS k"
+            " WHERE NOT EXISTS (SELECT FROM pg_roles AS p WHERE p.rolname = k.role) GROUP BY k.role ORDER BY k.role"
+        ).fetchall()
+        if rows:
+            raise CheckFailed(
+                "conversations and evaluation runs of roles that are gone, which a new role of the name would see: "
+                + ", ".join(f"{n} of {role}" for role, n in rows),
+                "SELECT ml_rag.forget_role('…') deletes those of a role.",
+            )
+        return "no conversation or evaluation run is of a role that is gone"
+
+    if _value(connection, "SELECT rolsuper FROM pg_roles WHERE rolname = current_user"):
+        yield run("dropped roles", gone)
+
+
 @dataclass(frozen=True, slots=True)
 class Unread:
     """A vector store that is not read unasked: reading it could run its owner's code as this role."""
@@ -480,6 +501,7 @@ def diagnose(dsn: str) -> Iterator[Finding]:
         address = _value(connection, "SELECT ml_rag._get_setting('model_server')")
         yield from check_keyword(connection)
         yield from check_vectorizers(connection)
+        yield from check_roles(connection)
         yield from check_server(address)
         yield from check_models(connection)
         yield from check_calls(connection, dsn)
