@@ -233,6 +233,44 @@ def test_notifications_without_end_keep_it_from_nothing_but_sleep(db: Database, 
     assert looks[-1] - looks[0] > 5 * 0.02 / LOOKING * 0.9
 
 
+def test_a_worker_for_each_owner_gives_none_the_rights_of_another(
+    db: Database, owner: Connection, models: ModelsServer
+) -> None:
+    """As docs/own-tables.md recommends it: a role that is a member of one owner only."""
+    owners = {name: f"{db.name}_{name}" for name in ("shop", "crm")}
+    for name, role in owners.items():
+        owner.execute(f"CREATE ROLE {role}; CREATE SCHEMA {name} AUTHORIZATION {role}; GRANT ml_rag_user TO {role}")
+        owner.execute(f"CREATE ROLE {role}_worker LOGIN PASSWORD 'made for a test'; GRANT {role} TO {role}_worker")
+    try:
+        for name, role in owners.items():
+            owner.execute(f"SET ROLE {role}; CREATE TABLE {name}.items (id integer PRIMARY KEY, name text)")
+            owner.execute(f"INSERT INTO {name}.items VALUES (1, 'lamp'); CREATE TABLE {name}.seen (what text)")
+            create(owner, f"{name}.items", "name")
+            # a trigger of one owner's tries the other's table with whatever rights the worker has
+            (other,) = owners.keys() - {name}
+            owner.execute(
+                f"CREATE FUNCTION {name}.spy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+                f" INSERT INTO {name}.seen SELECT o.name FROM {other}.items AS o; RETURN NEW;"
+                f" EXCEPTION WHEN insufficient_privilege THEN INSERT INTO {name}.seen VALUES (SQLERRM); RETURN NEW;"
+                f" END $$; CREATE TRIGGER spy BEFORE UPDATE ON {name}.items FOR EACH ROW EXECUTE FUNCTION {name}.spy();"
+                " RESET ROLE"
+            )
+        for role in owners.values():
+            dsn = make_conninfo(db.dsn, dbname=db.name, user=f"{role}_worker", password="made for a test")
+            with worker(db, "--once", "--dsn", dsn) as process:
+                assert process.wait(60) == 0
+        for name in owners:
+            (other,) = owners.keys() - {name}
+            assert owner.execute(f"SELECT count(segment_embedding) FROM {name}.items").fetchone() == (1,)
+            assert owner.execute(f"SELECT what FROM {name}.seen").fetchall() == [
+                (f"permission denied for schema {other}",)
+            ]
+    finally:
+        owner.execute("RESET ROLE; DROP SCHEMA shop, crm CASCADE")
+        for role in owners.values():
+            owner.execute(f"DROP OWNED BY {role}, {role}_worker CASCADE; DROP ROLE {role}, {role}_worker")
+
+
 def test_where_no_server_answers_the_dsn_is_named() -> None:
     from click.testing import CliRunner
 
