@@ -407,7 +407,11 @@ BEGIN
                  WHERE a.attrelid = store AND a.attname = _segment AND NOT a.attisdropped
                    AND a.atttypid = ANY ('{text,character varying}'::regtype[])) THEN
     PERFORM ml_rag._bad_option('segment', to_jsonb(_segment), format('a text column of "%s"', store),
-      'Name the column that holds the text: {"segment": "description"}.');
+      coalesce((
+        SELECT format('Name the column that holds the text: {"segment": %s}.', to_jsonb(a.attname)) FROM pg_attribute AS a
+        WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid = ANY ('{text,character varying}'::regtype[])
+        ORDER BY array_position('{content,text,chunk,document,body}'::text[], lower(a.attname)), a.attnum LIMIT 1),
+        'It has no column of type text.'));
   END IF;
   IF _configuration IS NULL THEN
     _configuration := ml_rag.text_search_configuration(_options ->> 'language');

@@ -175,7 +175,9 @@ BEGIN
   ELSIF _hit.vector_store IS NULL THEN
     step.detail := format('It has none of the words that the arm searches for: "%s".',
       left(coalesce(array_to_string(arm.query, ' '), request.question), 500));
-    step.hint := 'Add semantic search, or give the arm other words: {"query": {"text": "…"}}, or synonyms by query_options.';
+    step.hint := concat(CASE WHEN 'semantic' IN (SELECT a.search FROM unnest(request.arms) AS a) THEN 'Give'
+        ELSE 'Add semantic search, or give' END, ' the arm other words: {"query": {"text": "…"}}',
+      CASE WHEN _options -> 'query_options' ? 'synonyms' THEN '' ELSE ', or synonyms by query_options' END, '.');
   ELSIF _value > _max_distance THEN
     step.detail := format('The arm gives it %s, and its max_distance is %s.', round(_value, 4), _max_distance);
     step.hint := format('"max_distance": %s lets it in.', ceil(_value * 10000) / 10000);

@@ -452,3 +452,11 @@ def test_words_of_an_adopted_table(db: Database, owner: Connection, asker: Conne
     owner.execute("SELECT ml_rag.enable_keyword_search('documents', '{\"segment\": \"content\"}')")
     rows = search(asker, "moss", {"semantic_search": False, "keyword_search": True})
     assert [row[5] for row in rows] == [TEXTS[2]]
+
+
+def test_the_hint_for_an_index_of_words_names_a_column_that_is_there(owner: Connection) -> None:
+    name = make(owner, "Haystack")
+    with error("22023", "segment") as caught:
+        owner.execute("SELECT ml_rag.enable_keyword_search(%s)", (name,))
+    assert caught.hint == 'Name the column that holds the text: {"segment": "content"}.'
+    owner.execute('SELECT ml_rag.enable_keyword_search(%s, \'{"segment": "content"}\')', (name,))

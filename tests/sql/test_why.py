@@ -272,6 +272,8 @@ def test_rows_that_an_arm_cannot_find(owner: Connection, asker: Connection) -> N
     ]  # fmt: skip
     assert steps[0][6] == "It has no embedding yet."
     assert steps[1][6] == 'It has none of the words that the arm searches for: "heron".'
+    # what is on already is not proposed
+    assert str(steps[1][7]).startswith("Give the arm other words")
     assert steps[2][7] == "See the hints of the arms."
 
 
