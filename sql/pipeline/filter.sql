@@ -82,6 +82,42 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._metadata_keys(store ml_rag.store, n integer) RETURNS text[]
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the keys in the metadata of the first n rows; null = none, or the metadata is not jsonb of a table
+-- Reads: the store, as the caller
+DECLARE
+  _known text[];
+BEGIN
+  IF EXISTS (
+    SELECT FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
+    WHERE c.oid = store.relation AND c.relkind IN ('r', 'p', 'm') AND a.attname = store.metadata
+      AND a.atttypid = 'jsonb'::regtype) THEN
+    EXECUTE format($query$
+      SELECT array_agg(DISTINCT k)
+      FROM (SELECT t.%I AS document FROM %s AS t LIMIT $1) AS s
+      CROSS JOIN jsonb_object_keys(CASE jsonb_typeof(s.document) WHEN 'object' THEN s.document END) AS k
+      $query$, store.metadata, store.relation) INTO _known USING n;
+  END IF;
+  RETURN _known;
+END
+$$;
+
+CREATE FUNCTION ml_rag._nearest_key(keys text[], key text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the key that one that is not there may have been meant for; null = none is spelt almost so
+BEGIN
+  RETURN (
+    SELECT n FROM unnest(keys) AS n, ml_rag._distance_of_words(lower(key), lower(n)) AS d
+    WHERE d <= least(2, (length(n) - 1) / 2) OR length(key) > 2 AND starts_with(lower(n), lower(key))
+    ORDER BY d, n LIMIT 1);
+END
+$$;
+
 CREATE FUNCTION ml_rag._warn_of_unknown_keys(store ml_rag.store, filters jsonb) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -99,10 +135,7 @@ DECLARE
   _known text[];
   _nearest text;
 BEGIN
-  IF store.metadata IS NULL OR filters IS NULL OR filters::text !~ '"(ne|nin|not|exists)"|null' OR NOT EXISTS (
-    SELECT FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
-    WHERE c.oid = store.relation AND c.relkind IN ('r', 'p', 'm') AND a.attname = store.metadata
-      AND a.atttypid = 'jsonb'::regtype) THEN
+  IF store.metadata IS NULL OR filters IS NULL OR filters::text !~ '"(ne|nin|not|exists)"|null' THEN
     RETURN;
   END IF;
   _tree := ml_rag._filter_tree(filters);
@@ -121,16 +154,10 @@ BEGIN
   IF cardinality(_keys) = 0 THEN
     RETURN;
   END IF;
-  EXECUTE format($query$
-    SELECT array_agg(DISTINCT k)
-    FROM (SELECT t.%I AS document FROM %s AS t LIMIT $1) AS s
-    CROSS JOIN jsonb_object_keys(CASE jsonb_typeof(s.document) WHEN 'object' THEN s.document END) AS k
-    $query$, store.metadata, store.relation) INTO _known USING _rows;
+  _known := ml_rag._metadata_keys(store, _rows);
   FOR _key IN SELECT k FROM unnest(_keys) AS k WHERE k <> ALL (_known) LOOP
-    SELECT n INTO _nearest FROM unnest(_known) AS n, ml_rag._distance_of_words(lower(_key), lower(n)) AS d
-    WHERE d <= least(2, (length(n) - 1) / 2) OR length(_key) > 2 AND starts_with(lower(n), lower(_key))
-    ORDER BY d, n LIMIT 1;
-    IF FOUND THEN
+    _nearest := ml_rag._nearest_key(_known, _key);
+    IF _nearest IS NOT NULL THEN
       RAISE WARNING USING ERRCODE = '01000',
         MESSAGE = format('the metadata of "%s" seems to have no key "%s"', store.vector_store, left(_key, 100)),
         DETAIL = format('None of the first %s rows has it; "ne", "nin", "not", null and "exists": false hold for a row '

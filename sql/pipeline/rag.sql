@@ -1,12 +1,15 @@
 -- rag: the public routines: all stages in order.
 
 CREATE FUNCTION ml_rag._not_found(request ml_rag.request, retrieval ml_rag.retrieval) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the error that says that no arm has found anything
+-- Reads: the metadata of some rows of the stores, as the caller
 DECLARE
   _key text;
+  _keys text[] := '{}';
+  _nearest_key text;
   _nearest text;
   _is_filtered boolean := ml_rag._is_filtered(request.options);
   _is_semantic boolean := (request.options -> 'semantic_search')::boolean;
@@ -16,7 +19,16 @@ BEGIN
                 THEN ml_rag._filter_tree(request.options -> 'filters') END, 'strict $.** ? (exists (@.operator))') AS n (term) LOOP
     CONTINUE WHEN EXISTS (SELECT FROM unnest(retrieval.stores) AS s WHERE NOT (ml_rag._filter_target(s, _key)).in_metadata);
     _nearest := coalesce(_nearest, ml_rag._nearest_column(retrieval.stores, _key));
+    _keys := _keys || _key;
   END LOOP;
+  IF _nearest IS NULL AND cardinality(_keys) > 0 THEN
+    _nearest_key := (
+      SELECT min(ml_rag._nearest_key(m.keys, k.key))
+      FROM (SELECT array_agg(DISTINCT n.key) AS keys
+            FROM unnest(retrieval.stores[:20]) AS s CROSS JOIN LATERAL unnest(ml_rag._metadata_keys(s, 100)) AS n (key)
+            WHERE s.found IS DISTINCT FROM 'untrusted') AS m
+      CROSS JOIN unnest(_keys) AS k (key) WHERE k.key <> ALL (m.keys) AND NOT starts_with(k.key, '/'));
+  END IF;
   RETURN jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment found',
     'detail', format('Vector stores searched: %s. %s.',
       cardinality(retrieval.stores) - coalesce(cardinality(retrieval.skipped), 0),
@@ -27,6 +39,7 @@ BEGIN
            WHEN _is_by_function THEN 'No row is a candidate of the function'
            ELSE 'No segment contains a word of the question' END),
     'hint', CASE WHEN _nearest IS NOT NULL THEN format('Did you mean column "%s"?', _nearest)
+      WHEN _nearest_key IS NOT NULL THEN format('Did you mean "%s", a key of the metadata?', left(_nearest_key, 100))
       WHEN _is_filtered THEN
       (SELECT format('Check %s, and whether the stores have rows.', string_agg(CASE o.key
            WHEN 'document_name' THEN '"document_name" (names as the stores hold them: a loaded file''s whole path)'

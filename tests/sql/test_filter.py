@@ -476,3 +476,23 @@ def test_arms_under_a_filter_in_either_order(owner: Connection, share: int) -> N
     ]
     assert found[0] == found[1]
     assert len(found[0]) == 5
+
+
+@pytest.mark.parametrize(
+    ("filters", "hint"),
+    [
+        ({"languag": "en"}, 'Did you mean "language", a key of the metadata?'),
+        ({"and": [{"Langauge": "en"}, {"language": "en"}]}, 'Did you mean "language", a key of the metadata?'),
+        ({"documentname": "x"}, 'Did you mean column "document_name"?'),
+        ({"language": "none"}, 'Check the keys and values of "filters"'),
+        ({"nothing like it": "none"}, 'Check the keys and values of "filters"'),
+    ],
+)
+def test_a_misspelt_key_that_leaves_nothing_is_told(
+    owner: Connection, asker: Connection, filters: dict[str, Any], hint: str
+) -> None:
+    create_store(owner, rows=[("a", 1, 1, "text", (1, 0, 0))])
+    owner.execute("""UPDATE docs SET metadata = '{"language": "de", "page": 3}'""")
+    with error("P0002", "No row passed the filters") as caught:
+        search(asker, "q", {"query_embedding": [1, 0, 0], "filters": filters})
+    assert str(caught.hint).startswith(hint)
