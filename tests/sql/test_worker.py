@@ -271,6 +271,31 @@ def test_a_worker_for_each_owner_gives_none_the_rights_of_another(
             owner.execute(f"DROP OWNED BY {role}, {role}_worker CASCADE; DROP ROLE {role}, {role}_worker")
 
 
+def test_a_worker_of_a_superuser_leaves_the_tables_of_others_alone(
+    db: Database, owner: Connection, models: ModelsServer
+) -> None:
+    """Their triggers and policies would run with its rights."""
+    tenant, role = db.connect("tenant"), db.role("tenant")
+    owner.execute(f'CREATE SCHEMA theirs AUTHORIZATION "{role}"; CREATE TABLE own (id integer PRIMARY KEY, name text)')
+    tenant.execute("CREATE TABLE theirs.items (id integer PRIMARY KEY, name text)")
+    tenant.execute("CREATE TABLE theirs.ran (who name); GRANT INSERT ON theirs.ran TO PUBLIC")
+    tenant.execute(
+        "CREATE FUNCTION theirs.spy() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN INSERT INTO theirs.ran VALUES (current_user); RETURN NEW; END $$;"
+        "CREATE TRIGGER spy BEFORE UPDATE ON theirs.items FOR EACH ROW EXECUTE FUNCTION theirs.spy()"
+    )
+    for connection, table in ((owner, "own"), (tenant, "theirs.items")):
+        connection.execute(f"INSERT INTO {table} VALUES (1, 'lamp')")
+        create(connection, table, "name")
+    with worker(db, "--once") as process:
+        assert process.wait(60) == 0
+    assert owner.execute("SELECT count(segment_embedding) FROM own").fetchone() == (1,)
+    assert tenant.execute("SELECT count(segment_embedding) FROM theirs.items").fetchone() == (0,)
+    assert tenant.execute("SELECT * FROM theirs.ran").fetchall() == []
+    tenant.execute("CALL ml_rag.run_vectorizer('theirs.items')")
+    assert tenant.execute("SELECT * FROM theirs.ran").fetchall() == [(role,)]
+
+
 def test_where_no_server_answers_the_dsn_is_named() -> None:
     from click.testing import CliRunner
 
