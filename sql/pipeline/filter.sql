@@ -82,26 +82,24 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._metadata_keys(store ml_rag.store, n integer) RETURNS text[]
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+CREATE FUNCTION ml_rag._metadata_types(store ml_rag.store, n integer) RETURNS TABLE (key text, type text)
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 20
 SET search_path FROM CURRENT
 AS $$
--- purpose: the keys in the metadata of the first n rows; null = none, or the metadata is not jsonb of a table
+-- purpose: the keys in the metadata of the first n rows and the JSON types of their values; of lists those of the elements
+-- No row if the metadata is not jsonb of a table.
 -- Reads: the store, as the caller
-DECLARE
-  _known text[];
 BEGIN
   IF EXISTS (
     SELECT FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
     WHERE c.oid = store.relation AND c.relkind IN ('r', 'p', 'm') AND a.attname = store.metadata
       AND a.atttypid = 'jsonb'::regtype) THEN
-    EXECUTE format($query$
-      SELECT array_agg(DISTINCT k)
+    RETURN QUERY EXECUTE format($query$
+      SELECT DISTINCT k.key, jsonb_typeof(CASE jsonb_typeof(k.value) WHEN 'array' THEN k.value -> 0 ELSE k.value END)
       FROM (SELECT t.%I AS document FROM %s AS t LIMIT $1) AS s
-      CROSS JOIN jsonb_object_keys(CASE jsonb_typeof(s.document) WHEN 'object' THEN s.document END) AS k
-      $query$, store.metadata, store.relation) INTO _known USING n;
+      CROSS JOIN jsonb_each(CASE jsonb_typeof(s.document) WHEN 'object' THEN s.document END) AS k
+      $query$, store.metadata, ml_rag._relation_name(store.relation)) USING n;
   END IF;
-  RETURN _known;
 END
 $$;
 
@@ -154,7 +152,7 @@ BEGIN
   IF cardinality(_keys) = 0 THEN
     RETURN;
   END IF;
-  _known := ml_rag._metadata_keys(store, _rows);
+  SELECT array_agg(DISTINCT m.key) INTO _known FROM ml_rag._metadata_types(store, _rows) AS m;
   FOR _key IN SELECT k FROM unnest(_keys) AS k WHERE k <> ALL (_known) LOOP
     _nearest := ml_rag._nearest_key(_known, _key);
     IF _nearest IS NOT NULL THEN

@@ -10,6 +10,7 @@ DECLARE
   _key text;
   _keys text[] := '{}';
   _nearest_key text;
+  _other_type text;
   _nearest text;
   _is_filtered boolean := ml_rag._is_filtered(request.options);
   _is_semantic boolean := (request.options -> 'semantic_search')::boolean;
@@ -22,12 +23,22 @@ BEGIN
     _keys := _keys || _key;
   END LOOP;
   IF _nearest IS NULL AND cardinality(_keys) > 0 THEN
-    _nearest_key := (
-      SELECT min(ml_rag._nearest_key(m.keys, k.key))
-      FROM (SELECT array_agg(DISTINCT n.key) AS keys
-            FROM unnest(retrieval.stores[:20]) AS s CROSS JOIN LATERAL unnest(ml_rag._metadata_keys(s, 100)) AS n (key)
-            WHERE s.found IS DISTINCT FROM 'untrusted') AS m
-      CROSS JOIN unnest(_keys) AS k (key) WHERE k.key <> ALL (m.keys) AND NOT starts_with(k.key, '/'));
+    WITH known AS MATERIALIZED (
+      SELECT DISTINCT m.key, m.type FROM unnest(retrieval.stores[:20]) AS s CROSS JOIN LATERAL ml_rag._metadata_types(s, 100) AS m
+    )
+    SELECT (SELECT min(ml_rag._nearest_key(ARRAY(SELECT n.key FROM known AS n), k))
+            FROM unnest(_keys) AS k WHERE k NOT IN (SELECT n.key FROM known AS n) AND NOT starts_with(k, '/')),
+      -- a text is not equal to a number, nor before or after one
+      (SELECT format('The values of "%s" in the metadata are of type %s, and "filters" compares them with a %s.', left(g.key, 100),
+         g.types, g.given)
+       FROM (
+         SELECT t.term ->> 'key' AS key, jsonb_typeof(v) AS given,
+           (SELECT string_agg(DISTINCT n.type, ', ') FROM known AS n WHERE n.key = t.term ->> 'key') AS types
+         FROM jsonb_path_query(ml_rag._filter_tree(request.options -> 'filters'), 'strict $.** ? (exists (@.operator))') AS t (term)
+         CROSS JOIN jsonb_array_elements(t.term -> 'values') AS v
+         WHERE t.term ->> 'key' = ANY (_keys) AND t.term ->> 'operator' NOT IN ('like', 'ilike')) AS g
+       WHERE strpos(g.types, g.given) = 0 AND g.types <> 'null' AND g.given <> 'null' ORDER BY g.key, g.given LIMIT 1)
+    INTO _nearest_key, _other_type;
   END IF;
   RETURN jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment found',
     'detail', format('Vector stores searched: %s. %s.',
@@ -40,6 +51,7 @@ BEGIN
            ELSE 'No segment contains a word of the question' END),
     'hint', CASE WHEN _nearest IS NOT NULL THEN format('Did you mean column "%s"?', _nearest)
       WHEN _nearest_key IS NOT NULL THEN format('Did you mean "%s", a key of the metadata?', left(_nearest_key, 100))
+      WHEN _other_type IS NOT NULL THEN _other_type
       WHEN _is_filtered THEN
       (SELECT format('Check %s, and whether the stores have rows.', string_agg(CASE o.key
            WHEN 'document_name' THEN '"document_name" (names as the stores hold them: a loaded file''s whole path)'
