@@ -11,10 +11,12 @@ check() {
 
 # pgspot reads no `SET search_path FROM CURRENT`: it gets the path that stands for, of schemas nobody else can write to, and
 # what mk/build.sh puts into a string for the name of pgvector's schema as it stands there.
-# A function that pins a path cannot be inlined, and a procedure that does cannot commit: those named here do without.
+# A function that pins a path cannot be inlined, and a procedure that does cannot commit: those named here do without, or have pgvector's
+# schema in it for functions of the caller's.
 pgspot() {
   local script=$ROOT/build/pgspot.sql unpinned=()
-  sed -e 's/SET search_path FROM CURRENT/SET search_path = pg_catalog, ml_rag, pg_temp/' -e 's/@vector@/vector_schema/g' \
+  sed -e 's/SET search_path FROM CURRENT/SET search_path = pg_catalog, ml_rag, pg_temp/' \
+    -e 's/OPERATOR(@vector@\.\([^)]*\))/\1/g' -e 's/@vector@\.//g' -e 's/@vector@/vector_schema/g' \
     -e '/^DO \$run\$ BEGIN/d' -e '/^\$file\$, \$vector\$/,/END \$run\$;$/d' "$ROOT/build/ml_rag--$VERSION.sql" >"$script"
   while read -r signature; do unpinned+=(--proc-without-search-path "$signature"); done <<'LIST'
 ml_rag.version()
@@ -35,6 +37,7 @@ ml_rag.create_node_group(store regclass,name text,options jsonb,INOUT result jso
 ml_rag.refresh_node_groups(store regclass,options jsonb,INOUT result jsonb)
 ml_rag._fill_nodes(store regclass,call integer)
 ml_rag.run_vectorizer(relation regclass,options jsonb,INOUT result jsonb)
+ml_rag._run_function(statement text,query text,query_embedding vector,texts text[],embeddings vector[],metadata jsonb[])
 LIST
   "$bin/pgspot" --ignore-lang plpython3u "${unpinned[@]}" "$script"
 }

@@ -69,6 +69,22 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._run_function(
+  statement text, query text, query_embedding @vector@.vector, texts text[], embeddings @vector@.vector[], metadata jsonb[]
+) RETURNS double precision[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+-- a function without a path of its own finds pgvector's operators, as it does where it is called by itself; every name here is qualified
+SET search_path = pg_catalog, @vector@, pg_temp
+AS $$
+-- purpose: run a statement that calls a function of the caller's
+DECLARE
+  _scores pg_catalog.float8[];
+BEGIN
+  EXECUTE statement INTO _scores USING query, query_embedding, texts, embeddings, metadata;
+  RETURN _scores;
+END
+$$;
+
 CREATE FUNCTION ml_rag._call_function(
   name text, form text, query text, query_embedding @vector@.vector, texts text[], embeddings @vector@.vector[] DEFAULT NULL,
   metadata jsonb[] DEFAULT NULL
@@ -87,12 +103,8 @@ DECLARE
     WHEN 'vectors' THEN 'SELECT %s($2, $4)'
     WHEN 'metadata' THEN 'SELECT ARRAY(SELECT %s($1, u.t, coalesce(($5)[u.i], ''{}'')) '
       'FROM pg_catalog.unnest($3) WITH ORDINALITY AS u (t, i))' END, name);
-  _scores double precision[];
+  _scores double precision[] := ml_rag._run_function(_statement, query, query_embedding, texts, embeddings, metadata);
 BEGIN
-  -- a function without a path of its own finds pgvector's operators, as it does where it is called by itself
-  PERFORM set_config('search_path', 'pg_catalog, @vector@, pg_temp', true);
-  EXECUTE _statement INTO _scores USING query, query_embedding, texts, embeddings, metadata;
-  PERFORM pg_catalog.set_config('search_path', 'pg_catalog, ml_rag, pg_temp', true);
   IF _scores IS NULL OR cardinality(_scores) <> _n OR array_ndims(_scores) > 1 THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('function %s returned an array that does not fit', name),
       DETAIL = format('It returned %s for an array of %s; expected: one number for each element, in their order.', CASE
