@@ -85,7 +85,10 @@ AS $$
 -- purpose: check option filters, whatever the stores, and bring it into one form: {"and": […]}, {"or": […]},
 -- {"not": …} and the conditions of ml_rag._filter_terms
 DECLARE
-  _parts jsonb := '[]';
+  -- an array, not jsonb, which is copied with each part that is added
+  _parts jsonb[] := '{}';
+  _tree jsonb;
+  _term jsonb;
   _key text;
   _value jsonb;
 BEGIN
@@ -106,21 +109,23 @@ BEGIN
         PERFORM ml_rag._bad_option('filters', jsonb_build_object(_key, _value), 'an array of objects',
           format('The key of that name is written "/%s".', _key));
       END IF;
-      _parts := _parts || jsonb_build_array(jsonb_build_object(_key, (
+      _parts := array_append(_parts, jsonb_build_object(_key, (
         SELECT coalesce(jsonb_agg(ml_rag._filter_tree(m, level + 1)), '[]') FROM jsonb_array_elements(_value) AS m)));
     ELSIF _key = 'not' THEN
-      _parts := _parts || jsonb_build_array(jsonb_build_object('not', ml_rag._filter_tree(_value, level + 1)));
+      _parts := array_append(_parts, jsonb_build_object('not', ml_rag._filter_tree(_value, level + 1)));
     ELSE
-      _parts := _parts || ml_rag._filter_terms(_key, _value);
+      FOR _term IN SELECT t FROM jsonb_array_elements(ml_rag._filter_terms(_key, _value)) AS t LOOP
+        _parts := array_append(_parts, _term);
+      END LOOP;
     END IF;
   END LOOP;
-  _parts := jsonb_build_object('and', _parts);
+  _tree := jsonb_build_object('and', to_jsonb(_parts));
   IF level = 1 AND (
     SELECT count(*) > 1000
-    FROM jsonb_path_query(_parts, 'strict $.** ? (@.type() == "object" && exists (@.operator))')) THEN
+    FROM jsonb_path_query(_tree, 'strict $.** ? (@.type() == "object" && exists (@.operator))')) THEN
     PERFORM ml_rag._bad_option('filters', filters, 'at most 1000 conditions');
   END IF;
-  RETURN _parts;
+  RETURN _tree;
 END
 $$;
 
