@@ -890,3 +890,18 @@ def test_the_command(db: Database, boats: Gateway, tmp_path: Path) -> None:
     assert logged.splitlines()[0] == f"listening on http://127.0.0.1:{port}/v1, models: ml_rag"
     assert token not in logged
     assert "made for a test" not in logged
+
+
+def test_it_says_that_it_listens_when_it_does(boats: Gateway, tmp_path: Path) -> None:
+    role = next(iter(boats.config.tokens.values()))
+    (tmp_path / "gateway.toml").write_text(f'[tokens.a]\nsha256 = "{digest("x")}"\nrole = "{role}"\n')
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = [*ML_RAG, "gateway", "--config", str(tmp_path / "gateway.toml"), "--port", str(port)]
+        environment = {**os.environ, "ML_RAG_DSN": boats.dsn}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "listening on" not in done.stderr
+    assert "address already in use" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def _try_preset(connection: psycopg.Connection, name: str, options: Mapping[str,
 @click.option("--port", default=8620, show_default=True, type=click.IntRange(1, 65535), help="Its port.")
 @click.option("--connections", default=8, show_default=True, type=click.IntRange(1, 1000), help="To the database.")
 def gateway(dsn: str, config: Path, host: str, port: int, connections: int) -> None:
-    """Serve /v1/chat/completions and /v1/models.
+    """Serve /v1/chat/completions, /v1/responses, /v1/embeddings, /v1/rerank and /v1/models.
 
     The role of the DSN must be a member of the roles of the tokens, and needs no other privilege.
     """
@@ -105,5 +106,14 @@ def gateway(dsn: str, config: Path, host: str, port: int, connections: int) -> N
     except psycopg.Error as error:
         raise explained(error) from None
     address = f"[{host}]" if ":" in host else host
-    click.echo(f"listening on http://{address}:{port}/v1, models: {', '.join(wanted.models)}", err=True)
-    uvicorn.run(made, host=host, port=port, log_level="warning", server_header=False)
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                click.echo(f"listening on http://{address}:{port}/v1, models: {', '.join(wanted.models)}", err=True)
+
+    server = Server(uvicorn.Config(made, host=host, port=port, log_level="warning", server_header=False))
+    server.run()
+    if not server.started:
+        raise MlRagError(f"cannot listen on {address}:{port}", hint="The log above says why; --port takes another.")
