@@ -159,6 +159,14 @@ async def test_errors_have_their_sqlstate(boats: str) -> None:
         assert len((await call(client, "search", query="boat", limit=100))["results"]) == 4
 
 
+async def test_other_words_for_an_argument_are_understood(boats: str) -> None:
+    async with Client(mcp.server(boats)) as client:
+        found = (await call(client, "search", question="blue boat", stores="public.boats", limit=1))["results"]
+        assert [row["segment"] for row in found] == ["blue boat"]
+        assert (await call(client, "answer", question="blue boat", limit=1))["text"]
+        assert "'question'" in await refusal(client, "search", query="boat", question="boat")
+
+
 async def test_what_postgresql_cannot_hold_is_said(boats: str) -> None:
     async with Client(mcp.server(boats)) as client:
         for arguments in ({"query": "bo\0at"}, {"query": "boat", "stores": ["public.\0"]}):

@@ -61,6 +61,7 @@ class _Server(MCPServer[Any]):
         return tools
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        arguments = _meant(name, arguments)
         for tool in await self.list_tools():
             if tool.name == name and (message := unknown(arguments, tool.input_schema["properties"], name)):
                 raise ToolError(f"{message} (SQLSTATE 22023)")
@@ -153,6 +154,17 @@ def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
         return {"segments": kept, "total": total, "next": following if following <= total else None}
 
     return made
+
+
+def _meant(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments in the form that the tools have: models also write question, and one store as a text."""
+    meant = dict(arguments)
+    if name in ("search", "answer"):
+        if "question" in meant and "query" not in meant:
+            meant["query"] = meant.pop("question")
+        if isinstance(meant.get("stores"), str):
+            meant["stores"] = [meant["stores"]]
+    return meant
 
 
 def _options(stores: list[str] | None, limit: int | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
