@@ -21,7 +21,12 @@ MISSING = [name for name in ("langchain_tests", "mcp", "llama_index", "asyncpg",
 #: in an environment of their own (mk/programs.sh)
 PROGRAMS = Path(sys.prefix) / "programs" / "bin" / "python"
 collect_ignore_glob = ["test_[!o]*.py"] if MISSING else []
-collect_ignore = [] if PROGRAMS.exists() else ["test_other_programs.py"]
+OPEN_WEBUI = Path(sys.prefix) / "open-webui" / "bin" / "open-webui"
+collect_ignore = [
+    name
+    for name, needed in {"test_other_programs.py": PROGRAMS, "test_open_webui.py": OPEN_WEBUI}.items()
+    if not needed.exists()
+]
 
 
 def pytest_report_header() -> str:
