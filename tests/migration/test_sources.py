@@ -116,7 +116,7 @@ def has_order(text: str, start: int) -> bool:
     query = inner if is_query else text[start + len(inner) + 2 :]
     if is_query and "FROM" not in inner:
         return "DISTINCT" not in inner
-    source = re.search(r"\bFROM (LATERAL )?([\w.]*)\(", query)
+    source = re.search(r"\bFROM (LATERAL )?(ROWS FROM |[\w.]*)\(", query)
     before = re.search(r"\bFROM\b", query)
     if source is None or before is None or before.start() != source.start():
         return False
@@ -154,6 +154,7 @@ def test_what_users_read_is_collected_in_an_order() -> None:
         ("jsonb_agg(d.name), '[]') FROM (SELECT n.name FROM n ORDER BY n.name) AS d)", True),
         ("jsonb_agg(d.name), '[]') FROM (SELECT n.name FROM n) AS d)", False),
         ("ARRAY(SELECT n FROM unnest(names) AS n)", True),
+        ("ARRAY(SELECT a FROM ROWS FROM (unnest(x), unnest(y)) AS u (a, b))", True),
         ("ARRAY(SELECT DISTINCT n FROM unnest(names) AS n)", False),
         ("ARRAY(SELECT DISTINCT n FROM unnest(names) AS n ORDER BY 1)", True),
         ("ARRAY(SELECT n.name FROM unnest(names) AS n (name) JOIN pg_class AS c ON c.relname = n.name)", False),
