@@ -14,11 +14,11 @@ grep -qx "default_version = '$VERSION'" "$ROOT/ml_rag.control" ||
 routines_of() { sed -nE 's/^CREATE (FUNCTION|PROCEDURE) ml_rag\.([a-z0-9_]+)\(.*/\2/p' "$ROOT/sql/$1/"*.sql | sort -u | tr '\n' ' '; }
 
 # A file that names pgvector's schema is run by a statement that replaces @vector@ by it: PostgreSQL does so from 16 on only.
+# shellcheck disable=SC2016
 with_vector() {
   if grep -q '@vector@' "$1"; then
     printf 'DO $run$ BEGIN EXECUTE pg_catalog.replace($file$\n'
     cat "$1"
-    # shellcheck disable=SC2016
     printf '%s\n' '$file$, $vector$@vector@$vector$, (SELECT pg_catalog.quote_ident(n.nspname) FROM pg_catalog.pg_extension AS e' \
       '  JOIN pg_catalog.pg_namespace AS n ON n.oid = e.extnamespace WHERE e.extname = $vector$vector$vector$)); END $run$;'
   else

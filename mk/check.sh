@@ -13,6 +13,7 @@ check() {
 # what mk/build.sh puts into a string for the name of pgvector's schema as it stands there.
 # A function that pins a path cannot be inlined, and a procedure that does cannot commit: those named here do without, or have pgvector's
 # schema in it for functions of the caller's.
+# shellcheck disable=SC2016
 pgspot() {
   local script=$ROOT/build/pgspot.sql unpinned=()
   sed -e 's/SET search_path FROM CURRENT/SET search_path = pg_catalog, ml_rag, pg_temp/' \
