@@ -393,4 +393,4 @@ def test_the_nearest_column_is_told(owner: Connection, asker: Connection) -> Non
     )
     with error("P0002") as caught:
         retrieve(asker, (1, 0, 0), filters={"prise": 20})
-    assert "price" not in caught.hint
+    assert "column" not in caught.hint
