@@ -18,7 +18,8 @@ unset ML_RAG_DOCUMENTS ML_RAG_LOAD ML_RAG_PORT POSTGRES_PASSWORD
 engine_pid=
 # of PostgreSQL: catalogs, plans, dumps, the order of rows; of containers: files, sockets, other users
 concerned=(tests/docker tests/migration tests/sql/test_api.py tests/sql/test_privileges.py tests/sql/test_schema.py
-  tests/sql/test_store.py tests/sql/test_load.py tests/sql/test_load_formats.py tests/sql/test_doctor.py tests/sql/test_rag.py)
+  tests/sql/test_store.py tests/sql/test_load.py tests/sql/test_load_formats.py tests/sql/test_doctor.py tests/sql/test_rag.py
+  tests/sql/test_nlsql_question.py tests/security/test_names.py)
 sql=(tests/sql tests/migration tests/security)
 # the release of Debian that has a version of PostgreSQL and a pgvector that is new enough
 declare -A suites=([17]=trixie [18]=forky)
