@@ -62,6 +62,7 @@ case ${1:-} in
     environment integrations
     # without them their tests are skipped
     (step "Drivers of other languages, and a browser" bash "$here/clients.sh") || true
+    (step "Programs that speak OpenAI's protocol: LiteLLM, langchain-openai, AI SDK" bash "$here/chat_programs.sh") || true
     (step "Programs whose tables are adopted: LangChain, LlamaIndex, Haystack, pgai" bash "$here/programs.sh") || true
     ;;
   check)
