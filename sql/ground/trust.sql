@@ -51,26 +51,12 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._is_trusted(relation oid) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether a relation may be touched unasked: the caller trusts its owner and that of its schema  Reads: the catalog
-DECLARE
-  _owner oid;
-  _schema_owner oid;
-BEGIN
-  SELECT c.relowner, n.nspowner INTO _owner, _schema_owner
-  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation;
-  RETURN ml_rag._trusts(_owner) AND (_schema_owner = _owner OR ml_rag._trusts(_schema_owner));
-END
-$$;
-
 CREATE FUNCTION ml_rag._are_trusted(relations oid[]) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
--- purpose: the same of several, such as the partitions of a table, each owner once  Reads: the catalog
+-- purpose: whether relations, such as a table and its partitions, may be touched unasked: the caller trusts their owners and those
+-- of their schemas  Reads: the catalog
 BEGIN
   RETURN coalesce((
     SELECT bool_and(ml_rag._trusts(o.owner)) FROM (
@@ -87,14 +73,20 @@ AS $$
 DECLARE
   _found record;
 BEGIN
-  SELECT c.relowner AS owner, n.nspname AS schema, n.nspowner AS schema_owner INTO _found
-  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation;
-  RETURN CASE
-    WHEN NOT ml_rag._trusts(_found.owner)
-      THEN format('It belongs to role %s, which you do not trust.', quote_ident(pg_get_userbyid(_found.owner)))
-    WHEN NOT ml_rag._trusts(_found.schema_owner)
-      THEN format('It is in schema %I, which belongs to role %s, which you do not trust.', _found.schema,
-        quote_ident(pg_get_userbyid(_found.schema_owner))) END;
+  FOR _found IN
+    SELECT CASE c.oid WHEN relation THEN 'It' ELSE 'A relation that is read with it' END AS subject, c.relowner AS owner,
+      n.nspname AS schema, n.nspowner AS schema_owner
+    FROM unnest(ml_rag._read_with(relation)) WITH ORDINALITY AS r (oid, place)
+    JOIN pg_class AS c ON c.oid = r.oid JOIN pg_namespace AS n ON n.oid = c.relnamespace ORDER BY r.place
+  LOOP
+    IF NOT ml_rag._trusts(_found.owner) THEN
+      RETURN format('%s belongs to role %s, which you do not trust.', _found.subject, quote_ident(pg_get_userbyid(_found.owner)));
+    ELSIF NOT ml_rag._trusts(_found.schema_owner) THEN
+      RETURN format('%s is in schema %I, which belongs to role %s, which you do not trust.', _found.subject, _found.schema,
+        quote_ident(pg_get_userbyid(_found.schema_owner)));
+    END IF;
+  END LOOP;
+  RETURN NULL;
 END
 $$;
 
@@ -115,6 +107,23 @@ BEGIN
         _found.schema, quote_ident(pg_get_userbyid(_found.schema_owner)), quote_ident(pg_get_userbyid(_found.owner))),
       HINT = 'Move the table: ALTER TABLE … SET SCHEMA …; or have a superuser give the schema to another role: '
         'ALTER SCHEMA … OWNER TO ….';
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._refuse_foreign_trigger(relation regclass, filled regclass) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: refuse that a trigger function, which has the rights of its owner, writes a table of a role that this one does not trust
+-- ALTER TABLE … OWNER TO leaves the function behind.  Reads: the catalog  Errors: 42501
+BEGIN
+  IF NOT ml_rag._are_trusted(ml_rag._parts(relation) || ml_rag._parts(filled)) THEN
+    RAISE EXCEPTION USING ERRCODE = '42501',
+      MESSAGE = format('the trigger function of "%s" is of role %s, which does not trust the owner of the table', relation,
+        quote_ident(current_user)),
+      DETAIL = 'Triggers of a table or a partition that the function writes would run code with the rights of that role.',
+      HINT = 'Give the function to the owner of the table: ALTER FUNCTION … OWNER TO ….';
   END IF;
 END
 $$;

@@ -28,7 +28,7 @@ BEGIN
     rows := NULL;
     pending := NULL;
     failed := NULL;
-    IF ml_rag._are_trusted(_one.relation || ml_rag._parts(_one.store)) THEN
+    IF ml_rag._are_trusted(ml_rag._parts(_one.relation) || ml_rag._parts(_one.store)) THEN
       BEGIN
         EXECUTE format('SELECT count(*) FILTER (WHERE n.node_number > 0), count(*) FILTER (WHERE n.error IS NOT NULL) FROM %s AS n',
           ml_rag._relation_name(relation)) INTO rows, failed;

@@ -19,6 +19,28 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._read_with(relation oid) RETURNS oid[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a relation and all whose code can run when it is read: its parts, what a view reads, and their parts
+-- Functions that run for a view or a policy are a matter of whoever wrote that.  Reads: the catalog
+BEGIN
+  IF (SELECT c.relkind <> 'v' AND NOT c.relhassubclass FROM pg_class AS c WHERE c.oid = relation) THEN
+    RETURN ARRAY[relation];
+  END IF;
+  RETURN ARRAY(
+    WITH RECURSIVE part AS (
+      SELECT relation AS oid
+      UNION SELECT r.oid FROM part AS p CROSS JOIN LATERAL (
+        SELECT i.inhrelid FROM pg_inherits AS i WHERE i.inhparent = p.oid
+        UNION ALL SELECT d.refobjid FROM pg_rewrite AS w JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = w.oid
+        WHERE w.ev_class = p.oid AND w.ev_type = '1' AND d.refclassid = 'pg_class'::regclass) AS r (oid)
+    )
+    SELECT p.oid FROM part AS p);
+END
+$$;
+
 CREATE FUNCTION ml_rag._may_have_shards(relation oid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -50,15 +72,15 @@ CREATE FUNCTION ml_rag._is_searched(relation oid, owner oid) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
--- purpose: whether calls that do not name a relation search it: it is trusted, and setting searched_owners has its owner
+-- purpose: whether calls that do not name a relation search it: it and what is read with it are trusted, and setting
+-- searched_owners has its owner
 -- Reads: ml_rag.setting_value
 DECLARE
   _searched text := (SELECT v.value FROM ml_rag.setting_value AS v WHERE v.name = 'searched_owners');
 BEGIN
   RETURN (_searched IS NULL OR _searched ~ '(^|,)\s*"\$user"\s*(,|$)' AND owner = quote_ident(current_user)::regrole
       OR ml_rag._is_member(owner, ml_rag._roles(_searched), false))
-    -- shards are read by their own names
-    AND ml_rag._is_trusted(relation) AND (NOT ml_rag._has_shards(relation) OR ml_rag._are_trusted(ml_rag._parts(relation)));
+    AND ml_rag._are_trusted(ml_rag._read_with(relation));
 END
 $$;
 
@@ -237,9 +259,9 @@ A vector store is a relation with the mapped columns, a vector or halfvec column
 GENAI_OPTIONS=EMBED_MODEL_ID=<model id>, and SELECT granted to the caller. The marker can name the columns (SEGMENT=content,
 DOCUMENT_NAME, DOCUMENT_ID, SEGMENT_NUMBER, METADATA); with SEGMENT the embedding can have any name. Reading a relation can run
 its owner's code with the caller's rights. A relation that vector_store does not name with its schema is therefore found only if the
-caller trusts its owner and the owner of its schema (found = trusted). The caller trusts itself, superusers, the owner of the
-database, roles that a superuser made it a member of, and members of ml_rag_publisher; a superuser trusts superusers only.
-Setting searched_owners restricts it to the stores of some roles.$$;
+caller trusts its owner and the owner of its schema (found = trusted), and those of its partitions and of what a view reads. The
+caller trusts itself, superusers, the owner of the database, roles that a superuser made it a member of, and members of
+ml_rag_publisher; a superuser trusts superusers only. Setting searched_owners restricts it to the stores of some roles.$$;
 
 CREATE FUNCTION ml_rag._why_not(relation oid, options jsonb, OUT reason text, OUT hint text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
@@ -325,11 +347,12 @@ BEGIN
     hint := 'Leave "embed_model_id" out, or name stores of one model.';
   ELSIF NOT coalesce(ml_rag._texts(options -> 'vector_store') && _relation.full_names, false)
     AND NOT ml_rag._is_searched(relation, _relation.relowner) THEN
-    reason := coalesce(ml_rag._why_untrusted(relation), 'Its owner is not listed in setting "searched_owners".');
+    reason := ml_rag._why_untrusted(relation);
     hint := format('Name it with its schema in "vector_store", "%s"%s.', _relation.full_name, CASE
-      WHEN ml_rag._is_trusted(relation) THEN ''
+      WHEN reason IS NULL THEN ''
       WHEN (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user) THEN ', or give it to a superuser'
       ELSE ', or have a superuser make that role a member of ml_rag_publisher, whom all users trust' END);
+    reason := coalesce(reason, 'Its owner is not listed in setting "searched_owners".');
   ELSE
     -- the checks above are those of ml_rag.discover one by one; where they pass it has an integer-less segment_number
     reason := 'A column that "vector_store_columns" names has the wrong type.';

@@ -61,7 +61,7 @@ DECLARE
 BEGIN
   SELECT g.* INTO _group FROM ml_rag._node_groups(store.relation) AS g WHERE g.name = arm.node_group;
   IF NOT FOUND OR NOT has_table_privilege(_group.relation, 'SELECT')
-    OR store.found = 'trusted' AND NOT ml_rag._is_trusted(_group.relation)
+    OR store.found = 'trusted' AND NOT ml_rag._are_trusted(ml_rag._parts(_group.relation))
     OR arm.search = 'semantic' AND _group.options ->> 'embed_model_id' IS DISTINCT FROM store.embed_model_id THEN
     RETURN NULL;
   END IF;

@@ -11,6 +11,7 @@ DECLARE
   _segments regclass := ml_rag._segment_table(relation);
 BEGIN
   PERFORM ml_rag._refuse_foreign_schema(coalesce(_segments, relation));
+  PERFORM ml_rag._refuse_foreign_trigger(relation, coalesce(_segments, relation));
   RETURN format('SELECT array_agg(%s) FROM ml_rag_new AS t WHERE %s', ml_rag._row_key((ml_rag._primary_key(relation)).key),
     CASE WHEN _segments IS NULL THEN 't.segment_embedding IS NULL'
       ELSE format('EXISTS (SELECT FROM %s AS s WHERE %s AND s.segment_embedding IS NULL)', ml_rag._full_name(_segments),

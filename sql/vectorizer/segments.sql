@@ -93,6 +93,7 @@ DECLARE
   _rows text;
 BEGIN
   PERFORM ml_rag._refuse_foreign_schema(_table);
+  PERFORM ml_rag._refuse_foreign_trigger(relation, _table) WHERE operation <> 'ALL';
   -- the key of the segments is that of the source, and the number
   SELECT string_agg(quote_ident(u.key), ', ' ORDER BY u.place) AS segments,
     string_agg(format('n.%I', u.source), ', ' ORDER BY u.place) AS source,

@@ -186,3 +186,40 @@ def test_a_publisher_s_schema_is_trusted_by_all_but_superusers(
             owner.execute(create)
     finally:
         owner.execute(sql.SQL("REVOKE ml_rag_publisher FROM {}").format(role))
+
+
+# -- tables that were given away ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", ['"mode": "immediate"', '"destination": "table"'])
+def test_a_table_that_was_given_away_runs_no_code_as_its_former_owner(
+    db: Database, owner: Connection, attacker: Connection, options: str
+) -> None:
+    """ALTER TABLE … OWNER TO leaves the trigger function, with its owner's rights, behind."""
+    owner.execute("CREATE SCHEMA given; GRANT USAGE ON SCHEMA given TO PUBLIC")
+    owner.execute("CREATE TABLE given.items (id integer PRIMARY KEY, name text)")
+    owner.execute(f"SELECT ml_rag.create_vectorizer('given.items', '{{\"columns\": \"name\", {options}}}')")
+    tables = owner.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'given'").fetchall()
+    attacker.execute(
+        "CREATE TABLE hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC;"
+        "CREATE FUNCTION hers.evil() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN NEW; END$$"
+    )
+    role = sql.Identifier(db.role("tenant"))
+    for (table,) in tables:
+        owner.execute(sql.SQL("ALTER TABLE {} OWNER TO {}").format(sql.Identifier("given", table), role))
+        attacker.execute(
+            sql.SQL(
+                "CREATE TRIGGER evil BEFORE INSERT OR UPDATE ON {} FOR EACH ROW EXECUTE FUNCTION hers.evil()"
+            ).format(sql.Identifier("given", table))
+        )
+    with error("42501", "does not trust the owner of the table", "rights of that role", "ALTER FUNCTION"):
+        attacker.execute("INSERT INTO given.items VALUES (1, 'lamp')")
+    functions = owner.execute(
+        "SELECT p.oid::regprocedure::text FROM pg_proc AS p"
+        " WHERE p.pronamespace = 'given'::regnamespace AND p.prosecdef"
+    ).fetchall()
+    for (function,) in functions:
+        owner.execute(sql.SQL("ALTER FUNCTION {} OWNER TO {}").format(sql.SQL(function), role))
+    attacker.execute("INSERT INTO given.items VALUES (1, 'lamp')")
+    assert set(attacker.execute("SELECT who FROM hers.ran").fetchall()) == {(db.role("tenant"),)}

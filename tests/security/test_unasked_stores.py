@@ -411,6 +411,56 @@ def test_a_relation_in_the_schema_of_another_role_must_be_named(good: Database, 
     attacker.execute("ALTER SCHEMA elsewhere RENAME TO evil")
 
 
+#: of a superuser, and with a relation of the attacker's that is read with it
+MIXED: dict[str, str] = {
+    "a partition": (
+        "CREATE TABLE mixed (LIKE evil.kb) PARTITION BY HASH (document_id);"
+        "ALTER TABLE mixed ATTACH PARTITION evil.kb FOR VALUES WITH (MODULUS 1, REMAINDER 0)"
+    ),
+    "a child": "CREATE TABLE mixed (LIKE evil.kb); ALTER TABLE evil.kb INHERIT mixed",
+    "a view": "CREATE VIEW mixed AS SELECT * FROM evil.kb",
+    "a view of a view of a child": (
+        "CREATE TABLE parent (LIKE evil.kb); ALTER TABLE evil.kb INHERIT parent;"
+        "CREATE VIEW between AS SELECT * FROM good UNION ALL SELECT *, 'law' FROM parent;"
+        "CREATE VIEW mixed AS SELECT * FROM between"
+    ),
+}
+
+
+@pytest.mark.parametrize("role", [None, "asker"])
+@pytest.mark.parametrize("mixed", MIXED)
+def test_what_is_read_with_a_relation_must_be_trusted_too(
+    good: Database, attacker: Connection, mixed: str, role: str | None
+) -> None:
+    """An expression of an index is computed while a statement is planned."""
+    attacker.execute(
+        "CREATE FUNCTION evil.code(n integer) RETURNS integer LANGUAGE plpgsql IMMUTABLE AS"
+        " $$BEGIN RAISE WARNING 'ran as %', current_user; RETURN n; END$$;"
+        "CREATE INDEX ON evil.kb ((evil.code(1) + segment_number))"
+    )
+    owner, asker = good.connect(), good.connect(role)
+    try:
+        owner.execute(MIXED[mixed])
+        publish(owner, table="mixed")
+        owner.execute("GRANT SELECT ON mixed TO PUBLIC")
+        assert found(asker) == {"public.good": "trusted"}
+        said = warnings(asker)
+        document, _ = ask(asker, explain=True)
+        assert said == []
+        (told,) = [s for s in document["explain"]["stores"] if s["vector_store"] == "public.mixed"]
+        assert told["reason"] == (
+            f"A relation that is read with it belongs to role {good.role('tenant')}, which you do not trust."
+        )
+        assert ask(asker, vector_store=["public.mixed"])[0]["vector_store"] == ["public.mixed"]
+    finally:
+        owner.execute("DROP TABLE IF EXISTS parent CASCADE; DROP SCHEMA evil CASCADE")
+        owner.execute(
+            "DO $$BEGIN IF (SELECT relkind <> 'v' FROM pg_class WHERE oid = to_regclass('mixed'))"
+            " THEN DROP TABLE mixed; END IF; END$$"
+        )
+        attacker.execute("CREATE SCHEMA evil")
+
+
 def test_where_nothing_is_found_the_error_says_whose_stores_were_left_out(good: Database, attacker: Connection) -> None:
     for i in range(12):
         attacker.execute(f"CREATE TABLE evil.t{i:02d} (LIKE evil.kb)")

@@ -316,7 +316,7 @@ def test_a_shard_that_does_not_answer(sharded: Connection, asker: Connection, sh
                 found = answer(asker, "birch oak", {**options, **more, "partial": True})
             assert found["retrieval_info"]["missing_shards"] == ["public.four_s1", "public.four_s3"]
             assert [(level, state) for level, state, _ in told] == [("WARNING", "01000")] * 2
-            assert '"four_s1" of "public.four" does not answer' in told[0][2]
+            assert '"public.four_s1" of "public.four" does not answer' in told[0][2]
             assert found["citations"]
         names = {c["document_name"] for c in everything["citations"]}
         assert {c["document_name"] for c in found["citations"]} < names
@@ -487,10 +487,12 @@ def test_a_store_that_is_open_to_nobody(stores: Connection, asker: Connection, s
         answer(asker, "zebra", {"vector_store": ["public.own"], "skip_generate": True})
 
 
-def test_a_store_with_shards_of_another_role_is_searched_by_its_name_only(
-    sharded: Connection, asker: Connection
+def test_a_store_with_shards_is_searched_unasked_if_its_owner_is_trusted(
+    db: Database, sharded: Connection, owner: Connection, asker: Connection
 ) -> None:
-    assert rows(asker, "SELECT vector_store FROM ml_rag.discover()") == [("public.one",)]
+    assert rows(asker, "SELECT vector_store FROM ml_rag.discover()") == [("public.four",), ("public.one",)]
+    owner.execute(f'REVOKE ml_rag_publisher FROM "{loader_role(db)}"')
+    assert rows(asker, "SELECT vector_store FROM ml_rag.discover()") == []
     assert rows(asker, "SELECT vector_store, found FROM ml_rag.discover('{public.four}')") == [("public.four", "named")]
     assert rows(asker, "SELECT vector_store FROM ml_rag.discover('{four}')") == []
 
