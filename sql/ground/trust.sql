@@ -51,6 +51,47 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._parts(relation oid) RETURNS oid[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a relation and all that inherits from it, partitions included  Reads: the catalog, without any lock
+BEGIN
+  -- the planner, too, looks for children only where this is set
+  IF (SELECT NOT c.relhassubclass FROM pg_class AS c WHERE c.oid = relation) THEN
+    RETURN ARRAY[relation];
+  END IF;
+  RETURN ARRAY(
+    WITH RECURSIVE part AS (
+      SELECT relation AS oid
+      UNION SELECT i.inhrelid FROM part AS p JOIN pg_inherits AS i ON i.inhparent = p.oid
+    )
+    SELECT p.oid FROM part AS p);
+END
+$$;
+
+CREATE FUNCTION ml_rag._read_with(relation oid) RETURNS oid[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a relation and all whose code can run when it is read: its parts, what a view reads, and their parts
+-- Functions that run for a view or a policy are a matter of whoever wrote that.  Reads: the catalog
+BEGIN
+  IF (SELECT c.relkind <> 'v' AND NOT c.relhassubclass FROM pg_class AS c WHERE c.oid = relation) THEN
+    RETURN ARRAY[relation];
+  END IF;
+  RETURN ARRAY(
+    WITH RECURSIVE part AS (
+      SELECT relation AS oid
+      UNION SELECT r.oid FROM part AS p CROSS JOIN LATERAL (
+        SELECT i.inhrelid FROM pg_inherits AS i WHERE i.inhparent = p.oid
+        UNION ALL SELECT d.refobjid FROM pg_rewrite AS w JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = w.oid
+        WHERE w.ev_class = p.oid AND w.ev_type = '1' AND d.refclassid = 'pg_class'::regclass) AS r (oid)
+    )
+    SELECT p.oid FROM part AS p);
+END
+$$;
+
 CREATE FUNCTION ml_rag._are_trusted(relations oid[]) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT

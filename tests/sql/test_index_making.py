@@ -98,7 +98,7 @@ def test_dropped_it_leaves_nothing(owner: Connection) -> None:
 
 def assert_nothing_left(owner: Connection) -> None:
     for name in ("store", "row", "new", "gone", "run", "posting"):
-        assert owner.execute(f"SELECT count(*) FROM ml_rag.keyword_{name}").fetchone() == (0,), name
+        assert owner.execute(f"SELECT count(*) FROM ml_rag_internal.keyword_{name}").fetchone() == (0,), name
 
 
 @pytest.mark.parametrize("how", ["DROP TABLE s.docs", "DROP SCHEMA s CASCADE"])
@@ -476,6 +476,6 @@ def test_postings_are_read_without_compiling(owner: Connection) -> None:
     )
     owner.add_notice_handler(lambda d: plans.append(d.message_primary or ""))
     assert found(owner, "fox") == [1]
-    read = [plan for plan in plans if re.search("FROM ml_rag.keyword_(posting|run|row)", plan)]
+    read = [plan for plan in plans if re.search("FROM ml_rag_internal.keyword_(posting|run|row)", plan)]
     assert len(read) >= 3
     assert not [plan for plan in read if "JIT:" in plan]
