@@ -59,6 +59,9 @@ BEGIN
     EXCEPTION WHEN dependent_objects_still_exist THEN
       -- the DROP does not fail by what the owner of the function has built upon it
       RAISE NOTICE USING MESSAGE = format('function %s was kept', _function), DETAIL = 'Other objects depend on it.';
+    WHEN undefined_function OR syntax_error THEN
+      -- dropped by another session meanwhile: an OID that is none prints as a number
+      NULL;
     WHEN lock_not_available THEN
       EXIT;
     END;

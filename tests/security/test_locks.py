@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from support.cluster import Connection, Database
 from support.loading import loader
 from support.stores import create_store, error
@@ -187,6 +189,31 @@ def test_no_drop_waits_for_functions_that_look_like_those_of_policies(db: Databa
     asker.execute("ROLLBACK")
     owner.execute("CREATE TABLE other (); DROP TABLE other")
     assert owner.execute(made).fetchall() == []
+
+
+def test_no_drop_fails_by_such_functions_that_go_meanwhile(db: Database, owner: Connection) -> None:
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    asker = db.connect("asker")
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            with asker.transaction():
+                for i in range(30):
+                    asker.execute(f"CREATE OR REPLACE FUNCTION x_{i}_visible() RETURNS integer LANGUAGE sql RETURN 1")
+                    asker.execute(f"COMMENT ON FUNCTION x_{i}_visible() IS 'made by ml_rag: x'")
+            for i in range(30):
+                asker.execute(f"DROP FUNCTION IF EXISTS x_{i}_visible()")
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(100):
+            owner.execute("CREATE TABLE other ()")
+            owner.execute("DROP TABLE other")
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_rows_of_others_are_not_locked(db: Database, owner: Connection, tenant: Connection) -> None:
