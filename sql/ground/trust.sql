@@ -92,15 +92,15 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._are_trusted(relations oid[]) RETURNS boolean
+CREATE FUNCTION ml_rag._are_trusted(relations oid[], role oid DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
--- purpose: whether relations, such as a table and its partitions, may be touched unasked: the caller trusts their owners and those
--- of their schemas  Reads: the catalog
+-- purpose: whether relations, such as a table and its partitions, may be touched unasked: a role, by default the caller's, trusts
+-- their owners and those of their schemas  Reads: the catalog
 BEGIN
   RETURN coalesce((
-    SELECT bool_and(ml_rag._trusts(o.owner)) FROM (
+    SELECT bool_and(ml_rag._trusts(o.owner, role)) FROM (
       SELECT DISTINCT unnest(ARRAY[c.relowner, n.nspowner]) AS owner
       FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY (relations)) AS o), false);
 END

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from ml_rag.cli import main
@@ -138,7 +139,7 @@ def test_texts_that_were_cut_are_a_note(owner: Connection, db: Database) -> None
     owner.execute("INSERT INTO notes VALUES (2, repeat('word ', 257))")
     owner.execute("CALL ml_rag.run_vectorizer('notes')")
     _, found = findings(db)
-    assert (found[check]["ok"], found[check]["found"]) == (True, "cut when they were embedded: 1 of notes")
+    assert (found[check]["ok"], found[check]["found"]) == (True, "cut when they were embedded: 1 of public.notes")
     assert "destination" in str(found[check]["hint"])
 
 
@@ -224,3 +225,39 @@ def test_letters_of_other_scripts_are_counted() -> None:
     assert doctor.foreign_share(["naïve ＡＢ"]) == 0
     assert doctor.foreign_share(["ab", "лг"]) == 0.5
     assert doctor.foreign_share(["中文"]) == 1
+
+
+def test_nothing_runs_that_the_owner_of_the_database_made(owner: Connection, db: Database) -> None:
+    """Who owns schema public, too, in which the public routines are: what fits arguments better is taken."""
+    role = sql.Identifier(db.role("tenant"))
+    owner.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(sql.Identifier(db.name), role))
+    owner.execute(sql.SQL("GRANT ALL ON SCHEMA public TO {}").format(role))
+    owner.execute("CREATE SCHEMA superusers")
+    create_store(owner, "superusers.store", [("d", 1, 1, "a", fake_embedding("a"))], type="vector(16)")
+    tenant = db.connect("tenant")
+    tenant.execute("CREATE TABLE public.ran (what text); GRANT INSERT ON public.ran TO PUBLIC")
+    for signature in (
+        "format(text, name, name)",
+        "ml_embed_row(text)",
+        "ml_generate(text)",
+        "ml_generate(text, text)",
+        "ml_rag_search(text, text)",
+    ):
+        tenant.execute(
+            f"CREATE FUNCTION public.{signature} RETURNS text LANGUAGE plpgsql AS"
+            f" $$BEGIN INSERT INTO public.ran VALUES ('{signature}'); RETURN 'x'; END$$"
+        )
+    status, found = findings(db)
+    assert (status, [name for name, finding in found.items() if not finding["ok"]]) == (0, [])
+    assert tenant.execute("SELECT * FROM public.ran").fetchall() == []
+
+
+def test_a_partition_of_another_role_is_not_read_as_the_owner_of_the_table(owner: Connection, db: Database) -> None:
+    owner.execute("CREATE SCHEMA superusers")
+    create_store(owner, "superusers.store", [("d", 1, 1, "a", fake_embedding("a"))], type="vector(16)")
+    create_store(owner, "superusers.child", [("d", 2, 1, "a", None)], type="vector(16)", model=None)
+    owner.execute("ALTER TABLE superusers.child INHERIT superusers.store")
+    owner.execute(sql.SQL("ALTER TABLE superusers.child OWNER TO {}").format(sql.Identifier(db.role("tenant"))))
+    _, found = findings(db)
+    lacking = str(found["rows without an embedding"]["found"])
+    assert f"1 not looked at: superusers.store of {owner.info.user} (A relation that is read with it" in lacking

@@ -125,7 +125,7 @@ def parsers(health: dict[str, Any]) -> Finding:
     return Finding("document parsers", True, "confined" if confined else "not known yet whether they are confined")
 
 
-def _value(connection: psycopg.Connection, query: LiteralString, *parameters: object) -> Any:
+def _value(connection: psycopg.Connection, query: LiteralString | sql.Composed, *parameters: object) -> Any:
     row = connection.execute(query, parameters).fetchone()
     return row[0] if row else None
 
@@ -233,8 +233,8 @@ class Unread:
     embedding: str
     #: whether rows can be without an embedding, as far as the catalog tells
     nullable: bool
-    #: whether the owner trusts that of the schema, who decides what the name means
-    in_trusted_schema: bool
+    #: whether the owner trusts that of the schema, who decides what the name means, and those of its partitions
+    is_trusted_by_owner: bool
     reason: str
 
 
@@ -244,7 +244,7 @@ def unread_stores(connection: psycopg.Connection) -> list[Unread]:
         """
         SELECT s.vector_store, ml_rag._relation_name(s.relation), pg_get_userbyid(c.relowner), s.segment,
           s.segment_embedding, NOT a.attnotnull AND c.relkind IN ('r', 'p'),
-          ml_rag._trusts(o.nspowner, c.relowner), rtrim(w.reason, '.')
+          ml_rag._are_trusted(ml_rag._read_with(s.relation), c.relowner), rtrim(w.reason, '.')
         FROM ml_rag.discover((
           SELECT array_agg(format('%I.%I', n.nspname, k.relname) ORDER BY k.oid) FROM pg_description AS m
           JOIN pg_class AS k ON k.oid = m.objoid JOIN pg_namespace AS n ON n.oid = k.relnamespace
@@ -288,15 +288,26 @@ def count_as_owner(dsn: str, store: Unread) -> int:
 def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
     """What a caller does, as this role: reach the server, embed, generate, retrieve."""
 
+    def routine(name: str) -> sql.Composable:
+        """A public one. It is given all arguments with their types, as whoever owns the schema can overload it."""
+        schema = _value(
+            connection,
+            "SELECT n.nspname FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace"
+            " WHERE e.extname = 'ml_rag'",
+        )
+        return sql.Identifier(schema, name)
+
     def server() -> str:
         reply = _value(connection, "SELECT ml_rag.model_server()")
         return f"version {reply['version']} answers the backend"
 
     def defaults() -> str:
         rows = connection.execute(
-            "SELECT s.name, s.value, m.available FROM ml_rag.setting AS s "
-            "LEFT JOIN ml_supported_models() AS m ON m.model_id = s.value "
-            "WHERE s.name IN ('embed_model_id', 'generate_model_id')"
+            sql.SQL(
+                "SELECT s.name, s.value, m.available FROM ml_rag.setting AS s "
+                "LEFT JOIN {}() AS m ON m.model_id = s.value "
+                "WHERE s.name IN ('embed_model_id', 'generate_model_id')"
+            ).format(routine("ml_supported_models"))
         ).fetchall()
         for name, value, available in rows:
             if available is None:
@@ -313,12 +324,22 @@ def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
 
     def embedding() -> str:
         began = time.monotonic()
-        dimensions = _value(connection, "SELECT vector_dims(ml_embed_row('a test query'))")
+        dimensions = _value(
+            connection,
+            sql.SQL("SELECT cardinality({}('a test query'::text, NULL::jsonb)::real[])").format(
+                routine("ml_embed_row")
+            ),
+        )
         return f"{dimensions} dimensions in {(time.monotonic() - began) * 1000:.0f} ms"
 
     def generation() -> str:
         began = time.monotonic()
-        _value(connection, "SELECT ml_generate('Say hello.', '{\"max_tokens\": 8}')")
+        _value(
+            connection,
+            sql.SQL("SELECT {}('Say hello.'::text, jsonb_build_object('max_tokens', 8))").format(
+                routine("ml_generate")
+            ),
+        )
         return f"answered in {(time.monotonic() - began) * 1000:.0f} ms"
 
     def retrieval() -> str:
@@ -334,7 +355,12 @@ def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
                 if stores
                 else "Load documents: CALL vector_store_load('file:///path/of/a/folder/'), or ml-rag load.",
             )
-        rows = _value(connection, "SELECT count(*) FROM ml_rag_search('a test query', '{\"n_citations\": 1}')")
+        rows = _value(
+            connection,
+            sql.SQL("SELECT count(*) FROM {}('a test query'::text, jsonb_build_object('n_citations', 1))").format(
+                routine("ml_rag_search")
+            ),
+        )
         return f"{usable} vector stores, {rows} segment found"
 
     def embeddings() -> Finding:
@@ -347,7 +373,7 @@ def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
             try:
                 if not store.nullable:
                     read.append((store.name, 0))
-                elif is_superuser and store.in_trusted_schema:
+                elif is_superuser and store.is_trusted_by_owner:
                     read.append((store.name, count_as_owner(dsn, store)))
                 else:
                     unread.append(f"{store.name} of {store.owner} ({store.reason})")
@@ -487,17 +513,12 @@ def diagnose(dsn: str) -> Iterator[Finding]:
     if not connected.ok:
         return
     with connections[0] as connection:
+        # others can have made operators and functions in any other schema, that of the public routines included
+        connection.execute("SET search_path = pg_catalog")
         findings = list(check_extension(connection))
         yield from findings
         if not all(finding.ok for finding in findings):
             return
-        # the public routines may live in a schema that is not on this role's path
-        schema = _value(
-            connection, "SELECT extnamespace::regnamespace::text FROM pg_extension WHERE extname = 'ml_rag'"
-        )
-        connection.execute(
-            "SELECT set_config('search_path', %s || ', ' || current_setting('search_path'), false)", (schema,)
-        )
         address = _value(connection, "SELECT ml_rag._get_setting('model_server')")
         yield from check_keyword(connection)
         yield from check_vectorizers(connection)
