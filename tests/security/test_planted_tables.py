@@ -134,3 +134,29 @@ def test_nor_by_a_command(
     assert refused.exit_code == 1
     assert "is of another role" in refused.output
     assert rows(attacker, "SELECT count(*) FROM ml_rag_eval.secrets") == [(0,)]
+
+
+def test_loading_and_evaluating_from_the_command_line_run_no_functions_of_others(
+    db: Database, attacker: Connection, folder: Path, tmp_path: Path
+) -> None:
+    """Functions in schema public that fit the arguments better than those of pg_catalog."""
+    attacker.execute("CREATE TABLE public.ran (what text); GRANT INSERT ON public.ran TO PUBLIC")
+    for signature, result in {
+        "parse_ident(text)": "text[]",
+        "format(text, name, text)": "text",
+        "format(text, text, text)": "text",
+    }.items():
+        attacker.execute(
+            f"CREATE FUNCTION public.{signature} RETURNS {result} LANGUAGE plpgsql AS"
+            f" $$BEGIN INSERT INTO public.ran VALUES ('{signature}'); RETURN '{{public,x}}'; END$$"
+        )
+    dsn = f"{db.dsn} dbname={db.name}"
+    loaded = CliRunner().invoke(main, ["load", str(folder), "--store", "own", "--dsn", dsn])
+    assert loaded.exit_code == 0, loaded.output
+    questions = tmp_path / "questions"
+    questions.mkdir()
+    (questions / "corpus.jsonl").write_text('{"_id": "d", "title": "", "text": "the plan"}\n')
+    (questions / "questions.jsonl").write_text('{"_id": "q", "text": "plan", "answers": [], "answerable": true}\n')
+    (questions / "qrels.tsv").write_text("q\td\t1\n")
+    CliRunner().invoke(main, ["eval", str(questions), "--arms", "vector", "--dsn", dsn])
+    assert rows(attacker, "SELECT DISTINCT what FROM public.ran") == []

@@ -63,7 +63,8 @@ def connect(dsn: str) -> psycopg.Connection[Any]:
     """An autocommit connection with the routines of the extension on its path."""
     connection = psycopg.connect(dsn, autocommit=True, application_name="ml-rag eval")
     connection.execute(
-        "SELECT set_config('search_path', extnamespace::regnamespace || ', ' || current_setting('search_path'), false)"
+        "SELECT pg_catalog.set_config('search_path', pg_catalog.concat(extnamespace::regnamespace, ', ',"
+        " pg_catalog.current_setting('search_path')), false)"
         " FROM pg_extension WHERE extname = 'ml_rag'"
     )
     return connection
@@ -99,12 +100,12 @@ class Evaluation:
         """Bring the store to what the dataset has: new and changed documents in, gone ones out, then the indexes."""
         began = time.monotonic()
         # one that is not there needs the privilege to make it, one that is there does not
-        if self._value("SELECT to_regnamespace(quote_ident(%s))", self._table[0]) is None:
+        if self._value("SELECT pg_catalog.to_regnamespace(pg_catalog.quote_ident(%s))", self._table[0]) is None:
             self._connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self._table[0])))
         options = {"embed_model_id": self._options.get("embed_model_id"), "description": "made by ml-rag eval"}
         if self._has_keyword_search():
             options["language"] = self._options.get("language")
-        name = self._value("SELECT format('%%I.%%I', %s::text, %s::text)", *self._table)
+        name = self._value("SELECT pg_catalog.format('%%I.%%I', %s::text, %s::text)", *self._table)
         self._oid = self._value("SELECT ml_rag.create_store(%s, %s)::oid", name, Jsonb(options))
         # the table's name is known to everybody
         self._value("SELECT ml_rag._refuse_untrusted(%s)", self._oid)

@@ -29,10 +29,11 @@ CALL = (16, 2 * 1024 * 1024)
 
 # A name without a schema means the first schema of the connection's search_path, as in CREATE TABLE.
 _CREATE = """SELECT ml_rag.create_store(
-    CASE cardinality(parse_ident(%(store)s)) WHEN 1 THEN format('%%I.%%s', current_schema(), %(store)s)
+    CASE pg_catalog.cardinality(pg_catalog.parse_ident(%(store)s))
+    WHEN 1 THEN pg_catalog.format('%%I.%%s', pg_catalog.current_schema(), %(store)s)
     ELSE %(store)s END, %(options)s)::oid"""
 # … and not a table there that somebody else has made
-_CHECK = "SELECT ml_rag._refuse_untrusted(%(oid)s) WHERE cardinality(parse_ident(%(store)s)) = 1"
+_CHECK = "SELECT ml_rag._refuse_untrusted(%(oid)s) WHERE pg_catalog.cardinality(pg_catalog.parse_ident(%(store)s)) = 1"
 
 
 @dataclass
