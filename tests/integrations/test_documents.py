@@ -24,18 +24,18 @@ def evil(db: Database, tenant: Connection) -> Connection:
     return tenant
 
 
-async def read(dsn: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+async def read(dsn: str) -> tuple[dict[str, Any], list[str], list[dict[str, Any]]]:
     reader = Reader(dsn, name="test", connections=1)
     async with reader.opened():
         return await documents.read(reader, "evil.kb", WANTED)
 
 
 async def test_documents_are_read_of_stores_of_trusted_owners(db: Database, evil: Connection, asker_dsn: str) -> None:
-    assert await read(asker_dsn) == ({}, [])
+    assert await read(asker_dsn) == ({}, [], [])
     owner, tenant = db.connect(), sql.Identifier(db.role("tenant"))
     owner.execute(sql.SQL("GRANT ml_rag_publisher TO {}").format(tenant))
     try:
-        _, rows = await read(asker_dsn)
+        _, _, rows = await read(asker_dsn)
         assert [row["segment"] for row in rows] == ["planted"]
     finally:
         owner.execute(sql.SQL("REVOKE ml_rag_publisher FROM {}").format(tenant))

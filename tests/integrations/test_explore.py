@@ -256,6 +256,10 @@ def test_a_document_with_its_segments(db: Database, page: Page, monkeypatch: pyt
     assert page.get("/document", store="public.boats", document="boats.pdf", first=4).status_code == 404
     for store in ("public.none", "pg_catalog.pg_authid", "boats", ""):
         assert page.get("/document", store=store, document="boats.pdf").status_code == 404
+    # a name without folders is that of the only document which has it, and the page has its whole name
+    owner.execute("UPDATE boats SET document_name = '/srv/boats.pdf' WHERE document_id = 1")
+    short = page.get("/document", store="public.boats", document="boats.pdf")
+    assert short.text == page.get("/document", store="public.boats", document="/srv/boats.pdf").text
 
 
 def test_errors_are_said_and_escaped(page: Page) -> None:

@@ -116,6 +116,34 @@ async def test_stores_and_documents(db: Database, boats: str, monkeypatch: pytes
         assert "P0002" in await refusal(client, "read_document", **document, first=4)
 
 
+async def test_a_document_is_read_by_its_name_without_folders(db: Database, boats: str) -> None:
+    names = ["/srv/new/a.pdf", "/srv/old/b.pdf", "/srv/new/b.pdf", r"C:\c.pdf", "d.pdf", "/srv/d.pdf", "/srv/100%.pdf"]
+    rows = [(name, n, 1, name, fake_embedding(name)) for n, name in enumerate(names, 1)]
+    owner = db.connect()
+    create_store(owner, "public.foldered", rows, "vector(16)")
+    store = {"store": "public.foldered"}
+    async with Client(mcp.server(boats)) as client:
+        for short, full in (("a.pdf", names[0]), ("c.pdf", names[3]), ("d.pdf", "d.pdf"), ("100%.pdf", names[6])):
+            for name in (short, full):
+                read = await call(client, "read_document", **store, document_name=name)
+                assert (read["document_name"], [s["segment"] for s in read["segments"]]) == (full, [full])
+        # of two documents neither is meant
+        refused = await refusal(client, "read_document", **store, document_name="b.pdf")
+        assert refused.splitlines()[1:] == ["Did you mean '/srv/new/b.pdf' or '/srv/old/b.pdf'?"]
+        for name in (".pdf", "new/a.pdf", "A.pdf", "_.pdf"):
+            refused = await refusal(client, "read_document", **store, document_name=name)
+            assert "P0002" in refused
+            assert "Did you mean" not in refused
+        # one that exists is meant, also beyond its end
+        for name in ("a.pdf", "d.pdf"):
+            assert "P0002" in await refusal(client, "read_document", **store, document_name=name, first=2)
+        # a name whose rows are hidden is none
+        owner.execute("ALTER TABLE foldered ENABLE ROW LEVEL SECURITY")
+        owner.execute("CREATE POLICY seen ON foldered USING (document_name NOT LIKE '/srv/new/%')")
+        assert (await call(client, "read_document", **store, document_name="b.pdf"))["document_name"] == names[1]
+        assert "new" not in await refusal(client, "read_document", **store, document_name="a.pdf")
+
+
 async def test_what_a_document_returns_is_bounded_in_the_database(db: Database, boats: str) -> None:
     owner = db.connect()
     owner.execute("UPDATE boats SET segment = repeat('x', 30000000) WHERE segment_number = 2")

@@ -21,16 +21,33 @@ _FIND = sql.SQL(
 
 async def read(
     reader: Reader, store: str, parameters: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The columns of a store, and the rows of ``reading``; none of both where discovery does not find it.
+) -> tuple[dict[str, Any], list[str], list[dict[str, Any]]]:
+    """The columns of a store, names of documents, and the rows of ``reading``; none where discovery does not find it.
 
-    Raises psycopg.Error.
+    ``%(document)s`` may lack the folders. The names are that of the document which was read; where no segment was, at
+    most three that are the same without folders. Raises psycopg.Error.
     """
     async with reader.transaction() as rows:
         found = await rows(_FIND, {"store": store})
         if not found or found[0]["document_name"] is None:
-            return (found[0] if found else {}), []
-        return found[0], await rows(reading(found[0]), parameters)
+            return (found[0] if found else {}), [], []
+        columns, names = found[0], [str(parameters["document"])]
+        segments = await rows(reading(columns), parameters)
+        if not segments:
+            alike = [row["name"] for row in await rows(_alike(columns), parameters)]
+            if len(alike) == 1 and alike != names:
+                segments = await rows(reading(columns), {**parameters, "document": alike[0]})
+            names = names if names[0] in alike else alike
+        return columns, names, segments
+
+
+def _alike(store: Mapping[str, str | None]) -> sql.Composed:
+    """Names of documents that are ``%(document)s`` without their folders."""
+    return sql.SQL(
+        r"""SELECT d.name FROM (
+          SELECT DISTINCT pg_catalog.left({name}::pg_catalog.text, 1000) AS name FROM {relation}
+        ) AS d WHERE pg_catalog.regexp_replace(d.name, '^.*[/\\]', '') = %(document)s ORDER BY 1 LIMIT 3"""
+    ).format(name=_quoted(str(store["document_name"])), relation=_relation(store))
 
 
 def reading(store: Mapping[str, str | None]) -> sql.Composed:
@@ -60,10 +77,14 @@ def reading(store: Mapping[str, str | None]) -> sql.Composed:
         segment=_quoted(str(store["segment"])),
         metadata=_column(store["metadata"]),
         number=_column(store["segment_number"]),
-        relation=_quoted(str(store["schema"]), str(store["relation"])),
+        relation=_relation(store),
         name=_quoted(str(store["document_name"])),
         order=sql.SQL(", ").join(order or [_quoted(str(store["segment"]))]),
     )
+
+
+def _relation(store: Mapping[str, str | None]) -> sql.Composable:
+    return _quoted(str(store["schema"]), str(store["relation"]))
 
 
 def _column(name: str | None) -> sql.Composable:

@@ -340,14 +340,14 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         store, name = request.query_params.get("store", ""), request.query_params.get("document", "")
         first = max(1, _number(request.query_params.get("first"), "the first segment", 1) or 1)
         parameters = {"document": name, "first": max(0, first - 2), "most": SEGMENTS + 1, "characters": CHARACTERS}
-        found, read = await waited_for(request, documents.read(reader, store, parameters))
+        found, names, read = await waited_for(request, documents.read(reader, store, parameters))
         if found.get("document_name") is None:
             raise _Refused(404, "there is no vector store of that name with names of documents that this role may read")
         # the segment before the first one is read to see what the two share
         before = read.pop(0)["segment"] if first > 1 and read else None
         if not read:
             raise _Refused(404, "the store has no such document, or it has fewer segments")
-        total = read[0]["segments"]
+        (name,), total = names, read[0]["segments"]
         shown = []
         for row in read[:SEGMENTS]:
             text = row["segment"] or ""

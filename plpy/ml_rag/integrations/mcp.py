@@ -125,7 +125,7 @@ def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
     @made.tool(annotations=reads)
     async def read_document(
         store: Annotated[str, Field(description="as list_stores and the results of search name it")],
-        document_name: Annotated[str, Field(description="as the results of search name it")],
+        document_name: Annotated[str, Field(description="as the results of search name it; folders may be left out")],
         first: Annotated[int, Field(ge=1, description="the first segment to read")] = 1,
     ) -> dict[str, Any]:
         """Read a document, segment by segment; "next" says where to go on where it is longer than one call returns.
@@ -134,24 +134,31 @@ def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
         """
         parameters = {"document": document_name, "first": first - 1, "most": SEGMENTS, "characters": CHARACTERS}
         try:
-            found, segments = await documents.read(reader, store, parameters)
+            found, names, segments = await documents.read(reader, store, parameters)
         except psycopg.Error as error:
             raise ToolError(worded(error)) from None
         if not found:
-            raise ToolError(f"there is no vector store {store!r} that this role may read (SQLSTATE 42P01)")
+            raise ToolError(
+                f"there is no vector store {store!r} that this role may read (SQLSTATE 42P01)\nlist_stores lists them."
+            )
         if found["document_name"] is None:
             raise ToolError("the store has no column with names of documents")
         if not segments:
-            raise ToolError(
-                f"store {store!r} has no document {document_name!r} with a segment {first} (SQLSTATE P0002)"
-            )
+            message = f"store {store!r} has no document {document_name!r} with a segment {first} (SQLSTATE P0002)"
+            others = " or ".join(repr(name) for name in names if name != document_name)
+            raise ToolError(f"{message}\nDid you mean {others}?" if others else message)
         kept: list[dict[str, Any]] = [
             {"segment": row["segment"], "metadata": row["metadata"], **({"cut": True} if row["is_cut"] else {})}
             for row in segments
         ]
         total = segments[0]["segments"]
         following = first + len(kept)
-        return {"segments": kept, "total": total, "next": following if following <= total else None}
+        return {
+            "document_name": names[0],
+            "segments": kept,
+            "total": total,
+            "next": following if following <= total else None,
+        }
 
     return made
 
