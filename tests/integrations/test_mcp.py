@@ -187,6 +187,30 @@ async def test_errors_have_their_sqlstate(boats: str) -> None:
         assert len((await call(client, "search", query="boat", limit=100))["results"]) == 4
 
 
+async def test_errors_name_the_arguments_of_the_tool(db: Database, boats: str) -> None:
+    create_store(db.connect(), "public.others", [("a", 1, 1, "a", fake_embedding("a"))], "vector(16)", "other-embed")
+    async with Client(mcp.server(boats)) as client:
+        for tool in ("search", "answer"):
+            refused = await refusal(client, tool, query="boat", stores=["public.none"])
+            assert 'argument "stores"' in refused
+            assert "list_stores lists" in refused
+            assert "vector_store" not in refused
+            assert "discover" not in refused
+            refused = await refusal(client, tool, query="boat", options={"n_citation": 5})
+            assert 'Did you mean argument "limit"?' in refused
+            # what was given as an option is called as it was, and so is an option in JSON
+            refused = await refusal(client, tool, query="boat", options={"vector_store": 5})
+            assert 'invalid value for option "vector_store"' in refused
+            refused = await refusal(client, tool, query="boat", options={"semantic_search": False})
+            assert '"n_citations": 0' in refused
+            refused = await refusal(client, tool, query="boat", stores=["public.boats", "public.others"])
+            assert 'stores of one model in argument "stores"' in refused
+            # a value of the caller's is none of an option
+            refused = await refusal(client, tool, query="boat", options={"arms": [{"search": "vector_store"}]})
+            assert 'Got "vector_store"' in refused
+        assert "list_stores" in await refusal(client, "read_document", store="boats", document_name="boats.pdf")
+
+
 async def test_other_words_for_an_argument_are_understood(boats: str) -> None:
     async with Client(mcp.server(boats)) as client:
         found = (await call(client, "search", question="blue boat", stores="public.boats", limit=1))["results"]
