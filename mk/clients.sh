@@ -1,11 +1,19 @@
 #!/usr/bin/env bash
-# clients.sh: what the tests try ml_rag with beside Python: JDBC, ODBC, node-postgres, Chromium and axe-core, which finds what
-# keeps people from using a page. The packages of npm go to .build/node.
+# clients.sh: what the tests try ml_rag with beside psycopg: JDBC, ODBC, node-postgres, Chromium and axe-core, which finds what
+# keeps people from using a page. The packages of npm go to .build/node; SQLAlchemy and Django to .venv/frameworks.
 source "$(dirname "$0")/lib.sh"
 here=$(dirname "$0")
 
 wanted=(pg@8.23.1 axe-core@4.14.1)
 bash "$here/apt.sh" clients
-[ "$(cat "$ROOT/.build/node/wanted" 2>/dev/null)" != "${wanted[*]}" ] || exit 0
-npm install --prefix "$ROOT/.build/node" --no-audit --no-fund --ignore-scripts "${wanted[@]}"
-echo "${wanted[*]}" >"$ROOT/.build/node/wanted"
+if [ "$(cat "$ROOT/.build/node/wanted" 2>/dev/null)" != "${wanted[*]}" ]; then
+  npm install --prefix "$ROOT/.build/node" --no-audit --no-fund --ignore-scripts "${wanted[@]}"
+  echo "${wanted[*]}" >"$ROOT/.build/node/wanted"
+fi
+
+frameworks=$VENV/frameworks
+wanted=(django==5.2.19 sqlalchemy==2.1.9 'psycopg[binary]==3.3.9')
+[ "$(cat "$frameworks/wanted" 2>/dev/null)" != "${wanted[*]}" ] || exit 0
+[ -x "$frameworks/bin/pip" ] || "$VENV/bin/python" -m venv "$frameworks"
+"$frameworks/bin/pip" install --disable-pip-version-check --no-input "${wanted[@]}"
+echo "${wanted[*]}" >"$frameworks/wanted"

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -29,6 +30,7 @@ QUESTION = "How do I claim for perks?"
 ODD = "how do O'Hara's \"boats\" swim? 100% :x $1 ? {d} ü"
 ANSWERED = "fake answer to: "
 JAR = Path("/usr/share/java/postgresql.jar")
+FRAMEWORKS = Path(sys.prefix) / "frameworks" / "bin" / "python"
 MODULES = ROOT / ".build" / "node" / "node_modules"
 
 
@@ -44,12 +46,23 @@ class Reader:
     def uri(self) -> str:
         return f"postgresql://{self.role}:made@127.0.0.1:{self.port}/{self.database}"
 
+    @property
+    def settings(self) -> str:
+        """Those of a project of Django."""
+        database = {
+            "ENGINE": "django.db.backends.postgresql", "NAME": self.database, "USER": self.role, "PASSWORD": "made",
+            "HOST": "127.0.0.1", "PORT": self.port,
+        }  # fmt: skip
+        return f"from django.conf import settings\nsettings.configure(DATABASES={{'default': {database}}})\n"
+
     def placed(self, code: str) -> str:
         """A program whose connection string is this one's."""
         for written, own in {
             '"dbname=app user=bi"': json.dumps(self.uri),
             '"postgresql://bi@localhost/app"': json.dumps(self.uri),
             '"postgresql://localhost/app"': json.dumps(self.uri),
+            '"postgresql+psycopg://bi@localhost/app"': json.dumps(self.uri.replace("://", "+psycopg://")),
+            "from django.db": f"{self.settings}from django.db",
             "jdbc:postgresql://localhost/app": f"jdbc:postgresql://127.0.0.1:{self.port}/{self.database}",
             "?user=bi": f"?user={self.role}&password=made",
             "Servername=localhost;Database=app": (
@@ -102,10 +115,18 @@ def python(code: str, folder: Path) -> list[str]:
     return [sys.executable, str(folder / "ask.py")]
 
 
+def framework(code: str, folder: Path) -> list[str]:
+    if not FRAMEWORKS.exists():
+        pytest.skip("there is no SQLAlchemy and Django: mk/setup.sh integrations")
+    return [str(FRAMEWORKS), *python(code, folder)[1:]]
+
+
 #: mark of the program in the page -> what runs it, and the README's name of the driver
 DRIVERS = {
     "psycopg": (python, "psycopg"),
     "asyncpg": (python, "asyncpg"),
+    "sqlalchemy": (framework, "SQLAlchemy"),
+    "django": (framework, "Django"),
     "jdbc": (java, "JDBC"),
     "node-postgres": (node, "node-postgres"),
     "odbc": (python, "ODBC, by pyodbc"),
@@ -150,6 +171,50 @@ def test_a_bad_option_is_an_error_of_the_driver_with_its_sqlstate(reader: Reader
     code = code.replace("main();", "main().catch((error) => { console.log(error.code); process.exit(1); });")
     done = run("node-postgres", code, tmp_path)
     assert (done.returncode, done.stdout) == (1, "22023\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("driver", "shown"),
+    [("psycopg", "{'a': 1}"), ("asyncpg", '{"a": 1}'), ("sqlalchemy", "{'a': 1}"), ("django", '{"a": 1}')],
+)
+def test_what_jsonb_and_numbers_are_to_python(reader: Reader, tmp_path: Path, driver: str, shown: str) -> None:
+    for number, digits in (("distance", "0.0000"), ("distance::float8", "0.0")):
+        columns = f"""SELECT '{{\\"a\\": 1}}'::jsonb AS document_name, {number} AS segment"""
+        code = reader.placed(program(driver)).replace("SELECT document_name, segment", columns)
+        done = run(driver, code.replace(f'"{QUESTION}"', '"boats swim"'), tmp_path)
+        assert (done.returncode, done.stdout) == (0, f"{shown}: {digits}\n"), done.stderr
+
+
+def test_asyncpg_takes_and_gives_dicts_with_a_codec(reader: Reader, tmp_path: Path) -> None:
+    codec = textwrap.indent(program("asyncpg-codec"), "    ")
+    code = (
+        "import asyncio, json\nimport asyncpg\n\nasync def main():\n"
+        f"    connection = await asyncpg.connect({reader.uri!r})\n{codec}"
+        "    print(answer['text'])\n\nasyncio.run(main())\n"
+    )
+    done = run("asyncpg", code, tmp_path)
+    assert done.stdout.startswith(ANSWERED), done.stderr
+
+
+def test_what_is_a_parameter_to_sqlalchemy(reader: Reader, tmp_path: Path) -> None:
+    code = reader.placed(program("sqlalchemy"))
+    assert "CAST(:options AS jsonb)" in code
+
+    def told(options: str) -> str:
+        done = run("sqlalchemy", code.replace("CAST(:options AS jsonb)", options), tmp_path)
+        return done.stdout + done.stderr
+
+    assert told("""'{\\"n_citations\\": 2}'""") == "handbook.pdf: boats swim\n"
+    assert "A value is required for bind parameter '2'" in told("""'{\\"n_citations\\":2}'""")
+    assert "syntax error" in told(":options::jsonb")
+
+
+def test_what_is_a_parameter_to_django(reader: Reader, tmp_path: Path) -> None:
+    for text, shown in (("100%%", "100%: boats swim\n"), ("100%", "")):
+        columns = f"SELECT '{text}' AS document_name, segment"
+        code = reader.placed(program("django")).replace("SELECT document_name, segment", columns)
+        done = run("django", code, tmp_path)
+        assert done.stdout == shown, done.stderr
 
 
 def lines(name: str) -> list[str]:
