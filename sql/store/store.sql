@@ -4,16 +4,15 @@ CREATE FUNCTION ml_rag._refuse_untrusted(store oid) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: that a table to load into, whose schema the call does not name, is of a role whose code may run with the caller's rights
+-- purpose: that a table to load into, whose schema the call does not name, is of roles whose code may run with the caller's rights
 DECLARE
-  _owner regrole;
-  _schema name;
+  _why text := ml_rag._why_untrusted(store);
 BEGIN
-  SELECT c.relowner, n.nspname INTO _owner, _schema FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
-  IF NOT ml_rag._trusts(_owner) THEN
-    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('table "%s" is of another role', store::regclass),
-      DETAIL = format('Its owner, %s, could read what is loaded, and run code with your rights.', _owner),
-      HINT = format('If it is meant, name it with its schema, which is %I.', _schema);
+  IF _why IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('table "%s" is not trusted', store::regclass),
+      DETAIL = _why || ' That role could read what is loaded, and run code with your rights.',
+      HINT = format('If the table is meant, name it with its schema, which is %I.',
+        (SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store));
   END IF;
 END
 $$;
@@ -25,7 +24,7 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: which table: the options, else the first in the caller's search_path, else where the caller may create it
 -- A name without its schema is no word of trust: documents go to no table of a role whose code the caller would not run, which could
--- be of any name, have triggers, and be readable for its owner.
+-- be of any name, have triggers, and be readable for its owner; to none with such a partition, and to none in such a role's schema.
 BEGIN
   table_name := coalesce(options ->> 'table_name', default_name);
   IF octet_length(coalesce(options ->> 'table_name', '')) > 63 THEN
@@ -47,7 +46,7 @@ BEGIN
   SELECT p.entry INTO schema_name FROM unnest(path) WITH ORDINALITY AS p (entry, place)
   JOIN pg_namespace AS n ON n.nspname = p.entry
   LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = _store_name.table_name
-  WHERE CASE WHEN c.oid IS NOT NULL THEN ml_rag._trusts(c.relowner)
+  WHERE CASE WHEN c.oid IS NOT NULL THEN ml_rag._are_trusted(ml_rag._read_with(c.oid))
              ELSE has_schema_privilege(n.oid, 'CREATE') AND n.nspname !~ '^pg_' END
   ORDER BY c.oid IS NULL, p.place LIMIT 1;
   IF NOT FOUND THEN

@@ -49,7 +49,7 @@ def test_documents_go_to_no_table_of_somebody_else(
     call = f"CALL vector_store_load('file://{folder}/secrets/', %s)"
     options = {"table_name": "secrets"} if named else {}
     for connection in (loader, owner):
-        with error("42501", "secrets", "of another role") as caught:
+        with error("42501", "secrets", "not trusted") as caught:
             connection.execute(call, (json.dumps(options),))
         assert "its schema, which is public" in caught.hint
     assert rows(attacker, "SELECT count(*) FROM public.secrets") == [(0,)]
@@ -62,6 +62,36 @@ def test_documents_go_to_no_table_of_somebody_else(
     result = loader.execute(call, (json.dumps(options),)).fetchone()[0]
     assert result["vector_store"] == f"{role}.secrets"
     owner.execute(f'DROP SCHEMA "{role}" CASCADE')
+
+
+@pytest.mark.parametrize("planted", ["schema", "partition"])
+def test_nor_to_one_in_a_schema_or_with_a_partition_of_somebody_else(
+    db: Database, owner: Connection, loader: Connection, attacker: Connection, folder: Path, planted: str
+) -> None:
+    """The owner of a schema can drop what is in it and make another of that name; a partition has its own triggers."""
+    role, tenant = loader_role(db), db.role("tenant")
+    whole = PLANT.split(";")[0]
+    owner.execute(whole + (" PARTITION BY RANGE (document_id)" if planted == "partition" else ""))
+    owner.execute(PLANT.split(";")[1])
+    owner.execute(f'ALTER TABLE public.secrets OWNER TO "{role}"')
+    if planted == "schema":
+        owner.execute(f'CREATE SCHEMA theirs AUTHORIZATION "{tenant}"; ALTER TABLE secrets SET SCHEMA theirs')
+        attacker.execute("GRANT ALL ON SCHEMA theirs TO PUBLIC")
+        loader.execute("SET search_path = theirs, public")
+    else:
+        owner.execute("CREATE TABLE part PARTITION OF secrets DEFAULT")
+        owner.execute(f'ALTER TABLE part OWNER TO "{tenant}"')
+
+    def load(**options: str) -> object:
+        call = f"CALL vector_store_load('file://{folder}/secrets/', %s)"
+        return (loader.execute(call, (json.dumps(options),)).fetchone() or [{}])[0]["vector_store"]
+
+    if planted == "schema":
+        assert load(table_name="secrets") == "public.secrets"
+        assert load(table_name="secrets", schema_name="theirs") == "theirs.secrets"
+    else:
+        with error("42501", "secrets", "not trusted", f"role {tenant}, which you do not trust"):
+            load(table_name="secrets")
 
 
 def test_nor_to_one_that_is_made_while_a_lock_is_waited_for(
@@ -79,7 +109,7 @@ def test_nor_to_one_that_is_made_while_a_lock_is_waited_for(
         wait_until(lambda: rows(owner, waits) == [(1,)])
         attacker.execute(PLANT)
         attacker.execute("SELECT pg_advisory_unlock(%s)", (key,))
-        with error("42501", "secrets", "of another role"):
+        with error("42501", "secrets", "not trusted"):
             loading.result(30)
     assert rows(attacker, "SELECT count(*) FROM public.secrets") == [(0,)]
 
@@ -117,7 +147,7 @@ def test_nor_by_a_command(
     role = loader_role(db)
     refused = run("load", str(folder), "--store", "secrets")
     assert refused.exit_code == 1
-    assert 'table "public.secrets" is of another role' in refused.output
+    assert 'table "public.secrets" is not trusted' in refused.output
     assert rows(attacker, "SELECT count(*) FROM public.secrets") == [(0,)]
     assert run("load", str(folder), "--store", "public.secrets").exit_code == 0
     assert rows(attacker, "SELECT segment FROM public.secrets") == [("the plan",)]
@@ -132,7 +162,7 @@ def test_nor_by_a_command(
     (questions / "qrels.tsv").write_text("q\td\t1\n")
     refused = run("eval", str(questions), "--arms", "vector")
     assert refused.exit_code == 1
-    assert "is of another role" in refused.output
+    assert "is not trusted" in refused.output
     assert rows(attacker, "SELECT count(*) FROM ml_rag_eval.secrets") == [(0,)]
 
 

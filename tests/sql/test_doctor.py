@@ -109,6 +109,25 @@ def test_rows_of_others_are_counted_for_a_superuser(owner: Connection, db: Datab
     assert owner.execute("SELECT count(*) FROM pg_proc WHERE proname = 'ml_rag_count'").fetchone() == (0,)
 
 
+def test_no_owner_can_make_it_wait(owner: Connection, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function of a policy can catch what a timeout raises, again and again."""
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    tenant = db.connect("tenant")
+    create_store(tenant, "trap", [("a", 1, 1, "text", fake_embedding("text"))], type="vector(16)")
+    tenant.execute("ALTER TABLE trap ALTER segment_embedding DROP NOT NULL; UPDATE trap SET segment_embedding = NULL")
+    tenant.execute(
+        "CREATE FUNCTION endless() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN"
+        " FOR i IN 1..600 LOOP BEGIN PERFORM pg_sleep(0.1); EXCEPTION WHEN query_canceled THEN NULL; END; END LOOP;"
+        " RETURN true; END $$;"
+        "CREATE POLICY endless ON trap USING (endless());"
+        "ALTER TABLE trap ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY"
+    )
+    monkeypatch.setattr("ml_rag.client.doctor.COUNT_SECONDS", 0.3)
+    _, found = findings(db)
+    told = str(found["rows without an embedding"]["found"])
+    assert f"1 not looked at: public.trap of {db.role('tenant')} (terminating connection" in told
+
+
 def test_what_a_role_does_not_look_at_is_named(owner: Connection, db: Database) -> None:
     owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
     tenant = db.connect("tenant")

@@ -7,6 +7,7 @@ import http.client
 import json
 import socket
 import sys
+import threading
 import time
 import tomllib
 import unicodedata
@@ -34,6 +35,8 @@ USABLE, MULTILINGUAL = "qwen2.5-1.5b-instruct", "multilingual-e5-small-q4"
 FOREIGN_SHARE = 0.3
 #: for the model server to answer in
 SECONDS = 10.0
+#: for the rows of a store of another role to be counted in
+COUNT_SECONDS = 10.0
 _START = "Start it with \"ml-rag serve\", or correct its address: SELECT ml_rag.configure('model_server', '…')."
 
 
@@ -264,7 +267,8 @@ def count_as_owner(dsn: str, store: Unread) -> int:
     """How many rows with a text have no embedding, counted with the rights of the store's owner alone; for a superuser.
 
     Nothing that runs in a function with its owner's rights can take others. What it does to the session is undone, and
-    the session is used for nothing else: the owner could replace the function.
+    the session is used for nothing else: the owner could replace the function. A policy of the owner's can catch what
+    a statement_timeout raises; the end of its session it cannot.
     """
     function = sql.Identifier("pg_temp", "ml_rag_count")
     body = sql.SQL("SELECT count(*) FROM {} AS t WHERE t.{} IS NULL AND t.{} ~ '\\S'").format(
@@ -272,7 +276,6 @@ def count_as_owner(dsn: str, store: Unread) -> int:
     )
     with psycopg.connect(dsn, connect_timeout=5) as connection, connection.transaction(force_rollback=True):
         for statement in (
-            sql.SQL("SET LOCAL statement_timeout = '10s'"),
             sql.SQL("SET LOCAL check_function_bodies = off"),
             sql.SQL(
                 "CREATE FUNCTION {}() RETURNS bigint LANGUAGE sql SECURITY DEFINER"
@@ -281,8 +284,19 @@ def count_as_owner(dsn: str, store: Unread) -> int:
             sql.SQL("ALTER FUNCTION {}() OWNER TO {}").format(function, sql.Identifier(store.owner)),
         ):
             connection.execute(statement)
-        row = connection.execute(sql.SQL("SELECT {}()").format(function)).fetchone()
+        end = threading.Timer(COUNT_SECONDS, terminate, (dsn, connection.info.backend_pid))
+        end.start()
+        try:
+            row = connection.execute(sql.SQL("SELECT {}()").format(function)).fetchone()
+        finally:
+            end.cancel()
         return int(row[0]) if row else 0
+
+
+def terminate(dsn: str, pid: int) -> None:
+    """End another session."""
+    with psycopg.connect(dsn, connect_timeout=5) as connection:
+        connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
 
 
 def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
