@@ -239,7 +239,7 @@ def add_routine(page: Page, record: tuple[Any, ...], options: dict[str, list[Opt
     page.entry(f"{schema}{name}({', '.join(names)})", f"{schema}{name}({', '.join(names)})", comment)
     call = f"CALL {schema}{name}({shown})" if result is None else f"{schema}{name}({shown}) → {result}"
     page.add("```\n" + "\n".join(textwrap.wrap(call.replace("public.vector", "vector"), 118)) + "\n```")
-    facts = f"Granted to: {grantees or 'nobody; the owner of the extension calls it'}."
+    facts = f"Granted to: {grantees or 'no role; the owner of the extension calls it'}."
     page.add(facts + (f" Options: [{name}](#options-of-{name})." if name in options else ""))
 
 
