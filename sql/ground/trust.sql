@@ -157,7 +157,10 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: refuse that a trigger function, which has the rights of its owner, writes a table of a role that this one does not trust
--- ALTER TABLE … OWNER TO leaves the function behind.  Reads: the catalog  Errors: 42501
+-- ALTER TABLE … OWNER TO leaves the function behind; and whoever holds TRIGGER on a table can have a function of its own run.
+-- Reads: the catalog  Errors: 42501
+DECLARE
+  _found record;
 BEGIN
   IF NOT ml_rag._are_trusted(ml_rag._parts(relation) || ml_rag._parts(filled)) THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
@@ -165,6 +168,17 @@ BEGIN
         quote_ident(current_user)),
       DETAIL = 'Triggers of a table or a partition that the function writes would run code with the rights of that role.',
       HINT = 'Give the function to the owner of the table: ALTER FUNCTION … OWNER TO ….';
+  END IF;
+  SELECT t.tgname AS name, t.tgrelid::regclass AS table, p.proowner AS owner INTO _found
+  FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
+  WHERE t.tgrelid = ANY (ml_rag._parts(relation) || ml_rag._parts(filled)) AND NOT t.tgisinternal AND t.tgenabled <> 'D'
+    AND NOT ml_rag._trusts(p.proowner) LIMIT 1;
+  IF FOUND THEN
+    RAISE EXCEPTION USING ERRCODE = '42501',
+      MESSAGE = format('trigger "%s" of "%s" runs a function of a role that you do not trust', _found.name, _found.table),
+      DETAIL = format('The function belongs to role %s. It would run with the rights of %s.',
+        quote_ident(pg_get_userbyid(_found.owner)), quote_ident(current_user)),
+      HINT = 'Drop the trigger, or have a superuser give its function to the owner of the table: ALTER FUNCTION … OWNER TO ….';
   END IF;
 END
 $$;

@@ -87,7 +87,9 @@ DECLARE
     SELECT c.oid FROM pg_event_trigger_ddl_commands() AS d JOIN pg_class AS c ON c.oid = d.objid AND d.classid = 'pg_class'::regclass
     CROSS JOIN LATERAL pg_partition_tree(c.oid) AS p
     JOIN pg_class AS s ON s.oid = p.relid AND s.relkind = 'f'
-    JOIN pg_class AS k ON k.relnamespace = s.relnamespace AND k.relname = concat(s.relname, '_calls') AND k.relkind = 'f'
+    JOIN pg_class AS k ON k.relnamespace = s.relnamespace AND k.relname = concat(s.relname, '_calls') AND k.relowner = s.relowner
+    JOIN pg_foreign_table AS f ON f.ftrelid = s.oid
+    JOIN pg_foreign_table AS g ON g.ftrelid = k.oid AND g.ftserver = f.ftserver
     WHERE c.relkind = 'p' AND c.relrowsecurity LIMIT 1);
 BEGIN
   IF _store IS NOT NULL THEN

@@ -223,3 +223,30 @@ def test_a_table_that_was_given_away_runs_no_code_as_its_former_owner(
         owner.execute(sql.SQL("ALTER FUNCTION {} OWNER TO {}").format(sql.SQL(function), role))
     attacker.execute("INSERT INTO given.items VALUES (1, 'lamp')")
     assert set(attacker.execute("SELECT who FROM hers.ran").fetchall()) == {(db.role("tenant"),)}
+
+
+@pytest.mark.parametrize("options", ['"mode": "immediate"', '"mode": "immediate", "destination": "table"'])
+def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner(
+    db: Database, owner: Connection, attacker: Connection, options: str
+) -> None:
+    owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
+    owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
+    owner.execute(f"SELECT ml_rag.create_vectorizer('shared.items', '{{\"columns\": \"name\", {options}}}')")
+    role = sql.Identifier(db.role("tenant"))
+    for (table,) in owner.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'shared'").fetchall():
+        owner.execute(
+            sql.SQL("GRANT INSERT, TRIGGER ON {} TO {}").format(sql.Identifier("shared", table), role),
+        )
+        attacker.execute(
+            "CREATE TABLE IF NOT EXISTS hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC;"
+            "CREATE OR REPLACE FUNCTION hers.evil() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN NEW; END$$"
+        )
+        attacker.execute(
+            sql.SQL("CREATE TRIGGER evil BEFORE UPDATE ON {} FOR EACH ROW EXECUTE FUNCTION hers.evil()").format(
+                sql.Identifier("shared", table)
+            )
+        )
+    with error("42501", 'trigger "evil"', "a role that you do not trust", "Drop the trigger"):
+        attacker.execute("INSERT INTO shared.items VALUES (1, 'lamp')")
+    assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
