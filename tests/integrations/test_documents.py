@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from ml_rag.integrations import documents
+from ml_rag.integrations import documents, mcp
 from ml_rag.integrations.database import Reader
 from support.cluster import Connection, Database
 from support.stores import create_store, fake_embedding
@@ -39,3 +39,21 @@ async def test_documents_are_read_of_stores_of_trusted_owners(db: Database, evil
         assert [row["segment"] for row in rows] == ["planted"]
     finally:
         owner.execute(sql.SQL("REVOKE ml_rag_publisher FROM {}").format(tenant))
+
+
+async def test_no_operator_of_another_role_runs(db: Database, tenant: Connection, asker_dsn: str) -> None:
+    """pg_catalog compares an oid with a regclass by a cast, and an operator on the path needs none."""
+    owner = db.connect()
+    create_store(owner, "public.notes", [("d", 1, 1, "the plan", fake_embedding("the plan"))], "vector(16)")
+    owner.execute("GRANT SELECT ON notes TO PUBLIC; GRANT CREATE ON SCHEMA public TO PUBLIC")
+    tenant.execute(
+        "CREATE FUNCTION public.planted(oid, regclass) RETURNS boolean LANGUAGE plpgsql"
+        " AS $$BEGIN RAISE 'ran as %', current_user; END$$;"
+        "CREATE OPERATOR public.= (LEFTARG = oid, RIGHTARG = regclass, FUNCTION = public.planted)"
+    )
+    reader = Reader(asker_dsn, name="test", connections=1)
+    async with reader.opened():
+        _, _, rows = await documents.read(reader, "public.notes", WANTED)
+        assert [row["segment"] for row in rows] == ["the plan"]
+        async with reader.transaction() as statements:
+            assert len(await statements(mcp._STORES)) == 1

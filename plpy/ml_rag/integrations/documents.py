@@ -14,7 +14,7 @@ from ml_rag.integrations.database import Reader
 _FIND = sql.SQL(
     """SELECT n.nspname::text AS schema, c.relname::text AS relation, d.segment::text, d.document_name::text,
       d.segment_number::text, d.document_id::text, d.metadata::text
-    FROM ml_rag.discover() AS d JOIN pg_catalog.pg_class AS c ON c.oid = d.relation
+    FROM ml_rag.discover() AS d JOIN pg_catalog.pg_class AS c ON c.oid = d.relation::pg_catalog.oid
     JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE d.vector_store = %(store)s"""
 )
 

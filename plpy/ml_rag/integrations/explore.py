@@ -67,7 +67,7 @@ _RUN = sql.SQL("SELECT r.* FROM ml_rag.evaluation_run AS r WHERE r.run_id = %(ru
 _QUESTIONS = sql.SQL(
     """SELECT q.question_id, q.question, q.citations, q.measures, q.sqlstate, q.message, count(*) OVER () AS total
     FROM ml_rag.evaluation_question AS q WHERE q.run_id = %(run)s
-    ORDER BY (q.measures ->> %(measure)s)::float8 NULLS FIRST, q.question_id COLLATE "C"
+    ORDER BY (q.measures ->> %(measure)s::pg_catalog.text)::float8 NULLS FIRST, q.question_id COLLATE "C"
     OFFSET %(first)s LIMIT %(most)s"""
 )
 _IN_RUNS = sql.SQL(

@@ -52,7 +52,7 @@ _STORES = sql.SQL(
     """SELECT d.vector_store, d.embed_model_id,
       pg_catalog.left(pg_catalog.obj_description(d.relation, 'pg_class'), 1000) AS description,
       nullif(c.reltuples, -1)::bigint AS segments
-    FROM ml_rag.discover() AS d JOIN pg_catalog.pg_class AS c ON c.oid = d.relation ORDER BY 1"""
+    FROM ml_rag.discover() AS d JOIN pg_catalog.pg_class AS c ON c.oid = d.relation::pg_catalog.oid ORDER BY 1"""
 )
 
 

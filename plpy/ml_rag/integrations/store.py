@@ -83,7 +83,7 @@ class Store:
         self._has_id = bool(
             self._database.rows(
                 sql.SQL(
-                    "SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = pg_catalog.to_regclass(%(name)s)"
+                    "SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = pg_catalog.to_regclass(%(name)s)::oid"
                     " AND a.attname = 'id' AND NOT a.attisdropped"
                 ),
                 {"name": self.name},
@@ -97,7 +97,7 @@ class Store:
     def _check_columns(self) -> None:
         query = sql.SQL(
             "SELECT n.name FROM pg_catalog.unnest(%(names)s::text[]) AS n (name) WHERE NOT EXISTS ("
-            "SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = pg_catalog.to_regclass(%(store)s)"
+            "SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = pg_catalog.to_regclass(%(store)s)::oid"
             " AND a.attname = n.name AND a.attnum > 0 AND NOT a.attisdropped)"
         )
         missing = [row["name"] for row in self._database.rows(query, {"names": list(_NEEDED), "store": self.name})]
