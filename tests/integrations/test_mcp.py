@@ -52,7 +52,7 @@ async def refusal(client: Client, name: str, **arguments: Any) -> str:
 async def test_the_tools_say_that_they_only_read(boats: str) -> None:
     async with Client(mcp.server(boats)) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        assert tools.keys() == {"search", "answer", "list_stores", "read_document"}
+        assert tools.keys() == {"search", "answer", "list_stores", "list_options", "read_document"}
         assert all(tool.annotations and tool.annotations.read_only_hint for tool in tools.values())
         assert all(tool.description for tool in tools.values())
 
@@ -209,6 +209,56 @@ async def test_errors_name_the_arguments_of_the_tool(db: Database, boats: str) -
             refused = await refusal(client, tool, query="boat", options={"arms": [{"search": "vector_store"}]})
             assert 'Got "vector_store"' in refused
         assert "list_stores" in await refusal(client, "read_document", store="boats", document_name="boats.pdf")
+
+
+async def test_an_argument_and_an_option_that_set_the_same_are_refused(boats: str) -> None:
+    async with Client(mcp.server(boats)) as client:
+        for tool in ("search", "answer"):
+            options = {"vector_store": ["public.none"]}
+            refused = await refusal(client, tool, query="boat", stores=["public.boats"], options=options)
+            assert refused.removeprefix(f"Error executing tool {tool}: ").splitlines() == [
+                'argument "stores" and option "vector_store" are given together (SQLSTATE 22023)',
+                "They set the same: leave one out.",
+            ]
+            refused = await refusal(client, tool, query="boat", limit=1, options={"n_citations": 1})
+            assert 'argument "limit" and option "n_citations"' in refused
+        # null is the same as absent
+        nothing = {"vector_store": None, "n_citations": None}
+        one = {"query": "boat", "stores": ["public.boats"], "limit": 1}
+        assert len((await call(client, "search", **one, options=nothing))["results"]) == 1
+        # a default of the tool counts less than an option
+        assert len((await call(client, "search", query="boat", options={"n_citations": 2}))["results"]) == 2
+
+
+async def test_options_are_listed_for_an_agent(db: Database, boats: str) -> None:
+    async with Client(mcp.server(boats)) as client:
+        listed = {option["name"]: option for option in (await call(client, "list_options"))["options"]}
+        assert listed["retrieval_options.max_distance"]["type"] == "number"
+        assert listed["explain"]["default"] == "false"
+        assert listed["arms[].search"]["choices"] == ["semantic", "keyword", "function"]
+        top = db.connect().execute("SELECT array_agg(name) FROM ml_rag.option WHERE routine = 'ml_rag'").fetchone()
+        assert top is not None
+        assert set(top[0]) <= listed.keys()
+        assert all(option["description"] for option in listed.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ({"query": "boat", "options": {"n_citations": 101}}, "list_options lists the options"),
+        ({"query": "boat", "options": {"arms": [{"search": "boat"}]}}, "list_options lists the options"),
+        ({"query": " "}, 'Ask a question: {"query": "What is AutoML?"}.'),
+        ({"query": "boat", "stores": ["public.none"]}, "list_stores lists"),
+        ({"query": "boat", "options": {"exclude_vector_store": ["public.boats"]}}, "list_stores lists"),
+    ],
+)
+async def test_a_hint_is_what_an_agent_can_follow(boats: str, arguments: dict[str, Any], hint: str) -> None:
+    async with Client(mcp.server(boats)) as client:
+        for tool in ("search", "answer"):
+            refused = await refusal(client, tool, **arguments)
+            assert hint in refused
+            assert "SELECT " not in refused.replace("has SELECT ", "")
+            assert "CALL" not in refused
 
 
 async def test_other_words_for_an_argument_are_understood(boats: str) -> None:

@@ -16,7 +16,7 @@ from ml_rag.client.load import explained
 @click.option("--port", default=8610, show_default=True, type=click.IntRange(1, 65535), help="Its port.")
 @click.option("--connections", default=4, show_default=True, type=click.IntRange(1, 100), help="To the database.")
 def mcp(dsn: str, http: bool, host: str, port: int, connections: int) -> None:
-    """Serve search, answer, list_stores and read_document to an agent.
+    """Serve search, answer, list_stores, list_options and read_document to an agent.
 
     All run as the role of the DSN, in read-only transactions. --http asks for no password: whoever can reach the port
     reads what the role may read.
