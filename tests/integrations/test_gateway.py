@@ -426,11 +426,11 @@ def test_each_token_has_the_rights_of_its_role(db: Database, boats: Gateway) -> 
             assert answer.model_extra is not None
             assert [c["segment"] for c in answer.model_extra["ml_rag"]["citations"]] == [text]
     owner.execute("REVOKE SELECT ON boats FROM ml_rag_user")
-    with pytest.raises(openai.NotFoundError, match="nothing was found"):
+    with pytest.raises(openai.UnprocessableEntityError, match="nothing was found"):
         boats.client().chat.completions.create(**ASK)
 
 
-@pytest.mark.parametrize(("model", "status", "state"), [("wrong", 400, "22023"), ("strict", 404, "P0002")])
+@pytest.mark.parametrize(("model", "status", "state"), [("wrong", 400, "22023"), ("strict", 422, "P0002")])
 def test_errors_have_their_sqlstate_and_the_log_the_rest(
     boats: Gateway, model: str, status: int, state: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from support.stores import create_store, fake_embedding
 
 HERE = Path(__file__).parent / "programs"
 NODE = Path(__file__).resolve().parents[2] / ".build" / "chat-programs"
-PYTHONS = {"litellm_library.py": "litellm", "langchain_openai_chat.py": "chat-programs"}
+PYTHONS = {"litellm_library.py": "litellm", "litellm_proxy.py": "litellm", "langchain_openai_chat.py": "chat-programs"}
 
 
 def commands() -> dict[str, list[str]]:
@@ -37,7 +38,8 @@ def test_a_program(db: Database, asker_dsn: str, command: list[str]) -> None:
     for name, document in (("pages", "https://example.org/boats"), ("files", "/srv/boats.pdf")):
         row = (document, 1, 1, "blue boat", fake_embedding("blue boat"))
         create_store(db.connect(), f"public.{name}", [row], "vector(16)")
-    models = {name: {"vector_store": [f"public.{name}"]} for name in ("pages", "files")}
+    models: dict[str, Any] = {name: {"vector_store": [f"public.{name}"]} for name in ("pages", "files")}
+    models["strict"] = {**models["pages"], "retrieval_options": {"max_distance": 0}, "abstain": False}
     with gateway_of(asker_dsn, Config({digest("token"): db.role("asker")}, models)) as url:
         environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
         done = subprocess.run(

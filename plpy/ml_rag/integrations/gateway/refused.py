@@ -21,7 +21,8 @@ _SAID = {
     "22P02": (400, "the request has a value that cannot be read"),
     "22P05": (400, "the request has characters that text cannot hold"),
     "42501": (403, "this token may not read what the question needs"),
-    "P0002": (404, "nothing was found that answers the question"),
+    # not 404: proxies take that for a model which is not there, and send it no question for a while
+    "P0002": (422, "nothing was found that answers the question"),
     "53300": (429, "too much is asked at the same time; ask again later"),
     "38000": (502, "the model failed"),
     "08006": (503, "the database or the model server cannot be reached"),
