@@ -90,11 +90,10 @@ integrations-test: ## LangChain, LlamaIndex, MCP, the gateway and the page, trie
 	@bash mk/setup.sh integrations
 	@bash mk/test.sh tests/integrations
 
-.PHONY: open-webui-test
-open-webui-test: ## the gateway behind Open WebUI, in its page; installs it, which takes 3 GB
-	@bash mk/setup.sh integrations
-	@bash mk/open_webui.sh
-	@bash mk/test.sh tests/integrations/test_open_webui.py
+.PHONY: programs-test
+programs-test: ## the same, and Open WebUI and Superset, which take 4 GB: all programs of docs/stack.md
+	@bash mk/setup.sh programs
+	@bash mk/test.sh tests/integrations
 
 docker-test: ## builds the images of docker/, brings them up, runs the tests against them (PostgreSQL 17), takes them down
 	@bash mk/docker.sh test

@@ -3,18 +3,8 @@
 # environments of their own, since they need other versions; Vercel's AI SDK in .build/chat-programs. What is there costs nothing.
 source "$(dirname "$0")/lib.sh"
 
-# python NAME PACKAGE…
-python() {
-  local folder=$VENV/$1
-  shift
-  [ "$(cat "$folder/wanted" 2>/dev/null)" != "$*" ] || return 0
-  [ -x "$folder/bin/pip" ] || "$VENV/bin/python" -m venv "$folder"
-  "$folder/bin/pip" install --disable-pip-version-check --no-input "$@"
-  echo "$*" >"$folder/wanted"
-}
-
-python litellm 'litellm[proxy]==1.106.2'
-python chat-programs openai==3.54.0 langchain-openai==1.7.3
+apart litellm 'litellm[proxy]==1.106.2'
+apart chat-programs openai==3.54.0 langchain-openai==1.7.3
 node=$ROOT/.build/chat-programs
 wanted=(ai@6.0.326 @ai-sdk/openai@3.0.141 @ai-sdk/openai-compatible@2.0.92 openai@6.49.0 zod@4.6.7)
 [ "$(cat "$node/wanted" 2>/dev/null)" != "${wanted[*]}" ] || exit 0

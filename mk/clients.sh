@@ -11,9 +11,4 @@ if [ "$(cat "$ROOT/.build/node/wanted" 2>/dev/null)" != "${wanted[*]}" ]; then
   echo "${wanted[*]}" >"$ROOT/.build/node/wanted"
 fi
 
-frameworks=$VENV/frameworks
-wanted=(django==5.2.19 sqlalchemy==2.1.9 'psycopg[binary]==3.3.9')
-[ "$(cat "$frameworks/wanted" 2>/dev/null)" != "${wanted[*]}" ] || exit 0
-[ -x "$frameworks/bin/pip" ] || "$VENV/bin/python" -m venv "$frameworks"
-"$frameworks/bin/pip" install --disable-pip-version-check --no-input "${wanted[@]}"
-echo "${wanted[*]}" >"$frameworks/wanted"
+apart frameworks django==5.2.19 sqlalchemy==2.1.9 'psycopg[binary]==3.3.9'

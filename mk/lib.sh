@@ -111,6 +111,16 @@ pg_bin() { printf '%s/%s' "$("$(need_pg_config)" --bindir)" "$1"; }
 
 sql() { "$(pg_bin psql)" -X -q -v ON_ERROR_STOP=1 -d "$DSN" "$@"; }
 
+# apart NAME PACKAGE…: .venv/NAME, for programs that need other versions of what they share with ml_rag. What is there costs nothing.
+apart() {
+  local folder=$VENV/$1
+  shift
+  [ "$(cat "$folder/wanted" 2>/dev/null)" != "$*" ] || return 0
+  [ -x "$folder/bin/pip" ] || "$VENV/bin/python" -m venv "$folder"
+  "$folder/bin/pip" install --disable-pip-version-check --no-input "$@"
+  echo "$*" >"$folder/wanted"
+}
+
 # One set-up of a checkout at a time. Whoever holds the lock passes it on to what it starts, by descriptor 8.
 lock() {
   local file=$ROOT/.build/lock

@@ -5,8 +5,8 @@ source "$(dirname "$0")/lib.sh"
 
 list=$ROOT/mk/programs.txt
 programs=$VENV/programs
-current=$(sha256sum <"$list")
-[ "$(cat "$programs/stamp.sha256" 2>/dev/null)" != "$current" ] || exit 0
+wanted=$(sha256sum <"$list")
+[ "$(cat "$programs/wanted" 2>/dev/null)" != "$wanted" ] || exit 0
 [ -x "$programs/bin/pip" ] || "$VENV/bin/python" -m venv "$programs"
 "$programs/bin/pip" install --disable-pip-version-check --no-input --no-deps -r "$list"
-echo "$current" >"$programs/stamp.sha256"
+echo "$wanted" >"$programs/wanted"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# setup.sh installed|database|all|test|models|fuzz|integrations|check: what must stand before a command can run; what is
+# setup.sh installed|database|all|test|models|fuzz|integrations|programs|check: what must stand before a command can run; what is
 # done already costs nothing. installed: the extension in PostgreSQL, no cluster. models: the default ones, and no model server.
 # setup.sh python, retrieval, generation: the same as all, in three parts. After the first, mk/llama.sh can compile; the
 # second needs nothing that must be compiled for long, and the third llama.cpp.
@@ -25,6 +25,15 @@ database() {
 }
 
 environment() { step "Virtual environment: torch, llama-cpp-python and the model server" bash "$here/venv.sh" "$@"; }
+
+program() {
+  case $1 in
+    clients) step "Drivers of other languages, and a browser" bash "$here/clients.sh" ;;
+    chat) step "Programs that speak OpenAI's protocol: LiteLLM, langchain-openai, AI SDK" bash "$here/chat_programs.sh" ;;
+    adopted) step "Programs whose tables are adopted: LangChain, LlamaIndex, Haystack, pgai" bash "$here/programs.sh" ;;
+    large) step "Open WebUI and Superset: 4 GB" bash "$here/large_programs.sh" ;;
+  esac
+}
 
 server() { step "Default models and model server" bash "$here/server.sh" start; }
 
@@ -61,13 +70,15 @@ case ${1:-} in
   integrations)
     environment integrations
     # without them their tests are skipped
-    (step "Drivers of other languages, and a browser" bash "$here/clients.sh") || true
-    (step "Programs that speak OpenAI's protocol: LiteLLM, langchain-openai, AI SDK" bash "$here/chat_programs.sh") || true
-    (step "Programs whose tables are adopted: LangChain, LlamaIndex, Haystack, pgai" bash "$here/programs.sh") || true
+    for program in clients chat adopted; do (program $program) || true; done
+    ;;
+  programs)
+    environment integrations
+    for program in clients chat adopted large; do program $program; done
     ;;
   check)
     packages
     environment check
     ;;
-  *) die "usage: setup.sh installed|database|all|test|models|fuzz|integrations|check|python|retrieval|generation" ;;
+  *) die "usage: setup.sh installed|database|all|test|models|fuzz|integrations|programs|check|python|retrieval|generation" ;;
 esac

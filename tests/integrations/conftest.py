@@ -18,14 +18,12 @@ from psycopg.conninfo import make_conninfo
 from support.cluster import Database
 
 MISSING = [name for name in ("langchain_tests", "mcp", "llama_index", "asyncpg", "psycopg_pool") if not find_spec(name)]
-#: in an environment of their own (mk/programs.sh)
-PROGRAMS = Path(sys.prefix) / "programs" / "bin" / "python"
 collect_ignore_glob = ["test_[!o]*.py"] if MISSING else []
-OPEN_WEBUI = Path(sys.prefix) / "open-webui" / "bin" / "open-webui"
+#: in environments of their own (mk/programs.sh, mk/large_programs.sh)
 collect_ignore = [
-    name
-    for name, needed in {"test_other_programs.py": PROGRAMS, "test_open_webui.py": OPEN_WEBUI}.items()
-    if not needed.exists()
+    f"test_{name}.py"
+    for name, environment in {"other_programs": "programs", "open_webui": "open-webui", "superset": "superset"}.items()
+    if not (Path(sys.prefix) / environment / "wanted").exists()
 ]
 
 

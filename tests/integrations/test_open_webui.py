@@ -1,4 +1,4 @@
-"""`ml-rag gateway` behind Open WebUI, in its page: `make open-webui-test` installs it, else there is nothing to run."""
+"""`ml-rag gateway` behind Open WebUI, in its page: `make programs-test` installs it, else there is nothing to run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.stores import create_store, fake_embedding
 
 playwright = pytest.importorskip("playwright.sync_api")
 
-#: in an environment of its own (mk/open_webui.sh)
+#: in an environment of its own (mk/large_programs.sh)
 OPEN_WEBUI = Path(sys.prefix) / "open-webui" / "bin" / "open-webui"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
