@@ -134,6 +134,19 @@ def test_a_chat_client(database: Database, dsn: str, options: dict[str, Any]) ->
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces)
 
 
+def test_the_default_model_is_asked_for_no_title(database: Database, dsn: str) -> None:
+    task: Any = [
+        {"role": "user", "content": '### Task:\nSuggest a title.\nJSON format: { "title": "your title here" }'}
+    ]
+    for models in ({"handbook": {}}, {"handbook": {"model_options": {"model_id": MODEL}}}):
+        with gateway_of(dsn, Config({digest("token"): database.role("asker")}, models)) as url:
+            client = OpenAI(base_url=url, api_key="token", max_retries=0, timeout=300)
+            answer = client.chat.completions.create(model="handbook", messages=task)
+        assert answer.choices[0].message.content == "{}"
+        assert answer.usage is not None
+        assert answer.usage.total_tokens == 0
+
+
 @pytest.mark.parametrize("options", ASKED, ids=json.dumps)
 def test_the_page(dsn: str, options: dict[str, Any]) -> None:
     with explored(dsn, "token") as url:

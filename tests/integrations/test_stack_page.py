@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from ml_rag.integrations.gateway import Config, digest
 from support.cluster import Database
+from support.served import gateway_of
 from support.stores import create_store, fake_embedding
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -215,3 +219,38 @@ def test_the_lines_of_a_chat_client(db: Database, reader: str, tmp_path: Path) -
     finally:
         process.terminate()
         process.wait(30)
+
+
+def test_the_presets_of_the_page(db: Database, reader: str) -> None:
+    block = re.search(r"<!-- presets -->\s+```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert block is not None
+    models = tomllib.loads(block[1])["models"]
+    owner = db.connect()
+    for options in models.values():
+        owner.execute("SELECT ml_rag.parse_options('ml_rag', %s)", (json.dumps(options),))
+    config = Config({digest("token"): db.role("asker")}, models)
+    with gateway_of(reader, config) as url:
+        client = openai.OpenAI(base_url=url, api_key="token", max_retries=0)
+
+        def said(content: str) -> str:
+            asked: Any = [{"role": "user", "content": content}]
+            return client.chat.completions.create(model="handbook", messages=asked).choices[0].message.content or ""
+
+        assert said("boats swim").startswith("fake answer to: boats swim")
+        assert said("who wins?") == "The handbook does not say."
+
+
+def test_the_versions_of_the_page_are_those_that_are_tried() -> None:
+    pinned = {
+        (name.split("[")[0].strip("'"), version)
+        for file in ("clients.sh", "chat_programs.sh", "large_programs.sh", "programs.txt")
+        for name, version in re.findall(r"([\w@/'\[\]-]+?)(?:==|@)(\d[\w.]*)", (ROOT / "mk" / file).read_text())
+    }
+    table = PAGE.split("## Tried with")[1]
+    told = re.findall(r"(\S+) (\d[\w.]*\d)(?=,| for | \|)", table)
+    assert len(told) > 15
+    for name, version in told:
+        assert (name, version) in pinned or metadata.version(name) == version, name
+    (recipe,) = re.findall(r"`pip install (apache-superset.*?)`", PAGE)
+    for package in recipe.split():
+        assert package in (ROOT / "mk" / "large_programs.sh").read_text()
