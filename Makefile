@@ -91,7 +91,7 @@ integrations-test: ## LangChain, LlamaIndex, MCP, the gateway and the page, trie
 	@bash mk/test.sh tests/integrations
 
 .PHONY: programs-test
-programs-test: ## the same, and Open WebUI and Superset, which take 4 GB: all programs of docs/stack.md
+programs-test: ## the same, and Open WebUI, Superset and dbt, which take 4 GB: all programs of docs/stack.md
 	@bash mk/setup.sh programs
 	@bash mk/test.sh tests/integrations
 

@@ -31,7 +31,7 @@ program() {
     clients) step "Drivers of other languages, and a browser" bash "$here/clients.sh" ;;
     chat) step "Programs that speak OpenAI's protocol: LiteLLM, langchain-openai, AI SDK" bash "$here/chat_programs.sh" ;;
     adopted) step "Programs whose tables are adopted: LangChain, LlamaIndex, Haystack, pgai" bash "$here/programs.sh" ;;
-    large) step "Open WebUI and Superset: 4 GB" bash "$here/large_programs.sh" ;;
+    large) step "Open WebUI, Superset and dbt: 4 GB" bash "$here/large_programs.sh" ;;
   esac
 }
 

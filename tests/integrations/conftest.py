@@ -22,9 +22,11 @@ collect_ignore_glob = ["test_[!o]*.py"] if MISSING else []
 #: in environments of their own (mk/programs.sh, mk/large_programs.sh)
 collect_ignore = [
     f"test_{name}.py"
-    for name, environment in {"other_programs": "programs", "open_webui": "open-webui", "superset": "superset"}.items()
+    for name, environment in {
+        "other_programs": "programs", "open_webui": "open-webui", "superset": "superset", "dbt": "dbt",
+    }.items()
     if not (Path(sys.prefix) / environment / "wanted").exists()
-]
+]  # fmt: skip
 
 
 def pytest_report_header() -> str:
