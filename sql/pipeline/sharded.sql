@@ -102,7 +102,7 @@ DECLARE
                               WHERE s.shard <> ALL (coalesce(store.missing, '{}')));
 BEGIN
   RETURN CASE WHEN cardinality(_shards) > 0 AND (is_keyword OR ml_rag._leaves(store) IS NOT NULL AND (
-    SELECT bool_and(has_table_privilege(to_regclass(ml_rag._calls_of(s)), 'SELECT') IS NOT FALSE) FROM unnest(_shards) AS s))
+    SELECT bool_and(has_table_privilege(ml_rag._calls_of(s), 'SELECT') IS NOT FALSE) FROM unnest(_shards) AS s))
     THEN _shards END;
 END
 $$;

@@ -196,14 +196,18 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._calls_of(shard regclass) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
+CREATE FUNCTION ml_rag._calls_of(shard regclass) RETURNS regclass
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the name of a shard's table of calls
+-- purpose: the table of calls of a shard; null if it has none
+-- Whoever may create in that schema could give the name to another table. Volatile, to see that of a shard that has just come.
+-- Reads: the catalog
 BEGIN
-  RETURN (SELECT format('%I.%I', n.nspname, concat(c.relname, '_calls')) FROM pg_class AS c
-          JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = shard);
+  RETURN (SELECT c.oid FROM pg_class AS s JOIN pg_foreign_table AS f ON f.ftrelid = s.oid
+          JOIN pg_class AS c ON c.relnamespace = s.relnamespace AND c.relname = concat(s.relname, '_calls') AND c.relowner = s.relowner
+          JOIN pg_foreign_table AS g ON g.ftrelid = c.oid AND g.ftserver = f.ftserver
+          WHERE s.oid = shard);
 END
 $$;
 
@@ -225,12 +229,10 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 4
 SET search_path FROM CURRENT
 AS $$
 -- purpose: one answer of each shard to a request (store/serve), in any order; they work side by side
--- A table of calls is found by its name, which anybody who may create in that schema could give to another one. Volatile, to see that
--- of a shard that has just come.
 -- Errors: 55000 another version there, no table of calls, a server that does not name ml_rag, or no answer
 DECLARE
   _shard regclass;
-  _calls text;
+  _calls regclass;
   _server name;
   _query text;
   _place integer := 0;
@@ -239,15 +241,10 @@ BEGIN
   FOREACH _shard IN ARRAY shards LOOP
     _place := _place + 1;
     _calls := ml_rag._calls_of(_shard);
-    _server := (
-      SELECT r.srvname FROM pg_class AS c JOIN pg_foreign_table AS f ON f.ftrelid = c.oid
-      JOIN pg_class AS s ON s.oid = _shard AND s.relowner = c.relowner
-      JOIN pg_foreign_table AS g ON g.ftrelid = s.oid AND g.ftserver = f.ftserver
-      JOIN pg_foreign_server AS r ON r.oid = f.ftserver
-      WHERE c.oid = to_regclass(_calls));
+    _server := (SELECT r.srvname FROM pg_foreign_table AS f JOIN pg_foreign_server AS r ON r.oid = f.ftserver WHERE f.ftrelid = _calls);
     IF _server IS NULL THEN
       RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has no table of calls', _shard),
-        DETAIL = format('%s is not a foreign table of the same owner and server.', _calls),
+        DETAIL = 'It must be a foreign table of the same schema, owner and server, named like the shard with "_calls" after it.',
         HINT = 'ml_rag.detach_shard and ml_rag.attach_shard make it anew.';
     ELSIF NOT ml_rag._names_extension(_server, 'ml_rag') THEN
       RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" cannot be asked', _shard),

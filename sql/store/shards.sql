@@ -76,25 +76,22 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._refuse_policies() RETURNS event_trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT
 AS $$
 -- purpose: a store with shards gets no row-level security: its readers may SELECT its partitions, where its policies do not apply
--- As whoever alters a table, who may have no privilege on ml_rag.
--- Errors: 55000
+-- As its owner, since whoever alters a table may have no privilege on ml_rag.  Reads: the catalog  Errors: 55000
 DECLARE
-  _store regclass := (
-    SELECT c.oid FROM pg_event_trigger_ddl_commands() AS d JOIN pg_class AS c ON c.oid = d.objid AND d.classid = 'pg_class'::regclass
-    CROSS JOIN LATERAL pg_partition_tree(c.oid) AS p
-    JOIN pg_class AS s ON s.oid = p.relid AND s.relkind = 'f'
-    JOIN pg_class AS k ON k.relnamespace = s.relnamespace AND k.relname = concat(s.relname, '_calls') AND k.relowner = s.relowner
-    JOIN pg_foreign_table AS f ON f.ftrelid = s.oid
-    JOIN pg_foreign_table AS g ON g.ftrelid = k.oid AND g.ftserver = f.ftserver
-    WHERE c.relkind = 'p' AND c.relrowsecurity LIMIT 1);
+  _found record;
 BEGIN
-  IF _store IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" has shards, and can have no row-level security', _store),
-      DETAIL = 'Whoever may SELECT it may SELECT its partitions, where its policies do not apply.',
+  SELECT c.oid::regclass AS store, p.relid AS shard, k.calls INTO _found
+  FROM pg_event_trigger_ddl_commands() AS d JOIN pg_class AS c ON c.oid = d.objid AND d.classid = 'pg_class'::regclass
+  CROSS JOIN LATERAL pg_partition_tree(c.oid) AS p CROSS JOIN LATERAL ml_rag._calls_of(p.relid) AS k (calls)
+  WHERE c.relkind = 'p' AND c.relrowsecurity AND k.calls IS NOT NULL LIMIT 1;
+  IF FOUND THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" has shards, and can have no row-level security', _found.store),
+      DETAIL = format('Whoever may SELECT it may SELECT its partitions, where its policies do not apply. Partition %s is a shard; its '
+        'table of calls is %s.', _found.shard, _found.calls),
       HINT = 'Make the policies on the shards.';
   END IF;
 END
@@ -202,7 +199,7 @@ BEGIN
       PERFORM ml_rag._grant_readers(store, _part);
     END IF;
     IF EXISTS (SELECT FROM ml_rag._shards(store) AS s WHERE s.shard = _part) THEN
-      PERFORM ml_rag._grant_readers(store, ml_rag._calls_of(_part)::regclass);
+      PERFORM ml_rag._grant_readers(store, k.calls) FROM ml_rag._calls_of(_part) AS k (calls) WHERE k.calls IS NOT NULL;
     ELSIF NOT EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = _part AND x.indisprimary) THEN
       EXECUTE format('ALTER TABLE %s ADD PRIMARY KEY (%s)', ml_rag._relation_name(_part), coalesce(_key, 'document_id, segment_number'));
     END IF;
@@ -227,7 +224,7 @@ DECLARE
                     WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped);
   _is_shard boolean := EXISTS (SELECT FROM ml_rag._shards(store) AS s WHERE s.shard = _old.relation);
   _key name := (SELECT k.conname FROM pg_constraint AS k WHERE k.conrelid = store AND k.contype = 'p');
-  _calls text := ml_rag._calls_of(_old.relation);
+  _calls regclass := ml_rag._calls_of(_old.relation);
   _n bigint;
   _misplaced boolean;
 BEGIN
@@ -260,7 +257,7 @@ BEGIN
   END IF;
   EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', _relation, ml_rag._relation_name(_old.relation));
   IF _is_shard THEN
-    EXECUTE format('DROP FOREIGN TABLE %s, %s', ml_rag._relation_name(_old.relation), _calls);
+    EXECUTE format('DROP FOREIGN TABLE %s', concat_ws(', ', _old.relation, _calls));
   ELSE
     EXECUTE format('DROP TABLE %s', ml_rag._relation_name(_old.relation));
   END IF;
@@ -319,7 +316,7 @@ DECLARE
   _relation text := ml_rag._relation_name(store);
   _columns text := (SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute AS a
                     WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped);
-  _calls text := ml_rag._calls_of(_old.relation);
+  _calls regclass := ml_rag._calls_of(_old.relation);
   _shard text := ml_rag._relation_name(_old.relation);
   _name text;
 BEGIN
@@ -338,7 +335,7 @@ BEGIN
   -- by the name of the partition, whose triggers put the rows into the keyword index
   EXECUTE format('INSERT INTO %s (%s) SELECT %2$s FROM %s', _name, _columns, _shard);
   EXECUTE format('DELETE FROM %s', _shard);
-  EXECUTE format('DROP FOREIGN TABLE %s, %s', _shard, _calls);
+  EXECUTE format('DROP FOREIGN TABLE %s', concat_ws(', ', _shard, _calls));
   RETURN _name::regclass;
 END
 $$;

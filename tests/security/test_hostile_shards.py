@@ -127,7 +127,7 @@ def test_a_cancel_is_one_whatever_things_are_called(
 def test_a_store_with_shards_gets_no_policies(four: Connection, asker: Connection, owner: Connection) -> None:
     """Its readers may SELECT the partitions, where they would not apply."""
     for connection in (four, owner):
-        with error("55000", "has shards"):
+        with error("55000", "has shards", "four_s0 is a shard", "four_s0_calls"):
             connection.execute("ALTER TABLE four ENABLE ROW LEVEL SECURITY")
     assert answer(asker, "birch", WORDS)["citations"]
     # other tables may have them
@@ -139,6 +139,60 @@ def test_roles_without_privileges_alter_their_tables(db: Database, owner: Connec
     owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
     stranger = db.connect("stranger")
     stranger.execute("CREATE TABLE own (i integer) PARTITION BY LIST (i); ALTER TABLE own ENABLE ROW LEVEL SECURITY")
+
+
+#: tables that are not of the owner of the store, or not on the server of its shard
+OTHERS = {
+    "a table": "CREATE TABLE mine_calls (store oid)",
+    "a foreign table": "CREATE FOREIGN TABLE mine_calls (store oid) SERVER server0",
+    "one of another server": "CREATE SERVER other FOREIGN DATA WRAPPER postgres_fdw;"
+    "CREATE FOREIGN TABLE mine_calls (store oid) SERVER other",
+}
+
+
+@pytest.fixture(params=OTHERS)
+def planted(db: Database, four: Connection, owner: Connection, request: pytest.FixtureRequest) -> Connection:
+    """By its name the shard of ``four`` has a table of the superuser, who maintains the store, for a table of calls."""
+    owner.execute(
+        "CREATE USER MAPPING FOR CURRENT_USER SERVER server0 OPTIONS (user 'loader', password_required 'false')"
+    )
+    owner.execute(OTHERS[request.param])
+    if request.param == "one of another server":
+        owner.execute(f'ALTER FOREIGN TABLE mine_calls OWNER TO "{loader_role(db)}"'.encode())
+    four.execute("DROP FOREIGN TABLE four_s0_calls; ALTER FOREIGN TABLE four_s0 RENAME TO mine")
+    return owner
+
+
+KEYS = "SELECT document_id, segment_number FROM four ORDER BY 1, 2"
+GRANTED = "SELECT has_table_privilege('ml_rag_user', 'mine_calls', 'SELECT')"
+
+
+def test_no_table_is_one_of_calls_by_its_name_alone(
+    planted: Connection, four: Connection, asker: Connection, shard: Shard
+) -> None:
+    expected = rows(four, KEYS)
+    make_shard(shard, "b")
+    with error("55000", 'mine" has no table of calls'):
+        answer(asker, "birch", WORDS)
+    assert attach(planted, "four", 1, shard, "b") == "four_s0"
+    assert rows(planted, GRANTED) == [(False,)]
+    # and the other goes to another place
+    make_shard(shard, "c")
+    assert attach(planted, "four", 0, shard, "c") == "four_s1"
+    assert rows(planted, GRANTED) == [(False,)]
+    assert rows(planted, KEYS) == expected
+
+
+def test_no_table_goes_with_a_shard_by_its_name_alone(planted: Connection, four: Connection) -> None:
+    expected = rows(four, KEYS)
+    planted.execute("SELECT ml_rag.detach_shard('four', 0)")
+    assert rows(planted, GRANTED) == [(False,)]
+    assert rows(planted, KEYS) == expected
+
+
+def test_no_table_of_somebody_else_makes_a_store_one_with_shards(planted: Connection, four: Connection) -> None:
+    """What could not be searched in shards may have policies."""
+    four.execute("ALTER TABLE four ENABLE ROW LEVEL SECURITY")
 
 
 HIT = {
