@@ -161,13 +161,13 @@ BEGIN
       _segments_comment _make_segments _keep_segments _has_segment_triggers _drop_triggers _drop_segments'),
     -- vectorizer/queue
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _wake_workers _vectorized _vectorizer _find_vectorizer _row_key _waiting _queue _read_waiting
+      _wake_workers _vectorized _has_texts _has_vectorizer _find_vectorizer _row_key _waiting _queue _read_waiting
       _count_waiting _oldest_waiting'),
     -- vectorizer/immediate
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_written_keys _embed_rows _embed_at_once'),
     -- vectorizer/former
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _former_vectorizers _has_texts _expression _check_former _changed_since _drop_queue _take_back_column _take_back_segments'),
+      _former_vectorizers _expression _check_former _changed_since _drop_queue _take_back_column _take_back_segments'),
     -- vectorizer/vectorizer
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _check_vectorizer_columns _add_vectorizer_columns _follow_columns create_vectorizer drop_vectorizer'),

@@ -190,7 +190,7 @@ DECLARE
   _attnums smallint[] := ARRAY(
     SELECT a.attnum FROM pg_attribute AS a WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
       -- a vectorizer's own columns say nothing that the others do not
-      AND NOT (a.attname IN ('segment', 'document_name', 'segment_embedding') AND EXISTS (SELECT FROM ml_rag._vectorizer(relation)))
+      AND NOT (a.attname IN ('segment', 'document_name', 'segment_embedding') AND ml_rag._has_vectorizer(relation))
       AND (_is_readable OR has_column_privilege(relation, a.attnum, 'SELECT')) ORDER BY a.attnum);
   _comments boolean := include_comments;
 BEGIN

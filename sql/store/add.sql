@@ -44,6 +44,7 @@ BEGIN
       DETAIL = format('Columns missing or of another type: %s.', _wrong),
       HINT = 'Name its columns in "vector_store_columns": {"segment": …, "segment_embedding": …}.';
   ELSIF EXISTS (SELECT FROM pg_trigger AS g JOIN pg_proc AS p ON p.oid = g.tgfoid
+                JOIN pg_attribute AS a ON a.attrelid = store AND a.attname = segment AND a.attgenerated <> ''
                 WHERE g.tgrelid = store AND p.proname = '_wake_workers' AND p.pronamespace = 'ml_rag'::regnamespace) THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the embeddings of "%s" cannot be changed', store),
       DETAIL = 'It has a vectorizer, which keeps one embedding.',

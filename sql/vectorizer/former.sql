@@ -27,7 +27,7 @@ BEGIN
     JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'segment_embedding' AND NOT a.attisdropped
     JOIN pg_description AS d ON d.classoid = 'pg_class'::regclass AND d.objoid = c.oid AND d.objsubid = a.attnum
     WHERE ml_rag._marked_model(d.description) IS NOT NULL
-      AND EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = c.oid AND t.tgfoid = 'ml_rag._wake_workers()'::regprocedure)
+      AND ml_rag._has_vectorizer(c.oid)
       -- on all the time, in all partitions
       AND 'A' = ALL (SELECT t.tgenabled FROM pg_trigger AS t JOIN unnest(ml_rag._parts(c.oid)) AS p (oid) ON p.oid = t.tgrelid
                      WHERE t.tgfoid = 'ml_rag._empty_embedding()'::regprocedure)
@@ -62,20 +62,8 @@ BEGIN
       WHERE x.indpred IS NOT NULL AND NOT c.relispartition AND pg_get_expr(x.indpred, x.indrelid) = '(segment_embedding IS NULL)'
         AND ml_rag._marked_model(col_description(c.oid, a.attnum)) IS NOT NULL) AS f
     JOIN pg_class AS c ON c.oid = f.relation AND pg_has_role(c.relowner, 'USAGE')
-    WHERE NOT EXISTS (SELECT FROM ml_rag._vectorizer(f.relation)) AND ml_rag._has_texts(f.relation)
+    WHERE NOT ml_rag._has_vectorizer(f.relation) AND ml_rag._has_texts(f.relation)
     GROUP BY f.relation ORDER BY f.relation;
-END
-$$;
-
-CREATE FUNCTION ml_rag._has_texts(relation oid) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether segment and document_name are generated, as a vectorizer makes them  Reads: the catalog
-BEGIN
-  RETURN 2 = (SELECT count(*) FROM pg_attribute AS a
-              WHERE a.attrelid = relation AND a.attname IN ('segment', 'document_name') AND a.attgenerated = 's'
-                AND a.atttypid = 'text'::regtype AND NOT a.attisdropped);
 END
 $$;
 

@@ -37,43 +37,62 @@ CREATE POLICY own ON ml_rag.vectorizer_truncated USING (
   (SELECT jsonb_object_agg(v.relation::int4, true) FROM unnest(ml_rag._vectorized()) AS v (relation))[relation::oid::int4] IS NOT NULL
   AND relation = ANY ((SELECT ml_rag._vectorized())::oid[]));
 
-CREATE FUNCTION ml_rag._vectorizer(relation regclass)
-RETURNS TABLE (trigger name, options jsonb, model_id text, type text)
-LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 1
+CREATE FUNCTION ml_rag._has_texts(relation oid) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the vectorizer of a table; no row = it has none
--- Reads: the catalog
+-- purpose: whether segment and document_name are generated, as a vectorizer makes them  Reads: the catalog
 BEGIN
-  RETURN QUERY
-    SELECT t.tgname, convert_from(substr(t.tgargs, 1, octet_length(t.tgargs) - 1), getdatabaseencoding())::jsonb, e.model_id,
-      format('@vector@.%s(%s)', e.type, e.dimensions)
-    FROM pg_trigger AS t LEFT JOIN ml_rag._embeddings(coalesce(ml_rag._segment_table(relation)::oid, relation)) AS e
-      ON e.column_name = 'segment_embedding'
-    WHERE t.tgrelid = relation AND t.tgfoid = 'ml_rag._wake_workers()'::regprocedure AND t.tgnargs = 1
-      AND NOT t.tgisinternal AND t.tgparentid = 0;
+  RETURN 2 = (SELECT count(*) FROM pg_attribute AS a
+              WHERE a.attrelid = relation AND a.attname IN ('segment', 'document_name') AND a.attgenerated = 's'
+                AND a.atttypid = 'text'::regtype AND NOT a.attisdropped);
+END
+$$;
+
+CREATE FUNCTION ml_rag._has_vectorizer(relation oid) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether a table has a vectorizer  Reads: the catalog
+-- Roles with TRIGGER on the table can create a trigger of this name and function, or replace ours. Its argument then is theirs, but
+-- only the owner adds columns, and makes a trigger another than one that is simply enabled.
+BEGIN
+  RETURN EXISTS (SELECT FROM pg_trigger AS t
+                 WHERE t.tgrelid = relation AND t.tgname = 'ml_rag_vectorizer' AND t.tgfoid = 'ml_rag._wake_workers()'::regprocedure
+                   AND (t.tgenabled <> 'O' OR ml_rag._has_texts(relation)));
 END
 $$;
 
 CREATE FUNCTION ml_rag._find_vectorizer(relation regclass, OUT options jsonb, OUT model_id text, OUT type text)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the vectorizer of a table, or the error
+DECLARE
+  _renew CONSTANT text := format('First: SELECT ml_rag.drop_vectorizer(%1$L); then: '
+    'SELECT ml_rag.create_vectorizer(%1$L, ''{"columns": …}'');', relation);
 BEGIN
-  SELECT v.options, v.model_id, v.type INTO options, model_id, type FROM ml_rag._vectorizer(relation) AS v;
-  IF NOT FOUND THEN
+  IF NOT ml_rag._has_vectorizer(relation) THEN
     RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('table "%s" has no vectorizer', relation),
       HINT = format('SELECT ml_rag.create_vectorizer(%L, ''{"columns": …}'') makes one.', relation);
-  ELSIF model_id IS NULL OR (
+  END IF;
+  SELECT e.model_id, format('@vector@.%s(%s)', e.type, e.dimensions) INTO model_id, type
+  FROM ml_rag._embeddings(coalesce(ml_rag._segment_table(relation)::oid, relation)) AS e WHERE e.column_name = 'segment_embedding';
+  IF model_id IS NULL OR (
     SELECT count(*) FROM pg_attribute AS a
     WHERE a.attrelid = coalesce(ml_rag._segment_table(relation), relation) AND a.attname IN ('segment', 'segment_embedding')
       AND NOT a.attisdropped) < 2 THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the vectorizer of "%s" lacks its columns', relation),
       DETAIL = 'segment or segment_embedding was dropped or renamed, or its comment no longer names a model.',
-      HINT = format('First: SELECT ml_rag.drop_vectorizer(%1$L); then: SELECT ml_rag.create_vectorizer(%1$L, ''{"columns": …}'');',
-        relation);
+      HINT = _renew;
   END IF;
+  BEGIN
+    options := (SELECT convert_from(substr(t.tgargs, 1, octet_length(t.tgargs) - 1), getdatabaseencoding()) FROM pg_trigger AS t
+                WHERE t.tgrelid = relation AND t.tgname = 'ml_rag_vectorizer');
+  EXCEPTION WHEN data_exception THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the vectorizer of "%s" lacks its options', relation),
+      DETAIL = 'Trigger ml_rag_vectorizer, which holds them, was replaced.', HINT = _renew;
+  END;
 END
 $$;
 
@@ -109,7 +128,8 @@ AS $$
 DECLARE
   _relation text := ml_rag._relation_name(relation);
 BEGIN
-  EXECUTE format('CREATE TRIGGER ml_rag_vectorizer AFTER INSERT OR UPDATE OF %s OR DELETE OR TRUNCATE ON %s '
+  -- in place of one of a role that may make triggers
+  EXECUTE format('CREATE OR REPLACE TRIGGER ml_rag_vectorizer AFTER INSERT OR UPDATE OF %s OR DELETE OR TRUNCATE ON %s '
     'FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._wake_workers(%L)',
     (SELECT string_agg(quote_ident(c), ', ') FROM unnest(columns) AS c), _relation, options);
   EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER ml_rag_vectorizer', _relation);

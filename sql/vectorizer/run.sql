@@ -23,7 +23,7 @@ CREATE TYPE ml_rag._vectorizer_run AS (
 );
 
 CREATE FUNCTION ml_rag._make_run(relation regclass, options jsonb, call integer) RETURNS ml_rag._vectorizer_run
-LANGUAGE plpgsql STABLE PARALLEL SAFE
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a run of a table's vectorizer; options are parsed ones

@@ -14,9 +14,7 @@ DECLARE
   _one record;
 BEGIN
   FOR _one IN
-    SELECT c.oid, c.reltuples FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
-    WHERE t.tgfoid = 'ml_rag._wake_workers()'::regprocedure AND NOT t.tgisinternal AND t.tgparentid = 0
-      AND pg_has_role(c.relowner, 'USAGE')
+    SELECT c.oid, c.reltuples FROM pg_class AS c WHERE c.oid = ANY (ml_rag._vectorized()) AND ml_rag._has_vectorizer(c.oid)
     ORDER BY c.oid
   LOOP
     relation := _one.oid;

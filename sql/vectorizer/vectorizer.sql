@@ -11,7 +11,7 @@ AS $$
 DECLARE
   _column name;
 BEGIN
-  IF EXISTS (SELECT FROM ml_rag._vectorizer(relation)) THEN
+  IF ml_rag._has_vectorizer(relation) THEN
     RAISE EXCEPTION USING ERRCODE = '42710', MESSAGE = format('table "%s" has a vectorizer already', relation),
       HINT = format('First: SELECT ml_rag.drop_vectorizer(%L); then create the new one.', relation);
   END IF;
@@ -180,7 +180,7 @@ DECLARE
 BEGIN
   PERFORM ml_rag._own_table(relation);
   PERFORM ml_rag._check_writable('vectorizers cannot be changed', relation);
-  IF NOT EXISTS (SELECT FROM ml_rag._vectorizer(relation)) AND relation NOT IN (SELECT ml_rag._former_vectorizers()) THEN
+  IF NOT ml_rag._has_vectorizer(relation) AND relation NOT IN (SELECT ml_rag._former_vectorizers()) THEN
     RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('table "%s" has no vectorizer', relation),
       HINT = 'View ml_rag.vectorizer lists those there are.';
   END IF;
@@ -188,7 +188,8 @@ BEGIN
   -- first, as a table without its trigger has no failures that its owner sees
   UPDATE ml_rag.vectorizer_error AS e SET attempts = 0 WHERE e.relation = drop_vectorizer.relation;
   UPDATE ml_rag.vectorizer_truncated AS t SET texts = 0 WHERE t.relation = drop_vectorizer.relation;
-  FOR _trigger IN SELECT v.trigger FROM ml_rag._vectorizer(relation) AS v LOOP
+  FOR _trigger IN SELECT t.tgname FROM pg_trigger AS t
+                  WHERE t.tgrelid = drop_vectorizer.relation AND t.tgfoid = 'ml_rag._wake_workers()'::regprocedure LOOP
     EXECUTE format('DROP TRIGGER %I ON %s', _trigger, _relation);
   END LOOP;
   PERFORM ml_rag._drop_triggers(relation, '^~ml_rag_immediate_');

@@ -9,6 +9,7 @@ import pytest
 
 from support.cluster import Connection, Database
 from support.embeddings import triggers
+from support.loading import rows
 from support.models_server import ModelsServer, models
 from support.processes import Background
 from support.stores import answer, error, search, warnings_of
@@ -438,14 +439,77 @@ def test_rows_that_are_hidden_from_the_owner(db: Database, owner: Connection, mo
 def test_a_trigger_of_anybody_with_any_argument_does_not_break_the_views(db: Database, items: Connection) -> None:
     items.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
     asker = db.connect("asker")
-    asker.execute("CREATE TABLE mine (id integer)")
     asker.execute(
-        "CREATE TRIGGER t AFTER INSERT ON mine FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._wake_workers('{broken')"
+        "CREATE TABLE mine (id integer);"
+        " CREATE TRIGGER ml_rag_vectorizer AFTER INSERT ON mine EXECUTE FUNCTION ml_rag._wake_workers('{broken');"
+        " ALTER TABLE mine ENABLE ALWAYS TRIGGER ml_rag_vectorizer"
     )
     assert asker.execute(
         "SELECT relation::text, options, pending, failed, reason FROM ml_rag.vectorizer"
-    ).fetchall() == [("mine", None, None, 0, "invalid input syntax for type json")]
+    ).fetchall() == [("mine", None, None, 0, 'the vectorizer of "public.mine" lacks its columns')]
     assert {row[0] for row in items.execute("SELECT relation::text FROM ml_rag.vectorizer")} == {"items", "mine"}
+
+
+#: what a role that may make triggers can do to a table
+PLANTED = {
+    "another": "CREATE TRIGGER a AFTER INSERT ON items EXECUTE FUNCTION ml_rag._wake_workers('boo')",
+    "none": "CREATE TRIGGER ml_rag_vectorizer AFTER INSERT ON items EXECUTE FUNCTION ml_rag._wake_workers()",
+    "broken": "CREATE OR REPLACE TRIGGER ml_rag_vectorizer AFTER INSERT ON items"
+    " EXECUTE FUNCTION ml_rag._wake_workers('boo')",
+    "options": "CREATE OR REPLACE TRIGGER ml_rag_vectorizer AFTER INSERT ON items"
+    " EXECUTE FUNCTION ml_rag._wake_workers('{}')",
+}
+
+
+@pytest.fixture
+def planter(db: Database, items: Connection) -> Connection:
+    items.execute("GRANT TRIGGER ON items TO ml_rag_user")
+    return db.connect("asker")
+
+
+def test_another_trigger_of_our_function_is_no_vectorizer(items: Connection, planter: Connection) -> None:
+    planter.execute(PLANTED["another"])
+    items.execute("INSERT INTO items VALUES (7, 'mug', NULL, 1)")
+    assert rows(items, "SELECT relation::text, pending, reason FROM ml_rag.vectorizer") == [("items", 1, None)]
+    run(items)
+    assert_in_step(items)
+    items.execute("SELECT ml_rag.drop_vectorizer('items')")
+    create(items)
+
+
+def test_a_vectorizer_whose_trigger_was_replaced_is_made_anew(items: Connection, planter: Connection) -> None:
+    planter.execute(PLANTED["broken"])
+    with error("55000", "lacks its options", "was replaced", "drop_vectorizer('public.items')"):
+        run(items)
+    with error("42710", "has a vectorizer already"):
+        create(items)
+    items.execute("SELECT ml_rag.drop_vectorizer('items')")
+    create(items)
+    run(items)
+    assert_in_step(items)
+
+
+@pytest.mark.parametrize("planted", ["none", "broken", "options"])
+def test_a_planted_trigger_makes_no_vectorizer(items: Connection, planter: Connection, planted: str) -> None:
+    items.execute("SELECT ml_rag.drop_vectorizer('items'); ALTER TABLE items ADD segment_embedding text")
+    planter.execute(PLANTED[planted])
+    assert rows(items, "SELECT relation FROM ml_rag.vectorizer") == []
+    for statement in ("SELECT ml_rag.drop_vectorizer('items')", "CALL ml_rag.run_vectorizer('items')"):
+        with error("42704", "has no vectorizer"):
+            items.execute(statement)
+    items.execute("ALTER TABLE items DROP segment_embedding")
+    create(items)
+    run(items)
+    assert_in_step(items)
+
+
+def test_a_vectorizer_whose_trigger_was_off_for_a_while(items: Connection) -> None:
+    items.execute("ALTER TABLE items DISABLE TRIGGER ml_rag_vectorizer")
+    assert rows(items, "SELECT pending FROM ml_rag.vectorizer") == [(0,)]
+    items.execute("ALTER TABLE items ENABLE TRIGGER ml_rag_vectorizer; INSERT INTO items VALUES (7, 'mug', NULL, 1)")
+    assert rows(items, "SELECT pending FROM ml_rag.vectorizer") == [(1,)]
+    run(items)
+    assert_in_step(items)
 
 
 # -- made and dropped --------------------------------------------------------------------------------------------------
