@@ -157,7 +157,8 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
 AS $$
 -- purpose: refuse that a trigger function, which has the rights of its owner, writes a table of a role that this one does not trust
--- ALTER TABLE … OWNER TO leaves the function behind; and whoever holds TRIGGER on a table can have a function of its own run.
+-- ALTER TABLE … OWNER TO leaves the function behind; and whoever holds TRIGGER on a table can have a function of its own run, by a
+-- condition too, or a text as a statement, by an argument of another's function. Only the owner can ENABLE ALWAYS a trigger.
 -- Reads: the catalog  Errors: 42501
 DECLARE
   _found record;
@@ -169,16 +170,23 @@ BEGIN
       DETAIL = 'Triggers of a table or a partition that the function writes would run code with the rights of that role.',
       HINT = 'Give the function to the owner of the table: ALTER FUNCTION … OWNER TO ….';
   END IF;
-  SELECT t.tgname AS name, t.tgrelid::regclass AS table, p.proowner AS owner INTO _found
-  FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
-  WHERE t.tgrelid = ANY (ml_rag._parts(relation) || ml_rag._parts(filled)) AND NOT t.tgisinternal AND t.tgenabled <> 'D'
-    AND NOT ml_rag._trusts(p.proowner) LIMIT 1;
+  SELECT t.tgname AS name, t.tgrelid::regclass AS table, r.* INTO _found
+  FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid CROSS JOIN LATERAL (
+    SELECT p.proowner, true FROM pg_depend AS d JOIN pg_proc AS p ON p.oid = d.refobjid
+    WHERE d.classid = 'pg_trigger'::regclass AND d.objid = t.oid AND d.refclassid = 'pg_proc'::regclass
+    UNION ALL SELECT a.grantee, false FROM aclexplode(c.relacl) AS a
+    WHERE a.privilege_type = 'TRIGGER' AND t.tgenabled <> 'A' AND (t.tgqual IS NOT NULL OR t.tgnargs > 0)) AS r (role, is_owner)
+  WHERE t.tgrelid = ANY (ml_rag._parts(filled)) AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND NOT ml_rag._trusts(r.role)
+  ORDER BY r.is_owner DESC LIMIT 1;
   IF FOUND THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
-      MESSAGE = format('trigger "%s" of "%s" runs a function of a role that you do not trust', _found.name, _found.table),
-      DETAIL = format('The function belongs to role %s. It would run with the rights of %s.',
-        quote_ident(pg_get_userbyid(_found.owner)), quote_ident(current_user)),
-      HINT = 'Drop the trigger, or have a superuser give its function to the owner of the table: ALTER FUNCTION … OWNER TO ….';
+      MESSAGE = format('trigger "%s" of "%s" can run code of a role that you do not trust', _found.name, _found.table),
+      DETAIL = format(CASE WHEN _found.is_owner THEN 'A function of it belongs to role %s, and would run with the rights of %s.'
+        ELSE 'Role %s may create triggers on the table. Condition and arguments of this one are evaluated with the rights of %s.' END,
+        CASE _found.role WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(_found.role)) END, quote_ident(current_user)),
+      HINT = CASE WHEN _found.is_owner
+        THEN 'Drop the trigger, or have a superuser give its function to the owner of the table: ALTER FUNCTION … OWNER TO ….'
+        ELSE format('Drop the trigger, or, if you know it: ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', _found.table, _found.name) END;
   END IF;
 END
 $$;

@@ -250,3 +250,61 @@ def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner(
     with error("42501", 'trigger "evil"', "a role that you do not trust", "Drop the trigger"):
         attacker.execute("INSERT INTO shared.items VALUES (1, 'lamp')")
     assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    ("trigger", "condition"),
+    [
+        ("evil", "hers.evil()"),
+        ("evil", "pg_catalog.query_to_xml('SELECT hers.evil()', true, true, '') IS NOT NULL"),
+        ("~ml_rag_segment_embedding", "hers.evil()"),
+    ],
+)
+def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner_by_a_condition(
+    db: Database, owner: Connection, attacker: Connection, trigger: str, condition: str
+) -> None:
+    """Any function does as the one of the trigger, and a condition can run a text as a statement."""
+    owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
+    owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
+    owner.execute('SELECT ml_rag.create_vectorizer(\'shared.items\', \'{"columns": "name", "mode": "immediate"}\')')
+    role = sql.Identifier(db.role("tenant"))
+    owner.execute(sql.SQL("GRANT INSERT, TRIGGER ON shared.items TO {}").format(role))
+    attacker.execute(
+        "CREATE TABLE hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC;"
+        "CREATE FUNCTION hers.evil() RETURNS boolean LANGUAGE plpgsql AS"
+        " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN true; END$$;"
+        f'CREATE OR REPLACE TRIGGER "{trigger}" BEFORE UPDATE ON shared.items FOR EACH ROW WHEN ({condition})'
+        " EXECUTE FUNCTION suppress_redundant_updates_trigger()".encode()
+    )
+    for _ in range(2):
+        with error("42501", f'trigger "{trigger}"', "a role that you do not trust", "Drop the trigger"):
+            attacker.execute("INSERT INTO shared.items VALUES (1, 'lamp')")
+        # a function in a condition stays one of the role
+        if "query" not in condition:
+            owner.execute(sql.SQL("REVOKE TRIGGER ON shared.items FROM {}").format(role))
+    assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
+
+
+def test_a_trigger_with_a_condition_that_the_owner_answers_for(
+    db: Database, owner: Connection, attacker: Connection
+) -> None:
+    owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
+    owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
+    owner.execute('SELECT ml_rag.create_vectorizer(\'shared.items\', \'{"columns": "name", "mode": "immediate"}\')')
+    owner.execute(
+        "CREATE TRIGGER own BEFORE UPDATE ON shared.items FOR EACH ROW WHEN (OLD.id = NEW.id)"
+        " EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+    )
+    owner.execute("GRANT INSERT ON shared.items TO ml_rag_user")
+    attacker.execute("INSERT INTO shared.items VALUES (1, 'lamp')")
+    owner.execute("GRANT TRIGGER ON shared.items TO ml_rag_user")
+    with error("42501", 'trigger "own"', "ml_rag_user", "ENABLE ALWAYS TRIGGER"):
+        attacker.execute("INSERT INTO shared.items VALUES (2, 'lamp')")
+    owner.execute("ALTER TABLE shared.items ENABLE ALWAYS TRIGGER own")
+    attacker.execute("INSERT INTO shared.items VALUES (2, 'lamp')")
+    attacker.execute(
+        "CREATE OR REPLACE TRIGGER own BEFORE UPDATE ON shared.items FOR EACH ROW WHEN (OLD.id = NEW.id)"
+        " EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+    )
+    with error("42501", 'trigger "own"'):
+        attacker.execute("INSERT INTO shared.items VALUES (3, 'lamp')")
