@@ -57,16 +57,16 @@ CREATE FUNCTION ml_rag._check_sharding(store regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: that a store has nothing that its shards could not keep up
+-- purpose: that a store has nothing that its shards could not keep up, nor what goes with a partition or runs as who moves it
 DECLARE
   _why text := CASE
     WHEN (SELECT c.relrowsecurity FROM pg_class AS c WHERE c.oid = store)
       THEN 'It has row-level security; policies belong on the shards.'
     WHEN EXISTS (SELECT FROM pg_constraint AS k WHERE k.confrelid = store AND k.conrelid <> store)
       THEN 'Another table, such as a node group, refers to its rows.'
-    WHEN EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = store AND NOT t.tgisinternal
-                 AND t.tgfoid <> 'ml_rag._keep_keywords()'::regprocedure)
-      THEN 'It has triggers, such as those of a further embedding or a vectorizer.'
+    ELSE (SELECT format('"%s" has trigger %I; so have tables with a further embedding or a vectorizer.', t.tgrelid::regclass, t.tgname)
+          FROM pg_trigger AS t WHERE t.tgrelid = ANY (ml_rag._parts(store)) AND NOT t.tgisinternal
+          AND t.tgfoid <> 'ml_rag._keep_keywords()'::regprocedure ORDER BY t.tgrelid, t.tgname LIMIT 1)
     END;
 BEGIN
   IF _why IS NOT NULL THEN
@@ -229,6 +229,7 @@ DECLARE
   _misplaced boolean;
 BEGIN
   PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
+  PERFORM ml_rag._check_sharding(store);
   EXECUTE format('SELECT EXISTS (SELECT FROM %s)', ml_rag._relation_name(_old.relation)) INTO _misplaced;
   IF _misplaced THEN
     EXECUTE format('SELECT EXISTS (SELECT FROM %s)', ml_rag._relation_name(target)) INTO _misplaced;
@@ -284,7 +285,6 @@ DECLARE
 BEGIN
   PERFORM ml_rag._partition(store, (_options -> 'partition')::integer);
   PERFORM ml_rag._check_server(server);
-  PERFORM ml_rag._check_sharding(store);
   SELECT n.nspname, c.relname INTO _names FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
   _schema := coalesce(_options ->> 'schema_name', _names.nspname);
   _table := coalesce(_options ->> 'table_name', _names.relname);
@@ -328,6 +328,7 @@ BEGIN
                                             WHERE octet_length(left(c.relname, i)) <= 50), '_p', partition))
   INTO _name FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
   PERFORM ml_rag._lock_table(store, 'ACCESS EXCLUSIVE');
+  PERFORM ml_rag._check_sharding(store);
   EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', _relation, _shard);
   EXECUTE format('CREATE TABLE %s PARTITION OF %s FOR VALUES WITH (MODULUS %s, REMAINDER %s)', _name, _relation, _old.partitions,
     partition);

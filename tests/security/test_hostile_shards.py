@@ -163,6 +163,30 @@ def planted(db: Database, four: Connection, owner: Connection, request: pytest.F
     return owner
 
 
+def test_a_partition_with_a_trigger_does_not_move(
+    db: Database, four: Connection, owner: Connection, shard: Shard
+) -> None:
+    """It would be lost with the partition, and run as who moves that: an administrator, say."""
+    four.execute(
+        "CREATE TABLE ran (who name); GRANT INSERT ON ran TO PUBLIC;"
+        "CREATE FUNCTION run() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN INSERT INTO public.ran SELECT current_user; RETURN OLD; END $$;"
+        "CREATE TRIGGER evil BEFORE DELETE ON four_p1 FOR EACH ROW EXECUTE FUNCTION run()"
+    )
+    owner.execute(
+        "CREATE USER MAPPING FOR CURRENT_USER SERVER server0 OPTIONS (user 'loader', password_required 'false')"
+    )
+    make_shard(shard, "b")
+    with error("55000", "cannot have shards", "trigger", "evil"):
+        attach(owner, "four", 1, shard, "b")
+    four.execute("CREATE TRIGGER evil BEFORE DELETE ON four_s0 FOR EACH ROW EXECUTE FUNCTION run()")
+    with error("55000", "cannot have shards", "trigger", "evil"):
+        owner.execute("SELECT ml_rag.detach_shard('four', 0)")
+    assert rows(owner, "TABLE ran") == []
+    four.execute("DROP TRIGGER evil ON four_s0; DROP TRIGGER evil ON four_p1")
+    owner.execute("SELECT ml_rag.detach_shard('four', 0)")
+
+
 KEYS = "SELECT document_id, segment_number FROM four ORDER BY 1, 2"
 GRANTED = "SELECT has_table_privilege('ml_rag_user', 'mine_calls', 'SELECT')"
 
