@@ -159,7 +159,7 @@ AS $$
 -- purpose: refuse that a trigger function, which has the rights of its owner, writes a table of a role that this one does not trust
 -- ALTER TABLE … OWNER TO leaves the function behind; and whoever holds TRIGGER on a table can have a function of its own run, by a
 -- condition too, or a text as a statement, by an argument of another's function. Only the owner can ENABLE ALWAYS a trigger.
--- Reads: the catalog  Errors: 42501
+-- Reads: the catalog  Errors: 42501; 55000 isolation level
 DECLARE
   _found record;
 BEGIN
@@ -169,6 +169,17 @@ BEGIN
         quote_ident(current_user)),
       DETAIL = 'Triggers of a table or a partition that the function writes would run code with the rights of that role.',
       HINT = 'Give the function to the owner of the table: ALTER FUNCTION … OWNER TO ….';
+  END IF;
+  SELECT c.oid::regclass AS table, a.grantee AS role INTO _found
+  FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a
+  WHERE c.oid = ANY (ml_rag._parts(filled)) AND a.privilege_type = 'TRIGGER' AND NOT ml_rag._trusts(a.grantee)
+    AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') LIMIT 1;
+  IF FOUND THEN
+    -- a trigger runs as soon as it is there, but is in the catalog of later snapshots only
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('triggers of "%s" cannot be checked at this isolation level', _found.table),
+      DETAIL = format('Role %s may create triggers, and isolation level %s hides those that were just created.',
+        CASE _found.role WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(_found.role)) END, current_setting('transaction_isolation')),
+      HINT = format('Write at READ COMMITTED, or REVOKE TRIGGER ON %s FROM the role.', _found.table);
   END IF;
   SELECT t.tgname AS name, t.tgrelid::regclass AS table, r.* INTO _found
   FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid CROSS JOIN LATERAL (

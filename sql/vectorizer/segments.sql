@@ -74,7 +74,7 @@ return backend.embed_segments(plpy, texts, request)
 $$;
 
 CREATE FUNCTION ml_rag._segment_statements(relation regclass, operation text) RETURNS text[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: what the trigger function executes after a statement, whose rows are ml_rag_old and ml_rag_new; operation KEY:
@@ -93,7 +93,11 @@ DECLARE
   _rows text;
 BEGIN
   PERFORM ml_rag._refuse_foreign_schema(_table);
-  PERFORM ml_rag._refuse_foreign_trigger(relation, _table) WHERE operation <> 'ALL';
+  IF operation <> 'ALL' THEN
+    -- no trigger comes between the check and the statements
+    EXECUTE format('LOCK TABLE %s IN ROW EXCLUSIVE MODE', _segments);
+    PERFORM ml_rag._refuse_foreign_trigger(relation, _table);
+  END IF;
   -- the key of the segments is that of the source, and the number
   SELECT string_agg(quote_ident(u.key), ', ' ORDER BY u.place) AS segments,
     string_agg(format('n.%I', u.source), ', ' ORDER BY u.place) AS source,

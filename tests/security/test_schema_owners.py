@@ -308,3 +308,36 @@ def test_a_trigger_with_a_condition_that_the_owner_answers_for(
     )
     with error("42501", 'trigger "own"'):
         attacker.execute("INSERT INTO shared.items VALUES (3, 'lamp')")
+
+
+@pytest.mark.parametrize("options", ['"mode": "immediate"', '"destination": "table"'])
+def test_a_trigger_that_is_younger_than_the_snapshot_of_a_transaction_runs_no_code(
+    db: Database, owner: Connection, attacker: Connection, options: str
+) -> None:
+    owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
+    owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
+    owner.execute(f"SELECT ml_rag.create_vectorizer('shared.items', '{{\"columns\": \"name\", {options}}}')")
+    role = sql.Identifier(db.role("tenant"))
+    owner.execute(sql.SQL("GRANT INSERT, TRIGGER ON ALL TABLES IN SCHEMA shared TO {}").format(role))
+    attacker.execute(
+        "CREATE TABLE hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC;"
+        "CREATE FUNCTION hers.evil() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN NEW; END$$;"
+    )
+    other = db.connect("tenant")
+    for level in ("REPEATABLE READ", "SERIALIZABLE"):
+        attacker.execute(f"BEGIN ISOLATION LEVEL {level}".encode())
+        attacker.execute("SELECT count(*) FROM hers.ran")
+        for table, event in (("items", "UPDATE"), ("items_segments", "INSERT")):
+            if "table" in options or table == "items":
+                made = f"CREATE TRIGGER evil BEFORE {event} ON shared.{table} FOR EACH ROW"
+                other.execute(f"{made} EXECUTE FUNCTION hers.evil()".encode())
+        try:
+            with error("55000", "cannot be checked at this isolation level", "may create triggers", "READ COMMITTED"):
+                attacker.execute("INSERT INTO shared.items VALUES (1, 'lamp')")
+        finally:
+            attacker.execute("ROLLBACK")
+        owner.execute("DROP TRIGGER evil ON shared.items")
+        if "table" in options:
+            owner.execute("DROP TRIGGER evil ON shared.items_segments")
+    assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
