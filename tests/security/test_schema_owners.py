@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg import sql
 
 from support.cluster import Connection, Database
+from support.loading import folder
 from support.stores import create_store, error, fake_embedding, search
+
+__all__ = ["folder"]
 
 
 @pytest.fixture
@@ -341,3 +345,24 @@ def test_a_trigger_that_is_younger_than_the_snapshot_of_a_transaction_runs_no_co
         if "table" in options:
             owner.execute("DROP TRIGGER evil ON shared.items_segments")
     assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
+
+
+def test_a_load_runs_no_operator_of_a_path_that_names_pg_catalog_later(
+    owner: Connection, attacker: Connection, folder: Path
+) -> None:
+    """It commits as it goes, and so runs under the path of the session."""
+    owner.execute("SELECT ml_rag.create_store('public.docs')")
+    owner.execute("CALL ml_rag.add_embedding('public.docs', 'more', '{\"embed_model_id\": \"fake-embed\"}')")
+    attacker.execute("CREATE TABLE hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC")
+    for kind, function in (("oid", "oideq"), ("name", "nameeq"), ("text", "texteq")):
+        attacker.execute(
+            f"CREATE FUNCTION hers.{function}({kind}, {kind}) RETURNS boolean LANGUAGE plpgsql AS"
+            f" $$BEGIN INSERT INTO hers.ran VALUES (current_user); RETURN pg_catalog.{function}($1, $2); END$$;"
+            f"CREATE OPERATOR hers.= (LEFTARG = {kind}, RIGHTARG = {kind}, FUNCTION = hers.{function})".encode()
+        )
+    (folder / "a.txt").write_text("a lamp of red glass")
+    owner.execute("SET search_path = hers, pg_catalog")
+    options = '{"schema_name": "public", "table_name": "docs"}'
+    ((result,),) = owner.execute("CALL public.vector_store_load(%s, %s)", (f"file://{folder}/", options)).fetchall()
+    owner.execute("SET search_path = pg_catalog")
+    assert (result["segments"], owner.execute("SELECT count(*) FROM hers.ran").fetchall()) == (1, [(0,)])

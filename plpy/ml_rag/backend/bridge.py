@@ -94,11 +94,14 @@ def server(plpy: Any) -> ModelServer:
 
 def _address(plpy: Any) -> str:
     if "address" not in _session:
-        (default,) = plpy.execute("SELECT s.default_value FROM ml_rag.setting AS s WHERE s.name = 'model_server'")
+        # with the schemas of operators, as loads, which commit, are under the path of the session
+        (default,) = plpy.execute(
+            "SELECT s.default_value FROM ml_rag.setting AS s WHERE s.name OPERATOR(pg_catalog.=) 'model_server'"
+        )
         _session["default"] = default["default_value"]
         # the table itself: the view around it would cost as much again
         _session["address"] = plpy.prepare(
-            "SELECT v.value FROM ml_rag.setting_value AS v WHERE v.name = 'model_server'"
+            "SELECT v.value FROM ml_rag.setting_value AS v WHERE v.name OPERATOR(pg_catalog.=) 'model_server'"
         )
     changed = plpy.execute(_session["address"])
     address: str = changed[0]["value"] if changed else _session["default"]

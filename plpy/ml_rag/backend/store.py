@@ -30,7 +30,8 @@ _STATEMENTS = {
     "others": ("SELECT o.* FROM ml_rag._other_embeddings($1, $2) AS o", "oid", "name"),
     "has column": (
         "SELECT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a"
-        " WHERE a.attrelid = $1 AND a.attname = $2 AND NOT a.attisdropped) AS it",
+        " WHERE a.attrelid OPERATOR(pg_catalog.=) $1 AND a.attname OPERATOR(pg_catalog.=) $2"
+        " AND NOT a.attisdropped) AS it",
         *("oid", "name"),
     ),
     "insert": (
