@@ -170,9 +170,13 @@ BEGIN
       DETAIL = 'Triggers of a table or a partition that the function writes would run code with the rights of that role.',
       HINT = 'Give the function to the owner of the table: ALTER FUNCTION … OWNER TO ….';
   END IF;
-  SELECT c.oid::regclass AS table, a.grantee AS role INTO _found
-  FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a
-  WHERE c.oid = ANY (ml_rag._parts(filled)) AND a.privilege_type = 'TRIGGER' AND NOT ml_rag._trusts(a.grantee)
+  SELECT c.oid::regclass AS table, g.role INTO _found
+  FROM pg_class AS c CROSS JOIN LATERAL (
+    SELECT a.grantee FROM aclexplode(c.relacl) AS a WHERE a.privilege_type = 'TRIGGER'
+    -- whatever the snapshot
+    UNION ALL SELECT r.oid FROM pg_roles AS r
+    WHERE r.rolname IN (session_user, current_setting('role')) AND has_table_privilege(r.oid, c.oid, 'TRIGGER')) AS g (role)
+  WHERE c.oid = ANY (ml_rag._parts(filled)) AND NOT ml_rag._trusts(g.role)
     AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') LIMIT 1;
   IF FOUND THEN
     -- a trigger runs as soon as it is there, but is in the catalog of later snapshots only

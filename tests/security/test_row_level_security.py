@@ -180,6 +180,31 @@ def test_an_answer_is_what_it_were_without_the_others_rows(stores: Connection, p
         assert "fake answer to" in generated or "abstaining" in path or "min_score" in path
 
 
+@pytest.mark.parametrize("become", ["SET ROLE", "SET SESSION AUTHORIZATION"])
+def test_plans_that_a_session_keeps_show_no_role_what_another_sees(
+    stores: Connection, module_db: Database, become: str
+) -> None:
+    """Many roles on one connection, as behind a pool; a plan is kept from its sixth run on at the latest."""
+    session = module_db.connect()
+    roles = [sql.SQL("DEFAULT"), sql.Identifier(module_db.role("tenant")), sql.Identifier(module_db.role("asker"))]
+    if become == "SET ROLE":
+        roles[0] = sql.SQL("NONE")
+    statement = "SELECT * FROM ml_rag_search(%s, %s::jsonb)"
+    differing = 0
+    for path in PATHS:
+        asked = (QUERY, options(**PATHS[path]).replace("{s}", "shared"))
+        expected = outcome(stores, statement, asked)
+        seen = set()
+        for _ in range(7 if path in ("kNN", "hybrid, overlap") else 1):
+            for role in roles:
+                session.execute(sql.SQL("{} {}").format(sql.SQL(become), role))
+                found = outcome(session, statement, asked)
+                seen.add(found)
+            assert found == expected, path
+        differing += len(seen) > 1
+    assert differing > len(PATHS) / 2
+
+
 def test_the_rows_are_worth_hiding(stores: Connection, module_db: Database) -> None:
     """To whom they belong they are what each of those calls finds first; so the other tests can fail."""
     given = json.dumps({"vector_store": ["shared.docs"], "keyword_search": True, "n_citations": 100, **NEAR})

@@ -315,14 +315,17 @@ def test_a_trigger_with_a_condition_that_the_owner_answers_for(
 
 
 @pytest.mark.parametrize("options", ['"mode": "immediate"', '"destination": "table"'])
+@pytest.mark.parametrize("granted", ["before", "after"])
 def test_a_trigger_that_is_younger_than_the_snapshot_of_a_transaction_runs_no_code(
-    db: Database, owner: Connection, attacker: Connection, options: str
+    db: Database, owner: Connection, attacker: Connection, options: str, granted: str
 ) -> None:
     owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
     owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
     owner.execute(f"SELECT ml_rag.create_vectorizer('shared.items', '{{\"columns\": \"name\", {options}}}')")
     role = sql.Identifier(db.role("tenant"))
-    owner.execute(sql.SQL("GRANT INSERT, TRIGGER ON ALL TABLES IN SCHEMA shared TO {}").format(role))
+    grant = sql.SQL("GRANT INSERT, TRIGGER ON ALL TABLES IN SCHEMA shared TO {}").format(role)
+    if granted == "before":
+        owner.execute(grant)
     attacker.execute(
         "CREATE TABLE hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC;"
         "CREATE FUNCTION hers.evil() RETURNS trigger LANGUAGE plpgsql AS"
@@ -332,6 +335,7 @@ def test_a_trigger_that_is_younger_than_the_snapshot_of_a_transaction_runs_no_co
     for level in ("REPEATABLE READ", "SERIALIZABLE"):
         attacker.execute(f"BEGIN ISOLATION LEVEL {level}".encode())
         attacker.execute("SELECT count(*) FROM hers.ran")
+        owner.execute(grant)
         for table, event in (("items", "UPDATE"), ("items_segments", "INSERT")):
             if "table" in options or table == "items":
                 made = f"CREATE TRIGGER evil BEFORE {event} ON shared.{table} FOR EACH ROW"
@@ -344,6 +348,8 @@ def test_a_trigger_that_is_younger_than_the_snapshot_of_a_transaction_runs_no_co
         owner.execute("DROP TRIGGER evil ON shared.items")
         if "table" in options:
             owner.execute("DROP TRIGGER evil ON shared.items_segments")
+        if granted == "after":
+            owner.execute(sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA shared FROM {}").format(role))
     assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
 
 
