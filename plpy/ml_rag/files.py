@@ -6,6 +6,7 @@ In the backend, as PostgreSQL's operating system user, and in the client. Standa
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import pwd
@@ -29,10 +30,12 @@ _MAX_NAME_BYTES = 63
 _READ_BYTES = 1 << 20
 #: times that a file is read which somebody writes to meanwhile
 _READ_ATTEMPTS = 3
+#: entries of a folder between two looks at interrupts
+_ENTRIES = 1000
 _HINT = "Name files as the server sees them: 'file:///srv/docs/' (a folder), '/srv/docs/*.pdf', '/srv/docs/a.pdf'."
 
 Interrupt = Callable[[], object]
-#: takes a folder whose files are left out, and why
+#: takes a folder whose files are left out, or a link, and why
 LeftOut = Callable[[str, DocumentError], object]
 
 
@@ -158,7 +161,10 @@ def _locate(pattern: str) -> Location:
     if ".." in fixed:
         # one file, one name: what lies before the last ".." is made canonical, links included
         last = len(fixed) - fixed[::-1].index("..")
-        real = os.path.realpath("/" + "/".join(fixed[:last]))
+        try:
+            real = _real("/" + "/".join(fixed[:last]))
+        except OSError as e:
+            raise InvalidRequest("the folder cannot be read", detail=f"{e.strerror}.", hint=_HINT) from None
         fixed = [part for part in real.split("/") if part] + fixed[last:]
     base = "/" + "/".join(fixed)
     if not patterns and not pattern.endswith("/") and fixed and not os.path.isdir(base):
@@ -175,7 +181,7 @@ def table_name(location: Location) -> str:
 
 def find(location: Location, interrupt: Interrupt, left_out: LeftOut = lambda *_: None) -> list[str]:
     """Paths of the regular files, sorted. Hidden ones are left out unless their pattern says so; ``left_out`` is called
-    with each folder below that cannot be read.
+    with each folder below that cannot be read, and each link that the system follows no further.
 
     A symbolic link counts where it leads to a regular file that lies below the folder and is not found by itself.
     Raises InvalidRequest where there is none, or the folder cannot be read.
@@ -194,7 +200,7 @@ def find(location: Location, interrupt: Interrupt, left_out: LeftOut = lambda *_
     except OSError as e:
         detail = f"{location.base}: {e.strerror}."
         raise InvalidRequest("the folder cannot be read", detail=detail, hint=_remedy(e) or _HINT) from None
-    real_base = os.path.realpath(location.base).rstrip("/") + "/"
+    real_base = _real(location.base).rstrip("/") + "/"
     files: list[str] = []
     links: list[str] = []
     unread = 0
@@ -208,11 +214,19 @@ def find(location: Location, interrupt: Interrupt, left_out: LeftOut = lambda *_
         with contextlib.suppress(OSError):
             if entry.is_file(follow_symlinks=False):
                 files.append(entry.path)
-            elif entry.is_symlink() and os.path.realpath(entry.path).startswith(real_base) and entry.is_file():
+            elif entry.is_symlink():
                 links.append(entry.path)
-    found = set(map(_real, files))
+    # no link lies between the folder and a file that was found by itself
+    found = {real_base + path[len(location.prefix) :] for path in files}
     for path in sorted(links):
-        if (real := _real(path)) is not None and real not in found:
+        interrupt()
+        try:
+            real = _real_file(path)
+        except OSError as e:
+            if e.errno == errno.ELOOP:
+                left_out(path, DocumentError("the file cannot be read", detail=f"{e.strerror}."))
+            continue
+        if real is not None and real.startswith(real_base) and real not in found:
             found.add(real)
             files.append(path)
     if not files:
@@ -223,12 +237,18 @@ def find(location: Location, interrupt: Interrupt, left_out: LeftOut = lambda *_
     return sorted(files)
 
 
-def _real(path: str) -> str | None:
-    """Where it leads; None where a link has gone since it was looked at."""
+def _real(path: str) -> str:
+    """The path without links. Raises OSError."""
     try:
         return os.path.realpath(path)
-    except OSError:
-        return None
+    except RecursionError:  # of Python's, which follows links one in another
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path) from None
+
+
+def _real_file(path: str) -> str | None:
+    """Where a link leads; None where that is not a regular file. Raises OSError."""
+    # the system bounds how many links it follows, Python does not
+    return _real(path) if stat.S_ISREG(os.stat(path).st_mode) else None
 
 
 def _remedy(error: OSError) -> str | None:
@@ -253,8 +273,12 @@ def _walk(
     while waiting:
         interrupt()
         folder, patterns = waiting.pop()
+        entries = []
         try:
-            entries = list(os.scandir(folder))
+            for entry in os.scandir(folder):
+                entries.append(entry)
+                if len(entries) % _ENTRIES == 0:
+                    interrupt()
         except (FileNotFoundError, NotADirectoryError):
             continue  # since its folder was read
         except OSError as e:  # what it holds is neither loaded nor taken for gone
@@ -339,13 +363,21 @@ def _has_changed(file: io.FileIO, before: os.stat_result) -> bool:
 
 
 def _open_below(base: str, path: str) -> int:
-    root = os.path.realpath(base)
-    real = os.path.realpath(path)
-    relative = os.path.relpath(real, root)
-    parts = relative.split("/")
+    try:
+        return _open_without_links(base, path)
+    except OSError as e:
+        if e.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+    os.stat(path)  # as in _real_file
+    return _open_without_links(_real(base), _real(path))
+
+
+def _open_without_links(base: str, path: str) -> int:
+    """Opens a file below a folder by the names between them, none of which may be that of a link."""
+    parts = os.path.relpath(path, base).split("/")
     if parts[0] == "..":
         raise DocumentError("the file lies outside of the folder", detail="A symbolic link leads there.")
-    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    folder = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in parts[:-1]:
             child = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)

@@ -137,16 +137,56 @@ def test_what_goes_while_it_is_looked_at_is_left_to_reading(tree: Path, monkeypa
     (tree / "link").symlink_to("b.md")
     (tree / "other").symlink_to(tree / ".hidden")
     realpath = os.path.realpath
-    looks: list[str] = []
 
     def swapped(path: str) -> str:
-        looks.append(path)
-        if path.endswith("a.txt") or (path.endswith("other") and looks.count(path) > 1):
+        if path.endswith("other"):
             raise FileNotFoundError(path)
         return realpath(path)
 
     monkeypatch.setattr("os.path.realpath", swapped)
     assert found(tree, str(tree)) == ["a.txt", "b.md", "sub/c.txt", "sub/deep/d.txt"]
+
+
+def make_chain(folder: Path, n: int) -> list[Path]:
+    """n links, each to the next one, the last to a file; the system follows 40."""
+    links = [folder / f"link{i:04}" for i in range(n)]
+    for link, to in zip(links, [*links[1:], folder / "a.txt"], strict=True):
+        link.symlink_to(to.name)
+    return links
+
+
+def test_links_that_lead_to_too_many_others_are_reported(tree: Path) -> None:
+    links = make_chain(tree, 1200)
+    (tree / "self").symlink_to("self")
+    left: dict[str, str | None] = {}
+    paths = files.find(Location(str(tree), ()), nothing, lambda path, e: left.update({path: f"{e.message}: {e.detail}"}))
+    assert [os.path.relpath(path, tree) for path in paths] == ["a.txt", "b.md", "sub/c.txt", "sub/deep/d.txt"]
+    assert list(left) == [str(link) for link in (*links[:-40], tree / "self")]
+    assert set(left.values()) == {"the file cannot be read: Too many levels of symbolic links."}
+    # links put in the place of what was found
+    for base in (str(tree), None):
+        with pytest.raises(DocumentError, match="cannot be read") as caught:
+            files.read(str(links[0]), base, 100, nothing)
+        assert caught.value.detail == "Too many levels of symbolic links."
+        assert files.read(str(links[-40]), base, 100, nothing).content == b"a.txt"
+    for uri in (f"{links[0]}", f"{links[0]}/../a.txt"):
+        with pytest.raises(InvalidRequest):
+            files.find(files.parse(uri), nothing)
+
+
+def test_looking_for_files_can_be_interrupted_at_any_place(tmp_path: Path) -> None:
+    for i in range(3000):
+        (tmp_path / f"{i}.txt").touch()
+    for i in range(50):
+        (tmp_path / f"link{i}").symlink_to("0.txt")
+    looks = 0
+
+    def interrupt() -> None:
+        nonlocal looks
+        looks += 1
+
+    assert len(files.find(Location(str(tmp_path), ()), interrupt)) == 3000
+    assert looks > 3000 // 1000 + 50
 
 
 def test_a_folder_that_cannot_be_read_is_reported(tree: Path) -> None:
@@ -166,7 +206,20 @@ def test_a_folder_that_cannot_be_read_is_reported(tree: Path) -> None:
     assert str(caught.value.detail).endswith("; 1 folder cannot be read.")
 
 
-def test_folders_deep_within_one_another_are_no_trouble(tree: Path) -> None:
+def calls_of(name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The first arguments with which a function of module os is called from now on."""
+    calls: list[str] = []
+    function = getattr(os, name)
+
+    def counted(path: str, **options: object) -> object:
+        calls.append(path)
+        return function(path, **options)
+
+    monkeypatch.setattr(os, name, counted)
+    return calls
+
+
+def test_folders_deep_within_one_another_are_no_trouble(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = os.open(tree, os.O_RDONLY)
     for _ in range(1200):
         os.mkdir("d", dir_fd=folder)
@@ -177,6 +230,11 @@ def test_folders_deep_within_one_another_are_no_trouble(tree: Path) -> None:
     os.close(folder)
     try:
         assert found(tree, str(tree)) == ["a.txt", "b.md", "d/" * 1200 + "deep.txt", "sub/c.txt", "sub/deep/d.txt"]
+        # which a look at each folder above each of them would make quadratic
+        looked = calls_of("lstat", monkeypatch)
+        files.find(files.parse(str(tree)), nothing)
+        files.read(str(tree / ("d/" * 1200) / "deep.txt"), str(tree), 100, nothing)
+        assert len(looked) < 100
     finally:
         subprocess.run(["rm", "-r", tree / "d"], check=True)  # Python's own goes no deeper than the one before did
 
