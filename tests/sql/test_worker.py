@@ -151,22 +151,22 @@ def test_metrics(db: Database, items: Connection) -> None:
     items.execute("INSERT INTO items VALUES (10, 'hat', 'of straw'), (11, '', NULL)")
     with worker(db, "--idle", "0.2", "--metrics-port", str(port)):
         wait_until(lambda: is_listening(items))
-        wait_until(lambda: metrics().get('ml_rag_worker_failed_rows{relation="items"}') == 1)
+        wait_until(lambda: metrics().get('ml_rag_worker_failed_rows{relation="public.items"}') == 1)
         found = metrics()
-        assert found['ml_rag_worker_rows_total{outcome="embedded",relation="items"}'] == 1
-        assert found['ml_rag_worker_rows_total{outcome="failed",relation="items"}'] == 1
-        assert found['ml_rag_worker_pending_rows{relation="items"}'] == 0
-        assert found['ml_rag_worker_turn_seconds_count{relation="items"}'] >= 1
+        assert found['ml_rag_worker_rows_total{outcome="embedded",relation="public.items"}'] == 1
+        assert found['ml_rag_worker_rows_total{outcome="failed",relation="public.items"}'] == 1
+        assert found['ml_rag_worker_pending_rows{relation="public.items"}'] == 0
+        assert found['ml_rag_worker_turn_seconds_count{relation="public.items"}'] >= 1
         looked = found["ml_rag_worker_looked_timestamp_seconds"]
         items.execute(
             "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not now'; END $$;"
             "CREATE TRIGGER fail BEFORE UPDATE ON items FOR EACH ROW EXECUTE FUNCTION fail();"
             "INSERT INTO items VALUES (12, 'cap', '')"
         )
-        error = 'ml_rag_worker_errors_total{relation="items",sqlstate="P0001"}'
+        error = 'ml_rag_worker_errors_total{relation="public.items",sqlstate="P0001"}'
         wait_until(lambda: metrics().get(error, 0) > 0)
         items.execute("DROP TABLE items")
-        wait_until(lambda: 'ml_rag_worker_pending_rows{relation="items"}' not in metrics())
+        wait_until(lambda: 'ml_rag_worker_pending_rows{relation="public.items"}' not in metrics())
         assert metrics()["ml_rag_worker_looked_timestamp_seconds"] > looked
 
 

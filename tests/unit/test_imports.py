@@ -20,8 +20,8 @@ MAY_IMPORT = {
     "backend": {"errors", "files", "protocol"},
     "ingest": {"abc", "errors", "priority", "protocol", "scratch", "shortage"},
     "server": {"abc", "errors", "priority", "protocol", "scratch", "shortage", "ingest"},
-    "client": {"errors", "files", "integrations"},
-    "integrations": {"errors"},
+    "client": {"errors", "files", "integrations", "search_path"},
+    "integrations": {"errors", "search_path"},
     "cli": {"errors"},
 }
 

@@ -26,6 +26,7 @@ from rich.text import Text
 from ml_rag import __version__
 from ml_rag.client.dsn import dsn_option
 from ml_rag.errors import MlRagError, from_json
+from ml_rag.search_path import PIN, PIN_TRANSACTION
 
 SUPPORTED_POSTGRESQL = (15, 18)
 OLDEST_PGVECTOR = (0, 8)
@@ -276,6 +277,7 @@ def count_as_owner(dsn: str, store: Unread) -> int:
     )
     with psycopg.connect(dsn, connect_timeout=5) as connection, connection.transaction(force_rollback=True):
         for statement in (
+            sql.SQL(PIN_TRANSACTION),
             sql.SQL("SET LOCAL check_function_bodies = off"),
             sql.SQL(
                 "CREATE FUNCTION {}() RETURNS bigint LANGUAGE sql SECURITY DEFINER"
@@ -296,7 +298,7 @@ def count_as_owner(dsn: str, store: Unread) -> int:
 def terminate(dsn: str, pid: int) -> None:
     """End another session."""
     with psycopg.connect(dsn, connect_timeout=5) as connection:
-        connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        connection.execute("SELECT pg_catalog.pg_terminate_backend(%s)", (pid,))
 
 
 def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
@@ -527,8 +529,7 @@ def diagnose(dsn: str) -> Iterator[Finding]:
     if not connected.ok:
         return
     with connections[0] as connection:
-        # others can have made operators and functions in any other schema, that of the public routines included
-        connection.execute("SET search_path = pg_catalog")
+        connection.execute(PIN)
         findings = list(check_extension(connection))
         yield from findings
         if not all(finding.ok for finding in findings):

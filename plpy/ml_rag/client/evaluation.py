@@ -20,6 +20,7 @@ from psycopg.types.json import Jsonb
 
 from ml_rag import files
 from ml_rag.client.datasets import Dataset, Question
+from ml_rag.search_path import PIN
 
 #: told how much of the work is done: (done, of)
 Progress = Callable[[int, int], None]
@@ -60,13 +61,9 @@ class Loaded:
 
 
 def connect(dsn: str) -> psycopg.Connection[Any]:
-    """An autocommit connection with the routines of the extension on its path."""
+    """An autocommit connection."""
     connection = psycopg.connect(dsn, autocommit=True, application_name="ml-rag eval")
-    connection.execute(
-        "SELECT pg_catalog.set_config('search_path', pg_catalog.concat(extnamespace::regnamespace, ', ',"
-        " pg_catalog.current_setting('search_path')), false)"
-        " FROM pg_extension WHERE extname = 'ml_rag'"
-    )
+    connection.execute(PIN)
     return connection
 
 
@@ -92,9 +89,17 @@ class Evaluation:
         self.store = ".".join(self._table)
         self._oid: int | None = None
 
-    def _value(self, query: LiteralString, *arguments: Any) -> Any:
+    def _value(self, query: LiteralString | sql.Composed, *arguments: Any) -> Any:
         row = self._connection.execute(query, arguments or None).fetchone()
         return row[0] if row else None
+
+    def _routine(self, name: str) -> sql.Identifier:
+        """A public routine of the extension."""
+        query = (
+            "SELECT n.nspname FROM pg_catalog.pg_extension AS e"
+            " JOIN pg_catalog.pg_namespace AS n ON n.oid = e.extnamespace WHERE e.extname = 'ml_rag'"
+        )
+        return sql.Identifier(str(self._value(query)), name)
 
     def load(self, progress: Progress) -> Loaded:
         """Bring the store to what the dataset has: new and changed documents in, gone ones out, then the indexes."""
@@ -165,10 +170,10 @@ class Evaluation:
         if arm.options.get("keyword_search") and not self._has_keyword_search():
             return "this version of the extension has no keyword search"
         if "rerank" in arm.options:
-            query = (
-                "SELECT value, coalesce((SELECT available FROM ml_supported_models() WHERE model_id = value), false)"
-                " FROM ml_rag.setting WHERE name = 'rerank_model_id'"
-            )
+            query = sql.SQL(
+                "SELECT s.value, coalesce((SELECT m.available FROM {}() AS m WHERE m.model_id = s.value), false)"
+                " FROM ml_rag.setting AS s WHERE s.name = 'rerank_model_id'"
+            ).format(self._routine("ml_supported_models"))
             row = self._connection.execute(query).fetchone()
             assert row is not None
             if not row[1]:
@@ -200,7 +205,8 @@ class Evaluation:
         }
         with self._counted(progress), self._exact(arm.exact):
             query = "SELECT * FROM pg_temp.ml_rag_questions ORDER BY place"
-            result: dict[str, Any] = self._value("SELECT ml_rag_evaluate(%s, %s)", query, Jsonb(options))
+            evaluate = sql.SQL("SELECT {}(%s, %s)").format(self._routine("ml_rag_evaluate"))
+            result: dict[str, Any] = self._value(evaluate, query, Jsonb(options))
         return result
 
     @contextmanager

@@ -29,9 +29,9 @@ def explore(dsn: str, port: int, marks: str | None, connections: int) -> None:
     from ml_rag.integrations.explore import app
 
     token = secrets.token_urlsafe(32)
-    made = app(dsn, token, port, marks, connections)
     try:
         psycopg.connect(dsn).close()
+        made = app(dsn, token, port, marks, connections)
     except psycopg.Error as error:
         raise explained(error) from None
     click.echo(f"http://127.0.0.1:{port}/?token={token}")

@@ -16,6 +16,7 @@ from psycopg import sql
 from ml_rag.client.dsn import dsn_option
 from ml_rag.client.load import explained
 from ml_rag.errors import InvalidRequest, MlRagError
+from ml_rag.search_path import PIN_TRANSACTION
 
 
 def _print_token(ctx: click.Context, param: click.Parameter, role: str | None) -> None:
@@ -37,7 +38,7 @@ def _try_role(connection: psycopg.Connection, role: str) -> None:
     if connection.execute(superuser, (role,)).fetchone() is not None:
         raise MlRagError(f'a token is bound to the superuser "{role}"', hint="Bind it to a role that only asks.")
     try:
-        connection.execute("SELECT pg_catalog.set_config('role', %s, false)", (role,))
+        connection.execute("SELECT pg_catalog.set_config('role', %s, true)", (role,))
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidParameterValue) as error:
         names = sql.Identifier(role).as_string(), sql.Identifier(connection.info.user).as_string()
         raise MlRagError(
@@ -55,7 +56,7 @@ def _try_preset(connection: psycopg.Connection, name: str, options: Mapping[str,
     except TypeError as error:
         raise InvalidRequest(f'the options of model "{name}" are not JSON', detail=str(error)) from None
     try:
-        connection.execute("SELECT pg_catalog.set_config('role', %s, false)", (role,))
+        connection.execute("SELECT pg_catalog.set_config('role', %s, true)", (role,))
         connection.execute("SELECT ml_rag.parse_options('ml_rag', %s::pg_catalog.jsonb)", (wanted,))
     except psycopg.errors.InsufficientPrivilege as error:
         raise MlRagError(
@@ -98,7 +99,8 @@ def gateway(dsn: str, config: Path, host: str, port: int, connections: int) -> N
     wanted = Config.read(config)
     made = app(dsn, wanted, connections)
     try:
-        with psycopg.connect(dsn, autocommit=True) as connection:
+        with psycopg.connect(dsn) as connection:
+            connection.execute(PIN_TRANSACTION)
             for role in sorted(set(wanted.tokens.values())):
                 _try_role(connection, role)
                 for name, options in wanted.models.items():

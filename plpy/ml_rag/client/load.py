@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import click
 import psycopg
@@ -27,13 +27,14 @@ from ml_rag.errors import DocumentError, MlRagError
 #: documents and bytes of one call: as large as a progress bar that moves allows
 CALL = (16, 2 * 1024 * 1024)
 
+# The statements of a load have no operators and no names without a schema: they do not depend on the search_path, which
+# stays as it is, since a pooler may give the session to others.
+_PARTS = "SELECT pg_catalog.cardinality(pg_catalog.parse_ident(%(store)s))"
 # A name without a schema means the first schema of the connection's search_path, as in CREATE TABLE.
-_CREATE = """SELECT ml_rag.create_store(
-    CASE pg_catalog.cardinality(pg_catalog.parse_ident(%(store)s))
-    WHEN 1 THEN pg_catalog.format('%%I.%%s', pg_catalog.current_schema(), %(store)s)
-    ELSE %(store)s END, %(options)s)::oid"""
+_FIRST = "SELECT pg_catalog.format('%%I.%%s', pg_catalog.current_schema(), %(store)s::pg_catalog.text)"
+_CREATE = "SELECT ml_rag.create_store(%(store)s, %(options)s)::pg_catalog.oid"
 # … and not a table there that somebody else has made
-_CHECK = "SELECT ml_rag._refuse_untrusted(%(oid)s) WHERE pg_catalog.cardinality(pg_catalog.parse_ident(%(store)s)) = 1"
+_CHECK = "SELECT ml_rag._refuse_untrusted(%(oid)s)"
 
 
 @dataclass
@@ -143,6 +144,20 @@ def _load_side_by_side(
                         client.interrupt()
                 wait(running, timeout=0.2)
             raise
+
+
+def _create(connection: psycopg.Connection[Any], store: str, options: Jsonb) -> int:
+    """The OID of the store of this name, which is made unless it is there."""
+
+    def value(query: LiteralString, **parameters: Any) -> Any:
+        row = connection.execute(query, parameters).fetchone()
+        return row[0] if row else None
+
+    if value(_PARTS, store=store) != 1:
+        return int(value(_CREATE, store=store, options=options))
+    oid = int(value(_CREATE, store=value(_FIRST, store=store), options=options))
+    value(_CHECK, oid=oid)
+    return oid
 
 
 def _locations(paths: Sequence[Path], recursive: bool) -> Iterator[files.Location]:
@@ -306,10 +321,8 @@ def load(
             # before the first file, though the index comes after the last
             connection.execute("SELECT ml_rag.parse_options('index', %s)", (Jsonb(index),))
             create = Jsonb({"embed_model_id": embed_model, "description": description, "language": language})
-            row = connection.execute(_CREATE, {"store": store, "options": create}).fetchone()
-            assert row is not None
-            connection.execute(_CHECK, {"oid": row[0], "store": store})
-            clients = [Client(one, row[0], options) for one in (connection, *(connect() for _ in range(1, jobs)))]
+            oid = _create(connection, store, create)
+            clients = [Client(one, oid, options) for one in (connection, *(connect() for _ in range(1, jobs)))]
             started = time.monotonic()
             tally = _run(clients, locations, refresh, console)
             with console.status("building the index"):

@@ -17,6 +17,7 @@ from psycopg.types.json import Jsonb
 
 from ml_rag.client.dsn import dsn_option
 from ml_rag.client.load import explained
+from ml_rag.search_path import PIN
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -96,6 +97,7 @@ class Worker:
 
     def connect(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect(self.dsn, autocommit=True, application_name="ml-rag worker")
+        connection.execute(PIN)
         connection.execute("LISTEN ml_rag_vectorizer")
         return connection
 

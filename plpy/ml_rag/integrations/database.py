@@ -1,6 +1,7 @@
 """The database as the integrations reach it: connections, the calls that all of them make, the words of its errors.
 
-Whatever comes from outside is a bound parameter or an identifier that psycopg.sql quotes.
+Whatever comes from outside is a bound parameter or an identifier that psycopg.sql quotes. Statements run under the path
+of ml_rag.search_path, by transaction: a pooler may give the session to others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from psycopg.types.json import Jsonb, set_json_loads
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout, TooManyRequests
 
 from ml_rag.errors import MlRagError
+from ml_rag.search_path import PIN_TRANSACTION
 
 #: the SQLSTATE of a search that has found nothing, and its message where there was nothing to search
 NOTHING_FOUND = "P0002"
@@ -156,6 +158,7 @@ class Database:
         )
         # the error of a wrong DSN is its own, and not that the pool had no connection in time
         with psycopg.connect(dsn, **_settings(name)) as connection:
+            connection.execute(PIN_TRANSACTION)
             self.schemas = Schemas.of(connection.execute(_SCHEMAS).fetchall())
         self._pool.open()
 
@@ -163,6 +166,7 @@ class Database:
     def transaction(self) -> Iterator[psycopg.Connection[dict[str, Any]]]:
         """A connection, whose transaction is committed at the end."""
         with self._pool.connection() as connection:
+            connection.execute(PIN_TRANSACTION)
             yield connection
 
     def rows(self, query: Query, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
@@ -216,6 +220,7 @@ class Reader:
         """While the server runs."""
         dsn, settings = self._connect
         async with await psycopg.AsyncConnection.connect(dsn, **settings) as connection:
+            await connection.execute(PIN_TRANSACTION)
             cursor = await connection.execute(_SCHEMAS)
             self.schemas = Schemas.of(await cursor.fetchall())
         async with self._pool:
@@ -233,6 +238,7 @@ class Reader:
                 raise Busy(f"all {self._connections} connections to the database are in use") from None
             self._used += 1
             stack.callback(self._give_back)
+            await connection.execute(PIN_TRANSACTION)
 
             async def rows(query: Query, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
                 try:

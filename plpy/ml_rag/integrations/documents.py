@@ -69,7 +69,8 @@ def reading(store: Mapping[str, str | None]) -> sql.Composed:
             FROM (
               SELECT {segment}::pg_catalog.text AS segment, {metadata} AS metadata, {number} AS segment_number,
                 pg_catalog.count(*) OVER () AS segments, pg_catalog.row_number() OVER (ORDER BY {order}) AS place
-              FROM {relation} WHERE {name} = %(document)s ORDER BY place OFFSET %(first)s LIMIT %(most)s
+              FROM {relation} WHERE {name}::pg_catalog.text = %(document)s
+              ORDER BY place OFFSET %(first)s LIMIT %(most)s
             ) AS p
           ) AS q
         ) AS r WHERE r.characters <= %(characters)s OR r.place = %(first)s + 1 ORDER BY r.place"""

@@ -27,10 +27,11 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ml_rag.errors import InvalidRequest
+from ml_rag.errors import InvalidRequest, MlRagError
 from ml_rag.integrations import chart, documents
 from ml_rag.integrations.database import Query, Reader, asked, worded
 from ml_rag.integrations.journey import Journey, follow, key
+from ml_rag.search_path import PIN_TRANSACTION
 
 #: characters of a question, and of options
 QUESTION = 10_000
@@ -74,6 +75,11 @@ _IN_RUNS = sql.SQL(
     """SELECT r.run_id, r.name, r.options, q.question_id, q.question, q.citations, q.measures, q.sqlstate, q.message
     FROM ml_rag.evaluation_question AS q JOIN ml_rag.evaluation_run AS r USING (run_id)
     WHERE q.question = %(question)s ORDER BY r.run_id DESC LIMIT %(most)s"""
+)
+_RELATION = sql.SQL("SELECT pg_catalog.to_regclass(%(name)s)::pg_catalog.oid AS oid")
+_NAMES = sql.SQL(
+    "SELECT n.nspname, c.relname FROM pg_catalog.pg_class AS c"
+    " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = %(oid)s"
 )
 _MARKED = sql.SQL(
     "SELECT m.vector_store, m.document, m.segment_number, m.is_right FROM {} AS m"
@@ -255,18 +261,27 @@ def _environment() -> Environment:
     return made
 
 
-def _table(name: str) -> sql.Identifier:
+def _table(dsn: str, name: str) -> sql.Identifier:
+    """The table of the marks; without a schema, the one that the role's search_path has. Raises MlRagError."""
     parts = name.split(".")
     if not 1 <= len(parts) <= 2 or not all(parts):
         raise InvalidRequest("the table of the marks is not named as schema.table")
-    return sql.Identifier(*parts)
+    if len(parts) == 2:
+        return sql.Identifier(*parts)
+    with psycopg.connect(dsn, application_name="ml-rag explore") as connection:
+        (oid,) = connection.execute(_RELATION, {"name": sql.Identifier(*parts).as_string()}).fetchone() or (None,)
+        connection.execute(PIN_TRANSACTION)
+        names = connection.execute(_NAMES, {"oid": oid}).fetchone()
+    if names is None:
+        raise MlRagError("the table of the marks does not exist", detail=parts[0], hint="Name it as schema.table.")
+    return sql.Identifier(*names)
 
 
 def app(dsn: str, token: str, port: int, marks: str | None = None, connections: int = 4) -> ASGIApp:
     """The application, which connects when it starts. ``marks``: the table that marks are written into."""
     reader = Reader(dsn, name="ml-rag explore", connections=connections)
     environment = _environment()
-    table = None if marks is None else _table(marks)
+    table = None if marks is None else _table(dsn, marks)
     who: dict[str, Any] = {}
 
     @contextlib.asynccontextmanager
@@ -396,6 +411,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         }
         try:
             async with await psycopg.AsyncConnection.connect(dsn, application_name="ml-rag explore") as connection:
+                await connection.execute(PIN_TRANSACTION)
                 await connection.execute(_UNMARK.format(table), parameters)
                 if form["mark"] != "none":
                     await connection.execute(_MARK.format(table), parameters)

@@ -1,0 +1,152 @@
+"""What others create on the search_path of a role runs in no statement of the integrations."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from urllib.parse import urlencode
+
+import httpx
+import psycopg
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from llama_index.core.schema import TextNode
+from llama_index.core.vector_stores.types import MetadataFilters, VectorStoreQuery
+from mcp.client import Client
+from openai import OpenAI
+from psycopg.conninfo import make_conninfo
+
+from ml_rag.errors import MlRagError
+from ml_rag.integrations import explore, gateway, langchain, llama_index, mcp
+from support.cluster import Cluster, Connection, Database
+from support.planted_names import configure, planted, ran
+from support.served import explored, gateway_of
+from support.stores import create_store, fake_embedding
+
+TOKEN = "token of the test"
+
+
+@pytest.fixture(scope="module")
+def owned(cluster: Cluster, model_server: str) -> Iterator[Database]:
+    with planted(cluster) as database:
+        admin = database.connect()
+        configure(admin, model_server)
+        planter = database.connect("stranger")
+        for operator, type_ in itertools.product(("=", "<>", "<", ">"), ("integer", "bigint", "oid", "name", "text")):
+            planter.execute(
+                f"CREATE OPERATOR public.{operator} (LEFTARG = {type_}, RIGHTARG = {type_}, FUNCTION = public.planted)"
+            )
+        admin.execute("CREATE SCHEMA own")
+        create_store(admin, "own.notes", [("a/d", 1, 1, "the plan", fake_embedding("the plan"))], "public.vector(16)")
+        admin.execute("ALTER TABLE own.notes ALTER document_name TYPE varchar")
+        admin.execute("SELECT ml_rag.enable_keyword_search('own.notes')")
+        admin.execute(
+            "CREATE TABLE own.mark (question varchar, vector_store varchar, document varchar, segment_number bigint,"
+            " is_right boolean)"
+        )
+        admin.execute(f"GRANT ml_rag_user TO {database.role('asker')}")
+        yield database
+
+
+@pytest.fixture
+def admin(owned: Database) -> Iterator[Connection]:
+    connection = owned.connect()
+    assert not ran(connection)
+    yield connection
+    assert not ran(connection)
+
+
+@pytest.fixture
+def dsn(owned: Database) -> str:
+    """A superuser's, whose search_path has pg_catalog last, so that objects of the same types come before its own."""
+    return make_conninfo(owned.dsn, dbname=owned.name, options="-csearch_path=own,public,pg_catalog")
+
+
+async def test_mcp(admin: Connection, dsn: str) -> None:
+    async with Client(mcp.server(dsn)) as client:
+        for name, arguments in (
+            ("list_stores", {}),
+            ("search", {"query": "the plan", "options": {"keyword_search": True}}),
+            ("answer", {"query": "the plan"}),
+            ("read_document", {"store": "own.notes", "document_name": "a/d"}),
+            ("read_document", {"store": "own.notes", "document_name": "d"}),
+        ):
+            result = await client.call_tool(name, arguments)
+            assert not result.is_error, (name, result.content)
+            assert "the plan" in str(result.content) or name == "list_stores"
+
+
+def test_the_page_and_its_marks(admin: Connection, dsn: str) -> None:
+    # the table is named without its schema
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    with explored(dsn, TOKEN, "mark") as url, httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+        form = {"question": "the plan", "vector_store": "own.notes", "document": "a/d", "segment_number": "1"}
+        for kind in ("right", "wrong", "none", "right"):
+            assert client.post("/mark", data={**form, "mark": kind}).status_code == 303
+        assert admin.execute("SELECT document FROM own.mark").fetchall() == [("a/d",)]
+        for path, query in (
+            ("/", {"q": "the plan", "a": '{"keyword_search": true}'}),
+            ("/why", {"q": "the plan", "document": "a/d"}),
+            ("/document", {"store": "own.notes", "document": "a/d", "q": "the plan"}),
+            ("/runs", {}),
+            ("/question", {"q": "the plan"}),
+        ):
+            assert client.get(f"{path}?{urlencode(query)}").status_code == 200, path
+
+
+def test_a_table_of_marks_that_is_not_there_is_said(dsn: str) -> None:
+    with pytest.raises(MlRagError, match="the table of the marks does not exist"):
+        explore.app(dsn, TOKEN, 1, "nothing")
+
+
+def test_the_gateway(owned: Database, admin: Connection, dsn: str) -> None:
+    admin.execute(f"GRANT USAGE ON SCHEMA own TO {owned.role('asker')}")
+    admin.execute(f"GRANT SELECT ON own.notes TO {owned.role('asker')}")
+    config = gateway.Config(tokens={gateway.digest(TOKEN): owned.role("asker")})
+    with gateway_of(dsn, config) as url, OpenAI(base_url=url, api_key=TOKEN, max_retries=0) as client:
+        message = {"role": "user", "content": "the plan"}
+        assert client.chat.completions.create(model="ml_rag", messages=[message]).choices[0].message.content
+        assert client.embeddings.create(model="fake-embed", input="the plan").data
+
+
+def test_langchain(admin: Connection, dsn: str) -> None:
+    store = langchain.MlRagVectorStore(dsn, "own.chain")
+    store.add_texts(["red boat", "blue boat"], ids=["r", "b"])
+    store.create_index()
+    assert [found.id for found in store.similarity_search("blue boat", k=1)] == ["b"]
+    assert len(store.max_marginal_relevance_search("blue boat", k=2)) == 2
+    assert [found.id for found in store.get_by_ids(["r"])] == ["r"]
+    store.delete(["r"])
+    store.close()
+    retriever = langchain.MlRagRetriever(dsn=dsn, k=1, options={"vector_store": ["own.chain"]})
+    assert [found.page_content for found in retriever.invoke("boat")] == ["blue boat"]
+    retriever.close()
+    history = langchain.MlRagChatMessageHistory(dsn)
+    history.add_messages([HumanMessage("red?"), AIMessage("blue")])
+    assert [message.text for message in history.messages] == ["red?", "blue"]
+    history.clear()
+    history.close()
+
+
+def test_llama_index(admin: Connection, dsn: str) -> None:
+    store = llama_index.MlRagVectorStore(dsn, "own.llama", 16)
+    store.add([TextNode(id_=name, text=name, embedding=fake_embedding(name)) for name in ("red", "blue")])
+    store.create_index()
+    query = VectorStoreQuery(query_embedding=fake_embedding("blue"), query_str="blue", similarity_top_k=1)
+    assert store.query(query).ids == ["blue"]
+    assert len(store.get_nodes(filters=MetadataFilters(filters=[]))) == 2
+    store.delete_nodes(["blue"])
+    assert [node.node_id for node in store.get_nodes()] == ["red"]
+    store.close()
+
+
+def test_the_path_of_a_session_stays(dsn: str) -> None:
+    """Statements run under a path of their own by transaction, since a pooler gives the session to others."""
+    store = langchain.MlRagVectorStore(dsn, "own.chain")
+    with store._database._pool.connection() as connection:
+        connection.execute("SELECT 1")
+        row = connection.execute("SHOW search_path").fetchone()
+        assert row == {"search_path": "own,public,pg_catalog"}
+    store.close()
+    with pytest.raises(psycopg.OperationalError):
+        langchain.MlRagVectorStore(make_conninfo(dsn, dbname="nothing"), "own.chain")
