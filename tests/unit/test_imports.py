@@ -20,9 +20,9 @@ MAY_IMPORT = {
     "backend": {"errors", "files", "protocol"},
     "ingest": {"abc", "errors", "priority", "protocol", "scratch", "shortage"},
     "server": {"abc", "errors", "priority", "protocol", "scratch", "shortage", "ingest"},
-    "client": {"errors", "files", "integrations", "search_path"},
+    "client": {"errors", "files", "integrations", "search_path", "terminal"},
     "integrations": {"errors", "search_path"},
-    "cli": {"errors"},
+    "cli": {"errors", "terminal"},
 }
 
 
@@ -100,7 +100,7 @@ def test_models_are_imported_when_one_is_loaded(name: str) -> None:
 def test_the_command_imports_a_subcommand_when_it_is_asked_for() -> None:
     after = modules_after("import ml_rag.cli; ml_rag.cli.main(['--help'], standalone_mode=False)")
     ours = {name for name in after if name.startswith(("ml_rag.", "psycopg.", "rich."))}
-    assert ours == {"ml_rag.cli", "ml_rag.errors"}
+    assert ours == {"ml_rag.cli", "ml_rag.errors", "ml_rag.terminal"}
 
 
 def test_the_client_needs_none_of_the_packages_of_the_server() -> None:

@@ -83,6 +83,8 @@ class Outcome:
     )
     segments: int = 0
     failed: list[dict[str, Any]] = field(default_factory=list)
+    #: documents that were loaded without a part of theirs
+    incomplete: list[dict[str, Any]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     def fail(self, name: str, error: MlRagError, *, known: bool) -> None:
@@ -100,7 +102,8 @@ class Outcome:
         return {
             "documents": self.counts,
             "segments": self.segments,
-            "failed": [{key: _clean(value) for key, value in entry.items()} for entry in self.failed],
+            "failed": _clean(self.failed),
+            "incomplete": _clean(self.incomplete),
             "seconds": round(time.monotonic() - self.started, 3),
         }
 
@@ -221,6 +224,8 @@ class Loader:
         self._store.write(upload.name, counted())
         self.outcome.counts["changed" if upload.known else "loaded"] += 1
         self.outcome.segments += written
+        if left_out := shared.get("left_out"):
+            self.outcome.incomplete.append({"document_name": upload.name, "left_out": left_out})
         self._uncommitted += 1
         if self._uncommitted >= COMMIT_DOCUMENTS or time.monotonic() - self._committed_at > COMMIT_SECONDS:
             self._commit()

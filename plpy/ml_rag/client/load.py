@@ -23,6 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from ml_rag import files
 from ml_rag.client.dsn import dsn_option
 from ml_rag.errors import DocumentError, MlRagError
+from ml_rag.terminal import printable, printable_lines
 
 #: documents and bytes of one call: as large as a progress bar that moves allows
 CALL = (16, 2 * 1024 * 1024)
@@ -44,12 +45,14 @@ class Tally:
     counts: dict[str, int] = field(default_factory=dict)
     segments: int = 0
     failed: list[dict[str, Any]] = field(default_factory=list)
+    incomplete: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, counts: dict[str, int], segments: int, failed: list[dict[str, Any]]) -> None:
-        for name, n in counts.items():
+    def add(self, other: Tally) -> None:
+        for name, n in other.counts.items():
             self.count(name, n)
-        self.segments += segments
-        self.failed += failed
+        self.segments += other.segments
+        self.failed += other.failed
+        self.incomplete += other.incomplete
 
     def count(self, name: str, n: int = 1) -> None:
         self.counts[name] = self.counts.get(name, 0) + n
@@ -80,7 +83,7 @@ class Client:
                     raise DocumentError("the file name is not valid text", detail="Not valid UTF-8.")
                 found[path] = files.read(path, base, files.MAX_DOCUMENT_BYTES, lambda: None)
             except DocumentError as e:
-                tally.fail(_printable(path), e)
+                tally.fail(path, e)
         if not found:
             return tally
         hashes = [hashlib.sha256(file.content).hexdigest() for file in found.values()]
@@ -93,7 +96,7 @@ class Client:
             contents = [file.content for file in found.values()]
             query = "SELECT ml_rag.load_documents(%s, %s, %b, %s)"
             result = self._values(query, list(found), contents, Jsonb(options))[0]
-            tally.add(result["documents"], result["segments"], result["failed"])
+            tally.add(Tally(result["documents"], result["segments"], result["failed"], result["incomplete"]))
         return tally
 
     def remove(self, location: files.Location, found: set[str]) -> int:
@@ -109,10 +112,6 @@ class Client:
     def interrupt(self) -> None:
         """End the statement that another thread has sent."""
         self._connection.cancel_safe(timeout=5)
-
-
-def _printable(path: str) -> str:
-    return path.encode(errors="replace").decode()
 
 
 def _load_side_by_side(
@@ -185,10 +184,7 @@ def _progress(console: Console) -> Progress:
 
 def _run(clients: Sequence[Client], locations: Sequence[files.Location], refresh: bool, console: Console) -> Tally:
     tally = Tally()
-    found = [
-        files.find(location, lambda: None, lambda folder, e: tally.fail(_printable(folder), e))
-        for location in locations
-    ]
+    found = [files.find(location, lambda: None, lambda folder, e: tally.fail(folder, e)) for location in locations]
     sizes = {path: files.size(path) for paths in found for path in paths}
     done = 0
     with _progress(console) as progress:
@@ -197,7 +193,7 @@ def _run(clients: Sequence[Client], locations: Sequence[files.Location], refresh
             base = None if location.file else location.base
             batches = list(files.batches([(path, sizes[path]) for path in paths], *CALL))
             for batch, one in _load_side_by_side(clients, batches, base):
-                tally.add(one.counts, one.segments, one.failed)
+                tally.add(one)
                 done += len(batch)
                 seconds = progress.tasks[0].elapsed or 0.001
                 progress.update(
@@ -215,10 +211,12 @@ def _run(clients: Sequence[Client], locations: Sequence[files.Location], refresh
 def _report(tally: Tally, store: str, seconds: float) -> None:
     counts = ", ".join(f"{n} {name}" for name, n in tally.counts.items() if n)
     rate = f", {tally.segments / seconds:.0f} segments/s" if tally.segments else ""
-    click.echo(f"{store}: {counts or 'nothing to do'}; {tally.segments} segments in {seconds:.1f} s{rate}")
+    click.echo(f"{printable(store)}: {counts or 'nothing to do'}; {tally.segments} segments in {seconds:.1f} s{rate}")
     for failure in tally.failed:
         parts = (failure["error"], failure.get("detail"), failure.get("hint"))
-        click.echo(f"failed: {failure['document_name']}: {'; '.join(filter(None, parts))}", err=True)
+        click.echo(printable(f"failed: {failure['document_name']}: {'; '.join(filter(None, parts))}"), err=True)
+    for one in tally.incomplete:
+        click.echo(printable(f"incomplete: {one['document_name']}: {one['left_out']}"), err=True)
 
 
 def explained(error: psycopg.Error) -> click.ClickException:
@@ -234,7 +232,7 @@ def explained(error: psycopg.Error) -> click.ClickException:
         lines.append(
             "  Check --dsn (or ML_RAG_DSN, PGHOST, PGPORT, PGUSER, PGDATABASE), and that PostgreSQL runs there."
         )
-    return click.ClickException("\n".join(lines))
+    return click.ClickException(printable_lines("\n".join(lines)))
 
 
 def _index(_: click.Context, __: click.Parameter, value: str | None) -> dict[str, Any] | None:

@@ -279,6 +279,14 @@ def test_a_failed_document_is_reported_and_the_others_go_on() -> None:
     assert (result["documents"]["loaded"], result["documents"]["failed"]) == (1, 3)
 
 
+def test_what_was_left_out_of_a_document_is_reported() -> None:
+    left_out = {"left_out": "page 2"}
+    loader = run(FakeStore(), FakeServer(line(0, ["a"], metadata=left_out), line(1, ["b"])), "a", "b")
+    result = loader.outcome.result()
+    assert result["incomplete"] == [{"document_name": "a", **left_out}]
+    assert (result["documents"]["loaded"], result["failed"]) == (2, [])
+
+
 @pytest.mark.parametrize(("code", "cls"), [("queue_full", QueueFull), ("invalid_request", InvalidRequest)])
 def test_an_error_that_every_document_would_get_ends_the_load(code: str, cls: type[Exception]) -> None:
     server = FakeServer(failure(0, code))

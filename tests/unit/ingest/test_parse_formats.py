@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import datetime
 import time
+import zipfile
+from io import BytesIO
 from typing import Any
 
+import openpyxl
 import pytest
 
 from ml_rag.ingest.formats.common import MAX_VALUE, clean, document
 from ml_rag.ingest.parse import parse
-from support.office import docx, epub, odt, pptx, text_pdf, xlsx
+from support.office import docx, epub, odt, pptx, text_pdf, xlsx, zipped
 
 
 def blocks(name: str, content: bytes | str) -> list[tuple[str, dict[str, Any]]]:
@@ -57,6 +60,16 @@ def only(name: str, content: bytes | str) -> str:
         ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\none\ntwo\n\n2\n00:03,000 --> 00:04,000\nthree", "one two\nthree"),
         ("a.md", "---\ntitle: T\n---\n# H\n\n\n\n\ntext  \n", "# H\n\ntext"),
         ("a.xml", "<?xml version='1.0'?><a><b>one <i>two</i> three</b><c/><d>four</d></a>", "one two three\n\nfour"),
+        ("a.xml", "<?xml version='1.0'?><a><b><i>one</i> two</b><p>x <i><b>y</b></i></p></a>", "one two\n\nx y"),
+        ("a.xml", f"<?xml version='1.0'?><a>{'<b>' * 300}x{'</b>' * 300}<c>end</c></a>", "x\n\nend"),
+        ("a.xml", "<?xml version='1.0'?><a>AT&T <b>cut", "AT cut"),
+        # what is not well-formed is read as it stands
+        ("a.xml", "<?xml version='1.0'?><a>one</a><a>two</a>", "<a>one</a><a>two</a>"),
+        ("a.xml", f"<?xml version='1.0'?>{'<b>' * 3000}x", "<b>" * 3000 + "x"),
+        ("a.md", "---\n\nbetween rules\n\n---\nafter", "---\n\nbetween rules\n\n---\nafter"),
+        ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\n<i>a</i> <b and c> d <e@f.g>", "a <b and c> d <e@f.g>"),
+        ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\none\n\ntwo\n\n2\n00:03,000 --> 00:04,000\nx", "one\ntwo\nx"),
+        ("a.vtt", "WEBVTT\n\nSTYLE\n::cue{}\n\n00:01.000 --> 00:02.000\n<c.x>a <00:01.500>b", "a b"),
         ("a.rtf", r"{\rtf1\ansi caf\'e9\par \u8364? two\par}", "café\n\n€ two"),
     ],
     ids=lambda value: value if len(value) < 8 else "",
@@ -204,6 +217,25 @@ def test_mail_has_its_headers_text_and_names_of_attachments() -> None:
     assert parse("a.eml", mail).metadata == {"title": "Grüße", "author": "Ann <a@b.example>"}
 
 
+def test_mail_has_the_texts_beside_its_body() -> None:
+    mail = (
+        'Subject: s\nMIME-Version: 1.0\nContent-Type: multipart/mixed; boundary="x"\n\n'
+        "--x\nContent-Type: text/plain\n\nbody\n--x\nContent-Type: text/html\n\n<p>footer</p>\n"
+        "--x\nContent-Type: message/rfc822\n\nSubject: another\n\ninner\n--x--\n"
+    )
+    assert only("a.eml", mail) == "# s\n\nbody\n\nfooter\n\nAttachments: another"
+
+
+@pytest.mark.parametrize("charset", ["punycode", "idna", "undefined", "hex", "no-such", "x" * 300, "unicode_escape"])
+def test_mail_in_a_character_set_that_is_none(charset: str) -> None:
+    head = "Subject: s\nMIME-Version: 1.0\nContent-Type: "
+    assert only("a.eml", f"{head}text/plain; charset={charset}\n\ncaf\xe9 \\u0041") == "# s\n\ncaf\xe9 \\u0041"
+    assert only("a.eml", f"{head}text/plain; charset*={charset}''%ff\n\ncaf\xe9") == "# s\n\ncaf\xe9"
+    attached = f"--x\nContent-Disposition: attachment; filename*={charset}''a%2eb\n\nno\n--x--\n"
+    mail = f"{head}multipart/mixed; boundary=x\n\n--x\nContent-Type: text/plain\n\nbody\n{attached}"
+    assert only("a.eml", mail) == "# s\n\nbody\n\nAttachments: a.b"
+
+
 def test_pdf_has_a_block_a_page_with_paragraphs_and_headings() -> None:
     first = (
         "# A heading\nThe first paragraph is long enough to go on for sev-\neral lines, the last of which is\n"
@@ -217,6 +249,56 @@ def test_pdf_has_a_block_a_page_with_paragraphs_and_headings() -> None:
         ),
         ("Page three", {"page": 3}),
     ]
+
+
+def test_a_page_that_is_broken_is_named() -> None:
+    pages = text_pdf(["one", "two", "three"])
+    made = parse("a.pdf", pages.replace(b"7 0 obj\n<< /Type /Page", b"7 0 obj\n<< /Type /Nope"))
+    assert [(block.text, block.metadata) for block in made.blocks] == [("one", {"page": 1}), ("three", {"page": 3})]
+    assert made.metadata == {"left_out": "page 2"}
+
+
+def test_a_chapter_that_is_missing_is_named() -> None:
+    with zipfile.ZipFile(BytesIO(epub(["<p>one</p>", "<p>two</p>", "<p>three</p>"]))) as book:
+        kept = {name: book.read(name) for name in book.namelist() if "c1" not in name}
+    made = parse("a", zipped(dict(kept)))
+    assert [(block.text, block.metadata) for block in made.blocks] == [
+        ("one", {"section": 1}),
+        ("three", {"section": 3}),
+    ]
+    assert made.metadata["left_out"] == "section 2"
+
+
+def test_values_stand_anywhere_in_a_sheet() -> None:
+    book = openpyxl.Workbook()
+    sheet = book.active
+    sheet.cell(1, 1, "first")
+    sheet.cell(20_000, 600, "lower")
+    sheet.cell(1_048_576, 16_384, "last")
+    content = BytesIO()
+    book.save(content)
+    ((text, _),) = blocks("a.xlsx", content.getvalue())
+    assert text == "first\n\nlower\n\nlast"
+
+
+def test_a_table_may_have_any_number_of_columns() -> None:
+    names, values = ([f"{kind}{i}" for i in range(2000)] for kind in "nv")
+    assert only("a.csv", f"{','.join(names)}\n{','.join(values)}") == f"{' | '.join(names)}\n\n{' | '.join(values)}"
+    assert only("a.csv", "," * 200_000 + "deep") == "deep"
+    cells = "".join(f'<table:table-cell office:value="{i}"/>' for i in range(600))
+    sheet = f'<table:table table:name="S"><table:table-row>{cells}</table:table-row></table:table>'
+    ((text, _),) = blocks("a", odt(sheet, "spreadsheet"))
+    assert text.split(" | ") == [str(i) for i in range(600)]
+
+
+def test_many_tables_below_one_another_take_no_time() -> None:
+    rows: list[list[object]] = []
+    for i in range(20_000):
+        rows += [[None] * (i % 50) + ["a", "b"], []]
+    began = time.monotonic()
+    ((text, _),) = blocks("a.xlsx", xlsx({"S": rows}))
+    assert text.count("| a | b |") == 20_000
+    assert time.monotonic() - began < 20
 
 
 def test_a_hyphen_stays_where_the_document_has_it_elsewhere() -> None:
@@ -238,3 +320,8 @@ def test_blanks_at_the_ends_of_lines_go_however_many_there_are() -> None:
     began = time.process_time()
     assert clean(text + "\t \n") == text
     assert time.process_time() - began < 3
+
+
+def test_a_text_of_many_megabytes_in_xml() -> None:
+    text = "word " * 2_200_000
+    assert only("a.xml", f"<?xml version='1.0'?><a><b>{text}</b><c>end</c></a>") == f"{text.strip()}\n\nend"

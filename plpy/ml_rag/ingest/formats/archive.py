@@ -25,6 +25,14 @@ _ODF = {
     "application/vnd.oasis.opendocument.spreadsheet-template": "ods",
 }
 _OOXML = (("word/document", "docx"), ("ppt/presentation", "pptx"), ("xl/workbook", "xlsx"))
+#: errors of libxml2 after which it goes on with all the text that follows
+_HARMLESS = frozenset(
+    f"ERR_{name}"
+    for name in (
+        "INVALID_CHAR", "INVALID_ENCODING", "UNDECLARED_ENTITY", "ENTITYREF_SEMICOL_MISSING", "NAME_REQUIRED",
+        "ATTRIBUTE_REDEFINED", "RESERVED_XML_NAME", "HYPHEN_IN_COMMENT", "MISPLACED_CDATA_END", "TAG_NOT_FINISHED",
+    )
+)  # fmt: skip
 _ENTITY = re.compile(
     b"|".join(re.escape("<!ENTITY".encode(encoding)) for encoding in ("ascii", "utf-16-le", "utf-16-be"))
 )
@@ -98,22 +106,38 @@ def refuse_entities(content: bytes) -> None:
 
 
 def parse_xml(content: bytes) -> Any:
-    """The root element (lxml). No DTD is loaded, no entity expanded, no network used."""
+    """The root element (lxml). No DTD is loaded, no entity expanded, no network used.
+
+    Raises DocumentError where text could be lost by what is wrong with it.
+    """
     from lxml import etree  # type: ignore[import-untyped]
 
     refuse_entities(content)
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False, recover=True)
+    # the process bounds its size; a tree can be 2048 elements deep
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=True, recover=True)
     root = etree.fromstring(content, parser)
+    for error in parser.error_log:
+        if error.level == etree.ErrorLevels.FATAL and error.type_name not in _HARMLESS:
+            raise _damaged(f"{error.message.strip()}, line {error.line}")
     if root is None:
-        raise DocumentError("document is truncated or damaged", detail="its XML has no root", hint="Copy it again.")
+        raise _damaged("no root")
     return root
+
+
+def _damaged(why: str) -> DocumentError:
+    return DocumentError("document is truncated or damaged", detail=f"XML: {why}"[:500], hint="Copy it again.")
 
 
 def core_properties(archive: zipfile.ZipFile) -> dict[str, str | None]:
     """Title and author of an OOXML document."""
     if "docProps/core.xml" not in archive.namelist():
         return {}
-    root = parse_xml(archive.read("docProps/core.xml"))
+    content = archive.read("docProps/core.xml")
+    refuse_entities(content)
+    try:
+        root = parse_xml(content)
+    except DocumentError:
+        return {}
     title = root.find("{http://purl.org/dc/elements/1.1/}title")
     author = root.find("{http://purl.org/dc/elements/1.1/}creator")
     return {"title": None if title is None else title.text, "author": None if author is None else author.text}

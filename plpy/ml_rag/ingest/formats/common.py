@@ -10,7 +10,7 @@ from typing import Any
 
 from ml_rag import abc
 
-#: wide enough for any table a person reads; wider ones are data dumps whose rows no model can use
+#: a wider table is no grid that a person reads: its cells stand in a line, and empty ones are left out
 MAX_COLUMNS = 512
 
 #: characters of a value of metadata, which each segment of its block has
@@ -52,17 +52,30 @@ def pipe_table(rows: Iterable[Sequence[str]]) -> str:
 
     Cells are put on one line, ``|`` is escaped, short rows are filled up. Without any text the result is empty.
     """
-    cells = [[one_line(cell).replace("|", "\\|") for cell in row[:MAX_COLUMNS]] for row in rows]
+    cells = [[one_line(cell).replace("|", "\\|") for cell in row] for row in rows]
     cells = [row for row in cells if any(row)]
-    if not cells:
+    used = sorted({i for row in cells for i, cell in enumerate(row) if cell})
+    if not used:
         return ""
-    width = max(map(len, cells))
-    used = [i for i in range(width) if any(i < len(row) and row[i] for row in cells)]
+    if len(used) > MAX_COLUMNS:
+        return "\n\n".join(" | ".join(filter(None, row)) for row in cells)
     if len(used) == 1:
         return "\n\n".join(row[used[0]] for row in cells if len(row) > used[0] and row[used[0]])
     lines = ["| " + " | ".join(row[i] if i < len(row) else "" for i in used) + " |" for row in cells]
     lines.insert(1, "|" + " --- |" * len(used))
     return "\n".join(lines)
+
+
+def packed(row: Iterable[str]) -> list[str]:
+    """A row of a sheet without the empty cells at its end; of more than 512 between two others, 512 are left."""
+    cells: list[str] = []
+    empty = 0
+    for cell in row:
+        if cell:
+            cells += [""] * min(empty, MAX_COLUMNS)
+            cells.append(cell)
+        empty = 0 if cell else empty + 1
+    return cells
 
 
 def metadata(**values: object) -> dict[str, Any]:
@@ -76,12 +89,22 @@ def metadata(**values: object) -> dict[str, Any]:
 
 
 def document(
-    format_name: str, blocks: Iterable[tuple[str, dict[str, Any]]], meta: dict[str, Any] | None = None
+    format_name: str,
+    blocks: Iterable[tuple[str, dict[str, Any]]],
+    meta: dict[str, Any] | None = None,
+    left_out: str | None = None,
 ) -> abc.Document:
-    """A document of the blocks that have text once cleaned."""
+    """A document of the blocks that have text once cleaned. ``left_out``: what of the file could not be read."""
     cleaned = ((clean(text), keys) for text, keys in blocks)
     kept = [abc.Block(text, _cut(keys)) for text, keys in cleaned if text.strip()]
-    return abc.Document(format_name, kept, meta or {})
+    return abc.Document(format_name, kept, {**(meta or {}), **metadata(left_out=left_out)})
+
+
+def numbers(what: str, found: Sequence[int]) -> str | None:
+    """``page 3``, ``3 pages: 1, 2, 4``; None for none."""
+    if len(found) < 2:
+        return f"{what} {found[0]}" if found else None
+    return f"{len(found)} {what}s: {', '.join(map(str, found))}"
 
 
 def _cut(keys: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,8 @@ _CANDIDATES = [
     "cp1255", "cp1256", "iso8859_2", "iso8859_15",
 ]  # fmt: skip
 
+_NO_TEXT = frozenset({"idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape"})
+
 _BY_LANGUAGE = {
     "ja": ("cp932", "euc_jp"),
     "zh": ("gb18030", "big5"),
@@ -62,14 +64,23 @@ def decode(content: bytes, language: str | None = None) -> str:
         if error.start >= len(content) - 3 and error.start > 16:
             return content[: error.start].decode("utf-8")
     for encoding in (*_declared(content), *_BY_LANGUAGE.get((language or "")[:2].lower(), ())):
-        try:
-            return content.decode(encoding)
-        except (UnicodeDecodeError, LookupError):
-            continue
+        if (text := decode_as(content, encoding)) is not None:
+            return text
     replaced = content.decode("utf-8", "replace")
     if sum(byte >= 0x80 for byte in content[:_SAMPLE]) > 20 * replaced[:_SAMPLE].count("\ufffd"):
         return replaced
     return content.decode(_guess(content), "replace")
+
+
+def decode_as(content: bytes, encoding: str) -> str | None:
+    """The text in an encoding that a document names; None if it is not in it, or if there is no such encoding."""
+    try:
+        # Python has others by such names: punycode takes minutes for a megabyte, and idna is for names of hosts
+        if codecs.lookup(encoding).name in _NO_TEXT:
+            return None
+        return content.decode(encoding)
+    except (UnicodeError, LookupError, ValueError):
+        return None
 
 
 def utf16_without_mark(content: bytes) -> str | None:

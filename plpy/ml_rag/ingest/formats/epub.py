@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from ml_rag import abc
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.archive import check_entities, encrypted, open_zip, parse_xml
-from ml_rag.ingest.formats.common import Request, document, metadata
+from ml_rag.ingest.formats.common import Request, document, metadata, numbers
 from ml_rag.ingest.formats.encoding import decode
 from ml_rag.ingest.formats.html import html_to_markdown
 
@@ -28,8 +28,9 @@ def parse_epub(_name: str, content: bytes, _request: Request) -> abc.Document:
         _check_rights(archive)
         title, author = root.find(f".//{_DC}title"), root.find(f".//{_DC}creator")
         meta = metadata(title=None if title is None else title.text, author=None if author is None else author.text)
-        texts = [html_to_markdown(decode(archive.read(path))) for path in _spine(archive, package, root)]
-    return document("epub", [(text, {"section": i}) for i, text in enumerate(texts, 1)], meta)
+        texts = [path and html_to_markdown(decode(archive.read(path))) for path in _spine(archive, package, root)]
+    missing = numbers("section", [i for i, text in enumerate(texts, 1) if text is None])
+    return document("epub", [(text or "", {"section": i}) for i, text in enumerate(texts, 1)], meta, missing)
 
 
 def _package_path(archive: zipfile.ZipFile) -> str:
@@ -41,17 +42,17 @@ def _package_path(archive: zipfile.ZipFile) -> str:
     return str(path)
 
 
-def _spine(archive: zipfile.ZipFile, package: str, root: Any) -> Iterator[str]:
+def _spine(archive: zipfile.ZipFile, package: str, root: Any) -> Iterator[str | None]:
+    """The paths of the documents; None for one that the archive lacks."""
     names = set(archive.namelist())
     base = posixpath.dirname(package)
     items = {item.get("id"): item for item in root.iterfind(".//{*}manifest/{*}item")}
     for reference in root.iterfind(".//{*}spine/{*}itemref"):
         item = items.get(reference.get("idref"))
-        if item is None or "nav" in (item.get("properties") or "").split():
+        if item is not None and "nav" in (item.get("properties") or "").split():
             continue
-        path = posixpath.normpath(posixpath.join(base, unquote(item.get("href") or "")))
-        if path in names:
-            yield path
+        path = posixpath.normpath(posixpath.join(base, unquote((item is not None and item.get("href")) or "")))
+        yield path if path in names else None
 
 
 def _check_rights(archive: zipfile.ZipFile) -> None:

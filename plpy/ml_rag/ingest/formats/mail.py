@@ -3,47 +3,74 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from email import message_from_bytes, policy
-from email.message import EmailMessage
+from collections.abc import Iterable, Iterator
+from email import message_from_bytes
+from email.policy import EmailPolicy
 from typing import Any
 
 from ml_rag import abc
 from ml_rag.ingest.formats.common import Request, clean, document, metadata, one_line
-from ml_rag.ingest.formats.encoding import decode
+from ml_rag.ingest.formats.encoding import decode, decode_as
 from ml_rag.ingest.formats.html import html_to_markdown
 
 _HEADERS = ("From", "To", "Cc", "Date")
+#: the character set of a parameter, as RFC 2231 has it
+_CHARSET = re.compile(r"(\*\d*\*?=)[^'\s;]*'")
+
+
+class _Policy(EmailPolicy):
+    """Parameters in a character set that is none are read as UTF-8."""
+
+    def header_fetch_parse(self, name: str, value: str) -> Any:
+        try:
+            return super().header_fetch_parse(name, value)
+        except (ValueError, LookupError):
+            return super().header_fetch_parse(name, _CHARSET.sub(r"\1utf-8'", value))
 
 
 def parse_eml(_name: str, content: bytes, request: Request) -> abc.Document:
-    """One block. The plain part is preferred to the HTML one; attachments are named, not read."""
-    message = message_from_bytes(content.lstrip(b"\r\n"), policy=policy.default)
+    """One block. A plain part is preferred to the HTML one of the same text; attachments are named, not read."""
+    message: Any = message_from_bytes(content.lstrip(b"\r\n"), policy=_Policy())
     headers = {key: _header(message, key) for key in ("Subject", *_HEADERS)}
+    texts = [_text(part, request.language) for part in _parts(message)]
+    return _mail("eml", headers, "\n\n".join(filter(None, texts)), map(_attached, message.walk()))
+
+
+def _parts(message: Any) -> Iterator[Any]:
+    """What a reader shows: the body, and texts beside it such as a mailing list's footer."""
     body = message.get_body(preferencelist=("plain", "html"))
-    text = ""
-    if isinstance(body, EmailMessage):
-        payload = body.get_payload(decode=True)
-        data = payload if isinstance(payload, bytes) else b""
-        text = _decode(data, body.get_content_charset(), request.language)
-        if body.get_content_type() == "text/html":
-            text = html_to_markdown(text)
-    names = [part.get_filename() or "" for part in message.walk() if part.get_filename()]
-    return _mail("eml", headers, text, names)
+    if body is not None:
+        yield body
+    if message.get_content_type() == "multipart/mixed":
+        for part in message.iter_parts():
+            is_text = part.get_content_type() in ("text/plain", "text/html")
+            if part is not body and is_text and not part.is_attachment() and not part.get_filename():
+                yield part
 
 
-def _header(message: EmailMessage, key: str) -> str:
+def _attached(part: Any) -> str:
+    """What an attachment is called; another mail often has its subject only."""
+    inner = part.get_payload() if part.get_content_type() == "message/rfc822" else None
+    subject = _header(inner[0], "Subject") if isinstance(inner, list) and inner else ""
+    return part.get_filename() or subject
+
+
+def _text(part: Any, language: str | None) -> str:
+    payload = part.get_payload(decode=True)
+    text = _decode(payload if isinstance(payload, bytes) else b"", part.get_content_charset(), language)
+    return html_to_markdown(text) if part.get_content_type() == "text/html" else text
+
+
+def _header(message: Any, key: str) -> str:
     try:
         return one_line(message.get(key, ""))
     except (ValueError, IndexError, AttributeError, TypeError):  # the parser of odd headers has gaps
-        return ""
+        return one_line(next((value for name, value in message.raw_items() if name.lower() == key.lower()), ""))
 
 
 def _decode(data: bytes, charset: str | None, language: str | None) -> str:
-    try:
-        return data.decode(charset or "utf-8")
-    except (UnicodeDecodeError, LookupError):
-        return decode(data, language)
+    text = decode_as(data, charset or "utf-8")
+    return decode(data, language) if text is None else text
 
 
 def parse_msg(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -70,16 +97,20 @@ def parse_msg(_name: str, content: bytes, request: Request) -> abc.Document:
             "Date": sent[1] if sent else "",
         }
         body = text("1000") or html_to_markdown(text("1013"))
+        left_out = None if body.strip() or not ole.exists("__substg1.0_10090102") else "its text, which is in RTF alone"
         attached = sorted({entry[0] for entry in ole.listdir() if entry[0].startswith("__attach_version1.0")})
         names = [text("3707", f"{one}/") or text("3704", f"{one}/") for one in attached]
-    return _mail("msg", headers, body, names)
+    return _mail("msg", headers, body, names, left_out)
 
 
-def _mail(format_name: str, headers: dict[str, Any], text: str, names: Iterable[str]) -> abc.Document:
+def _mail(
+    format_name: str, headers: dict[str, Any], text: str, names: Iterable[str], left_out: str | None = None
+) -> abc.Document:
     subject = one_line(headers.get("Subject", ""))
     shown = "\n".join(f"{key}: {one_line(headers[key])}" for key in _HEADERS if headers.get(key))
     attached = ", ".join(one_line(name) for name in names if name)
     body = clean(text)
     parts = [f"# {subject}" if subject else "", shown, body, f"Attachments: {attached}" if attached else ""]
     blocks = ["\n\n".join(part for part in parts if part)] if subject or body.strip() else []
-    return document(format_name, [(block, {}) for block in blocks], metadata(title=subject, author=headers.get("From")))
+    meta = metadata(title=subject, author=headers.get("From"))
+    return document(format_name, [(block, {}) for block in blocks], meta, left_out)

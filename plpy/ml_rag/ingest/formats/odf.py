@@ -8,7 +8,7 @@ from typing import Any
 from ml_rag import abc
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.archive import encrypted, open_zip, parse_xml
-from ml_rag.ingest.formats.common import MAX_COLUMNS, Request, document, metadata, one_line, pipe_table
+from ml_rag.ingest.formats.common import MAX_COLUMNS, Request, document, metadata, one_line, packed, pipe_table
 from ml_rag.ingest.formats.sheets import sheet_blocks
 
 _TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
@@ -20,6 +20,7 @@ _DC = "{http://purl.org/dc/elements/1.1/}"
 _META = "{urn:oasis:names:tc:opendocument:xmlns:meta:1.0}"
 
 _SKIPPED = {f"{_OFFICE}annotation", f"{_TEXT}tracked-changes", f"{_TEXT}ruby-text", f"{_TEXT}sequence-decls"}
+_VALUES = ("string-value", "date-value", "time-value", "boolean-value", "value")
 _MAX_DEPTH = 100
 #: a repeated cell or row with text in it is written out at most so often
 _MAX_REPEAT = 1000
@@ -81,6 +82,7 @@ def _blocks(element: Any, depth: int) -> Iterator[str]:
             level = child.get(f"{_TEXT}outline-level") or "1"
             text = one_line(_inline(child, 0))
             yield f"{'#' * max(1, min(int(level) if level.isdigit() else 1, 6))} {text}" if text else ""
+            yield from _frames(child, depth)
         elif child.tag == f"{_TEXT}p":
             yield _inline(child, 0).strip()
             yield from _frames(child, depth)
@@ -137,8 +139,10 @@ def _table_rows(table: Any) -> list[list[str]]:
         cells: list[str] = []
         for cell in row.iterchildren(f"{_TABLE}table-cell", f"{_TABLE}covered-table-cell"):
             text = " ".join(one_line(_inline(part, 0)) for part in cell.iter(f"{_TEXT}p", f"{_TEXT}h"))
-            repeat = _repeat(cell, "number-columns-repeated")
-            cells.extend([text] * min(repeat, MAX_COLUMNS - len(cells)))
+            if not text:  # some programs write the value alone
+                text = next(filter(None, (cell.get(f"{_OFFICE}{key}") for key in _VALUES)), "")
+            cells.extend([text] * min(_repeat(cell, "number-columns-repeated"), MAX_COLUMNS))
+        cells = packed(cells)
         # Empty rows are only a border between tables, however many there are.
         repeat = _repeat(row, "number-rows-repeated") if any(cells) else 1
         rows.extend([cells] * min(repeat, _MAX_REPEAT))

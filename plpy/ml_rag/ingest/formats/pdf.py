@@ -13,7 +13,7 @@ from typing import Any
 from ml_rag import abc
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.archive import encrypted
-from ml_rag.ingest.formats.common import Request, document, metadata
+from ml_rag.ingest.formats.common import Request, document, metadata, numbers
 from ml_rag.ingest.formats.ocr import read_image
 
 MAX_PAGES = 20_000
@@ -82,11 +82,13 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
             raise DocumentError("document has no pages" if not len(pdf) else "document has too many pages")
         pages: dict[int, list[_Line]] = {}
         scanned: dict[int, str] = {}
+        broken: list[int] = []
         for number in range(1, len(pdf) + 1):
             try:
                 page = pdf[number - 1]
             except pdfium.PdfiumError:
-                continue  # one broken page does not take the others away
+                broken.append(number)  # one broken page does not take the others away
+                continue
             pages[number] = _lines(page, raw)
             if request.ocr and not pages[number]:
                 scanned[number] = read_image(page.render(scale=_OCR_SCALE).to_pil(), request.language)
@@ -106,7 +108,8 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
             detail=f"none of its {len(blocks)} pages has a text layer",
             hint="Set ocr to true to read the images." if not request.ocr else "OCR found no text in it either.",
         )
-    return document("pdf", blocks, metadata(title=_title(found.get("Title")), author=found.get("Author")))
+    meta = metadata(title=_title(found.get("Title")), author=found.get("Author"))
+    return document("pdf", blocks, meta, numbers("page", broken))
 
 
 def _title(title: str | None) -> str | None:

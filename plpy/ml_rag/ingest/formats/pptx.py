@@ -10,7 +10,7 @@ from ml_rag import abc
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip
 from ml_rag.ingest.formats.common import Request, document, metadata, one_line, pipe_table
 
-_MAX_GROUP_DEPTH = 16
+_MAX_GROUP_DEPTH = 100
 
 
 def parse_pptx(_name: str, content: bytes, _request: Request) -> abc.Document:
@@ -46,8 +46,9 @@ def _shapes(shapes: Iterable[Any], depth: int) -> Iterator[str]:
 
     for shape in sorted(shapes, key=_place):
         if isinstance(shape, GroupShape):
-            if depth < _MAX_GROUP_DEPTH:
-                yield from _shapes(shape.shapes, depth + 1)
+            if depth > _MAX_GROUP_DEPTH:
+                raise RecursionError("groups of shapes")
+            yield from _shapes(shape.shapes, depth + 1)
         elif getattr(shape, "has_table", False):
             yield pipe_table([cell.text for cell in row.cells] for row in shape.table.rows)
         elif getattr(shape, "has_chart", False):

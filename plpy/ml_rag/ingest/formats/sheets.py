@@ -10,10 +10,7 @@ from typing import Any
 from ml_rag import abc
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.archive import check_entities, core_properties, encrypted, open_zip
-from ml_rag.ingest.formats.common import MAX_COLUMNS, Request, document, metadata, pipe_table
-
-#: rows of a sheet's range that may be empty before the rest is taken for formatting only
-_MAX_EMPTY_ROWS = 10_000
+from ml_rag.ingest.formats.common import Request, document, metadata, packed, pipe_table
 
 
 def parse_xlsx(_name: str, content: bytes, _request: Request) -> abc.Document:
@@ -29,15 +26,13 @@ def parse_xlsx(_name: str, content: bytes, _request: Request) -> abc.Document:
         from openpyxl import load_workbook  # type: ignore[import-untyped]
 
         book = load_workbook(BytesIO(content), read_only=True, data_only=True, keep_links=False)
-        sheets = [(sheet.title, list(_rows(_cells(sheet)))) for sheet in book.worksheets]
+        sheets = []
+        for sheet in book.worksheets:
+            sheet.reset_dimensions()  # the declared range is often wrong
+            # max_col would fill every row up
+            sheets.append((sheet.title, list(_rows(sheet.iter_rows(values_only=True)))))
         book.close()
     return document("xlsx", sheet_blocks(sheets), meta)
-
-
-def _cells(sheet: Any) -> Iterator[Sequence[Any]]:
-    sheet.reset_dimensions()  # the declared range is often wrong
-    for row in sheet.iter_rows(values_only=True):  # max_col would fill every row up
-        yield row[:MAX_COLUMNS]
 
 
 def parse_xls(_name: str, content: bytes, _request: Request) -> abc.Document:
@@ -65,7 +60,7 @@ def parse_xls(_name: str, content: bytes, _request: Request) -> abc.Document:
 
     sheets = []
     for sheet in book.sheets():
-        cells = ([value(cell) for cell in sheet.row(i)[:MAX_COLUMNS]] for i in range(sheet.nrows))
+        cells = ([value(cell) for cell in sheet.row(i)] for i in range(sheet.nrows))
         sheets.append((sheet.name, list(_rows(cells))))
     return document("xls", sheet_blocks(sheets), metadata(author=book.user_name))
 
@@ -81,14 +76,13 @@ class _Silent:
 
 
 def _rows(cells: Iterable[Sequence[Any]]) -> Iterator[list[str]]:
-    empty = 0
+    """Of rows without text, however many, the first one."""
+    is_empty = False
     for row in cells:
-        texts = [cell_text(value) for value in row]
-        empty = 0 if any(texts) else empty + 1
-        if empty > _MAX_EMPTY_ROWS:
-            return
-        if empty <= 1:
+        texts = packed(map(cell_text, row))
+        if texts or not is_empty:
             yield texts
+        is_empty = not texts
 
 
 def cell_text(value: Any) -> str:
@@ -114,29 +108,26 @@ def sheet_blocks(sheets: Iterable[tuple[str, list[list[str]]]]) -> Iterator[tupl
 def _regions(rows: list[list[str]]) -> Iterator[str]:
     """Tables of a sheet: an empty row ends one where other columns follow; a lone cell above one is its title."""
     table: list[list[str]] = []
+    #: from which column to which its rows go; whether one goes beyond a column
+    extents: set[tuple[int, int]] = set()
+    is_wide = False
     gap = False
     for row in rows:
         used = [i for i, cell in enumerate(row) if cell]
         if not used:
             gap = True
             continue
-        if table and gap and _extent(row) not in _extents(table):
+        extent = (used[0], used[-1])
+        # titles do not count where there are other rows
+        goes_on = extent in extents and (used[0] < used[-1] or not is_wide)
+        if gap and table and not goes_on:
             yield from _titled(table)
-            table = []
+            table, extents, is_wide = [], set(), False
         gap = False
         table.append(row)
+        extents.add(extent)
+        is_wide |= used[0] < used[-1]
     yield from _titled(table)
-
-
-def _extent(row: list[str]) -> tuple[int, int]:
-    used = [i for i, cell in enumerate(row) if cell]
-    return (used[0], used[-1])
-
-
-def _extents(table: list[list[str]]) -> set[tuple[int, int]]:
-    """From which column to which its rows go, titles left out where there are other rows."""
-    extents = {_extent(row) for row in table}
-    return {extent for extent in extents if extent[0] < extent[1]} or extents
 
 
 def _titled(table: list[list[str]]) -> Iterator[str]:

@@ -9,13 +9,23 @@ from ml_rag.ingest.formats.common import Request, clean, document, metadata
 from ml_rag.ingest.formats.encoding import decode
 
 _HEADING = re.compile(r"^#\s+(.+?)\s*#*$", re.MULTILINE)
-_FRONT_MATTER = re.compile(r"\A---\n(.*?)\n(?:---|\.\.\.)(?:\n|\Z)", re.DOTALL)
+# between two rules can stand text, too
+_FRONT_MATTER = re.compile(
+    r"""\A---\n((?:#[^\n]*\n)*["']?[\w.-]+["']?[ \t]*:.*?)\n(?:---|\.\.\.)(?:\n|\Z)""", re.DOTALL
+)
 _FRONT_KEY = re.compile(r"""^(title|author)\s*:\s*["']?(.*?)["']?\s*$""", re.MULTILINE)
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _RST_UNDERLINE = re.compile(r"""^([=\-`:'"~^_*+#<>])\1{2,}$""")
 _CUE_TIME = re.compile(r"^(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}\s+-->\s+(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}.*$")
 _CUE_VOICE = re.compile(r"<v(?:\.[^ \t>]+)*[ \t]+([^>]+)>")
-_CUE_TAG = re.compile(r"</?[^>\n]{0,200}>")
+#: those of WebVTT with their classes, its times, and what SRT has of HTML; any other < is of the text
+_CUE_TAG = re.compile(
+    r"</?(?:(?:c|i|b|u|s|ruby|rt)(?:\.[^<>\s]{0,200})?|(?:v|lang|font)(?:[. \t][^<>\n]{0,200})?)>"
+    r"|<(?:\d+:)?\d{1,2}:\d{2}\.\d{3}>",
+    re.IGNORECASE,
+)
+#: blocks of WebVTT that are not cues
+_NO_CUE = re.compile(r"(?:WEBVTT|NOTE|STYLE|REGION)\b")
 
 
 def parse_text(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -76,9 +86,11 @@ def parse_subtitles(_name: str, content: bytes, request: Request) -> abc.Documen
     for chunk in text.split("\n\n"):
         lines = chunk.split("\n")
         timed = next((i for i, line in enumerate(lines) if _CUE_TIME.match(line.strip())), None)
-        if timed is None:
+        if timed is None and is_vtt and _NO_CUE.match(chunk):
             continue
-        said = _CUE_VOICE.sub(r"\1: ", " ".join(line.strip() for line in lines[timed + 1 :]))
+        # without a time it goes on with the cue before
+        first = 0 if timed is None else timed + 1
+        said = _CUE_VOICE.sub(r"\1: ", " ".join(line.strip() for line in lines[first:]))
         said = _CUE_TAG.sub("", said)
         for entity, char in (("&lt;", "<"), ("&gt;", ">"), ("&nbsp;", " "), ("&amp;", "&")):
             said = said.replace(entity, char)

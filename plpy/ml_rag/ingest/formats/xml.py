@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ml_rag import abc
+from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.archive import parse_xml as read_xml
+from ml_rag.ingest.formats.archive import refuse_entities
 from ml_rag.ingest.formats.common import Request, document, metadata, one_line
 from ml_rag.ingest.formats.encoding import decode
 from ml_rag.ingest.formats.html import html_to_markdown, parse_html
@@ -17,13 +19,18 @@ _DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
 
 
 def parse_xml(name: str, content: bytes, request: Request) -> abc.Document:
-    """Format ``rss`` for a feed (RSS, Atom, RDF), ``html`` for XHTML, else ``xml``."""
+    """Format ``rss`` for a feed (RSS, Atom, RDF), ``html`` for XHTML, else ``xml``, as it stands if damaged."""
     # The text is decoded here, since the declared encoding is not always the real one.
     text = _DECLARATION.sub("", decode(content, request.language))
-    root = read_xml(text.encode("utf-8", "replace"))
+    source = text.encode("utf-8", "replace")
+    refuse_entities(source)
+    try:
+        root = read_xml(source)
+    except DocumentError:
+        return document("xml", [(text, {})])
     kind = _local(root)
     if kind == "html":
-        return parse_html(name, text.encode("utf-8", "replace"), request)
+        return parse_html(name, source, request)
     if kind in {"rss", "feed", "RDF"} and (kind != "RDF" or root.find("{*}item") is not None):
         return _feed(root)
     return document("xml", [("\n\n".join(_texts(root)), {})], metadata(title=_child(root, "title")))
@@ -65,13 +72,13 @@ def _markdown(text: str) -> str:
 
 def _texts(root: Any) -> Iterator[str]:
     """The text of each element that has some of its own, inline markup included."""
-    for element in root.iter():
-        if not isinstance(element.tag, str):
-            continue
-        mixed = bool((element.text or "").strip())
-        parent = element.getparent()
-        if mixed and not (parent is not None and _is_mixed(parent)):
+    waiting = [root]
+    while waiting:
+        element = waiting.pop()
+        if _is_mixed(element):
             yield one_line("".join(element.itertext()))
+        else:
+            waiting.extend(child for child in reversed(element) if isinstance(child.tag, str))
 
 
 def _is_mixed(element: Any) -> bool:
