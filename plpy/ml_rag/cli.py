@@ -8,6 +8,7 @@ import click
 
 from ml_rag import __version__
 from ml_rag.errors import MlRagError
+from ml_rag.terminal import printable_lines
 
 #: name of the subcommand, and of its module and the click command in it -> one line for ``ml-rag --help``
 COMMANDS = {
@@ -85,7 +86,7 @@ class _Failure(click.ClickException):
             lines.append(f"  {error.detail}")
         if error.hint:
             lines.append(f"  {error.hint}")
-        super().__init__("\n".join(lines))
+        super().__init__(printable_lines("\n".join(lines)))
 
 
 @click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,23 @@ def test_the_command_loads_files_and_folders(
     assert server.options[0]["chunking"] == {"split_by": "paragraph", "segment_tokens": 64, "overlap_tokens": 0}
     indexes = rows(store, "SELECT FROM pg_indexes WHERE tablename = 'new' AND indexdef LIKE '%hnsw%'")
     assert len(indexes) == 1
+
+
+def test_a_terminal_obeys_no_name_of_a_file(
+    db: Database, store: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    write(folder, a="alpha")
+    name = "\x1b]0;title\x07\x9b2J\n.txt"
+    (folder / name).symlink_to(name)
+    (folder / os.fsdecode(b"\xff\x1b.txt")).write_text("no UTF-8")
+    result = run(db, loader_role(db), str(folder), "--store", "new")
+    assert result.exit_code == 1
+    assert "\\x1b]0;title\\x07\\x9b2J\\n.txt: the file cannot be read" in result.output
+    assert "\\udcff\\x1b.txt: the file name is not valid text" in result.output
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\udc80-\udcff]", result.output)
+    result = run(db, loader_role(db), str(folder), "--store", "a\x1b.b\x9b")
+    assert result.exit_code == 1
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", result.output)
 
 
 @pytest.mark.parametrize(

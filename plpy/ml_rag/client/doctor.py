@@ -27,6 +27,7 @@ from ml_rag import __version__
 from ml_rag.client.dsn import dsn_option
 from ml_rag.errors import MlRagError, from_json
 from ml_rag.search_path import PIN, PIN_TRANSACTION
+from ml_rag.terminal import printable_lines
 
 SUPPORTED_POSTGRESQL = (15, 18)
 OLDEST_PGVECTOR = (0, 8)
@@ -559,9 +560,9 @@ def doctor(ctx: click.Context, dsn: str, as_json: bool) -> None:
         table = Table(box=None, show_header=False, pad_edge=False)
         for finding in findings:
             # Text, not markup: what was found may hold brackets
-            found = Text(finding.found)
+            found = Text(printable_lines(finding.found))
             if finding.hint:
-                found.append(f"\n{finding.hint}", style="bold")
+                found.append(f"\n{printable_lines(finding.hint)}", style="bold")
             mark = Text("WRONG", style="bold red")
             if finding.ok:
                 mark = Text("note", style="yellow") if finding.hint else Text("ok", style="green")

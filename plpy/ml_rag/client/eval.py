@@ -18,11 +18,13 @@ import psycopg
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from ml_rag.client import datasets
 from ml_rag.client.dsn import dsn_option
 from ml_rag.client.evaluation import ARMS, Evaluation, connect
 from ml_rag.client.load import explained
+from ml_rag.terminal import printable
 
 #: measures of answers, shown where there are answers
 _ANSWERS = ("answer_exact", "answer_f1", "refused_rightly", "refused_wrongly", "groundedness", "relevance")
@@ -35,7 +37,7 @@ class Bar:
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
             TimeElapsedColumn(),
@@ -98,10 +100,11 @@ def measure(
 
 def table(result: dict[str, Any], cutoffs: Sequence[int]) -> Table:
     """The arms of one dataset."""
-    title = (
-        f"{result['name']}: {result['documents']['documents']} documents, {result['documents']['segments']} segments"
-    )
-    table = Table(title=f"{title}, {result['questions']} questions", title_justify="left", box=None, pad_edge=False)
+    documents = result["documents"]
+    title = f"{printable(result['name'])}: {documents['documents']} documents, {documents['segments']} segments"
+    title += f", {result['questions']} questions"
+    # no markup: the name may have brackets
+    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
     runs = [run for run in result["arms"].values() if "missing" not in run]
     names = [f"recall@{k}" for k in cutoffs] + [f"ndcg@{k}" for k in cutoffs[-1:]] + ["mrr"]
     if any("answer_length" in run["measures"] for run in runs):
@@ -235,10 +238,10 @@ def eval(
         output.print(table(result, cutoffs))
         for arm, run in result["arms"].items():
             if "missing" in run:
-                output.print(f"{ARMS[arm].title}: {run['missing']}", markup=False, highlight=False)
+                output.print(printable(f"{ARMS[arm].title}: {run['missing']}"), markup=False, highlight=False)
         output.print()
         for failure in result["documents"]["failed"]:
-            click.echo(f"failed: {failure['document_name']}: {failure['error']}", err=True)
+            click.echo(printable(f"failed: {failure['document_name']}: {failure['error']}"), err=True)
     if json_path:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         write(json_path, {"at": now, "sets": {result["name"]: result for result in results}})

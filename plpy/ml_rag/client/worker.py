@@ -18,6 +18,7 @@ from psycopg.types.json import Jsonb
 from ml_rag.client.dsn import dsn_option
 from ml_rag.client.load import explained
 from ml_rag.search_path import PIN
+from ml_rag.terminal import printable
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -190,7 +191,7 @@ class Worker:
 
 
 def report(line: str) -> None:
-    click.echo(line, err=True)
+    click.echo(printable(line), err=True)
 
 
 def reason(error: psycopg.Error) -> str:
@@ -242,4 +243,4 @@ def worker(dsn: str, batches: int, idle: float, once: bool, metrics_port: int | 
     except psycopg.Error as error:
         if error.sqlstate is None:  # no server has answered
             raise explained(error) from error
-        raise click.ClickException(reason(error)) from error
+        raise click.ClickException(printable(reason(error))) from error
