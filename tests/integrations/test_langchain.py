@@ -306,6 +306,21 @@ def test_the_retriever_takes_options_and_only_reads(boats: MlRagVectorStore, ask
     retriever.close()
 
 
+@pytest.mark.parametrize("metadata", ["[1]", '"text"', "7"])
+def test_metadata_that_are_no_object_fail_no_search(db: Database, asker_dsn: str, metadata: str) -> None:
+    owner = db.connect()
+    create_store(owner, "public.planted", [("p.txt", 1, 1, "red boat", fake_embedding("red boat"))], "vector(16)")
+    owner.execute("UPDATE planted SET metadata = %s", (metadata,))
+    owner.execute("GRANT SELECT ON planted TO PUBLIC")
+    retriever = MlRagRetriever(dsn=asker_dsn)
+    (found,) = retriever.invoke("red boat")
+    assert (found.page_content, found.metadata["document_name"]) == ("red boat", "p.txt")
+    retriever.close()
+    store = MlRagVectorStore(asker_dsn, "public.planted")
+    assert [found.metadata for found in store.similarity_search("red boat")] == [{}]
+    store.close()
+
+
 async def test_searches_run_side_by_side(boats: MlRagVectorStore) -> None:
     results = await asyncio.gather(*(boats.asimilarity_search(color, 1) for color in ("red", "blue", "green") * 5))
     assert [documents[0].id for documents in results] == ["a", "b", "c"] * 5

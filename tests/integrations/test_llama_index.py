@@ -174,10 +174,13 @@ def test_deleting(store: MlRagVectorStore) -> None:
     store.delete("no such document")
     assert ids(store) == {"c", "d"}
     store.delete_nodes()
+    store.delete_nodes(filters=MetadataFilters(filters=[]))
+    with pytest.raises(ValueError, match="Nested"):
+        store.delete_nodes(filters=MetadataFilters(filters=[MetadataFilters(filters=[])]))
     assert ids(store) == {"c", "d"}
     store.delete_nodes(["c", "x"], filters=one("year", 2001))
     assert ids(store) == {"c", "d"}
-    store.delete_nodes(["c"])
+    store.delete_nodes(["c"], filters=MetadataFilters(filters=[]))
     store.delete_nodes(filters=one("city", "Paris"))
     assert ids(store) == set()
 
@@ -303,3 +306,23 @@ def test_a_store_that_was_not_named_gives_texts(db: Database, asker_dsn: str, co
     assert found.node.node_id != "x"
     assert found.node.metadata["year"] == 2020
     assert not any(name.startswith("_node") for name in found.node.metadata)
+
+
+@pytest.mark.parametrize("content", ["no JSON", "[1]", '{"embedding": "x"}', "null", 7, {"id_": "x"}, "[" * 100_000])
+def test_a_node_that_cannot_be_read_is_a_text(db: Database, asker_dsn: str, content: Any) -> None:
+    store = MlRagVectorStore(asker_dsn, "public.nodes")
+    store.add(nodes())
+    owner = db.connect()
+    owner.execute(
+        "UPDATE nodes SET metadata = metadata || jsonb_build_object('_node_content', %s::jsonb) WHERE id = 'a'",
+        (Jsonb(content),),
+    )
+    owner.execute("UPDATE nodes SET metadata = '[1]' WHERE id = 'b'")
+    found = {node.node_id: node for node in store.get_nodes()}
+    assert set(found) == set(TEXTS)
+    assert (found["a"].get_content(), found["a"].metadata["year"]) == ("red boat", 2001)
+    assert not any(name.startswith("_node") for name in found["a"].metadata)
+    assert found["b"].metadata == {}
+    assert set(store.query(asked("boat", 4)).ids) == set(TEXTS)
+    assert {node.node_id for node in store.get_nodes(filters=one("year", 2001, FilterOperator.NE))} >= {"b"}
+    store.close()

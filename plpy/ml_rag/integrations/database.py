@@ -101,6 +101,11 @@ def citation_id(row: Mapping[str, Any]) -> str:
     return f"{row['vector_store']}:{row['document_id']}:{row['segment_number']}"
 
 
+def keys_of(metadata: Any) -> dict[str, Any]:
+    """Metadata of a row; none of what is no JSON object."""
+    return metadata if isinstance(metadata, dict) else {}
+
+
 def is_empty(error: psycopg.Error) -> bool:
     """Whether stores were searched and nothing was found."""
     return error.sqlstate == NOTHING_FOUND and error.diag.message_primary != _NO_STORE

@@ -24,7 +24,7 @@ from psycopg.types.json import Jsonb
 from pydantic import PrivateAttr, model_validator
 
 from ml_rag.errors import MlRagError
-from ml_rag.integrations.database import Database, asked, citation_id
+from ml_rag.integrations.database import Database, asked, citation_id, keys_of
 from ml_rag.integrations.names import refuse_unknown
 from ml_rag.integrations.store import Row, Store, number
 
@@ -282,7 +282,7 @@ def _with_source(metadata: Mapping[str, Any], document_name: str | None) -> dict
 
 
 def _document(row: Mapping[str, Any]) -> Document:
-    metadata = _with_source(row["metadata"] or {}, row["document_name"])
+    metadata = _with_source(keys_of(row["metadata"]), row["document_name"])
     return Document(id=row["id"], page_content=row["segment"], metadata=metadata)
 
 
@@ -340,7 +340,7 @@ class MlRagRetriever(BaseRetriever):
 def _cited(row: dict[str, Any]) -> Document:
     key = citation_id(row)
     row = {name: value for name, value in row.items() if value is not None}
-    text, own = row.pop("segment"), row.pop("metadata", {})
+    text, own = row.pop("segment"), keys_of(row.pop("metadata", None))
     if "distance" in row:
         row["distance"] = float(row["distance"])
     return Document(id=key, page_content=text, metadata={**_with_source(own, row.get("document_name")), **row})

@@ -25,7 +25,7 @@ from llama_index.core.vector_stores.types import (
 )
 from llama_index.core.vector_stores.utils import build_metadata_filter_fn, metadata_dict_to_node, node_to_metadata_dict
 
-from ml_rag.integrations.database import Database, asked, citation_id
+from ml_rag.integrations.database import Database, asked, citation_id, keys_of
 from ml_rag.integrations.names import refuse_unknown
 from ml_rag.integrations.store import Row, Store, number
 
@@ -152,7 +152,9 @@ class MlRagVectorStore(BasePydanticVectorStore):
     def delete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: Any
     ) -> None:
-        """Delete nodes by their ids, by filters or by both; nothing without either."""
+        """Delete nodes by their ids, by filters or by both; nothing without either. Filters without one are none."""
+        if filters is not None and not filters.filters:
+            filters = None
         if node_ids is not None or filters is not None:
             self._store.delete(self._chosen(node_ids, filters))
 
@@ -166,7 +168,7 @@ class MlRagVectorStore(BasePydanticVectorStore):
         wanted = None if node_ids is None else set(node_ids)
         chosen = []
         for key, metadata in self._store.metadata():
-            fits = build_metadata_filter_fn({key: metadata}.__getitem__, filters)
+            fits = build_metadata_filter_fn({key: keys_of(metadata)}.__getitem__, filters)
             if (wanted is None or key in wanted) and fits(key):
                 chosen.append(key)
         return chosen
@@ -243,10 +245,18 @@ class MlRagVectorStore(BasePydanticVectorStore):
 
 
 def _node(row: Mapping[str, Any]) -> BaseNode:
-    metadata = row["metadata"] or {}
+    """A row as a node: that of its metadata, if these hold one."""
+    metadata = keys_of(row["metadata"])
     if "_node_content" in metadata:
-        return metadata_dict_to_node(metadata, text=row["segment"])
+        try:
+            return metadata_dict_to_node(metadata, text=row["segment"])
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            metadata = _without_node(metadata)
     return TextNode(id_=row["id"], text=row["segment"], metadata=metadata)
+
+
+def _without_node(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in metadata.items() if name not in _OF_NODES}
 
 
 def _similarity(row: Mapping[str, Any]) -> float:
@@ -286,9 +296,9 @@ def _found(row: Mapping[str, Any], named: Sequence[str]) -> BaseNode:
 
     A node can be an image, a link to another one, or what a retriever goes on with.
     """
-    metadata = row["metadata"] or {}
+    metadata = keys_of(row["metadata"])
     if row["vector_store"] not in named:
-        metadata = {name: value for name, value in metadata.items() if name not in _OF_NODES}
+        metadata = _without_node(metadata)
     node = _node({**row, "id": citation_id(row), "metadata": metadata})
     node.metadata.update({name: row[name] for name in ("vector_store", "document_name") if row[name] is not None})
     return node

