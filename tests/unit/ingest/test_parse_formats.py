@@ -11,6 +11,7 @@ from typing import Any
 import openpyxl
 import pytest
 
+from ml_rag.ingest.formats import pdf
 from ml_rag.ingest.formats.common import MAX_VALUE, clean, document
 from ml_rag.ingest.parse import parse
 from support.office import docx, epub, odt, pptx, text_pdf, xlsx, zipped
@@ -189,6 +190,19 @@ def test_odt_has_headings_lists_and_tables() -> None:
     assert only("a", odt(body)) == "## Part\n\na  b\nc\n\n- one\n  - two\n\n| x | x |\n| --- | --- |"
 
 
+def test_odt_has_the_tables_and_boxes_of_lists_and_nested_boxes_once() -> None:
+    cell = "<table:table-cell><text:p>x</text:p></table:table-cell>"
+    table = f"<table:table><table:table-row>{cell * 2}</table:table-row></table:table>"
+    box = "<text:p>{}<draw:frame><draw:text-box>{}</draw:text-box></draw:frame></text:p>"
+    nested = "<text:p>end</text:p>"
+    for i in range(20):
+        nested = box.format(f"b{i}", nested)
+    items = f"{box.format('a', '<text:p>c</text:p>')}{table}"
+    made = only("a", odt(f"<text:list><text:list-item>{items}</text:list-item></text:list>{nested}"))
+    boxes = "\n\n".join(f"b{i}" for i in reversed(range(20)))
+    assert made == f"- a\nc\n| x | x |\n| --- | --- |\n\n{boxes}\n\nend"
+
+
 def test_epub_has_a_block_a_document_of_the_spine() -> None:
     assert blocks("a", epub(["<h1>One</h1>", "<p></p>", "<p>three</p>"])) == [
         ("# One", {"section": 1}),
@@ -249,6 +263,14 @@ def test_pdf_has_a_block_a_page_with_paragraphs_and_headings() -> None:
         ),
         ("Page three", {"page": 3}),
     ]
+
+
+def test_a_page_of_many_divided_words_takes_no_time() -> None:
+    began = time.monotonic()
+    ((text, _),) = blocks("a.pdf", text_pdf(["\n".join(["hyphen-", "ated"] * 4000)]))
+    assert text.count("hyphenated") == 4000
+    assert pdf._mend_words("w-" * 100_000 + "end a\x02b\x02c", frozenset()) == "w-" * 100_000 + "end ab-c"
+    assert time.monotonic() - began < 10
 
 
 def test_a_page_that_is_broken_is_named() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ml_rag import abc
@@ -71,7 +71,7 @@ def _slide(page: Any) -> str:
     return "\n\n".join(parts)
 
 
-def _blocks(element: Any, depth: int) -> Iterator[str]:
+def _blocks(element: Iterable[Any], depth: int) -> Iterator[str]:
     """Headings, paragraphs, lists and tables below an element, in Markdown."""
     if depth > _MAX_DEPTH:
         raise RecursionError("OpenDocument elements")
@@ -96,7 +96,9 @@ def _blocks(element: Any, depth: int) -> Iterator[str]:
 
 def _frames(paragraph: Any, depth: int) -> Iterator[str]:
     for box in paragraph.iterfind(f".//{_DRAW}text-box"):
-        yield from _blocks(box, depth + 1)
+        # one in a paragraph of another box comes with that
+        if next(box.iterancestors(f"{_TEXT}p", f"{_TEXT}h")) is paragraph:
+            yield from _blocks(box, depth + 1)
 
 
 def _list(element: Any, depth: int) -> Iterator[str]:
@@ -108,8 +110,12 @@ def _list(element: Any, depth: int) -> Iterator[str]:
         for child in item:
             if child.tag == f"{_TEXT}list":
                 yield from _list(child, depth + 1)
-            elif child.tag in {f"{_TEXT}p", f"{_TEXT}h"} and (text := one_line(_inline(child, 0))):
-                yield f"{'  ' * depth}- {text}"
+            elif child.tag in {f"{_TEXT}p", f"{_TEXT}h"}:
+                if text := one_line(_inline(child, 0)):
+                    yield f"{'  ' * depth}- {text}"
+                yield from filter(None, _frames(child, depth))
+            else:
+                yield from filter(None, _blocks((child,), depth))
 
 
 def _inline(element: Any, depth: int) -> str:

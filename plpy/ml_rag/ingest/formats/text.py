@@ -8,7 +8,7 @@ from ml_rag import abc
 from ml_rag.ingest.formats.common import Request, clean, document, metadata
 from ml_rag.ingest.formats.encoding import decode
 
-_HEADING = re.compile(r"^#\s+(.+?)\s*#*$", re.MULTILINE)
+_HEADING = re.compile(r"^#[ \t]+(\S.*)$", re.MULTILINE)
 # between two rules can stand text, too
 _FRONT_MATTER = re.compile(
     r"""\A---\n((?:#[^\n]*\n)*["']?[\w.-]+["']?[ \t]*:.*?)\n(?:---|\.\.\.)(?:\n|\Z)""", re.DOTALL
@@ -17,7 +17,7 @@ _FRONT_KEY = re.compile(r"""^(title|author)\s*:\s*["']?(.*?)["']?\s*$""", re.MUL
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _RST_UNDERLINE = re.compile(r"""^([=\-`:'"~^_*+#<>])\1{2,}$""")
 _CUE_TIME = re.compile(r"^(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}\s+-->\s+(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}.*$")
-_CUE_VOICE = re.compile(r"<v(?:\.[^ \t>]+)*[ \t]+([^>]+)>")
+_CUE_VOICE = re.compile(r"<v(?:\.[^ \t.<>]+)*[ \t]+([^<>]+)>")
 #: those of WebVTT with their classes, its times, and what SRT has of HTML; any other < is of the text
 _CUE_TAG = re.compile(
     r"</?(?:(?:c|i|b|u|s|ruby|rt)(?:\.[^<>\s]{0,200})?|(?:v|lang|font)(?:[. \t][^<>\n]{0,200})?)>"
@@ -39,8 +39,8 @@ def parse_markdown(_name: str, content: bytes, request: Request) -> abc.Document
     front = _FRONT_MATTER.match(text)
     keys = dict(_FRONT_KEY.findall(front[1])) if front else {}
     body = text[front.end() :] if front else text
-    heading = _HEADING.search(_FENCE.sub("", body))
-    meta = metadata(title=keys.get("title") or (heading[1] if heading else None), author=keys.get("author"))
+    title = keys.get("title") or _heading(_FENCE.sub("", body))
+    meta = metadata(title=title, author=keys.get("author"))
     return document("markdown", [(body, {})], meta)
 
 
@@ -100,5 +100,9 @@ def parse_subtitles(_name: str, content: bytes, request: Request) -> abc.Documen
 
 
 def _titled(format_name: str, text: str) -> abc.Document:
-    heading = _HEADING.search(text)
-    return document(format_name, [(text, {})], metadata(title=heading[1] if heading else None))
+    return document(format_name, [(text, {})], metadata(title=_heading(text)))
+
+
+def _heading(text: str) -> str | None:
+    found = _HEADING.search(text)
+    return found[1].rstrip().rstrip("#") if found else None
