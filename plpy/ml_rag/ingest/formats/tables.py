@@ -46,19 +46,30 @@ def parse_json(name: str, content: bytes, request: Request) -> abc.Document:
     text = decode(content, request.language).replace("\0", "")
     format_name = "json"
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_object)
         if name.lower().endswith((".jsonl", ".ndjson")):
             format_name, value = "jsonl", [value]
     except ValueError as error:
         format_name = "jsonl"
         try:
-            value = [json.loads(line) for line in text.split("\n") if line.strip()]
+            value = [json.loads(line, object_pairs_hook=_object) for line in text.split("\n") if line.strip()]
         except ValueError:
             hint = "Correct the file at that line."
             raise DocumentError("document is not valid JSON", detail=str(error), hint=hint) from error
     title = value.get("title") or value.get("name") if isinstance(value, dict) else None
     meta = metadata(title=title if isinstance(title, str) else None)
     return document(format_name, [(_render(value), {})], meta)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of a key that it has several times, the list of the values."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        values: dict[str, list[Any]] = {}
+        for key, value in pairs:
+            values.setdefault(key, []).append(value)
+        found = {key: one if len(one) > 1 else one[0] for key, one in values.items()}
+    return found
 
 
 def _render(value: Any) -> str:
