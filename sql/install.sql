@@ -19,6 +19,10 @@
 --  12  a language model answers from the citations          ml_rag.generate             pipeline/generate, summarize
 --  13  the answer document, with how it came about          ml_rag_answer, ml_rag       pipeline/rag, explain
 --
+-- Most calls do not go through them: pipeline/compile makes steps 1, 2, 4 and 6 to 9 one SQL statement, written by Python without a
+-- database (plpy/ml_rag/backend/retrieval: request, stores, plan, run). What one statement cannot do (filters, rewriting, functions,
+-- node groups, shards, views, explain, and stores that fail and must not fail the call) goes through the stages, store by store.
+--
 -- Steps 6 and 7 are arms; pipeline/arms goes through arms and stores. Each store is read in one place, pipeline/read, which
 -- keeps what goes wrong in a store that nobody named from the call (pipeline/isolate). Shards of a store on other servers run an
 -- arm by themselves (pipeline/sharded). From step 6 on hits are keys and scores; their texts are read after step 9, from the same
@@ -90,6 +94,7 @@
 \i pipeline/generate.sql
 \i pipeline/summarize.sql
 \i pipeline/explain.sql
+\i pipeline/compile.sql
 \i pipeline/rag.sql
 \i pipeline/why.sql
 

@@ -43,36 +43,20 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._relations_named(names text[]) RETURNS oid[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
+CREATE FUNCTION ml_rag._discover_stores(
+  vector_store text[], exclude_vector_store text[], schema text[], vector_store_columns jsonb, embed_model_id text, unmarked boolean,
+  OUT stores jsonb, OUT error jsonb
+)
+LANGUAGE plpython3u STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
+-- plans are kept, and of a few rows of the catalog the planner would rather read all
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
 AS $$
--- purpose: the relations that such names can mean, "schema.table" or "table", quoted or not, and perhaps others: ml_rag.discover
--- compares whole names. Each part of a name that begins it or follows a dot can be the table's; longer ones than 260
--- characters are none: two names of 63, each quoted, with a dot between.
--- Reads: pg_class, by its index of names; in a loop, as a statement over all names takes longer
-DECLARE
-  _tables name[] := '{}';
-  _name text;
-  _parts text[];
-  _table text;
-BEGIN
-  FOREACH _name IN ARRAY names LOOP
-    CONTINUE WHEN _name IS NULL OR length(_name) > 260;
-    _parts := string_to_array(_name, '.');
-    FOR i IN 1 .. cardinality(_parts) LOOP
-      _table := array_to_string(_parts[i:], '.');
-      _tables := _tables || _table::name;
-      IF starts_with(_table, '"') THEN
-        _tables := _tables || replace(substr(_table, 2, greatest(length(_table) - 2, 0)), '""', '"')::name;
-      END IF;
-    END LOOP;
-  END LOOP;
-  -- one by one: of a whole array the planner would rather read all of pg_class
-  RETURN ARRAY(
-    SELECT c.oid FROM unnest(_tables) AS n (name)
-    CROSS JOIN LATERAL (SELECT c.oid FROM pg_class AS c WHERE c.relname = n.name OFFSET 0) AS c);
-END
+# purpose: the stage; see backend/retrieval/stores.py
+@BACKEND@
+return backend.discover_stores(plpy, vector_store, exclude_vector_store, schema, vector_store_columns, embed_model_id, unmarked,
+  '@vector@')
 $$;
 
 CREATE FUNCTION ml_rag.discover(
@@ -85,128 +69,13 @@ CREATE FUNCTION ml_rag.discover(
 ) RETURNS SETOF ml_rag.store
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10
 SET search_path FROM CURRENT
--- a custom plan for the names of a call looks cheaper than the generic one, and planning takes longer than running it
-SET plan_cache_mode = force_generic_plan
 AS $$
--- purpose: the stage: the relations the caller may search
--- Reads: the catalog. Where no names are given, it starts from pg_depend, where every column of type vector is one index
--- entry away, and goes on by index look-ups (OFFSET 0 keeps the planner from joining whole catalogs instead), so the cost
--- grows with the vector columns of the database and not with its tables; of a column of another name than those given, or of
--- a partition, which has no comment, it is that of one look-up at most. PL/pgSQL, because it keeps the plan for the session.
-#variable_conflict use_column
+-- purpose: the stage: the relations the caller may search  Reads: the catalog
 DECLARE
-  _embedding name := coalesce($4 ->> 'segment_embedding', 'segment_embedding');
-  -- where the call names no column, one that its comment makes the default goes before the usual one
-  _by_comment boolean := $4 ->> 'segment_embedding' IS NULL;
-  _segment name := coalesce($4 ->> 'segment', 'segment');
-  _document_name name := coalesce($4 ->> 'document_name', 'document_name');
-  _document_id name := coalesce($4 ->> 'document_id', 'document_id');
-  _segment_number name := coalesce($4 ->> 'segment_number', 'segment_number');
-  _metadata name := coalesce($4 ->> 'metadata', 'metadata');
-  _columns name[] := ARRAY[_segment, _document_name, _document_id, _segment_number, _metadata];
-  -- columns that the call names go before those of a marker
-  _named text[] := ARRAY(SELECT jsonb_object_keys($4));
-  _relations oid[] := CASE WHEN $1 IS NOT NULL THEN ml_rag._relations_named($1) END;
+  _found record := ml_rag._discover_stores($1, $2, $3, $4, $5, $6);
 BEGIN
-RETURN QUERY
-WITH vectors AS MATERIALIZED (
-  -- of all relations, or of those with the names
-  SELECT a.*
-  FROM (SELECT d.objid, d.objsubid, d.refobjid, d.classid FROM pg_depend AS d
-        WHERE d.refclassid = 'pg_type'::regclass AND d.refobjsubid = 0
-          AND d.refobjid IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype)
-        OFFSET 0) AS d
-  CROSS JOIN LATERAL (
-    SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod FROM pg_attribute AS a
-    WHERE a.attrelid = d.objid AND a.attnum = d.objsubid AND a.atttypid = d.refobjid AND NOT a.attisdropped OFFSET 0
-  ) AS a
-  WHERE $1 IS NULL AND d.classid = 'pg_class'::regclass AND d.objsubid > 0
-    AND (SELECT true FROM pg_description AS m
-         WHERE m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid)
-  UNION ALL
-  SELECT a.* FROM unnest(_relations) AS r (oid)
-  CROSS JOIN LATERAL (
-    SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod FROM pg_attribute AS a
-    WHERE a.attrelid = r.oid AND a.attnum > 0 AND NOT a.attisdropped
-      AND a.atttypid IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype)
-    OFFSET 0
-  ) AS a
-  WHERE $1 IS NOT NULL
-), marked AS MATERIALIZED (
-  SELECT embedding.*, relation.*, (marker.columns - _named) AS columns, marker.embed_model_id, marker.is_default
-  FROM vectors AS embedding
-  CROSS JOIN LATERAL (
-    SELECT c.oid AS relid, c.relowner, n.nspname, c.relkind IN ('r', 'm') AND NOT c.relhassubclass
-        AND NOT ml_rag._is_distributed(c.oid)
-        -- that of some columns is no privilege on ctid
-        AND has_table_privilege(c.oid, 'SELECT') AS is_table,
-      ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
-            quote_ident(c.relname)] AS names,
-      -- those of them that can be of no other relation, whatever schemas and tables somebody makes
-      ARRAY[format('%I.%I', n.nspname, c.relname), CASE WHEN n.nspname !~ '^"|\.' AND c.relname !~ '^"|\.'
-                                                        THEN concat(n.nspname, '.', c.relname) END] AS full_names,
-      -- quoted where two pairs of schema and table could read the same
-      CASE WHEN strpos(n.nspname, '.') = 0 THEN concat(n.nspname, '.', c.relname)
-           ELSE format('%I.%I', n.nspname, c.relname) END AS vector_store
-    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-    -- relispopulated: a materialized view without data cannot be read
-    WHERE c.oid = embedding.attrelid AND c.relkind IN ('r', 'p', 'f', 'v', 'm') AND c.relispopulated
-      AND has_schema_privilege(n.oid, 'USAGE')
-      AND NOT pg_is_other_temp_schema(n.oid) OFFSET 0
-  ) AS relation
-  LEFT JOIN LATERAL (
-    SELECT ml_rag._marked_model(m.description) AS embed_model_id, ml_rag._marked_columns(m.description) AS columns,
-      strpos(left(m.description, 10000), 'DEFAULT=true') > 0 AS is_default
-    FROM pg_description AS m
-    WHERE m.objoid = embedding.attrelid AND m.classoid = 'pg_class'::regclass AND m.objsubid = embedding.attnum OFFSET 0
-  ) AS marker ON true
-  WHERE (embedding.attname = _embedding OR _by_comment AND (
-      SELECT strpos(left(m.description, 10000), 'DEFAULT=true') > 0 AND ml_rag._marked_key(m.description, 'DEFAULT') = 'true'
-        OR strpos(left(m.description, 10000), 'SEGMENT=') > 0 AND ml_rag._marked_key(m.description, 'SEGMENT') IS NOT NULL
-      FROM pg_description AS m
-      WHERE m.objoid = embedding.attrelid AND m.classoid = 'pg_class'::regclass AND m.objsubid = embedding.attnum))
-    -- here, as what follows costs more: comments and columns only of those that were asked for
-    AND ($1 IS NULL OR $1 && relation.names)
-    AND ($2 IS NULL OR NOT $2 && relation.names)
-    AND ($3 IS NULL OR relation.nspname = ANY ($3))
-)
-SELECT m.vector_store, m.relid::regclass, m.embed_model_id,
-  m.attname, c.segment::name, c.document_name::name, c.document_id::name, c.segment_number::name, c.metadata::name,
-  CASE m.atttypid WHEN '@vector@.vector'::regtype THEN 'vector' ELSE 'halfvec' END, nullif(m.atttypmod, -1),
-  format_type(c.document_id_type, NULL), format_type(c.segment_number_type, NULL), f.found, m.is_table, NULL::regclass[]
-FROM (
-  SELECT DISTINCT ON (m.relid) m.* FROM marked AS m
-  ORDER BY m.relid, m.attname = _embedding AND _by_comment, m.is_default IS NOT TRUE, m.attnum
-) AS m
-CROSS JOIN LATERAL (
-  SELECT min(a.attname::text) FILTER (WHERE a.attname = coalesce(m.columns ->> 'segment', _segment)) AS segment,
-         min(a.attname::text) FILTER (WHERE a.attname = coalesce(m.columns ->> 'document_name', _document_name)) AS document_name,
-         min(a.attname::text) FILTER (WHERE a.attname = coalesce(m.columns ->> 'document_id', _document_id)) AS document_id,
-         min(a.atttypid) FILTER (WHERE a.attname = coalesce(m.columns ->> 'document_id', _document_id)) AS document_id_type,
-         min(a.attname::text) FILTER (WHERE a.attname = coalesce(m.columns ->> 'segment_number', _segment_number)
-           AND a.atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)) AS segment_number,
-         min(a.atttypid) FILTER (WHERE a.attname = coalesce(m.columns ->> 'segment_number', _segment_number)) AS segment_number_type,
-         min(a.attname::text) FILTER (WHERE a.attname = coalesce(m.columns ->> 'metadata', _metadata)) AS metadata,
-         coalesce(bool_or(a.attnum = m.attnum), false) AS embedding_selectable
-  FROM pg_attribute AS a
-  WHERE a.attrelid = m.relid AND NOT a.attisdropped AND has_column_privilege(m.relid, a.attnum, 'SELECT')
-    AND (a.attname = ANY (_columns) OR a.attnum = m.attnum
-      OR m.columns IS NOT NULL AND a.attname IN (SELECT n.value FROM jsonb_each_text(m.columns) AS n))
-) AS c
--- a table's name alone could be meant for another's
-CROSS JOIN LATERAL (
-  SELECT CASE WHEN $1 && m.full_names THEN 'named' WHEN ml_rag._is_searched(m.relid, m.relowner) THEN 'trusted' END AS found OFFSET 0
-) AS f
-WHERE (m.embed_model_id IS NOT NULL OR $6 AND $1 IS NOT NULL)
-  AND ($5 IS NULL OR m.embed_model_id = $5 OR m.embed_model_id IS NULL)
-  AND f.found IS NOT NULL
-  AND c.segment IS NOT NULL AND c.embedding_selectable
-  -- a column that was named is also a condition
-  AND (NOT coalesce($4 ? 'document_name', false) OR c.document_name IS NOT NULL)
-  AND (NOT coalesce($4 ? 'document_id', false) OR c.document_id IS NOT NULL)
-  AND (NOT coalesce($4 ? 'segment_number', false) OR c.segment_number IS NOT NULL)
-  AND (NOT coalesce($4 ? 'metadata', false) OR c.metadata IS NOT NULL)
-ORDER BY m.vector_store COLLATE "C";
+  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+  RETURN QUERY SELECT * FROM jsonb_populate_recordset(NULL::ml_rag.store, _found.stores);
 END
 $$;
 COMMENT ON FUNCTION ml_rag.discover(text[], text[], text[], jsonb, text, boolean) IS

@@ -263,13 +263,32 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._retrieve(INOUT request ml_rag.request, OUT retrieval ml_rag.retrieval)
+CREATE FUNCTION ml_rag._go_on(request ml_rag.request, retrieval ml_rag.retrieval) RETURNS ml_rag.retrieval
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what follows the search: the hits reranked, and widened by their neighbours
+BEGIN
+  IF retrieval.missing IS NULL AND request.rerank_model_id IS NOT NULL THEN
+    retrieval := ml_rag._rerank_hits(request, retrieval);
+  END IF;
+  IF retrieval.missing IS NULL AND request.segment_overlap > 0 THEN
+    PERFORM ml_rag._stage(request.call, 'expand');
+    retrieval.hits := ml_rag._read_hits('expand', request, retrieval);
+    retrieval.trace := retrieval.trace || ROW('expand', clock_timestamp(), NULL)::ml_rag.step;
+  END IF;
+  RETURN retrieval;
+END
+$$;
+
+CREATE FUNCTION ml_rag._retrieve(INOUT request ml_rag.request, by_stages boolean DEFAULT false, OUT retrieval ml_rag.retrieval)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: question to citations. That nothing was found is not raised but stands in "missing": an answer can abstain.
--- request comes back with what was searched with
+-- request comes back with what was searched with. by_stages: also where one statement would do, for what the arms have found
 DECLARE
+  _compiled jsonb;
   _embeds boolean;
   _rewritten record;
   _read record;
@@ -279,6 +298,19 @@ BEGIN
   retrieval.method := 'n_citations';
   retrieval.trace := ARRAY[ROW('begin', clock_timestamp(), NULL)::ml_rag.step];
   IF request.n_citations = 0 THEN
+    RETURN;
+  END IF;
+
+  IF NOT by_stages THEN
+    _compiled := ml_rag._compiled(request.question, request.options, 'hits', true, request.call);
+  END IF;
+  IF _compiled IS NOT NULL THEN
+    retrieval.stores := ARRAY(SELECT s FROM jsonb_populate_recordset(NULL::ml_rag.store, _compiled -> 'stores') AS s);
+    retrieval.hits := ARRAY(SELECT h FROM jsonb_populate_recordset(NULL::ml_rag.hit, _compiled -> 'hits') AS h);
+    retrieval.method := _compiled ->> 'method';
+    retrieval.threshold := (_compiled ->> 'threshold')::numeric;
+    retrieval.trace := ARRAY(SELECT s FROM jsonb_populate_recordset(NULL::ml_rag.step, _compiled -> 'trace') AS s);
+    retrieval := ml_rag._go_on(request, retrieval);
     RETURN;
   END IF;
 
@@ -327,14 +359,7 @@ BEGIN
   IF request.options ? 'document_name' THEN
     PERFORM ml_rag._warn_of_unknown_names(retrieval.stores, request.options, retrieval.hits);
   END IF;
-  IF retrieval.missing IS NULL AND request.rerank_model_id IS NOT NULL THEN
-    retrieval := ml_rag._rerank_hits(request, retrieval);
-  END IF;
-  IF retrieval.missing IS NULL AND request.segment_overlap > 0 THEN
-    PERFORM ml_rag._stage(request.call, 'expand');
-    retrieval.hits := ml_rag._read_hits('expand', request, retrieval);
-    retrieval.trace := retrieval.trace || ROW('expand', clock_timestamp(), NULL)::ml_rag.step;
-  END IF;
+  retrieval := ml_rag._go_on(request, retrieval);
 END
 $$;
 
@@ -438,8 +463,17 @@ DECLARE
   _found record;
   _request ml_rag.request;
   _retrieval ml_rag.retrieval;
+  _rows jsonb;
   _told boolean;
 BEGIN
+  _rows := ml_rag._compiled($1, $2, 'rows', false, _call);
+  IF _rows IS NOT NULL THEN
+    RETURN QUERY
+      SELECT row_number() OVER ()::integer, h.vector_store, h.document_name, h.document_id, h.segment_number::integer, h.segment,
+        h.distance, h.metadata, h.keyword_score, h.score, NULL::float8
+      FROM jsonb_populate_recordset(NULL::ml_rag.hit, _rows) AS h;
+    RETURN;
+  END IF;
   _found := ml_rag._retrieve(ml_rag._request($1, ml_rag._parse_rag_options($2), _call));
   _request := _found.request;
   _retrieval := _found.retrieval;
@@ -526,9 +560,14 @@ AS $$
 DECLARE
   _call integer := ml_rag._begin_question('ml_rag');
   _began timestamptz := clock_timestamp();
+  _answer jsonb;
   _answered record;
   _told boolean;
 BEGIN
+  _answer := ml_rag._compiled($1, $2, 'citations', false, _call);
+  IF _answer IS NOT NULL THEN
+    RETURN _answer;
+  END IF;
   _answered := ml_rag._answer($1, ml_rag._parse_rag_options($2), _call, _began);
   _told := ml_rag._end(_call, _answered.trace, _began);
   RETURN _answered.answer;

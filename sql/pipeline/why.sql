@@ -309,7 +309,7 @@ BEGIN
   request.min_score := NULL;
   request.segment_overlap := 0;
   request.explain := false;
-  _found := ml_rag._retrieve(request);
+  _found := ml_rag._retrieve(request, true);
   retrieval := _found.retrieval;
   request := _found.request;
   request.n_citations := _n_citations;

@@ -343,8 +343,9 @@ files are embedded again, new ones added, deleted ones removed; a document keeps
 options with ranges and defaults: SELECT * FROM ml_rag.option WHERE routine IN ('vector_store_load', 'chunking').
 result: {"vector_store", "documents": {"loaded", "changed", "unchanged", "removed", "skipped", "failed"}, "segments",
 "failed": [{"document_name", "error", …}], "incomplete": [{"document_name", "left_out"}], "seconds"}. A document that fails
-does not stop the others, and keeps the segments it had. incomplete: loaded, but for left_out, such as a damaged page. Commits after each batch outside a transaction block, so that an interrupted load can be called again
-and continues. skipped: of a format that "formats" excludes. Needs pg_read_server_files.
+does not stop the others, and keeps the segments it had. incomplete: loaded, but for left_out, such as a damaged page. Commits after
+each batch outside a transaction block, so that an interrupted load can be called again and continues. skipped: of a format that
+"formats" excludes. Needs pg_read_server_files.
 Errors: 22023 bad option, no such file, table that is not a vector store; 22000 different dimensions; 25006 read-only; 42501;
 42P01 store dropped meanwhile; 53100 disk full; 55000; 08006; 53300; 57014; 38000.$$;
 

@@ -210,7 +210,7 @@ def test_what_runs_in_the_backend_imports_the_standard_library_only() -> None:
     import sys
 
     shared = ("errors", "files", "protocol")
-    files = [*(ROOT / "plpy/ml_rag/backend").glob("*.py"), *(ROOT / f"plpy/ml_rag/{name}.py" for name in shared)]
+    files = [*(ROOT / "plpy/ml_rag/backend").rglob("*.py"), *(ROOT / f"plpy/ml_rag/{name}.py" for name in shared)]
     allowed = sys.stdlib_module_names | {"ml_rag"}
     for path in files:
         more = {"numpy"} if path.stem in with_numpy else set()

@@ -174,7 +174,7 @@ def test_every_function_pins_its_search_path(module_owner: Connection) -> None:
     }
     track = {
         *("_begin", "_begin_call", "_begin_question", "_stage", "_enter_stage", "_end", "_end_call"),
-        "_progress",
+        *("_progress", "_session_settings"),
     }
     assert {name for (name,) in rows} <= {
         *("_texts", "version", "vector_store_load", "ml_rag_evaluate", "calibrate"),

@@ -371,6 +371,54 @@ def _corpus(text: str, terms: int) -> tuple[int, int, list[int]]:
 
 
 @outcome
+def discover_stores(
+    plpy: Any, names: list[str] | None, excluded: list[str] | None, schemas: list[str] | None, columns: str | None,
+    model: str | None, unmarked: bool | None, schema: str,
+) -> str:  # fmt: skip
+    """The records ml_rag.store of the stores that the caller may search, as JSON text; the arguments are those of
+    ml_rag.discover. ``schema``: pgvector's, as it is written."""
+    from ml_rag.backend.retrieval import stores
+
+    def present(given: list[str] | None) -> tuple[str, ...] | None:
+        return None if given is None else tuple(name for name in given if name is not None)
+
+    mapped = json.loads(columns or "{}") or {}
+    wanted = stores.Wanted(
+        *(present(names), present(excluded), present(schemas)),
+        columns=tuple((key, key if name is None else str(name)) for key, name in mapped.items()),
+        model=model,
+        unmarked=bool(unmarked),
+    )
+    return as_jsonb([stores.record(store) for store in stores.discover(plpy, schema, wanted)])
+
+
+@outcome
+def compile_question(
+    plpy: Any, question: str, options: str, vector: str | None, form: str, is_parsed: bool, call: int | None,
+    session: list[str | None], schema: str,
+) -> str | None:  # fmt: skip
+    """What one statement finds, as JSON text, or None; see ``ml_rag.backend.retrieval.run``. ``session``: the fields of
+    ``run.Session``. ``schema``: pgvector's, as it is written."""
+    from ml_rag.backend.retrieval import run
+
+    retrieval = run.Retrieval(plpy, schema, run.Session.of(session), keyword, call)
+    return retrieval.answer(question, options, vector, form, is_parsed=is_parsed)
+
+
+@outcome
+def statement_of_question(
+    plpy: Any, question: str, options: str, vector: str | None, session: list[str | None], schema: str
+) -> str:
+    """The statement of a question, with its values in it; the arguments are those of ``compile_question``."""
+    from ml_rag.backend.retrieval import run
+
+    try:
+        return run.Retrieval(plpy, schema, run.Session.of(session), keyword).statement(question, options, vector)
+    except run.NotEmbedded as e:
+        raise e.args[0] from None
+
+
+@outcome
 def keyword_statistics(plpy: Any, store: int, segment: str, key: list[str], terms: list[str]) -> str:
     """Rows, tokens and document frequencies of a keyword index, as JSON text; see ``ml_rag.backend.keyword``."""
     return as_jsonb(keyword().statistics(plpy, store, segment, key, terms))

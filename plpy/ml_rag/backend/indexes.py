@@ -18,7 +18,10 @@ _STATEMENTS = {
     "readable": (
         "SELECT u.place, row_security_active(u.store) AS secured, EXISTS (SELECT FROM pg_attribute AS a"
         " WHERE a.attrelid = u.store AND a.attname = 'segment_nodes' AND NOT a.attisdropped"
-        " AND has_column_privilege(a.attrelid, a.attnum, 'SELECT')) AS reads_nodes"
+        " AND has_column_privilege(a.attrelid, a.attnum, 'SELECT')) AS reads_nodes,"
+        " ARRAY(SELECT format_type(a.atttypid, NULL) FROM unnest(u.columns::name[]) WITH ORDINALITY AS k (name, place)"
+        " JOIN pg_attribute AS a ON a.attrelid = u.store AND a.attname = k.name AND NOT a.attisdropped"
+        " ORDER BY k.place) AS types"
         " FROM unnest($1, $2) WITH ORDINALITY AS u (store, columns, place)"
         " JOIN pg_class AS c ON c.oid = u.store"
         " WHERE c.relkind IN ('r', 'p') AND has_schema_privilege(c.relnamespace, 'USAGE')"
@@ -40,14 +43,18 @@ _run = Statements(_STATEMENTS)
 def readable(plpy: Any, indexes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those of the indexes (store, segment, key) whose columns the caller may read.
 
-    Each gets ``secured``: whether row-level security applies to the caller, and ``reads_nodes``: whether the caller may
-    read the nodes that are merged into the texts, where there are some.
+    Each gets ``secured``: whether row-level security applies to the caller; ``reads_nodes``: whether the caller may
+    read the nodes that are merged into the texts, where there are some; and ``key_types``: of the columns of the key.
     """
     if not indexes:
         return []
     columns = [_run(plpy, "columns", index["key"], index["segment"])[0]["columns"] for index in indexes]
     found = _run(plpy, "readable", [index["store"] for index in indexes], columns)
-    return [indexes[row["place"] - 1] | {"secured": row["secured"], "reads_nodes": row["reads_nodes"]} for row in found]
+    return [
+        indexes[row["place"] - 1]
+        | {"secured": row["secured"], "reads_nodes": row["reads_nodes"], "key_types": row["types"][:-1]}
+        for row in found
+    ]
 
 
 def of_caller(plpy: Any, store: int | None) -> list[dict[str, Any]]:

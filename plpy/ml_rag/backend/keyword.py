@@ -30,6 +30,9 @@ Corpus = tuple[int, int, list[int]]
 #: cost everybody seconds
 TIES = 1000
 
+#: what makes an index another one
+_IDENTITY = ("segment", "key", "configuration", "beside")
+
 #: that many are looked for in the tokens of a row by PostgreSQL, whose time grows with their number
 FEW_TERMS = 32
 #: rows of one fetch, each of which may hold the tokens of a segment, or 330 kB of postings
@@ -39,7 +42,8 @@ _SCORED = 10_000
 
 _STATEMENTS = {
     "index": (
-        "SELECT segment, key, k1, b, statistics, beside FROM ml_rag_internal.keyword_store WHERE store = $1",
+        "SELECT segment, key, configuration, k1, b, statistics, beside FROM ml_rag_internal.keyword_store"
+        " WHERE store = $1",
         "oid",
     ),
     "visible keys": (
@@ -96,12 +100,18 @@ _STATEMENTS = {
     ),
     "keys": (
         # one by one: before it has statistics of the table, the planner would read all rows of the store
-        "SELECT i.id, r.key FROM unnest($2) AS i (id) CROSS JOIN LATERAL ("
+        "SELECT array_agg(r.key ORDER BY i.place) AS keys,"
+        " CASE WHEN count(*) < cardinality($2) THEN array_agg(i.place ORDER BY i.place) END AS places"
+        " FROM unnest($2) WITH ORDINALITY AS i (id, place) CROSS JOIN LATERAL ("
         "SELECT k.key FROM ml_rag_internal.keyword_row AS k WHERE k.store = $1 AND k.id = i.id OFFSET 0) AS r",
         *("oid", "int8[]"),
     ),
 }
 _run = Statements(_STATEMENTS)
+
+
+class OtherIndex(Exception):
+    """The index was dropped, or made anew in another way."""
 
 
 class HiddenRows(MlRagError):
@@ -138,27 +148,44 @@ def search(
     are a part of those of a store; None = their own.
     """
     own = readable(plpy, [{"store": store, "segment": segment, "key": key}])
-    if not own:
+    try:
+        return find(plpy, own[0], terms, weights, n, row_keys, corpus) if own else ([], [])
+    except OtherIndex:
         return [], []
-    secured, reads_nodes = own[0]["secured"], own[0]["reads_nodes"]
+
+
+def find(
+    plpy: Any,
+    index: dict[str, Any],
+    terms: list[str],
+    weights: list[int],
+    n: int,
+    row_keys: list[str] | None = None,
+    corpus: Corpus | None = None,
+) -> Candidates:
+    """The same of an index that ``indexes.readable`` has given. Raises OtherIndex."""
+    store, key = index["store"], index["key"]
+    secured, reads_nodes = index["secured"], index["reads_nodes"]
     keys: list[Portion] | None = None
     if secured or row_keys is not None:
         keys = [(row["keys"], row["n"]) for row in _run(plpy, "visible keys", store, key, row_keys)]
 
     def work() -> Candidates:
         found = _run(plpy, "index", store)
-        if not len(found) or found[0]["segment"] != segment or found[0]["key"] != key:
-            return [], []
+        if not len(found) or any(found[0][name] != index[name] for name in _IDENTITY if name in index):
+            raise OtherIndex
         if found[0]["beside"] is not None and not reads_nodes:
-            return [], []
+            raise OtherIndex
         k1, b = found[0]["k1"], found[0]["b"]
         if secured and keys is not None and found[0]["statistics"] == "visible":
             ids, scores = _scores_of_visible(plpy, store, terms, weights, k1, b, n, keys, corpus)
         else:
             ids, scores = _scores(plpy, store, terms, weights, k1, b, n, keys, corpus)
-        names = {row["id"]: row["key"] for row in _run(plpy, "keys", store, ids)}
-        known = [(names[id_], score) for id_, score in zip(ids, scores, strict=True) if id_ in names]
-        return [key for key, _ in known], [score for _, score in known]
+        known = _run(plpy, "keys", store, ids)[0]
+        found_keys = known["keys"] or []
+        if len(found_keys) < len(ids):
+            scores = [scores[place - 1] for place in known["places"] or ()]
+        return found_keys, scores
 
     return as_owner(plpy, work)
 

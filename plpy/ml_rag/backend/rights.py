@@ -28,8 +28,16 @@ def as_owner(plpy: Any, work: Callable[[], R], *, writes: bool = False) -> R:
     It must run no code of the caller's: no statement on tables but those of the extension, no cursor that the caller
     opened. Where it does not write, its statements see what the statement of the caller sees, else each its own moment.
     """
+    return _hand(plpy, "ml_rag._write_as_owner" if writes else "ml_rag._read_as_owner", work)
+
+
+def at_one_moment(plpy: Any, work: Callable[[], R]) -> R:
+    """What ``work`` returns or raises, run as the caller; all of its statements see the same."""
+    return _hand(plpy, "ml_rag._at_one_moment", work)
+
+
+def _hand(plpy: Any, name: str, work: Callable[[], R]) -> R:
     global _handed
-    name = "ml_rag._write_as_owner" if writes else "ml_rag._read_as_owner"
     if name not in _plans:
         _plans[name] = plpy.prepare(f"SELECT {name}()")
     results: list[R] = []
@@ -56,7 +64,7 @@ def as_owner(plpy: Any, work: Callable[[], R], *, writes: bool = False) -> R:
 
 
 def run_handed() -> None:
-    """Run what was handed over, if anything was; for the two functions of sql/keyword/tables.sql alone."""
+    """Run what was handed over, if anything was; for the functions named above alone."""
     global _handed
     work, _handed = _handed, None
     if work is not None:

@@ -1,0 +1,398 @@
+"""The vector stores of a call, as it discovers them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ml_rag.backend.statements import Statements
+
+_INTEGERS = ("smallint", "integer", "bigint")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A distance metric, a row of ml_rag.metric."""
+
+    name: str
+    operator: str
+    shift: int
+    #: whether 1 - distance is the similarity, else 1 / (1 + distance)
+    is_complement: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeywordIndex:
+    """What of the keyword index of a store a statement needs: the columns that tell its rows apart, and their types."""
+
+    key: tuple[str, ...]
+    key_types: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Store:
+    """A vector store, its columns by their logical names: the record ml_rag.store, and what a search of it depends on.
+
+    It is the same object as long as nothing of it changes in the catalog, so that plans can be kept by it.
+    """
+
+    vector_store: str
+    relation: int
+    #: its name as it is written into a statement
+    table: str
+    embed_model_id: str | None
+    segment_embedding: str
+    segment: str
+    document_name: str | None
+    document_id: str | None
+    segment_number: str | None
+    metadata: str | None
+    embedding_type: str
+    dimensions: int | None
+    document_id_type: str | None
+    segment_number_type: str | None
+    #: named (with its schema), or trusted
+    found: str
+    #: whether ctid tells its rows apart
+    is_table: bool
+    #: whether it is known to be so small that an HNSW index misses nothing with pgvector's usual ef_search
+    is_small: bool
+    #: whether row-level security applies to the caller
+    is_secured: bool
+    #: all names that a call can give it
+    names: frozenset[str]
+    #: whether some index is approximate: it can give fewer rows than there are
+    is_approximate: bool = False
+    #: whether some index is of an expression, as those of smaller vectors are
+    has_expressions: bool = False
+    #: lists of an IVFFlat index that are searched unless the caller says otherwise
+    probes: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a call says of the stores that it searches: the arguments of ml_rag.discover."""
+
+    names: tuple[str, ...] | None = None
+    excluded: tuple[str, ...] | None = None
+    schemas: tuple[str, ...] | None = None
+    #: logical to real names of columns
+    columns: tuple[tuple[str, str], ...] = ()
+    model: str | None = None
+    #: whether a relation that is named needs no marker
+    unmarked: bool = False
+    #: whether those of the default model are searched, as the call names no other
+    of_default: bool = False
+
+
+#: a name is longer only if it is none: two of 63 characters, each quoted, and a dot
+_LONGEST_NAME = 260
+#: columns by their logical names; segment_embedding beside them
+_COLUMNS = ("segment", "document_name", "document_id", "segment_number", "metadata")
+
+#: which relations there are, and the version of all that is known of them: the places of their rows in the catalog,
+#: what VACUUM changes in place, and what the caller may do
+_VERSIONS = """SELECT c.oid::int8 AS relation, c.relowner::int8 AS owner, n.nspowner::int8 AS schema_owner,
+  pg_get_userbyid(c.relowner) = current_user AS is_own, pg_get_userbyid(n.nspowner) = current_user AS is_own_schema,
+  c.relkind = 'v' OR c.relhassubclass AS has_parts,
+  (SELECT v.value FROM ml_rag.setting_value AS v WHERE v.name = 'searched_owners') AS searched_owners,
+  concat(c.ctid, c.xmin, n.ctid, n.xmin, c.reltuples BETWEEN 0 AND 20000, row_security_active(c.oid),
+    has_table_privilege(c.oid, 'SELECT'), to_regclass('pg_catalog.pg_dist_partition') IS NULL, (
+      SELECT string_agg(concat(a.ctid, a.xmin, d.ctid, d.xmin,
+        CASE WHEN NOT has_table_privilege(c.oid, 'SELECT')
+          THEN has_column_privilege(c.oid, a.attnum, 'SELECT') END), NULL ORDER BY a.attnum)
+      FROM pg_attribute AS a LEFT JOIN pg_description AS d
+        ON d.objoid = a.attrelid AND d.classoid = 'pg_class'::regclass AND d.objsubid = a.attnum
+      WHERE a.attrelid = c.oid AND a.attnum > 0), (
+      SELECT string_agg(concat(x.ctid, x.xmin, i.ctid, i.xmin), NULL ORDER BY x.indexrelid)
+      FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid WHERE x.indrelid = c.oid)) AS version
+FROM """
+_USABLE = """c.relkind IN ('r', 'p', 'f', 'v', 'm') AND c.relispopulated
+  AND has_schema_privilege(n.oid, 'USAGE') AND NOT pg_is_other_temp_schema(n.oid)"""
+
+
+def _statements(schema: str) -> Statements:
+    """What is read of the catalog: simple statements, since one for all of it takes ten times as long, most of it to
+    begin. Each starts from an index, so that its cost does not grow with the number of tables. ``schema``: pgvector's,
+    as it is written."""
+    types = f"('{schema}.vector'::regtype, '{schema}.halfvec'::regtype)"
+    return Statements(
+        {
+            "metrics": ("SELECT m.name, m.operator, m.shift, m.is_complement FROM ml_rag.metric AS m",),
+            "named": (
+                f"{_VERSIONS} pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
+                f" WHERE c.relname = ANY ($1) AND {_USABLE}",
+                "name[]",
+            ),
+            # every column of type vector is one entry of pg_depend away; OFFSET 0 keeps the planner from joining whole
+            # catalogs instead
+            "all": (
+                f"{_VERSIONS} (SELECT DISTINCT d.objid FROM pg_depend AS d"
+                f" WHERE d.refclassid = 'pg_type'::regclass AND d.refobjsubid = 0 AND d.refobjid IN {types}"
+                " AND d.classid = 'pg_class'::regclass AND d.objsubid > 0"
+                " AND (SELECT true FROM pg_description AS m"
+                " WHERE m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid)"
+                " OFFSET 0) AS d"
+                " CROSS JOIN LATERAL ("
+                "SELECT c.ctid, c.xmin, c.* FROM pg_class AS c WHERE c.oid = d.objid OFFSET 0) AS c"
+                " CROSS JOIN LATERAL ("
+                "SELECT n.ctid, n.xmin, n.* FROM pg_namespace AS n WHERE n.oid = c.relnamespace OFFSET 0) AS n"
+                f" WHERE {_USABLE}",
+            ),
+            "relations": (
+                "SELECT c.oid::int8 AS relation, n.nspname::text AS schema, c.relname::text AS name,"
+                " quote_ident(n.nspname) AS quoted_schema, quote_ident(c.relname) AS quoted_name,"
+                # SELECT of some columns is no privilege on ctid
+                " c.relkind IN ('r', 'm') AND NOT c.relhassubclass AND NOT ml_rag._is_distributed(c.oid)"
+                " AND has_table_privilege(c.oid, 'SELECT') AS is_table,"
+                " c.reltuples BETWEEN 0 AND 20000 AS is_small, row_security_active(c.oid) AS is_secured"
+                " FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY ($1)",
+                "oid[]",
+            ),
+            # vectors with what their markers say (store/marker.sql), and columns of these names
+            "columns": (
+                "SELECT a.attrelid::int8 AS relation, a.attnum, a.attname::text AS name,"
+                f" CASE a.atttypid WHEN '{schema}.vector'::regtype THEN 'vector'"
+                f" WHEN '{schema}.halfvec'::regtype THEN 'halfvec' END AS vector,"
+                " nullif(a.atttypmod, -1) AS dimensions, format_type(a.atttypid, NULL) AS type,"
+                " has_column_privilege(a.attrelid, a.attnum, 'SELECT') AS is_readable, m.*"
+                " FROM pg_attribute AS a LEFT JOIN LATERAL ("
+                " SELECT ml_rag._marked_model(d.description) AS model,"
+                " ml_rag._marked_columns(d.description)::text AS columns,"
+                " strpos(left(d.description, 10000), 'DEFAULT=true') > 0 AS may_be_default,"
+                " strpos(left(d.description, 10000), 'DEFAULT=true') > 0"
+                " AND ml_rag._marked_key(d.description, 'DEFAULT') = 'true'"
+                " OR strpos(left(d.description, 10000), 'SEGMENT=') > 0"
+                " AND ml_rag._marked_key(d.description, 'SEGMENT') IS NOT NULL AS is_chosen"
+                " FROM pg_description AS d WHERE d.objoid = a.attrelid AND d.classoid = 'pg_class'::regclass"
+                f" AND d.objsubid = a.attnum AND a.atttypid IN {types} OFFSET 0) AS m ON true"
+                " WHERE a.attrelid = ANY ($1) AND a.attnum > 0 AND NOT a.attisdropped"
+                f" AND (a.atttypid IN {types} OR a.attname = ANY ($2)) ORDER BY a.attrelid, a.attnum",
+                *("oid[]", "name[]"),
+            ),
+            "is searched": ("SELECT ml_rag._is_searched($1, $2) AS answer", "oid", "oid"),
+            "trusts": ("SELECT ml_rag._trusts($1) AS answer", "oid"),
+            "owners": (
+                "SELECT DISTINCT unnest(ARRAY[c.relowner, n.nspowner])::int8 AS owner FROM pg_class AS c"
+                " JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY (ml_rag._read_with($1))",
+                "oid",
+            ),
+            "default model": ("SELECT ml_rag._get_setting('embed_model_id') AS model",),
+            "indexes": (
+                "SELECT x.indrelid::int8 AS relation, bool_or(a.amname IN ('hnsw', 'ivfflat')) AS is_approximate,"
+                " bool_or(x.indkey[0] = 0) AS has_expressions, max(CASE a.amname WHEN 'ivfflat' THEN"
+                " coalesce(substring(array_to_string(i.reloptions, ',') FROM 'lists=([0-9]+)')::integer, 100) END)"
+                " AS lists"
+                " FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid JOIN pg_am AS a ON a.oid = i.relam"
+                " WHERE x.indrelid = ANY ($1) GROUP BY x.indrelid",
+                "oid[]",
+            ),
+        }
+    )
+
+
+_by_schema: dict[str, Statements] = {}
+_metrics: dict[str, Metric] = {}
+
+
+def _run(schema: str) -> Statements:
+    if schema not in _by_schema:
+        _by_schema[schema] = _statements(schema)
+    return _by_schema[schema]
+
+
+def metric(plpy: Any, schema: str, name: str) -> Metric:
+    """The distance metric of that name."""
+    if not _metrics:
+        for row in _run(schema)(plpy, "metrics"):
+            _metrics[row["name"]] = Metric(**row)
+    return _metrics[name]
+
+
+#: what a call finds in a relation of a version: (wanted, model, relation, version) -> store, or None
+_known: dict[Any, Store | None] = {}
+_MOST_KNOWN = 1000
+
+
+def discover(plpy: Any, schema: str, wanted: Wanted) -> list[Store]:
+    """The relations that the caller may search, in the order of their names.
+
+    ``schema``: pgvector's, as it is written. The columns of its marker count, but for those that the call names.
+    """
+    run = _run(schema)
+    rows = list(run(plpy, "all") if wanted.names is None else run(plpy, "named", _tables(wanted.names)))
+    if not rows:
+        return []
+    model = run(plpy, "default model")[0]["model"] if wanted.of_default else wanted.model
+    keys = [(wanted, model, row["relation"], row["version"]) for row in rows]
+    if len(_known) > _MOST_KNOWN:
+        _known.clear()
+    if unknown := [key for key in keys if key not in _known]:
+        found = _read(run, plpy, [relation for _, _, relation, _ in unknown], wanted, model)
+        _known.update({key: found.get(key[2]) for key in unknown})
+    trust = _Trust(run, plpy)
+    stores = []
+    for key, row in zip(keys, rows, strict=True):
+        store = _known[key]
+        if store is not None and (store.found == "named" or trust.covers(row)):
+            stores.append(store)
+    # as COLLATE "C" has it
+    stores.sort(key=lambda store: store.vector_store.encode("utf-8", "surrogatepass"))
+    return stores
+
+
+def _read(run: Statements, plpy: Any, relations: list[int], wanted: Wanted, model: str | None) -> dict[int, Store]:
+    """Those of the relations that are stores that the call wants; whether they are trusted is another question."""
+    facts = {}
+    for row in run(plpy, "relations", relations):
+        full_name = f"{row['quoted_schema']}.{row['quoted_name']}"
+        names = frozenset((f"{row['schema']}.{row['name']}", row["name"], full_name, row["quoted_name"]))
+        if (
+            (wanted.names is None or names.intersection(wanted.names))
+            and (wanted.excluded is None or not names.intersection(wanted.excluded))
+            and (wanted.schemas is None or row["schema"] in wanted.schemas)
+        ):
+            facts[row["relation"]] = row, names, full_name
+    given = dict(wanted.columns)
+    standard = [given.get(column, column) for column in _COLUMNS]
+    vectors, columns = _columns(run, plpy, list(facts), standard)
+    chosen = {}
+    for relation, candidates in vectors.items():
+        embedding = _embedding(candidates, given.get("segment_embedding"))
+        if embedding is None or not embedding["is_readable"]:
+            continue
+        if embedding["model"] is None and not (wanted.unmarked and wanted.names is not None):
+            continue
+        if model is None or embedding["model"] in (model, None):
+            chosen[relation] = embedding
+    marked = {
+        relation: {k: v for k, v in json.loads(embedding["columns"] or "{}").items() if k not in given}
+        for relation, embedding in chosen.items()
+    }
+    if others := {name for own in marked.values() for name in own.values()} - set(standard):
+        for relation, found in _columns(run, plpy, list(chosen), list(others))[1].items():
+            columns.setdefault(relation, {}).update(found)
+    indexes = {row["relation"]: row for row in run(plpy, "indexes", list(chosen))}
+    stores = {}
+    for relation, embedding in chosen.items():
+        row, names, full_name = facts[relation]
+        known = columns.get(relation, {})
+        own: dict[str, Any] = {
+            column: known.get(marked[relation].get(column) or given.get(column, column)) for column in _COLUMNS
+        }
+        number_type = own["segment_number"] and own["segment_number"]["type"]
+        if number_type not in _INTEGERS:
+            own["segment_number"] = None
+        # a column that the call names is also a condition
+        if own["segment"] is None or any(own[column] is None for column in given if column in own):
+            continue
+        index = indexes.get(relation)
+        stores[relation] = Store(
+            # quoted where two pairs of schema and table could read the same
+            vector_store=full_name if "." in row["schema"] else f"{row['schema']}.{row['name']}",
+            names=names,
+            relation=relation,
+            table=full_name,
+            embed_model_id=embedding["model"],
+            segment_embedding=embedding["name"],
+            segment=own["segment"]["name"],
+            **{column: found and found["name"] for column, found in own.items() if column != "segment"},
+            embedding_type=embedding["vector"],
+            dimensions=embedding["dimensions"],
+            document_id_type=own["document_id"] and own["document_id"]["type"],
+            segment_number_type=number_type,
+            # a table's name alone could be meant for another's
+            found="named" if wanted.names is not None and _full_names(row).intersection(wanted.names) else "trusted",
+            is_table=row["is_table"],
+            is_small=row["is_small"],
+            is_secured=row["is_secured"],
+            is_approximate=index is not None and index["is_approximate"],
+            has_expressions=index is not None and index["has_expressions"],
+            probes=max(10, ((index and index["lists"]) or 0) // 10),
+        )
+    return stores
+
+
+#: the fields of ml_rag.store
+_RECORD = (
+    *("vector_store", "relation", "embed_model_id", "segment_embedding", "segment", "document_name", "document_id"),
+    *("segment_number", "metadata", "embedding_type", "dimensions", "document_id_type", "segment_number_type"),
+    *("found", "is_table"),
+)
+
+
+def record(store: Store) -> dict[str, Any]:
+    """The record ml_rag.store, for jsonb_populate_record."""
+    return {name: getattr(store, name) for name in _RECORD}
+
+
+def _tables(names: tuple[str, ...]) -> list[str]:
+    """The relations that such names can mean, and perhaps others: each part of a name that begins it or follows a dot
+    can be the table's."""
+    tables = set()
+    for name in names:
+        parts = name.split(".") if len(name) <= _LONGEST_NAME else []
+        for i in range(len(parts)):
+            table = ".".join(parts[i:])
+            tables.add(table)
+            if table.startswith('"'):
+                tables.add(table[1:-1].replace('""', '"'))
+    return list(tables)
+
+
+def _full_names(row: Any) -> set[str]:
+    """Those names of a relation that can be of no other one, whatever schemas and tables somebody makes."""
+    names = {f"{row['quoted_schema']}.{row['quoted_name']}"}
+    if not any(name.startswith('"') or "." in name for name in (row["schema"], row["name"])):
+        names.add(f"{row['schema']}.{row['name']}")
+    return names
+
+
+def _columns(
+    run: Statements, plpy: Any, relations: list[int], names: list[str]
+) -> tuple[dict[int, list[Any]], dict[int, dict[str, Any]]]:
+    """By relation: its vectors, and those of its columns with these names that the caller may read."""
+    vectors: dict[int, list[Any]] = {}
+    columns: dict[int, dict[str, Any]] = {}
+    for row in run(plpy, "columns", relations, names):
+        if row["vector"] is not None:
+            vectors.setdefault(row["relation"], []).append(row)
+        if row["is_readable"] and row["name"] in names:
+            columns.setdefault(row["relation"], {})[row["name"]] = row
+    return vectors, columns
+
+
+def _embedding(candidates: list[Any], given: str | None) -> Any:
+    """The column that is searched: the one that the call names; else one that its marker makes the default, or the
+    usual one; None = none of these."""
+    name = given or "segment_embedding"
+    known = [row for row in candidates if row["name"] == name or (given is None and row["is_chosen"])]
+    if not known:
+        return None
+    return min(known, key=lambda row: (given is None and row["name"] == name, not row["may_be_default"], row["attnum"]))
+
+
+class _Trust:
+    """Whether stores that the call does not name may be searched: whoever owns them, or their schema, is trusted."""
+
+    def __init__(self, run: Statements, plpy: Any) -> None:
+        self._run, self._plpy = run, plpy
+        self._owners: dict[int, bool] = {}
+
+    def covers(self, row: Any) -> bool:
+        """A relation, and what is read with it."""
+        if row["searched_owners"] is not None:
+            answer: bool = self._run(self._plpy, "is searched", row["relation"], row["owner"])[0]["answer"]
+            return answer
+        if row["has_parts"]:
+            owners = [found["owner"] for found in self._run(self._plpy, "owners", row["relation"])]
+            return all(map(self._trusts, owners))
+        return (row["is_own"] or self._trusts(row["owner"])) and (
+            row["is_own_schema"] or self._trusts(row["schema_owner"])
+        )
+
+    def _trusts(self, owner: int) -> bool:
+        if owner not in self._owners:
+            self._owners[owner] = self._run(self._plpy, "trusts", owner)[0]["answer"]
+        return self._owners[owner]

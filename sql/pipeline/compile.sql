@@ -1,0 +1,103 @@
+-- compile: a question as one statement (backend/retrieval), and what is left to the stages, store by store.
+
+CREATE FUNCTION ml_rag._at_one_moment() RETURNS void
+LANGUAGE plpython3u STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: run what backend/rights.py holds ready, all of it at the moment of the caller's statement; by itself it does nothing
+if "ml_rag" in GD:
+    GD["ml_rag"].run_handed()
+$$;
+
+CREATE FUNCTION ml_rag._compile_question(
+  query text, options text, query_embedding text, form text, is_parsed boolean, call integer, session text[],
+  OUT answer jsonb, OUT error jsonb
+)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+-- plans are kept, and planning anew for the values of a call takes longer than all the rest
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+-- An approximate index goes on until enough rows have passed the filters and row-level security.
+SET hnsw.iterative_scan = 'relaxed_order'
+SET ivfflat.iterative_scan = 'relaxed_order'
+-- until the end of this function; run.py sets what holds for a call
+SET hnsw.ef_search = 40
+SET ivfflat.probes = 1
+SET enable_seqscan = off
+AS $$
+# purpose: what one statement finds, as form says; null = the stages take it. See backend/retrieval/run.py
+@BACKEND@
+return backend.compile_question(plpy, query, options, query_embedding, form, is_parsed, call, session, '@vector@')
+$$;
+
+CREATE FUNCTION ml_rag._session_settings() RETURNS text[]
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+-- purpose: what run.Session has of the caller's session, before a function pins it. One expression, for PostgreSQL to put in the
+-- place of the call: it pins no search_path, and names every schema
+SELECT ARRAY[current_user::pg_catalog.text, pg_catalog.date_part('epoch', pg_catalog.statement_timestamp())::pg_catalog.text,
+  pg_catalog.current_setting('hnsw.ef_search', true), pg_catalog.current_setting('ivfflat.probes', true),
+  pg_catalog.current_setting('enable_seqscan')]
+$$;
+
+CREATE FUNCTION ml_rag._compiled(query text, options jsonb, form text, is_parsed boolean, call integer) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: ml_rag._compile_question with what it takes from options and session; the vector goes apart, as text
+DECLARE
+  _compiled record;
+BEGIN
+  IF query IS NULL OR options IS NOT NULL AND jsonb_typeof(options) <> 'object' THEN
+    RETURN NULL;
+  END IF;
+  _compiled := ml_rag._compile_question(query, coalesce((options - 'query_embedding')::text, '{}'),
+    options ->> 'query_embedding', form, is_parsed, call, ml_rag._session_settings());
+  IF _compiled.error IS NOT NULL THEN
+    PERFORM ml_rag._raise(_compiled.error);
+  END IF;
+  RETURN _compiled.answer;
+END
+$$;
+
+CREATE FUNCTION ml_rag._statement_of_question(
+  query text, options text, query_embedding text, session text[], OUT statement text, OUT error jsonb
+)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+-- as ml_rag._compile_question has it
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET hnsw.iterative_scan = 'relaxed_order'
+SET ivfflat.iterative_scan = 'relaxed_order'
+SET hnsw.ef_search = 40
+SET ivfflat.probes = 1
+SET enable_seqscan = off
+AS $$
+@BACKEND@
+return backend.statement_of_question(plpy, query, options, query_embedding, session, '@vector@')
+$$;
+
+CREATE FUNCTION ml_rag.statement(query text, options jsonb DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+  _made record;
+BEGIN
+  PERFORM ml_rag._request(query, ml_rag._parse_rag_options(options));
+  _made := ml_rag._statement_of_question(query, coalesce((options - 'query_embedding')::text, '{}'), options ->> 'query_embedding',
+    ml_rag._session_settings());
+  IF _made.error IS NOT NULL THEN
+    PERFORM ml_rag._raise(_made.error);
+  END IF;
+  RETURN _made.statement;
+END
+$$;
+COMMENT ON FUNCTION ml_rag.statement(text, jsonb) IS
+$$the SQL statement that retrieves for a call, with its values in it: SELECT ml_rag.statement('What is AutoML?')
+Run by the same role it gives the rows of ml_rag_search; it can be changed, and given to EXPLAIN (ANALYZE, BUFFERS). Lines before
+it say which settings it is run with, and what follows it. What a model does (embedding) is done before and stands in it as a
+value. options: those of ml_rag. Nothing of policies or of the definitions of views is in it. Errors: as ml_rag; 0A000 for a
+call that one statement cannot answer, and why.$$;

@@ -1,0 +1,365 @@
+"""pipeline/compile: a question as one statement: its answers are those of the stages, callers can have it.
+
+With "explain" a call goes through the stages of sql/pipeline, so that the same call with and without it says whether
+both ways agree.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.cluster import Connection, Database
+from support.stores import answer, create_store, error, fake_embedding, marker, search, warnings_of
+
+WORDS = ["heron", "grebe", "loon", "tern", "gull", "swan", "duck", "coot", "rail", "snipe"]
+
+
+def texts(seed: int, n: int) -> list[str]:
+    source = random.Random(seed)
+    return [" ".join(source.choices(WORDS, k=source.randint(2, 6))) for _ in range(n)]
+
+
+@pytest.fixture(scope="module")
+def birds(module_db: Database) -> Connection:
+    """A connection as a user to two stores of few words, so that many distances and scores are equal."""
+    owner = module_db.connect()
+    for seed, name in enumerate(("docs", "more")):
+        rows = [(f"d{i % 40:02}", i // 3, i % 3, text, fake_embedding(text)) for i, text in enumerate(texts(seed, 240))]
+        create_store(owner, name, rows, type="vector(16)")  # type: ignore[arg-type]
+        owner.execute(f"CREATE INDEX ON {name} USING hnsw (segment_embedding vector_cosine_ops)")
+        owner.execute("SELECT ml_rag.enable_keyword_search(%s)", (name,))
+    owner.execute("ANALYZE")
+    return module_db.connect("asker")
+
+
+def role(connection: Connection) -> str:
+    """The role of a connection, as it is written into a statement."""
+    row = connection.execute("SELECT quote_ident(current_user)").fetchone()
+    assert row is not None
+    return row[0]
+
+
+@pytest.fixture
+def stages(db: Database, asker: Connection) -> Connection:
+    """A connection as the asker that counts the functions it enters."""
+    connection = db.connect()
+    connection.execute(f"SET track_functions = 'all'; SET ROLE {role(asker)}")
+    return connection
+
+
+def entered(connection: Connection, query: str, options: dict[str, Any]) -> int:
+    """How often a call goes through the stages."""
+
+    def count() -> int:
+        row = connection.execute(
+            "SELECT pg_stat_get_xact_function_calls('ml_rag._retrieve(ml_rag.request, boolean)'::regprocedure)"
+        ).fetchone()
+        assert row is not None
+        return row[0] or 0  # since it was told to the statistics collector last
+
+    with connection.transaction():
+        before = count()
+        answer(connection, query, options)
+        return count() - before
+
+
+def either(connection: Connection, query: str, options: dict[str, Any]) -> tuple[Any, Any]:
+    """The answer documents of one statement and of the stages, or their errors."""
+
+    def document(more: dict[str, Any]) -> Any:
+        try:
+            found = answer(connection, query, {**options, "skip_generate": True, **more})
+        except psycopg.Error as e:
+            return e.sqlstate, e.diag.message_primary
+        found.pop("explain", None)
+        return found
+
+    return document({}), document({"explain": True})
+
+
+def options_of(source: random.Random) -> dict[str, Any]:
+    """Options of a call that is one statement."""
+    n = source.choice([1, 2, 3, 10, 60])
+    options: dict[str, Any] = {"n_citations": n, "distance_metric": source.choice(["COSINE", "DOT", "EUCLIDEAN"])}
+    options["vector_store"] = source.choice([["docs"], ["docs", "more"], ["public.more"]])
+    kind = source.choice(["meaning", "words", "hybrid", "arms"])
+    if kind == "words":
+        options |= {"semantic_search": False, "keyword_search": True}
+    elif kind == "hybrid":
+        options["keyword_search"] = True
+        hybrid = {
+            "fusion": source.choice(["weighted", "rrf"]), "rrf_k": source.choice([1, 60]),
+            "semantic_weight": source.choice(["auto", 0, 0.3, 1]), "candidates": source.choice([1, 5, 100]),
+        }  # fmt: skip
+        options["hybrid_options"] = {key: hybrid[key] for key in source.sample(list(hybrid), source.randint(0, 4))}
+    elif kind == "arms":
+        arms: list[dict[str, Any]] = [{"search": "semantic"}, {"search": "keyword"}]
+        source.shuffle(arms)
+        weight = source.choice(["auto", "numbers", None])
+        for arm in arms:
+            if weight is not None:
+                arm["weight"] = "auto" if weight == "auto" else source.choice([0.1, 0.5, 1])
+            if source.random() < 0.3:
+                limit = {"max_distance": 0.4} if arm["search"] == "semantic" else {"min_score": 0.5}
+                arm |= limit
+            arm["candidates"] = source.choice([1, 4, 100])
+        options["arms"] = arms[: source.randint(1, 2)]
+    limits = {
+        "max_distance": source.choice(["auto", 0.05, 0.3, 5]), "percentage_distance": source.choice(["auto", 0, 300])
+    }  # fmt: skip
+    if source.random() < 0.4:
+        chosen = source.sample(list(limits), source.randint(1, 2))
+        options["retrieval_options"] = {key: limits[key] for key in chosen} | {"segment_overlap": source.choice([0, 1])}
+    if source.random() < 0.4:
+        fields = ["document_id", "segment_number", "vector_store", "metadata", "score", "keyword_score", "rank"]
+        options["citation_fields"] = [*source.sample(fields, 3), "segment_range", "rerank_score"]
+    if source.random() < 0.2:
+        options["index_options"] = source.choice([{"exact": True}, {"ef_search": 100}])
+    return options
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_both_ways_agree(birds: Connection, seed: int) -> None:
+    source = random.Random(seed)
+    question = " ".join(source.sample(WORDS, source.randint(1, 4)))
+    options = options_of(source)
+    if source.random() < 0.7:
+        options["query_embedding"] = fake_embedding(question)
+    statement, stages = either(birds, question, options)
+    assert statement == stages, options
+
+
+def test_rows_are_those_of_the_stages(birds: Connection) -> None:
+    for options in ({}, {"keyword_search": True}, {"semantic_search": False, "keyword_search": True}):
+        options |= {"query_embedding": fake_embedding("heron loon"), "n_citations": 20}
+        assert search(birds, "heron loon", options) == search(birds, "heron loon", {**options, "explain": True})
+
+
+FIT: list[dict[str, Any]] = [
+    {},
+    {"keyword_search": True},
+    {"semantic_search": False, "keyword_search": True},
+    {"retrieval_options": {"max_distance": 1.9, "segment_overlap": 0}},
+    {"citation_fields": ["rank"]},
+    {"arms": [{"search": "keyword"}, {"search": "semantic"}]},
+    {"vector_store": ["docs"], "keyword_search": True, "hybrid_options": {"fusion": "rrf"}},
+    {"vector_store": ["docs"], "keyword_search": True, "hybrid_options": {"semantic_weight": 0.5}},
+    {"vector_store": ["docs"], "distance_metric": "EUCLIDEAN", "keyword_search": True},
+]
+
+
+@pytest.mark.parametrize("options", FIT, ids=json.dumps)
+def test_usual_calls_do_without_the_stages(stages: Connection, owner: Connection, options: dict[str, Any]) -> None:
+    make(owner, "docs", "more")
+    options = {**options, "skip_generate": True, "query_embedding": fake_embedding("heron")}
+    assert entered(stages, "heron", options) == 0
+    assert entered(stages, "heron", {**options, "filters": {"document_id": {"gte": 0}}}) == 1
+
+
+def make(owner: Connection, name: str = "docs", *names: str) -> None:
+    """Small stores with a keyword index."""
+    for store in (name, *names):
+        rows = [
+            (f"{store} {i}", i, 0, text, fake_embedding(text)) for i, text in enumerate(["heron", "loon heron", "gull"])
+        ]
+        create_store(owner, store, rows, type="vector(16)")  # type: ignore[arg-type]
+        owner.execute("SELECT ml_rag.enable_keyword_search(%s)", (store,))
+
+
+def cited(connection: Connection, **options: Any) -> list[str]:
+    """Names of the documents that a search by meaning for "heron" cites, nearest first."""
+    found = answer(connection, "heron", {"skip_generate": True, "query_embedding": fake_embedding("heron"), **options})
+    return [citation["document_name"] for citation in found["citations"]]
+
+
+# -- plans that are kept ----------------------------------------------------------------------------------------------
+
+
+def test_a_kept_plan_follows_policies_and_roles(owner: Connection, asker: Connection, db: Database) -> None:
+    make(owner)
+    owner.execute("CREATE POLICY own ON docs USING (document_name = current_user || ' 0' OR document_id = 1)")
+    connection = db.connect()  # a superuser, who may become anybody
+    for hybrid in ({}, {"keyword_search": True}):
+        owner.execute("ALTER TABLE docs DISABLE ROW LEVEL SECURITY")
+        connection.execute(f"SET ROLE {role(asker)}")
+        assert cited(connection, **hybrid) == ["docs 0", "docs 1", "docs 2"]
+        owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY")
+        assert cited(connection, **hybrid) == ["docs 1"]
+        connection.execute("RESET ROLE")
+        assert cited(connection, **hybrid) == ["docs 0", "docs 1", "docs 2"]
+        connection.execute(f"SET ROLE {role(asker)}")
+        assert cited(connection, **hybrid) == ["docs 1"]
+        connection.execute("RESET ROLE")
+
+
+def test_a_privilege_that_is_taken_away_counts_at_once(owner: Connection, asker: Connection) -> None:
+    make(owner)
+    assert cited(asker, n_citations=1) == ["docs 0"]
+    owner.execute("REVOKE SELECT ON docs FROM ml_rag_user")
+    with error("P0002", "no vector store found"):
+        cited(asker, n_citations=1)
+    owner.execute("GRANT SELECT (segment, segment_embedding, document_name) ON docs TO ml_rag_user")
+    assert cited(asker, n_citations=1) == ["docs 0"]
+
+
+@pytest.mark.parametrize("is_one_transaction", [False, True])
+def test_what_changes_in_the_catalog_counts_at_once(owner: Connection, is_one_transaction: bool) -> None:
+    make(owner, "docs", "more")
+    options = {"n_citations": 2}
+    if is_one_transaction:
+        owner.execute("BEGIN")
+    assert cited(owner, **options) == ["docs 0", "more 0"]
+    owner.execute("COMMENT ON COLUMN more.segment_embedding IS NULL")
+    assert cited(owner, **options) == ["docs 0", "docs 1"]
+    owner.execute(f"COMMENT ON COLUMN more.segment_embedding IS '{marker('other')}'")
+    assert cited(owner, **options, vector_store=["docs", "more"], embed_model_id="other") == ["more 0", "more 1"]
+    owner.execute(f"COMMENT ON COLUMN more.segment_embedding IS '{marker()}'")
+    assert cited(owner, **options) == ["docs 0", "more 0"]
+    owner.execute("ALTER TABLE more RENAME TO others")
+    assert answer(owner, "heron", {"skip_generate": True, "query_embedding": fake_embedding("heron")})[
+        "vector_store"
+    ] == [
+        "public.docs",
+        "public.others",
+    ]
+    owner.execute("ALTER TABLE docs RENAME document_name TO title")
+    assert cited(owner, n_citations=1, vector_store=["docs"]) == ["public.docs"]
+    owner.execute("ALTER TABLE docs RENAME title TO document_name")
+    assert cited(owner, n_citations=1, vector_store=["docs"]) == ["docs 0"]
+    owner.execute("ALTER TABLE docs ALTER segment_embedding TYPE halfvec(16)")
+    assert cited(owner, n_citations=1, vector_store=["docs"]) == ["docs 0"]
+    owner.execute("ALTER TABLE docs DROP COLUMN document_name")
+    assert cited(owner, n_citations=1, vector_store=["docs"]) == ["public.docs"]
+    owner.execute("DROP TABLE others")
+    assert cited(owner, n_citations=4) == ["public.docs"] * 3
+    if is_one_transaction:
+        owner.execute("ROLLBACK")
+
+
+def test_a_role_that_is_not_trusted_any_more_is_not_searched_unasked(
+    owner: Connection, asker: Connection, db: Database
+) -> None:
+    make(owner)
+    superuser = db.connect()
+    superuser.execute(
+        "CREATE SCHEMA theirs; ALTER TABLE docs SET SCHEMA theirs; GRANT USAGE ON SCHEMA theirs TO ml_rag_user"
+    )
+    assert cited(asker, n_citations=1) == ["docs 0"]
+    superuser.execute("CREATE ROLE stranger; ALTER SCHEMA theirs OWNER TO stranger")
+    try:
+        with error("P0002", "no vector store found"):
+            cited(asker, n_citations=1)
+        assert cited(asker, n_citations=1, vector_store=["theirs.docs"]) == ["docs 0"]
+    finally:
+        superuser.execute("DROP SCHEMA theirs CASCADE; DROP ROLE stranger")
+
+
+def test_a_store_that_fails_is_left_out_where_nobody_named_it(owner: Connection, asker: Connection) -> None:
+    make(owner, "docs", "more")
+    owner.execute("CREATE FUNCTION fails() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$")
+    owner.execute("ALTER TABLE more ENABLE ROW LEVEL SECURITY; CREATE POLICY fails ON more USING (fails())")
+    with warnings_of(asker) as warned:
+        assert cited(asker, n_citations=1) == ["docs 0"]
+    assert any('"public.more" cannot be searched' in str(message) for message in warned)
+    with error("P0001", "no", ours=False):
+        cited(asker, n_citations=1, vector_store=["public.more"])
+
+
+def test_a_store_that_is_locked_is_left_out_where_nobody_named_it(
+    owner: Connection, asker: Connection, db: Database
+) -> None:
+    make(owner, "docs", "more")
+    other = db.connect()
+    with other.transaction():
+        other.execute("LOCK TABLE more")
+        with warnings_of(asker) as warned:
+            assert cited(asker, n_citations=1) == ["docs 0"]
+    assert warned
+    row = asker.execute("SELECT current_setting('lock_timeout'), current_setting('enable_seqscan')").fetchone()
+    assert row == ("0", "on")
+
+
+def test_it_is_cancelled(owner: Connection, asker: Connection) -> None:
+    make(owner)
+    owner.execute("CREATE FUNCTION waits() RETURNS boolean LANGUAGE sql AS 'SELECT pg_sleep(60) IS NOT NULL'")
+    owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY; CREATE POLICY waits ON docs USING (waits())")
+    threading.Timer(0.5, asker.cancel).start()
+    began = time.monotonic()
+    with error("57014", "canceling statement due to user request", ours=False):
+        cited(asker, n_citations=1)
+    assert time.monotonic() - began < 5
+    assert asker.execute("SELECT current_setting('hnsw.iterative_scan', true)").fetchone() in [("off",), ("",), (None,)]
+
+
+def test_settings_of_the_session_are_as_before(birds: Connection) -> None:
+    birds.execute("SET hnsw.ef_search = 77")
+    cited(birds, keyword_search=True)
+    row = birds.execute(
+        "SELECT current_setting('hnsw.ef_search'), current_setting('jit'), current_setting('plan_cache_mode')"
+    ).fetchone()
+    birds.execute("RESET hnsw.ef_search")
+    assert row == ("77", "on", "auto")
+
+
+# -- ml_rag.statement -------------------------------------------------------------------------------------------------
+
+
+def statement(connection: Connection, query: str, options: dict[str, Any]) -> str:
+    row = connection.execute("SELECT ml_rag.statement(%s, %s)", (query, json.dumps(options))).fetchone()
+    assert row is not None
+    return row[0]
+
+
+@pytest.mark.parametrize("options", FIT, ids=json.dumps)
+def test_the_statement_gives_the_rows_of_the_search(birds: Connection, options: dict[str, Any]) -> None:
+    options = {**options, "query_embedding": fake_embedding("heron loon"), "n_citations": 20}
+    text = statement(birds, "heron loon", options)
+    assert birds.execute(text.encode()).fetchall() == search(birds, "heron loon", options)
+    assert birds.execute(b"EXPLAIN " + text[text.index("WITH") :].encode()).fetchall()
+
+
+def test_the_statement_shows_nothing_of_policies(owner: Connection, asker: Connection) -> None:
+    make(owner)
+    owner.execute(
+        "ALTER TABLE docs ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON docs USING (document_name <> 'docs 0')"
+    )
+    text = statement(
+        asker, "heron", {"query_embedding": fake_embedding("heron"), "keyword_search": True, "n_citations": 5}
+    )
+    assert "docs 0" not in text
+    assert [row[2] for row in asker.execute(text.encode())] == ["docs 1", "docs 2"]
+    # of the words of hidden rows neither key nor score
+    assert "{0,0}" not in text
+    assert "{1,0}" in text
+
+
+def test_a_call_that_is_not_one_statement_is_said_to_be_none(birds: Connection) -> None:
+    with error("0A000", "the call cannot be answered by one statement"):
+        statement(birds, "heron", {"query_embedding": fake_embedding("heron"), "filters": {"n": 1}})
+    with error("22023", 'unknown option "n_citation"'):
+        statement(birds, "heron", {"n_citation": 1})
+    with error("22023", "the question is empty"):
+        statement(birds, " ", {})
+
+
+def test_a_table_with_names_to_quote(owner: Connection, asker: Connection) -> None:
+    owner.execute('CREATE SCHEMA "s.\'"; GRANT USAGE ON SCHEMA "s.\'" TO ml_rag_user')
+    name = '"s.\'"."t ""\\x"'
+    owner.execute(
+        f'CREATE TABLE {name} ("seg""ment\\" text, "em\'b" vector(16), "k" uuid DEFAULT gen_random_uuid() PRIMARY KEY)'
+    )
+    owner.execute(f"COMMENT ON COLUMN {name}.\"em'b\" IS '{marker()}'")
+    owner.execute(f"INSERT INTO {name} VALUES ('heron', %s)", (json.dumps(fake_embedding("heron")),))
+    owner.execute(f"GRANT SELECT ON {name} TO ml_rag_user")
+    columns = {"segment": 'seg"ment\\', "segment_embedding": "em'b", "document_id": "k"}
+    options = {"vector_store": [name], "vector_store_columns": columns, "skip_generate": True}
+    statement_, stages_ = either(asker, "q", {**options, "query_embedding": fake_embedding("heron")})
+    assert statement_ == stages_
+    assert statement_["citations"][0]["document_name"] == name
