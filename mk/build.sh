@@ -11,7 +11,7 @@ mkdir -p "$ROOT/build"
 grep -qx "default_version = '$VERSION'" "$ROOT/ml_rag.control" ||
   die "ml_rag.control and plpy/ml_rag/__init__.py name different versions: make them the same"
 
-routines_of() { sed -nE 's/^CREATE (FUNCTION|PROCEDURE) ml_rag\.([a-z0-9_]+)\(.*/\2/p' "$ROOT/sql/$1/"*.sql | sort -u | tr '\n' ' '; }
+routines_of() { sed -nE 's/^CREATE (FUNCTION|PROCEDURE|AGGREGATE) ml_rag\.([a-z0-9_]+)\(.*/\2/p' "$ROOT/sql/$1/"*.sql | sort -u | tr '\n' ' '; }
 
 # A file that names pgvector's schema is run by a statement that replaces @vector@ by it: PostgreSQL does so from 16 on only.
 # shellcheck disable=SC2016

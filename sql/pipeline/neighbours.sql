@@ -1,7 +1,7 @@
 -- neighbours: the segments beside those that were found, and their texts as one.
 
 CREATE FUNCTION ml_rag._join_segments(a text, b text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT
 SET search_path FROM CURRENT
 AS $$
 -- purpose: two consecutive segments as one text, what the end of a and the start of b share written once
@@ -38,6 +38,9 @@ BEGIN
   RETURN _a || E'\n' || _b;
 END
 $$;
+
+-- segments in their order as one text
+CREATE AGGREGATE ml_rag._joined(text) (SFUNC = ml_rag._join_segments, STYPE = text, PARALLEL = SAFE);
 
 CREATE FUNCTION ml_rag._neighbours(store ml_rag.store, documents text[], first bigint[], last bigint[])
 RETURNS TABLE (range integer, segment_number bigint, segment text)

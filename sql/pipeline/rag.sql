@@ -310,7 +310,9 @@ BEGIN
     retrieval.method := _compiled ->> 'method';
     retrieval.threshold := (_compiled ->> 'threshold')::numeric;
     retrieval.trace := ARRAY(SELECT s FROM jsonb_populate_recordset(NULL::ml_rag.step, _compiled -> 'trace') AS s);
-    retrieval := ml_rag._go_on(request, retrieval);
+    IF request.rerank_model_id IS NOT NULL THEN
+      retrieval := ml_rag._go_on(request, retrieval);
+    END IF;
     RETURN;
   END IF;
 

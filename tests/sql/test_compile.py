@@ -116,10 +116,12 @@ def options_of(source: random.Random) -> dict[str, Any]:
     }  # fmt: skip
     if source.random() < 0.4:
         chosen = source.sample(list(limits), source.randint(1, 2))
-        options["retrieval_options"] = {key: limits[key] for key in chosen} | {"segment_overlap": source.choice([0, 1])}
+        options["retrieval_options"] = {key: limits[key] for key in chosen} | {"segment_overlap": source.choice([0, 1, 3])}
     if source.random() < 0.4:
         fields = ["document_id", "segment_number", "vector_store", "metadata", "score", "keyword_score", "rank"]
         options["citation_fields"] = [*source.sample(fields, 3), "segment_range", "rerank_score"]
+    if source.random() < 0.2:
+        options["return"] = "document"
     if source.random() < 0.2:
         options["index_options"] = source.choice([{"exact": True}, {"ef_search": 100}])
     return options
@@ -147,6 +149,8 @@ FIT: list[dict[str, Any]] = [
     {"keyword_search": True},
     {"semantic_search": False, "keyword_search": True},
     {"retrieval_options": {"max_distance": 1.9, "segment_overlap": 0}},
+    {"retrieval_options": {"segment_overlap": 2}, "citation_fields": ["segment_range"]},
+    {"return": "document", "keyword_search": True},
     {"citation_fields": ["rank"]},
     {"arms": [{"search": "keyword"}, {"search": "semantic"}]},
     {"vector_store": ["docs"], "keyword_search": True, "hybrid_options": {"fusion": "rrf"}},

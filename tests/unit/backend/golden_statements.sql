@@ -98,7 +98,7 @@ hit AS (
   SELECT * FROM cited
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'kb.it''s'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round(max(h.distance), 4)::text AS threshold, false AS is_percentage, (SELECT min(distance) FROM ranked)::text AS nearest,
+  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage, (SELECT min(distance) FROM ranked)::text AS nearest,
   ARRAY[(SELECT count(*) < 3 FROM near_1), (SELECT count(*) < 3 FROM near_2)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_1), (SELECT count(*) = 3 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_2)]::boolean[] AS tied, ARRAY[]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -129,8 +129,68 @@ hit AS (
   SELECT * FROM cited
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round(max(h.distance), 4)::text AS threshold, false AS is_percentage, (SELECT min(distance) FROM ranked)::text AS nearest,
+  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage, (SELECT min(distance) FROM ranked)::text AS nearest,
   ARRAY[(SELECT count(*) < 3 FROM near_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_1)]::boolean[] AS tied, ARRAY[]::boolean[] AS missing
+FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
+
+-- by meaning, widened, citations
+-- $1 vector
+WITH near_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id"::bigint AS document_id, t."document_id"::text AS document_key, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
+  WHERE abs(s.distance) < 'Infinity'
+),
+near_2 AS (
+  SELECT 2 AS store, s.row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, coalesce(nullif(to_jsonb(t."metadata") ->> 'source', ''), nullif(to_jsonb(t."metadata") ->> 'file_path', ''), nullif(to_jsonb(t."metadata") ->> 'file_name', ''), nullif(to_jsonb(t."metadata") ->> 'url', ''), nullif(to_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, NULL::bigint AS document_id, t."key"::text AS document_key, NULL::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec AS distance
+    FROM kb."it's" AS t WHERE t."em""bedding" IS NOT NULL AND t."segment" IS NOT NULL
+    ORDER BY t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec LIMIT 4) AS s
+  WHERE abs(s.distance) < 'Infinity'
+),
+near AS (
+  SELECT * FROM (
+  SELECT * FROM (
+  SELECT * FROM near_1
+  UNION ALL
+  SELECT * FROM near_2) AS u
+  ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
+),
+ranked AS (
+  SELECT *, NULL::float8 AS keyword_score, NULL::float8 AS score FROM near
+),
+cited AS (
+  SELECT *, row_number() OVER () AS place FROM (
+    SELECT * FROM ranked
+    ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
+),
+range AS (
+  SELECT store, document_key, min(segment_number) - 1 AS first, max(segment_number) + 1 AS last, min(place) AS best
+  FROM (SELECT d.*, count(*) FILTER (WHERE opens) OVER (PARTITION BY store, document_key ORDER BY segment_number) AS island
+    FROM (SELECT store, document_key, segment_number, place,
+        coalesce(segment_number > 3 + max(segment_number) OVER (PARTITION BY store, document_key ORDER BY segment_number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), true) AS opens
+      FROM cited WHERE store IN (1) AND segment_number IS NOT NULL AND document_key IS NOT NULL) AS d) AS i
+  GROUP BY store, document_key, island
+),
+widened AS (
+  SELECT best, ml_rag._joined(segment ORDER BY segment_number) AS segment, min(segment_number) AS first_segment, max(segment_number) AS last_segment FROM (
+    SELECT r.best, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment
+    FROM range AS r JOIN public.handbook AS t ON r.store = 1 AND t."document_id" = r.document_key::bigint AND t."segment_number" BETWEEN r.first AND r.last
+    WHERE t."segment" IS NOT NULL) AS n
+  GROUP BY best
+),
+hit AS (
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.metadata, c.keyword_score, c.score, c.place, coalesce(w.segment, c.segment) AS segment, w.first_segment, w.last_segment
+  FROM (SELECT * FROM cited) AS c
+  LEFT JOIN range AS r ON r.store = c.store AND r.document_key = c.document_key
+    AND c.segment_number BETWEEN r.first AND r.last
+  LEFT JOIN widened AS w ON w.best = r.best
+  WHERE r.best IS NULL OR r.best = c.place
+)
+SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'segment_range', json_build_array(coalesce(h.first_segment, h.segment_number), coalesce(h.last_segment, h.segment_number))) ORDER BY h.place)::text AS hits, count(*) AS n,
+  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
+  ARRAY[(SELECT count(*) < 3 FROM near_1), (SELECT count(*) < 3 FROM near_2)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_1), (SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_2)]::boolean[] AS tied, ARRAY[]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by words, without a vector
@@ -157,7 +217,7 @@ hit AS (
   SELECT c.*, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round(max(h.distance), 4)::text AS threshold, false AS is_percentage, (SELECT min(distance) FROM ranked)::text AS nearest,
+  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage, (SELECT min(distance) FROM ranked)::text AS nearest,
   ARRAY[]::boolean[] AS short, ARRAY[]::boolean[] AS tied, ARRAY[(SELECT count(*) < 3 AND cardinality($1) >= 3 FROM words_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -218,7 +278,7 @@ hit AS (
   SELECT c.*, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
   ARRAY[(SELECT count(*) < 100 FROM near_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_1)]::boolean[] AS tied, ARRAY[(SELECT count(*) < 100 AND cardinality($2) >= 100 FROM words_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -266,11 +326,11 @@ hit AS (
   SELECT c.*, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
   ARRAY[(SELECT count(*) < 100 FROM near_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_1)]::boolean[] AS tied, ARRAY[(SELECT count(*) < 100 AND cardinality($2) >= 100 FROM words_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
--- hybrid, by ranks
+-- hybrid, by ranks, widened
 -- $1 vector, $2 keys_1, $3 scores_1, $4 rrf_k
 WITH near_1 AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document_id, s.document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
@@ -305,8 +365,28 @@ cited AS (
     SELECT * FROM ranked
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
+range AS (
+  SELECT store, document_key, min(segment_number) - 2 AS first, max(segment_number) + 2 AS last, min(place) AS best
+  FROM (SELECT d.*, count(*) FILTER (WHERE opens) OVER (PARTITION BY store, document_key ORDER BY segment_number) AS island
+    FROM (SELECT store, document_key, segment_number, place,
+        coalesce(segment_number > 5 + max(segment_number) OVER (PARTITION BY store, document_key ORDER BY segment_number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), true) AS opens
+      FROM cited WHERE store IN (1) AND segment_number IS NOT NULL AND document_key IS NOT NULL) AS d) AS i
+  GROUP BY store, document_key, island
+),
+widened AS (
+  SELECT best, ml_rag._joined(segment ORDER BY segment_number) AS segment, min(segment_number) AS first_segment, max(segment_number) AS last_segment FROM (
+    SELECT r.best, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment
+    FROM range AS r JOIN public.handbook AS t ON r.store = 1 AND t."document_id" = r.document_key::bigint AND t."segment_number" BETWEEN r.first AND r.last
+    WHERE t."segment" IS NOT NULL) AS n
+  GROUP BY best
+),
 hit AS (
-  SELECT c.*, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.metadata, c.keyword_score, c.score, c.place, coalesce(w.segment, c.segment) AS segment, w.first_segment, w.last_segment
+  FROM (SELECT c.*, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key) AS c
+  LEFT JOIN range AS r ON r.store = c.store AND r.document_key = c.document_key
+    AND c.segment_number BETWEEN r.first AND r.last
+  LEFT JOIN widened AS w ON w.best = r.best
+  WHERE r.best IS NULL OR r.best = c.place
 )
 SELECT row_number() OVER (ORDER BY h.place)::integer AS rank, (ARRAY['public.handbook'])[h.store] AS vector_store, h.document_name, h.document_id, h.segment_number::integer AS segment_number, h.segment, h.distance, h.metadata, h.keyword_score, h.score, NULL::float8 AS rerank_score
 FROM hit AS h ORDER BY h.place;

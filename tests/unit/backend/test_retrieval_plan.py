@@ -75,6 +75,12 @@ SHAPES: dict[str, tuple[Shape, tuple[Source, ...]]] = {
         Shape((Arm("semantic", 3),), 3, COSINE, has_vector=True, form="hits"),
         (replace(HANDBOOK, quantization="binary"),),
     ),
+    "by meaning, widened, citations": (
+        Shape(
+            (Arm("semantic", 3),), 3, COSINE, has_vector=True, overlap=1, form="citations", fields=("segment_range",)
+        ),
+        (HANDBOOK, Source(OTHER, Read.first(3))),
+    ),
     "by words, without a vector": (
         Shape((Arm("keyword", 3, has_limit=True),), 3, COSINE, has_vector=False, form="hits"),
         (Source(STORE, None, INDEX),),
@@ -87,7 +93,9 @@ SHAPES: dict[str, tuple[Shape, tuple[Source, ...]]] = {
         Shape((SEMANTIC, KEYWORD), 3, EUCLIDEAN, has_vector=True, form="citations"),
         (HYBRID,),
     ),
-    "hybrid, by ranks": (Shape((SEMANTIC, KEYWORD), 3, COSINE, has_vector=True, fusion="rrf"), (HYBRID,)),
+    "hybrid, by ranks, widened": (
+        Shape((SEMANTIC, KEYWORD), 3, COSINE, has_vector=True, fusion="rrf", overlap=2), (HYBRID,)
+    ),
 }  # fmt: skip
 
 

@@ -11,7 +11,9 @@ Common table expressions, in the order of the pipeline:
     ranked     what the arms have found, fused to one list
     threshold  how far a row may be
     cited      the rows that are within it, as many as wanted
-    hit        those rows with their texts
+    range      which neighbours of these are read, of each document without gaps
+    widened    the texts of the ranges
+    hit        the cited rows with their texts
 
 Rows are known by store (its number) and row key (ctid), which hold within the snapshot of the statement. The texts of
 rows are read last, but for a search by meaning alone, whose few rows have been read anyway.
@@ -60,6 +62,8 @@ class Shape:
     fusion: str = "weighted"
     has_max_distance: bool = False
     has_percentage: bool = False
+    #: neighbours on either side
+    overlap: int = 0
     #: how many rows of an index of smaller vectors are scored again by the whole ones; None = by default
     rescore: int | None = None
     #: what comes out: rows, as ml_rag_search gives them; or one row with JSON, of citations or of whole hits
@@ -186,6 +190,8 @@ class _Plan:
         if self.shape.has_max_distance or self.shape.has_percentage:
             parts.append(("threshold AS", self._threshold()))
         parts.append(("cited AS", self._cited()))
+        if self._widened_stores():
+            parts += [("range AS", self._range()), ("widened AS", self._widened())]
         parts.append(("hit AS", self._hit()))
         answer = self._answer()
         body = ",\n".join(f"{head} (\n  {text}\n)" for head, text in self.slots.parts() + parts)
@@ -408,15 +414,77 @@ class _Plan:
             f"    ORDER BY {order}, {_TIES} LIMIT {self.shape.n}) AS r"
         )
 
+    def _widened_stores(self) -> list[tuple[int, Store]]:
+        """Stores whose segments have neighbours, where these are wanted."""
+        return [
+            (i, source.store)
+            for i, source in self._numbered()
+            if self.shape.overlap > 0
+            and source.store.segment_number is not None
+            and (source.store.document_id or source.store.document_name) is not None
+        ]
+
+    def _range(self) -> str:
+        """Gaps and islands: a row opens a new range where its neighbours do not touch those of the rows before it."""
+        overlap = self.shape.overlap
+        numbers = ", ".join(str(i) for i, _ in self._widened_stores())
+        before = (
+            "max(segment_number) OVER (PARTITION BY store, document_key ORDER BY segment_number"
+            " ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+        )
+        return (
+            f"SELECT store, document_key, min(segment_number) - {overlap} AS first,"
+            f" max(segment_number) + {overlap} AS last, min(place) AS best\n"
+            "  FROM (SELECT d.*, count(*) FILTER (WHERE opens)"
+            " OVER (PARTITION BY store, document_key ORDER BY segment_number) AS island\n"
+            "    FROM (SELECT store, document_key, segment_number, place,\n"
+            f"        coalesce(segment_number > {2 * overlap + 1} + {before}, true) AS opens\n"
+            f"      FROM cited WHERE store IN ({numbers}) AND segment_number IS NOT NULL"
+            " AND document_key IS NOT NULL) AS d) AS i\n"
+            "  GROUP BY store, document_key, island"
+        )
+
+    def _widened(self) -> str:
+        def texts(i: int, store: Store) -> str:
+            document = identifier(store.document_id or store.document_name or "")
+            type_name = "text" if store.document_id is None else store.document_id_type
+            number = f"t.{identifier(store.segment_number or '')}"
+            return (
+                f"SELECT r.best, {number}::bigint AS segment_number, t.{identifier(store.segment)}::text AS segment\n"
+                f"    FROM range AS r JOIN {store.table} AS t ON r.store = {i}"
+                f" AND t.{document} = r.document_key::{type_name} AND {number} BETWEEN r.first AND r.last\n"
+                f"    WHERE t.{identifier(store.segment)} IS NOT NULL"
+            )
+
+        return (
+            "SELECT best, ml_rag._joined(segment ORDER BY segment_number) AS segment,"
+            " min(segment_number) AS first_segment, max(segment_number) AS last_segment FROM (\n"
+            f"    {joined([texts(i, store) for i, store in self._widened_stores()])}) AS n\n"
+            "  GROUP BY best"
+        )
+
     def _hit(self) -> str:
-        if self.has_text:
-            return "SELECT * FROM cited"
-        return joined(
-            [
-                f"SELECT c.*, {self._text(source.store)} FROM cited AS c JOIN {source.store.table} AS t"
-                f" ON c.store = {i} AND t.ctid = c.row_key"
-                for i, source in self._numbered()
-            ]
+        """The best row of a range stands for all of it."""
+        rows = "SELECT * FROM cited"
+        if not self.has_text:
+            rows = joined(
+                [
+                    f"SELECT c.*, {self._text(source.store)} FROM cited AS c JOIN {source.store.table} AS t"
+                    f" ON c.store = {i} AND t.ctid = c.row_key"
+                    for i, source in self._numbered()
+                ]
+            )
+        if not self._widened_stores():
+            return rows
+        columns = "document_name document_id document_key segment_number distance metadata keyword_score score place"
+        return (
+            f"SELECT c.store, {', '.join(f'c.{name}' for name in columns.split())},"
+            " coalesce(w.segment, c.segment) AS segment, w.first_segment, w.last_segment\n"
+            f"  FROM ({rows}) AS c\n"
+            "  LEFT JOIN range AS r ON r.store = c.store AND r.document_key = c.document_key\n"
+            "    AND c.segment_number BETWEEN r.first AND r.last\n"
+            "  LEFT JOIN widened AS w ON w.best = r.best\n"
+            "  WHERE r.best IS NULL OR r.best = c.place"
         )
 
     # -- the answer ---------------------------------------------------------------------------------------------------
@@ -443,18 +511,22 @@ class _Plan:
             "score": "h.score",
             "keyword_score": "h.keyword_score",
         }
+        first, last = "h.segment_number", "h.segment_number"
+        if self._widened_stores():
+            first, last = (f"coalesce(h.{name}_segment, h.segment_number)" for name in ("first", "last"))
+            values |= {"first_segment": "h.first_segment", "last_segment": "h.last_segment"}
         if self.shape.form == "citations":
             values |= {
                 "document_id": "coalesce(to_json(h.document_id), to_json(h.document_key))",
                 "rerank_score": "NULL::float8",
                 "rank": "h.rank",
-                "segment_range": "json_build_array(h.segment_number, h.segment_number)",
+                "segment_range": f"json_build_array({first}, {last})",
             }
             values = {name: values[name] for name in ("segment", "distance", "document_name", *self.shape.fields)}
         fields = ", ".join(f"'{name}', {value}" for name, value in values.items())
         # how near the nearest candidate is, whatever a limit leaves of them
         nearest = ", (SELECT min(distance) FROM ranked)::text AS nearest" if self.shape.form == "hits" else ""
-        threshold, is_percentage = "max(h.distance)", "false"
+        threshold, is_percentage = "(SELECT max(distance) FROM cited)", "false"
         if self._is_limited:
             threshold, is_percentage = (f"(SELECT {name} FROM threshold)" for name in ("distance", "is_percentage"))
         return (

@@ -33,8 +33,8 @@ class Request:
     values: dict[str, Any]
     needs_embedding: bool
     skips_generation: bool
-    #: whether hits are worked on after the statement: reranked, or widened by their neighbours
-    goes_on: bool
+    #: whether hits are reranked after the statement, and then widened
+    is_reranked: bool
     #: of option index_options: exact, and settings of an index
     is_exact: bool
     ef_search: int | None
@@ -94,6 +94,7 @@ def _read(plpy: Any, schema: str, options: dict[str, Any], form: str, has_vector
         "percentage_distance": percentage if percentage is None else str(percentage),
         "rrf_k": (options.get("hybrid_options") or {}).get("rrf_k", 60),
     }
+    overlap = 200 if options.get("return") == "document" else limits.get("segment_overlap", 0)
     names, model = options.get("vector_store"), options.get("embed_model_id")
     columns = options.get("vector_store_columns") or {}
     return Request(
@@ -105,6 +106,7 @@ def _read(plpy: Any, schema: str, options: dict[str, Any], form: str, has_vector
             fusion=fusion,
             has_max_distance=most is not None,
             has_percentage=percentage is not None,
+            overlap=0 if rerank is not None else overlap,
             rescore=index.get("rescore"),
             form=form,
             fields=tuple(options.get("citation_fields") or ()) if form == "citations" else (),
@@ -121,7 +123,7 @@ def _read(plpy: Any, schema: str, options: dict[str, Any], form: str, has_vector
         values,
         needs_embedding,
         skips_generation=bool(options.get("skip_generate")),
-        goes_on=rerank is not None or options.get("return") == "document" or limits.get("segment_overlap", 0) > 0,
+        is_reranked=rerank is not None,
         is_exact=bool(index.get("exact")),
         ef_search=index.get("ef_search"),
         probes=index.get("probes"),

@@ -113,7 +113,7 @@ class Retrieval:
         try:
             shape_form = "hits" if form == "rows" else form
             request = self._request(question, options, vector, shape_form, is_parsed=is_parsed)
-            if form != "hits" and (request.goes_on or (form == "citations" and not request.skips_generation)):
+            if form != "hits" and (request.is_reranked or (form == "citations" and not request.skips_generation)):
                 return None
             found = self._find(request, question, options, vector)
         except Unfit:
@@ -146,8 +146,8 @@ class Retrieval:
         }
         notes = [f"SET {name} = {value};" for name, value in settings.items()]
         head = f"-- ml_rag runs it with: {' '.join(notes)}\n"
-        if request.goes_on:
-            head += "-- What follows is not in it: the hits are reranked, or widened by their neighbours.\n"
+        if request.is_reranked:
+            head += "-- What follows is not in it: the hits are reranked, and then widened by their neighbours.\n"
         return head + made.text
 
     # -- stages -------------------------------------------------------------------------------------------------------
