@@ -20,8 +20,8 @@
 --  13  the answer document, with how it came about          ml_rag_answer, ml_rag       pipeline/rag, explain
 --
 -- Most calls do not go through them: pipeline/compile makes steps 1, 2, 4 and 6 to 9 one SQL statement, written by Python without a
--- database (plpy/ml_rag/backend/retrieval: request, stores, plan, run). What one statement cannot do (filters, rewriting, functions,
--- node groups, shards, views, explain, and stores that fail and must not fail the call) goes through the stages, store by store.
+-- database (plpy/ml_rag/backend/retrieval: request, stores, plan, run). What one statement cannot do (rewriting, functions, node
+-- groups, shards, views, explain, and stores that fail and must not fail the call) goes through the stages, store by store.
 --
 -- Steps 6 and 7 are arms; pipeline/arms goes through arms and stores. Each store is read in one place, pipeline/read, which
 -- keeps what goes wrong in a store that nobody named from the call (pipeline/isolate). Shards of a store on other servers run an

@@ -25,6 +25,7 @@ SET ivfflat.iterative_scan = 'relaxed_order'
 SET hnsw.ef_search = 40
 SET ivfflat.probes = 1
 SET enable_seqscan = off
+SET enable_sort = on
 AS $$
 # purpose: what one statement finds, as form says; null = the stages take it. See backend/retrieval/run.py
 @BACKEND@
@@ -74,6 +75,7 @@ SET ivfflat.iterative_scan = 'relaxed_order'
 SET hnsw.ef_search = 40
 SET ivfflat.probes = 1
 SET enable_seqscan = off
+SET enable_sort = on
 AS $$
 @BACKEND@
 return backend.statement_of_question(plpy, query, options, query_embedding, session, '@vector@')

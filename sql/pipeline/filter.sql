@@ -333,3 +333,50 @@ that lack one of them are left out; excluded_keywords: those that have one. A ke
 whole words, in any case, with any white space between them, and in scripts without blanks anywhere.
 Errors: 22023, of ml_rag.condition; more than 20 keywords of one option, or one that is blank or has more than 200
 characters.$$;
+
+CREATE FUNCTION ml_rag._warn_of_filters(stores ml_rag.store[], options jsonb) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: say what a key of option filters may have been meant for, where stores have no such column or key  Reads: the stores
+DECLARE
+  _store ml_rag.store;
+BEGIN
+  IF options ? 'filters' THEN
+    PERFORM ml_rag._warn_of_unknown_columns(stores, options -> 'filters');
+    FOREACH _store IN ARRAY stores LOOP
+      PERFORM ml_rag._warn_of_unknown_keys(_store, options -> 'filters');
+    END LOOP;
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._row_filter(store ml_rag.store, options jsonb, stage text, candidates integer, is_estimated boolean)
+RETURNS ml_rag.row_filter
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the condition of the options on a store, and of an ordinary table which rows pass it where they are few. is_estimated:
+-- whether how many pass may be guessed from a sample first  Reads: the store, as the caller
+DECLARE
+  _filter ml_rag.row_filter;
+  _passing double precision;
+BEGIN
+  SELECT f.condition, f.arguments INTO _filter.condition, _filter.arguments FROM ml_rag.filter(store, options) AS f;
+  IF NOT store.is_table OR _filter.condition = '' OR stage = 'read' THEN
+    RETURN _filter;
+  END IF;
+  IF is_estimated THEN
+    _passing := ml_rag._estimated_rows(store, _filter.condition, _filter.arguments);
+  END IF;
+  IF stage = 'keyword' THEN
+    _filter.likely := ml_rag._likely_rows(store.relation, candidates, _passing, false);
+  END IF;
+  -- counted where few pass, or it is not known
+  IF _filter.likely IS NULL
+    AND NOT coalesce(stage = 'search' AND _passing > ml_rag._compared_rows(store.relation, candidates), false) THEN
+    _filter.row_keys := ml_rag._passing_rows(store, _filter.condition, _filter.arguments);
+  END IF;
+  RETURN _filter;
+END
+$$;

@@ -301,7 +301,7 @@ BEGIN
     RETURN;
   END IF;
 
-  IF NOT by_stages THEN
+  IF NOT by_stages AND NOT (request.options ? 'document_name' AND ml_rag._wants_whole_documents(request)) THEN
     _compiled := ml_rag._compiled(request.question, request.options, 'hits', true, request.call);
   END IF;
   IF _compiled IS NOT NULL THEN
@@ -310,6 +310,9 @@ BEGIN
     retrieval.method := _compiled ->> 'method';
     retrieval.threshold := (_compiled ->> 'threshold')::numeric;
     retrieval.trace := ARRAY(SELECT s FROM jsonb_populate_recordset(NULL::ml_rag.step, _compiled -> 'trace') AS s);
+    IF request.options ? 'document_name' THEN
+      PERFORM ml_rag._warn_of_unknown_names(retrieval.stores, request.options, retrieval.hits);
+    END IF;
     IF request.rerank_model_id IS NOT NULL THEN
       retrieval := ml_rag._go_on(request, retrieval);
     END IF;

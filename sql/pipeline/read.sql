@@ -76,7 +76,6 @@ AS $$
 -- corpus: of ml_rag._keyword_scores
 -- Reads: the store, as the caller
 DECLARE
-  _passing double precision;
   _shards regclass[];
   _found record;
   _rows refcursor;
@@ -102,21 +101,8 @@ BEGIN
         filter.condition := '';
       ELSE
         PERFORM ml_rag._warn_of_unknown_keys(store, request.options -> 'filters');
-        _found := ml_rag.filter(store, request.options);
-        filter.condition := _found.condition;
-        filter.arguments := _found.arguments;
-        IF store.is_table AND filter.condition <> '' AND stage <> 'read' THEN
-          _passing := CASE WHEN arm.node_group IS NULL AND (stage = 'search' OR stage = 'keyword' AND NOT index.secured)
-            THEN ml_rag._estimated_rows(store, filter.condition, filter.arguments) END;
-          IF stage = 'keyword' THEN
-            filter.likely := ml_rag._likely_rows(store.relation, arm.candidates, _passing, false);
-          END IF;
-          -- counted where few pass, or it is not known
-          IF filter.likely IS NULL
-            AND NOT coalesce(stage = 'search' AND _passing > ml_rag._compared_rows(store.relation, arm.candidates), false) THEN
-            filter.row_keys := ml_rag._passing_rows(store, filter.condition, filter.arguments);
-          END IF;
-        END IF;
+        filter := ml_rag._row_filter(store, request.options, stage, arm.candidates,
+          arm.node_group IS NULL AND (stage = 'search' OR stage = 'keyword' AND NOT index.secured));
       END IF;
     ELSIF filter.likely IS NOT NULL AND (stage <> 'keyword' OR arm.node_group IS NOT NULL) THEN
       filter.row_keys := ml_rag._passing_rows(store, filter.condition, filter.arguments);

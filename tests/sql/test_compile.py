@@ -84,6 +84,17 @@ def either(connection: Connection, query: str, options: dict[str, Any]) -> tuple
     return document({}), document({"explain": True})
 
 
+FILTERS: list[dict[str, Any]] = [
+    {"filters": {"document_id": {"lt": 4}}},
+    {"filters": {"document_id": {"gte": 0}}},
+    {"filters": {"n": [0, 2], "document_id": {"between": [10, 70]}}},
+    {"filters": {"n": 99}},
+    {"document_name": ["d01", "d17", "nowhere"]},
+    {"exclude_document_name": ["d01"]},
+    {"required_keywords": ["heron"], "excluded_keywords": ["loon", "gull"]},
+]
+
+
 def options_of(source: random.Random) -> dict[str, Any]:
     """Options of a call that is one statement."""
     n = source.choice([1, 2, 3, 10, 60])
@@ -116,18 +127,22 @@ def options_of(source: random.Random) -> dict[str, Any]:
     }  # fmt: skip
     if source.random() < 0.4:
         chosen = source.sample(list(limits), source.randint(1, 2))
-        options["retrieval_options"] = {key: limits[key] for key in chosen} | {"segment_overlap": source.choice([0, 1, 3])}
+        options["retrieval_options"] = {key: limits[key] for key in chosen} | {
+            "segment_overlap": source.choice([0, 1, 3])
+        }
     if source.random() < 0.4:
         fields = ["document_id", "segment_number", "vector_store", "metadata", "score", "keyword_score", "rank"]
         options["citation_fields"] = [*source.sample(fields, 3), "segment_range", "rerank_score"]
     if source.random() < 0.2:
         options["return"] = "document"
+    if source.random() < 0.5:
+        options |= source.choice(FILTERS)
     if source.random() < 0.2:
         options["index_options"] = source.choice([{"exact": True}, {"ef_search": 100}])
     return options
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", range(160))
 def test_both_ways_agree(birds: Connection, seed: int) -> None:
     source = random.Random(seed)
     question = " ".join(source.sample(WORDS, source.randint(1, 4)))
@@ -159,12 +174,12 @@ FIT: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", FIT, ids=json.dumps)
+@pytest.mark.parametrize("options", [*FIT, *({**f, "keyword_search": True} for f in FILTERS[:2])], ids=json.dumps)
 def test_usual_calls_do_without_the_stages(stages: Connection, owner: Connection, options: dict[str, Any]) -> None:
     make(owner, "docs", "more")
     options = {**options, "skip_generate": True, "query_embedding": fake_embedding("heron")}
     assert entered(stages, "heron", options) == 0
-    assert entered(stages, "heron", {**options, "filters": {"document_id": {"gte": 0}}}) == 1
+    assert entered(stages, "heron", {**options, "explain": True}) == 1
 
 
 def make(owner: Connection, name: str = "docs", *names: str) -> None:
@@ -342,6 +357,19 @@ def test_the_statement_shows_nothing_of_policies(owner: Connection, asker: Conne
     # of the words of hidden rows neither key nor score
     assert "{0,0}" not in text
     assert "{1,0}" in text
+
+
+def test_a_filter_that_is_wrong_is_an_error(birds: Connection) -> None:
+    for filters, words in (({"document_id": "x"}, 'option "filters"'), ({"n": {"lx": 1}}, 'unknown operator "lx"')):
+        with error("22023", words):
+            cited(birds, filters=filters)
+
+
+def test_a_key_that_no_row_has_is_warned_of_once(birds: Connection) -> None:
+    with warnings_of(birds) as warned:
+        cited(birds, vector_store=["docs"], filters={"N": {"ne": 1}})
+    assert len(warned) == 1
+    assert "N" in str(warned[0])
 
 
 def test_a_call_that_is_not_one_statement_is_said_to_be_none(birds: Connection) -> None:

@@ -194,7 +194,7 @@ SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by words, without a vector
--- $1 keys_1, $2 scores_1, $3 keyword_limit
+-- $1 keys_1, $2 scores_1, $3 keyword_limit, $4 candidates_1
 WITH words_1 AS (
   SELECT 1 AS store, t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id"::bigint AS document_id, t."document_id"::text AS document_key, t."segment_number"::bigint AS segment_number, w.score, NULL::numeric AS distance
   FROM unnest($1, $2) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
@@ -218,11 +218,11 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage, (SELECT min(distance) FROM ranked)::text AS nearest,
-  ARRAY[]::boolean[] AS short, ARRAY[]::boolean[] AS tied, ARRAY[(SELECT count(*) < 3 AND cardinality($1) >= 3 FROM words_1)]::boolean[] AS missing
+  ARRAY[]::boolean[] AS short, ARRAY[]::boolean[] AS tied, ARRAY[(SELECT count(*) < 3 AND cardinality($1) >= $4 FROM words_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, weighted by how clear the arms are
--- $1 vector, $2 keys_1, $3 scores_1
+-- $1 vector, $2 keys_1, $3 scores_1, $4 candidates_1
 WITH near_1 AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document_id, s.document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id"::bigint AS document_id, t."document_id"::text AS document_key, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
@@ -279,11 +279,11 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  ARRAY[(SELECT count(*) < 100 FROM near_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_1)]::boolean[] AS tied, ARRAY[(SELECT count(*) < 100 AND cardinality($2) >= 100 FROM words_1)]::boolean[] AS missing
+  ARRAY[(SELECT count(*) < 100 FROM near_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_1)]::boolean[] AS tied, ARRAY[(SELECT count(*) < 100 AND cardinality($2) >= $4 FROM words_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, weighted
--- $1 vector, $2 keys_1, $3 scores_1, $4 near_weight, $5 words_weight
+-- $1 vector, $2 keys_1, $3 scores_1, $4 near_weight, $5 words_weight, $6 candidates_1
 WITH near_1 AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document_id, s.document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id"::bigint AS document_id, t."document_id"::text AS document_key, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<->) $1 AS distance
@@ -327,7 +327,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  ARRAY[(SELECT count(*) < 100 FROM near_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_1)]::boolean[] AS tied, ARRAY[(SELECT count(*) < 100 AND cardinality($2) >= 100 FROM words_1)]::boolean[] AS missing
+  ARRAY[(SELECT count(*) < 100 FROM near_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_1)]::boolean[] AS tied, ARRAY[(SELECT count(*) < 100 AND cardinality($2) >= $6 FROM words_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, by ranks, widened

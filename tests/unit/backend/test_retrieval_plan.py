@@ -126,7 +126,7 @@ def test_values_stand_in_the_text_once(name: str) -> None:
     shape, sources = SHAPES[name]
     values = {
         "vector": "[1,2,3]", "keys_1": ["{1,2}"], "scores_1": [0.5], "keyword_limit": "0.1", "max_distance": "0.6",
-        "percentage_distance": "20", "near_weight": 0.5, "words_weight": 0.5, "rrf_k": 60,
+        "percentage_distance": "20", "near_weight": 0.5, "words_weight": 0.5, "rrf_k": 60, "candidates_1": 100,
     }  # fmt: skip
     statement = plan(shape, sources, "public", Values(values))
     assert "$" not in statement.text

@@ -87,6 +87,11 @@ class Read:
     def first(cls, n: int) -> Read:
         return cls("index", n + min(1 + n // 10, SPARE))
 
+    @classmethod
+    def filtered(cls, n: int, *, is_narrow: bool) -> Read:
+        """Under a filter: an index goes on past what is left out, in a relaxed order."""
+        return cls("exact" if is_narrow else "index", n + n // 10 + 8)
+
     def further(self, n: int) -> Read:
         """Where more rows share the last place."""
         return Read("total", n) if self.limit > MOST_FETCHED else Read(self.sort, self.limit * 4)
@@ -151,6 +156,10 @@ class Source:
     index: KeywordIndex | None = None
     #: halfvec or binary where only an index of such smaller vectors serves the metric
     quantization: str | None = None
+    #: of ml_rag.filter: which rows count at all, in terms of its arguments, $3; "" = all
+    condition: str = ""
+    #: whether the rows that pass it are few, and given
+    is_narrow: bool = False
 
 
 def rescored(shape: Shape, source: Source, read: Read) -> int:
@@ -173,6 +182,10 @@ class _Plan:
         self.is_hybrid = self.semantic is not None and self.keyword is not None
         #: rows of one arm are few, and were read
         self.has_text = self.keyword is None
+        if any(source.condition for source in sources):
+            self._vector()
+            slots("nothing", "int4")
+            slots("filter", "text[]")
 
     def statement(self) -> Statement:
         parts: list[tuple[str, str]] = []
@@ -206,10 +219,13 @@ class _Plan:
 
     # -- rows of a store ----------------------------------------------------------------------------------------------
 
+    def _vector(self) -> str:
+        return self.slots("vector", f"{self.schema}.vector")
+
     def _distance(self, store: Store) -> str:
         """From a row to the question, what an index can serve."""
         operator = f"OPERATOR({self.schema}.{self.shape.metric.operator})"
-        vector = self.slots("vector", f"{self.schema}.vector")
+        vector = self._vector()
         cast = "" if store.embedding_type == "vector" else f"::{self.schema}.{store.embedding_type}"
         return f"t.{identifier(store.segment_embedding)} {operator} {vector}{cast}"
 
@@ -249,17 +265,21 @@ class _Plan:
             f"SELECT {i} AS store, s.row_key, s.document_name, s.document_id, s.document_key, s.segment_number,"
             f"{' s.segment, s.metadata,' if self.has_text else ''} {self._rounded('s.distance')} AS distance\n"
             f"  FROM (SELECT {columns}, {distance} AS distance\n"
-            f"    FROM {self._rows(source, read)}\n"
+            f"    FROM {self._rows(i, source, read)}\n"
             f"    ORDER BY {order} LIMIT {read.limit}) AS s\n"
             "  WHERE abs(s.distance) < 'Infinity'"
         )
 
-    def _rows(self, source: Source, read: Read) -> str:
-        """The rows of a store that have a vector and a text; those that an index of smaller vectors finds."""
+    def _rows(self, i: int, source: Source, read: Read) -> str:
+        """The rows of a store that have a vector and a text, and pass the filter; those that an index of smaller
+        vectors finds."""
         store = source.store
+        condition = source.condition
+        if source.is_narrow:
+            condition = f" AND t.ctid = ANY ({self.slots(f'row_keys_{i}', 'text')}::tid[])"
         rows = (
             f"{store.table} AS t WHERE t.{identifier(store.segment_embedding)} IS NOT NULL"
-            f" AND t.{identifier(store.segment)} IS NOT NULL"
+            f" AND t.{identifier(store.segment)} IS NOT NULL{condition}"
         )
         if source.quantization is None or read.sort != "index":
             return rows
@@ -267,7 +287,7 @@ class _Plan:
         names |= {store.segment_number, store.metadata}
         columns = ", ".join(f"t.{identifier(name)}" for name in sorted(name for name in names if name is not None))
         is_binary = source.quantization == "binary"
-        vector = f"{self.slots('vector', f'{self.schema}.vector')}::{self.schema}.{store.embedding_type}"
+        vector = f"{self._vector()}::{self.schema}.{store.embedding_type}"
 
         def smaller(embedding: str) -> str:
             if is_binary:
@@ -299,7 +319,7 @@ class _Plan:
         return (
             f"SELECT {i} AS store, {self._key(store)}, w.score, {distance} AS distance\n"
             f"  FROM unnest({keys}, {scores}) AS w (key, score) JOIN ONLY {store.table} AS t ON {equal}\n"
-            f"  WHERE t.{identifier(store.segment)} IS NOT NULL"
+            f"  WHERE t.{identifier(store.segment)} IS NOT NULL{source.condition}"
         )
 
     def _words(self, arm: Arm) -> str:
@@ -538,7 +558,7 @@ class _Plan:
 
     def _checks(self) -> str:
         """Of each store: whether its index gave less than wanted; more rows than were fetched share the last place;
-        rows that the keyword index has found are missing."""
+        rows that the keyword index has found are missing, or do not pass."""
         short, tied, missing = [], [], []
         for i, source in self._numbered():
             if self.semantic is not None and source.read is not None:
@@ -549,9 +569,9 @@ class _Plan:
                 )
             if self.keyword is not None:
                 keys = self.slots(f"keys_{i}", "text[]")
+                given = self.slots(f"candidates_{i}", "int4")
                 missing.append(
-                    f"(SELECT count(*) < {self.keyword.candidates}"
-                    f" AND cardinality({keys}) >= {self.keyword.candidates} FROM words_{i})"
+                    f"(SELECT count(*) < {self.keyword.candidates} AND cardinality({keys}) >= {given} FROM words_{i})"
                 )
         arrays = {"short": short, "tied": tied, "missing": missing}
         return ", ".join(f"ARRAY[{', '.join(checks)}]::boolean[] AS {name}" for name, checks in arrays.items())

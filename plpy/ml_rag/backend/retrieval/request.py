@@ -16,10 +16,8 @@ from ml_rag.backend.statements import Statements
 KEPT = 64
 LONGEST = 4096
 
-#: options that are left to the stages of sql/pipeline where they are given
-_STAGES = {
-    *("document_name", "exclude_document_name", "filters", "required_keywords", "excluded_keywords", "query_options"),
-}
+#: options that leave rows out (ml_rag.filter)
+_FILTERS = ("document_name", "exclude_document_name", "filters", "required_keywords", "excluded_keywords")
 _run = Statements({"parse": ("SELECT ml_rag._parse_rag_options($1) AS options", "jsonb")})
 
 
@@ -39,6 +37,12 @@ class Request:
     is_exact: bool
     ef_search: int | None
     probes: int | None
+    #: all options, checked and with their defaults, as JSON text
+    options: str
+    #: whether some of them leave rows out
+    is_filtered: bool
+    #: whether a call warns of names of documents that are not there
+    names_documents: bool
     #: retrieval_info.search of the answer; None = by meaning
     search: str | None
 
@@ -57,7 +61,7 @@ def read(plpy: Any, schema: str, options: str, form: str, *, is_parsed: bool, ha
         _kept.move_to_end(key)
         return _kept[key]
     parsed = options if is_parsed else _run(plpy, "parse", options)[0]["options"]
-    request = _read(plpy, schema, json.loads(parsed, parse_float=Decimal), form, has_vector)
+    request = _read(plpy, schema, parsed, form, has_vector)
     if len(options) <= LONGEST:
         _kept[key] = request
         if len(_kept) > KEPT:
@@ -65,7 +69,8 @@ def read(plpy: Any, schema: str, options: str, form: str, *, is_parsed: bool, ha
     return request
 
 
-def _read(plpy: Any, schema: str, options: dict[str, Any], form: str, has_vector: bool) -> Request | None:
+def _read(plpy: Any, schema: str, text: str, form: str, has_vector: bool) -> Request | None:
+    options: dict[str, Any] = json.loads(text, parse_float=Decimal)
     limits = options.get("retrieval_options") or {}
     index = options.get("index_options") or {}
     rerank = options.get("rerank")
@@ -73,7 +78,7 @@ def _read(plpy: Any, schema: str, options: dict[str, Any], form: str, has_vector
     if (
         not arms
         or options["n_citations"] == 0
-        or options.keys() & _STAGES
+        or "query_options" in options
         or options.get("explain")
         or options.get("partial")
         or options.get("return") == "node"
@@ -127,6 +132,9 @@ def _read(plpy: Any, schema: str, options: dict[str, Any], form: str, has_vector
         is_exact=bool(index.get("exact")),
         ef_search=index.get("ef_search"),
         probes=index.get("probes"),
+        options=text,
+        is_filtered=any(name in options for name in _FILTERS),
+        names_documents="document_name" in options,
         search="hybrid" if is_hybrid else "keyword" if arms[0].search == "keyword" else None,
     )
 

@@ -37,12 +37,29 @@ _run = Statements(
         ),
         "settings": (
             "SELECT set_config('hnsw.ef_search', $1, true), set_config('ivfflat.probes', $2, true),"
-            " set_config('enable_seqscan', $3, true)",
-            *("text", "text", "text"),
+            " set_config('enable_seqscan', $3, true), set_config('enable_sort', $4, true)",
+            *("text", "text", "text", "text"),
         ),
         "quantization": (
             "SELECT ml_rag._quantization(jsonb_populate_record(NULL::ml_rag.store, $1), $2) AS name",
             *("jsonb", "text"),
+        ),
+        "filter": (
+            "SELECT f.condition, f.arguments, f.row_keys::text AS row_keys, cardinality(f.row_keys) AS n, f.likely,"
+            " ml_rag._compared_rows((s.store).relation, $4) AS compared"
+            " FROM (SELECT jsonb_populate_record(NULL::ml_rag.store, $1) AS store) AS s"
+            " CROSS JOIN LATERAL ml_rag._row_filter(s.store, $2, $3, $4, $5) AS f",
+            *("jsonb", "jsonb", "text", "int4", "bool"),
+        ),
+        "likely": ("SELECT ml_rag._likely_rows($1, $2, $3, true) AS n", "oid", "int4", "float8"),
+        "passing": (
+            "SELECT ml_rag._passing_rows(jsonb_populate_record(NULL::ml_rag.store, $1), $2, $3)::text AS row_keys",
+            *("jsonb", "text", "text[]"),
+        ),
+        "warn": (
+            "SELECT ml_rag._warn_of_filters("
+            "ARRAY(SELECT s FROM jsonb_populate_recordset(NULL::ml_rag.store, $1) AS s), $2)",
+            *("jsonb", "jsonb"),
         ),
         "lock_timeout": (
             "SELECT set_config('lock_timeout', $1, true)",
@@ -84,6 +101,36 @@ class Unfit(MlRagError):
         super().__init__("the call cannot be answered by one statement", detail=f"{why[0].upper()}{why[1:]}.")
 
 
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """What ml_rag._row_filter has found out of a store."""
+
+    condition: str
+    arguments: list[str]
+    #: the text of a tid[]; None = too many pass
+    row_keys: str | None
+    n: int | None
+    #: among so many of the best rows by words there probably are enough that pass
+    likely: int | None
+    #: up to so many are compared one by one
+    compared: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What the keyword index is asked for."""
+
+    candidates: int
+    #: the rows that alone are scored; None = all
+    row_keys: str | None = None
+    #: whether so many are probably enough
+    is_likely: bool = False
+
+
+#: rows that an index is asked for where all are wanted
+_ALL = 2_147_483_647
+
+
 @dataclass(slots=True)
 class Found:
     """The row of a statement, and what it was made of."""
@@ -91,7 +138,7 @@ class Found:
     row: Any
     sources: tuple[Source, ...]
     values: dict[str, Any]
-    settings: tuple[str, str, str]
+    settings: tuple[str, str, str, str]
 
 
 class Retrieval:
@@ -102,7 +149,7 @@ class Retrieval:
     ) -> None:
         self._plpy, self._schema, self._session, self._keyword, self._call = plpy, schema, session, keyword, call
         #: as the function that runs this begins
-        self._settings = _EF_SEARCH, _PROBES, "off"
+        self._settings = _EF_SEARCH, _PROBES, "off", "on"
         self._began = time.time()
         self._trace: list[dict[str, Any]] = []
         self._step("begin")
@@ -113,9 +160,11 @@ class Retrieval:
         try:
             shape_form = "hits" if form == "rows" else form
             request = self._request(question, options, vector, shape_form, is_parsed=is_parsed)
-            if form != "hits" and (request.is_reranked or (form == "citations" and not request.skips_generation)):
+            if form != "hits" and (request.is_reranked or request.names_documents):
                 return None
-            found = self._find(request, question, options, vector)
+            if form == "citations" and not request.skips_generation:
+                return None
+            found = self._find(request, question, vector)
         except Unfit:
             return None
         except NotEmbedded as e:
@@ -132,15 +181,18 @@ class Retrieval:
     def statement(self, question: str, options: str, vector: str | None) -> str:
         """The statement that was run last, with its values in it, for the rows of ml_rag_search. Raises Unfit."""
         request = self._request(question, options, vector, "hits", is_parsed=False)
-        found = self._find(request, question, options, vector)
+        if request.is_filtered:
+            raise Unfit("filters are given")
+        found = self._find(request, question, vector)
         made = plan(replace(request.shape, form="rows"), found.sources, self._schema, Values(found.values))
-        ef_search, probes, seqscan = found.settings
+        ef_search, probes, seqscan, sort = found.settings
         settings = {
             "hnsw.iterative_scan": "relaxed_order",
             "ivfflat.iterative_scan": "relaxed_order",
             "hnsw.ef_search": ef_search,
             "ivfflat.probes": probes,
             "enable_seqscan": seqscan,
+            "enable_sort": sort,
             "jit": "off",
             "search_path": "pg_catalog, ml_rag, pg_temp",
         }
@@ -163,29 +215,31 @@ class Retrieval:
             raise Unfit("there is no question")
         return request
 
-    def _find(self, request: Request, question: str, options: str, vector: str | None) -> Found:
+    def _find(self, request: Request, question: str, vector: str | None) -> Found:
         stores = self._discover(request)
         self._step("discover")
         if len(stores) == 1 or all(store.found == "named" for store in stores):
-            return self._read(request, stores, question, options, vector)
+            return self._read(request, stores, question, vector)
         # a store that nobody named must not hold up the call: if it is locked, the stages leave it out
         former = _run(self._plpy, "short wait")[0]["former"]
         try:
-            return self._read(request, stores, question, options, vector)
+            return self._read(request, stores, question, vector)
         finally:
             _run(self._plpy, "lock_timeout", former)
 
-    def _read(
-        self, request: Request, stores: tuple[Store, ...], question: str, options: str, vector: str | None
-    ) -> Found:
+    def _read(self, request: Request, stores: tuple[Store, ...], question: str, vector: str | None) -> Found:
         if vector is None and request.needs_embedding:
-            vector = self._embed(request, stores, question, options)
+            vector = self._embed(request, stores, question)
         self._step("embed")
         if vector is not None and any(s.dimensions not in (None, vector.count(",") + 1) for s in stores):
             raise Unfit("the vector stores have other dimensions")
-        if request.shape.arm("keyword") is None:
-            return self._search(request, [Source(store) for store in stores], {"vector": vector})
-        return rights.at_one_moment(self._plpy, lambda: self._search_words(request, stores, question, vector))
+        sources = [Source(store) for store in stores]
+        if request.shape.arm("keyword") is None and not request.is_filtered:
+            return self._search(request, sources, {"vector": vector})
+        found = rights.at_one_moment(self._plpy, lambda: self._search_in_parts(request, sources, question, vector))
+        if request.is_filtered:
+            _run(self._plpy, "warn", json.dumps([record(store) for store in stores]), request.options)
+        return found
 
     def _discover(self, request: Request) -> tuple[Store, ...]:
         stores = discovery.discover(self._plpy, self._schema, request.wanted)
@@ -202,7 +256,7 @@ class Retrieval:
                 raise Unfit("the vector stores are of different models")
         return tuple(stores)
 
-    def _embed(self, request: Request, stores: tuple[Store, ...], question: str, options: str) -> str:
+    def _embed(self, request: Request, stores: tuple[Store, ...], question: str) -> str:
         model = request.wanted.model or stores[0].embed_model_id
         for store in stores:  # nobody drops or alters it while the question is embedded for it
             _kept_plan(self._plpy, f"SELECT FROM {store.table} LIMIT 0", ()).execute(self._plpy, [])
@@ -210,24 +264,91 @@ class Retrieval:
             calls.stage(self._plpy, self._call, "embed", model or "", self._session.role, self._session.statement)
         has_words = request.shape.arm("keyword") is not None
         try:
-            vector: str = _run(self._plpy, "embed", question, model, has_words, options)[0]["vector"]
+            vector: str = _run(self._plpy, "embed", question, model, has_words, request.options)[0]["vector"]
         except self._plpy.SPIError as e:
             raise NotEmbedded(e) from None
         return vector
 
-    def _search_words(self, request: Request, stores: tuple[Store, ...], question: str, vector: str | None) -> Found:
-        arm = request.shape.arm("keyword")
-        assert arm is not None
+    def _search_in_parts(self, request: Request, sources: list[Source], question: str, vector: str | None) -> Found:
+        """What is found out before the statement, at the same moment: which rows pass the filters, and which have the
+        words."""
         values: dict[str, Any] = {"vector": vector}
-        sources = []
-        for i, store in enumerate(stores, 1):
-            index, (keys, scores) = self._by_words(store, question, arm.candidates)
-            values |= {f"keys_{i}": keys, f"scores_{i}": scores}
-            sources.append(Source(store, index=KeywordIndex(tuple(index["key"]), tuple(index["key_types"]))))
-        self._step("keyword")
-        return self._search(request, sources, values)
+        filtered: list[Filtered | None] = [None] * len(sources)
+        if request.is_filtered:
+            filtered, sources = self._filter(request, sources, values)
+        arm = request.shape.arm("keyword")
+        if arm is None:
+            return self._search(request, sources, values)
+        lookups = [
+            self._first_lookup(source.store, own, arm.candidates) for source, own in zip(sources, filtered, strict=True)
+        ]
+        while True:
+            for i, (source, lookup) in enumerate(zip(sources, lookups, strict=True), 1):
+                index, (keys, scores) = self._by_words(source.store, question, lookup)
+                values |= {f"keys_{i}": keys, f"scores_{i}": scores, f"candidates_{i}": lookup.candidates}
+                sources[i - 1] = replace(source, index=KeywordIndex(tuple(index["key"]), tuple(index["key_types"])))
+            self._step("keyword")
+            found = self._search(request, sources, values)
+            if not any(found.row["missing"]):
+                return found
+            lookups = [
+                self._further_lookup(source.store, own, lookup, arm.candidates) if is_missing else lookup
+                for source, own, lookup, is_missing in zip(
+                    sources, filtered, lookups, found.row["missing"], strict=True
+                )
+            ]
 
-    def _by_words(self, store: Store, question: str, n: int) -> tuple[dict[str, Any], tuple[list[str], list[float]]]:
+    def _filter(
+        self, request: Request, sources: list[Source], values: dict[str, Any]
+    ) -> tuple[list[Filtered | None], list[Source]]:
+        """Which rows pass the options that leave rows out. Where they are few they are compared one by one: that is
+        exact, and an index has to go through as many times more rows as the filter leaves out."""
+        semantic = request.shape.arm("semantic")
+        arm = semantic or request.shape.arms[0]
+        filtered: list[Filtered | None] = []
+        narrowed = []
+        for i, source in enumerate(sources, 1):
+            store = source.store
+            row = _run(
+                self._plpy,
+                "filter",
+                *(json.dumps(record(store)), request.options, "keyword" if semantic is None else "search"),
+                *(arm.candidates, semantic is not None or not store.is_secured),
+            )[0]
+            own = Filtered(**row)
+            if values.setdefault("filter", own.arguments) != own.arguments:
+                raise Unfit("the filters compare with other values in each vector store")
+            values |= {f"row_keys_{i}": own.row_keys, "nothing": None}
+            is_narrow = semantic is not None and own.n is not None and own.n <= own.compared
+            narrowed.append(replace(source, condition=own.condition, is_narrow=is_narrow))
+            filtered.append(own)
+        return filtered, narrowed
+
+    def _first_lookup(self, store: Store, filtered: Filtered | None, n: int) -> Lookup:
+        """How many rows the keyword index is asked for: those beyond n may not pass the filters."""
+        if filtered is None or not filtered.condition:
+            return Lookup(n)
+        likely = filtered.likely
+        if filtered.n is not None and not store.is_secured:
+            # where many rows pass, n of them are among the best of all, and looking up all that pass would take longer
+            likely = _run(self._plpy, "likely", store.relation, n, filtered.n)[0]["n"]
+        return Lookup(4 * n + 100, filtered.row_keys) if likely is None else Lookup(likely, is_likely=True)
+
+    def _further_lookup(self, store: Store, filtered: Filtered | None, lookup: Lookup, n: int) -> Lookup:
+        """Where too few of them pass."""
+        if filtered is None or not filtered.condition:
+            raise Unfit("rows that the keyword index has found are missing")
+        if lookup.is_likely:
+            row_keys = filtered.row_keys
+            if row_keys is None:
+                arguments = json.dumps(record(store)), filtered.condition, filtered.arguments
+                row_keys = _run(self._plpy, "passing", *arguments)[0]["row_keys"]
+            return Lookup(4 * n + 100, row_keys)
+        return replace(lookup, candidates=10 * lookup.candidates if lookup.candidates < 10_000 else _ALL)
+
+    def _by_words(
+        self, store: Store, question: str, lookup: Lookup
+    ) -> tuple[dict[str, Any], tuple[list[str], list[float]]]:
         """The keyword index of a store, and what it finds."""
         keyword = self._keyword()
         while True:
@@ -244,7 +365,11 @@ class Retrieval:
             words = json.loads(_run(self._plpy, "tokens", index["configuration"], question)[0]["tokens"])
             terms = sorted(words)  # by code point, as COLLATE "C" has it
             try:
-                return index, keyword.find(self._plpy, index, terms, [words[term] for term in terms], n)
+                weights = [words[term] for term in terms]
+                # statistics of the visible rows are of those that do not pass, too
+                is_whole = lookup.row_keys is None or (index["secured"] and index["statistics"] == "visible")
+                row_keys = None if is_whole else _texts(lookup.row_keys or "{}")
+                return index, keyword.find(self._plpy, index, terms, weights, lookup.candidates, row_keys)
             except keyword.OtherIndex:
                 del _indexes[store]
                 if not is_kept:
@@ -253,19 +378,13 @@ class Retrieval:
     def _search(self, request: Request, sources: list[Source], values: dict[str, Any]) -> Found:
         semantic = request.shape.arm("semantic")
         if semantic is not None:
-            first = Read.first(semantic.candidates)
-            read = replace(first, sort="exact") if request.is_exact else first
-            sources = [
-                replace(source, read=read, quantization=self._quantization(request, source.store)) for source in sources
-            ]
+            sources = [self._first_read(request, source, semantic.candidates) for source in sources]
         values |= request.values
         while True:
             settings = self._set(request, sources)
-            kept = _statement(self._plpy, request.shape, tuple(sources), self._schema, settings[2])
+            kept = _statement(self._plpy, request.shape, tuple(sources), self._schema, settings[2:])
             row = kept.execute(self._plpy, [values[name] for name in kept.statement.slots])[0]
-            if any(row["missing"]):
-                raise Unfit("rows that the keyword index has found are missing")
-            if semantic is None:
+            if semantic is None or any(row["missing"]):
                 break
             again = [
                 _again(source, semantic.candidates, is_short=short, is_tied=tied)
@@ -274,10 +393,18 @@ class Retrieval:
             if again == sources:
                 break
             sources = again
-        if not row["n"]:
+        if not row["n"] and not any(row["missing"]):
             raise Unfit("nothing was found")
         self._step("search")
         return Found(row, tuple(sources), values, settings)
+
+    def _first_read(self, request: Request, source: Source, n: int) -> Source:
+        read = Read.first(n)
+        if source.condition:
+            read = Read.filtered(n, is_narrow=source.is_narrow)
+        if request.is_exact:
+            read = replace(read, sort="exact")
+        return replace(source, read=read, quantization=self._quantization(request, source.store))
 
     def _quantization(self, request: Request, store: Store) -> str | None:
         """halfvec or binary where only an index of such vectors serves the metric."""
@@ -291,9 +418,9 @@ class Retrieval:
             _quantizations[key] = found[0]["name"]
         return _quantizations[key]
 
-    def _set(self, request: Request, sources: list[Source]) -> tuple[str, str, str]:
-        """The settings of an index, which end with the function that runs this: hnsw.ef_search, ivfflat.probes and
-        enable_seqscan."""
+    def _set(self, request: Request, sources: list[Source]) -> tuple[str, str, str, str]:
+        """The settings of an index, which end with the function that runs this: hnsw.ef_search, ivfflat.probes,
+        enable_seqscan and enable_sort."""
         session = self._session
         ef_search = request.ef_search or session.ef_search or _EF_SEARCH
         if (
@@ -308,14 +435,16 @@ class Retrieval:
         # The planner does not know what it costs to read vectors that are stored out of line, and would sort tables of
         # some thousand rows. Where nothing leaves rows out, their index is faster.
         has_all_rows = not any(source.store.is_secured for source in sources)
-        uses_index = any(source.read is not None and source.read.sort == "index" for source in sources)
-        seqscan = "off" if has_all_rows and uses_index else session.seqscan
+        by_index = [source for source in sources if source.read is not None and source.read.sort == "index"]
+        seqscan = "off" if has_all_rows and by_index else session.seqscan
+        # Many rows pass a filter here. The plan that is kept does not know its values, and takes the order of the index.
+        sort = "off" if any(source.condition for source in by_index) else "on"
         if request.ef_search is None:
             # an index goes on beyond it, but what it has gone past it does not come back to
             for source in sources:
                 if source.quantization is not None and source.read is not None:
                     ef_search = max(int(ef_search), min(1000, rescored(request.shape, source, source.read)))
-        settings = str(ef_search), str(probes), seqscan
+        settings = str(ef_search), str(probes), seqscan, sort
         if settings != self._settings:
             _run(self._plpy, "settings", *settings)
             self._settings = settings
@@ -332,6 +461,11 @@ class NotEmbedded(Exception):
 def _ends(error: Any) -> bool:
     """Whether the statement is over: cancelled, shut down."""
     return str(error.sqlstate).startswith("57")
+
+
+def _texts(array: str) -> list[str]:
+    """The elements of a tid[], of its text."""
+    return array[2:-2].split('","') if len(array) > 2 else []
 
 
 def _again(source: Source, n: int, *, is_short: bool, is_tied: bool) -> Source:
@@ -392,9 +526,9 @@ _MOST_INDEXES = 1000
 _quantizations: dict[tuple[Store, str], str | None] = {}
 
 
-def _statement(plpy: Any, shape: Shape, sources: tuple[Source, ...], schema: str, seqscan: str) -> Kept:
-    """The plan of a statement. It depends on enable_seqscan as it was when it was made."""
-    key = shape, sources, seqscan
+def _statement(plpy: Any, shape: Shape, sources: tuple[Source, ...], schema: str, ways: tuple[str, str]) -> Kept:
+    """The plan of a statement. ``ways``: enable_seqscan and enable_sort, as they are when it is made."""
+    key = shape, sources, ways
     if key not in _kept:
         made = plan(shape, sources, schema)
         _keep(key, Kept(made, plpy.prepare(made.text, list(made.slots.values()))))
