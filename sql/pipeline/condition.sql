@@ -1,8 +1,8 @@
 -- condition: option filters as SQL.
 --
 -- ml_rag._filter_tree checks it and brings it into one form, whatever the store; ml_rag._filter_node makes SQL of that
--- for one store. No value and no key of the caller ever becomes SQL text: values and JSON paths stand in $3 (a text[]),
--- and the columns named are those the catalog has.
+-- for one store. No value and no key of the caller ever becomes SQL text: values and JSON paths stand in a parameter (a text[],
+-- $3 unless another one is named), and the columns named are those the catalog has.
 
 CREATE FUNCTION ml_rag._filter_terms(key text, value jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -162,14 +162,14 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._filter_json(
-  target text, path text, operator text, given jsonb, INOUT arguments text[], OUT condition text
+  target text, path text, operator text, given jsonb, parameter text, INOUT arguments text[], OUT condition text
 )
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a condition of filters on a JSON value: target is SQL of type jsonb, path the JSON path of the value in it
 -- JSON paths compare numbers with numbers and texts with texts (by code point), look into arrays, and never fail: a
--- value of another type does not match. Values stand in the path, the path in $3, and a GIN index on the target serves
+-- value of another type does not match. Values stand in the path, the path in the parameter, and a GIN index on the target serves
 -- `@?`. The type is asked for because arrays would be opened twice, once for the filter and once for the comparison.
 DECLARE
   _comparison text := CASE operator WHEN 'lt' THEN '<' WHEN 'lte' THEN '<=' WHEN 'gt' THEN '>' WHEN 'gte' THEN '>=' END;
@@ -179,38 +179,38 @@ DECLARE
 BEGIN
   IF operator IN ('like', 'ilike') THEN
     arguments := arguments || ARRAY[path || ' ? (@.type() == "string")', given ->> 0];
-    condition := format('EXISTS (SELECT FROM pg_catalog.jsonb_path_query(%s, $3[%s]::pg_catalog.jsonpath) AS e (v) '
-      'WHERE (e.v OPERATOR(pg_catalog.#>>) ''{}'') OPERATOR(pg_catalog.%s) $3[%s])',
-      target, _first, CASE operator WHEN 'like' THEN '~~' ELSE '~~*' END, _first + 1);
+    condition := format('EXISTS (SELECT FROM pg_catalog.jsonb_path_query(%1$s, %2$s[%3$s]::pg_catalog.jsonpath) AS e (v) '
+      'WHERE (e.v OPERATOR(pg_catalog.#>>) ''{}'') OPERATOR(pg_catalog.%4$s) %2$s[%5$s])',
+      target, parameter, _first, CASE operator WHEN 'like' THEN '~~' ELSE '~~*' END, _first + 1);
     RETURN;
   END IF;
   IF jsonb_array_length(_present) > 16 THEN
     -- a hashed search instead of as many comparisons
     arguments := arguments || (path || ' ? (@.type() != "array")')
       || ARRAY(SELECT v::text FROM jsonb_array_elements(_present) AS v);
-    condition := format('EXISTS (SELECT FROM pg_catalog.jsonb_path_query(%s, $3[%s]::pg_catalog.jsonpath) AS e (v) '
-      'WHERE e.v OPERATOR(pg_catalog.=) ANY ($3[%s:%s]::pg_catalog.jsonb[]))',
-      target, _first, _first + 1, cardinality(arguments));
+    condition := format('EXISTS (SELECT FROM pg_catalog.jsonb_path_query(%1$s, %2$s[%3$s]::pg_catalog.jsonpath) AS e (v) '
+      'WHERE e.v OPERATOR(pg_catalog.=) ANY (%2$s[%4$s:%5$s]::pg_catalog.jsonb[]))',
+      target, parameter, _first, _first + 1, cardinality(arguments));
   ELSIF jsonb_array_length(_present) > 0 THEN
     _test := CASE operator
       WHEN 'in' THEN (SELECT string_agg(concat('@ == ', v), ' || ') FROM jsonb_array_elements(_present) AS v)
       WHEN 'between' THEN format('@ >= %s && @ <= %s', _present -> 0, _present -> 1)
       ELSE format('@ %s %s', _comparison, _present -> 0) END;
     arguments := arguments || format('%s ? (@.type() != "array" && (%s))', path, _test);
-    condition := format('%s OPERATOR(pg_catalog.@?) $3[%s]::pg_catalog.jsonpath', target, _first);
+    condition := format('%s OPERATOR(pg_catalog.@?) %s[%s]::pg_catalog.jsonpath', target, parameter, _first);
   ELSE
     condition := 'false';
   END IF;
   IF given @> '[null]' THEN
     arguments := arguments || (path || '.type() ? (@ != "null")');
-    condition := format('%s OR (%s OPERATOR(pg_catalog.@?) $3[%s]::pg_catalog.jsonpath) IS NOT TRUE', condition, target,
-      cardinality(arguments));
+    condition := format('%s OR (%s OPERATOR(pg_catalog.@?) %s[%s]::pg_catalog.jsonpath) IS NOT TRUE', condition, target,
+      parameter, cardinality(arguments));
   END IF;
 END
 $$;
 
 CREATE FUNCTION ml_rag._filter_column(
-  key text, target text, type regtype, operator text, given jsonb, INOUT arguments text[], OUT condition text
+  key text, target text, type regtype, operator text, given jsonb, parameter text, INOUT arguments text[], OUT condition text
 )
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -281,16 +281,16 @@ BEGIN
   arguments := arguments || _values;
   IF operator = 'in' THEN
     condition := CASE
-      WHEN _is_array THEN format('%s OPERATOR(pg_catalog.&&) $3[%s:%s]::%s[]', target, _first, _last, _cast)
-      WHEN _first = _last THEN format('%s OPERATOR(pg_catalog.=) $3[%s]::%s', target, _first, _cast)
-      ELSE format('%s OPERATOR(pg_catalog.=) ANY ($3[%s:%s]::%s[])', target, _first, _last, _cast) END
+      WHEN _is_array THEN format('%s OPERATOR(pg_catalog.&&) %s[%s:%s]::%s[]', target, parameter, _first, _last, _cast)
+      WHEN _first = _last THEN format('%s OPERATOR(pg_catalog.=) %s[%s]::%s', target, parameter, _first, _cast)
+      ELSE format('%s OPERATOR(pg_catalog.=) ANY (%s[%s:%s]::%s[])', target, parameter, _first, _last, _cast) END
       || CASE WHEN given @> '[null]' THEN format(' OR %s IS NULL', target) ELSE '' END;
     RETURN;
   END IF;
   condition := CASE operator
-    WHEN 'between' THEN format('%1$s OPERATOR(pg_catalog.>=) $3[%2$s]::%4$s '
-      'AND %1$s OPERATOR(pg_catalog.<=) $3[%3$s]::%4$s', _element, _first, _last, _cast)
-    ELSE format('%s OPERATOR(pg_catalog.%s) $3[%s]::%s', _element, _comparison, _first, _cast) END;
+    WHEN 'between' THEN format('%1$s OPERATOR(pg_catalog.>=) %5$s[%2$s]::%4$s '
+      'AND %1$s OPERATOR(pg_catalog.<=) %5$s[%3$s]::%4$s', _element, _first, _last, _cast, parameter)
+    ELSE format('%s OPERATOR(pg_catalog.%s) %s[%s]::%s', _element, _comparison, parameter, _first, _cast) END;
   IF _is_array THEN
     condition := format('EXISTS (SELECT FROM pg_catalog.unnest(%s) AS e (v) WHERE %s)', target, condition);
   END IF;
@@ -323,7 +323,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._filter_node(store ml_rag.store, node jsonb, INOUT arguments text[], OUT condition text)
+CREATE FUNCTION ml_rag._filter_node(store ml_rag.store, node jsonb, parameter text, INOUT arguments text[], OUT condition text)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -342,12 +342,12 @@ DECLARE
 BEGIN
   IF node ? 'not' THEN
     SELECT n.arguments, n.condition INTO arguments, _part
-    FROM ml_rag._filter_node(store, node -> 'not', arguments) AS n;
+    FROM ml_rag._filter_node(store, node -> 'not', parameter, arguments) AS n;
     condition := format('(%s) IS NOT TRUE', _part);
     RETURN;
   ELSIF _key IS NULL THEN
     FOR _member IN SELECT m FROM jsonb_array_elements(coalesce(node -> 'and', node -> 'or')) AS m LOOP
-      SELECT n.arguments, n.condition INTO arguments, _part FROM ml_rag._filter_node(store, _member, arguments) AS n;
+      SELECT n.arguments, n.condition INTO arguments, _part FROM ml_rag._filter_node(store, _member, parameter, arguments) AS n;
       _parts := _parts || format('(%s)', _part);
     END LOOP;
     condition := coalesce(nullif(array_to_string(_parts, CASE WHEN node ? 'and' THEN ' AND ' ELSE ' OR ' END), ''),
@@ -358,7 +358,7 @@ BEGIN
   SELECT f.column_name, f.type, f.in_metadata INTO _column, _type, _in_metadata FROM ml_rag._filter_target(store, _key) AS f;
   IF _column IS NOT NULL AND _type NOT IN ('json'::regtype, 'jsonb'::regtype) THEN
     SELECT c.arguments, c.condition INTO arguments, condition FROM ml_rag._filter_column(_key, format('t.%I', _column),
-      _type, node ->> 'operator', node -> 'values', arguments) AS c;
+      _type, node ->> 'operator', node -> 'values', parameter, arguments) AS c;
     IF condition IS NULL THEN
       RAISE EXCEPTION USING ERRCODE = '22023',
         MESSAGE = format('operator is not supported for column "%s"', left(_key, 100)),
@@ -384,23 +384,24 @@ BEGIN
     ELSE '$.' || to_jsonb(_key)::text END;
   SELECT j.arguments, j.condition INTO arguments, condition FROM ml_rag._filter_json(
     format(CASE _type WHEN 'jsonb'::regtype THEN 't.%I' ELSE 'ml_rag._as_jsonb(t.%I)' END, _column), _path,
-    node ->> 'operator', node -> 'values', arguments) AS j;
+    node ->> 'operator', node -> 'values', parameter, arguments) AS j;
 END
 $$;
 
-CREATE FUNCTION ml_rag.condition(store ml_rag.store, filters jsonb, INOUT arguments text[], OUT condition text)
+CREATE FUNCTION ml_rag.condition(store ml_rag.store, filters jsonb, INOUT arguments text[], parameter text DEFAULT '$3',
+  OUT condition text)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: option filters as SQL
 BEGIN
   SELECT n.arguments, n.condition INTO arguments, condition
-  FROM ml_rag._filter_node(store, ml_rag._filter_tree(filters), coalesce(arguments, '{}')) AS n;
+  FROM ml_rag._filter_node(store, ml_rag._filter_tree(filters), parameter, coalesce(arguments, '{}')) AS n;
 END
 $$;
-COMMENT ON FUNCTION ml_rag.condition(ml_rag.store, jsonb, text[]) IS
+COMMENT ON FUNCTION ml_rag.condition(ml_rag.store, jsonb, text[], text) IS
 $$option filters as a condition on the rows of a store
-condition: SQL on the alias t; arguments: what to bind as $3, beginning with those that were given.
+condition: SQL on the alias t; arguments: what to bind as the parameter, beginning with those that were given.
 filters: {"key": value}, or a list of values (any of them), or {"operator": value}; all conditions of an object must
 hold; "and" and "or" take arrays of objects, "not" an object. Operators: eq, ne, in, nin, lt, lte, gt, gte, between
 [low, high] (both included), like, ilike, exists (true or false).

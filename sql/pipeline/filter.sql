@@ -276,12 +276,12 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag.filter(store ml_rag.store, options jsonb, OUT condition text, OUT arguments text[])
+CREATE FUNCTION ml_rag.filter(store ml_rag.store, options jsonb, parameter text DEFAULT '$3', OUT condition text, OUT arguments text[])
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: the options that leave rows out, as a condition that stands before any limit
--- Lists are slices of $3, which the planner folds to constants, so that an index serves them and postgres_fdw ships
+-- Lists are slices of the parameter, which the planner folds to constants, so that an index serves them and postgres_fdw ships
 -- them.
 DECLARE
   _name text := ml_rag._document_name(store);
@@ -293,18 +293,18 @@ BEGIN
   arguments := '{}';
   _names := ml_rag._texts(options -> 'document_name');
   IF _names IS NOT NULL THEN
-    condition := format(' AND %s = ANY ($3[1:%s])', _name, cardinality(_names));
+    condition := format(' AND %s = ANY (%s[1:%s])', _name, parameter, cardinality(_names));
     arguments := _names;
   END IF;
   _names := ml_rag._texts(options -> 'exclude_document_name');
   IF _names IS NOT NULL THEN
-    condition := condition || format(' AND (%s IS NULL OR %1$s <> ALL ($3[%s:%s]))', _name,
+    condition := condition || format(' AND (%1$s IS NULL OR %1$s <> ALL (%2$s[%3$s:%4$s]))', _name, parameter,
       cardinality(arguments) + 1, cardinality(arguments) + cardinality(_names));
     arguments := arguments || _names;
   END IF;
   IF options ? 'filters' THEN
     SELECT c.arguments, c.condition INTO arguments, _condition
-    FROM ml_rag.condition(store, options -> 'filters', arguments) AS c;
+    FROM ml_rag.condition(store, options -> 'filters', arguments, parameter) AS c;
     condition := condition || format(' AND (%s)', _condition);
   END IF;
   IF options ?| '{required_keywords,excluded_keywords}' THEN
@@ -313,21 +313,21 @@ BEGIN
     WHERE o.key IN ('required_keywords', 'excluded_keywords');
     FOR _condition IN SELECT k FROM jsonb_array_elements_text(options -> 'required_keywords') AS k LOOP
       arguments := arguments || ml_rag._keyword_pattern(ARRAY[_condition], _collation);
-      condition := condition || format(' AND t.%I::text COLLATE %s ~ $3[%s]', store.segment, _collation,
+      condition := condition || format(' AND t.%I::text COLLATE %s ~ %s[%s]', store.segment, _collation, parameter,
         cardinality(arguments));
     END LOOP;
     _names := ml_rag._texts(options -> 'excluded_keywords');
     IF cardinality(_names) > 0 THEN
       arguments := arguments || ml_rag._keyword_pattern(_names, _collation);
-      condition := condition || format(' AND t.%I::text COLLATE %s !~ $3[%s]', store.segment, _collation,
+      condition := condition || format(' AND t.%I::text COLLATE %s !~ %s[%s]', store.segment, _collation, parameter,
         cardinality(arguments));
     END IF;
   END IF;
 END
 $$;
-COMMENT ON FUNCTION ml_rag.filter(ml_rag.store, jsonb) IS
+COMMENT ON FUNCTION ml_rag.filter(ml_rag.store, jsonb, text) IS
 $$the options that leave rows out, as a condition on the rows of a store
-condition: SQL on the alias t, empty or beginning with AND; arguments: what to bind as $3, a text[]. Options:
+condition: SQL on the alias t, empty or beginning with AND; arguments: what to bind as the parameter, a text[]. Options:
 document_name, exclude_document_name: names of documents. filters: see ml_rag.condition. required_keywords: segments
 that lack one of them are left out; excluded_keywords: those that have one. A keyword is a word or a phrase; it matches
 whole words, in any case, with any white space between them, and in scripts without blanks anywhere.

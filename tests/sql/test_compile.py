@@ -336,7 +336,7 @@ def statement(connection: Connection, query: str, options: dict[str, Any]) -> st
     return row[0]
 
 
-@pytest.mark.parametrize("options", FIT, ids=json.dumps)
+@pytest.mark.parametrize("options", [*FIT, *FILTERS[:2], *FILTERS[4:]], ids=json.dumps)
 def test_the_statement_gives_the_rows_of_the_search(birds: Connection, options: dict[str, Any]) -> None:
     options = {**options, "query_embedding": fake_embedding("heron loon"), "n_citations": 20}
     text = statement(birds, "heron loon", options)
@@ -374,7 +374,7 @@ def test_a_key_that_no_row_has_is_warned_of_once(birds: Connection) -> None:
 
 def test_a_call_that_is_not_one_statement_is_said_to_be_none(birds: Connection) -> None:
     with error("0A000", "the call cannot be answered by one statement"):
-        statement(birds, "heron", {"query_embedding": fake_embedding("heron"), "filters": {"n": 1}})
+        statement(birds, "heron", {"query_embedding": fake_embedding("heron"), "explain": True})
     with error("22023", 'unknown option "n_citation"'):
         statement(birds, "heron", {"n_citation": 1})
     with error("22023", "the question is empty"):

@@ -100,6 +100,10 @@ class Read:
 class Slots:
     """The parameters of a statement, numbered as they are first used."""
 
+    #: what the conditions of ml_rag.filter compare with, and the parameters that are numbered before it
+    filter = "$3"
+    before_filter: tuple[tuple[str, str], ...] = (("nothing", "int4"),)
+
     def __init__(self) -> None:
         #: names, each with its type
         self.types: dict[str, str] = {}
@@ -115,6 +119,9 @@ class Slots:
 
 class Values(Slots):
     """The values themselves, as one row of the statement: for those who want to read it or run it."""
+
+    filter = "(SELECT filter FROM question)"
+    before_filter = ()
 
     def __init__(self, values: dict[str, object]) -> None:
         super().__init__()
@@ -184,8 +191,8 @@ class _Plan:
         self.has_text = self.keyword is None
         if any(source.condition for source in sources):
             self._vector()
-            slots("nothing", "int4")
-            slots("filter", "text[]")
+            for name, type_name in (*slots.before_filter, ("filter", "text[]")):
+                slots(name, type_name)
 
     def statement(self) -> Statement:
         parts: list[tuple[str, str]] = []

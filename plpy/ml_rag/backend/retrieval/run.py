@@ -51,6 +51,10 @@ _run = Statements(
             " CROSS JOIN LATERAL ml_rag._row_filter(s.store, $2, $3, $4, $5) AS f",
             *("jsonb", "jsonb", "text", "int4", "bool"),
         ),
+        "condition": (
+            "SELECT f.condition FROM ml_rag.filter(jsonb_populate_record(NULL::ml_rag.store, $1), $2, $3) AS f",
+            *("jsonb", "jsonb", "text"),
+        ),
         "likely": ("SELECT ml_rag._likely_rows($1, $2, $3, true) AS n", "oid", "int4", "float8"),
         "passing": (
             "SELECT ml_rag._passing_rows(jsonb_populate_record(NULL::ml_rag.store, $1), $2, $3)::text AS row_keys",
@@ -181,10 +185,11 @@ class Retrieval:
     def statement(self, question: str, options: str, vector: str | None) -> str:
         """The statement that was run last, with its values in it, for the rows of ml_rag_search. Raises Unfit."""
         request = self._request(question, options, vector, "hits", is_parsed=False)
-        if request.is_filtered:
-            raise Unfit("filters are given")
         found = self._find(request, question, vector)
-        made = plan(replace(request.shape, form="rows"), found.sources, self._schema, Values(found.values))
+        sources = found.sources
+        if request.is_filtered:
+            sources = tuple(replace(source, condition=self._condition(request, source.store)) for source in sources)
+        made = plan(replace(request.shape, form="rows"), sources, self._schema, Values(found.values))
         ef_search, probes, seqscan, sort = found.settings
         settings = {
             "hnsw.iterative_scan": "relaxed_order",
@@ -201,6 +206,12 @@ class Retrieval:
         if request.is_reranked:
             head += "-- What follows is not in it: the hits are reranked, and then widened by their neighbours.\n"
         return head + made.text
+
+    def _condition(self, request: Request, store: Store) -> str:
+        """Of the filters, in terms of values that stand in the statement."""
+        found = _run(self._plpy, "condition", json.dumps(record(store)), request.options, Values.filter)
+        condition: str = found[0]["condition"]
+        return condition
 
     # -- stages -------------------------------------------------------------------------------------------------------
 
@@ -437,7 +448,7 @@ class Retrieval:
         has_all_rows = not any(source.store.is_secured for source in sources)
         by_index = [source for source in sources if source.read is not None and source.read.sort == "index"]
         seqscan = "off" if has_all_rows and by_index else session.seqscan
-        # Many rows pass a filter here. The plan that is kept does not know its values, and takes the order of the index.
+        # Many rows pass a filter here. The plan that is kept does not know its values: it follows the index.
         sort = "off" if any(source.condition for source in by_index) else "on"
         if request.ef_search is None:
             # an index goes on beyond it, but what it has gone past it does not come back to
