@@ -93,8 +93,8 @@
 \i pipeline/expand.sql
 \i pipeline/generate.sql
 \i pipeline/summarize.sql
-\i pipeline/explain.sql
 \i pipeline/compile.sql
+\i pipeline/explain.sql
 \i pipeline/rag.sql
 \i pipeline/why.sql
 

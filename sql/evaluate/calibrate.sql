@@ -20,7 +20,7 @@ BEGIN
     score := 1;
     RETURN;
   END IF;
-  SELECT (max(s.facts ->> 'nearest') FILTER (WHERE s.stage = 'threshold'))::numeric,
+  SELECT max(s.facts ->> 'nearest')::numeric,
     (max(s.facts ->> 'best_score') FILTER (WHERE s.stage = 'rerank'))::numeric
   INTO distance, score FROM unnest(_retrieval.trace) AS s;
 END

@@ -63,7 +63,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._statement_of_question(
-  query text, options text, query_embedding text, session text[], OUT statement text, OUT error jsonb
+  query text, options text, query_embedding text, is_parsed boolean, session text[], OUT statement text, OUT error jsonb
 )
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -78,7 +78,7 @@ SET enable_seqscan = off
 SET enable_sort = on
 AS $$
 @BACKEND@
-return backend.statement_of_question(plpy, query, options, query_embedding, session, '@vector@')
+return backend.statement_of_question(plpy, query, options, query_embedding, is_parsed, session, '@vector@')
 $$;
 
 CREATE FUNCTION ml_rag.statement(query text, options jsonb DEFAULT NULL) RETURNS text
@@ -90,7 +90,7 @@ DECLARE
 BEGIN
   PERFORM ml_rag._request(query, ml_rag._parse_rag_options(options));
   _made := ml_rag._statement_of_question(query, coalesce((options - 'query_embedding')::text, '{}'), options ->> 'query_embedding',
-    ml_rag._session_settings());
+    false, ml_rag._session_settings());
   IF _made.error IS NOT NULL THEN
     PERFORM ml_rag._raise(_made.error);
   END IF;

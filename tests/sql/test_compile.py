@@ -344,6 +344,16 @@ def test_the_statement_gives_the_rows_of_the_search(birds: Connection, options: 
     assert birds.execute(b"EXPLAIN " + text[text.index("WITH") :].encode()).fetchall()
 
 
+def test_explain_has_the_statement(birds: Connection) -> None:
+    options: dict[str, Any] = {"query_embedding": [0.5] * 16, "keyword_search": True, "skip_generate": True}
+    explained = answer(birds, "heron", {**options, "explain": True})["explain"]
+    assert explained["statement"].replace(", ", ",") == statement(birds, "heron", options).replace(", ", ",")
+    del options["keyword_search"]
+    options["arms"] = [{"search": "semantic", "query_embedding": fake_embedding("loon")}]
+    explained = answer(birds, "heron", {**options, "explain": True})["explain"]
+    assert explained["statement"] is None
+
+
 def test_the_statement_shows_nothing_of_policies(owner: Connection, asker: Connection) -> None:
     make(owner)
     owner.execute(

@@ -76,7 +76,7 @@ def test_retrieval_is_measured(ready: Connection) -> None:
     assert run["vector_store"] == ["public.docs"]
     assert run["models"] == {"embed": ["fake-embed"]}
     assert set(run["versions"]) == {"ml_rag", "postgresql", "pgvector", "model_server"}
-    assert set(run["latency"]) == {"retrieval", "discover", "embed", "search", "threshold"}
+    assert set(run["latency"]) == {"retrieval", "discover", "embed", "search"}
     latency = run["latency"]["retrieval"]
     assert 0 < latency["p50"] <= latency["p95"]
     found = questions(ready, run)
@@ -145,7 +145,7 @@ def test_answers_are_measured(ready: Connection) -> None:
     assert run["measures"]["refused_rightly"] == pytest.approx(1 / 2)
     assert run["counted"]["refused_rightly"] == 2
     assert run["measures"]["answer_length"] == sum(len(q["answer"]) for q in found.values()) / 5
-    assert set(run["latency"]) == {"retrieval", "discover", "embed", "search", "threshold", "generate"}
+    assert set(run["latency"]) == {"retrieval", "discover", "embed", "search", "generate"}
     assert run["models"]["generate"] == "fake-generate"
 
 
@@ -212,7 +212,7 @@ def test_a_judge_that_scores(ready: Connection) -> None:
     assert (run["measures"]["groundedness"], run["measures"]["relevance"]) == (0, 0)
     assert run["counted"]["groundedness"] == 1  # nobody judges a refusal
     assert run["models"]["judge"] == "fake-generate"
-    assert set(run["latency"]) == {"retrieval", "discover", "embed", "search", "threshold", "generate", "judge"}
+    assert set(run["latency"]) == {"retrieval", "discover", "embed", "search", "generate", "judge"}
 
 
 @pytest.mark.parametrize("model", ["no-such-model", "fake-embed"])

@@ -47,7 +47,14 @@ def test_an_answer_has_it_where_it_is_asked_for(asker: Connection, docs: None) -
     assert set(plain) == {"citations", "vector_store", "retrieval_info"}
     assert answer(asker, "q", {**options, "explain": False}) == plain
     explained = answer(asker, "q", {**options, "explain": True})
-    assert set(explained.pop("explain")) == {"stores", "candidates", "thresholds", "tokens", "milliseconds"}
+    assert set(explained.pop("explain")) == {
+        "stores",
+        "candidates",
+        "thresholds",
+        "statement",
+        "tokens",
+        "milliseconds",
+    }
     assert explained == plain
 
 

@@ -163,7 +163,7 @@ def test_a_call_inside_another_shows_the_outer_routine_and_the_inner_stage(
         call.result()
         figures = counted(owner)
     assert (row["routine"], row["stage"], row["model"]) == ("ml_rag_table", "generate", "fake-generate")
-    stages = ("total", "discover", "embed", "search", "threshold", "generate")
+    stages = ("total", "discover", "embed", "search", "generate")
     assert figures == {("ml_rag_table", "total"): (1, 0), **{("ml_rag", stage): (1, 0) for stage in stages}}
 
 
@@ -279,7 +279,7 @@ def test_the_figures_of_a_stage_fit_together(owner: Connection, asker: Connectio
     for _ in range(20):
         asker.execute("CALL ml_rag('q')")
     rows = {row["stage"]: row for row in stats(asker)}
-    assert set(rows) == {"total", "discover", "embed", "search", "threshold", "generate"}
+    assert set(rows) == {"total", "discover", "embed", "search", "generate"}
     for row in rows.values():
         assert row["calls"] == 20
         assert row["errors"] == 0
@@ -310,7 +310,7 @@ def test_every_stage_of_a_call_is_counted(owner: Connection, asker: Connection, 
     owner.execute("SELECT ml_rag.reset_stats()")
     options = {"keyword_search": True, "rerank": {}, "retrieval_options": {"segment_overlap": 1}}
     asker.execute("CALL ml_rag('copper', %s)", (json.dumps(options),))
-    stages = ("discover", "embed", "search", "keyword", "fuse", "threshold", "text", "rerank", "expand", "generate")
+    stages = ("discover", "embed", "search", "keyword", "rerank", "expand", "generate")
     assert counted(owner) == {("ml_rag", stage): (1, 0) for stage in ("total", *stages)}
 
 

@@ -407,13 +407,14 @@ def compile_question(
 
 @outcome
 def statement_of_question(
-    plpy: Any, question: str, options: str, vector: str | None, session: list[str | None], schema: str
+    plpy: Any, question: str, options: str, vector: str | None, is_parsed: bool, session: list[str | None], schema: str
 ) -> str:
     """The statement of a question, with its values in it; the arguments are those of ``compile_question``."""
     from ml_rag.backend.retrieval import run
 
     try:
-        return run.Retrieval(plpy, schema, run.Session.of(session), keyword).statement(question, options, vector)
+        retrieval = run.Retrieval(plpy, schema, run.Session.of(session), keyword)
+        return retrieval.statement(question, options, vector, is_parsed=is_parsed)
     except run.NotEmbedded as e:
         raise e.args[0] from None
 

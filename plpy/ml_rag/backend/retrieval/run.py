@@ -182,9 +182,9 @@ class Retrieval:
             calls.end(self._plpy, self._call, SUCCESS, self._session.role, json.dumps(self._trace), self._began)
         return text
 
-    def statement(self, question: str, options: str, vector: str | None) -> str:
+    def statement(self, question: str, options: str, vector: str | None, *, is_parsed: bool) -> str:
         """The statement that was run last, with its values in it, for the rows of ml_rag_search. Raises Unfit."""
-        request = self._request(question, options, vector, "hits", is_parsed=False)
+        request = self._request(question, options, vector, "hits", is_parsed=is_parsed)
         found = self._find(request, question, vector)
         sources = found.sources
         if request.is_filtered:
@@ -504,7 +504,7 @@ def _document(request: Request, found: Found, form: str, trace: list[dict[str, A
     if form == "hits":
         records = json.dumps([record(store) for store in stores], ensure_ascii=False)
         nearest = {"nearest": row["nearest"] and float(row["nearest"])}
-        steps = json.dumps([*trace, {**trace[-1], "stage": "threshold", "facts": nearest}])
+        steps = json.dumps([*trace[:-1], {**trace[-1], "facts": nearest}])
         return (
             f'{{"hits": {row["hits"]}, "stores": {records}, "method": "{method}", "threshold": {threshold},'
             f' "trace": {steps}}}'
