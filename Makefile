@@ -1,7 +1,7 @@
 # The commands of this repository; each is a script in mk/. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-one fault-test psql dsn doctor start stop clean build install uninstall bench injection eval check docs docker-test upgrade-test
+.PHONY: help demo test test-all test-rest test-one fault-test psql dsn doctor start stop clean build install uninstall bench injection eval check docs docker-test upgrade-test
 
 help: ## what each command does
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 28
@@ -13,11 +13,18 @@ demo: ## from nothing to three answers: installs what is missing, loads the samp
 # a file share databases and servers, so they stay in one process.
 WORKERS = $(if $(ML_RAG_TEST_DSN),,-n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder)
 
-test: ## the whole test suite, set-up included; ML_RAG_TEST_DSN=... runs it against another server
-	@bash mk/test.sh $(WORKERS)
+# What a run leaves out, so that it takes no more than ten minutes on two idle cores, and what it has measured of each test (mk/durations.py).
+LONG = slow or models or faults or fuzz
+RECORDED = --junitxml=build/$@.xml
 
-test-fast: ## the test suite without real models, faults and fuzzing
-	@ML_RAG_MODELS=none bash mk/test.sh $(WORKERS) -m 'not (slow or models or faults or fuzz)'
+test: ## the tests but the long ones, set-up included; ML_RAG_TEST_DSN=... runs them against another server
+	@ML_RAG_MODELS=none bash mk/test.sh $(WORKERS) $(RECORDED) -m 'not ($(LONG))'
+
+test-rest: ## what test leaves out: real models, faults, fuzzing, and each fault at every call
+	@bash mk/test.sh $(WORKERS) $(RECORDED) -m '$(LONG)'
+
+test-all: ## all tests
+	@bash mk/test.sh $(WORKERS) $(RECORDED) -m ''
 
 test-one: ## one test: make test-one T=tests/sql/test_rag.py
 	@[ -n "$(T)" ] || { echo "usage: make test-one T=tests/sql/test_rag.py (or FILE::TEST)" >&2; exit 2; }
