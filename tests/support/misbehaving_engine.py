@@ -65,10 +65,10 @@ class MisbehavingEngine:
                 while True:
                     pass
         elif what == "many steps":
-            for _ in range(20):
+            for _ in range(6):
                 with time_limit.step():
                     _work(STEP_SECONDS / 4)
-            _work(STEP_SECONDS * 2)  # none of a caller's choosing
+            _work(STEP_SECONDS * 1.5)  # none of a caller's choosing
         elif what == "refuse":
             raise InvalidRequest("refused", detail="the detail", hint="The hint.")
         elif what.startswith("say "):

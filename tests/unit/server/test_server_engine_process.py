@@ -21,7 +21,7 @@ from ml_rag.server.cancellation import ClientGone
 from ml_rag.server.catalogue import ModelEntry
 from ml_rag.server.engines import process
 from ml_rag.server.engines.fake import FakeEmbed
-from ml_rag.server.engines.process import BYTES_PER_TOKEN, CANCEL_SECONDS, EngineProcess
+from ml_rag.server.engines.process import BYTES_PER_TOKEN, EngineProcess
 from support.engine_process import TESTS, ask, never, started
 from support.processes import Background, children, gone, wait_until
 
@@ -29,6 +29,13 @@ from support.processes import Background, children, gone, wait_until
 @pytest.fixture(autouse=True)
 def path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Seconds that a cancelled call has to end."""
+    monkeypatch.setattr(process, "CANCEL_SECONDS", 0.5)
+    return process.CANCEL_SECONDS
 
 
 @pytest.fixture
@@ -111,7 +118,7 @@ def test_closing_the_answer_ends_it(engine: EngineProcess) -> None:
 
 
 @pytest.mark.parametrize("counting", [False, True])
-def test_one_that_does_not_end_when_cancelled_is_ended(engine: EngineProcess, counting: bool) -> None:
+def test_one_that_does_not_end_when_cancelled_is_ended(engine: EngineProcess, patience: float, counting: bool) -> None:
     pid, cancelled = engine.pid, threading.Event()
     assert pid is not None
     threading.Timer(0.2, cancelled.set).start()
@@ -121,20 +128,22 @@ def test_one_that_does_not_end_when_cancelled_is_ended(engine: EngineProcess, co
             engine.count_tokens([{"role": "user", "content": "hang"}], cancelled.is_set)
     else:
         assert ask(engine, "hang", cancelled.is_set) == [Delta("begun")]
-    assert CANCEL_SECONDS < time.monotonic() - began < CANCEL_SECONDS + 2
+    assert patience < time.monotonic() - began < patience + 2
     assert gone(pid)
     assert is_usable(engine)
 
 
 @pytest.mark.parametrize("length", [10, 3_000_000])
-def test_one_that_is_stopped_is_given_up_when_the_call_is_cancelled(engine: EngineProcess, length: int) -> None:
+def test_one_that_is_stopped_is_given_up_when_the_call_is_cancelled(
+    engine: EngineProcess, patience: float, length: int
+) -> None:
     pid, cancelled = engine.pid, threading.Event()
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     threading.Timer(0.2, cancelled.set).start()
     began = time.monotonic()
     assert ask(engine, "x" * length, cancelled.is_set) == []
-    assert CANCEL_SECONDS < time.monotonic() - began < CANCEL_SECONDS + 2
+    assert patience < time.monotonic() - began < patience + 2
     assert gone(pid)
     assert is_usable(engine)
 
@@ -172,6 +181,7 @@ def test_one_that_answers_nonsense_is_ended(engine: EngineProcess, said: str) ->
     assert is_usable(engine)
 
 
+@pytest.mark.usefixtures("patience")
 def test_a_message_that_comes_in_part_is_given_up_when_the_call_is_cancelled(engine: EngineProcess) -> None:
     pid, cancelled = engine.pid, threading.Event()
     assert pid is not None
@@ -181,14 +191,15 @@ def test_a_message_that_comes_in_part_is_given_up_when_the_call_is_cancelled(eng
     assert is_usable(engine)
 
 
-def test_many_ends_leave_neither_processes_nor_descriptors(engine: EngineProcess) -> None:
+def test_ends_leave_neither_processes_nor_descriptors(engine: EngineProcess) -> None:
     before = len(os.listdir("/proc/self/fd"))
     others = set(children(os.getpid())) - {engine.pid}
-    for what in ("SIGSEGV", "exit", "SIGKILL", "say " + "\xff" * 8) * 5:
+    for what in ("SIGSEGV", "exit", "SIGKILL", "say " + "\xff" * 8):
         with pytest.raises(EngineFailed):
             ask(engine, what)
+    assert is_usable(engine)  # as it was when they were counted
     assert len(os.listdir("/proc/self/fd")) <= before
-    assert set(children(os.getpid())) <= others
+    assert set(children(os.getpid())) - {engine.pid} <= others
 
 
 def test_a_prompt_that_is_far_too_long_is_not_sent(engine: EngineProcess) -> None:
