@@ -68,7 +68,7 @@ def test_a_folder_that_cannot_be_read_is_reported_and_does_not_stop_the_others(
 def test_a_document_of_too_many_segments_fails_alone(loader: Connection, folder: Path) -> None:
     """Nine bytes of it are a segment. The model server is the shipped one."""
     write(folder, a="alpha", c="gamma")
-    (folder / "b.md").write_text("".join(f"# {i:x}\nb\n" for i in range(270_000)))
+    (folder / "b.md").write_text("".join(f"# {i:x}\nb\n" for i in range(100_001)))
     result = load(loader, f"{folder}/")
     assert counts(result) == {"loaded": 2, "failed": 1}
     (failed,) = result["failed"]

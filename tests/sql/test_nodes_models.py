@@ -13,7 +13,7 @@ import pytest
 
 from support.cluster import Connection, Database
 from support.nodes import create, nodes, refresh
-from support.scripted import MODEL, Script, scripted_model
+from support.scripted import MODEL, Script, scripted_server
 from support.stores import create_store, error, fake_embedding, insert, search
 
 #: brief in the catalogue
@@ -21,10 +21,16 @@ SMALLEST = "smollm2-135m-instruct"
 TEXTS = {(1, 1): "Herons wait for fish.", (1, 2): "Loons call at night.", (2, 1): "Swans are heavy."}
 
 
+@pytest.fixture(scope="module")
+def server(reachable_dir: Path) -> Iterator[Script]:
+    with scripted_server(reachable_dir) as made:
+        yield made
+
+
 @pytest.fixture
-def script(db: Database, local_sockets: Path) -> Iterator[Script]:
-    with scripted_model(db, local_sockets) as script:
-        yield script
+def script(db: Database, server: Script, local_sockets: Path) -> Script:
+    server.attach(db)
+    return server
 
 
 @pytest.fixture
