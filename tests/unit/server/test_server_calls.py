@@ -21,8 +21,10 @@ from ml_rag.server import calls as server_calls
 from ml_rag.server.calls import Calls, Figures, error_class
 from ml_rag.server.inbox import beside
 from ml_rag.server.metrics import Metrics
-from ml_rag.testing import running_server
-from support.model_server_process import client, eventually, metric
+from ml_rag.testing import RunningServer, running_server
+from support.model_server_process import client, eventually, metric, server
+
+__all__ = ["server"]
 
 CLUSTER = "6f-1-2-3"
 
@@ -245,10 +247,16 @@ def totals(answer: Any) -> Counter[str]:
     return Counter({row["routine"]: row["calls"] for row in answer["stats"] if row["stage"] == "total"})
 
 
-def test_datagrams_are_counted_before_whoever_asks_next_is_answered(tmp_path: Path) -> None:
-    with running_server(socket=tmp_path / "s.sock") as running, client(running.socket) as http:
+def test_datagrams_are_counted_before_whoever_asks_next_is_answered(server: RunningServer) -> None:
+    lines = (
+        'ml_rag_calls_total{routine="ml_rag",sqlstate="00000"}',
+        'ml_rag_calls_total{routine="ml_rag",sqlstate="terminated"}',
+        'ml_rag_call_seconds_count{routine="ml_rag",stage="search"}',
+    )
+    before = [metric(server.socket, line) for line in lines]
+    with client(server.socket) as http:
         for i in range(1, 50):
-            send(running.socket, datagram(count(ms=0.2), count(stage="search", ms=0.1), call=in_flight()))
+            send(server.socket, datagram(count(ms=0.2), count(stage="search", ms=0.1), call=in_flight()))
             answer = read(http)
             assert totals(answer) == {"ml_rag": i}
         assert [row["pid"] for row in answer["activity"]] == [100]
@@ -256,13 +264,11 @@ def test_datagrams_are_counted_before_whoever_asks_next_is_answered(tmp_path: Pa
         assert answer["activity"] == []
         assert totals(answer) == {"ml_rag": 50}
         assert read(http, reset=True)["stats"] == []
-        assert metric(running.socket, 'ml_rag_calls_total{routine="ml_rag",sqlstate="00000"}') == 49
-        assert metric(running.socket, 'ml_rag_calls_total{routine="ml_rag",sqlstate="terminated"}') == 1
-        assert metric(running.socket, 'ml_rag_call_seconds_count{routine="ml_rag",stage="search"}') == 49
+    assert [metric(server.socket, line) - n for line, n in zip(lines, before, strict=True)] == [49, 1, 49]
 
 
-def test_a_request_tells_of_its_call_by_a_header(tmp_path: Path) -> None:
-    with running_server(socket=tmp_path / "s.sock") as running, client(running.socket) as http:
+def test_a_request_tells_of_its_call_by_a_header(server: RunningServer) -> None:
+    with client(server.socket) as http:
         header = {"X-ML-RAG-Call": datagram(call=in_flight("embed", following="search")).decode()}
         body = {"model": "fake-embed", "input": "a b"}
         assert http.post("/v1/embeddings", json=body, headers=header).status_code == 200
@@ -272,8 +278,8 @@ def test_a_request_tells_of_its_call_by_a_header(tmp_path: Path) -> None:
             assert http.post("/v1/embeddings", json=body, headers={"X-ML-RAG-Call": bad}).status_code == 200
 
 
-def test_a_body_that_is_none_is_refused(tmp_path: Path) -> None:
-    with running_server(socket=tmp_path / "s.sock") as running, client(running.socket) as http:
+def test_a_body_that_is_none_is_refused(server: RunningServer) -> None:
+    with client(server.socket) as http:
         for body in ({}, {"cluster": "x", "database": 5}, {"cluster": CLUSTER, "database": -1}, [1]):
             assert http.post("/v1/calls", json=body).status_code == 400
 
@@ -333,20 +339,21 @@ def test_something_else_in_its_place_is_left_alone(tmp_path: Path) -> None:
     assert beside(path).read_text() == "precious"
 
 
-def test_over_tcp_they_come_by_udp(tmp_path: Path) -> None:
-    with running_server(socket=tmp_path / "s.sock", tcp=True) as running, client(running.socket) as http:
-        assert running.url is not None
-        family, address = datagram_address(running.url)
+def test_over_tcp_they_come_by_udp(server: RunningServer) -> None:
+    assert server.url is not None
+    with client(server.socket) as http:
+        read(http, reset=True)
+        family, address = datagram_address(server.url)
         with socket.socket(family, socket.SOCK_DGRAM) as sender:
             sender.sendto(datagram(count()), address)
         eventually(lambda: totals(read(http)) == {"ml_rag": 1})
 
 
-def test_a_flood_of_datagrams_does_not_keep_others_waiting(tmp_path: Path) -> None:
-    with running_server(socket=tmp_path / "s.sock") as running, client(running.socket) as http:
+def test_a_flood_of_datagrams_does_not_keep_others_waiting(server: RunningServer) -> None:
+    with client(server.socket) as http:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
-            sender.connect(str(beside(running.socket)))
+            sender.connect(str(beside(server.socket)))
             end = time.monotonic() + 1.0
             sent = answered = 0
             while time.monotonic() < end:
