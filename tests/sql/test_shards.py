@@ -47,8 +47,7 @@ def stores(shard: list[Shard], loader: Connection) -> Connection:
     loader.execute("INSERT INTO one SELECT * FROM four")
     loader.execute("GRANT SELECT ON one, four TO ml_rag_user")
     for cluster in shard:
-        for name in ("a", "b", "c"):
-            make_shard(cluster, name)
+        make_shard(cluster, "a", "b", "c")
     return loader
 
 
@@ -368,8 +367,7 @@ VERSION = "CREATE OR REPLACE FUNCTION ml_rag.version() RETURNS text LANGUAGE sql
 def test_a_table_is_one_shard_only(shard: list[Shard], loader: Connection, owner: Connection) -> None:
     """Of an empty store nothing else tells: its rows would be found twice."""
     loader.execute("SELECT ml_rag.create_store('public.four', '{\"partitions\": 4}')")
-    for name in ("a", "b"):
-        make_shard(shard[0], name)
+    make_shard(shard[0], "a", "b")
     attach(loader, "four", 0, shard[0], "a")
     for partition in (0, 1):
         with error("55000", f'server "{shard[0].server}" is a shard of "public.four" already', '"table_name"'):

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -90,13 +89,14 @@ def map_roles(db: Database, owner: Connection, shards: list[Shard], mapped: dict
         )
 
 
-def make_shard(shard: Shard, name: str, options: dict[str, Any] | None = None) -> None:
-    """An empty store that can be attached, open to ml_rag_user."""
+def make_shard(shard: Shard, *names: str) -> None:
+    """Empty stores that can be attached, open to ml_rag_user."""
     with shard.connect("loader") as loader:
-        given = {"index": {"type": "none"}, **(options or {}), "shard": True}
-        loader.execute("SELECT ml_rag.create_store(%s, %s)", (f"public.{name}", json.dumps(given)))
-        loader.execute(f"GRANT SELECT ON {name} TO ml_rag_user")
-        loader.execute("SELECT ml_rag.create_store(%s, %s)", (f"public.{name}", '{"shard": true}'))
+        for name in names:
+            create = "SELECT ml_rag.create_store(%s, %s)"
+            loader.execute(create, (f"public.{name}", '{"index": {"type": "none"}, "shard": true}'))
+            loader.execute(f"GRANT SELECT ON {name} TO ml_rag_user")
+            loader.execute(create, (f"public.{name}", '{"shard": true}'))
 
 
 def attach(connection: Connection, store: str, partition: int, shard: Shard, name: str | None = None) -> str:
