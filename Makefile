@@ -14,16 +14,16 @@ demo: ## from nothing to three answers: installs what is missing, loads the samp
 WORKERS = $(if $(ML_RAG_TEST_DSN),,-n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder)
 
 # What a run leaves out, so that it takes no more than ten minutes on two idle cores, and what it has measured of each test (mk/durations.py).
-LONG = slow or models or faults or fuzz
+LONG = models or faults or fuzz
 RECORDED = --junitxml=build/$@.xml
 
 test: ## the tests but the long ones, set-up included; ML_RAG_TEST_DSN=... runs them against another server
-	@ML_RAG_MODELS=none bash mk/test.sh $(WORKERS) $(RECORDED) -m 'not ($(LONG))'
+	@ML_RAG_MODELS=none bash mk/test.sh $(WORKERS) $(RECORDED) -m 'not (slow or $(LONG))'
 
-test-rest: ## what test leaves out: real models, faults, fuzzing, and each fault at every call
-	@bash mk/test.sh $(WORKERS) $(RECORDED) -m '$(LONG)'
+test-rest: ## what test leaves out: real models, faults, fuzzing
+	@bash mk/test.sh $(WORKERS) $(RECORDED) -m 'not slow and ($(LONG))'
 
-test-all: ## all tests
+test-all: ## all tests, also those marked slow, which show at each call what others show at one
 	@bash mk/test.sh $(WORKERS) $(RECORDED) -m ''
 
 test-one: ## one test: make test-one T=tests/sql/test_rag.py
