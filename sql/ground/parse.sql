@@ -167,13 +167,16 @@ BEGIN
     ELSE  -- integer, number
       IF _kind <> 'number'
         OR _option.type = 'integer' AND _value::numeric <> trunc(_value::numeric)
-        OR _value::numeric < _option.minimum OR _value::numeric > _option.maximum THEN
+        OR _value::numeric < _option.minimum OR _value::numeric > coalesce(_option.maximum, 1e300) THEN
         _allowed := concat(CASE _option.type WHEN 'integer' THEN 'an integer' ELSE 'a number' END,
           CASE WHEN _option.maximum IS NULL THEN ' from ' || _option.minimum
                ELSE format(' from %s to %s', _option.minimum, _option.maximum) END,
           CASE WHEN _option.auto_value IS NOT NULL THEN ', or "auto"' END);
       ELSIF _option.type = 'integer' THEN
         _value := to_jsonb(trunc(_value::numeric)::bigint);
+      ELSIF scale(_value::numeric) > 300 THEN
+        -- double precision, which whoever reads it makes of it, has nothing as small
+        _value := to_jsonb(trim_scale(round(_value::numeric, 300)));
       END IF;
     END CASE;
     IF _allowed IS NOT NULL THEN

@@ -327,6 +327,48 @@ def test_settings_of_the_session_are_as_before(birds: Connection) -> None:
     assert row == ("77", "on", "auto")
 
 
+# -- numbers that Python or double precision do not take --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        '{"keyword_search": true, "hybrid_options": {"semantic_weight": 1e-400}}',
+        '{"arms": [{"search": "semantic"}, {"search": "keyword", "weight": 1e-400}]}',
+        '{"retrieval_options": {"max_distance": 1e-5000, "percentage_distance": 1e-400}}',
+        '{"model_options": {"json_schema": {"n": 1e5000}}}',
+        f'{{"model_options": {{"json_schema": {{"n": {"[" * 3000 + "]" * 3000}}}}}}}',
+    ],
+    ids=["weight", "weight of an arm", "limits", "digits", "depth"],
+)
+def test_numbers_of_many_digits_and_deep_arrays(asker: Connection, owner: Connection, options: str) -> None:
+    make(owner)
+    more = json.dumps({"query_embedding": fake_embedding("heron"), "skip_generate": True})
+    row = asker.execute("SELECT ml_rag_answer('heron', %s::jsonb || %s::jsonb)", (options, more)).fetchone()
+    assert row is not None
+    assert row[0]["citations"][0]["document_name"] == "docs 0"
+
+
+def test_filters_with_numbers_of_many_digits(asker: Connection, owner: Connection) -> None:
+    make(owner)
+    for number in ("1e5000", "9" * 6000):
+        with error("P0002", "no segment found"):
+            answer(asker, "heron", f'{{"filters": {{"n": {number}}}, "skip_generate": true}}')
+
+
+@pytest.mark.parametrize("arm", ['"semantic", "weight": 1e-400', '"keyword", "min_score": 1e400'])
+def test_a_number_out_of_range_is_an_option_that_is_wrong(asker: Connection, owner: Connection, arm: str) -> None:
+    make(owner)
+    with error("22023", "invalid value for option"):
+        answer(asker, "heron", f'{{"arms": [{{"search": {arm}}}]}}')
+
+
+def test_a_schema_nested_too_deeply_is_an_option_that_is_wrong(asker: Connection) -> None:
+    for depth in (3000, 990, 970, 940):
+        with error("22023"):
+            asker.execute("SELECT ml_generate('q', %s)", (f'{{"json_schema": {{"n": {"[" * depth + "]" * depth}}}}}',))
+
+
 # -- ml_rag.statement -------------------------------------------------------------------------------------------------
 
 

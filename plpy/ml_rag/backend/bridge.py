@@ -48,6 +48,19 @@ def as_jsonb(value: Any) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def _parsed(text: str) -> Any:
+    """JSON text of PostgreSQL that has something of a caller's in it.
+
+    Raises InvalidRequest for what jsonb takes and Python does not.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise InvalidRequest("an option is nested too deeply") from None
+    except ValueError as e:
+        raise InvalidRequest("an option has a number that is out of range", detail=f"{e}.") from None
+
+
 def _where(error: BaseException) -> str:
     """Its class and place. Not its words: they can hold a caller's text, and a detail ends up in PostgreSQL's log."""
     place = error.__traceback__
@@ -190,7 +203,7 @@ def embed_segments(plpy: Any, texts: list[str], request: str) -> dict[str, Any]:
     """Texts of rows, split and embedded: the fields of ml_rag._segments."""
     from ml_rag.backend import segments
 
-    options = json.loads(request)
+    options = _parsed(request)
     with _calls.waiting(plpy, "ml_rag.embed", "embed", options["embed_model_id"]):
         found = segments.embed(server(plpy), texts, options)
     return found | {"errors": [error and as_jsonb(error) for error in found["errors"]]}
@@ -206,10 +219,7 @@ def rerank(plpy: Any, query: str, texts: list[str], model_id: str) -> list[float
 @outcome
 def generate(plpy: Any, request: str) -> str:
     """The answer to a request made by sql/pipeline/generate.sql, as JSON text."""
-    try:
-        parsed = json.loads(request)
-    except ValueError as e:  # jsonb takes numbers of more digits than Python does
-        raise InvalidRequest("an option has a number that is out of range", detail=f"{e}.") from None
+    parsed = _parsed(request)
     with _calls.waiting(plpy, "ml_rag.generate", "generate", parsed["options"]["model_id"]):
         answer = _generate.generate(server(plpy), parsed)
         _calls.tokens(answer["prompt_tokens"] or 0, answer["generated_tokens"] or 0)
@@ -230,7 +240,7 @@ def nl_sql(plpy: Any, request: str) -> str:
     """The answer to a request made by sql/nlsql/question.sql, as JSON text; see ``ml_rag.backend.nl_sql``."""
     from ml_rag.backend import nl_sql
 
-    parsed = json.loads(request)
+    parsed = _parsed(request)
 
     def generate(prompt: dict[str, Any]) -> str:
         with _calls.waiting(plpy, "ml_rag.generate", "generate", parsed["model_id"]):
@@ -260,7 +270,7 @@ def fits(size: int) -> bool:
 @outcome
 def rewrite(plpy: Any, request: str) -> dict[str, Any]:
     """What is searched with, of a request made by sql/pipeline/rewrite.sql: the fields of ml_rag.rewritten."""
-    parsed = json.loads(request)
+    parsed = _parsed(request)
     with _calls.waiting(plpy, "ml_rag.rewrite", "rewrite", parsed["model_id"]):
         found = _rewrite.rewrite(server(plpy), parsed)
         _calls.tokens(found["prompt_tokens"] or 0, found["generated_tokens"] or 0)
@@ -282,7 +292,7 @@ def write_nodes(plpy: Any, request: str) -> list[str]:
     """What a model makes of a text, of a request made by sql/nodes/transform.sql."""
     from ml_rag.backend import nodes
 
-    parsed = json.loads(request)
+    parsed = _parsed(request)
     with _calls.waiting(plpy, "ml_rag.generate", "generate", parsed["model_id"]):
         made, tokens = nodes.write(server(plpy), parsed)
         _calls.tokens(tokens["prompt_tokens"] or 0, tokens["generated_tokens"] or 0)
@@ -362,7 +372,7 @@ def keyword_scores(
 
 def _corpus(text: str, terms: int) -> tuple[int, int, list[int]]:
     """What ``keyword_statistics`` has given, or another server."""
-    found = json.loads(text)
+    found = _parsed(text)
     if isinstance(found, list) and len(found) == 3 and isinstance(found[2], list) and len(found[2]) == terms:
         rows, total, frequencies = found
         if all(type(n) is int and 0 <= n < 2**62 for n in (rows, total, *frequencies)):
@@ -382,7 +392,7 @@ def discover_stores(
     def present(given: list[str] | None) -> tuple[str, ...] | None:
         return None if given is None else tuple(name for name in given if name is not None)
 
-    mapped = json.loads(columns or "{}") or {}
+    mapped = _parsed(columns or "{}") or {}
     wanted = stores.Wanted(
         *(present(names), present(excluded), present(schemas)),
         columns=tuple((key, key if name is None else str(name)) for key, name in mapped.items()),
@@ -508,7 +518,7 @@ def load_files(plpy: Any, job_text: str) -> str:
     from ml_rag.backend.store import SqlStore
 
     plpy.execute("SELECT ml_rag._check_file_privilege()")
-    job = json.loads(job_text)
+    job = _parsed(job_text)
     location = files.Location(job["base"], tuple(job["patterns"]))
     base = None if location.file else location.base
     store = SqlStore(plpy, job, _embedder(plpy), may_commit=True)
@@ -564,7 +574,7 @@ def load_contents(plpy: Any, job_text: str, names: list[str], contents: list[byt
     from ml_rag.backend.load import Loader
     from ml_rag.backend.store import SqlStore
 
-    job = json.loads(job_text)
+    job = _parsed(job_text)
     store = SqlStore(plpy, job, _embedder(plpy), may_commit=False)
     tell = functools.partial(_tell, job["relation"], len(names), "loading documents")
     loader = Loader(job, server(plpy), store, tell, *_splitter(plpy, job))

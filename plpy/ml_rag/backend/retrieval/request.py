@@ -70,7 +70,10 @@ def read(plpy: Any, schema: str, options: str, form: str, *, is_parsed: bool, ha
 
 
 def _read(plpy: Any, schema: str, text: str, form: str, has_vector: bool) -> Request | None:
-    options: dict[str, Any] = json.loads(text, parse_float=Decimal)
+    try:
+        options: dict[str, Any] = json.loads(text, parse_float=Decimal)
+    except (ValueError, RecursionError):  # jsonb takes more digits than Python, and deeper arrays
+        return None
     limits = options.get("retrieval_options") or {}
     index = options.get("index_options") or {}
     rerank = options.get("rerank")
