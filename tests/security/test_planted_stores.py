@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from psycopg import sql
 
 from support.cluster import Connection, Database
-from support.stores import create_store, error, names, retrieve
+from support.stores import answer, as_text, create_store, error, fake_embedding, marker, names, retrieve
 
 STORE = "(segment text, segment_embedding vector(3), document_name text, document_id bigint, segment_number integer)"
 
@@ -199,3 +200,100 @@ def test_the_function_of_a_vectorizer_is_nobody_elses(
     owner.execute("SELECT ml_rag.drop_vectorizer('shared.items')")
     assert owner.execute("SELECT to_regprocedure('shared.other()') IS NOT NULL").fetchone() == (True,)
     assert owner.execute("SELECT to_regprocedure(%s)", (f"shared.{name}()",)).fetchone() == (None,)
+
+
+# -- under the former name of a trusted store -------------------------------------------------------------------------
+
+#: options, and what takes the place of kb.docs: a table with a policy, or a view whose code the planner runs
+FORMER: dict[str, tuple[dict[str, Any], str]] = {
+    "by meaning": ({"query_embedding": fake_embedding("text")}, "a table"),
+    "by words": ({"semantic_search": False, "keyword_search": True}, "a table"),
+    "by the model": ({}, "a table"),
+    "by the model, of a view": ({}, "a view"),
+    "in a schema of that name": ({"query_embedding": fake_embedding("text")}, "a schema"),
+}
+
+
+@pytest.mark.parametrize("how", FORMER)
+def test_what_takes_the_former_name_of_a_store_runs_no_code_in_a_transaction_with_an_older_snapshot(
+    db: Database, owner: Connection, attacker: Connection, how: str
+) -> None:
+    options, what = FORMER[how]
+    tenant = sql.Identifier(db.role("tenant"))
+    owner.execute("DROP TABLE good; CREATE SCHEMA kb; GRANT USAGE ON SCHEMA kb TO PUBLIC")
+    owner.execute(sql.SQL("GRANT CREATE ON SCHEMA kb TO {}").format(tenant))
+    owner.execute(sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(sql.Identifier(db.name), tenant))
+    create_store(owner, "kb.docs", [("d", 1, 1, "text", fake_embedding("text"))], "vector(16)")
+    owner.execute("SELECT ml_rag.enable_keyword_search('kb.docs')")
+    asker = db.connect("asker")
+    said = ran_as(asker)
+    expected = answer(asker, "text", {**options, "skip_generate": True})
+    with asker.transaction():
+        asker.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        asker.execute("SELECT FROM pg_class LIMIT 1")
+        if what == "a schema":
+            owner.execute("ALTER SCHEMA kb RENAME TO kb_former")
+            attacker.execute("CREATE SCHEMA kb; GRANT USAGE ON SCHEMA kb TO PUBLIC")
+        else:
+            owner.execute("ALTER TABLE kb.docs RENAME TO former")
+        row = (
+            "SELECT 'x' AS document_name, '{}'::jsonb AS metadata, 1::bigint AS document_id, 1 AS segment_number,"
+            f" 'planted' AS segment, '{as_text(fake_embedding('text'))}'::vector(16) AS segment_embedding"
+        )
+        if what == "a view":
+            attacker.execute(f"CREATE VIEW kb.docs AS {row} FROM generate_series(1, 3) WHERE own.evil(1)")
+        else:
+            attacker.execute(f"CREATE TABLE kb.docs AS {row}; ALTER TABLE kb.docs ENABLE ROW LEVEL SECURITY")
+            attacker.execute("CREATE POLICY p ON kb.docs USING (own.evil(1))")
+        attacker.execute("GRANT SELECT ON kb.docs TO PUBLIC")
+        found = answer(asker, "text", {**options, "skip_generate": True})
+    assert found == expected
+    assert not any("ran as" in message for message in said), said
+
+
+def test_what_takes_the_former_name_of_a_type_runs_no_code(
+    db: Database, owner: Connection, attacker: Connection
+) -> None:
+    owner.execute("CREATE SCHEMA kb; GRANT USAGE ON SCHEMA kb TO PUBLIC")
+    owner.execute(sql.SQL("GRANT CREATE ON SCHEMA kb TO {}").format(sql.Identifier(db.role("tenant"))))
+    owner.execute(
+        "CREATE DOMAIN kb.id AS text; DROP TABLE good;"
+        "CREATE TABLE docs (document_id kb.id, segment_number integer, segment text, segment_embedding vector(3));"
+        f"COMMENT ON COLUMN docs.segment_embedding IS '{marker()}'; GRANT SELECT ON docs TO PUBLIC;"
+        "INSERT INTO docs SELECT 'd', i, 'text ' || i, '[1,0,0]' FROM generate_series(1, 5) AS i"
+    )
+    asker = db.connect("asker")
+    said = ran_as(asker)
+    for overlap in (1, 2):  # two statements, whose plans are made before and after
+        found = retrieve(asker, (1, 0, 0), n_citations=1, retrieval_options={"segment_overlap": overlap})
+        assert found["citations"][0]["segment"] == "\n".join(f"text {i}" for i in range(1, 2 + overlap))
+        if overlap == 1:
+            owner.execute("ALTER DOMAIN kb.id RENAME TO former")
+            attacker.execute("CREATE DOMAIN kb.id AS text CHECK (own.evil(length(VALUE)))")
+    assert not any("ran as" in message for message in said), said
+
+
+def test_stores_of_a_role_that_is_not_trusted_cost_others_little(
+    db: Database, owner: Connection, attacker: Connection
+) -> None:
+    """Once the session knows the role, their columns are not even read."""
+    for i in range(200):
+        attacker.execute(f"CREATE TABLE own.t{i} {STORE}")
+        attacker.execute(f"COMMENT ON COLUMN own.t{i}.segment_embedding IS '{marker()}'")
+    attacker.execute("GRANT SELECT ON ALL TABLES IN SCHEMA own TO PUBLIC")
+    asker = db.connect("asker")
+
+    def columns_read() -> int:
+        row = asker.execute(
+            "SELECT pg_stat_get_xact_tuples_fetched('pg_attribute_relid_attnum_index'::regclass)"
+        ).fetchone()
+        assert row is not None
+        return row[0]
+
+    read = 0
+    for _ in range(2):
+        with asker.transaction():
+            before = columns_read()
+            assert retrieve(asker, (1, 0, 0))["vector_store"] == ["public.good"]
+            read = columns_read() - before
+    assert read < 100

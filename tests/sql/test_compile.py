@@ -10,6 +10,7 @@ import json
 import random
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -325,6 +326,29 @@ def test_settings_of_the_session_are_as_before(birds: Connection) -> None:
     ).fetchone()
     birds.execute("RESET hnsw.ef_search")
     assert row == ("77", "on", "auto")
+
+
+@pytest.mark.fresh
+def test_long_options_are_not_kept(owner: Connection, db: Database) -> None:
+    make(owner)
+    asker = db.connect("asker", application_name="measured")
+
+    def used() -> int:
+        row = asker.execute("SELECT pg_backend_pid()").fetchone()
+        assert row is not None
+        return int(Path(f"/proc/{row[0]}/statm").read_text().split()[1]) * 4096
+
+    def ask(n: int) -> None:
+        for i in range(n):
+            for option, name in (
+                ("vector_store", "public.docs"), ("exclude_vector_store", "public.more"), ("schema", "public")
+            ):  # fmt: skip
+                cited(asker, **{option: [f"{i}{'x' * 1_000_000}", name]})
+
+    ask(5)
+    before = used()
+    ask(40)
+    assert used() - before < 60_000_000  # of 120 MB of names
 
 
 # -- numbers that Python or double precision do not take --------------------------------------------------------------

@@ -278,6 +278,9 @@ class Retrieval:
             vector: str = _run(self._plpy, "embed", question, model, has_words, request.options)[0]["vector"]
         except self._plpy.SPIError as e:
             raise NotEmbedded(e) from None
+        # their locks do not keep the owner of a schema from renaming it
+        if discovery.written(self._plpy, [store.relation for store in stores]) != [store.table for store in stores]:
+            raise Unfit("a vector store has another name by now")
         return vector
 
     def _search_in_parts(self, request: Request, sources: list[Source], question: str, vector: str | None) -> Found:

@@ -91,15 +91,19 @@ _LONGEST_NAME = 260
 #: columns by their logical names; segment_embedding beside them
 _COLUMNS = ("segment", "document_name", "document_id", "segment_number", "metadata")
 
+#: a relation as it is written into a statement: the name it has now, whatever older one the snapshot of the transaction
+#: shows, which another relation may have by now
+_NAME = "(pg_identify_object('pg_class'::regclass, c.oid, 0)).identity"
 #: which relations there are, and the version of all that is known of them: the places of their rows in the catalog,
-#: what VACUUM changes in place, and what the caller may do
-_VERSIONS = """SELECT c.oid::int8 AS relation, c.relowner::int8 AS owner, n.nspowner::int8 AS schema_owner,
+#: what VACUUM changes in place, names that statements find them and their types by, and what the caller may do
+_VERSIONS = f"""SELECT c.oid::int8 AS relation, c.relowner::int8 AS owner, n.nspowner::int8 AS schema_owner,
   pg_get_userbyid(c.relowner) = current_user AS is_own, pg_get_userbyid(n.nspowner) = current_user AS is_own_schema,
   c.relkind = 'v' OR c.relhassubclass AS has_parts,
   (SELECT v.value FROM ml_rag.setting_value AS v WHERE v.name = 'searched_owners') AS searched_owners,
-  concat(c.ctid, c.xmin, n.ctid, n.xmin, c.reltuples BETWEEN 0 AND 20000, row_security_active(c.oid),
+  concat(c.ctid, c.xmin, n.ctid, n.xmin, {_NAME}, c.reltuples BETWEEN 0 AND 20000, row_security_active(c.oid),
     has_table_privilege(c.oid, 'SELECT'), to_regclass('pg_catalog.pg_dist_partition') IS NULL, (
       SELECT string_agg(concat(a.ctid, a.xmin, d.ctid, d.xmin,
+        CASE WHEN a.atttypid >= 16384 THEN format_type(a.atttypid, NULL) END,
         CASE WHEN NOT has_table_privilege(c.oid, 'SELECT')
           THEN has_column_privilege(c.oid, a.attnum, 'SELECT') END), NULL ORDER BY a.attnum)
       FROM pg_attribute AS a LEFT JOIN pg_description AS d
@@ -135,14 +139,18 @@ def _statements(schema: str) -> Statements:
                 " WHERE m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid)"
                 " OFFSET 0) AS d"
                 " CROSS JOIN LATERAL ("
-                "SELECT c.ctid, c.xmin, c.* FROM pg_class AS c WHERE c.oid = d.objid OFFSET 0) AS c"
+                "SELECT c.ctid, c.xmin, c.* FROM pg_class AS c"
+                " WHERE c.oid = d.objid AND c.relowner <> ALL ($1) OFFSET 0) AS c"
                 " CROSS JOIN LATERAL ("
-                "SELECT n.ctid, n.xmin, n.* FROM pg_namespace AS n WHERE n.oid = c.relnamespace OFFSET 0) AS n"
+                "SELECT n.ctid, n.xmin, n.* FROM pg_namespace AS n"
+                " WHERE n.oid = c.relnamespace AND n.nspowner <> ALL ($1) OFFSET 0) AS n"
                 f" WHERE {_USABLE}",
+                "oid[]",
             ),
             "relations": (
                 "SELECT c.oid::int8 AS relation, n.nspname::text AS schema, c.relname::text AS name,"
                 " quote_ident(n.nspname) AS quoted_schema, quote_ident(c.relname) AS quoted_name,"
+                f" {_NAME} AS written,"
                 # SELECT of some columns is no privilege on ctid
                 " c.relkind IN ('r', 'm') AND NOT c.relhassubclass AND NOT ml_rag._is_distributed(c.oid)"
                 " AND has_table_privilege(c.oid, 'SELECT') AS is_table,"
@@ -192,6 +200,14 @@ def _statements(schema: str) -> Statements:
     )
 
 
+_names = Statements(
+    {
+        "written": (
+            f"SELECT ARRAY(SELECT {_NAME} FROM unnest($1) WITH ORDINALITY AS c (oid, place) ORDER BY c.place) AS names",
+            "oid[]",
+        )
+    }
+)
 _by_schema: dict[str, Statements] = {}
 _metrics: dict[str, Metric] = {}
 
@@ -200,6 +216,12 @@ def _run(schema: str) -> Statements:
     if schema not in _by_schema:
         _by_schema[schema] = _statements(schema)
     return _by_schema[schema]
+
+
+def written(plpy: Any, relations: list[int]) -> list[str | None]:
+    """The relations as they are written into a statement now; None = dropped."""
+    names: list[str | None] = _names(plpy, "written", relations)[0]["names"]
+    return names
 
 
 def metric(plpy: Any, schema: str, name: str) -> Metric:
@@ -213,6 +235,10 @@ def metric(plpy: Any, schema: str, name: str) -> Metric:
 #: what a call finds in a relation of a version: (wanted, model, relation, version) -> store, or None
 _known: dict[Any, Store | None] = {}
 _MOST_KNOWN = 1000
+#: as Python writes it; what a longer one finds is not kept
+_LONGEST_WANTED = 10_000
+#: roles that some caller of this session did not trust
+_strangers: set[int] = set()
 
 
 def discover(plpy: Any, schema: str, wanted: Wanted) -> list[Store]:
@@ -221,21 +247,25 @@ def discover(plpy: Any, schema: str, wanted: Wanted) -> list[Store]:
     ``schema``: pgvector's, as it is written. The columns of its marker count, but for those that the call names.
     """
     run = _run(schema)
-    rows = list(run(plpy, "all") if wanted.names is None else run(plpy, "named", _tables(wanted.names)))
+    trust = _Trust(run, plpy)
+    if wanted.names is None:
+        rows = [row for row in run(plpy, "all", trust.strangers()) if trust.covers(row)]
+    else:
+        rows = list(run(plpy, "named", _tables(wanted.names)))
     if not rows:
         return []
     model = run(plpy, "default model")[0]["model"] if wanted.of_default else wanted.model
     keys = [(wanted, model, row["relation"], row["version"]) for row in rows]
     if len(_known) > _MOST_KNOWN:
         _known.clear()
-    if unknown := [key for key in keys if key not in _known]:
+    known = _known if len(repr(wanted)) <= _LONGEST_WANTED else {}
+    if unknown := [key for key in keys if key not in known]:
         found = _read(run, plpy, [relation for _, _, relation, _ in unknown], wanted, model)
-        _known.update({key: found.get(key[2]) for key in unknown})
-    trust = _Trust(run, plpy)
+        known.update({key: found.get(key[2]) for key in unknown})
     stores = []
     for key, row in zip(keys, rows, strict=True):
-        store = _known[key]
-        if store is not None and (store.found == "named" or trust.covers(row)):
+        store = known[key]
+        if store is not None and (wanted.names is None or store.found == "named" or trust.covers(row)):
             stores.append(store)
     # as COLLATE "C" has it
     stores.sort(key=lambda store: store.vector_store.encode("utf-8", "surrogatepass"))
@@ -293,7 +323,7 @@ def _read(run: Statements, plpy: Any, relations: list[int], wanted: Wanted, mode
             vector_store=full_name if "." in row["schema"] else f"{row['schema']}.{row['name']}",
             names=names,
             relation=relation,
-            table=full_name,
+            table=row["written"],
             embed_model_id=embedding["model"],
             segment_embedding=embedding["name"],
             segment=own["segment"]["name"],
@@ -392,7 +422,13 @@ class _Trust:
             row["is_own_schema"] or self._trusts(row["schema_owner"])
         )
 
+    def strangers(self) -> list[int]:
+        """Roles whose relations need not be looked at: however many they make, a call takes no longer."""
+        return [owner for owner in sorted(_strangers) if not self._trusts(owner)]
+
     def _trusts(self, owner: int) -> bool:
         if owner not in self._owners:
             self._owners[owner] = self._run(self._plpy, "trusts", owner)[0]["answer"]
+            if not self._owners[owner]:
+                _strangers.add(owner)
         return self._owners[owner]
