@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from io import BytesIO
 
@@ -51,6 +52,33 @@ def pptx(slides: list[tuple[str, str, str]]) -> bytes:
     out = BytesIO()
     deck.save(out)
     return out.getvalue()
+
+
+def deck_with(what: str, pattern: bytes, times: int) -> bytes:
+    """A presentation with a table or a chart of two categories, in whose XML what fits ``pattern`` first stands so many
+    times."""
+    from pptx import Presentation
+    from pptx.chart.data import CategoryChartData
+    from pptx.enum.chart import XL_CHART_TYPE
+
+    deck = Presentation()
+    slide = deck.slides.add_slide(deck.slide_layouts[5])
+    if what == "table":
+        slide.shapes.add_table(2, 2, 0, 0, 9, 9).table.cell(0, 0).text = "deep"
+    else:
+        data = CategoryChartData()
+        data.categories = ["deep", "two"]
+        data.add_series("s", (1, 2.5))
+        slide.shapes.add_chart(XL_CHART_TYPE.COLUMN_CLUSTERED, 0, 0, 9, 9, data)
+    out, made = BytesIO(), BytesIO()
+    deck.save(out)
+    with zipfile.ZipFile(out) as source, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            content = source.read(name)
+            if name.startswith(("ppt/slides/slide", "ppt/charts/chart")):
+                content = re.sub(pattern, lambda found: found[0] * times, content, count=1, flags=re.DOTALL)
+            target.writestr(name, content)
+    return made.getvalue()
 
 
 def xlsx(sheets: dict[str, list[list[object]]]) -> bytes:

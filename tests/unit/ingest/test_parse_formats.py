@@ -14,7 +14,7 @@ import pytest
 from ml_rag.ingest.formats import pdf
 from ml_rag.ingest.formats.common import MAX_VALUE, clean, document
 from ml_rag.ingest.parse import parse
-from support.office import docx, epub, odt, pptx, text_pdf, xlsx, zipped
+from support.office import deck_with, docx, epub, odt, pptx, text_pdf, xlsx, zipped
 
 
 def blocks(name: str, content: bytes | str) -> list[tuple[str, dict[str, Any]]]:
@@ -72,6 +72,12 @@ def only(name: str, content: bytes | str) -> str:
         ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\n<i>a</i> <b and c> d <e@f.g>", "a <b and c> d <e@f.g>"),
         ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\none\n\ntwo\n\n2\n00:03,000 --> 00:04,000\nx", "one\ntwo\nx"),
         ("a.vtt", "WEBVTT\n\nSTYLE\n::cue{}\n\n00:01.000 --> 00:02.000\n<c.x>a <00:01.500>b", "a b"),
+        (
+            "a.rtf",
+            r'{\rtf1 {\field{\*\fldinst{HYPERLINK "h:a"}}{\fldrslt{\ul\cf2 x y}}}, '
+            r'{\field{\*\fldinst{HYPERLINK "h:b"}}{\fldrslt{\ul z}}}}',
+            'x y("h:a"), z("h:b")',
+        ),
         ("a.rtf", r"{\rtf1\ansi caf\'e9\par \u8364? two\par}", "café\n\n€ two"),
     ],
     ids=lambda value: value if len(value) < 8 else "",
@@ -126,6 +132,13 @@ def test_pptx_has_a_block_a_slide() -> None:
         ("# Second\n\nthree", {"slide": 2}),
     ]
     assert parse("a.pptx", deck).metadata["title"] == "A deck"
+
+
+def test_a_chart_of_a_pptx_is_a_table() -> None:
+    chart = deck_with("chart", b"-", 1)
+    assert blocks("a.pptx", chart) == [("|  | s |\n| --- | --- |\n| deep | 1 |\n| two | 2.5 |", {"slide": 1})]
+    unnamed = deck_with("chart", rb'<c:pt idx="1">\s*<c:v>two</c:v>\s*</c:pt>', 0)
+    assert blocks("a.pptx", unnamed) == [("|  | s |\n| --- | --- |\n| deep | 1 |\n|  | 2.5 |", {"slide": 1})]
 
 
 def test_xlsx_has_a_block_a_sheet_and_values_as_people_write_them() -> None:

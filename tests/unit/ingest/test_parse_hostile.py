@@ -15,7 +15,7 @@ import pytest
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats import archive
 from ml_rag.ingest.parse import parse
-from support.office import docx, epub, odt, zipped
+from support.office import deck_with, docx, epub, odt, zipped
 
 LAUGHS = (
     '<!DOCTYPE x [<!ENTITY a "ha ha ha ha">'
@@ -153,6 +153,13 @@ _LIST, _LIST_END = "<text:list><text:list-item>", "</text:list-item></text:list>
         ("a.xml", b"<?xml version='1.0'?>" + b"<a>" * 200 + b"deep" + b"</a>" * 200),
         ("a.odt", odt(f"{_LIST * 150}<text:p>deep</text:p>{_LIST_END * 150}")),
         ("a.rtf", rb"{\rtf1 " + b"{" * 50_000 + b"deep" + b"}" * 50_000 + b"}"),
+        ("a.rtf", rb"{\rtf1 deep\par " + rb'{\field{\*\fldinst{HYPERLINK "' * 20_000 + b"}"),
+        ("a.rtf", rb"{\rtf1 deep\par " + rb'{\field{\*\fldinst{HYPERLINK "a"}}{\x ' * 20_000 + b"}"),
+        ("a.pptx", deck_with("table", rb"<a:tr .*?</a:tr>", 8_000)),
+        ("a.pptx", deck_with("table", rb"<a:tc>.*?</a:tc>", 8_000)),
+        ("a.pptx", deck_with("chart", rb"<c:ser>.*?</c:ser>", 2_000)),
+        ("a.pptx", deck_with("chart", rb"<c:pt .*?</c:pt>", 20_000)),
+        ("a.pptx", deck_with("chart", rb'(?<=<c:ptCount val=")2', 9)),
         ("a.md", b">" * 100_000 + b"deep"),
         ("a.md", b"# " + b"#" * 500_000 + b" deep"),
         ("a.vtt", b"WEBVTT\n\n00:01.000 --> 00:02.000\n" + b"<v." * 300_000 + b" deep"),

@@ -50,7 +50,8 @@ def _shapes(shapes: Iterable[Any], depth: int) -> Iterator[str]:
                 raise RecursionError("groups of shapes")
             yield from _shapes(shape.shapes, depth + 1)
         elif getattr(shape, "has_table", False):
-            yield pipe_table([cell.text for cell in row.cells] for row in shape.table.rows)
+            # its rows and cells by number, as python-pptx has them, would each be looked for from the first one
+            yield pipe_table([cell.text for cell in row.tc_lst] for row in shape.table._tbl.tr_lst)
         elif getattr(shape, "has_chart", False):
             yield from _chart(shape.chart)
         elif shape.has_text_frame:
@@ -68,15 +69,28 @@ def _text(shape: Any) -> str:
 def _chart(chart: Any) -> Iterator[str]:
     if chart.has_title and chart.chart_title.has_text_frame:
         yield chart.chart_title.text_frame.text
-    plots = list(chart.plots)
-    categories = [str(category) for category in plots[0].categories] if plots else []
-    series = [(str(one.name), list(one.values)) for plot in plots for one in plot.series]
-    if categories and series:
-        header = ["", *(name for name, _ in series)]
-        yield pipe_table(
-            [header, *([label, *(_value(values, i) for _, values in series)] for i, label in enumerate(categories))]
-        )
+    plots = [plot._element for plot in chart.plots]
+    # as they stand there: of categories and values, python-pptx gives as many as the file says that there are
+    labels = _labels(plots[0]) if plots else {}
+    series = [(_name(one), _values(one)) for plot in plots for one in plot.sers]
+    if labels and series:
+        numbers = sorted(labels.keys() | {i for _, values in series for i in values})
+        rows = ([labels.get(i, ""), *(values.get(i, "") for _, values in series)] for i in numbers)
+        yield pipe_table([["", *(name for name, _ in series)], *rows])
 
 
-def _value(values: list[Any], i: int) -> str:
-    return format(values[i], ".15g") if i < len(values) and values[i] is not None else ""
+def _labels(plot: Any) -> dict[int, str]:
+    """Of the categories, by their number."""
+    points = plot.xpath("./c:ser[1]/c:cat//c:lvl[1]/c:pt") or plot.xpath("./c:ser[1]/c:cat//c:pt")
+    return {point.idx: point.v.text or "" for point in points}
+
+
+def _name(series: Any) -> str:
+    names: list[str] = series.xpath("./c:tx//c:pt/c:v/text()")
+    return str(names[0]) if names else ""
+
+
+def _values(series: Any) -> dict[int, str]:
+    """By the number of the category."""
+    points = series.xpath("(./c:val | ./c:yVal)//c:pt")
+    return {point.idx: format(point.value, ".15g") for point in reversed(points)}

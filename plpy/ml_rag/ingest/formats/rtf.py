@@ -7,15 +7,21 @@ import re
 from ml_rag import abc
 from ml_rag.ingest.formats.common import Request, document, metadata
 
+#: a link, whose text is written before its address; striprtf's own pattern reads a line as often as it holds links
+_LINK = re.compile(
+    r"(\{\\field\{\s*\\\*\\fldinst\{[^\"\n]{0,200}?HYPERLINK\s(\"[^\"\n]*\")\}{2}\s*\{[^\s}]*\s+([^{}\n]*)\}{2,3})",
+    re.IGNORECASE,
+)
 _INFO = re.compile(r"\{\\(title|author)\s+([^{}\\]{1,300})\}")
 
 
 def parse_rtf(_name: str, content: bytes, _request: Request) -> abc.Document:
     """One block, a paragraph a line apart."""
-    from striprtf.striprtf import rtf_to_text
+    import striprtf.striprtf as library
 
+    library.HYPERLINKS = _LINK
     source = content.decode("latin-1")
-    text = re.sub(r"\n+", "\n\n", rtf_to_text(source, errors="replace"))  # type: ignore[no-untyped-call]
+    text = re.sub(r"\n+", "\n\n", library.rtf_to_text(source, errors="replace"))  # type: ignore[no-untyped-call]
     # striprtf closes table cells with a bar
     text = re.sub(r"^(.*\|)$", lambda found: found[1].rstrip("|").replace("|", " | "), text, flags=re.MULTILINE)
     return document("rtf", [(text, {})], metadata(**dict(_INFO.findall(source[:16384]))))
