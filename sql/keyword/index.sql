@@ -95,6 +95,7 @@ DECLARE
   _portion CONSTANT integer := 1000;
   _store oid;
   _index ml_rag_internal.keyword_store;
+  _columns text;
   _old text;
   _new text;
   _row record;
@@ -104,6 +105,8 @@ DECLARE
   _gone bigint := 0;
   _is_row boolean := false;
   _is_large boolean := false;
+  _is_usual boolean;
+  _is_changed boolean;
   _rows refcursor;
   _error jsonb;
 BEGIN
@@ -126,7 +129,7 @@ BEGIN
   -- matches: that the columns are there, of types whose conversion to text runs nobody's code and is always the same
   SELECT i AS index, (
       SELECT count(*) FROM pg_attribute AS a
-      WHERE a.attrelid = i.store AND NOT a.attisdropped AND (
+      WHERE a.attrelid = i.store AND a.attnum > 0 AND NOT a.attisdropped AND (
         a.attname = ANY (i.key) AND a.atttypid = ANY ('{smallint,integer,bigint,numeric,oid,text,character varying,uuid}'::regtype[])
         OR a.attname IN (i.segment, i.beside) AND a.attname <> ALL (i.key)
           AND a.atttypid = ANY ('{text,character varying}'::regtype[]))
@@ -152,15 +155,34 @@ BEGIN
   ELSIF NOT _found.matches THEN
     PERFORM ml_rag._raise_of_columns(_index);
   END IF;
-  IF TG_OP <> 'INSERT' THEN
-    _old := format('SELECT %s FROM %s AS o', ml_rag._key_and_segment('o', _index),
-      CASE WHEN _is_row THEN '(SELECT ($2).*)' ELSE 'ml_rag_old' END);
-    IF TG_OP = 'UPDATE' THEN
-      _new := format('SELECT %s FROM %s AS n', ml_rag._key_and_segment('n', _index),
-        CASE WHEN _is_row THEN '(SELECT ($3).*)' ELSE 'ml_rag_new' END);
-      -- what keeps key and text does not touch the index
-      SELECT format('%s EXCEPT ALL %s', _old, _new), format('%s EXCEPT ALL %s', _new, _old) INTO _old, _new;
+  -- the columns of a store: to plan a statement of a table's own takes as long as to insert its row
+  _is_usual := NOT _is_row AND _index.key = '{document_id,segment_number}' AND _index.segment = 'segment' AND _index.beside IS NULL;
+  -- an update that changes neither key nor text does not touch the index
+  IF TG_OP = 'UPDATE' AND _is_usual THEN
+    -- the plan is kept, and is one for few rows
+    _is_changed := CASE WHEN NOT EXISTS (SELECT FROM ml_rag_new OFFSET _portion - 1) THEN EXISTS (
+      SELECT concat(r.document_id), concat(r.segment_number), concat(r.segment) COLLATE "C", r.segment IS NULL FROM ml_rag_old AS r
+      EXCEPT ALL
+      SELECT concat(r.document_id), concat(r.segment_number), concat(r.segment) COLLATE "C", r.segment IS NULL FROM ml_rag_new AS r) END;
+    IF NOT _is_changed THEN
+      RETURN NULL;
     END IF;
+  END IF;
+  IF TG_OP <> 'INSERT' OR NOT _is_usual THEN
+    _columns := ml_rag._key_and_segment('r', _index);
+    _old := format('SELECT %s FROM %s AS r', _columns, CASE WHEN _is_row THEN '(SELECT ($2).*)' ELSE 'ml_rag_old' END);
+    _new := format('SELECT %s FROM %s AS r', _columns, CASE WHEN _is_row THEN '(SELECT ($3).*)' ELSE 'ml_rag_new' END);
+  END IF;
+  IF TG_OP = 'UPDATE' THEN
+    SELECT format('%s EXCEPT ALL %s', _old, _new), format('%s EXCEPT ALL %s', _new, _old) INTO _old, _new;
+    IF _is_changed IS NULL THEN
+      EXECUTE format('SELECT EXISTS (%s)', _new) INTO _is_changed USING _store, OLD, NEW;
+      IF NOT _is_changed THEN
+        RETURN NULL;
+      END IF;
+    END IF;
+  END IF;
+  IF TG_OP <> 'INSERT' THEN
     EXECUTE format($sql$
       WITH gone AS (
         DELETE FROM ml_rag_internal.keyword_row AS r USING (%s) AS o (key, segment) WHERE r.store = $1 AND r.key = o.key
@@ -171,15 +193,11 @@ BEGIN
     GET DIAGNOSTICS _gone = ROW_COUNT;
   END IF;
   IF TG_OP <> 'DELETE' THEN
-    IF TG_OP = 'INSERT' AND NOT _is_row AND _index.key = '{document_id,segment_number}' AND _index.segment = 'segment'
-      AND _index.beside IS NULL THEN
-      -- the columns of a store: to plan a statement of a table's own takes as long as to insert its row
+    IF TG_OP = 'INSERT' AND _is_usual THEN
       OPEN _rows NO SCROLL FOR SELECT ARRAY[concat(n.document_id), concat(n.segment_number)]::text COLLATE "C" AS key,
         concat(n.segment) COLLATE "C" AS segment FROM ml_rag_new AS n WHERE n.segment IS NOT NULL;
     ELSE
-      _new := format('SELECT s.key AS key, s.segment AS segment FROM (%s) AS s (key, segment) WHERE s.segment IS NOT NULL',
-        coalesce(_new, format('SELECT %s FROM %s AS n', ml_rag._key_and_segment('n', _index),
-          CASE WHEN _is_row THEN '(SELECT ($3).*)' ELSE 'ml_rag_new' END)));
+      _new := format('SELECT s.key AS key, s.segment AS segment FROM (%s) AS s (key, segment) WHERE s.segment IS NOT NULL', _new);
       OPEN _rows NO SCROLL FOR EXECUTE (SELECT _new) USING (SELECT _store), (SELECT OLD), (SELECT NEW);
     END IF;
     -- a large statement makes runs of its rows itself: they are its own, so that nobody else can be at it

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
+import time
 
 import psycopg
 import pytest
@@ -43,6 +45,53 @@ def test_an_update_of_other_columns_leaves_the_index_alone(owner: Connection) ->
     owner.execute("UPDATE docs SET metadata = '{}', segment = segment, segment_embedding = '[1,1,1]'")
     assert owner.execute("SELECT xmin, * FROM ml_rag_internal.keyword_row ORDER BY id").fetchall() == before
     assert waiting(owner) == (0, 0)
+
+
+def test_a_null_that_becomes_an_empty_text_is_a_row_more(owner: Connection) -> None:
+    """No word comes or goes, but the number of rows is in every score."""
+    keyword_store(owner, ["fox", "dog", None])
+    for segment in ("", None, ""):
+        owner.execute("UPDATE docs SET segment = %s WHERE document_id = 3", (segment,))
+        assert_exact(owner, "fox dog")
+
+
+@pytest.mark.parametrize("rows", [3, 1500])
+@pytest.mark.parametrize("name", ["docs", "own"])
+def test_an_update_of_other_columns_numbers_no_row_anew(owner: Connection, name: str, rows: int) -> None:
+    """Of a store's usual columns and of a table's own, of few rows and of many."""
+    column = "segment" if name == "docs" else "body"
+    owner.execute(
+        f"CREATE TABLE {name} (document_id integer, segment_number integer, {column} text, note integer,"
+        f" PRIMARY KEY (document_id, segment_number));"
+        f"INSERT INTO {name} SELECT i, 1, 'fox ' || i, 0 FROM generate_series(1, {rows}) AS i"
+    )
+    enable(owner, name, json.dumps({"segment": column}))
+    numbers = f"SELECT array_agg(id ORDER BY id) FROM ml_rag_internal.keyword_row WHERE store = '{name}'::regclass"
+    before = owner.execute(numbers).fetchone()
+    owner.execute(f"UPDATE {name} SET note = note + 1")
+    owner.execute(f"UPDATE {name} SET note = note + 1 WHERE document_id = 2")
+    assert owner.execute(numbers).fetchone() == before
+    assert waiting(owner, name) == (0, 0)
+    owner.execute(f"UPDATE {name} SET {column} = 'dog' WHERE document_id = 2")
+    assert waiting(owner, name) == (1, 1)
+    owner.execute(f"UPDATE {name} SET note = 7, document_id = -document_id WHERE document_id = 3")
+    assert waiting(owner, name) == (2, 2)
+
+
+def test_an_update_of_other_columns_costs_a_part_of_one_of_the_text(owner: Connection) -> None:
+    """A twentieth; a half where both plan statements of their own."""
+    keyword_store(owner, ["fox"])
+
+    def seconds(columns: str) -> float:
+        """Of 200 updates, each a statement; the least of three times."""
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            owner.execute(f"DO $$ BEGIN FOR i IN 1..200 LOOP UPDATE docs SET {columns}; END LOOP; END $$")
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert 4 * seconds("metadata = '{}'") < seconds("segment = md5(random()::text)")
 
 
 def test_keys_that_change_places_in_one_statement(owner: Connection) -> None:
