@@ -193,6 +193,48 @@ def test_scores_are_bm25(owner: Connection) -> None:
         assert_exact(owner, query)
 
 
+#: which statements of the index a session runs from now on
+TELL = """
+DO LANGUAGE plpython3u $$
+from ml_rag.backend import keyword
+class Told:
+    own, names = keyword._run, []
+    def __call__(self, plpy, name, *arguments):
+        self.names.append(name)
+        return self.own(plpy, name, *arguments)
+    def rows(self, plpy, name, *arguments, **portion):
+        self.names.append(name)
+        return self.own.rows(plpy, name, *arguments, **portion)
+GD["told"] = keyword._run = Told()
+$$"""
+TOLD = """
+DO LANGUAGE plpython3u $$
+plpy.execute("SELECT set_config('test.told', '%s', false)" % " ".join(GD["told"].names))
+GD["told"].names.clear()
+$$"""
+
+
+@pytest.mark.fresh
+def test_a_search_reads_its_index_by_four_statements(owner: Connection, db: Database) -> None:
+    """And by one more where rows wait; what never changes of its runs is read once in a session."""
+    keyword_store(owner, ["the quick brown fox", "lazy dogs sleep", "foxes and dogs"])
+    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    connection = db.connect()
+    search(connection, "fox")
+    connection.execute(TELL)
+
+    def statements() -> list[str]:
+        search(connection, "fox dog")
+        connection.execute(TOLD)
+        row = connection.execute("SELECT current_setting('test.told')").fetchone()
+        assert row is not None
+        return str(row[0]).split()
+
+    assert statements() == ["index", "parts", "postings", "keys"]
+    add(owner, ["a fox more"], 4)
+    assert statements() == ["index", "parts", "new", "postings", "keys"]
+
+
 def test_k1_and_b_are_the_stores_own(owner: Connection) -> None:
     texts = ["fox", "fox fox", "fox dog cat bird", "dog dog dog"]
     for i, (k1, b) in enumerate([(0, 0), (2, 0), (0, 1), (100, 1), (1.5, 0.3)]):

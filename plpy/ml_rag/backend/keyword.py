@@ -5,20 +5,24 @@ from __future__ import annotations
 import itertools
 import operator
 from array import array
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ml_rag.backend.indexes import readable
 from ml_rag.backend.rights import as_owner
 from ml_rag.backend.runs import bits, postings_of, slots_of, unpack
 from ml_rag.backend.statements import Statements
-from ml_rag.backend.tokens import Ints, any_of, counts_of
+from ml_rag.backend.tokens import any_of, counts_of
 from ml_rag.errors import MlRagError
 
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ml_rag.backend.tokens import Ints
+
+    Floats = NDArray[np.float64]
 #: keys, each the text of a text[], and scores
 Candidates = tuple[list[str], list[float]]
 #: keys of rows, as the text of a text[], and how many
@@ -37,7 +41,7 @@ _IDENTITY = ("segment", "key", "configuration", "beside")
 FEW_TERMS = 32
 #: rows of one fetch, each of which may hold the tokens of a segment, or 330 kB of postings
 _ROWS, _POSTINGS = 200, 50
-#: rows that are scored at a time
+#: rows that are scored at a time, so that what is worked with stays in the processor's cache
 _SCORED = 10_000
 
 _STATEMENTS = {
@@ -62,9 +66,16 @@ _STATEMENTS = {
         " FROM unnest($3::text[]) AS k (key) JOIN ml_rag_internal.keyword_row AS r ON r.store = $1 AND r.key = k.key",
         *("oid", "text[]", "text"),
     ),
-    "runs": (
-        "SELECT tableoid AS origin, run, rows, total, gone_rows, gone_total, first_id, last_id, gone"
-        " FROM ml_rag_internal.keyword_run WHERE store = $1 ORDER BY run",
+    # the runs; what waits; what is deleted
+    "parts": (
+        "SELECT * FROM (SELECT min(u.tableoid) AS origin, array_agg(u.run) AS runs, array_agg(u.rows) AS rows,"
+        " array_agg(u.first_id) AS first_ids, array_agg(u.last_id) AS last_ids, array_agg(u.gone) AS gone_slots,"
+        " coalesce(sum(u.rows - u.gone_rows), 0) AS kept, coalesce(sum(u.total - u.gone_total), 0)::int8 AS kept_total"
+        " FROM (SELECT tableoid, * FROM ml_rag_internal.keyword_run WHERE store = $1 ORDER BY run) AS u) AS r"
+        " CROSS JOIN (SELECT count(*) AS waiting, coalesce(sum(length), 0) AS waiting_total"
+        " FROM ml_rag_internal.keyword_new WHERE store = $1) AS w"
+        " CROSS JOIN (SELECT coalesce(array_agg(id ORDER BY id), '{}') AS gone, coalesce(sum(length), 0) AS gone_total"
+        " FROM ml_rag_internal.keyword_gone WHERE store = $1) AS g",
         "oid",
     ),
     "lengths": (
@@ -73,25 +84,13 @@ _STATEMENTS = {
         "int8[]",
     ),
     "ids": (
-        "SELECT run, ids FROM ml_rag_internal.keyword_run WHERE store = $1 AND run = ANY ($2) ORDER BY run",
+        "SELECT run, ids FROM ml_rag_internal.keyword_run WHERE store = $1 AND run = ANY ($2)",
         *("oid", "int8[]"),
-    ),
-    "id": (
-        "SELECT c.place, substring(r.ids FROM 1 FOR 1) AS width, substring(r.ids FROM c.slot * 8 + 9 FOR 8) AS wide,"
-        " substring(r.ids FROM c.slot * 4 + 9 FOR 4) AS narrow"
-        " FROM unnest($2, $3) WITH ORDINALITY AS c (run, slot, place)"
-        " JOIN ml_rag_internal.keyword_run AS r ON r.store = $1 AND r.run = c.run",
-        *("oid", "int8[]", "int4[]"),
     ),
     "postings": (
         "SELECT term, run, postings FROM ml_rag_internal.keyword_posting WHERE store = $1 AND term = ANY ($2)"
         " ORDER BY term, run",
         *("oid", "text[]"),
-    ),
-    "gone": ("SELECT id, length FROM ml_rag_internal.keyword_gone WHERE store = $1", "oid"),
-    "waiting": (
-        "SELECT count(*) AS rows, coalesce(sum(length), 0) AS total FROM ml_rag_internal.keyword_new WHERE store = $1",
-        "oid",
     ),
     "new": (
         "SELECT id, length, coalesce(words::text, tokens::text) AS tokens FROM ml_rag_internal.keyword_new"
@@ -100,10 +99,8 @@ _STATEMENTS = {
     ),
     "keys": (
         # one by one: before it has statistics of the table, the planner would read all rows of the store
-        "SELECT array_agg(r.key ORDER BY i.place) AS keys,"
-        " CASE WHEN count(*) < cardinality($2) THEN array_agg(i.place ORDER BY i.place) END AS places"
-        " FROM unnest($2) WITH ORDINALITY AS i (id, place) CROSS JOIN LATERAL ("
-        "SELECT k.key FROM ml_rag_internal.keyword_row AS k WHERE k.store = $1 AND k.id = i.id OFFSET 0) AS r",
+        "SELECT r.id, r.key FROM unnest($2) AS i (id) CROSS JOIN LATERAL ("
+        "SELECT k.id, k.key FROM ml_rag_internal.keyword_row AS k WHERE k.store = $1 AND k.id = i.id OFFSET 0) AS r",
         *("oid", "int8[]"),
     ),
 }
@@ -181,11 +178,9 @@ def find(
             ids, scores = _scores_of_visible(plpy, store, terms, weights, k1, b, n, keys, corpus)
         else:
             ids, scores = _scores(plpy, store, terms, weights, k1, b, n, keys, corpus)
-        known = _run(plpy, "keys", store, ids)[0]
-        found_keys = known["keys"] or []
-        if len(found_keys) < len(ids):
-            scores = [scores[place - 1] for place in known["places"] or ()]
-        return found_keys, scores
+        keys_of = {row["id"]: row["key"] for row in _run.rows(plpy, "keys", store, ids, most=len(ids))}
+        found_rows = [(keys_of[i], score) for i, score in zip(ids, scores, strict=True) if i in keys_of]
+        return [key for key, _ in found_rows], [score for _, score in found_rows]
 
     return as_owner(plpy, work)
 
@@ -213,14 +208,12 @@ def statistics(plpy: Any, store: int, segment: str, key: list[str], terms: list[
         if secured:
             rows, total, matches = _visible_matches(plpy, store, terms, keys)
             return rows, total, matches.df.tolist()
-        runs, gone = list(_run(plpy, "runs", store)), list(_run(plpy, "gone", store))
-        rows, total = _size(plpy, store, runs, gone)
-        df = _new(plpy, store, terms, gone).df
-        dead = _dead(plpy, store, runs, gone)
-        places = {term: i for i, term in enumerate(terms)}
-        for term, at, _ in _postings(plpy, store, terms, runs, dead):
-            df[places[term]] += len(at)
-        return rows, total, df.tolist()
+        parts = Parts(_run(plpy, "parts", store)[0])
+        df = _new(plpy, store, terms, parts).df
+        dead = _dead(plpy, store, parts)
+        for place, at, _ in _postings(plpy, store, terms, parts, dead):
+            df[place] += len(at)
+        return parts.count, parts.total, df.tolist()
 
     return as_owner(plpy, work)
 
@@ -243,8 +236,12 @@ class Scorer:
 
     def share(self, counts: NDArray[Any], lengths: NDArray[Any]) -> Floats:
         """How far segments of these lengths speak of a term that they hold so often: 0-1."""
-        frequency = counts.astype(np.float64)
-        shares: Floats = frequency / (frequency + (self._floor + self._slope * lengths))
+        shares: Floats = counts.astype(np.float64)
+        # frequency / (frequency + (floor + slope * length)), in place
+        rest = self._slope * lengths
+        rest += self._floor
+        rest += shares
+        shares /= rest
         return shares
 
 
@@ -293,7 +290,7 @@ class Matches:
         return scores
 
 
-def best(scores: Floats, n: int, sample: Ints | None = None) -> Ints:
+def best(scores: Floats, n: int, sample: NDArray[Any] | None = None) -> Ints:
     """Places of the ``n`` highest scores above 0, and of up to ``TIES`` that equal the last of them; best first.
 
     ``sample``: places that are likely to have high scores; they give a bound that spares sorting the rest.
@@ -310,26 +307,18 @@ def best(scores: Floats, n: int, sample: Ints | None = None) -> Ints:
 
 #: columns of the runs of a store, which never change: (name, store) -> (origin and runs, a number for each row of them)
 _columns: dict[tuple[str, int], tuple[Any, NDArray[Any]]] = {}
-_NUMBERS_KEPT = 4_000_000
+_BYTES_KEPT = 16_000_000
+#: ids are kept of stores of so many rows; of larger ones those runs are read where something was found
+_IDS_KEPT = 2_000_000
 
 
-def _kept(name: str, store: int, runs: list[Any]) -> NDArray[Any] | None:
-    """What ``_column`` has read before."""
-    version, numbers = _columns.get((name, store), (None, None))
-    return numbers if version == _version(runs) else None
-
-
-def _version(runs: list[Any]) -> Any:
-    return tuple((run["origin"], run["run"]) for run in runs)
-
-
-def _column(plpy: Any, name: str, store: int, runs: list[Any]) -> NDArray[Any]:
+def _column(plpy: Any, name: str, store: int, parts: Parts) -> NDArray[Any]:
     """The column ``lengths`` or ``ids`` of all runs; kept for the next query."""
-    numbers = _kept(name, store, runs)
-    if numbers is None:
-        found = {row["run"]: unpack(row[name]) for row in _run(plpy, name, store, [run["run"] for run in runs])}
-        numbers = np.concatenate([found[run["run"]] for run in runs] or [np.empty(0, "<u4")])
-        _keep(name, store, _version(runs), numbers)
+    version, numbers = _columns.get((name, store), (None, None))
+    if numbers is None or version != parts.version:
+        found = {row["run"]: unpack(row[name]) for row in _run(plpy, name, store, parts.runs)}
+        numbers = np.concatenate([found[run] for run in parts.runs] or [np.empty(0, "<u4")])
+        _keep(name, store, parts.version, numbers)
     return numbers
 
 
@@ -337,7 +326,7 @@ def _keep(name: str, store: int, version: Any, numbers: NDArray[Any]) -> None:
     """Remember a column within the bound; of a store that is larger only the lengths, which each query needs."""
 
     def are_too_many() -> bool:
-        return len(numbers) + sum(len(kept) for _, kept in _columns.values()) > _NUMBERS_KEPT
+        return numbers.nbytes + sum(kept.nbytes for _, kept in _columns.values()) > _BYTES_KEPT
 
     _columns.pop((name, store), None)
     if are_too_many():
@@ -358,6 +347,29 @@ def _factors(score: Scorer, df: Ints, weights: list[int]) -> Floats:
     return np.array([score.factor(n, weight) for n, weight in zip(df.tolist(), weights, strict=True)], np.float64)
 
 
+class Parts:
+    """What an index is made of besides postings: runs, one after another; rows that wait; rows that are deleted."""
+
+    def __init__(self, row: Any) -> None:
+        """``row``: of the statement."""
+        self.runs: list[int] = row["runs"] or []
+        #: what runs are known by in a session
+        self.version = row["origin"], tuple(self.runs)
+        self.rows: list[int] = row["rows"] or []
+        #: where the rows of each run begin, and where all of them end
+        self.starts: list[int] = list(itertools.accumulate(self.rows, initial=0))
+        self.first_ids: list[int] = row["first_ids"] or []
+        self.last_ids: list[int] = row["last_ids"] or []
+        #: of each run, packed; None where none is deleted
+        self.gone_slots: list[bytes | None] = row["gone_slots"] or []
+        self.waiting: int = row["waiting"]
+        #: ids of deleted rows that are in a run or wait
+        self.gone: list[int] = row["gone"]
+        #: rows, and tokens of all of them
+        self.count: int = row["kept"] + row["waiting"] - len(self.gone)
+        self.total: int = row["kept_total"] + row["waiting_total"] - row["gone_total"]
+
+
 def _scores(
     plpy: Any,
     store: int,
@@ -373,80 +385,70 @@ def _scores(
 
     The statistics are those of all rows, or the ``corpus``.
     """
-    runs = list(_run(plpy, "runs", store))
-    gone = list(_run(plpy, "gone", store))
-    score = Scorer(k1, b, *(_size(plpy, store, runs, gone) if corpus is None else corpus[:2]))
-    starts = _starts(runs)
-    size = sum(run["rows"] for run in runs)
-    dead = _dead(plpy, store, runs, gone)
-    lengths = _column(plpy, "lengths", store, runs)
-    new = _new(plpy, store, terms, gone)
+    parts = Parts(_run(plpy, "parts", store)[0])
+    score = Scorer(k1, b, *((parts.count, parts.total) if corpus is None else corpus[:2]))
+    size = parts.starts[-1]
+    dead = _dead(plpy, store, parts)
+    lengths = _column(plpy, "lengths", store, parts)
+    new = _new(plpy, store, terms, parts)
     new_ids = new.ids
-    seen = None if keys is None else _visible(plpy, store, runs, keys, new_ids)
+    seen = None if keys is None else _visible(plpy, store, parts, keys, new_ids)
 
-    places = {term: i for i, term in enumerate(terms)}
     df = new.df if corpus is None else np.array(corpus[2], np.int64)
     scores = np.zeros(size + len(new_ids))
-    rarest: Ints | None = None
-    for term, at, numbers in _postings(plpy, store, terms, runs, dead):
+    rarest: NDArray[np.uint32] | None = None
+    for place, at, numbers in _postings(plpy, store, terms, parts, dead):
         if corpus is None:
-            df[places[term]] += len(at)
+            df[place] += len(at)
         if seen is not None:
             shown = seen[at]
             at, numbers = at[shown], numbers[shown]
-        if len(at):
-            scores[at] += score.factor(df[places[term]], weights[places[term]]) * score.share(numbers, lengths[at])
+        factor = score.factor(int(df[place]), weights[place])
+        for start in range(0, len(at), _SCORED):
+            own = at[start : start + _SCORED].astype(np.intp)
+            shares = score.share(numbers[start : start + _SCORED], lengths[own])
+            shares *= factor
+            scores[own] += shares
         if len(at) > n and (rarest is None or len(at) < len(rarest)):
             rarest = at
-    scores[size:] = new.scores(score, _factors(score, df, weights))
-    if seen is not None:
-        scores[size:][~seen[size:]] = 0
+    if len(new_ids):
+        scores[size:] = new.scores(score, _factors(score, df, weights))
+        if seen is not None:
+            scores[size:][~seen[size:]] = 0
     found = best(scores, n, rarest)
-    return _ids(plpy, store, runs, starts, found, size, new_ids.tolist()), scores[found].tolist()
+    return _ids(plpy, store, parts, found, new_ids), scores[found].tolist()
 
 
-def _size(plpy: Any, store: int, runs: list[Any], gone: list[Any]) -> tuple[int, int]:
-    """How many rows an index has, and how many tokens they have."""
-    waiting = _run(plpy, "waiting", store)[0]
-    return (
-        sum(run["rows"] - run["gone_rows"] for run in runs) + waiting["rows"] - len(gone),
-        sum(run["total"] - run["gone_total"] for run in runs)
-        + int(waiting["total"])
-        - sum(row["length"] for row in gone),
-    )
-
-
-def _starts(runs: list[Any]) -> dict[int, int]:
-    """Where the rows of each run begin among those of all runs, one after another."""
-    return dict(zip((run["run"] for run in runs), np.cumsum([0] + [run["rows"] for run in runs]), strict=False))
-
-
-def _new(plpy: Any, store: int, terms: list[str], gone: list[Any]) -> Matches:
+def _new(plpy: Any, store: int, terms: list[str], parts: Parts) -> Matches:
     """The rows with one of the terms that wait to be folded."""
-    gone_ids = {row["id"] for row in gone}
     new = Matches(terms)
+    if not parts.waiting:
+        return new
+    gone = set(parts.gone)
     few = _filtering(terms)
     any_few = any_of(few) if few else None
     for row in _run.rows(plpy, "new", store, few, any_few, portion=_ROWS):
-        if row["id"] not in gone_ids:
+        if row["id"] not in gone:
             new.add(row["id"], row["length"], row["tokens"])
     return new
 
 
 def _postings(
-    plpy: Any, store: int, terms: list[str], runs: list[Any], dead: NDArray[np.bool_] | None
-) -> Iterator[tuple[str, Ints, Ints]]:
-    """Each term that some run holds, the places of the rows that have it, and how often each of them does."""
-    starts = _starts(runs)
-    postings = _run.rows(plpy, "postings", store, terms, portion=_POSTINGS)
-    for term, parts in itertools.groupby(postings, operator.itemgetter("term")):
-        own = [(starts[part["run"]], *postings_of(part["postings"])) for part in parts]
-        at = np.concatenate([slots + start for start, slots, _ in own])
+    plpy: Any, store: int, terms: list[str], parts: Parts, dead: NDArray[np.bool_] | None
+) -> Iterator[tuple[int, NDArray[np.uint32], NDArray[Any]]]:
+    """Of each term that some run holds: its place, those of the rows that have it, and how often each of them does."""
+    places = {term: i for i, term in enumerate(terms)}
+    starts = dict(zip(parts.runs, parts.starts, strict=False))
+    most = len(terms) * len(parts.runs)
+    rows = _run.rows(plpy, "postings", store, terms, portion=_POSTINGS, most=most)
+    for term, group in itertools.groupby(rows, operator.itemgetter("term")):
+        own = [(starts[row["run"]], *postings_of(row["postings"])) for row in group]
+        at = np.concatenate([np.add(slots, start, dtype=np.uint32) for start, slots, _ in own])
         numbers = np.concatenate([counts for _, _, counts in own])
         if dead is not None:
             alive = ~dead[at]
             at, numbers = at[alive], numbers[alive]
-        yield term, at, numbers
+        yield places[term], at, numbers
 
 
 #: as many keys are looked up one by one; for more the planner has to know how many there are
@@ -462,17 +464,15 @@ def _visible_rows(plpy: Any, name: str, store: int, keys: list[Portion], *argume
             yield from _run.rows_with(plpy, name, portion, store, *arguments, portion=_ROWS)
 
 
-def _visible(plpy: Any, store: int, runs: list[Any], keys: list[Portion], new_ids: Ints) -> NDArray[np.bool_]:
+def _visible(plpy: Any, store: int, parts: Parts, keys: list[Portion], new_ids: Ints) -> NDArray[np.bool_]:
     """Which rows of all runs, one after another, and then of the new ones have one of the keys."""
     packed = [row["ids"] for row in _visible_rows(plpy, "visible ids", store, keys)]
     ids = np.frombuffer(b"".join(part for part in packed if part), ">i8").astype(np.int64)
-    of_runs = _column(plpy, "ids", store, runs)
-    seen = np.zeros(len(of_runs) + len(new_ids), np.bool_)
-    start = 0
-    for run in runs:
-        seen[start + slots_of(of_runs[start : start + run["rows"]], run["first_id"], ids)] = True
-        start += run["rows"]
-    seen[start:] = np.isin(new_ids, ids)
+    size = parts.starts[-1]
+    seen = np.zeros(size + len(new_ids), np.bool_)
+    for i, of_run in _ids_of(plpy, store, parts, range(len(parts.runs))):
+        seen[parts.starts[i] + slots_of(of_run, parts.first_ids[i], ids)] = True
+    seen[size:] = np.isin(new_ids, ids)
     return seen
 
 
@@ -508,49 +508,47 @@ def _scores_of_visible(
     return ids[places].tolist(), scores[places].tolist()
 
 
-def _dead(plpy: Any, store: int, runs: list[Any], gone: list[Any]) -> NDArray[np.bool_] | None:
+def _dead(plpy: Any, store: int, parts: Parts) -> NDArray[np.bool_] | None:
     """Which rows of all runs, one after another, are deleted; None where none is."""
-    if not gone and all(run["gone"] is None for run in runs):
+    if not parts.gone and not any(parts.gone_slots):
         return None
-    parts = [bits(run["gone"], run["rows"]) for run in runs]
-    if gone:
-        ids = np.array([row["id"] for row in gone], np.int64)
-        touched = {
-            run["run"]: i
-            for i, run in enumerate(runs)
-            if np.any((ids >= run["first_id"]) & (ids <= run["last_id"]))
-        }  # fmt: skip
-        for row in _run(plpy, "ids", store, list(touched)) if touched else ():
-            i = touched[row["run"]]
-            parts[i][slots_of(unpack(row["ids"]), runs[i]["first_id"], ids)] = True
-    return np.concatenate(parts) if parts else None
+    dead = np.concatenate([bits(None, 0), *map(bits, parts.gone_slots, parts.rows)])
+    if parts.gone:
+        ids = np.array(parts.gone, np.int64)
+        touched = [
+            i
+            for i, (first, last) in enumerate(zip(parts.first_ids, parts.last_ids, strict=True))
+            if np.any((ids >= first) & (ids <= last))
+        ]  # fmt: skip
+        for i, of_run in _ids_of(plpy, store, parts, touched):
+            dead[parts.starts[i] + slots_of(of_run, parts.first_ids[i], ids)] = True
+    return dead
 
 
-def _ids(
-    plpy: Any, store: int, runs: list[Any], starts: dict[int, int], found: Ints, size: int, new_ids: list[int]
-) -> list[int]:
-    """Ids of the rows at the places found: in the runs one after another, then among the new ones."""
-    ids = np.zeros(len(found), np.int64)
-    for i in np.flatnonzero(found >= size).tolist():
-        ids[i] = new_ids[found[i] - size]
-    in_runs = np.flatnonzero(found < size)
-    if not len(in_runs):
-        return ids.tolist()
-    ends = np.cumsum([run["rows"] for run in runs])
-    which = np.searchsorted(ends, found[in_runs], side="right")
-    first = np.array([run["first_id"] for run in runs])
-    if (kept := _kept("ids", store, runs)) is not None:
-        ids[in_runs] = kept[found[in_runs]].astype(np.int64) + first[which]
-        return ids.tolist()
-    slots = found[in_runs] - np.array([starts[run["run"]] for run in runs])[which]
-    # an id is one read of a piece of a long value, all of a run are one for each two hundred and fifty
-    if len(in_runs) <= min(2000, sum(runs[j]["rows"] for j in np.unique(which)) // 250):
-        for row in _run(plpy, "id", store, [runs[j]["run"] for j in which], slots.tolist()):
-            i = row["place"] - 1
-            packed = row["wide"] if row["width"] == b"\x08" else row["narrow"]
-            ids[in_runs[i]] = first[which[i]] + int.from_bytes(packed, "little")
+def _ids_of(plpy: Any, store: int, parts: Parts, places: Sequence[int]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """The column ``ids`` of the runs at these places."""
+    if not places:
+        return
+    if parts.starts[-1] <= _IDS_KEPT:
+        of_runs = _column(plpy, "ids", store, parts)
+        for i in places:
+            yield i, of_runs[parts.starts[i] : parts.starts[i + 1]]
     else:
-        for row in _run(plpy, "ids", store, [runs[j]["run"] for j in np.unique(which)]):
-            i = next(j for j, own in enumerate(runs) if own["run"] == row["run"])
-            ids[in_runs[which == i]] = unpack(row["ids"])[slots[which == i]].astype(np.int64) + first[i]
-    return ids.tolist()
+        of_run = {parts.runs[i]: i for i in places}
+        for row in _run.rows(plpy, "ids", store, list(of_run), portion=_POSTINGS):
+            yield of_run[row["run"]], unpack(row["ids"])
+
+
+def _ids(plpy: Any, store: int, parts: Parts, found: Ints, new_ids: Ints) -> list[int]:
+    """Ids of the rows at the places found: in the runs one after another, then among the new ones."""
+    which = np.searchsorted(parts.starts[1:], found, side="right")
+    n = len(parts.runs)
+    ids = np.array([*parts.first_ids, 0], np.int64)[which]
+    for i, of_run in _ids_of(plpy, store, parts, sorted(set(which.tolist()) - {n})):
+        own = which == i
+        ids[own] += of_run[found[own] - parts.starts[i]].astype(np.int64)
+    if len(new_ids):
+        own = which == n
+        ids[own] = new_ids[found[own] - parts.starts[-1]]
+    found_ids: list[int] = ids.tolist()
+    return found_ids

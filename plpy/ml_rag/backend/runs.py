@@ -3,7 +3,7 @@
 This, ``keyword`` and ``tokens`` need numpy, alone in the backend; ``bridge`` imports them when they are first used.
 
 A run is up to ``RUN_ROWS`` rows, each with a slot. Its ids and lengths by slot are little-endian integers behind a
-header of 8 bytes, whose first is their width (4 or 8). The postings of a term in a run are slots (2 bytes each) and
+header of 8 bytes, whose first is their width (2, 4 or 8). The postings of a term in a run are slots (2 bytes each) and
 then how often it stands there (1 or 4 bytes each), behind a header of 2 bytes, whose first is that width.
 """
 
@@ -13,18 +13,21 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ml_rag.backend import calls, tokens
 from ml_rag.backend.indexes import check_owner
 from ml_rag.backend.rights import as_owner
 from ml_rag.backend.statements import Statements
-from ml_rag.backend.tokens import Ints, Tokens
 
-Postings = tuple[NDArray[np.uint16], NDArray[Any]]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ml_rag.backend.tokens import Ints, Tokens
+
+    Postings = tuple[NDArray[np.uint16], NDArray[Any]]
 
 RUN_ROWS = 65536
 #: a run has fewer rows where these have more different tokens than that, and ends where its terms have so many
@@ -106,7 +109,8 @@ _run = Statements(_STATEMENTS)
 
 def pack(values: Ints) -> bytes:
     """Integers of at least 0, as the columns ``ids`` and ``lengths`` hold them."""
-    width = 4 if not len(values) or values.max() < 2**32 else 8
+    most = int(values.max(initial=0))
+    width = 2 if most < 2**16 else 4 if most < 2**32 else 8
     return bytes([width] + [0] * 7) + values.astype(f"<u{width}").tobytes()
 
 

@@ -43,9 +43,15 @@ class Statements:
         """All rows."""
         return plpy.execute(self._plan(plpy, name), list(arguments))
 
-    def rows(self, plpy: Any, name: str, *arguments: Any, portion: int = PORTION) -> Iterator[Any]:
-        """The rows, a portion at a time."""
-        yield from _in_portions(plpy.cursor(self._plan(plpy, name), list(arguments)), portion)
+    def rows(
+        self, plpy: Any, name: str, *arguments: Any, portion: int = PORTION, most: int | None = None
+    ) -> Iterator[Any]:
+        """The rows, a portion at a time. ``most``: as many as there can be; where a portion has them all, no cursor is
+        opened, which would take longer."""
+        if most is not None and most <= portion:
+            yield from self(plpy, name, *arguments)
+        else:
+            yield from _in_portions(plpy.cursor(self._plan(plpy, name), list(arguments)), portion)
 
     def rows_with(self, plpy: Any, name: str, literal: str, *arguments: Any, portion: int = PORTION) -> Iterator[Any]:
         """The same where the planner is to know the text that is the last parameter; planned each time."""

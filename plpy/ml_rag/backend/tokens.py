@@ -8,14 +8,16 @@ import itertools
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ml_rag.backend.statements import Statements
 
-Ints = NDArray[np.int64]
+if TYPE_CHECKING:  # numpy.typing takes as long to import as all that is used here
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
 
 #: a tsvector keeps that many positions of a word, and no position beyond the last one
 _POSITIONS, _LAST_POSITION = 255, "16383"

@@ -22,11 +22,17 @@ counts = st.lists(st.integers(1, 2**32 - 1), max_size=50)
 slots = st.sets(st.integers(0, runs.RUN_ROWS - 1), max_size=200).map(sorted)
 
 
-@given(st.lists(st.integers(0, 2**63 - 1), max_size=50))
+@given(st.one_of(st.lists(st.integers(0, 2**bits - 1), max_size=50) for bits in (16, 17, 33, 63)))
 def test_integers_survive_packing(values: list[int]) -> None:
     packed = runs.pack(np.array(values, np.int64))
     assert runs.unpack(packed).tolist() == values
-    assert len(packed) == 8 + len(values) * (8 if any(value >= 2**32 for value in values) else 4)
+    most = max(values, default=0)
+    assert len(packed) == 8 + len(values) * (2 if most < 2**16 else 4 if most < 2**32 else 8)
+
+
+def test_runs_of_before_are_read() -> None:
+    """They were packed in four bytes at least."""
+    assert runs.unpack(bytes([4, *[0] * 7, 1, 0, 0, 0, 255, 255, 0, 0])).tolist() == [1, 65535]
 
 
 @given(st.dictionaries(st.integers(0, runs.RUN_ROWS - 1), st.integers(1, 2**32 - 1), max_size=50))
@@ -102,10 +108,10 @@ def test_the_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_a_session_keeps_of_the_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyword, "_columns", {})
-    monkeypatch.setattr(keyword, "_NUMBERS_KEPT", 10)
+    monkeypatch.setattr(keyword, "_BYTES_KEPT", 10)
 
     def keep(name: str, store: int, n: int) -> list[tuple[str, int]]:
-        keyword._keep(name, store, (), np.zeros(n))
+        keyword._keep(name, store, (), np.zeros(n, np.uint8))
         return list(keyword._columns)
 
     assert keep("lengths", 1, 5) == [("lengths", 1)]
