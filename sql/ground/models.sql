@@ -77,7 +77,7 @@ BEGIN
   -- one that is there, else the one to pull that is large enough for every purpose
   SELECT m.value ->> 'id' AS id, m.value ->> 'pull' AS pull INTO _larger
   FROM jsonb_array_elements(_models) WITH ORDINALITY AS m (value, place)
-  WHERE m.value ->> 'task' = 'generate' AND m.value ->> 'engine' <> 'fake' AND m.value -> 'brief' = 'false'
+  WHERE m.value ->> 'task' = 'generate' AND m.value ->> 'engine' NOT IN ('fake', 'extractive') AND m.value -> 'brief' = 'false'
     AND (m.value -> 'available' = 'true' OR m.value ->> 'pull' IS NOT NULL)
   ORDER BY m.value -> 'available' = 'true' DESC, m.value ->> 'id' = 'qwen2.5-7b-instruct' DESC, m.place LIMIT 1;
   RETURN jsonb_build_object('sqlstate', '55000', 'message', format('model %s is too small to %s', model_id, purpose),

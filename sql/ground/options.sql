@@ -276,6 +276,12 @@ SELECT ml_rag._add_option('ml_generate', 'json_schema', 'object', default_rule =
     ' counts and repetitions (also of a pattern) up to 1000');
 SELECT ml_rag._add_option('ml_generate', 'speculative_decoding', 'boolean', default_rule => 'the model''s',
   description => 'look answer tokens up in the prompt: faster, same text');
+SELECT ml_rag._add_option('ml_generate', 'max_sentences', 'integer', minimum => 1, maximum => 10,
+  default_rule => '2; 3 for summarization', description => 'sentences of an answer of the model "extractive"');
+SELECT ml_rag._add_option('ml_generate', 'min_support', 'number', minimum => 0, maximum => 1,
+  default_rule => '0.3; 0.16 without an embedding model',
+  description => 'how well a sentence must answer the question; if none does, the model "extractive" abstains where "abstain" is'
+    ' true, else it warns');
 SELECT ml_rag._add_option('ml_generate', 'context', 'text', default_rule => 'none', is_private => true,
   description => 'text that the answer is drawn from; ml_generate only');
 

@@ -9,15 +9,17 @@ return backend.generate(plpy, request)
 $$;
 
 CREATE FUNCTION ml_rag._generate_text(prompt text, options jsonb, hits ml_rag.hit[], prompt_options jsonb,
-  conversation jsonb DEFAULT NULL, OUT text text, OUT prompt_tokens integer, OUT generated_tokens integer, OUT messages jsonb,
+  conversation jsonb DEFAULT NULL, abstain boolean DEFAULT false, OUT text text, OUT prompt_tokens integer, OUT generated_tokens integer, OUT messages jsonb,
   OUT finish_reason text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag.generate, with how many tokens it took and why it ended; null if the model server does not say
--- conversation: {"history", "history_tokens", "return_prompt"}; messages: the prompt, where return_prompt is true
+-- conversation: {"history", "history_tokens", "return_prompt", "embed_model"}; messages: the prompt, where return_prompt is true
+-- text: null if abstain and no sentence of an extractive answer has min_support
 DECLARE
   _options jsonb := ml_rag.parse_options('ml_generate', options);
+  _model text := coalesce(_options ->> 'model_id', ml_rag._get_setting('generate_model_id'));
   _prompt_options jsonb := ml_rag.parse_options('prompt', prompt_options);
   _documents jsonb;
   _answer jsonb;
@@ -38,8 +40,10 @@ BEGIN
   END IF;
   SELECT o.answer, o.error INTO _answer, _error
   FROM ml_rag._generate(jsonb_build_object('prompt', prompt, 'documents', _documents, 'options',
-    jsonb_build_object('model_id', ml_rag._get_setting('generate_model_id')) || (_options - 'context'),
-    'prompt_options', _prompt_options, 'citations', cardinality(hits), 'conversation', conversation)) AS o;
+    jsonb_build_object('model_id', _model) || (_options - 'context'),
+    'prompt_options', _prompt_options, 'citations', cardinality(hits), 'conversation', CASE WHEN _model = 'extractive'
+      THEN jsonb_build_object('embed_model', ml_rag._get_setting('embed_model_id')) || coalesce(conversation, '{}')
+      ELSE conversation - 'embed_model' END)) AS o;
   IF _error IS NOT NULL THEN
     PERFORM ml_rag._raise(_error);
   END IF;
@@ -51,6 +55,15 @@ BEGIN
       HINT = 'Lower "n_citations" or "segment_overlap", or choose a model with a larger context in "model_options".';
   END IF;
   text := _answer ->> 'text';
+  IF (_answer ->> 'support')::float8 < (_answer ->> 'min_support')::float8 THEN
+    IF abstain THEN
+      text := NULL;
+    ELSE
+      RAISE WARNING USING ERRCODE = '01000', MESSAGE = 'no sentence answers the question well',
+        DETAIL = format('The support of the best one is %s, and "min_support" is %s.', _answer ->> 'support', _answer ->> 'min_support'),
+        HINT = 'With "abstain" the answer is the abstain text; a lower "min_support" in "model_options" accepts it.';
+    END IF;
+  END IF;
   messages := nullif(_answer -> 'prompt', 'null');
   prompt_tokens := (_answer ->> 'prompt_tokens')::integer;
   generated_tokens := (_answer ->> 'generated_tokens')::integer;

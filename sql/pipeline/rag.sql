@@ -415,13 +415,18 @@ BEGIN
   ELSE
     -- a question that was rewritten stands alone
     _generated := ml_rag._generate_text(request.question, request.options -> 'model_options', retrieval.hits,
-      request.options -> 'prompt', jsonb_strip_nulls(jsonb_build_object('return_prompt', request.options -> 'return_prompt')
+      request.options -> 'prompt', jsonb_strip_nulls(jsonb_build_object('return_prompt', request.options -> 'return_prompt',
+          'embed_model', retrieval.stores[1].embed_model_id)
         || CASE WHEN (request.rewritten).question IS NULL THEN jsonb_build_object(
           'history', request.options #> '{query_options,history}',
-          'history_tokens', request.options #> '{query_options,history_tokens}') ELSE '{}' END));
+          'history_tokens', request.options #> '{query_options,history_tokens}') ELSE '{}' END),
+      (request.options -> 'abstain')::boolean);
     messages := _generated.messages;
   END IF;
-  text := _generated.text;
+  IF _generated.text IS NULL THEN
+    retrieval.hits := '{}';
+  END IF;
+  text := coalesce(_generated.text, request.options ->> 'abstain_text', ml_rag._get_setting('abstain_text'));
   finish_reason := _generated.finish_reason;
   tokens := jsonb_build_object('prompt', _generated.prompt_tokens, 'generated', _generated.generated_tokens);
   retrieval.trace := retrieval.trace || ROW('generate', clock_timestamp(), NULL)::ml_rag.step;

@@ -17,9 +17,9 @@ PLPY = Path(__file__).resolve().parents[2] / "plpy"
 MAY_IMPORT = {
     "shortage": {"errors"},
     "files": {"errors"},
-    "backend": {"errors", "files", "protocol"},
+    "backend": {"errors", "files", "protocol", "sentences"},
     "ingest": {"abc", "errors", "priority", "protocol", "scratch", "shortage"},
-    "server": {"abc", "errors", "priority", "protocol", "scratch", "shortage", "ingest"},
+    "server": {"abc", "errors", "priority", "protocol", "scratch", "sentences", "shortage", "ingest"},
     "client": {"errors", "files", "integrations", "search_path", "terminal"},
     "integrations": {"errors", "search_path"},
     "cli": {"errors", "terminal"},

@@ -16,12 +16,12 @@ _PROMPT_FIELDS = {"citation_style": "citation_style", "order": "document_order"}
 def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
     """``request``: prompt, documents (array or null), options of ml_generate and prompt_options, both parsed, and
     citations: how many of the documents, the first ones, are citations of the answer (null: it has none to point to).
-    conversation (or null): history (array of role and content), history_tokens and return_prompt, as the model server
-    has them.
+    conversation (or null): history (array of role and content), history_tokens, return_prompt and embed_model, as the
+    model server has them.
 
-    Returns text, documents_given and documents_used (both None without documents), prompt_tokens and generated_tokens
-    (None where the model server does not tell), finish_reason ("stop", "length" or None), prompt (messages; None where
-    it was not asked for).
+    Returns text, documents_given and documents_used (both None without documents), support and min_support (of
+    extractive answers, else None), prompt_tokens and generated_tokens (None where the model server does not tell),
+    finish_reason ("stop", "length" or None), prompt (messages; None where it was not asked for).
     """
     fields = {_FIELDS.get(name, name): value for name, value in request["options"].items()}
     if (schema := fields.pop("json_schema", None)) is not None:
@@ -51,10 +51,13 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
         prompt = used.get("prompt")
         if prompt is not None and not isinstance(prompt, list):
             raise TypeError("prompt is not a list")
+        support = {name: used.get(name) for name in ("support", "min_support")}
+        if not all(value is None or type(value) in (int, float) for value in support.values()):
+            raise TypeError("support is not a number")
     except (KeyError, IndexError, TypeError, AttributeError) as e:
         raise EngineFailed("unexpected reply from the model server", detail=f"No answer: {e!r}.") from None
     reason = {"finish_reason": finish if finish in ("stop", "length") else None}
-    return {"text": text, **counts, **tokens, **reason, "prompt": prompt}
+    return {"text": text, **counts, **tokens, **reason, **support, "prompt": prompt}
 
 
 def ask(server: ModelServer, fields: dict[str, Any]) -> tuple[str, dict[str, int | None]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any
@@ -12,13 +11,7 @@ from typing import Any
 from ml_rag.backend.client import ModelServer
 from ml_rag.backend.generate import ask
 from ml_rag.errors import EngineFailed
-
-#: the end of a sentence: white space and no lower case letter follow; full-width stops need none
-# where a run of marks begins only, or a long one would be gone through from each of them
-_END = re.compile(r"(?<![.!?…])[.!?…]+[\"'”’)\]*_]*(?=\s+(?![a-zà-öø-ÿ]))|[。！？][”’」』）》】\]]*")
-_ABBREVIATION = re.compile(r"(?:^|[\s(])(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|St|No|Nr|vs|Fig|e\.g|i\.e|cf|\d{1,2})\.$")
-#: a line that begins anew: a heading, an item of a list, a row of a table
-_ITEM = re.compile(r"#{1,6} |[-*+•] |\(?\d{1,3}[.)] |\|")
+from ml_rag.sentences import CLOSED, ITEM, ends
 
 _SYSTEM = (
     "You prepare documents for a search engine. Answer with JSON only. "
@@ -68,11 +61,11 @@ def sentences(text: str, pause: Callable[[], object]) -> Iterator[str]:
             joined: list[list[str]] = []
             is_open = False
             for line in map(str.strip, block.splitlines()):
-                if is_open and not _ITEM.match(line):
+                if is_open and not ITEM.match(line):
                     joined[-1].append(line)
                 else:
                     joined.append([line])
-                is_open = not line.startswith(("#", "|"))
+                is_open = not line.startswith(CLOSED)
             for lines in joined:
                 yield from _sentences(" ".join(lines))
 
@@ -90,14 +83,10 @@ def _blocks(paragraph: str) -> Iterator[str]:
 
 def _sentences(text: str) -> Iterator[str]:
     start = 0
-    for match in _END.finditer(text):
-        if _ABBREVIATION.search(text[max(start, match.end() - 12) : match.end()]):
-            continue
-        if piece := text[start : match.end()].strip():
+    for end in ends(text):
+        if piece := text[start:end].strip():
             yield piece
-        start = match.end()
-    if piece := text[start:].strip():
-        yield piece
+        start = end
 
 
 def split(transform: str, text: str, pause: Callable[[], object]) -> list[str]:

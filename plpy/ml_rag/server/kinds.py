@@ -24,6 +24,8 @@ class EngineKind:
     is_remote: bool = False
     #: settings that its models must have
     required_settings: tuple[str, ...] = ()
+    #: it is given documents as they are, and answers with sentences of them
+    is_extractive: bool = False
     #: package whose native code a caller's options and texts can reach: each model has a process of its own
     own_process_for: str | None = None
 
@@ -50,6 +52,13 @@ ENGINES: dict[str, EngineKind] = {
         has_files=False,
         is_remote=True,
         required_settings=("base_url",),
+    ),
+    "extractive": EngineKind(
+        "extractive",
+        _tasks("generate"),
+        "sentences taken out of the documents, without a language model",
+        has_files=False,
+        is_extractive=True,
     ),
     "fake": EngineKind("fake", _tasks("embed", "generate", "rerank"), "answers for tests", has_files=False),
 }

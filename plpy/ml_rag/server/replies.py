@@ -137,6 +137,8 @@ class Used(TypedDict):
     turns_given: NotRequired[int]
     turns_used: NotRequired[int]
     prompt: NotRequired[list[dict[str, str]]]
+    support: NotRequired[float]
+    min_support: NotRequired[float]
 
 
 @_exactly

@@ -148,6 +148,8 @@ def test_generation_request() -> None:
         "text": "text",
         "documents_given": 2,
         "documents_used": None,
+        "support": None,
+        "min_support": None,
         "prompt_tokens": None,
         "generated_tokens": None,
         "finish_reason": None,
@@ -161,7 +163,9 @@ def test_generation_request() -> None:
     }
 
 
-@pytest.mark.parametrize("counts", [{"documents_used": "1"}, {"documents_used": 2**31}, {"documents_given": -1}, [1]])
+@pytest.mark.parametrize(
+    "counts", [{"documents_used": "1"}, {"documents_used": 2**31}, {"documents_given": -1}, {"support": "1"}, [1]]
+)
 def test_counts_that_are_none(counts: Any) -> None:
     server = FakeServer({"choices": [{"message": {"content": "text"}}], "ml_rag": counts})
     with pytest.raises(EngineFailed):

@@ -19,9 +19,10 @@ from starlette.types import Receive, Scope, Send
 from ml_rag.abc import Cancelled, Delta, GenerateEngine
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError
 from ml_rag.server.cancellation import ClientGone, watch_disconnect
-from ml_rag.server.chat import prompt
+from ml_rag.server.chat import extract, prompt
 from ml_rag.server.chat.citations import verify
 from ml_rag.server.chat.request import ChatDocument, ChatRequest, parse
+from ml_rag.server.engines.extractive import Extract
 from ml_rag.server.json_schema import check_repetitions, check_size
 from ml_rag.server.replies import Completion, Usage, Used
 from ml_rag.server.unexpected import unexpected
@@ -163,13 +164,17 @@ class _Answer:
         self._head = {"id": self._id, "created": self._created, "model": body.model}
         self._fitted: prompt.FittedPrompt | None = None
         self._turns_used = 0
+        self._extract: Extract | None = None
         self._last = Delta("")
 
-    async def deltas(self, items: AsyncIterator[prompt.FittedPrompt | int | Delta]) -> AsyncIterator[Delta]:
+    async def deltas(self, items: AsyncIterator[prompt.FittedPrompt | Extract | int | Delta]) -> AsyncIterator[Delta]:
         """The pieces of text. Raises ``EngineFailed`` when the engine ends without saying why."""
         async for item in items:
             if isinstance(item, prompt.FittedPrompt):
                 self._fitted, self._turns_used = item, item.turns_used
+                continue
+            if isinstance(item, Extract):
+                self._extract = item
                 continue
             if isinstance(item, int):
                 self._turns_used = item
@@ -193,12 +198,16 @@ class _Answer:
             used |= {"turns_given": len(self._body.history), "turns_used": self._turns_used}
         if self._body.return_prompt and self._fitted is not None:
             used |= {"prompt": self._fitted.messages}
+        if (found := self._extract) is not None and self._body.task != "summarization":
+            least = found.min_support if self._body.min_support is None else self._body.min_support
+            used |= {"support": round(found.support, 4), "min_support": least}
         return used
 
     def cited(self, text: str) -> str:
-        """The text with markers of citations only that the answer has; JSON as it is."""
+        """The text with markers of citations only that the answer has; JSON and sentences of documents as they are."""
         body, fitted = self._body, self._fitted
-        if body.citations is None or fitted is None or body.sampling().json_schema is not None:
+        is_verbatim = self._extract is not None or body.sampling().json_schema is not None
+        if body.citations is None or fitted is None or is_verbatim:
             return text
         # documents that did not fit are the last ones, so the numbers of the others are the first
         return verify(text, min(body.citations, fitted.documents_used))
@@ -291,7 +300,11 @@ async def chat_completions(request: Request) -> Response:
     async with AsyncExitStack() as stack:
         cancelled = await stack.enter_async_context(watch_disconnect(request))
         lease = await stack.enter_async_context(registry.lease(body.model, "generate", cancelled))
-        items = lease.stream(_work, lease.engine, body, lease.cancelled)
+        if lease.entry.kind.is_extractive:
+            embed = extract.embedder(registry, lease.engine, body.embed_model, lease.cancelled)
+            items = lease.stream(extract.work, lease.engine, body, embed, lease.cancelled)
+        else:
+            items = lease.stream(_work, lease.engine, body, lease.cancelled)
         await stack.enter_async_context(aclosing(items))
         deltas = answer.deltas(items)
         first = await anext(deltas)

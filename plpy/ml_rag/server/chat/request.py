@@ -126,6 +126,10 @@ class ChatRequest(_Model):
     document_order: prompt.DocumentOrder | None = None
     #: how many of the documents, the first ones, the answer may point to: other markers are taken out of it
     citations: int | None = Field(default=None, ge=0)
+    #: ours, of extractive answers: how many sentences, the least support, the embedding model of their similarity
+    max_sentences: int | None = Field(default=None, ge=1, le=10)
+    min_support: float | None = Field(default=None, ge=0, le=1)
+    embed_model: str | None = None
     n: Literal[1] | None = None
     logprobs: Literal[False] | None = None
     tools: Annotated[list[Any] | None, Field(max_length=0)] = None

@@ -1,0 +1,80 @@
+"""Where sentences begin and end in a text as it is: headings, list items and rows of tables are sentences, too.
+
+Standard library only: this module is imported in the PostgreSQL backend too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+#: the end of a sentence: white space and no lower case letter follow; full-width stops need none
+# where a run of marks begins only, or a long one would be gone through from each of them
+_END = re.compile(r"(?<![.!?…؟۔।॥։።])[.!?…؟۔।॥։።]+[\"'”’)\]*_]*(?=\s+(?![a-zà-öø-ÿ]))|[。！？｡][”’」』）》】\]]*")
+_ABBREVIATION = re.compile(
+    r"(?:^|[\s(])(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|St|No|Nr|vs|Fig|e\.g|i\.e|cf|\d{1,2}|(?:[A-Z]\.)+[A-Z])\.$"
+)
+#: a line that begins anew: a heading, an item of a list, a row of a table
+ITEM = re.compile(r"#{1,6} |[-*+•] |\(?\d{1,3}[.)] |\|")
+#: a line that nothing continues
+CLOSED = ("#", "|")
+#: the rule below the header of a table, and lines that hold no letter or digit
+_NOTHING = re.compile(r"[\W_]*")
+#: characters that are looked at before a full stop
+_BEHIND = 12
+#: a longer one is cut at blanks: a text without full stops, such as one in Thai
+_LONGEST = 1000
+
+
+def ends(text: str) -> Iterator[int]:
+    """Where the sentences of a paragraph end; the last one ends with the text."""
+    start = 0
+    for match in _END.finditer(text):
+        if _ABBREVIATION.search(text[max(start, match.end() - _BEHIND) : match.end()]):
+            continue
+        start = match.end()
+        yield start
+    yield len(text)
+
+
+def spans(text: str) -> Iterator[tuple[int, int]]:
+    """First and last position of each sentence, end exclusive, without the blank space around it."""
+    for first, last in _paragraphs(text):
+        start = first
+        for end in ends(text[first:last]):
+            for piece in _pieces(text, start, first + end):
+                begin, stop = _stripped(text, *piece)
+                if begin < stop and not _NOTHING.fullmatch(text, begin, stop):
+                    yield begin, stop
+            start = first + end
+
+
+def _paragraphs(text: str) -> Iterator[tuple[int, int]]:
+    """Lines that belong together: up to a blank line, an item of a list, a heading or a row."""
+    start = at = 0
+    is_closed = False
+    for line in text.splitlines(keepends=True):
+        bare = line.strip()
+        if is_closed or not bare or ITEM.match(bare):
+            if start < at:
+                yield start, at
+            start = at
+        is_closed = bare.startswith(CLOSED)
+        at += len(line)
+    if start < at:
+        yield start, at
+
+
+def _pieces(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    while end - start > _LONGEST:
+        cut = max(text.rfind("\n", start + 1, start + _LONGEST), text.rfind(" ", start + 1, start + _LONGEST))
+        cut = cut if cut > start else start + _LONGEST
+        yield start, cut
+        start = cut
+    yield start, end
+
+
+def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
+    piece = text[start:end]
+    start += len(piece) - len(piece.lstrip())
+    return start, start + len(piece.strip())

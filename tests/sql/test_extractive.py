@@ -1,0 +1,127 @@
+"""The model extractive in SQL: ml_rag, ml_generate, chat, many questions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from support.cluster import Connection
+from support.stores import answer, create_store, error, fake_embedding, warnings_of
+
+TEXTS = {
+    "travel.md": [
+        "Hotels are paid in full. The hotel limit is 180 euros in London. Ask your manager first.",
+        "Trains are free.",
+    ],
+    "meals.md": ["- Breakfast is free.\n- Dinner costs up to 40 euros."],
+}
+MODEL = {"model_id": "extractive"}
+
+
+@pytest.fixture
+def store(owner: Connection) -> None:
+    rows = [
+        (name, number, place, text, fake_embedding(text))
+        for number, (name, texts) in enumerate(TEXTS.items(), start=1)
+        for place, text in enumerate(texts, start=1)
+    ]
+    create_store(owner, "handbook", rows, type="vector(16)")
+
+
+def rag(connection: Connection, query: str, model_options: Any = None, **options: Any) -> Any:
+    return answer(connection, query, {"model_options": {**MODEL, **(model_options or {})}, **options})
+
+
+@pytest.mark.usefixtures("store")
+def test_an_answer_is_sentences_of_its_citations(asker: Connection) -> None:
+    for query in ("hotel limit in London", "what does dinner cost", "is breakfast free", "trains"):
+        for n in (1, 2, 10):
+            found = rag(asker, query, {"max_sentences": n}, n_citations=3)
+            text = found["text"]
+            for citation in found["citations"]:
+                for sentence in citation["segment"].replace("\n", ". ").split(". "):
+                    text = text.replace(sentence, "")
+            assert not text.strip(" .\n"), found["text"]
+    found = rag(asker, "the hotel limit in London", {"max_sentences": 1}, n_citations=2)
+    assert found["text"] == "The hotel limit is 180 euros in London."
+
+
+@pytest.mark.usefixtures("store")
+def test_markers_name_the_citation(asker: Connection) -> None:
+    found = rag(asker, "what does dinner cost", {"max_sentences": 1}, prompt={"citation_style": "numbered"})
+    place = next(i for i, c in enumerate(found["citations"], start=1) if "Dinner" in c["segment"])
+    assert found["text"] == f"- Dinner costs up to 40 euros. [{place}]"
+
+
+@pytest.mark.usefixtures("store")
+def test_it_abstains_where_no_sentence_is_good_enough(asker: Connection) -> None:
+    limits = {"retrieval_options": {"max_distance": 2}, "abstain_text": "No idea."}
+    found = rag(asker, "the hotel limit in London", {"min_support": 1}, **limits)
+    assert (found["text"], found["citations"]) == ("No idea.", [])
+    with warnings_of(asker) as warnings:
+        found = rag(asker, "the hotel limit in London", {"min_support": 0}, **limits)
+        assert found["text"].endswith("180 euros in London.")
+        assert len(found["citations"]) == 2
+    assert warnings == []
+
+
+@pytest.mark.usefixtures("store")
+def test_without_abstain_it_warns(asker: Connection) -> None:
+    with warnings_of(asker) as warnings:
+        found = rag(asker, "the hotel limit in London", {"min_support": 1})
+    assert found["text"].endswith("180 euros in London.")
+    assert len(found["citations"]) == 3
+    assert warnings == [("WARNING", "01000", "no sentence answers the question well")]
+
+
+def test_ml_generate_takes_them_out_of_the_context(module_asker: Connection) -> None:
+    def generate(prompt: str, **options: Any) -> str:
+        row = module_asker.execute(
+            "SELECT ml_generate(%s, %s) ->> 'text'", (prompt, json.dumps(MODEL | options))
+        ).fetchone()
+        assert row is not None
+        return row[0]
+
+    context = "\n".join(TEXTS["travel.md"])
+    assert (
+        generate("the hotel limit in London", context=context, max_sentences=1)
+        == "The hotel limit is 180 euros in London."
+    )
+    assert generate(context, task="summarization", max_sentences=1) in context
+    with error("22023", "documents only") as caught:
+        generate("Who wrote Hamlet?")
+    assert '"context"' in caught.hint
+    with error("22023", "no JSON"):
+        generate("q", context=context, json_schema={"type": "object"})
+
+
+@pytest.mark.usefixtures("store")
+def test_summaries_of_whole_documents(asker: Connection) -> None:
+    found = rag(asker, "hotels", {"task": "summarization", "max_sentences": 1}, document_name=["travel.md"])
+    assert found["retrieval_info"]["method"] == "document_order"
+    assert found["text"] in " ".join(TEXTS["travel.md"])
+
+
+@pytest.mark.usefixtures("store")
+def test_chat_and_many_questions_take_it(owner: Connection, asker: Connection) -> None:
+    options = json.dumps({"model_options": MODEL | {"max_sentences": 1}})
+    row = asker.execute("SELECT ml_rag_chat('the hotel limit in London', %s)", (options,)).fetchone()
+    assert row is not None
+    assert "The hotel limit is 180 euros in London." in json.dumps(row[0])
+    owner.execute("CREATE TABLE questions (id integer PRIMARY KEY, question text, answer jsonb)")
+    owner.execute("INSERT INTO questions VALUES (1, 'the hotel limit in London')")
+    owner.execute("CALL ml_rag_table('public.questions.question', 'public.questions.answer', %s)", (options,))
+    row = owner.execute("SELECT answer ->> 'text' FROM questions").fetchone()
+    assert row == ("The hotel limit is 180 euros in London.",)
+
+
+@pytest.mark.usefixtures("store")
+def test_it_is_a_setting_too(owner: Connection, asker: Connection) -> None:
+    owner.execute("SELECT ml_rag.configure('generate_model_id', 'extractive')")
+    assert answer(asker, "trains", {"model_options": {"max_sentences": 1}})["text"]
+    rows = asker.execute(
+        "SELECT engine, task, available, is_default FROM ml_supported_models() WHERE model_id = 'extractive'"
+    ).fetchall()
+    assert rows == [("extractive", "generate", True, True)]
