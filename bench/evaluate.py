@@ -26,7 +26,7 @@ from psycopg import sql
 from rich.console import Console
 from rich.table import Table
 
-from bench import nlsql, nodes, questions, rows
+from bench import extractive, nlsql, nodes, questions, rows
 from bench.common import machine, own_database
 from bench.recorded import recorded_server
 from ml_rag.client import datasets
@@ -249,6 +249,24 @@ def sentence_checks(
         yield Check(f"{line}, nDCG@10", name, round(ndcg_10, 4), "(none)", None)
 
 
+def extractive_checks(connection: psycopg.Connection[Any], evaluation: Evaluation, bar: Bar) -> Iterator[Check]:
+    """The figures of answers without a language model."""
+    name = evaluation.dataset.name
+    with bar.task(f"{name}: extractive answers") as told:
+        found = extractive.measure(connection, evaluation, told)
+    is_english = name == "squad2"
+    for sentences, share, least in (("one sentence", found.one, 0.78), ("two sentences", found.two, 0.86)):
+        limit, reached = (f"≥ {least}", share >= least) if is_english else ("(none)", None)
+        yield Check(f"extractive, a right answer stands in {sentences}", name, round(share, 4), limit, reached)
+    yield Check("extractive, answerable questions refused", name, round(found.wrongly_refused, 4), "(none)", None)
+    if found.refused is not None:
+        yield Check("extractive, unanswerable questions refused", name, round(found.refused, 4), "(none)", None)
+    milliseconds = round(found.milliseconds, 1)
+    yield Check("extractive, ms beyond the search", name, milliseconds, "≤ 150", milliseconds <= 150)
+    title = f"extractive, sentences of {found.answers} answers that stand in no citation"
+    yield Check(title, name, found.invented, "0", found.invented == 0)
+
+
 def shop_checks(connection: psycopg.Connection[Any], data: Path) -> Iterator[Check]:
     """The figures of filters that a recorded model has chosen."""
     store = questions.load_shop(connection, data, "ml_rag_eval")
@@ -348,6 +366,8 @@ def main(dsn: str, data: Path, output: Path, arms: str) -> None:
                     found += merge_checks(connection, evaluation, pages, console, bar)
             if dataset.name in ("northwind", "squad2"):
                 found += sentence_checks(connection, evaluation, console, bar)
+            if dataset.name in ("squad2", "cmrc2018_trial"):
+                found += extractive_checks(connection, evaluation, bar)
             results[dataset.name] = {**result, "language": language(dataset)}
         if (data / "nlsql").is_dir():
             more, results["nlsql"] = _questions_about_tables(connection, data / "nlsql")
