@@ -9,8 +9,8 @@ return backend.generate(plpy, request)
 $$;
 
 CREATE FUNCTION ml_rag._generate_text(prompt text, options jsonb, hits ml_rag.hit[], prompt_options jsonb,
-  conversation jsonb DEFAULT NULL, abstain boolean DEFAULT false, OUT text text, OUT prompt_tokens integer, OUT generated_tokens integer, OUT messages jsonb,
-  OUT finish_reason text)
+  conversation jsonb DEFAULT NULL, abstain boolean DEFAULT false,
+  OUT text text, OUT prompt_tokens integer, OUT generated_tokens integer, OUT messages jsonb, OUT finish_reason text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$

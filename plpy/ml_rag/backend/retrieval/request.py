@@ -16,6 +16,8 @@ from ml_rag.backend.statements import Statements
 KEPT = 64
 LONGEST = 4096
 
+#: of retrieval_options: how far a hit may be
+_LIMITS = {"max_distance", "percentage_distance"}
 #: options that leave rows out (ml_rag.filter)
 _FILTERS = ("document_name", "exclude_document_name", "filters", "required_keywords", "excluded_keywords")
 _run = Statements({"parse": ("SELECT ml_rag._parse_rag_options($1) AS options", "jsonb")})
@@ -92,9 +94,7 @@ def _read(plpy: Any, schema: str, text: str, form: str, has_vector: bool) -> Req
         n = max(n, rerank["candidates"])
     most, percentage = limits.get("max_distance"), limits.get("percentage_distance")
     is_hybrid = len(arms) == 2
-    needs_embedding = any(arm.search == "semantic" for arm in arms) or bool(
-        {"max_distance", "percentage_distance"} & limits.keys()
-    )
+    needs_embedding = any(arm.search == "semantic" for arm in arms) or bool(_LIMITS & limits.keys())
     if is_hybrid and fusion == "weighted":
         values |= {"near_weight": weights["semantic"], "words_weight": weights["keyword"]}
     values |= {
@@ -157,6 +157,8 @@ def _arms(
     if "arms" not in options:
         searches = [search for search in ("semantic", "keyword") if options[f"{search}_search"]]
         candidates = max(least, hybrid.get("candidates", 100)) if options["keyword_search"] else least
+        if searches == ["keyword"] and rerank is None and not _LIMITS & (options.get("retrieval_options") or {}).keys():
+            candidates = least  # no other arm and no limit makes one of the others count
         weight = hybrid.get("semantic_weight")
         if fusion == "weighted" and weight is None:
             fusion = "auto"
