@@ -20,7 +20,7 @@ SOURCES = [
     "ml_rag.control",
     "mk",
     "sql",
-    *(f"plpy/ml_rag/{name}" for name in ("__init__.py", "errors.py", "files.py", "protocol.py")),
+    *(f"plpy/ml_rag/{name}" for name in ("__init__.py", "errors.py", "files.py", "protocol.py", "sentences.py")),
 ]
 SOURCES.append("plpy/ml_rag/backend")
 

@@ -131,6 +131,8 @@ def test_every_model_with_files_says_what_it_takes_and_what_it_is_good_for(tmp_p
     models = json.loads(run.output)
     assert len(models) > 45
     for model in models:
+        if model["id"] == "extractive":  # the only one without files
+            continue
         assert model["megabytes"] > 0, model
         assert model["languages"] in ("en", "many"), model
         assert model["description"], model
