@@ -359,24 +359,24 @@ AS $$
 -- purpose: the condition of the options on a store, and of an ordinary table which rows pass it where they are few. is_estimated:
 -- whether how many pass may be guessed from a sample first  Reads: the store, as the caller
 DECLARE
-  _filter ml_rag.row_filter;
+  _found record := ml_rag.filter(store, options);
   _passing double precision;
+  _likely integer;
+  _row_keys tid[];
 BEGIN
-  SELECT f.condition, f.arguments INTO _filter.condition, _filter.arguments FROM ml_rag.filter(store, options) AS f;
-  IF NOT store.is_table OR _filter.condition = '' OR stage = 'read' THEN
-    RETURN _filter;
+  IF store.is_table AND _found.condition <> '' AND stage <> 'read' THEN
+    IF is_estimated THEN
+      _passing := ml_rag._estimated_rows(store, _found.condition, _found.arguments);
+    END IF;
+    IF stage = 'keyword' THEN
+      _likely := ml_rag._likely_rows(store.relation, candidates, _passing, false);
+    END IF;
+    -- counted where few pass, or it is not known
+    IF _likely IS NULL
+      AND NOT coalesce(stage = 'search' AND _passing > ml_rag._compared_rows(store.relation, candidates), false) THEN
+      _row_keys := ml_rag._passing_rows(store, _found.condition, _found.arguments);
+    END IF;
   END IF;
-  IF is_estimated THEN
-    _passing := ml_rag._estimated_rows(store, _filter.condition, _filter.arguments);
-  END IF;
-  IF stage = 'keyword' THEN
-    _filter.likely := ml_rag._likely_rows(store.relation, candidates, _passing, false);
-  END IF;
-  -- counted where few pass, or it is not known
-  IF _filter.likely IS NULL
-    AND NOT coalesce(stage = 'search' AND _passing > ml_rag._compared_rows(store.relation, candidates), false) THEN
-    _filter.row_keys := ml_rag._passing_rows(store, _filter.condition, _filter.arguments);
-  END IF;
-  RETURN _filter;
+  RETURN ROW(_found.condition, _found.arguments, _row_keys, _likely)::ml_rag.row_filter;
 END
 $$;
