@@ -30,6 +30,7 @@ OPTIONS_OF = {
     "ml_rag.parse_options": ("ml_rag",),
     "ml_rag_answer": ("ml_rag",),
     "ml_rag_search": ("ml_rag",),
+    "ml_rag.statement": ("ml_rag",),
     "ml_rag.calibrate": ("ml_rag",),
     "ml_rag_table": ("ml_rag", "ml_rag_table"),
     "ml_generate_table": ("ml_generate", "ml_generate_table"),
@@ -76,6 +77,7 @@ _TARGETS = st.sampled_from(["public.texts.answer", "public.texts.made", "public.
 #: arguments as they should be
 PLAIN_VALUES: dict[tuple[str, str], Any] = {
     ("routine", "text"): "ml_rag",
+    ("parameter", "text"): "$3",
     ("model_id", "text"): "fake-embed-wide",
     ("query", "text"): "one two",
     ("prompt", "text"): "one two",
@@ -97,6 +99,7 @@ PLAIN_VALUES: dict[tuple[str, str], Any] = {
 }
 VALUES: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("routine", "text"): TEXTS,
+    ("parameter", "text"): TEXTS,
     ("model_id", "text"): TEXTS,
     ("query", "text"): _QUERIES,
     ("prompt", "text"): _QUERIES,
