@@ -27,7 +27,8 @@ SET ivfflat.probes = 1
 SET enable_seqscan = off
 SET enable_sort = on
 AS $$
-# purpose: what one statement finds, as form says; null = the stages take it. See backend/retrieval/run.py
+# purpose: what one statement finds, as form says, or with form statement its text; null if the stages take it. See
+# backend/retrieval/run.py
 @BACKEND@
 return backend.compile_question(plpy, query, options, query_embedding, form, is_parsed, call, session, '@vector@')
 $$;
@@ -62,39 +63,14 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._statement_of_question(
-  query text, options text, query_embedding text, is_parsed boolean, session text[], OUT statement text, OUT error jsonb
-)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
--- as ml_rag._compile_question has it
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET hnsw.iterative_scan = 'relaxed_order'
-SET ivfflat.iterative_scan = 'relaxed_order'
-SET hnsw.ef_search = 40
-SET ivfflat.probes = 1
-SET enable_seqscan = off
-SET enable_sort = on
-AS $$
-@BACKEND@
-return backend.statement_of_question(plpy, query, options, query_embedding, is_parsed, session, '@vector@')
-$$;
-
 CREATE FUNCTION ml_rag.statement(query text, options jsonb DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
-DECLARE
-  _made record;
 BEGIN
+  -- says what is wrong with options or question
   PERFORM ml_rag._request(query, ml_rag._parse_rag_options(options));
-  _made := ml_rag._statement_of_question(query, coalesce((options - 'query_embedding')::text, '{}'), options ->> 'query_embedding',
-    false, ml_rag._session_settings());
-  IF _made.error IS NOT NULL THEN
-    PERFORM ml_rag._raise(_made.error);
-  END IF;
-  RETURN _made.statement;
+  RETURN ml_rag._compiled(query, options, 'statement', false, NULL) #>> '{}';
 END
 $$;
 COMMENT ON FUNCTION ml_rag.statement(text, jsonb) IS

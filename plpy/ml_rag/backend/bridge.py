@@ -407,26 +407,17 @@ def compile_question(
     plpy: Any, question: str, options: str, vector: str | None, form: str, is_parsed: bool, call: int | None,
     session: list[str | None], schema: str,
 ) -> str | None:  # fmt: skip
-    """What one statement finds, as JSON text, or None; see ``ml_rag.backend.retrieval.run``. ``session``: the fields of
-    ``run.Session``. ``schema``: pgvector's, as it is written."""
+    """What one statement finds, or with ``form`` statement that statement, as JSON text; None if the stages take it.
+    See ``ml_rag.backend.retrieval.run``. ``session``: the fields of ``run.Session``. ``schema``: pgvector's, quoted."""
     from ml_rag.backend.retrieval import run
 
     retrieval = run.Retrieval(plpy, schema, run.Session.of(session), keyword, call)
+    if form == "statement":
+        try:
+            return as_jsonb(retrieval.statement(question, options, vector, is_parsed=is_parsed))
+        except run.NotEmbedded as e:
+            raise e.args[0] from None
     return retrieval.answer(question, options, vector, form, is_parsed=is_parsed)
-
-
-@outcome
-def statement_of_question(
-    plpy: Any, question: str, options: str, vector: str | None, is_parsed: bool, session: list[str | None], schema: str
-) -> str:
-    """The statement of a question, with its values in it; the arguments are those of ``compile_question``."""
-    from ml_rag.backend.retrieval import run
-
-    try:
-        retrieval = run.Retrieval(plpy, schema, run.Session.of(session), keyword)
-        return retrieval.statement(question, options, vector, is_parsed=is_parsed)
-    except run.NotEmbedded as e:
-        raise e.args[0] from None
 
 
 @outcome

@@ -108,7 +108,7 @@ _run = Statements(_STATEMENTS)
 
 
 class OtherIndex(Exception):
-    """The index was dropped, or made anew in another way."""
+    """The index was dropped, or rebuilt with other options."""
 
 
 class HiddenRows(MlRagError):
@@ -308,7 +308,7 @@ def best(scores: Floats, n: int, sample: NDArray[Any] | None = None) -> Ints:
 #: columns of the runs of a store, which never change: (name, store) -> (origin and runs, a number for each row of them)
 _columns: dict[tuple[str, int], tuple[Any, NDArray[Any]]] = {}
 _BYTES_KEPT = 16_000_000
-#: ids are kept of stores of so many rows; of larger ones those runs are read where something was found
+#: the most rows of a store whose ids a session keeps; of a larger store, the runs with hits are read each time
 _IDS_KEPT = 2_000_000
 
 

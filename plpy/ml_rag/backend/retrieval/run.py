@@ -114,9 +114,9 @@ class Filtered:
     #: the text of a tid[]; None = too many pass
     row_keys: str | None
     n: int | None
-    #: among so many of the best rows by words there probably are enough that pass
+    #: how many of the best rows by words probably include enough that pass
     likely: int | None
-    #: up to so many are compared one by one
+    #: the most rows that are compared one by one
     compared: int
 
 
@@ -127,7 +127,7 @@ class Lookup:
     candidates: int
     #: the rows that alone are scored; None = all
     row_keys: str | None = None
-    #: whether so many are probably enough
+    #: whether the number is an estimate that may fall short
     is_likely: bool = False
 
 
@@ -221,9 +221,10 @@ class Retrieval:
         )
         if request is None:
             raise Unfit("some option needs more than one statement")
-        # of a vector of zeros there is no angle
-        if not question.strip() or (vector is not None and not re.search("[1-9]", vector)):
-            raise Unfit("there is no question")
+        if not question.strip():
+            raise Unfit("the question is empty")
+        if vector is not None and not re.search("[1-9]", vector):
+            raise Unfit("the query embedding is all zeros")
         return request
 
     def _find(self, request: Request, question: str, vector: str | None) -> Found:
