@@ -152,6 +152,66 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._hold(relations oid[]) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: these relations keep their names and owners until the end of the transaction; a check of owners comes after it
+-- A statement looks its names up again once it has the lock that it waited for. Whoever may create in a schema can make it wait until
+-- the owner of a relation has renamed or dropped that, and put another one there. PREPARE takes the lock and runs nothing.
+-- Errors: 42P01
+DECLARE
+  _relation regclass;
+  _name text;
+BEGIN
+  FOREACH _relation IN ARRAY relations LOOP
+    _name := ml_rag._relation_name(_relation);
+    BEGIN
+      EXECUTE format('PREPARE ml_rag_held AS SELECT FROM ONLY %s', _name);
+    EXCEPTION WHEN duplicate_prepared_statement THEN
+      -- left by a call that was cancelled between the two
+      EXECUTE format('DEALLOCATE ml_rag_held; PREPARE ml_rag_held AS SELECT FROM ONLY %s', _name);
+    END;
+    EXECUTE 'DEALLOCATE ml_rag_held';
+    IF to_regclass(_name) IS DISTINCT FROM _relation THEN
+      RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = format('table "%s" does not exist any more', _name),
+        DETAIL = 'It was renamed or dropped during the call; another relation has its name.', HINT = 'Try again.';
+    END IF;
+  END LOOP;
+END
+$$;
+
+CREATE FUNCTION ml_rag._refuse_other_owner(relation regclass, owner oid) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+SET search_path FROM CURRENT
+AS $$
+-- purpose: refuse a table that was given away since a run began, whose triggers are another role's now
+-- Reads: the catalog  Errors: 55000
+BEGIN
+  IF (SELECT c.relowner FROM pg_class AS c WHERE c.oid = relation) <> owner THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('table "%s" has another owner by now', relation),
+      DETAIL = format('It was given to role %s during the run.', (
+        SELECT quote_ident(pg_get_userbyid(c.relowner)) FROM pg_class AS c WHERE c.oid = relation)),
+      HINT = 'Call again, if you trust that role.';
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._hold_trusted(relations oid[]) RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether relations may be touched unasked; if so they stay as they are until the end of the transaction
+-- Those that are not trusted are not waited for. While others were, they may have been given away.
+BEGIN
+  IF NOT ml_rag._are_trusted(relations) THEN
+    RETURN false;
+  END IF;
+  PERFORM ml_rag._hold(relations);
+  RETURN ml_rag._are_trusted(relations);
+END
+$$;
+
 CREATE FUNCTION ml_rag._refuse_foreign_trigger(relation regclass, filled regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT

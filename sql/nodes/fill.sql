@@ -4,6 +4,7 @@
 CREATE TYPE ml_rag._node_run AS (
   step         text,       -- what comes next: group, read, make, write, index; null = it is done
   store        regclass,
+  owner        oid,        -- of the store
   vector_store text,       -- schema.table, as shown
   call         integer,    -- what ml_rag._begin has returned
   names        text[],     -- node groups that are still to be filled, the first one is
@@ -113,7 +114,7 @@ AS $$
 -- purpose: a run over node groups of a store
 BEGIN
   RETURN jsonb_populate_record(NULL::ml_rag._node_run, jsonb_build_object('step', 'group', 'store', store::oid::bigint,
-    'vector_store', ml_rag._full_name(store), 'call', call, 'names', to_jsonb(names), 'batch_size', batch_size, 'retries', retries,
+    'owner', (SELECT c.relowner::bigint FROM pg_class AS c WHERE c.oid = _begin_nodes.store), 'vector_store', ml_rag._full_name(store), 'call', call, 'names', to_jsonb(names), 'batch_size', batch_size, 'retries', retries,
     'nodes', 0, 'done', 0, 'failed', 0, 'began', clock_timestamp()));
 END
 $$;
@@ -372,6 +373,11 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: a run's next step, in a transaction of its own; one session at a time fills a node group
 BEGIN
+  IF run.step <> 'make' THEN
+    PERFORM ml_rag._hold(ml_rag._node_tables(run.store));
+    PERFORM ml_rag._refuse_foreign_schema(t) FROM unnest(ml_rag._node_tables(run.store)) AS t;
+    PERFORM ml_rag._refuse_other_owner(run.store, run.owner);
+  END IF;
   IF run.step <> 'group' AND NOT pg_try_advisory_xact_lock(hashtextextended(format('ml_rag nodes %s', run.relation::oid), 0)) THEN
     RAISE EXCEPTION USING ERRCODE = '55006', MESSAGE = format('node group "%s" of "%s" is being filled by another session',
       run.names[1], run.store),

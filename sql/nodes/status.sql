@@ -28,15 +28,15 @@ BEGIN
     rows := NULL;
     pending := NULL;
     failed := NULL;
-    IF ml_rag._are_trusted(ml_rag._parts(_one.relation) || ml_rag._parts(_one.store)) THEN
-      BEGIN
+    BEGIN
+      IF ml_rag._hold_trusted(ml_rag._node_tables(store)) THEN
         EXECUTE format('SELECT count(*) FILTER (WHERE n.node_number > 0), count(*) FILTER (WHERE n.error IS NOT NULL) FROM %s AS n',
           ml_rag._relation_name(relation)) INTO rows, failed;
         EXECUTE concat('SELECT count(*) ', ml_rag._pending_nodes(ml_rag._status_run(store, name))) INTO pending;
-      EXCEPTION WHEN OTHERS THEN
-        pending := NULL;
-      END;
-    END IF;
+      END IF;
+    EXCEPTION WHEN OTHERS THEN
+      pending := NULL;
+    END;
     RETURN NEXT;
   END LOOP;
 END

@@ -361,13 +361,13 @@ BEGIN
     IF _store.found = 'trusted' AND cardinality(stores) > 1 THEN
       BEGIN
         _lock_timeout := ml_rag._limit_wait(1000);
-        EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_store.relation));
+        PERFORM ml_rag._hold(ARRAY[_store.relation::oid]);
         PERFORM set_config('lock_timeout', _lock_timeout, true);
       EXCEPTION WHEN OTHERS THEN
         NULL;
       END;
     ELSE
-      EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(_store.relation));
+      PERFORM ml_rag._hold(ARRAY[_store.relation::oid]);
     END IF;
   END LOOP;
 END

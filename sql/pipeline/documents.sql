@@ -67,6 +67,7 @@ BEGIN
     END IF;
     BEGIN
       _former_wait := ml_rag._limit_wait(1000);
+      PERFORM ml_rag._hold(ml_rag._parts(_store.relation));
       _documents := _documents || ml_rag._documents_of(_store, with_titles, first, _most);
       PERFORM set_config('lock_timeout', _former_wait, true);
     EXCEPTION WHEN OTHERS THEN

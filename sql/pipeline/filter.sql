@@ -94,6 +94,7 @@ BEGIN
     SELECT FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
     WHERE c.oid = store.relation AND c.relkind IN ('r', 'p', 'm') AND a.attname = store.metadata
       AND a.atttypid = 'jsonb'::regtype) THEN
+    PERFORM ml_rag._hold(ml_rag._parts(store.relation)) WHERE store.found = 'trusted';
     RETURN QUERY EXECUTE format($query$
       SELECT DISTINCT k.key, jsonb_typeof(CASE jsonb_typeof(k.value) WHEN 'array' THEN k.value -> 0 ELSE k.value END)
       FROM (SELECT t.%I AS document FROM %s AS t LIMIT $1) AS s

@@ -49,6 +49,17 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._node_tables(store oid) RETURNS oid[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a store and its node groups, each with its parts: what is read where one of these is searched or filled
+-- Reads: the catalog
+BEGIN
+  RETURN ml_rag._parts(store) || ARRAY(SELECT unnest(ml_rag._parts(g.relation)) FROM ml_rag._node_groups(store) AS g);
+END
+$$;
+
 CREATE FUNCTION ml_rag._nodes(store ml_rag.store, arm ml_rag.arm) RETURNS ml_rag.store
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT

@@ -89,6 +89,8 @@ BEGIN
   IF store.found = 'trusted' AND NOT is_only THEN
     _former_wait := ml_rag._limit_wait(1000);
   END IF;
+  PERFORM ml_rag._hold(CASE WHEN arm.node_group IS NULL THEN ml_rag._parts(store.relation) ELSE ml_rag._node_tables(store.relation) END)
+  WHERE store.found = 'trusted';
   IF store.is_table IS NOT TRUE THEN
     IF (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store.relation) = 'p' THEN
       -- no shard comes or goes from here on

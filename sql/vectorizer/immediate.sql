@@ -3,13 +3,14 @@
 -- ml_rag.vectorizer_error; what every row would get, such as a model server that cannot be reached, fails the statement.
 
 CREATE FUNCTION ml_rag._written_keys(relation regclass) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: SQL of the keys of those rows of a statement that wait, in the order of ml_rag_new; null where there are none
 DECLARE
   _segments regclass := ml_rag._segment_table(relation);
 BEGIN
+  PERFORM ml_rag._hold(ml_rag._parts(coalesce(_segments, relation)));
   PERFORM ml_rag._refuse_foreign_schema(coalesce(_segments, relation));
   PERFORM ml_rag._refuse_foreign_trigger(relation, coalesce(_segments, relation));
   RETURN format('SELECT array_agg(%s) FROM ml_rag_new AS t WHERE %s', ml_rag._row_key((ml_rag._primary_key(relation)).key),

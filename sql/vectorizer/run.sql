@@ -6,6 +6,7 @@
 CREATE TYPE ml_rag._vectorizer_run AS (
   step       text,                    -- what comes next: claim, embed, write, sweep, index; null = it is done
   relation   regclass,                -- the table that has the vectorizer
+  owner      oid,                     -- of the table that is filled
   request    jsonb,                   -- it has a table of segments: how texts are split; else null
   job        ml_rag._embedding_job,   -- what it has in common with filling an embedding; its store is the table that is filled
   key        name[],                  -- the columns of the primary key in the table that is filled, and their types
@@ -44,7 +45,8 @@ BEGIN
   PERFORM ml_rag._refuse_foreign_schema(_store);
   _index := ml_rag._index_definition(_found.options -> 'index', _found.options ->> 'distance_metric', 'vector');
   RETURN jsonb_populate_record(NULL::ml_rag._vectorizer_run, jsonb_build_object(
-    'step', 'claim', 'relation', relation::oid::bigint, 'request', CASE WHEN _store <> relation THEN
+    'step', 'claim', 'relation', relation::oid::bigint,
+    'owner', (SELECT c.relowner::bigint FROM pg_class AS c WHERE c.oid = _store), 'request', CASE WHEN _store <> relation THEN
       jsonb_build_object('embed_model_id', _found.model_id, 'chunking', _found.options -> 'chunking') END,
     'truncated', 0, 'counted', 0, 'key', to_jsonb(_key.key), 'key_types', to_jsonb(_key.types), 'batches', options -> 'batches',
     'job', jsonb_build_object(
@@ -374,7 +376,13 @@ AS $$
 -- purpose: a run's next step, in a transaction of its own; claims are given back after the commit of what they were for
 DECLARE
   _run record := run;
+  _store oid := (run.job).store;
 BEGIN
+  IF run.step <> 'embed' THEN
+    PERFORM ml_rag._hold(ARRAY[run.relation, _store] || run.parts[1:1]);
+    PERFORM ml_rag._refuse_foreign_schema(_store);
+    PERFORM ml_rag._refuse_other_owner(_store, run.owner);
+  END IF;
   CASE run.step
   WHEN 'claim' THEN
     PERFORM ml_rag._unclaim(_run.claims);
@@ -421,6 +429,7 @@ BEGIN
       DETAIL = 'It could change a text whose embedding is kept. Triggers run in the order of their names.',
       HINT = format('ALTER TRIGGER %I ON %s RENAME TO …;', _trigger.later, _relation);
   END IF;
+  PERFORM ml_rag._hold(ml_rag._parts((run.job).store));
   IF (run.job).failed > 0 THEN
     RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('%s rows of "%s" could not be embedded', (run.job).failed, _relation),
       HINT = format('Why: SELECT key, sqlstate, message, detail FROM ml_rag.vectorizer_error WHERE relation = %L::regclass;',

@@ -92,6 +92,7 @@ DECLARE
   _insert text;
   _rows text;
 BEGIN
+  PERFORM ml_rag._hold(ARRAY[_table::oid]);
   PERFORM ml_rag._refuse_foreign_schema(_table);
   IF operation <> 'ALL' THEN
     -- no trigger comes between the check and the statements

@@ -12,6 +12,7 @@ AS $$
 -- Reads: the tables, as the caller; ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
 DECLARE
   _one record;
+  _read oid[];
 BEGIN
   FOR _one IN
     SELECT c.oid, c.reltuples FROM pg_class AS c WHERE c.oid = ANY (ml_rag._vectorized()) AND ml_rag._has_vectorizer(c.oid)
@@ -23,19 +24,20 @@ BEGIN
     oldest_pending := NULL;
     failed := (SELECT count(*) FROM ml_rag.vectorizer_error AS e WHERE e.relation = _one.oid);
     truncated := coalesce((SELECT t.texts FROM ml_rag.vectorizer_truncated AS t WHERE t.relation = _one.oid), 0);
-    reason := CASE WHEN NOT ml_rag._are_trusted(_one.oid || ml_rag._parts(coalesce(ml_rag._segment_table(_one.oid), _one.oid)))
-      THEN coalesce(ml_rag._why_untrusted(_one.oid), 'A part of it, or its schema, belongs to a role that you do not trust.') END;
+    _read := _one.oid || ml_rag._parts(coalesce(ml_rag._segment_table(_one.oid), _one.oid));
     rows := nullif(_one.reltuples, -1)::bigint;
-    IF reason IS NULL THEN
-      BEGIN
+    BEGIN
+      reason := CASE WHEN NOT ml_rag._hold_trusted(_read)
+        THEN coalesce(ml_rag._why_untrusted(_one.oid), 'A part of it, or its schema, belongs to a role that you do not trust.') END;
+      IF reason IS NULL THEN
         options := (ml_rag._find_vectorizer(relation)).options;
         pending := ml_rag._count_waiting(relation);
         oldest_pending := ml_rag._oldest_waiting(relation);
-      EXCEPTION WHEN OTHERS THEN
-        pending := NULL;
-        reason := SQLERRM;
-      END;
-    END IF;
+      END IF;
+    EXCEPTION WHEN OTHERS THEN
+      pending := NULL;
+      reason := SQLERRM;
+    END;
     RETURN NEXT;
   END LOOP;
 END

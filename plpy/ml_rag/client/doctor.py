@@ -480,17 +480,19 @@ def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
 
     def languages() -> str:
         stores = connection.execute(
-            "SELECT s.vector_store, s.embed_model_id, ml_rag._relation_name(s.relation), s.segment"
-            " FROM ml_rag.discover() AS s ORDER BY 1"
+            "SELECT s.vector_store, s.embed_model_id, s.relation::oid, s.segment FROM ml_rag.discover() AS s ORDER BY 1"
         ).fetchall()
         wrong, unread = [], len(unread_stores(connection))
-        for store, model, relation, column in stores:
+        for store, model, oid, column in stores:
             if known.get(model.partition("@")[0], {}).get("languages") != "en":
                 continue
-            query = sql.SQL("SELECT left(t.{}, 500) FROM {} AS t LIMIT 100").format(
-                sql.Identifier(column), sql.SQL(relation)
-            )
-            share = foreign_share([text for (text,) in connection.execute(query) if text])
+            with connection.transaction():
+                if not _value(connection, "SELECT ml_rag._hold_trusted(ml_rag._read_with(%s))", oid):
+                    continue
+                query = sql.SQL("SELECT left(t.{}, 500) FROM {} AS t LIMIT 100").format(
+                    sql.Identifier(column), sql.SQL(_value(connection, "SELECT ml_rag._relation_name(%s::oid)", oid))
+                )
+                share = foreign_share([text for (text,) in connection.execute(query) if text])
             if share > FOREIGN_SHARE:
                 wrong.append(f"{store} ({share:.0%} of the letters)")
         if wrong:

@@ -240,7 +240,10 @@ class Retrieval:
             _run(self._plpy, "lock_timeout", former)
 
     def _read(self, request: Request, stores: tuple[Store, ...], question: str, vector: str | None) -> Found:
-        if vector is None and request.needs_embedding:
+        embeds = vector is None and request.needs_embedding
+        if embeds or any(store.found == "trusted" for store in stores):
+            self._hold(stores)
+        if embeds:
             vector = self._embed(request, stores, question)
         self._step("embed")
         if vector is not None and any(s.dimensions not in (None, vector.count(",") + 1) for s in stores):
@@ -270,8 +273,6 @@ class Retrieval:
 
     def _embed(self, request: Request, stores: tuple[Store, ...], question: str) -> str:
         model = request.wanted.model or stores[0].embed_model_id
-        for store in stores:  # nobody drops or alters it while the question is embedded for it
-            _kept_plan(self._plpy, f"SELECT FROM {store.table} LIMIT 0", ()).execute(self._plpy, [])
         if self._call is not None:
             calls.stage(self._plpy, self._call, "embed", model or "", self._session.role, self._session.statement)
         has_words = request.shape.arm("keyword") is not None
@@ -279,10 +280,18 @@ class Retrieval:
             vector: str = _run(self._plpy, "embed", question, model, has_words, request.options)[0]["vector"]
         except self._plpy.SPIError as e:
             raise NotEmbedded(e) from None
-        # their locks do not keep the owner of a schema from renaming it
+        self._check_names(stores)  # locks do not keep the owner of a schema from renaming it
+        return vector
+
+    def _hold(self, stores: tuple[Store, ...]) -> None:
+        """Nobody drops, renames or alters the stores until the end of the transaction: as ml_rag._hold."""
+        for store in stores:
+            self._plpy.prepare(f"SELECT FROM ONLY {store.table}")
+        self._check_names(stores)
+
+    def _check_names(self, stores: tuple[Store, ...]) -> None:
         if discovery.written(self._plpy, [store.relation for store in stores]) != [store.table for store in stores]:
             raise Unfit("a vector store has another name by now")
-        return vector
 
     def _search_in_parts(self, request: Request, sources: list[Source], question: str, vector: str | None) -> Found:
         """What is found out before the statement, at the same moment: which rows pass the filters, and which have the
@@ -546,19 +555,8 @@ def _statement(plpy: Any, shape: Shape, sources: tuple[Source, ...], schema: str
     key = shape, sources, ways
     if key not in _kept:
         made = plan(shape, sources, schema)
-        _keep(key, Kept(made, plpy.prepare(made.text, list(made.slots.values()))))
+        _kept[key] = Kept(made, plpy.prepare(made.text, list(made.slots.values())))
+        if len(_kept) > KEPT:
+            _kept.popitem(last=False)
     _kept.move_to_end(key)
     return _kept[key]
-
-
-def _kept_plan(plpy: Any, text: str, types: tuple[str, ...]) -> Kept:
-    if text not in _kept:
-        _keep(text, Kept(Statement(text, {}), plpy.prepare(text, list(types))))
-    _kept.move_to_end(text)
-    return _kept[text]
-
-
-def _keep(key: Any, kept: Kept) -> None:
-    _kept[key] = kept
-    if len(_kept) > KEPT:
-        _kept.popitem(last=False)

@@ -1,0 +1,162 @@
+"""Nothing takes the name of a table that its owner renames while a call waits for it: what runs unasked finds a table
+by its OID, and reads it by its name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from support.cluster import Connection, Database
+from support.loading import rows
+from support.processes import wait_until
+from support.stores import as_text, create_store, fake_embedding
+from support.vectorizers import create
+
+NEAR = as_text(fake_embedding("text"))
+STORE = (
+    "SELECT '(0,1)'::tid AS ctid, 'd' AS document_name, '{}'::jsonb AS metadata, 1::bigint AS document_id,"
+    f" 1 AS segment_number, 'planted' AS segment, '{NEAR}'::vector(16) AS segment_embedding"
+    " FROM generate_series(1, 3) WHERE public.evil()"
+)
+NODES = (
+    "SELECT '(0,1)'::tid AS ctid, 1::bigint AS document_id, 1 AS segment_number, 1 AS node_number, 1 AS parent_number,"
+    f" 'x' AS node, '{NEAR}'::vector(16) AS node_embedding, 1::bigint AS text_hash, NULL::text[] AS members,"
+    " NULL::jsonb AS error, NULL::timestamptz AS next_attempt FROM generate_series(1, 3) WHERE public.evil()"
+)
+ITEMS = (
+    "SELECT '(0,1)'::tid AS ctid, 1 AS id, 'x'::text AS segment, NULL::vector(16) AS segment_embedding"
+    " FROM generate_series(1, 3) WHERE public.evil()"
+)
+
+
+def make_items(owner: Connection) -> None:
+    owner.execute("CREATE TABLE items (id integer PRIMARY KEY, name text); INSERT INTO items VALUES (1, 'lamp')")
+    create(owner, columns="name")
+
+
+def make_parts(owner: Connection) -> None:
+    owner.execute(
+        "CREATE TABLE items (id integer PRIMARY KEY, name text) PARTITION BY RANGE (id);"
+        "CREATE TABLE first PARTITION OF items FOR VALUES FROM (0) TO (10);"
+        "CREATE TABLE part PARTITION OF items DEFAULT"
+    )
+    create(owner, columns="name", mode="immediate")
+    owner.execute("GRANT INSERT ON items TO PUBLIC")
+
+
+def make_segments(owner: Connection) -> None:
+    owner.execute("CREATE TABLE items (id integer PRIMARY KEY, name text)")
+    create(owner, columns="name", destination="table")
+    owner.execute("GRANT INSERT ON items TO PUBLIC")
+
+
+def make_docs(owner: Connection) -> None:
+    create_store(owner, "docs", [("d", 1, 1, "text", fake_embedding("text"))], "vector(16)")
+
+
+def make_nodes(owner: Connection) -> None:
+    make_docs(owner)
+    owner.execute("CALL ml_rag.create_node_group('docs', 'sentences', '{\"transform\": \"sentence\"}')")
+    owner.execute(
+        'CALL ml_rag.create_node_group(\'docs\', \'more\', \'{"transform": "paragraph", "parent": "sentences"}\')'
+    )
+
+
+@dataclass
+class Case:
+    make: Callable[[Connection], None]
+    #: what is renamed, and what is put in its place
+    table: str
+    plant: str
+    #: who calls, and what
+    caller: str | None
+    call: str
+
+
+SEARCH = "CALL ml_rag('text', '{{\"skip_generate\": true{}}}', NULL)"
+VECTOR = f', "query_embedding": {NEAR}'
+CASES = {
+    "the view of vectorizers": Case(make_items, "items", ITEMS, None, "SELECT count(*) FROM ml_rag.vectorizer"),
+    "a run": Case(make_items, "items", ITEMS, None, "CALL ml_rag.run_vectorizer('items')"),
+    "a run of one of many": Case(make_parts, "part", ITEMS, None, "CALL ml_rag.run_vectorizer('items')"),
+    "the view of node groups": Case(make_nodes, "docs", STORE, None, "SELECT count(*) FROM ml_rag.node_group"),
+    "the view of node groups, of a parent": Case(
+        make_nodes, "docs_sentences", NODES, None, "SELECT count(*) FROM ml_rag.node_group",
+    ),
+    "a refresh": Case(make_nodes, "docs", STORE, None, "CALL ml_rag.refresh_node_groups('docs')"),
+    "the trigger of an immediate vectorizer": Case(
+        make_parts, "part", ITEMS, "tenant", "INSERT INTO items VALUES (1, 'x')"
+    ),
+    "the trigger of a table of segments": Case(
+        make_segments, "items_segments",
+        "SELECT 1 AS source_id, 1::bigint AS document_id, 'd' AS document_name, 1 AS segment_number, 'x' AS segment,"
+        " 1::bigint AS text_hash; CREATE TRIGGER t INSTEAD OF INSERT ON items_segments FOR EACH ROW"
+        " EXECUTE FUNCTION evil_trigger()",
+        "tenant", "INSERT INTO items VALUES (1, 'x')",
+    ),
+    "a search": Case(make_docs, "docs", STORE, None, SEARCH.format("")),
+    "a search by a vector": Case(make_docs, "docs", STORE, None, SEARCH.format(VECTOR)),
+    "a search in stages": Case(make_docs, "docs", STORE, None, SEARCH.format(', "explain": true')),
+    "a search in stages, by a vector": Case(
+        make_docs, "docs", STORE, None, SEARCH.format(VECTOR + ', "explain": true')
+    ),
+    "a search in nodes": Case(
+        make_nodes, "docs_sentences", NODES, None,
+        SEARCH.format(', "arms": [{"search": "semantic", "in": "sentences"}]'),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_takes_the_name_of_a_table_that_is_waited_for_runs_no_code(
+    db: Database, owner: Connection, name: str
+) -> None:
+    """Any role that may create in the schema can have others wait for a table, until it has planted what it wants."""
+    case = CASES[name]
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    case.make(owner)
+    caller, holder, queue, attacker = db.connect(case.caller), *(db.connect("tenant") for _ in range(3))
+    for connection in (caller, holder, queue, attacker):
+        connection.execute("SET statement_timeout = '10s'")
+    said: list[str] = []
+    caller.add_notice_handler(lambda d: said.append(d.message_primary or ""))
+    attacker.execute(
+        "CREATE FUNCTION evil() RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS"
+        " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN true; END $$;"
+        "CREATE FUNCTION evil_trigger() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN NULL; END $$"
+    )
+    table = sql.Identifier(case.table)
+    holder.execute(sql.SQL("CREATE VIEW held AS SELECT FROM {}").format(table))
+
+    def later(pool: ThreadPoolExecutor, connection: Connection, statement: Any) -> Any:
+        def run() -> None:
+            with contextlib.suppress(psycopg.Error):
+                connection.execute(statement)
+
+        running = pool.submit(run)
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE pid = {} AND wait_event_type = 'Lock'"
+        wait_until(lambda: running.done() or rows(owner, waits.format(connection.info.backend_pid)) == [(1,)])
+        return running
+
+    with ThreadPoolExecutor(3) as pool:
+        with owner.transaction():
+            owner.execute(sql.SQL("ALTER TABLE {} RENAME TO former").format(table))
+            # a lock by OID, which needs no privilege, and one that waits for it, which all others wait for
+            holding = later(pool, holder, "BEGIN; PREPARE held AS SELECT FROM held")
+            waiting = later(pool, queue, sql.SQL("CREATE RULE r AS ON INSERT TO {} DO NOTHING").format(table))
+            calling = later(pool, caller, case.call)
+            assert not calling.done()
+        holding.result(30)
+        attacker.execute(f"CREATE VIEW {case.table} AS {case.plant}")
+        holder.execute("ROLLBACK")
+        calling.result(30)
+        waiting.result(30)
+    assert not any("ran as" in message for message in said), said
