@@ -6,6 +6,7 @@ import builtins
 import io
 import os
 import socket
+import struct
 import time
 import zipfile
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from ml_rag.errors import DocumentError
-from ml_rag.ingest.formats import archive
+from ml_rag.ingest.formats import archive, sheets
+from ml_rag.ingest.formats.common import Request
 from ml_rag.ingest.parse import parse
 from support.office import deck_with, docx, epub, odt, zipped
 
@@ -178,3 +180,21 @@ def test_nesting_and_width_end_in_text_or_a_document_error(name: str, content: b
         text = "deep"
     assert "deep" in text or name == "a.json"
     assert time.monotonic() - started < 10
+
+
+def test_a_cell_far_from_all_others_takes_no_time() -> None:
+    def record(kind: int, data: bytes) -> bytes:
+        return struct.pack("<HH", kind, len(data)) + data
+
+    def beginning(kind: int) -> bytes:
+        return record(0x809, struct.pack("<HHHHII", 0x600, kind, 0x0DBB, 0x07CC, 0, 6))
+
+    n, end = 4, record(0x0A, b"")
+    sheet = beginning(0x10) + record(0x203, struct.pack("<HHHd", 65_535, 255, 0, 1.5)) + end
+    head = beginning(5)
+    first = len(head) + n * len(record(0x85, bytes(10))) + len(end)
+    names = [struct.pack("<IHBB2s", first + i * len(sheet), 0, 2, 0, b"s%d" % i) for i in range(n)]
+    began = time.process_time()
+    made = sheets.parse_xls("a.xls", head + b"".join(record(0x85, name) for name in names) + end + sheet * n, Request())
+    assert [block.text for block in made.blocks] == [f"# s{i}\n\n1.5" for i in range(n)]
+    assert time.process_time() - began < 5

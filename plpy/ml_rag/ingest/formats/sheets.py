@@ -40,7 +40,7 @@ def parse_xls(_name: str, content: bytes, _request: Request) -> abc.Document:
     import xlrd  # type: ignore[import-untyped]
 
     try:
-        book = xlrd.open_workbook(file_contents=content, logfile=_Silent(), on_demand=True)
+        book = xlrd.open_workbook(file_contents=content, logfile=_Silent(), on_demand=True, ragged_rows=True)
     except xlrd.XLRDError as error:
         if "encrypted" in str(error).lower():
             raise encrypted(str(error)) from error
@@ -59,9 +59,11 @@ def parse_xls(_name: str, content: bytes, _request: Request) -> abc.Document:
         return None if cell.ctype in {xlrd.XL_CELL_ERROR, xlrd.XL_CELL_EMPTY, xlrd.XL_CELL_BLANK} else cell.value
 
     sheets = []
-    for sheet in book.sheets():
+    for n in range(book.nsheets):
+        sheet = book.sheet_by_index(n)
         cells = ([value(cell) for cell in sheet.row(i)] for i in range(sheet.nrows))
         sheets.append((sheet.name, list(_rows(cells))))
+        book.unload_sheet(n)
     return document("xls", sheet_blocks(sheets), metadata(author=book.user_name))
 
 
