@@ -33,6 +33,7 @@ AS $$
 -- rights, also where that one loads into a table of the owner's
 DECLARE
   _function regprocedure;
+  _found record;
 BEGIN
   BEGIN
     _function := to_regprocedure(transform || '(text)');
@@ -44,10 +45,17 @@ BEGIN
     PERFORM ml_rag._bad_option('transform', to_jsonb(left(transform, 200)),
       'sentence, paragraph, summary, keyphrases, questions, entities, context, or '
         '"schema.function" that takes text and returns setof text');
-  ELSIF NOT has_schema_privilege((SELECT p.pronamespace FROM pg_proc AS p WHERE p.oid = _function), 'USAGE')
-    OR NOT has_function_privilege(_function, 'EXECUTE') THEN
+  END IF;
+  SELECT p.proowner AS owner, n.oid AS schema, n.nspname AS schema_name, n.nspowner AS schema_owner INTO _found
+  FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace WHERE p.oid = _function;
+  IF NOT has_schema_privilege(_found.schema, 'USAGE') OR NOT has_function_privilege(_function, 'EXECUTE') THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('permission denied for function %s', _function);
-  ELSIF NOT ml_rag._trusts((SELECT p.proowner FROM pg_proc AS p WHERE p.oid = _function)) THEN
+  ELSIF NOT ml_rag._trusts(_found.schema_owner) THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('function %s is in a schema of a role that is not trusted', _function),
+      DETAIL = format('The owner of schema %I, %s, could put another function in its place, which would run with the rights of whoever fills '
+        'the node group.', _found.schema_name, quote_ident(pg_get_userbyid(_found.schema_owner))),
+      HINT = 'Move the function: ALTER FUNCTION … SET SCHEMA …; a node group that names it is created anew.';
+  ELSIF NOT ml_rag._trusts(_found.owner) THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('function %s belongs to a role that is not trusted', _function),
       DETAIL = 'It would run with the rights of whoever fills the node group.',
       HINT = 'Let the owner of the table call ml_rag.refresh_node_groups.';

@@ -145,6 +145,32 @@ def test_schemas_that_are_exchanged_again_and_again_run_no_code(
     assert attacker.execute("SELECT * FROM hers_fake.ran").fetchall() == []
 
 
+def test_a_function_makes_no_nodes_where_the_owner_of_its_schema_could_put_another_in_its_place(
+    db: Database, owner: Connection, attacker: Connection, victim: Connection
+) -> None:
+    """By two schemas whose names are exchanged, amid a run."""
+    (name,) = victim.execute("SELECT current_user").fetchone() or ("",)
+    owner.execute(sql.SQL("CREATE SCHEMA own AUTHORIZATION {}").format(sql.Identifier(name)))
+    make_store(victim, "own.docs")
+    for schema in ("own", "hers"):
+        victim.execute(
+            f"CREATE FUNCTION {schema}.split(text) RETURNS SETOF text LANGUAGE sql AS $$SELECT $1$$".encode()
+        )
+    call = "CALL ml_rag.create_node_group('own.docs', 'parts', '{\"transform\": \"%s.split\"}')"
+    with error("42501", "hers.split(text) is in a schema of a role that is not trusted", "schema hers", "SET SCHEMA"):
+        victim.execute((call % "hers").encode())
+    victim.execute((call % "own").encode())
+    owner.execute(sql.SQL("ALTER SCHEMA own OWNER TO {}").format(sql.Identifier(db.role("tenant"))))
+    owner.execute("CREATE SCHEMA others; GRANT USAGE ON SCHEMA others TO PUBLIC")
+    owner.execute(sql.SQL("ALTER SCHEMA others OWNER TO {}").format(sql.Identifier(name)))
+    for table in ("docs", "docs_parts"):
+        owner.execute(f"ALTER TABLE own.{table} SET SCHEMA others".encode())
+    owner.execute("GRANT USAGE ON SCHEMA own TO PUBLIC")
+    victim.execute("UPDATE others.docs SET segment = 'other'")
+    with error("42501", "own.split(text) is in a schema of a role that is not trusted"):
+        victim.execute("CALL ml_rag.refresh_node_groups('others.docs')")
+
+
 def test_the_owner_of_the_database_is_trusted_by_all_but_superusers(db: Database, owner: Connection) -> None:
     """Whose schema public is, since PostgreSQL 15."""
     tenant, asker = db.connect("tenant"), db.connect("asker")
