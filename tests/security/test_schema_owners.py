@@ -288,6 +288,8 @@ def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner(
         ("evil", "hers.evil()"),
         ("evil", "pg_catalog.query_to_xml('SELECT hers.evil()', true, true, '') IS NOT NULL"),
         ("~ml_rag_segment_embedding", "hers.evil()"),
+        ("evil", "OLD.name OPERATOR(hers.<~>) NEW.name"),
+        ("evil", "OLD.name::hers.checked IS NOT NULL"),
     ],
 )
 def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner_by_a_condition(
@@ -303,6 +305,9 @@ def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner_by_a_conditi
         "CREATE TABLE hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC;"
         "CREATE FUNCTION hers.evil() RETURNS boolean LANGUAGE plpgsql AS"
         " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN true; END$$;"
+        "CREATE FUNCTION hers.evil(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT hers.evil()';"
+        "CREATE OPERATOR hers.<~> (LEFTARG = text, RIGHTARG = text, FUNCTION = hers.evil);"
+        "CREATE DOMAIN hers.checked AS text CHECK (hers.evil());"
         f'CREATE OR REPLACE TRIGGER "{trigger}" BEFORE UPDATE ON shared.items FOR EACH ROW WHEN ({condition})'
         " EXECUTE FUNCTION suppress_redundant_updates_trigger()".encode()
     )
