@@ -171,27 +171,30 @@ DECLARE
   _name text := format('%I.%I', _schema, coalesce(view_name, collection));
   _collections regclass := to_regclass(format('%I.langchain_pg_collection', (
     SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation)));
+  _former regclass := to_regclass(_name);
   _id uuid;
 BEGIN
   -- the call names the one relation and not the other, which may be a view of somebody else's
+  PERFORM ml_rag._hold(ARRAY[_collections::oid]) WHERE _collections IS NOT NULL;
   IF NOT EXISTS (SELECT FROM pg_class AS c JOIN pg_class AS r ON r.oid = relation AND r.relowner = c.relowner
                  WHERE c.oid = _collections) THEN
     PERFORM ml_rag._bad_option('collection', to_jsonb(collection),
       format('nothing, where schema %I has no table langchain_pg_collection of the same owner', _schema));
   END IF;
-  EXECUTE format('SELECT c.uuid FROM %I.langchain_pg_collection AS c WHERE c.name = $1', _schema) INTO _id USING collection;
+  EXECUTE format('SELECT c.uuid FROM %s AS c WHERE c.name = $1', ml_rag._relation_name(_collections)) INTO _id USING collection;
   IF _id IS NULL THEN
     PERFORM ml_rag._bad_option('collection', to_jsonb(collection), 'the name of a collection of langchain_pg_collection');
   END IF;
   -- a view that is replaced keeps its owner, its privileges and its triggers
-  IF EXISTS (SELECT FROM pg_class AS v JOIN pg_class AS c ON c.oid = relation
-             WHERE v.oid = to_regclass(_name) AND v.relowner <> c.relowner AND v.relowner <> quote_ident(current_user)::regrole) THEN
-    RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation "%s" already exists', to_regclass(_name)),
+  IF _former IS NOT NULL AND NOT EXISTS (
+    SELECT FROM pg_class AS v JOIN pg_class AS c ON c.oid = relation
+    WHERE v.oid = _former AND v.relowner IN (c.relowner, quote_ident(current_user)::regrole)) THEN
+    RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation "%s" already exists', _former),
       DETAIL = 'It is of another role, which could change what it shows and run code as whoever reads it.',
       HINT = 'Give the view another name in "view", or drop the other one.';
   END IF;
-  EXECUTE format('CREATE OR REPLACE VIEW %s %s AS SELECT t.id, t.document, t.cmetadata, t.embedding FROM %s AS t '
-      'WHERE t.collection_id = %L', _name,
+  EXECUTE format('CREATE %s VIEW %s %s AS SELECT t.id, t.document, t.cmetadata, t.embedding FROM %s AS t '
+      'WHERE t.collection_id = %L', CASE WHEN _former IS NOT NULL THEN 'OR REPLACE' END, _name,
     CASE WHEN current_setting('server_version_num')::integer >= 150000 THEN 'WITH (security_invoker = true)' END,
     ml_rag._relation_name(relation), _id);
   RETURN _name::regclass;

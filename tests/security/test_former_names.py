@@ -69,6 +69,14 @@ def make_nodes(owner: Connection) -> None:
     )
 
 
+def make_collections(owner: Connection) -> None:
+    owner.execute(
+        "CREATE TABLE langchain_pg_collection (uuid uuid PRIMARY KEY, name varchar NOT NULL UNIQUE, cmetadata json);"
+        "CREATE TABLE langchain_pg_embedding (id varchar PRIMARY KEY, collection_id uuid, embedding vector(16),"
+        " document varchar, cmetadata jsonb)"
+    )
+
+
 @dataclass
 class Case:
     make: Callable[[Connection], None]
@@ -100,6 +108,14 @@ CASES = {
         " 1::bigint AS text_hash; CREATE TRIGGER t INSTEAD OF INSERT ON items_segments FOR EACH ROW"
         " EXECUTE FUNCTION evil_trigger()",
         "tenant", "INSERT INTO items VALUES (1, 'x')",
+    ),
+    "the collections of a table that is adopted": Case(
+        make_collections, "langchain_pg_collection",
+        "SELECT '00000000-0000-0000-0000-000000000001'::uuid AS uuid, 'birds'::varchar AS name"
+        " FROM generate_series(1, 3) WHERE public.evil()",
+        None,
+        "SELECT ml_rag.adopt('langchain_pg_embedding',"
+        ' \'{"embed_model_id": "fake-embed", "collection": "birds", "sample": 0}\')',
     ),
     "a search": Case(make_docs, "docs", STORE, None, SEARCH.format("")),
     "a search by a vector": Case(make_docs, "docs", STORE, None, SEARCH.format(VECTOR)),

@@ -124,13 +124,21 @@ def test_a_collection_takes_no_view_of_somebody_else(
         " document varchar, cmetadata jsonb);"
         "INSERT INTO langchain_pg_collection VALUES ('00000000-0000-0000-0000-000000000001', 'birds')"
     )
-    attacker.execute(
+    plant = (
         "CREATE VIEW birds AS SELECT NULL::varchar AS id, NULL::varchar AS document, NULL::jsonb AS cmetadata,"
         " NULL::vector AS embedding"
     )
+    attacker.execute(plant)
     call = "SELECT ml_rag.adopt('langchain_pg_embedding', %s)"
     options = {"embed_model_id": "fake-embed", "collection": "birds", "sample": 0}
     with error("42P07", "birds", "already exists"):
+        owner.execute(call, (json.dumps(options),))
+    # nor one that the transaction does not see yet
+    attacker.execute("DROP VIEW birds")
+    with error("42P07", "birds", "already exists"), owner.transaction():
+        owner.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        owner.execute("SELECT FROM pg_class LIMIT 1")
+        attacker.execute(plant)
         owner.execute(call, (json.dumps(options),))
     owner.execute(call, (json.dumps({**options, "view": "fowl"}),))
     owner.execute(call, (json.dumps({**options, "view": "fowl"}),))
