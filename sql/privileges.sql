@@ -52,7 +52,7 @@ BEGIN
     ('pg_read_all_stats', 'USAGE', 'SCHEMA', 'ml_rag'),
     ('pg_read_all_stats', 'SELECT', 'TABLE', 'activity progress stats'),
     ('pg_read_all_stats', 'EXECUTE', 'ROUTINE', '
-      version _activity _stats _watch _read_calls _read_as_owner _raise _load_backend _python_path'),
+      version _activity _stats _watch _read_calls _read_as_owner _raise _fields_of_error _load_backend _python_path'),
 
     -- what callers write
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
@@ -63,7 +63,7 @@ BEGIN
     -- the stages of a call and what they call, which run with the caller's own rights: all of pipeline/
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '@ROUTINES_OF_PIPELINE@'),
     -- ground/schema
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', 'version _relation_name _check_writable _raise _full_name _is_distributed'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', 'version _relation_name _check_writable _raise _fields_of_error _full_name _is_distributed'),
     -- ground/settings
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_address _roles _get_setting'),
     -- ground/trust
@@ -105,7 +105,7 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_column_reference _column_type _begin_table _watch_table _tell_table'),
     -- batch/run
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _commit _write_result _write_error _run_row _run_batch _end_table _run_table'),
+      _commit _write_result _write_error _run_row _run_batch _end_table _table_step'),
     -- store/index
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_index_definition _index_element'),
     -- store/store
@@ -143,7 +143,7 @@ BEGIN
       _grant_readers _make_node_group drop_node_group _drop_node_tables
       _key_text _node_sources _pending_nodes _begin_nodes _look_up _status_run _begin_group _read_parents _embed_nodes _make_nodes
       _write_group _index_group _node_step _end_nodes
-      _count_calls _begin_node_group _check_segments create_node_group _begin_refresh refresh_node_groups _next_nodes _fill_nodes
+      _count_calls _begin_node_group _check_segments create_node_group _begin_refresh refresh_node_groups _next_nodes
       _node_status _node_errors'),
     -- store/adopt
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '

@@ -1,17 +1,12 @@
 -- run: the batch routines: ml_rag, ml_generate and ml_embed for every row of a table.
 
-CREATE PROCEDURE ml_rag._commit(INOUT committed boolean DEFAULT NULL)
+CREATE PROCEDURE ml_rag._commit(INOUT committed boolean DEFAULT NULL, INOUT error jsonb DEFAULT NULL)
 LANGUAGE plpython3u
 AS $$
 # purpose: commit where the caller's transaction allows it; false inside a transaction block or a function
-# PL/pgSQL cannot try: a COMMIT inside a block with EXCEPTION is an error of its own.
-from plpy import spiexceptions
-
-try:
-    plpy.commit()
-except spiexceptions.InvalidTransactionTermination:
-    return (False,)
-return (True,)
+# PL/pgSQL cannot try: a COMMIT inside a block with EXCEPTION is an error of its own. error: what a deferred constraint says
+@BACKEND@
+return backend.commit(plpy)
 $$;
 
 CREATE FUNCTION ml_rag._write_result(job jsonb, key text[], value text, input text) RETURNS void
@@ -184,35 +179,16 @@ BEGIN
 END
 $$;
 
-CREATE PROCEDURE ml_rag._run_table(routine text, input text, output text, options jsonb, INOUT result jsonb)
-LANGUAGE plpgsql
+CREATE FUNCTION ml_rag._table_step(job jsonb, routine text, input text, output text, options jsonb, call integer) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
--- purpose: the loop of the batch routines, a commit after each batch where the caller's transaction allows it
--- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
--- commit within a block that has an EXCEPTION clause.
-DECLARE
-  _call pg_catalog.int4 := ml_rag._begin(routine);
-  _job pg_catalog.jsonb;
-  _committed pg_catalog.bool;
+-- purpose: the next step of a batch routine: what there is to do, then a batch of rows. Between two of them the routine commits
+-- No SET clause: the names of the table are those of the caller. So every name here is qualified and no operator is used.
 BEGIN
-  BEGIN
-    _job := ml_rag._watch_table(ml_rag._begin_table(routine, input, output, options), _call);
-  EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-    PERFORM ml_rag._end(_call, SQLSTATE);
-    RAISE;
-  END;
-  LOOP
-    CALL ml_rag._commit(_committed);
-    EXIT WHEN pg_catalog.jsonb_extract_path_text(_job, 'done')::pg_catalog.bool;
-    BEGIN
-      _job := ml_rag._run_batch(_job);
-    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-      PERFORM ml_rag._end(_call, SQLSTATE);
-      RAISE;
-    END;
-  END LOOP;
-  PERFORM ml_rag._end(_call);
-  result := ml_rag._end_table(_job);
+  IF job IS NULL THEN
+    RETURN ml_rag._watch_table(ml_rag._begin_table(routine, input, output, options), call);
+  END IF;
+  RETURN ml_rag._run_batch(job);
 END
 $$;
 
@@ -220,8 +196,27 @@ CREATE PROCEDURE @extschema@.ml_rag_table(
   input_table_column text, output_table_column text, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
+-- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
+-- commit within a block that has an EXCEPTION clause.
+DECLARE
+  _call pg_catalog.int4 := ml_rag._begin('ml_rag_table');
+  _job pg_catalog.jsonb;
+  _committed pg_catalog.bool;
+  _error pg_catalog.jsonb;
 BEGIN
-  CALL ml_rag._run_table('ml_rag_table', input_table_column, output_table_column, options, result);
+  LOOP
+    BEGIN
+      PERFORM ml_rag._raise(_error);
+      EXIT WHEN pg_catalog.jsonb_extract_path_text(_job, 'done')::pg_catalog.bool;
+      _job := ml_rag._table_step(_job, 'ml_rag_table', input_table_column, output_table_column, options, _call);
+    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+      PERFORM ml_rag._end(_call, SQLSTATE);
+@RAISE@
+    END;
+    CALL ml_rag._commit(_committed, _error);
+  END LOOP;
+  PERFORM ml_rag._end(_call);
+  result := ml_rag._end_table(_job);
 END
 $$;
 COMMENT ON PROCEDURE @extschema@.ml_rag_table(text, text, jsonb, jsonb) IS
@@ -239,8 +234,27 @@ CREATE PROCEDURE @extschema@.ml_generate_table(
   input_table_column text, output_table_column text, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
+-- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
+-- commit within a block that has an EXCEPTION clause.
+DECLARE
+  _call pg_catalog.int4 := ml_rag._begin('ml_generate_table');
+  _job pg_catalog.jsonb;
+  _committed pg_catalog.bool;
+  _error pg_catalog.jsonb;
 BEGIN
-  CALL ml_rag._run_table('ml_generate_table', input_table_column, output_table_column, options, result);
+  LOOP
+    BEGIN
+      PERFORM ml_rag._raise(_error);
+      EXIT WHEN pg_catalog.jsonb_extract_path_text(_job, 'done')::pg_catalog.bool;
+      _job := ml_rag._table_step(_job, 'ml_generate_table', input_table_column, output_table_column, options, _call);
+    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+      PERFORM ml_rag._end(_call, SQLSTATE);
+@RAISE@
+    END;
+    CALL ml_rag._commit(_committed, _error);
+  END LOOP;
+  PERFORM ml_rag._end(_call);
+  result := ml_rag._end_table(_job);
 END
 $$;
 COMMENT ON PROCEDURE @extschema@.ml_generate_table(text, text, jsonb, jsonb) IS
@@ -252,8 +266,27 @@ CREATE PROCEDURE @extschema@.ml_embed_table(
   input_table_column text, output_table_column text, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
+-- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
+-- commit within a block that has an EXCEPTION clause.
+DECLARE
+  _call pg_catalog.int4 := ml_rag._begin('ml_embed_table');
+  _job pg_catalog.jsonb;
+  _committed pg_catalog.bool;
+  _error pg_catalog.jsonb;
 BEGIN
-  CALL ml_rag._run_table('ml_embed_table', input_table_column, output_table_column, options, result);
+  LOOP
+    BEGIN
+      PERFORM ml_rag._raise(_error);
+      EXIT WHEN pg_catalog.jsonb_extract_path_text(_job, 'done')::pg_catalog.bool;
+      _job := ml_rag._table_step(_job, 'ml_embed_table', input_table_column, output_table_column, options, _call);
+    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+      PERFORM ml_rag._end(_call, SQLSTATE);
+@RAISE@
+    END;
+    CALL ml_rag._commit(_committed, _error);
+  END LOOP;
+  PERFORM ml_rag._end(_call);
+  result := ml_rag._end_table(_job);
 END
 $$;
 COMMENT ON PROCEDURE @extschema@.ml_embed_table(text, text, jsonb, jsonb) IS

@@ -178,7 +178,7 @@ BEGIN
     'question', _answered.question);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
-  RAISE;
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_chat(text, jsonb) IS

@@ -163,7 +163,7 @@ BEGIN
   _told := ml_rag._end(_call, _answered.trace, _began);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
-  RAISE;
+@RAISE@
 END
 $$;
 COMMENT ON PROCEDURE @extschema@.heatwave_chat(text, jsonb) IS

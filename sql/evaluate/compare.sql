@@ -33,7 +33,7 @@ $$;
 CREATE FUNCTION @extschema@.ml_rag_compare_runs(run_a bigint, run_b bigint)
 RETURNS TABLE (measure text, a float8, b float8, difference float8, p_value float8, n bigint, better bigint,
                worse bigint)
-LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 20
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 20
 SET search_path FROM CURRENT
 AS $$
 -- purpose: two runs, measure by measure, over the questions that have it in both
@@ -69,6 +69,8 @@ BEGIN
       t.n, t.better, t.worse
     FROM total AS t
     ORDER BY t.key LIKE '%\_ms', regexp_replace(t.key, '@.*', ''), nullif(split_part(t.key, '@', 2), '')::integer;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_compare_runs(bigint, bigint) IS

@@ -70,7 +70,8 @@ CREATE FUNCTION ml_rag._raise(error jsonb) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: raise what a PL/Python function returned as its error: {sqlstate, message, detail, hint}
+-- purpose: raise what a PL/Python function returned as its error: {sqlstate, message, detail, hint}, or of a constraint
+-- {sqlstate, message, detail, schema, table, constraint}
 -- RAISE takes no null for an option, hence a branch for each set of those there are
 DECLARE
   _state text := error ->> 'sqlstate';
@@ -78,7 +79,10 @@ DECLARE
   _detail text := error ->> 'detail';
   _hint text := error ->> 'hint';
 BEGIN
-  IF _detail IS NOT NULL AND _hint IS NOT NULL THEN
+  IF _detail IS NOT NULL AND error ? 'constraint' THEN
+    RAISE EXCEPTION USING ERRCODE = _state, MESSAGE = _message, DETAIL = _detail, SCHEMA = error ->> 'schema',
+      TABLE = error ->> 'table', CONSTRAINT = error ->> 'constraint';
+  ELSIF _detail IS NOT NULL AND _hint IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = _state, MESSAGE = _message, DETAIL = _detail, HINT = _hint;
   ELSIF _detail IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = _state, MESSAGE = _message, DETAIL = _detail;
@@ -86,6 +90,52 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = _state, MESSAGE = _message, HINT = _hint;
   ELSIF _message IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = _state, MESSAGE = _message;
+  END IF;
+END
+$$;
+
+-- what a public routine has of an error, besides SQLSTATE and message; '' where the error has nothing
+CREATE TYPE ml_rag._raised AS (
+  context text, detail text, hint text, schema_name text, table_name text, column_name text, constraint_name text,
+  datatype_name text
+);
+
+CREATE FUNCTION ml_rag._fields_of_error(
+  error ml_rag._raised, OUT only_message boolean, OUT only_detail boolean, OUT only_hint boolean, OUT detail_and_hint boolean,
+  OUT detail_and_constraint boolean, OUT detail_and_column boolean
+)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what an error has that a public routine caught, for it to raise the same again (sql/raise.sql.in): a line of context for
+-- each of the functions inside is of no use to who called it. DEBUG1 has them. Nothing is true of an error that stays as it is:
+-- one raised in a function that is not ml_rag's, whose owner looks for it, or one with other fields.
+DECLARE
+  _function text[] := regexp_match(error.context, '(?n)^(?:compilation of )?(\S+) (?:function|procedure) "?([^("\n]*)');
+  _object text := concat(error.schema_name, error.table_name, error.column_name, error.constraint_name, error.datatype_name);
+BEGIN
+  IF NOT EXISTS (
+    SELECT FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid AND e.extname = 'ml_rag'
+    JOIN pg_proc AS p ON p.oid = d.objid JOIN pg_namespace AS n ON n.oid = p.pronamespace JOIN pg_language AS l ON l.oid = p.prolang
+    WHERE d.refclassid = 'pg_extension'::regclass AND d.classid = 'pg_proc'::regclass AND d.deptype = 'e'
+      AND _function[2] IN (p.proname, concat(n.nspname, '.', p.proname))
+      -- this runs functions of callers, and of one that PostgreSQL has inlined there is no line
+      AND p.proname <> '_run_function'
+      -- a function of SQL or Python stands there without its schema
+      AND CASE l.lanname WHEN 'plpgsql' THEN 'PL/pgSQL' WHEN 'sql' THEN 'SQL' ELSE 'PL/Python' END = _function[1]
+  ) THEN
+    RETURN;
+  END IF;
+  only_message := _object = '' AND error.detail = '' AND error.hint = '';
+  only_detail := _object = '' AND error.detail <> '' AND error.hint = '';
+  only_hint := _object = '' AND error.detail = '' AND error.hint <> '';
+  detail_and_hint := _object = '' AND error.detail <> '' AND error.hint <> '';
+  detail_and_constraint := error.schema_name <> '' AND error.table_name <> '' AND error.constraint_name <> ''
+    AND concat(error.column_name, error.datatype_name, error.hint) = '' AND error.detail <> '';
+  detail_and_column := error.schema_name <> '' AND error.table_name <> '' AND error.column_name <> ''
+    AND concat(error.constraint_name, error.datatype_name, error.hint) = '' AND error.detail <> '';
+  IF only_message OR only_detail OR only_hint OR detail_and_hint OR detail_and_constraint OR detail_and_column THEN
+    RAISE DEBUG USING MESSAGE = 'the context of an error in ml_rag', DETAIL = error.context;
   END IF;
 END
 $$;

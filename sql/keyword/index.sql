@@ -395,6 +395,8 @@ BEGIN
   PERFORM ml_rag._drop_keyword_triggers(store);
   _error := (SELECT d.error FROM ml_rag._drop_keyword_index(store) AS d);
   PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.disable_keyword_search(regclass) IS
@@ -489,7 +491,7 @@ BEGIN
   PERFORM ml_rag._end(_call);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
-  RAISE;
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.enable_keyword_search(regclass, jsonb) IS
@@ -510,6 +512,8 @@ BEGIN
   PERFORM ml_rag._own_table(store);
   _error := (SELECT f.error FROM ml_rag._fold_own_keywords(store) AS f);
   PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.fold_keyword_index(regclass) IS

@@ -319,7 +319,7 @@ BEGIN
   RETURN _metadata;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
-  RAISE;
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_retrieve_schema_metadata(text, jsonb) IS

@@ -81,7 +81,7 @@ BEGIN
   RETURN _answer - 'has_more';
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
-  RAISE;
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_nl_sql(text, jsonb) IS
@@ -109,6 +109,8 @@ BEGIN
       HINT = 'CALL nl_sql(question, NULL, options), or options => ….';
   END IF;
   output := @extschema@.ml_nl_sql($1, $3);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON PROCEDURE @extschema@.nl_sql(text, jsonb, jsonb) IS

@@ -89,8 +89,9 @@ DECLARE
   _begun record;
   _run ml_rag._node_run;
   _committed pg_catalog.bool;
+  _error pg_catalog.jsonb;
 BEGIN
-  CALL ml_rag._commit(_committed);
+  CALL ml_rag._commit(_committed, _error);
   IF NOT _committed THEN
     RAISE EXCEPTION USING ERRCODE = '25001', MESSAGE = 'ml_rag.create_node_group cannot run inside a transaction block',
       DETAIL = 'It commits after each batch.', HINT = 'CALL it by itself, with autocommit on.';
@@ -102,12 +103,13 @@ BEGIN
     result := _begun.counted;
   EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
     PERFORM ml_rag._end(_call, SQLSTATE);
-    RAISE;
+@RAISE@
   END;
   LOOP
-    CALL ml_rag._commit(_committed);
-    EXIT WHEN result IS NOT NULL;
+    CALL ml_rag._commit(_committed, _error);
     BEGIN
+      PERFORM ml_rag._raise(_error);
+      EXIT WHEN result IS NOT NULL;
       IF _run.step IS NULL THEN
         result := ml_rag._end_nodes(_run);
       ELSE
@@ -115,7 +117,7 @@ BEGIN
       END IF;
     EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
       PERFORM ml_rag._end(_call, SQLSTATE);
-      RAISE;
+@RAISE@
     END;
   END LOOP;
   PERFORM ml_rag._end(_call);
@@ -169,8 +171,9 @@ DECLARE
   _begun record;
   _run ml_rag._node_run;
   _committed pg_catalog.bool;
+  _error pg_catalog.jsonb;
 BEGIN
-  CALL ml_rag._commit(_committed);
+  CALL ml_rag._commit(_committed, _error);
   IF NOT _committed THEN
     RAISE EXCEPTION USING ERRCODE = '25001', MESSAGE = 'ml_rag.refresh_node_groups cannot run inside a transaction block',
       DETAIL = 'It commits after each batch.', HINT = 'CALL it by itself, with autocommit on.';
@@ -182,12 +185,13 @@ BEGIN
     result := _begun.counted;
   EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
     PERFORM ml_rag._end(_call, SQLSTATE);
-    RAISE;
+@RAISE@
   END;
   LOOP
-    CALL ml_rag._commit(_committed);
-    EXIT WHEN result IS NOT NULL;
+    CALL ml_rag._commit(_committed, _error);
     BEGIN
+      PERFORM ml_rag._raise(_error);
+      EXIT WHEN result IS NOT NULL;
       IF _run.step IS NULL THEN
         result := ml_rag._end_nodes(_run);
       ELSE
@@ -195,7 +199,7 @@ BEGIN
       END IF;
     EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
       PERFORM ml_rag._end(_call, SQLSTATE);
-      RAISE;
+@RAISE@
     END;
   END LOOP;
   PERFORM ml_rag._end(_call);
@@ -212,7 +216,8 @@ CREATE FUNCTION ml_rag._next_nodes(store regclass, run ml_rag._node_run, call in
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the next step after a load; its documents are loaded, whatever becomes of their nodes
+-- purpose: the next step of filling the node groups of a store, at the end of a load or of a vectorizer's run; its documents are
+-- loaded, whatever becomes of their nodes
 DECLARE
   _names text[];
   _detail text;
@@ -246,18 +251,3 @@ WHEN OTHERS THEN
 END
 $$;
 
-CREATE PROCEDURE ml_rag._fill_nodes(store regclass, call integer)
-LANGUAGE plpgsql
-AS $$
--- purpose: fill the node groups of a store at the end of a load or of a vectorizer's run, with commits where these may
-DECLARE
-  _run ml_rag._node_run;
-  _committed pg_catalog.bool;
-BEGIN
-  LOOP
-    CALL ml_rag._commit(_committed);
-    _run := ml_rag._next_nodes(store, _run, call);
-    EXIT WHEN _run.store IS NULL;
-  END LOOP;
-END
-$$;

@@ -71,6 +71,8 @@ BEGIN
   -- says what is wrong with options or question
   PERFORM ml_rag._request(query, ml_rag._parse_rag_options(options));
   RETURN ml_rag._compiled(query, options, 'statement', false, NULL) #>> '{}';
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.statement(text, jsonb) IS

@@ -67,15 +67,18 @@ CREATE FUNCTION ml_rag.discover(
   embed_model_id text DEFAULT NULL,
   unmarked boolean DEFAULT false
 ) RETURNS SETOF ml_rag.store
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: the relations the caller may search  Reads: the catalog
 DECLARE
-  _found record := ml_rag._discover_stores($1, $2, $3, $4, $5, $6);
+  _found record;
 BEGIN
+  _found := ml_rag._discover_stores($1, $2, $3, $4, $5, $6);
   PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
   RETURN QUERY SELECT * FROM jsonb_populate_recordset(NULL::ml_rag.store, _found.stores);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.discover(text[], text[], text[], jsonb, text, boolean) IS

@@ -67,6 +67,8 @@ BEGIN
     PERFORM ml_rag._raise(_embedded.error);
   END IF;
   RETURN _embedded.vectors[1];
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.embed(text, text, text, boolean) IS
@@ -110,7 +112,7 @@ BEGIN
     RETURN _embedding;
   EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
     PERFORM ml_rag._end(_call, SQLSTATE);
-    RAISE;
+@RAISE@
   END;
 END
 $$;

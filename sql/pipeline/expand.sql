@@ -27,6 +27,8 @@ BEGIN
     hits := (SELECT e.hits FROM ml_rag._expand(stores, segment_overlap, hits) AS e);
   END IF;
   RETURN QUERY SELECT h.* FROM unnest(hits) AS h;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.expand(ml_rag.store[], ml_rag.hit[], integer) IS

@@ -285,11 +285,12 @@ AS $$
 -- Lists are slices of the parameter, which the planner folds to constants, so that an index serves them and postgres_fdw ships
 -- them.
 DECLARE
-  _name text := ml_rag._document_name(store);
+  _name text;
   _names text[];
   _condition text;
   _collation text;
 BEGIN
+  _name := ml_rag._document_name(store);
   condition := '';
   arguments := '{}';
   _names := ml_rag._texts(options -> 'document_name');
@@ -324,6 +325,8 @@ BEGIN
         cardinality(arguments));
     END IF;
   END IF;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.filter(ml_rag.store, jsonb, text) IS

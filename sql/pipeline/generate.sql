@@ -80,6 +80,8 @@ AS $$
 -- purpose: the stage: the answer to a prompt, from the hits (best first) where there are any
 BEGIN
   RETURN (SELECT g.text FROM ml_rag._generate_text(prompt, options, hits, prompt_options) AS g);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.generate(text, jsonb, ml_rag.hit[], jsonb) IS
@@ -104,7 +106,7 @@ BEGIN
   RETURN jsonb_build_object('text', _text, 'error', NULL);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
-  RAISE;
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_generate(text, jsonb) IS

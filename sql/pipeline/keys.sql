@@ -29,11 +29,12 @@ AS $$
 -- purpose: what a column or a key of the metadata means, for the model; null removes it
 -- Writes: the comment of the column
 DECLARE
-  _kind "char" := (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store);
+  _kind "char";
   _column name;
   _described record;
   _keys jsonb;
 BEGIN
+  _kind := (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store);
   IF coalesce(key, '') = '' OR length(key) > 200 OR length(description) > 1000 THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid description of a filter',
       DETAIL = 'A key has 1 to 200 characters, a description at most 1000.',
@@ -62,6 +63,8 @@ BEGIN
       THEN 'FILTER_KEYS=' || _keys::text END), ''));
   END IF;
   EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', ml_rag._relation_name(store), _column, _keys #>> '{}');
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.describe_filter(regclass, text, text) IS

@@ -16,6 +16,8 @@ AS $$
 BEGIN
   RETURN QUERY SELECT h.* FROM ml_rag._search_by_one_arm('keyword', stores, n, query, query_embedding, distance_metric, options,
     false, coalesce((options -> 'semantic_search')::boolean, false)) AS f CROSS JOIN LATERAL unnest(f.hits) AS h;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.keyword(ml_rag.store[], text, integer, @vector@.vector, text, jsonb) IS

@@ -500,7 +500,7 @@ BEGIN
   _told := ml_rag._end(_call, _retrieval.trace, _began);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
-  RAISE;
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_search(text, jsonb) IS
@@ -583,7 +583,7 @@ BEGIN
   RETURN _answered.answer;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
-  RAISE;
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_answer(text, jsonb) IS
@@ -608,6 +608,8 @@ AS $$
 -- MySQL's callers put the output second and the options third; with options null the third is taken for them.
 BEGIN
   output := @extschema@.ml_rag_answer($1, coalesce($2, $3));
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON PROCEDURE @extschema@.ml_rag(text, jsonb, jsonb) IS

@@ -141,12 +141,14 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the stage: the hits in the order of their relevance to the query; equals stay in the order they came in
 DECLARE
-  _options jsonb := ml_rag.parse_options('rerank', options);
-  _least double precision := (_options ->> 'min_score')::double precision;
+  _options jsonb;
+  _least double precision;
   _scores double precision[];
   _texts text[];
   _found record;
 BEGIN
+  _options := ml_rag.parse_options('rerank', options);
+  _least := (_options ->> 'min_score')::double precision;
   IF coalesce(cardinality(hits), 0) = 0 THEN
     RETURN;
   END IF;
@@ -168,6 +170,8 @@ BEGIN
     ) AS h
     WHERE (h.hit).rerank_score IS NOT NULL AND (_least IS NULL OR (h.hit).rerank_score >= _least)
     ORDER BY (h.hit).rerank_score DESC, h.place;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.rerank(text, ml_rag.hit[], jsonb) IS

@@ -327,7 +327,7 @@ BEGIN
   RETURN ml_rag._query_info(coalesce(_rewritten.question, question), _rewritten);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
-  RAISE;
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.rewrite(text, jsonb) IS

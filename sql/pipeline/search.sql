@@ -16,6 +16,8 @@ AS $$
 BEGIN
   RETURN QUERY SELECT h.* FROM ml_rag._search_by_one_arm('semantic', stores, n, NULL, query_embedding, distance_metric, options,
     skip_other_dimensions, false) AS f CROSS JOIN LATERAL unnest(f.hits) AS h;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.search(ml_rag.store[], @vector@.vector, integer, text, jsonb, boolean) IS

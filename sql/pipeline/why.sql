@@ -456,7 +456,7 @@ BEGIN
   RETURN QUERY SELECT s.* FROM unnest(_steps) AS s;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
-  RAISE;
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.why_not(text, jsonb, text, bigint, integer) IS

@@ -129,7 +129,7 @@ BEGIN
     FROM unnest(_ranked.places, _ranked.scores) WITH ORDINALITY AS r (place, score, rank)), '[]'));
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
-  RAISE;
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rank(text, jsonb, jsonb) IS
@@ -150,10 +150,12 @@ AS $$
 DECLARE
   _call integer := ml_rag._begin('ml_rank_rows');
   _options jsonb;
-  -- as they come out of unnest: whatever the bounds of the arrays were
-  _ids text[] := ARRAY(SELECT u.id FROM unnest($2) WITH ORDINALITY AS u (id, place) ORDER BY u.place);
-  _texts text[] := ARRAY(SELECT u.text FROM unnest($3) WITH ORDINALITY AS u (text, place) ORDER BY u.place);
+  _ids text[];
+  _texts text[];
 BEGIN
+  -- as they come out of unnest: whatever the bounds of the arrays were
+  _ids := ARRAY(SELECT u.id FROM unnest($2) WITH ORDINALITY AS u (id, place) ORDER BY u.place);
+  _texts := ARRAY(SELECT u.text FROM unnest($3) WITH ORDINALITY AS u (text, place) ORDER BY u.place);
   _options := ml_rag.parse_options('ml_rank', $4);
   IF ids IS NULL OR texts IS NULL OR cardinality(ids) <> cardinality(texts) THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'ids and texts differ in length',
@@ -178,7 +180,7 @@ BEGIN
   PERFORM ml_rag._end(_call);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
-  RAISE;
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rank_rows(text, text[], text[], jsonb) IS

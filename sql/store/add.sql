@@ -358,8 +358,9 @@ DECLARE
   _call pg_catalog.int4;
   _job ml_rag._embedding_job;
   _committed pg_catalog.bool;
+  _error pg_catalog.jsonb;
 BEGIN
-  CALL ml_rag._commit(_committed);
+  CALL ml_rag._commit(_committed, _error);
   IF NOT _committed THEN
     RAISE EXCEPTION USING ERRCODE = '25001', MESSAGE = 'ml_rag.add_embedding cannot run inside a transaction block',
       DETAIL = 'Its first step locks the table until the end of the transaction.',
@@ -370,11 +371,12 @@ BEGIN
     _job := ml_rag._begin_embedding(store, name, options, _call);
   EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
     PERFORM ml_rag._end(_call, SQLSTATE);
-    RAISE;
+@RAISE@
   END;
   LOOP
-    CALL ml_rag._commit(_committed);
+    CALL ml_rag._commit(_committed, _error);
     BEGIN
+      PERFORM ml_rag._raise(_error);
       IF _job.step IS NULL THEN
         result := ml_rag._end_embedding(_job);
       ELSE
@@ -382,7 +384,7 @@ BEGIN
       END IF;
     EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
       PERFORM ml_rag._end(_call, SQLSTATE);
-      RAISE;
+@RAISE@
     END;
     EXIT WHEN result IS NOT NULL;
   END LOOP;

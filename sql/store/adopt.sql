@@ -208,7 +208,7 @@ AS $$
 -- purpose: the marker of a table that another program made
 -- Reads: the relation  Writes: the comment of its column, as the caller
 DECLARE
-  _options jsonb := ml_rag.parse_options('adopt', $2);
+  _options jsonb;
   _relation regclass := relation;
   _found record;
   _column name;
@@ -217,6 +217,7 @@ DECLARE
   _dimensions integer;
   _sample record;
 BEGIN
+  _options := ml_rag.parse_options('adopt', $2);
   IF NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = _relation AND c.relkind IN ('r', 'p', 'f', 'v', 'm')) THEN
     RAISE EXCEPTION USING ERRCODE = CASE WHEN EXISTS (SELECT FROM pg_class AS c WHERE c.oid = _relation) THEN '42809' ELSE '42P01' END,
       MESSAGE = format('%s is not a table or view', coalesce(_relation::text, 'null'));
@@ -253,6 +254,8 @@ BEGIN
       || jsonb_build_object('EMBED_MODEL_ID', _model)));
   RETURN jsonb_build_object('vector_store', ml_rag._full_name(_relation), 'made_by', _found.kind, 'embed_model_id', _model,
     'columns', _found.columns, 'checked', _sample.checked, 'least_similarity', _sample.similarity);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.adopt(regclass, jsonb) IS

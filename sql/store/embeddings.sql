@@ -150,6 +150,8 @@ BEGIN
       HINT = format('When all stores have changed: SELECT ml_rag.configure(''embed_model_id'', %L);', _found.model_id);
   END IF;
   RETURN _former;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.use_embedding(regclass, text, boolean) IS
@@ -189,6 +191,8 @@ BEGIN
       EXECUTE format('DROP TRIGGER %I ON %s', _last.name, ml_rag._relation_name(store));
     END IF;
   END IF;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.drop_embedding(regclass, text) IS
@@ -199,14 +203,15 @@ Calls that have found the store by it just then fail with 42703. Errors: 2BP01 o
 CREATE FUNCTION ml_rag.embeddings(store regclass)
 RETURNS TABLE (name text, column_name name, embed_model_id text, type text, dimensions integer, indexes text[],
                segments bigint, pending bigint, is_default boolean)
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 2
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 2
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the embeddings of a store that the caller may read  Reads: the store, as the caller
 DECLARE
-  _relation text := ml_rag._relation_name(store);
+  _relation text;
   _one record;
 BEGIN
+  _relation := ml_rag._relation_name(store);
   FOR _one IN
     SELECT e.*, coalesce((ml_rag._embedding_trigger(store, e.attnum)).segment, 'segment') AS segment
     FROM ml_rag._embeddings(store) AS e WHERE has_column_privilege(store, e.attnum, 'SELECT')
@@ -227,6 +232,8 @@ BEGIN
       INTO segments, pending;
     RETURN NEXT;
   END LOOP;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.embeddings(regclass) IS

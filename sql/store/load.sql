@@ -298,6 +298,8 @@ DECLARE
   _job pg_catalog.jsonb;
   _outcome pg_catalog.jsonb;
   _error pg_catalog.jsonb;
+  _committed pg_catalog.bool;
+  _nodes ml_rag._node_run;
   _uris pg_catalog.text[];
   _uri pg_catalog.text;
   _options pg_catalog.jsonb := options;
@@ -307,14 +309,14 @@ BEGIN
     _uris := ml_rag._uris(uri);
   EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
     PERFORM ml_rag._end(_call, SQLSTATE);
-    RAISE;
+@RAISE@
   END;
   FOREACH _uri IN ARRAY _uris LOOP
     BEGIN
       _job := ml_rag._begin_load(_uri, _options, pg_catalog.current_schemas(false));
     EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
       PERFORM ml_rag._end(_call, SQLSTATE);
-      RAISE;
+@RAISE@
     END;
     PERFORM ml_rag._stage(_call, 'load', pg_catalog.jsonb_extract_path_text(_job, 'request', 'embed_model_id'));
     CALL ml_rag._load_files(_job, _outcome, _error);
@@ -327,10 +329,20 @@ BEGIN
       _options := ml_rag._into_same_store(_options, _job);
     EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
       PERFORM ml_rag._end(_call, SQLSTATE);
-      RAISE;
+@RAISE@
     END;
   END LOOP;
-  CALL ml_rag._fill_nodes(pg_catalog.jsonb_extract_path_text(_job, 'store')::pg_catalog.oid, _call);
+  LOOP
+    CALL ml_rag._commit(_committed, _error);
+    BEGIN
+      PERFORM ml_rag._raise(_error);
+      _nodes := ml_rag._next_nodes(pg_catalog.jsonb_extract_path_text(_job, 'store')::pg_catalog.oid, _nodes, _call);
+    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+      PERFORM ml_rag._end(_call, SQLSTATE);
+@RAISE@
+    END;
+    EXIT WHEN _nodes.store IS NULL;
+  END LOOP;
   PERFORM ml_rag._end(_call);
 END
 $$;
@@ -384,7 +396,7 @@ BEGIN
   RETURN _outcome.outcome;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
-  RAISE;
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.load_documents(regclass, text[], bytea[], jsonb) IS
@@ -398,9 +410,15 @@ Errors: as vector_store_load.$$;
 
 CREATE FUNCTION ml_rag.load_document(store regclass, document_name text, content bytea, options jsonb DEFAULT NULL)
 RETURNS jsonb
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
-AS $$ SELECT ml_rag.load_documents($1, ARRAY[$2], ARRAY[$3], $4) $$;
+AS $$
+BEGIN
+  RETURN ml_rag.load_documents($1, ARRAY[$2], ARRAY[$3], $4);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
+END
+$$;
 COMMENT ON FUNCTION ml_rag.load_document(regclass, text, bytea, jsonb) IS
 $$loads one document that the client sends into a vector store; see ml_rag.load_documents
 Errors: as vector_store_load.$$;
@@ -412,15 +430,19 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: what a client need not send
 DECLARE
-  _options jsonb := ml_rag._parse_load_options('load_documents', $4);
-  _job jsonb := ml_rag._load_job(store, _options ->> 'embed_model_id', _options);
+  _options jsonb;
+  _job jsonb;
 BEGIN
+  _options := ml_rag._parse_load_options('load_documents', $4);
+  _job := ml_rag._load_job(store, _options ->> 'embed_model_id', _options);
   RETURN QUERY
     SELECT s.document_name
     FROM unnest(names, sha256) AS n (name, sha256)
     JOIN ml_rag._document_states(store, names) AS s ON s.document_name = n.name
     WHERE NOT (_job -> 'refresh')::boolean OR s.sha256 = n.sha256
       AND s.made_with = _job ->> 'made_with';
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.unchanged_documents(regclass, text[], text[], jsonb) IS

@@ -277,12 +277,13 @@ SET search_path FROM CURRENT
 AS $$
 -- Writes: the store's definition and the shard, as the caller
 DECLARE
-  _options jsonb := ml_rag.parse_options('attach_shard', $3);
+  _options jsonb;
   _names record;
   _schema name;
   _table name;
   _shard regclass;
 BEGIN
+  _options := ml_rag.parse_options('attach_shard', $3);
   PERFORM ml_rag._partition(store, (_options -> 'partition')::integer);
   PERFORM ml_rag._check_server(server);
   SELECT n.nspname, c.relname INTO _names FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
@@ -293,6 +294,8 @@ BEGIN
   PERFORM ml_rag._check_shard(store, _shard);
   PERFORM ml_rag._move_partition(store, (_options -> 'partition')::integer, _shard);
   RETURN _shard;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.attach_shard(regclass, name, jsonb) IS
@@ -312,14 +315,19 @@ SET search_path FROM CURRENT
 AS $$
 -- Writes: the store's definition, and rows, as the caller
 DECLARE
-  _old record := ml_rag._partition(store, partition);
-  _relation text := ml_rag._relation_name(store);
-  _columns text := (SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute AS a
-                    WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped);
-  _calls regclass := ml_rag._calls_of(_old.relation);
-  _shard text := ml_rag._relation_name(_old.relation);
+  _old record;
+  _relation text;
+  _columns text;
+  _calls regclass;
+  _shard text;
   _name text;
 BEGIN
+  _old := ml_rag._partition(store, partition);
+  _relation := ml_rag._relation_name(store);
+  _columns := (SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute AS a
+               WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped);
+  _calls := ml_rag._calls_of(_old.relation);
+  _shard := ml_rag._relation_name(_old.relation);
   IF NOT EXISTS (SELECT FROM ml_rag._shards(store) AS s WHERE s.shard = _old.relation) THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('partition %s of "%s" is not on another server', partition, store),
       DETAIL = format('It is table "%s".', _old.relation);
@@ -338,6 +346,8 @@ BEGIN
   EXECUTE format('DELETE FROM %s', _shard);
   EXECUTE format('DROP FOREIGN TABLE %s', concat_ws(', ', _shard, _calls));
   RETURN _name::regclass;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.detach_shard(regclass, integer) IS

@@ -251,18 +251,21 @@ AS $$
 -- statistics. That no index is wanted is remembered in the marker, as INDEX=none
 -- Writes: an index, as the caller
 DECLARE
-  _metric text := ml_rag.parse_options('vector_store_load',
-    jsonb_build_object('distance_metric', distance_metric)) ->> 'distance_metric';
-  _column name := ml_rag._default_column(store);
+  _metric text;
+  _column name;
   _comment text;
   _attnum smallint;
   _index record;
   _element record;
   _is_wanted boolean;
   _indexed boolean;
-  -- looked up once: dropped later on, the statements below name what does not exist
-  _relation text := ml_rag._relation_name(store);
+  _relation text;
 BEGIN
+  _metric := ml_rag.parse_options('vector_store_load',
+    jsonb_build_object('distance_metric', distance_metric)) ->> 'distance_metric';
+  _column := ml_rag._default_column(store);
+  -- looked up once: dropped later on, the statements below name what does not exist
+  _relation := ml_rag._relation_name(store);
   IF NOT pg_has_role(current_user, (SELECT c.relowner FROM pg_class AS c WHERE c.oid = store), 'USAGE') THEN
     RAISE NOTICE USING MESSAGE = format('index and statistics of "%s" are not updated', store),
       HINT = format('After many changes its owner should call SELECT ml_rag.index_store(%L);', _relation);
@@ -313,6 +316,8 @@ BEGIN
       EXECUTE format('ANALYZE %s', _relation);
     END LOOP;
   END IF;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 CREATE FUNCTION ml_rag.index_store(store regclass, distance_metric text, index text) RETURNS void
@@ -330,6 +335,8 @@ BEGIN
       'The type of an index is one of its keys: SELECT ml_rag.index_store(''…'', ''COSINE'', ''{"type": "hnsw"}'').');
   END;
   PERFORM ml_rag.index_store(store, distance_metric, _index);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.index_store(regclass, text, text) IS
@@ -348,10 +355,11 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: a vector store to load into, made unless it is there; not qualified = in the current schema
 DECLARE
-  _options jsonb := ml_rag._with_dimensions(ml_rag.parse_options('create_store', $2));
+  _options jsonb;
   _parts text[];
   _store regclass;
 BEGIN
+  _options := ml_rag._with_dimensions(ml_rag.parse_options('create_store', $2));
   BEGIN
     _parts := parse_ident(create_store.name);
   EXCEPTION WHEN invalid_parameter_value THEN
@@ -379,6 +387,8 @@ BEGIN
   END IF;
   PERFORM ml_rag._serve(_store) WHERE (_options -> 'shard')::boolean;
   RETURN _store;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.create_store(text, jsonb) IS
@@ -398,6 +408,8 @@ BEGIN
   RETURN QUERY EXECUTE format(
     'SELECT DISTINCT s.document_name::text FROM %s AS s WHERE starts_with(s.document_name, $1)',
     ml_rag._relation_name(store)) USING prefix;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.documents_below(regclass, text) IS
@@ -421,6 +433,8 @@ BEGIN
     SELECT count(DISTINCT g.document_name) FROM gone AS g$sql$, ml_rag._relation_name(store))
   INTO _n USING names;
   RETURN _n;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.remove_documents(regclass, text[]) IS

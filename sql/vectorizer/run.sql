@@ -451,8 +451,10 @@ DECLARE
   _call pg_catalog.int4;
   _run ml_rag._vectorizer_run;
   _committed pg_catalog.bool;
+  _error pg_catalog.jsonb;
+  _nodes ml_rag._node_run;
 BEGIN
-  CALL ml_rag._commit(_committed);
+  CALL ml_rag._commit(_committed, _error);
   IF NOT _committed THEN
     RAISE EXCEPTION USING ERRCODE = '25001', MESSAGE = 'ml_rag.run_vectorizer cannot run inside a transaction block',
       DETAIL = 'It commits after each batch.',
@@ -463,11 +465,12 @@ BEGIN
     _run := ml_rag._begin_vectorizer(relation, options, _call);
   EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
     PERFORM ml_rag._end(_call, SQLSTATE);
-    RAISE;
+@RAISE@
   END;
   LOOP
-    CALL ml_rag._commit(_committed);
+    CALL ml_rag._commit(_committed, _error);
     BEGIN
+      PERFORM ml_rag._raise(_error);
       IF _run.step IS NULL THEN
         result := ml_rag._end_vectorizer(_run);
       ELSE
@@ -476,11 +479,21 @@ BEGIN
     EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
       PERFORM ml_rag._unclaim(_run.claims);
       PERFORM ml_rag._end(_call, SQLSTATE);
-      RAISE;
+@RAISE@
     END;
     EXIT WHEN result IS NOT NULL;
   END LOOP;
-  CALL ml_rag._fill_nodes(relation, _call);
+  LOOP
+    CALL ml_rag._commit(_committed, _error);
+    BEGIN
+      PERFORM ml_rag._raise(_error);
+      _nodes := ml_rag._next_nodes(relation, _nodes, _call);
+    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+      PERFORM ml_rag._end(_call, SQLSTATE);
+@RAISE@
+    END;
+    EXIT WHEN _nodes.store IS NULL;
+  END LOOP;
   PERFORM ml_rag._end(_call);
 END
 $$;
@@ -511,6 +524,8 @@ BEGIN
   GET DIAGNOSTICS _n = ROW_COUNT;
   PERFORM pg_notify('ml_rag_vectorizer', '');
   RETURN _n;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.retry_vectorizer(regclass) IS

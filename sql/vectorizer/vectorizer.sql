@@ -81,8 +81,8 @@ SET search_path FROM CURRENT
 AS $$
 -- Writes: the table's definition, as the caller
 DECLARE
-  _options jsonb := ml_rag._with_dimensions(ml_rag.parse_options('create_vectorizer', $2));
-  _model text := coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'));
+  _options jsonb;
+  _model text;
   _store regclass := relation;
   _template text;
   _name text;
@@ -91,6 +91,8 @@ DECLARE
   _type text;
   _is_former boolean;
 BEGIN
+  _options := ml_rag._with_dimensions(ml_rag.parse_options('create_vectorizer', $2));
+  _model := coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'));
   PERFORM ml_rag._check_embedding_table(relation);
   PERFORM ml_rag._check_vectorizer_columns(relation);
   _key := (ml_rag._primary_key(relation)).key;
@@ -150,6 +152,8 @@ BEGIN
   END IF;
   RAISE NOTICE USING MESSAGE = format('the rows of "%s" are embedded by the next run', relation),
     HINT = format('CALL ml_rag.run_vectorizer(%L), or ml-rag worker.', relation);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.create_vectorizer(regclass, jsonb) IS
@@ -173,11 +177,14 @@ AS $$
 -- the table's definition, as the caller;
 -- ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
 DECLARE
-  _options jsonb := ml_rag.parse_options('drop_vectorizer', $2);
-  _relation text := ml_rag._relation_name(relation);
+  _options jsonb;
+  _relation text;
   _trigger name;
-  _segments regclass := ml_rag._segment_table(relation);
+  _segments regclass;
 BEGIN
+  _options := ml_rag.parse_options('drop_vectorizer', $2);
+  _relation := ml_rag._relation_name(relation);
+  _segments := ml_rag._segment_table(relation);
   PERFORM ml_rag._own_table(relation);
   PERFORM ml_rag._check_writable('vectorizers cannot be changed', relation);
   IF NOT ml_rag._has_vectorizer(relation) AND relation NOT IN (SELECT ml_rag._former_vectorizers()) THEN
@@ -205,6 +212,8 @@ BEGIN
   PERFORM ml_rag._drop_segments(relation);
   EXECUTE format('ALTER TABLE %s DROP COLUMN IF EXISTS segment, DROP COLUMN IF EXISTS document_name,'
     ' DROP COLUMN IF EXISTS segment_embedding', _relation);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.drop_vectorizer(regclass, jsonb) IS

@@ -8,7 +8,7 @@
 --     PERFORM ml_rag._end(_call);
 --   EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 --     PERFORM ml_rag._end(_call, SQLSTATE);
---     RAISE;
+--   @RAISE@
 --   END
 -- It is told to the model server by backend/calls.py; protocol.py has the names of routines and stages.
 --

@@ -114,12 +114,15 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 DECLARE
-  _reset record := ml_rag._reset_stats();
+  _reset record;
 BEGIN
+  _reset := ml_rag._reset_stats();
   IF _reset.error IS NOT NULL THEN
     PERFORM ml_rag._raise(_reset.error);
   END IF;
   RETURN to_timestamp(_reset.since);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.reset_stats() IS

@@ -70,6 +70,12 @@ def _where(error: BaseException) -> str:
     return f"{type(error).__name__}{where}."
 
 
+def _constraint(error: Any) -> dict[str, str]:
+    """The constraint that an error is about, with its table."""
+    _, _, _, _, _, schema, table, _, _, constraint, *_ = getattr(error, "spidata", None) or [None] * 10
+    return {"schema": schema, "table": table, "constraint": constraint} if schema and table and constraint else {}
+
+
 def outcome(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], tuple[R | None, str | None]]:
     """Make ``function`` return (result, None) or (None, error as JSON text) and never raise.
 
@@ -87,6 +93,7 @@ def outcome(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
             _, detail, hint, *_ = getattr(e, "spidata", None) or (None, None, None)
             error = {"sqlstate": sqlstate(e), "message": str(e)}
             error |= {key: text for key, text in (("detail", detail), ("hint", hint)) if text}
+            error |= _constraint(e)
         except Exception as e:  # noqa: BLE001 - a defect of ours, but still not XX000
             error = {"sqlstate": EngineFailed.sqlstate, "message": "internal error in ml_rag", "detail": _where(e)}
         return None, as_jsonb(error)
@@ -137,6 +144,16 @@ def _apart(plpy: Any) -> Iterator[ModelServer]:
         yield apart
     finally:
         apart.close()
+
+
+@outcome
+def commit(plpy: Any) -> bool:
+    """Commit; whether that was allowed: it is not inside a transaction block or a function."""
+    try:
+        plpy.commit()
+    except plpy.spiexceptions.InvalidTransactionTermination:
+        return False
+    return True
 
 
 @outcome
