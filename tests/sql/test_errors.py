@@ -1,4 +1,4 @@
-"""ground/schema: what a caller sees of an error: the fields that it was raised with, and one line of context at most."""
+"""ground/schema: what a caller sees of an error: the fields that it was raised with, and one line of context."""
 
 from __future__ import annotations
 
@@ -144,7 +144,8 @@ def test_debug1_has_the_context(owner: Connection) -> None:
     owner.execute("SET client_min_messages = debug1")
     raised(owner, "CALL ml_rag('q', '{\"n\": 1}')")
     owner.execute("RESET client_min_messages")
-    assert any(t.startswith("the context of an error in ml_rag: ") and "_unknown_option(" in t for t in told)
+    (detail,) = [t for t in told if t.startswith("the context of an error in ml_rag: ")]
+    assert "_unknown_option(" in detail
 
 
 def test_a_cancelled_call_is_cancelled(db: Database, owner: Connection) -> None:
@@ -179,6 +180,20 @@ def test_an_error_of_a_function_of_others_keeps_its_context(owner: Connection) -
     assert (diag.sqlstate, diag.message_primary, diag.message_hint) == ("53100", "no room", "a hint")
     assert (diag.table_name, diag.message_detail) == ("birds", None)
     assert context(error)[0] == "PL/pgSQL function public.refuse() line 1 at RAISE"
+
+
+def test_so_does_one_of_a_policy(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=ROWS)
+    owner.execute(
+        "CREATE FUNCTION public.may_see(id bigint) RETURNS boolean LANGUAGE plpgsql AS"
+        " $$ BEGIN RETURN 1 / (id - id) > 0; END $$"
+    )
+    owner.execute("ALTER TABLE public.docs ENABLE ROW LEVEL SECURITY")
+    owner.execute("CREATE POLICY p ON public.docs USING (public.may_see(document_id))")
+    options = '{"query_embedding": [1,0,0], "vector_store": ["public.docs"]}'
+    error = raised(asker, f"SELECT * FROM ml_rag_search('q', '{options}')")
+    assert (error.sqlstate, error.diag.message_primary) == ("22012", "division by zero")
+    assert "PL/pgSQL function public.may_see(bigint) line 1 at RETURN" in context(error)
 
 
 def test_an_error_at_commit_has_its_fields(owner: Connection) -> None:
