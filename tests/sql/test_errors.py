@@ -144,7 +144,7 @@ def test_debug1_has_the_context(owner: Connection) -> None:
     owner.execute("SET client_min_messages = debug1")
     raised(owner, "CALL ml_rag('q', '{\"n\": 1}')")
     owner.execute("RESET client_min_messages")
-    (detail,) = [t for t in told if t.startswith("the context of an error in ml_rag: ")]
+    detail, *_ = [t for t in told if t.startswith("the context of an error in ml_rag: ")]
     assert "_unknown_option(" in detail
 
 
