@@ -114,7 +114,8 @@ def test_an_error_has_its_fields_and_one_line_of_context(owner: Connection) -> N
         assert fields == (None,) * 5, statement
         (line,) = context(error)
         routine = statement.split("(")[0].split()[-1].split(".")[-1]
-        assert f"{routine}(" in line and line.endswith(" at RAISE"), (statement, line)
+        assert f"{routine}(" in line, (statement, line)
+        assert line.endswith(" at RAISE"), (statement, line)
 
 
 def test_every_routine_does_so(module_owner: Connection) -> None:
