@@ -94,25 +94,20 @@ BEGIN
 END
 $$;
 
--- what a public routine has of an error, besides SQLSTATE and message; '' where the error has nothing
-CREATE TYPE ml_rag._raised AS (
-  context text, detail text, hint text, schema_name text, table_name text, column_name text, constraint_name text,
-  datatype_name text
-);
-
 CREATE FUNCTION ml_rag._fields_of_error(
-  error ml_rag._raised, OUT only_message boolean, OUT only_detail boolean, OUT only_hint boolean, OUT detail_and_hint boolean,
+  context text, detail text, hint text, schema_name text, table_name text, column_name text, constraint_name text, datatype_name text,
+  OUT only_message boolean, OUT only_detail boolean, OUT only_hint boolean, OUT detail_and_hint boolean,
   OUT detail_and_constraint boolean, OUT detail_and_column boolean
 )
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: what an error has that a public routine caught, for it to raise the same again (sql/raise.sql.in): a line of context for
+-- purpose: what an error has ('' where nothing) that a public routine caught, for it to raise the same again (sql/raise.sql.in): a line of context for
 -- each of the functions inside is of no use to who called it. DEBUG1 has them. Nothing is true of an error that stays as it is:
 -- one raised in a function that is not ml_rag's, whose owner looks for it, or one with other fields.
 DECLARE
-  _function text[] := regexp_match(error.context, '(?n)^(?:compilation of )?(\S+) (?:function|procedure) "?([^("\n]*)');
-  _object text := concat(error.schema_name, error.table_name, error.column_name, error.constraint_name, error.datatype_name);
+  _function text[] := regexp_match(context, '(?n)^(?:compilation of )?(\S+) (?:function|procedure) "?([^("\n]*)');
+  _object text := concat(schema_name, table_name, column_name, constraint_name, datatype_name);
 BEGIN
   IF NOT EXISTS (
     SELECT FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid AND e.extname = 'ml_rag'
@@ -126,16 +121,16 @@ BEGIN
   ) THEN
     RETURN;
   END IF;
-  only_message := _object = '' AND error.detail = '' AND error.hint = '';
-  only_detail := _object = '' AND error.detail <> '' AND error.hint = '';
-  only_hint := _object = '' AND error.detail = '' AND error.hint <> '';
-  detail_and_hint := _object = '' AND error.detail <> '' AND error.hint <> '';
-  detail_and_constraint := error.schema_name <> '' AND error.table_name <> '' AND error.constraint_name <> ''
-    AND concat(error.column_name, error.datatype_name, error.hint) = '' AND error.detail <> '';
-  detail_and_column := error.schema_name <> '' AND error.table_name <> '' AND error.column_name <> ''
-    AND concat(error.constraint_name, error.datatype_name, error.hint) = '' AND error.detail <> '';
+  only_message := _object = '' AND detail = '' AND hint = '';
+  only_detail := _object = '' AND detail <> '' AND hint = '';
+  only_hint := _object = '' AND detail = '' AND hint <> '';
+  detail_and_hint := _object = '' AND detail <> '' AND hint <> '';
+  detail_and_constraint := schema_name <> '' AND table_name <> '' AND constraint_name <> ''
+    AND concat(column_name, datatype_name, hint) = '' AND detail <> '';
+  detail_and_column := schema_name <> '' AND table_name <> '' AND column_name <> ''
+    AND concat(constraint_name, datatype_name, hint) = '' AND detail <> '';
   IF only_message OR only_detail OR only_hint OR detail_and_hint OR detail_and_constraint OR detail_and_column THEN
-    RAISE DEBUG USING MESSAGE = 'the context of an error in ml_rag', DETAIL = error.context;
+    RAISE DEBUG USING MESSAGE = 'the context of an error in ml_rag', DETAIL = context;
   END IF;
 END
 $$;
