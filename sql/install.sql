@@ -80,17 +80,11 @@
 \i pipeline/knn.sql
 \i pipeline/bm25.sql
 \i pipeline/sharded.sql
-\i pipeline/score.sql
 \i pipeline/neighbours.sql
 \i pipeline/nodes.sql
 \i pipeline/read.sql
 \i pipeline/arms.sql
-\i pipeline/search.sql
-\i pipeline/keyword.sql
-\i pipeline/fuse.sql
-\i pipeline/threshold.sql
 \i pipeline/rerank.sql
-\i pipeline/expand.sql
 \i pipeline/generate.sql
 \i pipeline/summarize.sql
 \i pipeline/compile.sql

@@ -124,11 +124,13 @@ $$a stage that has run; it took the time since the step before it$$;
 CREATE TYPE ml_rag.retrieval AS (
   stores    ml_rag.store[],
   skipped   text[],        -- names of stores that no arm could search
-  rankings  ml_rag.ranking[],
+  rankings  ml_rag.ranking[],  -- what each arm has found, where that is asked for, and all of it as one list
+  ranked    ml_rag.hit[],
   hits      ml_rag.hit[],
   missing_shards text[],   -- with option partial: those that did not answer; null = none
   method    text,          -- what limited the hits: n_citations, max_distance or percentage_distance; document_order: whole documents
   threshold numeric,       -- the largest distance that it left
+  statement text,          -- with explain: what has retrieved, with its values in it
   missing   jsonb,         -- where no hit is left: the error that says so, for ml_rag._raise
   trace     ml_rag.step[]  -- in the order in which it went
 );

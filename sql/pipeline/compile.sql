@@ -1,4 +1,4 @@
--- compile: a question as one statement (backend/retrieval), and what is left to the stages, store by store.
+-- compile: a question as one statement (backend/retrieval).
 
 CREATE FUNCTION ml_rag._at_one_moment() RETURNS void
 LANGUAGE plpython3u STABLE PARALLEL UNSAFE
@@ -10,7 +10,7 @@ if "ml_rag" in GD:
 $$;
 
 CREATE FUNCTION ml_rag._compile_question(
-  query text, options text, query_embedding text, form text, is_parsed boolean, call integer, session text[],
+  query text, options text, query_embedding text, form text, call integer, session text[],
   OUT answer jsonb, OUT error jsonb
 )
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
@@ -27,10 +27,10 @@ SET ivfflat.probes = 1
 SET enable_seqscan = off
 SET enable_sort = on
 AS $$
-# purpose: what one statement finds, as form says, or with form statement its text; null if the stages take it. See
-# backend/retrieval/run.py
+# purpose: what a question finds, as form says; null if that is not all that the call is about. options: of ml_rag, but in the form
+# hits ml_rag.request. See backend/retrieval/run.py
 @BACKEND@
-return backend.compile_question(plpy, query, options, query_embedding, form, is_parsed, call, session, '@vector@')
+return backend.compile_question(plpy, query, options, query_embedding, form, call, session, '@vector@')
 $$;
 
 CREATE FUNCTION ml_rag._session_settings() RETURNS text[]
@@ -43,19 +43,18 @@ SELECT ARRAY[current_user::pg_catalog.text, pg_catalog.date_part('epoch', pg_cat
   pg_catalog.current_setting('enable_seqscan')]
 $$;
 
-CREATE FUNCTION ml_rag._compiled(query text, options jsonb, form text, is_parsed boolean, call integer) RETURNS jsonb
+CREATE FUNCTION ml_rag._compiled(query text, options jsonb, query_embedding text, form text, call integer) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: ml_rag._compile_question with what it takes from options and session; the vector goes apart, as text
+-- purpose: ml_rag._compile_question with what it takes from the session; the vector goes apart, as text
 DECLARE
   _compiled record;
 BEGIN
   IF query IS NULL OR options IS NOT NULL AND jsonb_typeof(options) <> 'object' THEN
     RETURN NULL;
   END IF;
-  _compiled := ml_rag._compile_question(query, coalesce((options - 'query_embedding')::text, '{}'),
-    options ->> 'query_embedding', form, is_parsed, call, ml_rag._session_settings());
+  _compiled := ml_rag._compile_question(query, coalesce(options::text, '{}'), query_embedding, form, call, ml_rag._session_settings());
   IF _compiled.error IS NOT NULL THEN
     PERFORM ml_rag._raise(_compiled.error);
   END IF;
@@ -70,7 +69,7 @@ AS $$
 BEGIN
   -- says what is wrong with options or question
   PERFORM ml_rag._request(query, ml_rag._parse_rag_options(options));
-  RETURN ml_rag._compiled(query, options, 'statement', false, NULL) #>> '{}';
+  RETURN ml_rag._compiled(query, options - 'query_embedding', options ->> 'query_embedding', 'statement', NULL) #>> '{}';
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 @RAISE@
 END

@@ -271,18 +271,49 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._check_named(options jsonb, stores ml_rag.store[]) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: warn of names that led to no store; stop stores that were named and are of different models. options are parsed ones
+DECLARE
+  _name text;
+  _why record;
+BEGIN
+  FOR _name IN SELECT n FROM unnest(ml_rag._texts(options -> 'vector_store')) WITH ORDINALITY AS n (n, place) ORDER BY n.place LOOP
+    IF NOT EXISTS (
+      SELECT FROM unnest(stores) AS s JOIN pg_class AS c ON c.oid = s.relation
+      JOIN pg_namespace AS n ON n.oid = c.relnamespace
+      WHERE _name IN (concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname), quote_ident(c.relname)))
+    THEN
+      _why := ml_rag._why_no_store(_name, options);
+      RAISE WARNING USING ERRCODE = '01000',
+        MESSAGE = format('"%s" is not a vector store that this call can search; ignored', left(_name, 200)),
+        DETAIL = _why.reason,
+        HINT = coalesce(_why.hint, 'SELECT * FROM ml_rag.discover() lists the stores that can be searched.');
+    END IF;
+  END LOOP;
+  IF NOT options ? 'embed_model_id' AND ml_rag._needs_embedding(options)
+    AND (SELECT count(DISTINCT s.embed_model_id) FROM unnest(stores) AS s) > 1 THEN
+    RAISE EXCEPTION USING ERRCODE = '22023',
+      MESSAGE = 'the vector stores named were made with different embedding models',
+      DETAIL = (SELECT string_agg(format('%s: %s', s.vector_store, coalesce(s.embed_model_id, 'none named')), ', ') || '.'
+                FROM unnest(stores) AS s),
+      HINT = 'Name one of the models in "embed_model_id", or stores of one model in "vector_store".';
+  END IF;
+END
+$$;
+
 CREATE FUNCTION ml_rag._discover(options jsonb) RETURNS ml_rag.store[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: discovery for ml_rag: which model counts, warnings for names that led nowhere; options are parsed ones
+-- purpose: the stores of a call, where it does not search them at once: which model counts, warnings for names that led nowhere;
+-- options are parsed ones
 DECLARE
   _names text[] := ml_rag._texts($1 -> 'vector_store');
   _model text := $1 ->> 'embed_model_id';
   _stores ml_rag.store[];
-  _models text[];
-  _name text;
-  _why record;
 BEGIN
   _stores := ARRAY(SELECT s FROM ml_rag.discover(
     _names, ml_rag._texts($1 -> 'exclude_vector_store'), ml_rag._texts($1 -> 'schema'), $1 -> 'vector_store_columns',
@@ -291,28 +322,7 @@ BEGIN
     $1 ? 'vector_store_columns' AND $1 ?| '{query_embedding,embed_model_id}') AS s);
   -- one name and one store: nothing to compare
   IF _names IS NOT NULL AND (cardinality(_names) <> 1 OR cardinality(_stores) <> 1) THEN
-    FOREACH _name IN ARRAY _names LOOP
-      IF NOT EXISTS (
-        SELECT FROM unnest(_stores) AS s JOIN pg_class AS c ON c.oid = s.relation
-        JOIN pg_namespace AS n ON n.oid = c.relnamespace
-        WHERE _name IN (concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname), quote_ident(c.relname)))
-      THEN
-        _why := ml_rag._why_no_store(_name, $1);
-        RAISE WARNING USING ERRCODE = '01000',
-          MESSAGE = format('"%s" is not a vector store that this call can search; ignored', left(_name, 200)),
-          DETAIL = _why.reason,
-          HINT = coalesce(_why.hint, 'SELECT * FROM ml_rag.discover() lists the stores that can be searched.');
-      END IF;
-    END LOOP;
-    _models := ARRAY(SELECT DISTINCT s.embed_model_id FROM unnest(_stores) AS s
-                     WHERE s.embed_model_id IS NOT NULL ORDER BY 1);
-    IF _model IS NULL AND cardinality(_models) > 1 AND ml_rag._needs_embedding($1) THEN
-      RAISE EXCEPTION USING ERRCODE = '22023',
-        MESSAGE = 'the vector stores named were made with different embedding models',
-        DETAIL = (SELECT string_agg(format('%s: %s', s.vector_store, coalesce(s.embed_model_id, 'none named')), ', ') || '.'
-                  FROM unnest(_stores) AS s),
-        HINT = 'Name one of the models in "embed_model_id", or stores of one model in "vector_store".';
-    END IF;
+    PERFORM ml_rag._check_named($1, _stores);
   END IF;
   RETURN _stores;
 END
@@ -344,35 +354,6 @@ BEGIN
 EXCEPTION WHEN insufficient_privilege THEN
   -- SELECT of some columns only
   EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(relation));
-END
-$$;
-
-CREATE FUNCTION ml_rag._lock_stores_for_read(stores ml_rag.store[]) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: until the end of the transaction nobody drops or alters the stores, while the question is embedded for them
--- One that nobody named and that cannot be locked is left to the search, which says so.
--- Reads: the stores, as the caller
-DECLARE
-  _store ml_rag.store;
-  _lock_timeout text;
-BEGIN
-  -- one by one: a join over the array would be planned for more than the few there are
-  FOREACH _store IN ARRAY stores LOOP
-    CONTINUE WHEN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = _store.relation) IS DISTINCT FROM 'r';
-    IF _store.found = 'trusted' AND cardinality(stores) > 1 THEN
-      BEGIN
-        _lock_timeout := ml_rag._limit_wait(1000);
-        PERFORM ml_rag._hold(ARRAY[_store.relation::oid]);
-        PERFORM set_config('lock_timeout', _lock_timeout, true);
-      EXCEPTION WHEN OTHERS THEN
-        NULL;
-      END;
-    ELSE
-      PERFORM ml_rag._hold(ARRAY[_store.relation::oid]);
-    END IF;
-  END LOOP;
 END
 $$;
 

@@ -39,7 +39,7 @@ BEGIN
     CASE WHEN store.segment_number IS NULL THEN '1' ELSE format('t.%I', store.segment_number) END,
     CASE WHEN with_titles AND store.metadata IS NOT NULL THEN format('to_jsonb(t.%I)', store.metadata) ELSE 'NULL::jsonb' END,
     ml_rag._rows_of(store),
-    ml_rag._has_values(ARRAY[coalesce(store.document_name, store.segment)]))
+    format('t.%I IS NOT NULL', coalesce(store.document_name, store.segment)))
   INTO _documents USING most, with_titles, first;
   RETURN coalesce(_documents, '[]');
 END

@@ -171,8 +171,7 @@ BEGIN
       'percentage_distance', request.percentage_distance, 'min_score', request.min_score,
       'n_citations', request.n_citations)),
     'tokens', tokens,
-    'statement', (ml_rag._compile_question(request.question, (_options - '{query_embedding,explain}'::text[])::text,
-      request.query_embedding::text, 'statement', true, NULL, ml_rag._session_settings())).answer,
+    'statement', retrieval.statement,
     'milliseconds', _milliseconds || jsonb_strip_nulls(jsonb_build_object(
       'explain', round(_explaining + (extract(epoch FROM clock_timestamp() - _ended) * 1000)::numeric, 3),
       'total', ml_rag._milliseconds(began, _ended))));

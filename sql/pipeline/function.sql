@@ -115,3 +115,24 @@ BEGIN
   RETURN ARRAY(SELECT CASE WHEN s > '-Infinity' AND s < 'Infinity' THEN s END FROM unnest(_scores) AS s);
 END
 $$;
+
+CREATE FUNCTION ml_rag._try_function(
+  name text, form text, query text, query_embedding @vector@.vector, texts text[], embeddings @vector@.vector[],
+  OUT scores double precision[], OUT error jsonb
+)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: ml_rag._call_function, and its error with the lines of the caller's functions that it came through as the detail
+DECLARE
+  _detail text;
+  _hint text;
+  _context text;
+BEGIN
+  scores := ml_rag._call_function(name, form, query, query_embedding, texts, embeddings);
+EXCEPTION WHEN OTHERS THEN
+  GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT, _context = PG_EXCEPTION_CONTEXT;
+  error := ml_rag._failure(name, SQLSTATE, SQLERRM, concat_ws(E'\n', nullif(_detail, ''), coalesce(nullif(substring(_context
+    FROM '^(.*?)(?:\n?SQL statement "[^\n]*"|\n?PL/pgSQL function _run_function\M.*)'), ''), format('Function %s.', name))), _hint);
+END
+$$;

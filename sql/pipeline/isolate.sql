@@ -3,16 +3,6 @@
 -- Such a store is read in a block of its own and without a long wait for a lock. What goes wrong there leaves it out, with a
 -- warning.
 
-CREATE FUNCTION ml_rag._has_values(columns name[]) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the condition on the rows t of a store that these columns hold something
-BEGIN
-  RETURN format(repeat('t.%I IS NOT NULL AND ', cardinality(columns) - 1) || 't.%I IS NOT NULL', VARIADIC columns);
-END
-$$;
-
 CREATE FUNCTION ml_rag._failure(store text, sqlstate text, message text, detail text, hint text) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT

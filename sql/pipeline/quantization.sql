@@ -48,18 +48,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._rescore(index_options jsonb, quantization text, n integer) RETURNS integer
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: how many candidates of an index of smaller vectors are scored again by the whole ones, for n hits
--- The defaults are measured: docs/embeddings.md
-BEGIN
-  RETURN CASE WHEN quantization IS NOT NULL THEN greatest(n, coalesce((index_options ->> 'rescore')::integer,
-    CASE quantization WHEN 'halfvec' THEN 2 * n ELSE greatest(400, 20 * n) END)) END;
-END
-$$;
-
 CREATE FUNCTION ml_rag._index_needs(relation oid, OUT has_expressions boolean, OUT probes text)
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT

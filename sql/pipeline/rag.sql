@@ -1,10 +1,10 @@
 -- rag: the public routines: all stages in order.
 
-CREATE FUNCTION ml_rag._not_found(request ml_rag.request, retrieval ml_rag.retrieval) RETURNS jsonb
+CREATE FUNCTION ml_rag._not_found(options jsonb, stores ml_rag.store[], skipped integer) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the error that says that no arm has found anything
+-- purpose: the error that says that no arm has found anything; skipped: how many of the stores were left out
 -- Reads: the metadata of some rows of the stores, as the caller
 DECLARE
   _key text;
@@ -12,19 +12,19 @@ DECLARE
   _nearest_key text;
   _other_type text;
   _nearest text;
-  _is_filtered boolean := ml_rag._is_filtered(request.options);
-  _is_semantic boolean := (request.options -> 'semantic_search')::boolean;
-  _is_by_function boolean := EXISTS (SELECT FROM unnest(request.arms) AS a WHERE a.search = 'function');
+  _is_filtered boolean := ml_rag._is_filtered(options);
+  _is_semantic boolean := (options -> 'semantic_search')::boolean;
+  _is_by_function boolean := options @> '{"arms": [{"search": "function"}]}';
 BEGIN
-  FOR _key IN SELECT DISTINCT n.term ->> 'key' FROM jsonb_path_query(CASE WHEN request.options ? 'filters'
-                THEN ml_rag._filter_tree(request.options -> 'filters') END, 'strict $.** ? (exists (@.operator))') AS n (term) LOOP
-    CONTINUE WHEN EXISTS (SELECT FROM unnest(retrieval.stores) AS s WHERE NOT (ml_rag._filter_target(s, _key)).in_metadata);
-    _nearest := coalesce(_nearest, ml_rag._nearest_column(retrieval.stores, _key));
+  FOR _key IN SELECT DISTINCT n.term ->> 'key' FROM jsonb_path_query(CASE WHEN options ? 'filters'
+                THEN ml_rag._filter_tree(options -> 'filters') END, 'strict $.** ? (exists (@.operator))') AS n (term) LOOP
+    CONTINUE WHEN EXISTS (SELECT FROM unnest(stores) AS s WHERE NOT (ml_rag._filter_target(s, _key)).in_metadata);
+    _nearest := coalesce(_nearest, ml_rag._nearest_column(stores, _key));
     _keys := _keys || _key;
   END LOOP;
   IF _nearest IS NULL AND cardinality(_keys) > 0 THEN
     WITH known AS MATERIALIZED (
-      SELECT DISTINCT m.key, m.type FROM unnest(retrieval.stores[:20]) AS s CROSS JOIN LATERAL ml_rag._metadata_types(s, 100) AS m
+      SELECT DISTINCT m.key, m.type FROM unnest(stores[:20]) AS s CROSS JOIN LATERAL ml_rag._metadata_types(s, 100) AS m
     )
     SELECT (SELECT min(ml_rag._nearest_key(ARRAY(SELECT n.key FROM known AS n), k))
             FROM unnest(_keys) AS k WHERE k NOT IN (SELECT n.key FROM known AS n) AND NOT starts_with(k, '/')),
@@ -34,7 +34,7 @@ BEGIN
        FROM (
          SELECT t.term ->> 'key' AS key, jsonb_typeof(v) AS given,
            (SELECT string_agg(DISTINCT n.type, ', ') FROM known AS n WHERE n.key = t.term ->> 'key') AS types
-         FROM jsonb_path_query(ml_rag._filter_tree(request.options -> 'filters'), 'strict $.** ? (exists (@.operator))') AS t (term)
+         FROM jsonb_path_query(ml_rag._filter_tree(options -> 'filters'), 'strict $.** ? (exists (@.operator))') AS t (term)
          CROSS JOIN jsonb_array_elements(t.term -> 'values') AS v
          WHERE t.term ->> 'key' = ANY (_keys) AND t.term ->> 'operator' NOT IN ('like', 'ilike')) AS g
        WHERE strpos(g.types, g.given) = 0 AND g.types <> 'null' AND g.given <> 'null' ORDER BY g.key, g.given LIMIT 1)
@@ -42,7 +42,7 @@ BEGIN
   END IF;
   RETURN jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment found',
     'detail', format('Vector stores searched: %s. %s.',
-      cardinality(retrieval.stores) - coalesce(cardinality(retrieval.skipped), 0),
+      cardinality(stores) - skipped,
       CASE WHEN _is_filtered AND _is_semantic THEN 'No row passed the filters'
            WHEN _is_filtered AND _is_by_function THEN 'No row that passed the filters is a candidate of the function'
            WHEN _is_filtered THEN 'No row that passed the filters contains a word of the question'
@@ -57,7 +57,7 @@ BEGIN
            WHEN 'document_name' THEN '"document_name" (names as the stores hold them: a loaded file''s whole path)'
            WHEN 'filters' THEN 'the keys and values of "filters" (a key inside an object is "/address/city")'
            ELSE format('"%s"', o.key) END, ', ' ORDER BY o.key))
-       FROM jsonb_object_keys(request.options) AS o (key) WHERE o.key = ANY (ml_rag._filter_options()))
+       FROM jsonb_object_keys(options) AS o (key) WHERE o.key = ANY (ml_rag._filter_options()))
       WHEN _is_semantic THEN
         'Load documents with vector_store_load, or ask the owner whether a row-level security policy hides them from you.'
       WHEN _is_by_function THEN 'It leaves a row out by giving null or NaN, the arm by "min_score" or "max_distance".'
@@ -138,102 +138,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._find(request ml_rag.request, retrieval ml_rag.retrieval) RETURNS ml_rag.retrieval
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the hits that are cited, or reranked: search by every arm, fuse, threshold
--- Stable, so that all of it reads one snapshot: candidates are keys and scores, and the text is read of those that are left.
--- Reads: the stores, as the caller
-DECLARE
-  _wanted integer := coalesce(request.rerank_candidates, request.n_citations);
-  _with_text boolean := cardinality(request.arms) = 1 AND (request.arms[1]).candidates <= _wanted;
-  _limited record;
-  _kept ml_rag.hit[];
-  _facts jsonb;
-BEGIN
-  retrieval := ml_rag._search_arms(request, retrieval, _with_text);
-  IF cardinality(request.arms) > 1 THEN
-    retrieval.hits := ml_rag._fuse(retrieval.rankings, request.fusion, request.rrf_k, request.distance_metric);
-    retrieval.trace := retrieval.trace || ROW('fuse', clock_timestamp(),
-      jsonb_build_object('candidates', cardinality(retrieval.hits)))::ml_rag.step;
-  ELSE
-    retrieval.hits := retrieval.rankings[1].hits;
-  END IF;
-  IF cardinality(retrieval.hits) = 0 THEN
-    retrieval.missing := ml_rag._not_found(request, retrieval);
-  END IF;
-
-  -- also with nothing to judge: it says which limit was in force
-  _limited := ml_rag.threshold(retrieval.hits, request.max_distance, request.percentage_distance);
-  _kept := _limited.kept;
-  retrieval.method := _limited.method;
-  retrieval.threshold := round(_limited.threshold, 4);
-  IF request.explain OR request.max_distance IS NOT NULL THEN
-    _facts := jsonb_build_object('candidates', cardinality(_kept),
-      'nearest', (SELECT min(h.distance) FROM unnest(retrieval.hits) AS h));
-  END IF;
-  retrieval.trace := retrieval.trace || ROW('threshold', clock_timestamp(), _facts)::ml_rag.step;
-  IF cardinality(_kept) = 0 THEN
-    retrieval.missing := coalesce(retrieval.missing, jsonb_build_object('sqlstate', 'P0002',
-      'message', 'no segment within the distance threshold',
-      'detail', format('The nearest distance is %s, the threshold %s.',
-        coalesce((SELECT min(h.distance) FROM unnest(retrieval.hits) AS h)::text, 'not known'), _limited.threshold),
-      'hint', 'Raise "max_distance", or leave it out.'));
-    retrieval.hits := '{}';
-    RETURN retrieval;
-  END IF;
-  retrieval.hits := _kept[1:_wanted];
-  IF retrieval.method = 'n_citations' AND cardinality(_kept) > _wanted THEN
-    retrieval.threshold := (SELECT max(h.distance) FROM unnest(retrieval.hits) AS h);
-  END IF;
-
-  IF NOT _with_text THEN
-    retrieval.hits := ml_rag._read_hits('text', request, retrieval);
-    -- what could not be read was warned of
-    retrieval.hits := ARRAY(SELECT h FROM unnest(retrieval.hits) AS h WHERE h.segment IS NOT NULL);
-    retrieval.trace := retrieval.trace || ROW('text', clock_timestamp(), NULL)::ml_rag.step;
-    IF cardinality(retrieval.hits) = 0 THEN
-      retrieval.missing := ml_rag._not_found(request, retrieval);
-    END IF;
-  END IF;
-  RETURN retrieval;
-END
-$$;
-
-CREATE FUNCTION ml_rag._rerank_hits(request ml_rag.request, retrieval ml_rag.retrieval) RETURNS ml_rag.retrieval
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the hits in the order of their relevance, those below min_score dropped, as many as are cited
-DECLARE
-  _candidates integer := cardinality(retrieval.hits);
-  _best double precision;
-BEGIN
-  PERFORM ml_rag._stage(request.call, 'rerank', nullif(request.rerank_model_id, ''));
-  retrieval.hits := ARRAY(SELECT h FROM ml_rag.rerank(request.question, retrieval.hits,
-    (request.options -> 'rerank') - 'min_score') AS h);
-  _best := retrieval.hits[1].rerank_score;
-  retrieval.trace := retrieval.trace || ROW('rerank', clock_timestamp(),
-    jsonb_build_object('candidates', cardinality(retrieval.hits), 'best_score', _best))::ml_rag.step;
-  IF cardinality(retrieval.hits) = 0 THEN
-    retrieval.missing := jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment left by the reranker',
-      'detail', format('The function gave none of %s segments a score.', _candidates));
-  ELSIF _best < request.min_score THEN
-    retrieval.missing := jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment within the score threshold',
-      'detail', format('The best score is %s, min_score %s.', _best, request.options #>> '{rerank,min_score}'),
-      'hint', 'Lower "min_score", or leave it out.');
-  END IF;
-  retrieval.hits := (ARRAY(SELECT h FROM unnest(retrieval.hits) AS h
-                           WHERE request.min_score IS NULL OR h.rerank_score >= request.min_score))[1:request.n_citations];
-  IF retrieval.method = 'n_citations' THEN
-    retrieval.threshold := (SELECT max(h.distance) FROM unnest(retrieval.hits) AS h);
-  END IF;
-  RETURN retrieval;
-END
-$$;
-
-CREATE FUNCTION ml_rag._rewrite_request(INOUT request ml_rag.request, INOUT retrieval ml_rag.retrieval)
+CREATE FUNCTION ml_rag._rewrite_request(INOUT request ml_rag.request, stores ml_rag.store[])
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -246,7 +151,7 @@ BEGIN
     PERFORM ml_rag._stage(request.call, 'rewrite', coalesce(_options ->> 'model_id',
       ml_rag._get_setting('query_model_id'), ml_rag._get_setting('generate_model_id')));
   END IF;
-  _rewritten := ml_rag._rewrite(request.question, _options, retrieval.stores, request.options);
+  _rewritten := ml_rag._rewrite(request.question, _options, stores, request.options);
   request.rewritten := _rewritten;
   request.question := coalesce(_rewritten.question, request.question);
   IF _rewritten.document_names IS NOT NULL THEN
@@ -259,112 +164,21 @@ BEGIN
   request.arms := ml_rag._rewritten_arms(request.arms, request.question, _rewritten);
   -- told anew: the stage that follows begins by itself only where none was told
   PERFORM ml_rag._stage(request.call, 'discover');
-  retrieval.trace := retrieval.trace || ROW('rewrite', clock_timestamp(), NULL)::ml_rag.step;
 END
 $$;
 
-CREATE FUNCTION ml_rag._go_on(request ml_rag.request, retrieval ml_rag.retrieval) RETURNS ml_rag.retrieval
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: what follows the search: the hits reranked, and widened by their neighbours
-BEGIN
-  IF retrieval.missing IS NULL AND request.rerank_model_id IS NOT NULL THEN
-    retrieval := ml_rag._rerank_hits(request, retrieval);
-  END IF;
-  IF retrieval.missing IS NULL AND request.segment_overlap > 0 THEN
-    PERFORM ml_rag._stage(request.call, 'expand');
-    retrieval.hits := ml_rag._read_hits('expand', request, retrieval);
-    retrieval.trace := retrieval.trace || ROW('expand', clock_timestamp(), NULL)::ml_rag.step;
-  END IF;
-  RETURN retrieval;
-END
-$$;
-
-CREATE FUNCTION ml_rag._retrieve(INOUT request ml_rag.request, by_stages boolean DEFAULT false, OUT retrieval ml_rag.retrieval)
+CREATE FUNCTION ml_rag._retrieve(INOUT request ml_rag.request, told text DEFAULT '', OUT retrieval ml_rag.retrieval)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: question to citations. That nothing was found is not raised but stands in "missing": an answer can abstain.
--- request comes back with what was searched with. by_stages: also where one statement would do, for what the arms have found
+-- request comes back with what was searched with. told: all = with what each arm has found
 DECLARE
-  _compiled jsonb;
-  _embeds boolean;
-  _rewritten record;
-  _read record;
+  _found jsonb := ml_rag._compiled(request.question, to_jsonb(request) - 'query_embedding', request.query_embedding::text,
+    'hits ' || told, request.call);
 BEGIN
-  retrieval.stores := '{}';
-  retrieval.hits := '{}';
-  retrieval.method := 'n_citations';
-  retrieval.trace := ARRAY[ROW('begin', clock_timestamp(), NULL)::ml_rag.step];
-  IF request.n_citations = 0 THEN
-    RETURN;
-  END IF;
-
-  IF NOT by_stages AND NOT (request.options ? 'document_name' AND ml_rag._wants_whole_documents(request)) THEN
-    _compiled := ml_rag._compiled(request.question, request.options, 'hits', true, request.call);
-  END IF;
-  IF _compiled IS NOT NULL THEN
-    retrieval.stores := ARRAY(SELECT s FROM jsonb_populate_recordset(NULL::ml_rag.store, _compiled -> 'stores') AS s);
-    retrieval.hits := ARRAY(SELECT h FROM jsonb_populate_recordset(NULL::ml_rag.hit, _compiled -> 'hits') AS h);
-    retrieval.method := _compiled ->> 'method';
-    retrieval.threshold := (_compiled ->> 'threshold')::numeric;
-    retrieval.trace := ARRAY(SELECT s FROM jsonb_populate_recordset(NULL::ml_rag.step, _compiled -> 'trace') AS s);
-    IF request.options ? 'document_name' THEN
-      PERFORM ml_rag._warn_of_unknown_names(retrieval.stores, request.options, retrieval.hits);
-    END IF;
-    IF request.rerank_model_id IS NOT NULL THEN
-      retrieval := ml_rag._go_on(request, retrieval);
-    END IF;
-    RETURN;
-  END IF;
-
-  _embeds := request.query_embedding IS NULL AND ml_rag._needs_embedding(request.options);
-  retrieval.stores := ml_rag._discover(request.options);
-  IF (request.options -> 'partial')::boolean THEN
-    SELECT l.answering, l.missing INTO retrieval.stores, retrieval.missing_shards FROM ml_rag._leave_out_silent(retrieval.stores) AS l;
-  END IF;
-  IF _embeds THEN
-    PERFORM ml_rag._lock_stores_for_read(retrieval.stores);
-  END IF;
-  IF cardinality(retrieval.stores) = 0 AND request.options ? 'embed_model_id' AND _embeds THEN
-    -- a misspelt model is the likelier reason, and this says so
-    PERFORM ml_rag._stage(request.call, 'embed', request.options ->> 'embed_model_id');
-    PERFORM ml_rag.embed(request.question, request.options ->> 'embed_model_id');
-  END IF;
-  IF cardinality(retrieval.stores) = 0 THEN
-    PERFORM ml_rag._no_store(request.options);
-  END IF;
-  retrieval.trace := retrieval.trace || ROW('discover', clock_timestamp(), NULL)::ml_rag.step;
-
-  IF request.options ? 'query_options' THEN
-    _rewritten := ml_rag._rewrite_request(request, retrieval);
-    request := _rewritten.request;
-    retrieval := _rewritten.retrieval;
-  END IF;
-  IF request.options ? 'document_name' AND ml_rag._wants_whole_documents(request) THEN
-    PERFORM ml_rag._stage(request.call, 'read');
-    _read := ml_rag._read_documents(request, retrieval.stores);
-    retrieval.hits := _read.hits;
-    retrieval.skipped := _read.skipped;
-    retrieval.method := 'document_order';
-    retrieval.trace := retrieval.trace || ROW('read', clock_timestamp(), NULL)::ml_rag.step;
-    PERFORM ml_rag._warn_of_unknown_names(retrieval.stores, request.options, retrieval.hits);
-    IF cardinality(retrieval.hits) = 0 THEN
-      retrieval.missing := ml_rag._not_found(request, retrieval);
-    END IF;
-    RETURN;
-  END IF;
-  IF _embeds OR request.options ?| '{arms,query_options}' THEN
-    request := ml_rag._embed_arms(request, coalesce(request.options ->> 'embed_model_id', (retrieval.stores[1]).embed_model_id));
-  END IF;
-  retrieval.trace := retrieval.trace || ROW('embed', clock_timestamp(), NULL)::ml_rag.step;
-
-  retrieval := ml_rag._find(request, retrieval);
-  IF request.options ? 'document_name' THEN
-    PERFORM ml_rag._warn_of_unknown_names(retrieval.stores, request.options, retrieval.hits);
-  END IF;
-  retrieval := ml_rag._go_on(request, retrieval);
+  request := jsonb_populate_record(request, _found -> 'request');
+  retrieval := jsonb_populate_record(NULL::ml_rag.retrieval, _found -> 'retrieval');
 END
 $$;
 
@@ -476,7 +290,7 @@ DECLARE
   _rows jsonb;
   _told boolean;
 BEGIN
-  _rows := ml_rag._compiled($1, $2, 'rows', false, _call);
+  _rows := ml_rag._compiled($1, $2 - 'query_embedding', $2 ->> 'query_embedding', 'rows', _call);
   IF _rows IS NOT NULL THEN
     RETURN QUERY
       SELECT row_number() OVER ()::integer, h.vector_store, h.document_name, h.document_id, h.segment_number::integer, h.segment,
@@ -574,7 +388,7 @@ DECLARE
   _answered record;
   _told boolean;
 BEGIN
-  _answer := ml_rag._compiled($1, $2, 'citations', false, _call);
+  _answer := ml_rag._compiled($1, $2 - 'query_embedding', $2 ->> 'query_embedding', 'citations', _call);
   IF _answer IS NOT NULL THEN
     RETURN _answer;
   END IF;

@@ -135,31 +135,19 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._except_shards(store ml_rag.store, missing regclass[]) RETURNS ml_rag.store
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: a store without these shards; null = all of it
-BEGIN
-  store.missing := missing;
-  RETURN store;
-END
-$$;
-
 CREATE FUNCTION ml_rag._without(store ml_rag.store, missing regclass[]) RETURNS ml_rag.store
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a store without these shards, of which some others answer; null = all of it
 -- Errors: 08006
-DECLARE
-  _store ml_rag.store := ml_rag._except_shards(store, missing);
 BEGIN
-  IF cardinality(ml_rag._leaves(_store)) = 0 THEN
+  store.missing := missing;
+  IF cardinality(ml_rag._leaves(store)) = 0 THEN
     RAISE EXCEPTION USING ERRCODE = '08006', MESSAGE = format('no shard of "%s" answers', store.vector_store),
       DETAIL = format('Missing: %s.', array_to_string(missing, ', ')), HINT = 'Call again when they are back.';
   END IF;
-  RETURN _store;
+  RETURN store;
 END
 $$;
 
@@ -271,5 +259,107 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('unexpected answer of shard "%s"', _waiting[1]),
       DETAIL = 'It is not one row with an answer.';
   END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._ask_statistics(store ml_rag.store, shards regclass[], request jsonb, here jsonb) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what the keyword indexes of all shards count together, and of what is here; {"failure"} where one does not answer
+-- Reads: the shards, as the caller
+DECLARE
+  _detail text;
+  _context text;
+  _failure jsonb;
+  _answer record;
+  _corpus jsonb := here;
+BEGIN
+  FOR _answer IN SELECT a.shard, a.answer FROM ml_rag._ask_shards(shards, request) AS a LOOP
+    PERFORM ml_rag._check_statistics(_answer.shard, _answer.answer, jsonb_array_length(request -> 'terms'));
+    _corpus := ml_rag._add_statistics(_corpus, _answer.answer -> 'statistics');
+  END LOOP;
+  RETURN _corpus;
+EXCEPTION WHEN query_canceled OR OTHERS THEN
+  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL;
+  _failure := ml_rag._shard_failure(store, SQLSTATE, SQLERRM, _detail, _context);
+  IF _failure IS NULL THEN
+    RAISE;
+  END IF;
+  RETURN jsonb_build_object('failure', _failure);
+END
+$$;
+
+CREATE FUNCTION ml_rag._ask_hits(store ml_rag.store, shards regclass[], request jsonb, n integer) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what the shards answer to a request for hits, an array; one of another version has no hits; {"failure"} as above
+-- Reads: the shards, as the caller
+DECLARE
+  _detail text;
+  _context text;
+  _failure jsonb;
+  _answer record;
+  _answers jsonb := '[]';
+BEGIN
+  FOR _answer IN SELECT a.shard, a.answer FROM ml_rag._ask_shards(shards, request) AS a LOOP
+    IF NOT _answer.answer ? 'version' THEN
+      PERFORM ml_rag._check_hits(_answer.shard, _answer.answer, n);
+    END IF;
+    _answers := _answers || (_answer.answer || jsonb_build_object('shard', _answer.shard::text));
+  END LOOP;
+  RETURN _answers;
+EXCEPTION WHEN query_canceled OR OTHERS THEN
+  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL;
+  _failure := ml_rag._shard_failure(store, SQLSTATE, SQLERRM, _detail, _context);
+  IF _failure IS NULL THEN
+    RAISE;
+  END IF;
+  RETURN jsonb_build_object('failure', _failure);
+END
+$$;
+
+CREATE FUNCTION ml_rag._try_statement(statement text, stores ml_rag.store[], OUT answer jsonb, OUT failure jsonb)
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the row of a statement that reads these stores; failure: the one with a shard that does not answer
+-- Reads: the stores, as the caller
+DECLARE
+  _context text;
+  _detail text;
+  _store ml_rag.store;
+BEGIN
+  EXECUTE format('SELECT to_jsonb(r) FROM (%s) AS r', statement) INTO answer;
+EXCEPTION WHEN query_canceled OR OTHERS THEN
+  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL;
+  FOREACH _store IN ARRAY stores LOOP
+    failure := coalesce(failure, ml_rag._shard_failure(_store, SQLSTATE, SQLERRM, _detail, _context));
+  END LOOP;
+  IF failure IS NULL THEN
+    RAISE;
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._failure_of(store ml_rag.store, statement text) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: why a statement over one store fails; null = it does not. The detail ends in the functions that the error came through: of a
+-- policy, a view
+-- Reads: the store, as the caller
+DECLARE
+  _detail text;
+  _hint text;
+  _context text;
+BEGIN
+  EXECUTE statement;
+  RETURN NULL;
+EXCEPTION WHEN OTHERS THEN
+  GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT, _context = PG_EXCEPTION_CONTEXT;
+  RETURN ml_rag._failure(store.vector_store, SQLSTATE, SQLERRM,
+    concat_ws(E'\n', nullif(_detail, ''), nullif(rtrim(split_part(_context, 'SQL statement "', 1), E'\n'), '')), _hint);
 END
 $$;

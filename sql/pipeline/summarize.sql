@@ -37,17 +37,39 @@ DECLARE
   _longest CONSTANT bigint := 16000000;
   _is_only boolean := cardinality(stores) = 1;
   _store ml_rag.store;
-  _read record;
+  _former_wait text;
+  _context text;
+  _detail text;
+  _hint text;
+  _failure jsonb;
   _failures jsonb[] := '{}';
 BEGIN
   hits := '{}';
   FOREACH _store IN ARRAY stores LOOP
-    _read := ml_rag._read_store('read', _store, _is_only, request, NULL, NULL, true, NULL, NULL, _most, _longest);
-    IF _read.failure IS NULL THEN
-      hits := hits || _read.hits;
-    ELSE
-      _failures := _failures || _read.failure;
-    END IF;
+    BEGIN
+      _former_wait := NULL;
+      IF _store.found = 'trusted' AND NOT _is_only THEN
+        _former_wait := ml_rag._limit_wait(1000);
+      END IF;
+      PERFORM ml_rag._hold(ml_rag._parts(_store.relation)) WHERE _store.found = 'trusted';
+      IF (SELECT c.relkind FROM pg_class AS c WHERE c.oid = _store.relation) = 'p' THEN
+        -- no shard comes or goes from here on
+        PERFORM ml_rag._lock_partitions(_store.relation);
+      END IF;
+      PERFORM ml_rag._warn_of_unknown_keys(_store, request.options -> 'filters');
+      hits := hits || ml_rag._segments_of(_store, ml_rag._row_filter(_store, request.options, 'read', 0, false), _most, _longest);
+      PERFORM set_config('lock_timeout', _former_wait, true) WHERE _former_wait IS NOT NULL;
+    EXCEPTION WHEN query_canceled OR OTHERS THEN
+      GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT;
+      _failure := ml_rag._shard_failure(_store, SQLSTATE, SQLERRM, _detail, _context);
+      IF coalesce(_store.found, 'named') = 'named' OR _is_only THEN
+        PERFORM ml_rag._raise(_failure) WHERE _failure IS NOT NULL;
+        RAISE;
+      ELSIF _failure IS NULL AND SQLSTATE IN ('57014', '40001') THEN
+        RAISE;
+      END IF;
+      _failures := _failures || coalesce(_failure, ml_rag._failure(_store.vector_store, SQLSTATE, SQLERRM, _detail, _hint));
+    END;
     IF cardinality(hits) > _most OR (SELECT sum(octet_length(h.segment)) FROM unnest(hits) AS h) > _longest THEN
       RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'the documents are too long to be read as a whole',
         DETAIL = format('At most %s segments of %s bytes together can be summarized.', _most, _longest),

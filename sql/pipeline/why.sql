@@ -115,6 +115,29 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._arm_alone(request ml_rag.request, arm ml_rag.arm, store text) RETURNS ml_rag.retrieval
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what one arm finds, in one store, or null = in all of the call
+-- Reads: the stores, as the caller
+DECLARE
+  _found record;
+BEGIN
+  request.arms := ARRAY[arm];
+  request.options := request.options - '{query_options,rerank,retrieval_options,partial}'::text[]
+    || CASE WHEN store IS NULL THEN '{}' ELSE jsonb_build_object('vector_store', ARRAY[store]) END;
+  request.max_distance := NULL;
+  request.percentage_distance := NULL;
+  request.rerank_model_id := NULL;
+  request.rerank_candidates := NULL;
+  request.n_citations := 1000000;
+  request.explain := false;
+  _found := ml_rag._retrieve(request, 'all');
+  RETURN _found.retrieval;
+END
+$$;
+
 CREATE FUNCTION ml_rag._why_arm(request ml_rag.request, stores ml_rag.store[], arm ml_rag.arm, hits ml_rag.hit[],
   wanted ml_rag.hit, OUT step ml_rag.why_step)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -132,7 +155,7 @@ DECLARE
   _value numeric;  -- what the limits of the arm are compared with
   _options jsonb := request.options;
   _brought integer := arm.candidates;
-  _found record;
+  _alone ml_rag.retrieval;
   _hit ml_rag.hit;
   _where text;
 BEGIN
@@ -147,18 +170,16 @@ BEGIN
     arm.candidates := _most;
     arm.max_distance := NULL;
     arm.min_score := NULL;
-    request.explain := false;
     request.options := _options || jsonb_build_object('document_name', ARRAY[wanted.document_name]);
-    _found := ml_rag._search_arm(request, arm, ARRAY(SELECT s FROM unnest(stores) AS s WHERE s.vector_store = wanted.vector_store),
-      false, true, '{}');
-    _hit := _found.hits[ml_rag._place_of(_found.hits, wanted)];
+    _alone := ml_rag._arm_alone(request, arm, wanted.vector_store);
+    _hit := _alone.ranked[ml_rag._place_of(_alone.ranked, wanted)];
   END IF;
   step.distance := CASE WHEN _is_semantic THEN coalesce(_hit.score::numeric, _hit.distance) ELSE _hit.distance END;
   step.score := CASE WHEN arm.search = 'function' THEN _hit.score ELSE _hit.keyword_score END;
   _value := CASE WHEN _is_semantic THEN step.distance ELSE step.score::numeric END;
   IF step.is_kept THEN
     RETURN;
-  ELSIF cardinality(_found.skipped) > 0 THEN
+  ELSIF cardinality(_alone.skipped) > 0 THEN
     step.detail := format('The arm cannot search %s.', wanted.vector_store);
     step.hint := 'The warning says why.';
   ELSIF _hit.vector_store IS NULL AND arm.search = 'function' THEN
@@ -186,8 +207,8 @@ BEGIN
     step.hint := format('"min_score": %s lets it in.', floor(_value * 10000) / 10000);
   ELSE
     request.options := _options;
-    _found := ml_rag._search_arm(request, arm, stores, false, true, '{}');
-    step.rank := ml_rag._place_of(_found.hits, wanted);
+    _alone := ml_rag._arm_alone(request, arm, NULL);
+    step.rank := ml_rag._place_of(_alone.ranked, wanted);
     step.detail := CASE WHEN step.rank IS NULL THEN format('It is not among the best %s, and the arm brings %s.', _most, _brought)
                         ELSE format('It is number %s, and the arm brings %s candidates.', step.rank, _brought) END;
     _where := CASE WHEN _options ? 'arms' THEN '"candidates" of the arm'
@@ -199,28 +220,27 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._why_far(request ml_rag.request, hits ml_rag.hit[], wanted ml_rag.hit, OUT step ml_rag.why_step,
+CREATE FUNCTION ml_rag._why_far(retrieval ml_rag.retrieval, most numeric, hits ml_rag.hit[], wanted ml_rag.hit, OUT step ml_rag.why_step,
   OUT kept ml_rag.hit[])
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: what the threshold did to a segment, and all the hits that it keeps
+-- purpose: what the threshold did to a segment, and all the hits that it keeps; most: what it is
 DECLARE
-  _limited record := ml_rag.threshold(hits, request.max_distance, request.percentage_distance);
   _hit ml_rag.hit := hits[ml_rag._place_of(hits, wanted)];
   _nearest numeric := (SELECT min(h.distance) FROM unnest(hits) AS h);
 BEGIN
-  kept := _limited.kept;
+  kept := ARRAY(SELECT hits[i] FROM generate_subscripts(hits, 1) AS i WHERE hits[i].distance <= most ORDER BY i);
   step.stage := 'threshold';
   step.rank := ml_rag._place_of(kept, wanted);
   step.is_kept := step.rank IS NOT NULL;
   step.distance := _hit.distance;
   step.score := _hit.score;
-  step.detail := format('Its distance is %s, the threshold %s.', coalesce(_hit.distance::text, 'not known'), round(_limited.threshold, 4));
+  step.detail := format('Its distance is %s, the threshold %s.', coalesce(_hit.distance::text, 'not known'), round(most, 4));
   IF NOT step.is_kept THEN
     step.hint := CASE
       WHEN _hit.distance IS NULL THEN 'Leave the threshold out: the segment has no embedding to measure from.'
-      WHEN _limited.method = 'max_distance' THEN format('{"retrieval_options": {"max_distance": %s}} lets it in.', _hit.distance)
+      WHEN retrieval.method = 'max_distance' THEN format('{"retrieval_options": {"max_distance": %s}} lets it in.', _hit.distance)
       WHEN _nearest <> 0 THEN format('{"retrieval_options": {"percentage_distance": %s}} lets it in.',
         ceil((_hit.distance - _nearest) / abs(_nearest) * 100))
       ELSE 'Use "max_distance" instead of "percentage_distance": the nearest distance is 0.' END;
@@ -309,7 +329,7 @@ BEGIN
   request.min_score := NULL;
   request.segment_overlap := 0;
   request.explain := false;
-  _found := ml_rag._retrieve(request, true);
+  _found := ml_rag._retrieve(request, 'all');
   retrieval := _found.retrieval;
   request := _found.request;
   request.n_citations := _n_citations;
@@ -343,7 +363,7 @@ BEGIN
     RETURN _steps;
   END IF;
   IF coalesce(request.max_distance, request.percentage_distance) IS NOT NULL THEN
-    _found := ml_rag._why_far(request, hits, wanted);
+    _found := ml_rag._why_far(retrieval, retrieval.threshold, hits, wanted);
     _step := _found.step;
     _steps := _steps || _step;
     IF NOT _step.is_kept THEN
@@ -420,8 +440,7 @@ BEGIN
     RETURN _steps || ROW('read', NULL, true, NULL, NULL, NULL, 'The document is read as a whole.', NULL)::ml_rag.why_step;
   END IF;
 
-  _hits := CASE WHEN cardinality(_retrieval.rankings) = 1 THEN _retrieval.rankings[1].hits
-    ELSE ml_rag._fuse(_retrieval.rankings, _request.fusion, _request.rrf_k, _request.distance_metric) END;
+  _hits := _retrieval.ranked;
   -- of a document the segment that comes farthest
   SELECT s.* INTO _wanted FROM unnest(CASE WHEN cardinality(_passing) > 0 THEN _passing ELSE _segments END) AS s
   ORDER BY ml_rag._place_of(_retrieval.hits, s), ml_rag._place_of(_hits, s), s.segment_number LIMIT 1;

@@ -37,6 +37,37 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._shard_request(request ml_rag.request) RETURNS ml_rag.request
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what another server asks for, with what is the same in all such requests: as many hits as its arm brings, no more
+BEGIN
+  request.n_citations := (request.arms[1]).candidates;
+  request.fusion := 'weighted';
+  request.segment_overlap := 0;
+  request.options := coalesce(request.options, '{}');
+  RETURN request;
+END
+$$;
+
+CREATE FUNCTION ml_rag._search_as_shard(request text, store text, relation oid, session text[], OUT answer jsonb, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET hnsw.iterative_scan = 'relaxed_order'
+SET ivfflat.iterative_scan = 'relaxed_order'
+SET hnsw.ef_search = 40
+SET ivfflat.probes = 1
+SET enable_seqscan = off
+SET enable_sort = on
+AS $$
+# purpose: what an arm finds in a store that is a shard of another server's; settings as of ml_rag._compile_question
+@BACKEND@
+return backend.search_as_shard(plpy, request, store, relation, session, '@vector@')
+$$;
+
 CREATE FUNCTION ml_rag._answer_request(answer jsonb, store oid, request jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -57,7 +88,6 @@ DECLARE
                  WHERE c.oid = store);
   _store ml_rag.store;
   _index ml_rag.keyword_index;
-  _asked ml_rag.request;
   _arm ml_rag.arm;
   _described jsonb;
   _found record;
@@ -104,10 +134,11 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('permission denied for shard "%s"', _name),
       DETAIL = 'Its role may not read all of the columns that are searched.', HINT = format('GRANT SELECT ON %s TO …;', _name);
   END IF;
-  _asked := jsonb_populate_record(NULL::ml_rag.request, request -> 'request');
   _arm := jsonb_populate_record(NULL::ml_rag.arm, request -> 'arm');
   IF request ->> 'call' = 'keyword' THEN
-    _found := ml_rag._query_words(_index, _asked, _arm);
+    SELECT array_agg(t.key ORDER BY t.key COLLATE "C") AS terms INTO _found
+    FROM jsonb_each_text((ml_rag._tokens(_index.configuration::regconfig,
+      coalesce(array_to_string(_arm.query, ' '), request #>> '{request,question}'))).tokens) AS t;
     IF _found.terms IS DISTINCT FROM ml_rag._texts(request -> 'terms') THEN
       RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" finds other words in a text than its store', _name),
         DETAIL = format('It finds %s, the store %s.', _found.terms, request -> 'terms'),
@@ -115,9 +146,9 @@ BEGIN
     END IF;
   END IF;
   PERFORM set_config(k, request -> 'settings' ->> k, true) FROM unnest('{TimeZone,DateStyle,IntervalStyle}'::text[]) AS k;
-  _found := ml_rag._read_store(CASE request ->> 'call' WHEN 'keyword' THEN 'keyword' ELSE 'search' END, _store, true,
-    _asked, _arm, _index, true, NULL, NULL, corpus => request -> 'corpus');
-  RETURN jsonb_build_object('hits', to_jsonb(_found.hits), 'facts', _found.facts);
+  _found := ml_rag._search_as_shard(request::text, to_jsonb(_store)::text, _store.relation, ml_rag._session_settings());
+  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+  RETURN _found.answer;
 EXCEPTION WHEN query_canceled OR lock_not_available THEN
   -- 57014 and 55P03 would look like those of the other server
   RAISE EXCEPTION USING ERRCODE = '57P03', MESSAGE = SQLERRM;

@@ -247,7 +247,7 @@ def test_explain_has_an_entry_an_arm(birds: Connection) -> None:
     assert store["keyword 2"]["words"] == ["swan"]
     candidates = explained["candidates"]
     assert (candidates["semantic"], candidates["keyword"], candidates["keyword 2"]) == (100, 100, 5)
-    assert {"search", "keyword", "fuse", "text"} <= set(explained["milliseconds"])
+    assert {"search", "keyword", "fuse"} <= set(explained["milliseconds"])
 
 
 # -- stores that lack what an arm needs --------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def test_both_arms(owner: Connection, asker: Connection, docs: None) -> None:
     assert (candidates["semantic"], candidates["keyword"]) == (4, 4)
     assert 4 <= candidates["fused"] <= 8
     assert set(explained["milliseconds"]) == {
-        *("discover", "search", "keyword", "fuse", "threshold", "text", "explain", "total")
+        *("discover", "search", "keyword", "fuse", "threshold", "explain", "total")
     }
 
 

@@ -387,7 +387,7 @@ def test_an_error_is_that_error(
         with pytest.raises(psycopg.Error, match=message) as raised:
             search(birds, "q", {"arms": [arm(name)], **options})
         assert raised.value.sqlstate == state
-        assert "failing" in (raised.value.diag.context or "")
+        assert "failing" in (raised.value.diag.message_detail or "")
 
 
 def test_a_volatile_one_may_write(db: Database, owner: Connection, asker: Connection) -> None:

@@ -421,20 +421,29 @@ def discover_stores(
 
 @outcome
 def compile_question(
-    plpy: Any, question: str, options: str, vector: str | None, form: str, is_parsed: bool, call: int | None,
-    session: list[str | None], schema: str,
+    plpy: Any, question: str, options: str, vector: str | None, form: str, call: int | None, session: list[str | None],
+    schema: str,
 ) -> str | None:  # fmt: skip
-    """What one statement finds, or with ``form`` statement that statement, as JSON text; None if the stages take it.
-    See ``ml_rag.backend.retrieval.run``. ``session``: the fields of ``run.Session``. ``schema``: pgvector's, quoted."""
-    from ml_rag.backend.retrieval import run
+    """What a question finds, as JSON text: with ``form`` citations or rows if that is all that the call is about, else
+    None; hits (and all, what each arm has found) of ml_rag.request; statement, the text of it. See
+    ``ml_rag.backend.retrieval.run``. ``session``: the fields of ``search.Session``. ``schema``: pgvector's, quoted."""
+    from ml_rag.backend.retrieval import run, search
 
-    retrieval = run.Retrieval(plpy, schema, run.Session.of(session), keyword, call)
+    retrieval = run.Retrieval(plpy, schema, search.Session.of(session), keyword, call)
     if form == "statement":
-        try:
-            return as_jsonb(retrieval.statement(question, options, vector, is_parsed=is_parsed))
-        except run.NotEmbedded as e:
-            raise e.args[0] from None
-    return retrieval.answer(question, options, vector, form, is_parsed=is_parsed)
+        return as_jsonb(retrieval.statement(question, options, vector))
+    if form.startswith("hits"):
+        return retrieval.hits(options, question, vector, form.removeprefix("hits").strip())
+    return retrieval.answer(question, options, vector, form)
+
+
+@outcome
+def search_as_shard(plpy: Any, request: str, columns: str, store: int, session: list[str | None], schema: str) -> str:
+    """What an arm finds in a store that is a shard of another server's, as JSON text."""
+    from ml_rag.backend.retrieval import run, search
+
+    retrieval = run.Retrieval(plpy, schema, search.Session.of(session), keyword)
+    return retrieval.as_shard(json.loads(request), columns, store)
 
 
 @outcome

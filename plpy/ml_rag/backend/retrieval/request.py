@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from ml_rag.backend.retrieval import stores
-from ml_rag.backend.retrieval.plan import Arm, Shape
+from ml_rag.backend.retrieval.shape import Arm, Shape
 from ml_rag.backend.statements import Statements
 
 #: requests that a session remembers, and the longest options of one
@@ -17,10 +17,42 @@ KEPT = 64
 LONGEST = 4096
 
 #: of retrieval_options: how far a hit may be
-_LIMITS = {"max_distance", "percentage_distance"}
+_LIMITS = ("max_distance", "percentage_distance")
 #: options that leave rows out (ml_rag.filter)
-_FILTERS = ("document_name", "exclude_document_name", "filters", "required_keywords", "excluded_keywords")
-_run = Statements({"parse": ("SELECT ml_rag._parse_rag_options($1) AS options", "jsonb")})
+FILTERS = ("document_name", "exclude_document_name", "filters", "required_keywords", "excluded_keywords")
+_run = Statements(
+    {
+        "read": ("SELECT to_jsonb(ml_rag._request('?', ml_rag._parse_rag_options($1)))::text AS request", "jsonb"),
+        "options": (
+            "SELECT o.options::text AS text, ml_rag._needs_embedding(o.options) AS needs_embedding"
+            " FROM (SELECT $1 -> 'options' AS options) AS o",
+            "jsonb",
+        ),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedArm:
+    """What an arm searches with (ml_rag.arm), beside what its statement depends on."""
+
+    search: str
+    #: texts: the mean of their vectors, any of their words; None = the question
+    query: tuple[str, ...] | None
+    vector: str | None
+    #: of the caller's, as it is written into a statement, and what it takes
+    function: str | None
+    form: str | None
+    node_group: str | None
+    #: ml_rag.arm as JSON text
+    record: str
+
+    def text(self, question: str) -> str:
+        return question if self.query is None else " ".join(self.query)
+
+    @property
+    def takes_vectors(self) -> bool:
+        return self.search == "semantic" or (self.form or "").startswith("vector")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,161 +61,163 @@ class Request:
 
     shape: Shape
     wanted: stores.Wanted
+    arms: tuple[AskedArm, ...]
     #: of parameters of the statement, by the name of the slot
     values: dict[str, Any]
+    #: whether the question has to be embedded, unless its vector is given
     needs_embedding: bool
     skips_generation: bool
-    #: whether hits are reranked after the statement, and then widened
-    is_reranked: bool
+    #: neighbours that hits get after they are reranked
+    overlap: int
+    #: hits that are cited, and with reranking the candidates of that; the least score, and the model
+    n_citations: int
+    rerank: dict[str, Any] | None
+    min_score: float | None
     #: of option index_options: exact, and settings of an index
-    is_exact: bool
-    ef_search: int | None
-    probes: int | None
+    index: dict[str, Any]
+    #: whether a store of other dimensions than the vector's is left out
+    skips_dimensions: bool
+    explains: bool
+    has_functions: bool
+    is_partial: bool
+    rewrites: bool
     #: all options, checked and with their defaults, as JSON text
     options: str
-    #: whether some of them leave rows out
+    #: whether some of them leave rows out; by their documents, which a call warns of that are not there
     is_filtered: bool
-    #: whether a call warns of names of documents that are not there
     names_documents: bool
     #: retrieval_info.search of the answer; None = by meaning
     search: str | None
+    #: ml_rag.request as JSON text, without a vector
+    record: str
 
 
-_kept: OrderedDict[tuple[str, str, bool, bool], Request | None] = OrderedDict()
+_kept: OrderedDict[tuple[str, str, bool], Request] = OrderedDict()
 
 
-def read(plpy: Any, schema: str, options: str, form: str, *, is_parsed: bool, has_vector: bool) -> Request | None:
-    """The request of a call with these options (JSON text, without ``query_embedding``); None = one that is left to the
-    stages. ``form``: see ``Shape``. ``is_parsed``: whether the options are checked and have their defaults.
+def read(plpy: Any, schema: str, options: str, form: str, *, has_vector: bool) -> Request:
+    """The request of a call with these options: JSON text, without ``query_embedding``. ``form``: see ``Shape``.
 
     Raises plpy.SPIError for options that are none.
     """
-    key = options, form, is_parsed, has_vector
+    key = options, form, has_vector
     if key in _kept:
         _kept.move_to_end(key)
         return _kept[key]
-    parsed = options if is_parsed else _run(plpy, "parse", options)[0]["options"]
-    request = _read(plpy, schema, parsed, form, has_vector)
-    if len(options) <= LONGEST:
+    request = of_record(plpy, schema, _run(plpy, "read", options)[0]["request"], form, has_vector=has_vector)
+    # a function can be another one by now, and so can a setting that names a model
+    if len(options) <= LONGEST and request.rerank is None and not request.rewrites and not request.has_functions:
         _kept[key] = request
         if len(_kept) > KEPT:
             _kept.popitem(last=False)
     return request
 
 
-def _read(plpy: Any, schema: str, text: str, form: str, has_vector: bool) -> Request | None:
-    try:
-        options: dict[str, Any] = json.loads(text, parse_float=Decimal)
-    except (ValueError, RecursionError):  # jsonb takes more digits than Python, and deeper arrays
-        return None
-    limits = options.get("retrieval_options") or {}
-    index = options.get("index_options") or {}
+def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool, told: str = "") -> Request:
+    """The same of ml_rag.request as JSON text."""
+    record: dict[str, Any] = json.loads(text, parse_float=Decimal)
+    options: dict[str, Any] = record["options"]
+    found = _run(plpy, "options", text)[0]
+    if record["n_citations"] == 0:
+        record |= {"arms": [], "distance_metric": "COSINE"}
     rerank = options.get("rerank")
-    arms, weights, fusion, values = _arms(options, rerank)
-    if (
-        not arms
-        or options["n_citations"] == 0
-        or "query_options" in options
-        or options.get("explain")
-        or options.get("partial")
-        or options.get("return") == "node"
-    ):
-        return None
-    n = options["n_citations"]
-    if rerank is not None:
-        n = max(n, rerank["candidates"])
-    most, percentage = limits.get("max_distance"), limits.get("percentage_distance")
-    is_hybrid = len(arms) == 2
-    needs_embedding = any(arm.search == "semantic" for arm in arms) or bool(_LIMITS & limits.keys())
-    if is_hybrid and fusion == "weighted":
-        values |= {"near_weight": weights["semantic"], "words_weight": weights["keyword"]}
+    n = record["rerank_candidates"] or record["n_citations"]
+    most, percentage = record["max_distance"], record["percentage_distance"]
+    is_limited = most is not None or percentage is not None
+    fusion = record["fusion"] or "weighted"
+    arms, asked, values = [], [], {}
+    for place, arm in enumerate(record["arms"], 1):
+        limit = arm["max_distance"] if arm["search"] == "semantic" else arm["min_score"]
+        if arm["search"] == "function" and not arm["is_descending"]:
+            limit = arm["max_distance"]
+        candidates = arm["candidates"]
+        if len(record["arms"]) == 1 and arm["search"] == "keyword" and not (is_limited or rerank or record["explain"]):
+            candidates = min(candidates, n)  # no other arm and no limit makes one of the others count
+        arms.append(
+            Arm(
+                arm["search"],
+                candidates,
+                arm["name"],
+                has_limit=limit is not None,
+                in_nodes=arm["node_group"] is not None,
+                is_descending=arm["is_descending"] is not False,
+                part=1 if arm["part"] is None else arm["part"],
+            )
+        )
+        query = arm["query"]
+        asked.append(
+            AskedArm(
+                *(arm["search"], query and tuple(query), arm["query_embedding"], arm["function"], arm["form"]),
+                *(arm["node_group"], json.dumps(arm | {"query_embedding": None}, default=float)),
+            )
+        )
+        values[f"limit_{place}"] = limit if limit is None else str(limit)
+        values[f"weight_{place}"] = arm["weight"] and float(arm["weight"])
+        values[f"share_{place}"] = 1.0 if arm["share"] is None else float(arm["share"])
+        if arm["weight"] is None and fusion == "weighted":
+            fusion = "auto"
     values |= {
         "max_distance": most if most is None else str(most),
         "percentage_distance": percentage if percentage is None else str(percentage),
-        "rrf_k": (options.get("hybrid_options") or {}).get("rrf_k", 60),
+        "rrf_k": record["rrf_k"] and float(record["rrf_k"]),
     }
-    overlap = 200 if options.get("return") == "document" else limits.get("segment_overlap", 0)
-    names, model = options.get("vector_store"), options.get("embed_model_id")
-    columns = options.get("vector_store_columns") or {}
+    index = options.get("index_options") or {}
+    kinds = {arm.search for arm in arms}
+    is_hybrid = options.get("semantic_search") and options.get("keyword_search")
+    search = "hybrid" if is_hybrid else "keyword" if options.get("keyword_search") else None
+    if "function" in kinds:
+        search = "function" if len(arms) == 1 else "hybrid"
+    needs_embedding: bool = bool(arms) and found["needs_embedding"]
     return Request(
         Shape(
-            arms=arms,
+            arms=tuple(arms),
             n=n,
-            metric=stores.metric(plpy, schema, options["distance_metric"]),
+            metric=stores.metric(plpy, schema, record["distance_metric"]),
             has_vector=has_vector or needs_embedding,
             fusion=fusion,
             has_max_distance=most is not None,
             has_percentage=percentage is not None,
-            overlap=0 if rerank is not None else overlap,
+            overlap=0 if rerank is not None or told == "all" else record["segment_overlap"] or 0,
             rescore=index.get("rescore"),
             form=form,
             fields=tuple(options.get("citation_fields") or ()) if form == "citations" else (),
+            told=told or ("counts" if record["explain"] else ""),
         ),
-        stores.Wanted(
-            _tuple(names),
-            _tuple(options.get("exclude_vector_store")),
-            _tuple(options.get("schema")),
-            tuple(columns.items()),
-            model,
-            "vector_store_columns" in options and (has_vector or model is not None),
-            model is None and names is None and needs_embedding,
-        ),
+        _wanted(options, has_vector=has_vector, needs_embedding=needs_embedding),
+        tuple(asked),
         values,
         needs_embedding,
         skips_generation=bool(options.get("skip_generate")),
-        is_reranked=rerank is not None,
-        is_exact=bool(index.get("exact")),
-        ef_search=index.get("ef_search"),
-        probes=index.get("probes"),
-        options=text,
-        is_filtered=any(name in options for name in _FILTERS),
+        overlap=record["segment_overlap"] or 0,
+        n_citations=record["n_citations"],
+        rerank=rerank,
+        min_score=record["min_score"] and float(record["min_score"]),
+        index=index,
+        skips_dimensions=not has_vector and "vector_store" not in options,
+        explains=bool(record["explain"]),
+        has_functions="function" in kinds,
+        is_partial=bool(options.get("partial")),
+        rewrites="query_options" in options,
+        options=found["text"],
+        is_filtered=any(name in options for name in FILTERS),
         names_documents="document_name" in options,
-        search="hybrid" if is_hybrid else "keyword" if arms[0].search == "keyword" else None,
+        search=search,
+        record=text,
+    )
+
+
+def _wanted(options: dict[str, Any], *, has_vector: bool, needs_embedding: bool) -> stores.Wanted:
+    names, model = options.get("vector_store"), options.get("embed_model_id")
+    return stores.Wanted(
+        _tuple(names),
+        _tuple(options.get("exclude_vector_store")),
+        _tuple(options.get("schema")),
+        tuple((options.get("vector_store_columns") or {}).items()),
+        model,
+        "vector_store_columns" in options and (has_vector or model is not None),
+        model is None and names is None and needs_embedding,
     )
 
 
 def _tuple(names: list[str] | None) -> tuple[str, ...] | None:
     return None if names is None else tuple(names)
-
-
-def _arms(
-    options: dict[str, Any], rerank: dict[str, Any] | None
-) -> tuple[tuple[Arm, ...], dict[str, float], str, dict[str, Any]]:
-    """The arms, their weights, how they are fused, and the limits of their own; no arms where they are others than one
-    by meaning and one by words, each with the question."""
-    least = options["n_citations"] if rerank is None else max(options["n_citations"], rerank["candidates"])
-    hybrid = options.get("hybrid_options") or {}
-    fusion = hybrid.get("fusion", "weighted")
-    if "arms" not in options:
-        searches = [search for search in ("semantic", "keyword") if options[f"{search}_search"]]
-        candidates = max(least, hybrid.get("candidates", 100)) if options["keyword_search"] else least
-        if searches == ["keyword"] and rerank is None and not _LIMITS & (options.get("retrieval_options") or {}).keys():
-            candidates = least  # no other arm and no limit makes one of the others count
-        weight = hybrid.get("semantic_weight")
-        if fusion == "weighted" and weight is None:
-            fusion = "auto"
-        weights = {} if weight is None else _shares({"semantic": float(weight), "keyword": 1 - float(weight)})
-        return tuple(Arm(search, candidates) for search in searches), weights, fusion, {}
-    arms, weights, values = [], {}, {}
-    for given in options["arms"]:
-        search = given["search"]
-        if (
-            search not in ("semantic", "keyword")
-            or search in weights
-            or given.get("query", "question") != "question"
-            or "query_embedding" in given
-            or given.get("in", "segment") != "segment"
-        ):
-            return (), {}, fusion, {}
-        limit = given.get("max_distance") if search == "semantic" else given.get("min_score")
-        arms.append(Arm(search, max(least, given["candidates"]), limit is not None))
-        values[f"{search}_limit"] = limit if limit is None else str(limit)
-        weights[search] = float(given.get("weight", 1))
-        if given["is_auto"]:
-            fusion = "auto" if fusion == "weighted" else fusion
-    return tuple(arms), _shares(_shares(weights)), fusion, values
-
-
-def _shares(weights: dict[str, float]) -> dict[str, float]:
-    total = sum(weights.values())
-    return {name: weight / total for name, weight in weights.items()}

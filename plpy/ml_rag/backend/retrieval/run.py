@@ -1,33 +1,34 @@
-"""Runs the statement of a retrieval by a plan that the session keeps, and finds out whether another one is needed."""
+"""A retrieval: which stores, what is searched with, the statement, and what follows it."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ml_rag.backend import calls, indexes, rights
+from ml_rag.backend import calls, rights
+from ml_rag.backend.retrieval import explain, filters, kept
 from ml_rag.backend.retrieval import request as requests
 from ml_rag.backend.retrieval import stores as discovery
-from ml_rag.backend.retrieval.plan import Read, Shape, Source, Statement, Values, plan, rescored
+from ml_rag.backend.retrieval.functions import FunctionFailed
+from ml_rag.backend.retrieval.plan import widening
 from ml_rag.backend.retrieval.request import Request
-from ml_rag.backend.retrieval.stores import KeywordIndex, Store, record
+from ml_rag.backend.retrieval.search import BrokenIndex, Context, NoIndex, Search, Session
+from ml_rag.backend.retrieval.shape import Source
+from ml_rag.backend.retrieval.shards import Silent
+from ml_rag.backend.retrieval.stores import Store, record
+from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.backend.statements import Statements
 from ml_rag.errors import MlRagError
 from ml_rag.protocol import SUCCESS
 
-#: stores of one statement; more are searched one by one
-MOST_STORES = 8
-#: plans that a session keeps
-KEPT = 64
-#: what pgvector has by default
-_EF_SEARCH, _PROBES = "40", "1"
-
+_STORES = "ARRAY(SELECT s FROM jsonb_populate_recordset(NULL::ml_rag.store, {}) AS s)"
+_STORE = "jsonb_populate_record(NULL::ml_rag.store, {})"
+_REQUEST = "jsonb_populate_record(NULL::ml_rag.request, {})"
 _run = Statements(
     {
         "embed": (
@@ -35,69 +36,90 @@ _run = Statements(
             " AS vector",
             *("text", "text", "bool", "jsonb"),
         ),
-        "settings": (
-            "SELECT set_config('hnsw.ef_search', $1, true), set_config('ivfflat.probes', $2, true),"
-            " set_config('enable_seqscan', $3, true), set_config('enable_sort', $4, true)",
-            *("text", "text", "text", "text"),
-        ),
-        "quantization": (
-            "SELECT ml_rag._quantization(jsonb_populate_record(NULL::ml_rag.store, $1), $2) AS name",
+        "embed arms": (
+            f"SELECT to_jsonb(ml_rag._embed_arms({_REQUEST.format('$1')}, $2))::text AS request",
             *("jsonb", "text"),
         ),
-        "filter": (
-            "SELECT f.condition, f.arguments, f.row_keys::text AS row_keys, cardinality(f.row_keys) AS n, f.likely,"
-            " ml_rag._compared_rows((s.store).relation, $4) AS compared"
-            " FROM (SELECT jsonb_populate_record(NULL::ml_rag.store, $1) AS store) AS s"
-            " CROSS JOIN LATERAL ml_rag._row_filter(s.store, $2, $3, $4, $5) AS f",
-            *("jsonb", "jsonb", "text", "int4", "bool"),
+        "check question": (
+            "SELECT ml_rag._request($1, CASE WHEN $3 IS NULL THEN $2"
+            " ELSE $2 || jsonb_build_object('query_embedding', $3) END)",
+            *("text", "jsonb", "text"),
         ),
-        "condition": (
-            "SELECT f.condition FROM ml_rag.filter(jsonb_populate_record(NULL::ml_rag.store, $1), $2, $3) AS f",
-            *("jsonb", "jsonb", "text"),
+        "check names": (f"SELECT ml_rag._check_named($1, {_STORES.format('$2')})", "jsonb", "jsonb"),
+        "no store": ("SELECT ml_rag._no_store($1)", "jsonb"),
+        "silent": (
+            f"SELECT to_jsonb(l.answering)::text AS stores, to_jsonb(l.missing)::text AS missing"
+            f" FROM ml_rag._leave_out_silent({_STORES.format('$1')}) AS l",
+            "jsonb",
         ),
-        "likely": ("SELECT ml_rag._likely_rows($1, $2, $3, true) AS n", "oid", "int4", "float8"),
-        "passing": (
-            "SELECT ml_rag._passing_rows(jsonb_populate_record(NULL::ml_rag.store, $1), $2, $3)::text AS row_keys",
-            *("jsonb", "text", "text[]"),
-        ),
-        "warn": (
-            "SELECT ml_rag._warn_of_filters("
-            "ARRAY(SELECT s FROM jsonb_populate_recordset(NULL::ml_rag.store, $1) AS s), $2)",
+        "rewrite": (
+            f"SELECT to_jsonb(ml_rag._rewrite_request({_REQUEST.format('$1')}, {_STORES.format('$2')}))::text AS request",
             *("jsonb", "jsonb"),
         ),
-        "lock_timeout": (
-            "SELECT set_config('lock_timeout', $1, true)",
-            "text",
+        "wants whole": (f"SELECT ml_rag._wants_whole_documents({_REQUEST.format('$1')}) AS answer", "jsonb"),
+        "read whole": (
+            f"SELECT to_jsonb(r)::text AS found"
+            f" FROM ml_rag._read_documents({_REQUEST.format('$1')}, {_STORES.format('$2')}) AS r",
+            *("jsonb", "jsonb"),
         ),
+        "not found": (
+            f"SELECT ml_rag._not_found($1, {_STORES.format('$2')}, $3)::text AS error",
+            *("jsonb", "jsonb", "int4"),
+        ),
+        "warn of names": (
+            f"SELECT ml_rag._warn_of_unknown_names({_STORES.format('$1')}, $2,"
+            " ARRAY(SELECT h FROM jsonb_populate_recordset(NULL::ml_rag.hit, $3) AS h))",
+            *("jsonb", "jsonb", "jsonb"),
+        ),
+        "shard request": (
+            f"SELECT to_jsonb(r)::text AS request FROM ml_rag._shard_request({_REQUEST.format('$1')}) AS r",
+            "jsonb",
+        ),
+        "rerank": (
+            "SELECT count(*)::int4 AS n, max(r.rerank_score) AS best,"
+            " max(r.distance) FILTER (WHERE r.is_kept)::text AS threshold,"
+            " (jsonb_agg(to_jsonb(r) - 'place' - 'is_kept' ORDER BY r.place) FILTER (WHERE r.is_kept))::text AS hits"
+            " FROM (SELECT h.*, ($4 IS NULL OR h.rerank_score >= $4) AND row_number() OVER () <= $5 AS is_kept,"
+            " row_number() OVER () AS place FROM ml_rag.rerank($1,"
+            " ARRAY(SELECT h FROM jsonb_populate_recordset(NULL::ml_rag.hit, $2) AS h), $3) AS h) AS r",
+            *("text", "jsonb", "jsonb", "float8", "int4"),
+        ),
+        "other dimensions": (
+            f"SELECT ml_rag._other_dimensions({_STORE.format('$1')}, $2)::text AS failure",
+            *("jsonb", "int4"),
+        ),
+        "broken index": (
+            f"SELECT ml_rag._broken_index({_STORE.format('$1')}, $2)::text AS failure",
+            *("jsonb", "text"),
+        ),
+        "failure": (
+            "SELECT ml_rag._failure($1, $2, $3, $4, $5)::text AS failure",
+            *("text", "text", "text", "text", "text"),
+        ),
+        "failure of": (
+            f"SELECT ml_rag._failure_of({_STORE.format('$1')}, $2)::text AS failure",
+            *("jsonb", "text"),
+        ),
+        "warn": ("SELECT ml_rag._warn_of_failures(ARRAY(SELECT f FROM jsonb_array_elements($1) AS f))", "jsonb"),
+        "no index": (f"SELECT ml_rag._warn_of_no_index({_STORES.format('$1')}, $2)", "jsonb", "bool"),
+        "no nodes": (
+            f"SELECT ml_rag._warn_of_no_nodes({_STORES.format('$1')}, jsonb_populate_record(NULL::ml_rag.arm, $2), $3)",
+            *("jsonb", "jsonb", "bool"),
+        ),
+        "name": ("SELECT ml_rag._relation_name($1)", "oid"),
+        "lock partitions": (
+            "SELECT ml_rag._lock_partitions(c.oid) FROM pg_class AS c WHERE c.oid = $1 AND c.relkind = 'p'",
+            "oid",
+        ),
+        "hold": ("SELECT ml_rag._hold(ml_rag._node_tables($1))", "oid"),
+        "lock_timeout": ("SELECT set_config('lock_timeout', $1, true)", "text"),
         "short wait": ("SELECT ml_rag._limit_wait(1000) AS former",),
-        "tokens": (
-            "SELECT (ml_rag._tokens($1::regconfig, $2)).tokens::text AS tokens",
-            *("text", "text"),
-        ),
     }
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """What the caller's session says: settings, before the function that runs this pins them."""
-
-    role: str
-    #: when its statement began, seconds since 1970
-    statement: float
-    ef_search: str | None
-    probes: str | None
-    seqscan: str
-
-    @classmethod
-    def of(cls, session: list[str | None]) -> Session:
-        """Of ml_rag._session_settings."""
-        role, statement, ef_search, probes, seqscan = session
-        return cls(role or "", float(statement or 0), ef_search, probes, seqscan or "on")
-
-
 class Unfit(MlRagError):
-    """Not a call for one statement, and why: the stages of sql/pipeline take it, and say what is wrong with it."""
+    """Not a call for one statement, and why."""
 
     sqlstate = "0A000"
 
@@ -105,34 +127,23 @@ class Unfit(MlRagError):
         super().__init__("the call cannot be answered by one statement", detail=f"{why[0].upper()}{why[1:]}.")
 
 
-@dataclass(frozen=True, slots=True)
-class Filtered:
-    """What ml_rag._row_filter has found out of a store."""
+class Failed(MlRagError):
+    """An error of the call, as ml_rag._raise takes it."""
 
-    condition: str
-    arguments: list[str]
-    #: the text of a tid[]; None = too many pass
-    row_keys: str | None
-    n: int | None
-    #: how many of the best rows by words probably include enough that pass
-    likely: int | None
-    #: the most rows that are compared one by one
-    compared: int
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(error["message"], detail=error.get("detail"), hint=error.get("hint"))
+        self.sqlstate = error["sqlstate"]  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
-    """What the keyword index is asked for."""
+class Text:
+    """Hits as JSON text."""
 
-    candidates: int
-    #: the rows that alone are scored; None = all
-    row_keys: str | None = None
-    #: whether the number is an estimate that may fall short
-    is_likely: bool = False
+    text: str
 
 
-#: rows that an index is asked for where all are wanted
-_ALL = 2_147_483_647
+class Left(Exception):
+    """A store that nobody named is left out: the others are searched without it."""
 
 
 @dataclass(slots=True)
@@ -140,9 +151,9 @@ class Found:
     """The row of a statement, and what it was made of."""
 
     row: Any
-    sources: tuple[Source, ...]
-    values: dict[str, Any]
-    settings: tuple[str, str, str, str]
+    sources: list[Source]
+    search: Search
+    settings: tuple[str, ...]
 
 
 class Retrieval:
@@ -151,45 +162,58 @@ class Retrieval:
     def __init__(
         self, plpy: Any, schema: str, session: Session, keyword: Callable[[], Any], call: int | None = None
     ) -> None:
-        self._plpy, self._schema, self._session, self._keyword, self._call = plpy, schema, session, keyword, call
-        #: as the function that runs this begins
-        self._settings = _EF_SEARCH, _PROBES, "off", "on"
+        self._plpy, self._schema, self._session, self._call = plpy, schema, session, call
+        self._context = Context(plpy, schema, session, keyword)
         self._began = time.time()
         self._trace: list[dict[str, Any]] = []
+        self._missing: dict[Store, list[str]] = {}
+        self._missing_shards: list[str] | None = None
+        self._failures: list[dict[str, Any]] = []
+        #: by name of the store, why it was not searched, for option explain
+        self._why: dict[str, str] = {}
         self._step("begin")
 
-    def answer(self, question: str, options: str, vector: str | None, form: str, *, is_parsed: bool) -> str | None:
-        """JSON text: the answer document without a text (``form`` citations), the rows of ml_rag_search (rows), or the
-        hits for the stages that follow (hits). None = the call is one for the stages of sql/pipeline."""
-        try:
-            shape_form = "hits" if form == "rows" else form
-            request = self._request(question, options, vector, shape_form, is_parsed=is_parsed)
-            if form != "hits" and (request.is_reranked or request.names_documents):
-                return None
-            if form == "citations" and not request.skips_generation:
-                return None
-            found = self._find(request, question, vector)
-        except Unfit:
+    # -- the forms of an answer ---------------------------------------------------------------------------------------
+
+    def answer(self, question: str, options: str, vector: str | None, form: str) -> str | None:
+        """JSON text: the answer document without a text (``form`` citations), or the rows of ml_rag_search (rows). None =
+        a call that has more to do than retrieve."""
+        request = requests.read(
+            self._plpy, self._schema, options, "hits" if form == "rows" else form, has_vector=vector is not None
+        )
+        if (
+            (form == "citations" and not request.skips_generation)
+            or not request.arms
+            or request.explains
+            or request.rerank is not None
+            or request.names_documents
+            or request.rewrites
+            or request.is_partial
+        ):
             return None
-        except NotEmbedded as e:
-            raise e.args[0] from None
-        except self._plpy.SPIError as e:
-            if _ends(e):
-                raise
-            return None
-        text = _document(request, found, form, self._trace)
-        if form != "hits" and self._call is not None:
+        found = self._checked(request, question, vector)
+        if not found.row["n"]:
+            raise Failed(self._not_found(request, found))
+        text = _document(request, found, form)
+        if self._call is not None:
             calls.end(self._plpy, self._call, SUCCESS, self._session.role, json.dumps(self._trace), self._began)
         return text
 
-    def statement(self, question: str, options: str, vector: str | None, *, is_parsed: bool) -> str:
+    def statement(self, question: str, options: str, vector: str | None) -> str:
         """The statement that was run last, with its values in it, for the rows of ml_rag_search. Raises Unfit."""
-        request = self._request(question, options, vector, "hits", is_parsed=is_parsed)
-        found = self._find(request, question, vector)
-        sources = found.sources
-        if request.is_filtered:
-            sources = tuple(replace(source, condition=self._condition(request, source.store)) for source in sources)
-        made = plan(replace(request.shape, form="rows"), sources, self._schema, Values(found.values))
+        request = requests.read(self._plpy, self._schema, options, "hits", has_vector=vector is not None)
+        if not request.arms:
+            raise Unfit("nothing is retrieved")
+        if request.rewrites:
+            raise Unfit('"query_options" make another question of it')
+        found = self._checked(request, question, vector)
+        if not found.row["n"]:
+            raise Failed(self._not_found(request, found))
+        return self.text_of(request, found)
+
+    def text_of(self, request: Request, found: Found) -> str:
+        """A statement with its values in it."""
+        text = found.search.text(found.sources, replace(found.search.shape, form="rows", told=""))
         ef_search, probes, seqscan, sort = found.settings
         settings = {
             "hnsw.iterative_scan": "relaxed_order",
@@ -203,360 +227,508 @@ class Retrieval:
         }
         notes = [f"SET {name} = {value};" for name, value in settings.items()]
         head = f"-- ml_rag runs it with: {' '.join(notes)}\n"
-        if request.is_reranked:
+        if request.rerank is not None:
             head += "-- What follows is not in it: the hits are reranked, and then widened by their neighbours.\n"
-        return head + made.text
+        return head + text
 
-    def _condition(self, request: Request, store: Store) -> str:
-        """Of the filters, in terms of values that stand in the statement."""
-        found = _run(self._plpy, "condition", json.dumps(record(store)), request.options, Values.filter)
-        condition: str = found[0]["condition"]
-        return condition
+    def hits(self, record_text: str, question: str, vector: str | None, told: str) -> str:
+        """The fields of ml_rag.request that have changed and of ml_rag.retrieval, as JSON text; of ``record_text``,
+        ml_rag.request as JSON text. ``told``: all = with what each arm has found, and nothing is reranked away."""
+        request = requests.of_record(
+            *(self._plpy, self._schema, record_text, "hits"), has_vector=vector is not None, told=told
+        )
+        retrieval: dict[str, Any] = {"stores": [], "hits": [], "method": "n_citations"}
+        changed: dict[str, Any] = {}
+        if request.arms:
+            stores = self._discover(request, question)
+            if request.rewrites:
+                request, question = self._rewrite(request, stores, vector, told)
+                rewritten = json.loads(request.record)
+                changed = {name: rewritten[name] for name in ("question", "rewritten", "options", "arms")}
+            whole = request.names_documents and _run(self._plpy, "wants whole", request.record)[0]["answer"]
+            if whole:
+                retrieval |= self._read_whole(request, stores)
+            else:
+                retrieval |= self._retrieved(request, question, stores, vector, told, changed)
+            retrieval["stores"] = [self._record(store) for store in stores]
+        retrieval |= {"trace": self._trace, "missing_shards": self._missing_shards}
+        hits = retrieval.pop("hits")
+        # as it is: numbers have digits that Python would leave out
+        text = hits.text if isinstance(hits, Text) else json.dumps(hits)
+        made = json.dumps({"request": changed, "retrieval": retrieval})
+        return f'{made[:-2]}, "hits": {text}}}}}'
+
+    def _retrieved(
+        self, request: Request, question: str, stores: list[Store], vector: str | None, told: str, changed: dict[str, Any]
+    ) -> dict[str, Any]:
+        found = self._find(request, question, stores, vector)
+        row = found.row
+        changed["query_embedding"] = found.search.values["vector"]
+        method, threshold = _threshold(request, row)
+        retrieval: dict[str, Any] = {"method": method, "threshold": threshold}
+        retrieval["skipped"] = self._skipped(found)
+        hits: str = row["hits"] or "[]"
+        if told == "all":
+            *rankings, ranked = json.loads(row["lists"])
+            retrieval["rankings"] = [
+                {"arm": json.loads(asked.record) | {"query_embedding": self._own(found, place)}, "hits": ranking or []}
+                for place, (asked, ranking) in enumerate(zip(request.arms, rankings, strict=True), 1)
+            ]
+            retrieval["ranked"] = ranked or []
+            retrieval["threshold"] = row["limit"] or retrieval["threshold"]
+        if request.explains:
+            retrieval["statement"] = self.text_of(request, found)
+        if not row["n"]:
+            retrieval["missing"] = self._not_found(request, found)
+        if request.names_documents:
+            _run(self._plpy, "warn of names", self._records(stores), request.options, hits)
+        if row["n"] and request.rerank is not None:
+            hits = self._rerank(request, question, hits, retrieval, row["n"])
+            if hits != "[]" and request.overlap and told != "all":
+                hits = self._widen(request, found, hits)
+        return retrieval | {"hits": Text(hits)}
+
+    def _own(self, found: Found, place: int) -> str | None:
+        value: str | None = found.search.values.get(f"vector_{place}")
+        return value
+
+    def as_shard(self, asked: dict[str, Any], columns: str, relation: int) -> str:
+        """What an arm finds in a store that is a shard, as JSON text: {"hits", "facts"}. ``asked``: what the other server
+        has sent; ``columns``: ml_rag.store as JSON text."""
+        arm = asked["arm"] | {"part": None, "share": None, "weight": None, "node_group": None}
+        own, given = arm["query_embedding"], asked["request"]
+        text = _run(self._plpy, "shard request", json.dumps(given | {"arms": [arm], "call": None}))[0]["request"]
+        vector = given["query_embedding"]
+        request = requests.of_record(self._plpy, self._schema, text, "hits", has_vector=vector is not None)
+        store = discovery.of_record(self._plpy, self._schema, json.loads(columns), relation)
+        search = Search(
+            *(self._context, request, given["question"] or "", vector, {1: own} if own else {}, {}),
+            corpus=asked.get("corpus"),
+        )
+
+        def find() -> Any:
+            source = search.add(search.source(store), 1, 1)
+            return search.run([source])
+
+        row, sources = rights.at_one_moment(self._plpy, find)
+        found = Found(row, sources, search, self._context.settings)
+        facts = None
+        if request.explains:
+            steps = explain.steps(self._context, request, found, [])
+            facts = steps[0]["facts"]["stores"][store.vector_store]
+        return json.dumps({"hits": json.loads(row["hits"] or "[]"), "facts": facts})
 
     # -- stages -------------------------------------------------------------------------------------------------------
 
-    def _request(self, question: str, options: str, vector: str | None, form: str, *, is_parsed: bool) -> Request:
-        request = requests.read(
-            self._plpy, self._schema, options, form, is_parsed=is_parsed, has_vector=vector is not None
-        )
-        if request is None:
-            raise Unfit("some option needs more than one statement")
-        if not question.strip():
-            raise Unfit("the question is empty")
-        if vector is not None and not re.search("[1-9]", vector):
-            raise Unfit("the query embedding is all zeros")
-        return request
+    def _checked(self, request: Request, question: str, vector: str | None) -> Found:
+        """What is found; or raises what is wrong with the question or its vector, which is the reason of other errors."""
+        if not question.strip() or (vector is not None and not re.search("[1-9]", vector)):
+            self._check(request, question, vector)
+        try:
+            return self._find(request, question, self._discover(request, question), vector)
+        except (self._plpy.SPIError, MlRagError):
+            if vector is not None:
+                self._check(request, question, vector)
+            raise
 
-    def _find(self, request: Request, question: str, vector: str | None) -> Found:
-        stores = self._discover(request)
+    def _check(self, request: Request, question: str, vector: str | None) -> None:
+        _run(self._plpy, "check question", question, request.options, vector)
+
+    def _discover(self, request: Request, question: str) -> list[Store]:
+        stores = discovery.discover(self._plpy, self._schema, request.wanted)
+        names = request.wanted.names
+        if names is not None and (len(names) > 1 or len(stores) != 1):
+            known = frozenset().union(*(store.names for store in stores))
+            models = {store.embed_model_id for store in stores} - {None}
+            if not known.issuperset(names) or len(models) > 1:
+                _run(self._plpy, "check names", request.options, self._records(stores))
+        if not stores:
+            if request.wanted.model is not None and request.needs_embedding:
+                # a misspelt model is the likelier reason, and this says so
+                self._embed_one(request, question, request.wanted.model)
+            _run(self._plpy, "no store", request.options)
+        if request.is_partial:
+            found = _run(self._plpy, "silent", self._records(stores))[0]
+            missing = [own["missing"] for own in json.loads(found["stores"])]
+            self._missing = {store: own for store, own in zip(stores, missing, strict=True) if own}
+            self._missing_shards = found["missing"] and json.loads(found["missing"])
         self._step("discover")
+        return stores
+
+    def _rewrite(self, request: Request, stores: list[Store], vector: str | None, told: str) -> tuple[Request, str]:
+        text = _run(self._plpy, "rewrite", request.record, self._records(stores))[0]["request"]
+        self._step("rewrite")
+        request = requests.of_record(
+            *(self._plpy, self._schema, text, "hits"), has_vector=vector is not None, told=told
+        )
+        return request, json.loads(text)["question"]
+
+    def _read_whole(self, request: Request, stores: list[Store]) -> dict[str, Any]:
+        self._stage("read")
+        row = _run(self._plpy, "read whole", request.record, self._records(stores))[0]
+        found: dict[str, Any] = json.loads(row["found"])
+        self._step("read")
+        _run(self._plpy, "warn of names", self._records(stores), request.options, json.dumps(found["hits"]))
+        if not found["hits"]:
+            found["missing"] = self._nothing(request, stores, len(found["skipped"]))
+        return found | {"method": "document_order"}
+
+    def _find(self, request: Request, question: str, stores: list[Store], vector: str | None) -> Found:
         if len(stores) == 1 or all(store.found == "named" for store in stores):
-            return self._read(request, stores, question, vector)
-        # a store that nobody named must not hold up the call: if it is locked, the stages leave it out
+            return self._embed_and_search(request, question, stores, vector)
+        # a store that nobody named must not hold up the call: if it is locked, it is left out
         former = _run(self._plpy, "short wait")[0]["former"]
         try:
-            return self._read(request, stores, question, vector)
+            return self._embed_and_search(request, question, stores, vector)
         finally:
             _run(self._plpy, "lock_timeout", former)
 
-    def _read(self, request: Request, stores: tuple[Store, ...], question: str, vector: str | None) -> Found:
+    def _embed_and_search(self, request: Request, question: str, stores: list[Store], vector: str | None) -> Found:
         embeds = vector is None and request.needs_embedding
         if embeds or any(store.found == "trusted" for store in stores):
-            self._hold(stores)
-        if embeds:
-            vector = self._embed(request, stores, question)
+            stores = self._hold(request, stores)
+        vector, vectors = self._embed(request, question, stores, vector)
         self._step("embed")
-        if vector is not None and any(s.dimensions not in (None, vector.count(",") + 1) for s in stores):
-            raise Unfit("the vector stores have other dimensions")
-        sources = [Source(store) for store in stores]
-        if request.shape.arm("keyword") is None and not request.is_filtered:
-            return self._search(request, sources, {"vector": vector})
-        found = rights.at_one_moment(self._plpy, lambda: self._search_in_parts(request, sources, question, vector))
+        if embeds:  # locks do not keep the owner of a schema from renaming it
+            stores = self._as_named_now(stores)
+        left = self._of_dimensions(request, stores, vector, vectors)
+        while True:
+            try:
+                is_plain = len(request.arms) == 1 and request.arms[0].search == "semantic" and not request.is_filtered
+                if is_plain and all(store.is_table for store in left):
+                    found = self._search(request, question, left, vector, vectors)
+                else:  # what is found out before the statement is of the same moment
+                    wanted = list(left)
+                    found = rights.at_one_moment(
+                        self._plpy, lambda: self._search(request, question, wanted, vector, vectors)  # noqa: B023
+                    )
+                break
+            except FunctionFailed as e:
+                raise Failed(e.args[0]) from None
+            except Left as e:
+                left = [store for store in left if store is not e.args[0]]
+        if self._failures:
+            _run(self._plpy, "warn", json.dumps(self._failures))
         if request.is_filtered:
-            _run(self._plpy, "warn", json.dumps([record(store) for store in stores]), request.options)
+            filters.warn(self._plpy, left, request.options)
+        self._explain_steps(request, found)
         return found
 
-    def _discover(self, request: Request) -> tuple[Store, ...]:
-        stores = discovery.discover(self._plpy, self._schema, request.wanted)
-        names = request.wanted.names
-        if not 0 < len(stores) <= MOST_STORES:
-            raise Unfit(f"{len(stores)} vector stores are searched")
-        if not all(store.is_table for store in stores):
-            raise Unfit("a vector store is not an ordinary table")
-        if names is not None and (len(names) > 1 or len(stores) > 1):
-            models = {store.embed_model_id for store in stores} - {None}
-            if not set().union(*(store.names for store in stores)).issuperset(names):
-                raise Unfit("a name is not that of a vector store")
-            if request.wanted.model is None and len(models) > 1 and request.needs_embedding:
-                raise Unfit("the vector stores are of different models")
-        return tuple(stores)
-
-    def _embed(self, request: Request, stores: tuple[Store, ...], question: str) -> str:
-        model = request.wanted.model or stores[0].embed_model_id
-        if self._call is not None:
-            calls.stage(self._plpy, self._call, "embed", model or "", self._session.role, self._session.statement)
-        has_words = request.shape.arm("keyword") is not None
+    def _search(
+        self, request: Request, question: str, stores: list[Store], vector: str | None, vectors: dict[int, str]
+    ) -> Found:
+        search = Search(self._context, request, question, vector, vectors, self._missing)
+        sources: list[Source] = []
+        for store in stores:
+            try:
+                sources.append(search.source(store))
+            except self._plpy.SPIError as e:
+                self._leave_out(store, stores, e)
+        sources = self._arms(search, sources, stores, question)
+        self._stage("search")
         try:
-            vector: str = _run(self._plpy, "embed", question, model, has_words, request.options)[0]["vector"]
+            row, sources = search.run(sources)
+        except Silent as e:
+            store = next(store for store in stores if store.vector_store == e.args[0]["store"])
+            self._left(store, stores, e.args[0])
+            raise
         except self._plpy.SPIError as e:
-            raise NotEmbedded(e) from None
-        self._check_names(stores)  # locks do not keep the owner of a schema from renaming it
+            self._find_culprit(search, sources, stores, e)
+            raise
+        return Found(row, sources, search, self._context.settings)
+
+    def _arms(self, search: Search, sources: list[Source], stores: list[Store], question: str) -> list[Source]:
+        has_found = False
+        for place, (arm, asked) in enumerate(zip(search.shape.arms, search.request.arms, strict=True), 1):
+            without: list[Store] = []
+            failures: list[dict[str, Any]] = []
+            for i, source in enumerate(sources, 1):
+                store = source.store
+                try:
+                    sources[i - 1] = search.add(source, place, i)
+                    continue
+                except NoIndex:
+                    without.append(store)
+                except BrokenIndex as e:
+                    failure = json.loads(_run(self._plpy, "broken index", self._json(store), e.message)[0]["failure"])
+                    if len(stores) == 1:
+                        raise Failed(failure) from None
+                    failures.append(failure)
+                except Silent as e:
+                    self._left(store, stores, e.args[0])
+                except self._plpy.SPIError as e:
+                    self._leave_out(store, stores, e)
+                sources[i - 1] = search.nothing(source, place, i)
+            searched = len(sources) - len(without) - len(failures)
+            if without and arm.in_nodes:
+                _run(self._plpy, "no nodes", self._records(without), asked.record, len(without) == len(stores))
+            elif without:
+                _run(self._plpy, "no index", self._records(without), len(without) == len(stores))
+            if not searched and failures and not has_found:
+                raise Failed(failures[0])
+            self._failures += [failure for failure in failures if failure not in self._failures]
+            has_found = has_found or searched > 0
+            why = "It has no such node group." if arm.in_nodes else "It has no keyword index."
+            for store in without:
+                search.facts[arm.name, store.vector_store] = {"skipped": why}
+            for failure in failures:
+                search.facts[arm.name, failure["store"]] = {"skipped": failure["skipped"]}
+        return sources
+
+    def _embed(
+        self, request: Request, question: str, stores: list[Store], vector: str | None
+    ) -> tuple[str | None, dict[int, str]]:
+        """The vector of the question, and those of arms that have their own."""
+        has_own = any(arm.takes_vectors and (arm.query or arm.vector) for arm in request.arms)
+        if not has_own and (vector is not None or not request.needs_embedding):
+            return vector, {}
+        model = request.wanted.model or stores[0].embed_model_id
+        if has_own:
+            record_text = json.loads(request.record) | {"question": question, "query_embedding": vector, "call": self._call}
+            made = json.loads(_run(self._plpy, "embed arms", json.dumps(record_text), model)[0]["request"])
+            vectors = {
+                place: arm["query_embedding"]
+                for place, arm in enumerate(made["arms"], 1)
+                if arm["query_embedding"] is not None
+            }
+            vector = made["query_embedding"]
+        else:
+            vectors, vector = {}, self._embed_one(request, question, model)
+        return vector, vectors
+
+    def _hold(self, request: Request, stores: list[Store]) -> list[Store]:
+        """Nobody drops, renames or alters the stores until the end of the transaction: as ml_rag._hold."""
+        left = []
+        for store in stores:
+            try:
+                if not store.is_table or any(arm.node_group for arm in request.arms):
+                    _run(self._plpy, "lock partitions", store.relation)  # no partition comes or goes from here on
+                    _run(self._plpy, "hold", store.relation)
+                else:
+                    self._plpy.prepare(f"SELECT FROM ONLY {store.table}")
+                left.append(store)
+            except self._plpy.SPIError as e:
+                try:
+                    self._leave_out(store, stores, e)
+                except Left:
+                    continue
+        return self._as_named_now(left)
+
+    def _as_named_now(self, stores: list[Store]) -> list[Store]:
+        """The stores by the names that they have by now: a lock does not keep the owner of a schema from renaming it.
+
+        Raises the error of one that was dropped."""
+        names = discovery.written(self._plpy, [store.relation for store in stores])
+        if names == [store.table for store in stores]:
+            return stores
+        left = []
+        for store, name in zip(stores, names, strict=True):
+            if name is None and (store.found == "named" or len(stores) == 1):
+                _run(self._plpy, "name", store.relation)
+            left.append(store if name in (store.table, None) else replace(store, table=name))
+        return left
+
+    def _embed_one(self, request: Request, question: str, model: str | None) -> str:
+        self._stage("embed", model or "")
+        has_words = request.shape.arm("keyword") is not None
+        vector: str = _run(self._plpy, "embed", question, model, has_words, request.options)[0]["vector"]
         return vector
 
-    def _hold(self, stores: tuple[Store, ...]) -> None:
-        """Nobody drops, renames or alters the stores until the end of the transaction: as ml_rag._hold."""
-        for store in stores:
-            self._plpy.prepare(f"SELECT FROM ONLY {store.table}")
-        self._check_names(stores)
-
-    def _check_names(self, stores: tuple[Store, ...]) -> None:
-        if discovery.written(self._plpy, [store.relation for store in stores]) != [store.table for store in stores]:
-            raise Unfit("a vector store has another name by now")
-
-    def _search_in_parts(self, request: Request, sources: list[Source], question: str, vector: str | None) -> Found:
-        """What is found out before the statement, at the same moment: which rows pass the filters, and which have the
-        words."""
-        values: dict[str, Any] = {"vector": vector}
-        filtered: list[Filtered | None] = [None] * len(sources)
-        if request.is_filtered:
-            filtered, sources = self._filter(request, sources, values)
-        arm = request.shape.arm("keyword")
-        if arm is None:
-            return self._search(request, sources, values)
-        lookups = [
-            self._first_lookup(source.store, own, arm.candidates) for source, own in zip(sources, filtered, strict=True)
+    def _of_dimensions(
+        self, request: Request, stores: list[Store], vector: str | None, vectors: dict[int, str]
+    ) -> list[Store]:
+        """The stores whose vectors can be compared; of the others those that nobody named are left out."""
+        wanted = [
+            vectors.get(place, vector)
+            for place, arm in enumerate(request.arms, 1)
+            if arm.takes_vectors and arm.node_group is None
         ]
-        while True:
-            for i, (source, lookup) in enumerate(zip(sources, lookups, strict=True), 1):
-                index, (keys, scores) = self._by_words(source.store, question, lookup)
-                values |= {f"keys_{i}": keys, f"scores_{i}": scores, f"candidates_{i}": lookup.candidates}
-                sources[i - 1] = replace(source, index=KeywordIndex(tuple(index["key"]), tuple(index["key_types"])))
-            self._step("keyword")
-            found = self._search(request, sources, values)
-            if not any(found.row["missing"]):
-                return found
-            lookups = [
-                self._further_lookup(source.store, own, lookup, arm.candidates) if is_missing else lookup
-                for source, own, lookup, is_missing in zip(
-                    sources, filtered, lookups, found.row["missing"], strict=True
-                )
-            ]
+        lengths = {text.count(",") + 1 for text in wanted if text is not None}
+        left = []
+        for store in stores:
+            other = next((n for n in lengths if store.dimensions not in (None, n)), None)
+            if other is None:
+                left.append(store)
+                continue
+            failure = json.loads(_run(self._plpy, "other dimensions", self._json(store), other)[0]["failure"])
+            if not request.skips_dimensions:
+                raise Failed(failure)
+            self._failures.append(failure)
+        if not left:
+            raise Failed(self._failures[0])
+        return left
 
-    def _filter(
-        self, request: Request, sources: list[Source], values: dict[str, Any]
-    ) -> tuple[list[Filtered | None], list[Source]]:
-        """Which rows pass the options that leave rows out. Where they are few they are compared one by one: that is
-        exact, and an index has to go through as many times more rows as the filter leaves out."""
-        semantic = request.shape.arm("semantic")
-        arm = semantic or request.shape.arms[0]
-        filtered: list[Filtered | None] = []
-        narrowed = []
-        for i, source in enumerate(sources, 1):
-            store = source.store
-            row = _run(
-                self._plpy,
-                "filter",
-                *(json.dumps(record(store)), request.options, "keyword" if semantic is None else "search"),
-                *(arm.candidates, semantic is not None or not store.is_secured),
-            )[0]
-            own = Filtered(**row)
-            if values.setdefault("filter", own.arguments) != own.arguments:
-                raise Unfit("the filters compare with other values in each vector store")
-            values |= {f"row_keys_{i}": own.row_keys, "nothing": None}
-            is_narrow = semantic is not None and own.n is not None and own.n <= own.compared
-            narrowed.append(replace(source, condition=own.condition, is_narrow=is_narrow))
-            filtered.append(own)
-        return filtered, narrowed
+    # -- stores that fail ---------------------------------------------------------------------------------------------
 
-    def _first_lookup(self, store: Store, filtered: Filtered | None, n: int) -> Lookup:
-        """How many rows the keyword index is asked for: those beyond n may not pass the filters."""
-        if filtered is None or not filtered.condition:
-            return Lookup(n)
-        likely = filtered.likely
-        if filtered.n is not None and not store.is_secured:
-            # where many rows pass, n of them are among the best of all, and looking up all that pass would take longer
-            likely = _run(self._plpy, "likely", store.relation, n, filtered.n)[0]["n"]
-        return Lookup(4 * n + 100, filtered.row_keys) if likely is None else Lookup(likely, is_likely=True)
-
-    def _further_lookup(self, store: Store, filtered: Filtered | None, lookup: Lookup, n: int) -> Lookup:
-        """Where too few of them pass."""
-        if filtered is None or not filtered.condition:
-            raise Unfit("rows that the keyword index has found are missing")
-        if lookup.is_likely:
-            row_keys = filtered.row_keys
-            if row_keys is None:
-                arguments = json.dumps(record(store)), filtered.condition, filtered.arguments
-                row_keys = _run(self._plpy, "passing", *arguments)[0]["row_keys"]
-            return Lookup(4 * n + 100, row_keys)
-        return replace(lookup, candidates=10 * lookup.candidates if lookup.candidates < 10_000 else _ALL)
-
-    def _by_words(
-        self, store: Store, question: str, lookup: Lookup
-    ) -> tuple[dict[str, Any], tuple[list[str], list[float]]]:
-        """The keyword index of a store, and what it finds."""
-        keyword = self._keyword()
-        while True:
-            index = _indexes.get(store)
-            is_kept = index is not None
-            if index is None:
-                found = indexes.of_caller(self._plpy, store.relation)
-                index = next((own for own in found if own["segment"] == store.segment), None)
-            if index is None:
-                raise Unfit("a vector store has no keyword index")
-            if len(_indexes) > _MOST_INDEXES:
-                _indexes.clear()
-            _indexes[store] = index
-            words = json.loads(_run(self._plpy, "tokens", index["configuration"], question)[0]["tokens"])
-            terms = sorted(words)  # by code point, as COLLATE "C" has it
-            try:
-                weights = [words[term] for term in terms]
-                # statistics of the visible rows are of those that do not pass, too
-                is_whole = lookup.row_keys is None or (index["secured"] and index["statistics"] == "visible")
-                row_keys = None if is_whole else _texts(lookup.row_keys or "{}")
-                return index, keyword.find(self._plpy, index, terms, weights, lookup.candidates, row_keys)
-            except keyword.OtherIndex:
-                del _indexes[store]
-                if not is_kept:
-                    raise Unfit("the keyword index is being changed") from None
-
-    def _search(self, request: Request, sources: list[Source], values: dict[str, Any]) -> Found:
-        semantic = request.shape.arm("semantic")
-        if semantic is not None:
-            sources = [self._first_read(request, source, semantic.candidates) for source in sources]
-        values |= request.values
-        while True:
-            settings = self._set(request, sources)
-            kept = _statement(self._plpy, request.shape, tuple(sources), self._schema, settings[2:])
-            row = kept.execute(self._plpy, [values[name] for name in kept.statement.slots])[0]
-            if semantic is None or any(row["missing"]):
-                break
-            again = [
-                _again(source, semantic.candidates, is_short=short, is_tied=tied)
-                for source, short, tied in zip(sources, row["short"], row["tied"], strict=True)
-            ]
-            if again == sources:
-                break
-            sources = again
-        if not row["n"] and not any(row["missing"]):
-            raise Unfit("nothing was found")
-        self._step("search")
-        return Found(row, tuple(sources), values, settings)
-
-    def _first_read(self, request: Request, source: Source, n: int) -> Source:
-        read = Read.first(n)
-        if source.condition:
-            read = Read.filtered(n, is_narrow=source.is_narrow)
-        if request.is_exact:
-            read = replace(read, sort="exact")
-        return replace(source, read=read, quantization=self._quantization(request, source.store))
-
-    def _quantization(self, request: Request, store: Store) -> str | None:
-        """halfvec or binary where only an index of such vectors serves the metric."""
-        if not store.has_expressions:
-            return None
-        key = store, request.shape.metric.name
-        if key not in _quantizations:
-            if len(_quantizations) > _MOST_INDEXES:
-                _quantizations.clear()
-            found = _run(self._plpy, "quantization", json.dumps(record(store)), request.shape.metric.name)
-            _quantizations[key] = found[0]["name"]
-        return _quantizations[key]
-
-    def _set(self, request: Request, sources: list[Source]) -> tuple[str, str, str, str]:
-        """The settings of an index, which end with the function that runs this: hnsw.ef_search, ivfflat.probes,
-        enable_seqscan and enable_sort."""
-        session = self._session
-        ef_search = request.ef_search or session.ef_search or _EF_SEARCH
-        if (
-            request.ef_search is None
-            and ef_search == _EF_SEARCH
-            and not all(source.store.is_small for source in sources)
+    def _leave_out(self, store: Store, stores: list[Store], error: Any) -> None:
+        """Raises the error of a store that the call names, or that is the only one; else Left."""
+        if ends(error) or sqlstate(error) == "40001" or store.found == "named" or len(stores) == 1:
+            self._as_named_now([store])
+            raise error
+        _, detail, hint, *_ = getattr(error, "spidata", None) or (None, None, None)
+        values = store.vector_store, sqlstate(error), str(error), detail, hint
+        failure = json.loads(_run(self._plpy, "failure", *values)[0]["failure"])
+        if sqlstate(error) == "22023" and re.match(
+            'invalid value for option "filters"|operator is not supported', str(error)
         ):
-            ef_search = "200"
-        probes = request.probes or session.probes or _PROBES
-        if request.probes is None and probes == _PROBES:
-            probes = max(source.store.probes for source in sources)
-        # The planner does not know what it costs to read vectors that are stored out of line, and would sort tables of
-        # some thousand rows. Where nothing leaves rows out, their index is faster.
-        has_all_rows = not any(source.store.is_secured for source in sources)
-        by_index = [source for source in sources if source.read is not None and source.read.sort == "index"]
-        seqscan = "off" if has_all_rows and by_index else session.seqscan
-        # Many rows pass a filter here. The plan that is kept does not know its values: it follows the index.
-        sort = "off" if any(source.condition for source in by_index) else "on"
-        if request.ef_search is None:
-            # an index goes on beyond it, but what it has gone past it does not come back to
-            for source in sources:
-                if source.quantization is not None and source.read is not None:
-                    ef_search = max(int(ef_search), min(1000, rescored(request.shape, source, source.read)))
-        settings = str(ef_search), str(probes), seqscan, sort
-        if settings != self._settings:
-            _run(self._plpy, "settings", *settings)
-            self._settings = settings
-        return settings
+            # a value of filters that its column does not take: without the store the answer would be another one
+            hint = f'It is the filter on "{store.vector_store}"; name the stores to search in "vector_store", or leave that one out.'
+            raise Failed(failure | {"hint": hint})
+        self._left(store, stores, failure)
 
-    def _step(self, stage: str) -> None:
-        self._trace.append({"stage": stage, "ended": datetime.now(UTC).isoformat(), "facts": None})
+    def _left(self, store: Store, stores: list[Store], failure: dict[str, Any]) -> None:
+        if store.found == "named" or len(stores) == 1:
+            raise Failed(failure)
+        self._failures.append(failure)
+        raise Left(store)
+
+    def _find_culprit(self, search: Search, sources: list[Source], stores: list[Store], error: Any) -> None:
+        """Which store an error of the statement comes from: each is searched by itself. Raises what follows from it."""
+        if ends(error) or sqlstate(error) == "40001":
+            raise error
+        for i, source in enumerate(sources, 1):
+            alone = Search.__new__(Search)
+            for name in ("_context", "_plpy", "request", "shape", "values"):
+                setattr(alone, name, getattr(search, name))
+            alone.values = _alone(search.values, i)
+            text = alone.text([source], replace(search.shape, form="rows", told=""))
+            failure = _run(self._plpy, "failure of", self._json(source.store), text)[0]["failure"]
+            if failure is not None:
+                if source.store.found == "named" or len(stores) == 1:
+                    self._as_named_now([source.store])
+                self._left(source.store, stores, json.loads(failure))
+        raise error
+
+    # -- what follows the statement -----------------------------------------------------------------------------------
+
+    def _rerank(
+        self, request: Request, question: str, hits: str, retrieval: dict[str, Any], n: int
+    ) -> str:
+        options = {name: value for name, value in (request.rerank or {}).items() if name != "min_score"}
+        model = json.loads(request.record)["rerank_model_id"]
+        self._stage("rerank", model or "")
+        values = question, hits, json.dumps(options, default=float), request.min_score, request.n_citations
+        found = _run(self._plpy, "rerank", *values)[0]
+        self._step("rerank", {"candidates": found["n"], "best_score": found["best"]})
+        if not found["n"]:
+            retrieval["missing"] = {
+                "sqlstate": "P0002",
+                "message": "no segment left by the reranker",
+                "detail": f"The function gave none of {n} segments a score.",
+            }
+        elif found["hits"] is None:
+            retrieval["missing"] = {
+                "sqlstate": "P0002",
+                "message": "no segment within the score threshold",
+                "detail": f"The best score is {found['best']}, min_score {(request.rerank or {})['min_score']}.",
+                "hint": 'Lower "min_score", or leave it out.',
+            }
+        if retrieval["method"] == "n_citations":
+            retrieval["threshold"] = found["threshold"]
+        return found["hits"] or "[]"
+
+    def _widen(self, request: Request, found: Found, hits: str) -> str:
+        self._stage("expand")
+        shape = replace(found.search.shape, overlap=request.overlap, form="hits")
+        made = kept.prepare(self._plpy, widening(shape, tuple(found.sources), self._schema))
+        try:
+            row = made.execute(self._plpy, {"hits": hits})[0]
+        except self._plpy.SPIError as e:
+            if ends(e) or any(source.store.found == "named" for source in found.sources):
+                raise
+            return hits
+        self._step("expand")
+        widened: str = row["hits"] or "[]"
+        return widened
+
+    def _not_found(self, request: Request, found: Found) -> dict[str, Any]:
+        """The error that says that nothing is left, and why."""
+        if found.row["n_ranked"]:
+            nearest = "not known" if found.row["nearest"] is None else found.row["nearest"]
+            return {
+                "sqlstate": "P0002",
+                "message": "no segment within the distance threshold",
+                "detail": f"The nearest distance is {nearest}, the threshold {found.row['limit']}.",
+                "hint": 'Raise "max_distance", or leave it out.',
+            }
+        stores = [source.store for source in found.sources]
+        return self._nothing(request, stores, len(self._skipped(found)))
+
+    def _nothing(self, request: Request, stores: list[Store], skipped: int) -> dict[str, Any]:
+        error: dict[str, Any] = json.loads(
+            _run(self._plpy, "not found", request.options, self._records(stores), skipped)[0]["error"]
+        )
+        return error
+
+    def _skipped(self, found: Found) -> list[str]:
+        """Names of stores that no arm could search."""
+        arms = [arm.name for arm in found.search.shape.arms]
+        facts = found.search.facts
+        names = [failure["store"] for failure in self._failures if failure.get("skipped") is None]
+        names += [failure["store"] for failure in self._failures if failure["store"] not in names]
+        for source in found.sources:
+            name = source.store.vector_store
+            if name in names and any("skipped" not in facts.get((arm, name), {}) for arm in arms):
+                names.remove(name)
+            if name not in names and all("skipped" in facts.get((arm, name), {}) for arm in arms):
+                names.append(name)
+        return names
+
+    # -- telling ------------------------------------------------------------------------------------------------------
+
+    def _explain_steps(self, request: Request, found: Found) -> None:
+        if not request.explains:
+            nearest = found.row["nearest"] and float(found.row["nearest"])
+            self._step("search", {"nearest": nearest})
+            return
+        self._trace += explain.steps(self._context, request, found, self._failures)
+
+    def _step(self, stage: str, facts: dict[str, Any] | None = None) -> None:
+        self._trace.append({"stage": stage, "ended": datetime.now(UTC).isoformat(), "facts": facts})
+
+    def _stage(self, name: str, model: str = "") -> None:
+        if self._call is not None:
+            calls.stage(self._plpy, self._call, name, model, self._session.role, self._session.statement)
+
+    def _record(self, store: Store) -> dict[str, Any]:
+        return record(store) | {"missing": self._missing.get(store)}
+
+    def _json(self, store: Store) -> str:
+        return json.dumps(self._record(store))
+
+    def _records(self, stores: list[Store]) -> str:
+        return json.dumps([self._record(store) for store in stores])
 
 
-class NotEmbedded(Exception):
-    """The question could not be embedded: the error is one of the call. Its one argument is plpy.SPIError."""
-
-
-def _ends(error: Any) -> bool:
+def ends(error: Any) -> bool:
     """Whether the statement is over: cancelled, shut down."""
-    return str(error.sqlstate).startswith("57")
+    return sqlstate(error).startswith("57")
 
 
-def _texts(array: str) -> list[str]:
-    """The elements of a tid[], of its text."""
-    return array[2:-2].split('","') if len(array) > 2 else []
+def _alone(values: dict[str, Any], i: int) -> dict[str, Any]:
+    """The parameters of a statement of the one store that was number i."""
+    own = {f"{name.removesuffix(f'_{i}')}_1": value for name, value in values.items() if re.fullmatch(rf"(keys|scores|candidates|hits)_\d+_{i}|row_keys_{i}", name)}
+    return values | own
 
 
-def _again(source: Source, n: int, *, is_short: bool, is_tied: bool) -> Source:
-    """How a store is read again where that is needed."""
-    read = source.read
-    assert read is not None
-    if is_short and read.sort == "index" and source.store.is_approximate:
-        return replace(source, read=replace(read, sort="exact"))
-    if is_tied and read.sort != "total":
-        return replace(source, read=read.further(n))
-    return source
-
-
-def _document(request: Request, found: Found, form: str, trace: list[dict[str, Any]]) -> str:
-    """The finished JSON."""
-    row, stores = found.row, [source.store for source in found.sources]
-    if form == "rows":
-        hits: str = row["hits"]
-        return hits
-    names = json.dumps([store.vector_store for store in stores], ensure_ascii=False)
+def _threshold(request: Request, row: Any) -> tuple[str, str | None]:
     method = "n_citations"
     if request.shape.has_max_distance or request.shape.has_percentage:
         method = "percentage_distance" if row["is_percentage"] else "max_distance"
-    threshold = row["threshold"] or "null"
-    if form == "hits":
-        records = json.dumps([record(store) for store in stores], ensure_ascii=False)
-        nearest = {"nearest": row["nearest"] and float(row["nearest"])}
-        steps = json.dumps([*trace[:-1], {**trace[-1], "facts": nearest}])
-        return (
-            f'{{"hits": {row["hits"]}, "stores": {records}, "method": "{method}", "threshold": {threshold},'
-            f' "trace": {steps}}}'
-        )
+    return method, row["threshold"]
+
+
+def _document(request: Request, found: Found, form: str) -> str:
+    """The finished JSON."""
+    row = found.row
+    if form == "rows":
+        hits: str = row["hits"]
+        return hits
+    method, threshold = _threshold(request, row)
+    skipped = ()
+    names = [source.store.vector_store for source in found.sources if source.store.vector_store not in skipped]
     search = "" if request.search is None else f', "search": "{request.search}"'
     return (
-        f'{{"citations": {row["hits"]}, "vector_store": {names},'
-        f' "retrieval_info": {{"method": "{method}", "threshold": {threshold}{search}}}}}'
+        f'{{"citations": {row["hits"]}, "vector_store": {json.dumps(names, ensure_ascii=False)},'
+        f' "retrieval_info": {{"method": "{method}", "threshold": {threshold or "null"}{search}}}}}'
     )
-
-
-# -- plans that are kept ----------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Kept:
-    """A prepared plan."""
-
-    statement: Statement
-    plan: Any
-
-    def execute(self, plpy: Any, values: list[Any]) -> Any:
-        return plpy.execute(self.plan, values)
-
-
-_kept: OrderedDict[Any, Kept] = OrderedDict()
-#: keyword indexes of stores, as the caller may read them: what a store is known by covers its privileges
-_indexes: dict[Store, dict[str, Any]] = {}
-_MOST_INDEXES = 1000
-_quantizations: dict[tuple[Store, str], str | None] = {}
-
-
-def _statement(plpy: Any, shape: Shape, sources: tuple[Source, ...], schema: str, ways: tuple[str, str]) -> Kept:
-    """The plan of a statement. ``ways``: enable_seqscan and enable_sort, as they are when it is made."""
-    key = shape, sources, ways
-    if key not in _kept:
-        made = plan(shape, sources, schema)
-        _kept[key] = Kept(made, plpy.prepare(made.text, list(made.slots.values())))
-        if len(_kept) > KEPT:
-            _kept.popitem(last=False)
-    _kept.move_to_end(key)
-    return _kept[key]

@@ -205,7 +205,7 @@ _names = Statements(
         "written": (
             f"SELECT ARRAY(SELECT {_NAME} FROM unnest($1) WITH ORDINALITY AS c (oid, place) ORDER BY c.place) AS names",
             "oid[]",
-        )
+        ),
     }
 )
 _by_schema: dict[str, Statements] = {}
@@ -355,6 +355,25 @@ _RECORD = (
 def record(store: Store) -> dict[str, Any]:
     """The record ml_rag.store, for jsonb_populate_record."""
     return {name: getattr(store, name) for name in _RECORD}
+
+
+def of_record(plpy: Any, schema: str, fields: dict[str, Any], relation: int) -> Store:
+    """The record ml_rag.store as a Store, of a table that a call reads beside its stores: a node group."""
+    run = _run(schema)
+    facts = run(plpy, "relations", [relation])[0]
+    index = next(iter(run(plpy, "indexes", [relation])), None)
+    return Store(
+        **{name: fields[name] for name in _RECORD if name not in ("relation", "is_table")},
+        relation=relation,
+        table=facts["written"],
+        is_table=facts["is_table"],
+        is_small=facts["is_small"],
+        is_secured=facts["is_secured"],
+        names=frozenset(),
+        is_approximate=index is not None and index["is_approximate"],
+        has_expressions=index is not None and index["has_expressions"],
+        probes=max(10, ((index and index["lists"]) or 0) // 10),
+    )
 
 
 def _tables(names: tuple[str, ...]) -> list[str]:

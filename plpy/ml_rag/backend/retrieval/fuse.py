@@ -1,0 +1,116 @@
+"""What several arms have found, as one list."""
+
+from __future__ import annotations
+
+from ml_rag.backend.retrieval.rows import NAMES, Rows
+from ml_rag.backend.retrieval.shape import Arm, Shape
+
+#: the weights of arms whose scores are equally clear, by kind, and how many of its best candidates say how clear an arm is
+PRIOR = {"semantic": 0.6, "keyword": 0.4, "function": 0.4}
+CLEAR_BY = 30
+
+
+def value(arm: Arm, rows: Rows) -> str:
+    """What an arm gives a candidate: the similarity that its distance stands for, the score by words, of a function the
+    share of its range."""
+    if arm.search == "keyword":
+        return "score"
+    if arm.search == "semantic":
+        return f"({rows.similarity('own' if arm.has_value else 'distance')})::float8"
+    # halves, since the difference of two numbers can be more than there are
+    best, worst = ("max", "min") if arm.is_descending else ("min", "max")
+    own, top, low = "own::float8 / 2", f"{best}(own::float8) OVER () / 2", f"{worst}(own::float8) OVER () / 2"
+    return f"CASE WHEN {top} = {low} THEN 1 ELSE ({own} - {low}) / ({top} - {low}) END"
+
+
+def parts(shape: Shape, rows: Rows, *, has_text: bool) -> list[tuple[str, str]]:
+    """The common table expressions, the last of which is ``ranked``: each candidate once, with its score of 0-1."""
+    found = [
+        f"SELECT {place} AS arm, place, value, store, row_key, {', '.join(NAMES)},"
+        f"{' segment, metadata,' if has_text else ''} distance,"
+        f" {'score' if arm.search == 'keyword' else 'NULL::float8'} AS keyword_score FROM {arm.expression}"
+        for place, arm in enumerate(shape.arms, 1)
+    ]
+    made = [("found AS MATERIALIZED", "\n  UNION ALL ".join(found))]
+    if shape.fusion == "rrf":
+        k = rows.slots("rrf_k", "float8")
+        score = f"sum(1 / ({k} + f.place)) * ({k} + 1) / {len(shape.arms)}"
+        return [*made, ("ranked AS", _ranked(score, f"1 / ({k} + f.place)", "found AS f", "", has_text=has_text))]
+    made += [("strength AS", _strength(shape)), ("weight AS MATERIALIZED", _weight(shape, rows))]
+    # a distance that each candidate has counts for all
+    made.append(
+        (
+            "known AS MATERIALIZED",
+            "SELECT sum(weight) AS weight, max(best) AS best FROM weight WHERE is_known AND best > 0",
+        )
+    )
+    similarity = f"({rows.similarity('min(f.distance)')})::float8"
+    own = (
+        "CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END"
+    )
+    score = (
+        f"CASE WHEN k.weight > 0 THEN k.weight * least(1, greatest(0, {similarity}) / k.best) ELSE 0 END"
+        f" + coalesce(sum({own}), 0)"
+    )
+    tables = "found AS f JOIN weight AS w USING (arm), known AS k"
+    return [*made, ("ranked AS", _ranked(score, own, tables, ", k.weight, k.best", has_text=has_text))]
+
+
+def _ranked(score: str, own: str, tables: str, also: str, *, has_text: bool) -> str:
+    """``own``: what an arm adds to the score. Of several texts of a row, that of the arm which adds most."""
+    columns = ", ".join(f"min(f.{name}) AS {name}" for name in NAMES)
+    if has_text:
+        order = f"ORDER BY coalesce({own}, f.value * w.weight) DESC, f.arm" if also else f"ORDER BY {own} DESC, f.arm"
+        for name in ("segment", "metadata"):
+            columns += f", (array_agg(f.{name} {order}) FILTER (WHERE f.{name} IS NOT NULL))[1] AS {name}"
+    return (
+        f"SELECT f.store, f.row_key, {columns}, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,\n"
+        f"    {score} AS score\n  FROM {tables}\n  GROUP BY f.store, f.row_key{also}"
+    )
+
+
+def _strength(shape: Shape) -> str:
+    """What each arm gives its best candidate, and how clearly it tells its best candidates from the others, 0-1: one
+    minus the mean of the best thirty, where the first counts 1 and those missing 0. By meaning the last candidate counts
+    as 0. An arm that has something to say gives a few rows much more than the rest; one that has not (a model that does
+    not know the language, words that stand everywhere) gives all about the same."""
+    best = "SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm"
+    if shape.fusion == "weighted":
+        return best
+    semantic = [str(place) for place, arm in enumerate(shape.arms, 1) if arm.search == "semantic"]
+    nothing = f"CASE WHEN arm IN ({', '.join(semantic)}) THEN least ELSE 0 END" if semantic else "0::float8"
+    return (
+        "SELECT b.arm, b.best, coalesce(\n"
+        f"      1 - sum(greatest(f.value - b.nothing, 0) / nullif(b.best - b.nothing, 0)) / {CLEAR_BY}, 0) AS clear\n"
+        f"  FROM (SELECT arm, best, {nothing} AS nothing FROM ({best}) AS b) AS b\n"
+        f"    JOIN found AS f ON f.arm = b.arm AND f.place <= {CLEAR_BY}\n"
+        "  GROUP BY b.arm, b.best, b.nothing"
+    )
+
+
+def _weight(shape: Shape, rows: Rows) -> str:
+    """How much each arm counts: by how clear all of its part are, or as the call says; the weights of a part are 1 in
+    all, and each part has its share."""
+    kinds = [(arm.part, arm.search == "semantic") for arm in shape.arms]
+    arms = []
+    for place, arm in enumerate(shape.arms, 1):
+        prior = PRIOR[arm.search] / kinds.count((arm.part, arm.search == "semantic"))
+        given = f"{prior!r}::float8" if shape.fusion == "auto" else rows.slots(f"weight_{place}", "float8")
+        share = "1::float8" if len({part for part, _ in kinds}) == 1 else rows.slots(f"share_{place}", "float8")
+        is_known = str(arm.search == "semantic" and not arm.has_value).lower()
+        # of shares that were divided the last one is what is left
+        is_last = shape.fusion == "auto" and place == max(
+            other for other, one in enumerate(shape.arms, 1) if one.part == arm.part
+        )
+        arms.append(f"({place}, {arm.part}, {given}, {share}, {is_known}, {str(is_last).lower()})")
+    values = f"(VALUES {', '.join(arms)}) AS a (arm, part, given, share, is_known, is_last)"
+    columns = "a.arm, a.part, a.share, a.is_known, a.is_last, s.best"
+    by = "a.given * coalesce(s.clear, 0)" if shape.fusion == "auto" else "a.given"
+    return (
+        "SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0)"
+        " ELSE weight END AS weight\n"
+        f"  FROM (SELECT {columns}, CASE WHEN sum({by}) OVER part > 0 THEN {by} / sum({by}) OVER part\n"
+        "      ELSE a.given / coalesce(nullif(sum(a.given) OVER part, 0), 1) END AS weight\n"
+        f"    FROM {values} LEFT JOIN strength AS s USING (arm) WINDOW part AS (PARTITION BY a.part)) AS a\n"
+        "  WINDOW before AS (PARTITION BY part ORDER BY arm ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+    )

@@ -1,0 +1,270 @@
+"""How a row t of a store is read: what tells it apart, its text, how far it is, and the conditions on it."""
+
+from __future__ import annotations
+
+from ml_rag.backend.retrieval.shape import Arm, Near, Nodes, Shape, Slots, Source, Words
+from ml_rag.backend.retrieval.sqltext import identifier, literal
+from ml_rag.backend.retrieval.stores import Store
+
+_INTEGERS = ("smallint", "integer", "bigint")
+#: of a candidate: what tells documents apart
+NAMES = ("document_name", "document_id", "document_key", "segment_number")
+#: settles ties, after what an arm or fusing orders by
+TIES = 'store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number'
+
+
+class Rows:
+    """Fragments for the stores of a statement."""
+
+    def __init__(self, shape: Shape, schema: str, slots: Slots, *, has_tids: bool) -> None:
+        self.shape, self.schema, self.slots = shape, schema, slots
+        #: whether all rows are known by ctid as such, else as text
+        self.has_tids = has_tids
+
+    # -- a row --------------------------------------------------------------------------------------------------------
+
+    def vector(self, arm: int | None = None) -> str:
+        """What is searched with: the vector of the question, or of an arm."""
+        return self.slots("vector" if arm is None else f"vector_{arm}", f"{self.schema}.vector")
+
+    def distance(self, store: Store, vector: str) -> str:
+        """From a row to a vector, what an index can serve."""
+        operator = f"OPERATOR({self.schema}.{self.shape.metric.operator})"
+        cast = "" if store.embedding_type == "vector" else f"::{self.schema}.{store.embedding_type}"
+        return f"t.{identifier(store.segment_embedding)} {operator} {vector}{cast}"
+
+    def rounded(self, distance: str) -> str:
+        return f"round(({distance} + {self.shape.metric.shift})::numeric, 4)"
+
+    def known(self, distance: str) -> str:
+        """The same, null where it is not finite."""
+        return f"CASE WHEN abs({distance}) < 'Infinity' THEN {self.rounded(distance)} END"
+
+    def similarity(self, distance: str) -> str:
+        return f"1 - {distance}" if self.shape.metric.is_complement else f"1 / (1 + {distance})"
+
+    def raw(self, store: Store, *, is_early: bool) -> str:
+        """The columns of a row as they are stored, which another server can be asked for."""
+        document = "NULL" if store.document_id is None else f"t.{identifier(store.document_id)}"
+        number = "NULL" if store.segment_number is None else f"t.{identifier(store.segment_number)}"
+        columns = [
+            *(["t.ctid AS row_key"] if store.is_table else []),
+            f"{document_name(store)} AS document_name",
+            f"{document} AS document",
+            f"{number}::bigint AS segment_number",
+            *([self.text(store)] if is_early else []),
+        ]
+        return ", ".join(columns)
+
+    def text(self, store: Store) -> str:
+        metadata = "NULL::jsonb" if store.metadata is None else f"to_jsonb(t.{identifier(store.metadata)})"
+        return f"t.{identifier(store.segment)}::text AS segment, {metadata} AS metadata"
+
+    def candidate(self, i: int, store: Store, order: str, *, has_text: bool, is_early: bool) -> str:
+        """The columns of a candidate, of a row s that ``raw`` has read. ``order``: of rows that hold the same."""
+        if store.document_id is None:
+            documents = "NULL::bigint AS document_id, s.document_name AS document_key"
+        else:
+            integer = "s.document::bigint" if store.document_id_type in _INTEGERS else "NULL::bigint"
+            documents = f"{integer} AS document_id, s.document::text AS document_key"
+        key = "s.row_key" if self.has_tids else "s.row_key::text AS row_key"
+        if not store.is_table:
+            key = f"{self._content('s.document::text' if store.document_id else 's.document_name', order)} AS row_key"
+        text = ""
+        if has_text:
+            text = ", s.segment, s.metadata" if is_early else ", NULL::text AS segment, NULL::jsonb AS metadata"
+        return f"{i} AS store, {key}, s.document_name, {documents}, s.segment_number{text}"
+
+    def _content(self, document: str, order: str) -> str:
+        """The key of a row that has none (of views, foreign and partitioned tables): what it holds; those that are the
+        same in all of it are told apart by counting."""
+        same = f"s.document_name, {document}, s.segment_number, s.segment"
+        return (
+            f"md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5({document}), '-'),"
+            f" coalesce(s.segment_number::text, '-'), md5(s.segment),"
+            f" row_number() OVER (PARTITION BY {same} ORDER BY {order})))"
+        )
+
+    # -- arms over a store --------------------------------------------------------------------------------------------
+
+    def near(self, i: int, source: Source, arm: Arm, place: int, read: Near, *, has_text: bool, is_early: bool) -> str:
+        """The nearest rows, in the order of an index."""
+        store = source.store
+        vector = self.vector(place if arm.has_own_vector else None)
+        sort = self.distance(store, vector)
+        # an expression that no index has, neither here nor on another server
+        sort = f"({sort}) + 0" if read.sort == "exact" else sort
+        order = sort
+        if read.sort == "total":
+            order = f"{self.rounded(f'({sort})')}, {_place(store)}"
+        columns = self.raw(store, is_early=is_early)
+        by = "distance"
+        if arm.has_own_vector:
+            by = "own"
+            columns += f", {self.measured(source)} AS distance"
+        columns += f", {sort} AS {by}"
+        nearest = f"ORDER BY {order} LIMIT {read.limit}"
+        if source.leaves is None:
+            rows = f"SELECT {columns}\n    FROM {self._rows(i, source, read, place, arm)}\n    {nearest}"
+        else:
+            # each has a limit of its own, and those of other servers run side by side below an order that is not theirs
+            parts = [f"(SELECT {columns} FROM {self._filtered(leaf, i, source)} {nearest})" for leaf in source.leaves]
+            order = f"u.{by} + 0"
+            if read.sort == "total":
+                document = "u.document" if store.document_id_type in _INTEGERS else 'u.document::text COLLATE "C"'
+                order = f'{self.rounded(f"u.{by}")}, u.document_name COLLATE "C", {document}, u.segment_number'
+            rows = f"SELECT u.* FROM ({' UNION ALL '.join(parts)}) AS u ORDER BY {order} LIMIT {read.limit}"
+        distance = f"{self.rounded('s.distance')} AS distance"
+        if arm.has_own_vector:
+            distance = f"{self.known('s.distance')} AS distance, {self.rounded('s.own')}::float8 AS own"
+        return (
+            f"SELECT {self.candidate(i, store, f's.{by}', has_text=has_text, is_early=is_early)}, {distance}\n"
+            f"  FROM ({rows}) AS s\n"
+            f"  WHERE abs(s.{by}) < 'Infinity'"
+        )
+
+    def _filtered(self, rows: str, i: int, source: Source) -> str:
+        """The rows of a store that have a vector and a text, and pass the filter."""
+        condition = source.condition
+        if source.is_narrow:
+            condition = f" AND t.ctid = ANY ({self.slots(f'row_keys_{i}', 'text')}::tid[])"
+        return (
+            f"{rows} AS t WHERE t.{identifier(source.store.segment_embedding)} IS NOT NULL"
+            f" AND t.{identifier(source.store.segment)} IS NOT NULL{condition}"
+        )
+
+    def _rows(self, i: int, source: Source, read: Near, place: int, arm: Arm) -> str:
+        """The same; or those of them that an index of smaller vectors finds."""
+        store = source.store
+        rows = self._filtered(store.table, i, source)
+        if read.quantization is None or read.sort != "index":
+            return rows
+        names = {store.segment_embedding, store.segment, store.document_name, store.document_id}
+        names |= {store.segment_number, store.metadata}
+        columns = [f"t.{identifier(name)}" for name in sorted(name for name in names if name is not None)]
+        if store.is_table:
+            columns.insert(0, "t.ctid")
+        is_binary = read.quantization == "binary"
+        vector = f"{self.vector(place if arm.has_own_vector else None)}::{self.schema}.{store.embedding_type}"
+
+        def smaller(embedding: str) -> str:
+            if is_binary:
+                return f"{self.schema}.binary_quantize({embedding})::bit({store.dimensions})"
+            return f"{embedding}::{self.schema}.halfvec({store.dimensions})"
+
+        operator = "<~>" if is_binary else self.shape.metric.operator
+        return (
+            f"(SELECT {', '.join(columns)} FROM {rows}\n      ORDER BY"
+            f" {smaller(f't.{identifier(store.segment_embedding)}')}"
+            f" OPERATOR({self.schema}.{operator}) {smaller(vector)}"
+            f" LIMIT {rescored(self.shape, read)}) AS t"
+        )
+
+    def measured(self, source: Source) -> str:
+        """The distance to the question, where there is one to be measured."""
+        has_vector = self.shape.has_vector and source.is_measured
+        return self.distance(source.store, self.vector()) if has_vector else "NULL::float8"
+
+    def words(self, i: int, source: Source, place: int, found: Words, *, has_text: bool, is_early: bool) -> str:
+        """The rows that the keyword index has found."""
+        store = source.store
+        keys, scores = self.slots(f"keys_{place}_{i}", "text[]"), self.slots(f"scores_{place}_{i}", "float8[]")
+        equal = " AND ".join(
+            f"t.{identifier(name)} = (w.key::text[])[{at}]::{type_name}"
+            for at, (name, type_name) in enumerate(zip(found.key, found.key_types, strict=True), 1)
+        )
+        return (
+            f"SELECT {self.candidate(i, store, 's.score DESC', has_text=has_text, is_early=is_early)}, s.score,"
+            f" {self.known('s.distance')} AS distance\n"
+            f"  FROM (SELECT {self.raw(store, is_early=is_early)}, w.score, {self.measured(source)} AS distance\n"
+            f"    FROM unnest({keys}, {scores}) AS w (key, score) JOIN {found.rows} AS t ON {equal}\n"
+            f"    WHERE t.{identifier(store.segment)} IS NOT NULL{source.condition}) AS s"
+        )
+
+    def nodes(self, i: int, source: Source, arm: Arm, place: int, found: Nodes, *, has_text: bool) -> str:
+        """The segments that nodes came from, each once, by its best node. A node of a text that has changed since counts
+        no more, and one of a document counts for all of its segments that pass the filter."""
+        store = source.store
+        keys, values = self.slots(f"keys_{place}_{i}", "text[]"), self.slots(f"scores_{place}_{i}", "float8[]")
+        key = ", ".join(f"n.{identifier(name)}" for name in found.key)
+        is_keyword = arm.search == "keyword"
+        way = " DESC" if is_keyword else ""
+
+        def same(a: str, names: tuple[str, ...], b: str, others: tuple[str, ...]) -> str:
+            pairs = zip(names, others, strict=True)
+            return " AND ".join(f"{a}.{identifier(name)} = {b}.{identifier(other)}" for name, other in pairs)
+
+        if found.document is None:
+            rows = f"JOIN {store.table} AS t ON {same('b', found.key, 't', found.store_key)}"
+            segment = f"t.{identifier(store.segment)}"
+            unchanged = f' AND b.text_hash = hashtextextended(concat({segment}) COLLATE "C", 0)'
+        else:
+            document = identifier(found.document)
+            rows = (
+                f"JOIN {store.table} AS f ON {same('b', found.key, 'f', found.store_key)}"
+                f" JOIN {store.table} AS t ON t.{document} = f.{document}"
+            )
+            unchanged = ""
+        is_early = not store.is_table
+        columns = self.raw(store, is_early=is_early)
+        candidate = self.candidate(i, store, f"s.own{way}", has_text=has_text, is_early=is_early)
+        if found.returns_node:
+            columns += ", b.node"
+            text = "s.segment, s.metadata" if is_early else "NULL::text AS segment, NULL::jsonb AS metadata"
+            metadata = "s.metadata" if is_early else "NULL::jsonb AS metadata"
+            candidate = candidate.replace(text, f"s.node AS segment, {metadata}")
+        value = "s.own AS score" if is_keyword else "s.own"
+        return (
+            f"SELECT {candidate}, {value}, {self.known('s.distance')} AS distance\n"
+            f"  FROM (SELECT {columns}, b.own, {self.measured(source)} AS distance FROM (\n"
+            f"      SELECT DISTINCT ON ({key}) {key}, n.node, n.text_hash, u.own\n"
+            f"      FROM unnest({keys}, {values}) AS u (row_key, own) JOIN {found.table} AS n ON n.ctid = u.row_key::tid\n"
+            f"      ORDER BY {key}, u.own{way}, n.node_number) AS b {rows}\n"
+            f"    WHERE t.{identifier(store.segment)} IS NOT NULL{unchanged}{source.condition}\n"
+            f"    ORDER BY b.own{way}, {_place(store)} LIMIT {arm.candidates}) AS s"
+        )
+
+    def given(self, i: int, arm: Arm, place: int, *, has_text: bool) -> str:
+        """Hits as JSON, of a shard or a function."""
+        hits = self.slots(f"hits_{place}_{i}", "jsonb")
+        key = "s.row_key::tid AS row_key" if self.has_tids else f"coalesce(s.row_key, {self._content('s.document_key', 's.place')}) AS row_key"
+        text = ", s.segment, s.metadata" if has_text else ""
+        columns = "vector_store text, document_name text, document_id bigint, document_key text, segment_number bigint,"
+        columns += " segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, row_key text"
+        value = ", s.keyword_score AS score" if arm.search == "keyword" else ", s.score AS own"
+        if arm.search == "semantic" and not arm.has_value:
+            value = ""
+        return (
+            f"SELECT {i} AS store, {key}, {', '.join(f's.{name}' for name in NAMES)}{text}{value}, s.distance\n"
+            f"  FROM ROWS FROM (jsonb_to_recordset({hits}) AS ({columns})) WITH ORDINALITY AS s ({{names}})"
+        ).replace("{names}", ", ".join(c.split()[0] for c in columns.split(", ")) + ", place")
+
+
+def rescored(shape: Shape, read: Near) -> int:
+    """How many rows of an index of smaller vectors are scored again by the whole ones. The defaults are measured:
+    docs/embeddings.md."""
+    default = max(400, 20 * read.limit) if read.quantization == "binary" else 2 * read.limit
+    return max(read.limit, shape.rescore or default)
+
+
+def document_name(store: Store) -> str:
+    """The name of a row's document: its column, else what programs keep of it in the metadata, else the store's."""
+    if store.document_name is not None:
+        return f"t.{identifier(store.document_name)}::text"
+    if store.metadata is None:
+        return f"{literal(store.vector_store)}::text"
+    found = ", ".join(
+        f"nullif(to_jsonb(t.{identifier(store.metadata)}) ->> '{key}', '')"
+        for key in ("source", "file_path", "file_name", "url", "title")
+    )
+    return f"coalesce({found}, {literal(store.vector_store)})"
+
+
+def _place(store: Store) -> str:
+    """What settles ties among the rows of a store."""
+    document = "NULL::text"
+    if store.document_id is not None:
+        column = f"t.{identifier(store.document_id)}"
+        document = column if store.document_id_type in _INTEGERS else f'{column}::text COLLATE "C"'
+    number = "NULL" if store.segment_number is None else f"t.{identifier(store.segment_number)}"
+    return f'({document_name(store)}) COLLATE "C", {document}, {number}::bigint'

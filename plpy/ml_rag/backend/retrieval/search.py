@@ -1,0 +1,560 @@
+"""How each arm of a request searches each store: what is found before the statement, the statement, and another look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ml_rag.backend import indexes
+from ml_rag.backend.retrieval import filters, functions, kept, shards
+from ml_rag.backend.retrieval import stores as discovery
+from ml_rag.backend.retrieval.plan import plan
+from ml_rag.backend.retrieval.filters import Filtered, Lookup
+from ml_rag.backend.retrieval.request import AskedArm, Request
+from ml_rag.backend.retrieval.rows import rescored
+from ml_rag.backend.retrieval.shape import Arm, Given, Near, Nodes, Shape, Slots, Source, Values, Words, filter_slot
+from ml_rag.backend.retrieval.stores import Store, record
+from ml_rag.backend.sqlstate import sqlstate
+from ml_rag.backend.statements import Statements
+from ml_rag.errors import MlRagError
+
+#: what pgvector has by default
+EF_SEARCH, PROBES = "40", "1"
+#: nodes that are looked at, at most
+_MOST_NODES = 100_000
+
+_run = Statements(
+    {
+        "settings": (
+            "SELECT set_config('hnsw.ef_search', $1, true), set_config('ivfflat.probes', $2, true),"
+            " set_config('enable_seqscan', $3, true), set_config('enable_sort', $4, true)",
+            *("text", "text", "text", "text"),
+        ),
+        "quantization": (
+            "SELECT ml_rag._quantization(jsonb_populate_record(NULL::ml_rag.store, $1), $2) AS name",
+            *("jsonb", "text"),
+        ),
+        "try": (
+            "SELECT t.answer::text AS found, t.failure::text AS failure FROM ml_rag._try_statement($1,"
+            " ARRAY(SELECT s FROM jsonb_populate_recordset(NULL::ml_rag.store, $2) AS s)) AS t",
+            *("text", "jsonb"),
+        ),
+        "tokens": ("SELECT (ml_rag._tokens($1::regconfig, $2)).tokens::text AS tokens", *("text", "text")),
+        "indexed rows": ("SELECT ml_rag._indexed_rows($1) AS rows", "oid"),
+        "parts": (
+            "SELECT to_jsonb(array(SELECT ml_rag._relation_name(l) FROM unnest(p.leaves) AS l))::text AS leaves,"
+            " ml_rag._ef_search((p.store).relation)::text AS ef_search, (ml_rag._index_needs((p.store).relation)).probes,"
+            " p.leaves IS NOT NULL AS has_leaves, ml_rag._may_fall_short((p.store).relation) AS falls_short,"
+            " (SELECT c.relkind::text FROM pg_class AS c WHERE c.oid = (p.store).relation) AS kind,"
+            " ARRAY(SELECT quote_ident(a.attname) FROM pg_attribute AS a WHERE a.attrelid = (p.store).relation"
+            " AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum) AS columns"
+            " FROM (SELECT s.store, ml_rag._leaves(s.store) AS leaves"
+            " FROM (SELECT jsonb_populate_record(NULL::ml_rag.store, $1) AS store) AS s) AS p",
+            "jsonb",
+        ),
+        "lock partitions": ("SELECT ml_rag._lock_partitions($1)", "oid"),
+        "nodes": (
+            "SELECT to_jsonb(ml_rag._nodes(s.store, jsonb_populate_record(NULL::ml_rag.arm, $2)))::text AS store,"
+            " (SELECT to_jsonb(g)::text FROM ml_rag._node_groups((s.store).relation) AS g WHERE g.name = $3) AS own,"
+            " (SELECT g.relation::oid::int8 FROM ml_rag._node_groups((s.store).relation) AS g"
+            " WHERE g.name = $3) AS relation"
+            " FROM (SELECT jsonb_populate_record(NULL::ml_rag.store, $1) AS store) AS s",
+            *("jsonb", "jsonb", "text"),
+        ),
+        "node filter": (
+            "SELECT f.condition, f.row_keys::text AS row_keys, cardinality(f.row_keys) AS n"
+            " FROM ml_rag._node_filter(jsonb_populate_record(NULL::ml_rag.store, $1),"
+            " jsonb_populate_record(NULL::ml_rag._node_group, $2),"
+            " ROW($3, $4, $5::tid[], NULL)::ml_rag.row_filter) AS f",
+            *("jsonb", "jsonb", "text", "text[]", "text"),
+        ),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What the caller's session says: settings, before the function that runs this pins them."""
+
+    role: str
+    #: when its statement began, seconds since 1970
+    statement: float
+    ef_search: str | None
+    probes: str | None
+    seqscan: str
+
+    @classmethod
+    def of(cls, session: list[str | None]) -> Session:
+        """Of ml_rag._session_settings."""
+        role, statement, ef_search, probes, seqscan = session
+        return cls(role or "", float(statement or 0), ef_search, probes, seqscan or "on")
+
+
+@dataclass(slots=True)
+class Context:
+    """What runs a call. ``schema``: pgvector's, as it is written."""
+
+    plpy: Any
+    schema: str
+    session: Session
+    #: the module that scores words
+    keyword: Callable[[], Any]
+    #: as the function that runs this begins
+    settings: tuple[str, str, str, str] = (EF_SEARCH, PROBES, "off", "on")
+
+
+class NoIndex(Exception):
+    """The store has no keyword index, or no node group, that the arm could search."""
+
+
+class BrokenIndex(MlRagError):
+    """The keyword index of a store cannot be used: its configuration was dropped, or the type of its key changed."""
+
+    sqlstate = "55000"
+
+
+class UnknownRows(Exception):
+    """A store reads in parts now what it did not, or the other way round."""
+
+
+#: keyword indexes of stores, as the caller may read them: what a store is known by covers its privileges
+_indexes: dict[Store, dict[str, Any]] = {}
+_MOST_INDEXES = 1000
+_quantizations: dict[tuple[Store, str], str | None] = {}
+
+
+class Search:
+    """The search of one request. ``vector``: of the question; ``vectors``: of arms that have their own, by place;
+    ``missing``: of stores, the shards that do not answer."""
+
+    def __init__(
+        self,
+        context: Context,
+        request: Request,
+        question: str,
+        vector: str | None,
+        vectors: dict[int, str],
+        missing: dict[Store, list[str]],
+        corpus: Any = None,
+    ) -> None:
+        self._context, self._plpy = context, context.plpy
+        self.request, self._question, self._vector, self._vectors = request, question, vector, vectors
+        self._missing, self._corpus = missing, corpus
+        own = {place: text for place, text in vectors.items() if text != vector}
+        arms = tuple(replace(arm, has_own_vector=place in own) for place, arm in enumerate(request.shape.arms, 1))
+        self.shape = replace(request.shape, arms=arms, has_vector=vector is not None)
+        self.values = {"vector": vector, "nothing": None} | request.values
+        self.values |= {f"vector_{place}": text for place, text in own.items()}
+        self._lists: list[list[str]] = []
+        self._filtered: dict[Store, Filtered] = {}
+        self._lookups: dict[tuple[int, int], Any] = {}
+        self._kinds: dict[Store, Any] = {}
+        #: of arms in stores, what option explain tells of them, by name of the arm and of the store
+        self.facts: dict[tuple[str, str], dict[str, Any]] = {}
+        #: how often the statement has been run
+        self.reads = 0
+
+    # -- before the statement -----------------------------------------------------------------------------------------
+
+    def source(self, store: Store) -> Source:
+        """A store, with what of it the filters leave; how its rows are read."""
+        length = None if self._vector is None else self._vector.count(",") + 1
+        source = Source(store, is_measured=store.dimensions in (None, length))
+        if not store.is_table:
+            source = self._in_parts(source)
+        if not self.request.is_filtered:
+            return source
+        found = self._filter(store)
+        if found.arguments not in self._lists:
+            self._lists.append(found.arguments)
+            self.values[filter_slot(len(self._lists))] = found.arguments
+        place = 1 + self._lists.index(found.arguments)
+        condition = found.condition
+        if place > 1:
+            condition = filters.condition(self._plpy, store, self.request.options, Slots.filter(place))
+        return replace(source, condition=condition, filter=place)
+
+    def _in_parts(self, source: Source) -> Source:
+        store = source.store
+        missing = self._missing.get(store)
+        found = dict(_run(self._plpy, "parts", json.dumps(record(store) | {"missing": missing}))[0])
+        if found["kind"] == "p":
+            _run(self._plpy, "lock partitions", store.relation)  # no shard comes or goes from here on
+        self._kinds[store] = found
+        if not found["has_leaves"]:
+            return source
+        columns = tuple(found["columns"]) if missing else ()
+        return replace(source, leaves=tuple(json.loads(found["leaves"])), columns=columns)
+
+    def _filter(self, store: Store) -> Filtered:
+        if store not in self._filtered:
+            arms = self.request.shape.arms
+            arm = next((arm for arm in arms if arm.search != "keyword"), arms[0])
+            stage = "search" if arm.search == "semantic" else arm.search
+            is_estimated = not arm.in_nodes and (stage == "search" or stage == "keyword" and not store.is_secured)
+            self._filtered[store] = filters.of_store(
+                *(self._plpy, store, self.request.options, stage, arm.candidates), is_estimated=is_estimated
+            )
+        return self._filtered[store]
+
+    def add(self, source: Source, place: int, i: int) -> Source:
+        """The source, with how an arm searches it. Raises NoIndex, BrokenIndex."""
+        arm, asked = self.shape.arms[place - 1], self.request.arms[place - 1]
+        if arm.in_nodes:
+            search: Any = self._nodes(source, arm, asked, place, i)
+        elif arm.search == "function":
+            search = self._by_function(source, arm, asked, place, i)
+        elif not source.store.is_table and (found := self._of_shards(source, arm, asked, place)) is not None:
+            self.values[f"hits_{place}_{i}"] = json.dumps(found)
+            search = Given()
+        elif arm.search == "keyword":
+            search = self._words(source, arm, asked, place, i)
+        else:
+            search = self._near(source, arm)
+            own = self._filtered.get(source.store)
+            if own is not None and own.is_narrow:
+                self.values[f"row_keys_{i}"] = own.row_keys
+                source = replace(source, is_narrow=True)
+        return replace(source, searches=(*source.searches, search))
+
+    def nothing(self, source: Source, place: int, i: int) -> Source:
+        """The source, where an arm finds nothing in it that it could search."""
+        self.values[f"hits_{place}_{i}"] = "[]"
+        return replace(source, searches=(*source.searches, Given()))
+
+    # -- by meaning ---------------------------------------------------------------------------------------------------
+
+    def _near(self, source: Source, arm: Arm) -> Near:
+        own = self._filtered.get(source.store)
+        read = Near.first(arm.candidates)
+        if source.condition:
+            read = Near.filtered(arm.candidates, is_narrow=own is not None and own.is_narrow)
+        if self.request.index.get("exact"):
+            read = replace(read, sort="exact")
+        return replace(read, quantization=self._quantization(source) if read.sort == "index" else None)
+
+    def _quantization(self, source: Source) -> str | None:
+        """halfvec or binary where only an index of such vectors serves the metric."""
+        store = source.store
+        if not store.has_expressions or source.leaves is not None:
+            return None
+        key = store, self.shape.metric.name
+        if key not in _quantizations:
+            if len(_quantizations) > _MOST_INDEXES:
+                _quantizations.clear()
+            found = _run(self._plpy, "quantization", json.dumps(record(store)), self.shape.metric.name)
+            _quantizations[key] = found[0]["name"]
+        return _quantizations[key]
+
+    # -- by words -----------------------------------------------------------------------------------------------------
+
+    def index(self, store: Store) -> dict[str, Any]:
+        """The keyword index of a store. Raises NoIndex."""
+        if store not in _indexes:
+            found = indexes.of_caller(self._plpy, store.relation)
+            index = next((own for own in found if own["segment"] == store.segment), None)
+            if index is None:
+                raise NoIndex
+            if len(_indexes) > _MOST_INDEXES:
+                _indexes.clear()
+            _indexes[store] = index
+        return _indexes[store]
+
+    def tokens(self, index: dict[str, Any], text: str) -> tuple[list[str], list[int]]:
+        """The words of a text, by code point, as COLLATE "C" has it, and how often each stands in it."""
+        words = json.loads(_run(self._plpy, "tokens", index["configuration"], text)[0]["tokens"])
+        terms = sorted(words)
+        return terms, [words[term] for term in terms]
+
+    def _words(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int) -> Words:
+        lookup = filters.first_lookup(self._plpy, source.store, self._filtered.get(source.store), arm.candidates)
+        index = self._look_up(source, arm, asked, place, i, lookup)
+        rows = f"ONLY {source.store.table}"
+        if not source.store.is_table:
+            rows = source.rows
+            if not source.columns:
+                rows = _run(self._plpy, "indexed rows", source.store.relation)[0]["rows"]
+        return Words(tuple(index["key"]), tuple(index["key_types"]), rows)
+
+    def _look_up(
+        self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int, lookup: Lookup
+    ) -> dict[str, Any]:
+        """Ask the keyword index, and keep what it finds as parameters of the statement."""
+        keyword, store = self._context.keyword(), source.store
+        while True:
+            is_kept = store in _indexes
+            index = self.index(store)
+            try:
+                terms, weights = self.tokens(index, asked.text(self._question))
+                # statistics of the visible rows are of those that do not pass, too
+                is_whole = lookup.row_keys is None or (index["secured"] and index["statistics"] == "visible")
+                row_keys = None if is_whole else texts(lookup.row_keys or "{}")
+                keys, scores = keyword.find(
+                    self._plpy, index, terms, weights, lookup.candidates, row_keys, self._corpus
+                )
+                break
+            except keyword.OtherIndex:
+                del _indexes[store]
+                if not is_kept:
+                    raise NoIndex from None
+            except self._plpy.SPIError as e:
+                if not sqlstate(e).startswith(("22", "38", "F0")) and sqlstate(e) != "42704":
+                    raise
+                raise BrokenIndex(str(e)) from None
+        self.values |= {f"keys_{place}_{i}": keys, f"scores_{place}_{i}": scores}
+        self.values[f"candidates_{place}_{i}"] = lookup.candidates
+        self._lookups[place, i] = lookup
+        self._tell(arm, store, configuration=index["configuration"], words=terms, limit=arm.candidates)
+        return index
+
+    # -- node groups --------------------------------------------------------------------------------------------------
+
+    def _nodes(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int) -> Nodes:
+        """Raises NoIndex where the store has no such group that the arm can search."""
+        found = _run(self._plpy, "nodes", json.dumps(record(source.store)), asked.record, asked.node_group)[0]
+        if found["store"] is None:
+            raise NoIndex
+        own = json.loads(found["own"])
+        store = discovery.of_record(self._plpy, self._context.schema, json.loads(found["store"]), found["relation"])
+        inner = NodeSearch(self, source, store, found["own"], arm, asked, place)
+        self._lookups[place, i] = inner
+        self._find_nodes(inner, place, i)
+        return Nodes(
+            *(store.table, tuple(own["key"]), tuple(own["store_key"]), own["options"].get("document")),
+            returns_node=json.loads(self.request.options).get("return") == "node",
+        )
+
+    def _find_nodes(self, inner: NodeSearch, place: int, i: int) -> None:
+        keys, scores = inner.find()
+        self.values |= {f"keys_{place}_{i}": keys, f"scores_{place}_{i}": scores}
+        self.values[f"candidates_{place}_{i}"] = inner.candidates
+
+    # -- functions and shards -----------------------------------------------------------------------------------------
+
+    def _by_function(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int) -> Given:
+        own = self._filtered.get(source.store)
+        if own is not None and own.row_keys is not None:
+            self.values[f"row_keys_{i}"] = own.row_keys
+            source = replace(source, is_narrow=True)
+        vector = self._vectors.get(place, self._vector)
+        hits, rows = functions.score(
+            self._context, self.shape, source, arm, asked, asked.text(self._question), vector, self.values, i
+        )
+        self._tell(arm, source.store, rows=rows, function=asked.function, limit=arm.candidates)
+        self.values[f"hits_{place}_{i}"] = json.dumps(hits)
+        return Given()
+
+    def _of_shards(self, source: Source, arm: Arm, asked: AskedArm, place: int) -> list[Any] | None:
+        """What the shards of a store and its other partitions find; None = its rows are read here."""
+        is_keyword = arm.search == "keyword"
+        settings = {"ef_search", "probes", "rescore"} & self.request.index.keys()
+        # of a few rows without filters one statement takes less: postgres_fdw ships its ORDER BY and LIMIT, but reads
+        # vectors as text, may read all rows where it cannot ship a filter, and has no settings of an index
+        if not is_keyword and arm.candidates <= 50 and not source.condition and not settings:
+            return None
+        asking = shards.Asking(self, self._context, source, self._missing.get(source.store), arm, asked)
+        return asking.hits(self._question, self._vector, self._vectors.get(place), is_keyword=is_keyword)
+
+    # -- the statement ------------------------------------------------------------------------------------------------
+
+    def run(self, sources: list[Source]) -> tuple[Any, list[Source]]:
+        """The row of the statement, and how the stores were read in the end."""
+        while True:
+            self.reads += 1
+            ways = self.set(sources)[2:]
+            if any(self.kind(source.store) in ("p", "f") for source in sources):
+                row = self._try(sources)
+            else:
+                made = kept.statement(self._plpy, self.shape, tuple(sources), self._context.schema, ways)
+                row = made.execute(self._plpy, self.values)[0]
+            again = [replace(source, searches=list(source.searches)) for source in sources]  # type: ignore[arg-type]
+            is_again = False
+            checks = zip(self.searched(sources), row["short"], row["tied"], row["missing"], strict=True)
+            for (place, i), short, tied, missing in checks:
+                if not (short or tied or missing):
+                    continue
+                source, arm = sources[i - 1], self.shape.arms[place - 1]
+                search = source.searches[place - 1]
+                if isinstance(search, Near):
+                    other = self._read_again(source, search, arm.candidates, is_short=short, is_tied=tied)
+                    again[i - 1].searches[place - 1] = other  # type: ignore[index]
+                    is_again = is_again or other != search
+                elif missing:
+                    is_again = self._look_again(source, place, i) or is_again
+            if not is_again:
+                return row, sources
+            sources = [replace(source, searches=tuple(source.searches)) for source in again]
+
+    def text(self, sources: list[Source], shape: Shape) -> str:
+        """The statement with its values in it."""
+        conditioned = [
+            replace(
+                source,
+                condition=filters.condition(
+                    self._plpy, source.store, self.request.options, Values.filter(source.filter)
+                ),
+            )
+            if source.condition
+            else source
+            for source in sources
+        ]
+        return plan(shape, tuple(conditioned), self._context.schema, Values(self.values)).text
+
+    def _try(self, sources: list[Source]) -> Any:
+        """The row of a statement that reads other servers. Raises Silent where one does not answer: only PL/pgSQL sees
+        where an error comes from."""
+        stores = json.dumps([record(source.store) for source in sources])
+        found = _run(self._plpy, "try", self.text(sources, self.shape), stores)[0]
+        if found["failure"] is not None:
+            raise shards.Silent(json.loads(found["failure"]))
+        return json.loads(found["found"])
+
+    def searched(self, sources: list[Source]) -> list[tuple[int, int]]:
+        """Arms and stores, by place and number, as the checks of the statement have them."""
+        return [
+            (place, i)
+            for place in range(1, len(self.shape.arms) + 1)
+            for i, source in enumerate(sources, 1)
+            if source.searches[place - 1] is not None
+        ]
+
+    def _read_again(self, source: Source, read: Near, n: int, *, is_short: bool, is_tied: bool) -> Near:
+        """How a store is read again where that is needed."""
+        falls_short = source.store.is_approximate
+        if not source.store.is_table:
+            falls_short = self._kinds[source.store]["falls_short"]
+        if is_short and read.sort == "index" and falls_short:
+            return Near("exact", read.limit)
+        return read.further(n) if is_tied and read.sort != "total" else read
+
+    def _look_again(self, source: Source, place: int, i: int) -> bool:
+        """Whether another look at an index by words, or at nodes, may find more."""
+        arm, asked, lookup = self.shape.arms[place - 1], self.request.arms[place - 1], self._lookups[place, i]
+        if isinstance(lookup, NodeSearch):
+            if lookup.candidates >= _MOST_NODES:
+                return False
+            self._find_nodes(lookup, place, i)
+            return True
+        own = self._filtered.get(source.store)
+        further = filters.further_lookup(self._plpy, source.store, own, lookup, arm.candidates)
+        if further is None:
+            return False
+        self._look_up(source, arm, asked, place, i, further)
+        return True
+
+    def set(self, sources: list[Source]) -> tuple[str, str, str, str]:
+        """The settings of an index, which end with the function that runs this: hnsw.ef_search, ivfflat.probes,
+        enable_seqscan and enable_sort."""
+        session, index = self._context.session, self.request.index
+        ef_search = index.get("ef_search") or session.ef_search or EF_SEARCH
+        if "ef_search" not in index and str(ef_search) == EF_SEARCH:
+            parts = [self._kinds[source.store]["ef_search"] for source in sources if source.store in self._kinds]
+            if not all(source.store.is_small or source.store in self._kinds for source in sources) or any(
+                part != EF_SEARCH for part in parts
+            ):
+                ef_search = "200"
+        probes = index.get("probes") or session.probes or PROBES
+        if "probes" not in index and str(probes) == PROBES:
+            probes = max((source.store.probes for source in sources), default=PROBES)
+        reads = [
+            (source, search) for source in sources for search in source.searches if isinstance(search, Near)
+        ]
+        # The planner does not know what it costs to read vectors that are stored out of line, and would sort tables of
+        # some thousand rows. Where nothing leaves rows out, their index is faster.
+        has_all_rows = not any(source.store.is_secured or source.condition for source in sources)
+        has_all_rows = has_all_rows and all(self._kind(source) in ("r", "p") for source in sources)
+        by_index = [source for source, read in reads if read.sort == "index"]
+        seqscan = "off" if has_all_rows and by_index else session.seqscan
+        # Many rows pass a filter here. The plan that is kept does not know its values: it follows the index.
+        sort = "off" if any(source.condition for source in by_index) else "on"
+        if "ef_search" not in index:
+            # an index goes on beyond it, but what it has gone past it does not come back to
+            for _, read in reads:
+                if read.quantization is not None:
+                    ef_search = max(int(ef_search), min(1000, rescored(self.shape, read)))
+        settings = str(ef_search), str(probes), seqscan, sort
+        if settings != self._context.settings:
+            _run(self._plpy, "settings", *settings)
+            self._context.settings = settings
+        return settings
+
+    def here(self, source: Source, arm: Arm, asked: AskedArm, corpus: Any) -> tuple[list[Any], dict[str, Any]]:
+        """The hits of one arm in the partitions of a store that are here, and what is told of them."""
+        source = replace(source, columns=tuple(self._kinds[source.store]["columns"]))
+        shape = replace(self.shape, arms=(replace(arm, part=1),), n=arm.candidates, form="hits", overlap=0)
+        shape = replace(shape, has_max_distance=False, has_percentage=False)
+        request = replace(self.request, shape=shape, arms=(asked,), values={"limit_1": self._limit(arm)})
+        search = Search(self._context, request, self._question, self._vector, {}, {}, corpus)
+        if arm.has_own_vector:
+            search.values["vector_1"] = self.values[f"vector_{1 + self.shape.arms.index(arm)}"]
+            search.shape = replace(search.shape, arms=(replace(shape.arms[0], has_own_vector=True),))
+        search._kinds, search._filtered = self._kinds, self._filtered
+        search.values |= {name: value for name, value in self.values.items() if name.startswith("filter")}
+        add = search._words(source, arm, asked, 1, 1) if arm.search == "keyword" else search._near(source, arm)
+        row, _ = search.run([replace(source, searches=(add,))])
+        facts = search.facts.get((arm.name, source.store.vector_store), {})
+        return json.loads(row["hits"] or "[]"), facts
+
+    def _limit(self, arm: Arm) -> Any:
+        return self.values.get(f"limit_{1 + self.shape.arms.index(arm)}")
+
+    def _kind(self, source: Source) -> str:
+        kind: str = "r" if source.store.is_table else self._kinds[source.store]["kind"]
+        return kind
+
+    def kind(self, store: Store) -> str | None:
+        """pg_class.relkind of what is no ordinary table."""
+        return self._kinds[store]["kind"] if store in self._kinds else None
+
+    def _tell(self, arm: Arm, store: Store, **facts: Any) -> None:
+        if self.request.explains:
+            self.facts[arm.name, store.vector_store] = facts
+
+
+class NodeSearch:
+    """The search of one arm in a node group of a store: for nodes of as many segments as the arm brings."""
+
+    def __init__(
+        self, outer: Search, source: Source, nodes: Store, group: str, arm: Arm, asked: AskedArm, place: int
+    ) -> None:
+        self._outer, self._source, self._nodes, self._group = outer, source, nodes, group
+        self._arm, self._asked, self._place = arm, asked, place
+        self.candidates = arm.candidates
+
+    def find(self) -> tuple[list[str], list[float]]:
+        """Row keys and values of the best nodes, of four times as many as before."""
+        outer = self._outer
+        self.candidates = min(4 * self.candidates, max(self._arm.candidates, _MOST_NODES))
+        vector = outer._vectors.get(self._place, outer._vector)
+        arm = replace(self._arm, candidates=self.candidates, in_nodes=False, has_own_vector=False, has_limit=False, part=1)
+        shape = Shape((arm,), self.candidates, outer.shape.metric, has_vector=vector is not None, form="keys")
+        request = replace(
+            outer.request, shape=shape, arms=(replace(self._asked, node_group=None),), is_filtered=False, values={}
+        )
+        search = Search(outer._context, request, outer._question, vector, {}, {})
+        source = Source(self._nodes)
+        filtered = outer._filtered.get(self._source.store)
+        if filtered is not None:
+            row = _run(
+                outer._plpy,
+                "node filter",
+                *(json.dumps(record(self._source.store)), self._group),
+                *(filtered.condition, filtered.arguments, filtered.row_keys),
+            )[0]
+            own = Filtered(row["condition"], filtered.arguments, row["row_keys"], row["n"], None, filtered.compared)
+            search._filtered[self._nodes] = own
+            search.values["filter"] = filtered.arguments
+            source = replace(source, condition=own.condition)
+        source = search.add(source, 1, 1)
+        row, _ = search.run([source])
+        if outer.request.explains:
+            facts = search.facts.get((arm.name, self._nodes.vector_store), {})
+            outer.facts[arm.name, self._source.store.vector_store] = facts
+        return list(row["keys"]), list(row["scores"])
+
+
+def texts(array: str) -> list[str]:
+    """The elements of a tid[], of its text."""
+    return array[2:-2].split('","') if len(array) > 2 else []

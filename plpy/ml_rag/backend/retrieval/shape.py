@@ -1,0 +1,228 @@
+"""What the text of a statement depends on: the shape of a request, and how each of its arms searches each store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ml_rag.backend.retrieval.sqltext import literal
+from ml_rag.backend.retrieval.stores import Metric, Store
+
+#: fetched beyond the n nearest, at most: to see whether the last place is shared. Of equal distances those that come
+#: first by name are wanted, and an index does not know names
+SPARE = 4
+#: of more rows that share the last place all are sorted
+MOST_FETCHED = 700
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to search: ``semantic``, ``keyword`` or ``function``."""
+
+    search: str
+    candidates: int
+    #: how it is reported
+    name: str = ""
+    #: whether it drops what is beyond a limit of its own: a distance, or a score
+    has_limit: bool = False
+    #: whether it searches with another vector than the one that distances are measured from
+    has_own_vector: bool = False
+    #: whether it searches a node group: a segment counts as its best node does
+    in_nodes: bool = False
+    #: of a function: whether more is better
+    is_descending: bool = True
+    #: arms of one part share what is the part's in a weighted fusion
+    part: int = 1
+
+    @property
+    def has_value(self) -> bool:
+        """Whether it orders by a value of its own, neither the distance to the question nor the score by words."""
+        return self.search == "function" or self.search == "semantic" and (self.has_own_vector or self.in_nodes)
+
+    @property
+    def expression(self) -> str:
+        """The name of its common table expression."""
+        return (self.name or self.search).replace(" ", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What of a request the text of its statement depends on."""
+
+    arms: tuple[Arm, ...]
+    n: int
+    metric: Metric
+    has_vector: bool
+    #: weighted, auto (weighted by how clear the arms are) or rrf
+    fusion: str = "weighted"
+    has_max_distance: bool = False
+    has_percentage: bool = False
+    #: neighbours on either side
+    overlap: int = 0
+    #: how many rows of an index of smaller vectors are scored again by the whole ones; None = by default
+    rescore: int | None = None
+    #: what comes out: rows, as ml_rag_search gives them; or one row with JSON, of citations or of whole hits; keys of
+    #: rows and what the arm gives them
+    form: str = "rows"
+    #: of option citation_fields
+    fields: tuple[str, ...] = ()
+    #: whether it is told how many candidates there are after each step, and with ``all`` which
+    told: str = ""
+
+    def arm(self, search: str) -> Arm | None:
+        return next((arm for arm in self.arms if arm.search == search), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """The nearest rows of a store: by ``index``; ``exact``, by an expression that no index serves; or ``total``, which
+    settles equal distances too, at the cost of rounding each."""
+
+    sort: str
+    limit: int
+    #: halfvec or binary where only an index of such smaller vectors serves the metric
+    quantization: str | None = None
+
+    @classmethod
+    def first(cls, n: int) -> Near:
+        return cls("index", n + min(1 + n // 10, SPARE))
+
+    @classmethod
+    def filtered(cls, n: int, *, is_narrow: bool) -> Near:
+        """Under a filter: an index goes on past what is left out, in a relaxed order."""
+        return cls("exact" if is_narrow else "index", n + n // 10 + 8)
+
+    def further(self, n: int) -> Near:
+        """Where more rows share the last place."""
+        if self.limit > MOST_FETCHED:
+            return Near("total", n)
+        return Near(self.sort, self.limit * 4, self.quantization)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Rows that the keyword index has found: the columns that tell its rows apart, their types, and the table."""
+
+    key: tuple[str, ...]
+    key_types: tuple[str, ...]
+    rows: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Segments whose nodes an arm has found in a node group."""
+
+    #: as it is written into a statement
+    table: str
+    #: columns of the store's key, in the group and in the store
+    key: tuple[str, ...]
+    store_key: tuple[str, ...]
+    #: the column of the store that tells documents apart, where nodes are of whole documents
+    document: str | None
+    #: whether the text is the node's
+    returns_node: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Hits that were found elsewhere, as JSON."""
+
+
+Search = Near | Words | Nodes | Given
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A store, and how each arm searches it; None = it cannot."""
+
+    store: Store
+    searches: tuple[Search | None, ...] = ()
+    #: of ml_rag.filter: which rows count at all, in terms of its arguments; "" = all
+    condition: str = ""
+    #: which list of values that is, of those that the stores compare with
+    filter: int = 1
+    #: whether the rows that pass it are few, and given
+    is_narrow: bool = False
+    #: whether its vectors have as many dimensions as that of the question
+    is_measured: bool = True
+    #: partitions that are read one by one, as they are written into a statement; None = the store as a whole
+    leaves: tuple[str, ...] | None = None
+    #: names of its columns, where partitions are left out
+    columns: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> str:
+        """What has all of its rows."""
+        if self.leaves is None or not self.columns:
+            return self.store.table
+        columns = ", ".join(self.columns)
+        return "(" + " UNION ALL ".join(f"SELECT {columns} FROM {leaf}" for leaf in self.leaves) + ")"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    text: str
+    #: names of its parameters, each with its type
+    slots: dict[str, str]
+
+
+class Slots:
+    """The parameters of a statement, numbered as they are first used."""
+
+    #: those that come first where rows are filtered: conditions are written for these numbers
+    before_filter: tuple[tuple[str, str], ...] = (("nothing", "int4"),)
+
+    def __init__(self) -> None:
+        #: names, each with its type
+        self.types: dict[str, str] = {}
+        self._numbers: dict[str, int] = {}
+
+    def __call__(self, name: str, type_name: str) -> str:
+        self.types.setdefault(name, type_name)
+        return f"${self._numbers.setdefault(name, len(self.types))}"
+
+    @classmethod
+    def filter(cls, place: int) -> str:
+        """What the conditions of ml_rag.filter compare with; ``place``: of several lists of values, from 1."""
+        return f"${2 + place}"
+
+    def parts(self) -> list[tuple[str, str]]:
+        """Common table expressions that come first."""
+        return []
+
+
+class Values(Slots):
+    """The values themselves, as one row of the statement: for those who want to read it or run it."""
+
+    before_filter = ()
+
+    def __init__(self, values: dict[str, object]) -> None:
+        super().__init__()
+        self._values = values
+
+    def __call__(self, name: str, type_name: str) -> str:
+        self.types.setdefault(name, type_name)
+        return f"(SELECT {name} FROM question)"
+
+    @classmethod
+    def filter(cls, place: int) -> str:
+        return f"(SELECT {filter_slot(place)} FROM question)"
+
+    def parts(self) -> list[tuple[str, str]]:
+        columns = ",\n    ".join(
+            f"{_constant(self._values[name])}::{type_name} AS {name}" for name, type_name in self.types.items()
+        )
+        return [("question AS MATERIALIZED", f"SELECT {columns}")] if columns else []
+
+
+def filter_slot(place: int) -> str:
+    """The name of the parameter with values of filters."""
+    return "filter" if place == 1 else f"filter_{place}"
+
+
+def _constant(value: object) -> str:
+    """A value as it is written into a statement."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, list):
+        return "ARRAY[" + ", ".join(map(_constant, value)) + "]"
+    return literal(value) if isinstance(value, str) else repr(value)

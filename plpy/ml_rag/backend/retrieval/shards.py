@@ -1,0 +1,135 @@
+"""An arm of a store with shards. Each shard runs it by itself, as it runs those of its own searches, and so do the
+partitions that are here; the best of all are what the arm finds. Words are scored by what all parts have together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from ml_rag.backend.retrieval import request as requests
+from ml_rag.backend.retrieval.shape import Arm, Source
+from ml_rag.backend.retrieval.stores import record
+from ml_rag.backend.statements import Statements
+
+_run = Statements(
+    {
+        "asked": (
+            "SELECT to_jsonb(ml_rag._asked_shards(jsonb_populate_record(NULL::ml_rag.store, $1), $2))::text AS shards",
+            *("jsonb", "bool"),
+        ),
+        "here": (
+            "SELECT to_jsonb(ARRAY(SELECT ml_rag._relation_name(l)"
+            " FROM unnest(ml_rag._leaves(jsonb_populate_record(NULL::ml_rag.store, $1))) AS l))::text AS leaves",
+            "jsonb",
+        ),
+        "settings": (
+            "SELECT jsonb_object_agg(k, current_setting(k))::text AS settings"
+            " FROM unnest('{TimeZone,DateStyle,IntervalStyle}'::text[]) AS k",
+        ),
+        "statistics": (
+            "SELECT s.statistics::text AS statistics, s.error::text AS error"
+            " FROM ml_rag._keyword_statistics($1, $2, $3::name[], $4) AS s",
+            *("oid", "name", "text[]", "text[]"),
+        ),
+        "count": (
+            "SELECT ml_rag._ask_statistics(jsonb_populate_record(NULL::ml_rag.store, $1),"
+            " ARRAY(SELECT s::regclass FROM jsonb_array_elements_text($2) AS s), $3, $4)::text AS statistics",
+            *("jsonb", "jsonb", "jsonb", "jsonb"),
+        ),
+        "ask": (
+            "SELECT ml_rag._ask_hits(jsonb_populate_record(NULL::ml_rag.store, $1),"
+            " ARRAY(SELECT s::regclass FROM jsonb_array_elements_text($2) AS s), $3, $4)::text AS answers",
+            *("jsonb", "jsonb", "jsonb", "int4"),
+        ),
+    }
+)
+_COLUMNS = ("segment_embedding", "segment", "document_name", "document_id", "segment_number", "metadata")
+_INDEX = ("segment", "key", "configuration", "k1", "b", "statistics")
+
+
+class Silent(Exception):
+    """A shard does not answer. Its one argument is the failure of the store."""
+
+
+class Asking:
+    """One arm in one store. ``search``: the Search that this is a part of."""
+
+    def __init__(
+        self, search: Any, context: Any, source: Source, missing: list[str] | None, arm: Arm, asked: requests.AskedArm
+    ) -> None:
+        self._search, self._context, self._plpy = search, context, context.plpy
+        self._source, self._arm, self._asked = source, arm, asked
+        self._store, self._missing = record(source.store) | {"missing": missing}, missing or []
+
+    def hits(self, question: str, vector: str | None, own: str | None, *, is_keyword: bool) -> list[Any] | None:
+        """The best hits of all parts; None = the store is read as a whole."""
+        plpy, search = self._plpy, self._search
+        index = search.index(self._source.store) if is_keyword else None
+        shards = _run(plpy, "asked", json.dumps(self._store), is_keyword)[0]["shards"]
+        if shards is None:
+            return None
+        here = self._store | {"missing": self._missing + json.loads(shards)}
+        leaves = json.loads(_run(plpy, "here", json.dumps(here))[0]["leaves"])
+        asked = json.loads(search.request.options)
+        kept = {name: asked[name] for name in (*requests.FILTERS, "index_options") if name in asked}
+        arm = json.loads(self._asked.record) | {"query_embedding": own, "candidates": self._arm.candidates}
+        if not is_keyword:
+            arm["query"] = None
+        request: dict[str, Any] = {  # no more of the question than the arm needs
+            "columns": {name: self._store[name] for name in _COLUMNS if self._store[name] is not None},
+            "settings": json.loads(_run(plpy, "settings")[0]["settings"]),
+            "request": {
+                "question": question if is_keyword else None,
+                "distance_metric": search.shape.metric.name,
+                "query_embedding": vector,
+                "explain": search.request.explains,
+                "options": kept,
+            },
+            "arm": arm,
+        }
+        corpus = None
+        if index is not None:
+            terms, _ = search.tokens(index, self._asked.text(question))
+            if not terms:
+                return []
+            request |= {name: index[name] for name in _INDEX} | {"terms": terms}
+            corpus = self._statistics(index, terms, leaves, shards, request)
+            request["corpus"] = corpus
+        hits: list[Any] = []
+        facts: dict[str, Any] = {}
+        if leaves:
+            inner = replace(self._source, leaves=tuple(leaves))
+            hits, facts = search.here(inner, self._arm, self._asked, corpus)
+        call = {"call": "keyword" if is_keyword else "semantic"}
+        answers = _run(plpy, "ask", json.dumps(self._store), shards, json.dumps(request | call), self._arm.candidates)
+        found = _answered(json.loads(answers[0]["answers"]))
+        if any("version" in answer for answer in found):
+            return None  # it has another one: its rows are sorted there, and read here
+        for answer in found:
+            hits += [hit | {"row_key": None} for hit in answer["hits"] or []]
+            facts.setdefault("shards", {})[answer["shard"]] = answer.get("facts")
+        search._tell(self._arm, self._source.store, **facts, plan="shards", limit=self._arm.candidates)
+        return hits
+
+    def _statistics(
+        self, index: dict[str, Any], terms: list[str], leaves: list[str], shards: str, request: dict[str, Any]
+    ) -> Any:
+        """Rows, tokens, and in how many rows each word stands, of all parts."""
+        here = None
+        if leaves:
+            own = self._context.keyword().statistics(
+                self._plpy, index["store"], index["segment"], index["key"], terms
+            )
+            here = json.dumps(own)
+        found = _run(
+            self._plpy, "count", json.dumps(self._store), shards, json.dumps(request | {"call": "statistics"}), here
+        )
+        return _answered(json.loads(found[0]["statistics"]))
+
+
+def _answered(answer: Any) -> Any:
+    """The answer. Raises Silent where a shard has given none."""
+    if isinstance(answer, dict):
+        raise Silent(answer["failure"])
+    return answer
