@@ -1,24 +1,23 @@
 -- by meaning, as rows
 -- $1 vector
-WITH near_1 AS (
-  SELECT 1 AS store, s.row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id"::bigint AS document_id, t."document_id"::text AS document_key, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+WITH semantic_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-near AS (
-  SELECT * FROM (
-  SELECT * FROM near_1
+semantic AS (
+  SELECT *, row_number() OVER () AS place FROM (
+  SELECT * FROM semantic_1
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
 ),
 ranked AS (
-  SELECT *, NULL::float8 AS keyword_score, NULL::float8 AS score FROM near
+  SELECT store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score, NULL::float8 AS score, place FROM semantic
 ),
 cited AS (
-  SELECT *, row_number() OVER () AS place FROM (
-    SELECT * FROM ranked
-    ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
+  SELECT * FROM ranked
+    ORDER BY place LIMIT 3
 ),
 hit AS (
   SELECT * FROM cited
@@ -28,20 +27,20 @@ FROM hit AS h ORDER BY h.place;
 
 -- by meaning, a limit, as citations with fields
 -- $1 vector, $2 max_distance, $3 percentage_distance
-WITH near_1 AS (
-  SELECT 1 AS store, s.row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id"::bigint AS document_id, t."document_id"::text AS document_key, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<->) $1 AS distance
+WITH semantic_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<->) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<->) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-near AS (
-  SELECT * FROM (
-  SELECT * FROM near_1
+semantic AS (
+  SELECT *, row_number() OVER () AS place FROM (
+  SELECT * FROM semantic_1
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
 ),
 ranked AS (
-  SELECT *, NULL::float8 AS keyword_score, NULL::float8 AS score FROM near
+  SELECT store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score, NULL::float8 AS score, place FROM semantic
 ),
 threshold AS (
   SELECT CASE WHEN p.is_percentage THEN p.by_percentage ELSE p.most END AS distance, p.is_percentage
@@ -49,121 +48,120 @@ threshold AS (
     FROM (SELECT min(distance) + $3 / 100 * abs(min(distance)) AS by_percentage, $2 AS most FROM ranked) AS b) AS p
 ),
 cited AS (
-  SELECT *, row_number() OVER () AS place FROM (
-    SELECT * FROM ranked
+  SELECT * FROM ranked
     WHERE distance <= (SELECT distance FROM threshold)
-    ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
+    ORDER BY place LIMIT 3
 ),
 hit AS (
   SELECT * FROM cited
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'document_id', coalesce(to_json(h.document_id), to_json(h.document_key)), 'rank', h.rank) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT distance FROM threshold), 4)::text AS threshold, (SELECT is_percentage FROM threshold) AS is_percentage,
-  ARRAY[(SELECT count(*) < 3 FROM near_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_1)]::boolean[] AS tied, ARRAY[]::boolean[] AS missing
+  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, (SELECT distance FROM threshold)::text AS "limit",
+  ARRAY[(SELECT count(*) < 3 FROM semantic_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1)]::boolean[] AS tied, ARRAY[false]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by meaning, two stores, one read without its index, hits
 -- $1 vector
-WITH near_1 AS (
-  SELECT 1 AS store, s.row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id"::bigint AS document_id, t."document_id"::text AS document_key, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+WITH semantic_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-near_2 AS (
-  SELECT 2 AS store, s.row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, coalesce(nullif(to_jsonb(t."metadata") ->> 'source', ''), nullif(to_jsonb(t."metadata") ->> 'file_path', ''), nullif(to_jsonb(t."metadata") ->> 'file_name', ''), nullif(to_jsonb(t."metadata") ->> 'url', ''), nullif(to_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, NULL::bigint AS document_id, t."key"::text AS document_key, NULL::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec AS distance
+semantic_2 AS (
+  SELECT 2 AS store, s.row_key, s.document_name, NULL::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, coalesce(nullif(to_jsonb(t."metadata") ->> 'source', ''), nullif(to_jsonb(t."metadata") ->> 'file_path', ''), nullif(to_jsonb(t."metadata") ->> 'file_name', ''), nullif(to_jsonb(t."metadata") ->> 'url', ''), nullif(to_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, t."key" AS document, NULL::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec AS distance
     FROM kb."it's" AS t WHERE t."em""bedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY round(((t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec) + 0)::numeric, 4), (coalesce(nullif(to_jsonb(t."metadata") ->> 'source', ''), nullif(to_jsonb(t."metadata") ->> 'file_path', ''), nullif(to_jsonb(t."metadata") ->> 'file_name', ''), nullif(to_jsonb(t."metadata") ->> 'url', ''), nullif(to_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s')) COLLATE "C", t."key"::text COLLATE "C", NULL::bigint LIMIT 3) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-near AS (
+semantic AS (
+  SELECT *, row_number() OVER () AS place FROM (
   SELECT * FROM (
-  SELECT * FROM (
-  SELECT * FROM near_1
+  SELECT * FROM semantic_1
   UNION ALL
-  SELECT * FROM near_2) AS u
+  SELECT * FROM semantic_2) AS u
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
 ),
 ranked AS (
-  SELECT *, NULL::float8 AS keyword_score, NULL::float8 AS score FROM near
+  SELECT store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score, NULL::float8 AS score, place FROM semantic
 ),
 cited AS (
-  SELECT *, row_number() OVER () AS place FROM (
-    SELECT * FROM ranked
-    ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
+  SELECT * FROM ranked
+    ORDER BY place LIMIT 3
 ),
 hit AS (
   SELECT * FROM cited
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'kb.it''s'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage, (SELECT min(distance) FROM ranked)::text AS nearest,
-  ARRAY[(SELECT count(*) < 3 FROM near_1), (SELECT count(*) < 3 FROM near_2)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_1), (SELECT count(*) = 3 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_2)]::boolean[] AS tied, ARRAY[]::boolean[] AS missing
+  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  ARRAY[(SELECT count(*) < 3 FROM semantic_1), (SELECT count(*) < 3 FROM semantic_2)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 3 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_2)]::boolean[] AS tied, ARRAY[false, false]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by meaning, by an index of smaller vectors
 -- $1 vector
-WITH near_1 AS (
-  SELECT 1 AS store, s.row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id"::bigint AS document_id, t."document_id"::text AS document_key, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+WITH semantic_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM (SELECT t.ctid, t."document_id", t."document_name", t."metadata", t."segment", t."segment_embedding", t."segment_number" FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
       ORDER BY public.binary_quantize(t."segment_embedding")::bit(3) OPERATOR(public.<~>) public.binary_quantize($1::public.vector)::bit(3) LIMIT 400) AS t
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-near AS (
-  SELECT * FROM (
-  SELECT * FROM near_1
+semantic AS (
+  SELECT *, row_number() OVER () AS place FROM (
+  SELECT * FROM semantic_1
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
 ),
 ranked AS (
-  SELECT *, NULL::float8 AS keyword_score, NULL::float8 AS score FROM near
+  SELECT store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score, NULL::float8 AS score, place FROM semantic
 ),
 cited AS (
-  SELECT *, row_number() OVER () AS place FROM (
-    SELECT * FROM ranked
-    ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
+  SELECT * FROM ranked
+    ORDER BY place LIMIT 3
 ),
 hit AS (
   SELECT * FROM cited
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage, (SELECT min(distance) FROM ranked)::text AS nearest,
-  ARRAY[(SELECT count(*) < 3 FROM near_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_1)]::boolean[] AS tied, ARRAY[]::boolean[] AS missing
+  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  ARRAY[(SELECT count(*) < 3 FROM semantic_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1)]::boolean[] AS tied, ARRAY[false]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by meaning, widened, citations
 -- $1 vector
-WITH near_1 AS (
-  SELECT 1 AS store, s.row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id"::bigint AS document_id, t."document_id"::text AS document_key, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+WITH semantic_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-near_2 AS (
-  SELECT 2 AS store, s.row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, coalesce(nullif(to_jsonb(t."metadata") ->> 'source', ''), nullif(to_jsonb(t."metadata") ->> 'file_path', ''), nullif(to_jsonb(t."metadata") ->> 'file_name', ''), nullif(to_jsonb(t."metadata") ->> 'url', ''), nullif(to_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, NULL::bigint AS document_id, t."key"::text AS document_key, NULL::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec AS distance
+semantic_2 AS (
+  SELECT 2 AS store, s.row_key, s.document_name, NULL::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, coalesce(nullif(to_jsonb(t."metadata") ->> 'source', ''), nullif(to_jsonb(t."metadata") ->> 'file_path', ''), nullif(to_jsonb(t."metadata") ->> 'file_name', ''), nullif(to_jsonb(t."metadata") ->> 'url', ''), nullif(to_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, t."key" AS document, NULL::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec AS distance
     FROM kb."it's" AS t WHERE t."em""bedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-near AS (
+semantic AS (
+  SELECT *, row_number() OVER () AS place FROM (
   SELECT * FROM (
-  SELECT * FROM (
-  SELECT * FROM near_1
+  SELECT * FROM semantic_1
   UNION ALL
-  SELECT * FROM near_2) AS u
+  SELECT * FROM semantic_2) AS u
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
 ),
 ranked AS (
-  SELECT *, NULL::float8 AS keyword_score, NULL::float8 AS score FROM near
+  SELECT store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score, NULL::float8 AS score, place FROM semantic
 ),
 cited AS (
-  SELECT *, row_number() OVER () AS place FROM (
-    SELECT * FROM ranked
-    ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
+  SELECT * FROM ranked
+    ORDER BY place LIMIT 3
 ),
 range AS (
   SELECT store, document_key, min(segment_number) - 1 AS first, max(segment_number) + 1 AS last, min(place) AS best
@@ -181,7 +179,7 @@ widened AS (
   GROUP BY best
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.metadata, c.keyword_score, c.score, c.place, coalesce(w.segment, c.segment) AS segment, w.first_segment, w.last_segment
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.metadata, coalesce(w.segment, c.segment) AS segment, w.first_segment, w.last_segment
   FROM (SELECT * FROM cited) AS c
   LEFT JOIN range AS r ON r.store = c.store AND r.document_key = c.document_key
     AND c.segment_number BETWEEN r.first AND r.last
@@ -190,84 +188,130 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'segment_range', json_build_array(coalesce(h.first_segment, h.segment_number), coalesce(h.last_segment, h.segment_number))) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  ARRAY[(SELECT count(*) < 3 FROM near_1), (SELECT count(*) < 3 FROM near_2)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_1), (SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_2)]::boolean[] AS tied, ARRAY[]::boolean[] AS missing
+  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  ARRAY[(SELECT count(*) < 3 FROM semantic_1), (SELECT count(*) < 3 FROM semantic_2)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_2)]::boolean[] AS tied, ARRAY[false, false]::boolean[] AS missing
+FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
+
+-- by meaning, filtered, one store by few rows that pass
+-- $1 vector, $2 nothing, $3 filter, $4 row_keys_2
+WITH semantic_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL AND t."document_id" = ANY ($3::bigint[])
+    ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 11) AS s
+  WHERE abs(s.distance) < 'Infinity'
+),
+semantic_2 AS (
+  SELECT 2 AS store, s.row_key, s.document_name, NULL::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, coalesce(nullif(to_jsonb(t."metadata") ->> 'source', ''), nullif(to_jsonb(t."metadata") ->> 'file_path', ''), nullif(to_jsonb(t."metadata") ->> 'file_name', ''), nullif(to_jsonb(t."metadata") ->> 'url', ''), nullif(to_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, t."key" AS document, NULL::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, (t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec) + 0 AS distance
+    FROM kb."it's" AS t WHERE t."em""bedding" IS NOT NULL AND t."segment" IS NOT NULL AND t.ctid = ANY ($4::tid[])
+    ORDER BY (t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec) + 0 LIMIT 11) AS s
+  WHERE abs(s.distance) < 'Infinity'
+),
+semantic AS (
+  SELECT *, row_number() OVER () AS place FROM (
+  SELECT * FROM (
+  SELECT * FROM semantic_1
+  UNION ALL
+  SELECT * FROM semantic_2) AS u
+  ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
+),
+ranked AS (
+  SELECT store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score, NULL::float8 AS score, place FROM semantic
+),
+cited AS (
+  SELECT * FROM ranked
+    ORDER BY place LIMIT 3
+),
+hit AS (
+  SELECT * FROM cited
+)
+SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'kb.it''s'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
+  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  ARRAY[(SELECT count(*) < 3 FROM semantic_1), (SELECT count(*) < 3 FROM semantic_2)]::boolean[] AS short, ARRAY[(SELECT count(*) = 11 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 11 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_2)]::boolean[] AS tied, ARRAY[false, false]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by words, without a vector
--- $1 keys_1, $2 scores_1, $3 keyword_limit, $4 candidates_1
-WITH words_1 AS (
-  SELECT 1 AS store, t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id"::bigint AS document_id, t."document_id"::text AS document_key, t."segment_number"::bigint AS segment_number, w.score, NULL::numeric AS distance
-  FROM unnest($1, $2) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
-  WHERE t."segment" IS NOT NULL
+-- $1 keys_1_1, $2 scores_1_1, $3 limit_1, $4 candidates_1_1
+WITH keyword_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, NULL::float8 AS distance
+    FROM unnest($1, $2) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
+    WHERE t."segment" IS NOT NULL) AS s
 ),
-words AS (
-  SELECT * FROM (
-  SELECT * FROM words_1
+keyword AS (
+  SELECT *, row_number() OVER () AS place FROM (
+  SELECT * FROM keyword_1
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b WHERE score >= $3
 ),
 ranked AS (
-  SELECT w.store, w.row_key, w.document_name, w.document_id, w.document_key, w.segment_number, CASE WHEN abs(w.distance) < 'Infinity' THEN w.distance END AS distance, w.score AS keyword_score, NULL::float8 AS score FROM words AS w
+  SELECT store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score, NULL::float8 AS score, place FROM keyword
 ),
 cited AS (
-  SELECT *, row_number() OVER () AS place FROM (
-    SELECT * FROM ranked
-    ORDER BY keyword_score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
+  SELECT * FROM ranked
+    ORDER BY place LIMIT 3
 ),
 hit AS (
-  SELECT c.*, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage, (SELECT min(distance) FROM ranked)::text AS nearest,
-  ARRAY[]::boolean[] AS short, ARRAY[]::boolean[] AS tied, ARRAY[(SELECT count(*) < 3 AND cardinality($1) >= $4 FROM words_1)]::boolean[] AS missing
+  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  ARRAY[false]::boolean[] AS short, ARRAY[false]::boolean[] AS tied, ARRAY[(SELECT count(*) < 3 AND cardinality($1) >= $4 FROM keyword_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, weighted by how clear the arms are
--- $1 vector, $2 keys_1, $3 scores_1, $4 candidates_1
-WITH near_1 AS (
-  SELECT 1 AS store, s.row_key, s.document_name, s.document_id, s.document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id"::bigint AS document_id, t."document_id"::text AS document_key, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+-- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 candidates_2_1
+WITH semantic_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-near AS (
-  SELECT *, (1 - distance)::float8 AS similarity FROM (
-  SELECT * FROM near_1
+semantic AS (
+  SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
+  SELECT * FROM semantic_1
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-words_1 AS (
-  SELECT 1 AS store, t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id"::bigint AS document_id, t."document_id"::text AS document_key, t."segment_number"::bigint AS segment_number, w.score, round(((t."segment_embedding" OPERATOR(public.<=>) $1) + 0)::numeric, 4) AS distance
-  FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
-  WHERE t."segment" IS NOT NULL
+keyword_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
+    WHERE t."segment" IS NOT NULL) AS s
 ),
-words AS (
-  SELECT * FROM (
-  SELECT * FROM words_1
+keyword AS (
+  SELECT *, row_number() OVER () AS place, score AS value FROM (
+  SELECT * FROM keyword_1
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-strength AS MATERIALIZED (
-  SELECT n.best AS near_best, w.best AS words_best,
-    coalesce((SELECT 1 - sum(greatest(b.v - n.nothing, 0) / (n.best - n.nothing)) / 30
-      FROM (SELECT v FROM (SELECT similarity AS v FROM near) AS v ORDER BY v DESC LIMIT 30) AS b
-      WHERE n.best > n.nothing), 0) AS near, coalesce((SELECT 1 - sum(greatest(b.v - w.nothing, 0) / (w.best - w.nothing)) / 30
-      FROM (SELECT v FROM (SELECT score AS v FROM words) AS v ORDER BY v DESC LIMIT 30) AS b
-      WHERE w.best > w.nothing), 0) AS words
-  FROM (SELECT max(similarity) AS best, min(similarity) AS nothing FROM near) AS n,
-    (SELECT max(score) AS best, 0::float8 AS nothing FROM words) AS w
+found AS MATERIALIZED (
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM semantic
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM keyword
+),
+strength AS (
+  SELECT b.arm, b.best, coalesce(
+      1 - sum(greatest(f.value - b.nothing, 0) / nullif(b.best - b.nothing, 0)) / 30, 0) AS clear
+  FROM (SELECT arm, best, CASE WHEN arm IN (1) THEN least ELSE 0 END AS nothing FROM (SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm) AS b) AS b
+    JOIN found AS f ON f.arm = b.arm AND f.place <= 30
+  GROUP BY b.arm, b.best, b.nothing
 ),
 weight AS MATERIALIZED (
-  SELECT s.near_best, s.words_best, s.share AS near, 1 - s.share AS words
-  FROM (SELECT s.*, CASE WHEN 0.6::float8 * s.near + 0.4::float8 * s.words > 0 THEN 0.6::float8 * s.near / (0.6::float8 * s.near + 0.4::float8 * s.words)
-    ELSE 0.6::float8 / 1.0::float8 END AS share
-    FROM strength AS s) AS s
+  SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
+  FROM (SELECT a.arm, a.part, a.share, a.is_known, a.is_last, s.best, CASE WHEN sum(a.given * coalesce(s.clear, 0)) OVER part > 0 THEN a.given * coalesce(s.clear, 0) / sum(a.given * coalesce(s.clear, 0)) OVER part
+      ELSE a.given / coalesce(nullif(sum(a.given) OVER part, 0), 1) END AS weight
+    FROM (VALUES (1, 1, 0.6::float8, 1::float8, true, false), (2, 1, 0.4::float8, 1::float8, false, true)) AS a (arm, part, given, share, is_known, is_last) LEFT JOIN strength AS s USING (arm) WINDOW part AS (PARTITION BY a.part)) AS a
+  WINDOW before AS (PARTITION BY part ORDER BY arm ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+),
+known AS MATERIALIZED (
+  SELECT sum(weight) AS weight, max(best) AS best FROM weight WHERE is_known AND best > 0
 ),
 ranked AS (
-  SELECT b.*, CASE WHEN a.near_best > 0 AND a.near > 0
-      THEN a.near * least(1, greatest(0, coalesce(b.similarity, (1 - b.distance)::float8)) / a.near_best) ELSE 0 END
-    + coalesce(CASE WHEN a.words_best > 0 THEN a.words * b.keyword_score / a.words_best END, 0) AS score FROM (
-    SELECT store, row_key, coalesce(n.document_name, w.document_name) AS document_name, coalesce(n.document_id, w.document_id) AS document_id, coalesce(n.document_key, w.document_key) AS document_key, coalesce(n.segment_number, w.segment_number) AS segment_number, coalesce(n.distance, CASE WHEN abs(w.distance) < 'Infinity' THEN w.distance END) AS distance,
-      w.score AS keyword_score, n.similarity
-    FROM near AS n FULL JOIN words AS w USING (store, row_key)) AS b, weight AS a
+  SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,
+    CASE WHEN k.weight > 0 THEN k.weight * least(1, greatest(0, (1 - min(f.distance))::float8) / k.best) ELSE 0 END + coalesce(sum(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END), 0) AS score
+  FROM found AS f JOIN weight AS w USING (arm), known AS k
+  GROUP BY f.store, f.row_key, k.weight, k.best
 ),
 cited AS (
   SELECT *, row_number() OVER () AS place FROM (
@@ -275,47 +319,61 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.*, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  ARRAY[(SELECT count(*) < 100 FROM near_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_1)]::boolean[] AS tied, ARRAY[(SELECT count(*) < 100 AND cardinality($2) >= $4 FROM words_1)]::boolean[] AS missing
+  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  ARRAY[(SELECT count(*) < 100 FROM semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $4 FROM keyword_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, weighted
--- $1 vector, $2 keys_1, $3 scores_1, $4 near_weight, $5 words_weight, $6 candidates_1
-WITH near_1 AS (
-  SELECT 1 AS store, s.row_key, s.document_name, s.document_id, s.document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id"::bigint AS document_id, t."document_id"::text AS document_key, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<->) $1 AS distance
+-- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 weight_1, $5 weight_2, $6 candidates_2_1
+WITH semantic_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<->) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<->) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-near AS (
-  SELECT *, (1 / (1 + distance))::float8 AS similarity FROM (
-  SELECT * FROM near_1
+semantic AS (
+  SELECT *, row_number() OVER () AS place, (1 / (1 + distance))::float8 AS value FROM (
+  SELECT * FROM semantic_1
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-words_1 AS (
-  SELECT 1 AS store, t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id"::bigint AS document_id, t."document_id"::text AS document_key, t."segment_number"::bigint AS segment_number, w.score, round(((t."segment_embedding" OPERATOR(public.<->) $1) + 0)::numeric, 4) AS distance
-  FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
-  WHERE t."segment" IS NOT NULL
+keyword_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<->) $1 AS distance
+    FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
+    WHERE t."segment" IS NOT NULL) AS s
 ),
-words AS (
-  SELECT * FROM (
-  SELECT * FROM words_1
+keyword AS (
+  SELECT *, row_number() OVER () AS place, score AS value FROM (
+  SELECT * FROM keyword_1
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
+found AS MATERIALIZED (
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM semantic
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM keyword
+),
+strength AS (
+  SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm
+),
 weight AS MATERIALIZED (
-  SELECT (SELECT max(similarity) FROM near) AS near_best, (SELECT max(score) FROM words) AS words_best, $4 AS near, $5 AS words
+  SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
+  FROM (SELECT a.arm, a.part, a.share, a.is_known, a.is_last, s.best, CASE WHEN sum(a.given) OVER part > 0 THEN a.given / sum(a.given) OVER part
+      ELSE a.given / coalesce(nullif(sum(a.given) OVER part, 0), 1) END AS weight
+    FROM (VALUES (1, 1, $4, 1::float8, true, false), (2, 1, $5, 1::float8, false, false)) AS a (arm, part, given, share, is_known, is_last) LEFT JOIN strength AS s USING (arm) WINDOW part AS (PARTITION BY a.part)) AS a
+  WINDOW before AS (PARTITION BY part ORDER BY arm ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+),
+known AS MATERIALIZED (
+  SELECT sum(weight) AS weight, max(best) AS best FROM weight WHERE is_known AND best > 0
 ),
 ranked AS (
-  SELECT b.*, CASE WHEN a.near_best > 0 AND a.near > 0
-      THEN a.near * least(1, greatest(0, coalesce(b.similarity, (1 / (1 + b.distance))::float8)) / a.near_best) ELSE 0 END
-    + coalesce(CASE WHEN a.words_best > 0 THEN a.words * b.keyword_score / a.words_best END, 0) AS score FROM (
-    SELECT store, row_key, coalesce(n.document_name, w.document_name) AS document_name, coalesce(n.document_id, w.document_id) AS document_id, coalesce(n.document_key, w.document_key) AS document_key, coalesce(n.segment_number, w.segment_number) AS segment_number, coalesce(n.distance, CASE WHEN abs(w.distance) < 'Infinity' THEN w.distance END) AS distance,
-      w.score AS keyword_score, n.similarity
-    FROM near AS n FULL JOIN words AS w USING (store, row_key)) AS b, weight AS a
+  SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,
+    CASE WHEN k.weight > 0 THEN k.weight * least(1, greatest(0, (1 / (1 + min(f.distance)))::float8) / k.best) ELSE 0 END + coalesce(sum(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END), 0) AS score
+  FROM found AS f JOIN weight AS w USING (arm), known AS k
+  GROUP BY f.store, f.row_key, k.weight, k.best
 ),
 cited AS (
   SELECT *, row_number() OVER () AS place FROM (
@@ -323,42 +381,48 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.*, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  ARRAY[(SELECT count(*) < 100 FROM near_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM near) FROM near_1)]::boolean[] AS tied, ARRAY[(SELECT count(*) < 100 AND cardinality($2) >= $6 FROM words_1)]::boolean[] AS missing
+  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  ARRAY[(SELECT count(*) < 100 FROM semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $6 FROM keyword_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, by ranks, widened
--- $1 vector, $2 keys_1, $3 scores_1, $4 rrf_k
-WITH near_1 AS (
-  SELECT 1 AS store, s.row_key, s.document_name, s.document_id, s.document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id"::bigint AS document_id, t."document_id"::text AS document_key, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+-- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 rrf_k
+WITH semantic_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-near AS (
-  SELECT *, row_number() OVER () AS place FROM (
-  SELECT * FROM near_1
+semantic AS (
+  SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
+  SELECT * FROM semantic_1
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-words_1 AS (
-  SELECT 1 AS store, t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id"::bigint AS document_id, t."document_id"::text AS document_key, t."segment_number"::bigint AS segment_number, w.score, round(((t."segment_embedding" OPERATOR(public.<=>) $1) + 0)::numeric, 4) AS distance
-  FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
-  WHERE t."segment" IS NOT NULL
+keyword_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
+    WHERE t."segment" IS NOT NULL) AS s
 ),
-words AS (
-  SELECT *, row_number() OVER () AS place FROM (
-  SELECT * FROM words_1
+keyword AS (
+  SELECT *, row_number() OVER () AS place, score AS value FROM (
+  SELECT * FROM keyword_1
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
+found AS MATERIALIZED (
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM semantic
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM keyword
+),
 ranked AS (
-  SELECT b.*, (coalesce(1 / ($4 + b.near), 0) + coalesce(1 / ($4 + b.words), 0)) * ($4 + 1) / 2 AS score FROM (
-    SELECT store, row_key, coalesce(n.document_name, w.document_name) AS document_name, coalesce(n.document_id, w.document_id) AS document_id, coalesce(n.document_key, w.document_key) AS document_key, coalesce(n.segment_number, w.segment_number) AS segment_number, coalesce(n.distance, CASE WHEN abs(w.distance) < 'Infinity' THEN w.distance END) AS distance,
-      w.score AS keyword_score, n.place AS near, w.place AS words
-    FROM near AS n FULL JOIN words AS w USING (store, row_key)) AS b
+  SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,
+    sum(1 / ($4 + f.place)) * ($4 + 1) / 2 AS score
+  FROM found AS f
+  GROUP BY f.store, f.row_key
 ),
 cited AS (
   SELECT *, row_number() OVER () AS place FROM (
@@ -381,8 +445,8 @@ widened AS (
   GROUP BY best
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.metadata, c.keyword_score, c.score, c.place, coalesce(w.segment, c.segment) AS segment, w.first_segment, w.last_segment
-  FROM (SELECT c.*, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key) AS c
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.metadata, coalesce(w.segment, c.segment) AS segment, w.first_segment, w.last_segment
+  FROM (SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key) AS c
   LEFT JOIN range AS r ON r.store = c.store AND r.document_key = c.document_key
     AND c.segment_number BETWEEN r.first AND r.last
   LEFT JOIN widened AS w ON w.best = r.best
@@ -390,3 +454,632 @@ hit AS (
 )
 SELECT row_number() OVER (ORDER BY h.place)::integer AS rank, (ARRAY['public.handbook'])[h.store] AS vector_store, h.document_name, h.document_id, h.segment_number::integer AS segment_number, h.segment, h.distance, h.metadata, h.keyword_score, h.score, NULL::float8 AS rerank_score
 FROM hit AS h ORDER BY h.place;
+
+-- three arms, weighted, one by a question of its own
+-- $1 vector, $2 vector_2, $3 keys_3_1, $4 scores_3_1, $5 weight_1, $6 weight_2, $7 weight_3, $8 candidates_3_1
+WITH semantic_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
+  WHERE abs(s.distance) < 'Infinity'
+),
+semantic AS (
+  SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
+  SELECT * FROM semantic_1
+  ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+arm_2_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance, round((s.own + 0)::numeric, 4)::float8 AS own
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance, t."segment_embedding" OPERATOR(public.<=>) $2 AS own
+    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    ORDER BY t."segment_embedding" OPERATOR(public.<=>) $2 LIMIT 104) AS s
+  WHERE abs(s.own) < 'Infinity'
+),
+arm_2 AS (
+  SELECT *, row_number() OVER () AS place, (1 - own)::float8 AS value FROM (
+  SELECT * FROM arm_2_1
+  ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+arm_3_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM unnest($3, $4) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
+    WHERE t."segment" IS NOT NULL) AS s
+),
+arm_3 AS (
+  SELECT *, row_number() OVER () AS place, score AS value FROM (
+  SELECT * FROM arm_3_1
+  ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+found AS MATERIALIZED (
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM semantic
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM arm_2
+  UNION ALL SELECT 3 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM arm_3
+),
+strength AS (
+  SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm
+),
+weight AS MATERIALIZED (
+  SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
+  FROM (SELECT a.arm, a.part, a.share, a.is_known, a.is_last, s.best, CASE WHEN sum(a.given) OVER part > 0 THEN a.given / sum(a.given) OVER part
+      ELSE a.given / coalesce(nullif(sum(a.given) OVER part, 0), 1) END AS weight
+    FROM (VALUES (1, 1, $5, 1::float8, true, false), (2, 1, $6, 1::float8, false, false), (3, 1, $7, 1::float8, false, false)) AS a (arm, part, given, share, is_known, is_last) LEFT JOIN strength AS s USING (arm) WINDOW part AS (PARTITION BY a.part)) AS a
+  WINDOW before AS (PARTITION BY part ORDER BY arm ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+),
+known AS MATERIALIZED (
+  SELECT sum(weight) AS weight, max(best) AS best FROM weight WHERE is_known AND best > 0
+),
+ranked AS (
+  SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,
+    CASE WHEN k.weight > 0 THEN k.weight * least(1, greatest(0, (1 - min(f.distance))::float8) / k.best) ELSE 0 END + coalesce(sum(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END), 0) AS score
+  FROM found AS f JOIN weight AS w USING (arm), known AS k
+  GROUP BY f.store, f.row_key, k.weight, k.best
+),
+cited AS (
+  SELECT *, row_number() OVER () AS place FROM (
+    SELECT * FROM ranked
+    ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
+),
+hit AS (
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+)
+SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
+  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  ARRAY[(SELECT count(*) < 100 FROM semantic_1), (SELECT count(*) < 100 FROM arm_2_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 104 AND max(own) <= (SELECT max(own) FROM arm_2) FROM arm_2_1), false]::boolean[] AS tied, ARRAY[false, false, (SELECT count(*) < 100 AND cardinality($3) >= $8 FROM arm_3_1)]::boolean[] AS missing
+FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
+
+-- three arms, by ranks, one by a function
+-- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 hits_3_1, $5 limit_3, $6 rrf_k
+WITH semantic_1 AS (
+  SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
+  WHERE abs(s.distance) < 'Infinity'
+),
+semantic AS (
+  SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
+  SELECT * FROM semantic_1
+  ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+arm_2_1 AS (
+  SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
+    WHERE t."segment" IS NOT NULL) AS s
+),
+arm_2 AS (
+  SELECT *, row_number() OVER () AS place, score AS value FROM (
+  SELECT * FROM arm_2_1
+  ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+arm_3_1 AS (
+  SELECT 1 AS store, coalesce(s.row_key, 'given ' || s.place) AS row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, s.score AS own, s.distance
+  FROM ROWS FROM (jsonb_to_recordset($4) AS (vector_store text, document_name text, document_id bigint, document_key text, segment_number bigint, segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, row_key text)) WITH ORDINALITY AS s (vector_store, document_name, document_id, document_key, segment_number, segment, distance, metadata, keyword_score, score, row_key, place)
+),
+arm_3 AS (
+  SELECT *, row_number() OVER () AS place, CASE WHEN min(own::float8) OVER () / 2 = max(own::float8) OVER () / 2 THEN 1 ELSE (own::float8 / 2 - max(own::float8) OVER () / 2) / (min(own::float8) OVER () / 2 - max(own::float8) OVER () / 2) END AS value FROM (
+  SELECT * FROM arm_3_1
+  ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 20) AS b WHERE own <= $5
+),
+found AS MATERIALIZED (
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score FROM semantic
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, score AS keyword_score FROM arm_2
+  UNION ALL SELECT 3 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score FROM arm_3
+),
+ranked AS (
+  SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, (array_agg(f.segment ORDER BY 1 / ($6 + f.place) DESC, f.arm) FILTER (WHERE f.segment IS NOT NULL))[1] AS segment, (array_agg(f.metadata ORDER BY 1 / ($6 + f.place) DESC, f.arm) FILTER (WHERE f.metadata IS NOT NULL))[1] AS metadata, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,
+    sum(1 / ($6 + f.place)) * ($6 + 1) / 3 AS score
+  FROM found AS f
+  GROUP BY f.store, f.row_key
+),
+cited AS (
+  SELECT *, row_number() OVER () AS place FROM (
+    SELECT * FROM ranked
+    ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
+),
+hit AS (
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, to_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
+)
+SELECT row_number() OVER (ORDER BY h.place)::integer AS rank, (ARRAY['public.handbook'])[h.store] AS vector_store, h.document_name, h.document_id, h.segment_number::integer AS segment_number, h.segment, h.distance, h.metadata, h.keyword_score, h.score, NULL::float8 AS rerank_score
+FROM hit AS h ORDER BY h.place;
+
+-- two parts with shares, each weighted by how clear its arms are
+-- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 vector_3, $5 keys_4_1, $6 scores_4_1, $7 share_1, $8 share_2, $9 share_3, $10 share_4, $11 candidates_2_1, $12 candidates_4_1
+WITH part_1_semantic_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
+  WHERE abs(s.distance) < 'Infinity'
+),
+part_1_semantic AS (
+  SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
+  SELECT * FROM part_1_semantic_1
+  ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+part_1_keyword_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
+    WHERE t."segment" IS NOT NULL) AS s
+),
+part_1_keyword AS (
+  SELECT *, row_number() OVER () AS place, score AS value FROM (
+  SELECT * FROM part_1_keyword_1
+  ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+part_2_semantic_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance, round((s.own + 0)::numeric, 4)::float8 AS own
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance, t."segment_embedding" OPERATOR(public.<=>) $4 AS own
+    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    ORDER BY t."segment_embedding" OPERATOR(public.<=>) $4 LIMIT 104) AS s
+  WHERE abs(s.own) < 'Infinity'
+),
+part_2_semantic AS (
+  SELECT *, row_number() OVER () AS place, (1 - own)::float8 AS value FROM (
+  SELECT * FROM part_2_semantic_1
+  ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+part_2_keyword_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM unnest($5, $6) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
+    WHERE t."segment" IS NOT NULL) AS s
+),
+part_2_keyword AS (
+  SELECT *, row_number() OVER () AS place, score AS value FROM (
+  SELECT * FROM part_2_keyword_1
+  ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+found AS MATERIALIZED (
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM part_1_semantic
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM part_1_keyword
+  UNION ALL SELECT 3 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM part_2_semantic
+  UNION ALL SELECT 4 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM part_2_keyword
+),
+strength AS (
+  SELECT b.arm, b.best, coalesce(
+      1 - sum(greatest(f.value - b.nothing, 0) / nullif(b.best - b.nothing, 0)) / 30, 0) AS clear
+  FROM (SELECT arm, best, CASE WHEN arm IN (1, 3) THEN least ELSE 0 END AS nothing FROM (SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm) AS b) AS b
+    JOIN found AS f ON f.arm = b.arm AND f.place <= 30
+  GROUP BY b.arm, b.best, b.nothing
+),
+weight AS MATERIALIZED (
+  SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
+  FROM (SELECT a.arm, a.part, a.share, a.is_known, a.is_last, s.best, CASE WHEN sum(a.given * coalesce(s.clear, 0)) OVER part > 0 THEN a.given * coalesce(s.clear, 0) / sum(a.given * coalesce(s.clear, 0)) OVER part
+      ELSE a.given / coalesce(nullif(sum(a.given) OVER part, 0), 1) END AS weight
+    FROM (VALUES (1, 1, 0.6::float8, $7, true, false), (2, 1, 0.4::float8, $8, false, true), (3, 2, 0.6::float8, $9, false, false), (4, 2, 0.4::float8, $10, false, true)) AS a (arm, part, given, share, is_known, is_last) LEFT JOIN strength AS s USING (arm) WINDOW part AS (PARTITION BY a.part)) AS a
+  WINDOW before AS (PARTITION BY part ORDER BY arm ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+),
+known AS MATERIALIZED (
+  SELECT sum(weight) AS weight, max(best) AS best FROM weight WHERE is_known AND best > 0
+),
+ranked AS (
+  SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,
+    CASE WHEN k.weight > 0 THEN k.weight * least(1, greatest(0, (1 - min(f.distance))::float8) / k.best) ELSE 0 END + coalesce(sum(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END), 0) AS score
+  FROM found AS f JOIN weight AS w USING (arm), known AS k
+  GROUP BY f.store, f.row_key, k.weight, k.best
+),
+cited AS (
+  SELECT *, row_number() OVER () AS place FROM (
+    SELECT * FROM ranked
+    ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
+),
+hit AS (
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+)
+SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
+  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  ARRAY[(SELECT count(*) < 100 FROM part_1_semantic_1), false, (SELECT count(*) < 100 FROM part_2_semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM part_1_semantic) FROM part_1_semantic_1), false, (SELECT count(*) = 104 AND max(own) <= (SELECT max(own) FROM part_2_semantic) FROM part_2_semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $11 FROM part_1_keyword_1), false, (SELECT count(*) < 100 AND cardinality($5) >= $12 FROM part_2_keyword_1)]::boolean[] AS missing
+FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
+
+-- hybrid, a table beside a view
+-- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 keys_2_2, $5 scores_2_2, $6 candidates_2_1, $7 candidates_2_2
+WITH semantic_1 AS (
+  SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
+  WHERE abs(s.distance) < 'Infinity'
+),
+semantic_2 AS (
+  SELECT 2 AS store, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document::text), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document::text, s.segment_number, s.segment ORDER BY s.distance))) AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM public.seen AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
+  WHERE abs(s.distance) < 'Infinity'
+),
+semantic AS (
+  SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
+  SELECT * FROM (
+  SELECT * FROM semantic_1
+  UNION ALL
+  SELECT * FROM semantic_2) AS u
+  ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+keyword_1 AS (
+  SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
+    WHERE t."segment" IS NOT NULL) AS s
+),
+keyword_2 AS (
+  SELECT 2 AS store, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document::text), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document::text, s.segment_number, s.segment ORDER BY s.score DESC))) AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM unnest($4, $5) AS w (key, score) JOIN public.kept AS t ON t."id" = (w.key::text[])[1]::uuid
+    WHERE t."segment" IS NOT NULL) AS s
+),
+keyword AS (
+  SELECT *, row_number() OVER () AS place, score AS value FROM (
+  SELECT * FROM (
+  SELECT * FROM keyword_1
+  UNION ALL
+  SELECT * FROM keyword_2) AS u
+  ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+found AS MATERIALIZED (
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score FROM semantic
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, score AS keyword_score FROM keyword
+),
+strength AS (
+  SELECT b.arm, b.best, coalesce(
+      1 - sum(greatest(f.value - b.nothing, 0) / nullif(b.best - b.nothing, 0)) / 30, 0) AS clear
+  FROM (SELECT arm, best, CASE WHEN arm IN (1) THEN least ELSE 0 END AS nothing FROM (SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm) AS b) AS b
+    JOIN found AS f ON f.arm = b.arm AND f.place <= 30
+  GROUP BY b.arm, b.best, b.nothing
+),
+weight AS MATERIALIZED (
+  SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
+  FROM (SELECT a.arm, a.part, a.share, a.is_known, a.is_last, s.best, CASE WHEN sum(a.given * coalesce(s.clear, 0)) OVER part > 0 THEN a.given * coalesce(s.clear, 0) / sum(a.given * coalesce(s.clear, 0)) OVER part
+      ELSE a.given / coalesce(nullif(sum(a.given) OVER part, 0), 1) END AS weight
+    FROM (VALUES (1, 1, 0.6::float8, 1::float8, true, false), (2, 1, 0.4::float8, 1::float8, false, true)) AS a (arm, part, given, share, is_known, is_last) LEFT JOIN strength AS s USING (arm) WINDOW part AS (PARTITION BY a.part)) AS a
+  WINDOW before AS (PARTITION BY part ORDER BY arm ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+),
+known AS MATERIALIZED (
+  SELECT sum(weight) AS weight, max(best) AS best FROM weight WHERE is_known AND best > 0
+),
+ranked AS (
+  SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, (array_agg(f.segment ORDER BY coalesce(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END, f.value * w.weight) DESC, f.arm) FILTER (WHERE f.segment IS NOT NULL))[1] AS segment, (array_agg(f.metadata ORDER BY coalesce(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END, f.value * w.weight) DESC, f.arm) FILTER (WHERE f.metadata IS NOT NULL))[1] AS metadata, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,
+    CASE WHEN k.weight > 0 THEN k.weight * least(1, greatest(0, (1 - min(f.distance))::float8) / k.best) ELSE 0 END + coalesce(sum(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END), 0) AS score
+  FROM found AS f JOIN weight AS w USING (arm), known AS k
+  GROUP BY f.store, f.row_key, k.weight, k.best
+),
+cited AS (
+  SELECT *, row_number() OVER () AS place FROM (
+    SELECT * FROM ranked
+    ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
+),
+range AS (
+  SELECT store, document_key, min(segment_number) - 1 AS first, max(segment_number) + 1 AS last, min(place) AS best
+  FROM (SELECT d.*, count(*) FILTER (WHERE opens) OVER (PARTITION BY store, document_key ORDER BY segment_number) AS island
+    FROM (SELECT store, document_key, segment_number, place,
+        coalesce(segment_number > 3 + max(segment_number) OVER (PARTITION BY store, document_key ORDER BY segment_number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), true) AS opens
+      FROM cited WHERE store IN (1, 2) AND segment_number IS NOT NULL AND document_key IS NOT NULL) AS d) AS i
+  GROUP BY store, document_key, island
+),
+widened AS (
+  SELECT best, ml_rag._joined(segment ORDER BY segment_number) AS segment, min(segment_number) AS first_segment, max(segment_number) AS last_segment FROM (
+    SELECT r.best, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment
+    FROM range AS r JOIN public.handbook AS t ON r.store = 1 AND t."document_id" = r.document_key::bigint AND t."segment_number" BETWEEN r.first AND r.last
+    WHERE t."segment" IS NOT NULL
+  UNION ALL
+  SELECT r.best, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment
+    FROM range AS r JOIN public.seen AS t ON r.store = 2 AND t."document_id" = r.document_key::bigint AND t."segment_number" BETWEEN r.first AND r.last
+    WHERE t."segment" IS NOT NULL AND t."segment_number" = ANY (ARRAY(SELECT generate_series(r.first, r.last) FROM range AS r WHERE r.store = 2))) AS n
+  GROUP BY best
+),
+hit AS (
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.metadata, coalesce(w.segment, c.segment) AS segment, w.first_segment, w.last_segment
+  FROM (SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, to_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
+  UNION ALL
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.segment, c.metadata FROM cited AS c WHERE c.store = 2) AS c
+  LEFT JOIN range AS r ON r.store = c.store AND r.document_key = c.document_key
+    AND c.segment_number BETWEEN r.first AND r.last
+  LEFT JOIN widened AS w ON w.best = r.best
+  WHERE r.best IS NULL OR r.best = c.place
+)
+SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
+  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  ARRAY[(SELECT count(*) < 100 FROM semantic_1), (SELECT count(*) < 100 FROM semantic_2), false, false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_2), false, false]::boolean[] AS tied, ARRAY[false, false, (SELECT count(*) < 100 AND cardinality($2) >= $6 FROM keyword_1), (SELECT count(*) < 100 AND cardinality($4) >= $7 FROM keyword_2)]::boolean[] AS missing
+FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
+
+-- hybrid, partitions read one by one, one of other dimensions
+-- $1 vector, $2 keys_2_2, $3 scores_2_2, $4 weight_1, $5 weight_2, $6 candidates_2_2
+WITH semantic_1 AS (
+  SELECT 1 AS store, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document::text), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document::text, s.segment_number, s.segment ORDER BY s.distance))) AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT u.* FROM ((SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance FROM public.seen_1 AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) UNION ALL (SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance FROM public.seen_2 AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104)) AS u ORDER BY u.distance + 0 LIMIT 104) AS s
+  WHERE abs(s.distance) < 'Infinity'
+),
+semantic AS (
+  SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
+  SELECT * FROM semantic_1
+  ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+keyword_2 AS (
+  SELECT 2 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, NULL::float8 AS distance
+    FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
+    WHERE t."segment" IS NOT NULL) AS s
+),
+keyword AS (
+  SELECT *, row_number() OVER () AS place, score AS value FROM (
+  SELECT * FROM keyword_2
+  ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+found AS MATERIALIZED (
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score FROM semantic
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, score AS keyword_score FROM keyword
+),
+strength AS (
+  SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm
+),
+weight AS MATERIALIZED (
+  SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
+  FROM (SELECT a.arm, a.part, a.share, a.is_known, a.is_last, s.best, CASE WHEN sum(a.given) OVER part > 0 THEN a.given / sum(a.given) OVER part
+      ELSE a.given / coalesce(nullif(sum(a.given) OVER part, 0), 1) END AS weight
+    FROM (VALUES (1, 1, $4, 1::float8, true, false), (2, 1, $5, 1::float8, false, false)) AS a (arm, part, given, share, is_known, is_last) LEFT JOIN strength AS s USING (arm) WINDOW part AS (PARTITION BY a.part)) AS a
+  WINDOW before AS (PARTITION BY part ORDER BY arm ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+),
+known AS MATERIALIZED (
+  SELECT sum(weight) AS weight, max(best) AS best FROM weight WHERE is_known AND best > 0
+),
+ranked AS (
+  SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, (array_agg(f.segment ORDER BY coalesce(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END, f.value * w.weight) DESC, f.arm) FILTER (WHERE f.segment IS NOT NULL))[1] AS segment, (array_agg(f.metadata ORDER BY coalesce(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END, f.value * w.weight) DESC, f.arm) FILTER (WHERE f.metadata IS NOT NULL))[1] AS metadata, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,
+    CASE WHEN k.weight > 0 THEN k.weight * least(1, greatest(0, (1 - min(f.distance))::float8) / k.best) ELSE 0 END + coalesce(sum(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END), 0) AS score
+  FROM found AS f JOIN weight AS w USING (arm), known AS k
+  GROUP BY f.store, f.row_key, k.weight, k.best
+),
+cited AS (
+  SELECT *, row_number() OVER () AS place FROM (
+    SELECT * FROM ranked
+    ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
+),
+hit AS (
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.segment, c.metadata FROM cited AS c WHERE c.store = 1
+  UNION ALL
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, to_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 2 AND t.ctid = c.row_key::tid
+)
+SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.seen', 'public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
+  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  ARRAY[(SELECT count(*) < 100 FROM semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $6 FROM keyword_2)]::boolean[] AS missing
+FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
+
+-- hits of shards, beside a table
+-- $1 vector, $2 hits_1_2, $3 keys_2_1, $4 scores_2_1, $5 hits_2_2, $6 weight_1, $7 weight_2, $8 candidates_2_1
+WITH semantic_1 AS (
+  SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
+  WHERE abs(s.distance) < 'Infinity'
+),
+semantic_2 AS (
+  SELECT 2 AS store, coalesce(s.row_key, 'given ' || s.place) AS row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, s.distance
+  FROM ROWS FROM (jsonb_to_recordset($2) AS (vector_store text, document_name text, document_id bigint, document_key text, segment_number bigint, segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, row_key text)) WITH ORDINALITY AS s (vector_store, document_name, document_id, document_key, segment_number, segment, distance, metadata, keyword_score, score, row_key, place)
+),
+semantic AS (
+  SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
+  SELECT * FROM (
+  SELECT * FROM semantic_1
+  UNION ALL
+  SELECT * FROM semantic_2) AS u
+  ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+keyword_1 AS (
+  SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM unnest($3, $4) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
+    WHERE t."segment" IS NOT NULL) AS s
+),
+keyword_2 AS (
+  SELECT 2 AS store, coalesce(s.row_key, 'given ' || s.place) AS row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, s.keyword_score AS score, s.distance
+  FROM ROWS FROM (jsonb_to_recordset($5) AS (vector_store text, document_name text, document_id bigint, document_key text, segment_number bigint, segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, row_key text)) WITH ORDINALITY AS s (vector_store, document_name, document_id, document_key, segment_number, segment, distance, metadata, keyword_score, score, row_key, place)
+),
+keyword AS (
+  SELECT *, row_number() OVER () AS place, score AS value FROM (
+  SELECT * FROM (
+  SELECT * FROM keyword_1
+  UNION ALL
+  SELECT * FROM keyword_2) AS u
+  ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+found AS MATERIALIZED (
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score FROM semantic
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, score AS keyword_score FROM keyword
+),
+strength AS (
+  SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm
+),
+weight AS MATERIALIZED (
+  SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
+  FROM (SELECT a.arm, a.part, a.share, a.is_known, a.is_last, s.best, CASE WHEN sum(a.given) OVER part > 0 THEN a.given / sum(a.given) OVER part
+      ELSE a.given / coalesce(nullif(sum(a.given) OVER part, 0), 1) END AS weight
+    FROM (VALUES (1, 1, $6, 1::float8, true, false), (2, 1, $7, 1::float8, false, false)) AS a (arm, part, given, share, is_known, is_last) LEFT JOIN strength AS s USING (arm) WINDOW part AS (PARTITION BY a.part)) AS a
+  WINDOW before AS (PARTITION BY part ORDER BY arm ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+),
+known AS MATERIALIZED (
+  SELECT sum(weight) AS weight, max(best) AS best FROM weight WHERE is_known AND best > 0
+),
+ranked AS (
+  SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, (array_agg(f.segment ORDER BY coalesce(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END, f.value * w.weight) DESC, f.arm) FILTER (WHERE f.segment IS NOT NULL))[1] AS segment, (array_agg(f.metadata ORDER BY coalesce(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END, f.value * w.weight) DESC, f.arm) FILTER (WHERE f.metadata IS NOT NULL))[1] AS metadata, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,
+    CASE WHEN k.weight > 0 THEN k.weight * least(1, greatest(0, (1 - min(f.distance))::float8) / k.best) ELSE 0 END + coalesce(sum(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END), 0) AS score
+  FROM found AS f JOIN weight AS w USING (arm), known AS k
+  GROUP BY f.store, f.row_key, k.weight, k.best
+),
+cited AS (
+  SELECT *, row_number() OVER () AS place FROM (
+    SELECT * FROM ranked
+    ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
+),
+hit AS (
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, to_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
+  UNION ALL
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.segment, c.metadata FROM cited AS c WHERE c.store = 2
+)
+SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'public.seen'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
+  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  ARRAY[(SELECT count(*) < 100 FROM semantic_1), false, false, false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), false, false, false]::boolean[] AS tied, ARRAY[false, false, (SELECT count(*) < 100 AND cardinality($3) >= $8 FROM keyword_1), false]::boolean[] AS missing
+FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
+
+-- nodes, of segments and of documents
+-- $1 keys_1_1, $2 scores_1_1, $3 vector, $4 keys_2_1, $5 scores_2_1, $6 weight_1, $7 weight_2, $8 candidates_1_1, $9 candidates_2_1
+WITH arm_1_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
+      SELECT DISTINCT ON (n."document_id", n."segment_number") n."document_id", n."segment_number", n.node, n.text_hash, u.own
+      FROM unnest($1, $2) AS u (row_key, own) JOIN public.handbook_nodes AS n ON n.ctid = u.row_key::tid
+      ORDER BY n."document_id", n."segment_number", u.own, n.node_number) AS b JOIN public.handbook AS t ON b."document_id" = t."document_id" AND b."segment_number" = t."segment_number"
+    WHERE t."segment" IS NOT NULL AND b.text_hash = hashtextextended(concat(t."segment") COLLATE "C", 0)
+    ORDER BY b.own, (t."document_name"::text) COLLATE "C", t."document_id", t."segment_number"::bigint LIMIT 100) AS s
+),
+arm_1 AS (
+  SELECT *, row_number() OVER () AS place, (1 - own)::float8 AS value FROM (
+  SELECT * FROM arm_1_1
+  ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+arm_2_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.node AS segment, NULL::jsonb AS metadata, s.own AS score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.node, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
+      SELECT DISTINCT ON (n."document_id", n."segment_number") n."document_id", n."segment_number", n.node, n.text_hash, u.own
+      FROM unnest($4, $5) AS u (row_key, own) JOIN public.summaries AS n ON n.ctid = u.row_key::tid
+      ORDER BY n."document_id", n."segment_number", u.own DESC, n.node_number) AS b JOIN public.handbook AS f ON b."document_id" = f."document_id" AND b."segment_number" = f."segment_number" JOIN public.handbook AS t ON t."document_id" = f."document_id"
+    WHERE t."segment" IS NOT NULL
+    ORDER BY b.own DESC, (t."document_name"::text) COLLATE "C", t."document_id", t."segment_number"::bigint LIMIT 100) AS s
+),
+arm_2 AS (
+  SELECT *, row_number() OVER () AS place, score AS value FROM (
+  SELECT * FROM arm_2_1
+  ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+found AS MATERIALIZED (
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score FROM arm_1
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, score AS keyword_score FROM arm_2
+),
+strength AS (
+  SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm
+),
+weight AS MATERIALIZED (
+  SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
+  FROM (SELECT a.arm, a.part, a.share, a.is_known, a.is_last, s.best, CASE WHEN sum(a.given) OVER part > 0 THEN a.given / sum(a.given) OVER part
+      ELSE a.given / coalesce(nullif(sum(a.given) OVER part, 0), 1) END AS weight
+    FROM (VALUES (1, 1, $6, 1::float8, false, false), (2, 1, $7, 1::float8, false, false)) AS a (arm, part, given, share, is_known, is_last) LEFT JOIN strength AS s USING (arm) WINDOW part AS (PARTITION BY a.part)) AS a
+  WINDOW before AS (PARTITION BY part ORDER BY arm ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+),
+known AS MATERIALIZED (
+  SELECT sum(weight) AS weight, max(best) AS best FROM weight WHERE is_known AND best > 0
+),
+ranked AS (
+  SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, (array_agg(f.segment ORDER BY coalesce(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END, f.value * w.weight) DESC, f.arm) FILTER (WHERE f.segment IS NOT NULL))[1] AS segment, (array_agg(f.metadata ORDER BY coalesce(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END, f.value * w.weight) DESC, f.arm) FILTER (WHERE f.metadata IS NOT NULL))[1] AS metadata, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,
+    CASE WHEN k.weight > 0 THEN k.weight * least(1, greatest(0, (1 - min(f.distance))::float8) / k.best) ELSE 0 END + coalesce(sum(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END), 0) AS score
+  FROM found AS f JOIN weight AS w USING (arm), known AS k
+  GROUP BY f.store, f.row_key, k.weight, k.best
+),
+cited AS (
+  SELECT *, row_number() OVER () AS place FROM (
+    SELECT * FROM ranked
+    ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
+),
+hit AS (
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, to_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+)
+SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
+  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  ARRAY[false, false]::boolean[] AS short, ARRAY[false, false]::boolean[] AS tied, ARRAY[(SELECT count(*) < 100 AND cardinality($1) >= $8 FROM arm_1_1), (SELECT count(*) < 100 AND cardinality($4) >= $9 FROM arm_2_1)]::boolean[] AS missing
+FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
+
+-- keys of nodes
+-- $1 vector
+WITH semantic_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
+  WHERE abs(s.distance) < 'Infinity'
+),
+semantic AS (
+  SELECT *, row_number() OVER () AS place FROM (
+  SELECT * FROM semantic_1
+  ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
+),
+ranked AS (
+  SELECT store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score, NULL::float8 AS score, place FROM semantic
+)
+SELECT coalesce(array_agg(row_key::text ORDER BY place), '{}') AS keys,
+  coalesce(array_agg(coalesce(score, distance) ORDER BY place), '{}') AS scores, ARRAY[(SELECT count(*) < 3 FROM semantic_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1)]::boolean[] AS tied, ARRAY[false]::boolean[] AS missing
+FROM ranked;
+
+-- told what each arm has found
+-- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 weight_1, $5 weight_2, $6 max_distance, $7 candidates_2_1
+WITH semantic_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
+  WHERE abs(s.distance) < 'Infinity'
+),
+semantic AS (
+  SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
+  SELECT * FROM semantic_1
+  ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+keyword_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+    FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
+    WHERE t."segment" IS NOT NULL) AS s
+),
+keyword AS (
+  SELECT *, row_number() OVER () AS place, score AS value FROM (
+  SELECT * FROM keyword_1
+  ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
+),
+found AS MATERIALIZED (
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM semantic
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM keyword
+),
+strength AS (
+  SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm
+),
+weight AS MATERIALIZED (
+  SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
+  FROM (SELECT a.arm, a.part, a.share, a.is_known, a.is_last, s.best, CASE WHEN sum(a.given) OVER part > 0 THEN a.given / sum(a.given) OVER part
+      ELSE a.given / coalesce(nullif(sum(a.given) OVER part, 0), 1) END AS weight
+    FROM (VALUES (1, 1, $4, 1::float8, true, false), (2, 1, $5, 1::float8, false, false)) AS a (arm, part, given, share, is_known, is_last) LEFT JOIN strength AS s USING (arm) WINDOW part AS (PARTITION BY a.part)) AS a
+  WINDOW before AS (PARTITION BY part ORDER BY arm ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+),
+known AS MATERIALIZED (
+  SELECT sum(weight) AS weight, max(best) AS best FROM weight WHERE is_known AND best > 0
+),
+ranked AS (
+  SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,
+    CASE WHEN k.weight > 0 THEN k.weight * least(1, greatest(0, (1 - min(f.distance))::float8) / k.best) ELSE 0 END + coalesce(sum(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END), 0) AS score
+  FROM found AS f JOIN weight AS w USING (arm), known AS k
+  GROUP BY f.store, f.row_key, k.weight, k.best
+),
+threshold AS (
+  SELECT $6 AS distance, false AS is_percentage
+),
+cited AS (
+  SELECT *, row_number() OVER () AS place FROM (
+    SELECT * FROM ranked
+    WHERE distance <= (SELECT distance FROM threshold)
+    ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
+),
+hit AS (
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+)
+SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
+  round((SELECT distance FROM threshold), 4)::text AS threshold, (SELECT is_percentage FROM threshold) AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, (SELECT distance FROM threshold)::text AS "limit",
+  ARRAY[(SELECT count(*) FROM semantic), (SELECT count(*) FROM keyword), (SELECT count(*) FROM ranked), (SELECT count(*) FROM ranked WHERE distance <= (SELECT distance FROM threshold))] AS counts, ARRAY[(SELECT count(*) FROM semantic_1), (SELECT count(*) FROM keyword_1)]::bigint[] AS found,
+  json_build_array((SELECT json_agg(json_build_object('vector_store', (ARRAY['public.handbook'])[r.store], 'document_name', r.document_name, 'document_id', r.document_id, 'document_key', r.document_key, 'segment_number', r.segment_number, 'distance', r.distance) ORDER BY r.place) FROM semantic AS r), (SELECT json_agg(json_build_object('vector_store', (ARRAY['public.handbook'])[r.store], 'document_name', r.document_name, 'document_id', r.document_id, 'document_key', r.document_key, 'segment_number', r.segment_number, 'distance', r.distance, 'keyword_score', r.score) ORDER BY r.place) FROM keyword AS r), (SELECT json_agg(json_build_object('vector_store', (ARRAY['public.handbook'])[r.store], 'document_name', r.document_name, 'document_id', r.document_id, 'document_key', r.document_key, 'segment_number', r.segment_number, 'distance', r.distance, 'score', r.score, 'keyword_score', r.keyword_score) ORDER BY r.score DESC, r.distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number) FROM ranked AS r))::text AS lists,
+  ARRAY[(SELECT count(*) < 100 FROM semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $7 FROM keyword_1)]::boolean[] AS missing
+FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;

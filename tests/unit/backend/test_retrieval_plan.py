@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ml_rag.backend.retrieval.plan import Arm, Read, Shape, Source, Statement, Values, plan
+from ml_rag.backend.retrieval.plan import plan, scored_rows, widening
+from ml_rag.backend.retrieval.shape import Arm, Given, Near, Nodes, Shape, Slots, Source, Statement, Values, Words
 from ml_rag.backend.retrieval.sqltext import identifier, literal
-from ml_rag.backend.retrieval.stores import KeywordIndex, Metric, Store
+from ml_rag.backend.retrieval.stores import Metric, Store
 
 GOLDEN = Path(__file__).with_name("golden_statements.sql")
 
@@ -53,37 +54,57 @@ OTHER = replace(
     segment_number=None,
     embedding_type="halfvec",
 )
-INDEX = KeywordIndex(("document_id", "segment_number"), ("bigint", "integer"))
-SEMANTIC, KEYWORD = Arm("semantic", 100), Arm("keyword", 100)
+#: a view: no ctid tells its rows apart
+VIEW = replace(STORE, vector_store="public.seen", table="public.seen", is_table=False)
 
-HANDBOOK = Source(STORE, Read.first(3))
-HYBRID = Source(STORE, Read.first(100), INDEX)
+#: arms as calls without option "arms" have them
+SEMANTIC, KEYWORD = Arm("semantic", 100, "semantic"), Arm("keyword", 100, "keyword")
+#: of option "arms"
+OTHER_QUESTION = Arm("semantic", 100, "arm 2", has_own_vector=True)
+FUNCTION = Arm("function", 20, "arm 3", has_limit=True, is_descending=False)
+FEW = replace(SEMANTIC, candidates=3)
+NEAR, MANY = Near.first(3), Near.first(100)
+WORDS = Words(("document_id", "segment_number"), ("bigint", "integer"), "ONLY public.handbook")
+VIEWED = Words(("id",), ("uuid",), "public.kept")
+QUESTIONS = Nodes(
+    "public.handbook_nodes", ("document_id", "segment_number"), ("document_id", "segment_number"), None, False
+)
+SUMMARIES = replace(QUESTIONS, table="public.summaries", document="document_id", returns_node=True)
+PASSES = ' AND t."document_id" = ANY ($3::bigint[])'
+
+HANDBOOK = Source(STORE, (NEAR,))
+HYBRID = Source(STORE, (MANY, WORDS))
 SHAPES: dict[str, tuple[Shape, tuple[Source, ...]]] = {
-    "by meaning, as rows": (Shape((Arm("semantic", 3),), 3, COSINE, has_vector=True), (HANDBOOK,)),
+    "by meaning, as rows": (Shape((FEW,), 3, COSINE, has_vector=True), (HANDBOOK,)),
     "by meaning, a limit, as citations with fields": (
         Shape(
-            (Arm("semantic", 3),), 3, EUCLIDEAN, has_vector=True, has_max_distance=True, has_percentage=True,
+            (FEW,), 3, EUCLIDEAN, has_vector=True, has_max_distance=True, has_percentage=True,
             form="citations", fields=("document_id", "rank"),
         ),
         (HANDBOOK,),
     ),
     "by meaning, two stores, one read without its index, hits": (
-        Shape((Arm("semantic", 3),), 3, COSINE, has_vector=True, form="hits"),
-        (HANDBOOK, Source(OTHER, Read("total", 3))),
+        Shape((FEW,), 3, COSINE, has_vector=True, form="hits"),
+        (HANDBOOK, Source(OTHER, (Near("total", 3),))),
     ),
     "by meaning, by an index of smaller vectors": (
-        Shape((Arm("semantic", 3),), 3, COSINE, has_vector=True, form="hits"),
-        (replace(HANDBOOK, quantization="binary"),),
+        Shape((FEW,), 3, COSINE, has_vector=True, form="hits"),
+        (Source(STORE, (replace(NEAR, quantization="binary"),)),),
     ),
     "by meaning, widened, citations": (
-        Shape(
-            (Arm("semantic", 3),), 3, COSINE, has_vector=True, overlap=1, form="citations", fields=("segment_range",)
+        Shape((FEW,), 3, COSINE, has_vector=True, overlap=1, form="citations", fields=("segment_range",)),
+        (HANDBOOK, Source(OTHER, (NEAR,))),
+    ),
+    "by meaning, filtered, one store by few rows that pass": (
+        Shape((FEW,), 3, COSINE, has_vector=True, form="hits"),
+        (
+            Source(STORE, (Near.filtered(3, is_narrow=False),), condition=PASSES),
+            Source(OTHER, (Near.filtered(3, is_narrow=True),), condition=PASSES, is_narrow=True),
         ),
-        (HANDBOOK, Source(OTHER, Read.first(3))),
     ),
     "by words, without a vector": (
-        Shape((Arm("keyword", 3, has_limit=True),), 3, COSINE, has_vector=False, form="hits"),
-        (Source(STORE, None, INDEX),),
+        Shape((Arm("keyword", 3, "keyword", has_limit=True),), 3, COSINE, has_vector=False, form="hits"),
+        (Source(STORE, (WORDS,)),),
     ),
     "hybrid, weighted by how clear the arms are": (
         Shape((SEMANTIC, KEYWORD), 3, COSINE, has_vector=True, fusion="auto", form="citations"),
@@ -95,6 +116,54 @@ SHAPES: dict[str, tuple[Shape, tuple[Source, ...]]] = {
     ),
     "hybrid, by ranks, widened": (
         Shape((SEMANTIC, KEYWORD), 3, COSINE, has_vector=True, fusion="rrf", overlap=2), (HYBRID,)
+    ),
+    "three arms, weighted, one by a question of its own": (
+        Shape((SEMANTIC, OTHER_QUESTION, replace(KEYWORD, name="arm 3")), 3, COSINE, has_vector=True, form="hits"),
+        (Source(STORE, (MANY, MANY, WORDS)),),
+    ),
+    "three arms, by ranks, one by a function": (
+        Shape((SEMANTIC, replace(KEYWORD, name="arm 2"), FUNCTION), 3, COSINE, has_vector=True, fusion="rrf"),
+        (Source(STORE, (MANY, WORDS, Given())),),
+    ),
+    "two parts with shares, each weighted by how clear its arms are": (
+        Shape(
+            (
+                replace(SEMANTIC, name="part 1 semantic"), replace(KEYWORD, name="part 1 keyword"),
+                replace(OTHER_QUESTION, name="part 2 semantic", part=2),
+                replace(KEYWORD, name="part 2 keyword", part=2),
+            ),
+            3, COSINE, has_vector=True, fusion="auto", form="citations",
+        ),
+        (Source(STORE, (MANY, WORDS, MANY, WORDS)),),
+    ),
+    "hybrid, a table beside a view": (
+        Shape((SEMANTIC, KEYWORD), 3, COSINE, has_vector=True, fusion="auto", overlap=1, form="citations"),
+        (HYBRID, Source(VIEW, (MANY, VIEWED))),
+    ),
+    "hybrid, partitions read one by one, one of other dimensions": (
+        Shape((SEMANTIC, KEYWORD), 3, COSINE, has_vector=True, form="hits"),
+        (
+            Source(VIEW, (MANY, None), leaves=("public.seen_1", "public.seen_2"), columns=("segment", "document_id")),
+            Source(STORE, (None, WORDS), is_measured=False),
+        ),
+    ),
+    "hits of shards, beside a table": (
+        Shape((SEMANTIC, KEYWORD), 3, COSINE, has_vector=True, form="hits"),
+        (HYBRID, Source(VIEW, (Given(), Given()))),
+    ),
+    "nodes, of segments and of documents": (
+        Shape(
+            (
+                replace(SEMANTIC, name="arm 1", in_nodes=True), replace(KEYWORD, name="arm 2", in_nodes=True),
+            ),
+            3, COSINE, has_vector=True, form="hits",
+        ),
+        (Source(STORE, (QUESTIONS, SUMMARIES)),),
+    ),
+    "keys of nodes": (Shape((FEW,), 3, COSINE, has_vector=True, form="keys"), (HANDBOOK,)),
+    "told what each arm has found": (
+        Shape((SEMANTIC, KEYWORD), 3, COSINE, has_vector=True, has_max_distance=True, form="hits", told="all"),
+        (HYBRID,),
     ),
 }  # fmt: skip
 
@@ -118,19 +187,60 @@ def test_the_statements_are_the_golden_ones() -> None:
 def test_each_parameter_stands_in_the_text(name: str) -> None:
     statement = made(name)
     numbers = {int(n) for n in re.findall(r"\$(\d+)", statement.text)}
-    assert numbers == set(range(1, len(statement.slots) + 1))
+    assert numbers == {i for i, slot in enumerate(statement.slots, 1) if slot != "nothing"}
+
+
+def conditions(sources: tuple[Source, ...], slots: type[Slots]) -> tuple[Source, ...]:
+    """Sources whose filters are in terms of these parameters."""
+    return tuple(replace(s, condition=s.condition.replace("$3", slots.filter(s.filter))) for s in sources)
+
+
+class SomeValues(dict[str, object]):
+    """Some value of each parameter."""
+
+    def __missing__(self, name: str) -> object:
+        return ["{1,2}"] if name.startswith("keys_") else [0.5] if name.startswith("scores_") else "0.5"
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if "keys" not in name])
+def test_values_stand_in_the_text_once(name: str) -> None:
+    shape, sources = SHAPES[name]
+    values = SomeValues(vector="[1,2,3]", nothing=None, filter=["x"])
+    statement = plan(shape, conditions(sources, Values), "public", Values(values))
+    assert "$" not in statement.text
+    assert statement.text.count("'[1,2,3]'") == (1 if shape.has_vector else 0)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_values_stand_in_the_text_once(name: str) -> None:
+def test_arms_of_all_stores_count_in_the_checks(name: str) -> None:
     shape, sources = SHAPES[name]
-    values = {
-        "vector": "[1,2,3]", "keys_1": ["{1,2}"], "scores_1": [0.5], "keyword_limit": "0.1", "max_distance": "0.6",
-        "percentage_distance": "20", "near_weight": 0.5, "words_weight": 0.5, "rrf_k": 60, "candidates_1": 100,
-    }  # fmt: skip
-    statement = plan(shape, sources, "public", Values(values))
-    assert "$" not in statement.text
-    assert statement.text.count("'[1,2,3]'") == (1 if shape.has_vector else 0)
+    searched = sum(search is not None for source in sources for search in source.searches)
+    if shape.form != "rows":
+        for check in ("short", "tied", "missing"):
+            found = re.search(r"ARRAY\[((?:(?!ARRAY\[).)*)\]::boolean\[\] AS " + check, made(name).text)
+            assert found is not None
+            assert len(re.findall(r"false|\(SELECT count\(\*\) [<=]", found[1])) == searched
+
+
+def test_hits_that_were_reranked_are_widened() -> None:
+    shape = Shape((FEW,), 3, COSINE, has_vector=True, overlap=1, form="hits")
+    statement = widening(shape, (HANDBOOK, Source(OTHER, (NEAR,))), "public")
+    assert list(statement.slots) == ["hits"]
+    assert "c.rerank_score" in statement.text
+    assert "'rerank_score', h.rerank_score" in statement.text
+
+
+def test_a_function_scores_what_passes() -> None:
+    shape = Shape((FUNCTION,), 3, COSINE, has_vector=True)
+    source = Source(STORE, condition=PASSES)
+    by_text = scored_rows(shape, source, "public", 1, takes_vectors=False)
+    assert list(by_text.slots) == ["vector", "nothing", "filter"]
+    assert PASSES in by_text.text
+    assert 't."segment"::text AS input' in by_text.text
+    few = scored_rows(shape, replace(source, is_narrow=True), "public", 1, takes_vectors=True)
+    assert "t.ctid = ANY ($4::tid[])" in few.text
+    assert PASSES not in few.text
+    assert 't."segment_embedding"::public.vector::text AS input' in few.text
 
 
 def test_texts_of_rows_are_read_last_where_arms_bring_many() -> None:
@@ -139,7 +249,7 @@ def test_texts_of_rows_are_read_last_where_arms_bring_many() -> None:
 
 
 def test_more_is_fetched_until_all_is_sorted() -> None:
-    read, limits = Read.first(3), []
+    read, limits = Near.first(3), []
     while read.sort != "total":
         limits.append(read.limit)
         read = read.further(3)
@@ -148,7 +258,7 @@ def test_more_is_fetched_until_all_is_sorted() -> None:
 
 
 def test_an_exact_read_stays_exact() -> None:
-    assert Read("exact", 4).further(3) == Read("exact", 16)
+    assert Near("exact", 4).further(3) == Near("exact", 16)
 
 
 @pytest.mark.parametrize(
