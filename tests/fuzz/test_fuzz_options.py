@@ -36,9 +36,6 @@ OPTIONS_OF = {
     "ml_generate_table": ("ml_generate", "ml_generate_table"),
     "ml_rank_rows": ("ml_rank",),
     "ml_rag.filter": ("ml_rag",),
-    "ml_rag.search": ("ml_rag",),
-    "ml_rag.keyword": ("ml_rag",),
-    "ml_rag.fuse": ("hybrid_options",),
     "ml_rag.generate": ("ml_generate",),
     "vector_store_load": ("vector_store_load",),
     "ml_rag.load_document": ("load_documents",),
@@ -47,12 +44,11 @@ OPTIONS_OF = {
     "ml_rag_chat": ("ml_rag", "ml_rag_chat"),
     "ml_rag.why_not": ("ml_rag",),
 }
-_STORES = "ARRAY(SELECT s FROM ml_rag.discover(ARRAY['docs', 'words']) AS s)"
 _EMBEDDING = f"'{[round(float(x), 4) for x in fake_embedding('one two')]}'::vector"
-_HITS = f"ARRAY(SELECT h FROM ml_rag.search({_STORES}, {_EMBEDDING}, 5, 'COSINE', '{{}}') AS h)"
+_FOUND = "ml_rag_search('one two', '{\"vector_store\": [\"docs\", \"words\"], \"n_citations\": 5}')"
+_HITS = f"ARRAY(SELECT jsonb_populate_record(NULL::ml_rag.hit, to_jsonb(r)) FROM {_FOUND} AS r)"
 #: SQL of an argument of a type that has few values worth trying
 EXPRESSIONS = {
-    ("stores", "ml_rag.store[]"): [_STORES, "'{}'"],
     ("store", "ml_rag.store"): ["(SELECT s FROM ml_rag.discover(ARRAY['docs']) AS s)"],
     ("server", "name"): ["'nowhere'::name"],
     ("partition", "integer"): ["0", "7"],
@@ -60,8 +56,6 @@ EXPRESSIONS = {
     ("relation", "regclass"): ["'docs'::regclass", "'texts'::regclass", "'pg_class'::regclass"],
     ("query_embedding", "vector"): [_EMBEDDING, "'[1,2,3]'"],
     ("hits", "ml_rag.hit[]"): [_HITS, "'{}'"],
-    ("semantic", "ml_rag.hit[]"): [_HITS, "'{}'"],
-    ("keyword", "ml_rag.hit[]"): [_HITS, "'{}'"],
     ("distance_metric", "text"): [f"'{name}'" for name in METRICS],
     ("questions", "text"): ["'TABLE questions'", "'SELECT question FROM questions'", "'SELECT 1'", "'nonsense'"],
     ("questions", "regclass"): ["'questions'::regclass", "'docs'::regclass"],
@@ -70,7 +64,7 @@ EXPRESSIONS = {
     ("sha256", "text[]"): ["ARRAY['x']", "'{}'::text[]"],
 }
 #: arguments that are left to their defaults
-LEFT_OUT = {"output", "result", "skip_other_dimensions"}
+LEFT_OUT = {"output", "result"}
 
 _QUERIES = st.one_of(st.sampled_from(["one two", "what is three?"]), pick(ODD_TEXTS), TEXTS, st.none())
 _TARGETS = st.sampled_from(["public.texts.answer", "public.texts.made", "public.made.answer"])

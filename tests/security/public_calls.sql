@@ -17,12 +17,7 @@ SELECT ml_rag.keyword_tokens('english', 'quick foxes'), ml_rag.text_search_confi
 SELECT d FROM ml_rag.discover() AS d
 SELECT ml_rag.condition(d, '{"page": {"gte": 1}}', NULL) FROM ml_rag.discover() AS d
 SELECT ml_rag.filter(d, '{"document_name": ["a.md"]}') FROM ml_rag.discover() AS d
-SELECT ml_rag.search(ARRAY(SELECT d FROM ml_rag.discover() AS d), ml_rag.embed('fox'))
-SELECT ml_rag.keyword(ARRAY(SELECT d FROM ml_rag.discover() AS d), 'fox', 2, ml_rag.embed('fox'))
-SELECT ml_rag.threshold(ARRAY(SELECT h FROM ml_rag.search(ARRAY(SELECT d FROM ml_rag.discover() AS d), ml_rag.embed('fox')) AS h), 0.9)
-SELECT ml_rag.fuse(ARRAY(SELECT h FROM ml_rag.search(ARRAY(SELECT d FROM ml_rag.discover() AS d), ml_rag.embed('fox')) AS h), NULL)
-SELECT ml_rag.rerank('fox', ARRAY(SELECT h FROM ml_rag.search(ARRAY(SELECT d FROM ml_rag.discover() AS d), ml_rag.embed('fox')) AS h))
-SELECT ml_rag.expand(ARRAY(SELECT d FROM ml_rag.discover() AS d), ARRAY(SELECT h FROM ml_rag.search(ARRAY(SELECT d FROM ml_rag.discover() AS d), ml_rag.embed('fox')) AS h))
+SELECT ml_rag.rerank('fox', ARRAY(SELECT pg_catalog.jsonb_populate_record(NULL::ml_rag.hit, pg_catalog.to_jsonb(r)) FROM ml_rag_search('fox') AS r))
 CALL ml_rag('fox?')
 CALL ml_rag('fox?', '{"keyword_search": true, "explain": true, "retrieval_options": {"max_distance": 2}, "citation_fields": ["metadata"]}')
 CALL ml_rag('fox?', '{"vector_store": ["app.docs"], "distance_metric": "EUCLIDEAN", "filters": {"page": 1}, "abstain": true}')

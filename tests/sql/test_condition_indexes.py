@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from psycopg import sql
 
 from support.cluster import Connection, Database
-from support.searching import INDEXES, ids, plan_of
+from support.searching import INDEXES, ids
 from support.stores import create_store
 
 
@@ -103,7 +105,15 @@ def test_an_index_of_the_users_serves_the_condition(
 ) -> None:
     many.execute(f"DROP INDEX IF EXISTS of_the_user; CREATE INDEX of_the_user ON docs USING {index}")
     many.execute("ANALYZE docs")
-    plan = plan_of(module_asker, options={"filters": filters})
+    row = module_asker.execute(
+        "SELECT f.condition, f.arguments::text FROM ml_rag.discover(ARRAY['docs']) AS s, ml_rag.filter(s, %s) AS f",
+        (json.dumps({"filters": filters}),),
+    ).fetchone()
+    assert row is not None
+    arguments = sql.SQL("({}::text[])").format(sql.Literal(row[1])).as_string(module_asker)
+    condition = row[0].replace("$3", arguments)
+    rows = module_asker.execute(f"EXPLAIN (COSTS OFF) SELECT t.ctid FROM docs AS t WHERE true{condition}".encode())
+    plan = "\n".join(line for (line,) in rows)
     assert "of_the_user" in plan, plan
     wanted = next(iter(filters.values()))
     assert len(ids(module_asker, filters)) == (24 if isinstance(wanted, list | dict) else 12)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from support import filtering, reference
 from support.cluster import Cluster, Connection, Database
+from support.keywords import search as by_words
 from support.metrics import METRICS
 from support.searching import INDEXES, load, random_segments
 from support.stores import create_store, error, retrieve, search
@@ -70,10 +71,7 @@ def test_few_and_many_rows_that_pass(many: Database, secured: bool) -> None:
     if secured:
         visible = "mod(document_id, 3) <> 0"
         owner.execute(f"ALTER TABLE docs ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON docs USING ({visible})")
-    words = asker.execute(
-        "SELECT h.document_id, h.document_name FROM ml_rag.discover(ARRAY['docs']) AS s,"
-        " ml_rag.keyword(ARRAY[s], 'w3 w4', 16000) AS h"
-    ).fetchall()
+    words = by_words(asker, "w3 w4", 10_000)
     assert len(words) > 5_000 * (1 - secured / 3)
     for passing in (7, 40, 1_200, 10_000, 10_001):
         (last,) = owner.execute(
@@ -91,8 +89,8 @@ def test_few_and_many_rows_that_pass(many: Database, secured: bool) -> None:
             (last,),
         ).fetchall()
         assert [row[2] for row in search(asker, "w3 w4", options)] == [name for (name,) in exact]
-        by_words = search(asker, "w3 w4", {**options, "keyword_search": True, "semantic_search": False})
-        assert [row[2] for row in by_words] == [name for i, name in words if i <= last][:5]
+        best = search(asker, "w3 w4", {**options, "keyword_search": True, "semantic_search": False})
+        assert [row[3] for row in best] == [row[0] for row in words if row[0] <= last][:5]
 
 
 # -- keys of the metadata that are misspelt ---------------------------------------------------------------------------
@@ -449,23 +447,15 @@ def test_the_best_words_of_many_rows_that_pass(owner: Connection, rows: int) -> 
     texts = [" ".join(rng.choices(["maple", "birch", "oak", "elm"], k=12)) + " rare" * n for n in rare]
     create_store(owner, "docs", [(f"d{i}", i, i % 2, text, (1, 0, 0)) for i, text in enumerate(texts)])
     owner.execute("SELECT ml_rag.enable_keyword_search('docs'); ANALYZE docs")
-    filtered = '{"filters": {"segment_number": 0}}'
-
-    def found(query: str, n: int, options: str | None) -> list[tuple[int, float]]:
-        rows = owner.execute(
-            "SELECT h.document_id, h.keyword_score FROM ml_rag.discover() AS s,"
-            " ml_rag.keyword(ARRAY[s], %s, %s, options => %s) AS h",
-            (query, n, options),
-        )
-        return rows.fetchall()
+    filtered = {"filters": {"segment_number": 0}}
 
     for passing in (2, 300):
         owner.execute("UPDATE docs SET segment_number = 1 WHERE mod(document_id, %s) <> 0", (passing,))
         for query in ("maple", "birch oak", "rare", "rare elm", "nothing"):
-            every = [row for row in found(query, rows, None) if row[0] % passing == 0]
+            every = [row for row in by_words(owner, query, 10_000) if row[0] % passing == 0]
             for n in (1, 3, 10):
-                assert found(query, n, filtered) == every[:n], (passing, query, n)
-        assert len(found("rare", rows, filtered)) == len(range(0, rows, 400 if passing == 2 else 1200))
+                assert by_words(owner, query, n, **filtered) == every[:n], (passing, query, n)
+        assert len(by_words(owner, "rare", 10_000, **filtered)) == len(range(0, rows, 400 if passing == 2 else 1200))
 
 
 @pytest.mark.parametrize("share", [2, 600])

@@ -659,10 +659,11 @@ def test_reranker_of_another_shape_or_with_a_model(birds: Connection, module_own
 
 
 def test_the_stage_rerank_by_itself(birds: Connection) -> None:
-    hits = "ARRAY(SELECT h FROM ml_rag.search(ARRAY(SELECT s FROM ml_rag.discover('{docs}') AS s), %s::vector, 9) AS h)"
+    hits = "ARRAY(SELECT jsonb_populate_record(NULL::ml_rag.hit, to_jsonb(r)) FROM ml_rag_search('heron', %s) AS r)"
+    options = {"vector_store": ["docs"], "query_embedding": fake_embedding("heron"), "n_citations": 9}
     got = birds.execute(
         f"SELECT rerank_score FROM ml_rag.rerank('heron', {hits}, '{{\"function\": \"own.python_texts\"}}')",
-        (as_text(fake_embedding("heron")),),
+        (Jsonb(options),),
     ).fetchall()
     assert len(got) == 9
     assert [row[0] for row in got] == sorted((row[0] for row in got), reverse=True)

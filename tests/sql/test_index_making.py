@@ -14,6 +14,9 @@ from support.cluster import Connection, Database
 from support.keywords import add, assert_exact, enable, found, keyword_store, rows, runs, search, tokens, waiting
 from support.stores import COLUMNS, create_store, error, mark
 
+BY_WORDS = '{"semantic_search": false, "keyword_search": true}'
+
+
 # -- making and dropping ----------------------------------------------------------------------------------------------
 
 
@@ -74,13 +77,12 @@ def test_text_that_changes_in_its_case_only_under_a_collation_that_ignores_it(ow
     enable(owner, options='{"language": "simple"}')
     owner.execute("INSERT INTO docs VALUES ('c', 'fox')")
     owner.execute("DELETE FROM docs WHERE id <> 'c'; UPDATE docs SET id = 'C', segment = 'FOX'")
-    statement = "SELECT document_key, segment FROM ml_rag.keyword({}, 'fox', 9)".format(
-        "(SELECT array_agg(s) FROM ml_rag.discover() AS s)"
-    )
-    assert {row[1] for row in owner.execute(statement)} == {"FOX"}
+    statement = f"SELECT segment FROM ml_rag_search('fox', '{BY_WORDS}')"
+    assert owner.execute(statement).fetchall() == [("FOX",)]
     assert owner.execute("SELECT key FROM ml_rag_internal.keyword_row").fetchall() == [("{C}",)]
     owner.execute("DELETE FROM docs WHERE id = 'c'")
-    assert owner.execute(statement).fetchall() == []
+    with error("P0002", "no segment found"):
+        owner.execute(statement)
 
 
 def test_dropped_it_leaves_nothing(owner: Connection) -> None:
@@ -209,8 +211,8 @@ def test_keys_of_each_type(owner: Connection, type_: str) -> None:
     enable(owner)
     owner.execute(f"INSERT INTO docs VALUES ('{value.format(3)}', 'fox')")
     owner.execute(f"DELETE FROM docs WHERE id = '{value.format(1)}'")
-    statement = "SELECT segment FROM ml_rag.keyword((SELECT array_agg(s) FROM ml_rag.discover() AS s), 'fox dog', 9)"
-    assert sorted(owner.execute(statement).fetchall()) == [("dog",), ("fox",)]
+    statement = f"SELECT segment FROM ml_rag_search('fox dog', '{BY_WORDS}') ORDER BY 1"
+    assert owner.execute(statement).fetchall() == [("dog",), ("fox",)]
 
 
 def test_keys_of_awkward_text_and_columns_of_awkward_names(owner: Connection) -> None:
@@ -314,7 +316,7 @@ def test_without_numpy_keyword_search_is_55000_with_what_to_install(owner: Conne
     for statement in (
         "SELECT ml_rag.enable_keyword_search('docs')",
         "SELECT ml_rag.fold_keyword_index('docs')",
-        "SELECT * FROM ml_rag.keyword((SELECT array_agg(s) FROM ml_rag.discover() AS s), 'fox')",
+        f"SELECT ml_rag_search('fox', '{BY_WORDS}')",
     ):
         with error("55000", "needs numpy", "python3-numpy"):
             connection.execute(statement)

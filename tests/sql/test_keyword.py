@@ -13,11 +13,11 @@ from typing import Any
 import bm25s
 import numpy as np
 import pytest
-from psycopg import sql
 
 from support.cluster import Connection, Database
-from support.keywords import add, assert_exact, by_hand, keyword_store, rows, search, stores, tokens
+from support.keywords import MOST_CITED, add, assert_exact, by_hand, keyword_store, rows, search, tokens
 from support.stores import create_store, error, fake_embedding, insert
+from support.stores import search as search_rows
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -27,6 +27,11 @@ def shared(folder: str, file: str) -> list[Any]:
     if not path.exists():
         pytest.skip(f"{path} is not there: the public evaluation data lies beside the checkout")
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def by_words(connection: Connection, query: str, **options: Any) -> list[Any]:
+    """The rows of a search by words alone."""
+    return search_rows(connection, query, {"semantic_search": False, "keyword_search": True, **options})
 
 
 # -- tokens -----------------------------------------------------------------------------------------------------------
@@ -263,32 +268,26 @@ def test_equal_scores_go_by_store_document_and_segment(owner: Connection) -> Non
             (d, i, s, "same words here", (1, 0, 0)) for d, i in (("y", 1), ("x", 7), ("x", 5)) for s in (2, 1)
         ])  # fmt: skip
         owner.execute("SELECT ml_rag.enable_keyword_search(%s)", (name,))
-    query = "SELECT vector_store, document_name, document_id, segment_number FROM ml_rag.keyword({}, 'words', %s)"
     expected = [
         (f"public.{store}", *rest)
         for store in ("a_docs", "b_docs")
         for rest in (("x", 5, 1), ("x", 5, 2), ("x", 7, 1), ("x", 7, 2), ("y", 1, 1), ("y", 1, 2))
     ]
     for n in (1, 2, 5, 6, 7, 12, 100):
-        found = owner.execute(sql.SQL(query).format(stores(None)), (n,)).fetchall()
-        assert found == expected[:n]
+        assert [row[1:5] for row in by_words(owner, "words", n_citations=n)] == expected[:n]
 
 
 def test_stores_have_their_own_statistics_and_are_merged_by_score(owner: Connection) -> None:
     keyword_store(owner, ["fox", "fox", "fox", "dog"], "common")
     keyword_store(owner, ["fox", "dog", "dog", "cat"], "rare")
-    found = owner.execute(
-        sql.SQL("SELECT vector_store, keyword_score FROM ml_rag.keyword({}, 'fox', 10)").format(stores(None))
-    ).fetchall()
+    found = [(row[1], row[8]) for row in by_words(owner, "fox", n_citations=10)]
     assert [name for name, _ in found] == ["public.rare", "public.common", "public.common", "public.common"]
     assert found[0][1] == pytest.approx(np.log(1 + 3.5 / 1.5) / 2.2)
 
 
 def test_limits_of_n(owner: Connection) -> None:
     keyword_store(owner, ["fox"] * 30)
-    assert [len(search(owner, "fox", n)) for n in (0, 1, 29, 30, 31, 2**31 - 1)] == [0, 1, 29, 30, 30, 30]
-    assert owner.execute("SELECT * FROM ml_rag.keyword('{}', 'fox', 3)").fetchall() == []
-    assert owner.execute("SELECT * FROM ml_rag.keyword(NULL, 'fox', 3)").fetchall() == []
+    assert [len(search(owner, "fox", n)) for n in (1, 29, 30, 31, MOST_CITED)] == [1, 29, 30, 30, 30]
 
 
 # -- hits -------------------------------------------------------------------------------------------------------------
@@ -298,19 +297,20 @@ def test_a_hit_has_all_of_the_row_and_its_true_distance(owner: Connection, asker
     keyword_store(owner, ["red fox"])
     insert(owner, "docs", [("no vector", 9, 1, "a fox", None), ("nought", 10, 1, "fox", (0, 0, 0))])
 
-    def hits(vector: str | None, metric: str = "COSINE") -> list[Any]:
-        statement = sql.SQL("SELECT * FROM ml_rag.keyword({}, 'fox', 10, %s, %s) ORDER BY document_id").format(stores())
-        return asker.execute(statement, (vector, metric)).fetchall()
+    def hits(vector: list[int] | None, metric: str = "COSINE") -> list[Any]:
+        given = {} if vector is None else {"query_embedding": vector}
+        found = by_words(asker, "fox", vector_store=["docs"], distance_metric=metric, **given)
+        return sorted(found, key=lambda row: row[3])
 
-    row = hits("[1,1,0]")[0]
-    assert row[:6] == ("public.docs", "d1", 1, "1", 1, "red fox")
+    row = hits([1, 1, 0])[0]
+    assert row[1:6] == ("public.docs", "d1", 1, 1, "red fox")
     assert (float(row[6]), row[7], row[9], row[10]) == (0.2929, {"n": 1}, None, None)
-    assert [float(hits("[3,1,0]", metric)[0][6]) for metric in ("DOT", "EUCLIDEAN")] == [-2.0, 2.2361]
+    assert [float(hits([3, 1, 0], metric)[0][6]) for metric in ("DOT", "EUCLIDEAN")] == [-2.0, 2.2361]
     # no vector in the row, no vector in the query, no distance between them, other dimensions
-    assert hits("[1,1,0]")[1][6] is None
-    assert hits("[1,1,0]")[2][6] is None
+    assert hits([1, 1, 0])[1][6] is None
+    assert hits([1, 1, 0])[2][6] is None
     assert {row[6] for row in hits(None)} == {None}
-    assert {row[6] for row in hits("[1,1]")} == {None}
+    assert {row[6] for row in hits([1, 1])} == {None}
 
 
 def test_filters_apply_before_the_limit(owner: Connection) -> None:
@@ -330,7 +330,7 @@ def test_filters_apply_before_the_limit(owner: Connection) -> None:
 def test_any_text_is_a_safe_query(owner: Connection, asker: Connection) -> None:
     keyword_store(owner, ["a fox's den", "dogs & cats", "中文 text", ""])
     awkward = [
-        "'", "''", "it's", "a & b", "a | b", "!a", "a:*", "(a", "a)", "*", ":", "\\", '"', "<->", "a <-> b", "", " ",
+        "'", "''", "it's", "a & b", "a | b", "!a", "a:*", "(a", "a)", "*", ":", "\\", '"', "<->", "a <-> b",
         "the of and", "👍", "fox" * 1000, "\u0301", "\u200b", "%s %(x)s", "$1", "'; DROP TABLE docs; --",
         "<a href='x'>", "中", "🦊fox", "fox\n\tdog", "a\u00a0b", "{}", "[1,2]", "null", "-1", "1e400",
         "http://x.y/z?a=b&c", "@@", "&&",
@@ -338,6 +338,9 @@ def test_any_text_is_a_safe_query(owner: Connection, asker: Connection) -> None:
     for query in awkward:
         for row in search(asker, query):
             assert row[2] > 0
+    for query in ("", " "):
+        with error("22023", "the question is empty"):
+            search(asker, query)
     assert {row[0] for row in search(asker, "!fox:* | (cat & 'dog'")} == {1, 2}
     words = " ".join(f"word{i}" for i in range(9_999)) + " fox"
     assert [row[0] for row in search(asker, words)] == [1]
@@ -347,12 +350,6 @@ def test_any_text_is_a_safe_query(owner: Connection, asker: Connection) -> None:
 def test_a_query_with_no_words_finds_nothing(owner: Connection) -> None:
     keyword_store(owner, ["fox"])
     assert search(owner, "the") == []
-    assert (
-        owner.execute(
-            "SELECT * FROM ml_rag.keyword((SELECT array_agg(s) FROM ml_rag.discover() s), NULL, 3)"
-        ).fetchall()
-        == []
-    )
 
 
 # -- stores without an index ------------------------------------------------------------------------------------------
@@ -392,10 +389,7 @@ def test_another_text_column_than_the_indexed_one_has_no_index(owner: Connection
     keyword_store(owner, ["fox"])
     owner.execute("ALTER TABLE docs ADD title text; UPDATE docs SET title = 'dog'")
     with error("55000"):
-        owner.execute(
-            "SELECT * FROM ml_rag.keyword((SELECT array_agg(s) FROM ml_rag.discover("
-            "vector_store_columns => '{\"segment\": \"title\"}') AS s), 'fox')"
-        )
+        by_words(owner, "fox", vector_store=["docs"], vector_store_columns={"segment": "title"})
 
 
 def test_a_store_that_is_loaded_is_searched_by_words_at_once(owner: Connection, db: Database) -> None:
@@ -450,7 +444,8 @@ def test_chinese_is_found_as_well_as_the_issue_asks(owner: Connection) -> None:
     keyword_store(owner, [row["text"] for row in corpus], options='{"language": "zh"}')
     gains = []
     for question in questions:
-        ranks = [row[0] - 1 for row in search(owner, question["text"], 10)]
+        # one is empty
+        ranks = [row[0] - 1 for row in search(owner, question["text"], 10)] if question["text"].strip() else []
         relevant = {number[document] for document in question["docs"]}
         dcg = sum(1 / np.log2(rank + 2) for rank, i in enumerate(ranks) if i in relevant)
         gains.append(dcg / sum(1 / np.log2(rank + 2) for rank in range(min(10, len(relevant)))))

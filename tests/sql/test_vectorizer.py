@@ -214,7 +214,8 @@ def test_a_partitioned_table(owner: Connection, models: ModelsServer) -> None:
     assert models.embedded("fake-embed") == ["fox"]
     assert_in_step(owner, "p")
     found = owner.execute(
-        "SELECT segment FROM ml_rag.keyword(ARRAY(SELECT s FROM ml_rag.discover() AS s), 'fox 7', 9) ORDER BY 1"
+        "SELECT segment FROM ml_rag_search('fox 7', '{\"semantic_search\": false, \"keyword_search\": true}')"
+        " ORDER BY 1"
     )
     assert found.fetchall() == [("fox",), ("text 7",)]
     owner.execute("SELECT ml_rag.drop_vectorizer('p')")

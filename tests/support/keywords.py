@@ -8,12 +8,16 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import sql
 
 from support.cluster import Connection
 from support.stores import create_store, ident, insert
+from support.stores import search as search_rows
 
+#: option n_citations
+MOST_CITED = 100
 #: document_id, segment_number -> score
 Scores = dict[tuple[int, int], float]
 
@@ -38,21 +42,28 @@ def enable(connection: Connection, name: str = "docs", options: str | None = Non
     connection.execute("SELECT ml_rag.enable_keyword_search(%s, %s)", (name, options))
 
 
-def stores(name: str | None = "docs") -> sql.Composable:
-    """SQL of the stores as discovery finds them; None = all."""
-    if name is None:
-        return sql.SQL("(SELECT array_agg(s ORDER BY s.vector_store) FROM ml_rag.discover() AS s)")
-    return sql.SQL("(SELECT array_agg(s) FROM ml_rag.discover() AS s WHERE s.relation = to_regclass({})::oid)").format(
-        sql.Literal(name)
-    )
-
-
 def search(connection: Connection, query: str, n: int = 10, name: str | None = "docs", **options: Any) -> list[Any]:
-    """(document_id, segment_number, keyword_score) of the hits, best first."""
-    statement = sql.SQL(
-        "SELECT document_id, segment_number, keyword_score FROM ml_rag.keyword({}, %s, %s, NULL, 'COSINE', %s)"
-    ).format(stores(name))
-    return connection.execute(statement, (query, n, json.dumps(options) if options else None)).fetchall()
+    """(document_id, segment_number, keyword_score) of the hits, best first. None = all stores."""
+    options |= {"semantic_search": False, "keyword_search": True}
+    if name is not None:
+        options["vector_store"] = [name]
+    if n <= MOST_CITED:
+        try:
+            with connection.transaction():
+                found = search_rows(connection, query, {"n_citations": n, **options})
+        except psycopg.errors.NoDataFound as e:
+            if "no segment found" not in str(e):
+                raise
+            return []
+        return [(row[3], row[4], row[8]) for row in found]
+    # more than a call cites
+    request = "ml_rag._request(%s, ml_rag._parse_rag_options(%s))"
+    return connection.execute(
+        "SELECT h.document_id, h.segment_number, h.keyword_score"
+        f" FROM jsonb_populate_record({request}, %s) AS r, LATERAL (SELECT (ml_rag._retrieve(r)).retrieval) AS f,"
+        " unnest((f.retrieval).hits) AS h",
+        (query, json.dumps({"hybrid_options": {"candidates": 10_000}, **options}), json.dumps({"n_citations": n})),
+    ).fetchall()
 
 
 def found(connection: Connection, query: str = "fox", **kwargs: Any) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,27 +75,19 @@ def create_large_store(owner: Connection, index: str, rows: int = 3000) -> None:
 
 
 def plan_of(
-    connection: Connection,
-    store: str = "docs",
-    metric: str = "COSINE",
-    options: dict[str, Any] | None = None,
-    embedding: str = "[1,0,0]",
-    limit: int = 11,
+    connection: Connection, store: str = "docs", metric: str = "COSINE", options: dict[str, Any] | None = None
 ) -> str:
-    """The plan of the kNN statement of a store, with the values known, as EXECUTE … USING makes it."""
+    """The plan of a search by meaning of a store, under the settings that ml_rag runs it with."""
+    options = {"vector_store": [store], "distance_metric": metric, "n_citations": 10, **(options or {})}
     row = connection.execute(
-        "SELECT ml_rag._nearest_statement(s, %s, f.condition), f.arguments"
-        " FROM ml_rag.discover(ARRAY[%s]) AS s, ml_rag.filter(s, %s) AS f",
-        (metric, store, json.dumps(options or {})),
+        "SELECT ml_rag.statement('q', %s)", (json.dumps({"query_embedding": [1, 0, 0], **options}),)
     ).fetchone()
     assert row is not None
-    statement = row[0].replace("$1", f"'{embedding}'::vector").replace("$2", str(limit))
-    # psycopg makes one literal of the array
-    cursor = psycopg.ClientCursor(connection)
-    cursor.execute(
-        f"EXPLAIN (VERBOSE, COSTS OFF) {statement.replace('%', '%%').replace('$3', '(%(a)s::text[])')}", {"a": row[1]}
-    )
-    return "\n".join(r[0] for r in cursor.fetchall())
+    settings, statement = row[0].split("\n", 1)
+    with connection.transaction():
+        for name, value in re.findall(r"SET (\S+) = ([^;]+);", settings):
+            connection.execute(f"SET LOCAL {name} = {value}".encode())
+        return "\n".join(r[0] for r in connection.execute(f"EXPLAIN (VERBOSE, COSTS OFF) {statement}".encode()))
 
 
 def ids(connection: Connection, filters: Any, **options: Any) -> list[int]:
