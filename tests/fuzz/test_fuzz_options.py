@@ -45,7 +45,7 @@ OPTIONS_OF = {
     "ml_rag.why_not": ("ml_rag",),
 }
 _EMBEDDING = f"'{[round(float(x), 4) for x in fake_embedding('one two')]}'::vector"
-_FOUND = "ml_rag_search('one two', '{\"vector_store\": [\"docs\", \"words\"], \"n_citations\": 5}')"
+_FOUND = 'ml_rag_search(\'one two\', \'{"vector_store": ["docs", "words"], "n_citations": 5}\')'
 _HITS = f"ARRAY(SELECT jsonb_populate_record(NULL::ml_rag.hit, to_jsonb(r)) FROM {_FOUND} AS r)"
 #: SQL of an argument of a type that has few values worth trying
 EXPRESSIONS = {

@@ -1,4 +1,4 @@
-"""pipeline/expand, pipeline/neighbours: neighbours, against brute force and by hand."""
+"""Neighbours (retrieval/plan, pipeline/neighbours), against brute force and by hand."""
 
 from __future__ import annotations
 

@@ -1,50 +1,53 @@
-"""pipeline/fuse: two ranked lists as one, against an implementation in Python."""
+"""Hybrid search: what two arms find as one list, against an implementation in Python."""
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
 import pytest
 from psycopg.types.json import Jsonb
 
-from support.cluster import Connection
+from support.cluster import Connection, Database
 from support.fusing import Hit, expected
 from support.metrics import METRICS
-from support.stores import error
+from support.stores import create_store, error, mark, search
 
-AS_HITS = """ARRAY(SELECT ROW('s', u.d, 1, u.d, 1, 'text of ' || u.d, u.distance, '{}', u.score, NULL, NULL,
-  NULL, NULL, NULL)::ml_rag.hit
-FROM unnest(%s::text[], %s::numeric[], %s::float8[]) WITH ORDINALITY AS u (d, distance, score, i) ORDER BY u.i)"""
+WORDS = ["heron", "grebe", "loon", "tern", "gull", "swan", "duck", "coot", "rail", "snipe"]
 
 
-def fuse(
-    connection: Connection,
-    semantic: list[Hit],
-    keyword: list[Hit],
-    options: dict[str, Any] | None = None,
-    metric: str = "COSINE",
-) -> list[tuple[str, float, float | None, float]]:
-    """Document, distance, keyword score and score of each hit, in the order of the stage."""
-    arms = [[list(column) for column in zip(*arm, strict=True)] if arm else [[], [], []] for arm in (semantic, keyword)]
-    return connection.execute(
-        "SELECT f.document_name, f.distance::float8, f.keyword_score, f.score"
-        f" FROM ml_rag.fuse({AS_HITS}, {AS_HITS}, %s, %s) AS f",
-        (*arms[0], *arms[1], None if options is None else Jsonb(options), metric),
-    ).fetchall()
+@pytest.fixture(scope="module")
+def birds(module_db: Database) -> Connection:
+    """A connection as a user to 150 documents with random vectors and texts."""
+    rng = random.Random(1)
+    rows = [
+        (
+            f"d{i:03}", i, 1, " ".join(rng.choices(WORDS, weights=range(10, 0, -1), k=rng.randint(1, 12))),
+            tuple(rng.uniform(-1, 1) for _ in range(3)),
+        )
+        for i in range(150)
+    ]  # fmt: skip
+    owner = module_db.connect()
+    create_store(owner, rows=rows)
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs'); ANALYZE docs")
+    return module_db.connect("asker")
 
 
-def arms(seed: int, metric: str) -> tuple[list[Hit], list[Hit]]:
-    """Random lists as the arms make them: the true distance in both, nearest first and best first."""
-    rng = random.Random(seed)
-    farthest = 2.0 if metric == "COSINE" else 4.0
-    names = [f"d{i:03}" for i in range(rng.choice([1, 5, 60, 150]))]
-    distances = {name: round(rng.uniform(-1 if metric == "DOT" else 0, farthest), 4) for name in names}
-    by_distance = sorted(names, key=lambda n: (distances[n], n))[: rng.choice([1, 40, 100])]
-    matching = rng.sample(names, rng.randint(0, len(names)))
-    scores = {name: round(rng.expovariate(0.3), 6) for name in matching}
-    by_score = sorted(matching, key=lambda n: (-scores[n], n))[: rng.choice([1, 40, 100])]
-    return [(n, distances[n], None) for n in by_distance], [(n, distances[n], scores[n]) for n in by_score]
+def fuse(connection: Connection, question: str, **options: Any) -> list[tuple[str, float, float | None, float]]:
+    """Document, distance, keyword score and score of each hit, best first."""
+    options = {"vector_store": ["docs"], "query_embedding": [1, 0, 0], "n_citations": 100, **options}
+    rows = search(connection, question, {"keyword_search": True, **options})
+    return [(row[2], None if row[6] is None else float(row[6]), row[8], row[9]) for row in rows]
+
+
+def create(owner: Connection, rows: list[tuple[str, str, float]]) -> None:
+    """Documents with their texts, at these distances from [1,0,0]."""
+    create_store(
+        owner,
+        rows=[(name, i, 1, text, (1 - d, math.sqrt(1 - (1 - d) ** 2), 0)) for i, (name, text, d) in enumerate(rows)],
+    )
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -60,40 +63,61 @@ def arms(seed: int, metric: str) -> tuple[list[Hit], list[Hit]]:
     ],
     ids=str,
 )
-def test_random_lists_come_out_as_an_independent_implementation_has_them(
-    module_asker: Connection, metric: str, options: dict[str, Any]
+def test_fused_lists_are_as_an_independent_implementation_has_them(
+    birds: Connection, metric: str, options: dict[str, Any]
 ) -> None:
     for seed in range(12):
-        semantic, keyword = arms(seed, metric)
-        got = fuse(module_asker, semantic, keyword, options, metric)
-        want = expected(semantic, keyword, options, metric)
+        rng = random.Random(seed)
+        question = " ".join(rng.sample(WORDS, rng.choice([1, 2, 3])))
+        candidates = rng.choice([1, 5, 40, 100])
+        given: dict[str, Any] = {"query_embedding": [rng.uniform(-1, 1) for _ in range(3)], "distance_metric": metric}
+        given["n_citations"] = candidates
+        semantic: list[Hit] = [(hit[0], hit[1], None) for hit in fuse(birds, question, **given, keyword_search=False)]
+        keyword: list[Hit] = [hit[:3] for hit in fuse(birds, question, **given, semantic_search=False)]
+        want = expected(semantic, keyword, options, metric)[:candidates]
+        got = fuse(birds, question, **given, hybrid_options={**options, "candidates": candidates})
+        # in double precision scores that are equal may differ in their last digit
+        assert [hit[3] for hit in got] == sorted((hit[3] for hit in got), reverse=True)
+        got.sort(key=lambda hit: (-round(hit[3], 12), hit[1], hit[0]))
         assert [hit[:3] for hit in got] == [hit[:3] for hit in want], seed
         assert [hit[3] for hit in got] == pytest.approx([hit[3] for hit in want], abs=1e-9)
         assert all(0 <= hit[3] <= 1 + 1e-12 for hit in got)
 
 
-def test_an_arm_without_hits_leaves_the_order_of_the_other(module_asker: Connection) -> None:
-    semantic: list[Hit] = [("a", 0.2, None), ("b", 0.3, None), ("c", 0.4, None)]
-    keyword: list[Hit] = [("c", 0.4, 7.0), ("a", 0.2, 5.0), ("b", 0.3, 1.0)]
+def test_an_arm_without_hits_leaves_the_order_of_the_other(owner: Connection, asker: Connection) -> None:
+    create(owner, [("a", "heron", 0.2), ("b", "heron gull gull", 0.3), ("c", "heron heron", 0.4)])
     for options in ({}, {"semantic_weight": 0.5}, {"fusion": "rrf"}):
-        assert [hit[0] for hit in fuse(module_asker, semantic, [], options)] == ["a", "b", "c"]
-        assert [hit[0] for hit in fuse(module_asker, [], keyword, options)] == ["c", "a", "b"]
-        assert fuse(module_asker, [], [], options) == []
+        assert [hit[0] for hit in fuse(asker, "nothing", hybrid_options=options)] == ["a", "b", "c"]
+    owner.execute("UPDATE docs SET segment_embedding = NULL")
+    for options in ({}, {"semantic_weight": 0.5}, {"fusion": "rrf"}):
+        assert [hit[0] for hit in fuse(asker, "heron", hybrid_options=options)] == ["c", "a", "b"]
+        with error("P0002", "no segment found"):
+            fuse(asker, "nothing", hybrid_options=options)
 
 
-def test_by_default_an_arm_that_tells_nothing_apart_yields_to_the_other(module_asker: Connection) -> None:
-    flat: list[Hit] = [(f"d{i:02}", 0.5 + i * 0.0001, None) for i in range(60)]
-    sharp: list[Hit] = [("d59", 0.5059, 30.0), ("d30", 0.503, 2.0), *((f"d{i:02}", 0.5, 1.0) for i in range(10))]
-    assert fuse(module_asker, flat, sharp)[0][0] == "d59"
-    same: list[Hit] = [(f"d{i:02}", 0.5 + i * 0.0001, 3.0) for i in range(60)]
-    near: list[Hit] = [("d40", 0.1, None), *((f"d{i:02}", 0.8, None) for i in range(40))]
-    assert fuse(module_asker, near, same)[0][0] == "d40"
+def test_by_default_an_arm_that_tells_nothing_apart_yields_to_the_other(owner: Connection, asker: Connection) -> None:
+    rows = [(f"d{i:02}", "gull", 0.5 + i * 0.0001) for i in range(59)]
+    create(owner, [*rows, ("d59", "heron", 0.5059)])
+    best, *others = fuse(asker, "heron")
+    assert best[0] == "d59"
+    assert all(score < 0.3 for *_, score in others)
+    owner.execute("DROP TABLE docs")
+    create(owner, [(f"d{i:02}", "heron", 0.1 if i == 40 else 0.8) for i in range(60)])
+    best, *others = fuse(asker, "heron")
+    assert (best[0], best[3]) == ("d40", pytest.approx(1))
+    assert [score for *_, score in others] == pytest.approx([0.2 / 0.9] * 59, abs=1e-3)
 
 
-def test_rows_that_are_the_same_in_everything_stay_as_many_as_they_are(module_asker: Connection) -> None:
-    twice: list[Hit] = [("a", 0.2, None), ("a", 0.2, None), ("b", 0.3, None)]
-    keyword: list[Hit] = [("a", 0.2, 5.0), ("a", 0.2, 5.0)]
-    assert [hit[0] for hit in fuse(module_asker, twice, keyword)] == ["a", "a", "b"]
+def test_rows_that_are_the_same_in_everything_stay_as_many_as_they_are(owner: Connection, asker: Connection) -> None:
+    create(owner, [("a", "heron", 0.2), ("b", "gull", 0.3)])
+    owner.execute(
+        "CREATE VIEW twice AS TABLE docs UNION ALL SELECT * FROM docs WHERE document_name = 'a';"
+        "GRANT SELECT ON twice TO ml_rag_user"
+    )
+    mark(owner, "twice")
+    arms = [{"search": "semantic"}, {"search": "semantic", "query_embedding": [1, 1, 0]}]
+    options = {"vector_store": ["twice"], "query_embedding": [1, 0, 0], "arms": arms}
+    assert [row[2] for row in search(asker, "q", options)] == ["a", "a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -111,16 +135,14 @@ def test_rows_that_are_the_same_in_everything_stay_as_many_as_they_are(module_as
     ids=str,
 )
 def test_options_out_of_range_are_refused(module_asker: Connection, options: dict[str, Any], allowed: str) -> None:
-    with error("22023") as e:
-        fuse(module_asker, [("a", 0.1, None)], [], options)
-    assert allowed in (e.detail or "")
     for routine in ("ml_rag_search", "ml_rag_answer"):
-        with error("22023"):
+        with error("22023") as e:
             module_asker.execute(f"SELECT {routine}('q', %s)", (Jsonb({"hybrid_options": options}),))
+        assert allowed in (e.detail or "")
 
 
 @pytest.mark.parametrize(
     "options", [{"semantic_weight": "auto"}, {"semantic_weight": None}, {"rrf_k": 1}, {"rrf_k": 1000000}]
 )
-def test_options_at_their_limits_are_taken(module_asker: Connection, options: dict[str, Any]) -> None:
-    assert [hit[0] for hit in fuse(module_asker, [("a", 0.1, None)], [("a", 0.1, 1.0)], options)] == ["a"]
+def test_options_at_their_limits_are_taken(birds: Connection, options: dict[str, Any]) -> None:
+    assert len(fuse(birds, "heron", hybrid_options=options)) == 100

@@ -1,4 +1,4 @@
-"""pipeline/threshold: README.md (retrieval_options), against brute force and by hand."""
+"""Thresholds: README.md (retrieval_options), against brute force and by hand."""
 
 from __future__ import annotations
 
@@ -14,25 +14,9 @@ from support.metrics import METRICS
 from support.searching import load, random_segments
 from support.stores import create_store, error, retrieve
 
-HITS = "ARRAY(SELECT ROW('s', 'd', 1, '1', i, 't', d, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.hit \
-FROM unnest(%s::numeric[]) WITH ORDINALITY AS u (d, i) ORDER BY i)"
-
 
 def limit(value: Any, auto: str) -> Decimal | None:
     return None if value is None else Decimal(auto if value == "auto" else str(value))
-
-
-def threshold(
-    connection: Connection, distances: list[str], largest: str | None = None, percentage: str | None = None
-) -> tuple[list[str], str, str | None]:
-    """Distances kept, method, threshold of the stage alone."""
-    row = connection.execute(
-        f"SELECT ARRAY(SELECT h.distance::text FROM unnest(t.kept) AS h), t.method, t.threshold::text"
-        f" FROM ml_rag.threshold({HITS}, %s::numeric, %s::numeric) AS t",
-        (distances, largest, percentage),
-    ).fetchone()
-    assert row is not None
-    return row[0], row[1], row[2]
 
 
 @pytest.mark.parametrize(
@@ -56,8 +40,9 @@ def threshold(
         (["0.5", "0.6"], "0.4", "10", 0, "max_distance", "0.4"),
     ],
 )
-def test_the_stage_by_hand(
-    module_asker: Connection,
+def test_thresholds_by_hand(
+    owner: Connection,
+    asker: Connection,
     distances: list[str],
     largest: str | None,
     percentage: str | None,
@@ -65,16 +50,22 @@ def test_the_stage_by_hand(
     method: str,
     limit: str,
 ) -> None:
-    got_kept, got_method, got_limit = threshold(module_asker, distances, largest, percentage)
-    assert got_kept == distances[:kept]
-    assert got_method == method
-    assert got_limit is not None
-    assert Decimal(got_limit) == Decimal(limit)
-
-
-def test_no_hits_stay_no_hits(module_asker: Connection) -> None:
-    for limits in ((None, None), ("0.5", None), (None, "10"), ("0.5", "10")):
-        assert threshold(module_asker, [], *limits)[0] == []
+    is_negative = distances[0].startswith("-")
+    at = [(1 - float(d) if is_negative else 1 + float(d), 0, 0) for d in distances]
+    create_store(owner, rows=[("a", 1, i, d, at[i]) for i, d in enumerate(distances)])
+    limits = {"max_distance": largest, "percentage_distance": percentage}
+    options = {
+        "distance_metric": "DOT" if is_negative else "EUCLIDEAN",
+        "n_citations": 100,
+        "retrieval_options": {name: value and float(value) for name, value in limits.items()} | {"segment_overlap": 0},
+    }
+    if kept == 0:
+        with error("P0002", "no segment within the distance threshold", limit):
+            retrieve(asker, (1, 0, 0), **options)
+        return
+    found = retrieve(asker, (1, 0, 0), **options)
+    assert [c["segment"] for c in found["citations"]] == distances[:kept]
+    assert found["retrieval_info"] == {"method": method, "threshold": float(limit)}
 
 
 @pytest.mark.parametrize("metric", METRICS)

@@ -57,12 +57,13 @@ def search(connection: Connection, query: str, n: int = 10, name: str | None = "
             return []
         return [(row[3], row[4], row[8]) for row in found]
     # more than a call cites
-    request = "ml_rag._request(%s, ml_rag._parse_rag_options(%s))"
     return connection.execute(
         "SELECT h.document_id, h.segment_number, h.keyword_score"
-        f" FROM jsonb_populate_record({request}, %s) AS r, LATERAL (SELECT (ml_rag._retrieve(r)).retrieval) AS f,"
-        " unnest((f.retrieval).hits) AS h",
-        (query, json.dumps({"hybrid_options": {"candidates": 10_000}, **options}), json.dumps({"n_citations": n})),
+        " FROM ml_rag._request(%s, ml_rag._parse_rag_options(%s)) AS r, jsonb_populate_record(r, jsonb_build_object("
+        "'n_citations', 1000000, 'arms', ARRAY[to_jsonb(r.arms[1]) || '{\"candidates\": 1000000}']"
+        ")) AS more, LATERAL (SELECT (ml_rag._retrieve(more)).retrieval) AS f, unnest((f.retrieval).hits) AS h"
+        " LIMIT %s",
+        (query, json.dumps(options), n),
     ).fetchall()
 
 
