@@ -236,29 +236,14 @@ def test_how_an_answer_came_about_tells_of_ones_own_rows(stores: Connection, pat
 # -- stages, batches, measuring ---------------------------------------------------------------------------------------
 
 
-def test_a_forged_hit_brings_no_neighbours(stores: Connection) -> None:
-    """Stages take hits from whoever calls them: a document and a number of the other's, known or guessed."""
-    for document, number in ((8, 5), (1, 3), (2, 6)):
-        found = same(
-            stores,
-            "SELECT segment, distance FROM ml_rag.expand((SELECT array_agg(s) FROM ml_rag.discover(ARRAY['{s}.docs'])"
-            " AS s), ARRAY[ROW('{s}.docs', 'x', %s, %s, %s, 'forged', 0, '{}', NULL, NULL, NULL, NULL, NULL,"
-            " NULL)::ml_rag.hit], 5)",
-            document,
-            str(document),
-            number,
-        )
-        assert "forged" in found or document != 8
-
-
 def test_a_forged_store_shows_nothing_either(stores: Connection) -> None:
     """A store as discovery describes it is a value too; whatever it says is read with the caller's rights."""
     store = (
         "ROW('x', '{s}.docs', NULL, 'segment_embedding', 'metadata', 'tenant', 'document_id', 'segment_number', NULL,"
         " 'vector', NULL, 'bigint', 'integer', 'trusted', true)::ml_rag.store"
     )
-    same(stores, f"SELECT * FROM ml_rag.search(ARRAY[{store}], %s::vector, 100)", as_text(fake_embedding(QUERY)))
-    same(stores, f"SELECT * FROM ml_rag._neighbours({store}, %s, %s, %s)", ["1", "8"], [0, 0], [99, 99])
+    for given in ({"document_name": [f"{SECRET} 8"]}, {"filters": {"document_id": 8}}, {"filters": {"topics": 1}}):
+        same(stores, f"SELECT * FROM ml_rag.filter({store}, %s::jsonb)", json.dumps(given), echo=f"{SECRET} 8")
 
 
 BATCHES = ("ml_rag_table", "ml_generate_table", "ml_embed_table")

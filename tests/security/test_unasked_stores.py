@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from psycopg import sql
 
 from support.cluster import Connection, Database
-from support.planting import COLUMNS, NEAR, QUESTION, ROW, ask, publish, texts, warnings
+from support.hostile_server import embeddings, hostile, reply
+from support.planting import COLUMNS, QUESTION, ROW, ask, publish, texts, warnings
 from support.stores import as_text, create_store, error, fake_embedding, search
 
 #: made by another role in its own schema, readable by everybody
@@ -227,19 +230,36 @@ CHANGES: dict[str, str] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_store_that_changes_between_discovery_and_search_is_left_out(
-    good: Database, publisher: Connection, change: str
+    good: Database, publisher: Connection, model_server: str, local_sockets: Path, change: str
 ) -> None:
+    """A partitioned table: an ordinary one is held meanwhile."""
+    publisher.execute(
+        f"DROP TABLE evil.kb; CREATE TABLE evil.kb ({COLUMNS}) PARTITION BY LIST (document_id);"
+        f"CREATE TABLE evil.kb_1 PARTITION OF evil.kb DEFAULT; INSERT INTO evil.kb VALUES {ROW}"
+    )
     publish(publisher)
     asker = good.connect("asker")
-    asker.execute("CREATE TEMPORARY TABLE found AS SELECT array_agg(s) AS stores FROM ml_rag.discover() AS s")
-    publisher.execute(CHANGES[change])
+    assert "evil.kb" in ask(asker)[0]["vector_store"]
+
+    changes = [CHANGES[change]]
+
+    def handler(client: socket.socket, request: bytes) -> None:
+        # the question is embedded when the stores are known
+        while changes:
+            publisher.execute(changes.pop())
+        reply(embeddings(fake_embedding(QUESTION)))(client, request)
+
     said = warnings(asker)
-    found = asker.execute(
-        "SELECT h.vector_store FROM ml_rag.search((SELECT stores FROM found), %s::vector, 10) AS h", (NEAR,)
-    ).fetchall()
-    expected = {"public.good"} | ({"evil.kb"} if change == "renamed" else set())
-    assert {row[0] for row in found} == expected
-    assert len(said) == (change != "renamed")
+    owner = good.connect()
+    with hostile(local_sockets, handler) as server:
+        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+        try:
+            document, _ = ask(asker)
+        finally:
+            owner.execute("SELECT ml_rag.configure('model_server', %s)", (model_server,))
+    assert "contract notice" in texts(document)
+    assert len(said) == 1
+    assert '"evil.kb"' in said[0][0]
 
 
 def test_a_cancelled_call_is_cancelled(good: Database, publisher: Connection) -> None:

@@ -24,7 +24,7 @@ from support.embeddings import (
 from support.loading import counts, folder, load, write
 from support.models_server import ModelsServer, models
 from support.processes import Background, wait_until
-from support.stores import create_store, error, fake_embedding, search
+from support.stores import create_store, error, search
 
 # a session learns within a second which model server shows its calls
 pytestmark = pytest.mark.fresh
@@ -159,19 +159,6 @@ def test_a_question_that_is_being_embedded_is_searched_with_its_model(
     found = search(asker, "green tree", {"vector_store": ["docs"], "n_citations": 7})
     assert models.requests[-1][0] == "other"
     assert found[0][5:7] == ("green tree", 0)
-
-
-def test_a_store_that_was_discovered_before_is_searched_as_it_was(store: Connection, models: ModelsServer) -> None:
-    add(store, "more", "other")
-    before = store.execute("SELECT array_agg(s) FROM ml_rag.discover() AS s").fetchone()
-    assert before is not None
-    use(store, "more")
-    nearest = "SELECT segment, distance FROM ml_rag.search(%s::ml_rag.store[], %s::vector, 1)"
-    vector = str([float(x) for x in fake_embedding("green tree")])
-    assert store.execute(nearest, (before[0], vector)).fetchall() == [("green tree", 0)]
-    drop(store, "fake-embed")
-    with error("42703", ours=False):
-        store.execute(nearest, (before[0], vector))
 
 
 # -- loads -------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from support.hostile_server import embeddings, hostile, reply
 from support.stores import (
     ROWS,
     answer,
-    as_text,
     create_store,
     create_text_store,
     error,
@@ -200,17 +199,3 @@ def test_a_store_cannot_be_dropped_while_the_question_is_embedded(
     assert refused == ["55P03"]
     assert [c["segment"] for c in found["citations"]] == ["one"]
     dropper.execute("DROP TABLE docs")
-
-
-def test_stores_that_are_dropped_between_two_stages_are_42p01(owner: Connection) -> None:
-    create_store(owner, "docs", [("d", 1, 1, "one", fake_embedding("one"))], type="vector(16)")
-    owner.execute("CREATE TABLE kept AS SELECT ARRAY(SELECT s FROM ml_rag.discover() AS s) AS stores")
-    vector = as_text(fake_embedding("one"))
-    owner.execute(
-        "CREATE TABLE hits AS SELECT ARRAY(SELECT h FROM ml_rag.search(stores, %s, 3) AS h) AS h FROM kept", (vector,)
-    )
-    owner.execute("DROP TABLE docs")
-    with error("42P01", "exist"):
-        owner.execute("SELECT ml_rag.search(stores, %s, 3) FROM kept", (vector,))
-    with error("42P01", "exist"):
-        owner.execute("SELECT ml_rag.expand(stores, h, 1) FROM kept, hits")
