@@ -24,10 +24,11 @@ COLUMNS = (
 COPY = "COPY {} (document_name, document_id, segment_number, segment, share) FROM STDIN"
 #: five- to seven-word questions, of the words the index knows
 SEARCH = (
-    "SELECT document_id, segment_number, keyword_score FROM ml_rag.keyword((SELECT stores FROM bench_stores), %s, 10)"
+    """SELECT document_id, segment_number, keyword_score FROM ml_rag_search(%s, '{"vector_store": ["bench_keyword"],"""
+    """ "semantic_search": false, "keyword_search": true, "n_citations": 10}')"""
 )
 #: of a thousand rows ten pass the filter
-FILTERED = SEARCH.replace(", 10)", """, 10, options => '{"filters": {"share": {"lt": 10}}}')""")
+FILTERED = SEARCH.replace("10}", """10, "filters": {"share": {"lt": 10}}}""")
 #: by words alone, as an application calls it
 CALL = (
     """CALL ml_rag(%s, '{"skip_generate": true, "vector_store": ["bench_keyword"], "semantic_search": false,"""
@@ -103,10 +104,6 @@ def measure(dsn: str, rows: int) -> list[Figure]:
         connection.execute("VACUUM ANALYZE bench_keyword")
         for table in ("row", "new", "run", "posting"):
             connection.execute(sql.SQL("VACUUM ANALYZE ml_rag_internal.{}").format(sql.Identifier(f"keyword_{table}")))
-        connection.execute(
-            "CREATE TEMP TABLE bench_stores AS SELECT array_agg(s) AS stores FROM ml_rag.discover() AS s"
-            " WHERE s.relation = 'bench_keyword'::regclass"
-        )
         queries = _queries(connection)
         calls: dict[str, Callable[[int], object]] = {
             "ours": lambda i: connection.execute(SEARCH, (queries[i % len(queries)],)).fetchall(),
