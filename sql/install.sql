@@ -1,38 +1,28 @@
 -- The manifest of the extension. `make` joins the files that it names, in this order, into build/ml_rag--VERSION.sql, and
 -- CREATE EXTENSION ml_rag runs that. No file uses a later one.
 --
--- The story of a call, CALL ml_rag('What is AutoML?', options), is told by ml_rag._retrieve in pipeline/rag: a request goes in,
--- a retrieval comes out, and each stage adds to it and to its trace:
+-- The story of a call, CALL ml_rag('What is AutoML?', options), is told by ml_rag.backend.retrieval (plpy/): run.py reads from top to
+-- bottom what a retrieval is; pipeline/compile is its door, and ml_rag._retrieve in pipeline/rag what comes out of it.
 --
---   1  the options are checked, those of each stage too     ml_rag._parse_rag_options   pipeline/request
---   2  the stores that the caller may search                ml_rag.discover             pipeline/discover
+--   1  the options are checked, those of each step too      ml_rag._parse_rag_options   pipeline/request; request.py
+--   2  the stores that the caller may search                ml_rag.discover             pipeline/discover; stores.py
 --   3  what is asked becomes what is searched with          ml_rag.rewrite              pipeline/rewrite, documents, keys
 --   4  the question becomes a vector                        ml_rag.embed                pipeline/embed
---   5  filters become conditions on the rows of a store     ml_rag.filter               pipeline/filter, condition
---   6  search by meaning (pgvector): candidates             ml_rag.search               pipeline/search, knn, quantization
---   7  search by words (BM25): candidates                   ml_rag.keyword              pipeline/keyword, bm25, keyword/
---      or with a function of the caller's                  ml_rag._call_function       pipeline/function, score
---   8  what the arms have found becomes one list            ml_rag.fuse                 pipeline/fuse
---   9  what is too far away is dropped                      ml_rag.threshold            pipeline/threshold
---  10  a cross-encoder puts what is left in order           ml_rag.rerank               pipeline/rerank
---  11  each hit gets its neighbours                         ml_rag.expand               pipeline/expand, neighbours
---  12  a language model answers from the citations          ml_rag.generate             pipeline/generate, summarize
---  13  the answer document, with how it came about          ml_rag_answer, ml_rag       pipeline/rag, explain
+--   5  filters become conditions on the rows of a store     ml_rag.filter               pipeline/filter, condition; filters.py
+--   6  arms bring candidates: by meaning (pgvector), by words (BM25), by a function
+--      of the caller's, in node groups; shards run an arm by themselves
+--                                                           pipeline/bm25, function, nodes, shards; search.py, functions.py, shards.py
+--   7  one SQL statement: the arms' candidates as one list, what is too far away dropped, the texts of what is left, their neighbours
+--                                                           ml_rag.statement            plan.py, rows.py, fuse.py
+--   8  a cross-encoder puts what is left in order           ml_rag.rerank               pipeline/rerank
+--   9  a language model answers from the citations          ml_rag.generate             pipeline/generate, summarize
+--  10  the answer document, with how it came about          ml_rag_answer, ml_rag       pipeline/rag, explain; explain.py
 --
--- Most calls do not go through them: pipeline/compile makes steps 1, 2, 4 and 6 to 9 one SQL statement, written by Python without a
--- database (plpy/ml_rag/backend/retrieval: request, stores, plan, run). What one statement cannot do (rewriting, functions, node
--- groups, shards, views, explain, and stores that fail and must not fail the call) goes through the stages, store by store.
+-- The statement is written by Python without a database (plan.py) and its plan is kept (kept.py). A store that nobody named must not
+-- fail the call: where the statement fails, each store is searched by itself, and the others without the one that fails
+-- (pipeline/isolate). Where whole documents are wanted, they are read after step 3, and step 9 follows (pipeline/summarize).
 --
--- Steps 6 and 7 are arms; pipeline/arms goes through arms and stores. Each store is read in one place, pipeline/read, which
--- keeps what goes wrong in a store that nobody named from the call (pipeline/isolate). Shards of a store on other servers run an
--- arm by themselves (pipeline/sharded). From step 6 on hits are keys and scores; their texts are read after step 9, from the same
--- snapshot. Where whole documents are wanted, they are read after step 3, and step 12 follows (pipeline/summarize).
---
--- The functions named above are the stages as they can be called by themselves. In a call, six of them are run by what lies
--- beneath in the same files: _rewrite, _search_store (knn), _keyword_store (bm25), _fuse, _expand_store (neighbours),
--- _generate_text.
---
--- ml_rag_search ends after step 11 and returns rows; ml_rag.why_not (pipeline/why) follows one segment that far. ml_rag_chat
+-- ml_rag_search ends after step 8 and returns rows; ml_rag.why_not (pipeline/why) follows one segment that far. ml_rag_chat
 -- (chat/) keeps the turns of a conversation, ml_rag_table (batch/) asks many questions, ml_rag_evaluate (evaluate/) measures the
 -- answers. vector_store_load and the like (store/) bring in what is searched, vectorizers (vectorizer/) keep ordinary tables
 -- searchable.
@@ -77,13 +67,9 @@
 \i pipeline/rewrite.sql
 \i pipeline/request.sql
 \i pipeline/quantization.sql
-\i pipeline/knn.sql
 \i pipeline/bm25.sql
-\i pipeline/sharded.sql
 \i pipeline/neighbours.sql
 \i pipeline/nodes.sql
-\i pipeline/read.sql
-\i pipeline/arms.sql
 \i pipeline/rerank.sql
 \i pipeline/generate.sql
 \i pipeline/summarize.sql

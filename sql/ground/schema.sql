@@ -102,8 +102,8 @@ CREATE FUNCTION ml_rag._fields_of_error(
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: what an error has ('' where nothing) that a public routine caught, for it to raise the same again (sql/raise.sql.in): a line of context for
--- each of the functions inside is of no use to who called it. DEBUG1 has them. Nothing is true of an error that stays as it is:
+-- purpose: what an error has ('' where nothing) that a public routine caught, for it to raise the same again (sql/raise.sql.in): a line of
+-- context for each of the functions inside is of no use to who called it. DEBUG1 has them. Nothing is true of an error that stays as it is:
 -- one raised in a function that is not ml_rag's, whose owner looks for it, or one with other fields.
 DECLARE
   _function text[] := regexp_match(context, '(?n)^(?:compilation of )?(\S+) (?:function|procedure) "?([^("\n]*)');

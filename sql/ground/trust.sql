@@ -259,7 +259,8 @@ BEGIN
   IF FOUND THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
       MESSAGE = format('trigger "%s" of "%s" can run code of a role that you do not trust', _found.name, _found.table),
-      DETAIL = format(CASE WHEN _found.is_owner THEN 'A function, operator or type of it belongs to role %s, whose code would run with the rights of %s.'
+      DETAIL = format(CASE WHEN _found.is_owner
+        THEN 'A function, operator or type of it belongs to role %s, whose code would run with the rights of %s.'
         ELSE 'Role %s may create triggers on the table. Condition and arguments of this one are evaluated with the rights of %s.' END,
         CASE _found.role WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(_found.role)) END, quote_ident(current_user)),
       HINT = CASE WHEN _found.is_owner

@@ -116,7 +116,8 @@ $$;
 CREATE FUNCTION ml_rag._type_that_runs_code(statement text, schemas text[]) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
--- see ml_rag._index_needs
+-- a plan for one table looks cheaper than the generic one, which takes less time than planning; of a few hundred indexes the
+-- planner would read all
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
 SET jit = off

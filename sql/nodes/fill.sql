@@ -114,7 +114,8 @@ AS $$
 -- purpose: a run over node groups of a store
 BEGIN
   RETURN jsonb_populate_record(NULL::ml_rag._node_run, jsonb_build_object('step', 'group', 'store', store::oid::bigint,
-    'owner', (SELECT c.relowner::bigint FROM pg_class AS c WHERE c.oid = _begin_nodes.store), 'vector_store', ml_rag._full_name(store), 'call', call, 'names', to_jsonb(names), 'batch_size', batch_size, 'retries', retries,
+    'owner', (SELECT c.relowner::bigint FROM pg_class AS c WHERE c.oid = _begin_nodes.store), 'vector_store', ml_rag._full_name(store),
+    'call', call, 'names', to_jsonb(names), 'batch_size', batch_size, 'retries', retries,
     'nodes', 0, 'done', 0, 'failed', 0, 'began', clock_timestamp()));
 END
 $$;

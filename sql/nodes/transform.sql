@@ -52,8 +52,8 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('permission denied for function %s', _function);
   ELSIF NOT ml_rag._trusts(_found.schema_owner) THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('function %s is in a schema of a role that is not trusted', _function),
-      DETAIL = format('The owner of schema %I, %s, could put another function in its place, which would run with the rights of whoever fills '
-        'the node group.', _found.schema_name, quote_ident(pg_get_userbyid(_found.schema_owner))),
+      DETAIL = format('The owner of schema %I, %s, could put another function in its place, which would run with the rights of '
+        'whoever fills the node group.', _found.schema_name, quote_ident(pg_get_userbyid(_found.schema_owner))),
       HINT = 'Move the function: ALTER FUNCTION … SET SCHEMA …; a node group that names it is created anew.';
   ELSIF NOT ml_rag._trusts(_found.owner) THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('function %s belongs to a role that is not trusted', _function),

@@ -1,4 +1,4 @@
-"""store/shards, store/serve, pipeline/shards, pipeline/sharded: a store on several clusters answers as one table."""
+"""store/shards, store/serve, pipeline/shards: a store on several clusters answers as one table."""
 
 from __future__ import annotations
 

@@ -40,6 +40,7 @@ STORE = Store(
     is_table=True,
     is_small=True,
     is_secured=False,
+    is_shared=False,
     names=frozenset({"handbook"}),
 )
 #: a table of somebody else's making

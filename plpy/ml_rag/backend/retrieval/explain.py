@@ -1,7 +1,7 @@
 """Option explain: how each arm searched each store, of what the caller may see.
 
-The plan itself stays here. It holds the conditions of policies and the relations behind views, and its estimates come from
-rows that the caller may not see: told is only which indexes of the store itself, or of its partitions, are used.
+The plan itself stays here. It holds the conditions of policies and the relations behind views, and its estimates come
+from rows that the caller may not see: told is only which indexes of the store itself, or of its partitions, are used.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ def steps(context: Any, request: Request, found: Any, failures: list[dict[str, A
             facts["candidates"] = n if isinstance(read, Near) else min(n, arm.candidates)
         told[place][source.store.vector_store] = facts
     for own in told.values():
-        own |= {f["store"]: {"skipped": f.get("skipped") or f"{f['sqlstate']}: {f['message'].rstrip('.')}."} for f in failures}
+        own |= {
+            f["store"]: {"skipped": f.get("skipped") or f"{f['sqlstate']}: {f['message'].rstrip('.')}."}
+            for f in failures
+        }
     first = next(iter(told[1].values()), None)
     if first is not None:
         first["explaining"] = 1000 * (time.perf_counter() - began)

@@ -54,8 +54,9 @@ class Filtered:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the rows that pass are so few that they are compared one by one: that is exact, and an index has to go
-        through as many times more rows as the filter leaves out."""
+        """Whether the rows that pass are so few that they are compared one by one.
+
+        That is exact, and an index has to go through as many times more rows as the filter leaves out."""
         return self.n is not None and self.n <= self.compared
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ml_rag.backend.retrieval.rows import NAMES, Rows
 from ml_rag.backend.retrieval.shape import Arm, Shape
 
-#: the weights of arms whose scores are equally clear, by kind, and how many of its best candidates say how clear an arm is
+#: the weights of arms whose scores are equally clear, by kind; how many of its best candidates say how clear an arm is
 PRIOR = {"semantic": 0.6, "keyword": 0.4, "function": 0.4}
 CLEAR_BY = 30
 
@@ -45,9 +45,7 @@ def parts(shape: Shape, rows: Rows, *, has_text: bool) -> list[tuple[str, str]]:
         )
     )
     similarity = f"({rows.similarity('min(f.distance)')})::float8"
-    own = (
-        "CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END"
-    )
+    own = "CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END"
     score = (
         f"CASE WHEN k.weight > 0 THEN k.weight * least(1, greatest(0, {similarity}) / k.best) ELSE 0 END"
         f" + coalesce(sum({own}), 0)"
@@ -71,8 +69,8 @@ def _ranked(score: str, own: str, tables: str, also: str, *, has_text: bool) -> 
 
 def _strength(shape: Shape) -> str:
     """What each arm gives its best candidate, and how clearly it tells its best candidates from the others, 0-1: one
-    minus the mean of the best thirty, where the first counts 1 and those missing 0. By meaning the last candidate counts
-    as 0. An arm that has something to say gives a few rows much more than the rest; one that has not (a model that does
+    minus the mean of the best thirty, where the first counts 1 and those missing 0. By meaning the last one counts as
+    0. An arm that has something to say gives a few rows much more than the rest; one that has not (a model that does
     not know the language, words that stand everywhere) gives all about the same."""
     best = "SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm"
     if shape.fusion == "weighted":

@@ -59,7 +59,10 @@ def scored_rows(shape: Shape, source: Source, schema: str, i: int, *, takes_vect
     rows = Rows(shape, schema, slots, has_tids=False)
     rows.vector()
     if source.condition:
-        for name, type_name in (*slots.before_filter, *((filter_slot(k), "text[]") for k in range(1, source.filter + 1))):
+        for name, type_name in (
+            *slots.before_filter,
+            *((filter_slot(k), "text[]") for k in range(1, source.filter + 1)),
+        ):
             slots(name, type_name)
     condition = source.condition
     if source.is_narrow:
@@ -69,6 +72,9 @@ def scored_rows(shape: Shape, source: Source, schema: str, i: int, *, takes_vect
     key = "s.row_key::text" if store.is_table else "NULL::text"
     text_fields = "" if store.is_table else ", 'segment', s.segment, 'metadata', s.metadata"
     measured = rows.measured(source)
+    if takes_vectors:
+        condition = f" AND t.{identifier(store.segment_embedding)} IS NOT NULL{condition}"
+    columns = rows.raw(store, is_early=not store.is_table)
     candidate = rows.candidate(i, store, "s.distance", has_text=False, is_early=False)
     pairs = ", ".join(f"'{name}', c.{name}" for name in NAMES)
     return Statement(
@@ -76,9 +82,9 @@ def scored_rows(shape: Shape, source: Source, schema: str, i: int, *, takes_vect
         f" 'distance', c.distance{text_fields.replace('s.', 'c.')})::text AS hit, c.input\n"
         f"FROM (SELECT {candidate}, {key} AS key, {rows.known('s.distance')} AS distance, s.input"
         f"{'' if store.is_table else ', s.segment, s.metadata'}\n"
-        f"  FROM (SELECT {rows.raw(store, is_early=not store.is_table)}, {measured} AS distance, {given}::text AS input\n"
+        f"  FROM (SELECT {columns}, {measured} AS distance, {given}::text AS input\n"
         f"    FROM {source.rows} AS t WHERE {text} IS NOT NULL"
-        f"{f' AND t.{identifier(store.segment_embedding)} IS NOT NULL' if takes_vectors else ''}{condition}) AS s) AS c",
+        f"{condition}) AS s) AS c",
         slots.types,
     )
 
@@ -87,12 +93,17 @@ class _Plan:
     def __init__(self, shape: Shape, sources: tuple[Source, ...], schema: str, slots: Slots) -> None:
         self.shape, self.sources, self.schema, self.slots = shape, sources, schema, slots
         searches = [search for source in sources for search in source.searches if search is not None]
-        others = [isinstance(search, Given) or isinstance(search, Nodes) and search.returns_node for search in searches]
-        has_tids = not any(isinstance(search, Given) for search in searches)
+        has_given = any(isinstance(search, Given) for search in searches)
+        returns_nodes = any(isinstance(search, Nodes) and search.returns_node for search in searches)
+        has_tids = not has_given
         has_tids = has_tids and all(source.store.is_table for source in sources)
         #: whether candidates carry their texts: few rows of one arm were read anyway
-        self.is_early = len(shape.arms) == 1 and shape.arms[0].search == "semantic" and shape.arms[0].candidates <= shape.n
-        self.has_text = self.is_early or any(others) or not all(source.store.is_table for source in sources)
+        self.is_early = (
+            len(shape.arms) == 1 and shape.arms[0].search == "semantic" and shape.arms[0].candidates <= shape.n
+        )
+        self.has_text = (
+            self.is_early or has_given or returns_nodes or not all(source.store.is_table for source in sources)
+        )
         self.rows = Rows(shape, schema, slots, has_tids=has_tids)
         lists = {source.filter for source in sources if source.condition}
         if lists:
@@ -121,7 +132,9 @@ class _Plan:
 
     def widening(self) -> Statement:
         columns = "vector_store text, document_name text, document_id bigint, document_key text, segment_number bigint,"
-        columns += " segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, rerank_score float8"
+        columns += (
+            " segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, rerank_score float8"
+        )
         names = ", ".join(column.split()[0] for column in columns.split(", "))
         self.has_text = self.is_early = True
         stores = ", ".join(literal(source.store.vector_store) for source in self.sources)
@@ -133,7 +146,8 @@ class _Plan:
         fields = [*names.split(", "), "first_segment", "last_segment"]
         pairs = ", ".join(f"'{name}', h.{name}" for name in fields if name != "vector_store")
         answer = (
-            f"SELECT json_agg(json_build_object('vector_store', (ARRAY[{stores}])[h.store], {pairs}) ORDER BY h.place)::text AS hits\n"
+            f"SELECT json_agg(json_build_object('vector_store', (ARRAY[{stores}])[h.store], {pairs})"
+            " ORDER BY h.place)::text AS hits\n"
             "FROM hit AS h"
         )
         return self._finished([("cited AS", cited)], answer, also=", rerank_score")
@@ -167,7 +181,7 @@ class _Plan:
     def _best(self, arm: Arm, place: int) -> str:
         """The best candidates of all stores, numbered; what is beyond a limit of the arm's own is left out."""
         sources = self._of(place)
-        order, limit = "score DESC", f"score >= {{}}"
+        order, limit = "score DESC", "score >= {}"
         if arm.has_value:
             order = "own DESC" if arm.search == "function" and arm.is_descending else "own"
             limit = f"own {'>=' if order == 'own DESC' else '<='} {{}}"
@@ -311,10 +325,7 @@ class _Plan:
             )
         if not self.rows.has_tids:
             key = "c.row_key::tid"
-        return (
-            f"SELECT {columns}, {text} FROM cited AS c JOIN {store.table} AS t"
-            f" ON c.store = {i} AND t.ctid = {key}"
-        )
+        return f"SELECT {columns}, {text} FROM cited AS c JOIN {store.table} AS t ON c.store = {i} AND t.ctid = {key}"
 
     # -- the answer ---------------------------------------------------------------------------------------------------
 
@@ -372,9 +383,8 @@ class _Plan:
     def _told(self, store: str) -> str:
         """How near the nearest candidate is, whatever a limit leaves; how many there are, and which."""
         limit = "(SELECT distance FROM threshold)::text" if self._is_limited else "NULL::text"
-        told = (
-            f",\n  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, {limit} AS \"limit\""
-        )
+        nearest = "(SELECT min(distance) FROM ranked)::text AS nearest"
+        told = f',\n  EXISTS (SELECT FROM ranked) AS has_candidates, {nearest}, {limit} AS "limit"'
         if not self.shape.told:
             return told
         counts = [f"(SELECT count(*) FROM {arm.expression})" for arm in self.shape.arms]
@@ -412,7 +422,8 @@ class _Plan:
                 if isinstance(search, Near):
                     by = "own" if arm.has_own_vector else "distance"
                     short = f"(SELECT count(*) < {arm.candidates} FROM {name}_{i})"
-                    tied = f"(SELECT count(*) = {search.limit} AND max({by}) <= (SELECT max({by}) FROM {name}) FROM {name}_{i})"
+                    last = f"(SELECT max({by}) FROM {name})"
+                    tied = f"(SELECT count(*) = {search.limit} AND max({by}) <= {last} FROM {name}_{i})"
                 elif isinstance(search, Words | Nodes):
                     keys = self.slots(f"keys_{place}_{i}", "text[]")
                     given = self.slots(f"candidates_{place}_{i}", "int4")

@@ -125,7 +125,8 @@ def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool,
     most, percentage = record["max_distance"], record["percentage_distance"]
     is_limited = most is not None or percentage is not None
     fusion = record["fusion"] or "weighted"
-    arms, asked, values = [], [], {}
+    arms, asked = [], []
+    values: dict[str, Any] = {}
     for place, arm in enumerate(record["arms"], 1):
         limit = arm["max_distance"] if arm["search"] == "semantic" else arm["min_score"]
         if arm["search"] == "function" and not arm["is_descending"]:

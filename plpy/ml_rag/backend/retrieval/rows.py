@@ -182,8 +182,8 @@ class Rows:
         )
 
     def nodes(self, i: int, source: Source, arm: Arm, place: int, found: Nodes, *, has_text: bool) -> str:
-        """The segments that nodes came from, each once, by its best node. A node of a text that has changed since counts
-        no more, and one of a document counts for all of its segments that pass the filter."""
+        """The segments that nodes came from, each once, by its best node. A node of a text that has changed counts no
+        more, and one of a document counts for all of its segments that pass the filter."""
         store = source.store
         keys, values = self.slots(f"keys_{place}_{i}", "text[]"), self.slots(f"scores_{place}_{i}", "float8[]")
         key = ", ".join(f"n.{identifier(name)}" for name in found.key)
@@ -218,7 +218,8 @@ class Rows:
             f"SELECT {candidate}, {value}, {self.known('s.distance')} AS distance\n"
             f"  FROM (SELECT {columns}, b.own, {self.measured(source)} AS distance FROM (\n"
             f"      SELECT DISTINCT ON ({key}) {key}, n.node, n.text_hash, u.own\n"
-            f"      FROM unnest({keys}, {values}) AS u (row_key, own) JOIN {found.table} AS n ON n.ctid = u.row_key::tid\n"
+            f"      FROM unnest({keys}, {values}) AS u (row_key, own)"
+            f" JOIN {found.table} AS n ON n.ctid = u.row_key::tid\n"
             f"      ORDER BY {key}, u.own{way}, n.node_number) AS b {rows}\n"
             f"    WHERE t.{identifier(store.segment)} IS NOT NULL{unchanged}{source.condition}\n"
             f"    ORDER BY b.own{way}, {_place(store)} LIMIT {arm.candidates}) AS s"
@@ -227,7 +228,11 @@ class Rows:
     def given(self, i: int, arm: Arm, place: int, *, has_text: bool) -> str:
         """Hits as JSON, of a shard or a function."""
         hits = self.slots(f"hits_{place}_{i}", "jsonb")
-        key = "s.row_key::tid AS row_key" if self.has_tids else f"coalesce(s.row_key, {self._content('s.document_key', 's.place')}) AS row_key"
+        key = (
+            "s.row_key::tid AS row_key"
+            if self.has_tids
+            else f"coalesce(s.row_key, {self._content('s.document_key', 's.place')}) AS row_key"
+        )
         text = ", s.segment, s.metadata" if has_text else ""
         columns = "vector_store text, document_name text, document_id bigint, document_key text, segment_number bigint,"
         columns += " segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, row_key text"

@@ -53,7 +53,8 @@ _run = Statements(
             "jsonb",
         ),
         "rewrite": (
-            f"SELECT to_jsonb(ml_rag._rewrite_request({_REQUEST.format('$1')}, {_STORES.format('$2')}))::text AS request",
+            f"SELECT to_jsonb(ml_rag._rewrite_request({_REQUEST.format('$1')}, {_STORES.format('$2')}))::text"
+            " AS request",
             *("jsonb", "jsonb"),
         ),
         "wants whole": (f"SELECT ml_rag._wants_whole_documents({_REQUEST.format('$1')}) AS answer", "jsonb"),
@@ -169,15 +170,13 @@ class Retrieval:
         self._missing: dict[Store, list[str]] = {}
         self._missing_shards: list[str] | None = None
         self._failures: list[dict[str, Any]] = []
-        #: by name of the store, why it was not searched, for option explain
-        self._why: dict[str, str] = {}
         self._step("begin")
 
     # -- the forms of an answer ---------------------------------------------------------------------------------------
 
     def answer(self, question: str, options: str, vector: str | None, form: str) -> str | None:
-        """JSON text: the answer document without a text (``form`` citations), or the rows of ml_rag_search (rows). None =
-        a call that has more to do than retrieve."""
+        """JSON text: the answer document without a text (``form`` citations), or the rows of ml_rag_search (rows); None
+        for a call that has more to do than retrieve."""
         request = requests.read(
             self._plpy, self._schema, options, "hits" if form == "rows" else form, has_vector=vector is not None
         )
@@ -194,7 +193,7 @@ class Retrieval:
         found = self._checked(request, question, vector)
         if not found.row["n"]:
             raise Failed(self._not_found(request, found))
-        text = _document(request, found, form)
+        text = _document(request, found, form, self._skipped(found))
         if self._call is not None:
             calls.end(self._plpy, self._call, SUCCESS, self._session.role, json.dumps(self._trace), self._began)
         return text
@@ -259,7 +258,13 @@ class Retrieval:
         return f'{made[:-2]}, "hits": {text}}}}}'
 
     def _retrieved(
-        self, request: Request, question: str, stores: list[Store], vector: str | None, told: str, changed: dict[str, Any]
+        self,
+        request: Request,
+        question: str,
+        stores: list[Store],
+        vector: str | None,
+        told: str,
+        changed: dict[str, Any],
     ) -> dict[str, Any]:
         found = self._find(request, question, stores, vector)
         row = found.row
@@ -293,8 +298,8 @@ class Retrieval:
         return value
 
     def as_shard(self, asked: dict[str, Any], columns: str, relation: int) -> str:
-        """What an arm finds in a store that is a shard, as JSON text: {"hits", "facts"}. ``asked``: what the other server
-        has sent; ``columns``: ml_rag.store as JSON text."""
+        """What an arm finds in a store that is a shard, as JSON text: {"hits", "facts"}. ``asked``: what the other
+        server has sent; ``columns``: ml_rag.store as JSON text."""
         arm = asked["arm"] | {"part": None, "share": None, "weight": None, "node_group": None}
         own, given = arm["query_embedding"], asked["request"]
         text = _run(self._plpy, "shard request", json.dumps(given | {"arms": [arm], "call": None}))[0]["request"]
@@ -321,7 +326,7 @@ class Retrieval:
     # -- stages -------------------------------------------------------------------------------------------------------
 
     def _checked(self, request: Request, question: str, vector: str | None) -> Found:
-        """What is found; or raises what is wrong with the question or its vector, which is the reason of other errors."""
+        """What is found. Raises what is wrong with the question or its vector rather than what follows from it."""
         if not question.strip() or (vector is not None and not re.search("[1-9]", vector)):
             self._check(request, question, vector)
         try:
@@ -385,7 +390,7 @@ class Retrieval:
 
     def _embed_and_search(self, request: Request, question: str, stores: list[Store], vector: str | None) -> Found:
         embeds = vector is None and request.needs_embedding
-        if embeds or any(store.found == "trusted" for store in stores):
+        if embeds or any(store.found == "trusted" and (store.is_shared or not store.is_table) for store in stores):
             stores = self._hold(request, stores)
         vector, vectors = self._embed(request, question, stores, vector)
         self._step("embed")
@@ -400,7 +405,8 @@ class Retrieval:
                 else:  # what is found out before the statement is of the same moment
                     wanted = list(left)
                     found = rights.at_one_moment(
-                        self._plpy, lambda: self._search(request, question, wanted, vector, vectors)  # noqa: B023
+                        self._plpy,
+                        lambda: self._search(request, question, wanted, vector, vectors),  # noqa: B023
                     )
                 break
             except FunctionFailed as e:
@@ -484,7 +490,11 @@ class Retrieval:
             return vector, {}
         model = request.wanted.model or stores[0].embed_model_id
         if has_own:
-            record_text = json.loads(request.record) | {"question": question, "query_embedding": vector, "call": self._call}
+            record_text = json.loads(request.record) | {
+                "question": question,
+                "query_embedding": vector,
+                "call": self._call,
+            }
             made = json.loads(_run(self._plpy, "embed arms", json.dumps(record_text), model)[0]["request"])
             vectors = {
                 place: arm["query_embedding"]
@@ -572,7 +582,10 @@ class Retrieval:
             'invalid value for option "filters"|operator is not supported', str(error)
         ):
             # a value of filters that its column does not take: without the store the answer would be another one
-            hint = f'It is the filter on "{store.vector_store}"; name the stores to search in "vector_store", or leave that one out.'
+            hint = (
+                f'It is the filter on "{store.vector_store}"; name the stores to search in "vector_store", or leave'
+                " that one out."
+            )
             raise Failed(failure | {"hint": hint})
         self._left(store, stores, failure)
 
@@ -601,9 +614,7 @@ class Retrieval:
 
     # -- what follows the statement -----------------------------------------------------------------------------------
 
-    def _rerank(
-        self, request: Request, question: str, hits: str, retrieval: dict[str, Any], n: int
-    ) -> str:
+    def _rerank(self, request: Request, question: str, hits: str, retrieval: dict[str, Any], n: int) -> str:
         options = {name: value for name, value in (request.rerank or {}).items() if name != "min_score"}
         model = json.loads(request.record)["rerank_model_id"]
         self._stage("rerank", model or "")
@@ -643,7 +654,7 @@ class Retrieval:
 
     def _not_found(self, request: Request, found: Found) -> dict[str, Any]:
         """The error that says that nothing is left, and why."""
-        if found.row["n_ranked"]:
+        if found.row["has_candidates"]:
             nearest = "not known" if found.row["nearest"] is None else found.row["nearest"]
             return {
                 "sqlstate": "P0002",
@@ -664,15 +675,14 @@ class Retrieval:
         """Names of stores that no arm could search."""
         arms = [arm.name for arm in found.search.shape.arms]
         facts = found.search.facts
-        names = [failure["store"] for failure in self._failures if failure.get("skipped") is None]
+        searched = [
+            store.vector_store
+            for store in (source.store for source in found.sources)
+            if any("skipped" not in facts.get((arm, store.vector_store), {}) for arm in arms)
+        ]
+        names = [source.store.vector_store for source in found.sources]
         names += [failure["store"] for failure in self._failures if failure["store"] not in names]
-        for source in found.sources:
-            name = source.store.vector_store
-            if name in names and any("skipped" not in facts.get((arm, name), {}) for arm in arms):
-                names.remove(name)
-            if name not in names and all("skipped" in facts.get((arm, name), {}) for arm in arms):
-                names.append(name)
-        return names
+        return [name for name in names if name not in searched]
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
@@ -707,7 +717,11 @@ def ends(error: Any) -> bool:
 
 def _alone(values: dict[str, Any], i: int) -> dict[str, Any]:
     """The parameters of a statement of the one store that was number i."""
-    own = {f"{name.removesuffix(f'_{i}')}_1": value for name, value in values.items() if re.fullmatch(rf"(keys|scores|candidates|hits)_\d+_{i}|row_keys_{i}", name)}
+    own = {
+        f"{name.removesuffix(f'_{i}')}_1": value
+        for name, value in values.items()
+        if re.fullmatch(rf"(keys|scores|candidates|hits)_\d+_{i}|row_keys_{i}", name)
+    }
     return values | own
 
 
@@ -718,14 +732,13 @@ def _threshold(request: Request, row: Any) -> tuple[str, str | None]:
     return method, row["threshold"]
 
 
-def _document(request: Request, found: Found, form: str) -> str:
+def _document(request: Request, found: Found, form: str, skipped: list[str]) -> str:
     """The finished JSON."""
     row = found.row
     if form == "rows":
         hits: str = row["hits"]
         return hits
     method, threshold = _threshold(request, row)
-    skipped = ()
     names = [source.store.vector_store for source in found.sources if source.store.vector_store not in skipped]
     search = "" if request.search is None else f', "search": "{request.search}"'
     return (

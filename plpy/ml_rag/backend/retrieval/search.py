@@ -1,4 +1,4 @@
-"""How each arm of a request searches each store: what is found before the statement, the statement, and another look."""
+"""How each arm of a request searches each store: before the statement, by the statement, by another look."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from ml_rag.backend import indexes
 from ml_rag.backend.retrieval import filters, functions, kept, shards
 from ml_rag.backend.retrieval import stores as discovery
-from ml_rag.backend.retrieval.plan import plan
 from ml_rag.backend.retrieval.filters import Filtered, Lookup
+from ml_rag.backend.retrieval.plan import plan
 from ml_rag.backend.retrieval.request import AskedArm, Request
 from ml_rag.backend.retrieval.rows import rescored
 from ml_rag.backend.retrieval.shape import Arm, Given, Near, Nodes, Shape, Slots, Source, Values, Words, filter_slot
@@ -45,7 +45,7 @@ _run = Statements(
         "indexed rows": ("SELECT ml_rag._indexed_rows($1) AS rows", "oid"),
         "parts": (
             "SELECT to_jsonb(array(SELECT ml_rag._relation_name(l) FROM unnest(p.leaves) AS l))::text AS leaves,"
-            " ml_rag._ef_search((p.store).relation)::text AS ef_search, (ml_rag._index_needs((p.store).relation)).probes,"
+            " ml_rag._ef_search((p.store).relation)::text AS ef_search,"
             " p.leaves IS NOT NULL AS has_leaves, ml_rag._may_fall_short((p.store).relation) AS falls_short,"
             " (SELECT c.relkind::text FROM pg_class AS c WHERE c.oid = (p.store).relation) AS kind,"
             " ARRAY(SELECT quote_ident(a.attname) FROM pg_attribute AS a WHERE a.attrelid = (p.store).relation"
@@ -193,7 +193,7 @@ class Search:
             arms = self.request.shape.arms
             arm = next((arm for arm in arms if arm.search != "keyword"), arms[0])
             stage = "search" if arm.search == "semantic" else arm.search
-            is_estimated = not arm.in_nodes and (stage == "search" or stage == "keyword" and not store.is_secured)
+            is_estimated = not arm.in_nodes and (stage == "search" or (stage == "keyword" and not store.is_secured))
             self._filtered[store] = filters.of_store(
                 *(self._plpy, store, self.request.options, stage, arm.candidates), is_estimated=is_estimated
             )
@@ -278,9 +278,7 @@ class Search:
                 rows = _run(self._plpy, "indexed rows", source.store.relation)[0]["rows"]
         return Words(tuple(index["key"]), tuple(index["key_types"]), rows)
 
-    def _look_up(
-        self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int, lookup: Lookup
-    ) -> dict[str, Any]:
+    def _look_up(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int, lookup: Lookup) -> dict[str, Any]:
         """Ask the keyword index, and keep what it finds as parameters of the statement."""
         keyword, store = self._context.keyword(), source.store
         while True:
@@ -458,9 +456,7 @@ class Search:
         probes = index.get("probes") or session.probes or PROBES
         if "probes" not in index and str(probes) == PROBES:
             probes = max((source.store.probes for source in sources), default=PROBES)
-        reads = [
-            (source, search) for source in sources for search in source.searches if isinstance(search, Near)
-        ]
+        reads = [(source, search) for source in sources for search in source.searches if isinstance(search, Near)]
         # The planner does not know what it costs to read vectors that are stored out of line, and would sort tables of
         # some thousand rows. Where nothing leaves rows out, their index is faster.
         has_all_rows = not any(source.store.is_secured or source.condition for source in sources)
@@ -528,7 +524,9 @@ class NodeSearch:
         outer = self._outer
         self.candidates = min(4 * self.candidates, max(self._arm.candidates, _MOST_NODES))
         vector = outer._vectors.get(self._place, outer._vector)
-        arm = replace(self._arm, candidates=self.candidates, in_nodes=False, has_own_vector=False, has_limit=False, part=1)
+        arm = replace(
+            self._arm, candidates=self.candidates, in_nodes=False, has_own_vector=False, has_limit=False, part=1
+        )
         shape = Shape((arm,), self.candidates, outer.shape.metric, has_vector=vector is not None, form="keys")
         request = replace(
             outer.request, shape=shape, arms=(replace(self._asked, node_group=None),), is_filtered=False, values={}

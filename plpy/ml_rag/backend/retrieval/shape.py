@@ -36,7 +36,7 @@ class Arm:
     @property
     def has_value(self) -> bool:
         """Whether it orders by a value of its own, neither the distance to the question nor the score by words."""
-        return self.search == "function" or self.search == "semantic" and (self.has_own_vector or self.in_nodes)
+        return self.search == "function" or (self.search == "semantic" and (self.has_own_vector or self.in_nodes))
 
     @property
     def expression(self) -> str:

@@ -118,9 +118,7 @@ class Asking:
         """Rows, tokens, and in how many rows each word stands, of all parts."""
         here = None
         if leaves:
-            own = self._context.keyword().statistics(
-                self._plpy, index["store"], index["segment"], index["key"], terms
-            )
+            own = self._context.keyword().statistics(self._plpy, index["store"], index["segment"], index["key"], terms)
             here = json.dumps(own)
         found = _run(
             self._plpy, "count", json.dumps(self._store), shards, json.dumps(request | {"call": "statistics"}), here

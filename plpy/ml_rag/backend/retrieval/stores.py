@@ -60,6 +60,8 @@ class Store:
     is_small: bool
     #: whether row-level security applies to the caller
     is_secured: bool
+    #: whether others than the owner of its schema may create there, and so put something else under its name
+    is_shared: bool
     #: all names that a call can give it
     names: frozenset[str]
     #: whether some index is approximate: it can give fewer rows than there are
@@ -154,7 +156,9 @@ def _statements(schema: str) -> Statements:
                 # SELECT of some columns is no privilege on ctid
                 " c.relkind IN ('r', 'm') AND NOT c.relhassubclass AND NOT ml_rag._is_distributed(c.oid)"
                 " AND has_table_privilege(c.oid, 'SELECT') AS is_table,"
-                " c.reltuples BETWEEN 0 AND 20000 AS is_small, row_security_active(c.oid) AS is_secured"
+                " c.reltuples BETWEEN 0 AND 20000 AS is_small, row_security_active(c.oid) AS is_secured,"
+                " EXISTS (SELECT FROM aclexplode(n.nspacl) AS a WHERE a.privilege_type = 'CREATE'"
+                " AND a.grantee <> n.nspowner) AS is_shared"
                 " FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY ($1)",
                 "oid[]",
             ),
@@ -337,6 +341,7 @@ def _read(run: Statements, plpy: Any, relations: list[int], wanted: Wanted, mode
             is_table=row["is_table"],
             is_small=row["is_small"],
             is_secured=row["is_secured"],
+            is_shared=row["is_shared"],
             is_approximate=index is not None and index["is_approximate"],
             has_expressions=index is not None and index["has_expressions"],
             probes=max(10, ((index and index["lists"]) or 0) // 10),
@@ -369,6 +374,7 @@ def of_record(plpy: Any, schema: str, fields: dict[str, Any], relation: int) -> 
         is_table=facts["is_table"],
         is_small=facts["is_small"],
         is_secured=facts["is_secured"],
+        is_shared=facts["is_shared"],
         names=frozenset(),
         is_approximate=index is not None and index["is_approximate"],
         has_expressions=index is not None and index["has_expressions"],
