@@ -431,7 +431,8 @@ class Retrieval:
             except self._plpy.SPIError as e:
                 self._leave_out(store, stores, e)
         sources = self._arms(search, sources, stores, question)
-        self._stage("search")
+        if request.explains or request.has_functions or request.is_partial or request.rewrites:
+            self._stage("search")
         try:
             row, sources = search.run(sources)
         except Silent as e:
