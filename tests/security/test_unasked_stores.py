@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import sql
 
@@ -228,38 +229,60 @@ CHANGES: dict[str, str] = {
 }
 
 
+@pytest.mark.parametrize("kind", ["table", "partitioned"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_store_that_changes_between_discovery_and_search_is_left_out(
-    good: Database, publisher: Connection, model_server: str, local_sockets: Path, change: str
+    good: Database, publisher: Connection, change: str, kind: str
 ) -> None:
-    """A partitioned table: an ordinary one is held meanwhile."""
-    publisher.execute(
-        f"DROP TABLE evil.kb; CREATE TABLE evil.kb ({COLUMNS}) PARTITION BY LIST (document_id);"
-        f"CREATE TABLE evil.kb_1 PARTITION OF evil.kb DEFAULT; INSERT INTO evil.kb VALUES {ROW}"
-    )
+    if kind == "partitioned":
+        publisher.execute(
+            f"DROP TABLE evil.kb; CREATE TABLE evil.kb ({COLUMNS}) PARTITION BY LIST (document_id);"
+            f"CREATE TABLE evil.kb_1 PARTITION OF evil.kb DEFAULT; INSERT INTO evil.kb VALUES {ROW}"
+        )
     publish(publisher)
     asker = good.connect("asker")
     assert "evil.kb" in ask(asker)[0]["vector_store"]
+    said = warnings(asker)
+    publisher.execute("BEGIN")
+    publisher.execute(CHANGES[change])
+    # the call has found the store by then, and waits for its lock
+    commit = threading.Timer(0.4, publisher.execute, ["COMMIT"])
+    commit.start()
+    document, seconds = ask(asker)
+    commit.join()
+    assert seconds > 0.1
+    assert "contract notice" in texts(document)
+    assert "evil.kb" not in document["vector_store"]
+    assert [message for message, _ in said] == ['"evil.kb" cannot be searched; ignored']
 
-    changes = [CHANGES[change]]
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_store_stays_as_it_is_while_the_question_is_embedded(
+    good: Database, publisher: Connection, model_server: str, local_sockets: Path, change: str
+) -> None:
+    publish(publisher)
+    publisher.execute("SET lock_timeout = '100ms'")
+    refused: list[str | None] = []
 
     def handler(client: socket.socket, request: bytes) -> None:
-        # the question is embedded when the stores are known
-        while changes:
-            publisher.execute(changes.pop())
+        # the stores are known by then
+        try:
+            publisher.execute(CHANGES[change])
+        except psycopg.Error as e:
+            refused.append(e.sqlstate)
         reply(embeddings(fake_embedding(QUESTION)))(client, request)
 
+    asker, owner = good.connect("asker"), good.connect()
     said = warnings(asker)
-    owner = good.connect()
     with hostile(local_sockets, handler) as server:
         owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
         try:
             document, _ = ask(asker)
         finally:
             owner.execute("SELECT ml_rag.configure('model_server', %s)", (model_server,))
-    assert "contract notice" in texts(document)
-    assert len(said) == 1
-    assert '"evil.kb"' in said[0][0]
+    assert set(refused) == {"55P03"}
+    assert "evil.kb" in document["vector_store"]
+    assert said == []
 
 
 def test_a_cancelled_call_is_cancelled(good: Database, publisher: Connection) -> None:

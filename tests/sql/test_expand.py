@@ -1,4 +1,4 @@
-"""Neighbours (retrieval/plan, pipeline/neighbours), against brute force and by hand."""
+"""pipeline/neighbours: segments beside those that were found, against brute force and by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pipeline/function, pipeline/score: arms and rerankers that are functions of the caller's, against Python."""
+"""pipeline/function: arms and rerankers that are functions of the caller's, against Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pipeline/keyword, keyword/tokens: tokens, BM25 scores, order, filters; any text as a query."""
+"""keyword/tokens: tokens, BM25 scores, order, filters; any text as a query."""
 
 from __future__ import annotations
 

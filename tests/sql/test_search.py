@@ -1,4 +1,4 @@
-"""pipeline/search, ground/metric: the nearest segments, against brute force; plans; kinds of relations and columns."""
+"""ground/metric: the nearest segments, against brute force; plans; kinds of relations and columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pipeline/search: foreign and partitioned tables, views; columns of other types and names."""
+"""Searches of foreign and partitioned tables, views; columns of other types and names."""
 
 from __future__ import annotations
 
