@@ -89,7 +89,8 @@ NOT_READ = re.compile(
     r"(SELECT )?(DISTINCT )?((\w+\.)?(oid|ctid|\w+relid|relowner|tgfoid|relation(::bigint)?|place|row_key|key|n|value"
     r"|shown|first|last|best|document_key|embedding(::@vector@\.vector)?|text(::text)?|metadata|node)"
     r"|ROW\(h\.\*\)::ml_rag\.hit|%s|n\.name(?=$)|m\[1\]::oid"
-    r"|int8send\(\w+\.id\), ''|pg_catalog\.to_jsonb\([^)]*\)|coalesce\(p\.oid::regprocedure::text, n\))(?= FROM|$)"
+    r"|int8send\(\w+\.id\), ''|generate_series\(r\.first, r\.last\)"
+    r"|pg_catalog\.to_jsonb\([^)]*\)|coalesce\(p\.oid::regprocedure::text, n\))(?= FROM|$)"
 )
 
 
@@ -111,7 +112,7 @@ def has_order(text: str, start: int) -> bool:
     """
     inner = parenthesis(text, start)
     is_query = inner.lstrip().startswith("SELECT")
-    if "ORDER BY" in inner or (inner.startswith("DISTINCT ") and not is_query):
+    if "ORDER BY" in inner or "{order}" in inner or (inner.startswith("DISTINCT ") and not is_query):
         return True
     query = inner if is_query else text[start + len(inner) + 2 :]
     if is_query and "FROM" not in inner:
@@ -181,10 +182,12 @@ def test_no_file_uses_a_later_one() -> None:
 
 
 def test_each_stage_is_a_function_of_its_name() -> None:
-    story = re.findall(r"^-- +(\d+)  .* ml_rag[._](\w+), .*|^-- +(\d+)  .* ml_rag\.(\w+) +pipeline/(\w+)",
-                       (SQL / "install.sql").read_text(), re.M)  # fmt: skip
-    assert [int(last or number) for last, _, number, *_ in story] == list(range(1, len(story) + 1))
-    for function, name in [row[3:] for row in story if row[2]]:
+    story = (SQL / "install.sql").read_text()
+    numbers = re.findall(r"^-- +(\d+)  ", story, re.M)
+    assert [int(number) for number in numbers] == list(range(1, len(numbers) + 1))
+    stages = re.findall(r"^-- +\d+  .* ml_rag\.(\w+) +pipeline/(\w+)", story, re.M)
+    assert len(stages) > 5
+    for function, name in stages:
         assert re.search(rf"^CREATE FUNCTION ml_rag\.{function}\(", source(f"pipeline/{name}"), re.M), name
         assert function == name or name == "request"
 

@@ -57,7 +57,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'document_id', coalesce(to_json(h.document_id), to_json(h.document_key)), 'rank', h.rank) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT distance FROM threshold), 4)::text AS threshold, (SELECT is_percentage FROM threshold) AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, (SELECT distance FROM threshold)::text AS "limit",
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, (SELECT distance FROM threshold)::text AS "limit",
   ARRAY[(SELECT count(*) < 3 FROM semantic_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1)]::boolean[] AS tied, ARRAY[false]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -97,7 +97,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'kb.it''s'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT count(*) < 3 FROM semantic_1), (SELECT count(*) < 3 FROM semantic_2)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 3 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_2)]::boolean[] AS tied, ARRAY[false, false]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -128,7 +128,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT count(*) < 3 FROM semantic_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1)]::boolean[] AS tied, ARRAY[false]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -188,7 +188,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'segment_range', json_build_array(coalesce(h.first_segment, h.segment_number), coalesce(h.last_segment, h.segment_number))) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT count(*) < 3 FROM semantic_1), (SELECT count(*) < 3 FROM semantic_2)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_2)]::boolean[] AS tied, ARRAY[false, false]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -228,7 +228,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'kb.it''s'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT count(*) < 3 FROM semantic_1), (SELECT count(*) < 3 FROM semantic_2)]::boolean[] AS short, ARRAY[(SELECT count(*) = 11 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 11 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_2)]::boolean[] AS tied, ARRAY[false, false]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -257,7 +257,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[false]::boolean[] AS short, ARRAY[false]::boolean[] AS tied, ARRAY[(SELECT count(*) < 3 AND cardinality($1) >= $4 FROM keyword_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -323,7 +323,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT count(*) < 100 FROM semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $4 FROM keyword_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -385,7 +385,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT count(*) < 100 FROM semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $6 FROM keyword_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -526,7 +526,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT count(*) < 100 FROM semantic_1), (SELECT count(*) < 100 FROM arm_2_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 104 AND max(own) <= (SELECT max(own) FROM arm_2) FROM arm_2_1), false]::boolean[] AS tied, ARRAY[false, false, (SELECT count(*) < 100 AND cardinality($3) >= $8 FROM arm_3_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -673,7 +673,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT count(*) < 100 FROM part_1_semantic_1), false, (SELECT count(*) < 100 FROM part_2_semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM part_1_semantic) FROM part_1_semantic_1), false, (SELECT count(*) = 104 AND max(own) <= (SELECT max(own) FROM part_2_semantic) FROM part_2_semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $11 FROM part_1_keyword_1), false, (SELECT count(*) < 100 AND cardinality($5) >= $12 FROM part_2_keyword_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -784,7 +784,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT count(*) < 100 FROM semantic_1), (SELECT count(*) < 100 FROM semantic_2), false, false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_2), false, false]::boolean[] AS tied, ARRAY[false, false, (SELECT count(*) < 100 AND cardinality($2) >= $6 FROM keyword_1), (SELECT count(*) < 100 AND cardinality($4) >= $7 FROM keyword_2)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -846,7 +846,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.seen', 'public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT count(*) < 100 FROM semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $6 FROM keyword_2)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -924,7 +924,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'public.seen'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT count(*) < 100 FROM semantic_1), false, false, false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), false, false, false]::boolean[] AS tied, ARRAY[false, false, (SELECT count(*) < 100 AND cardinality($3) >= $8 FROM keyword_1), false]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -991,7 +991,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[false, false]::boolean[] AS short, ARRAY[false, false]::boolean[] AS tied, ARRAY[(SELECT count(*) < 100 AND cardinality($1) >= $8 FROM arm_1_1), (SELECT count(*) < 100 AND cardinality($4) >= $9 FROM arm_2_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -1078,7 +1078,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT distance FROM threshold), 4)::text AS threshold, (SELECT is_percentage FROM threshold) AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS n_ranked, (SELECT min(distance) FROM ranked)::text AS nearest, (SELECT distance FROM threshold)::text AS "limit",
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, (SELECT distance FROM threshold)::text AS "limit",
   ARRAY[(SELECT count(*) FROM semantic), (SELECT count(*) FROM keyword), (SELECT count(*) FROM ranked), (SELECT count(*) FROM ranked WHERE distance <= (SELECT distance FROM threshold))] AS counts, ARRAY[(SELECT count(*) FROM semantic_1), (SELECT count(*) FROM keyword_1)]::bigint[] AS found,
   json_build_array((SELECT json_agg(json_build_object('vector_store', (ARRAY['public.handbook'])[r.store], 'document_name', r.document_name, 'document_id', r.document_id, 'document_key', r.document_key, 'segment_number', r.segment_number, 'distance', r.distance) ORDER BY r.place) FROM semantic AS r), (SELECT json_agg(json_build_object('vector_store', (ARRAY['public.handbook'])[r.store], 'document_name', r.document_name, 'document_id', r.document_id, 'document_key', r.document_key, 'segment_number', r.segment_number, 'distance', r.distance, 'keyword_score', r.score) ORDER BY r.place) FROM keyword AS r), (SELECT json_agg(json_build_object('vector_store', (ARRAY['public.handbook'])[r.store], 'document_name', r.document_name, 'document_id', r.document_id, 'document_key', r.document_key, 'segment_number', r.segment_number, 'distance', r.distance, 'score', r.score, 'keyword_score', r.keyword_score) ORDER BY r.score DESC, r.distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number) FROM ranked AS r))::text AS lists,
   ARRAY[(SELECT count(*) < 100 FROM semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $7 FROM keyword_1)]::boolean[] AS missing
