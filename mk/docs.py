@@ -72,7 +72,7 @@ SETTINGS = "SELECT name, default_value, description FROM ml_rag.setting"
 HEAD = """# Reference
 
 Made by `make docs` from the comments and records of the installed extension; psql shows the same:
-`SELECT obj_description('ml_rag.search'::regproc)`, `SELECT * FROM ml_rag.option`. After the routines come
+`SELECT obj_description('ml_rag.filter'::regproc)`, `SELECT * FROM ml_rag.option`. After the routines come
 [settings](#settings) and [options](#options)."""
 
 
