@@ -68,7 +68,8 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_address _roles _get_setting'),
     -- ground/trust
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _is_member _trusts _parts _read_with _are_trusted _why_untrusted _refuse_foreign_schema _hold _refuse_other_owner _hold_trusted _refuse_foreign_trigger'),
+      _is_member _trusts _parts _read_with _are_trusted _why_untrusted _refuse_foreign_schema _hold _refuse_other_owner _hold_trusted
+      _refuse_foreign_trigger'),
     -- ground/python
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_python_path _load_backend'),
     -- ground/models

@@ -45,7 +45,7 @@ COMMENT ON TYPE ml_rag.hit IS
 $$a segment on its way through the pipeline; an array of them is in the order of the citations, the best one first
 document_id: null where the column is no integer. document_key: what tells the store's documents apart, as text. distance:
 rounded to 4 decimals; null where there is no query embedding to measure from. keyword_score: BM25; null where the keyword arm
-did not look or the segment has none of the words. score: 0-1, of ml_rag.fuse. rerank_score: 0-1, of ml_rag.rerank.$$;
+did not look or the segment has none of the words. score: 0-1, of fusing. rerank_score: 0-1, of ml_rag.rerank.$$;
 
 CREATE TYPE ml_rag.arm AS (
   name            text,              -- how it is reported: its search, numbered from the second of a kind on

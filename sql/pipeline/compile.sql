@@ -47,14 +47,15 @@ CREATE FUNCTION ml_rag._compiled(query text, options jsonb, query_embedding text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: ml_rag._compile_question with what it takes from the session; the vector goes apart, as text
+-- purpose: ml_rag._compile_question with what it takes from the session; the vector goes apart, as text. Null where options are none
 DECLARE
   _compiled record;
 BEGIN
   IF query IS NULL OR options IS NOT NULL AND jsonb_typeof(options) <> 'object' THEN
     RETURN NULL;
   END IF;
-  _compiled := ml_rag._compile_question(query, coalesce(options::text, '{}'), query_embedding, form, call, ml_rag._session_settings());
+  _compiled := ml_rag._compile_question(query, coalesce((options - 'query_embedding')::text, '{}'),
+    coalesce(query_embedding, options ->> 'query_embedding'), form, call, ml_rag._session_settings());
   IF _compiled.error IS NOT NULL THEN
     PERFORM ml_rag._raise(_compiled.error);
   END IF;
@@ -69,7 +70,7 @@ AS $$
 BEGIN
   -- says what is wrong with options or question
   PERFORM ml_rag._request(query, ml_rag._parse_rag_options(options));
-  RETURN ml_rag._compiled(query, options - 'query_embedding', options ->> 'query_embedding', 'statement', NULL) #>> '{}';
+  RETURN ml_rag._compiled(query, options, NULL, 'statement', NULL) #>> '{}';
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 @RAISE@
 END

@@ -174,7 +174,7 @@ AS $$
 -- purpose: question to citations. That nothing was found is not raised but stands in "missing": an answer can abstain.
 -- request comes back with what was searched with. told: all = with what each arm has found
 DECLARE
-  _found jsonb := ml_rag._compiled(request.question, to_jsonb(request) - 'query_embedding', request.query_embedding::text,
+  _found jsonb := ml_rag._compiled(request.question, to_jsonb(request), request.query_embedding::text,
     'hits ' || told, request.call);
 BEGIN
   request := jsonb_populate_record(request, _found -> 'request');
@@ -290,7 +290,7 @@ DECLARE
   _rows jsonb;
   _told boolean;
 BEGIN
-  _rows := ml_rag._compiled($1, $2 - 'query_embedding', $2 ->> 'query_embedding', 'rows', _call);
+  _rows := ml_rag._compiled($1, $2, NULL, 'rows', _call);
   IF _rows IS NOT NULL THEN
     RETURN QUERY
       SELECT row_number() OVER ()::integer, h.vector_store, h.document_name, h.document_id, h.segment_number::integer, h.segment,
@@ -388,7 +388,7 @@ DECLARE
   _answered record;
   _told boolean;
 BEGIN
-  _answer := ml_rag._compiled($1, $2 - 'query_embedding', $2 ->> 'query_embedding', 'citations', _call);
+  _answer := ml_rag._compiled($1, $2, NULL, 'citations', _call);
   IF _answer IS NOT NULL THEN
     RETURN _answer;
   END IF;

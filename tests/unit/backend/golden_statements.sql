@@ -469,33 +469,33 @@ semantic AS (
   SELECT * FROM semantic_1
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-arm_2_1 AS (
+arm2_1 AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance, round((s.own + 0)::numeric, 4)::float8 AS own
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance, t."segment_embedding" OPERATOR(public.<=>) $2 AS own
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $2 LIMIT 104) AS s
   WHERE abs(s.own) < 'Infinity'
 ),
-arm_2 AS (
+arm2 AS (
   SELECT *, row_number() OVER () AS place, (1 - own)::float8 AS value FROM (
-  SELECT * FROM arm_2_1
+  SELECT * FROM arm2_1
   ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-arm_3_1 AS (
+arm3_1 AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($3, $4) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
     WHERE t."segment" IS NOT NULL) AS s
 ),
-arm_3 AS (
+arm3 AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM arm_3_1
+  SELECT * FROM arm3_1
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
   SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM semantic
-  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM arm_2
-  UNION ALL SELECT 3 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM arm_3
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM arm2
+  UNION ALL SELECT 3 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM arm3
 ),
 strength AS (
   SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm
@@ -527,7 +527,7 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT count(*) < 100 FROM semantic_1), (SELECT count(*) < 100 FROM arm_2_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 104 AND max(own) <= (SELECT max(own) FROM arm_2) FROM arm_2_1), false]::boolean[] AS tied, ARRAY[false, false, (SELECT count(*) < 100 AND cardinality($3) >= $8 FROM arm_3_1)]::boolean[] AS missing
+  ARRAY[(SELECT count(*) < 100 FROM semantic_1), (SELECT count(*) < 100 FROM arm2_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 104 AND max(own) <= (SELECT max(own) FROM arm2) FROM arm2_1), false]::boolean[] AS tied, ARRAY[false, false, (SELECT count(*) < 100 AND cardinality($3) >= $8 FROM arm3_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- three arms, by ranks, one by a function
@@ -544,30 +544,30 @@ semantic AS (
   SELECT * FROM semantic_1
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-arm_2_1 AS (
+arm2_1 AS (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
     WHERE t."segment" IS NOT NULL) AS s
 ),
-arm_2 AS (
+arm2 AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM arm_2_1
+  SELECT * FROM arm2_1
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-arm_3_1 AS (
+arm3_1 AS (
   SELECT 1 AS store, coalesce(s.row_key, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document_key), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document_key, s.segment_number, s.segment ORDER BY s.place)))) AS row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, s.score AS own, s.distance
   FROM ROWS FROM (jsonb_to_recordset($4) AS (vector_store text, document_name text, document_id bigint, document_key text, segment_number bigint, segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, row_key text)) WITH ORDINALITY AS s (vector_store, document_name, document_id, document_key, segment_number, segment, distance, metadata, keyword_score, score, row_key, place)
 ),
-arm_3 AS (
+arm3 AS (
   SELECT *, row_number() OVER () AS place, CASE WHEN min(own::float8) OVER () / 2 = max(own::float8) OVER () / 2 THEN 1 ELSE (own::float8 / 2 - max(own::float8) OVER () / 2) / (min(own::float8) OVER () / 2 - max(own::float8) OVER () / 2) END AS value FROM (
-  SELECT * FROM arm_3_1
+  SELECT * FROM arm3_1
   ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 20) AS b WHERE own <= $5
 ),
 found AS MATERIALIZED (
   SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score FROM semantic
-  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, score AS keyword_score FROM arm_2
-  UNION ALL SELECT 3 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score FROM arm_3
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, score AS keyword_score FROM arm2
+  UNION ALL SELECT 3 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score FROM arm3
 ),
 ranked AS (
   SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, (array_agg(f.segment ORDER BY 1 / ($6 + f.place) DESC, f.arm) FILTER (WHERE f.segment IS NOT NULL))[1] AS segment, (array_agg(f.metadata ORDER BY 1 / ($6 + f.place) DESC, f.arm) FILTER (WHERE f.metadata IS NOT NULL))[1] AS metadata, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,
@@ -588,57 +588,57 @@ FROM hit AS h ORDER BY h.place;
 
 -- two parts with shares, each weighted by how clear its arms are
 -- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 vector_3, $5 keys_4_1, $6 scores_4_1, $7 share_1, $8 share_2, $9 share_3, $10 share_4, $11 candidates_2_1, $12 candidates_4_1
-WITH part_1_semantic_1 AS (
+WITH part1semantic_1 AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-part_1_semantic AS (
+part1semantic AS (
   SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
-  SELECT * FROM part_1_semantic_1
+  SELECT * FROM part1semantic_1
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-part_1_keyword_1 AS (
+part1keyword_1 AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
     WHERE t."segment" IS NOT NULL) AS s
 ),
-part_1_keyword AS (
+part1keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM part_1_keyword_1
+  SELECT * FROM part1keyword_1
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-part_2_semantic_1 AS (
+part2semantic_1 AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance, round((s.own + 0)::numeric, 4)::float8 AS own
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance, t."segment_embedding" OPERATOR(public.<=>) $4 AS own
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $4 LIMIT 104) AS s
   WHERE abs(s.own) < 'Infinity'
 ),
-part_2_semantic AS (
+part2semantic AS (
   SELECT *, row_number() OVER () AS place, (1 - own)::float8 AS value FROM (
-  SELECT * FROM part_2_semantic_1
+  SELECT * FROM part2semantic_1
   ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-part_2_keyword_1 AS (
+part2keyword_1 AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($5, $6) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
     WHERE t."segment" IS NOT NULL) AS s
 ),
-part_2_keyword AS (
+part2keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM part_2_keyword_1
+  SELECT * FROM part2keyword_1
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
-  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM part_1_semantic
-  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM part_1_keyword
-  UNION ALL SELECT 3 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM part_2_semantic
-  UNION ALL SELECT 4 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM part_2_keyword
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM part1semantic
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM part1keyword
+  UNION ALL SELECT 3 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM part2semantic
+  UNION ALL SELECT 4 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM part2keyword
 ),
 strength AS (
   SELECT b.arm, b.best, coalesce(
@@ -674,7 +674,7 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT count(*) < 100 FROM part_1_semantic_1), false, (SELECT count(*) < 100 FROM part_2_semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM part_1_semantic) FROM part_1_semantic_1), false, (SELECT count(*) = 104 AND max(own) <= (SELECT max(own) FROM part_2_semantic) FROM part_2_semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $11 FROM part_1_keyword_1), false, (SELECT count(*) < 100 AND cardinality($5) >= $12 FROM part_2_keyword_1)]::boolean[] AS missing
+  ARRAY[(SELECT count(*) < 100 FROM part1semantic_1), false, (SELECT count(*) < 100 FROM part2semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM part1semantic) FROM part1semantic_1), false, (SELECT count(*) = 104 AND max(own) <= (SELECT max(own) FROM part2semantic) FROM part2semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $11 FROM part1keyword_1), false, (SELECT count(*) < 100 AND cardinality($5) >= $12 FROM part2keyword_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, a table beside a view
@@ -930,7 +930,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 
 -- nodes, of segments and of documents
 -- $1 keys_1_1, $2 scores_1_1, $3 vector, $4 keys_2_1, $5 scores_2_1, $6 weight_1, $7 weight_2, $8 candidates_1_1, $9 candidates_2_1
-WITH arm_1_1 AS (
+WITH arm1_1 AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
       SELECT DISTINCT ON (n."document_id", n."segment_number") n."document_id", n."segment_number", n.node, n.text_hash, u.own
@@ -939,12 +939,12 @@ WITH arm_1_1 AS (
     WHERE t."segment" IS NOT NULL AND b.text_hash = hashtextextended(concat(t."segment") COLLATE "C", 0)
     ORDER BY b.own, (t."document_name"::text) COLLATE "C", t."document_id", t."segment_number"::bigint LIMIT 100) AS s
 ),
-arm_1 AS (
+arm1 AS (
   SELECT *, row_number() OVER () AS place, (1 - own)::float8 AS value FROM (
-  SELECT * FROM arm_1_1
+  SELECT * FROM arm1_1
   ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-arm_2_1 AS (
+arm2_1 AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.node AS segment, NULL::jsonb AS metadata, s.own AS score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.node, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
       SELECT DISTINCT ON (n."document_id", n."segment_number") n."document_id", n."segment_number", n.node, n.text_hash, u.own
@@ -953,14 +953,14 @@ arm_2_1 AS (
     WHERE t."segment" IS NOT NULL
     ORDER BY b.own DESC, (t."document_name"::text) COLLATE "C", t."document_id", t."segment_number"::bigint LIMIT 100) AS s
 ),
-arm_2 AS (
+arm2 AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM arm_2_1
+  SELECT * FROM arm2_1
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
-  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score FROM arm_1
-  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, score AS keyword_score FROM arm_2
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score FROM arm1
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, score AS keyword_score FROM arm2
 ),
 strength AS (
   SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm
@@ -992,7 +992,7 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[false, false]::boolean[] AS short, ARRAY[false, false]::boolean[] AS tied, ARRAY[(SELECT count(*) < 100 AND cardinality($1) >= $8 FROM arm_1_1), (SELECT count(*) < 100 AND cardinality($4) >= $9 FROM arm_2_1)]::boolean[] AS missing
+  ARRAY[false, false]::boolean[] AS short, ARRAY[false, false]::boolean[] AS tied, ARRAY[(SELECT count(*) < 100 AND cardinality($1) >= $8 FROM arm1_1), (SELECT count(*) < 100 AND cardinality($4) >= $9 FROM arm2_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- keys of nodes

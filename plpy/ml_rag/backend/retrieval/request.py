@@ -18,15 +18,25 @@ LONGEST = 4096
 
 #: of retrieval_options: how far a hit may be
 _LIMITS = ("max_distance", "percentage_distance")
+#: of options those that are read here
+_READ = [
+    *("rerank", "index_options", "semantic_search", "keyword_search", "skip_generate", "partial", "return"),
+    *("vector_store", "exclude_vector_store", "schema", "embed_model_id", "vector_store_columns", "citation_fields"),
+]
 #: options that leave rows out (ml_rag.filter)
 FILTERS = ("document_name", "exclude_document_name", "filters", "required_keywords", "excluded_keywords")
 _run = Statements(
     {
         "read": ("SELECT to_jsonb(ml_rag._request('?', ml_rag._parse_rag_options($1)))::text AS request", "jsonb"),
+        # without what only SQL reads: numbers of filters can have more digits than Python takes, and deeper arrays
         "options": (
-            "SELECT o.options::text AS text, ml_rag._needs_embedding(o.options) AS needs_embedding"
+            "SELECT o.options::text AS text, ml_rag._needs_embedding(o.options) AS needs_embedding,"
+            " ($1 - 'rewritten' || jsonb_build_object('options', (SELECT coalesce(jsonb_object_agg(k.key,"
+            " CASE WHEN k.key = ANY ($2) THEN k.value ELSE 'true' END), '{}')"
+            " FROM jsonb_each(o.options) AS k)))::text"
+            " AS record"
             " FROM (SELECT $1 -> 'options' AS options) AS o",
-            "jsonb",
+            *("jsonb", "text[]"),
         ),
     }
 )
@@ -72,6 +82,9 @@ class Request:
     #: hits that are cited, and with reranking the candidates of that; the least score, and the model
     n_citations: int
     rerank: dict[str, Any] | None
+    rerank_model: str | None
+    #: whether the text of a hit in a node group is the node's
+    returns_nodes: bool
     min_score: float | None
     #: of option index_options: exact, and settings of an index
     index: dict[str, Any]
@@ -115,9 +128,9 @@ def read(plpy: Any, schema: str, options: str, form: str, *, has_vector: bool) -
 
 def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool, told: str = "") -> Request:
     """The same of ml_rag.request as JSON text."""
-    record: dict[str, Any] = json.loads(text, parse_float=Decimal)
+    found = _run(plpy, "options", text, _READ)[0]
+    record: dict[str, Any] = json.loads(found["record"], parse_float=Decimal)
     options: dict[str, Any] = record["options"]
-    found = _run(plpy, "options", text)[0]
     if record["n_citations"] == 0:
         record |= {"arms": [], "distance_metric": "COSINE"}
     rerank = options.get("rerank")
@@ -192,6 +205,8 @@ def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool,
         overlap=record["segment_overlap"] or 0,
         n_citations=record["n_citations"],
         rerank=rerank,
+        rerank_model=record["rerank_model_id"],
+        returns_nodes=options.get("return") == "node",
         min_score=record["min_score"] and float(record["min_score"]),
         index=index,
         skips_dimensions=not has_vector and "vector_store" not in options,

@@ -18,7 +18,7 @@ from ml_rag.backend.retrieval.functions import FunctionFailed
 from ml_rag.backend.retrieval.plan import widening
 from ml_rag.backend.retrieval.request import Request
 from ml_rag.backend.retrieval.search import BrokenIndex, Context, NoIndex, Search, Session
-from ml_rag.backend.retrieval.shape import Source
+from ml_rag.backend.retrieval.shape import Given, Source, Words
 from ml_rag.backend.retrieval.shards import Silent
 from ml_rag.backend.retrieval.stores import Store, record
 from ml_rag.backend.sqlstate import sqlstate
@@ -37,8 +37,12 @@ _run = Statements(
             *("text", "text", "bool", "jsonb"),
         ),
         "embed arms": (
-            f"SELECT to_jsonb(ml_rag._embed_arms({_REQUEST.format('$1')}, $2))::text AS request",
-            *("jsonb", "text"),
+            "SELECT r.query_embedding::text AS vector, to_jsonb(ARRAY("
+            "SELECT a.query_embedding::text FROM unnest(r.arms) WITH ORDINALITY AS a"
+            " ORDER BY a.ordinality))::text AS vectors"
+            " FROM ml_rag._embed_arms(jsonb_populate_record(NULL::ml_rag.request, $1"
+            " || jsonb_build_object('question', $3, 'query_embedding', $4, 'call', $5)), $2) AS r",
+            *("jsonb", "text", "text", "text", "int4"),
         ),
         "check question": (
             "SELECT ml_rag._request($1, CASE WHEN $3 IS NULL THEN $2"
@@ -53,8 +57,9 @@ _run = Statements(
             "jsonb",
         ),
         "rewrite": (
-            f"SELECT to_jsonb(ml_rag._rewrite_request({_REQUEST.format('$1')}, {_STORES.format('$2')}))::text"
-            " AS request",
+            "SELECT to_jsonb(r)::text AS request, r.question, jsonb_build_object('question', r.question, 'rewritten',"
+            " r.rewritten, 'options', r.options, 'arms', r.arms)::text AS changed"
+            f" FROM ml_rag._rewrite_request({_REQUEST.format('$1')}, {_STORES.format('$2')}) AS r",
             *("jsonb", "jsonb"),
         ),
         "wants whole": (f"SELECT ml_rag._wants_whole_documents({_REQUEST.format('$1')}) AS answer", "jsonb"),
@@ -136,6 +141,10 @@ class Failed(MlRagError):
         self.sqlstate = error["sqlstate"]  # type: ignore[misc]
 
 
+class Again(Exception):
+    """The search is to be begun again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """Hits as JSON text."""
@@ -170,6 +179,12 @@ class Retrieval:
         self._missing: dict[Store, list[str]] = {}
         self._missing_shards: list[str] | None = None
         self._failures: list[dict[str, Any]] = []
+        #: how often the search was begun again for an error that does not come again
+        self._retries = 0
+        #: stores whose keyword index cannot be used, and why
+        self._broken: dict[Store, str] = {}
+        #: of the question, once it is known
+        self._vector: str | None = None
         self._step("begin")
 
     # -- the forms of an answer ---------------------------------------------------------------------------------------
@@ -237,38 +252,32 @@ class Retrieval:
             *(self._plpy, self._schema, record_text, "hits"), has_vector=vector is not None, told=told
         )
         retrieval: dict[str, Any] = {"stores": [], "hits": [], "method": "n_citations"}
-        changed: dict[str, Any] = {}
+        changed = "{}"
         if request.arms:
             stores = self._discover(request, question)
             if request.rewrites:
-                request, question = self._rewrite(request, stores, vector, told)
-                rewritten = json.loads(request.record)
-                changed = {name: rewritten[name] for name in ("question", "rewritten", "options", "arms")}
+                request, question, changed = self._rewrite(request, stores, vector, told)
             whole = request.names_documents and _run(self._plpy, "wants whole", request.record)[0]["answer"]
             if whole:
                 retrieval |= self._read_whole(request, stores)
             else:
-                retrieval |= self._retrieved(request, question, stores, vector, told, changed)
+                retrieval |= self._retrieved(request, question, stores, vector, told)
             retrieval["stores"] = [self._record(store) for store in stores]
         retrieval |= {"trace": self._trace, "missing_shards": self._missing_shards}
         hits = retrieval.pop("hits")
         # as it is: numbers have digits that Python would leave out
         text = hits.text if isinstance(hits, Text) else json.dumps(hits)
-        made = json.dumps({"request": changed, "retrieval": retrieval})
-        return f'{made[:-2]}, "hits": {text}}}}}'
+        if self._vector is not None:
+            own = f'"query_embedding": {json.dumps(self._vector)}'
+            changed = f"{{{own}}}" if changed == "{}" else f"{changed[:-1]}, {own}}}"
+        return f'{{"request": {changed}, "retrieval": {json.dumps(retrieval)[:-1]}, "hits": {text}}}}}'
 
     def _retrieved(
-        self,
-        request: Request,
-        question: str,
-        stores: list[Store],
-        vector: str | None,
-        told: str,
-        changed: dict[str, Any],
+        self, request: Request, question: str, stores: list[Store], vector: str | None, told: str
     ) -> dict[str, Any]:
         found = self._find(request, question, stores, vector)
         row = found.row
-        changed["query_embedding"] = found.search.values["vector"]
+        self._vector = found.search.values["vector"]
         method, threshold = _threshold(request, row)
         retrieval: dict[str, Any] = {"method": method, "threshold": threshold}
         retrieval["skipped"] = self._skipped(found)
@@ -360,13 +369,14 @@ class Retrieval:
         self._step("discover")
         return stores
 
-    def _rewrite(self, request: Request, stores: list[Store], vector: str | None, told: str) -> tuple[Request, str]:
-        text = _run(self._plpy, "rewrite", request.record, self._records(stores))[0]["request"]
+    def _rewrite(
+        self, request: Request, stores: list[Store], vector: str | None, told: str
+    ) -> tuple[Request, str, str]:
+        """The request, the question, and as JSON text what of ml_rag.request has changed."""
+        row = _run(self._plpy, "rewrite", request.record, self._records(stores))[0]
         self._step("rewrite")
-        request = requests.of_record(
-            *(self._plpy, self._schema, text, "hits"), has_vector=vector is not None, told=told
-        )
-        return request, json.loads(text)["question"]
+        values = self._plpy, self._schema, row["request"], "hits"
+        return requests.of_record(*values, has_vector=vector is not None, told=told), row["question"], row["changed"]
 
     def _read_whole(self, request: Request, stores: list[Store]) -> dict[str, Any]:
         self._stage("read")
@@ -411,6 +421,8 @@ class Retrieval:
                 break
             except FunctionFailed as e:
                 raise Failed(e.args[0]) from None
+            except Again:
+                pass
             except Left as e:
                 left = [store for store in left if store is not e.args[0]]
         if self._failures:
@@ -430,7 +442,9 @@ class Retrieval:
                 sources.append(search.source(store))
             except self._plpy.SPIError as e:
                 self._leave_out(store, stores, e)
-        sources = self._arms(search, sources, stores, question)
+        sources = self._arms(search, sources, stores)
+        if request.shape.arm("keyword") is not None and not request.explains:
+            self._step("keyword")
         if request.explains or request.has_functions or request.is_partial or request.rewrites:
             self._stage("search")
         try:
@@ -444,7 +458,7 @@ class Retrieval:
             raise
         return Found(row, sources, search, self._context.settings)
 
-    def _arms(self, search: Search, sources: list[Source], stores: list[Store], question: str) -> list[Source]:
+    def _arms(self, search: Search, sources: list[Source], stores: list[Store]) -> list[Source]:
         has_found = False
         for place, (arm, asked) in enumerate(zip(search.shape.arms, search.request.arms, strict=True), 1):
             without: list[Store] = []
@@ -452,6 +466,8 @@ class Retrieval:
             for i, source in enumerate(sources, 1):
                 store = source.store
                 try:
+                    if arm.search == "keyword" and store in self._broken:
+                        raise BrokenIndex(self._broken[store])
                     sources[i - 1] = search.add(source, place, i)
                     continue
                 except NoIndex:
@@ -491,18 +507,11 @@ class Retrieval:
             return vector, {}
         model = request.wanted.model or stores[0].embed_model_id
         if has_own:
-            record_text = json.loads(request.record) | {
-                "question": question,
-                "query_embedding": vector,
-                "call": self._call,
-            }
-            made = json.loads(_run(self._plpy, "embed arms", json.dumps(record_text), model)[0]["request"])
-            vectors = {
-                place: arm["query_embedding"]
-                for place, arm in enumerate(made["arms"], 1)
-                if arm["query_embedding"] is not None
-            }
-            vector = made["query_embedding"]
+            values = request.record, model, question, vector, self._call
+            made = _run(self._plpy, "embed arms", *values)[0]
+            own = enumerate(json.loads(made["vectors"]), 1)
+            vectors = {place: text for place, text in own if text is not None}
+            vector = made["vector"]
         else:
             vectors, vector = {}, self._embed_one(request, question, model)
         return vector, vectors
@@ -601,24 +610,39 @@ class Retrieval:
         if ends(error) or sqlstate(error) == "40001":
             raise error
         for i, source in enumerate(sources, 1):
-            alone = Search.__new__(Search)
-            for name in ("_context", "_plpy", "request", "shape", "values"):
-                setattr(alone, name, getattr(search, name))
-            alone.values = _alone(search.values, i)
-            text = alone.text([source], replace(search.shape, form="rows", told=""))
-            failure = _run(self._plpy, "failure of", self._json(source.store), text)[0]["failure"]
-            if failure is not None:
-                if source.store.found == "named" or len(stores) == 1:
-                    self._as_named_now([source.store])
-                self._left(source.store, stores, json.loads(failure))
-        raise error
+            failure = self._failure_of(search, source, i)
+            if failure is None:
+                continue
+            store = source.store
+            words = [isinstance(one, Words) for one in source.searches]
+            if any(words) and re.match("22|38|F0|42704", failure["sqlstate"]):
+                # without the words: their index may have keys of another type than the table by now
+                others = tuple(Given() if isinstance(one, Words) else one for one in source.searches)
+                places = [place for place, is_words in enumerate(words, 1) if is_words]
+                search.values |= {f"hits_{place}_{i}": "[]" for place in places}
+                if self._failure_of(search, replace(source, searches=others), i) is None:
+                    self._broken[store] = failure["message"]
+                    raise Again
+            if store.found == "named" or len(stores) == 1:
+                self._as_named_now([store])
+            self._left(store, stores, failure)
+        if self._retries:
+            raise error
+        self._retries += 1  # what it was is over
+        raise Again
+
+    def _failure_of(self, search: Search, source: Source, i: int) -> dict[str, Any] | None:
+        """Why a store cannot be searched by itself."""
+        shape = replace(search.shape, form="rows", told="")
+        text = search.alone(_alone(search.values, i)).text([source], shape)
+        failure = _run(self._plpy, "failure of", self._json(source.store), text)[0]["failure"]
+        return None if failure is None else json.loads(failure)
 
     # -- what follows the statement -----------------------------------------------------------------------------------
 
     def _rerank(self, request: Request, question: str, hits: str, retrieval: dict[str, Any], n: int) -> str:
         options = {name: value for name, value in (request.rerank or {}).items() if name != "min_score"}
-        model = json.loads(request.record)["rerank_model_id"]
-        self._stage("rerank", model or "")
+        self._stage("rerank", request.rerank_model or "")
         values = question, hits, json.dumps(options, default=float), request.min_score, request.n_citations
         found = _run(self._plpy, "rerank", *values)[0]
         self._step("rerank", {"candidates": found["n"], "best_score": found["best"]})
@@ -648,6 +672,12 @@ class Retrieval:
         except self._plpy.SPIError as e:
             if ends(e) or any(source.store.found == "named" for source in found.sources):
                 raise
+            warning = {
+                "warning": "the neighbours of segments cannot be read",
+                "skipped": f"{sqlstate(e)}: {str(e)[:500].rstrip('.')}.",
+                "warning_hint": 'Segments are cited without neighbours, as with "segment_overlap": 0.',
+            }
+            _run(self._plpy, "warn", json.dumps([warning]))
             return hits
         self._step("expand")
         widened: str = row["hits"] or "[]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -298,6 +299,9 @@ class Search:
                 if not is_kept:
                     raise NoIndex from None
             except self._plpy.SPIError as e:
+                if is_kept:  # it may be another one by now
+                    del _indexes[store]
+                    continue
                 if not sqlstate(e).startswith(("22", "38", "F0")) and sqlstate(e) != "42704":
                     raise
                 raise BrokenIndex(str(e)) from None
@@ -321,7 +325,7 @@ class Search:
         self._find_nodes(inner, place, i)
         return Nodes(
             *(store.table, tuple(own["key"]), tuple(own["store_key"]), own["options"].get("document")),
-            returns_node=json.loads(self.request.options).get("return") == "node",
+            returns_node=self.request.returns_nodes,
         )
 
     def _find_nodes(self, inner: NodeSearch, place: int, i: int) -> None:
@@ -384,6 +388,12 @@ class Search:
             if not is_again:
                 return row, sources
             sources = [replace(source, searches=tuple(source.searches)) for source in again]
+
+    def alone(self, values: dict[str, Any]) -> Search:
+        """The same with other parameters."""
+        other = copy.copy(self)
+        other.values = values
+        return other
 
     def text(self, sources: list[Source], shape: Shape) -> str:
         """The statement with its values in it."""

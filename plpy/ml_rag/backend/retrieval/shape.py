@@ -41,7 +41,7 @@ class Arm:
     @property
     def expression(self) -> str:
         """The name of its common table expression."""
-        return (self.name or self.search).replace(" ", "_")
+        return (self.name or self.search).replace(" ", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,12 @@ _run = Statements(
         ),
         "ask": (
             "SELECT ml_rag._ask_hits(jsonb_populate_record(NULL::ml_rag.store, $1),"
-            " ARRAY(SELECT s::regclass FROM jsonb_array_elements_text($2) AS s), $3, $4)::text AS answers",
-            *("jsonb", "jsonb", "jsonb", "int4"),
+            " ARRAY(SELECT s::regclass FROM jsonb_array_elements_text($2) AS s), "
+            # of the options those that say which rows count, and settings of an index
+            "jsonb_set($3, '{request,options}', (SELECT coalesce(jsonb_object_agg(o.key, o.value), '{}')"
+            " FROM jsonb_each($5) AS o WHERE o.key = ANY (ml_rag._filter_options() || '{index_options}'::text[]))),"
+            " $4)::text AS answers",
+            *("jsonb", "jsonb", "jsonb", "int4", "jsonb"),
         ),
     }
 )
@@ -71,8 +75,6 @@ class Asking:
             return None
         here = self._store | {"missing": self._missing + json.loads(shards)}
         leaves = json.loads(_run(plpy, "here", json.dumps(here))[0]["leaves"])
-        asked = json.loads(search.request.options)
-        kept = {name: asked[name] for name in (*requests.FILTERS, "index_options") if name in asked}
         arm = json.loads(self._asked.record) | {"query_embedding": own, "candidates": self._arm.candidates}
         if not is_keyword:
             arm["query"] = None
@@ -84,7 +86,6 @@ class Asking:
                 "distance_metric": search.shape.metric.name,
                 "query_embedding": vector,
                 "explain": search.request.explains,
-                "options": kept,
             },
             "arm": arm,
         }
@@ -101,8 +102,11 @@ class Asking:
         if leaves:
             inner = replace(self._source, leaves=tuple(leaves))
             hits, facts = search.here(inner, self._arm, self._asked, corpus)
+        options = search.request.options
         call = {"call": "keyword" if is_keyword else "semantic"}
-        answers = _run(plpy, "ask", json.dumps(self._store), shards, json.dumps(request | call), self._arm.candidates)
+        answers = _run(
+            plpy, "ask", json.dumps(self._store), shards, json.dumps(request | call), self._arm.candidates, options
+        )
         found = _answered(json.loads(answers[0]["answers"]))
         if any("version" in answer for answer in found):
             return None  # it has another one: its rows are sorted there, and read here
