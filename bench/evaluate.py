@@ -7,6 +7,7 @@ only the first time costs the embedding.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shutil
@@ -26,7 +27,7 @@ from psycopg import sql
 from rich.console import Console
 from rich.table import Table
 
-from bench import extractive, nlsql, nodes, questions, rows
+from bench import extractive, grounding, nlsql, nodes, questions, rows
 from bench.common import machine, own_database
 from bench.recorded import recorded_server
 from ml_rag.client import datasets
@@ -267,6 +268,20 @@ def extractive_checks(connection: psycopg.Connection[Any], evaluation: Evaluatio
     yield Check(title, name, found.invented, "0", found.invented == 0)
 
 
+def grounding_checks(connection: psycopg.Connection[Any], folder: Path, bar: Bar) -> Iterator[Check]:
+    """The figures of ml_check_grounding."""
+    with bar.task("grounding") as told:
+        found = list(grounding.measure(connection, folder, told))
+    for name, title, whole, half, least in found:
+        yield Check(
+            f"grounding, {title}: area under the ROC curve", name, round(whole, 4), f"≥ {least}", whole >= least
+        )
+        yield Check(f"grounding, {title}: of the half not chosen on", name, round(half, 4), "(none)", None)
+    texts = [fact for row in (folder / "swaps.jsonl").open(encoding="utf-8") for fact in json.loads(row)["facts"]]
+    taken = round(grounding.milliseconds(connection, texts), 1)
+    yield Check("grounding, ms of a check of 5 sentences by 3 citations", "swaps", taken, "≤ 100", taken <= 100)
+
+
 def shop_checks(connection: psycopg.Connection[Any], data: Path) -> Iterator[Check]:
     """The figures of filters that a recorded model has chosen."""
     store = questions.load_shop(connection, data, "ml_rag_eval")
@@ -372,6 +387,8 @@ def main(dsn: str, data: Path, output: Path, arms: str) -> None:
         if (data / "nlsql").is_dir():
             more, results["nlsql"] = _questions_about_tables(connection, data / "nlsql")
             found += more
+        if (data / "grounding").is_dir():
+            found += grounding_checks(connection, data / "grounding", bar)
         if (data / "shop").is_dir():
             found += rows_checks(connection, data)
         if (data / "shop").is_dir() and (data / "recorded").is_dir():

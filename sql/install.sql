@@ -16,6 +16,7 @@
 --                                                           ml_rag.statement            plan.py, rows.py, fuse.py
 --   8  a cross-encoder puts what is left in order           ml_rag.rerank               pipeline/rerank
 --   9  a language model answers from the citations          ml_rag.generate             pipeline/generate, summarize
+--      its sentences are checked by the citations         ml_check_grounding           pipeline/grounding
 --  10  the answer document, with how it came about          ml_rag_answer, ml_rag       pipeline/rag, explain; explain.py
 --
 -- The statement is written by Python without a database (plan.py) and its plan is kept (kept.py). A store that nobody named must not
@@ -73,6 +74,7 @@
 \i pipeline/rerank.sql
 \i pipeline/generate.sql
 \i pipeline/summarize.sql
+\i pipeline/grounding.sql
 \i pipeline/compile.sql
 \i pipeline/explain.sql
 \i pipeline/rag.sql

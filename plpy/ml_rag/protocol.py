@@ -20,13 +20,13 @@ ROUTINES = frozenset(
         *("ml_rag.enable_keyword_search", "ml_rag.add_embedding", "ml_rag.embed", "ml_rag.rerank", "ml_rag.generate"),
         *("ml_retrieve_schema_metadata", "ml_nl_sql", "ml_rag.rewrite", "ml_rag.run_vectorizer"),
         *("ml_rag_chat", "heatwave_chat", "ml_rag.calibrate", "ml_rag.why_not"),
-        *("ml_rag.create_node_group", "ml_rag.refresh_node_groups"),
+        *("ml_rag.create_node_group", "ml_rag.refresh_node_groups", "ml_check_grounding"),
     )
 )
 STAGES = frozenset(
     (
         *("discover", "embed", "search", "keyword", "fuse", "threshold", "text", "rerank", "expand", "generate"),
-        *("load", "index", "judge", "rewrite", "read", "function"),
+        *("load", "index", "judge", "rewrite", "read", "function", "ground"),
     )
 )
 #: segments of one document, whoever splits it

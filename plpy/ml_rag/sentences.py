@@ -1,4 +1,4 @@
-"""Where sentences begin and end in a text as it is: headings, list items and rows of tables are sentences, too.
+"""Where sentences begin and end in a text as it is, and words: headings, list items and rows are sentences, too.
 
 Standard library only: this module is imported in the PostgreSQL backend too.
 """
@@ -20,6 +20,14 @@ ITEM = re.compile(r"#{1,6} |[-*+•] |\(?\d{1,3}[.)] |\|")
 CLOSED = ("#", "|")
 #: the rule below the header of a table, and lines that hold no letter or digit
 _NOTHING = re.compile(r"[\W_]*")
+#: scripts that have no blanks between words
+DENSE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+DENSE_WORD = re.compile(f"[{DENSE}]")
+WORD = re.compile(rf"[{DENSE}]+|[^\W_{DENSE}]+")
+#: letters of a word that are as good as its stem in most languages
+STEM = 6
+#: what answers nothing, and states nothing: a heading, a question, what ends with a colon
+LEADS_IN = re.compile(r"#{1,6} .*|.*[?？:：][\"'”’)\]」』*_]*", re.DOTALL)
 #: characters that are looked at before a full stop
 _BEHIND = 12
 #: a longer one is cut at blanks: a text without full stops, such as one in Thai

@@ -244,6 +244,11 @@ BEGIN
   END IF;
   IF result.answer IS NOT NULL THEN
     _measures := _measures || jsonb_build_object('answer_length', length(result.answer));
+    IF NOT _refused THEN
+      _measures := _measures || jsonb_build_object('support', ml_rag._check_grounding(result.answer,
+        ARRAY(SELECT _hits[i].segment FROM generate_subscripts(_hits, 1) AS i ORDER BY i),
+        ml_rag.parse_options('ml_check_grounding', '{"claims": false}'), _query) -> 'support_score');
+    END IF;
     IF own ? 'judge_model_id' AND NOT _refused THEN
       _began := clock_timestamp();
       PERFORM ml_rag._stage(call, 'judge', own ->> 'judge_model_id');

@@ -120,6 +120,13 @@ SELECT ml_rag._add_option('ml_rag', 'abstain', 'boolean',
     'min_score sets max_distance to "auto"');
 SELECT ml_rag._add_option('ml_rag', 'abstain_text', 'text', default_rule => 'setting abstain_text', is_private => true,
   description => 'the answer where nothing relevant is found');
+SELECT ml_rag._add_option('ml_rag', 'grounding', 'object', default_rule => 'none', keys_of => 'ml_check_grounding',
+  description => 'check the answer by its citations, in retrieval_info.grounding; {} = with the defaults: docs/answers.md#grounding');
+SELECT ml_rag._add_option('ml_rag', 'min_support', 'number', minimum => 0, maximum => 1, default_rule => 'none',
+  description => 'support_score that the check of the answer must reach; with less the call abstains if "abstain" is true, else it'
+    ' warns');
+SELECT ml_rag._add_option('ml_rag', 'remove_unsupported', 'boolean', default_rule => 'false',
+  description => 'remove sentences that the citations do not support from the answer');
 SELECT ml_rag._add_option('ml_rag', 'partial', 'boolean', default_value => 'false',
   description => 'search without the shards that do not answer; they are listed in retrieval_info.missing_shards');
 SELECT ml_rag._add_option('ml_rag', 'return_prompt', 'boolean', default_rule => 'false',
@@ -298,6 +305,18 @@ SELECT ml_rag._add_option('ml_rank', 'model', 'text',
     ' Elsewhere the option is model_id');
 SELECT ml_rag._add_option('ml_rank', 'language', 'text', default_rule => 'default_text_search_config',
   description => 'a code such as en or pt-BR, or a name: what the model "hybrid" takes for a word');
+
+
+-- ml_check_grounding
+
+SELECT ml_rag._add_option('ml_check_grounding', 'citation_threshold', 'number', minimum => 0, maximum => 1, default_value => '0.6',
+  description => 'score that makes a claim a supported one');
+SELECT ml_rag._add_option('ml_check_grounding', 'model', 'text', default_value => '"hybrid"',
+  description => '"hybrid", which needs no files and no model server; a cross-encoder; or a generation model as judge');
+SELECT ml_rag._add_option('ml_check_grounding', 'language', 'text', default_rule => 'default_text_search_config',
+  description => 'a code such as en or pt-BR, or a name: whose stop words do not count');
+SELECT ml_rag._add_option('ml_check_grounding', 'claims', 'boolean', default_value => 'true',
+  description => 'list the claims; false = support_score and cited_chunks only');
 
 
 -- ml_nl_sql, nl_sql, ml_retrieve_schema_metadata

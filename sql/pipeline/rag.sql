@@ -206,14 +206,16 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._complete(request ml_rag.request, INOUT retrieval ml_rag.retrieval, OUT text text, OUT tokens jsonb,
-  OUT messages jsonb, OUT finish_reason text)
+  OUT messages jsonb, OUT finish_reason text, OUT grounding jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the text of an answer: generated from the hits, or the abstain text; tokens: how many it took; finish_reason: why it
--- ended; messages: the prompt, where option return_prompt is there. Raised is that nothing was found where the call does not abstain
+-- ended; messages: the prompt, where option return_prompt is there; grounding: the check of the text, where options ask for one.
+-- Raised is that nothing was found where the call does not abstain
 DECLARE
   _generated record;
+  _grounded record;
 BEGIN
   IF retrieval.missing IS NOT NULL THEN
     IF NOT (request.options -> 'abstain')::boolean THEN
@@ -237,13 +239,20 @@ BEGIN
       (request.options -> 'abstain')::boolean);
     messages := _generated.messages;
   END IF;
-  IF _generated.text IS NULL THEN
-    retrieval.hits := '{}';
-  END IF;
-  text := coalesce(_generated.text, request.options ->> 'abstain_text', ml_rag._get_setting('abstain_text'));
+  text := _generated.text;
   finish_reason := _generated.finish_reason;
   tokens := jsonb_build_object('prompt', _generated.prompt_tokens, 'generated', _generated.generated_tokens);
   retrieval.trace := retrieval.trace || ROW('generate', clock_timestamp(), NULL)::ml_rag.step;
+  IF text IS NOT NULL AND request.options ?| '{grounding,min_support,remove_unsupported}' THEN
+    _grounded := ml_rag._ground(text, request, retrieval.hits);
+    text := _grounded.text;
+    grounding := _grounded.grounding;
+    retrieval.trace := retrieval.trace || ROW('ground', clock_timestamp(), NULL)::ml_rag.step;
+  END IF;
+  IF text IS NULL THEN
+    retrieval.hits := '{}';
+  END IF;
+  text := coalesce(text, request.options ->> 'abstain_text', ml_rag._get_setting('abstain_text'));
 END
 $$;
 
@@ -336,6 +345,7 @@ DECLARE
   _skip_generate boolean;
   _completed record;
   _tokens jsonb;
+  _grounding jsonb;
 BEGIN
   _found := ml_rag._retrieve(ml_rag._request($1, $2, $3));
   _request := _found.request;
@@ -348,6 +358,7 @@ BEGIN
     _completed := ml_rag._complete(_request, _retrieval);
     _retrieval := _completed.retrieval;
     _tokens := _completed.tokens;
+    _grounding := _completed.grounding;
     answer := jsonb_build_object('text', _completed.text)
       || CASE WHEN _completed.messages IS NULL THEN '{}' ELSE jsonb_build_object('prompt', _completed.messages) END
       || CASE WHEN NOT (_request.options -> 'return_usage')::boolean THEN '{}' ELSE jsonb_build_object('usage', jsonb_build_object(
@@ -361,6 +372,7 @@ BEGIN
     'retrieval_info', jsonb_build_object('method', _retrieval.method, 'threshold', _retrieval.threshold)
       || CASE WHEN _retrieval.missing_shards IS NULL THEN '{}'
               ELSE jsonb_build_object('missing_shards', _retrieval.missing_shards) END
+      || CASE WHEN _grounding IS NULL THEN '{}' ELSE jsonb_build_object('grounding', _grounding) END
       || CASE WHEN (_request.arms[1]).search = 'function' AND cardinality(_request.arms) = 1 THEN '{"search": "function"}'
               WHEN _request.options @> '{"arms": [{"search": "function"}]}' THEN '{"search": "hybrid"}'
               WHEN NOT (_request.options -> 'keyword_search')::boolean THEN '{}'

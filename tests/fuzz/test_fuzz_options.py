@@ -89,6 +89,8 @@ PLAIN_VALUES: dict[tuple[str, str], Any] = {
     ("texts", "text[]"): ["one", "two three"],
     ("records", "jsonb"): '[{"id": "1", "text": "one"}, {"id": "2", "text": "two three"}]',
     ("prompt_options", "jsonb"): None,
+    ("answer", "text"): "one two",
+    ("facts", "jsonb"): '["one two", {"fact_text": "two three"}]',
     ("index", "jsonb"): None,
 }
 VALUES: dict[tuple[str, str], st.SearchStrategy[Any]] = {
@@ -111,6 +113,10 @@ VALUES: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("texts", "text[]"): st.lists(TEXTS, max_size=2),
     ("records", "jsonb"): st.one_of(
         st.lists(st.fixed_dictionaries({"id": TEXTS, "text": TEXTS}), max_size=2), ANYTHING
+    ).map(dumps),
+    ("answer", "text"): _QUERIES,
+    ("facts", "jsonb"): st.one_of(
+        st.lists(st.one_of(TEXTS, st.fixed_dictionaries({"fact_text": TEXTS})), max_size=2), ANYTHING
     ).map(dumps),
     ("prompt_options", "jsonb"): st.just('{"order": "best_first"}'),
     ("index", "jsonb"): ANYTHING.map(dumps),

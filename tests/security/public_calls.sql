@@ -27,6 +27,8 @@ SELECT * FROM ml_rag_search('fox', '{"query_embedding": [1, 0], "vector_store": 
 SELECT * FROM ml_rag.why_not('fox', '{"keyword_search": true}', 'b.txt')
 SELECT ml_rank('fox', '[{"id": "a", "content": "a fox"}]')
 SELECT * FROM ml_rank_rows('fox', '{a,b}', '{a fox,a dog}')
+SELECT ml_check_grounding('The fox jumps over 3 dogs.', '["a fox jumps over 2 dogs"]')
+SELECT ml_rag_answer('fox?', '{"grounding": {}, "min_support": 0.5, "remove_unsupported": true}')
 SELECT ml_rag_chat('fox?')
 SELECT ml_rag_chat('and the dog?', pg_catalog.jsonb_build_object('conversation_id', (SELECT pg_catalog.max(c.conversation_id::text) FROM ml_rag.conversation AS c)))
 CALL heatwave_chat('fox?')

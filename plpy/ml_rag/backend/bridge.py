@@ -12,7 +12,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -302,6 +303,40 @@ def split_text(plpy: Any, transform: str, text: str) -> list[str]:
     from ml_rag.backend import nodes
 
     return nodes.split(transform, text, functools.partial(_interrupt, plpy))
+
+
+@outcome
+def check_grounding(plpy: Any, answer: str, texts: list[str], question: str, options: str, language: str) -> str:
+    """The reply of ml_check_grounding, and ``supported_text``: the answer without unsupported claims."""
+    from ml_rag.backend import grounding
+
+    parsed = _parsed(options)
+
+    def stops(words: Collection[str]) -> set[str]:
+        if "stops" not in _session:
+            _session["stops"] = plpy.prepare(
+                "SELECT w.word FROM pg_catalog.unnest($1) AS w (word)"
+                " WHERE pg_catalog.length(pg_catalog.to_tsvector($2::pg_catalog.regconfig, w.word))"
+                " OPERATOR(pg_catalog.=) 0",
+                ["text[]", "text"],
+            )
+        return {row["word"] for row in plpy.execute(_session["stops"], [list(words), language])}
+
+    last = time.monotonic()
+
+    def pause() -> None:
+        nonlocal last
+        if time.monotonic() - last > grounding.PAUSE:
+            _interrupt(plpy)
+            last = time.monotonic()
+
+    claims = grounding.check(answer, texts, question, stops, pause)
+    if parsed["model"] != "hybrid":
+        with _calls.waiting(plpy, "ml_check_grounding", "judge", parsed["model"]):
+            grounding.judge(server(plpy), claims, texts, parsed["model"])
+    threshold = parsed["citation_threshold"]
+    reply = grounding.report(claims, texts, threshold, with_claims=parsed["claims"])
+    return as_jsonb(reply | {"supported_text": grounding.supported(answer, claims, threshold)})
 
 
 @outcome

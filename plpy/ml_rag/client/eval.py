@@ -27,7 +27,7 @@ from ml_rag.client.load import explained
 from ml_rag.terminal import printable
 
 #: measures of answers, shown where there are answers
-_ANSWERS = ("answer_exact", "answer_f1", "refused_rightly", "refused_wrongly", "groundedness", "relevance")
+_ANSWERS = ("answer_exact", "answer_f1", "refused_rightly", "refused_wrongly", "support", "groundedness", "relevance")
 #: stages whose times are shown; the JSON has all
 _STAGES = ("retrieval", "generation", "judge")
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from ml_rag.abc import Cancelled, Delta, Sampling
 from ml_rag.errors import InvalidRequest
-from ml_rag.sentences import ITEM, spans
+from ml_rag.sentences import DENSE, DENSE_WORD, ITEM, LEADS_IN, STEM, WORD, spans
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,12 +57,7 @@ UNRELATED = (
     "They painted the fence green last summer.",
 )
 
-#: scripts that have no blanks between words
-_DENSE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_WORD = re.compile(rf"[{_DENSE}]+|[^\W_{_DENSE}]+")
-_DENSE_WORD = re.compile(f"[{_DENSE}]")
-_STEM = 6
-_PIECE = re.compile(rf"\s*(?:[{_DENSE}]|[^\s{_DENSE}]+)|\s+\Z")
+_PIECE = re.compile(rf"\s*(?:[{DENSE}]|[^\s{DENSE}]+)|\s+\Z")
 #: what asks for a number, a date or a time
 _ASKS_NUMBER = re.compile(
     r"\bhow (?:many|much|long|old|far|large|big|tall|high|often|fast|deep|wide|heavy)\b|\bwhen\b"
@@ -77,8 +72,6 @@ _NUMBER_WORD = re.compile(
     r"|half|first|second|third|zwei|drei|vier|fünf|sechs|sieben|acht|neun|zehn|elf|zwölf|deux|trois|quatre|cinq|dos|tres"
     r"|cuatro|cinco)$|[一二三四五六七八九十百千万亿億两]"
 )
-#: sentences that answer nothing by themselves
-_LEADS_IN = re.compile(r"#{1,6} .*|.*[?？:：][\"'”’)\]」』*_]*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +204,9 @@ def tokens_of(text: str) -> int:
 def words_of(text: str) -> set[str]:
     """See the module's docstring."""
     found: set[str] = set()
-    for run in _WORD.findall(text.lower()):
-        if not _DENSE_WORD.match(run):
-            found.add(run[:_STEM])
+    for run in WORD.findall(text.lower()):
+        if not DENSE_WORD.match(run):
+            found.add(run[:STEM])
         elif len(run) == 1:
             found.add(run)
         else:
@@ -286,8 +279,8 @@ def _similarities(
 
 def _has_number(sentence: str, question: str) -> float:
     """Whether it has a number that the question has not."""
-    asked = set(_WORD.findall(question.lower()))
-    return float(any(_NUMBER_WORD.search(word) for word in _WORD.findall(sentence.lower()) if word not in asked))
+    asked = set(WORD.findall(question.lower()))
+    return float(any(_NUMBER_WORD.search(word) for word in WORD.findall(sentence.lower()) if word not in asked))
 
 
 def _pass_on(
@@ -295,7 +288,7 @@ def _pass_on(
 ) -> None:
     """Sentences that lead in, or say no more than the question, are last; what follows one is as good as it was."""
     for i, sentence in enumerate(sentences):
-        if not _LEADS_IN.fullmatch(sentence.text) and not (asked and words[i] <= asked):
+        if not LEADS_IN.fullmatch(sentence.text) and not (asked and words[i] <= asked):
             continue
         after = sentences[i + 1] if i + 1 < len(sentences) else None
         if after is not None and after.document == sentence.document:

@@ -1,0 +1,118 @@
+-- grounding: whether the sentences of an answer stand on the texts that it was made from.
+
+CREATE FUNCTION ml_rag._grounding(answer text, texts text[], question text, options jsonb, language text, OUT reply jsonb, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+@BACKEND@
+return backend.check_grounding(plpy, answer, texts, question, options, language)
+$$;
+
+CREATE FUNCTION ml_rag._check_grounding(answer text, texts text[], options jsonb, question text DEFAULT '') RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the check of an answer by texts, as ml_check_grounding returns it, with the text that remains without unsupported claims;
+-- options are parsed ones; question: what the answer answers
+DECLARE
+  _found record;
+BEGIN
+  SELECT g.reply, g.error INTO _found FROM ml_rag._grounding(answer, texts, question, options,
+    ml_rag.text_search_configuration(options ->> 'language')) AS g;
+  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+  RETURN _found.reply;
+END
+$$;
+
+CREATE FUNCTION ml_rag._ground(answer text, request ml_rag.request, hits ml_rag.hit[], OUT text text, OUT grounding jsonb)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: options grounding, min_support and remove_unsupported: what remains of an answer (null: it abstains) and its check
+DECLARE
+  _options jsonb := ml_rag.parse_options('ml_check_grounding', request.options -> 'grounding');
+  _texts text[] := ARRAY(SELECT hits[i].segment FROM generate_subscripts(hits, 1) AS i ORDER BY i);
+  _abstain boolean := (request.options -> 'abstain')::boolean;
+  _least float8 := (request.options ->> 'min_support')::float8;
+  _removes boolean := coalesce((request.options -> 'remove_unsupported')::boolean, false);
+BEGIN
+  text := answer;
+  grounding := ml_rag._check_grounding(answer, _texts, _options, request.question);
+  IF _removes AND grounding ->> 'supported_text' <> answer THEN
+    text := grounding ->> 'supported_text';
+    IF text = '' AND _abstain THEN
+      text := NULL;
+    ELSIF text <> '' THEN
+      grounding := ml_rag._check_grounding(text, _texts, _options, request.question);
+    END IF;
+  END IF;
+  grounding := grounding - 'supported_text';
+  IF (grounding ->> 'support_score')::float8 < _least OR text = '' THEN
+    IF _abstain THEN
+      text := NULL;
+    ELSE
+      RAISE WARNING USING ERRCODE = '01000', MESSAGE = 'the citations do not support the answer well',
+        DETAIL = CASE text WHEN '' THEN 'No sentence of it is supported.'
+          ELSE format('Its support is %s, and "min_support" is %s.', grounding ->> 'support_score', _least) END,
+        HINT = 'With "abstain" the answer is the abstain text. retrieval_info.grounding shows the support of each sentence.';
+    END IF;
+  END IF;
+END
+$$;
+
+CREATE FUNCTION @extschema@.ml_check_grounding(answer text, facts jsonb, options jsonb DEFAULT NULL) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: an answer and facts as JSON to what supports it
+DECLARE
+  _call integer := ml_rag._begin('ml_check_grounding');
+  _options jsonb;
+  _bad integer;
+  _texts text[];
+  _reply jsonb;
+BEGIN
+  _options := ml_rag.parse_options('ml_check_grounding', $3);
+  IF coalesce(answer, '') !~ '\S' THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the answer is empty';
+  ELSIF facts IS NULL OR jsonb_typeof(facts) <> 'array' OR jsonb_array_length(facts) NOT BETWEEN 1 AND 200 THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the facts are not an array of 1 to 200',
+      DETAIL = format('Got %s.', CASE jsonb_typeof(facts) WHEN 'array' THEN format('%s facts', jsonb_array_length(facts))
+        ELSE coalesce(jsonb_typeof(facts), 'NULL') END),
+      HINT = 'Facts are a JSON array such as [{"fact_text": "a text"}], or of texts.';
+  END IF;
+  _bad := (SELECT min(f.place) FROM jsonb_array_elements(facts) WITH ORDINALITY AS f (fact, place)
+    WHERE NOT CASE jsonb_typeof(f.fact) WHEN 'string' THEN true
+      WHEN 'object' THEN f.fact - '{fact_text,attributes}'::text[] = '{}' AND coalesce(jsonb_typeof(f.fact -> 'fact_text') = 'string', false)
+        AND coalesce(jsonb_typeof(f.fact -> 'attributes'), 'null') IN ('object', 'null')
+      ELSE false END);
+  IF _bad IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('fact %s cannot be read', _bad),
+      DETAIL = 'A fact is a text, or an object with "fact_text" (a text) and "attributes" (an object).',
+      HINT = 'Such as {"fact_text": "Trains are free.", "attributes": {"title": "Travel"}}.';
+  END IF;
+  _texts := ARRAY(SELECT coalesce(f.fact ->> 'fact_text', f.fact #>> '{}')
+    FROM jsonb_array_elements(facts) WITH ORDINALITY AS f (fact, place) ORDER BY f.place);
+  IF length(answer) + length(array_to_string(_texts, '')) > 1000000 THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'answer and facts are too long',
+      DETAIL = format('They have %s characters; at most 1000000 are allowed.', length(answer) + length(array_to_string(_texts, ''))),
+      HINT = 'Give only the facts that the answer was made from.';
+  END IF;
+  _reply := ml_rag._check_grounding(answer, _texts, _options);
+  PERFORM ml_rag._end(_call);
+  RETURN _reply - 'supported_text';
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+  RAISE;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.ml_check_grounding(text, jsonb, jsonb) IS
+$$says which sentences of an answer its facts support: ml_check_grounding('Trains are free.', '["Trains cost nothing.", …]')
+facts: 1 to 200 texts, or objects {"fact_text", "attributes"}, with at most a million characters. Returns {"support_score": 0-1, the mean of the claims' scores;
+"cited_chunks": [{"chunk_text", "source", "index"}], where source is the place of the fact, counted from 0; "claims": [{"start_pos",
+"end_pos", "claim_text", "citation_indices", "grounding_check_required", "score"}]}. A claim is a sentence of the answer,
+positions are characters, the end is exclusive. A sentence that states nothing needs no check and has a null score. A claim is
+supported if its score is at least citation_threshold; citation_indices then names its cited_chunks. Reads no table; works in a
+read-only transaction. Options: SELECT * FROM ml_rag.option WHERE routine = 'ml_check_grounding'.
+Errors: 22023 empty answer, bad fact or option, unknown model or model of another task. With another model than "hybrid" also
+55000 model not available; 08006 model server; 53300 its queue is full; 57014 cancelled; 38000 the model failed.$$;
