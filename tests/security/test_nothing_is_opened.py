@@ -39,6 +39,7 @@ CALLS = {
     "ml_generate": ("SELECT ml_generate('fox', %s::jsonb)", "{o}"),
     "ml_embed_row": ("SELECT ml_embed_row('fox', %s::jsonb)", "{o}"),
     "ml_rank": ("SELECT ml_rank('fox', '[{\"id\": \"1\", \"content\": \"fox\"}]', %s::jsonb)", "{o}"),
+    "ml_check_grounding": ("SELECT ml_check_grounding('fox', '[\"fox\"]', %s::jsonb)", "{o}"),
     "ml_rag_table": ("CALL ml_rag_table('public.q.question', 'public.a1.answer', %s::jsonb)", "{o}"),
     "ml_generate_table": ("CALL ml_generate_table('public.q.question', 'public.a2.answer', %s::jsonb)", "{o}"),
     "ml_embed_table": ("CALL ml_embed_table('public.q.question', 'public.a3.answer', %s::jsonb)", "{o}"),
