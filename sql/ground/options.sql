@@ -95,7 +95,8 @@ SELECT ml_rag._add_option('ml_rag', 'arms', 'array', keys_of => 'arm', default_r
     ' objects, such as [{"search": "semantic"}, {"search": "keyword", "weight": 0.3}]: docs/search.md#arms');
 SELECT ml_rag._add_option('ml_rag', 'citation_fields', 'text[]', default_rule => 'none',
   description => 'further keys of each citation, any of ["document_id", "segment_number", "segment_range", "vector_store",'
-    ' "metadata", "score", "keyword_score", "rerank_score", "rank"]');
+    ' "metadata", "score", "keyword_score", "rerank_score", "rank", "highlights"], and keys of the metadata such as'
+    ' "metadata.page": docs/answers.md#highlights');
 SELECT ml_rag._add_option('ml_rag', 'return', 'choice', choices => '{segment,node,document}', default_value => '"segment"',
   description => 'what of a hit is cited: the segment; the best node, where an arm has searched a node group; or the document'
     ' around it, up to 200 segments on either side');

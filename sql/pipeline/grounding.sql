@@ -8,6 +8,14 @@ AS $$
 return backend.check_grounding(plpy, answer, texts, question, options, language)
 $$;
 
+CREATE FUNCTION ml_rag._highlights(question text, texts text[], language text, OUT found jsonb, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+@BACKEND@
+return backend.highlights(plpy, question, texts, language)
+$$;
+
 CREATE FUNCTION ml_rag._check_grounding(answer text, texts text[], options jsonb, question text DEFAULT '') RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT

@@ -256,17 +256,24 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._citations(hits ml_rag.hit[], fields jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
+CREATE FUNCTION ml_rag._citations(hits ml_rag.hit[], fields jsonb, question text) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the citations of an answer document, best first; fields: option citation_fields, the keys that each has besides
 DECLARE
   _citations jsonb;
+  _highlights jsonb;
+  _error jsonb;
 BEGIN
   IF fields IS NULL THEN
     RETURN coalesce((SELECT jsonb_agg(jsonb_build_object('segment', h.segment, 'distance', h.distance,
                        'document_name', h.document_name)) FROM unnest(hits) AS h), '[]');
+  END IF;
+  IF fields ? 'highlights' THEN
+    SELECT g.found, g.error INTO _highlights, _error FROM ml_rag._highlights(question,
+      ARRAY(SELECT h.segment FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality), ml_rag.text_search_configuration(NULL)) AS g;
+    PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
   END IF;
   SELECT jsonb_agg(jsonb_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name)
       || (SELECT coalesce(jsonb_object_agg(f.key, f.value), '{}') FROM jsonb_each(jsonb_build_object(
@@ -275,7 +282,12 @@ BEGIN
             'rerank_score', h.rerank_score, 'rank', h.ordinality,
             'segment_range', jsonb_build_array(coalesce(h.first_segment, h.segment_number),
               coalesce(h.last_segment, h.segment_number)))) AS f
-          WHERE fields ? f.key) ORDER BY h.ordinality)
+          WHERE fields ? f.key)
+      || (SELECT coalesce(jsonb_object_agg((string_to_array(f, '.'))[array_upper(string_to_array(f, '.'), 1)],
+            h.metadata #> (string_to_array(f, '.'))[2:]), '{}')
+          FROM jsonb_array_elements_text(fields) AS f WHERE f LIKE 'metadata.%')
+      || CASE WHEN fields ? 'highlights' THEN jsonb_build_object('highlights', _highlights -> (h.ordinality - 1)::integer)
+           ELSE '{}' END ORDER BY h.ordinality)
   INTO _citations
   FROM unnest(hits) WITH ORDINALITY AS h;
   RETURN coalesce(_citations, '[]');
@@ -366,7 +378,7 @@ BEGIN
            'finish_reason', _completed.finish_reason)) END;
   END IF;
   answer := coalesce(answer, '{}') || jsonb_build_object(
-    'citations', ml_rag._citations(_retrieval.hits, _request.options -> 'citation_fields'),
+    'citations', ml_rag._citations(_retrieval.hits, _request.options -> 'citation_fields', _request.question),
     'vector_store', ARRAY(SELECT s.vector_store FROM unnest(_retrieval.stores) AS s
                           WHERE s.vector_store <> ALL (coalesce(_retrieval.skipped, '{}'))),
     'retrieval_info', jsonb_build_object('method', _retrieval.method, 'threshold', _retrieval.threshold)

@@ -160,10 +160,17 @@ AS $$
 -- purpose: what parse_options does not know about option citation_fields
 DECLARE
   _known CONSTANT text[] := '{document_id,segment_number,vector_store,metadata,score,keyword_score,rerank_score,rank,'
-    'segment_range}';
+    'segment_range,highlights}';
+  _names text[] := ARRAY(SELECT regexp_replace(f, '^metadata\..*?([^.]+)$', '\1') FROM jsonb_array_elements_text(fields) AS f
+    WHERE f ~ '^metadata(\.[^.]+)+$');
 BEGIN
-  IF NOT fields <@ to_jsonb(_known) THEN
-    PERFORM ml_rag._bad_option('citation_fields', fields, 'an array of ' || array_to_string(_known, ', '));
+  IF EXISTS (SELECT FROM jsonb_array_elements_text(fields) AS f WHERE f <> ALL (_known) AND f !~ '^metadata(\.[^.]+)+$') THEN
+    PERFORM ml_rag._bad_option('citation_fields', fields, format('an array of %s, and keys of the metadata such as metadata.page',
+      array_to_string(_known, ', ')));
+  ELSIF _names && (_known || '{segment,distance,document_name}')
+    OR cardinality(_names) > (SELECT count(DISTINCT n) FROM unnest(_names) AS n) THEN
+    PERFORM ml_rag._bad_option('citation_fields', fields, 'keys of the metadata whose last names differ, and from other keys of'
+      ' a citation', 'Use "metadata", which has all of them.');
   END IF;
 END
 $$;

@@ -19,7 +19,7 @@ SELECT ml_rag.condition(d, '{"page": {"gte": 1}}', NULL) FROM ml_rag.discover() 
 SELECT ml_rag.filter(d, '{"document_name": ["a.md"]}') FROM ml_rag.discover() AS d
 SELECT ml_rag.rerank('fox', ARRAY(SELECT pg_catalog.jsonb_populate_record(NULL::ml_rag.hit, pg_catalog.to_jsonb(r)) FROM ml_rag_search('fox') AS r))
 CALL ml_rag('fox?')
-CALL ml_rag('fox?', '{"keyword_search": true, "explain": true, "retrieval_options": {"max_distance": 2}, "citation_fields": ["metadata"]}')
+CALL ml_rag('fox?', '{"keyword_search": true, "explain": true, "retrieval_options": {"max_distance": 2}, "citation_fields": ["metadata", "metadata.page", "highlights"]}')
 CALL ml_rag('fox?', '{"vector_store": ["app.docs"], "distance_metric": "EUCLIDEAN", "filters": {"page": 1}, "abstain": true}')
 SELECT ml_rag_answer('fox?', '{"arms": [{"search": "semantic", "query": {"text": "dog"}}, {"search": "keyword"}], "rerank": {}}')
 SELECT * FROM ml_rag_search('fox', '{"keyword_search": true, "document_name": ["a.md"], "retrieval_options": {"segment_overlap": 1}}')

@@ -150,3 +150,37 @@ def test_errors_of_the_options(asker: Connection) -> None:
     for options in ({"min_support": 2}, {"grounding": {"facts": []}}, {"grounding": True}, {"remove_unsupported": 1}):
         with error("22023"):
             answer(asker, "q", options)
+
+
+@pytest.mark.usefixtures("store")
+def test_highlights(asker: Connection) -> None:
+    for skip_generate in (True, False):
+        citations = rag(asker, citation_fields=["highlights", "rank"], skip_generate=skip_generate)["citations"]
+        for citation in citations:
+            passages = [citation["segment"][h["start"] : h["end"]] for h in citation["highlights"]]
+            is_travel = citation["segment"] == SEGMENTS[0]
+            assert passages == (["The hotel limit is 180 euros in London."] if is_travel else [])
+            assert [h["score"] for h in citation["highlights"]] == [1] * is_travel
+        assert [citation["rank"] for citation in citations] == [1, 2]
+
+
+def test_keys_of_the_metadata(owner: Connection, asker: Connection) -> None:
+    rows = [("travel.md", 1, place, text, fake_embedding(text)) for place, text in enumerate(SEGMENTS, start=1)]
+    create_store(owner, "handbook", rows, type="vector(16)")
+    owner.execute(
+        """UPDATE handbook SET metadata = '{"page": 7, "author": {"name": "Ann"}}' WHERE segment_number = 1"""
+    )
+    fields = ["metadata.page", "metadata.author.name", "segment_number"]
+    citations = rag(asker, citation_fields=fields, skip_generate=True)["citations"]
+    found = {c["segment_number"]: (c["page"], c["name"]) for c in citations}
+    assert found == {1: (7, "Ann"), 2: (None, None)}
+    assert "metadata" not in citations[0]
+    for wrong in (
+        ["metadata."],
+        ["meta.page"],
+        ["metadata.distance"],
+        ["metadata.a.page", "metadata.page"],
+        ["metadata.rank"],
+    ):
+        with error("22023", "citation_fields"):
+            rag(asker, citation_fields=wrong)

@@ -305,38 +305,52 @@ def split_text(plpy: Any, transform: str, text: str) -> list[str]:
     return nodes.split(transform, text, functools.partial(_interrupt, plpy))
 
 
+def _stop_words(plpy: Any, language: str) -> Callable[[Collection[str]], set[str]]:
+    """Those among words that a text search configuration leaves out."""
+    if "stops" not in _session:
+        _session["stops"] = plpy.prepare(
+            "SELECT w.word FROM pg_catalog.unnest($1) AS w (word)"
+            " WHERE pg_catalog.length(pg_catalog.to_tsvector($2::pg_catalog.regconfig, w.word))"
+            " OPERATOR(pg_catalog.=) 0",
+            ["text[]", "text"],
+        )
+    return lambda words: {row["word"] for row in plpy.execute(_session["stops"], [list(words), language])}
+
+
+def _pause(plpy: Any) -> Callable[[], None]:
+    """``_interrupt``, but not more often than is of use."""
+    last = time.monotonic()
+
+    def pause() -> None:
+        nonlocal last
+        if time.monotonic() - last > 0.02:
+            _interrupt(plpy)
+            last = time.monotonic()
+
+    return pause
+
+
 @outcome
 def check_grounding(plpy: Any, answer: str, texts: list[str], question: str, options: str, language: str) -> str:
     """The reply of ml_check_grounding, and ``supported_text``: the answer without unsupported claims."""
     from ml_rag.backend import grounding
 
     parsed = _parsed(options)
-
-    def stops(words: Collection[str]) -> set[str]:
-        if "stops" not in _session:
-            _session["stops"] = plpy.prepare(
-                "SELECT w.word FROM pg_catalog.unnest($1) AS w (word)"
-                " WHERE pg_catalog.length(pg_catalog.to_tsvector($2::pg_catalog.regconfig, w.word))"
-                " OPERATOR(pg_catalog.=) 0",
-                ["text[]", "text"],
-            )
-        return {row["word"] for row in plpy.execute(_session["stops"], [list(words), language])}
-
-    last = time.monotonic()
-
-    def pause() -> None:
-        nonlocal last
-        if time.monotonic() - last > grounding.PAUSE:
-            _interrupt(plpy)
-            last = time.monotonic()
-
-    claims = grounding.check(answer, texts, question, stops, pause)
+    claims = grounding.check(answer, texts, question, _stop_words(plpy, language), _pause(plpy))
     if parsed["model"] != "hybrid":
         with _calls.waiting(plpy, "ml_check_grounding", "judge", parsed["model"]):
             grounding.judge(server(plpy), claims, texts, parsed["model"])
     threshold = parsed["citation_threshold"]
     reply = grounding.report(claims, texts, threshold, with_claims=parsed["claims"])
     return as_jsonb(reply | {"supported_text": grounding.supported(answer, claims, threshold)})
+
+
+@outcome
+def highlights(plpy: Any, question: str, texts: list[str], language: str) -> str:
+    """An array for each text; see ``ml_rag.backend.highlights``."""
+    from ml_rag.backend import highlights as found
+
+    return as_jsonb(found.highlights(question, texts, _stop_words(plpy, language), _pause(plpy)))
 
 
 @outcome

@@ -33,8 +33,6 @@ Stops = Callable[[Collection[str]], set[str]]
 
 #: characters of the texts that are read
 LONGEST = 1_000_000
-#: seconds between two looks at interrupts
-PAUSE = 0.02
 _POWER = 1.5
 #: the share that counts at most if a number or a name is wrong
 _WRONG = 0.65

@@ -77,6 +77,8 @@ class Request:
     #: whether the question has to be embedded, unless its vector is given
     needs_embedding: bool
     skips_generation: bool
+    #: whether citations have fields that are made of the hits: highlights, single keys of the metadata
+    has_made_fields: bool
     #: neighbours that hits get after they are reranked
     overlap: int
     #: hits that are cited, and with reranking the candidates of that; the least score, and the model
@@ -202,6 +204,9 @@ def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool,
         values,
         needs_embedding,
         skips_generation=bool(options.get("skip_generate")),
+        has_made_fields=any(
+            field == "highlights" or "." in field for field in options.get("citation_fields") or () if form == "citations"
+        ),
         overlap=record["segment_overlap"] or 0,
         n_citations=record["n_citations"],
         rerank=rerank,

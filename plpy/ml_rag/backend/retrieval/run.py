@@ -197,6 +197,7 @@ class Retrieval:
         )
         if (
             (form == "citations" and not request.skips_generation)
+            or request.has_made_fields
             or not request.arms
             or request.explains
             or request.rerank is not None
