@@ -35,7 +35,6 @@
 \i ground/trust.sql
 \i ground/python.sql
 \i ground/models.sql
-\i ground/configure.sql
 \i ground/metric.sql
 \i ground/options.sql
 \i ground/parse.sql
@@ -66,6 +65,7 @@
 \i pipeline/documents.sql
 \i pipeline/keys.sql
 \i pipeline/rewrite.sql
+\i pipeline/levels.sql
 \i pipeline/request.sql
 \i pipeline/quantization.sql
 \i pipeline/bm25.sql
@@ -79,6 +79,10 @@
 \i pipeline/explain.sql
 \i pipeline/rag.sql
 \i pipeline/why.sql
+
+-- settings and presets, which are checked by what reads them
+\i ground/configure.sql
+\i preset/preset.sql
 
 -- batch: many rows of a table; the locks that they and loads take
 \i store/lock.sql

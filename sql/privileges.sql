@@ -9,7 +9,7 @@ BEGIN
   IF pg_catalog.to_regrole('ml_rag_loader') IS NULL THEN
     CREATE ROLE ml_rag_loader NOLOGIN;
   END IF;
-  -- nothing is granted to it: whose code may run with the rights of whoever asks, see ml_rag._trusts
+  -- whose code may run with the rights of whoever asks, see ml_rag._trusts; it may make presets
   IF pg_catalog.to_regrole('ml_rag_publisher') IS NULL THEN
     CREATE ROLE ml_rag_publisher NOLOGIN;
   END IF;
@@ -39,7 +39,8 @@ BEGIN
     -- the name of a routine stands for all its signatures
     -- of ml_rag_internal only the types of rows are of use to a caller
     ('ml_rag_user', 'USAGE', 'SCHEMA', 'ml_rag ml_rag_internal'),
-    ('ml_rag_user', 'SELECT', 'TABLE', 'option metric setting setting_value keyword_index activity progress stats'),
+    ('ml_rag_publisher', 'EXECUTE', 'ROUTINE', 'create_preset drop_preset _write_preset'),
+    ('ml_rag_user', 'SELECT', 'TABLE', 'preset option metric setting setting_value keyword_index activity progress stats'),
     -- Nobody has UPDATE or DELETE of a whole table, which is enough to LOCK it.
     -- policies leave each role its own rows; a run's number and its role are not for the role to say, or it could take
     -- the numbers of runs to come

@@ -40,6 +40,8 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'role in setting "searched_owners" does not exist',
       DETAIL = format('Got %L.', left(configure.value, 200)), HINT = '\du in psql lists the roles.';
   END IF;
+  PERFORM ml_rag._check_rag_options(ml_rag._options_of_setting(configure.name, configure.value))
+  WHERE configure.name = 'default_options' AND configure.value IS NOT NULL;
   DELETE FROM ml_rag.setting_value AS v WHERE v.name = configure.name;
   IF configure.value IS NOT NULL THEN
     INSERT INTO ml_rag.setting_value (name, value) VALUES (configure.name, configure.value);
@@ -62,7 +64,7 @@ $$;
 COMMENT ON FUNCTION ml_rag.configure(text, text) IS
 $$changes a setting of this database (null = back to the default); for the owner of the extension
 model_server: unix:/path/of/socket or http://host:port, host an IP address (IPv6 in brackets) or localhost, port 1-65535.
-searched_owners: roles separated by commas, quoted as in SQL.
+default_options: options of ml_rag as JSON, for calls that do not say them. searched_owners: roles separated by commas, quoted as in SQL.
 Where nothing answers at the address of the model server there is a warning, and the address is set all the same.
 Settings are listed by ml_rag.setting. Errors: 22023 unknown setting, malformed address, blank abstain_text, track that
-is neither on nor off, a role that does not exist; 42501.$$;
+is neither on nor off, a role that does not exist, a bad option; 42501.$$;

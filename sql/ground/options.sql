@@ -128,6 +128,8 @@ SELECT ml_rag._add_option('ml_rag', 'min_support', 'number', minimum => 0, maxim
     ' warns');
 SELECT ml_rag._add_option('ml_rag', 'remove_unsupported', 'boolean', default_rule => 'false',
   description => 'remove sentences that the citations do not support from the answer');
+SELECT ml_rag._add_option('ml_rag', 'preset', 'text', default_rule => 'none',
+  description => 'options of this name, over which those of the call are laid: docs/answers.md#options-by-name-and-for-everybody');
 SELECT ml_rag._add_option('ml_rag', 'partial', 'boolean', default_value => 'false',
   description => 'search without the shards that do not answer; they are listed in retrieval_info.missing_shards');
 SELECT ml_rag._add_option('ml_rag', 'return_prompt', 'boolean', default_rule => 'false',

@@ -20,6 +20,8 @@ FROM (VALUES
   ('rerank_model_id', 'ms-marco-minilm-l6-v2', 'cross-encoder used where no option names one'),
   ('abstain_text', 'I do not know: nothing relevant was found in the documents.',
    'what ml_rag answers, without asking a model, where nothing relevant was found and "abstain" is true'),
+  ('default_options', NULL,
+   'options of ml_rag as JSON, for calls that do not say them, such as {"keyword_search": true}'),
   ('searched_owners', NULL,
    'roles whose stores are searched by calls that name none, separated by commas; members of a role are included, "$user" '
    'is the caller. NULL: those of all owners whom the caller trusts'),

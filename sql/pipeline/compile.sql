@@ -54,6 +54,9 @@ BEGIN
   IF query IS NULL OR options IS NOT NULL AND jsonb_typeof(options) <> 'object' THEN
     RETURN NULL;
   END IF;
+  IF form NOT LIKE 'hits%' THEN
+    options := ml_rag._layered(options);
+  END IF;
   _compiled := ml_rag._compile_question(query, coalesce((options - 'query_embedding')::text, '{}'),
     coalesce(query_embedding, options ->> 'query_embedding'), form, call, ml_rag._session_settings());
   IF _compiled.error IS NOT NULL THEN

@@ -171,6 +171,7 @@ BEGIN
       'percentage_distance', request.percentage_distance, 'min_score', request.min_score,
       'n_citations', request.n_citations)),
     'tokens', tokens,
+    'options', _options -> 'option_levels',
     'statement', retrieval.statement,
     'milliseconds', _milliseconds || jsonb_strip_nulls(jsonb_build_object(
       'explain', round(_explaining + (extract(epoch FROM clock_timestamp() - _ended) * 1000)::numeric, 3),

@@ -91,7 +91,8 @@ BEGIN
   END IF;
   _bad := (SELECT min(f.place) FROM jsonb_array_elements(facts) WITH ORDINALITY AS f (fact, place)
     WHERE NOT CASE jsonb_typeof(f.fact) WHEN 'string' THEN true
-      WHEN 'object' THEN f.fact - '{fact_text,attributes}'::text[] = '{}' AND coalesce(jsonb_typeof(f.fact -> 'fact_text') = 'string', false)
+      WHEN 'object' THEN f.fact - '{fact_text,attributes}'::text[] = '{}'
+        AND coalesce(jsonb_typeof(f.fact -> 'fact_text') = 'string', false)
         AND coalesce(jsonb_typeof(f.fact -> 'attributes'), 'null') IN ('object', 'null')
       ELSE false END);
   IF _bad IS NOT NULL THEN
@@ -116,7 +117,8 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_check_grounding(text, jsonb, jsonb) IS
 $$says which sentences of an answer its facts support: ml_check_grounding('Trains are free.', '["Trains cost nothing.", …]')
-facts: 1 to 200 texts, or objects {"fact_text", "attributes"}, with at most a million characters. Returns {"support_score": 0-1, the mean of the claims' scores;
+facts: 1 to 200 texts, or objects {"fact_text", "attributes"}, with at most a million characters. Returns
+{"support_score": 0-1, the mean of the claims' scores;
 "cited_chunks": [{"chunk_text", "source", "index"}], where source is the place of the fact, counted from 0; "claims": [{"start_pos",
 "end_pos", "claim_text", "citation_indices", "grounding_check_required", "score"}]}. A claim is a sentence of the answer,
 positions are characters, the end is exclusive. A sentence that states nothing needs no check and has a null score. A claim is

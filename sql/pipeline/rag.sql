@@ -194,7 +194,7 @@ BEGIN
   IF NOT request.explain THEN
     RETURN retrieval.missing;
   END IF;
-  _explained := ml_rag._explain(request, retrieval, began) - '{query,statement}'::text[];
+  _explained := ml_rag._explain(request, retrieval, began) - '{query,statement,options}'::text[];
   _explained := _explained || jsonb_build_object('stores', (
     SELECT coalesce(jsonb_agg((
       SELECT jsonb_object_agg(f.key, CASE WHEN jsonb_typeof(f.value) = 'object' THEN f.value - 'words' ELSE f.value END)

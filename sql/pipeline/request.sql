@@ -81,7 +81,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._parse_rag_options(options jsonb) RETURNS jsonb
+CREATE FUNCTION ml_rag._check_rag_options(options jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
@@ -148,6 +148,52 @@ BEGIN
   IF (_parsed -> 'abstain')::boolean AND NOT _is_limited THEN
     _parsed := _parsed || jsonb_build_object('retrieval_options', coalesce(_parsed -> 'retrieval_options', '{}')
       || jsonb_build_object('max_distance', ml_rag.parse_options('retrieval_options', '{"max_distance": "auto"}') -> 'max_distance'));
+  END IF;
+  RETURN _parsed;
+END
+$$;
+
+CREATE FUNCTION ml_rag._parse_rag_options(options jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the options of a call over those of the levels below, checked and with their defaults; with option explain also
+-- option_levels: where each came from. An error says which level it comes from
+DECLARE
+  _parsed jsonb;
+  _level record;
+  _message text;
+  _detail text;
+  _hint text;
+BEGIN
+  IF NOT EXISTS (SELECT FROM ml_rag._levels($1)) THEN
+    _parsed := ml_rag._check_rag_options($1);
+  ELSE
+    BEGIN
+      _parsed := ml_rag._check_rag_options(ml_rag._layered($1));
+    EXCEPTION WHEN invalid_parameter_value THEN
+      GET STACKED DIAGNOSTICS _message = MESSAGE_TEXT, _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT;
+      FOR _level IN SELECT l.level, l.given FROM ml_rag._levels($1) AS l LOOP
+        BEGIN
+          PERFORM ml_rag._check_rag_options(_level.given);
+        EXCEPTION WHEN invalid_parameter_value THEN
+          _detail := concat_ws(' ', nullif(_detail, ''), format('It comes from %s.', _level.level));
+          EXIT;
+        END;
+      END LOOP;
+      RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = _message, DETAIL = _detail, HINT = _hint;
+    END;
+  END IF;
+  IF (_parsed -> 'explain')::boolean THEN
+    _parsed := _parsed || jsonb_build_object('option_levels', (
+      SELECT jsonb_object_agg(p.key, jsonb_build_object('value', p.value, 'from', coalesce((
+          SELECT string_agg(g.level, ', ' ORDER BY g.place DESC)
+          FROM (SELECT l.level, l.place FROM (
+              SELECT v.level, v.given, v.ordinality AS place FROM ml_rag._levels($1) WITH ORDINALITY AS v
+              UNION ALL SELECT 'call', $1, 9) AS l
+            WHERE l.given ? p.key ORDER BY l.place DESC
+            LIMIT CASE jsonb_typeof(p.value) WHEN 'object' THEN 9 ELSE 1 END) AS g), 'built in')))
+      FROM jsonb_each(_parsed - '{query_embedding,preset}'::text[]) AS p));
   END IF;
   RETURN _parsed;
 END

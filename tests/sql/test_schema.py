@@ -22,6 +22,7 @@ SETTINGS = {
     "abstain_text": "I do not know: nothing relevant was found in the documents.",
     "track": "on",
     "searched_owners": None,
+    "default_options": None,
 }
 MEMBERS = """
     SELECT d.classid::regclass::text, pg_describe_object(d.classid, d.objid, 0),
@@ -49,6 +50,7 @@ def test_a_setting_is_changed_and_put_back(owner: Connection, asker: Connection,
     pairs = {
         "model_server": ("unix:/elsewhere.sock", "unix:/elsewhere.sock2"),
         "track": ("off", "on"),
+        "default_options": ('{"n_citations": 1}', "{}"),
         "searched_owners": ("ml_rag_user", 'ml_rag_user, "$user"'),
     }
     for new in pairs.get(name, ("another-model", "another-model2")):
@@ -185,7 +187,7 @@ def test_everything_private_is_in_the_schema_ml_rag(owner: Connection) -> None:
     }
     later = {"ml_rag_table", "ml_generate_table", "ml_embed_table", "vector_store_load"}
     later |= {"ml_rag_evaluate", "ml_rag_compare_runs", "nl_sql", "ml_nl_sql", "ml_retrieve_schema_metadata"}
-    later |= {"ml_rag_chat", "heatwave_chat"}
+    later |= {"ml_rag_chat", "heatwave_chat", "ml_check_grounding"}
     assert public <= {name for (name,) in rows} <= public | later
 
 

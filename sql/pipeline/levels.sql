@@ -1,0 +1,115 @@
+-- levels: options of ml_rag by name and for everybody: what a call does not say is taken from a preset and from settings.
+
+CREATE TABLE ml_rag.preset_definition (
+  name        text COLLATE "C" PRIMARY KEY CHECK (length(name) BETWEEN 1 AND 100),
+  options     jsonb NOT NULL CHECK (jsonb_typeof(options) = 'object'),
+  description text
+);
+COMMENT ON TABLE ml_rag.preset_definition IS 'the presets of this database; ml_rag.create_preset and ml_rag.drop_preset change them';
+SELECT pg_catalog.pg_extension_config_dump('ml_rag.preset_definition', '');
+
+CREATE VIEW ml_rag.preset AS SELECT p.name, p.options, p.description FROM ml_rag.preset_definition AS p;
+COMMENT ON VIEW ml_rag.preset IS
+$$options of ml_rag by name: {"preset": "handbook"} in a call
+Made by ml_rag.create_preset, deleted by ml_rag.drop_preset. A preset carries options only, never rights.$$;
+
+CREATE FUNCTION ml_rag._lay_over(lower jsonb, higher jsonb) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the options of a higher level over those of a lower one; objects key by key
+DECLARE
+  _arms CONSTANT text[] := '{semantic_search,keyword_search,hybrid_options}';
+  _key text;
+  _value jsonb;
+BEGIN
+  -- two ways to say what is searched, which exclude each other
+  IF higher ? 'arms' THEN
+    lower := lower - _arms;
+  ELSIF higher ?| _arms THEN
+    lower := lower - 'arms';
+  END IF;
+  FOR _key, _value IN SELECT e.key, e.value FROM jsonb_each(higher) AS e LOOP
+    IF jsonb_typeof(_value) = 'object' AND jsonb_typeof(lower -> _key) = 'object' THEN
+      _value := ml_rag._lay_over(lower -> _key, _value);
+    END IF;
+    lower := lower || jsonb_build_object(_key, _value);
+  END LOOP;
+  RETURN lower;
+END
+$$;
+
+CREATE FUNCTION ml_rag._options_of_setting(name text, value text) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the options that a setting holds as text
+DECLARE
+  _options jsonb;
+BEGIN
+  BEGIN
+    _options := value::jsonb;
+  EXCEPTION WHEN invalid_text_representation OR untranslatable_character OR statement_too_complex THEN
+    NULL;
+  END;
+  IF jsonb_typeof(_options) IS DISTINCT FROM 'object' OR _options ? 'preset' THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('invalid value of setting %s', name),
+      DETAIL = CASE WHEN _options ? 'preset' THEN 'It names a preset, which only a call may do.' ELSE 'It is not a JSON object.' END,
+      HINT = 'It holds options of ml_rag, such as {"keyword_search": true}.';
+  END IF;
+  RETURN _options;
+END
+$$;
+
+CREATE FUNCTION ml_rag._levels(options jsonb) RETURNS TABLE (level text, given jsonb)
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 3
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what is laid under the options of a call, lowest first: the database's, the role's or session's, a preset's
+-- Reads: ml_rag.setting_value, ml_rag.preset
+DECLARE
+  _session text := nullif(current_setting('ml_rag.options', true), '');
+BEGIN
+  FOR given IN SELECT ml_rag._options_of_setting('default_options', v.value) FROM ml_rag.setting_value AS v
+    WHERE v.name = 'default_options' LOOP
+    level := 'setting default_options';
+    RETURN NEXT;
+  END LOOP;
+  IF _session IS NOT NULL THEN
+    level := 'setting ml_rag.options';
+    given := ml_rag._options_of_setting('ml_rag.options', _session);
+    RETURN NEXT;
+  END IF;
+  IF jsonb_typeof($1 -> 'preset') = 'string' THEN
+    level := format('preset "%s"', left($1 ->> 'preset', 100));
+    given := (SELECT p.options FROM ml_rag.preset AS p WHERE p.name = $1 ->> 'preset');
+    IF given IS NULL THEN
+      RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('%s does not exist', level),
+        HINT = 'SELECT * FROM ml_rag.preset lists the presets; ml_rag.create_preset makes one.';
+    END IF;
+    RETURN NEXT;
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._layered(options jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the options of a call laid over the levels below; as they are if there are none. Done twice it changes nothing
+-- Reads: ml_rag.setting_value
+DECLARE
+  _laid jsonb := '{}';
+  _given jsonb;
+BEGIN
+  IF coalesce(current_setting('ml_rag.options', true), '') = '' AND (options ? 'preset') IS NOT TRUE
+    AND NOT EXISTS (SELECT FROM ml_rag.setting_value AS v WHERE v.name = 'default_options')
+    OR jsonb_typeof(options) NOT IN ('object', 'null') THEN
+    RETURN options;
+  END IF;
+  FOR _given IN SELECT l.given FROM ml_rag._levels(options) AS l LOOP
+    _laid := ml_rag._lay_over(_laid, _given);
+  END LOOP;
+  RETURN ml_rag._lay_over(_laid, coalesce(nullif(options, 'null'), '{}'));
+END
+$$;
