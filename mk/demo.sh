@@ -83,16 +83,17 @@ step "Sample documents: $(find "$ROOT/docs/samples" -type f | wc -l) files about
 show "Retrieval only (skip_generate): the citations without an answer" \
   "CALL ml_rag('What should I do when the model server cannot be reached?',
   '{\"skip_generate\": true, \"n_citations\": 2}')"
+show "A question, answered with sentences of the citations, without a language model" \
+  "CALL ml_rag('What is ml_rag?')"
 
-printf '\nCitations after %s s.%s\n\n' "$(seconds_since "$started")" "${compiling:+ The answers follow when llama.cpp is compiled.}"
+printf '\nAnswers after %s s.%s\n\n' "$(seconds_since "$started")" "${compiling:+ What a language model adds follows when llama.cpp is compiled.}"
 wait_for_compiler
 bash "$here/setup.sh" generation
 
-printf '\nThe answers come from a language model of 135 million parameters, which is there to try things out: look at the\ncitations first. For answers of use, run this one command (1.1 GB):\n  %s models --models-dir %s pull %s\nand then, in make psql: SELECT ml_rag.configure(%s, %s);\n' \
-  "$VENV/bin/ml-rag" "$MODELS_DIR" qwen2.5-1.5b-instruct "'generate_model_id'" "'qwen2.5-1.5b-instruct'"
-
-show "A question" \
-  "CALL ml_rag('What is ml_rag?')"
+show "The same by smollm2-135m-instruct, a language model of 135 million parameters, there to try things out" \
+  "CALL ml_rag('What is ml_rag?', '{\"model_options\": {\"model_id\": \"smollm2-135m-instruct\"}}')"
+printf '\nFor answers of use in its own words, run this one command (1.1 GB); calls that name no model then take that model:\n  %s models --models-dir %s pull %s\n' \
+  "$VENV/bin/ml-rag" "$MODELS_DIR" qwen2.5-1.5b-instruct
 show "Only what is near enough (max_distance), each hit with one neighbour on either side (segment_overlap)" \
   "CALL ml_rag('Which columns does a vector store need?',
   '{\"n_citations\": 2, \"retrieval_options\": {\"max_distance\": 0.6, \"segment_overlap\": 1}}')"

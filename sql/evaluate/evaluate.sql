@@ -306,7 +306,7 @@ BEGIN
   models := jsonb_strip_nulls(jsonb_build_object(
     'embed', (SELECT jsonb_agg(DISTINCT s.embed_model_id) FROM unnest(stores) AS s WHERE s.embed_model_id IS NOT NULL),
     'generate', CASE WHEN (own -> 'generate')::boolean THEN
-      coalesce(rag #>> '{model_options,model_id}', ml_rag._get_setting('generate_model_id')) END,
+      coalesce(rag #>> '{model_options,model_id}', ml_rag._default_model()) END,
     'rerank', CASE WHEN rag ? 'rerank' THEN
       coalesce(rag #>> '{rerank,model_id}', ml_rag._get_setting('rerank_model_id')) END,
     'judge', own ->> 'judge_model_id'));

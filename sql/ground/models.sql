@@ -26,6 +26,32 @@ COMMENT ON FUNCTION ml_rag.model_server() IS
 $$the model server's health: status, version, uptime, state of each model, confinement of document parsers
 Errors: 08006 where it cannot be reached.$$;
 
+CREATE FUNCTION ml_rag._default_model(models jsonb DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the generation model where no option names one: that of setting generate_model_id, else the first of the catalogue that
+-- is there and is not there to try things out only (brief), else extractive. models: those of the model server, if they are known
+DECLARE
+  _model text := ml_rag._get_setting('generate_model_id');
+  _outcome record;
+BEGIN
+  IF _model IS NOT NULL THEN
+    RETURN _model;
+  END IF;
+  IF models IS NULL THEN
+    SELECT o.* INTO _outcome FROM ml_rag._model_server('/v1/models') AS o;
+    PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
+    models := _outcome.reply -> 'data';
+  END IF;
+  RETURN coalesce((
+    SELECT m.value ->> 'id'
+    FROM jsonb_array_elements(CASE jsonb_typeof(models) WHEN 'array' THEN models ELSE '[]' END) WITH ORDINALITY AS m (value, place)
+    WHERE m.value @> '{"task": "generate", "available": true, "brief": false}' AND m.value ->> 'engine' <> 'extractive'
+    ORDER BY m.place LIMIT 1), 'extractive');
+END
+$$;
+
 CREATE FUNCTION @extschema@.ml_supported_models()
 RETURNS TABLE (model_id text, task text, engine text, dimensions integer, max_tokens integer, available boolean,
                is_default boolean)
@@ -41,7 +67,8 @@ BEGIN
   BEGIN
     RETURN QUERY
       SELECT m.id, m.task, m.engine, m.dimensions, m.max_tokens, m.available,
-        m.id = split_part(ml_rag._get_setting(m.task || '_model_id'), '@', 1)
+        m.id = CASE m.task WHEN 'generate' THEN ml_rag._default_model(_outcome.reply -> 'data')
+          ELSE split_part(ml_rag._get_setting(m.task || '_model_id'), '@', 1) END
       FROM jsonb_to_recordset(_outcome.reply -> 'data')
         AS m (id text, task text, engine text, dimensions integer, max_tokens integer, available boolean)
       ORDER BY m.task, m.id;

@@ -14,7 +14,8 @@ FROM (VALUES
   ('model_server', 'unix:/run/ml_rag/ml_rag.sock',
    'address of the model server: unix:/path/of/socket or http://host:port, host an IP address or localhost'),
   ('embed_model_id', 'all_minilm_l6_v2', 'embedding model used where no option names one'),
-  ('generate_model_id', 'smollm2-135m-instruct', 'generation model used where no option names one'),
+  ('generate_model_id', NULL, 'generation model used where no option names one; NULL: the first of the catalogue that is '
+   'there and not marked brief, else extractive'),
   ('query_model_id', NULL, 'generation model of query_options where no option names one; NULL: that of generate_model_id, '
    'and questions with a history are not rewritten'),
   ('rerank_model_id', 'ms-marco-minilm-l6-v2', 'cross-encoder used where no option names one'),

@@ -51,7 +51,7 @@ BEGIN
       HINT = format('GRANT TEMP ON DATABASE %I TO %I;', current_database(), current_user);
   END IF;
   _shown := ml_rag._schema_metadata($1, _options);
-  _model := coalesce(_options ->> 'model_id', ml_rag._get_setting('generate_model_id'));
+  _model := coalesce(_options ->> 'model_id', ml_rag._default_model());
   -- measured, the statements of such a model are hardly ever right, and some run all the same and return other rows
   _error := ml_rag._too_small(_model, 'write SQL');
   IF _error IS NOT NULL THEN

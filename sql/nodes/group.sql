@@ -95,7 +95,7 @@ BEGIN
   ELSIF octet_length(_options ->> 'prompt') > 65536 THEN
     PERFORM ml_rag._bad_option('prompt', '"…"', 'at most 65536 bytes');
   ELSE
-    _options := jsonb_build_object('model_id', ml_rag._get_setting('generate_model_id')) || _options;
+    _options := jsonb_build_object('model_id', ml_rag._default_model()) || _options;
   END IF;
   IF _parent = 'document' THEN
     _document := (SELECT a.attname FROM pg_attribute AS a

@@ -19,7 +19,7 @@ AS $$
 -- text: null if abstain and no sentence of an extractive answer has min_support
 DECLARE
   _options jsonb := ml_rag.parse_options('ml_generate', options);
-  _model text := coalesce(_options ->> 'model_id', ml_rag._get_setting('generate_model_id'));
+  _model text := coalesce(_options ->> 'model_id', ml_rag._default_model());
   _prompt_options jsonb := ml_rag.parse_options('prompt', prompt_options);
   _documents jsonb;
   _answer jsonb;

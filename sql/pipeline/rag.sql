@@ -149,7 +149,7 @@ DECLARE
 BEGIN
   IF ml_rag._asked_of_model(_options) <> '{}' THEN
     PERFORM ml_rag._stage(request.call, 'rewrite', coalesce(_options ->> 'model_id',
-      ml_rag._get_setting('query_model_id'), ml_rag._get_setting('generate_model_id')));
+      ml_rag._get_setting('query_model_id'), ml_rag._default_model()));
   END IF;
   _rewritten := ml_rag._rewrite(request.question, _options, stores, request.options);
   request.rewritten := _rewritten;
@@ -224,8 +224,11 @@ BEGIN
     text := coalesce(request.options ->> 'abstain_text', ml_rag._get_setting('abstain_text'));
     RETURN;
   END IF;
-  PERFORM ml_rag._stage(request.call, 'generate',
-    coalesce(request.options #>> '{model_options,model_id}', ml_rag._get_setting('generate_model_id')));
+  IF request.options #>> '{model_options,model_id}' IS NULL THEN
+    request.options := request.options || jsonb_build_object('model_options',
+      coalesce(request.options -> 'model_options', '{}') || jsonb_build_object('model_id', ml_rag._default_model()));
+  END IF;
+  PERFORM ml_rag._stage(request.call, 'generate', request.options #>> '{model_options,model_id}');
   IF retrieval.method = 'document_order' THEN
     _generated := ml_rag._summarize(request, retrieval.hits);
   ELSE

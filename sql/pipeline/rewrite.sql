@@ -119,7 +119,7 @@ AS $$
 DECLARE
   _asked jsonb := ml_rag._asked_of_model(options);
   _model_id text := coalesce(options ->> 'model_id', ml_rag._get_setting('query_model_id'),
-    ml_rag._get_setting('generate_model_id'));
+    ml_rag._default_model());
   _keys jsonb;
   _answer record;
   _error jsonb;

@@ -135,7 +135,7 @@ BEGIN
   SELECT g.answer, g.error INTO _found FROM ml_rag._generate(jsonb_build_object('prompt', question, 'documents', (
       SELECT jsonb_agg(jsonb_build_object('document_name', d.name, 'text', d.text) ORDER BY d.place)
       FROM unnest(names, texts) WITH ORDINALITY AS d (name, text, place)),
-    'options', jsonb_build_object('model_id', ml_rag._get_setting('generate_model_id')) || options || '{"task": "summarization"}',
+    'options', jsonb_build_object('model_id', ml_rag._default_model()) || options || '{"task": "summarization"}',
     'prompt_options', prompt_options || '{"order": "best_first", "citation_style": "none"}', 'citations', 0)) AS g;
   IF _found.error IS NOT NULL THEN
     PERFORM ml_rag._raise(_found.error);

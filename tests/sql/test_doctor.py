@@ -219,6 +219,14 @@ def test_a_tiny_model_for_answers_is_told_with_the_command_for_a_usable_one(owne
     assert "ml-rag models pull qwen2.5-1.5b-instruct --models-dir /" in str(found["answers"]["hint"])
 
 
+def test_without_a_language_model_it_tells_how_to_get_one(owner: Connection, db: Database) -> None:
+    owner.execute("SELECT ml_rag.configure('generate_model_id', 'extractive')")
+    _, found = findings(db)
+    assert found["answers"]["ok"]
+    assert "no language model is there" in str(found["answers"]["found"])
+    assert "ml-rag models pull qwen2.5-1.5b-instruct --models-dir /" in str(found["answers"]["hint"])
+
+
 def test_a_store_in_another_script_than_its_models_is_told(owner: Connection, db: Database) -> None:
     english, chinese = "MiniLM is for English, e.g. naïve café", "臺北市是中華民國的首都 (Taipei)"
     none = [0.0] * 383 + [1.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,45 @@ def test_supported_models(module_asker: Connection) -> None:
     assert rows["all_minilm_l6_v2"][:3] == ("embed", "sentence-transformers", 384)
     assert rows["all_minilm_l6_v2"][5] is False
     assert sorted(m for m, row in rows.items() if row[5]) == ["fake-embed", "fake-generate", "fake-rerank"]
+
+
+def model(id: str, engine: str = "llama-cpp", **keys: Any) -> dict[str, Any]:
+    return {"id": id, "task": "generate", "engine": engine, "available": True, "brief": False, **keys}
+
+
+@pytest.mark.parametrize(
+    ("models", "default"),
+    [
+        ([], "extractive"),
+        ([model("extractive", "extractive")], "extractive"),
+        (
+            [model("tiny", brief=True), model("missing", available=False), model("e", "openai", task="embed")],
+            "extractive",
+        ),
+        ([model("extractive", "extractive"), model("tiny", brief=True), model("far", "openai"), model("b")], "far"),
+        ([model("b"), model("far", "openai")], "b"),
+    ],
+)
+def test_the_generation_model_where_none_is_named(
+    owner: Connection, asker: Connection, local_sockets: Path, models: list[Any], default: str
+) -> None:
+    owner.execute("SELECT ml_rag.configure('generate_model_id', NULL)")
+    with hostile(local_sockets, reply(json.dumps({"data": models}).encode())) as server:
+        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+        assert asker.execute("SELECT ml_rag._default_model()").fetchone() == (default,)
+        rows = asker.execute(
+            "SELECT model_id FROM ml_supported_models() WHERE is_default AND task = 'generate'"
+        ).fetchall()
+        assert rows == [(default,)] * (default in [m["id"] for m in models])
+        # a setting goes first
+        owner.execute("SELECT ml_rag.configure('generate_model_id', 'named')")
+        assert asker.execute("SELECT ml_rag._default_model()").fetchone() == ("named",)
+
+
+def test_calls_take_it(owner: Connection, asker: Connection) -> None:
+    owner.execute("SELECT ml_rag.configure('generate_model_id', NULL)")
+    named = asker.execute("""SELECT ml_generate('one two', '{"model_id": "fake-generate"}')""").fetchone()
+    assert asker.execute("SELECT ml_generate('one two')").fetchone() == named
 
 
 def test_health(module_asker: Connection) -> None:

@@ -16,7 +16,7 @@ from support.stores import create_store, error
 SETTINGS = {
     "model_server": "unix:/run/ml_rag/ml_rag.sock",
     "embed_model_id": "all_minilm_l6_v2",
-    "generate_model_id": "smollm2-135m-instruct",
+    "generate_model_id": None,
     "query_model_id": None,
     "rerank_model_id": "ms-marco-minilm-l6-v2",
     "abstain_text": "I do not know: nothing relevant was found in the documents.",

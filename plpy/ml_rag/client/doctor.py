@@ -33,6 +33,8 @@ SUPPORTED_POSTGRESQL = (15, 18)
 OLDEST_PGVECTOR = (0, 8)
 #: what to take in place of the default models: for answers on a few cores; for other languages than English, from PyPI
 USABLE, MULTILINGUAL = "qwen2.5-1.5b-instruct", "multilingual-e5-small-q4"
+#: answers where no language model is there
+EXTRACTIVE = "extractive"
 #: of the letters of a store that an English text with some names and signs does not reach
 FOREIGN_SHARE = 0.3
 #: for the model server to answer in
@@ -321,9 +323,11 @@ def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
     def defaults() -> str:
         rows = connection.execute(
             sql.SQL(
-                "SELECT s.name, s.value, m.available FROM ml_rag.setting AS s "
-                "LEFT JOIN {}() AS m ON m.model_id = s.value "
-                "WHERE s.name IN ('embed_model_id', 'generate_model_id')"
+                "SELECT s.name, s.model_id, m.available FROM ("
+                "SELECT s.name, "
+                "CASE s.name WHEN 'embed_model_id' THEN s.value ELSE ml_rag._default_model() END AS model_id "
+                "FROM ml_rag.setting AS s WHERE s.name IN ('embed_model_id', 'generate_model_id')) AS s "
+                "LEFT JOIN {}() AS m ON m.model_id = s.model_id"
             ).format(routine("ml_supported_models"))
         ).fetchall()
         for name, value, available in rows:
@@ -475,8 +479,8 @@ def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
     known = built_in_models()
 
     def tiny() -> str:
-        model = _value(connection, "SELECT ml_rag._get_setting('generate_model_id')")
-        return model if known.get(model, {}).get("brief") else ""
+        model: str = _value(connection, "SELECT ml_rag._default_model()")
+        return model if model == EXTRACTIVE or known.get(model, {}).get("brief") else ""
 
     def languages() -> str:
         stores = connection.execute(
@@ -510,7 +514,9 @@ def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
         found = Finding(
             "answers",
             True,
-            f"{found.found} is there to try things out: it often repeats a passage instead of answering",
+            "extractive answers with sentences of the documents: no language model is there"
+            if found.found == EXTRACTIVE
+            else f"{found.found} is there to try things out: it often repeats a passage instead of answering",
             f"{after_pull(connection, USABLE)}SELECT ml_rag.configure('generate_model_id', '{USABLE}'). "
             "ml-rag models recommend names the models for the server's machine.",
         )

@@ -33,7 +33,7 @@ Got = TypeVar("Got")
 
 _MODEL = """SELECT m.max_tokens AS context, ml_rag._too_small(m.model_id, 'answer') IS NOT NULL AS is_small
 FROM {}() AS m WHERE m.task = 'generate' AND m.model_id =
-  pg_catalog.split_part(coalesce(%(model)s, ml_rag._get_setting('generate_model_id')), '@', 1)"""
+  pg_catalog.split_part(coalesce(%(model)s, ml_rag._default_model()), '@', 1)"""
 
 
 @dataclass(frozen=True)
