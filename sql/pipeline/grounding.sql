@@ -112,7 +112,7 @@ BEGIN
   RETURN _reply - 'supported_text';
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
-  RAISE;
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_check_grounding(text, jsonb, jsonb) IS

@@ -29,6 +29,8 @@ BEGIN
   END IF;
   PERFORM ml_rag._check_rag_options(ml_rag._options_of_setting(format('preset "%s"', name), coalesce(options, 'null')::text));
   PERFORM ml_rag._write_preset(name, options, description);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.create_preset(text, jsonb, text) IS
@@ -44,6 +46,8 @@ AS $$
 -- purpose: a preset is gone; whether there was one
 BEGIN
   RETURN ml_rag._write_preset(name, NULL, NULL);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.drop_preset(text) IS
