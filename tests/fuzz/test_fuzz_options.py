@@ -43,6 +43,7 @@ OPTIONS_OF = {
     "nl_sql": ("ml_nl_sql",),
     "ml_rag_chat": ("ml_rag", "ml_rag_chat"),
     "ml_rag.why_not": ("ml_rag",),
+    "ml_rag.create_preset": ("ml_rag",),
 }
 _EMBEDDING = f"'{[round(float(x), 4) for x in fake_embedding('one two')]}'::vector"
 _FOUND = 'ml_rag_search(\'one two\', \'{"vector_store": ["docs", "words"], "n_citations": 5}\')'
@@ -89,6 +90,7 @@ PLAIN_VALUES: dict[tuple[str, str], Any] = {
     ("texts", "text[]"): ["one", "two three"],
     ("records", "jsonb"): '[{"id": "1", "text": "one"}, {"id": "2", "text": "two three"}]',
     ("prompt_options", "jsonb"): None,
+    ("description", "text"): None,
     ("answer", "text"): "one two",
     ("facts", "jsonb"): '["one two", {"fact_text": "two three"}]',
     ("index", "jsonb"): None,
@@ -118,6 +120,7 @@ VALUES: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("facts", "jsonb"): st.one_of(
         st.lists(st.one_of(TEXTS, st.fixed_dictionaries({"fact_text": TEXTS})), max_size=2), ANYTHING
     ).map(dumps),
+    ("description", "text"): TEXTS,
     ("prompt_options", "jsonb"): st.just('{"order": "best_first"}'),
     ("index", "jsonb"): ANYTHING.map(dumps),
 }
