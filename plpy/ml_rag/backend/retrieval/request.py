@@ -205,7 +205,9 @@ def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool,
         needs_embedding,
         skips_generation=bool(options.get("skip_generate")),
         has_made_fields=any(
-            field == "highlights" or "." in field for field in options.get("citation_fields") or () if form == "citations"
+            field == "highlights" or "." in field
+            for field in options.get("citation_fields") or ()
+            if form == "citations"
         ),
         overlap=record["segment_overlap"] or 0,
         n_citations=record["n_citations"],
