@@ -130,6 +130,10 @@ BEGIN
     PERFORM ml_rag._bad_option('context', _parsed #> '{model_options,context}', 'none: ml_rag sets this option itself',
       'Leave "context" out of model_options; it is an option of ml_generate.');
   END IF;
+  IF _parsed -> 'remove_unsupported' = 'true' AND _parsed -> 'model_options' ? 'json_schema' THEN
+    PERFORM ml_rag._bad_option('remove_unsupported', 'true', 'false together with "json_schema"',
+      'Without some of its sentences the answer would not be JSON.');
+  END IF;
   IF _parsed ->> 'abstain_text' !~ '\S' THEN
     PERFORM ml_rag._bad_option('abstain_text', _parsed -> 'abstain_text', 'a text that is not blank');
   END IF;

@@ -66,6 +66,14 @@ _POLITE = frozenset(
         " provided according based here nothing relevant",
     )
 )
+#: with one of these an answer is a sentence, however short
+_VERBS = frozenset(
+    re.findall(
+        r"\w+",
+        "is are was were be been has have had can could may might must shall should will would do does did"
+        " ist sind war waren hat haben kann muss darf wird werden est sont ont peut doit son tiene puede",
+    )
+)
 _NEGATIONS = frozenset(
     re.findall(r"\w+", "not no never none nor cannot without nicht kein keine keinen nie pas jamais aucun nunca")
 )
@@ -190,7 +198,8 @@ def check(answer: str, texts: Sequence[str], question: str, stops: Stops, pause:
             asked = found
         if LEADS_IN.fullmatch(claim.text) or all(word.text in _POLITE or word.text in facts.stops for word in content):
             continue
-        context = facts.content(asked) if asked and len(content) <= _SHORT else []
+        is_fragment = len(content) <= _SHORT and _VERBS.isdisjoint(word.text for word in found)
+        context = [word for word in facts.content(asked) if word.stem in facts.all] if is_fragment else []
         claim.score = _score(found, content, context, facts, pause)
         if context:
             claim.score = min(claim.score, 1 - (1 - _nearness(context, content, facts, pause)) ** 3)

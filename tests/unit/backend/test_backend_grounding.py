@@ -73,6 +73,12 @@ def test_a_short_answer_is_held_against_its_question(answer: str, question: str,
     assert [claim.score for claim in claims] == [None, found]
 
 
+def test_a_short_sentence_stands_by_itself() -> None:
+    # no word of the question is near it, or there at all
+    assert score("Trains are free.", question="How do I get to London?") == 1
+    assert score("Trains free.", question="Who is Zoe?") == 1
+
+
 def test_numbers_in_the_other_order() -> None:
     fact = "Between 1402 and 1405 the expedition conquered the islands."
     assert score(fact, fact) == 1
