@@ -45,7 +45,11 @@ def database(cluster: Cluster, reachable_dir: Path) -> Iterator[Database]:
     config = '[server]\nsocket_mode = "0666"\n'
     with running_server(fake_models=False, models_dir=folder, socket=socket, config=config), cluster.database() as made:
         owner, name = made.connect(), sql.Identifier(made.role("asker"))
-        settings = {"model_server": f"unix:{socket}", "embed_model_id": None, "generate_model_id": None}
+        settings = {
+            "model_server": f"unix:{socket}",
+            "embed_model_id": None,
+            "generate_model_id": "smollm2-135m-instruct",
+        }
         for setting, value in settings.items():
             owner.execute("SELECT ml_rag.configure(%s, %s)", (setting, value))
         owner.execute(sql.SQL("ALTER ROLE {} LOGIN PASSWORD 'made for a test'").format(name))

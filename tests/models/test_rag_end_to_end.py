@@ -29,7 +29,7 @@ shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the public evaluation d
 
 @pytest.fixture(scope="module")
 def connection(cluster: Cluster, reachable_dir: Path) -> Iterator[Connection]:
-    """A superuser's connection to a database whose model server has the real default models."""
+    """A superuser's connection to a database with a server of the real models, and the small one as default."""
     need_own_machine()
     folder = need_models("all_minilm_l6_v2", "smollm2-135m-instruct")
     socket = reachable_dir / "real.sock"
@@ -39,7 +39,7 @@ def connection(cluster: Cluster, reachable_dir: Path) -> Iterator[Connection]:
         for setting, value in {
             "model_server": f"unix:{socket}",
             "embed_model_id": None,
-            "generate_model_id": None,
+            "generate_model_id": "smollm2-135m-instruct",
         }.items():
             connection.execute("SELECT ml_rag.configure(%s, %s)", (setting, value))
         yield connection
