@@ -250,6 +250,26 @@ def test_return_says_what_is_cited(store: Connection) -> None:
         cited("page", ARM)
 
 
+def test_of_several_nodes_of_a_segment_that_of_the_heaviest_arm_is_cited(store: Connection) -> None:
+    zebras = "Zebras may be ridden only on Sundays in the northern courtyard."
+    bicycles = "All bicycles are kept in the cellar of the house."
+    insert(store, "docs", [("d3", 3, 1, f"{zebras} {bicycles}", fake_embedding(f"{zebras} {bicycles}"))])
+    create(store, "sentences", transform="sentence")
+    questions = {zebras: "zebras ridden on Sundays", bicycles: "bicycles in the cellar"}
+
+    def cited(*arms: Any) -> str:
+        asked = {"return": "node", "arms": arms, "n_citations": 1, "skip_generate": True, "document_name": ["d3"]}
+        text: str = answer(store, "q", asked)["citations"][0]["segment"]
+        return text
+
+    for first, second in ((zebras, bicycles), (bicycles, zebras)):
+        heavy, light = ({"query": {"text": questions[node]}, "in": "sentences"} for node in (first, second))
+        for a, b in (("semantic", "keyword"), ("keyword", "semantic")):
+            arms = [{**heavy, "search": a, "weight": 0.99}, {**light, "search": b, "weight": 0.01}]
+            assert cited(*arms) == first
+            assert cited(*reversed(arms)) == first
+
+
 def test_a_store_without_the_group_is_left_out_with_a_warning(store: Connection) -> None:
     create_store(store, "more", rows(), type="vector(16)")
     create(store, "sentences", transform="sentence")
