@@ -18,6 +18,6 @@ echo '\i 99_older.sql' >>"$tree/sql/install.sql"
 bash "$tree/mk/seal.sh"
 mv "$tree"/migrations/* "$target"
 rm -rf "$tree"
-sed "s/@ML_RAG_VERSION@/$VERSION/g" "$ROOT/tests/migration/made_up/upgrade.sql" >"$target/ml_rag--$made_up--$VERSION.sql"
+sed -e "/^@RAISE@\$/{r $ROOT/sql/raise.sql.in" -e 'd}' -e "s/@ML_RAG_VERSION@/$VERSION/g" "$ROOT/tests/migration/made_up/upgrade.sql" >"$target/ml_rag--$made_up--$VERSION.sql"
 
 [ "${1:-}" != install ] || bash "$(dirname "$0")/install.sh" released "$target"

@@ -130,7 +130,7 @@ DECLARE
   _context text;
 BEGIN
   scores := ml_rag._call_function(name, form, query, query_embedding, texts, embeddings);
-EXCEPTION WHEN OTHERS THEN
+EXCEPTION WHEN assert_failure OR OTHERS THEN
   GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT, _context = PG_EXCEPTION_CONTEXT;
   error := ml_rag._failure(name, SQLSTATE, SQLERRM, concat_ws(E'\n', nullif(_detail, ''), coalesce(nullif(substring(_context
     FROM '^(.*?)(?:\n?SQL statement "[^\n]*"|\n?PL/pgSQL function _run_function\M.*)'), ''), format('Function %s.', name))), _hint);

@@ -357,7 +357,7 @@ DECLARE
 BEGIN
   EXECUTE statement;
   RETURN NULL;
-EXCEPTION WHEN OTHERS THEN
+EXCEPTION WHEN assert_failure OR OTHERS THEN
   GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT, _context = PG_EXCEPTION_CONTEXT;
   RETURN ml_rag._failure(store.vector_store, SQLSTATE, SQLERRM,
     concat_ws(E'\n', nullif(_detail, ''), nullif(rtrim(split_part(_context, 'SQL statement "', 1), E'\n'), '')), _hint);

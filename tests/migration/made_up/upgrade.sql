@@ -39,6 +39,8 @@ BEGIN
   SELECT o.* INTO _outcome FROM ml_rag._model_server('/healthz') AS o;
   PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
   RETURN _outcome.reply;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.model_server() IS

@@ -204,7 +204,8 @@ def test_default_models_that_are_missing_are_a_line_each_in_the_log(tmp_path: Pa
 
 def test_the_default_models_are_those_of_a_new_database() -> None:
     text = (Path(__file__).resolve().parents[3] / "sql" / "ground/settings.sql").read_text()
-    assert tuple(re.findall(r"'(?:embed|generate|rerank)_model_id', '([^']+)'", text)) == DEFAULT_MODELS
+    # which generates is not set: the first capable one that is there
+    assert tuple(re.findall(r"'(?:embed|generate|rerank)_model_id', '([^']+)'", text)) == DEFAULT_MODELS[::2]
 
 
 def test_a_bad_configuration_is_one_clear_error(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ class Rows:
             rows = f"SELECT u.* FROM ({' UNION ALL '.join(parts)}) AS u ORDER BY {order} LIMIT {read.limit}"
         distance = f"{self.rounded('s.distance')} AS distance"
         if arm.has_own_vector:
-            distance = f"{self.known('s.distance')} AS distance, {self.rounded('s.own')}::float8 AS own"
+            distance = f"{self.rounded('s.own')}::float8 AS own, {self.known('s.distance')} AS distance"
         return (
             f"SELECT {self.candidate(i, store, f's.{by}', has_text=has_text, is_early=is_early)}, {distance}\n"
             f"  FROM ({rows}) AS s\n"

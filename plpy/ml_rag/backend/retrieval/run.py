@@ -634,7 +634,7 @@ class Retrieval:
 
     def _failure_of(self, search: Search, source: Source, i: int) -> dict[str, Any] | None:
         """Why a store cannot be searched by itself."""
-        shape = replace(search.shape, form="rows", told="")
+        shape = replace(search.shape, told="")
         text = search.alone(_alone(search.values, i)).text([source], shape)
         failure = _run(self._plpy, "failure of", self._json(source.store), text)[0]["failure"]
         return None if failure is None else json.loads(failure)

@@ -299,6 +299,8 @@ class Search:
                 if not is_kept:
                     raise NoIndex from None
             except self._plpy.SPIError as e:
+                if sqlstate(e).startswith("57") or sqlstate(e) == "40001":
+                    raise
                 if is_kept:  # it may be another one by now
                     del _indexes[store]
                     continue
