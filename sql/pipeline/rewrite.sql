@@ -118,8 +118,7 @@ AS $$
 -- Raised all the same are errors of the call (22023, a model that does not exist), and what ends the statement (57014 …).
 DECLARE
   _asked jsonb := ml_rag._asked_of_model(options);
-  _model_id text := coalesce(options ->> 'model_id', ml_rag._get_setting('query_model_id'),
-    ml_rag._default_model());
+  _model_id text;
   _keys jsonb;
   _answer record;
   _error jsonb;
@@ -134,6 +133,7 @@ BEGIN
     END IF;
   END IF;
   IF _asked <> '{}' THEN
+    _model_id := coalesce(options ->> 'model_id', ml_rag._get_setting('query_model_id'), ml_rag._default_model());
     -- measured, what such a model writes is of no use, and takes it a minute
     _error := ml_rag._too_small(_model_id, 'rewrite questions');
     IF _error IS NULL THEN

@@ -470,7 +470,7 @@ semantic AS (
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 arm2_1 AS (
-  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance, round((s.own + 0)::numeric, 4)::float8 AS own
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.own + 0)::numeric, 4)::float8 AS own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance, t."segment_embedding" OPERATOR(public.<=>) $2 AS own
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $2 LIMIT 104) AS s
@@ -612,7 +612,7 @@ part1keyword AS (
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 part2semantic_1 AS (
-  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance, round((s.own + 0)::numeric, 4)::float8 AS own
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.own + 0)::numeric, 4)::float8 AS own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance, t."segment_embedding" OPERATOR(public.<=>) $4 AS own
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $4 LIMIT 104) AS s
