@@ -282,7 +282,7 @@ def test_no_injection_brings_in_another_tenants_rows(
 
 
 @pytest.mark.models
-def test_the_default_model_keeps_to_a_schema(cluster: Cluster, reachable_dir: Path) -> None:
+def test_the_small_model_keeps_to_a_schema(cluster: Cluster, reachable_dir: Path) -> None:
     catalogue = load_catalogue()
     folder = models_dir(catalogue)
     for model_id in ("all_minilm_l6_v2", "smollm2-135m-instruct"):
@@ -296,7 +296,7 @@ def test_the_default_model_keeps_to_a_schema(cluster: Cluster, reachable_dir: Pa
     socket = reachable_dir / "injected.sock"
     with running_server(fake_models=False, models_dir=folder, socket=socket, config=config), cluster.database() as db:
         owner = db.connect()
-        for setting, value in {"model_server": f"unix:{socket}", "generate_model_id": None}.items():
+        for setting, value in {"model_server": f"unix:{socket}", "generate_model_id": "smollm2-135m-instruct"}.items():
             owner.execute("SELECT ml_rag.configure(%s, %s)", (setting, value))
         for one in [one for one in CORPUS if "JSON" in one["technique"]]:
             given = json.dumps({**options, "context": one["text"]})
