@@ -116,7 +116,7 @@ BEGIN
       _insert_segments index_store create_store documents_below remove_documents'),
     -- store/serve
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _describe_index _describe _open_shard _shard_request _search_as_shard _answer_request _shard_answer'),
+      _describe_index _describe _open_shard _shard_request _answer_request _shard_answer'),
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_serve'),
     -- store/shards
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '

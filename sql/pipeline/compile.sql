@@ -28,7 +28,7 @@ SET enable_seqscan = off
 SET enable_sort = on
 AS $$
 # purpose: what a question finds, as form says; null if that is not all that the call is about. options: of ml_rag, but in the form
-# hits ml_rag.request. See backend/retrieval/run.py
+# hits ml_rag.request, and in the form shard what another server asks of a store. See backend/retrieval/run.py
 @BACKEND@
 return backend.compile_question(plpy, query, options, query_embedding, form, call, session, '@vector@')
 $$;

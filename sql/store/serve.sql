@@ -51,23 +51,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._search_as_shard(request text, store text, relation oid, session text[], OUT answer jsonb, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET hnsw.iterative_scan = 'relaxed_order'
-SET ivfflat.iterative_scan = 'relaxed_order'
-SET hnsw.ef_search = 40
-SET ivfflat.probes = 1
-SET enable_seqscan = off
-SET enable_sort = on
-AS $$
-# purpose: what an arm finds in a store that is a shard of another server's; settings as of ml_rag._compile_question
-@BACKEND@
-return backend.search_as_shard(plpy, request, store, relation, session, '@vector@')
-$$;
-
 CREATE FUNCTION ml_rag._answer_request(answer jsonb, store oid, request jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -146,7 +129,8 @@ BEGIN
     END IF;
   END IF;
   PERFORM set_config(k, request -> 'settings' ->> k, true) FROM unnest('{TimeZone,DateStyle,IntervalStyle}'::text[]) AS k;
-  _found := ml_rag._search_as_shard(request::text, to_jsonb(_store)::text, _store.relation, ml_rag._session_settings());
+  _found := ml_rag._compile_question('', jsonb_build_object('request', request, 'store', to_jsonb(_store), 'relation', store)::text,
+    NULL, 'shard', NULL, ml_rag._session_settings());
   PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
   RETURN _found.answer;
 EXCEPTION WHEN query_canceled OR lock_not_available THEN

@@ -474,25 +474,19 @@ def compile_question(
     schema: str,
 ) -> str | None:  # fmt: skip
     """What a question finds, as JSON text: with ``form`` citations or rows if that is all that the call is about, else
-    None; hits (and all, what each arm has found) of ml_rag.request; statement, the text of it. See
+    None; hits (and all, what each arm has found) of ml_rag.request; shard, what another server asks; statement, its
+    text. See
     ``ml_rag.backend.retrieval.run``. ``session``: the fields of ``search.Session``. ``schema``: pgvector's, quoted."""
     from ml_rag.backend.retrieval import run, search
 
     retrieval = run.Retrieval(plpy, schema, search.Session.of(session), keyword, call)
+    if form == "shard":
+        return retrieval.as_shard(json.loads(options))
     if form == "statement":
         return as_jsonb(retrieval.statement(question, options, vector))
     if form.startswith("hits"):
         return retrieval.hits(options, question, vector, form.removeprefix("hits").strip())
     return retrieval.answer(question, options, vector, form)
-
-
-@outcome
-def search_as_shard(plpy: Any, request: str, columns: str, store: int, session: list[str | None], schema: str) -> str:
-    """What an arm finds in a store that is a shard of another server's, as JSON text."""
-    from ml_rag.backend.retrieval import run, search
-
-    retrieval = run.Retrieval(plpy, schema, search.Session.of(session), keyword)
-    return retrieval.as_shard(json.loads(request), columns, store)
 
 
 @outcome

@@ -39,7 +39,7 @@ _run = Statements(
 
 
 def steps(context: Any, request: Request, found: Any, failures: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The steps of the trace: of each arm, of fusing, of the threshold. Finding this out is no time of a step."""
+    """The steps of the trace: of each arm, of fusing, of the threshold. None includes the time that this takes."""
     began = time.perf_counter()
     search, row = found.search, found.row
     explained = _explained(context, found)

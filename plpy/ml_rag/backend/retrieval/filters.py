@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ml_rag.backend.retrieval.stores import Store, record
@@ -102,17 +102,13 @@ def further_lookup(plpy: Any, store: Store, filtered: Filtered | None, lookup: L
     """Where too few of them pass; None = a further look would find no more."""
     if filtered is None or not filtered.condition:
         # candidates that are not in the table: it was written to with triggers off, and a second look is enough
-        return replace_candidates(lookup, 4 * n + 100) if lookup.candidates <= n else None
+        return replace(lookup, candidates=4 * n + 100) if lookup.candidates <= n else None
     if lookup.is_likely:
         row_keys = filtered.row_keys
         if row_keys is None and store.is_table:
             row_keys = passing(plpy, store, filtered)
         return Lookup(4 * n + 100, row_keys)
-    return replace_candidates(lookup, 10 * lookup.candidates if lookup.candidates < 10_000 else _ALL)
-
-
-def replace_candidates(lookup: Lookup, candidates: int) -> Lookup:
-    return Lookup(candidates, lookup.row_keys)
+    return replace(lookup, candidates=10 * lookup.candidates if lookup.candidates < 10_000 else _ALL)
 
 
 def passing(plpy: Any, store: Store, filtered: Filtered) -> str | None:

@@ -16,6 +16,8 @@ from ml_rag.backend.statements import Statements
 
 #: rows of a batch, and bytes of their texts
 _MOST_ROWS, _MOST_BYTES = 1000, 4_194_304
+#: rows that are fetched at a time
+_PORTION = 50
 
 _by_schema: dict[str, Statements] = {}
 
@@ -38,13 +40,13 @@ class FunctionFailed(Exception):
 def score(
     context: Any, shape: Shape, source: Source, arm: Arm, asked: AskedArm, question: str, vector: str | None,
     values: dict[str, Any], i: int,
-) -> tuple[list[dict[str, Any]], int]:  # fmt: skip
-    """The best hits of a store, and how many rows were scored."""
+) -> tuple[str, int]:  # fmt: skip
+    """The best hits of a store as JSON text, and how many rows were scored."""
     plpy = context.plpy
     made = scored_rows(shape, source, context.schema, i, takes_vectors=asked.takes_vectors)
     plan = plpy.prepare(made.text, list(made.slots.values()))
     cursor = plpy.cursor(plan, [values[name] for name in made.slots])
-    best: list[tuple[Any, dict[str, Any]]] = []
+    best: list[tuple[Any, str]] = []
     n = 0
     try:
         for batch in _batches(cursor):
@@ -57,36 +59,36 @@ def score(
             n += len(batch)
             for row, one in zip(batch, scores, strict=True):
                 if one is not None:
-                    hit = json.loads(row["hit"]) | {"score": one}
-                    best.append((_order(hit, is_descending=arm.is_descending), hit))
+                    order = _order(row, one, is_descending=arm.is_descending)
+                    best.append((order, f'{row["hit"][:-1]}, "score": {one!r}}}'))
             best = sorted(best, key=lambda pair: pair[0])[: arm.candidates]
     finally:
         cursor.close()
-    return [hit for _, hit in best], n
+    return f"[{', '.join(hit for _, hit in best)}]", n
 
 
 def _batches(cursor: Any) -> Iterator[list[Any]]:
-    """The rows, as many at a time as are of a size: how long the next ones are is guessed from those before."""
-    longest = float(_MOST_BYTES)
+    """The rows, as many at a time as have a size: the next ones are taken to be as long as the longest before."""
+    longest = _MOST_BYTES
     while True:
         batch: list[Any] = []
         left = _MOST_BYTES
         is_last = False
         while len(batch) < _MOST_ROWS and left > 0 and not is_last:
-            portion = max(1, min(_MOST_ROWS - len(batch), int(left / longest)))
+            portion = max(1, min(_MOST_ROWS - len(batch), _PORTION, left // longest))
             rows = cursor.fetch(portion)
             is_last = len(rows) < portion
             batch += rows
-            size = sum(len(row["input"]) for row in rows)
-            left -= size
-            longest = max(1.0, size / max(1, len(rows)))
+            sizes = [len(row["input"]) + len(row["hit"]) for row in rows]
+            left -= sum(sizes)
+            longest = max([1 if longest == _MOST_BYTES else longest, *sizes])
         if batch:
             yield batch
         if is_last:
             return
 
 
-def _order(hit: dict[str, Any], *, is_descending: bool) -> tuple[Any, ...]:
+def _order(row: Any, score: float, *, is_descending: bool) -> tuple[Any, ...]:
     """Best first; of equals as COLLATE "C" has the names of their documents, null last."""
 
     def text(value: str | None) -> tuple[bool, bytes]:
@@ -95,6 +97,5 @@ def _order(hit: dict[str, Any], *, is_descending: bool) -> tuple[Any, ...]:
     def number(value: int | None) -> tuple[bool, int]:
         return value is None, value or 0
 
-    score = -hit["score"] if is_descending else hit["score"]
-    names = text(hit["document_name"]), number(hit["document_id"]), text(hit["document_key"])
-    return score, *names, number(hit["segment_number"])
+    names = text(row["document_name"]), number(row["document_id"]), text(row["document_key"])
+    return -score if is_descending else score, *names, number(row["segment_number"])

@@ -79,7 +79,8 @@ def scored_rows(shape: Shape, source: Source, schema: str, i: int, *, takes_vect
     pairs = ", ".join(f"'{name}', c.{name}" for name in NAMES)
     return Statement(
         f"SELECT json_build_object('vector_store', {literal(store.vector_store)}, 'row_key', c.key, {pairs},"
-        f" 'distance', c.distance{text_fields.replace('s.', 'c.')})::text AS hit, c.input\n"
+        f" 'distance', c.distance{text_fields.replace('s.', 'c.')})::text AS hit, c.input,"
+        f" {', '.join(f'c.{name}' for name in NAMES)}\n"
         f"FROM (SELECT {candidate}, {key} AS key, {rows.known('s.distance')} AS distance, s.input"
         f"{'' if store.is_table else ', s.segment, s.metadata'}\n"
         f"  FROM (SELECT {columns}, {measured} AS distance, {given}::text AS input\n"

@@ -76,8 +76,8 @@ class Rows:
         return f"{i} AS store, {key}, s.document_name, {documents}, s.segment_number{text}"
 
     def _content(self, document: str, order: str) -> str:
-        """The key of a row that has none (of views, foreign and partitioned tables): what it holds; those that are the
-        same in all of it are told apart by counting."""
+        """The key of a row that has none (of views, foreign and partitioned tables): what it holds; rows that
+        hold the same are numbered."""
         same = f"s.document_name, {document}, s.segment_number, s.segment"
         return (
             f"md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5({document}), '-'),"
@@ -240,7 +240,8 @@ class Rows:
         if arm.search == "semantic" and not arm.has_value:
             value = ""
         return (
-            f"SELECT {i} AS store, {key}, {', '.join(f's.{name}' for name in NAMES)}{text}{value}, s.distance\n"
+            f"SELECT {i} AS store, {key}, {', '.join(f's.{name}' for name in NAMES)}{text}{value},"
+            f" round(s.distance, 4) AS distance\n"
             f"  FROM ROWS FROM (jsonb_to_recordset({hits}) AS ({columns})) WITH ORDINALITY AS s ({{names}})"
         ).replace("{names}", ", ".join(c.split()[0] for c in columns.split(", ")) + ", place")
 

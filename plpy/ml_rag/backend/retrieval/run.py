@@ -16,9 +16,9 @@ from ml_rag.backend.retrieval import request as requests
 from ml_rag.backend.retrieval import stores as discovery
 from ml_rag.backend.retrieval.functions import FunctionFailed
 from ml_rag.backend.retrieval.plan import widening
-from ml_rag.backend.retrieval.request import Request
+from ml_rag.backend.retrieval.request import AskedArm, Request
 from ml_rag.backend.retrieval.search import BrokenIndex, Context, NoIndex, Search, Session
-from ml_rag.backend.retrieval.shape import Given, Source, Words
+from ml_rag.backend.retrieval.shape import Arm, Given, Source, Words
 from ml_rag.backend.retrieval.shards import Silent
 from ml_rag.backend.retrieval.stores import Store, record
 from ml_rag.backend.sqlstate import sqlstate
@@ -153,7 +153,7 @@ class Text:
 
 
 class Left(Exception):
-    """A store that nobody named is left out: the others are searched without it."""
+    """Stores that the call does not name are left out, its arguments: the others are searched without them."""
 
 
 @dataclass(slots=True)
@@ -179,6 +179,8 @@ class Retrieval:
         self._missing: dict[Store, list[str]] = {}
         self._missing_shards: list[str] | None = None
         self._failures: list[dict[str, Any]] = []
+        #: by place of an arm, the stores that it could not search for want of an index or a node group
+        self._without: dict[int, list[Store]] = {}
         #: how often the search was begun again for an error that does not come again
         self._retries = 0
         #: stores whose keyword index cannot be used, and why
@@ -307,15 +309,16 @@ class Retrieval:
         value: str | None = found.search.values.get(f"vector_{place}")
         return value
 
-    def as_shard(self, asked: dict[str, Any], columns: str, relation: int) -> str:
-        """What an arm finds in a store that is a shard, as JSON text: {"hits", "facts"}. ``asked``: what the other
-        server has sent; ``columns``: ml_rag.store as JSON text."""
+    def as_shard(self, call: dict[str, Any]) -> str:
+        """What an arm finds in a store that is a shard, as JSON text: {"hits", "facts"}. ``call``: what the other
+        server has sent (request), and of the store its oid (relation) and ml_rag.store."""
+        asked = call["request"]
         arm = asked["arm"] | {"part": None, "share": None, "weight": None, "node_group": None}
         own, given = arm["query_embedding"], asked["request"]
         text = _run(self._plpy, "shard request", json.dumps(given | {"arms": [arm], "call": None}))[0]["request"]
         vector = given["query_embedding"]
         request = requests.of_record(self._plpy, self._schema, text, "hits", has_vector=vector is not None)
-        store = discovery.of_record(self._plpy, self._schema, json.loads(columns), relation)
+        store = discovery.of_record(self._plpy, self._schema, call["store"], call["relation"])
         search = Search(
             *(self._context, request, given["question"] or "", vector, {1: own} if own else {}, {}),
             corpus=asked.get("corpus"),
@@ -392,7 +395,7 @@ class Retrieval:
     def _find(self, request: Request, question: str, stores: list[Store], vector: str | None) -> Found:
         if len(stores) == 1 or all(store.found == "named" for store in stores):
             return self._embed_and_search(request, question, stores, vector)
-        # a store that nobody named must not hold up the call: if it is locked, it is left out
+        # a store that the call does not name must not delay it: if it is locked, it is left out
         former = _run(self._plpy, "short wait")[0]["former"]
         try:
             return self._embed_and_search(request, question, stores, vector)
@@ -425,7 +428,9 @@ class Retrieval:
             except Again:
                 pass
             except Left as e:
-                left = [store for store in left if store is not e.args[0]]
+                left = [store for store in left if store not in e.args]
+        for place, without in self._without.items():
+            self._warn_of(request.shape.arms[place - 1], request.arms[place - 1], without, is_all=False)
         if self._failures:
             _run(self._plpy, "warn", json.dumps(self._failures))
         if request.is_filtered:
@@ -461,6 +466,7 @@ class Retrieval:
 
     def _arms(self, search: Search, sources: list[Source], stores: list[Store]) -> list[Source]:
         has_found = False
+        self._without.clear()
         for place, (arm, asked) in enumerate(zip(search.shape.arms, search.request.arms, strict=True), 1):
             without: list[Store] = []
             failures: list[dict[str, Any]] = []
@@ -484,10 +490,11 @@ class Retrieval:
                     self._leave_out(store, stores, e)
                 sources[i - 1] = search.nothing(source, place, i)
             searched = len(sources) - len(without) - len(failures)
-            if without and arm.in_nodes:
-                _run(self._plpy, "no nodes", self._records(without), asked.record, len(without) == len(stores))
-            elif without:
-                _run(self._plpy, "no index", self._records(without), len(without) == len(stores))
+            if without:
+                # said once, when the search is not begun again
+                self._without[place] = without
+                if len(without) == len(stores):
+                    self._warn_of(arm, asked, without, is_all=True)
             if not searched and failures and not has_found:
                 raise Failed(failures[0])
             self._failures += [failure for failure in failures if failure not in self._failures]
@@ -498,6 +505,13 @@ class Retrieval:
             for failure in failures:
                 search.facts[arm.name, failure["store"]] = {"skipped": failure["skipped"]}
         return sources
+
+    def _warn_of(self, arm: Arm, asked: AskedArm, without: list[Store], *, is_all: bool) -> None:
+        """Say which stores an arm could not search; raises where these are all."""
+        if arm.in_nodes:
+            _run(self._plpy, "no nodes", self._records(without), asked.record, is_all)
+        else:
+            _run(self._plpy, "no index", self._records(without), is_all)
 
     def _embed(
         self, request: Request, question: str, stores: list[Store], vector: str | None
@@ -558,7 +572,7 @@ class Retrieval:
     def _of_dimensions(
         self, request: Request, stores: list[Store], vector: str | None, vectors: dict[int, str]
     ) -> list[Store]:
-        """The stores whose vectors can be compared; of the others those that nobody named are left out."""
+        """The stores whose vectors can be compared; of the others those that the call does not name are left out."""
         wanted = [
             vectors.get(place, vector)
             for place, arm in enumerate(request.arms, 1)
@@ -610,6 +624,7 @@ class Retrieval:
         """Which store an error of the statement comes from: each is searched by itself. Raises what follows from it."""
         if ends(error) or sqlstate(error) == "40001":
             raise error
+        left: list[Store] = []
         for i, source in enumerate(sources, 1):
             failure = self._failure_of(search, source, i)
             if failure is None:
@@ -626,7 +641,13 @@ class Retrieval:
                     raise Again
             if store.found == "named" or len(stores) == 1:
                 self._as_named_now([store])
-            self._left(store, stores, failure)
+                raise Failed(failure)
+            self._failures.append(failure)
+            left.append(store)
+        if len(left) == len(stores):
+            raise Failed(self._failures[0])
+        if left:
+            raise Left(*left)
         if self._retries:
             raise error
         self._retries += 1  # what it was is over

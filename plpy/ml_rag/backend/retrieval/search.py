@@ -347,7 +347,7 @@ class Search:
             self._context, self.shape, source, arm, asked, asked.text(self._question), vector, self.values, i
         )
         self._tell(arm, source.store, rows=rows, function=asked.function, limit=arm.candidates)
-        self.values[f"hits_{place}_{i}"] = json.dumps(hits)
+        self.values[f"hits_{place}_{i}"] = hits
         return Given()
 
     def _of_shards(self, source: Source, arm: Arm, asked: AskedArm, place: int) -> list[Any] | None:
@@ -489,7 +489,7 @@ class Search:
         return settings
 
     def here(self, source: Source, arm: Arm, asked: AskedArm, corpus: Any) -> tuple[list[Any], dict[str, Any]]:
-        """The hits of one arm in the partitions of a store that are here, and what is told of them."""
+        """The hits of one arm in the partitions of a store that are here, and their facts for option explain."""
         source = replace(source, columns=tuple(self._kinds[source.store]["columns"]))
         shape = replace(self.shape, arms=(replace(arm, part=1),), n=arm.candidates, form="hits", overlap=0)
         shape = replace(shape, has_max_distance=False, has_percentage=False)
@@ -513,7 +513,7 @@ class Search:
         return kind
 
     def kind(self, store: Store) -> str | None:
-        """pg_class.relkind of what is no ordinary table."""
+        """pg_class.relkind of a store that is not an ordinary table."""
         return self._kinds[store]["kind"] if store in self._kinds else None
 
     def _tell(self, arm: Arm, store: Store, **facts: Any) -> None:

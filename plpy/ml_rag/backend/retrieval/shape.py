@@ -65,7 +65,7 @@ class Shape:
     form: str = "rows"
     #: of option citation_fields
     fields: tuple[str, ...] = ()
-    #: whether it is told how many candidates there are after each step, and with ``all`` which
+    #: counts: also the numbers of candidates after each step; all: also the candidates; "": neither
     told: str = ""
 
     def arm(self, search: str) -> Arm | None:
