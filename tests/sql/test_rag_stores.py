@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 
 import psycopg
@@ -199,3 +200,61 @@ def test_a_store_cannot_be_dropped_while_the_question_is_embedded(
     assert refused == ["55P03"]
     assert [c["segment"] for c in found["citations"]] == ["one"]
     dropper.execute("DROP TABLE docs")
+
+
+def test_neighbours_are_of_the_document_whatever_the_type_of_its_id(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=ROWS)
+    owner.execute(
+        "ALTER TABLE docs ALTER document_id TYPE char(4) USING CASE document_id WHEN 1 THEN 'a' ELSE 'ab' END"
+    )
+    found = retrieve(asker, (0, 1, 1), n_citations=1, retrieval_options={"segment_overlap": 1})
+    assert [c["segment"] for c in found["citations"]] == ["five\nsix"]
+
+
+def test_a_failed_assert_of_a_store_that_nobody_named_leaves_it_out(owner: Connection, asker: Connection) -> None:
+    create_store(owner, "one", [("a", 1, 1, "near", (1, 0, 0))])
+    create_store(owner, "two", [("b", 1, 1, "far", (0, 1, 0))])
+    owner.execute(
+        "CREATE FUNCTION public.asserts() RETURNS boolean LANGUAGE plpgsql AS"
+        " $$ BEGIN ASSERT false, 'no such row'; RETURN true; END $$;"
+        "ALTER TABLE two ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON two USING (public.asserts())"
+    )
+    found = retrieve(asker, (1, 0, 0))
+    assert (found["vector_store"], [c["segment"] for c in found["citations"]]) == (["public.one"], ["near"])
+    with error("P0004", "no such row", ours=False):
+        retrieve(asker, (1, 0, 0), vector_store=["public.two"])
+
+
+def test_stores_without_an_index_are_warned_of_once(owner: Connection, asker: Connection) -> None:
+    """The search begins again without the store that fails."""
+    for name in ("one", "two", "three"):
+        create_store(owner, name, ROWS)
+    owner.execute(
+        "SELECT ml_rag.enable_keyword_search('one');"
+        "CREATE FUNCTION public.fails() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RETURN 1 / 0 > 0; END $$;"
+        "ALTER TABLE two ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON two USING (public.fails())"
+    )
+    told: list[str] = []
+    asker.add_notice_handler(lambda notice: told.append(notice.message_primary or ""))
+    found = retrieve(asker, (1, 0, 0), keyword_search=True)
+    assert found["vector_store"] == ["public.one", "public.three"]
+    assert sum("keyword index" in message for message in told) == 1, told
+    assert sum("cannot be searched" in message for message in told) == 1, told
+
+
+def test_a_look_up_in_a_known_keyword_index_is_cancelled(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=ROWS)
+    owner.execute(
+        "SELECT ml_rag.enable_keyword_search('docs');"
+        "CREATE FUNCTION public.waits() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN"
+        " PERFORM pg_sleep(current_setting('test.seconds')::float8); RETURN true; END $$;"
+        "ALTER TABLE docs ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON docs USING (public.waits())"
+    )
+    options = {"semantic_search": False, "keyword_search": True, "skip_generate": True, "vector_store": ["public.docs"]}
+    asker.execute("SET test.seconds = '0'")
+    assert answer(asker, "two", options)["citations"]
+    asker.execute("SET test.seconds = '2'; SET statement_timeout = '300ms'")
+    began = time.monotonic()
+    with error("57014", ours=False):
+        answer(asker, "two", options)
+    assert time.monotonic() - began < 1.5
