@@ -50,6 +50,7 @@ def make(owner: Connection, roles: dict[str, str]) -> None:
     asker, tenant, loader = (sql.Identifier(roles[name]) for name in ROLES)
     execute = owner.execute
     execute("SELECT ml_rag.configure('abstain_text', 'No idea.'), ml_rag.configure('embed_model_id', 'fake-embed')")
+    execute("SELECT ml_rag.create_preset('short', '{\"n_citations\": 2}', 'two citations')")
 
     # keyword index with a sealed run, rows that wait and rows that are gone, and an approximate index
     create_store(owner, "docs", rows(300), "vector(16)")
@@ -154,6 +155,7 @@ def questions() -> Iterator[tuple[str, dict[str, Any]]]:
     for store in ("docs", "plain", "half", "parted", "recent", "snapshot", "shared", 'Odd schema.we"ird'):
         yield "q", {"vector_store": [store], **near}
     yield "q", near
+    yield "q", {"query_embedding": embedding, "preset": "short"}
     yield "q", {**near, "distance_metric": "DOT", "exclude_vector_store": ["half"]}
     yield "q", {**near, "distance_metric": "EUCLIDEAN", "retrieval_options": {"segment_overlap": 1}}
     yield "q", {**near, "retrieval_options": {"percentage_distance": 30}}
@@ -168,6 +170,7 @@ def questions() -> Iterator[tuple[str, dict[str, Any]]]:
 TABLES = {
     "discovered": "SELECT vector_store, embed_model_id, embedding_type, dimensions FROM ml_rag.discover() ORDER BY 1",
     "settings": "SELECT name, value FROM ml_rag.setting WHERE name NOT IN ('model_server', 'track') ORDER BY 1",
+    "presets": "SELECT p::text FROM ml_rag.preset AS p ORDER BY 1",
     "keyword indexes": "SELECT store::text, segment, key::text, configuration, k1, b, statistics, secured"
     " FROM ml_rag.keyword_index ORDER BY 1",
     "runs": "SELECT run_id, name, source, questions, options::text, stores, measures::text, counted::text,"
