@@ -75,6 +75,8 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_python_path _load_backend'),
     -- ground/models
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_model_server model_server _default_model _too_small'),
+    -- ground/options
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_arm_options'),
     -- ground/parse
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_bad_option _distance_of_words _unknown_option parse_options _texts _with_dimensions'),
     -- watch/track

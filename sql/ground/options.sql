@@ -178,6 +178,21 @@ SELECT ml_rag._add_option('arm', 'max_distance', 'number', minimum => 0, maximum
 SELECT ml_rag._add_option('arm', 'min_score', 'number', minimum => -1000000000, default_rule => 'none',
   description => 'of a keyword arm: what has a lower BM25 score is dropped before fusing; of a function: what it gives less');
 
+CREATE FUNCTION ml_rag._arm_options(search text) RETURNS text[]
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the options that an arm of a kind takes, of those that not every arm does; null: all of these.
+-- backend/retrieval/arms.py has the kinds
+BEGIN
+  RETURN CASE search
+    WHEN 'semantic' THEN '{in,query_embedding,max_distance}'
+    WHEN 'keyword' THEN '{in,min_score}'
+    WHEN 'function' THEN '{function,descending,query_embedding,max_distance,min_score}'
+    ELSE '{in,function,descending,query_embedding,max_distance,min_score}' END;
+END
+$$;
+
 SELECT ml_rag._add_option('query_options', 'history', 'array', default_rule => 'none', is_private => true,
   description => 'earlier turns of the conversation, oldest first, at most 1000: {"role": "user" or "assistant",'
     ' "content": "…"}');

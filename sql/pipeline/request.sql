@@ -47,27 +47,16 @@ BEGIN
           '"sub_questions", or {"text": "…"} with a text that is not blank');
       END IF;
     END IF;
-    IF _arm ->> 'search' = 'keyword' AND _arm ? 'query_embedding' THEN
-      PERFORM ml_rag._bad_option('query_embedding', _arm -> 'query_embedding', 'none in a keyword arm',
-        'A keyword arm searches with words.');
-    ELSIF _arm ->> 'search' = 'keyword' AND _arm ? 'max_distance' THEN
-      PERFORM ml_rag._bad_option('max_distance', _arm -> 'max_distance', 'none in a keyword arm',
-        'A keyword arm has "min_score".');
+    PERFORM ml_rag._bad_option(o.key, o.value, format('none in a %s arm', _arm ->> 'search'),
+        format('Such an arm takes %s, and what every arm takes.',
+          (SELECT string_agg(format('"%s"', n), ', ') FROM unnest(ml_rag._arm_options(_arm ->> 'search')) AS n)))
+      FROM jsonb_each(_arm) AS o
+      WHERE o.key = ANY (ml_rag._arm_options(NULL)) AND o.key <> ALL (ml_rag._arm_options(_arm ->> 'search'))
+        AND o.value <> '"segment"';
+    IF _arm ->> 'search' = 'function' THEN
+      _arm := _arm || ml_rag._parse_function_arm(_arm);
     ELSIF _arm ->> 'search' = 'keyword' AND (_arm ->> 'min_score')::numeric < 0 THEN
       PERFORM ml_rag._bad_option('min_score', _arm -> 'min_score', 'a number from 0 in a keyword arm');
-    ELSIF _arm ->> 'search' = 'semantic' AND _arm ? 'min_score' THEN
-      PERFORM ml_rag._bad_option('min_score', _arm -> 'min_score', 'none in a semantic arm',
-        'A semantic arm has "max_distance".');
-    END IF;
-    IF _arm ->> 'search' = 'function' THEN
-      IF _arm ->> 'in' <> 'segment' THEN
-        PERFORM ml_rag._bad_option('in', _arm -> 'in', '"segment" in a function arm',
-          'A node group is searched by meaning or by words.');
-      END IF;
-      _arm := _arm || ml_rag._parse_function_arm(_arm);
-    ELSIF _arm ?| '{function,descending}' THEN
-      PERFORM ml_rag._bad_option(o.key, o.value, format('none in a %s arm', _arm ->> 'search'),
-        'It belongs into an arm with "search": "function".') FROM jsonb_each(_arm) AS o WHERE o.key IN ('function', 'descending');
     END IF;
     PERFORM ml_rag._vector(_arm -> 'query_embedding') WHERE _arm ? 'query_embedding';
     _parsed := _parsed || jsonb_build_array(_arm || jsonb_build_object('is_auto', coalesce(lower(_given ->> 'weight') = 'auto', false)));

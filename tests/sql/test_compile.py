@@ -387,7 +387,8 @@ def test_explain_has_the_statement(birds: Connection) -> None:
     explained = answer(birds, "heron", {**options, "explain": True})["explain"]
     assert explained["statement"].replace(", ", ",") == statement(birds, "heron", options).replace(", ", ",")
     del options["keyword_search"]
-    options["arms"] = [{"search": "semantic", "query_embedding": [0.5, 1] * 8}]
+    # of the only arm no more candidates are read than are cited, unless they are to be told
+    options["arms"] = [{"search": "semantic", "query_embedding": [0.5, 1] * 8, "candidates": 3}]
     explained = answer(birds, "heron", {**options, "explain": True})["explain"]
     assert explained["statement"].replace(", ", ",") == statement(birds, "heron", options).replace(", ", ",")
 

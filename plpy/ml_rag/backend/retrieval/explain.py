@@ -65,9 +65,8 @@ def steps(context: Any, request: Request, found: Any, failures: list[dict[str, A
     ended = datetime.now(UTC).isoformat()
     made = []
     for place, arm in enumerate(search.shape.arms, 1):
-        stage = "search" if arm.search == "semantic" else arm.search
         facts = {"arm": arm.name, "stores": told[place], "candidates": counts[place - 1]}
-        made.append({"stage": stage, "ended": ended, "facts": facts})
+        made.append({"stage": arm.kind.stage, "ended": ended, "facts": facts})
     if len(search.shape.arms) > 1:
         made.append({"stage": "fuse", "ended": ended, "facts": {"candidates": counts[-2]}})
     nearest = row["nearest"] and float(row["nearest"])

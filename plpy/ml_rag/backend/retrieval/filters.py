@@ -95,7 +95,9 @@ def first_lookup(plpy: Any, store: Store, filtered: Filtered | None, n: int) -> 
     if filtered.n is not None and not store.is_secured:
         # where many rows pass, n of them are among the best of all, and looking up all that pass would take longer
         likely = _run(plpy, "likely", store.relation, n, filtered.n)[0]["n"]
-    return Lookup(4 * n + 100, filtered.row_keys) if likely is None else Lookup(likely, is_likely=True)
+    if likely is not None:
+        return Lookup(likely, is_likely=True)
+    return _among(store, filtered.row_keys, n)
 
 
 def further_lookup(plpy: Any, store: Store, filtered: Filtered | None, lookup: Lookup, n: int) -> Lookup | None:
@@ -107,8 +109,14 @@ def further_lookup(plpy: Any, store: Store, filtered: Filtered | None, lookup: L
         row_keys = filtered.row_keys
         if row_keys is None and store.is_table:
             row_keys = passing(plpy, store, filtered)
-        return Lookup(4 * n + 100, row_keys)
+        return _among(store, row_keys, n)
     return replace(lookup, candidates=10 * lookup.candidates if lookup.candidates < 10_000 else _ALL)
+
+
+def _among(store: Store, row_keys: str | None, n: int) -> Lookup:
+    """Of rows that all pass, the best n are enough; of rows that are secured, statistics may be of those that are seen,
+    and then all are scored."""
+    return Lookup(n if row_keys is not None and not store.is_secured else 4 * n + 100, row_keys)
 
 
 def passing(plpy: Any, store: Store, filtered: Filtered) -> str | None:

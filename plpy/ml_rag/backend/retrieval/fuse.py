@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
+from ml_rag.backend.retrieval.arms import DISTANCE, WORDS
 from ml_rag.backend.retrieval.rows import NAMES, Rows
-from ml_rag.backend.retrieval.shape import Arm, Shape
+from ml_rag.backend.retrieval.shape import Shape
 
-#: the weights of arms whose scores are equally clear, by kind; how many of its best candidates say how clear an arm is
-PRIOR = {"semantic": 0.6, "keyword": 0.4, "function": 0.4}
+#: so many of its best candidates say how clear an arm is
 CLEAR_BY = 30
 
 
-def value(arm: Arm, rows: Rows) -> str:
-    """What an arm gives a candidate: the similarity that its distance stands for, the score by words, of a function the
-    share of its range."""
-    if arm.search == "keyword":
-        return "score"
-    if arm.search == "semantic":
-        return f"({rows.similarity('own' if arm.has_value else 'distance')})::float8"
-    # halves, since the difference of two numbers can be more than there are
-    best, worst = ("max", "min") if arm.is_descending else ("min", "max")
-    own, top, low = "own::float8 / 2", f"{best}(own::float8) OVER () / 2", f"{worst}(own::float8) OVER () / 2"
-    return f"CASE WHEN {top} = {low} THEN 1 ELSE ({own} - {low}) / ({top} - {low}) END"
-
-
-def parts(shape: Shape, rows: Rows, *, has_text: bool) -> list[tuple[str, str]]:
+def parts(shape: Shape, rows: Rows) -> list[tuple[str, str]]:
     """The common table expressions, the last of which is ``ranked``: each candidate once, with its score of 0-1."""
     found = [
         f"SELECT {place} AS arm, place, value, store, row_key, {', '.join(NAMES)},"
-        f"{' segment, metadata,' if has_text else ''} distance,"
-        f" {'score' if arm.search == 'keyword' else 'NULL::float8'} AS keyword_score FROM {arm.expression}"
+        f"{' segment, metadata,' if rows.has_text else ''} distance,"
+        f" {'score' if arm.unit == WORDS else 'NULL::float8'} AS keyword_score FROM {arm.expression}"
         for place, arm in enumerate(shape.arms, 1)
     ]
     made = [("found AS MATERIALIZED", "\n  UNION ALL ".join(found))]
     if shape.fusion == "rrf":
         k = rows.slots("rrf_k", "float8")
         score = f"sum(1 / ({k} + f.place)) * ({k} + 1) / {len(shape.arms)}"
-        return [*made, ("ranked AS", _ranked(score, f"1 / ({k} + f.place)", "found AS f", "", has_text=has_text))]
+        return [*made, ("ranked AS", _ranked(score, f"1 / ({k} + f.place)", "found AS f", "", has_text=rows.has_text))]
     made += [("strength AS", _strength(shape)), ("weight AS MATERIALIZED", _weight(shape, rows))]
     # a distance that each candidate has counts for all
     made.append(
@@ -51,7 +38,7 @@ def parts(shape: Shape, rows: Rows, *, has_text: bool) -> list[tuple[str, str]]:
         f" + coalesce(sum({own}), 0)"
     )
     tables = "found AS f JOIN weight AS w USING (arm), known AS k"
-    return [*made, ("ranked AS", _ranked(score, own, tables, ", k.weight, k.best", has_text=has_text))]
+    return [*made, ("ranked AS", _ranked(score, own, tables, ", k.weight, k.best", has_text=rows.has_text))]
 
 
 def _ranked(score: str, own: str, tables: str, also: str, *, has_text: bool) -> str:
@@ -75,8 +62,8 @@ def _strength(shape: Shape) -> str:
     best = "SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm"
     if shape.fusion == "weighted":
         return best
-    semantic = [str(place) for place, arm in enumerate(shape.arms, 1) if arm.search == "semantic"]
-    nothing = f"CASE WHEN arm IN ({', '.join(semantic)}) THEN least ELSE 0 END" if semantic else "0::float8"
+    floors = [str(place) for place, arm in enumerate(shape.arms, 1) if arm.kind.has_floor]
+    nothing = f"CASE WHEN arm IN ({', '.join(floors)}) THEN least ELSE 0 END" if floors else "0::float8"
     return (
         "SELECT b.arm, b.best, coalesce(\n"
         f"      1 - sum(greatest(f.value - b.nothing, 0) / nullif(b.best - b.nothing, 0)) / {CLEAR_BY}, 0) AS clear\n"
@@ -89,13 +76,13 @@ def _strength(shape: Shape) -> str:
 def _weight(shape: Shape, rows: Rows) -> str:
     """How much each arm counts: by how clear all of its part are, or as the call says; the weights of a part are 1 in
     all, and each part has its share."""
-    kinds = [(arm.part, arm.search == "semantic") for arm in shape.arms]
+    families = [(arm.part, arm.kind.family) for arm in shape.arms]
     arms = []
     for place, arm in enumerate(shape.arms, 1):
-        prior = PRIOR[arm.search] / kinds.count((arm.part, arm.search == "semantic"))
+        prior = arm.kind.prior / families.count((arm.part, arm.kind.family))
         given = f"{prior!r}::float8" if shape.fusion == "auto" else rows.slots(f"weight_{place}", "float8")
-        share = "1::float8" if len({part for part, _ in kinds}) == 1 else rows.slots(f"share_{place}", "float8")
-        is_known = str(arm.search == "semantic" and not arm.has_value).lower()
+        share = "1::float8" if len({part for part, _ in families}) == 1 else rows.slots(f"share_{place}", "float8")
+        is_known = str(arm.unit == DISTANCE).lower()
         # of shares that were divided the last one is what is left
         is_last = shape.fusion == "auto" and place == max(
             other for other, one in enumerate(shape.arms, 1) if one.part == arm.part

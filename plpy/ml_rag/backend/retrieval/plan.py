@@ -24,13 +24,13 @@ partitioned tables, whose rows are known by what they hold.
 from __future__ import annotations
 
 from ml_rag.backend.retrieval import fuse
+from ml_rag.backend.retrieval.arms import WORDS
 from ml_rag.backend.retrieval.rows import NAMES, TIES, Rows
 from ml_rag.backend.retrieval.shape import (
     Arm,
     Given,
     Near,
     Nodes,
-    Search,
     Shape,
     Slots,
     Source,
@@ -75,7 +75,7 @@ def scored_rows(shape: Shape, source: Source, schema: str, i: int, *, takes_vect
     if takes_vectors:
         condition = f" AND t.{identifier(store.segment_embedding)} IS NOT NULL{condition}"
     columns = rows.raw(store, is_early=not store.is_table)
-    candidate = rows.candidate(i, store, "s.distance", has_text=False, is_early=False)
+    candidate = rows.candidate(i, store, "s.distance", is_early=False)
     pairs = ", ".join(f"'{name}', c.{name}" for name in NAMES)
     return Statement(
         f"SELECT json_build_object('vector_store', {literal(store.vector_store)}, 'row_key', c.key, {pairs},"
@@ -100,12 +100,14 @@ class _Plan:
         has_tids = has_tids and all(source.store.is_table for source in sources)
         #: whether candidates carry their texts: few rows of one arm were read anyway
         self.is_early = (
-            len(shape.arms) == 1 and shape.arms[0].search == "semantic" and shape.arms[0].candidates <= shape.n
+            len(shape.arms) == 1
+            and shape.arms[0].candidates <= shape.n
+            and all(isinstance(search, Near) for search in searches)
         )
         self.has_text = (
             self.is_early or has_given or returns_nodes or not all(source.store.is_table for source in sources)
         )
-        self.rows = Rows(shape, schema, slots, has_tids=has_tids)
+        self.rows = Rows(shape, schema, slots, has_tids=has_tids, has_text=self.has_text, is_early=self.is_early)
         lists = {source.filter for source in sources if source.condition}
         if lists:
             self.rows.vector()
@@ -116,13 +118,14 @@ class _Plan:
         parts: list[tuple[str, str]] = []
         for place, arm in enumerate(self.shape.arms, 1):
             for i, source in self._of(place):
-                text = self._search(i, source, arm, place, source.searches[place - 1])
-                parts.append((f"{arm.expression}_{i} AS", text))
+                search = source.searches[place - 1]
+                if search is not None:
+                    parts.append((f"{arm.expression}_{i} AS", search.fragment(self.rows, i, source, arm, place)))
             parts.append((f"{arm.expression} AS", self._best(arm, place)))
         if len(self.shape.arms) == 1:
             parts.append(("ranked AS", self._ranked(self.shape.arms[0])))
         else:
-            parts += fuse.parts(self.shape, self.rows, has_text=self.has_text)
+            parts += fuse.parts(self.shape, self.rows)
         if self._is_limited:
             parts.append(("threshold AS", self._threshold()))
         if self.shape.form == "keys":
@@ -169,41 +172,24 @@ class _Plan:
 
     # -- arms ---------------------------------------------------------------------------------------------------------
 
-    def _search(self, i: int, source: Source, arm: Arm, place: int, search: Search | None) -> str:
-        is_early = self.is_early or not source.store.is_table
-        if isinstance(search, Near):
-            return self.rows.near(i, source, arm, place, search, has_text=self.has_text, is_early=is_early)
-        if isinstance(search, Words):
-            return self.rows.words(i, source, place, search, has_text=self.has_text, is_early=not source.store.is_table)
-        if isinstance(search, Nodes):
-            return self.rows.nodes(i, source, arm, place, search, has_text=self.has_text)
-        return self.rows.given(i, arm, place, has_text=self.has_text)
-
     def _best(self, arm: Arm, place: int) -> str:
         """The best candidates of all stores, numbered; what is beyond a limit of the arm's own is left out."""
         sources = self._of(place)
-        order, limit = "score DESC", "score >= {}"
-        if arm.has_value:
-            order = "own DESC" if arm.search == "function" and arm.is_descending else "own"
-            limit = f"own {'>=' if order == 'own DESC' else '<='} {{}}"
-        elif arm.search == "semantic":
-            order, limit = "distance", "distance <= {}"
+        unit = arm.unit
         union = joined([f"SELECT * FROM {arm.expression}_{i}" for i, _ in sources])
         if len(sources) > 1:
             union = f"SELECT * FROM (\n  {union}) AS u"
-        given = f"limit_{place}"
-        type_name = "numeric" if order == "distance" else "float8"
-        condition = f" WHERE {limit.format(self.slots(given, type_name))}" if arm.has_limit else ""
-        value = f", {fuse.value(arm, self.rows)} AS value" if len(self.shape.arms) > 1 else ""
+        condition = f" WHERE {unit.within} {self.slots(f'limit_{place}', unit.type_name)}" if arm.has_limit else ""
+        value = f", {arm.kind.value(arm, self.rows)} AS value" if len(self.shape.arms) > 1 else ""
         return (
             f"SELECT *, row_number() OVER () AS place{value} FROM (\n"
-            f"  {union}\n  ORDER BY {order}, {TIES} LIMIT {arm.candidates}) AS b{condition}"
+            f"  {union}\n  ORDER BY {unit.order}, {TIES} LIMIT {arm.candidates}) AS b{condition}"
         )
 
     def _ranked(self, arm: Arm) -> str:
         """What the only arm has found."""
-        score = "score" if arm.search == "keyword" else "NULL::float8"
-        own = "own::float8" if arm.has_value else "NULL::float8"
+        score = "score" if arm.unit == WORDS else "NULL::float8"
+        own = "own::float8" if arm.unit.column == "own" else "NULL::float8"
         text = "segment, metadata, " if self.has_text else ""
         return (
             f"SELECT store, row_key, {', '.join(NAMES)}, {text}distance, {score} AS keyword_score, {own} AS score,"
@@ -332,7 +318,7 @@ class _Plan:
 
     def _answer(self) -> str:
         if self.shape.form == "keys":
-            value = "keyword_score" if self.shape.arms[0].search == "keyword" else "coalesce(score, distance)"
+            value = "keyword_score" if self.shape.arms[0].unit == WORDS else "coalesce(score, distance)"
             return (
                 f"SELECT coalesce(array_agg(row_key::text ORDER BY place), '{{}}') AS keys,\n"
                 f"  coalesce(array_agg({value} ORDER BY place), '{{}}') AS scores, {self._checks()}\nFROM ranked"
@@ -403,8 +389,8 @@ class _Plan:
         fields = f"'vector_store', {store.replace('h.', 'r.')}, {names}"
         lists = []
         for arm in self.shape.arms:
-            kind = "'keyword_score', r.score" if arm.search == "keyword" else "'score', r.own" if arm.has_value else ""
-            pairs = f"{fields}, {kind}" if kind else fields
+            own = {"score": ", 'keyword_score', r.score", "own": ", 'score', r.own"}.get(arm.unit.column, "")
+            pairs = f"{fields}{own}"
             lists.append(f"(SELECT json_agg(json_build_object({pairs}) ORDER BY r.place) FROM {arm.expression} AS r)")
         order = "r.place" if len(self.shape.arms) == 1 else f"r.score DESC, r.distance, {TIES}"
         pairs = f"{fields}, 'score', r.score, 'keyword_score', r.keyword_score"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
 from ml_rag.backend.retrieval import stores
+from ml_rag.backend.retrieval.arms import KINDS
 from ml_rag.backend.retrieval.shape import Arm, Shape
 from ml_rag.backend.statements import Statements
 
@@ -62,7 +63,7 @@ class AskedArm:
 
     @property
     def takes_vectors(self) -> bool:
-        return self.search == "semantic" or (self.form or "").startswith("vector")
+        return KINDS[self.search].takes_vectors or (self.form or "").startswith("vector")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,23 +144,19 @@ def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool,
     arms, asked = [], []
     values: dict[str, Any] = {}
     for place, arm in enumerate(record["arms"], 1):
-        limit = arm["max_distance"] if arm["search"] == "semantic" else arm["min_score"]
-        if arm["search"] == "function" and not arm["is_descending"]:
-            limit = arm["max_distance"]
         candidates = arm["candidates"]
-        if len(record["arms"]) == 1 and arm["search"] == "keyword" and not (is_limited or rerank or record["explain"]):
+        if len(record["arms"]) == 1 and not (is_limited or rerank or record["explain"]):
             candidates = min(candidates, n)  # no other arm and no limit makes one of the others count
-        arms.append(
-            Arm(
-                arm["search"],
-                candidates,
-                arm["name"],
-                has_limit=limit is not None,
-                in_nodes=arm["node_group"] is not None,
-                is_descending=arm["is_descending"] is not False,
-                part=1 if arm["part"] is None else arm["part"],
-            )
+        own = Arm(
+            arm["search"],
+            candidates,
+            arm["name"],
+            in_nodes=arm["node_group"] is not None,
+            is_descending=arm["is_descending"] is not False,
+            part=1 if arm["part"] is None else arm["part"],
         )
+        limit = arm["min_score" if own.unit.is_descending else "max_distance"]
+        arms.append(replace(own, has_limit=limit is not None))
         query = arm["query"]
         asked.append(
             AskedArm(

@@ -16,8 +16,19 @@ TIES = 'store, document_name COLLATE "C", document_id, document_key COLLATE "C",
 class Rows:
     """Fragments for the stores of a statement."""
 
-    def __init__(self, shape: Shape, schema: str, slots: Slots, *, has_tids: bool) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        schema: str,
+        slots: Slots,
+        *,
+        has_tids: bool,
+        has_text: bool = False,
+        is_early: bool = False,
+    ) -> None:
         self.shape, self.schema, self.slots = shape, schema, slots
+        #: whether candidates carry their texts, and of ordinary tables too
+        self.has_text, self.is_early = has_text, is_early
         #: whether all rows are known by ctid as such, else as text
         self.has_tids = has_tids
 
@@ -60,7 +71,7 @@ class Rows:
         metadata = "NULL::jsonb" if store.metadata is None else f"to_jsonb(t.{identifier(store.metadata)})"
         return f"t.{identifier(store.segment)}::text AS segment, {metadata} AS metadata"
 
-    def candidate(self, i: int, store: Store, order: str, *, has_text: bool, is_early: bool) -> str:
+    def candidate(self, i: int, store: Store, order: str, *, is_early: bool) -> str:
         """The columns of a candidate, of a row s that ``raw`` has read. ``order``: of rows that hold the same."""
         if store.document_id is None:
             documents = "NULL::bigint AS document_id, s.document_name AS document_key"
@@ -71,7 +82,7 @@ class Rows:
         if not store.is_table:
             key = f"{self._content('s.document::text' if store.document_id else 's.document_name', order)} AS row_key"
         text = ""
-        if has_text:
+        if self.has_text:
             text = ", s.segment, s.metadata" if is_early else ", NULL::text AS segment, NULL::jsonb AS metadata"
         return f"{i} AS store, {key}, s.document_name, {documents}, s.segment_number{text}"
 
@@ -87,9 +98,10 @@ class Rows:
 
     # -- arms over a store --------------------------------------------------------------------------------------------
 
-    def near(self, i: int, source: Source, arm: Arm, place: int, read: Near, *, has_text: bool, is_early: bool) -> str:
+    def near(self, i: int, source: Source, arm: Arm, place: int, read: Near) -> str:
         """The nearest rows, in the order of an index."""
         store = source.store
+        is_early = self.is_early or not store.is_table
         vector = self.vector(place if arm.has_own_vector else None)
         sort = self.distance(store, vector)
         # an expression that no index has, neither here nor on another server
@@ -118,7 +130,7 @@ class Rows:
         if arm.has_own_vector:
             distance = f"{self.rounded('s.own')}::float8 AS own, {self.known('s.distance')} AS distance"
         return (
-            f"SELECT {self.candidate(i, store, f's.{by}', has_text=has_text, is_early=is_early)}, {distance}\n"
+            f"SELECT {self.candidate(i, store, f's.{by}', is_early=is_early)}, {distance}\n"
             f"  FROM ({rows}) AS s\n"
             f"  WHERE abs(s.{by}) < 'Infinity'"
         )
@@ -165,30 +177,30 @@ class Rows:
         has_vector = self.shape.has_vector and source.is_measured
         return self.distance(source.store, self.vector()) if has_vector else "NULL::float8"
 
-    def words(self, i: int, source: Source, place: int, found: Words, *, has_text: bool, is_early: bool) -> str:
+    def words(self, i: int, source: Source, place: int, found: Words) -> str:
         """The rows that the keyword index has found."""
         store = source.store
+        is_early = not store.is_table
         keys, scores = self.slots(f"keys_{place}_{i}", "text[]"), self.slots(f"scores_{place}_{i}", "float8[]")
         equal = " AND ".join(
             f"t.{identifier(name)} = (w.key::text[])[{at}]::{type_name}"
             for at, (name, type_name) in enumerate(zip(found.key, found.key_types, strict=True), 1)
         )
         return (
-            f"SELECT {self.candidate(i, store, 's.score DESC', has_text=has_text, is_early=is_early)}, s.score,"
+            f"SELECT {self.candidate(i, store, 's.score DESC', is_early=is_early)}, s.score,"
             f" {self.known('s.distance')} AS distance\n"
             f"  FROM (SELECT {self.raw(store, is_early=is_early)}, w.score, {self.measured(source)} AS distance\n"
             f"    FROM unnest({keys}, {scores}) AS w (key, score) JOIN {found.rows} AS t ON {equal}\n"
             f"    WHERE t.{identifier(store.segment)} IS NOT NULL{source.condition}) AS s"
         )
 
-    def nodes(self, i: int, source: Source, arm: Arm, place: int, found: Nodes, *, has_text: bool) -> str:
+    def nodes(self, i: int, source: Source, arm: Arm, place: int, found: Nodes) -> str:
         """The segments that nodes came from, each once, by its best node. A node of a text that has changed counts no
         more, and one of a document counts for all of its segments that pass the filter."""
         store = source.store
         keys, values = self.slots(f"keys_{place}_{i}", "text[]"), self.slots(f"scores_{place}_{i}", "float8[]")
         key = ", ".join(f"n.{identifier(name)}" for name in found.key)
-        is_keyword = arm.search == "keyword"
-        way = " DESC" if is_keyword else ""
+        way = " DESC" if arm.unit.is_descending else ""
 
         def same(a: str, names: tuple[str, ...], b: str, others: tuple[str, ...]) -> str:
             pairs = zip(names, others, strict=True)
@@ -207,13 +219,13 @@ class Rows:
             unchanged = ""
         is_early = not store.is_table
         columns = self.raw(store, is_early=is_early)
-        candidate = self.candidate(i, store, f"s.own{way}", has_text=has_text, is_early=is_early)
+        candidate = self.candidate(i, store, f"s.own{way}", is_early=is_early)
         if found.returns_node:
             columns += ", b.node"
             text = "s.segment, s.metadata" if is_early else "NULL::text AS segment, NULL::jsonb AS metadata"
             metadata = "s.metadata" if is_early else "NULL::jsonb AS metadata"
             candidate = candidate.replace(text, f"s.node AS segment, {metadata}")
-        value = "s.own AS score" if is_keyword else "s.own"
+        value = "s.own" if arm.unit.column == "own" else f"s.own AS {arm.unit.column}"
         return (
             f"SELECT {candidate}, {value}, {self.known('s.distance')} AS distance\n"
             f"  FROM (SELECT {columns}, b.own, {self.measured(source)} AS distance FROM (\n"
@@ -225,7 +237,7 @@ class Rows:
             f"    ORDER BY b.own{way}, {_place(store)} LIMIT {arm.candidates}) AS s"
         )
 
-    def given(self, i: int, arm: Arm, place: int, *, has_text: bool) -> str:
+    def given(self, i: int, arm: Arm, place: int) -> str:
         """Hits as JSON, of a shard or a function."""
         hits = self.slots(f"hits_{place}_{i}", "jsonb")
         key = (
@@ -233,12 +245,10 @@ class Rows:
             if self.has_tids
             else f"coalesce(s.row_key, {self._content('s.document_key', 's.place')}) AS row_key"
         )
-        text = ", s.segment, s.metadata" if has_text else ""
+        text = ", s.segment, s.metadata" if self.has_text else ""
         columns = "vector_store text, document_name text, document_id bigint, document_key text, segment_number bigint,"
         columns += " segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, row_key text"
-        value = ", s.keyword_score AS score" if arm.search == "keyword" else ", s.score AS own"
-        if arm.search == "semantic" and not arm.has_value:
-            value = ""
+        value = {"score": ", s.keyword_score AS score", "own": ", s.score AS own"}.get(arm.unit.column, "")
         return (
             f"SELECT {i} AS store, {key}, {', '.join(f's.{name}' for name in NAMES)}{text}{value},"
             f" round(s.distance, 4) AS distance\n"

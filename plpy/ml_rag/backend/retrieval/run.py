@@ -413,7 +413,7 @@ class Retrieval:
         left = self._of_dimensions(request, stores, vector, vectors)
         while True:
             try:
-                is_plain = len(request.arms) == 1 and request.arms[0].search == "semantic" and not request.is_filtered
+                is_plain = not request.is_filtered and not any(arm.kind.looks_up for arm in request.shape.arms)
                 if is_plain and all(store.is_table for store in left):
                     found = self._search(request, question, left, vector, vectors)
                 else:  # what is found out before the statement is of the same moment

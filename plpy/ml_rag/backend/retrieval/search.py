@@ -11,6 +11,7 @@ from typing import Any
 from ml_rag.backend import indexes
 from ml_rag.backend.retrieval import filters, functions, kept, shards
 from ml_rag.backend.retrieval import stores as discovery
+from ml_rag.backend.retrieval.arms import KEYWORD
 from ml_rag.backend.retrieval.filters import Filtered, Lookup
 from ml_rag.backend.retrieval.plan import plan
 from ml_rag.backend.retrieval.request import AskedArm, Request
@@ -192,32 +193,25 @@ class Search:
     def _filter(self, store: Store) -> Filtered:
         if store not in self._filtered:
             arms = self.request.shape.arms
-            arm = next((arm for arm in arms if arm.search != "keyword"), arms[0])
-            stage = "search" if arm.search == "semantic" else arm.search
-            is_estimated = not arm.in_nodes and (stage == "search" or (stage == "keyword" and not store.is_secured))
+            arm = next((arm for arm in arms if arm.kind != KEYWORD), arms[0])
+            is_estimated = not arm.in_nodes and arm.kind.has_index and not (arm.kind == KEYWORD and store.is_secured)
             self._filtered[store] = filters.of_store(
-                *(self._plpy, store, self.request.options, stage, arm.candidates), is_estimated=is_estimated
+                *(self._plpy, store, self.request.options, arm.kind.stage, arm.candidates), is_estimated=is_estimated
             )
         return self._filtered[store]
 
     def add(self, source: Source, place: int, i: int) -> Source:
         """The source, with how an arm searches it. Raises NoIndex, BrokenIndex."""
         arm, asked = self.shape.arms[place - 1], self.request.arms[place - 1]
+        is_split = not source.store.is_table and arm.kind.is_shipped
+        search: Any
         if arm.in_nodes:
-            search: Any = self._nodes(source, arm, asked, place, i)
-        elif arm.search == "function":
-            search = self._by_function(source, arm, asked, place, i)
-        elif not source.store.is_table and (found := self._of_shards(source, arm, asked, place)) is not None:
+            search = self._nodes(source, arm, asked, place, i)
+        elif is_split and (found := self._of_shards(source, arm, asked, place)) is not None:
             self.values[f"hits_{place}_{i}"] = json.dumps(found)
             search = Given()
-        elif arm.search == "keyword":
-            search = self._words(source, arm, asked, place, i)
         else:
-            search = self._near(source, arm)
-            own = self._filtered.get(source.store)
-            if own is not None and own.is_narrow:
-                self.values[f"row_keys_{i}"] = own.row_keys
-                source = replace(source, is_narrow=True)
+            source, search = arm.kind.look_up(self, source, arm, asked, place, i)
         return replace(source, searches=(*source.searches, search))
 
     def nothing(self, source: Source, place: int, i: int) -> Source:
@@ -227,14 +221,18 @@ class Search:
 
     # -- by meaning ---------------------------------------------------------------------------------------------------
 
-    def _near(self, source: Source, arm: Arm) -> Near:
+    def near(self, source: Source, arm: Arm, i: int) -> tuple[Source, Near]:
+        """The rows that pass are compared one by one where they are few."""
         own = self._filtered.get(source.store)
+        if own is not None and own.is_narrow:
+            self.values[f"row_keys_{i}"] = own.row_keys
+            source = replace(source, is_narrow=True)
         read = Near.first(arm.candidates)
         if source.condition:
-            read = Near.filtered(arm.candidates, is_narrow=own is not None and own.is_narrow)
+            read = Near.filtered(arm.candidates, is_narrow=source.is_narrow)
         if self.request.index.get("exact"):
             read = replace(read, sort="exact")
-        return replace(read, quantization=self._quantization(source) if read.sort == "index" else None)
+        return source, replace(read, quantization=self._quantization(source) if read.sort == "index" else None)
 
     def _quantization(self, source: Source) -> str | None:
         """halfvec or binary where only an index of such vectors serves the metric."""
@@ -269,7 +267,7 @@ class Search:
         terms = sorted(words)
         return terms, [words[term] for term in terms]
 
-    def _words(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int) -> Words:
+    def words(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int) -> tuple[Source, Words]:
         lookup = filters.first_lookup(self._plpy, source.store, self._filtered.get(source.store), arm.candidates)
         index = self._look_up(source, arm, asked, place, i, lookup)
         rows = f"ONLY {source.store.table}"
@@ -277,7 +275,7 @@ class Search:
             rows = source.rows
             if not source.columns:
                 rows = _run(self._plpy, "indexed rows", source.store.relation)[0]["rows"]
-        return Words(tuple(index["key"]), tuple(index["key_types"]), rows)
+        return source, Words(tuple(index["key"]), tuple(index["key_types"]), rows)
 
     def _look_up(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int, lookup: Lookup) -> dict[str, Any]:
         """Ask the keyword index, and keep what it finds as parameters of the statement."""
@@ -337,22 +335,23 @@ class Search:
 
     # -- functions and shards -----------------------------------------------------------------------------------------
 
-    def _by_function(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int) -> Given:
+    def by_function(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int) -> tuple[Source, Given]:
         own = self._filtered.get(source.store)
+        scored = source
         if own is not None and own.row_keys is not None:
             self.values[f"row_keys_{i}"] = own.row_keys
-            source = replace(source, is_narrow=True)
+            scored = replace(source, is_narrow=True)
         vector = self._vectors.get(place, self._vector)
         hits, rows = functions.score(
-            self._context, self.shape, source, arm, asked, asked.text(self._question), vector, self.values, i
+            self._context, self.shape, scored, arm, asked, asked.text(self._question), vector, self.values, i
         )
         self._tell(arm, source.store, rows=rows, function=asked.function, limit=arm.candidates)
         self.values[f"hits_{place}_{i}"] = hits
-        return Given()
+        return source, Given()
 
     def _of_shards(self, source: Source, arm: Arm, asked: AskedArm, place: int) -> list[Any] | None:
         """What the shards of a store and its other partitions find; None = its rows are read here."""
-        is_keyword = arm.search == "keyword"
+        is_keyword = arm.kind == KEYWORD
         settings = {"ef_search", "probes", "rescore"} & self.request.index.keys()
         # of a few rows without filters one statement takes less: postgres_fdw ships its ORDER BY and LIMIT, but reads
         # vectors as text, may read all rows where it cannot ship a filter, and has no settings of an index
@@ -500,8 +499,8 @@ class Search:
             search.shape = replace(search.shape, arms=(replace(shape.arms[0], has_own_vector=True),))
         search._kinds, search._filtered = self._kinds, self._filtered
         search.values |= {name: value for name, value in self.values.items() if name.startswith("filter")}
-        add = search._words(source, arm, asked, 1, 1) if arm.search == "keyword" else search._near(source, arm)
-        row, _ = search.run([replace(source, searches=(add,))])
+        source, one = arm.kind.look_up(search, source, arm, asked, 1, 1)
+        row, _ = search.run([replace(source, searches=(one,))])
         facts = search.facts.get((arm.name, source.store.vector_store), {})
         return json.loads(row["hits"] or "[]"), facts
 

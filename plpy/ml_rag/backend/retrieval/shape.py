@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
+from ml_rag.backend.retrieval.arms import KINDS, Kind, Unit
 from ml_rag.backend.retrieval.sqltext import literal
 from ml_rag.backend.retrieval.stores import Metric, Store
+
+if TYPE_CHECKING:
+    from ml_rag.backend.retrieval.rows import Rows
 
 #: fetched beyond the n nearest, at most: to see whether the last place is shared. Of equal distances those that come
 #: first by name are wanted, and an index does not know names
@@ -16,7 +21,7 @@ MOST_FETCHED = 700
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to search: ``semantic``, ``keyword`` or ``function``."""
+    """One way to search. ``search``: the name of its kind."""
 
     search: str
     candidates: int
@@ -34,9 +39,12 @@ class Arm:
     part: int = 1
 
     @property
-    def has_value(self) -> bool:
-        """Whether it orders by a value of its own, neither the distance to the question nor the score by words."""
-        return self.search == "function" or (self.search == "semantic" and (self.has_own_vector or self.in_nodes))
+    def kind(self) -> Kind:
+        return KINDS[self.search]
+
+    @property
+    def unit(self) -> Unit:
+        return self.kind.unit(self)
 
     @property
     def expression(self) -> str:
@@ -72,6 +80,14 @@ class Shape:
         return next((arm for arm in self.arms if arm.search == search), None)
 
 
+class Search(Protocol):
+    """How the rows that an arm finds in a store are read."""
+
+    def fragment(self, rows: Rows, i: int, source: Source, arm: Arm, place: int) -> str:
+        """The common table expression of store number ``i`` and the arm at ``place``: columns of ``Rows.candidate``,
+        the distance to the question, and the unit of the arm where that is another one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Near:
     """The nearest rows of a store: by ``index``; ``exact``, by an expression that no index serves; or ``total``, which
@@ -97,6 +113,9 @@ class Near:
             return Near("total", n)
         return Near(self.sort, self.limit * 4, self.quantization)
 
+    def fragment(self, rows: Rows, i: int, source: Source, arm: Arm, place: int) -> str:
+        return rows.near(i, source, arm, place, self)
+
 
 @dataclass(frozen=True, slots=True)
 class Words:
@@ -105,6 +124,9 @@ class Words:
     key: tuple[str, ...]
     key_types: tuple[str, ...]
     rows: str
+
+    def fragment(self, rows: Rows, i: int, source: Source, arm: Arm, place: int) -> str:
+        return rows.words(i, source, place, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +143,16 @@ class Nodes:
     #: whether the text is the node's
     returns_node: bool
 
+    def fragment(self, rows: Rows, i: int, source: Source, arm: Arm, place: int) -> str:
+        return rows.nodes(i, source, arm, place, self)
+
 
 @dataclass(frozen=True, slots=True)
 class Given:
     """Hits that were found elsewhere, as JSON."""
 
-
-Search = Near | Words | Nodes | Given
+    def fragment(self, rows: Rows, i: int, source: Source, arm: Arm, place: int) -> str:
+        return rows.given(i, arm, place)
 
 
 @dataclass(frozen=True, slots=True)
