@@ -136,19 +136,19 @@ DECLARE
   _step ml_rag.step;
 BEGIN
   FOREACH _step IN ARRAY retrieval.trace LOOP
-    CASE _step.stage
-    WHEN 'search', 'keyword', 'function' THEN
+    CASE
+    WHEN _step.facts ? 'arm' THEN
       _explaining := coalesce(_explaining, 0) + (SELECT coalesce(sum((e.value ->> 'explaining')::numeric), 0)
                                                  FROM jsonb_each(_step.facts -> 'stores') AS e);
       _arms := _arms || jsonb_build_object(_step.facts ->> 'arm', (
         SELECT coalesce(jsonb_object_agg(e.key, e.value - 'explaining'), '{}') FROM jsonb_each(_step.facts -> 'stores') AS e));
       _candidates := _candidates || jsonb_build_object(_step.facts ->> 'arm', _step.facts -> 'candidates');
-    WHEN 'fuse' THEN
+    WHEN _step.stage = 'fuse' THEN
       _candidates := _candidates || jsonb_build_object('fused', _step.facts -> 'candidates');
-    WHEN 'threshold' THEN
+    WHEN _step.stage = 'threshold' THEN
       _candidates := _candidates || jsonb_build_object('within_threshold', _step.facts -> 'candidates');
       _facts := _facts || jsonb_build_object('nearest_distance', _step.facts -> 'nearest');
-    WHEN 'rerank' THEN
+    WHEN _step.stage = 'rerank' THEN
       _candidates := _candidates || jsonb_build_object('reranked', _step.facts -> 'candidates');
       _facts := _facts || jsonb_build_object('best_score', _step.facts -> 'best_score');
     ELSE

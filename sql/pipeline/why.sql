@@ -175,7 +175,7 @@ BEGIN
     _hit := _alone.ranked[ml_rag._place_of(_alone.ranked, wanted)];
   END IF;
   step.distance := CASE WHEN _is_semantic THEN coalesce(_hit.score::numeric, _hit.distance) ELSE _hit.distance END;
-  step.score := CASE WHEN arm.search = 'function' THEN _hit.score ELSE _hit.keyword_score END;
+  step.score := CASE WHEN NOT _is_semantic THEN coalesce(_hit.keyword_score, _hit.score) END;
   _value := CASE WHEN _is_semantic THEN step.distance ELSE step.score::numeric END;
   IF step.is_kept THEN
     RETURN;

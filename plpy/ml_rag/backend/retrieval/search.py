@@ -142,7 +142,7 @@ class Search:
         corpus: Any = None,
     ) -> None:
         self._context, self._plpy = context, context.plpy
-        self.request, self._question, self._vector, self._vectors = request, question, vector, vectors
+        self.request, self.question, self._vector, self._vectors = request, question, vector, vectors
         self._missing, self._corpus = missing, corpus
         own = {place: text for place, text in vectors.items() if text != vector}
         arms = tuple(replace(arm, has_own_vector=place in own) for place, arm in enumerate(request.shape.arms, 1))
@@ -284,7 +284,7 @@ class Search:
             is_kept = store in _indexes
             index = self.index(store)
             try:
-                terms, weights = self.tokens(index, asked.text(self._question))
+                terms, weights = self.tokens(index, asked.text(self.question))
                 # statistics of the visible rows are of those that do not pass, too
                 is_whole = lookup.row_keys is None or (index["secured"] and index["statistics"] == "visible")
                 row_keys = None if is_whole else texts(lookup.row_keys or "{}")
@@ -343,7 +343,7 @@ class Search:
             scored = replace(source, is_narrow=True)
         vector = self._vectors.get(place, self._vector)
         hits, rows = functions.score(
-            self._context, self.shape, scored, arm, asked, asked.text(self._question), vector, self.values, i
+            self._context, self.shape, scored, arm, asked, asked.text(self.question), vector, self.values, i
         )
         self._tell(arm, source.store, rows=rows, function=asked.function, limit=arm.candidates)
         self.values[f"hits_{place}_{i}"] = hits
@@ -358,7 +358,7 @@ class Search:
         if not is_keyword and arm.candidates <= 50 and not source.condition and not settings:
             return None
         asking = shards.Asking(self, self._context, source, self._missing.get(source.store), arm, asked)
-        return asking.hits(self._question, self._vector, self._vectors.get(place), is_keyword=is_keyword)
+        return asking.hits(self.question, self._vector, self._vectors.get(place), is_keyword=is_keyword)
 
     # -- the statement ------------------------------------------------------------------------------------------------
 
@@ -493,7 +493,7 @@ class Search:
         shape = replace(self.shape, arms=(replace(arm, part=1),), n=arm.candidates, form="hits", overlap=0)
         shape = replace(shape, has_max_distance=False, has_percentage=False)
         request = replace(self.request, shape=shape, arms=(asked,), values={"limit_1": self._limit(arm)})
-        search = Search(self._context, request, self._question, self._vector, {}, {}, corpus)
+        search = Search(self._context, request, self.question, self._vector, {}, {}, corpus)
         if arm.has_own_vector:
             search.values["vector_1"] = self.values[f"vector_{1 + self.shape.arms.index(arm)}"]
             search.shape = replace(search.shape, arms=(replace(shape.arms[0], has_own_vector=True),))
@@ -542,7 +542,7 @@ class NodeSearch:
         request = replace(
             outer.request, shape=shape, arms=(replace(self._asked, node_group=None),), is_filtered=False, values={}
         )
-        search = Search(outer._context, request, outer._question, vector, {}, {})
+        search = Search(outer._context, request, outer.question, vector, {}, {})
         source = Source(self._nodes)
         filtered = outer._filtered.get(self._source.store)
         if filtered is not None:
