@@ -1,14 +1,14 @@
 -- levels: options of ml_rag by name and for everybody: what a call does not say is taken from a preset and from settings.
 
-CREATE TABLE ml_rag.preset_definition (
+CREATE TABLE ml_rag_internal.preset (
   name        text COLLATE "C" PRIMARY KEY CHECK (length(name) BETWEEN 1 AND 100),
   options     jsonb NOT NULL CHECK (jsonb_typeof(options) = 'object'),
   description text
 );
-COMMENT ON TABLE ml_rag.preset_definition IS 'the presets of this database; ml_rag.create_preset and ml_rag.drop_preset change them';
-SELECT pg_catalog.pg_extension_config_dump('ml_rag.preset_definition', '');
+COMMENT ON TABLE ml_rag_internal.preset IS 'the presets of this database; ml_rag.create_preset and ml_rag.drop_preset change them';
+SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.preset', '');
 
-CREATE VIEW ml_rag.preset AS SELECT p.name, p.options, p.description FROM ml_rag.preset_definition AS p;
+CREATE VIEW ml_rag.preset AS SELECT p.name, p.options, p.description FROM ml_rag_internal.preset AS p;
 COMMENT ON VIEW ml_rag.preset IS
 $$options of ml_rag by name: {"preset": "handbook"} in a call
 Made by ml_rag.create_preset, deleted by ml_rag.drop_preset. A preset carries options only, never rights.$$;

@@ -5,14 +5,14 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a preset is there as given, or gone (options null); whether it was there. Whoever may call this may change any
--- Writes: ml_rag.preset_definition
+-- Writes: ml_rag_internal.preset
 DECLARE
   _was_there boolean;
 BEGIN
-  DELETE FROM ml_rag.preset_definition AS p WHERE p.name = $1;
+  DELETE FROM ml_rag_internal.preset AS p WHERE p.name = $1;
   _was_there := FOUND;
   IF options IS NOT NULL THEN
-    INSERT INTO ml_rag.preset_definition (name, options, description) VALUES ($1, $2, $3);
+    INSERT INTO ml_rag_internal.preset (name, options, description) VALUES ($1, $2, $3);
   END IF;
   RETURN _was_there;
 END

@@ -39,6 +39,16 @@ def value(connection: Connection, name: str) -> str | None:
     return found
 
 
+def test_callers_can_read_what_tools_list(asker: Connection) -> None:
+    listed = asker.execute(
+        "SELECT format('ml_rag.%I', c.relname) FROM pg_class AS c"
+        " WHERE c.relnamespace = 'ml_rag'::regnamespace AND c.relkind IN ('r', 'v', 'm', 'p', 'f')"
+    ).fetchall()
+    assert ("ml_rag.preset",) in listed
+    for (relation,) in listed:
+        asker.execute(f"SELECT * FROM {relation} LIMIT 1")
+
+
 def test_settings_and_their_defaults(asker: Connection) -> None:
     rows = asker.execute("SELECT name, default_value, description FROM ml_rag.setting").fetchall()
     assert {r[0]: r[1] for r in rows} == SETTINGS
