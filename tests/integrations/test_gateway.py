@@ -32,6 +32,7 @@ from ml_rag.errors import MlRagError
 from ml_rag.integrations import gateway
 from ml_rag.integrations.database import Reader, worded
 from ml_rag.integrations.gateway import Config, digest, share
+from ml_rag.integrations.gateway.answer import Answer
 from ml_rag.integrations.gateway.citations import renumbered, sources, titles, url_citations, without_list
 from ml_rag.integrations.gateway.question import BODY, question
 from ml_rag.integrations.gateway.refused import Refused
@@ -153,8 +154,10 @@ def test_earlier_messages_are_the_history(boats: Gateway) -> None:
     asked = question({"messages": messages, "temperature": 0.5, "stop": "x", "max_tokens": 5}, {"n_citations": 1})
     assert asked.text == "blue boat"
     assert asked.options == {
+        "citation_fields": ["metadata.page"],
         "n_citations": 1,
         "return_usage": True,
+        "skip_generate": False,
         "model_options": {"temperature": 0.5, "stop_sequences": ["x"], "max_tokens": 5},
         "query_options": {
             "history": [{"role": "user", "content": "house"}, {"role": "assistant", "content": "There is one."}]
@@ -200,6 +203,18 @@ def test_one_annotation_a_document_stands_where_its_marker_does() -> None:
     assert sources([], None) == ([], [])
 
 
+def test_pages_are_told_with_their_documents() -> None:
+    named = [("/a/1.pdf", 3), ("/a/1.pdf", None), ("/a/1.pdf", 2), ("/a/3", "7"), ("/a/3", True)]
+    named.append(("https://example.org/2", 7))
+    citations = [{"document_name": name, "page": page} for name, page in named]
+    found, _ = sources(citations, None)
+    assert [(one.label, one.pages) for one in found] == [
+        ("https://example.org/2, page 7", [7]), ("1.pdf, pages 2, 3", [2, 3]), ("3", []),
+    ]  # fmt: skip
+    assert found[0].line == "- [1] https://example.org/2, page 7"
+    assert url_citations("", found)[0]["title"] == "https://example.org/2, page 7"
+
+
 def test_documents_are_called_by_what_tells_them_apart() -> None:
     names = ["/x/a/1.pdf", "/y/a/1.pdf", "C:\\docs\\2.pdf", "https://example.org/a/b", "3.pdf", "/", ""]
     assert titles(names) == dict(
@@ -228,7 +243,7 @@ def test_a_document_without_an_address_is_named_under_the_answer(boats: Gateway)
     assert history[1]["content"] == without_list(text)
     assert answer.model_extra is not None
     more = answer.model_extra["ml_rag"]
-    assert more["sources"] == [{"number": 1, "title": "house.pdf", "url": None}]
+    assert more["sources"] == [{"number": 1, "title": "house.pdf", "url": None, "pages": []}]
     assert [(one["document_name"], one["source"]) for one in more["citations"]] == [("house.pdf", 1)]
     assert "/srv" not in answer.to_json()
 
@@ -314,6 +329,113 @@ task = "generate"
 engine = "fake"
 context_tokens = 1000
 """
+
+
+def test_what_only_quotes_is_not_asked_for_a_title(boats: Gateway) -> None:
+    models = {"quotes": {"n_citations": 1, "model_options": {"model_id": "extractive"}}}
+    with (
+        gateway_of(boats.dsn, Config(boats.config.tokens, models)) as url,
+        OpenAI(base_url=url, api_key="token of asker", max_retries=0) as client,
+    ):
+        task: Any = [{"role": "user", "content": OPEN_WEBUI}]
+        asked: Any = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "blue boat"}]
+        titled = client.chat.completions.create(model="quotes", messages=task)
+        assert titled.choices[0].message.content == "{}"
+        wanted: Any = {"temperature": 0.5, "stop": "x", "seed": 1, "max_tokens": 900}
+        answer = client.chat.completions.create(model="quotes", messages=asked, **wanted)
+        assert answer.choices[0].message.content == "blue boat"
+        # a format is obeyed or refused, for a task too
+        for messages in (task, asked):
+            with pytest.raises(openai.BadRequestError):
+                client.chat.completions.create(
+                    model="quotes", messages=messages, response_format={"type": "json_object"}
+                )
+
+
+def test_settings_of_the_database_leave_an_answer_and_a_task(db: Database, boats: Gateway) -> None:
+    settings = {"skip_generate": True, "min_support": 1, "abstain": True, "retrieval_options": {"max_distance": 2}}
+    db.connect().execute("SELECT ml_rag.configure('default_options', %s)", (json.dumps(settings),))
+    task: Any = [{"role": "user", "content": OPEN_WEBUI}]
+    with boats.client() as client:
+        titled = client.chat.completions.create(model="one", messages=task)
+        answer = client.chat.completions.create(**ASK)
+    assert (titled.choices[0].message.content or "").startswith("fake answer to: ### Task:")
+    # the model echoes the question, which the citation does not support
+    assert (answer.choices[0].message.content or "").startswith("I do not know")
+    assert answer.model_extra is not None
+    assert answer.model_extra["ml_rag"]["retrieval_info"]["grounding"].keys() == {"support_score"}
+
+
+def test_a_model_takes_a_preset_of_the_database(db: Database, boats: Gateway) -> None:
+    options = {"n_citations": 2, "citation_fields": ["rank"], "model_options": {"max_tokens": 2}}
+    owner = db.connect()
+    owner.execute("SELECT ml_rag.create_preset('short', %s)", (json.dumps(options),))
+    models = {"short": {"preset": "short"}, "one": {"preset": "short", "n_citations": 1}, "none": {"preset": "none"}}
+    with (
+        gateway_of(boats.dsn, Config(boats.config.tokens, models)) as url,
+        OpenAI(base_url=url, api_key="token of asker", max_retries=0) as client,
+    ):
+        for model, count in (("short", 2), ("one", 1)):
+            # what it says counts more than the client
+            answer = client.chat.completions.create(**{**ASK, "model": model, "max_tokens": 50})
+            assert answer.choices[0].message.content == "fake answer"
+            assert answer.model_extra is not None
+            assert [one["rank"] for one in answer.model_extra["ml_rag"]["citations"]] == list(range(1, count + 1))
+        assert client.responses.create(model="one", input="boat").output_text == "fake answer"
+        with pytest.raises(openai.BadRequestError, match="cannot be served"):
+            client.chat.completions.create(**{**ASK, "model": "none"})
+        owner.execute("SELECT ml_rag.create_preset('short', '{}')")
+        assert client.responses.create(model="short", input="boat").output_text.startswith("fake answer to: boat")
+
+
+def test_what_each_sentence_stands_on(db: Database, boats: Gateway) -> None:
+    texts = {
+        "https://example.org/hotels": "Hotels are free for staff.",
+        "/srv/trains.pdf": "Trains are free for staff.",
+    }
+    rows = [(name, n, 1, text, fake_embedding(text)) for n, (name, text) in enumerate(texts.items(), 1)]
+    owner = db.connect()
+    create_store(owner, "public.travel", rows, "vector(16)")
+    owner.execute("""UPDATE public.travel SET metadata = '{"page": 7}' WHERE document_id = 2""")
+    sentences = {"model_options": {"model_id": "extractive", "max_sentences": 10}}
+    options: Any = {"vector_store": ["public.travel"], "n_citations": 2, "grounding": {}, **sentences}
+    models = {"plain": options, "numbered": {**options, "prompt": {"citation_style": "numbered"}}}
+    with (
+        gateway_of(boats.dsn, Config(boats.config.tokens, models)) as url,
+        OpenAI(base_url=url, api_key="token of asker", max_retries=0) as client,
+    ):
+        for model in models:
+            asked: Any = [{"role": "user", "content": "What is free for staff?"}]
+            answer = client.chat.completions.create(model=model, messages=asked)
+            text = answer.choices[0].message.content or ""
+            assert answer.model_extra is not None
+            more = answer.model_extra["ml_rag"]
+            assert text.endswith("\n\nSources:\n- [2] trains.pdf, page 7")
+            assert {one["document_name"]: one["page"] for one in more["citations"]} == {
+                "https://example.org/hotels": None, "trains.pdf": 7,
+            }  # fmt: skip
+            grounding = more["retrieval_info"]["grounding"]
+            assert grounding["support_score"] == 1
+            said = {text[one["start_pos"] : one["end_pos"]]: one["sources"] for one in grounding["claims"]}
+            marked = model == "numbered"
+            assert said == {f"{texts[name]}{f' [{n}]' if marked else ''}": [n] for n, name in enumerate(texts, 1)}
+            assert all(one["claim_text"] in said for one in grounding["claims"])
+            # the document is cited where its marker is, else at the sentence that it supports
+            (annotation,) = answer.choices[0].message.annotations or []
+            place = annotation.url_citation
+            cited = "[1]" if marked else "Hotels are free for staff."
+            assert text[place.start_index : place.end_index] == cited
+
+
+def test_numbers_in_json_are_not_markers() -> None:
+    asked = question({"messages": ASK["messages"], "response_format": {"type": "json_object"}}, {})
+    names = ("/a/1.pdf", "https://example.org/2")
+    document = {
+        "text": '{"color": [1]}', "citations": [{"document_name": name} for name in names], "retrieval_info": {},
+    }  # fmt: skip
+    answer = Answer.of(asked, document, Config({digest("x"): "a"}))
+    assert answer.text == '{"color": [1]}'
+    assert [(one["start_index"], one["end_index"]) for one in answer.annotations] == [(14, 14)]
 
 
 def test_a_small_model_is_not_asked_for_a_title(db: Database, boats: Gateway, reachable_dir: Path) -> None:
@@ -830,6 +952,8 @@ def test_the_command_says_what_is_wrong_with_a_role(db: Database, asker_dsn: str
         ("model_options = 1", ["model_options", "an object"]),
         ("retrieval_options = {max_distance = inf}", ["Infinity"]),
         ("filters = {day = 2026-01-01}", ["date"]),
+        ('preset = "none"', ['preset "none" does not exist']),
+        ("semantic_search = false", ["semantic_search"]),
     ],
 )
 def test_a_wrong_preset_is_said_at_the_start(

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from ml_rag.integrations.gateway import Config, chat, digest
+from ml_rag.integrations.gateway.refused import Refused
 from ml_rag.testing import running_server
 from support.cluster import Database
 from support.processes import wait_until
@@ -106,8 +107,26 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
     return found
 
 
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the gateway refused."""
+    found = []
+    made = Refused.__init__
+
+    def noted(self: Refused, *arguments: Any) -> None:
+        found.append(arguments)
+        made(self, *arguments)
+
+    monkeypatch.setattr(Refused, "__init__", noted)
+    return found
+
+
 def test_a_first_chat(
-    asked: list[tuple[str, str | None]], page_of: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    asked: list[tuple[str, str | None]],
+    refused: list[Any],
+    page_of: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO), playwright.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -139,5 +158,6 @@ def test_a_first_chat(
         page.get_by_text("2/2").first.wait_for()
         page.get_by_role("button", name="1 Source").first.wait_for()
         browser.close()
+    assert refused == []
     assert [record.getMessage() for record in caplog.records if record.name == "ml_rag.gateway"] == []
     assert " ERROR " not in (tmp_path / "log").read_text()

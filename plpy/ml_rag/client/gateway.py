@@ -57,7 +57,7 @@ def _try_preset(connection: psycopg.Connection, name: str, options: Mapping[str,
         raise InvalidRequest(f'the options of model "{name}" are not JSON', detail=str(error)) from None
     try:
         connection.execute("SELECT pg_catalog.set_config('role', %s, true)", (role,))
-        connection.execute("SELECT ml_rag.parse_options('ml_rag', %s::pg_catalog.jsonb)", (wanted,))
+        connection.execute("SELECT ml_rag._parse_rag_options(%s::pg_catalog.jsonb)", (wanted,))
     except psycopg.errors.InsufficientPrivilege as error:
         raise MlRagError(
             f'the role "{role}" of a token may not ask',

@@ -26,6 +26,8 @@ from ml_rag.search_path import PIN_TRANSACTION
 NOTHING_FOUND = "P0002"
 _NO_STORE = "no vector store found"
 
+#: option citation_fields of answers whose options do not say
+PAGES = ["metadata.page"]
 #: digits of a whole number that Python reads
 _DIGITS = 300
 #: a whole statement
@@ -33,6 +35,8 @@ Query = sql.SQL | sql.Composed
 #: what gives the rows of one
 Rows = Callable[[Query, Mapping[str, Any] | None], Awaitable[list[dict[str, Any]]]]
 
+#: options over those of their preset and of the settings, none of which is checked
+LAYERED = sql.SQL("SELECT ml_rag._layered(%(options)s) AS options")
 _TAKE_ROLE = sql.SQL("SELECT pg_catalog.set_config('role', %(role)s, true)")
 _SCHEMAS = """SELECT e.extname::text AS name, n.nspname::text AS schema FROM pg_catalog.pg_extension AS e
 JOIN pg_catalog.pg_namespace AS n ON n.oid = e.extnamespace WHERE e.extname IN ('ml_rag', 'vector')"""
@@ -82,6 +86,11 @@ class Unstorable(psycopg.DataError):
     """A parameter has characters that a text of PostgreSQL cannot have."""
 
     sqlstate = "22021"
+
+
+def layered(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of ``LAYERED``."""
+    return {"options": Jsonb(dict(options))}
 
 
 def asked(query: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from ml_rag.integrations.gateway.citations import listed, renumbered, sources, url_citations
+from ml_rag.integrations.gateway.citations import grounded, listed, renumbered, sources, url_citations
 from ml_rag.integrations.gateway.config import Config
 from ml_rag.integrations.gateway.question import Question
 
@@ -44,14 +44,20 @@ class Answer:
             {**citation, "document_name": found[number - 1].title, "source": number}
             for citation, number in zip(citations, numbers, strict=True)
         ]
-        rest["sources"] = [{"number": one.number, "title": one.title, "url": one.url} for one in found]
-        if not asked.is_json:
-            text = renumbered(text, numbers)
+        rest["sources"] = [asdict(one) for one in found]
+        # what looks like a marker in JSON is an array
+        markers = [] if asked.is_json else numbers
+        claims = []
+        if (grounding := document["retrieval_info"].get("grounding")) is not None:
+            grounding = grounded(grounding, text, numbers, markers)
+            rest["retrieval_info"] = {**document["retrieval_info"], "grounding": grounding}
+            claims = grounding.get("claims", [])
+        text = renumbered(text, markers)
         return cls(
             text=text if asked.is_json else text + listed(found, config.citations),
             # an abstention, which is no JSON
             is_refusal=asked.is_json and finish == "stop" and not _is_json(text),
-            annotations=url_citations(text, found),
+            annotations=url_citations(text, found, claims, has_markers=not asked.is_json),
             finish_reason=finish,
             prompt_tokens=usage.get("prompt_tokens") or 0,
             generated_tokens=usage.get("generated_tokens") or 0,

@@ -22,7 +22,7 @@ async def completions(gate: Gate, request: Request) -> Response:
     """A chat completion, in one piece or as a stream."""
     asker = gate.asker(request)
     body = await read_body(request)
-    asked = question(body, gate.preset(body), gate.config.tasks)
+    asked = question(body, await gate.preset(asker, request, body), gate.config.tasks)
     about = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body["model"]}
     work = await gate.start(asker, gate.answer(asker, asked))
     if body.get("stream"):

@@ -26,11 +26,18 @@ class Source:
     number: int
     title: str
     url: str | None
+    pages: Sequence[int] = ()
+
+    @property
+    def label(self) -> str:
+        """Its title, with the pages cited."""
+        pages = f", page{'s' * (len(self.pages) > 1)} {', '.join(map(str, self.pages))}" if self.pages else ""
+        return self.title + pages
 
     @property
     def line(self) -> str:
         """Of the list under an answer."""
-        named = self.title if self.url in (None, self.title) else f"{self.title}: {self.url}"
+        named = self.label if self.url in (None, self.title) else f"{self.label}: {self.url}"
         return f"- [{self.number}] {named}"
 
 
@@ -66,7 +73,11 @@ def sources(citations: Sequence[Mapping[str, Any]], form: str | None) -> tuple[l
     called = titles(names)
     addresses = {name: _address(name, form) for name in called}
     ordered = sorted(called, key=lambda name: addresses[name] is None)
-    found = [Source(number, called[name], addresses[name]) for number, name in enumerate(ordered, 1)]
+    pages: dict[str, set[int]] = {name: set() for name in called}
+    for name, citation in zip(names, citations, strict=True):
+        if type(page := citation.get("page")) is int:
+            pages[name].add(page)
+    found = [Source(n, called[name], addresses[name], sorted(pages[name])) for n, name in enumerate(ordered, 1)]
     return found, [ordered.index(name) + 1 for name in names]
 
 
@@ -82,18 +93,49 @@ def renumbered(text: str, numbers: Sequence[int]) -> str:
     return _MARKER.sub(document, text)
 
 
-def url_citations(text: str, found: Sequence[Source]) -> list[dict[str, Any]]:
-    """Where a text refers first to each document with an address, else its end, as OpenAI has them in responses."""
+def grounded(
+    grounding: Mapping[str, Any], answer: str, numbers: Sequence[int], markers: Sequence[int]
+) -> dict[str, Any]:
+    """The check of an answer by its citations, with the places of its claims in ``renumbered(answer, markers)``.
+
+    ``numbers``: of each citation's document; each claim has ``sources``, those that support it. Claims about another
+    text, which the answer was before it became an abstention, are left out with what they cite.
+    """
+    claims = grounding.get("claims") or []
+    if not all(answer[claim["start_pos"] : claim["end_pos"]] == claim["claim_text"] for claim in claims):
+        return {"support_score": grounding["support_score"]}
+    chunks = [numbers[chunk["source"]] for chunk in grounding["cited_chunks"]]
+    made, text, read = [], "", 0
+    for claim in claims:
+        start, end = claim["start_pos"], claim["end_pos"]
+        text += renumbered(answer[read:start], markers)
+        said, read = renumbered(answer[start:end], markers), end
+        place = {"start_pos": len(text), "end_pos": len(text) + len(said), "claim_text": said}
+        made.append({**claim, **place, "sources": list(dict.fromkeys(chunks[n] for n in claim["citation_indices"]))})
+        text += said
+    return {**grounding, **({"claims": made} if "claims" in grounding else {})}
+
+
+def url_citations(
+    text: str, found: Sequence[Source], claims: Sequence[Mapping[str, Any]] = (), *, has_markers: bool = True
+) -> list[dict[str, Any]]:
+    """Where a text refers to each document with an address, as OpenAI has them in responses.
+
+    That is its first marker, else the first claim that it supports, else the end.
+    """
     places: dict[int, tuple[int, int]] = {}
-    for marker in _MARKER.finditer(text):
+    for marker in _MARKER.finditer(text) if has_markers else ():
         for number in marker[1].split(","):
             places.setdefault(int(number), marker.span())
+    for claim in claims:
+        for number in claim["sources"]:
+            places.setdefault(number, (claim["start_pos"], claim["end_pos"]))
     made = []
     for source in found:
         if source.url is not None:
             start, end = places.get(source.number, (len(text), len(text)))
             place = {"start_index": start, "end_index": end}
-            made.append({"type": "url_citation", **place, "url": source.url, "title": source.title})
+            made.append({"type": "url_citation", **place, "url": source.url, "title": source.label})
     return made
 
 

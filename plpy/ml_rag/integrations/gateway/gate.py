@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 from starlette.requests import Request
 
-from ml_rag.integrations.database import Query, Reader, asked
+from ml_rag.integrations.database import LAYERED, Query, Reader, asked, layered
 from ml_rag.integrations.gateway.answer import Answer
 from ml_rag.integrations.gateway.config import Config
 from ml_rag.integrations.gateway.question import Question
@@ -31,7 +31,8 @@ LOOK = 0.5
 
 Got = TypeVar("Got")
 
-_MODEL = """SELECT m.max_tokens AS context, ml_rag._too_small(m.model_id, 'answer') IS NOT NULL AS is_small
+_MODEL = """SELECT m.max_tokens AS context,
+  m.engine = 'extractive' OR ml_rag._too_small(m.model_id, 'answer') IS NOT NULL AS is_small
 FROM {}() AS m WHERE m.task = 'generate' AND m.model_id =
   pg_catalog.split_part(coalesce(%(model)s, ml_rag._default_model()), '@', 1)"""
 
@@ -50,6 +51,7 @@ class Model:
 
     #: tokens
     context: int | None = None
+    #: it cannot do what a program asks for, such as a title
     is_small: bool = False
 
 
@@ -70,13 +72,19 @@ class Gate:
             raise Refused(401, "a token of this gateway is needed: Authorization: Bearer …", "invalid_api_key")
         return Asker(*found)
 
-    def preset(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    def options(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The options of the model that a request names. Raises Refused (404)."""
         name = body.get("model")
         preset = self.config.models.get(name) if isinstance(name, str) else None
         if preset is None:
             raise Refused(404, f"there are the models {', '.join(self.config.models)}", "model_not_found", "model")
         return preset
+
+    async def preset(self, asker: Asker, request: Request, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The same over those of a preset of the database that they name, and of its settings. Raises Refused."""
+        work = self.rows(asker, LAYERED, layered(self.options(body)))
+        (row,) = await waited_for(request, await self.start(asker, work))
+        return {name: value for name, value in row["options"].items() if name != "preset"}
 
     async def rows(self, asker: Asker, query: Query, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The rows of a statement as the asker's role. Raises Refused."""
@@ -109,7 +117,7 @@ class Gate:
 
     async def answer(self, asker: Asker, question: Question) -> Answer:
         """The answer to a question. Raises Refused."""
-        if question.is_task and (await self._model(asker, question.options)).is_small:
+        if question.is_task and not question.is_json and (await self._model(asker, question.options)).is_small:
             return Answer.nothing()
         if question.length is not None and question.length > SHORT:
             # at least half the context is for the documents and the conversation

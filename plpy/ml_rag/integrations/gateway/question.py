@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from ml_rag.integrations.database import PAGES
 from ml_rag.integrations.gateway.citations import without_list
 from ml_rag.integrations.gateway.refused import Refused
 
@@ -22,6 +23,15 @@ TASK_TOKENS = 512
 
 #: parts of a message that are text -> their key
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+#: options of every call, and of that for a task, whatever settings of the database say
+_ALWAYS: dict[str, Any] = {"return_usage": True, "skip_generate": False}
+_TASK: dict[str, Any] = {
+    **_ALWAYS,
+    "n_citations": 0,
+    "grounding": None,
+    "min_support": None,
+    "remove_unsupported": None,
+}
 #: modes of tool_choice in which a model may answer without a tool
 _NO_TOOL = ("none", "auto", None)
 
@@ -129,13 +139,9 @@ def question(body: Mapping[str, Any], preset: Mapping[str, Any], tasks: Sequence
     model_options = {**wanted, **preset.get("model_options", {})}
     # what comes with documents of its own is a question about them
     if any(text.startswith(beginning) for beginning in tasks) and "</context>" not in text:
-        options = {
-            "n_citations": 0,
-            "return_usage": True,
-            "model_options": {"max_tokens": TASK_TOKENS, **model_options},
-        }
+        options = {**_TASK, "model_options": {"max_tokens": TASK_TOKENS, **model_options}}
         return Question(text, options, is_task=True)
-    options = {**preset, "return_usage": True}
+    options = {"citation_fields": PAGES, **preset, **_ALWAYS}
     if model_options:
         options["model_options"] = model_options
     if history:

@@ -27,7 +27,7 @@ async def responses(gate: Gate, request: Request) -> Response:
     """A response, in one piece or as a stream."""
     asker = gate.asker(request)
     body = await read_body(request)
-    asked = question(_as_chat(body), gate.preset(body), gate.config.tasks)
+    asked = question(_as_chat(body), await gate.preset(asker, request, body), gate.config.tasks)
     about = {
         "id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time()), "model": body["model"],
         "instructions": body.get("instructions"), "metadata": body.get("metadata") or {}, "tools": [],

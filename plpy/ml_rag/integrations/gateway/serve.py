@@ -54,7 +54,7 @@ def app(dsn: str, config: Config, connections: int = 8) -> Starlette:
     async def model(request: Request) -> Response:
         gate.asker(request)
         name = request.path_params["model"]
-        gate.preset({"model": name})
+        gate.options({"model": name})
         return JSONResponse(about(name))
 
     async def health(_: Request) -> Response:
