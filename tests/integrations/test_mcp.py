@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -228,6 +229,40 @@ async def test_an_argument_and_an_option_that_set_the_same_are_refused(boats: st
         assert len((await call(client, "search", **one, options=nothing))["results"]) == 1
         # a default of the tool counts less than an option
         assert len((await call(client, "search", query="boat", options={"n_citations": 2}))["results"]) == 2
+
+
+async def test_presets_and_settings_count_more_than_defaults_of_tools(db: Database, boats: str) -> None:
+    owner, options = db.connect(), {"n_citations": 1, "citation_fields": ["rank"]}
+    owner.execute("SELECT ml_rag.create_preset('one', %s, 'the best')", (json.dumps(options),))
+    async with Client(mcp.server(boats)) as client:
+        assert (await call(client, "list_options"))["presets"] == [
+            {"name": "one", "description": "the best", "options": options}
+        ]
+        preset = {"preset": "one"}
+        assert len((await call(client, "search", query="boat", options=preset))["results"]) == 1
+        assert len((await call(client, "search", query="boat", options=preset, limit=2))["results"]) == 2
+        (cited,) = (await call(client, "answer", query="boat", options=preset))["citations"]
+        assert cited["rank"] == 1
+        for tool in ("search", "answer"):
+            refused = await refusal(client, tool, query="boat", options={"preset": "none"})
+            assert 'preset "none" does not exist' in refused
+            assert "list_options lists the presets" in refused
+            assert "create_preset" not in refused
+        owner.execute("""SELECT ml_rag.configure('default_options', '{"n_citations": 2}')""")
+        assert len((await call(client, "search", query="boat"))["results"]) == 2
+
+
+async def test_answers_have_pages_and_what_sentences_stand_on(db: Database, boats: str) -> None:
+    db.connect().execute("""UPDATE boats SET metadata = '{"page": 7}' WHERE segment = 'blue boat'""")
+    async with Client(mcp.server(boats)) as client:
+        options = {"grounding": {}, "model_options": {"model_id": "extractive"}}
+        answer = await call(client, "answer", query="blue boat", limit=1, options=options)
+        assert [one["page"] for one in answer["citations"]] == [7]
+        (claim,) = answer["retrieval_info"]["grounding"]["claims"]
+        assert answer["text"][claim["start_pos"] : claim["end_pos"]] == "blue boat"
+        assert claim["citation_indices"] == [0]
+        (found, _) = (await call(client, "search", query="blue boat", limit=2))["results"]
+        assert found["metadata"] == {"page": 7}
 
 
 async def test_options_are_listed_for_an_agent(db: Database, boats: str) -> None:

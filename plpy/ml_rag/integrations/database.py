@@ -35,6 +35,8 @@ Query = sql.SQL | sql.Composed
 #: what gives the rows of one
 Rows = Callable[[Query, Mapping[str, Any] | None], Awaitable[list[dict[str, Any]]]]
 
+#: the presets of the database
+PRESETS = sql.SQL("SELECT p.name, p.description, p.options FROM ml_rag.preset AS p ORDER BY p.name LIMIT 1000")
 #: options over those of their preset and of the settings, none of which is checked
 LAYERED = sql.SQL("SELECT ml_rag._layered(%(options)s) AS options")
 _TAKE_ROLE = sql.SQL("SELECT pg_catalog.set_config('role', %(role)s, true)")

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from ml_rag import __version__
 from ml_rag.integrations import documents
-from ml_rag.integrations.database import Query, Reader, asked, is_empty, worded
+from ml_rag.integrations.database import LAYERED, PAGES, PRESETS, Query, Reader, asked, is_empty, layered, worded
 from ml_rag.integrations.names import unknown
 
 #: segments of a document that one call returns at most, and their characters
@@ -39,6 +39,7 @@ _ARGUMENTS = {"vector_store": "stores", "n_citations": "limit"}
 _FOLLOWED = (
     (re.compile(r"SELECT (?:\*|vector_store) FROM ml_rag\.discover\(\)"), "list_stores"),
     (re.compile(r"SELECT \* FROM ml_rag\.option\b"), "list_options"),
+    (re.compile(r"SELECT \* FROM ml_rag\.preset\b(.*?); ml_rag\.create_preset makes one"), r"list_options\1"),
     (re.compile(r"CALL ml_rag\('([^']*)'\)"), r'{"query": "\1"}'),
 )
 
@@ -109,6 +110,11 @@ def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
                 return []
             raise ToolError(_worded(error, options)) from None
 
+    async def with_defaults(defaults: dict[str, Any], wanted: dict[str, Any], options: Options) -> dict[str, Any]:
+        """Options with defaults of a tool where neither they nor a preset or a setting of the database say."""
+        (row,) = await rows(LAYERED, layered(wanted), options)
+        return {**{name: value for name, value in defaults.items() if name not in row["options"]}, **wanted}
+
     made = _Server(
         "ml_rag",
         title="ml_rag: documents in PostgreSQL",
@@ -124,7 +130,7 @@ def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
         query: Question, stores: Stores = None, limit: Limit = None, options: Options = None
     ) -> dict[str, Any]:
         """Find the passages of documents that fit a question best; with their documents, distances and scores."""
-        wanted = {"n_citations": 5, **_options(stores, limit, options)}
+        wanted = await with_defaults({"n_citations": 5}, _options(stores, limit, options), options)
         return {"results": _plain(await rows(reader.schemas.search, asked(query, wanted), options))}
 
     @made.tool(annotations=reads)
@@ -132,7 +138,8 @@ def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
         query: Question, stores: Stores = None, limit: Limit = None, options: Options = None
     ) -> dict[str, Any]:
         """Let the language model of the database answer a question from the documents; with its citations."""
-        found = await rows(reader.schemas.answer, asked(query, _options(stores, limit, options)), options)
+        wanted = await with_defaults({"citation_fields": PAGES}, _options(stores, limit, options), options)
+        found = await rows(reader.schemas.answer, asked(query, wanted), options)
         if not found:
             return {"text": None, "citations": []}
         document: dict[str, Any] = found[0]["answer"]
@@ -148,8 +155,11 @@ def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
 
     @made.tool(annotations=reads)
     async def list_options() -> dict[str, Any]:
-        """The options of search and answer: name, type, range, default. Those with a dot are keys of an object."""
-        return {"options": _plain(await rows(_OPTIONS))}
+        """The options of search and answer: name, type, range, default. Those with a dot are keys of an object.
+
+        Also the presets: {"preset": "name"} in options stands for those that it has.
+        """
+        return {"options": _plain(await rows(_OPTIONS)), "presets": _plain(await rows(PRESETS))}
 
     @made.tool(annotations=reads)
     async def read_document(
