@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import json
 import os
 import re
 import shutil
@@ -176,6 +177,57 @@ def test_a_model_that_answers_alone_has_no_candidates(page: Page) -> None:
 def test_stores_that_were_skipped_have_their_reason(page: Page) -> None:
     text = text_of(page.get(q="boat"))
     assert re.search(r"public\.other no \S", text)
+
+
+def test_what_each_sentence_stands_on(db: Database, page: Page) -> None:
+    text = "Hotels are paid in full."
+    create_store(db.connect(), "public.travel", [("t.pdf", 1, 1, text, fake_embedding(text))], "vector(16)")
+    options = '{"vector_store": ["public.travel"], "model_options": {"model_id": "extractive"}}'
+    content = page.get(q="Are hotels paid?", a=options, generate="1").text
+    (table,) = re.findall(r"<h3>What each sentence stands on</h3>(.*?)</table>", content, re.DOTALL)
+    found = re.findall(r'<th scope="row">(.*?)</th>\s*<td>(.*?)</td>\s*<td>(.*?)</td>', table)
+    assert (text, "1.00", '<a href="#citation1-1">1</a> ') in found
+    assert "Support of the whole" in table
+    assert 'id="citation1-1"' in content
+    # the fake model echoes the question beside words of its own
+    content = page.get(q="what swims?", a='{"vector_store": ["public.boats"]}', generate="1").text
+    assert '<span class="dropped">none</span>' in content
+    for more in ({}, {"a": '{"n_citations": 0}', "generate": "1"}):
+        assert "stands on" not in page.get(q="blue boat", **more).text
+
+
+def test_presets_are_listed(db: Database, page: Page) -> None:
+    assert "Presets" not in page.get().text
+    db.connect().execute("""SELECT ml_rag.create_preset('my <b>', '{"n_citations": 1}', 'the best &')""")
+    content = page.get(q="boat").text
+    assert "my &lt;b&gt;</a></th><td>the best &amp;</td>" in content
+    (link,) = re.findall(r'<th scope="row"><a href="([^"]*)">my', content)
+    with page.client() as client:
+        shown = client.get(html.unescape(link)).text
+    assert shown.count('<p class="about">') == 1
+
+
+def test_lists_are_those_of_the_options_in_force(db: Database, page: Page) -> None:
+    rerank = {"model_id": "hybrid", "min_score": 0.9}
+    settings = {"keyword_search": True, "vector_store": ["public.boats"], "rerank": rerank}
+    owner = db.connect()
+    owner.execute("SELECT ml_rag.configure('default_options', %s)", (json.dumps(settings),))
+    shown = text_of(page.get(q="blue boat"))
+    assert "keyword : 3 candidates" in shown
+    assert "reranked : 4 candidates" in shown
+    # the short options of a setting do not count beside arms
+    shown = text_of(page.get(q="blue boat", a='{"arms": [{"search": "keyword"}]}'))
+    assert "keyword : 3 candidates" in shown
+    assert "semantic : " not in shown
+    assert "SQLSTATE" not in shown
+    arms = [{"search": "keyword"}, {"search": "semantic"}]
+    owner.execute("SELECT ml_rag.configure('default_options', %s)", (json.dumps({"arms": arms}),))
+    owner.execute("""SELECT ml_rag.create_preset('near', '{"retrieval_options": {"max_distance": 0.45}}')""")
+    shown = text_of(page.get(q="blue boat", a='{"preset": "near", "vector_store": ["public.boats"]}'))
+    assert "keyword : 3 candidates" in shown
+    assert "semantic : " in shown
+    assert "threshold 0.45" in shown
+    assert "SQLSTATE" not in shown
 
 
 def test_reranking_shows_what_moved(page: Page) -> None:
@@ -444,7 +496,9 @@ def test_the_searches_of_the_lists() -> None:
     (semantic, first), (reranked, last) = searches(options, told)
     assert (semantic.name, semantic.threshold, first["n_citations"]) == ("semantic", None, 100)
     assert first == {"filters": {"a": 1}, "semantic_search": True, "keyword_search": False, "n_citations": 100}
-    assert (reranked.name, last["rerank"], last["n_citations"]) == ("reranked", {"candidates": 7}, 7)
+    assert (reranked.name, last["rerank"], last["n_citations"]) == (
+        "reranked", {"candidates": 7, "min_score": None}, 7,
+    )  # fmt: skip
     arms = {"arms": [{"search": "keyword", "min_score": 2, "weight": 1}, {"search": "keyword", "candidates": 5}]}
     made = searches(arms, {"candidates": {}, "thresholds": {"method": "n_citations", "n_citations": 3}})
     assert [c.name for c, _ in made] == ["keyword", "keyword 2", "fused"]

@@ -84,6 +84,7 @@ def site(module_db: Database) -> Iterator[Site]:
         "CREATE TABLE public.mark (question text NOT NULL, vector_store text NOT NULL, document text NOT NULL,"
         " segment_number bigint, is_right boolean NOT NULL)"
     )
+    owner.execute("""SELECT ml_rag.create_preset('short', '{"n_citations": 1}', 'one citation')""")
     owner.execute(sql.SQL("GRANT SELECT, INSERT, DELETE ON mark TO {}").format(name))
     owner.execute(sql.SQL("ALTER ROLE {} LOGIN PASSWORD 'made for a test'").format(name))
     dsn = make_conninfo(module_db.dsn, dbname=module_db.name, user=module_db.role("asker"), password="made for a test")

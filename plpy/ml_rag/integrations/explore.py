@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ml_rag.errors import InvalidRequest, MlRagError
 from ml_rag.integrations import chart, documents
-from ml_rag.integrations.database import Query, Reader, asked, worded
+from ml_rag.integrations.database import PRESETS, Query, Reader, asked, worded
 from ml_rag.integrations.journey import Journey, follow, key
 from ml_rag.search_path import PIN_TRANSACTION
 
@@ -257,6 +257,7 @@ def _environment() -> Environment:
     made.filters["query"] = lambda values: urlencode({k: v for k, v in values.items() if v not in (None, "")})
     made.filters["short"] = short
     made.filters["excerpt"] = excerpt
+    made.filters["json"] = json.dumps
     made.globals.update(chart=chart)
     return made
 
@@ -323,8 +324,10 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
 
     async def ask(request: Request) -> Response:
         typed = asked_of(request)
+        presets = await rows(request, PRESETS, {})
         if not typed["q"].strip():
-            return page("ask.html", typed={**typed, "generate": "1"}, journeys=[], changed=[], marked={}, here="")
+            typed["generate"] = "1"
+            return page("ask.html", typed=typed, presets=presets, journeys=[], changed=[], marked={}, here="")
         sides = [options_of(typed["a"])] + ([options_of(typed["b"])] if typed["b"].strip() else [])
         is_asked = typed["generate"] == "1"
 
@@ -336,9 +339,8 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         # where one has failed, its error is what is to be said
         both_answered = len(journeys) == 2 and all(journey.answer for journey in journeys)
         changed = changes(journeys[0], journeys[1]) if both_answered else []
-        return page(
-            "ask.html", typed=typed, journeys=journeys, changed=changed, marked=marked, here=str(request.url.query)
-        )
+        return page("ask.html", typed=typed, presets=presets, journeys=journeys, changed=changed, marked=marked,
+                    here=str(request.url.query))  # fmt: skip
 
     async def why(request: Request) -> Response:
         typed = asked_of(request)

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from ml_rag.integrations.database import Query, Schemas, asked, is_empty, worded
+from ml_rag.integrations.database import LAYERED, Query, Schemas, asked, is_empty, layered, worded
 
 #: candidates of one list
 MOST = 100
@@ -23,7 +23,7 @@ FIELDS = [
 #: the stages in their order
 STAGES = [
     "discover", "rewrite", "embed", "search", "keyword", "function", "fuse", "threshold", "text", "rerank", "expand",
-    "read", "generate", "explain",
+    "read", "generate", "ground", "explain",
 ]  # fmt: skip
 
 #: runs a statement with parameters in a read-only transaction
@@ -91,6 +91,15 @@ class Journey:
         found: list[dict[str, Any]] = self.answer.get("citations") or []
         return found
 
+    @property
+    def claims(self) -> list[dict[str, Any]]:
+        """The sentences of the answer, each with the places of the citations that support it: sources."""
+        grounding = (self.answer.get("retrieval_info") or {}).get("grounding") or {}
+        if not self.citations or not grounding.get("claims"):
+            return []
+        places = [chunk["source"] + 1 for chunk in grounding["cited_chunks"]]
+        return [{**claim, "sources": [places[n] for n in claim["citation_indices"]]} for claim in grounding["claims"]]
+
     def waterfall(self) -> list[tuple[str, float, float]]:
         """Each stage with its begin and its milliseconds, in their order."""
         times = {name: float(ms) for name, ms in (self.explain.get("milliseconds") or {}).items()}
@@ -136,7 +145,7 @@ def without(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
 #: what concerns the answer, or how a citation looks, and not which segments are found
 _OF_THE_ANSWER = (
     "explain", "skip_generate", "model_options", "prompt", "return_prompt", "return_usage", "abstain", "abstain_text",
-    "citation_fields", "return",
+    "citation_fields", "return", "grounding", "min_support", "remove_unsupported",
 )  # fmt: skip
 
 
@@ -204,7 +213,7 @@ def searches(options: Mapping[str, Any], told: Mapping[str, Any]) -> list[tuple[
         smallest = thresholds.get("min_score")
         reranked = {
             **everything,
-            "rerank": without(_object(options, "rerank"), "min_score"),
+            "rerank": {**_object(options, "rerank"), "min_score": None},
             "retrieval_options": {**_object(options, "retrieval_options"), "segment_overlap": 0},
             "n_citations": min(MOST, wanted),
         }
@@ -219,6 +228,7 @@ async def follow(run: Run, schemas: Schemas, query: str, options: Mapping[str, A
     wanted.setdefault("skip_generate", not generate)
     if not wanted["skip_generate"]:
         wanted["return_prompt"] = True
+        wanted.setdefault("grounding", {})
     journey = Journey(query, dict(options))
     try:
         rows = await run(schemas.answer, asked(query, wanted))
@@ -238,15 +248,19 @@ async def follow(run: Run, schemas: Schemas, query: str, options: Mapping[str, A
     # nothing was searched: the model alone has answered, or whole documents were read
     if not journey.explain.get("stores") or journey.answer["retrieval_info"]["method"] == "document_order":
         return journey
+    (row,) = await run(LAYERED, layered(options))
+    laid = without(row["options"], "preset")
+    # null, so that what a list leaves out does not come back from a preset or a setting
+    unset = {} if laid == options else dict.fromkeys(laid)
     found: dict[str, list[dict[str, Any]]] = {}
-    for candidates, search in searches(options, journey.explain):
+    for candidates, search in searches(laid, journey.explain):
         if candidates.name == "distance":
             candidates.rows = sorted(
                 (row for row in found.get("fused", []) if row["distance"] is not None), key=lambda row: row["distance"]
             )
         else:
             try:
-                candidates.rows = await run(schemas.search, asked(query, search))
+                candidates.rows = await run(schemas.search, asked(query, {**unset, **search}))
             except psycopg.Error as error:
                 if not is_empty(error):
                     candidates.error = worded(error)
