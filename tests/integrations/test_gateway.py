@@ -666,6 +666,7 @@ def test_every_error_is_an_object_of_openai(boats: Gateway, method: str, path: s
     error = answer.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     assert error["message"] == f"{method} {path} is not served here"
+    assert ("allow" in answer.headers) == (status == 405)
     assert "access-control-allow-origin" not in answer.headers
 
 
@@ -703,6 +704,9 @@ def test_a_page_asks_from_a_listed_origin(boats: Gateway) -> None:
             for response in (before, answer):
                 assert response.headers.get("access-control-allow-origin") == (origin if allowed else None)
             assert before.is_success == allowed
+            if not allowed:
+                assert before.json()["error"]["type"] == "invalid_request_error"
+                assert before.headers["content-type"] == "application/json"
 
 
 def test_embeddings(boats: Gateway) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from psycopg import sql
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -26,6 +27,18 @@ from ml_rag.integrations.gateway.responses import responses
 from ml_rag.integrations.gateway.vectors import embeddings, rerank
 
 _IS_SUPERUSER = sql.SQL("SELECT r.rolsuper FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user")
+
+
+class _Pages(CORSMiddleware):
+    """CORS whose refusals are error objects of OpenAI's, too."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        answer = super().preflight_response(request_headers)
+        if answer.status_code < 400:
+            return answer
+        refused = Refused(answer.status_code, "pages of this origin may not ask, or not in this way")
+        headers = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
+        return JSONResponse(refused.body, refused.status, headers)
 
 
 def app(dsn: str, config: Config, connections: int = 8) -> Starlette:
@@ -62,9 +75,11 @@ def app(dsn: str, config: Config, connections: int = 8) -> Starlette:
 
     async def refused(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
-            known = f"{request.method} {request.url.path} is not served here"
-            error = Refused(error.status_code, known, "unknown_url")
-        elif not isinstance(error, Refused):
+            unknown = Refused(
+                error.status_code, f"{request.method} {request.url.path} is not served here", "unknown_url"
+            )
+            return JSONResponse(unknown.body, unknown.status, error.headers)
+        if not isinstance(error, Refused):
             error = Refused.of(error)
         return JSONResponse(error.body, error.status, error.headers)
 
@@ -80,7 +95,7 @@ def app(dsn: str, config: Config, connections: int = 8) -> Starlette:
         ],
         exception_handlers={Refused: refused, HTTPException: refused, Exception: refused},
         middleware=[
-            Middleware(CORSMiddleware, allow_origins=config.origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+            Middleware(_Pages, allow_origins=config.origins, allow_methods=["GET", "POST"], allow_headers=["*"])
         ]
         if config.origins
         else None,
