@@ -247,23 +247,30 @@ BEGIN
   END IF;
   SELECT t.tgname AS name, t.tgrelid::regclass AS table, r.* INTO _found
   FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid CROSS JOIN LATERAL (
-    SELECT coalesce(p.proowner, o.oprowner, y.typowner), true FROM pg_depend AS d
+    SELECT coalesce(p.proowner, o.oprowner, y.typowner), 'owner' FROM pg_depend AS d
     LEFT JOIN pg_proc AS p ON d.refclassid = 'pg_proc'::regclass AND p.oid = d.refobjid
     LEFT JOIN pg_operator AS o ON d.refclassid = 'pg_operator'::regclass AND o.oid = d.refobjid
     LEFT JOIN pg_type AS y ON d.refclassid = 'pg_type'::regclass AND y.oid = d.refobjid
     WHERE d.classid = 'pg_trigger'::regclass AND d.objid = t.oid AND coalesce(p.oid, o.oid, y.oid) IS NOT NULL
-    UNION ALL SELECT a.grantee, false FROM aclexplode(c.relacl) AS a
-    WHERE a.privilege_type = 'TRIGGER' AND t.tgenabled <> 'A' AND (t.tgqual IS NOT NULL OR t.tgnargs > 0)) AS r (role, is_owner)
-  WHERE t.tgrelid = ANY (ml_rag._parts(filled)) AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND NOT ml_rag._trusts(r.role)
-  ORDER BY r.is_owner DESC LIMIT 1;
+    UNION ALL SELECT a.grantee, 'grant' FROM aclexplode(c.relacl) AS a
+    WHERE a.privilege_type = 'TRIGGER' AND t.tgenabled <> 'A' AND (t.tgqual IS NOT NULL OR t.tgnargs > 0)
+    -- of a role that may create triggers no more: what can run a statement, set a path or read a file
+    UNION ALL SELECT NULL, p.proname FROM regexp_matches(t.tgqual::text, ':funcid (\d+)', 'g') AS f (match)
+    JOIN pg_proc AS p ON p.oid = f.match[1]::oid
+    WHERE t.tgenabled <> 'A' AND p.pronamespace = 'pg_catalog'::regnamespace
+      AND (p.provolatile = 'v' OR p.proname ~ '_to_xml')) AS r (role, why)
+  WHERE t.tgrelid = ANY (ml_rag._parts(filled)) AND NOT t.tgisinternal AND t.tgenabled <> 'D'
+    AND (r.role IS NULL OR NOT ml_rag._trusts(r.role))
+  ORDER BY r.why = 'owner' DESC, r.role NULLS LAST LIMIT 1;
   IF FOUND THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
       MESSAGE = format('trigger "%s" of "%s" can run code of a role that you do not trust', _found.name, _found.table),
-      DETAIL = format(CASE WHEN _found.is_owner
-        THEN 'A function, operator or type of it belongs to role %s, whose code would run with the rights of %s.'
-        ELSE 'Role %s may create triggers on the table. Condition and arguments of this one are evaluated with the rights of %s.' END,
-        CASE _found.role WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(_found.role)) END, quote_ident(current_user)),
-      HINT = CASE WHEN _found.is_owner
+      DETAIL = format(CASE
+        WHEN _found.role IS NULL THEN 'Its condition, which may be of a role that could create triggers, calls %1$s with the rights of %3$s.'
+        WHEN _found.why = 'owner' THEN 'A function, operator or type of it belongs to role %2$s, whose code would run with the rights of %3$s.'
+        ELSE 'Role %2$s may create triggers on the table. Condition and arguments of this one are evaluated with the rights of %3$s.' END,
+        _found.why, CASE _found.role WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(_found.role)) END, quote_ident(current_user)),
+      HINT = CASE WHEN _found.why = 'owner'
         THEN 'Drop the trigger, or have a superuser give that to the owner of the table: ALTER FUNCTION … OWNER TO ….'
         ELSE format('Drop the trigger, or, if you know it: ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', _found.table, _found.name) END;
   END IF;

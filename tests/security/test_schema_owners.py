@@ -287,6 +287,8 @@ def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner(
     [
         ("evil", "hers.evil()"),
         ("evil", "pg_catalog.query_to_xml('SELECT hers.evil()', true, true, '') IS NOT NULL"),
+        ("evil", "(OLD.id > 0 AND pg_catalog.table_to_xml('hers.evil', true, true, '') IS NOT NULL)"),
+        ("evil", "pg_catalog.set_config('search_path', 'hers, pg_catalog', false) IS NOT NULL"),
         ("~ml_rag_segment_embedding", "hers.evil()"),
         ("evil", "OLD.name OPERATOR(hers.<~>) NEW.name"),
         ("evil", "OLD.name::hers.checked IS NOT NULL"),
@@ -306,6 +308,7 @@ def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner_by_a_conditi
         "CREATE FUNCTION hers.evil() RETURNS boolean LANGUAGE plpgsql AS"
         " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN true; END$$;"
         "CREATE FUNCTION hers.evil(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT hers.evil()';"
+        "CREATE VIEW hers.evil AS SELECT hers.evil() AS it; GRANT SELECT ON hers.evil TO PUBLIC;"
         "CREATE OPERATOR hers.<~> (LEFTARG = text, RIGHTARG = text, FUNCTION = hers.evil);"
         "CREATE DOMAIN hers.checked AS text CHECK (hers.evil());"
         f'CREATE OR REPLACE TRIGGER "{trigger}" BEFORE UPDATE ON shared.items FOR EACH ROW WHEN ({condition})'
@@ -314,9 +317,8 @@ def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner_by_a_conditi
     for _ in range(2):
         with error("42501", f'trigger "{trigger}"', "a role that you do not trust", "Drop the trigger"):
             attacker.execute("INSERT INTO shared.items VALUES (1, 'lamp')")
-        # a function in a condition stays one of the role
-        if "query" not in condition:
-            owner.execute(sql.SQL("REVOKE TRIGGER ON shared.items FROM {}").format(role))
+        # a trigger stays when the right to make some goes
+        owner.execute(sql.SQL("REVOKE TRIGGER ON shared.items FROM {}").format(role))
     assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
 
 
@@ -327,7 +329,8 @@ def test_a_trigger_with_a_condition_that_the_owner_answers_for(
     owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
     owner.execute('SELECT ml_rag.create_vectorizer(\'shared.items\', \'{"columns": "name", "mode": "immediate"}\')')
     owner.execute(
-        "CREATE TRIGGER own BEFORE UPDATE ON shared.items FOR EACH ROW WHEN (OLD.id = NEW.id)"
+        "CREATE TRIGGER own BEFORE UPDATE ON shared.items FOR EACH ROW"
+        " WHEN (OLD.id = NEW.id AND abs(OLD.id) >= 0 AND pg_trigger_depth() >= 0)"
         " EXECUTE FUNCTION suppress_redundant_updates_trigger()"
     )
     owner.execute("GRANT INSERT ON shared.items TO ml_rag_user")
