@@ -18,10 +18,15 @@ _HEADERS = ("From", "To", "Cc", "Date")
 _CHARSET = re.compile(r"(\*\d*\*?=)[^'\s;]*'")
 
 
+#: characters of a header that are parsed: Python's parser takes minutes for some of 600 kB
+_LONGEST_HEADER = 10_000
+
+
 class _Policy(EmailPolicy):
     """Parameters in a character set that is none are read as UTF-8."""
 
     def header_fetch_parse(self, name: str, value: str) -> Any:
+        value = value[:_LONGEST_HEADER]
         try:
             return super().header_fetch_parse(name, value)
         except (ValueError, LookupError):
@@ -62,10 +67,13 @@ def _text(part: Any, language: str | None) -> str:
 
 
 def _header(message: Any, key: str) -> str:
+    raw = one_line(next((value for name, value in message.raw_items() if name.lower() == key.lower()), ""))
+    if len(raw) > _LONGEST_HEADER:
+        return raw
     try:
         return one_line(message.get(key, ""))
-    except (ValueError, IndexError, AttributeError, TypeError):  # the parser of odd headers has gaps
-        return one_line(next((value for name, value in message.raw_items() if name.lower() == key.lower()), ""))
+    except (ValueError, IndexError, AttributeError, TypeError, RecursionError):  # the parser of odd headers has gaps
+        return raw
 
 
 def _decode(data: bytes, charset: str | None, language: str | None) -> str:
