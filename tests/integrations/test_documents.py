@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import sql
 
 from ml_rag.integrations import documents, mcp
 from ml_rag.integrations.database import Reader
 from support.cluster import Connection, Database
+from support.exchange import exchange
 from support.stores import create_store, fake_embedding
 
 WANTED = {"document": "d", "first": 0, "most": 10, "characters": 1000}
@@ -57,3 +61,28 @@ async def test_no_operator_of_another_role_runs(db: Database, tenant: Connection
         assert [row["segment"] for row in rows] == ["the plan"]
         async with reader.transaction() as statements:
             assert len(await statements(mcp._STORES)) == 1
+
+
+def test_what_takes_the_name_of_a_store_that_is_waited_for_runs_no_code(db: Database, asker_dsn: str) -> None:
+    """Any role that may create in its schema can have it waited for, until it has planted what it wants."""
+    owner, holder, queue, attacker = db.connect(), *(db.connect("tenant") for _ in range(3))
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    create_store(owner, "docs", [("d", 1, 1, "text", fake_embedding("text"))], "vector(16)")
+    said: list[str] = []
+
+    async def call() -> None:
+        reader = Reader(asker_dsn, name="test", connections=1)
+        async with reader.opened():
+            async with reader._pool.connection() as connection:
+                connection.add_notice_handler(lambda d: said.append(d.message_primary or ""))
+                await connection.execute("SET statement_timeout = '10s'")
+            for _ in range(2):
+                with contextlib.suppress(psycopg.Error):
+                    await documents.read(reader, "public.docs", WANTED)
+
+    plant = (
+        "SELECT 'd' AS document_name, '{}'::jsonb AS metadata, 1::bigint AS document_id, 1 AS segment_number,"
+        " 'planted' AS segment, NULL::vector(16) AS segment_embedding FROM generate_series(1, 3) WHERE public.evil(); GRANT SELECT ON docs TO PUBLIC"
+    )
+    exchange(owner, "docs", plant, holder, queue, attacker, lambda: asyncio.run(call()))
+    assert not any("ran as" in message for message in said), said

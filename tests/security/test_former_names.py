@@ -3,19 +3,13 @@ by its OID, and reads it by its name."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
-import psycopg
 import pytest
-from psycopg import sql
 
 from support.cluster import Connection, Database
-from support.loading import rows
-from support.processes import wait_until
+from support.exchange import exchange
 from support.stores import as_text, create_store, fake_embedding
 from support.vectorizers import create
 
@@ -143,36 +137,5 @@ def test_what_takes_the_name_of_a_table_that_is_waited_for_runs_no_code(
         connection.execute("SET statement_timeout = '10s'")
     said: list[str] = []
     caller.add_notice_handler(lambda d: said.append(d.message_primary or ""))
-    attacker.execute(
-        "CREATE FUNCTION evil() RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS"
-        " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN true; END $$;"
-        "CREATE FUNCTION evil_trigger() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN NULL; END $$"
-    )
-    table = sql.Identifier(case.table)
-    holder.execute(sql.SQL("CREATE VIEW held AS SELECT FROM {}").format(table))
-
-    def later(pool: ThreadPoolExecutor, connection: Connection, statement: Any) -> Any:
-        def run() -> None:
-            with contextlib.suppress(psycopg.Error):
-                connection.execute(statement)
-
-        running = pool.submit(run)
-        waits = "SELECT count(*) FROM pg_stat_activity WHERE pid = {} AND wait_event_type = 'Lock'"
-        wait_until(lambda: running.done() or rows(owner, waits.format(connection.info.backend_pid)) == [(1,)])
-        return running
-
-    with ThreadPoolExecutor(3) as pool:
-        with owner.transaction():
-            owner.execute(sql.SQL("ALTER TABLE {} RENAME TO former").format(table))
-            # a lock by OID, which needs no privilege, and one that waits for it, which all others wait for
-            holding = later(pool, holder, "BEGIN; PREPARE held AS SELECT FROM held")
-            waiting = later(pool, queue, sql.SQL("CREATE RULE r AS ON INSERT TO {} DO NOTHING").format(table))
-            calling = later(pool, caller, case.call)
-            assert not calling.done()
-        holding.result(30)
-        attacker.execute(f"CREATE VIEW {case.table} AS {case.plant}")
-        holder.execute("ROLLBACK")
-        calling.result(30)
-        waiting.result(30)
+    exchange(owner, case.table, case.plant, holder, queue, attacker, lambda: caller.execute(case.call.encode()))
     assert not any("ran as" in message for message in said), said

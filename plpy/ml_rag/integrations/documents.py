@@ -12,10 +12,15 @@ from ml_rag.integrations.database import Reader
 
 #: the columns of the store named ``%(store)s``
 _FIND = sql.SQL(
-    """SELECT n.nspname::text AS schema, c.relname::text AS relation, d.segment::text, d.document_name::text,
-      d.segment_number::text, d.document_id::text, d.metadata::text
-    FROM ml_rag.discover() AS d JOIN pg_catalog.pg_class AS c ON c.oid = d.relation::pg_catalog.oid
-    JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE d.vector_store = %(store)s"""
+    """SELECT d.relation::pg_catalog.oid AS oid, d.segment::text, d.document_name::text, d.segment_number::text,
+      d.document_id::text, d.metadata::text
+    FROM ml_rag.discover() AS d WHERE d.vector_store = %(store)s"""
+)
+#: no other relation takes its name from here on; what was not trusted any more once that was sure is not read
+_HOLD = sql.SQL("SELECT ml_rag._hold_trusted(ml_rag._read_with(%(oid)s)) AS is_held")
+_NAME = sql.SQL(
+    """SELECT n.nspname::text AS schema, c.relname::text AS relation
+    FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = %(oid)s"""
 )
 
 
@@ -31,7 +36,9 @@ async def read(
         found = await rows(_FIND, {"store": store})
         if not found or found[0]["document_name"] is None:
             return (found[0] if found else {}), [], []
-        columns, names = found[0], [str(parameters["document"])]
+        if not (await rows(_HOLD, found[0]))[0]["is_held"]:
+            return {}, [], []
+        columns, names = found[0] | (await rows(_NAME, found[0]))[0], [str(parameters["document"])]
         segments = await rows(reading(columns), parameters)
         if not segments:
             alike = [row["name"] for row in await rows(_alike(columns), parameters)]
@@ -53,7 +60,7 @@ def _alike(store: Mapping[str, str | None]) -> sql.Composed:
 def reading(store: Mapping[str, str | None]) -> sql.Composed:
     """The segments of the document ``%(document)s`` of a store in their order, and how many there are.
 
-    ``store``: a row of ``_FIND``, whose ``document_name`` is not null. ``%(first)s``: segments left out, ``%(most)s``:
+    ``store``: rows of ``_FIND`` and ``_NAME``, whose ``document_name`` is not null. ``%(first)s``: segments left out, ``%(most)s``:
     read at most, as long as they and their metadata have ``%(characters)s`` together; ``is_cut``: a longer first one.
     """
     order = [_quoted(column) for column in (store["document_id"], store["segment_number"]) if column is not None]
