@@ -29,6 +29,8 @@ _PAGES = [
     Arm("hybrid", {"arms": [{**_WINDOWS, "weight": 0.5}, {"search": "keyword", "weight": 0.5}]}),
     Arm("hybrid, auto", {"arms": [{**_WINDOWS, "weight": "auto"}, {"search": "keyword", "weight": "auto"}]}),
 ]
+#: the same with one vector a page, which the model has made of its beginning
+_WHOLE = [Arm("beginnings, dense", {}), Arm("beginnings, hybrid", {"keyword_search": True})]
 #: one line a way to search, without and with sentences
 _SEGMENTS_OR_SENTENCES = [
     Arm("segments searched", {}),
@@ -115,7 +117,7 @@ def merged(
     options = {"embed": False, "keyword_search": False, "merge": True, "model_id": MODEL}
     first, second, third = _MERGED
     try:
-        found = {arm.title: _run(evaluation, arm, progress) for arm in _PAGES}
+        found = {arm.title: _run(evaluation, arm, progress) for arm in _PAGES + _WHOLE}
         with (
             group(connection, store, first, transform=first, **options),
             group(connection, store, second, transform=second, **options),

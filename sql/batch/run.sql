@@ -113,7 +113,9 @@ DECLARE
   _keys text[] := '{}';   -- of each row, as one element: its key in array text form
   _inputs text[] := '{}';
   _extras text[] := '{}';
+  _texts text[];
   _vectors @vector@.vector[];
+  _truncated integer;
   _failure jsonb;
   _failed integer := 0;
   _error text;
@@ -132,9 +134,14 @@ BEGIN
   IF job ->> 'routine' = 'ml_embed_table' AND cardinality(_inputs) > 0 THEN
     -- all at once; where that fails the rows are tried one by one, to find the one at fault
     -- (a blank text is an error of its row, not of the batch, so it travels as something else)
-    SELECT o.vectors, o.error INTO _vectors, _failure FROM ml_rag._embed(
-      ARRAY(SELECT CASE WHEN i ~ '\S' THEN i ELSE 'blank' END FROM unnest(_inputs) WITH ORDINALITY AS u (i, place)
-            ORDER BY place), job ->> 'model', 'document', (job #> '{options,truncate}')::boolean) AS o;
+    _texts := ARRAY(SELECT CASE WHEN i ~ '\S' THEN i ELSE 'blank' END FROM unnest(_inputs) WITH ORDINALITY AS u (i, place)
+                    ORDER BY place);
+    IF (job #> '{options,truncate}')::boolean THEN
+      SELECT o.vectors, o.truncated, o.error INTO _vectors, _truncated, _failure
+      FROM ml_rag._embed_counted(_texts, job ->> 'model') AS o;
+    ELSE
+      SELECT o.vectors, o.error INTO _vectors, _failure FROM ml_rag._embed(_texts, job ->> 'model', 'document', false) AS o;
+    END IF;
     IF _failure ->> 'sqlstate' IN ('57014', '08006') THEN
       -- a statement is cancelled once: tried row by row it would go on, and wait for ever where the server hangs
       PERFORM ml_rag._raise(_failure);
@@ -158,6 +165,7 @@ BEGIN
     'rows', (job ->> 'rows')::bigint + cardinality(_inputs),
     'succeeded', (job ->> 'succeeded')::bigint + cardinality(_inputs) - _failed,
     'failed', (job ->> 'failed')::bigint + _failed,
+    'truncated', coalesce((job ->> 'truncated')::bigint, 0) + coalesce(_truncated, 0),
     'first_error', _first_error, 'first_told', _first_told);
 END
 $$;
@@ -166,13 +174,19 @@ CREATE FUNCTION ml_rag._end_table(job jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: what the batch routines answer, and a warning where rows failed
+-- purpose: what the batch routines answer, and warnings of rows that failed and of texts that were cut
 BEGIN
   IF (job ->> 'failed')::bigint > 0 THEN
     RAISE WARNING USING ERRCODE = '01000',
       MESSAGE = format('%s of %s rows failed', job ->> 'failed', job ->> 'rows'),
       DETAIL = format('First error: %s.', job ->> 'first_told'),
       HINT = 'The result names its row, under "first_error". The next call tries failed rows again.';
+  END IF;
+  IF (job ->> 'truncated')::bigint > 0 THEN
+    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('the model cut the texts of %s rows', job ->> 'truncated'),
+      DETAIL = format('They are longer than model %s takes in; searches by meaning do not see the rest, and hybrid searches give '
+        'them less weight.', job ->> 'model'),
+      HINT = 'ml_rag.create_vectorizer with "destination": "table" splits texts into segments.';
   END IF;
   RETURN jsonb_build_object('rows', job -> 'rows', 'succeeded', job -> 'succeeded', 'failed', job -> 'failed',
     'first_error', job -> 'first_error');

@@ -169,7 +169,7 @@ SELECT ml_rag._add_option('arm', 'descending', 'boolean', default_rule => 'true 
 SELECT ml_rag._add_option('arm', 'weight', 'number', minimum => 0, maximum => 1, auto_value => 'null',
   default_rule => 'equal shares',
   description => 'share in the fused score; weights are divided by their sum. "auto", for all arms: by how clear each arm'
-    ' is about the question');
+    ' is about the question, and how much of the texts its model takes in');
 SELECT ml_rag._add_option('arm', 'candidates', 'integer', minimum => 1, maximum => 10000, default_value => '100',
   description => 'segments that the arm brings');
 SELECT ml_rag._add_option('arm', 'max_distance', 'number', minimum => 0, maximum => 999999.9999, default_rule => 'none',
@@ -227,7 +227,7 @@ SELECT ml_rag._add_option('hybrid_options', 'fusion', 'choice', choices => '{wei
   default_value => '"weighted"',
   description => 'weighted sum of the scores, or reciprocal rank fusion');
 SELECT ml_rag._add_option('hybrid_options', 'semantic_weight', 'number', minimum => 0, maximum => 1,
-  default_rule => 'by how clear each arm is about this question', auto_value => 'null',
+  default_rule => 'by how clear each arm is about this question, and how much of the texts the model takes in', auto_value => 'null',
   description => 'weight of the semantic arm in a weighted fusion');
 SELECT ml_rag._add_option('hybrid_options', 'rrf_k', 'integer', minimum => 1, maximum => 1000000, default_value => '60',
   description => 'constant of reciprocal rank fusion');

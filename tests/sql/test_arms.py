@@ -60,7 +60,7 @@ def by_hand(arms: list[tuple[str, float | None, list[tuple[str, float]]]], known
     weights = [weight for _, weight, _ in arms]
     if None in weights:
         kinds = [kind == "keyword" for kind, _, _ in arms]
-        prior = [(0.4 if keyword else 0.6) / kinds.count(keyword) for keyword in kinds]
+        prior = [0.5 / kinds.count(keyword) for keyword in kinds]
         decided = [
             p * decisiveness(v, 0 if keyword else min(v, default=0))
             for p, v, keyword in zip(prior, values, kinds, strict=True)

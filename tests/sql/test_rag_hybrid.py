@@ -49,6 +49,26 @@ def keyword_hits(connection: Connection, query: str, **options: Any) -> list[Any
         return []
 
 
+@pytest.mark.parametrize(("size", "read"), [(1152, 1), (1153, 1152 / 1153), (2304, 0.5)])
+def test_texts_that_the_model_has_cut_count_less_by_meaning(db: Database, size: int, read: float) -> None:
+    """fake-embed takes in 256 tokens, which are taken for 1152 bytes; what follows the words changes no distance."""
+    rng = random.Random(5)
+    owner, asker = db.connect(), db.connect("asker")
+    make(owner, [" ".join(rng.choices(WORDS, k=9)).ljust(size, ".") for _ in range(60)])
+    for query in ("heron loon", "snipe rail coot heron swan"):
+        semantic = hits(asker, query, n_citations=60)
+        keyword = keyword_hits(asker, query, n_citations=60)
+        lists: list[Any] = [[h[:3] for h in semantic], [h[:3] for h in keyword]]
+        got = hits(asker, query, n_citations=60, keyword_search=True)
+        want = expected(*lists, {}, "COSINE", read)
+        assert {h[0]: h[3] for h in got} == pytest.approx({h[0]: h[3] for h in want}, abs=1e-9)
+        # who has embedded a vector that is given is not known, and the call may say the weights
+        for options in ({"query_embedding": fake_embedding(query)}, {"hybrid_options": {"semantic_weight": 0.7}}):
+            got = hits(asker, query, n_citations=60, keyword_search=True, **options)
+            want = expected(*lists, options.get("hybrid_options", {}), "COSINE")
+            assert {h[0]: h[3] for h in got} == pytest.approx({h[0]: h[3] for h in want}, abs=1e-9)
+
+
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("hybrid", [{}, {"candidates": 10}, {"semantic_weight": 0.2}, {"fusion": "rrf"}], ids=str)
 def test_hybrid_is_both_arms_fused(birds: Connection, metric: str, hybrid: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from support.cluster import Connection, Database
 from support.hostile_server import embeddings, hostile, reply, silent
 from support.models_server import ModelsServer
-from support.stores import error, fake_embedding, names
+from support.stores import error, fake_embedding, names, warnings_of
 from support.tables import ROUTINES, call, column, make_texts
 
 
@@ -405,7 +405,9 @@ def test_the_errors_of_rows_that_are_not_embedded(texts: Connection, target: str
     assert sorted(column(texts, f"SELECT id FROM {target} WHERE v IS NOT NULL")) == [1, 3, 5]
     # a row that succeeds has none any more
     texts.execute("UPDATE texts SET q = 'four' WHERE id = 4")
-    call(texts, "ml_embed_table", "public.texts.q", f"public.{target}.v", {**options, "truncate": True})
+    with warnings_of(texts) as caught:
+        call(texts, "ml_embed_table", "public.texts.q", f"public.{target}.v", {**options, "truncate": True})
+    assert ("WARNING", "01000", "the model cut the texts of 1 rows") in caught
     assert column(texts, f"SELECT count(*) FROM {target} WHERE details IS NOT NULL") == [0]
     assert sorted(column(texts, f"SELECT id FROM {target} WHERE v IS NOT NULL")) == [1, 3, 4, 5, 6]
 

@@ -18,17 +18,19 @@ def decisiveness(scores: list[float], nothing: float) -> float:
 
 
 def expected(
-    semantic: list[Hit], keyword: list[Hit], options: dict[str, Any], metric: str
+    semantic: list[Hit], keyword: list[Hit], options: dict[str, Any], metric: str, read: float = 1
 ) -> list[tuple[str, float, float | None, float]]:
-    """What docs say: each arm divided by its largest; the weight given, or by how decisive each arm is."""
+    """What docs say: each arm divided by its largest; the weight given, or by how decisive each arm is.
+
+    ``read``: the share of each text that the embedding model has read."""
     similarities = [METRICS[metric].similarity(d) for _, d, _ in semantic]
     keyword_scores = {name: score or 0.0 for name, _, score in keyword}
     distances = {name: d for name, d, _ in [*semantic, *keyword]}
     weight = options.get("semantic_weight")
     if weight is None:
-        a = 0.6 * decisiveness(similarities, min(similarities, default=0))
-        b = 0.4 * decisiveness(list(keyword_scores.values()), 0)
-        weight = a / (a + b) if a + b else 0.6
+        a = decisiveness(similarities, min(similarities, default=0)) * read**3
+        b = decisiveness(list(keyword_scores.values()), 0)
+        weight = a / (a + b) if a + b else 0.5
     k = options.get("rrf_k", 60)
     places = [[name for name, _, _ in arm] for arm in (semantic, keyword)]
     result = []

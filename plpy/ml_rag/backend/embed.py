@@ -13,6 +13,18 @@ MAX_DIMENSIONS = 16000
 _NUMBERS = b"0123456789.,-+e"
 
 
+#: how many tokens a model takes in, as its replies say
+_limits: dict[str, int] = {}
+#: bytes that a token stands for, about
+_BYTES = 4.5
+
+
+def read_bytes(model_id: str | None) -> float | None:
+    """How much of a text a model takes in that has embedded something in this session; None where that is not known."""
+    limit = _limits.get(model_id or "")
+    return None if limit is None else limit * _BYTES
+
+
 def embed_counted(server: ModelServer, texts: list[str], model_id: str) -> tuple[list[str], int]:
     """As ``embed``, of documents, and how many of the texts were cut: 0 where the model server cannot know."""
     reply = _ask(server, {"model": model_id, "input": texts, "input_type": "document", "count_truncated": True})
@@ -34,7 +46,12 @@ def embed(
     request: dict[str, Any] = {"model": model_id, "input": texts, "input_type": input_type}
     if not truncate:
         request["truncate"] = False
-    return _vectors(_ask(server, request), texts)
+    reply = _ask(server, request)
+    vectors = _vectors(reply, texts)
+    limit = reply["usage"].get("max_tokens") if isinstance(reply.get("usage"), dict) else None
+    if isinstance(limit, int) and limit > 0:
+        _limits[model_id] = limit
+    return vectors
 
 
 def _ask(server: ModelServer, request: dict[str, Any]) -> Any:

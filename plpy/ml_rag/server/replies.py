@@ -80,6 +80,8 @@ class EmbeddingUsage(TypedDict):
     total_tokens: int
     #: where it was asked for; null: the tokenizer is not here
     truncated_texts: NotRequired[int | None]
+    #: with ``encoding_format`` text: how many tokens of a text the model takes in; null: that is not known here
+    max_tokens: NotRequired[int | None]
 
 
 @_exactly

@@ -160,6 +160,8 @@ async def embeddings(request: Request) -> Response:
         usage: EmbeddingUsage = {"prompt_tokens": tokens, "total_tokens": tokens}
         if body.count_truncated:
             usage["truncated_texts"] = await registry.count_truncated(model, texts, cancelled, body.input_type)
+        if body.encoding_format == "text":
+            usage["max_tokens"] = registry.info(model).max_tokens
     data: list[Any]
     if body.encoding_format == "base64":
         little_endian = vectors.astype("<f4", copy=False)

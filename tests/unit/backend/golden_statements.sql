@@ -262,10 +262,10 @@ SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, weighted by how clear the arms are
--- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 candidates_2_1
+-- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 read_bytes, $5 candidates_2_1
 WITH semantic_1 AS (
-  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.bytes, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, octet_length(t."segment"::text) AS bytes, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
@@ -287,21 +287,21 @@ keyword AS (
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
-  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM semantic
-  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM keyword
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score, bytes FROM semantic
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score, NULL::integer AS bytes FROM keyword
 ),
 strength AS (
   SELECT b.arm, b.best, coalesce(
-      1 - sum(greatest(f.value - b.nothing, 0) / nullif(b.best - b.nothing, 0)) / 30, 0) AS clear
-  FROM (SELECT arm, best, CASE WHEN arm IN (1) THEN least ELSE 0 END AS nothing FROM (SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm) AS b) AS b
+      1 - sum(greatest(f.value - b.nothing, 0) / nullif(b.best - b.nothing, 0)) / 30, 0) * power(b.read, 3) AS clear
+  FROM (SELECT arm, best, read, CASE WHEN arm IN (1) THEN least ELSE 0 END AS nothing FROM (SELECT arm, max(value) AS best, min(value) AS least, coalesce(avg(least(1, $4 / nullif(bytes, 0))), 1) AS read FROM found GROUP BY arm) AS b) AS b
     JOIN found AS f ON f.arm = b.arm AND f.place <= 30
-  GROUP BY b.arm, b.best, b.nothing
+  GROUP BY b.arm, b.best, b.read, b.nothing
 ),
 weight AS MATERIALIZED (
   SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
   FROM (SELECT a.arm, a.part, a.share, a.is_known, a.is_last, s.best, CASE WHEN sum(a.given * coalesce(s.clear, 0)) OVER part > 0 THEN a.given * coalesce(s.clear, 0) / sum(a.given * coalesce(s.clear, 0)) OVER part
       ELSE a.given / coalesce(nullif(sum(a.given) OVER part, 0), 1) END AS weight
-    FROM (VALUES (1, 1, 0.6::float8, 1::float8, true, false), (2, 1, 0.4::float8, 1::float8, false, true)) AS a (arm, part, given, share, is_known, is_last) LEFT JOIN strength AS s USING (arm) WINDOW part AS (PARTITION BY a.part)) AS a
+    FROM (VALUES (1, 1, 0.5::float8, 1::float8, true, false), (2, 1, 0.5::float8, 1::float8, false, true)) AS a (arm, part, given, share, is_known, is_last) LEFT JOIN strength AS s USING (arm) WINDOW part AS (PARTITION BY a.part)) AS a
   WINDOW before AS (PARTITION BY part ORDER BY arm ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 ),
 known AS MATERIALIZED (
@@ -324,7 +324,7 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT count(*) < 100 FROM semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $4 FROM keyword_1)]::boolean[] AS missing
+  ARRAY[(SELECT count(*) < 100 FROM semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $5 FROM keyword_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, weighted
@@ -357,7 +357,7 @@ found AS MATERIALIZED (
   UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM keyword
 ),
 strength AS (
-  SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm
+  SELECT arm, max(value) AS best FROM found GROUP BY arm
 ),
 weight AS MATERIALIZED (
   SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
@@ -498,7 +498,7 @@ found AS MATERIALIZED (
   UNION ALL SELECT 3 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM arm3
 ),
 strength AS (
-  SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm
+  SELECT arm, max(value) AS best FROM found GROUP BY arm
 ),
 weight AS MATERIALIZED (
   SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
@@ -587,10 +587,10 @@ SELECT row_number() OVER (ORDER BY h.place)::integer AS rank, (ARRAY['public.han
 FROM hit AS h ORDER BY h.place;
 
 -- two parts with shares, each weighted by how clear its arms are
--- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 vector_3, $5 keys_4_1, $6 scores_4_1, $7 share_1, $8 share_2, $9 share_3, $10 share_4, $11 candidates_2_1, $12 candidates_4_1
+-- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 vector_3, $5 keys_4_1, $6 scores_4_1, $7 read_bytes, $8 share_1, $9 share_2, $10 share_3, $11 share_4, $12 candidates_2_1, $13 candidates_4_1
 WITH part1semantic_1 AS (
-  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.bytes, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, octet_length(t."segment"::text) AS bytes, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
@@ -612,8 +612,8 @@ part1keyword AS (
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 part2semantic_1 AS (
-  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.own + 0)::numeric, 4)::float8 AS own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance, t."segment_embedding" OPERATOR(public.<=>) $4 AS own
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.bytes, round((s.own + 0)::numeric, 4)::float8 AS own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance, octet_length(t."segment"::text) AS bytes, t."segment_embedding" OPERATOR(public.<=>) $4 AS own
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $4 LIMIT 104) AS s
   WHERE abs(s.own) < 'Infinity'
@@ -635,23 +635,23 @@ part2keyword AS (
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
-  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM part1semantic
-  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM part1keyword
-  UNION ALL SELECT 3 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score FROM part2semantic
-  UNION ALL SELECT 4 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM part2keyword
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score, bytes FROM part1semantic
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score, NULL::integer AS bytes FROM part1keyword
+  UNION ALL SELECT 3 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, NULL::float8 AS keyword_score, bytes FROM part2semantic
+  UNION ALL SELECT 4 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score, NULL::integer AS bytes FROM part2keyword
 ),
 strength AS (
   SELECT b.arm, b.best, coalesce(
-      1 - sum(greatest(f.value - b.nothing, 0) / nullif(b.best - b.nothing, 0)) / 30, 0) AS clear
-  FROM (SELECT arm, best, CASE WHEN arm IN (1, 3) THEN least ELSE 0 END AS nothing FROM (SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm) AS b) AS b
+      1 - sum(greatest(f.value - b.nothing, 0) / nullif(b.best - b.nothing, 0)) / 30, 0) * power(b.read, 3) AS clear
+  FROM (SELECT arm, best, read, CASE WHEN arm IN (1, 3) THEN least ELSE 0 END AS nothing FROM (SELECT arm, max(value) AS best, min(value) AS least, coalesce(avg(least(1, $7 / nullif(bytes, 0))), 1) AS read FROM found GROUP BY arm) AS b) AS b
     JOIN found AS f ON f.arm = b.arm AND f.place <= 30
-  GROUP BY b.arm, b.best, b.nothing
+  GROUP BY b.arm, b.best, b.read, b.nothing
 ),
 weight AS MATERIALIZED (
   SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
   FROM (SELECT a.arm, a.part, a.share, a.is_known, a.is_last, s.best, CASE WHEN sum(a.given * coalesce(s.clear, 0)) OVER part > 0 THEN a.given * coalesce(s.clear, 0) / sum(a.given * coalesce(s.clear, 0)) OVER part
       ELSE a.given / coalesce(nullif(sum(a.given) OVER part, 0), 1) END AS weight
-    FROM (VALUES (1, 1, 0.6::float8, $7, true, false), (2, 1, 0.4::float8, $8, false, true), (3, 2, 0.6::float8, $9, false, false), (4, 2, 0.4::float8, $10, false, true)) AS a (arm, part, given, share, is_known, is_last) LEFT JOIN strength AS s USING (arm) WINDOW part AS (PARTITION BY a.part)) AS a
+    FROM (VALUES (1, 1, 0.5::float8, $8, true, false), (2, 1, 0.5::float8, $9, false, true), (3, 2, 0.5::float8, $10, false, false), (4, 2, 0.5::float8, $11, false, true)) AS a (arm, part, given, share, is_known, is_last) LEFT JOIN strength AS s USING (arm) WINDOW part AS (PARTITION BY a.part)) AS a
   WINDOW before AS (PARTITION BY part ORDER BY arm ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 ),
 known AS MATERIALIZED (
@@ -674,21 +674,21 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT count(*) < 100 FROM part1semantic_1), false, (SELECT count(*) < 100 FROM part2semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM part1semantic) FROM part1semantic_1), false, (SELECT count(*) = 104 AND max(own) <= (SELECT max(own) FROM part2semantic) FROM part2semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $11 FROM part1keyword_1), false, (SELECT count(*) < 100 AND cardinality($5) >= $12 FROM part2keyword_1)]::boolean[] AS missing
+  ARRAY[(SELECT count(*) < 100 FROM part1semantic_1), false, (SELECT count(*) < 100 FROM part2semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM part1semantic) FROM part1semantic_1), false, (SELECT count(*) = 104 AND max(own) <= (SELECT max(own) FROM part2semantic) FROM part2semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $12 FROM part1keyword_1), false, (SELECT count(*) < 100 AND cardinality($5) >= $13 FROM part2keyword_1)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, a table beside a view
--- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 keys_2_2, $5 scores_2_2, $6 candidates_2_1, $7 candidates_2_2
+-- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 keys_2_2, $5 scores_2_2, $6 read_bytes, $7 candidates_2_1, $8 candidates_2_2
 WITH semantic_1 AS (
-  SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+  SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.bytes, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, octet_length(t."segment"::text) AS bytes, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
 semantic_2 AS (
-  SELECT 2 AS store, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document::text), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document::text, s.segment_number, s.segment ORDER BY s.distance))) AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+  SELECT 2 AS store, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document::text), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document::text, s.segment_number, s.segment ORDER BY s.distance))) AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, s.bytes, round((s.distance + 0)::numeric, 4) AS distance
+  FROM (SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, octet_length(t."segment"::text) AS bytes, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.seen AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
@@ -722,21 +722,21 @@ keyword AS (
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
-  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score FROM semantic
-  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, score AS keyword_score FROM keyword
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score, bytes FROM semantic
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, score AS keyword_score, NULL::integer AS bytes FROM keyword
 ),
 strength AS (
   SELECT b.arm, b.best, coalesce(
-      1 - sum(greatest(f.value - b.nothing, 0) / nullif(b.best - b.nothing, 0)) / 30, 0) AS clear
-  FROM (SELECT arm, best, CASE WHEN arm IN (1) THEN least ELSE 0 END AS nothing FROM (SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm) AS b) AS b
+      1 - sum(greatest(f.value - b.nothing, 0) / nullif(b.best - b.nothing, 0)) / 30, 0) * power(b.read, 3) AS clear
+  FROM (SELECT arm, best, read, CASE WHEN arm IN (1) THEN least ELSE 0 END AS nothing FROM (SELECT arm, max(value) AS best, min(value) AS least, coalesce(avg(least(1, $6 / nullif(bytes, 0))), 1) AS read FROM found GROUP BY arm) AS b) AS b
     JOIN found AS f ON f.arm = b.arm AND f.place <= 30
-  GROUP BY b.arm, b.best, b.nothing
+  GROUP BY b.arm, b.best, b.read, b.nothing
 ),
 weight AS MATERIALIZED (
   SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
   FROM (SELECT a.arm, a.part, a.share, a.is_known, a.is_last, s.best, CASE WHEN sum(a.given * coalesce(s.clear, 0)) OVER part > 0 THEN a.given * coalesce(s.clear, 0) / sum(a.given * coalesce(s.clear, 0)) OVER part
       ELSE a.given / coalesce(nullif(sum(a.given) OVER part, 0), 1) END AS weight
-    FROM (VALUES (1, 1, 0.6::float8, 1::float8, true, false), (2, 1, 0.4::float8, 1::float8, false, true)) AS a (arm, part, given, share, is_known, is_last) LEFT JOIN strength AS s USING (arm) WINDOW part AS (PARTITION BY a.part)) AS a
+    FROM (VALUES (1, 1, 0.5::float8, 1::float8, true, false), (2, 1, 0.5::float8, 1::float8, false, true)) AS a (arm, part, given, share, is_known, is_last) LEFT JOIN strength AS s USING (arm) WINDOW part AS (PARTITION BY a.part)) AS a
   WINDOW before AS (PARTITION BY part ORDER BY arm ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 ),
 known AS MATERIALIZED (
@@ -785,7 +785,7 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT count(*) < 100 FROM semantic_1), (SELECT count(*) < 100 FROM semantic_2), false, false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_2), false, false]::boolean[] AS tied, ARRAY[false, false, (SELECT count(*) < 100 AND cardinality($2) >= $6 FROM keyword_1), (SELECT count(*) < 100 AND cardinality($4) >= $7 FROM keyword_2)]::boolean[] AS missing
+  ARRAY[(SELECT count(*) < 100 FROM semantic_1), (SELECT count(*) < 100 FROM semantic_2), false, false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_2), false, false]::boolean[] AS tied, ARRAY[false, false, (SELECT count(*) < 100 AND cardinality($2) >= $7 FROM keyword_1), (SELECT count(*) < 100 AND cardinality($4) >= $8 FROM keyword_2)]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, partitions read one by one, one of other dimensions
@@ -816,7 +816,7 @@ found AS MATERIALIZED (
   UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, score AS keyword_score FROM keyword
 ),
 strength AS (
-  SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm
+  SELECT arm, max(value) AS best FROM found GROUP BY arm
 ),
 weight AS MATERIALIZED (
   SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
@@ -894,7 +894,7 @@ found AS MATERIALIZED (
   UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, score AS keyword_score FROM keyword
 ),
 strength AS (
-  SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm
+  SELECT arm, max(value) AS best FROM found GROUP BY arm
 ),
 weight AS MATERIALIZED (
   SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
@@ -963,7 +963,7 @@ found AS MATERIALIZED (
   UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, score AS keyword_score FROM arm2
 ),
 strength AS (
-  SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm
+  SELECT arm, max(value) AS best FROM found GROUP BY arm
 ),
 weight AS MATERIALIZED (
   SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
@@ -1046,7 +1046,7 @@ found AS MATERIALIZED (
   UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, distance, score AS keyword_score FROM keyword
 ),
 strength AS (
-  SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm
+  SELECT arm, max(value) AS best FROM found GROUP BY arm
 ),
 weight AS MATERIALIZED (
   SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight

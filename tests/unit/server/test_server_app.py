@@ -142,6 +142,11 @@ def test_embeddings_as_text(ask) -> None:
         assert json.loads(row["embedding"]) == expected["embedding"]
 
 
+def test_embeddings_as_text_tell_how_many_tokens_the_model_takes_in(ask) -> None:
+    usage = embed(ask, model="fake-embed", input="red", encoding_format="text").json()["usage"]
+    assert usage == {"prompt_tokens": 1, "total_tokens": 1, "max_tokens": 256}
+
+
 def test_texts_that_are_cut_are_counted_where_it_is_asked_for(ask) -> None:
     texts = ["w " * 256, "w " * 257, "short"]
     assert "truncated_texts" not in embed(ask, model="fake-embed", input=texts).json()["usage"]

@@ -50,8 +50,7 @@ class Kind:
     look_up: Callable[[Any, Any, Any, Any, int, int], tuple[Any, Any]]
     unit: Callable[[Arm], Unit]
     value: Callable[[Arm, Rows], str]
-    #: the weight of an arm whose scores are as clear as those of the others; arms of one family share it
-    prior: float
+    #: where the call gives no weights, families count the same as far as their scores are as clear
     family: str
     #: how explain and ml_rag.activity call it
     stage: str
@@ -83,7 +82,6 @@ SEMANTIC = Kind(
     look_up=lambda search, source, arm, asked, place, i: search.near(source, arm, i),
     unit=lambda arm: Unit("own") if arm.has_own_vector or arm.in_nodes else DISTANCE,
     value=_similarity,
-    prior=0.6,
     family="meaning",
     stage="search",
     takes_vectors=True,
@@ -95,7 +93,6 @@ KEYWORD = Kind(
     look_up=lambda search, *asked: search.words(*asked),
     unit=lambda arm: WORDS,
     value=lambda arm, rows: "score",
-    prior=0.4,
     family="other",
     stage="keyword",
 )
@@ -104,7 +101,6 @@ FUNCTION = Kind(
     look_up=lambda search, *asked: search.by_function(*asked),
     unit=lambda arm: Unit("own", is_descending=arm.is_descending),
     value=_share_of_range,
-    prior=0.4,
     family="other",
     stage="function",
     has_index=False,

@@ -12,18 +12,20 @@ CLEAR_BY = 30
 
 def parts(shape: Shape, rows: Rows) -> list[tuple[str, str]]:
     """The common table expressions, the last of which is ``ranked``: each candidate once, with its score of 0-1."""
-    found = [
-        f"SELECT {place} AS arm, place, value, store, row_key, {', '.join(NAMES)},"
-        f"{' segment, metadata,' if rows.has_text else ''} distance,"
-        f" {'score' if arm.unit == WORDS else 'NULL::float8'} AS keyword_score FROM {arm.expression}"
-        for place, arm in enumerate(shape.arms, 1)
-    ]
+    found = []
+    for place, arm in enumerate(shape.arms, 1):
+        columns = [f"{place} AS arm", "place", "value", "store", "row_key", *NAMES]
+        columns += ["segment", "metadata"] if rows.has_text else []
+        columns += ["distance", f"{'score' if arm.unit == WORDS else 'NULL::float8'} AS keyword_score"]
+        if shape.fusion == "auto":
+            columns.append("bytes" if shape.reads_bytes(arm) else "NULL::integer AS bytes")
+        found.append(f"SELECT {', '.join(columns)} FROM {arm.expression}")
     made = [("found AS MATERIALIZED", "\n  UNION ALL ".join(found))]
     if shape.fusion == "rrf":
         k = rows.slots("rrf_k", "float8")
         score = f"sum(1 / ({k} + f.place)) * ({k} + 1) / {len(shape.arms)}"
         return [*made, ("ranked AS", _ranked(score, f"1 / ({k} + f.place)", "found AS f", "", has_text=rows.has_text))]
-    made += [("strength AS", _strength(shape)), ("weight AS MATERIALIZED", _weight(shape, rows))]
+    made += [("strength AS", _strength(shape, rows)), ("weight AS MATERIALIZED", _weight(shape, rows))]
     # a distance that each candidate has counts for all
     made.append(
         (
@@ -54,22 +56,26 @@ def _ranked(score: str, own: str, tables: str, also: str, *, has_text: bool) -> 
     )
 
 
-def _strength(shape: Shape) -> str:
+def _strength(shape: Shape, rows: Rows) -> str:
     """What each arm gives its best candidate, and how clearly it tells its best candidates from the others, 0-1: one
     minus the mean of the best thirty, where the first counts 1 and those missing 0. By meaning the last one counts as
     0. An arm that has something to say gives a few rows much more than the rest; one that has not (a model that does
-    not know the language, words that stand everywhere) gives all about the same."""
-    best = "SELECT arm, max(value) AS best, min(value) AS least FROM found GROUP BY arm"
+    not know the language, words that stand everywhere) gives all about the same. Vectors of texts that the model has
+    cut count by the third power of the share that it has read."""
+    best = "SELECT arm, max(value) AS best{} FROM found GROUP BY arm"
     if shape.fusion == "weighted":
-        return best
+        return best.format("")
+    read = f"coalesce(avg(least(1, {rows.slots('read_bytes', 'float8')} / nullif(bytes, 0))), 1)"
+    best = best.format(f", min(value) AS least, {read} AS read")
     floors = [str(place) for place, arm in enumerate(shape.arms, 1) if arm.kind.has_floor]
     nothing = f"CASE WHEN arm IN ({', '.join(floors)}) THEN least ELSE 0 END" if floors else "0::float8"
     return (
         "SELECT b.arm, b.best, coalesce(\n"
-        f"      1 - sum(greatest(f.value - b.nothing, 0) / nullif(b.best - b.nothing, 0)) / {CLEAR_BY}, 0) AS clear\n"
-        f"  FROM (SELECT arm, best, {nothing} AS nothing FROM ({best}) AS b) AS b\n"
+        f"      1 - sum(greatest(f.value - b.nothing, 0) / nullif(b.best - b.nothing, 0)) / {CLEAR_BY}, 0)"
+        " * power(b.read, 3) AS clear\n"
+        f"  FROM (SELECT arm, best, read, {nothing} AS nothing FROM ({best}) AS b) AS b\n"
         f"    JOIN found AS f ON f.arm = b.arm AND f.place <= {CLEAR_BY}\n"
-        "  GROUP BY b.arm, b.best, b.nothing"
+        "  GROUP BY b.arm, b.best, b.read, b.nothing"
     )
 
 
@@ -79,8 +85,8 @@ def _weight(shape: Shape, rows: Rows) -> str:
     families = [(arm.part, arm.kind.family) for arm in shape.arms]
     arms = []
     for place, arm in enumerate(shape.arms, 1):
-        prior = arm.kind.prior / families.count((arm.part, arm.kind.family))
-        given = f"{prior!r}::float8" if shape.fusion == "auto" else rows.slots(f"weight_{place}", "float8")
+        equal = 0.5 / families.count((arm.part, arm.kind.family))
+        given = f"{equal!r}::float8" if shape.fusion == "auto" else rows.slots(f"weight_{place}", "float8")
         share = "1::float8" if len({part for part, _ in families}) == 1 else rows.slots(f"share_{place}", "float8")
         is_known = str(arm.unit == DISTANCE).lower()
         # of shares that were divided the last one is what is left

@@ -7,7 +7,7 @@ Common table expressions, in the order of the pipeline; names are those of arms:
     keyword_1 …   by words: the rows that the keyword index has found, with their scores and distances
     keyword       the best of all stores
     found         what all arms have found (fuse.py)
-    strength      how clear each arm is about the question
+    strength      how clear each arm is about the question, and how much of the texts its model has read
     weight        how much each arm counts
     ranked        the candidates as one list, each once
     threshold     how far a row may be

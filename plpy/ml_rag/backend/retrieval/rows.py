@@ -114,6 +114,8 @@ class Rows:
         if arm.has_own_vector:
             by = "own"
             columns += f", {self.measured(source)} AS distance"
+        if self.shape.reads_bytes(arm):
+            columns += f", octet_length(t.{identifier(store.segment)}::text) AS bytes"
         columns += f", {sort} AS {by}"
         nearest = f"ORDER BY {order} LIMIT {read.limit}"
         if source.leaves is None:
@@ -129,6 +131,8 @@ class Rows:
         distance = f"{self.rounded('s.distance')} AS distance"
         if arm.has_own_vector:
             distance = f"{self.rounded('s.own')}::float8 AS own, {self.known('s.distance')} AS distance"
+        if self.shape.reads_bytes(arm):
+            distance = f"s.bytes, {distance}"
         return (
             f"SELECT {self.candidate(i, store, f's.{by}', is_early=is_early)}, {distance}\n"
             f"  FROM ({rows}) AS s\n"
@@ -249,6 +253,8 @@ class Rows:
         columns = "vector_store text, document_name text, document_id bigint, document_key text, segment_number bigint,"
         columns += " segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, row_key text"
         value = {"score": ", s.keyword_score AS score", "own": ", s.score AS own"}.get(arm.unit.column, "")
+        if self.shape.reads_bytes(arm):
+            value += ", octet_length(s.segment) AS bytes"
         return (
             f"SELECT {i} AS store, {key}, {', '.join(f's.{name}' for name in NAMES)}{text}{value},"
             f" round(s.distance, 4) AS distance\n"

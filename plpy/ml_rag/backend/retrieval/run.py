@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ml_rag.backend import calls, rights
+from ml_rag.backend import calls, embed, rights
 from ml_rag.backend.retrieval import explain, filters, kept
 from ml_rag.backend.retrieval import request as requests
 from ml_rag.backend.retrieval import stores as discovery
@@ -187,6 +187,8 @@ class Retrieval:
         self._broken: dict[Store, str] = {}
         #: of the question, once it is known
         self._vector: str | None = None
+        #: how much of a text the model takes in that has embedded the question; None where that is not known
+        self._read_bytes: float | None = None
         self._step("begin")
 
     # -- the forms of an answer ---------------------------------------------------------------------------------------
@@ -442,6 +444,7 @@ class Retrieval:
         self, request: Request, question: str, stores: list[Store], vector: str | None, vectors: dict[int, str]
     ) -> Found:
         search = Search(self._context, request, question, vector, vectors, self._missing)
+        search.values["read_bytes"] = self._read_bytes
         sources: list[Source] = []
         for store in stores:
             try:
@@ -529,6 +532,7 @@ class Retrieval:
             vector = made["vector"]
         else:
             vectors, vector = {}, self._embed_one(request, question, model)
+        self._read_bytes = embed.read_bytes(model)
         return vector, vectors
 
     def _hold(self, request: Request, stores: list[Store]) -> list[Store]:

@@ -147,7 +147,7 @@ class Search:
         own = {place: text for place, text in vectors.items() if text != vector}
         arms = tuple(replace(arm, has_own_vector=place in own) for place, arm in enumerate(request.shape.arms, 1))
         self.shape = replace(request.shape, arms=arms, has_vector=vector is not None)
-        self.values = {"vector": vector, "nothing": None} | request.values
+        self.values = {"vector": vector, "nothing": None, "read_bytes": None} | request.values
         self.values |= {f"vector_{place}": text for place, text in own.items()}
         self._lists: list[list[str]] = []
         self._filtered: dict[Store, Filtered] = {}

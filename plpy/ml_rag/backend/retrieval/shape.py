@@ -60,7 +60,7 @@ class Shape:
     n: int
     metric: Metric
     has_vector: bool
-    #: weighted, auto (weighted by how clear the arms are) or rrf
+    #: weighted, auto (weights that the call does not give) or rrf
     fusion: str = "weighted"
     has_max_distance: bool = False
     has_percentage: bool = False
@@ -78,6 +78,10 @@ class Shape:
 
     def arm(self, search: str) -> Arm | None:
         return next((arm for arm in self.arms if arm.search == search), None)
+
+    def reads_bytes(self, arm: Arm) -> bool:
+        """Whether the weight of an arm depends on how long the texts are that it finds by their vectors."""
+        return self.fusion == "auto" and arm.search == "semantic" and not arm.in_nodes
 
 
 class Search(Protocol):
