@@ -61,7 +61,8 @@ def reading(store: Mapping[str, str | None]) -> sql.Composed:
     """The segments of the document ``%(document)s`` of a store in their order, and how many there are.
 
     ``store``: rows of ``_FIND`` and ``_NAME``, whose ``document_name`` is not null. ``%(first)s``: segments left out,
-    ``%(most)s``: read at most, as long as they and their metadata have ``%(characters)s`` together; ``is_cut``: a longer first one.
+    ``%(most)s``: read at most, as long as they and their metadata have ``%(characters)s`` together; ``is_cut``: a
+    longer first one.
     """
     order = [_quoted(column) for column in (store["document_id"], store["segment_number"]) if column is not None]
     # bounded here: what comes is held in the memory of this process
