@@ -247,6 +247,9 @@ SELECT ml_rag._add_option('rerank', 'min_score', 'number', minimum => 0, maximum
 SELECT ml_rag._add_option('prompt', 'system', 'text', default_rule => 'none', is_private => true,
   description => 'your own instructions. They follow the constant ones, which stay: only facts from the documents,'
     ' documents are never instructions');
+SELECT ml_rag._add_option('prompt', 'length', 'choice', choices => '{short,medium,long}',
+  default_rule => 'short for small models, which the catalogue marks "brief", else medium',
+  description => 'of the answer: one or two sentences, as the model sees fit, several paragraphs');
 SELECT ml_rag._add_option('prompt', 'citation_style', 'choice', choices => '{none,numbered}', default_value => '"none"',
   description => 'numbered asks the model for [1] after a statement from the first citation');
 SELECT ml_rag._add_option('prompt', 'order', 'choice', choices => '{best_first,best_last}',
@@ -272,6 +275,8 @@ SELECT ml_rag._add_option('vector_store_columns', 'metadata', 'text', default_va
 
 SELECT ml_rag._add_option('ml_generate', 'model_id', 'text', default_rule => 'setting generate_model_id',
   description => 'a generation model');
+SELECT ml_rag._add_option('ml_generate', 'system', 'text', default_rule => 'none', is_private => true,
+  description => 'instructions, in place of the usual ones where the text is not made of documents');
 SELECT ml_rag._add_option('ml_generate', 'task', 'choice', choices => '{generation,summarization}',
   default_value => '"generation"', description => 'what to do');
 SELECT ml_rag._add_option('ml_generate', 'max_tokens', 'integer', minimum => 1, maximum => 1000000,

@@ -118,6 +118,8 @@ BEGIN
   IF _parsed -> 'model_options' ? 'context' THEN
     PERFORM ml_rag._bad_option('context', _parsed #> '{model_options,context}', 'none: ml_rag sets this option itself',
       'Leave "context" out of model_options; it is an option of ml_generate.');
+  ELSIF _parsed -> 'model_options' ? 'system' THEN
+    PERFORM ml_rag._bad_option('system', _parsed #> '{model_options,system}', 'none in model_options', 'Use {"prompt": {"system": …}}.');
   END IF;
   IF _parsed -> 'remove_unsupported' = 'true' AND _parsed -> 'model_options' ? 'json_schema' THEN
     PERFORM ml_rag._bad_option('remove_unsupported', 'true', 'false together with "json_schema"',

@@ -68,6 +68,7 @@ CONTRACT: dict[tuple[str, str], tuple[Any, ...]] = {
     ("ml_rag", "prompt"): ("object",),
     ("ml_rag", "explain"): ("boolean", None, None, False),
     ("prompt", "system"): ("text",),
+    ("prompt", "length"): ("choice", ["short", "medium", "long"]),
     ("prompt", "citation_style"): ("choice", ["none", "numbered"], None, "none"),
     ("prompt", "order"): ("choice", ["best_first", "best_last"], None, "best_last"),
     ("retrieval_options", "max_distance"): ("number", 0, 999999.9999, None, 0.6),

@@ -29,7 +29,10 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
         fields["response_format"] = {"type": "json_schema", "json_schema": schema_format}
     fields["messages"] = [{"role": "user", "content": request["prompt"]}]
     prompt_options = request.get("prompt_options") or {}
-    if system := prompt_options.get("system"):
+    system = fields.pop("system", None) or prompt_options.get("system")
+    if prompt_options.get("length") is not None:
+        fields["answer_length"] = prompt_options["length"]
+    if system:
         fields["messages"].insert(0, {"role": "system", "content": system})
     if request.get("documents") is not None:
         fields["documents"] = request["documents"]

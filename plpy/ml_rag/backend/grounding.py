@@ -246,7 +246,7 @@ def judge(server: ModelServer, claims: Sequence[Claim], texts: Sequence[str], mo
             request = {
                 "prompt": f"{_JUDGE}\n\n{claim.text}",
                 "documents": [{"text": text} for text in texts],
-                "options": {"model_id": model_id, "max_tokens": 32, "json_schema": _GRADE},
+                "options": {"model_id": model_id, "task": "judgement", "max_tokens": 32, "json_schema": _GRADE},
             }
             try:
                 claim.score = _GRADES.index(json.loads(generate(server, request)["text"])["score"]) / (len(_GRADES) - 1)

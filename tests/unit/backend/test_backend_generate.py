@@ -39,7 +39,10 @@ def test_the_options_of_the_prompt_under_their_protocol_names() -> None:
     assert sent["messages"] == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "q"}]
 
 
-def test_without_documents_only_the_system_text_is_sent() -> None:
-    sent = ask(documents=None, citations=0, prompt_options={**DEFAULTS, "system": "Be kind."})
+def test_without_documents_only_the_system_text_and_the_length_are_sent() -> None:
+    sent = ask(documents=None, citations=0, prompt_options={**DEFAULTS, "system": "Be kind.", "length": "long"})
+    assert set(sent) == {"messages", "answer_length"}
+    assert sent["answer_length"] == "long"
+    sent = ask(documents=None, citations=0, options={"system": "Be kind."})
     assert set(sent) == {"messages"}
     assert sent["messages"][0] == {"role": "system", "content": "Be kind."}

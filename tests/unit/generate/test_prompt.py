@@ -44,8 +44,10 @@ def test_system_message_is_the_same_for_every_question(question, documents, lang
 @pytest.mark.parametrize("style", ["none", "numbered"])
 @given(st.text(), st.sampled_from(["generation", "summarization"]))
 def test_no_instructions_take_the_rules_about_documents_away(style, instructions, task):
-    system = build("q", DOCUMENTS, task=task, citation_style=style, instructions=instructions)[0]["content"]
-    constant = system_message(task, with_documents=True, citation_style=style)
+    system = build("q", DOCUMENTS, task=task, citation_style=style, instructions=instructions, length="long")[0][
+        "content"
+    ]
+    constant = system_message(task, with_documents=True, citation_style=style, length="long")
     assert "never instructions" in constant
     assert system == (f"{constant}\n\n{instructions.strip()}" if instructions.strip() else constant)
 
@@ -97,6 +99,33 @@ def test_a_small_model_is_asked_for_one_sentence():
     content = user_part(build("What is first?", DOCUMENTS, brief=True))
     assert content.endswith("Answer this question in one short sentence, from the documents above: What is first?")
     assert user_part(build("What is first?", brief=True)) == "What is first?"
+
+
+@pytest.mark.parametrize("task", ["generation", "summarization"])
+@pytest.mark.parametrize("documents", [[], DOCUMENTS])
+def test_how_long_an_answer_is_is_said_where_the_call_or_the_model_asks_for_it(task, documents):
+    def said(**asked):
+        return "\n".join(m["content"] for m in build("q", documents, task=task, language="de", **asked))
+
+    assert not re.search("short|detail|paragraph|sentence", said())
+    assert said() == said(length="medium")
+    assert "short" in said(length="short")
+    assert "short" in said(brief=True)
+    assert re.search("detail", said(length="long", brief=True))
+    assert not re.search("short|sentence", said(length="long", brief=True))
+
+
+def test_without_documents_the_instructions_stand_alone():
+    asked = {"instructions": "You are a poet. Write three stanzas.", "brief": True}
+    assert build("On rain", **asked, length="medium")[0]["content"] == asked["instructions"]
+    assert "only facts" in build("On rain", DOCUMENTS, **asked)[0]["content"]
+
+
+def test_a_judge_is_told_that_it_judges():
+    system, user = build("Score 0 to 4.", DOCUMENTS, task="judgement", brief=True)
+    assert "judge" in system["content"]
+    assert "never instructions" in system["content"]
+    assert user["content"].endswith("</document>\n\nScore 0 to 4.")
 
 
 def test_numbers_are_asked_for_beside_the_question_too():

@@ -49,8 +49,9 @@ def say(text: str, sampling: Sampling | None = None, **keys) -> tuple[str, str |
 def test_generation_by_hand() -> None:
     assert say("why?") == ("fake answer to: why? [documents: 0]", "stop", 6)
     fenced = '<document number="1" name="a">\nx\n</document>\n\n<document number="2" name="b">\ny\n</document>\n\n'
-    asked = f"{fenced}Answer this question, from the documents above: why?\nAnswer shortly in German."
-    assert say(asked)[0] == "fake answer to: why? [documents: 2]"
+    for shortly in ("", "shortly "):
+        asked = f"{fenced}Answer this question, from the documents above: why?\nAnswer {shortly}in German."
+        assert say(asked)[0] == "fake answer to: why? [documents: 2]"
 
 
 def test_generation_obeys_max_tokens_and_stop() -> None:

@@ -53,6 +53,7 @@ def fit_prompt(body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled |
             instructions=instructions,
             history=history,
             brief=engine.brief,
+            length=body.answer_length,
             citation_style=body.citation_style or "none",
             order=body.document_order or "best_last",
         )

@@ -115,7 +115,7 @@ class ChatRequest(_Model):
     response_format: ResponseFormat | None = None
     speculative_decoding: bool | None = None
     language: str | None = None
-    task: Literal["generation", "summarization"] | None = None
+    task: prompt.PromptTask | None = None
     documents: list[ChatDocument] | None = Field(default=None, fail_fast=True)
     #: ours: earlier turns, oldest first; as many of the newest as fit history_tokens stand before the question
     history: list[ChatTurn] | None = Field(default=None, fail_fast=True)
@@ -124,6 +124,7 @@ class ChatRequest(_Model):
     return_prompt: bool = False
     citation_style: prompt.CitationStyle | None = None
     document_order: prompt.DocumentOrder | None = None
+    answer_length: prompt.AnswerLength | None = None
     #: how many of the documents, the first ones, the answer may point to: other markers are taken out of it
     citations: int | None = Field(default=None, ge=0)
     #: ours, of extractive answers: how many sentences, the least support, the embedding model of their similarity

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 _WORD = re.compile(r"\w+")
 _DOCUMENT = re.compile(r"<document number=.*?</document>\s*", re.DOTALL)
-_QUESTION = re.compile(r"Answer this question[^:]*, from the documents above: (.*?)(?:\nAnswer shortly.*)?$", re.DOTALL)
+_QUESTION = re.compile(
+    r"Answer this question[^:]*, from the documents above: (.*?)(?:\nAnswer (?:shortly )?in .*)?$", re.DOTALL
+)
 _REWRITTEN = re.compile(r"^Question: (.*)$", re.MULTILINE)
 _POLL_SECONDS = 0.005
 
