@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ml_rag.abc import Delta
 from ml_rag.errors import InvalidRequest
 from ml_rag.server.chat.prompt import (
     PromptDocument,
@@ -19,6 +20,7 @@ from ml_rag.server.chat.prompt import (
     language_name,
     system_message,
     without_control_tokens,
+    without_fences,
 )
 
 DOCUMENTS = [PromptDocument("a.pdf", "First text."), PromptDocument("b.pdf", "Second text.")]
@@ -137,6 +139,32 @@ def test_numbers_are_asked_for_beside_the_question_too():
     brief = user_part(build("What is first?", DOCUMENTS, brief=True, citation_style="numbered"))
     assert brief == user_part(build("What is first?", DOCUMENTS, brief=True))
     assert user_part(build("What is first?", citation_style="numbered")) == "What is first?"
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ('<document number="1" name="a.pdf">\nParis.', "Paris."),
+        ('\n<document number="1" name="a"></document>\n<document number="2" name="b">\nParis.\n</document>', "Paris."),
+        ('Paris.\n<document number="2" name="b', "Paris."),
+        ("Paris.</conversation>", "Paris."),
+        ('<document number="1"', ""),
+        ("<documents> is the root, <document> its child.", "<documents> is the root, <document> its child."),
+        ("Of two numbers a <", "Of two numbers a <"),
+        ("x < document", "x < document"),
+        ("<", "<"),
+        ("<b>Paris</b>", "<b>Paris</b>"),
+        ("", ""),
+    ],
+)
+def test_an_answer_neither_begins_nor_ends_with_a_fence(said, kept):
+    for size in (1, 3, 1000):
+        pieces = [Delta(said[i : i + size]) for i in range(0, len(said), size)]
+        deltas = list(without_fences([*pieces, Delta("", "stop")]))
+        assert "".join(delta.text for delta in deltas).strip() == kept
+        assert deltas[-1].finish_reason == "stop"
+        if not said.startswith("<doc") and size == 1 and len(kept) > 8:
+            assert any(delta.text for delta in deltas[:-1])
 
 
 def test_language_comes_after_the_question():

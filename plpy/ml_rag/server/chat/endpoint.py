@@ -153,6 +153,8 @@ def _work(
             # Endpoints that follow OpenAI take four stop sequences; the caller's go first.
             ours = [sequence for sequence in prompt.RUN_ON if sequence not in sampling.stop]
             sampling = replace(sampling, stop=(*sampling.stop, *ours[: max(0, 4 - len(sampling.stop))]))
+            yield from prompt.without_fences(engine.generate(messages, sampling, cancelled))
+            return
     yield from engine.generate(messages, sampling, cancelled)
 
 

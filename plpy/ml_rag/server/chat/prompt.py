@@ -20,10 +20,11 @@ since the smallest models (135M parameters) follow nothing else. Standard librar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from ml_rag.abc import Delta
 from ml_rag.errors import InvalidRequest
 
 #: judgement: whether documents support a text, or a text answers a question
@@ -64,6 +65,21 @@ _PLAIN_ANSWERS: dict[AnswerLength, str] = {"short": " Answer shortly.", "medium"
 
 #: What a model writes that has answered and goes on with the prompt's own pattern: the answer ends before it.
 RUN_ON = ("\nQuestion:", "</document>", "\n<document")
+
+
+def _beginnings(word: str) -> str:
+    """A pattern of what ``word`` begins with, and of all of it with what follows in a tag."""
+    pattern = r"(?:[\s][^<>]{0,400})?>?\s*"
+    for letter in reversed(word):
+        pattern = f"(?:{letter}{pattern})?"
+    return pattern
+
+
+_TAG = r"</?(?:document|conversation)(?:\s[^<>]{0,400})?>"
+#: a tag of a fence at the beginning of an answer; and at its end, or what may become one
+_FIRST_TAGS = re.compile(rf"\s*(?:{_TAG}\s*)+")
+_LAST_TAG = re.compile(rf"</?(?:{_beginnings('document')}|{_beginnings('conversation')})\Z")
+_CUT_TAG = re.compile(r"</?(?:document|conversation)\b")
 
 #: ISO 639-1 codes with the names a small model understands better than the code
 LANGUAGES: dict[str, str] = {
@@ -194,6 +210,24 @@ def conversation(turns: Sequence[Message]) -> str:
     """
     lines = [f"{turn['role']}: {defuse(turn['content'].strip())}" for turn in turns]
     return "\n".join(["<conversation>", *lines, "</conversation>"])
+
+
+def without_fences(pieces: Iterable[Delta]) -> Iterator[Delta]:
+    """An answer without tags of fences at its beginning and its end, which the smallest models write."""
+    held, has_begun = "", False
+    for piece in pieces:
+        held += piece.text
+        if not has_begun:
+            held = _FIRST_TAGS.sub("", held, count=1) if _FIRST_TAGS.match(held) else held
+            has_begun = bool(held.strip()) and not _LAST_TAG.fullmatch(held.strip())
+        tag = _LAST_TAG.search(held)
+        ready = held if tag is None else held[: tag.start()]
+        if piece.finish_reason is not None and tag is not None and not _CUT_TAG.match(held, tag.start()):
+            ready = held  # a text of its own
+        elif piece.finish_reason is None and not has_begun:
+            ready = ""
+        held = held[len(ready) :]
+        yield replace(piece, text=ready)
 
 
 def fit_history(
