@@ -82,8 +82,8 @@ def test_what_takes_the_name_of_a_store_that_is_waited_for_runs_no_code(db: Data
 
     plant = (
         "SELECT 'd' AS document_name, '{}'::jsonb AS metadata, 1::bigint AS document_id, 1 AS segment_number,"
-        " 'planted' AS segment, NULL::vector(16) AS segment_embedding FROM generate_series(1, 3)"
-        " WHERE public.evil(); GRANT SELECT ON docs TO PUBLIC"
+        " 'planted' AS segment, NULL::vector(16) AS segment_embedding FROM generate_series(1, 3) WHERE public.evil();"
+        "GRANT SELECT ON docs TO PUBLIC"
     )
     exchange(owner, "docs", plant, holder, queue, attacker, lambda: asyncio.run(call()))
     assert not any("ran as" in message for message in said), said

@@ -293,6 +293,36 @@ def test_an_answer_that_is_none_is_refused(four: Connection, asker: Connection, 
         assert "birch" in [citation["segment"] for citation in found["citations"]]
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    ['{"a": ' * 3000 + "1" + "}" * 3000, f'{{"n": {"9" * 5000}}}', '{"m": 12345678901234567890.125, "n": 1.10}'],
+    ids=["deep", "long", "digits"],
+)
+def test_metadata_of_a_shard_is_cited_as_it_is(four: Connection, asker: Connection, metadata: str) -> None:
+    """What Python cannot read of it fails no call, and no digit is lost."""
+    four.execute("UPDATE four SET metadata = %s", (metadata,))
+    call = "SELECT DISTINCT s.metadata::text FROM ml_rag_search('birch', %s) AS s"
+    for more in (CALLS["words"], {**CALLS["hybrid"], "explain": True}, {"n_citations": 60}, CALLS["document"]):
+        options = json.dumps({"vector_store": ["public.four"], **more})
+        assert asker.execute(call, (options,)).fetchall() == [(metadata,)], more
+
+
+def test_facts_of_a_shard_that_are_none_fail_no_call(four: Connection, asker: Connection, liar: Shard) -> None:
+    for facts, told in {
+        '{"a": ' * 3000 + "1" + "}" * 3000: None,
+        f"[{', 1' * 20_000}]".replace("[, ", "["): None,
+        '{"candidates": 3}': {"candidates": 3},
+        f'{{"candidates": {"9" * 5000}}}': {"candidates": None},
+        "1": 1,
+    }.items():
+        lie(liar, "keyword", f"""'{{"hits": [], "facts": {facts}}}'""")
+        found = answer(asker, "birch", {**WORDS, "n_citations": 10, "explain": True})
+        (store,) = found["explain"]["stores"]
+        assert store["keyword"]["shards"] == {"public.four_s0": told}
+        assert store["keyword"]["plan"] == "shards"
+        assert store["keyword"]["words"] == ["birch"]
+
+
 def test_statistics_that_are_none_are_refused(four: Connection, asker: Connection, liar: Shard) -> None:
     for told in STATISTICS:
         lie(liar, "statistics", f"""'{{"statistics": {told}}}'""")

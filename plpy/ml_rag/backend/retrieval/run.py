@@ -64,7 +64,7 @@ _run = Statements(
         ),
         "wants whole": (f"SELECT ml_rag._wants_whole_documents({_REQUEST.format('$1')}) AS answer", "jsonb"),
         "read whole": (
-            f"SELECT to_jsonb(r)::text AS found"
+            "SELECT to_jsonb(r.hits)::text AS hits, r.skipped"
             f" FROM ml_rag._read_documents({_REQUEST.format('$1')}, {_STORES.format('$2')}) AS r",
             *("jsonb", "jsonb"),
         ),
@@ -336,7 +336,7 @@ class Retrieval:
         if request.explains:
             steps = explain.steps(self._context, request, found, [])
             facts = steps[0]["facts"]["stores"][store.vector_store]
-        return json.dumps({"hits": json.loads(row["hits"] or "[]"), "facts": facts})
+        return f'{{"hits": {row["hits"] or "[]"}, "facts": {json.dumps(facts)}}}'
 
     # -- stages -------------------------------------------------------------------------------------------------------
 
@@ -387,10 +387,10 @@ class Retrieval:
     def _read_whole(self, request: Request, stores: list[Store]) -> dict[str, Any]:
         self._stage("read")
         row = _run(self._plpy, "read whole", request.record, self._records(stores))[0]
-        found: dict[str, Any] = json.loads(row["found"])
+        found: dict[str, Any] = {"hits": Text(row["hits"]), "skipped": list(row["skipped"] or [])}
         self._step("read")
-        _run(self._plpy, "warn of names", self._records(stores), request.options, json.dumps(found["hits"]))
-        if not found["hits"]:
+        _run(self._plpy, "warn of names", self._records(stores), request.options, row["hits"])
+        if row["hits"] == "[]":
             found["missing"] = self._nothing(request, stores, len(found["skipped"]))
         return found | {"method": "document_order"}
 

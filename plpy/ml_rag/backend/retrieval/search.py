@@ -208,7 +208,7 @@ class Search:
         if arm.in_nodes:
             search = self._nodes(source, arm, asked, place, i)
         elif is_split and (found := self._of_shards(source, arm, asked, place)) is not None:
-            self.values[f"hits_{place}_{i}"] = json.dumps(found)
+            self.values[f"hits_{place}_{i}"] = found
             search = Given()
         else:
             source, search = arm.kind.look_up(self, source, arm, asked, place, i)
@@ -349,8 +349,8 @@ class Search:
         self.values[f"hits_{place}_{i}"] = hits
         return source, Given()
 
-    def _of_shards(self, source: Source, arm: Arm, asked: AskedArm, place: int) -> list[Any] | None:
-        """What the shards of a store and its other partitions find; None = its rows are read here."""
+    def _of_shards(self, source: Source, arm: Arm, asked: AskedArm, place: int) -> str | None:
+        """What the shards of a store and its other partitions find, as JSON text; None = its rows are read here."""
         is_keyword = arm.kind == KEYWORD
         settings = {"ef_search", "probes", "rescore"} & self.request.index.keys()
         # of a few rows without filters one statement takes less: postgres_fdw ships its ORDER BY and LIMIT, but reads
@@ -487,8 +487,8 @@ class Search:
             self._context.settings = settings
         return settings
 
-    def here(self, source: Source, arm: Arm, asked: AskedArm, corpus: Any) -> tuple[list[Any], dict[str, Any]]:
-        """The hits of one arm in the partitions of a store that are here, and their facts for option explain."""
+    def here(self, source: Source, arm: Arm, asked: AskedArm, corpus: Any) -> tuple[str, dict[str, Any]]:
+        """The hits of one arm in the partitions that are here, as JSON text, and their facts for option explain."""
         source = replace(source, columns=tuple(self._kinds[source.store]["columns"]))
         shape = replace(self.shape, arms=(replace(arm, part=1),), n=arm.candidates, form="hits", overlap=0)
         shape = replace(shape, has_max_distance=False, has_percentage=False)
@@ -502,7 +502,7 @@ class Search:
         source, one = arm.kind.look_up(search, source, arm, asked, 1, 1)
         row, _ = search.run([replace(source, searches=(one,))])
         facts = search.facts.get((arm.name, source.store.vector_store), {})
-        return json.loads(row["hits"] or "[]"), facts
+        return row["hits"] or "[]", facts
 
     def _limit(self, arm: Arm) -> Any:
         return self.values.get(f"limit_{1 + self.shape.arms.index(arm)}")

@@ -38,18 +38,31 @@ _run = Statements(
             *("jsonb", "jsonb", "jsonb", "jsonb"),
         ),
         "ask": (
-            "SELECT ml_rag._ask_hits(jsonb_populate_record(NULL::ml_rag.store, $1),"
+            # what is in the hits is anybody's, and stays a text: however deep, and with all digits of its numbers
+            "SELECT CASE jsonb_typeof(a.answers) WHEN 'object' THEN a.answers::text END AS failure,"
+            " (SELECT bool_or(x ? 'version') FROM jsonb_array_elements(l.answers) AS x) AS is_other,"
+            " (SELECT coalesce(jsonb_agg(h.hit || '{\"row_key\": null}' ORDER BY x.place, h.place), '[]')::text"
+            " FROM jsonb_array_elements(l.answers) WITH ORDINALITY AS x (answer, place), jsonb_array_elements("
+            "CASE jsonb_typeof(x.answer -> 'hits') WHEN 'array' THEN x.answer -> 'hits' END)"
+            " WITH ORDINALITY AS h (hit, place)) AS hits,"
+            " ARRAY(SELECT x ->> 'shard' FROM jsonb_array_elements(l.answers) AS x) AS shards,"
+            " ARRAY(SELECT (x -> 'facts')::text FROM jsonb_array_elements(l.answers) AS x) AS facts"
+            " FROM (SELECT ml_rag._ask_hits(jsonb_populate_record(NULL::ml_rag.store, $1),"
             " ARRAY(SELECT s::regclass FROM jsonb_array_elements_text($2) AS s), "
             # of the options those that say which rows count, and settings of an index
             "jsonb_set($3, '{request,options}', (SELECT coalesce(jsonb_object_agg(o.key, o.value), '{}')"
             " FROM jsonb_each($5) AS o WHERE o.key = ANY (ml_rag._filter_options() || '{index_options}'::text[]))),"
-            " $4)::text AS answers",
+            " $4) AS answers) AS a CROSS JOIN LATERAL ("
+            "SELECT CASE jsonb_typeof(a.answers) WHEN 'array' THEN a.answers END AS answers) AS l",
             *("jsonb", "jsonb", "jsonb", "int4", "jsonb"),
         ),
     }
 )
 _COLUMNS = ("segment_embedding", "segment", "document_name", "document_id", "segment_number", "metadata")
 _INDEX = ("segment", "key", "configuration", "k1", "b", "statistics")
+
+#: characters of the facts of a shard, and objects and lists in them
+_MOST_FACTS, _MOST_VALUES = 20_000, 100
 
 
 class Silent(Exception):
@@ -66,8 +79,8 @@ class Asking:
         self._source, self._arm, self._asked = source, arm, asked
         self._store, self._missing = record(source.store) | {"missing": missing}, missing or []
 
-    def hits(self, question: str, vector: str | None, own: str | None, *, is_keyword: bool) -> list[Any] | None:
-        """The best hits of all parts; None = the store is read as a whole."""
+    def hits(self, question: str, vector: str | None, own: str | None, *, is_keyword: bool) -> str | None:
+        """The best hits of all parts as JSON text; None = the store is read as a whole."""
         plpy, search = self._plpy, self._search
         index = search.index(self._source.store) if is_keyword else None
         shards = _run(plpy, "asked", json.dumps(self._store), is_keyword)[0]["shards"]
@@ -93,28 +106,28 @@ class Asking:
         if index is not None:
             terms, _ = search.tokens(index, self._asked.text(question))
             if not terms:
-                return []
+                return "[]"
             request |= {name: index[name] for name in _INDEX} | {"terms": terms}
             corpus = self._statistics(index, terms, leaves, shards, request)
             request["corpus"] = corpus
-        hits: list[Any] = []
+        hits = "[]"
         facts: dict[str, Any] = {}
         if leaves:
             inner = replace(self._source, leaves=tuple(leaves))
             hits, facts = search.here(inner, self._arm, self._asked, corpus)
         options = search.request.options
         call = {"call": "keyword" if is_keyword else "semantic"}
-        answers = _run(
+        found = _run(
             plpy, "ask", json.dumps(self._store), shards, json.dumps(request | call), self._arm.candidates, options
-        )
-        found = _answered(json.loads(answers[0]["answers"]))
-        if any("version" in answer for answer in found):
-            return None  # it has another one: its rows are sorted there, and read here
-        for answer in found:
-            hits += [hit | {"row_key": None} for hit in answer["hits"] or []]
-            facts.setdefault("shards", {})[answer["shard"]] = answer.get("facts")
-        search._tell(self._arm, self._source.store, **facts, plan="shards", limit=self._arm.candidates)
-        return hits
+        )[0]
+        if found["failure"] is not None:
+            raise Silent(json.loads(found["failure"])["failure"])
+        if found["is_other"]:
+            return None  # a shard has another version: its rows are sorted there, and read here
+        told = {name: _facts(text) for name, text in zip(found["shards"], found["facts"], strict=True)}
+        facts |= {"shards": told, "plan": "shards", "limit": self._arm.candidates}
+        search._tell(self._arm, self._source.store, **facts)
+        return f"[{', '.join(text[1:-1] for text in (hits, found['hits']) if text != '[]')}]"
 
     def _statistics(
         self, index: dict[str, Any], terms: list[str], leaves: list[str], shards: str, request: dict[str, Any]
@@ -128,6 +141,13 @@ class Asking:
             self._plpy, "count", json.dumps(self._store), shards, json.dumps(request | {"call": "statistics"}), here
         )
         return _answered(json.loads(found[0]["statistics"]))
+
+
+def _facts(text: str | None) -> Any:
+    """What a shard says of its search for option explain; nothing of what no search says."""
+    if text is None or len(text) > _MOST_FACTS or text.count("{") + text.count("[") > _MOST_VALUES:
+        return None
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 20 else None)
 
 
 def _answered(answer: Any) -> Any:
