@@ -78,6 +78,26 @@ def only(name: str, content: bytes | str) -> str:
             r'{\field{\*\fldinst{HYPERLINK "h:b"}}{\fldrslt{\ul z}}}}',
             'x y("h:a"), z("h:b")',
         ),
+        ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\none\n\na title\n00:03,000 --> 00:04,000\ntwo", "one\na title two"),
+        (
+            "a.rtf",
+            r"{\rtf1 one{\footnote two} {\shp{\*\shpinst{\sp{\sn x}{\sv y}}{\shptxt three}}} four}",
+            "onetwo three four",
+        ),
+        (
+            "a.xml",
+            "<feed xmlns='http://www.w3.org/2005/Atom' xmlns:m='m'><title>f</title><entry><title>e</title>"
+            "<content type='xhtml'><div xmlns='http://www.w3.org/1999/xhtml'><p>one</p><p>two</p></div></content>"
+            "<m:group><m:description>three</m:description></m:group><summary type='text'>a &lt;b and c&gt; d</summary>"
+            "</entry></feed>",
+            "# f\n\n## e\n\nthree\n\na <b and c> d\n\none\n\ntwo",
+        ),
+        (
+            "a.xml",
+            "<rss><channel><item><title>e</title><description>one</description><body>&lt;b&gt;three&lt;/b&gt;</body>"
+            "<description>two</description></item></channel></rss>",
+            "## e\n\none\n\ntwo\n\n**three**",
+        ),
         ("a.rtf", r"{\rtf1\ansi caf\'e9\par \u8364? two\par}", "café\n\n€ two"),
     ],
     ids=lambda value: value if len(value) < 8 else "",

@@ -12,6 +12,8 @@ _LINK = re.compile(
     r"(\{\\field\{\s*\\\*\\fldinst\{[^\"\n]{0,200}?HYPERLINK\s(\"[^\"\n]*\")\}{2}\s*\{[^\s}]*\s+([^{}\n]*)\}{2,3})",
     re.IGNORECASE,
 )
+#: groups whose text is read, though striprtf leaves them out: footnotes, and boxes of text
+_READ = {"footnote", "shp", "shpinst", "shptxt"}
 _INFO = re.compile(r"\{\\(title|author)\s+([^{}\\]{1,300})\}")
 
 
@@ -20,7 +22,8 @@ def parse_rtf(_name: str, content: bytes, _request: Request) -> abc.Document:
     import striprtf.striprtf as library
 
     library.HYPERLINKS = _LINK
-    source = content.decode("latin-1")
+    library.destinations = library.destinations - _READ
+    source = content.decode("latin-1").replace("{\\*\\shpinst", "{\\shpinst")
     text = re.sub(r"\n+", "\n\n", library.rtf_to_text(source, errors="replace"))  # type: ignore[no-untyped-call]
     # striprtf closes table cells with a bar
     text = re.sub(r"^(.*\|)$", lambda found: found[1].rstrip("|").replace("|", " | "), text, flags=re.MULTILINE)

@@ -88,9 +88,10 @@ def parse_subtitles(_name: str, content: bytes, request: Request) -> abc.Documen
         timed = next((i for i, line in enumerate(lines) if _CUE_TIME.match(line.strip())), None)
         if timed is None and is_vtt and _NO_CUE.match(chunk):
             continue
-        # without a time it goes on with the cue before
+        # without a time it goes on with the cue before; before it a WebVTT cue has its name, an SRT one its number
+        named = [] if timed is None or is_vtt else [line for line in lines[:timed] if not line.strip().isdigit()]
         first = 0 if timed is None else timed + 1
-        said = _CUE_VOICE.sub(r"\1: ", " ".join(line.strip() for line in lines[first:]))
+        said = _CUE_VOICE.sub(r"\1: ", " ".join(line.strip() for line in named + lines[first:]))
         said = _CUE_TAG.sub("", said)
         for entity, char in (("&lt;", "<"), ("&gt;", ">"), ("&nbsp;", " "), ("&amp;", "&")):
             said = said.replace(entity, char)

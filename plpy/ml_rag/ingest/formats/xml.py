@@ -14,7 +14,8 @@ from ml_rag.ingest.formats.common import Request, document, metadata, one_line
 from ml_rag.ingest.formats.encoding import decode
 from ml_rag.ingest.formats.html import html_to_markdown, parse_html
 
-_CONTENT = "{http://purl.org/rss/1.0/modules/content/}encoded"
+#: elements of an entry that hold text of several words, in whatever namespace
+_TEXTS = frozenset({"description", "summary", "content", "encoded", "body", "subtitle", "abstract"})
 _DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
 
 
@@ -59,10 +60,31 @@ def _feed(root: Any) -> abc.Document:
     for entry in root.iter("{*}item", "{*}entry"):
         parts.append(f"## {one_line(_child(entry, 'title') or 'Untitled')}")
         parts.extend(text for text in (_child(entry, "pubDate", "published", "updated", "date"),) if text)
-        body = _child(entry, _CONTENT, "content")
-        summary = _child(entry, "description", "summary")
-        parts.extend(_markdown(text) for text in dict.fromkeys((summary, body)) if text)
+        parts.extend(dict.fromkeys(filter(None, map(_text, _outermost(entry)))))
     return document("rss", [("\n\n".join(parts), {})], metadata(title=title, author=author))
+
+
+def _outermost(element: Any) -> Iterator[Any]:
+    """The elements of an entry that hold its text, but for those within others; what is short comes first."""
+    found = []
+    waiting = list(reversed(element))
+    while waiting:
+        child = waiting.pop()
+        if _local(child) in _TEXTS:
+            found.append(child)
+        else:
+            waiting.extend(reversed(child))
+    yield from sorted(found, key=lambda one: _local(one) in ("content", "encoded", "body"))
+
+
+def _text(element: Any) -> str:
+    kind = element.get("type", "html")
+    if kind == "xhtml":
+        from lxml import etree  # type: ignore[import-untyped]
+
+        return _markdown(etree.tostring(element, encoding="unicode", with_tail=False))
+    text = "".join(element.itertext()).strip()
+    return text if kind == "text" else _markdown(text)
 
 
 def _markdown(text: str) -> str:
