@@ -9,9 +9,13 @@ from ml_rag.ingest.formats.common import Request, document, metadata
 
 #: a link, whose text is written before its address; striprtf's own pattern reads a line as often as it holds links
 _LINK = re.compile(
-    r"(\{\\field\{\s*\\\*\\fldinst\{[^\"\n]{0,200}?HYPERLINK\s(\"[^\"\n]*\")\}{2}\s*\{[^\s}]*\s+([^{}\n]*)\}{2,3})",
+    r"(\{\\field\{\s*\\\*\\fldinst\{[^\"\n]{0,200}?HYPERLINK\s(\"[^\"\n]*\")\}{2}\s*\{[^\s}]{0,200}\s{1,10}([^{}\n]{0,2000})\}{2,3})",
     re.IGNORECASE,
 )
+#: number, character set and name of a font; striprtf's own pattern goes on to the end of the table from each font
+_FONT = re.compile(r"\\f(\d{1,6})[^;]{0,300}?\\fcharset(\d{1,6})([^;]{1,300});")
+#: a character by its number, a signed one of 16 bits
+_CHARACTER = re.compile(r"\\u(-?\d{1,10})\d*")
 #: groups whose text is read, though striprtf leaves them out: footnotes, and boxes of text
 _READ = {"footnote", "shp", "shpinst", "shptxt"}
 _INFO = re.compile(r"\{\\(title|author)\s+([^{}\\]{1,300})\}")
@@ -21,10 +25,13 @@ def parse_rtf(_name: str, content: bytes, _request: Request) -> abc.Document:
     """One block, a paragraph a line apart."""
     import striprtf.striprtf as library
 
-    library.HYPERLINKS = _LINK
+    library.HYPERLINKS, library.FONTTABLE = _LINK, _FONT
     library.destinations = library.destinations - _READ
     source = content.decode("latin-1").replace("{\\*\\shpinst", "{\\shpinst")
+    source = _CHARACTER.sub(lambda found: f"\\u{int(found[1]) % 0x10000}", source)
     text = re.sub(r"\n+", "\n\n", library.rtf_to_text(source, errors="replace"))  # type: ignore[no-untyped-call]
+    # those of more bits are two in a row
+    text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     # striprtf closes table cells with a bar
     text = re.sub(r"^(.*\|)$", lambda found: found[1].rstrip("|").replace("|", " | "), text, flags=re.MULTILINE)
     return document("rtf", [(text, {})], metadata(**dict(_INFO.findall(source[:16384]))))
