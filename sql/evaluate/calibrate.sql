@@ -26,14 +26,15 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._thresholds(measured numeric[], answerable boolean[], given numeric)
+CREATE FUNCTION ml_rag._thresholds(measured numeric[], answerable boolean[], given numeric, most float8 DEFAULT 1)
 RETURNS TABLE (threshold numeric, refused_wrongly float8, answered_wrongly float8, is_proposed boolean)
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: thresholds half-way between what was measured, and given, each with its rates. A question is answered where its
 -- measured value is at most the threshold; null = it never is. answerable: whether it should be
--- Proposed is the threshold of the smallest sum of both rates (Youden 1950); of equals the one that refuses less.
+-- Proposed is the threshold of the smallest sum of both rates (Youden 1950), of those that refuse at most so many wrongly (most);
+-- of equals the one that refuses less.
 BEGIN
   RETURN QUERY
     WITH value AS (
@@ -56,10 +57,46 @@ BEGIN
       FROM event AS e CROSS JOIN total AS t WINDOW w AS (ORDER BY e.place)
     )
     SELECT trim_scale(r.place), r.refused::float8, r.answered::float8,
-      row_number() OVER (ORDER BY r.refused + r.answered, r.refused, r.is_given, r.place) = 1
+      row_number() OVER (ORDER BY r.refused > most, r.refused + r.answered, r.refused, r.is_given, r.place) = 1
     FROM (SELECT r.place, min(r.refused) AS refused, min(r.answered) AS answered, bool_and(r.is_given) AS is_given
           FROM rate AS r WHERE r.is_given IS NOT NULL GROUP BY r.place) AS r
     ORDER BY r.place;
+END
+$$;
+
+CREATE FUNCTION ml_rag._kept_refusals(keep jsonb) RETURNS float8
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the share of answerable questions that a limit to be kept may refuse; null = none is to be kept
+BEGIN
+  IF keep = 'true' THEN
+    RETURN 0.1;
+  ELSIF jsonb_typeof(keep) = 'number' AND keep::numeric BETWEEN 0 AND 1 THEN
+    RETURN keep::float8;
+  ELSIF keep NOT IN ('false', 'null') THEN
+    PERFORM ml_rag._bad_option('keep', keep, 'true, false, or a share of 0 to 1');
+  END IF;
+  RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_keeper(store ml_rag.store) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: stop before measuring where the limit could not be kept
+DECLARE
+  _comment text := (SELECT col_description(a.attrelid, a.attnum) FROM pg_attribute AS a
+                    WHERE a.attrelid = store.relation AND a.attname = store.segment_embedding);
+BEGIN
+  IF NOT pg_has_role((SELECT c.relowner FROM pg_class AS c WHERE c.oid = store.relation), 'USAGE') THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('must be owner of %s to keep a limit for it', store.vector_store),
+      HINT = 'Leave out "keep", or name stores of your own in "vector_store".';
+  ELSIF ml_rag._marked_model(_comment) IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('%s has no marker that could keep a limit', store.vector_store),
+      HINT = 'ml_rag.adopt writes a marker.';
+  END IF;
 END
 $$;
 
@@ -82,13 +119,22 @@ DECLARE
   _distances numeric[] := '{}';
   _scores numeric[] := '{}';
   _missing text;
+  _stores ml_rag.store[];
+  _most float8 := ml_rag._kept_refusals(options -> 'keep');
+  _kept record;
+  _limit numeric;
 BEGIN
+  options := options - 'keep';
   _given := ml_rag._parse_rag_options(options);
+  _limit := (_given #>> '{retrieval_options,max_distance}')::numeric;
   IF _given ? 'query_embedding' THEN
     PERFORM ml_rag._bad_option('query_embedding', _given -> 'query_embedding', 'nothing: each question has its own',
       'Leave "query_embedding" out.');
   ELSIF (_given ->> 'n_citations')::integer = 0 THEN
     PERFORM ml_rag._bad_option('n_citations', '0', '1 to 100: without retrieval there is nothing to compare');
+  END IF;
+  IF _most IS NOT NULL AND _given ->> 'distance_metric' <> 'COSINE' THEN
+    PERFORM ml_rag._bad_option('distance_metric', _given -> 'distance_metric', 'COSINE together with "keep"');
   END IF;
   -- limits that drop nothing, so that what they are compared with is known
   _rag := _given - 'explain' || '{"retrieval_options": {"max_distance": 999999.9999, "segment_overlap": 0}}'
@@ -107,8 +153,12 @@ BEGIN
       HINT = 'Add at least twenty such questions: SELECT question, true AS answerable FROM … UNION ALL SELECT question, false FROM ….';
   END IF;
   -- with its warnings, once
-  IF cardinality(ml_rag._discover(_rag)) = 0 THEN
+  _stores := ml_rag._discover(_rag);
+  IF cardinality(_stores) = 0 THEN
     PERFORM ml_rag._no_store(_rag);
+  END IF;
+  IF _most IS NOT NULL THEN
+    PERFORM ml_rag._check_keeper(s) FROM unnest(_stores) AS s;
   END IF;
   FOR i IN 1..cardinality(_questions) LOOP
     PERFORM ml_rag._progress(_call, _table, 'asking questions', i - 1, cardinality(_questions));
@@ -121,11 +171,18 @@ BEGIN
       DETAIL = 'The stores have no row that you may see and that passes the filters.',
       HINT = 'Call ml_rag_search with one of the questions and the same options.';
   END IF;
+  IF _given ? 'has_own_limit' AND _given ->> 'distance_metric' = 'COSINE' THEN
+    _limit := coalesce(ml_rag._kept_limit(_stores), _limit);
+  END IF;
+  IF _most IS NOT NULL THEN
+    SELECT t.* INTO _kept FROM ml_rag._thresholds(_distances, _answerable, NULL, _most) AS t WHERE t.is_proposed;
+    PERFORM ml_rag._keep_limit(s, round(_kept.threshold, 4)) FROM unnest(_stores) AS s;
+  END IF;
   PERFORM ml_rag._end(_call);
   RETURN QUERY
     SELECT 'max_distance', t.threshold, t.refused_wrongly, t.answered_wrongly,
       cardinality(array_positions(_answerable, true)), cardinality(array_positions(_answerable, false)), t.is_proposed
-    FROM ml_rag._thresholds(_distances, _answerable, (_given #>> '{retrieval_options,max_distance}')::numeric) AS t;
+    FROM ml_rag._thresholds(_distances, _answerable, _limit, coalesce(_most, 1)) AS t;
   IF _given ? 'rerank' THEN
     -- a score must be at least min_score
     RETURN QUERY
@@ -157,7 +214,9 @@ COMMENT ON FUNCTION ml_rag.calibrate(text, jsonb) IS
 $$proposes max_distance, and with rerank min_score, for one's own documents: SELECT * FROM ml_rag.calibrate('questions')
 questions: a table or a query that gives question, answerable (false for questions that the documents do not answer; absent or
 null = true) and, if wanted, id and history. The query runs read-only, as the caller; do not let strangers write it.
-options: those of ml_rag that the questions will be asked with; thresholds among them are measured too.
+options: those of ml_rag that the questions will be asked with; thresholds among them are measured too. "keep": true makes the
+max_distance that is proposed the one that "auto" stands for in the stores searched, which the caller must own; the threshold proposed
+then refuses at most 10 % of the answerable questions, or the share given in place of true.
 Returns a row for each threshold between two measured values. refused_wrongly: share of the answerable questions for which
 nothing is within it (0-1). answered_wrongly: share of the unanswerable ones for which something is (0-1). answerable,
 unanswerable: how many questions each share is of. is_proposed: true for one row of each option, that of the smallest sum of

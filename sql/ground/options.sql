@@ -144,7 +144,8 @@ SELECT ml_rag._add_option('ml_rag', 'explain', 'boolean', default_value => 'fals
 
 SELECT ml_rag._add_option('retrieval_options', 'max_distance', 'number', minimum => 0, maximum => 999999.9999,
   default_rule => 'no such limit', auto_value => '0.6',
-  description => 'largest distance of a segment that is kept; ml_rag.calibrate proposes one for your documents');
+  description => 'largest distance of a segment that is kept; ml_rag.calibrate proposes one for your documents, and with "keep"'
+    ' it makes that the one of "auto"');
 SELECT ml_rag._add_option('retrieval_options', 'percentage_distance', 'number', minimum => 0, maximum => 999999.9999,
   default_rule => 'no such limit', auto_value => '20',
   description => 'the same, in per cent above the nearest distance; with both, the smaller limit counts');

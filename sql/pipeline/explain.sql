@@ -147,7 +147,8 @@ BEGIN
       _candidates := _candidates || jsonb_build_object('fused', _step.facts -> 'candidates');
     WHEN _step.stage = 'threshold' THEN
       _candidates := _candidates || jsonb_build_object('within_threshold', _step.facts -> 'candidates');
-      _facts := _facts || jsonb_build_object('nearest_distance', _step.facts -> 'nearest');
+      _facts := _facts || jsonb_build_object('nearest_distance', _step.facts -> 'nearest',
+        'max_distance', (_step.facts ->> 'max_distance')::numeric);
     WHEN _step.stage = 'rerank' THEN
       _candidates := _candidates || jsonb_build_object('reranked', _step.facts -> 'candidates');
       _facts := _facts || jsonb_build_object('best_score', _step.facts -> 'best_score');
@@ -167,7 +168,7 @@ BEGIN
     'stores', ml_rag._explain_stores(_options, retrieval.stores, _arms),
     'candidates', _candidates || jsonb_build_object('citations', cardinality(retrieval.hits)),
     'thresholds', jsonb_strip_nulls(_facts || jsonb_build_object('method', retrieval.method,
-      'threshold', retrieval.threshold, 'max_distance', request.max_distance,
+      'threshold', retrieval.threshold,
       'percentage_distance', request.percentage_distance, 'min_score', request.min_score,
       'n_citations', request.n_citations)),
     'tokens', tokens,

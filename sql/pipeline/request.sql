@@ -142,7 +142,10 @@ BEGIN
   -- percentage_distance says nothing about relevance: the nearest segment always passes it
   IF (_parsed -> 'abstain')::boolean AND NOT _is_limited THEN
     _parsed := _parsed || jsonb_build_object('retrieval_options', coalesce(_parsed -> 'retrieval_options', '{}')
-      || jsonb_build_object('max_distance', ml_rag.parse_options('retrieval_options', '{"max_distance": "auto"}') -> 'max_distance'));
+      || jsonb_build_object('max_distance', ml_rag.parse_options('retrieval_options', '{"max_distance": "auto"}') -> 'max_distance'),
+      'has_own_limit', true);
+  ELSIF lower($1 #>> '{retrieval_options,max_distance}') = 'auto' THEN
+    _parsed := _parsed || '{"has_own_limit": true}';
   END IF;
   RETURN _parsed;
 END

@@ -4,6 +4,7 @@
 -- A marker can name the columns beside it: GENAI_OPTIONS=EMBED_MODEL_ID=m,SEGMENT=content,DOCUMENT_NAME=title,METADATA=meta, also
 -- DOCUMENT_ID and SEGMENT_NUMBER. With SEGMENT the column counts as segment_embedding, whatever its name is.
 --
+-- MAX_DISTANCE=<limit> is what "auto" stands for (ml_rag.calibrate).
 -- A store can have several embeddings of its texts, each a column with a marker: segment_embedding, and those whose marker
 -- has EMBEDDING=<name>. The default one is segment_embedding, unless another one's marker has DEFAULT=true. The comment is
 -- all that says so: it is dumped, renamed and dropped together with the column, and only the table's owner can change it.
@@ -87,6 +88,35 @@ BEGIN
           FROM unnest('{SEGMENT,DOCUMENT_NAME,DOCUMENT_ID,SEGMENT_NUMBER,METADATA}'::text[]) AS u (key)) AS k
     WHERE k.value IS NOT NULL);
   RETURN _columns;
+END
+$$;
+
+CREATE FUNCTION ml_rag._kept_limit(stores ml_rag.store[]) RETURNS numeric
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the smallest max_distance that ml_rag.calibrate has kept for one of the stores; null = for none
+BEGIN
+  RETURN (
+    SELECT min(k.value::numeric)
+    FROM unnest(stores) AS s JOIN pg_attribute AS a ON a.attrelid = s.relation AND a.attname = s.segment_embedding
+      CROSS JOIN ml_rag._marked_key(col_description(a.attrelid, a.attnum), 'MAX_DISTANCE') AS k (value)
+    WHERE k.value ~ '^[0-9]{1,6}(\.[0-9]{1,4})?$');
+END
+$$;
+
+CREATE FUNCTION ml_rag._keep_limit(store ml_rag.store, max_distance numeric) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the limit in the marker of the store, for "max_distance": "auto"
+-- Writes: the comment of the column, as the caller  Errors: 42501
+DECLARE
+  _comment text := (SELECT col_description(a.attrelid, a.attnum) FROM pg_attribute AS a
+                    WHERE a.attrelid = store.relation AND a.attname = store.segment_embedding);
+BEGIN
+  EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', ml_rag._relation_name(store.relation), store.segment_embedding,
+    ml_rag._mark_keys(_comment, jsonb_build_object('MAX_DISTANCE', max_distance)));
 END
 $$;
 

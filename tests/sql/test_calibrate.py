@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psycopg
 import pytest
 
 from support.cluster import Connection, Database
@@ -218,7 +219,7 @@ def test_it_sees_what_the_caller_sees(ready: Connection, owner: Connection, db: 
 
 def test_the_example_of_the_page_runs(owner: Connection, asker: Connection) -> None:
     page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
-    (example,) = re.findall(r"```sql\n(.*?)```", page.partition("## Thresholds")[2].partition("\n## ")[0], re.DOTALL)
+    example, keeping = re.findall(r"```sql\n(.*?)```", page.partition("## Thresholds")[2].partition("\n## ")[0], re.DOTALL)
     texts = ["How many vacation days employees get", "Who pays for a dentist"]
     rows = [(f"{i}.txt", i, 1, text, fake_embedding(text)) for i, text in enumerate(texts)]
     create_store(owner, "docs", rows, type="vector(16)")
@@ -230,3 +231,105 @@ def test_the_example_of_the_page_runs(owner: Connection, asker: Connection) -> N
     assert option == "max_distance"
     assert 0 < threshold < 1
     assert (refused, answered) == (0, 0)
+    owner.execute("GRANT SELECT ON questions TO CURRENT_USER")
+    proposing, asking = keeping.strip().removesuffix(";").split(";\n")
+    ((proposed,),) = owner.execute(proposing).fetchall()
+    assert owner.execute(asking).fetchone()[0]["retrieval_info"]["threshold"] == float(proposed)  # type: ignore[index]
+
+
+# -- a limit that is kept ----------------------------------------------------------------------------------------------
+
+
+def kept(owner: Connection) -> str | None:
+    row = owner.execute(
+        "SELECT substring(col_description('docs'::regclass, attnum) FROM 'MAX_DISTANCE=([0-9.]+)') FROM pg_attribute"
+        " WHERE attrelid = 'docs'::regclass AND attname = 'segment_embedding'"
+    ).fetchone()
+    return row[0] if row else None
+
+
+def threshold(connection: Connection, question: str = "river", **options: Any) -> float:
+    """The limit that "auto" stands for."""
+    given = {"retrieval_options": {"max_distance": "auto"}, "skip_generate": True, **options}
+    try:
+        return float(answer(connection, question, given)["retrieval_info"]["threshold"])
+    except psycopg.errors.NoDataFound as e:
+        return float(re.findall(r"the threshold ([0-9.]+)\.", e.diag.message_detail or "")[0])
+
+
+def test_a_limit_that_is_kept_is_what_auto_stands_for(ready: Connection, owner: Connection) -> None:
+    assert threshold(ready) == 0.6
+    rows = calibrate(owner, keep=True)
+    (proposed,) = [row for row in rows if row[-1]]
+    assert proposed[2] <= 0.1
+    assert proposed[3] == min(row[3] for row in rows if row[2] <= 0.1)
+    assert float(kept(owner) or 0) == proposed[1] != 0.6
+    assert threshold(ready) == proposed[1]
+    again = calibrate(ready, retrieval_options={"max_distance": "auto"})
+    assert proposed[1] in [row[1] for row in again]
+    assert 0.6 not in [row[1] for row in again]
+    # a limit of the call's own counts, and another metric has other distances
+    assert threshold(ready, retrieval_options={"max_distance": 0.6}) == 0.6
+    assert threshold(ready, distance_metric="EUCLIDEAN") == 0.6
+    explained = answer(ready, "river", {"abstain": True, "explain": True, "model_options": {"model_id": "extractive"}})
+    assert explained["explain"]["thresholds"]["max_distance"] == proposed[1]
+    assert (
+        f"{proposed[1]:.4f}"
+        in ready.execute("SELECT ml_rag.statement('river', %s)", (json.dumps({"abstain": True}),)).fetchone()[0]
+    )  # type: ignore[index]
+    # the marker is still one, and what else it says stays
+    owner.execute("SELECT ml_rag.index_store('docs', index => '{\"type\": \"none\"}')")
+    assert threshold(ready) == proposed[1]
+
+
+def test_abstaining_refuses_by_the_limit_that_is_kept(ready: Connection, owner: Connection) -> None:
+    calibrate(owner, keep=0.3)
+    limit = float(kept(owner) or 0)
+    for question in QUESTIONS:
+        options = {"abstain": True, "model_options": {"model_id": "extractive"}}
+        assert (answer(ready, question, options)["citations"] == []) == (nearest(question) > limit)
+
+
+def test_the_smallest_limit_of_several_stores_counts(ready: Connection, owner: Connection) -> None:
+    rows = [("near.txt", 1, 1, "harp and river", fake_embedding("harp and river"))]
+    create_store(owner, "notes", rows, type="vector(16)")
+    calibrate(owner, keep=True, vector_store=["docs"])
+    one = float(kept(owner) or 0)
+    assert threshold(ready) == one
+    owner.execute(
+        "COMMENT ON COLUMN notes.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed,MAX_DISTANCE=0.0001'"
+    )
+    assert threshold(ready) == 0.0001
+    assert threshold(ready, vector_store=["docs"]) == one
+
+
+@pytest.mark.parametrize("value", ["", "-1", "x", "1e3", "0.12345", "NaN"])
+def test_a_limit_in_a_marker_that_is_none_is_left_out(ready: Connection, owner: Connection, value: str) -> None:
+    marker = f"GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed,MAX_DISTANCE={value}"
+    owner.execute(f"COMMENT ON COLUMN docs.segment_embedding IS '{marker}'")
+    assert threshold(ready) == 0.6
+
+
+def test_only_the_owner_keeps_a_limit(ready: Connection, owner: Connection) -> None:
+    with error("42501", "must be owner of public.docs"):
+        calibrate(ready, keep=True)
+    for value, allowed in (("yes", "true, false"), (1.01, "0 to 1"), (-0.01, "0 to 1"), ([], "true, false")):
+        with error("22023", "keep", allowed):
+            calibrate(owner, keep=value)
+    with error("22023", "distance_metric", "COSINE"):
+        calibrate(owner, keep=True, distance_metric="DOT")
+    calibrate(ready, keep=False)
+    calibrate(ready, keep=None)
+    assert kept(owner) is None
+
+
+def test_a_store_without_a_marker_keeps_no_limit(ready: Connection, owner: Connection) -> None:
+    owner.execute("COMMENT ON COLUMN docs.segment_embedding IS NULL")
+    with error("55000", "marker"):
+        calibrate(
+            owner,
+            keep=True,
+            vector_store=["docs"],
+            embed_model_id="fake-embed",
+            vector_store_columns={"segment": "segment"},
+        )

@@ -70,7 +70,8 @@ def steps(context: Any, request: Request, found: Any, failures: list[dict[str, A
     if len(search.shape.arms) > 1:
         made.append({"stage": "fuse", "ended": ended, "facts": {"candidates": counts[-2]}})
     nearest = row["nearest"] and float(row["nearest"])
-    made.append({"stage": "threshold", "ended": ended, "facts": {"candidates": counts[-1], "nearest": nearest}})
+    facts = {"candidates": counts[-1], "nearest": nearest, "max_distance": search.values["max_distance"]}
+    made.append({"stage": "threshold", "ended": ended, "facts": facts})
     return made
 
 

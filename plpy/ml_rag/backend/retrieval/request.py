@@ -23,6 +23,7 @@ _LIMITS = ("max_distance", "percentage_distance")
 _READ = [
     *("rerank", "index_options", "semantic_search", "keyword_search", "skip_generate", "partial", "return"),
     *("vector_store", "exclude_vector_store", "schema", "embed_model_id", "vector_store_columns", "citation_fields"),
+    "has_own_limit",
 ]
 #: options that leave rows out (ml_rag.filter)
 FILTERS = ("document_name", "exclude_document_name", "filters", "required_keywords", "excluded_keywords")
@@ -89,6 +90,8 @@ class Request:
     #: whether the text of a hit in a node group is the node's
     returns_nodes: bool
     min_score: float | None
+    #: whether max_distance is that of the stores, where one was kept for them
+    has_own_limit: bool
     #: of option index_options: exact, and settings of an index
     index: dict[str, Any]
     #: whether a store of other dimensions than the vector's is left out
@@ -211,6 +214,7 @@ def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool,
         rerank=rerank,
         rerank_model=record["rerank_model_id"],
         returns_nodes=options.get("return") == "node",
+        has_own_limit="has_own_limit" in options and record["distance_metric"] == "COSINE",
         min_score=record["min_score"] and float(record["min_score"]),
         index=index,
         skips_dimensions=not has_vector and "vector_store" not in options,

@@ -50,6 +50,7 @@ _run = Statements(
             *("text", "jsonb", "text"),
         ),
         "check names": (f"SELECT ml_rag._check_named($1, {_STORES.format('$2')})", "jsonb", "jsonb"),
+        "kept limit": (f"SELECT ml_rag._kept_limit({_STORES.format('$1')})::text AS kept", "jsonb"),
         "no store": ("SELECT ml_rag._no_store($1)", "jsonb"),
         "silent": (
             f"SELECT to_jsonb(l.answering)::text AS stores, to_jsonb(l.missing)::text AS missing"
@@ -445,6 +446,9 @@ class Retrieval:
     ) -> Found:
         search = Search(self._context, request, question, vector, vectors, self._missing)
         search.values["read_bytes"] = self._read_bytes
+        if request.has_own_limit:
+            kept = _run(self._plpy, "kept limit", self._records(stores))[0]["kept"]
+            search.values["max_distance"] = kept or search.values["max_distance"]
         sources: list[Source] = []
         for store in stores:
             try:
