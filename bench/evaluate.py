@@ -11,6 +11,7 @@ import json
 import math
 import re
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ import click
 import numpy as np
 import psycopg
 from psycopg import sql
+from psycopg.types.json import Jsonb
 from rich.console import Console
 from rich.table import Table
 
@@ -211,7 +213,9 @@ def question_checks(
         yield Check(name, "northwind", value, f"≥ {limit}" if limit else "(none)", reached)
     changed = round(found["recorded rewriting"][1], 4)
     yield Check("the same where the topic changes, recorded rewriting", "northwind", changed, "≥ 0.9", changed >= 0.9)
-    named, alone = questions.named(connection, evaluation.store, data)
+    own = round(statistics.mean(questions.named(connection, evaluation.store, questions.NAMED)), 4)
+    yield Check("documents named or not, 60 questions of our own", "northwind", own, "≥ 0.95", own >= 0.95)
+    named, alone = questions.named(connection, evaluation.store, data / "northwind" / "structured.jsonl")
     yield Check("documents that a question names, found", "northwind", named, "1", named == 1)
     yield Check("questions that only seem to name one, left alone", "northwind", alone, "1", alone == 1)
     evaluation.ask([question for question in evaluation.dataset.questions if question.documents])
@@ -268,6 +272,33 @@ def extractive_checks(connection: psycopg.Connection[Any], evaluation: Evaluatio
     yield Check("extractive, ms beyond the search", name, milliseconds, "≤ 150", milliseconds <= 150)
     title = f"extractive, sentences of {found.answers} answers that stand in no citation"
     yield Check(title, name, found.invented, "0", found.invented == 0)
+
+
+def abstain_checks(connection: psycopg.Connection[Any], evaluation: Evaluation) -> Iterator[Check]:
+    """What a limit refuses that was kept on one half of the questions, measured on the other."""
+    name, options = evaluation.dataset.name, {"vector_store": [evaluation.store], "keyword_search": True}
+    found: list[tuple[float, float, float]] = []
+    for half, more in ((0, {"keep": True}), (1, {"retrieval_options": {"max_distance": "auto"}})):
+        connection.execute("CREATE TEMP TABLE asked (question text, answerable boolean)")
+        with connection.cursor().copy("COPY asked FROM STDIN") as copy:
+            for answerable in (True, False):
+                for question in extractive.shuffled(evaluation.dataset.questions, answerable=answerable)[half::2]:
+                    copy.write_row((question.text, answerable))
+        query = (
+            "SELECT threshold::float8, refused_wrongly, 1 - answered_wrongly, is_proposed FROM ml_rag.calibrate(%s, %s)"
+        )
+        rows = connection.execute(query, ("asked", Jsonb({**options, **more}))).fetchall()
+        found = [row[:3] for row in rows]
+        if half == 0:
+            (kept,) = [row[0] for row in rows if row[3]]
+        connection.execute("DROP TABLE asked")
+    for most in (0.05, 0.08, 0.1, 0.15, 0.2):
+        best = round(max((refused for _, wrongly, refused in found if wrongly <= most), default=0), 4)
+        must = ("> 0.15", best > 0.15) if most == 0.1 else ("(none)", None)
+        yield Check(f"unanswerable questions refused at {most:.0%} wrong refusals", name, best, *must)
+    ((_, wrongly, refused),) = [row for row in found if row[0] == kept]
+    title = f"unanswerable questions refused by the limit kept, {kept}, which refuses {wrongly:.1%} wrongly"
+    yield Check(title, name, round(refused, 4), "(none)", None)
 
 
 def grounding_checks(connection: psycopg.Connection[Any], folder: Path, bar: Bar) -> Iterator[Check]:
@@ -387,6 +418,8 @@ def main(dsn: str, data: Path, output: Path, arms: str) -> None:
                 found += sentence_checks(connection, evaluation, console, bar)
             if dataset.name in ("squad2", "cmrc2018_trial"):
                 found += extractive_checks(connection, evaluation, bar)
+            if dataset.name == "squad2":
+                found += abstain_checks(connection, evaluation)
             results[dataset.name] = {**result, "language": language(dataset)}
         if (data / "nlsql").is_dir():
             more, results["nlsql"] = _questions_about_tables(connection, data / "nlsql")

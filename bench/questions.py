@@ -126,11 +126,15 @@ def chats(connection: psycopg.Connection[Any], store: str, data: Path) -> dict[s
     return {name: (share(conversations, query), share(changed, query)) for name, query in ways.items()}
 
 
-def named(connection: psycopg.Connection[Any], store: str, data: Path) -> tuple[float, float]:
+#: questions about Northwind that name documents in their own words, misspell them, or only seem to name one
+NAMED = Path(__file__).with_name("named_documents.jsonl")
+
+
+def named(connection: psycopg.Connection[Any], store: str, questions: Path) -> tuple[float, float]:
     """Shares of the questions that name documents whose documents are found, and of the others left alone."""
     right: dict[bool, list[bool]] = {True: [], False: []}
     options = Jsonb({"vector_store": [store], "query_options": {"document_names": True}, "skip_generate": True})
-    for line in read_lines(data / "northwind" / "structured.jsonl"):
+    for line in read_lines(questions):
         query = "SELECT ml_rag_answer(%s, %s) #> '{retrieval_info,query,document_names}'"
         row = connection.execute(query, (line["question"], options)).fetchone()
         right[bool(line["documents"])].append(sorted((row and row[0]) or []) == sorted(line["documents"]))

@@ -137,14 +137,30 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._is_nearest(name text, nearest text[]) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether the first of the nearest documents is the one that the name of a file was meant for: nearer than the next
+-- one, and with the same digits, since report_2023.pdf is not a misspelt report_2024.pdf
+DECLARE
+  _far integer[] := ARRAY(SELECT ml_rag._distance_of_words(ml_rag._file(n.name), ml_rag._file($1))
+                          FROM unnest(nearest) WITH ORDINALITY AS n (name, place) ORDER BY n.place);
+BEGIN
+  RETURN cardinality(nearest) > 0 AND _far[1] < coalesce(_far[2], _far[1] + 1)
+    AND regexp_replace(ml_rag._file(nearest[1]), '[^0-9]', '', 'g') = regexp_replace(ml_rag._file(name), '[^0-9]', '', 'g');
+END
+$$;
+
 CREATE FUNCTION ml_rag._documents_named_in(question text, stores ml_rag.store[], options jsonb,
   OUT names text[], OUT is_summary boolean)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the documents that a question names, of those that the options leave; null = none. is_summary: whether it asks for
--- nothing but a summary of them. What looks like the name of a file, and is none, is warned of
+-- nothing but a summary of them. What looks like the name of a file, and is not, counts as the nearest one, with a warning
 DECLARE
+  _question text := question;
   _found record;
   _documents jsonb := ml_rag._list_documents(stores, true);
   _name text;
@@ -153,10 +169,6 @@ BEGIN
   SELECT n.found, n.error INTO _found
   FROM ml_rag._named_documents(question, _documents) AS n;
   PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
-  names := nullif(ARRAY(
-    SELECT n FROM jsonb_array_elements_text(_found.found -> 'names') AS n
-    WHERE coalesce(options -> 'document_name' ? n, true) AND NOT coalesce(options -> 'exclude_document_name' ? n, false)), '{}');
-  is_summary := names IS NOT NULL AND (_found.found -> 'is_summary')::boolean;
   -- a word with the ending of a document's name
   FOR _name IN SELECT DISTINCT w.word[1] FROM regexp_matches(question,
     '[^\s"''<>|?*()]*[^\s"''<>|?*().,;:!]\.[A-Za-z][A-Za-z0-9]{1,4}\M', 'g') AS w (word)
@@ -166,12 +178,24 @@ BEGIN
       OR EXISTS (SELECT FROM jsonb_array_elements_text(_found.found -> 'names') AS n WHERE right(lower(n), length(_name)) = lower(_name));
     _nearest := ml_rag._nearest_documents(_name, _documents);
     -- without the name: warnings go into PostgreSQL's log, and questions do not
+    IF ml_rag._is_nearest(_name, _nearest) THEN
+      _question := replace(_question, _name, ml_rag._file(_nearest[1]));
+    END IF;
     RAISE WARNING USING ERRCODE = '01000', MESSAGE = 'a file that the question names is not among the documents',
-      DETAIL = 'Documents are found by the names that the stores hold; nothing is left out for this one.',
+      DETAIL = CASE WHEN ml_rag._is_nearest(_name, _nearest) THEN format('"%s" is searched in its place.', left(_nearest[1], 200))
+        ELSE 'Documents are found by the names that the stores hold; nothing is left out for this one.' END,
       HINT = CASE WHEN cardinality(_nearest) > 0
         THEN format('Did you mean %s?', (SELECT string_agg(format('"%s"', left(n, 200)), ' or ') FROM unnest(_nearest) AS n))
         ELSE 'SELECT DISTINCT document_name FROM the store shows the names.' END;
   END LOOP;
+  IF _question <> question THEN
+    SELECT n.found, n.error INTO _found FROM ml_rag._named_documents(_question, _documents) AS n;
+    PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+  END IF;
+  names := nullif(ARRAY(
+    SELECT n FROM jsonb_array_elements_text(_found.found -> 'names') AS n
+    WHERE coalesce(options -> 'document_name' ? n, true) AND NOT coalesce(options -> 'exclude_document_name' ? n, false)), '{}');
+  is_summary := names IS NOT NULL AND (_found.found -> 'is_summary')::boolean;
 END
 $$;
 

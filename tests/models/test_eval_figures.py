@@ -127,7 +127,7 @@ def test_the_evaluation_of_conversations_measures_the_same(measured: Measured) -
 
 def test_documents_that_questions_name(measured: Measured) -> None:
     connection, evaluation, _ = measured
-    assert questions.named(connection, evaluation.store, SHARED / "data") == (1, 1)
+    assert questions.named(connection, evaluation.store, NORTHWIND / "structured.jsonl") == (1, 1)
 
 
 def test_other_words_help_beside_the_question(measured: Measured) -> None:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from bench.questions import NAMED, read_lines
 
 from support.cluster import Connection, Database
 from support.stores import Row, answer, as_text, create_store, error, fake_embedding, search, warnings_of
@@ -134,14 +135,62 @@ def test_a_name_that_is_none_is_warned_of_with_the_nearest(files: Connection, na
 def test_a_file_that_a_question_names_and_that_is_none(
     files: Connection, question: str, name: str, nearest: str | None
 ) -> None:
-    told: list[tuple[str, str]] = []
-    files.add_notice_handler(lambda d: told.append((d.message_primary or "", d.message_hint or "")))
-    assert found(files, question) == set(NAMES)
-    ((message, hint),) = told
+    told: list[tuple[str, str, str]] = []
+    files.add_notice_handler(
+        lambda d: told.append((d.message_primary or "", d.message_detail or "", d.message_hint or ""))
+    )
+    # it counts as the nearest one
+    assert found(files, question) == ({nearest} if nearest else set(NAMES))
+    ((message, detail, hint),) = told
     assert message == "a file that the question names is not among the documents"
+    assert ("searched in its place" in detail) == (nearest is not None)
     # what is asked does not get into PostgreSQL's log
     assert name not in hint
     assert hint == f'Did you mean "{nearest}"?' if nearest else "SELECT DISTINCT document_name" in hint
+
+
+def test_a_misspelt_name_is_that_of_one_document(owner: Connection, asker: Connection) -> None:
+    names = ["report_2022.pdf", "report_2024.pdf", "north/plan_a.pdf", "south/plan_b.pdf", "travel_expenses.pdf"]
+    rows: list[Row] = [(name, i, 1, "text", fake_embedding("text")) for i, name in enumerate(names)]
+    create_store(owner, "docs", rows, type="vector(16)")
+    # another year is another document, and of two that are as near none is meant
+    for question, wanted in (
+        ("what grew, by report_2023.pdf?", names),
+        ("what grew, by reprot_2024.pdf?", [names[1]]),
+        ("what is in plan_c.pdf?", names),
+        ("Summarise travel_expences.pdf", [names[4]]),
+        ("travel_expences.pdf and report_2022.pdf on trains", [names[4], names[0]]),
+    ):
+        assert found(asker, question) == set(wanted), question
+    row = asker.execute(
+        "SELECT ml_rag.rewrite('Summarise travel_expences.pdf', '{\"document_names\": true}')"
+    ).fetchone()
+    assert row == ({"question": "Summarise travel_expences.pdf", "document_names": [names[4]]},)
+
+
+NORTHWIND = {
+    "Benefit_Options.pdf": "Plan and Benefit Packages",
+    "Northwind_Health_Plus_Benefits_Details.pdf": "Northwind Health Plus Plan",
+    "Northwind_Standard_Benefits_Details.pdf": "Northwind Health Standard Plan",
+    "PerksPlus.pdf": "PerksPlus Health and Wellness Reimbursement Program for Contoso Electronics Employees",
+    "employee_handbook.pdf": "Contoso Electronics Employee Handbook",
+    "role_library.pdf": "Roles Descriptions at Contoso Electronics",
+}
+
+
+def test_questions_that_name_documents_in_their_own_words(db: Database) -> None:
+    owner = db.connect()
+    rows: list[Row] = [(name, i, 1, "text", fake_embedding("text")) for i, name in enumerate(NORTHWIND)]
+    create_store(owner, "docs", rows, type="vector(16)")
+    for name, title in NORTHWIND.items():
+        owner.execute("UPDATE docs SET metadata = %s WHERE document_name = %s", (json.dumps({"title": title}), name))
+    asker = db.connect("asker")
+    questions = read_lines(NAMED)
+    wrong = [
+        line["question"] for line in questions if found(asker, line["question"]) != set(line["documents"] or NORTHWIND)
+    ]
+    assert len(questions) == 60
+    assert wrong == []
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
 """Which documents a question names, by their file names, titles and paths; no model is asked.
 
 A question and a name are compared word by word, in any case and whatever stands between the words: ``Perks Plus.PDF``
-is perksplus.pdf. What reads as a name counts wherever it stands: with an ending or a folder, with underscores, digits
-or capitals inside, or of three words and more. What could be ordinary words counts where the question speaks of a
-document: "the employee handbook", "the benefit options document", "role library: who …", "summarise the handbook".
-There a part of a name will do that has its last word, such as "the Standard plan document". What could be several
+is perksplus.pdf. What reads as a name counts wherever it stands: with an ending or a folder, with digits, or of three
+words and more. What could be two ordinary words ("benefit options") counts where it is written as a name is: joined,
+in quotation marks or with capitals in running text; and where the question speaks of a document: "the employee
+handbook", "the benefit options document", "role library: who …", "summarise the handbook". There a part of a name will
+do, such as "the Standard plan document", or what it has: "the PDF with the job descriptions". What could be several
 documents is none, unless the question speaks of several ("both plan documents"). Standard library only.
 """
 
@@ -35,6 +36,15 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,4}$")
 _DOCUMENT = re.compile(r"(documents?|files?|docs?|pdfs?|docx|pptx?|xlsx?|csv|html?|txt|md|slides|spreadsheets?)$")
 _SEVERAL = re.compile(r"(documents|files|docs|pdfs|spreadsheets)$")
+#: what a document is by its own name: the last word of such a name speaks of one
+_KIND = re.compile(
+    r"(handbook|guide|guidelines?|manual|library|catalogu?e|report|polic(y|ies)|plan|minutes|memo|contract|brochure"
+    r"|faq|readme|glossary|rules|terms)$"
+)
+#: what comes between a document and what it has
+_HAS = frozenset(("with", "about", "on", "of", "for", "containing"))
+#: words in which what it has is looked for
+_HAD = 3
 _NUMBERS = {"both": 2, "two": 2, "three": 3, "four": 4, "five": 5}
 _ARTICLES = frozenset(("the", "this", "that", "these", "those", "our", "my", "your", "all", *_NUMBERS))
 _BEFORE = frozenset(
@@ -56,6 +66,8 @@ _BEFORE = frozenset(
         "read",
     )
 )
+#: what comes before a document that something is looked for in
+_INSIDE = frozenset(("in", "from", "per", "see", "read", "to", "by"))
 #: what is no question in the rest of a request for a summary
 _FILLERS = _ARTICLES | {"it", "a", "an", "and", "of", "please", "whole", "entire", "following", "text", "paper", "me"}
 _LABEL = re.compile(r"\s*([^:?!\n]{1,80}?)\s*(?::|\s[-–—])\s")
@@ -81,8 +93,9 @@ class _Names:
     always: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     #: count where the question speaks of a document
     ordinary: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    #: words of a name, by the last of them, for parts of it
+    #: words of a name, by the last of them and by any of them, for parts of it
     by_last: dict[str, list[tuple[list[str], int]]] = field(default_factory=lambda: defaultdict(list))
+    by_any: dict[str, list[tuple[list[str], int]]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, number: int, name: str, titles: Sequence[str]) -> None:
         name = name[-CHARACTERS:]
@@ -103,15 +116,24 @@ class _Names:
                 continue
             squeezed = "".join(parts)
             self.by_last[parts[-1]].append((parts, number))
+            for word in set(parts):
+                self.by_any[word].append((parts, number))
             if len(parts) == 1 and squeezed.isdigit():
                 continue  # the key of a row: "a jacket under 100" names no document
-            as_name = text is stem and (re.search(r"[_\d]", stem) or len(parts) > len(_WORD.findall(stem)))
-            where = self.always if len(parts) > 2 or as_name else self.ordinary
+            where = self.always if len(parts) > 2 or (text is stem and re.search(r"\d", stem)) else self.ordinary
             where[squeezed].add(number)
 
     def of_part(self, part: Sequence[str]) -> set[int]:
-        """The documents that have these words in this order in a name, the last one last."""
-        return {number for name, number in self.by_last.get(part[-1], ()) if _in_order(part, name)}
+        """The documents that have these words in this order in a name: the last one last, else anywhere."""
+        for names in (self.by_last, self.by_any):
+            if found := {number for name, number in names.get(part[-1], ()) if _in_order(part, name)}:
+                return found
+        return set()
+
+    def having(self, words: Sequence[str]) -> set[int]:
+        """The documents that are the only ones with one of the words in a name."""
+        found = ({number for _, number in self.by_any.get(word, ())} for word in words)
+        return set().union(*(numbers for numbers in found if len(numbers) == 1))
 
 
 def _in_order(part: Sequence[str], name: Sequence[str]) -> bool:
@@ -155,6 +177,11 @@ class _Question:
         question = _BLANKS.sub(lambda blanks: "\n" if "\n" in blanks[0] else " ", question).strip()
         matches = list(_WORD.finditer(question))[:WORDS]
         self.words = [match[0].lower() for match in matches]
+        self._capitals = [match[0][0].isupper() for match in matches]
+        #: what stands before each word, and after the last one
+        ends = [0, *(match.end() for match in matches)]
+        starts = [*(match.start() for match in matches), ends[-1] + 1]
+        self._between = [question[end:start] for end, start in zip(ends, starts, strict=True)]
         #: which words a label ("role library: …") or a request for a summary says to be a name
         head = question if len(question) <= LONGEST_QUESTION else ""
         self._is_summary = _SUMMARY.match(head) is not None
@@ -199,7 +226,11 @@ class _Question:
     def _named(self, names: _Names, first: int, last: int) -> set[int] | None:
         squeezed = "".join(self.words[first:last])
         speaks = self._speaks_of_document(first, last)
-        found = names.always.get(squeezed) or (names.ordinary.get(squeezed) if speaks else None)
+        found = names.always.get(squeezed)
+        if not found and (speaks or self._is_written_as_name(names, squeezed, first, last)):
+            found = names.ordinary.get(squeezed)
+        if not found and last < len(self.words):
+            found = self._had(names, first, last)
         if not found and self._parts < PARTS and self._may_be_part(first, last):
             self._parts += 1
             found = names.of_part(self.words[first:last])
@@ -211,14 +242,40 @@ class _Question:
 
     def _speaks_of_document(self, first: int, last: int) -> bool:
         before = self.words[first - 1] if first else ""
-        is_ahead = before in _BEFORE or _DOCUMENT.match(before) is not None
-        return is_ahead or self._is_before_document(last) or self._is_object(first, last)
+        is_ahead = (before in _BEFORE and _KIND.match(self.words[last - 1])) or _DOCUMENT.match(before)
+        is_behind = self._is_before_document(last) or (last < len(self.words) and _KIND.match(self.words[last]))
+        return bool(is_ahead or is_behind) or self._is_object(first, last)
+
+    def _is_written_as_name(self, names: _Names, squeezed: str, first: int, last: int) -> bool:
+        """Joined, in quotation marks, or with capitals where most words have none."""
+        inside = self._between[first + 1 : last]
+        before, after = self._between[first][-1:], self._between[last][:1]
+        if before and before in "\"'“„«‘`" and after and after in "\"'”“»’`":
+            return True
+        if last - first == 1:
+            return all(len(parts) > 1 for parts, _ in names.by_last.get(squeezed, ())) and squeezed in names.ordinary
+        if all(between in ("_", "-", ".") for between in inside):
+            return True
+        others = self._capitals[:first] + self._capitals[last:]
+        return all(self._capitals[first:last]) and 2 * sum(others) <= len(others)
+
+    def _had(self, names: _Names, first: int, last: int) -> set[int] | None:
+        """The document that is called one by what it has: "the PDF with the job descriptions"."""
+        is_document = last - first == 1 and _DOCUMENT.match(self.words[first])
+        if not is_document or not first or self.words[first - 1] not in _ARTICLES or self.words[last] not in _HAS:
+            return None
+        had = [word for word in self.words[last + 1 : last + 2 + _HAD] if word not in _ARTICLES][:_HAD]
+        found = names.having(had)
+        return found if len(found) == 1 else None
 
     def _may_be_part(self, first: int, last: int) -> bool:
         """Whether part of a name will do. One word needs an article: "the plan documents", but not "plan documents"."""
         if self._is_object(first, last):
             return True
         has_article = first > 0 and self.words[first - 1] in _ARTICLES
+        is_inside = has_article and first > 1 and self.words[first - 2] in _INSIDE
+        if is_inside and last - first == 1 and _KIND.match(self.words[first]):
+            return True
         return self._is_before_document(last) and (last - first > 1 or has_article)
 
     def _is_before_document(self, last: int) -> bool:
