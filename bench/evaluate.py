@@ -321,6 +321,9 @@ def shop_checks(connection: psycopg.Connection[Any], data: Path) -> Iterator[Che
     broken, share = questions.shop(connection, store, data)
     yield Check("rows that break a recorded condition", "shop", broken, "0", broken == 0)
     yield Check("expected rows among the first 20", "shop", round(share, 4), "≥ 0.98", share >= 0.98)
+    broken, share = questions.shop(connection, store, data, filters=True)
+    yield Check("rows that break a condition, nothing described", "shop", broken, "0", broken == 0)
+    yield Check("expected rows, nothing described", "shop", round(share, 4), "≥ 0.95", share >= 0.95)
 
 
 def rows_checks(connection: psycopg.Connection[Any], data: Path) -> Iterator[Check]:

@@ -237,15 +237,19 @@ def _compares(operator: str, given: Any, value: Any) -> bool:
     return found
 
 
-def shop(connection: psycopg.Connection[Any], store: str, data: Path) -> tuple[int, float]:
-    """Rows returned that break a recorded condition; share of the expected rows among the first 20."""
+def shop(
+    connection: psycopg.Connection[Any], store: str, data: Path, filters: Sequence[str] | bool = _DESCRIBED
+) -> tuple[int, float]:
+    """Rows returned that break a recorded condition; share of the expected rows among the first 20.
+
+    ``filters``: what the model may choose conditions on; true = what nobody has described, too."""
     rows = {row["id"]: row for row in products(data)}
     options = {
         **_HYBRID,
         "vector_store": [store],
         "n_citations": 20,
         "vector_store_columns": {"document_id": "id"},
-        "query_options": {"rewrite": True, "filters": _DESCRIBED, "model_id": MODEL},
+        "query_options": {"rewrite": True, "filters": filters, "model_id": MODEL},
     }
     broken, shares = 0, []
     for line in read_lines(data / "shop" / "questions.jsonl"):

@@ -214,8 +214,8 @@ SELECT ml_rag._add_option('query_options', 'hypothetical_document', 'any', defau
 SELECT ml_rag._add_option('query_options', 'sub_questions', 'integer', minimum => 1, maximum => 5, default_rule => 'none',
   description => 'at most so many simpler questions, each searched beside the question');
 SELECT ml_rag._add_option('query_options', 'filters', 'any', default_rule => 'none',
-  description => 'columns and metadata keys on which the model may choose conditions; true = those described by'
-    ' ml_rag.describe_filter or COMMENT ON COLUMN');
+  description => 'columns and metadata keys on which the model may choose conditions; true = those that a'
+    ' condition can be about, and those described by ml_rag.describe_filter or COMMENT ON COLUMN');
 SELECT ml_rag._add_option('query_options', 'document_names', 'boolean', default_value => 'false',
   description => 'search only the documents that the question names, by file name, title or part of a path; needs no model');
 SELECT ml_rag._add_option('query_options', 'model_id', 'text',

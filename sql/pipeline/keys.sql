@@ -69,7 +69,8 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.describe_filter(regclass, text, text) IS
 $$says what a column or a key of the metadata means: ml_rag.describe_filter('shop.products', 'price', 'price in dollars')
-With "filters": true in query_options the model may choose conditions on what is described. null removes a description. For a
+With "filters": true in query_options the model may choose conditions on what is described, beside numbers, booleans, dates, short
+texts, and keys that most rows have. null removes a description. For a
 column it is COMMENT ON COLUMN; keys of the metadata are kept in the comment of that column. For the owner.
 Errors: 22023 empty or long key, long description, a column of embeddings; 42703 neither such a column nor metadata; 42501.$$;
 
@@ -119,13 +120,62 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._filter_keys(stores ml_rag.store[], wanted jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+CREATE FUNCTION ml_rag._can_be_asked_for(store ml_rag.store, attnum smallint, kind text) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: what the model may filter by, [{key, kind, is_list, description, values}], at most 60. wanted: true (what is described),
--- or an array of keys
--- Reads: the catalog
+-- purpose: whether a condition can be about a column that nobody has described: numbers, booleans, dates, and texts of which the
+-- statistics say that they are short; but not keys, nor what the store is made of
+-- Reads: the catalog, pg_stats
+DECLARE
+  _column name := (SELECT a.attname FROM pg_attribute AS a WHERE a.attrelid = store.relation AND a.attnum = _can_be_asked_for.attnum);
+BEGIN
+  -- a uuid is a text there
+  RETURN format_type((SELECT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = store.relation AND a.attname = _column), NULL) <> 'uuid'
+    AND _column <> ALL (array_remove(ARRAY[store.document_name, store.document_id, store.segment_number], NULL))
+    AND NOT EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = store.relation AND i.indisprimary
+                    AND _can_be_asked_for.attnum = ANY (i.indkey::smallint[]))
+    AND (kind <> 'text' OR EXISTS (
+      SELECT FROM pg_stats AS s JOIN pg_class AS c ON c.relname = s.tablename JOIN pg_namespace AS n ON n.oid = c.relnamespace
+      WHERE c.oid = store.relation AND n.nspname = s.schemaname AND s.attname = _column AND s.avg_width <= 60));
+END
+$$;
+
+CREATE FUNCTION ml_rag._common_keys(store ml_rag.store) RETURNS SETOF text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the keys that most rows have in their metadata, with values that are not objects, at most 20; of the first thousand rows.
+-- A store that the call does not name, and that cannot be read, is left to the search, which says so
+-- Reads: the store, as the caller
+DECLARE
+  _former_wait text;
+BEGIN
+  IF store.found <> 'named' THEN
+    _former_wait := ml_rag._limit_wait(1000);
+  END IF;
+  RETURN QUERY EXECUTE format($query$
+    SELECT e.key FROM (SELECT to_jsonb(t.%I) AS metadata FROM %s AS t LIMIT 1000) AS m,
+      jsonb_each(CASE jsonb_typeof(m.metadata) WHEN 'object' THEN m.metadata ELSE '{}' END) AS e
+    WHERE jsonb_typeof(e.value) IN ('string', 'number', 'boolean') AND length(e.key) <= 200 AND length(e.value::text) <= 100
+    GROUP BY e.key
+    HAVING count(*) * 2 > (SELECT count(*) FROM (SELECT FROM %2$s AS t LIMIT 1000) AS n)
+    ORDER BY e.key COLLATE "C" LIMIT 20$query$, store.metadata, ml_rag._rows_of(store));
+  PERFORM set_config('lock_timeout', _former_wait, true) WHERE _former_wait IS NOT NULL;
+EXCEPTION WHEN OTHERS THEN
+  IF coalesce(store.found, 'named') = 'named' OR SQLSTATE = '40001' THEN
+    RAISE;
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._filter_keys(stores ml_rag.store[], wanted jsonb) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what the model may filter by, [{key, kind, is_list, description, values}], at most 60. wanted: true (what is described,
+-- and what a condition can be about), or an array of keys
+-- Reads: the catalog; the stores, as the caller
 DECLARE
   _store ml_rag.store;
   _found jsonb := '[]';
@@ -140,12 +190,13 @@ BEGIN
       WHERE a.attrelid = _store.relation AND a.attnum > 0 AND NOT a.attisdropped
         AND a.attname <> ALL (array_remove(ARRAY[_store.segment_embedding, _store.segment, _store.metadata], NULL))
         AND has_column_privilege(a.attrelid, a.attnum, 'SELECT')
-        AND CASE WHEN wanted = 'true' THEN col_description(a.attrelid, a.attnum) IS NOT NULL ELSE wanted ? a.attname::text END
+        AND (wanted = 'true' OR wanted ? a.attname::text)
         AND NOT _found @> jsonb_build_array(jsonb_build_object('key', a.attname))
       ORDER BY a.attnum
     LOOP
       _type := ml_rag._filter_type(_column.type);
-      CONTINUE WHEN _type.kind IS NULL;
+      CONTINUE WHEN _type.kind IS NULL OR (wanted = 'true' AND _column.description IS NULL
+        AND NOT ml_rag._can_be_asked_for(_store, _column.attnum, _type.kind));
       _found := _found || jsonb_build_array(jsonb_strip_nulls(jsonb_build_object('key', _column.attname, 'kind', _type.kind,
         'is_list', _type.is_list, 'description', left(_column.description, 1000),
         'values', CASE WHEN _type.kind = 'text' THEN ml_rag._filter_values(_store.relation, _column.attname, _column.type) END)));
@@ -156,6 +207,7 @@ BEGIN
       SELECT jsonb_agg(jsonb_strip_nulls(jsonb_build_object('key', k.key, 'kind', 'any', 'is_list', false,
         'description', left(_described ->> k.key, 1000))) ORDER BY k.key COLLATE "C")
       FROM (SELECT jsonb_object_keys(_described) WHERE wanted = 'true'
+            UNION SELECT c FROM ml_rag._common_keys(_store) AS c WHERE wanted = 'true'
             UNION SELECT jsonb_array_elements_text(CASE WHEN wanted = 'true' THEN '[]' ELSE wanted END)) AS k (key)
       WHERE NOT _found @> jsonb_build_array(jsonb_build_object('key', k.key))
         AND NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = _store.relation AND a.attname = k.key AND NOT a.attisdropped)

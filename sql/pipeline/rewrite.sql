@@ -127,7 +127,7 @@ BEGIN
     _keys := ml_rag._filter_keys(stores, options -> 'filters');
     IF _keys = '[]' THEN
       RAISE WARNING USING ERRCODE = '01000', MESSAGE = 'there is nothing that the model may filter by',
-        DETAIL = 'No column or metadata key of the stores is described, or is of a type that can be filtered.',
+        DETAIL = 'The stores have no column or metadata key that is described, or that a condition can be about.',
         HINT = 'Name columns in "filters" of query_options, or describe them with ml_rag.describe_filter.';
       _asked := _asked - 'filters';
     END IF;

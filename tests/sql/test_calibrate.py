@@ -219,7 +219,9 @@ def test_it_sees_what_the_caller_sees(ready: Connection, owner: Connection, db: 
 
 def test_the_example_of_the_page_runs(owner: Connection, asker: Connection) -> None:
     page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
-    example, keeping = re.findall(r"```sql\n(.*?)```", page.partition("## Thresholds")[2].partition("\n## ")[0], re.DOTALL)
+    example, keeping = re.findall(
+        r"```sql\n(.*?)```", page.partition("## Thresholds")[2].partition("\n## ")[0], re.DOTALL
+    )
     texts = ["How many vacation days employees get", "Who pays for a dentist"]
     rows = [(f"{i}.txt", i, 1, text, fake_embedding(text)) for i, text in enumerate(texts)]
     create_store(owner, "docs", rows, type="vector(16)")

@@ -141,19 +141,60 @@ def test_the_model_is_shown_types_meanings_and_values(module_db: Database, shop:
         assert any(line.startswith('  "colors": list of text') for line in lines)
         assert '  "added_on": date, YYYY-MM-DD' in lines
         assert '  "in_stock": true or false' in lines
-        # true: what is described
+        # true: what a condition can be about, and what is described
         ids(shop, True)
         shown = [line for line in script.prompt.splitlines() if line.startswith('  "')]
-        assert shown == ['  "price": number; price in dollars', '  "season": text or number; seasons it is made for']
+        assert [line.partition(":")[0].strip(' "') for line in shown] == [*COLUMNS, "season"]
+        assert '  "price": number; price in dollars' in shown
+        assert '  "season": text or number; seasons it is made for' in shown
         keys = script.asked["filters"]["items"]["anyOf"]
-        assert [k["properties"]["key"]["enum"] for k in keys[:-1]] == [["price"], ["season"]]
+        assert [k["properties"]["key"]["enum"][0] for k in keys[:-1]] == [*COLUMNS, "season"]
         script.answer = {"filters": [{"key": "season", "operator": "gte", "value": 4}]}
         assert ids(shop, True) == [2]
     finally:
         owner.execute("SELECT ml_rag.describe_filter('shop', key, NULL) FROM (VALUES ('price'), ('season')) AS k (key)")
-    with warnings_of(shop) as told:
-        assert ids(shop, True) == [1, 2, 3, 4]
-    assert [message for *_, message in told] == ["there is nothing that the model may filter by"]
+    # nothing is described: the key is one that most rows have
+    script.answer = {"filters": [{"key": "season", "operator": "gte", "value": 4}]}
+    assert ids(shop, True) == [2]
+
+
+def test_conditions_on_what_nobody_has_described(
+    owner: Connection, asker: Connection, db: Database, reachable_dir: Path
+) -> None:
+    owner.execute(
+        "CREATE TABLE goods (id integer PRIMARY KEY, segment text, label text, kind text, notes text, size integer,"
+        " made timestamptz, place point, code uuid, segment_embedding vector(3), metadata jsonb)"
+    )
+    owner.execute(
+        "INSERT INTO goods SELECT i, 'text', 'label ' || i, 'kind ' || i % 3, repeat('long ', 50), i, now(), '(1,2)',"
+        " NULL, '[1,0,0]', CASE WHEN i % 3 = 0 THEN '{\"rare\": 1}' ELSE '{}'::jsonb END || '{\"tags\": [1]}'"
+        " || jsonb_build_object('page', i) FROM generate_series(1, 30) AS i"
+    )
+    mark(owner, "goods")
+    grant(owner, "goods")
+    with scripted_model(db, reachable_dir) as script:
+        script.answer = {"filters": []}
+
+        def shown() -> set[str]:
+            search(asker, "q", options(True))
+            return {line.partition(":")[0].strip(' "') for line in script.prompt.splitlines() if line.startswith('  "')}
+
+        # texts are known to be short once there are statistics
+        assert shown() == {"size", "made", "page"}
+        owner.execute("ANALYZE goods")
+        assert shown() == {"label", "kind", "size", "made", "page"}
+        assert '"kind": text; values such as ["kind 0", "kind 1", "kind 2"]' in script.prompt
+        # statistics are of rows that the caller may not see, too
+        owner.execute("ALTER TABLE goods ENABLE ROW LEVEL SECURITY; CREATE POLICY none ON goods USING (id < 3)")
+        assert shown() == {"size", "made", "page"}
+        owner.execute("ALTER TABLE goods DISABLE ROW LEVEL SECURITY")
+        script.answer = {
+            "filters": [
+                {"key": "kind", "operator": "eq", "value": "kind 1"},
+                {"key": "size", "operator": "gt", "value": 20},
+            ]
+        }
+        assert sorted(row[7]["page"] for row in search(asker, "q", options(True))) == [22, 25, 28]
 
 
 def test_columns_that_the_caller_may_not_read_are_not_shown(shop: Connection, script: Script) -> None:
