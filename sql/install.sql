@@ -87,6 +87,7 @@
 -- batch: many rows of a table; the locks that they and loads take
 \i store/lock.sql
 \i store/follow.sql
+\i batch/work.sql
 \i batch/job.sql
 \i batch/run.sql
 

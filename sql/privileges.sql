@@ -105,11 +105,12 @@ BEGIN
     -- store/lock
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_store_key _lock_store _lock_store_for_session'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_lock_embedding _lock_table'),
+    -- batch/work
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_commit _next_step _stop_work _read_by_index _work'),
     -- batch/job
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_column_reference _column_type _begin_table _watch_table _tell_table'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_column_reference _column_type _begin_table'),
     -- batch/run
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _commit _write_result _write_error _run_row _run_batch _end_table _table_step'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_write_row _run_row'),
     -- store/index
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_index_definition _index_element'),
     -- store/store

@@ -53,7 +53,7 @@ CREATE FUNCTION ml_rag._begin_table(routine text, input text, output text, optio
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: check everything before the first row, make the output column, and return the job ml_rag._run_batch works on
+-- purpose: check everything before the first row, make the output column, and return what the job works on (backend/jobs/table.py)
 -- Writes: the output table, as the caller
 DECLARE
   _options jsonb;
@@ -78,7 +78,15 @@ DECLARE
   _key name[];
   _key_types text[];
   _names text[];
+  _columns text;
+  _of_row text;
+  _values text;
+  _is_row text;
   _missing text;
+  _error text;
+  _insert text;
+  -- of a row that has no result
+  _without text;
 BEGIN
   _options := options;
   IF jsonb_typeof(_options) = 'object' THEN
@@ -99,6 +107,7 @@ BEGIN
     _options := ml_rag._with_dimensions(ml_rag.parse_options('ml_embed_row', _options));
     _model := coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'));
   END CASE;
+  _without := CASE WHEN _model IS NULL THEN '(%1$s%2$I IS NULL OR %1$s%2$I ->> ''error'' IS NOT NULL)' ELSE '%1$s%2$I IS NULL' END;
   _in := ml_rag._column_reference(input, 'input_table_column');
   _out := ml_rag._column_reference(output, 'output_table_column');
   PERFORM ml_rag._check_writable('results cannot be written', to_regclass(_out.relation));
@@ -209,92 +218,43 @@ BEGIN
     PERFORM ml_rag._notice_changes(_output, _out.column_name, _in.column_name) WHERE _input = _output;
   END IF;
 
+  _columns := (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest(_key) WITH ORDINALITY AS u (k, place));
+  _of_row := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place) FROM unnest(_key) WITH ORDINALITY AS u (k, place));
   -- the rows that have no result yet, or a failed one
   _missing := format('FROM %s AS t %s WHERE t.%I IS NOT NULL AND %s', _in.relation,
     CASE WHEN _input <> _output THEN format('LEFT JOIN %s AS o ON (%s) = (%s)', _out.relation,
-      (SELECT string_agg(format('o.%I', k), ', ') FROM unnest(_key) AS k),
-      (SELECT string_agg(format('t.%I', k), ', ') FROM unnest(_key) AS k)) END,
-    _in.column_name,
-    format(CASE WHEN _model IS NULL THEN '(%1$s.%2$I IS NULL OR %1$s.%2$I ->> ''error'' IS NOT NULL)'
-                ELSE '%1$s.%2$I IS NULL' END,
-      CASE WHEN _input <> _output THEN 'o' ELSE 't' END, _out.column_name));
+      (SELECT string_agg(format('o.%I', k), ', ' ORDER BY place) FROM unnest(_key) WITH ORDINALITY AS u (k, place)), _of_row) END,
+    _in.column_name, format(_without, CASE WHEN _input <> _output THEN 'o.' ELSE 't.' END, _out.column_name));
+  -- of a row whose key is $1
+  _values := (SELECT string_agg(format('$1[%s]::%s', i, t), ', ' ORDER BY i) FROM unnest(_key_types) WITH ORDINALITY AS u (t, i));
+  _is_row := format('(%s) = (%s)', _columns, _values);
+  -- an error takes no result's place
+  IF _model IS NULL OR _details IS NOT NULL THEN
+    _error := format('UPDATE %s SET %I = $2::%s WHERE %s AND %s', _out.relation, coalesce(_details, _out.column_name),
+      CASE WHEN _details IS NULL THEN _type ELSE 'text' END, format(_without, '', _out.column_name), _is_row);
+  END IF;
+  -- Another call may insert the row at the same time; then both have an answer, and the later one stays.
+  _insert := 'INSERT INTO %s (%s, %I) VALUES (%s, $2::%s) ON CONFLICT DO NOTHING';
   RETURN _job || jsonb_build_object(
     'routine', routine, 'options', _options, 'model', _model, 'batch_size', _batch -> 'batch_size',
-    'relation', (SELECT format('%s.%s', n.nspname, c.relname) FROM pg_class AS c
-                 JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _output),
+    'relation', ml_rag._full_name(_output),
     'count', concat('SELECT count(*) ', _missing),
-    'output', _output::oid::bigint, 'column', _out.column_name,
-    'last', NULL, 'done', false, 'rows', 0, 'succeeded', 0, 'failed', 0, 'first_error', NULL,
-    -- one batch of them, after the key $1
-    'read', format(
-      'SELECT ARRAY[%s]::text[] AS key, t.%I::text AS input, %s AS extra %s '
-      'AND ($1 IS NULL OR (%s) > (%s)) ORDER BY %s LIMIT $2',
-      (SELECT string_agg(format('t.%I::text', k), ', ') FROM unnest(_key) AS k), _in.column_name,
-      CASE WHEN _extra IS NULL THEN 'NULL::text' ELSE format('t.%I::text', _extra) END, _missing,
-      (SELECT string_agg(format('t.%I', k), ', ') FROM unnest(_key) AS k),
-      (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i)),
-      (SELECT string_agg(format('t.%I', k), ', ') FROM unnest(_key) AS k)),
-    'update', format('UPDATE %s SET %I = $2::%s%s WHERE (%s) = (%s)', _out.relation, _out.column_name, _type,
-      ', ' || quote_ident(_details) || ' = NULL',
-      (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k),
-      (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i)))
+    -- a batch of them, after a key
+    'read', format('SELECT ARRAY[%s]::text[]::text AS key, t.%I::text AS input, %s AS extra %s AND ($1 ->> ''last'' IS NULL OR (%s) > (%s))'
+      ' ORDER BY %5$s LIMIT ($1 ->> ''size'')::integer',
+      (SELECT string_agg(format('t.%I::text', k), ', ' ORDER BY place) FROM unnest(_key) WITH ORDINALITY AS u (k, place)),
+      _in.column_name, CASE WHEN _extra IS NULL THEN 'NULL::text' ELSE format('t.%I::text', _extra) END, _missing, _of_row,
+      replace(_values, '$1', '(($1 ->> ''last'')::text[])')),
+    'update', format('UPDATE %s SET %I = $2::%s%s WHERE %s', _out.relation, _out.column_name, _type,
+      ', ' || quote_ident(_details) || ' = NULL', _is_row)
       -- a text that was changed meanwhile waits for the next call
       || CASE WHEN _model IS NOT NULL AND _input = _output THEN format(' AND %I::text COLLATE "C" = $3', _in.column_name) ELSE '' END,
-    -- an error takes no result's place
-    'note', CASE WHEN _model IS NULL OR _details IS NOT NULL THEN
-      format('UPDATE %s SET %I = $2::%s WHERE %s AND (%s) = (%s)', _out.relation, coalesce(_details, _out.column_name),
-        CASE WHEN _details IS NULL THEN _type ELSE 'text' END,
-        format(CASE WHEN _model IS NULL THEN '(%1$I IS NULL OR %1$I ->> ''error'' IS NOT NULL)' ELSE '%1$I IS NULL' END, _out.column_name),
-        (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k),
-        (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i))) END,
-    'note_insert', CASE WHEN _input <> _output AND (_model IS NULL OR _details IS NOT NULL) THEN format(
-      'INSERT INTO %s (%s, %I) VALUES (%s, $2::%s) ON CONFLICT DO NOTHING', _out.relation,
-      (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k), coalesce(_details, _out.column_name),
-      (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i)),
-      CASE WHEN _details IS NULL THEN _type ELSE 'text' END) END,
+    'insert', CASE WHEN _input <> _output THEN format(_insert, _out.relation, _columns, _out.column_name, _values, _type) END,
+    'note', _error,
+    'note_insert', CASE WHEN _input <> _output AND _error IS NOT NULL THEN
+      format(_insert, _out.relation, _columns, coalesce(_details, _out.column_name), _values,
+        CASE WHEN _details IS NULL THEN _type ELSE 'text' END) END,
     -- whether a row has a result
-    'result', format('SELECT FROM %s WHERE %I IS NOT NULL %s AND (%s) = (%s)', _out.relation, _out.column_name,
-      CASE WHEN _model IS NULL THEN format('AND %I ->> ''error'' IS NULL', _out.column_name) END,
-      (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k),
-      (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i))),
-    'insert', CASE WHEN _input <> _output THEN format(
-      'INSERT INTO %s (%s, %I) VALUES (%s, $2::%s) ON CONFLICT DO NOTHING', _out.relation,
-      (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k), _out.column_name,
-      (SELECT string_agg(format('$1[%s]::%s', i, t), ', ') FROM unnest(_key_types) WITH ORDINALITY AS u (t, i)),
-      _type) END);
-END
-$$;
-
-CREATE FUNCTION ml_rag._watch_table(job jsonb, call integer) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the job with what its progress is told by: call, which ml_rag._begin has returned, and total
--- Reads: the input table, as the caller
-DECLARE
-  _total bigint;
-BEGIN
-  IF call IS NULL THEN
-    RETURN job;
-  END IF;
-  PERFORM ml_rag._progress(call, job ->> 'relation', 'counting rows');
-  EXECUTE job ->> 'count' INTO _total;
-  RETURN job || jsonb_build_object('call', call, 'total', _total);
-END
-$$;
-
-CREATE FUNCTION ml_rag._tell_table(job jsonb, handled integer, failed integer) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: how far a job is, so many rows into its batch
-DECLARE
-  _done bigint := (job ->> 'rows')::bigint + handled;
-BEGIN
-  PERFORM ml_rag._progress((job ->> 'call')::integer, job ->> 'relation',
-    CASE job ->> 'routine' WHEN 'ml_rag_table' THEN 'answering' WHEN 'ml_generate_table' THEN 'generating'
-      ELSE 'embedding' END,
-    -- rows that came since they were counted
-    _done, greatest(_done, (job ->> 'total')::bigint), (job ->> 'failed')::bigint + failed);
+    'result', format('SELECT FROM %s WHERE NOT %s AND %s', _out.relation, format(_without, '', _out.column_name), _is_row));
 END
 $$;

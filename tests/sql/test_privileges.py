@@ -168,7 +168,6 @@ def test_every_function_pins_its_search_path(module_owner: Connection) -> None:
         "refresh_node_groups",
         "_commit",
         "_load_files",
-        "_table_step",
         "ml_rag_table",
         "ml_embed_table",
         "ml_generate_table",

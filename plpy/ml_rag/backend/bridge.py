@@ -157,6 +157,42 @@ def commit(plpy: Any) -> bool:
     return True
 
 
+def next_step(
+    plpy: Any, schema: str, job: int | None, routine: str, given: str, call: int | None, committed: bool | None,
+    found: str | None,
+) -> dict[str, Any]:  # fmt: skip
+    """The next statement of a job, its result, or its error; see ``ml_rag.backend.jobs.loop``."""
+    from ml_rag.backend.jobs import KINDS, loop
+
+    step: dict[str, Any] = dict.fromkeys(("given", "statement", "vectors", "by_index", "result", "error"))
+    step["job"] = job
+
+    @outcome
+    def advance(plpy: Any) -> None:
+        if job is None:
+            session = loop.Session(plpy, functools.partial(server, plpy), schema, routine, given, call)
+            module, name = KINDS[routine]
+            kind = getattr(importlib.import_module(f"ml_rag.backend.jobs.{module}"), name)
+            step["job"] = loop.begin(kind(session))
+        following = loop.advance(step["job"], committed, found)
+        if isinstance(following, dict):
+            step["result"] = as_jsonb(following)
+        elif following is not loop.COMMIT:
+            step["statement"], step["given"] = following.text, following.given
+            step["vectors"], step["by_index"] = following.vectors, following.by_index
+
+    _, step["error"] = advance(plpy)
+    return step
+
+
+def stop_work(job: int | None) -> None:
+    """Forget a job that has failed."""
+    if "ml_rag.backend.jobs.loop" in sys.modules:
+        from ml_rag.backend.jobs import loop
+
+        loop.stop(job)
+
+
 @outcome
 def reach(plpy: Any) -> bool:
     """Whether something listens at the address of the model server."""

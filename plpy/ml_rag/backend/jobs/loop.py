@@ -1,0 +1,178 @@
+"""The loop: read what waits, make, write, commit after each, until nothing waits any more.
+
+A job is a generator. It yields statements, which sql/batch/work.sql executes as the caller, and gets what they
+return; where it yields COMMIT, the procedure that the client has called commits, and says whether it could.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from ml_rag.backend import calls
+from ml_rag.backend.client import ModelServer
+from ml_rag.errors import InvalidRequest, MlRagError
+
+R = TypeVar("R")
+Batch = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """SQL of one JSON value. ``given``, JSON text, is its parameter $1; ``vectors``, in pgvector's text form, $2."""
+
+    text: str
+    given: str = "null"
+    vectors: list[str | None] | None = None
+    #: by an index, or by blocks: some rows at a time, in their order
+    by_index: bool = False
+
+
+COMMIT = Statement("")
+Steps = Generator[Statement, Any, R]
+
+
+def run(text: str, /, by_index: bool = False, vectors: list[str | None] | None = None, **given: Any) -> Steps[Any]:
+    """What a statement returns; the keys of its parameter $1 are those of ``given``."""
+    return (yield Statement(text, json.dumps(given), vectors, by_index))
+
+
+class InTransactionBlock(MlRagError):
+    """A routine that commits was called where it cannot."""
+
+    sqlstate = "25001"
+
+
+@dataclass
+class Session:
+    """What a job has of the session: ``schema`` is pgvector's, as it is written; ``call`` as calls.begin has it."""
+
+    plpy: Any
+    server: Callable[[], ModelServer]
+    schema: str
+    routine: str
+    given: str
+    call: int | None
+
+    def stage(self, name: str, model: str = "") -> None:
+        """Tell that the call enters a stage."""
+        if self.call is not None:
+            calls.stage(self.plpy, self.call, name, model, "", 0.0)
+
+
+class Derived:
+    """What is derived: how it is read, made and written."""
+
+    #: whether it makes no sense without commits
+    must_commit: ClassVar[bool] = True
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        #: as ml_rag.progress has it: schema.table, and rows
+        self.relation = ""
+        self.done = self.failed = 0
+        self.total: int | None = None
+
+    def begin(self) -> Steps[None]:
+        """Check everything before anything is made."""
+        raise NotImplementedError
+
+    def read(self) -> Steps[Batch | None]:
+        """The next rows that wait, claimed where others could be at them; {}: none just here; None: none any more."""
+        raise NotImplementedError
+
+    def make(self, batch: Batch) -> Any:
+        """What is derived of them. No table is touched while a model is asked."""
+
+    def write(self, batch: Batch, made: Any) -> Steps[None]:
+        """Where it goes, and the errors of single rows."""
+        raise NotImplementedError
+
+    def finish(self) -> Steps[None]:
+        """What is to be done when all is made."""
+        yield from ()
+
+    def end(self) -> Steps[dict[str, Any]]:
+        """The result, and warnings of what the caller has to know."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Give back what the session holds."""
+
+    def tell(self, phase: str, done: int | None = None, failed: int | None = None) -> None:
+        """Say how far the call is. Rows can have come since they were counted."""
+        if self.session.call is not None:
+            done = self.done if done is None else done
+            total = -1 if self.total is None else max(done, self.total)
+            failed = self.failed if failed is None else failed
+            calls.progress(self.session.call, self.relation, phase, done, total, failed)
+
+    def warn(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
+        """A warning of PostgreSQL's."""
+        fields = {key: text for key, text in (("detail", detail), ("hint", hint)) if text is not None}
+        self.session.plpy.warning(message, sqlstate="01000", **fields)
+
+
+def loop(derived: Derived) -> Steps[dict[str, Any]]:
+    """Make all that waits; the result."""
+    try:
+        if derived.must_commit and not (yield COMMIT):
+            raise InTransactionBlock(
+                f"{derived.session.routine} cannot run inside a transaction block",
+                detail="It commits after each batch.",
+                hint="CALL it by itself, with autocommit on.",
+            )
+        yield from derived.begin()
+        while True:
+            yield COMMIT
+            batch = yield from derived.read()
+            if batch is None:
+                break
+            if batch:
+                yield COMMIT
+                made = derived.make(batch)
+                yield COMMIT
+                yield from derived.write(batch, made)
+        yield COMMIT
+        yield from derived.finish()
+        yield COMMIT
+        return (yield from derived.end())
+    finally:
+        derived.stop()
+
+
+#: each with the statement that it waits for
+_jobs: dict[int, tuple[Steps[dict[str, Any]], Statement | None]] = {}
+
+
+def begin(derived: Derived) -> int:
+    """A new job: a number that nobody guesses, as a trigger of another's table could go on with it."""
+    job = secrets.randbits(62)
+    _jobs[job] = loop(derived), None
+    return job
+
+
+def advance(job: int, committed: bool | None, found: str | None) -> Statement | dict[str, Any]:
+    """The next statement of a job, or its result. ``found``: what the last one has returned, as JSON text."""
+    if job not in _jobs:
+        raise InvalidRequest("there is no such job")
+    steps, last = _jobs[job]
+    try:
+        sent = None if last is None else committed if last is COMMIT else json.loads(found or "null")
+        following = steps.send(sent)
+    except StopIteration as e:
+        del _jobs[job]
+        result: dict[str, Any] = e.value
+        return result
+    _jobs[job] = steps, following
+    return following
+
+
+def stop(job: int | None) -> None:
+    """Forget a job."""
+    if job in _jobs:
+        steps, _ = _jobs.pop(job)
+        steps.close()

@@ -1,0 +1,108 @@
+"""ml_rag, ml_generate and ml_embed for every row of a table (sql/batch)."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from ml_rag.backend import calls, embed
+from ml_rag.backend.jobs.loop import Batch, Derived, Session, Statement, Steps, run
+from ml_rag.errors import MlRagError
+
+_PHASES = {"ml_rag_table": "answering", "ml_generate_table": "generating", "ml_embed_table": "embedding"}
+#: SQLSTATEs of what each row would get: a statement is cancelled once, so that rows tried after that would go on and on
+_OF_ALL = ("57014", "08006")
+
+
+class Table(Derived):
+    """What waits are the rows without a result, or with an error; none is claimed: the later of two results stays."""
+
+    must_commit = False
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._phase = _PHASES[session.routine]
+        self._last: str | None = None
+        self._is_last = False
+        self._first_error: str | None = None
+        #: without key and detail, which can hold a row's text: for the warning, which PostgreSQL writes into its log
+        self._first_told: str | None = None
+
+    def begin(self) -> Steps[None]:
+        #: of ml_rag._begin_table; as text, too, as Python's numbers are others than those of options
+        self._job_text = json.dumps(self.session.given)
+        job = yield Statement(
+            "SELECT to_json(ml_rag._begin_table($1 ->> 'routine', $1 ->> 'input', $1 ->> 'output',"
+            " nullif($1::jsonb -> 'options', 'null'))::text)",
+            self.session.given,
+        )
+        self._job_text, self._job = job, json.loads(job)
+        self.relation = self._job["relation"]
+        if self.session.call is not None:
+            self.tell("counting rows")
+            self.total = yield from run(self._job["count"])
+
+    def read(self) -> Steps[Batch | None]:
+        if self._is_last:
+            return None
+        size = self._job["batch_size"]
+        statement = f"SELECT json_agg(r) FROM ({self._job['read']}) AS r"
+        rows = (yield from run(statement, last=self._last, size=size)) or []
+        self._is_last = len(rows) < size
+        self.tell(self._phase)
+        return {"rows": rows} if rows else None
+
+    def make(self, batch: Batch) -> list[str | None]:
+        """Vectors of the rows, all at once; None where that fails: the rows are tried one by one then."""
+        rows = batch["rows"]
+        texts = [row["input"] for row in rows]
+        if self.session.routine != "ml_embed_table":
+            return [None] * len(rows)
+        # a blank text is an error of its row, so it travels as something else
+        asked = [text if text.strip() else "blank" for text in texts]
+        model, truncate = self._job["model"], self._job["options"].get("truncate")
+        try:
+            with calls.waiting(self.session.plpy, "ml_rag.embed", "embed", model):
+                vectors = embed.embed(self.session.server(), asked, model, "document", truncate)
+        except MlRagError as e:
+            if e.sqlstate in _OF_ALL:
+                raise
+            return [None] * len(rows)
+        return [vector if text.strip() else None for vector, text in zip(vectors, texts, strict=True)]
+
+    def write(self, batch: Batch, made: list[str | None]) -> Steps[None]:
+        rows = batch["rows"]
+        # a row that is only written costs little more than to tell of it
+        every = 100 if self.session.routine == "ml_embed_table" else 1
+        for i, (row, vector) in enumerate(zip(rows, made, strict=True), 1):
+            error = yield Statement(
+                "SELECT to_json(ml_rag._run_row($1::jsonb -> 'job', $1::jsonb -> 'row',"
+                f" $2[1]::{self.session.schema}.vector))",
+                f'{{"job": {self._job_text}, "row": {json.dumps(row)}}}',
+                [vector],
+            )
+            self.done += 1
+            self._last = row["key"]
+            if error is not None:
+                self.failed += 1
+                self._first_error = self._first_error or f"row {row['key']}: {error}"
+                told = re.match(r".*? \([0-9A-Z]{5}\)", error, re.S)
+                self._first_told = self._first_told or (told[0] if told else None)
+            if i % every == 0 or i == len(rows):
+                self.tell(self._phase)
+
+    def end(self) -> Steps[dict[str, Any]]:
+        yield from ()
+        if self.failed:
+            self.warn(
+                f"{self.failed} of {self.done} rows failed",
+                f"First error: {self._first_told}.",
+                'The result names its row, under "first_error". The next call tries failed rows again.',
+            )
+        return {
+            "rows": self.done,
+            "succeeded": self.done - self.failed,
+            "failed": self.failed,
+            "first_error": self._first_error,
+        }

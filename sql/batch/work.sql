@@ -1,0 +1,80 @@
+-- work: the loop that makes all that is derived: what a job does is in backend/jobs, as statements that are executed here.
+-- So the error of a trigger of the table keeps its context, which Python would lose.
+
+CREATE PROCEDURE ml_rag._commit(INOUT committed boolean DEFAULT NULL, INOUT error jsonb DEFAULT NULL)
+LANGUAGE plpython3u
+AS $$
+# purpose: commit where the caller's transaction allows it; false inside a transaction block or a function
+# PL/pgSQL cannot try: a COMMIT inside a block with EXCEPTION is an error of its own. error: what a deferred constraint says
+@BACKEND@
+return backend.commit(plpy)
+$$;
+
+CREATE FUNCTION ml_rag._next_step(INOUT job bigint, routine text, INOUT given json, call integer, committed boolean, found json,
+  OUT statement text, OUT vectors text[], OUT by_index boolean, OUT result jsonb, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: the next statement of a job (null = a new one) with its parameters $1 and $2, after what the last one has found; none:
+# commit, or the result
+if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
+    if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
+        return {"job": job, "error": error}
+return GD["ml_rag"].next_step(plpy, '@vector@', job, routine, given, call, committed, found)
+$$;
+
+CREATE FUNCTION ml_rag._stop_work(job bigint) RETURNS void
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: forget a job that has failed, and give back what the session holds for it
+if "ml_rag" in GD:
+    GD["ml_rag"].stop_work(job)
+$$;
+
+CREATE FUNCTION ml_rag._read_by_index(statement text, given json) RETURNS json
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+-- in the order of an index or of the blocks, some rows at a time
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_sort = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+DECLARE
+  _found json;
+BEGIN
+  EXECUTE statement INTO _found USING given;
+  RETURN _found;
+END
+$$;
+
+CREATE FUNCTION ml_rag._work(INOUT job bigint, routine text, given jsonb, call integer, committed boolean, failure jsonb, OUT result jsonb)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: a job (null = a new one) up to where it wants to commit, or to its result; failure: of the last commit
+DECLARE
+  _step record;
+  _found json;
+BEGIN
+  PERFORM ml_rag._raise(failure);
+  LOOP
+    _step := ml_rag._next_step(job, routine, given::json, call, committed, _found);
+    job := _step.job;
+    PERFORM ml_rag._raise(_step.error);
+    IF _step.statement IS NULL THEN
+      result := _step.result;
+      RETURN;
+    ELSIF _step.by_index THEN
+      _found := ml_rag._read_by_index(_step.statement, _step.given);
+    ELSE
+      EXECUTE _step.statement INTO _found USING _step.given, _step.vectors;
+    END IF;
+  END LOOP;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._stop_work(job);
+  RAISE;
+END
+$$;
