@@ -240,8 +240,8 @@ BEGIN
     'relation', ml_rag._full_name(_output),
     'count', concat('SELECT count(*) ', _missing),
     -- a batch of them, after a key
-    'read', format('SELECT ARRAY[%s]::text[]::text AS key, t.%I::text AS input, %s AS extra %s AND ($1 ->> ''last'' IS NULL OR (%s) > (%s))'
-      ' ORDER BY %5$s LIMIT ($1 ->> ''size'')::integer',
+    'read', format('SELECT json_agg(r) FROM (SELECT ARRAY[%s]::text[]::text AS key, t.%I::text AS input, %s AS extra %s'
+      ' AND ($1 ->> ''last'' IS NULL OR (%s) > (%s)) ORDER BY %5$s LIMIT ($1 ->> ''size'')::integer) AS r',
       (SELECT string_agg(format('t.%I::text', k), ', ' ORDER BY place) FROM unnest(_key) WITH ORDINALITY AS u (k, place)),
       _in.column_name, CASE WHEN _extra IS NULL THEN 'NULL::text' ELSE format('t.%I::text', _extra) END, _missing, _of_row,
       replace(_values, '$1', '(($1 ->> ''last'')::text[])')),

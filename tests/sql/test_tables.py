@@ -1,4 +1,4 @@
-"""batch/run: the batch routines."""
+"""batch/run, batch/work: the batch routines."""
 
 from __future__ import annotations
 

@@ -47,8 +47,7 @@ class Table(Derived):
         if self._is_last:
             return None
         size = self._job["batch_size"]
-        statement = f"SELECT json_agg(r) FROM ({self._job['read']}) AS r"
-        rows = (yield from run(statement, last=self._last, size=size)) or []
+        rows = (yield from run(self._job["read"], last=self._last, size=size)) or []
         self._is_last = len(rows) < size
         self.tell(self._phase)
         return {"rows": rows} if rows else None
