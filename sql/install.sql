@@ -96,7 +96,6 @@
 \i store/serve.sql
 \i store/store.sql
 \i store/embeddings.sql
-\i store/fill.sql
 \i store/add.sql
 \i store/adopt.sql
 

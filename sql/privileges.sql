@@ -106,7 +106,7 @@ BEGIN
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_store_key _lock_store _lock_store_for_session'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_lock_embedding _lock_table'),
     -- batch/work
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_commit _next_step _stop_work _read_by_index _work'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_commit _next_step _stop_work _read_by_index _work _hold_filled'),
     -- batch/job
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_column_reference _column_type _begin_table'),
     -- batch/run
@@ -135,27 +135,24 @@ BEGIN
     -- store/embeddings
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _check_embedding_table _find_embedding _pending _drop_column use_embedding drop_embedding embeddings'),
-    -- store/fill
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_tell_embedding _read_batch _embed_documents _embed_apart _embed_batch _write_batch'),
     -- store/add
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _warn_of_subscribers _check_texts _check_new_column _begin_embedding _add_column
-      _prepare_embedding _index_embedding _embedding_step _end_embedding add_embedding'),
+      _prepare_embedding _index_embedding _warn_of_embedding add_embedding'),
     -- nodes
     ('ml_rag_user', 'SELECT', 'TABLE', 'node_group node_group_error'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _split_text _write_nodes _asks_model _node_function _text_parts _part_characters _node_calls _ask_for_nodes _transform
       _node_group _check_merge _change_merged _merged_nodes _node_options _node_policy
       _grant_readers _make_node_group drop_node_group _drop_node_tables
-      _key_text _node_sources _pending_nodes _begin_nodes _look_up _status_run _begin_group _read_parents _embed_nodes _make_nodes
-      _write_group _index_group _node_step _end_nodes
-      _count_calls _begin_node_group _check_segments create_node_group _begin_refresh refresh_node_groups _next_nodes
+      _node_sources _pending_nodes _look_up _node_facts _lock_node_group _index_group
+      _count_calls _begin_node_group _check_segments create_node_group _begin_refresh refresh_node_groups _begin_filling
       _node_status _node_errors'),
     -- store/adopt
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _known_shape _column_like _adopted_columns _compare_sample _check_sample _collection_view adopt'),
     -- vectorizer/text
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_primary_key _pieces _template _template_columns _text_expression'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_primary_key _key_text _pieces _template _template_columns _text_expression'),
     -- vectorizer/error: a policy leaves each role those of its own tables; nobody may lock all of them, hence neither DELETE nor UPDATE
     ('ml_rag_user', 'SELECT, INSERT', 'TABLE', 'vectorizer_error vectorizer_truncated'),
     ('ml_rag_user', 'UPDATE (attempts, sqlstate, message, detail, failed_at, next_attempt, text_hash)', 'TABLE', 'vectorizer_error'),
@@ -163,11 +160,11 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_text_hash _note_failures retry_vectorizer'),
     -- vectorizer/segments, with what it shares with store/load
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _parse_chunking _segment_table _find_segments _source_key _embed_segments _same_key _segment_statements
+      _parse_chunking _segment_table _find_segments _source_key _same_key _segment_statements
       _segments_comment _make_segments _keep_segments _has_segment_triggers _drop_triggers _drop_segments'),
     -- vectorizer/queue
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _wake_workers _vectorized _has_texts _has_vectorizer _find_vectorizer _row_key _waiting _queue _read_waiting
+      _wake_workers _vectorized _has_texts _has_vectorizer _find_vectorizer _waiting _queue _read_waiting
       _count_waiting _oldest_waiting'),
     -- vectorizer/immediate
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_written_keys _embed_rows _embed_at_once'),
@@ -179,8 +176,7 @@ BEGIN
       _check_vectorizer_columns _add_vectorizer_columns _follow_columns create_vectorizer drop_vectorizer'),
     -- vectorizer/run
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _make_run _begin_vectorizer _unclaim _claim _read_claimed _embed_claimed _write_segments _write_claimed
-      _next_claim _sweep_errors _index_vectorizer _warn_of_truncation _count_truncated _run_step _end_vectorizer run_vectorizer'),
+      _make_run _begin_vectorizer _index_vectorizer _warn_of_run run_vectorizer'),
     -- vectorizer/status
     ('ml_rag_user', 'SELECT', 'TABLE', 'vectorizer'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_vectorizers'),

@@ -240,8 +240,9 @@ BEGIN
     'relation', ml_rag._full_name(_output),
     'count', concat('SELECT count(*) ', _missing),
     -- a batch of them, after a key
-    'read', format('SELECT json_agg(r) FROM (SELECT ARRAY[%s]::text[]::text AS key, t.%I::text AS input, %s AS extra %s'
-      ' AND ($1 ->> ''last'' IS NULL OR (%s) > (%s)) ORDER BY %5$s LIMIT ($1 ->> ''size'')::integer) AS r',
+    'read', format('SELECT json_agg(r ORDER BY r.place) FROM (SELECT ARRAY[%s]::text[]::text AS key, t.%I::text AS input, %s AS extra,'
+      ' row_number() OVER (ORDER BY %5$s) AS place %4$s AND ($1 ->> ''last'' IS NULL OR (%5$s) > (%6$s))'
+      ' ORDER BY place LIMIT ($1 ->> ''size'')::integer) AS r',
       (SELECT string_agg(format('t.%I::text', k), ', ' ORDER BY place) FROM unnest(_key) WITH ORDINALITY AS u (k, place)),
       _in.column_name, CASE WHEN _extra IS NULL THEN 'NULL::text' ELSE format('t.%I::text', _extra) END, _missing, _of_row,
       replace(_values, '$1', '(($1 ->> ''last'')::text[])')),

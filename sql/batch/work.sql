@@ -11,7 +11,7 @@ return backend.commit(plpy)
 $$;
 
 CREATE FUNCTION ml_rag._next_step(INOUT job bigint, routine text, INOUT given json, call integer, committed boolean, found json,
-  OUT statement text, OUT vectors text[], OUT by_index boolean, OUT result jsonb, OUT error jsonb)
+  OUT statement text, OUT vectors text[], OUT by_index boolean, OUT result jsonb, OUT fallback jsonb, OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -19,7 +19,7 @@ AS $$
 # commit, or the result
 if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
     if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return {"job": job, "error": error}
+        return dict.fromkeys(("given", "statement", "vectors", "by_index", "result", "fallback")) | {"job": job, "error": error}
 return GD["ml_rag"].next_step(plpy, '@vector@', job, routine, given, call, committed, found)
 $$;
 
@@ -58,11 +58,16 @@ AS $$
 DECLARE
   _step record;
   _found json;
+  -- {"result", "store"}: what the routine is about is done, and its result is this, whatever becomes of node groups
+  _fallback jsonb;
+  _detail text;
+  _hint text;
 BEGIN
   PERFORM ml_rag._raise(failure);
   LOOP
     _step := ml_rag._next_step(job, routine, given::json, call, committed, _found);
     job := _step.job;
+    _fallback := _step.fallback;
     PERFORM ml_rag._raise(_step.error);
     IF _step.statement IS NULL THEN
       result := _step.result;
@@ -74,7 +79,27 @@ BEGIN
     END IF;
   END LOOP;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT;
   PERFORM ml_rag._stop_work(job);
-  RAISE;
+  IF _fallback IS NULL OR SQLSTATE IN ('57014', 'P0004') THEN
+    RAISE;
+  ELSIF SQLSTATE <> '55006' THEN
+    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('node groups of "%s" are not filled: %s', _fallback ->> 'store', SQLERRM),
+      DETAIL = concat_ws(' ', SQLSTATE, _detail),
+      HINT = concat_ws(' ', nullif(_hint, ''), format('Then CALL ml_rag.refresh_node_groups(%L);', _fallback ->> 'store'));
+  END IF;
+  result := _fallback -> 'result';
+END
+$$;
+
+CREATE FUNCTION ml_rag._hold_filled(held oid[], checked oid[], store regclass, owner oid) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: tables that a job reads and fills are what and whose they were, until the end of the transaction
+BEGIN
+  PERFORM ml_rag._hold(held);
+  PERFORM ml_rag._refuse_foreign_schema(c) FROM unnest(checked) AS c;
+  PERFORM ml_rag._refuse_other_owner(store, owner);
 END
 $$;

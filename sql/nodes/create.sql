@@ -7,40 +7,32 @@ AS $$
 -- purpose: how many texts wait, and how often a model will be asked: of a group that is not made yet (names null), or of those
 -- Reads: the store, as the caller
 DECLARE
-  _run ml_rag._node_run := ml_rag._begin_nodes(store, names, NULL, true, NULL);
-  _key record;
+  _run ml_rag._node_fill;
+  _name text;
   _from text;
   _parents bigint;
   _calls bigint;
   _all bigint := 0;
   _all_calls bigint := 0;
 BEGIN
-  FOR _i IN 1..coalesce(cardinality(names), 1) LOOP
-    IF names IS NULL THEN
-      _key := ml_rag._primary_key(store);
-      SELECT (jsonb_populate_record(_run, jsonb_build_object('options', _count_calls.options, 'store_key', to_jsonb(_key.key),
-        'key_types', to_jsonb(_key.types),
-        'document', (SELECT min(a.attname::text) FROM pg_attribute AS a
-                     WHERE a.attrelid = _count_calls.store AND a.attname IN ('document_id', 'document_name') AND NOT a.attisdropped),
-        'number', (SELECT a.attname FROM pg_attribute AS a
-                   WHERE a.attrelid = _count_calls.store AND a.attname = 'segment_number' AND NOT a.attisdropped)))).* INTO _run;
+  FOREACH _name IN ARRAY coalesce(names, '{NULL}') LOOP
+    _run := ml_rag._look_up(store, _name, true);
+    IF _name IS NULL THEN
+      _run.options := options;
       _from := format('FROM (%s) AS s', ml_rag._node_sources(_run));
     ELSE
-      _run := ml_rag._look_up(_run);
       _from := ml_rag._pending_nodes(_run);
     END IF;
     EXECUTE format('SELECT count(*), coalesce(sum((SELECT sum(ml_rag._node_calls($1, t)) FROM unnest(s.texts) AS t)), 0) %s', _from)
       INTO _parents, _calls USING _run.options ->> 'transform';
     _all := _all + _parents;
     _all_calls := _all_calls + _calls;
-    SELECT (jsonb_populate_record(_run, jsonb_build_object('names', to_jsonb(names[_i + 1:])))).* INTO _run;
   END LOOP;
   RETURN jsonb_build_object('parents', _all, 'model_calls', _all_calls);
 END
 $$;
 
-CREATE FUNCTION ml_rag._begin_node_group(store regclass, name text, options jsonb, call integer, OUT run ml_rag._node_run,
-  OUT counted jsonb)
+CREATE FUNCTION ml_rag._begin_node_group(store regclass, name text, options jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -53,14 +45,13 @@ BEGIN
   PERFORM ml_rag._check_segments(store);
   _options := ml_rag._node_options(store, name, options);
   IF (options -> 'dry_run')::boolean THEN
-    counted := ml_rag._count_calls(store, _options, NULL);
-    RETURN;
+    RETURN jsonb_build_object('counted', ml_rag._count_calls(store, _options, NULL));
   ELSIF _options ? 'model_id' THEN
     _error := ml_rag._too_small(_options ->> 'model_id', 'make nodes');
     PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
   END IF;
   PERFORM ml_rag._make_node_group(store, _options);
-  run := ml_rag._begin_nodes(store, ARRAY[name], (options ->> 'batch_size')::integer, true, call);
+  RETURN jsonb_build_object('names', ARRAY[name], 'batch_size', options -> 'batch_size');
 END
 $$;
 
@@ -82,46 +73,10 @@ CREATE PROCEDURE ml_rag.create_node_group(store regclass, name text, options jso
 LANGUAGE plpgsql
 AS $$
 -- purpose: a node group, made and filled, a commit after each step
--- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
--- commit within a block that has an EXCEPTION clause.
 DECLARE
-  _call pg_catalog.int4;
-  _begun record;
-  _run ml_rag._node_run;
-  _committed pg_catalog.bool;
-  _error pg_catalog.jsonb;
-BEGIN
-  CALL ml_rag._commit(_committed, _error);
-  IF NOT _committed THEN
-    RAISE EXCEPTION USING ERRCODE = '25001', MESSAGE = 'ml_rag.create_node_group cannot run inside a transaction block',
-      DETAIL = 'It commits after each batch.', HINT = 'CALL it by itself, with autocommit on.';
-  END IF;
-  _call := ml_rag._begin('ml_rag.create_node_group');
-  BEGIN
-    _begun := ml_rag._begin_node_group(store, name, options, _call);
-    _run := _begun.run;
-    result := _begun.counted;
-  EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-    PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
-  END;
-  LOOP
-    CALL ml_rag._commit(_committed, _error);
-    BEGIN
-      PERFORM ml_rag._raise(_error);
-      EXIT WHEN result IS NOT NULL;
-      IF _run.step IS NULL THEN
-        result := ml_rag._end_nodes(_run);
-      ELSE
-        _run := ml_rag._node_step(_run);
-      END IF;
-    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-      PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
-    END;
-  END LOOP;
-  PERFORM ml_rag._end(_call);
-END
+  _routine CONSTANT pg_catalog.text := 'ml_rag.create_node_group';
+  _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_object('store', store::pg_catalog.oid, 'name', name, 'options', options);
+@WORK@
 $$;
 COMMENT ON PROCEDURE ml_rag.create_node_group(regclass, text, jsonb, jsonb) IS
 $$makes a node group of a vector store, texts made of its own, which arms search: CALL ml_rag.create_node_group(…)
@@ -139,7 +94,7 @@ Errors: 22023 bad option, name, function, or table that is not a vector store; 2
 it exists; 42P01; 42P07; 42501; 55000 no primary key, a table or isolation level that it cannot do, or a model that is too small;
 55006 another session is at it; 55P03 lock_timeout; 08006; 53300; 57014; 38000.$$;
 
-CREATE FUNCTION ml_rag._begin_refresh(store regclass, options jsonb, call integer, OUT run ml_rag._node_run, OUT counted jsonb)
+CREATE FUNCTION ml_rag._begin_refresh(store regclass, options jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -154,10 +109,9 @@ BEGIN
     _names := ARRAY[_options ->> 'name'];
   END IF;
   IF (_options -> 'dry_run')::boolean THEN
-    counted := ml_rag._count_calls(store, NULL, _names);
-    RETURN;
+    RETURN jsonb_build_object('counted', ml_rag._count_calls(store, NULL, _names));
   END IF;
-  run := ml_rag._begin_nodes(store, _names, (_options ->> 'batch_size')::integer, true, call);
+  RETURN jsonb_build_object('names', _names, 'batch_size', _options -> 'batch_size');
 END
 $$;
 
@@ -165,45 +119,10 @@ CREATE PROCEDURE ml_rag.refresh_node_groups(store regclass, options jsonb DEFAUL
 LANGUAGE plpgsql
 AS $$
 -- purpose: fill what is missing in the node groups of a store, a commit after each step
--- As ml_rag.create_node_group.
 DECLARE
-  _call pg_catalog.int4;
-  _begun record;
-  _run ml_rag._node_run;
-  _committed pg_catalog.bool;
-  _error pg_catalog.jsonb;
-BEGIN
-  CALL ml_rag._commit(_committed, _error);
-  IF NOT _committed THEN
-    RAISE EXCEPTION USING ERRCODE = '25001', MESSAGE = 'ml_rag.refresh_node_groups cannot run inside a transaction block',
-      DETAIL = 'It commits after each batch.', HINT = 'CALL it by itself, with autocommit on.';
-  END IF;
-  _call := ml_rag._begin('ml_rag.refresh_node_groups');
-  BEGIN
-    _begun := ml_rag._begin_refresh(store, options, _call);
-    _run := _begun.run;
-    result := _begun.counted;
-  EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-    PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
-  END;
-  LOOP
-    CALL ml_rag._commit(_committed, _error);
-    BEGIN
-      PERFORM ml_rag._raise(_error);
-      EXIT WHEN result IS NOT NULL;
-      IF _run.step IS NULL THEN
-        result := ml_rag._end_nodes(_run);
-      ELSE
-        _run := ml_rag._node_step(_run);
-      END IF;
-    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-      PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
-    END;
-  END LOOP;
-  PERFORM ml_rag._end(_call);
-END
+  _routine CONSTANT pg_catalog.text := 'ml_rag.refresh_node_groups';
+  _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_object('store', store::pg_catalog.oid, 'options', options);
+@WORK@
 $$;
 COMMENT ON PROCEDURE ml_rag.refresh_node_groups(regclass, jsonb, jsonb) IS
 $$makes the nodes that are missing in the node groups of a vector store, as each load and vectorizer run does
@@ -212,42 +131,19 @@ nodes is made what it is for the store. With "dry_run": true the result is {"par
 owner of the table; not inside a transaction block. options: SELECT * FROM ml_rag.option WHERE routine = 'refresh_node_groups'.
 result and errors: as ml_rag.create_node_group.$$;
 
-CREATE FUNCTION ml_rag._next_nodes(store regclass, run ml_rag._node_run, call integer) RETURNS ml_rag._node_run
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+CREATE FUNCTION ml_rag._begin_filling(store regclass) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the next step of filling the node groups of a store, at the end of a load or of a vectorizer's run; its documents are
--- loaded, whatever becomes of their nodes
+-- purpose: the node groups that are to be filled at the end of a load or of a vectorizer's run
 DECLARE
-  _names text[];
-  _detail text;
-  _hint text;
+  _names text[] := ARRAY(SELECT g.name FROM ml_rag._node_groups(store) AS g);
 BEGIN
-  IF run IS NULL THEN
-    _names := ARRAY(SELECT g.name FROM ml_rag._node_groups(store) AS g);
-    IF cardinality(_names) = 0 THEN
-      RETURN NULL;
-    ELSIF NOT pg_has_role((SELECT c.relowner FROM pg_class AS c WHERE c.oid = store), 'USAGE') THEN
-      RAISE NOTICE USING MESSAGE = format('node groups of "%s" are not filled', store),
-        HINT = format('Its owner should CALL ml_rag.refresh_node_groups(%L);', store);
-      RETURN NULL;
-    END IF;
-    RETURN ml_rag._begin_nodes(store, _names, NULL, false, call);
+  IF cardinality(_names) > 0 AND NOT pg_has_role((SELECT c.relowner FROM pg_class AS c WHERE c.oid = store), 'USAGE') THEN
+    RAISE NOTICE USING MESSAGE = format('node groups of "%s" are not filled', store),
+      HINT = format('Its owner should CALL ml_rag.refresh_node_groups(%L);', store);
+    _names := '{}';
   END IF;
-  run := ml_rag._node_step(run);
-  IF run.step IS NULL THEN
-    PERFORM ml_rag._end_nodes(run);
-    RETURN NULL;
-  END IF;
-  RETURN run;
-EXCEPTION WHEN object_in_use THEN
-  RETURN NULL;
-WHEN OTHERS THEN
-  GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT;
-  RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('node groups of "%s" are not filled: %s', store, SQLERRM),
-    DETAIL = concat_ws(' ', SQLSTATE, _detail),
-    HINT = concat_ws(' ', nullif(_hint, ''), format('Then CALL ml_rag.refresh_node_groups(%L);', store));
-  RETURN NULL;
+  RETURN jsonb_build_object('names', _names);
 END
 $$;
-

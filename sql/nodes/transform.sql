@@ -159,26 +159,28 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._transform(options jsonb, function regprocedure, segment text, around jsonb, OUT nodes text[], OUT error jsonb)
+CREATE FUNCTION ml_rag._transform(options jsonb, segment text, around jsonb, OUT nodes text[], OUT error jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the nodes of one text; what goes wrong with it comes back as its error
 DECLARE
   _transform text := options ->> 'transform';
+  _function regprocedure := CASE WHEN NOT ml_rag._asks_model(_transform) AND _transform <> ALL ('{sentence,paragraph}')
+                                 THEN ml_rag._node_function(_transform) END;
   -- regular expressions over it cannot be cancelled
   _most CONSTANT integer := 10000000;
   _made record;
   _detail text;
 BEGIN
-  IF function IS NULL AND octet_length(segment) > _most THEN
+  IF _function IS NULL AND octet_length(segment) > _most THEN
     error := jsonb_build_object('sqlstate', '54000', 'message', 'the text is too long',
       'detail', format('It has %s bytes; nodes are made of at most %s.', octet_length(segment), _most));
   ELSIF ml_rag._asks_model(_transform) THEN
     _made := ml_rag._ask_for_nodes(options, segment, around);
     nodes := _made.nodes;
     error := _made.error;
-  ELSIF function IS NULL THEN
+  ELSIF _function IS NULL THEN
     _made := ml_rag._split_text(_transform, segment);
     -- a cancelled call
     PERFORM ml_rag._raise(_made.error) WHERE _made.error ->> 'sqlstate' NOT IN ('38000', '22000');
@@ -189,7 +191,7 @@ BEGIN
       -- in FROM all of its rows would be made first
       EXECUTE (SELECT format('SELECT array_agg(f.node) FROM (SELECT %I.%I($1) AS node LIMIT 10001) AS f',
                  n.nspname, p.proname)
-               FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace WHERE p.oid = function)
+               FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace WHERE p.oid = _function)
         INTO nodes USING segment;
     EXCEPTION WHEN OTHERS THEN
       GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL;

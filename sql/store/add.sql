@@ -1,6 +1,26 @@
 -- add: another embedding of a store's texts, made while the store is in use, step by step.
 -- What was done stands in the table itself: the column, its comment, its trigger, its rows. So a call can end at any time.
 
+-- What ml_rag.add_embedding fills; ml_rag.run_vectorizer, too.
+CREATE TYPE ml_rag._embedding_job AS (
+  store          regclass,
+  vector_store   text,       -- schema.table, as shown
+  call           integer,    -- what ml_rag._begin has returned
+  embedding      text,
+  column_name    name,
+  default_column name,
+  segment        name,       -- the column of the texts
+  model_id       text,
+  type           text,       -- with its dimensions
+  starts_anew    boolean,    -- the column is there, and its vectors cannot be relied upon
+  index_method   text,       -- the index that is wanted; null = none
+  index_class    text,
+  index_options  text,
+  any_index      boolean,    -- the caller left it open: any index of the column will do
+  batch_size     integer,
+  lock_seconds   numeric
+);
+
 CREATE FUNCTION ml_rag._warn_of_subscribers(store regclass, column_name name, type text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -80,11 +100,11 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._begin_embedding(store regclass, name text, options jsonb, call integer) RETURNS ml_rag._embedding_job
+CREATE FUNCTION ml_rag._begin_embedding(store regclass, name text, options jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: check everything before anything is made; returns the job
+-- purpose: check everything before anything is made; returns the fields of ml_rag._embedding_job
 DECLARE
   _options jsonb := ml_rag._with_dimensions(ml_rag.parse_options('add_embedding', $3));
   _columns jsonb := ml_rag.parse_options('vector_store_columns', _options -> 'vector_store_columns');
@@ -159,13 +179,12 @@ BEGIN
   ELSIF _found.attnum IS NULL THEN
     PERFORM ml_rag._check_new_column(store, _column, _type);
   END IF;
-  RETURN jsonb_populate_record(NULL::ml_rag._embedding_job, jsonb_build_object(
-    'step', 'prepare', 'store', store::oid::bigint, 'vector_store', ml_rag._full_name(store), 'call', call,
+  RETURN jsonb_build_object(
+    'store', store::oid::bigint, 'vector_store', ml_rag._full_name(store),
     'embedding', name, 'column_name', _column, 'default_column', _default, 'segment', _segment, 'model_id', _model,
     'type', _type, 'starts_anew', _starts_anew, 'index_method', _method, 'index_class', _index.class,
     'index_options', _index.storage, 'any_index', NOT coalesce($3 ?| '{index,distance_metric}', false),
-    'batch_size', _options -> 'batch_size', 'lock_seconds', _options -> 'lock_seconds', 'began', clock_timestamp(),
-    'blocks', 32, 'segments', 0, 'failed', 0));
+    'batch_size', _options -> 'batch_size', 'lock_seconds', _options -> 'lock_seconds');
 END
 $$;
 
@@ -279,49 +298,11 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._embedding_step(job ml_rag._embedding_job) RETURNS ml_rag._embedding_job
+CREATE FUNCTION ml_rag._warn_of_embedding(job ml_rag._embedding_job, failed bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: a job's next step, in a transaction of its own; its column is looked up again, as it can have been renamed
-DECLARE
-  _job record := job;
-BEGIN
-  PERFORM ml_rag._lock_embedding(_job.store, _job.embedding);
-  IF _job.step <> 'prepare' THEN
-    _job.column_name := (ml_rag._find_embedding(_job.store, _job.embedding)).column_name;
-  END IF;
-  CASE _job.step
-  WHEN 'prepare' THEN
-    PERFORM ml_rag._prepare_embedding(_job);
-    _job.step := 'count';
-  WHEN 'count' THEN
-    PERFORM ml_rag._tell_embedding(_job, 'counting rows', '');
-    _job.total := ml_rag._pending(_job.store, _job.column_name, _job.segment);
-    _job.is_last := false;
-    _job.found := 0;
-    _job.step := 'read';
-  WHEN 'read' THEN
-    _job := ml_rag._read_batch(_job);
-  WHEN 'embed' THEN
-    PERFORM ml_rag._tell_embedding(_job, 'embedding', 'embed', _job.model_id);
-    _job := ml_rag._embed_batch(_job);
-  WHEN 'write' THEN
-    _job := ml_rag._write_batch(_job);
-  WHEN 'index' THEN
-    PERFORM ml_rag._tell_embedding(_job, 'building index', 'index');
-    PERFORM ml_rag._index_embedding(_job);
-    _job.step := NULL;
-  END CASE;
-  RETURN _job;
-END
-$$;
-
-CREATE FUNCTION ml_rag._end_embedding(job ml_rag._embedding_job) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the result, and what the caller has to know
+-- purpose: what the caller has to know of an embedding that was filled
 DECLARE
   _found record := ml_rag._find_embedding(job.store, job.embedding);
   _trigger record := ml_rag._embedding_trigger(job.store, _found.attnum);
@@ -335,16 +316,12 @@ BEGIN
       HINT = CASE WHEN _found.is_default THEN 'Add another embedding, use that, and drop this one.'
                   ELSE 'CALL it again: it starts from the beginning.' END;
   END IF;
-  IF job.failed > 0 THEN
+  IF failed > 0 THEN
     RAISE WARNING USING ERRCODE = '01000',
-      MESSAGE = format('%s rows of "%s" have no embedding "%s"', job.failed, job.store, job.embedding),
+      MESSAGE = format('%s rows of "%s" have no embedding "%s"', failed, job.store, job.embedding),
       DETAIL = 'The result has the first error.',
       HINT = 'What was done is kept: call again when the rows, or the model, are mended.';
   END IF;
-  RETURN jsonb_build_object('vector_store', job.vector_store, 'embedding', job.embedding, 'embed_model_id', job.model_id,
-    'segments', job.segments, 'failed', job.failed, 'first_error', job.first_error,
-    'pending', ml_rag._pending(job.store, _found.column_name, job.segment),
-    'seconds', round(extract(epoch FROM clock_timestamp() - job.began), 3));
 END
 $$;
 
@@ -352,44 +329,10 @@ CREATE PROCEDURE ml_rag.add_embedding(store regclass, name text, options jsonb D
 LANGUAGE plpgsql
 AS $$
 -- purpose: one more embedding of a store that stays in use, a commit after each step
--- A procedure that commits can have no SET clause, so every name here is qualified and no operator is used. Nor can it
--- commit within a block that has an EXCEPTION clause.
 DECLARE
-  _call pg_catalog.int4;
-  _job ml_rag._embedding_job;
-  _committed pg_catalog.bool;
-  _error pg_catalog.jsonb;
-BEGIN
-  CALL ml_rag._commit(_committed, _error);
-  IF NOT _committed THEN
-    RAISE EXCEPTION USING ERRCODE = '25001', MESSAGE = 'ml_rag.add_embedding cannot run inside a transaction block',
-      DETAIL = 'Its first step locks the table until the end of the transaction.',
-      HINT = 'CALL it by itself, with autocommit on.';
-  END IF;
-  _call := ml_rag._begin('ml_rag.add_embedding');
-  BEGIN
-    _job := ml_rag._begin_embedding(store, name, options, _call);
-  EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-    PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
-  END;
-  LOOP
-    CALL ml_rag._commit(_committed, _error);
-    BEGIN
-      PERFORM ml_rag._raise(_error);
-      IF _job.step IS NULL THEN
-        result := ml_rag._end_embedding(_job);
-      ELSE
-        _job := ml_rag._embedding_step(_job);
-      END IF;
-    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-      PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
-    END;
-    EXIT WHEN result IS NOT NULL;
-  END LOOP;
-  PERFORM ml_rag._end(_call);
-END
+  _routine CONSTANT pg_catalog.text := 'ml_rag.add_embedding';
+  _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_object('store', store::pg_catalog.oid, 'name', name, 'options', options);
+@WORK@
 $$;
 COMMENT ON PROCEDURE ml_rag.add_embedding(regclass, text, jsonb, jsonb) IS
 $$adds another embedding of its texts to a vector store that stays in use: CALL ml_rag.add_embedding('handbook', 'e5')

@@ -299,7 +299,8 @@ DECLARE
   _outcome pg_catalog.jsonb;
   _error pg_catalog.jsonb;
   _committed pg_catalog.bool;
-  _nodes ml_rag._node_run;
+  _nodes pg_catalog.int8;
+  _filled pg_catalog.jsonb;
   _uris pg_catalog.text[];
   _uri pg_catalog.text;
   _options pg_catalog.jsonb := options;
@@ -335,13 +336,13 @@ BEGIN
   LOOP
     CALL ml_rag._commit(_committed, _error);
     BEGIN
-      PERFORM ml_rag._raise(_error);
-      _nodes := ml_rag._next_nodes(pg_catalog.jsonb_extract_path_text(_job, 'store')::pg_catalog.oid, _nodes, _call);
+      SELECT w.job, w.result INTO _nodes, _filled FROM ml_rag._work(_nodes, 'fill_node_groups', pg_catalog.jsonb_build_object(
+        'store', pg_catalog.jsonb_extract_path(_job, 'store')), _call, _committed, _error) AS w;
+      EXIT WHEN _filled IS NOT NULL;
     EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
       PERFORM ml_rag._end(_call, SQLSTATE);
 @RAISE@
     END;
-    EXIT WHEN _nodes.store IS NULL;
   END LOOP;
   PERFORM ml_rag._end(_call);
 END

@@ -13,7 +13,7 @@ BEGIN
   PERFORM ml_rag._hold(ml_rag._parts(coalesce(_segments, relation)));
   PERFORM ml_rag._refuse_foreign_schema(coalesce(_segments, relation));
   PERFORM ml_rag._refuse_foreign_trigger(relation, coalesce(_segments, relation));
-  RETURN format('SELECT array_agg(%s) FROM ml_rag_new AS t WHERE %s', ml_rag._row_key((ml_rag._primary_key(relation)).key),
+  RETURN format('SELECT array_agg(%s) FROM ml_rag_new AS t WHERE %s', ml_rag._key_text('t', (ml_rag._primary_key(relation)).key),
     CASE WHEN _segments IS NULL THEN 't.segment_embedding IS NULL'
       ELSE format('EXISTS (SELECT FROM %s AS s WHERE %s AND s.segment_embedding IS NULL)', ml_rag._full_name(_segments),
         ml_rag._same_key(relation, _segments, 't')) END);
@@ -23,35 +23,17 @@ $$;
 CREATE FUNCTION ml_rag._embed_rows(relation regclass, keys text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
--- by the index of the rows that wait
-SET enable_seqscan = off
 AS $$
 -- purpose: embed rows that wait, some at a time, in this transaction
 -- Writes: the table that is filled, as the caller
 DECLARE
-  _run record;
-  _part oid;
-  _places tid[];
+  _job bigint;
+  _result jsonb;
 BEGIN
-  IF keys IS NULL THEN
-    RETURN;
-  END IF;
-  _run := ml_rag._make_run(relation, '{"batch_size": 256}', NULL);
-  FOR _part IN SELECT c.oid FROM pg_class AS c
-               WHERE c.oid = ANY (ml_rag._parts((_run.job).store)) AND c.relkind = 'r' ORDER BY c.oid LOOP
-    _run.parts := ARRAY[_part];
-    FOR _first IN 1..cardinality(keys) BY 256 LOOP
-      EXECUTE format('SELECT array_agg(r.place), array_agg(r.key) FROM (SELECT t.ctid AS place, %1$s AS key FROM ONLY %2$s AS t'
-        ' WHERE t.segment_embedding IS NULL) AS r WHERE r.key = ANY ($1)', ml_rag._row_key(_run.key),
-        ml_rag._relation_name(_part)) INTO _places, _run.keys USING keys[_first:_first + 255];
-      CONTINUE WHEN _places IS NULL;
-      _run := ml_rag._read_claimed(_run, _places);
-      CONTINUE WHEN _run.keys IS NULL;
-      _run := ml_rag._embed_claimed(_run);
-      _run := ml_rag._write_claimed(_run);
-    END LOOP;
+  WHILE keys IS NOT NULL AND _result IS NULL LOOP
+    SELECT w.job, w.result INTO _job, _result
+    FROM ml_rag._work(_job, '_embed_rows', jsonb_build_object('relation', relation::oid, 'keys', keys), NULL, false, NULL) AS w;
   END LOOP;
-  PERFORM ml_rag._warn_of_truncation(_run);
 END
 $$;
 

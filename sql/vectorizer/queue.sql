@@ -96,17 +96,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._row_key(key name[]) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: SQL of a row's key as one text, that of an array
-BEGIN
-  RETURN (SELECT format('ARRAY[%s]::text COLLATE "C"', string_agg(format('t.%I::text', k), ', ' ORDER BY place))
-          FROM unnest(key) WITH ORDINALITY AS u (k, place));
-END
-$$;
-
 CREATE FUNCTION ml_rag._waiting(part oid, relation oid, key name[]) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -115,7 +104,7 @@ AS $$
 BEGIN
   RETURN format('FROM ONLY %s AS t WHERE t.segment_embedding IS NULL AND NOT EXISTS (SELECT FROM ml_rag.vectorizer_error AS e'
     ' WHERE e.relation = %s AND e.key = %s AND e.next_attempt > now() AND e.text_hash = ml_rag._text_hash(t.segment))',
-    ml_rag._relation_name(part), relation, ml_rag._row_key(key));
+    ml_rag._relation_name(part), relation, ml_rag._key_text('t', key));
 END
 $$;
 

@@ -55,24 +55,6 @@ BEGIN
 END
 $$;
 
-CREATE TYPE ml_rag._segments AS (
-  texts    integer[],  -- of which text a segment is, from 1
-  numbers  integer[],  -- within its text, from 1
-  segments text[],
-  metadata text[],
-  vectors  text[],
-  errors   jsonb[]     -- of each text, null where it has segments
-);
-
-CREATE FUNCTION ml_rag._embed_segments(texts text[], request jsonb, OUT found ml_rag._segments, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-# purpose: texts split and embedded; request: the options of the model server's /v1/documents
-@BACKEND@
-return backend.embed_segments(plpy, texts, request)
-$$;
-
 CREATE FUNCTION ml_rag._segment_statements(relation regclass, operation text) RETURNS text[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT

@@ -697,7 +697,7 @@ def test_a_partitioned_store_has_node_groups_of_all_its_partitions(store: Connec
 
 # -- long texts --------------------------------------------------------------------------------------------------------
 
-SPLIT = "SELECT (t.o).nodes, (t.o).error ->> 'sqlstate' FROM (SELECT ml_rag._transform(%s, NULL, {}, '{{}}') AS o) AS t"
+SPLIT = "SELECT (t.o).nodes, (t.o).error ->> 'sqlstate' FROM (SELECT ml_rag._transform(%s, {}, '{{}}') AS o) AS t"
 
 
 @pytest.mark.parametrize("transform", ["sentence", "summary"])

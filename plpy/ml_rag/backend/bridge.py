@@ -164,7 +164,7 @@ def next_step(
     """The next statement of a job, its result, or its error; see ``ml_rag.backend.jobs.loop``."""
     from ml_rag.backend.jobs import KINDS, loop
 
-    step: dict[str, Any] = dict.fromkeys(("given", "statement", "vectors", "by_index", "result", "error"))
+    step: dict[str, Any] = dict.fromkeys(("given", "statement", "vectors", "by_index", "result", "fallback", "error"))
     step["job"] = job
 
     @outcome
@@ -180,6 +180,8 @@ def next_step(
         elif following is not loop.COMMIT:
             step["statement"], step["given"] = following.text, following.given
             step["vectors"], step["by_index"] = following.vectors, following.by_index
+        if (fallback := loop.fallback(step["job"])) is not None:
+            step["fallback"] = as_jsonb(fallback)
 
     _, step["error"] = advance(plpy)
     return step
@@ -250,17 +252,6 @@ def embed_counted(plpy: Any, texts: list[str], model_id: str) -> tuple[list[str]
 def _embed_counted(plpy: Any, texts: list[str], model_id: str) -> tuple[list[str], int]:
     with _calls.waiting(plpy, "ml_rag.embed", "embed", model_id):
         return _embed.embed_counted(server(plpy), texts, model_id)
-
-
-@outcome
-def embed_segments(plpy: Any, texts: list[str], request: str) -> dict[str, Any]:
-    """Texts of rows, split and embedded: the fields of ml_rag._segments."""
-    from ml_rag.backend import segments
-
-    options = _parsed(request)
-    with _calls.waiting(plpy, "ml_rag.embed", "embed", options["embed_model_id"]):
-        found = segments.embed(server(plpy), texts, options)
-    return found | {"errors": [error and as_jsonb(error) for error in found["errors"]]}
 
 
 @outcome

@@ -10,7 +10,7 @@ import json
 import secrets
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from ml_rag.backend import calls
 from ml_rag.backend.client import ModelServer
@@ -40,6 +40,14 @@ def run(text: str, /, by_index: bool = False, vectors: list[str | None] | None =
     return (yield Statement(text, json.dumps(given), vectors, by_index))
 
 
+def array(name: str, type_name: str = "text") -> str:
+    """SQL of the array of that name in a statement's parameter."""
+    return (
+        f"ARRAY(SELECT j.value::{type_name} FROM json_array_elements_text($1 -> '{name}')"
+        " WITH ORDINALITY AS j (value, n) ORDER BY j.n)"
+    )
+
+
 class InTransactionBlock(MlRagError):
     """A routine that commits was called where it cannot."""
 
@@ -56,6 +64,8 @@ class Session:
     routine: str
     given: str
     call: int | None
+    #: result, store: what the call is about is done, and its result is this, whatever becomes of node groups
+    fallback: dict[str, Any] | None = None
 
     def stage(self, name: str, model: str = "") -> None:
         """Tell that the call enters a stage."""
@@ -67,7 +77,7 @@ class Derived:
     """What is derived: how it is read, made and written."""
 
     #: whether it makes no sense without commits
-    must_commit: ClassVar[bool] = True
+    must_commit = True
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -80,12 +90,17 @@ class Derived:
         """Check everything before anything is made."""
         raise NotImplementedError
 
+    def enter(self, step: str) -> Steps[None]:
+        """What each transaction begins with; ``step``: what comes: read, make, write, finish."""
+        yield from ()
+
     def read(self) -> Steps[Batch | None]:
         """The next rows that wait, claimed where others could be at them; {}: none just here; None: none any more."""
         raise NotImplementedError
 
-    def make(self, batch: Batch) -> Any:
+    def make(self, batch: Batch) -> Steps[Any]:
         """What is derived of them. No table is touched while a model is asked."""
+        raise NotImplementedError
 
     def write(self, batch: Batch, made: Any) -> Steps[None]:
         """Where it goes, and the errors of single rows."""
@@ -98,6 +113,10 @@ class Derived:
     def end(self) -> Steps[dict[str, Any]]:
         """The result, and warnings of what the caller has to know."""
         raise NotImplementedError
+
+    def followed_by(self, result: dict[str, Any]) -> Derived | None:
+        """What is derived of this in turn; it cannot fail the call."""
+        return None
 
     def stop(self) -> None:
         """Give back what the session holds."""
@@ -128,30 +147,37 @@ def loop(derived: Derived) -> Steps[dict[str, Any]]:
         yield from derived.begin()
         while True:
             yield COMMIT
+            yield from derived.enter("read")
             batch = yield from derived.read()
             if batch is None:
                 break
             if batch:
                 yield COMMIT
-                made = derived.make(batch)
+                yield from derived.enter("make")
+                made = yield from derived.make(batch)
                 yield COMMIT
+                yield from derived.enter("write")
                 yield from derived.write(batch, made)
         yield COMMIT
+        yield from derived.enter("finish")
         yield from derived.finish()
         yield COMMIT
-        return (yield from derived.end())
+        result = yield from derived.end()
     finally:
         derived.stop()
+    if (following := derived.followed_by(result)) is not None:
+        yield from loop(following)
+    return result
 
 
 #: each with the statement that it waits for
-_jobs: dict[int, tuple[Steps[dict[str, Any]], Statement | None]] = {}
+_jobs: dict[int, tuple[Session, Steps[dict[str, Any]], Statement | None]] = {}
 
 
 def begin(derived: Derived) -> int:
     """A new job: a number that nobody guesses, as a trigger of another's table could go on with it."""
     job = secrets.randbits(62)
-    _jobs[job] = loop(derived), None
+    _jobs[job] = derived.session, loop(derived), None
     return job
 
 
@@ -159,7 +185,7 @@ def advance(job: int, committed: bool | None, found: str | None) -> Statement | 
     """The next statement of a job, or its result. ``found``: what the last one has returned, as JSON text."""
     if job not in _jobs:
         raise InvalidRequest("there is no such job")
-    steps, last = _jobs[job]
+    session, steps, last = _jobs[job]
     try:
         sent = None if last is None else committed if last is COMMIT else json.loads(found or "null")
         following = steps.send(sent)
@@ -167,12 +193,17 @@ def advance(job: int, committed: bool | None, found: str | None) -> Statement | 
         del _jobs[job]
         result: dict[str, Any] = e.value
         return result
-    _jobs[job] = steps, following
+    _jobs[job] = session, steps, following
     return following
+
+
+def fallback(job: int) -> dict[str, Any] | None:
+    """What is the result of a job that goes on, should that fail."""
+    return _jobs[job][0].fallback if job in _jobs else None
 
 
 def stop(job: int | None) -> None:
     """Forget a job."""
     if job in _jobs:
-        steps, _ = _jobs.pop(job)
+        _, steps, _ = _jobs.pop(job)
         steps.close()

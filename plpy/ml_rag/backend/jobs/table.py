@@ -52,8 +52,9 @@ class Table(Derived):
         self.tell(self._phase)
         return {"rows": rows} if rows else None
 
-    def make(self, batch: Batch) -> list[str | None]:
+    def make(self, batch: Batch) -> Steps[list[str | None]]:
         """Vectors of the rows, all at once; None where that fails: the rows are tried one by one then."""
+        yield from ()
         rows = batch["rows"]
         texts = [row["input"] for row in rows]
         if self.session.routine != "ml_embed_table":

@@ -1,0 +1,167 @@
+"""ml_rag.add_embedding: another embedding of a store's texts, made while the store is in use (sql/store/add.sql).
+
+What was done stands in the table itself: the column, its comment, its trigger, its rows. So a call can end at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from ml_rag.backend.jobs import vectors
+from ml_rag.backend.jobs.loop import COMMIT, Batch, Derived, Session, Statement, Steps, run
+from ml_rag.backend.retrieval.sqltext import identifier
+
+_MOST_BLOCKS = 8192
+_JOB = "jsonb_populate_record(NULL::ml_rag._embedding_job, $1::jsonb)"
+
+
+class Embedding(Derived):
+    """What waits are rows that have a text and no vector, in the order in which they lie in the table.
+
+    Rows that come, change or are moved meanwhile can lie in blocks that were read before: so a store is read again
+    until little is found, and then once more. One session at a time fills an embedding.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._began = time.monotonic()
+        #: rows that were embedded, all of them and of this reading
+        self._embedded = self._found = 0
+        self._first_error: str | None = None
+        #: the table that is being read, the store or a partition of it, and its name
+        self._part = 0
+        self._relation = ""
+        #: blocks of that table; None: the next one is to be read
+        self._extent: int | None = None
+        #: the last row that was read, and how many blocks are read at once
+        self._after, self._blocks = "(0,0)", 32
+        self._is_last = False
+
+    def begin(self) -> Steps[None]:
+        facts = yield Statement(
+            "SELECT ml_rag._begin_embedding(($1 ->> 'store')::oid, $1 ->> 'name',"
+            " nullif($1::jsonb -> 'options', 'null'))",
+            self.session.given,
+        )
+        #: the fields of ml_rag._embedding_job
+        self._job: dict[str, Any] = facts | {"call": self.session.call}
+        self.relation = facts["vector_store"]
+        yield COMMIT
+        yield from self._lock()
+        yield Statement(f"SELECT NULL FROM ml_rag._prepare_embedding({_JOB})", json.dumps(self._job))
+        yield COMMIT
+        yield from self.enter("read")
+        self.tell("counting rows")
+        self.total = yield from self._pending()
+
+    def _lock(self) -> Steps[None]:
+        yield from run(
+            "SELECT NULL FROM ml_rag._lock_embedding(($1 ->> 'store')::oid, $1 ->> 'embedding')",
+            store=self._job["store"], embedding=self._job["embedding"],
+        )  # fmt: skip
+
+    def _pending(self) -> Steps[int]:
+        """Rows that have a text and no vector."""
+        n: int = yield from run(
+            "SELECT ml_rag._pending(($1 ->> 'store')::oid, $1 ->> 'column_name', $1 ->> 'segment')",
+            **{key: self._job[key] for key in ("store", "column_name", "segment")},
+        )
+        return n
+
+    def _look_up(self) -> Steps[None]:
+        """The column, which can have been renamed."""
+        self._job["column_name"] = yield from run(
+            "SELECT to_json(e.column_name) FROM ml_rag._find_embedding(($1 ->> 'store')::oid, $1 ->> 'embedding') AS e",
+            store=self._job["store"], embedding=self._job["embedding"],
+        )  # fmt: skip
+        self._column, self._segment = identifier(self._job["column_name"]), identifier(self._job["segment"])
+
+    def enter(self, step: str) -> Steps[None]:
+        yield from self._lock()
+        yield from self._look_up()
+        self.done = self._embedded + self.failed
+        if step == "make":
+            self.session.stage("embed", self._job["model_id"])
+            self.tell("embedding")
+        elif step == "finish":
+            self.session.stage("index")
+            self.tell("building index")
+
+    def read(self) -> Steps[Batch | None]:
+        if self._extent is None:
+            part = yield from run(
+                "SELECT json_build_object('oid', c.oid::bigint, 'name', ml_rag._relation_name(c.oid::regclass),"
+                " 'blocks', pg_relation_size(c.oid) / current_setting('block_size')::bigint) FROM pg_class AS c"
+                " WHERE c.oid = ANY (ml_rag._parts(($1 ->> 'store')::oid)) AND c.relkind = 'r'"
+                " AND c.oid > ($1 ->> 'part')::oid ORDER BY c.oid LIMIT 1",
+                store=self._job["store"], part=self._part,
+            )  # fmt: skip
+            if part is None:
+                if self._is_last or self._found == 0:
+                    return None
+                self._is_last = self._found <= self._job["batch_size"]
+                self._part = self._found = self.failed = 0
+                self._first_error = None
+                return {}
+            self._part, self._relation, self._extent = part["oid"], part["name"], part["blocks"]
+            self._after = "(0,0)"
+        size, extent = self._job["batch_size"], self._extent
+        end = min(int(self._after[1:].partition(",")[0]) + self._blocks, extent)
+        rows = yield from run(
+            "SELECT json_agg(json_build_array(r.place, r.text) ORDER BY r.place) FROM ("
+            f"SELECT t.ctid AS place, t.{self._segment}::text AS text FROM ONLY {self._relation} AS t"
+            " WHERE t.ctid > ($1 ->> 'after')::tid AND t.ctid < ($1 ->> 'end')::tid"
+            f" AND t.{self._column} IS NULL AND t.{self._segment} ~ '\\S'"
+            " ORDER BY t.ctid LIMIT ($1 ->> 'size')::integer) AS r",
+            by_index=True, after=self._after, end=f"({end},0)", size=size,
+        )  # fmt: skip
+        rows = rows or []
+        if len(rows) == size:
+            self._after = rows[-1][0]
+            self._blocks = max(1, self._blocks // 2)
+        elif end == extent:
+            self._extent = None
+        else:
+            self._after = f"({end},0)"
+            if 2 * len(rows) < size:
+                self._blocks = min(_MOST_BLOCKS, self._blocks * 2)
+        return {"places": [place for place, _ in rows], "texts": [text for _, text in rows]} if rows else {}
+
+    def make(self, batch: Batch) -> Steps[list[str | None]]:
+        yield from ()
+        texts, model = batch["texts"], self._job["model_id"]
+        made, errors = vectors.embed_all(self.session, texts, model)
+        for text, error in zip(texts, errors, strict=True):
+            if error is not None:
+                self.failed += 1
+                self._first_error = self._first_error or f"{error.message} ({error.sqlstate}): {text[:60]}"
+        return made
+
+    def write(self, batch: Batch, made: list[str | None]) -> Steps[None]:
+        written, kept = yield from vectors.write_vectors(
+            self._relation, self._column, self._segment, self._job["type"], batch["places"], batch["texts"], made
+        )
+        self._found += written
+        self._embedded += written
+        if kept:
+            self.failed += kept
+            self._first_error = self._first_error or "a trigger of the table keeps rows as they are"
+
+    def finish(self) -> Steps[None]:
+        yield Statement(f"SELECT NULL FROM ml_rag._index_embedding({_JOB})", json.dumps(self._job))
+
+    def end(self) -> Steps[dict[str, Any]]:
+        yield Statement(f"SELECT NULL FROM ml_rag._warn_of_embedding({_JOB}, {self.failed})", json.dumps(self._job))
+        yield from self._look_up()
+        return {
+            "vector_store": self.relation,
+            "embedding": self._job["embedding"],
+            "embed_model_id": self._job["model_id"],
+            "segments": self._embedded,
+            "failed": self.failed,
+            "first_error": self._first_error,
+            "pending": (yield from self._pending()),
+            "seconds": round(time.monotonic() - self._began, 3),
+        }

@@ -1,0 +1,230 @@
+"""Node groups: texts made of the texts of a store, and their embeddings (sql/nodes).
+
+Row 0 of a key says what was done, so that the next call resumes one that has ended at any moment.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from ml_rag.backend.jobs import vectors
+from ml_rag.backend.jobs.loop import COMMIT, Batch, Derived, Session, Statement, Steps, run
+from ml_rag.backend.retrieval.sqltext import identifier
+
+_BEGIN = {
+    "ml_rag.create_node_group": "SELECT ml_rag._begin_node_group(($1 ->> 'store')::oid, $1 ->> 'name',"
+    " nullif($1::jsonb -> 'options', 'null'))",
+    "ml_rag.refresh_node_groups": "SELECT ml_rag._begin_refresh(($1 ->> 'store')::oid,"
+    " nullif($1::jsonb -> 'options', 'null'))",
+    "fill_node_groups": "SELECT ml_rag._begin_filling(($1 ->> 'store')::oid)",
+}
+#: texts of a batch: fewer where a model is asked about each
+_SIZE, _SIZE_ASKED = 100, 8
+
+
+class NodeGroups(Derived):
+    """What waits are parents whose nodes are not there, are of another text, or failed and are to be tried again.
+
+    One session at a time fills a node group; parents of others come first.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.must_commit = session.routine != "fill_node_groups"
+        self._began = time.monotonic()
+        self._nodes = 0
+        #: what ml_rag._node_facts has of the group that is being filled; None: the next one is to be begun
+        self._group: Any = None
+        self._after: str | None = None
+
+    def begin(self) -> Steps[None]:
+        #: names, batch_size; or counted, where that is all
+        self._given = (yield Statement(_BEGIN[self.session.routine], self.session.given)) or {"names": []}
+        self._store = json.loads(self.session.given)["store"]
+        found = yield from run(
+            "SELECT json_build_object('owner', c.relowner::bigint, 'name', ml_rag._full_name(c.oid),"
+            " 'relation', ml_rag._relation_name(c.oid)) FROM pg_class AS c WHERE c.oid = ($1 ->> 'store')::oid",
+            store=self._store,
+        )
+        self._owner, self.relation, self._relation = found["owner"], found["name"], found["relation"]
+        self._names: list[str] = list(self._given.get("names", ()))
+        if self.session.routine == "fill_node_groups":
+            # the documents are loaded, whatever becomes of their nodes
+            self.session.fallback = self.session.fallback or {"result": {}, "store": self._relation}
+
+    def enter(self, step: str) -> Steps[None]:
+        if step == "make":
+            yield from self._lock()
+        elif self._names:
+            yield from run(
+                "SELECT NULL FROM ml_rag._node_tables(($1 ->> 'store')::oid) AS t,"
+                " ml_rag._hold_filled(t, t, ($1 ->> 'store')::oid, ($1 ->> 'owner')::oid)",
+                store=self._store, owner=self._owner,
+            )  # fmt: skip
+            yield from self._lock()
+        self._say({"make": "generate", "finish": "index"}.get(step, "read"))
+
+    def _lock(self) -> Steps[None]:
+        if self._group is not None:
+            yield from run(
+                "SELECT NULL FROM ml_rag._lock_node_group(($1 ->> 'store')::oid, $1 ->> 'name',"
+                " ($1 ->> 'relation')::oid)",
+                store=self._store, name=self._names[0], relation=self._group["relation"],
+            )  # fmt: skip
+
+    def _say(self, stage: str) -> None:
+        options = self._group["options"] if self._group else {}
+        self.session.stage(stage, options.get("model_id") or options.get("embed_model_id") or "")
+        self.tell("building index" if stage == "index" else "making nodes")
+
+    def read(self) -> Steps[Batch | None]:
+        if self._group is None:
+            if not self._names:
+                return None
+            yield from self._begin_group()
+            return {}
+        group = self._group
+        columns = ", ".join(f"s.{identifier(name)}" for name in group["store_key"])
+        values = ", ".join(f"(($1 ->> 'after')::text[])[{i}]::{name}" for i, name in enumerate(group["key_types"], 1))
+        after = "" if self._after is None else f" AND ({columns}) > ({values})"
+        parents = yield from run(
+            f"SELECT json_agg(p ORDER BY p.place) FROM (SELECT {group['key_text']} AS key, s.hash::text, s.members,"
+            f" s.texts, s.around, row_number() OVER (ORDER BY {columns}) AS place {group['pending']}{after}"
+            f" ORDER BY place LIMIT ($1 ->> 'size')::integer) AS p",
+            after=self._after, size=self._given.get("batch_size") or (_SIZE_ASKED if group["asks_model"] else _SIZE),
+        )  # fmt: skip
+        if parents:
+            self._after = parents[-1]["key"]
+            return {"parents": parents}
+        yield from self._end_group()
+        return {}
+
+    def _begin_group(self) -> Steps[None]:
+        self._group = yield from run(
+            "SELECT ml_rag._node_facts(($1 ->> 'store')::oid, $1 ->> 'name', $1 ->> 'retries' = 'true')",
+            store=self._store, name=self._names[0], retries=self.session.routine != "fill_node_groups",
+        )  # fmt: skip
+        self._after = None
+        yield from run(
+            "SELECT NULL FROM ml_rag._grant_readers(($1 ->> 'store')::oid, ($1 ->> 'nodes')::oid)",
+            store=self._store, nodes=self._group["relation"],
+        )  # fmt: skip
+        waiting = yield from run(f"SELECT to_json(count(*)) {self._group['pending']}")
+        self.total = (self.total or 0) + waiting
+
+    def _end_group(self) -> Steps[None]:
+        """Its indexes, once there is something, and fresh statistics."""
+        if self.done:
+            yield COMMIT
+            yield from self.enter("finish")
+            yield from run(
+                "SELECT NULL FROM ml_rag._index_group(($1 ->> 'nodes')::oid, $1::jsonb -> 'options')",
+                nodes=self._group["relation"], options=self._group["options"],
+            )  # fmt: skip
+        self._group = None
+        del self._names[0]
+
+    def make(self, batch: Batch) -> Steps[list[dict[str, Any]]]:
+        """The nodes of a batch, with their embeddings, after the state of their parent; one of which fails has none."""
+        group = self._group
+        rows: list[dict[str, Any]] = []
+        for parent in batch["parents"]:
+            state = {"key": parent["key"], "hash": parent["hash"], "number": 0, "members": parent["members"]}
+            rows.append(state)
+            for place, text in enumerate(parent["texts"], 1):
+                made = yield Statement(
+                    "SELECT to_json(t) FROM ml_rag._transform($1::jsonb -> 'options', $1 ->> 'text',"
+                    " $1::jsonb -> 'around') AS t",
+                    json.dumps({"options": group["options"], "text": text, "around": parent["around"]}),
+                )
+                if made["error"] is not None:
+                    state["error"] = made["error"]
+                    break
+                for node in made["nodes"]:
+                    number = rows[-1]["number"] + 1
+                    rows.append({**state, "number": number, "parent": place, "text": node, "state": state})
+        if (model := group["options"].get("embed_model_id")) is not None:
+            nodes = [row for row in rows if row["number"]]
+            found, errors, _ = vectors.embed_apart(self.session, [row["text"] for row in nodes], model)
+            for row, vector, error in zip(nodes, found, errors, strict=True):
+                row["vector"] = vector
+                if error is not None:
+                    row["state"].setdefault("error", vectors.error_of(error))
+        return [row for row in rows if not row.get("state", row).get("error") or not row["number"]]
+
+    def write(self, batch: Batch, made: list[dict[str, Any]]) -> Steps[None]:
+        """The nodes of a batch in place of what was there.
+
+        A parent that was deleted meanwhile has none; one whose text was changed comes up again.
+        """
+        group = self._group
+        nodes, embeds = group["name"], "embed_model_id" in group["options"]
+        keys = [parent["key"] for parent in batch["parents"]]
+        columns = ", ".join(map(identifier, group["key"]))
+        of_nodes = ", ".join(f"n.{identifier(name)}" for name in group["key"])
+        of_store = ", ".join(f"s.{identifier(name)}" for name in group["store_key"])
+        values = ", ".join(f"(u.key::text[])[{i}]::{name}" for i, name in enumerate(group["key_types"], 1))
+        former = yield from run(
+            f"WITH former AS (DELETE FROM {nodes} AS n USING json_array_elements_text($1 -> 'keys') AS u (key)"
+            f" WHERE ({of_nodes}) = ({values}) RETURNING n.node_number, u.key, n.text_hash::text, n.attempts)"
+            " SELECT json_object_agg(f.key, json_build_array(f.text_hash, f.attempts)) FROM former AS f"
+            " WHERE f.node_number = 0",
+            keys=keys,
+        )
+        attempts: dict[str, Any] = former or {}
+        for row in made:
+            text_hash, n = attempts.get(row["key"], (None, None))
+            if row.get("error"):
+                row["attempts"] = 1 + ((n or 0) if text_hash == row["hash"] else 0)
+        written = yield from run(
+            f"""
+            WITH there AS MATERIALIZED (
+              SELECT {of_store} FROM {self._relation} AS s
+              WHERE ({of_store}) IN (SELECT {values} FROM json_array_elements_text($1 -> 'keys') AS u (key))
+              FOR KEY SHARE
+            ), written AS (
+              INSERT INTO {nodes} ({columns}, node_number, parent_number, node, text_hash, members, error, attempts,
+                next_attempt{", node_embedding" if embeds else ""})
+              SELECT {values}, u.number, u.parent, u.text, u.hash, u.members, u.error, u.attempts,
+                CASE WHEN u.error IS NOT NULL
+                  THEN now() + least(interval '1 day', interval '1 minute' * 2 ^ least(u.attempts - 1, 20)) END
+                {f", u.vector::{self.session.schema}.vector" if embeds else ""}
+              FROM ROWS FROM (json_to_recordset($1 -> 'rows') AS (key text, number integer, parent integer, text text,
+                hash bigint, members text[], error jsonb, attempts integer), unnest($2))
+                AS u (key, number, parent, text, hash, members, error, attempts, vector)
+              WHERE ({values}) IN (SELECT * FROM there) RETURNING node_number
+            )
+            SELECT to_json(count(*) FILTER (WHERE w.node_number > 0)) FROM written AS w""",
+            vectors=[row.pop("vector", None) for row in made], keys=keys,
+            rows=[{key: value for key, value in row.items() if key != "state"} for row in made],
+        )  # fmt: skip
+        if group["options"].get("merge"):
+            yield from run(
+                f"WITH merged AS (UPDATE {self._relation} AS s SET segment_nodes = {group['merged']}"
+                f" WHERE ({of_store}) IN (SELECT {values} FROM json_array_elements_text($1 -> 'keys') AS u (key))"
+                " RETURNING 1) SELECT to_json(count(*)) FROM merged",
+                keys=keys,
+            )
+        self.failed += sum(1 for row in made if row.get("error"))
+        self.done += len(keys)
+        self._nodes += written
+
+    def end(self) -> Steps[dict[str, Any]]:
+        yield from ()
+        if (counted := self._given.get("counted")) is not None:
+            return dict(counted)
+        if self.failed:
+            self.warn(
+                f'{self.failed} texts of "{self._relation}" have no nodes',
+                "View ml_rag.node_group_error has the reasons.",
+                "The others are done. What failed is tried again later, or by CALL ml_rag.refresh_node_groups at once.",
+            )
+        return {
+            "vector_store": self.relation,
+            "parents": self.done,
+            "nodes": self._nodes,
+            "failed": self.failed,
+            "seconds": round(time.monotonic() - self._began, 3),
+        }

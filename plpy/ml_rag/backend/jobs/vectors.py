@@ -1,0 +1,115 @@
+"""Texts to vectors, with the errors of those at fault; and where the vectors of rows are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_rag.backend import calls, embed
+from ml_rag.backend.jobs.loop import Session, Steps, run
+from ml_rag.backend.sqlstate import sqlstate
+from ml_rag.errors import EngineFailed, MlRagError
+
+#: SQLSTATEs that can lie in a text; what every text would get is another: no model, no server, no memory
+_OF_A_TEXT = ("38000", "22000", "22023")
+#: texts tried by themselves, before an error is that of all
+_TRIED = 11
+_plans: dict[str, Any] = {}
+
+
+def _embed(session: Session, texts: list[str], model: str) -> tuple[list[str], int]:
+    plpy = session.plpy
+    with calls.waiting(plpy, "ml_rag.embed", "embed", model):
+        vectors, truncated = embed.embed_counted(session.server(), texts, model)
+    if session.schema not in _plans:
+        _plans[session.schema] = plpy.prepare(f"SELECT cardinality($1::{session.schema}.vector[])", ["text[]"])
+    try:
+        plpy.execute(_plans[session.schema], [vectors])
+    except plpy.SPIError as e:
+        if not sqlstate(e).startswith("22"):
+            raise
+        # numbers that are none: pgvector is the first to read them
+        raise EngineFailed("unexpected reply from the model server", detail=str(e)[:200]) from None
+    return vectors, truncated
+
+
+def error_of(error: MlRagError) -> dict[str, Any]:
+    """An error as ml_rag._note_failures takes it."""
+    return {"sqlstate": error.sqlstate, "message": error.message, "detail": error.detail, "hint": error.hint}
+
+
+def embed_apart(
+    session: Session, texts: list[str], model: str
+) -> tuple[list[str | None], list[MlRagError | None], int]:
+    """Vectors, errors, and how many of the texts the model has cut.
+
+    Where it fails each half is tried by itself, down to those at fault, which get their error.
+    """
+    if not texts:
+        return [], [], 0
+    try:
+        vectors, truncated = _embed(session, texts, model)
+    except MlRagError as e:
+        if e.sqlstate not in _OF_A_TEXT:
+            raise
+        if len(texts) == 1:
+            return [None], [e], 0
+        half = len(texts) // 2
+        first = embed_apart(session, texts[:half], model)
+        rest = embed_apart(session, texts[half:], model)
+        return first[0] + rest[0], first[1] + rest[1], first[2] + rest[2]
+    return [*vectors], [None] * len(texts), truncated
+
+
+def embed_all(session: Session, texts: list[str], model: str) -> tuple[list[str | None], list[MlRagError | None]]:
+    """Vectors and errors. Where the first eleven of more texts fail, the error of the first is raised."""
+    try:
+        return [*_embed(session, texts, model)[0]], [None] * len(texts)
+    except MlRagError as e:
+        if e.sqlstate not in _OF_A_TEXT:
+            raise
+    made, errors, _ = embed_apart(session, texts[:_TRIED], model)
+    if len(texts) > _TRIED and errors[0] is not None and None not in errors:
+        raise errors[0]
+    more, more_errors, _ = embed_apart(session, texts[_TRIED:], model)
+    return made + more, errors + more_errors
+
+
+def write_vectors(
+    relation: str, column: str, segment: str, type_name: str, places: list[str], texts: list[str],
+    vectors: list[str | None],
+) -> Steps[tuple[int, int]]:  # fmt: skip
+    """The vectors of rows that still have that text and that nobody else is changing; others come up again.
+
+    Not waiting for a row is what keeps this out of deadlocks with whoever changes many. How many are written, and how
+    many a trigger of the table has kept as they are. The names are quoted.
+    """
+    schema = type_name.rpartition(".")[0]
+    found = yield from run(
+        f"""
+        WITH free AS MATERIALIZED (
+          SELECT t.ctid AS place, u.text, u.vector FROM ROWS FROM (json_array_elements_text($1 -> 'places'),
+            json_array_elements_text($1 -> 'texts'), unnest($2::{schema}.vector[])) AS u (place, text, vector)
+          JOIN ONLY {relation} AS t ON t.ctid = u.place::tid
+          WHERE u.vector IS NOT NULL AND t.{column} IS NULL AND t.{segment}::text COLLATE "C" = u.text
+          FOR NO KEY UPDATE OF t SKIP LOCKED
+        ), written AS (
+          UPDATE ONLY {relation} AS t SET {column} = f.vector::{type_name} FROM free AS f WHERE t.ctid = f.place
+          RETURNING t.ctid AS place, t.{segment}::text COLLATE "C" = f.text AS is_same,
+            t.{column} IS NOT NULL AS is_written
+        )
+        SELECT json_build_object('free', (SELECT count(*) FROM free),
+          'written', count(*) FILTER (WHERE w.is_written AND w.is_same),
+          'changed', json_agg(w.place ORDER BY w.place) FILTER (WHERE w.is_written AND w.is_same IS NOT TRUE))
+        FROM written AS w""",
+        vectors=vectors, places=places, texts=texts,
+    )  # fmt: skip
+    changed = found["changed"] or []
+    if changed:
+        # a trigger of the table has taken the chance to change the text
+        yield from run(
+            f"WITH changed AS (UPDATE ONLY {relation} AS t SET {column} = NULL WHERE t.ctid IN ("
+            "SELECT p::tid FROM json_array_elements_text($1 -> 'places') AS p) RETURNING 1)"
+            " SELECT count(*) FROM changed",
+            places=changed,
+        )
+    return found["written"], found["free"] - found["written"] - len(changed)
