@@ -131,22 +131,24 @@ BEGIN
       _parse_load_options _load_job _begin_load
       _end_load load_documents load_document unchanged_documents'),
     -- store/follow
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_empty_embedding _embedding_trigger _later_trigger _text_columns _follow_texts _notice_changes'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _empty_embedding _embedding_trigger _later_trigger _text_columns _has_texts
+      _follow_texts _notice_changes'),
     -- store/embeddings
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _check_embedding_table _find_embedding _pending _drop_column use_embedding drop_embedding embeddings'),
     -- store/add
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _warn_of_subscribers _check_texts _check_new_column _begin_embedding _add_column
+      _warn_of_subscribers _check_texts _begin_embedding _add_column
       _prepare_embedding _index_embedding _warn_of_embedding add_embedding'),
     -- nodes
     ('ml_rag_user', 'SELECT', 'TABLE', 'node_group node_group_error'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _split_text _write_nodes _asks_model _node_function _text_parts _part_characters _node_calls _ask_for_nodes _transform
+      _make_nodes _node_calls _asks_model _node_function _transform
       _node_group _check_merge _change_merged _merged_nodes _node_options _node_policy
       _grant_readers _make_node_group drop_node_group _drop_node_tables
       _node_sources _pending_nodes _look_up _node_facts _lock_node_group _index_group
-      _count_calls _begin_node_group _check_segments create_node_group _begin_refresh refresh_node_groups _begin_filling
+      _count_calls _begin_node_group create_node_group _begin_refresh refresh_node_groups _begin_filling
       _node_status _node_errors'),
     -- store/adopt
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
@@ -161,11 +163,11 @@ BEGIN
     -- vectorizer/segments, with what it shares with store/load
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _parse_chunking _segment_table _find_segments _source_key _same_key _segment_statements
-      _segments_comment _make_segments _keep_segments _has_segment_triggers _drop_triggers _drop_segments'),
+      _segments_comment _make_segments _keep_segments _drop_triggers'),
     -- vectorizer/queue
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _wake_workers _vectorized _has_texts _has_vectorizer _find_vectorizer _waiting _queue _read_waiting
-      _count_waiting _oldest_waiting'),
+      _wake_workers _vectorized _has_vectorizer _find_vectorizer _waiting _queue _read_waiting
+      _count_waiting'),
     -- vectorizer/immediate
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_written_keys _embed_rows _embed_at_once'),
     -- vectorizer/former
@@ -173,10 +175,10 @@ BEGIN
       _former_vectorizers _expression _check_former _changed_since _drop_queue _take_back_column _take_back_segments'),
     -- vectorizer/vectorizer
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _check_vectorizer_columns _add_vectorizer_columns _follow_columns create_vectorizer drop_vectorizer'),
+      _check_vectorizer_columns _add_vectorizer_columns create_vectorizer drop_vectorizer'),
     -- vectorizer/run
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _make_run _begin_vectorizer _index_vectorizer _warn_of_run run_vectorizer'),
+      _make_run _index_vectorizer _warn_of_run run_vectorizer'),
     -- vectorizer/status
     ('ml_rag_user', 'SELECT', 'TABLE', 'vectorizer'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_vectorizers'),
@@ -189,7 +191,7 @@ BEGIN
       _schema_metadata'),
     -- nlsql/statement
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _signatures _is_harmless _refusal _names_in _type_that_runs_code _parsed _statement_columns _statement_refusal
+      _signatures _refusal _names_in _type_that_runs_code _parsed _statement_columns _statement_refusal
       _statement_tree _statement_row _limit_temporary_files _fits'),
     ('ml_rag_user', 'SELECT', 'TABLE', 'callable_function'),
     -- nlsql/question

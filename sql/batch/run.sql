@@ -75,8 +75,8 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
   _routine CONSTANT pg_catalog.text := 'ml_rag_table';
-  _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_object('routine', _routine, 'input', input_table_column,
-    'output', output_table_column, 'options', options);
+  _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_array(_routine, input_table_column, output_table_column,
+    options);
 @WORK@
 $$;
 COMMENT ON PROCEDURE @extschema@.ml_rag_table(text, text, jsonb, jsonb) IS
@@ -96,8 +96,8 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
   _routine CONSTANT pg_catalog.text := 'ml_generate_table';
-  _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_object('routine', _routine, 'input', input_table_column,
-    'output', output_table_column, 'options', options);
+  _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_array(_routine, input_table_column, output_table_column,
+    options);
 @WORK@
 $$;
 COMMENT ON PROCEDURE @extschema@.ml_generate_table(text, text, jsonb, jsonb) IS
@@ -111,8 +111,8 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
   _routine CONSTANT pg_catalog.text := 'ml_embed_table';
-  _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_object('routine', _routine, 'input', input_table_column,
-    'output', output_table_column, 'options', options);
+  _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_array(_routine, input_table_column, output_table_column,
+    options);
 @WORK@
 $$;
 COMMENT ON PROCEDURE @extschema@.ml_embed_table(text, text, jsonb, jsonb) IS

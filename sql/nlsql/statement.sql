@@ -39,16 +39,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._is_harmless(function oid) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether a statement may call a function, or use an operator that does
-BEGIN
-  RETURN (ml_rag._signatures(ARRAY[function]))[1] IS NOT NULL;
-END
-$$;
-
 CREATE FUNCTION ml_rag._refusal(tree text, relations oid[]) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT

@@ -42,7 +42,11 @@ DECLARE
   _error jsonb;
 BEGIN
   PERFORM ml_rag._check_embedding_table(store);
-  PERFORM ml_rag._check_segments(store);
+  IF NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'segment' AND NOT a.attisdropped
+                 AND a.atttypid IN ('text'::regtype, 'character varying'::regtype)) THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
+      DETAIL = 'It has no text column segment.', HINT = 'ml_rag.create_vectorizer adds one to an ordinary table.';
+  END IF;
   _options := ml_rag._node_options(store, name, options);
   IF (options -> 'dry_run')::boolean THEN
     RETURN jsonb_build_object('counted', ml_rag._count_calls(store, _options, NULL));
@@ -55,27 +59,13 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._check_segments(store regclass) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: that a table has texts to make nodes of  Reads: the catalog
-BEGIN
-  IF NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'segment' AND NOT a.attisdropped
-                 AND a.atttypid IN ('text'::regtype, 'character varying'::regtype)) THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
-      DETAIL = 'It has no text column segment.', HINT = 'ml_rag.create_vectorizer adds one to an ordinary table.';
-  END IF;
-END
-$$;
-
 CREATE PROCEDURE ml_rag.create_node_group(store regclass, name text, options jsonb, INOUT result jsonb DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
 -- purpose: a node group, made and filled, a commit after each step
 DECLARE
   _routine CONSTANT pg_catalog.text := 'ml_rag.create_node_group';
-  _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_object('store', store::pg_catalog.oid, 'name', name, 'options', options);
+  _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_array(store::pg_catalog.oid, name, options);
 @WORK@
 $$;
 COMMENT ON PROCEDURE ml_rag.create_node_group(regclass, text, jsonb, jsonb) IS
@@ -121,7 +111,7 @@ AS $$
 -- purpose: fill what is missing in the node groups of a store, a commit after each step
 DECLARE
   _routine CONSTANT pg_catalog.text := 'ml_rag.refresh_node_groups';
-  _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_object('store', store::pg_catalog.oid, 'options', options);
+  _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_array(store::pg_catalog.oid, options);
 @WORK@
 $$;
 COMMENT ON PROCEDURE ml_rag.refresh_node_groups(regclass, jsonb, jsonb) IS

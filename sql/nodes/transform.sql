@@ -1,19 +1,20 @@
 -- transform: a text to its nodes: sentences, paragraphs, what a function of the owner's makes of it, what a model writes.
 
-CREATE FUNCTION ml_rag._split_text(transform text, segment text, OUT nodes text[], OUT error jsonb)
-LANGUAGE plpython3u IMMUTABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-@BACKEND@
-return backend.split_text(plpy, transform, segment)
-$$;
-
-CREATE FUNCTION ml_rag._write_nodes(request jsonb, OUT nodes text[], OUT error jsonb)
+CREATE FUNCTION ml_rag._make_nodes(options jsonb, segment text, around jsonb, OUT nodes text[], OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
+# purpose: the sentences or paragraphs of a text, or what a model makes of it
 @BACKEND@
-return backend.write_nodes(plpy, request)
+return backend.make_nodes(plpy, options, segment, around)
+$$;
+
+CREATE FUNCTION ml_rag._node_calls(transform text, segment text) RETURNS bigint
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: how often a model is asked about a text; after ml_rag._node_options, which has loaded what is needed
+return GD["ml_rag"].node_calls(transform, segment) if "ml_rag" in GD else None
 $$;
 
 CREATE FUNCTION ml_rag._asks_model(transform text) RETURNS boolean
@@ -64,101 +65,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._text_parts(segment text, most integer) RETURNS text[]
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: a text in parts of at most so many characters, cut at blank lines, else at blanks, where there are some
--- Taken from some parts at a time, as what is left of a text is copied with each
-DECLARE
-  _size CONSTANT integer := 100 * most;
-  _left text := segment;
-  _rest text := '';
-  _parts text[] := '{}';
-  _part text;
-  _cut text;
-BEGIN
-  LOOP
-    IF length(_rest) <= most THEN
-      _rest := _rest || left(_left, _size);
-      _left := substr(_left, _size + 1);
-    END IF;
-    EXIT WHEN coalesce(length(_rest), 0) <= most;
-    _part := left(_rest, most);
-    _cut := substring(_part FROM '^(.*\n\s*\n)\S');
-    IF coalesce(length(_cut), 0) < most / 2 THEN
-      _cut := substring(_part FROM '^(.*\s)\S*$');
-    END IF;
-    _part := coalesce(_cut, _part);
-    _parts := _parts || _part;
-    _rest := substr(_rest, length(_part) + 1);
-  END LOOP;
-  RETURN _parts || _rest;
-END
-$$;
-
-CREATE FUNCTION ml_rag._part_characters() RETURNS integer
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the longest text that a model is asked about at once: about 3000 tokens
-BEGIN
-  RETURN 12000;
-END
-$$;
-
-CREATE FUNCTION ml_rag._node_calls(transform text, segment text) RETURNS bigint
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: how often a model is asked about a text: once a part, and once more for a summary of several
-DECLARE
-  _n integer;
-BEGIN
-  IF NOT ml_rag._asks_model(transform) OR coalesce(segment, '') !~ '\S' THEN
-    RETURN 0;
-  END IF;
-  _n := cardinality(ml_rag._text_parts(segment, ml_rag._part_characters()));
-  RETURN _n + (transform = 'summary' AND _n > 1)::integer;
-END
-$$;
-
-CREATE FUNCTION ml_rag._ask_for_nodes(options jsonb, segment text, around jsonb, OUT nodes text[], OUT error jsonb)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: what a model makes of a text; an error that each text would get (no model, no server) is raised
-DECLARE
-  _transform text := options ->> 'transform';
-  _request jsonb := jsonb_build_object('transform', _transform, 'model_id', options ->> 'model_id', 'prompt',
-    options ->> 'prompt') || around;
-  _parts text[] := ml_rag._text_parts(segment, ml_rag._part_characters());
-  _made record;
-  _part text;
-BEGIN
-  nodes := '{}';
-  FOREACH _part IN ARRAY _parts LOOP
-    _made := ml_rag._write_nodes(_request || jsonb_build_object('text', _part));
-    EXIT WHEN _made.error IS NOT NULL;
-    nodes := nodes || _made.nodes;
-  END LOOP;
-  IF _made.error IS NULL AND _transform = 'summary' AND cardinality(_parts) > 1 THEN
-    _made := ml_rag._write_nodes(_request || jsonb_build_object('text', left(array_to_string(nodes, E'\n\n'), ml_rag._part_characters())));
-    nodes := _made.nodes;
-  END IF;
-  IF _made.error ->> 'sqlstate' NOT IN ('38000', '22000') THEN
-    PERFORM ml_rag._raise(_made.error);
-  ELSIF _made.error IS NOT NULL THEN
-    nodes := NULL;
-    error := _made.error;
-  ELSIF _transform = 'context' THEN
-    nodes := ARRAY[concat(nodes[1], E'\n\n', segment)];
-  ELSE
-    nodes := ARRAY(SELECT u.node FROM unnest(nodes) WITH ORDINALITY AS u (node, place) GROUP BY u.node ORDER BY min(u.place));
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._transform(options jsonb, segment text, around jsonb, OUT nodes text[], OUT error jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -176,13 +82,9 @@ BEGIN
   IF _function IS NULL AND octet_length(segment) > _most THEN
     error := jsonb_build_object('sqlstate', '54000', 'message', 'the text is too long',
       'detail', format('It has %s bytes; nodes are made of at most %s.', octet_length(segment), _most));
-  ELSIF ml_rag._asks_model(_transform) THEN
-    _made := ml_rag._ask_for_nodes(options, segment, around);
-    nodes := _made.nodes;
-    error := _made.error;
   ELSIF _function IS NULL THEN
-    _made := ml_rag._split_text(_transform, segment);
-    -- a cancelled call
+    _made := ml_rag._make_nodes(options, segment, around);
+    -- what each text would get: no model, no server; a cancelled call
     PERFORM ml_rag._raise(_made.error) WHERE _made.error ->> 'sqlstate' NOT IN ('38000', '22000');
     nodes := _made.nodes;
     error := _made.error;

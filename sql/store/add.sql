@@ -85,21 +85,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._check_new_column(store regclass, column_name name, type text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: that a column can be added; who replicates the table is told
-BEGIN
-  IF EXISTS (SELECT FROM pg_attribute AS a
-             WHERE a.attrelid = store AND a.attname = column_name AND NOT a.attisdropped) THEN
-    RAISE EXCEPTION USING ERRCODE = '42701', MESSAGE = format('table "%s" has a column "%s" already', store, column_name),
-      HINT = format('Give another name, or ALTER TABLE %s RENAME COLUMN …;', store);
-  END IF;
-  PERFORM ml_rag._warn_of_subscribers(store, column_name, type);
-END
-$$;
-
 CREATE FUNCTION ml_rag._begin_embedding(store regclass, name text, options jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -177,7 +162,11 @@ BEGIN
     RAISE NOTICE USING MESSAGE = format('embedding "%s" of "%s" is made from the beginning', name, store),
       DETAIL = 'Its trigger was dropped or disabled: nobody knows which texts have changed.';
   ELSIF _found.attnum IS NULL THEN
-    PERFORM ml_rag._check_new_column(store, _column, _type);
+    IF EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _column AND NOT a.attisdropped) THEN
+      RAISE EXCEPTION USING ERRCODE = '42701', MESSAGE = format('table "%s" has a column "%s" already', store, _column),
+        HINT = format('Give another name, or ALTER TABLE %s RENAME COLUMN …;', store);
+    END IF;
+    PERFORM ml_rag._warn_of_subscribers(store, _column, _type);
   END IF;
   RETURN jsonb_build_object(
     'store', store::oid::bigint, 'vector_store', ml_rag._full_name(store),
@@ -298,27 +287,27 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._warn_of_embedding(job ml_rag._embedding_job, failed bigint) RETURNS void
+CREATE FUNCTION ml_rag._warn_of_embedding(store regclass, name text, failed bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: what the caller has to know of an embedding that was filled
 DECLARE
-  _found record := ml_rag._find_embedding(job.store, job.embedding);
-  _trigger record := ml_rag._embedding_trigger(job.store, _found.attnum);
+  _found record := ml_rag._find_embedding(store, name);
+  _trigger record := ml_rag._embedding_trigger(store, _found.attnum);
 BEGIN
   IF _trigger.later IS NOT NULL THEN
-    PERFORM ml_rag._later_trigger(job.store, _trigger.later);
+    PERFORM ml_rag._later_trigger(store, _trigger.later);
   ELSIF NOT _trigger.is_on THEN
     RAISE WARNING USING ERRCODE = '01000',
-      MESSAGE = format('the trigger of embedding "%s" of "%s" was disabled', job.embedding, job.store),
+      MESSAGE = format('the trigger of embedding "%s" of "%s" was disabled', name, store),
       DETAIL = 'Texts that changed without it have kept their old embedding.',
       HINT = CASE WHEN _found.is_default THEN 'Add another embedding, use that, and drop this one.'
                   ELSE 'CALL it again: it starts from the beginning.' END;
   END IF;
   IF failed > 0 THEN
     RAISE WARNING USING ERRCODE = '01000',
-      MESSAGE = format('%s rows of "%s" have no embedding "%s"', failed, job.store, job.embedding),
+      MESSAGE = format('%s rows of "%s" have no embedding "%s"', failed, store, name),
       DETAIL = 'The result has the first error.',
       HINT = 'What was done is kept: call again when the rows, or the model, are mended.';
   END IF;
@@ -331,7 +320,7 @@ AS $$
 -- purpose: one more embedding of a store that stays in use, a commit after each step
 DECLARE
   _routine CONSTANT pg_catalog.text := 'ml_rag.add_embedding';
-  _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_object('store', store::pg_catalog.oid, 'name', name, 'options', options);
+  _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_array(store::pg_catalog.oid, name, options);
 @WORK@
 $$;
 COMMENT ON PROCEDURE ml_rag.add_embedding(regclass, text, jsonb, jsonb) IS

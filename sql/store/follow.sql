@@ -106,6 +106,18 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._has_texts(relation oid) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether segment and document_name are generated, as a vectorizer makes them  Reads: the catalog
+BEGIN
+  RETURN 2 = (SELECT count(*) FROM pg_attribute AS a
+              WHERE a.attrelid = relation AND a.attname IN ('segment', 'document_name') AND a.attgenerated = 's'
+                AND a.atttypid = 'text'::regtype AND NOT a.attisdropped);
+END
+$$;
+
 CREATE FUNCTION ml_rag._follow_texts(store regclass, column_name name, segment name) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -119,9 +131,11 @@ DECLARE
   _later name;
 BEGIN
   EXECUTE format('CREATE TRIGGER %I BEFORE UPDATE ON %s FOR EACH ROW '
-    'WHEN ((%3$s) AND OLD.%4$I OPERATOR(@vector@.=) NEW.%4$I) EXECUTE FUNCTION ml_rag._empty_embedding()', _name, _relation,
+    'WHEN ((%3$s) AND OLD.%4$I OPERATOR(@vector@.=) NEW.%4$I) EXECUTE FUNCTION ml_rag._empty_embedding(%5$s)', _name, _relation,
     (SELECT string_agg(format('OLD.%1$I::text COLLATE "C" IS DISTINCT FROM NEW.%1$I::text COLLATE "C"', c), ' OR ')
-     FROM unnest(ml_rag._text_columns(store, segment)) AS c), column_name);
+     FROM unnest(ml_rag._text_columns(store, segment)) AS c), column_name,
+    -- a vectorizer's
+    CASE WHEN column_name = 'segment_embedding' AND ml_rag._has_texts(store) THEN quote_literal(column_name) ELSE '' END);
   -- also for what a logical replication applies
   EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', _relation, _name);
   _later := (ml_rag._embedding_trigger(store, (SELECT a.attnum FROM pg_attribute AS a

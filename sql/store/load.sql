@@ -336,8 +336,8 @@ BEGIN
   LOOP
     CALL ml_rag._commit(_committed, _error);
     BEGIN
-      SELECT w.job, w.result INTO _nodes, _filled FROM ml_rag._work(_nodes, 'fill_node_groups', pg_catalog.jsonb_build_object(
-        'store', pg_catalog.jsonb_extract_path(_job, 'store')), _call, _committed, _error) AS w;
+      SELECT w.job, w.result INTO _nodes, _filled FROM ml_rag._work(_nodes, 'fill_node_groups', pg_catalog.jsonb_build_array(
+        pg_catalog.jsonb_extract_path(_job, 'store')), _call, _committed, _error) AS w;
       EXIT WHEN _filled IS NOT NULL;
     EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
       PERFORM ml_rag._end(_call, SQLSTATE);

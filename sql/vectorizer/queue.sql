@@ -37,18 +37,6 @@ CREATE POLICY own ON ml_rag.vectorizer_truncated USING (
   (SELECT jsonb_object_agg(v.relation::int4, true) FROM unnest(ml_rag._vectorized()) AS v (relation))[relation::oid::int4] IS NOT NULL
   AND relation = ANY ((SELECT ml_rag._vectorized())::oid[]));
 
-CREATE FUNCTION ml_rag._has_texts(relation oid) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether segment and document_name are generated, as a vectorizer makes them  Reads: the catalog
-BEGIN
-  RETURN 2 = (SELECT count(*) FROM pg_attribute AS a
-              WHERE a.attrelid = relation AND a.attname IN ('segment', 'document_name') AND a.attgenerated = 's'
-                AND a.atttypid = 'text'::regtype AND NOT a.attisdropped);
-END
-$$;
-
 CREATE FUNCTION ml_rag._has_vectorizer(relation oid) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -152,16 +140,5 @@ AS $$
 -- purpose: how many rows wait for a run
 BEGIN
   RETURN coalesce((SELECT sum(w.value::bigint) FROM ml_rag._read_waiting(relation, 'count(*)') AS w (value)), 0);
-END
-$$;
-
-CREATE FUNCTION ml_rag._oldest_waiting(relation regclass) RETURNS timestamptz
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: since when rows wait; null = none does, or the server does not keep the times of commits
-BEGIN
-  RETURN CASE WHEN current_setting('track_commit_timestamp')::boolean THEN (
-    SELECT min(w.value::timestamptz) FROM ml_rag._read_waiting(relation, 'min(pg_xact_commit_timestamp(t.xmin))') AS w (value)) END;
 END
 $$;

@@ -5,8 +5,9 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: a run of a table's vectorizer: the fields of ml_rag._embedding_job, whose store is the table that is filled, and
--- others; options are parsed ones. request: how texts are split, where it has a table of segments
+-- others. request: how texts are split, where it has a table of segments
 DECLARE
+  _options jsonb := ml_rag.parse_options('run_vectorizer', $2);
   _store regclass := relation;
   _found record;
   _key record;
@@ -26,24 +27,11 @@ BEGIN
     'relation', relation::oid::bigint, 'owner', (SELECT c.relowner::bigint FROM pg_class AS c WHERE c.oid = _store),
     'request', CASE WHEN _store <> relation THEN
       jsonb_build_object('embed_model_id', _found.model_id, 'chunking', _found.options -> 'chunking') END,
-    'key', _key.key, 'key_types', _key.types, 'batches', options -> 'batches', 'table', ml_rag._relation_name(_store),
+    'key', _key.key, 'key_types', _key.types, 'batches', _options -> 'batches', 'table', ml_rag._relation_name(_store),
     'store', _store::oid::bigint, 'vector_store', ml_rag._full_name(relation),
     'embedding', _found.model_id, 'column_name', 'segment_embedding', 'segment', 'segment', 'model_id', _found.model_id,
     'type', _found.type, 'index_method', _index.method, 'index_class', _index.class, 'index_options', _index.storage,
-    'any_index', true, 'batch_size', options -> 'batch_size', 'lock_seconds', 10);
-END
-$$;
-
-CREATE FUNCTION ml_rag._begin_vectorizer(relation regclass, options jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: check everything before the first row; returns the run
-DECLARE
-  _options jsonb := ml_rag.parse_options('run_vectorizer', $2);
-BEGIN
-  PERFORM ml_rag._check_embedding_table(relation);
-  RETURN ml_rag._make_run(relation, _options);
+    'any_index', true, 'batch_size', _options -> 'batch_size', 'lock_seconds', 10);
 END
 $$;
 
@@ -72,7 +60,10 @@ DECLARE
     SELECT a.attnum FROM pg_attribute AS a
     WHERE a.attrelid = _warn_of_run.relation AND a.attname = 'segment_embedding' AND NOT a.attisdropped));
 BEGIN
-  IF NOT coalesce(CASE WHEN store = relation THEN _trigger.is_on ELSE ml_rag._has_segment_triggers(relation) END, false) THEN
+  IF NOT coalesce(CASE WHEN store = relation THEN _trigger.is_on ELSE 5 = (
+      SELECT count(*) FROM pg_trigger AS t
+      WHERE t.tgrelid = relation AND t.tgname ~ '^ml_rag_segments_(insert|update|delete|truncate|key)$'
+        AND t.tgenabled IN ('O', 'A')) END, false) THEN
     RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('a trigger of "%s" was dropped or disabled', relation),
       DETAIL = 'Texts that changed without it have kept their old embedding.',
       HINT = format('First: SELECT ml_rag.drop_vectorizer(%1$L); then: SELECT ml_rag.create_vectorizer(%1$L, ''{"columns": …}'');',
@@ -98,7 +89,7 @@ AS $$
 -- purpose: embed what waits, a commit after each step
 DECLARE
   _routine CONSTANT pg_catalog.text := 'ml_rag.run_vectorizer';
-  _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_object('relation', relation::pg_catalog.oid, 'options', options);
+  _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_array(relation::pg_catalog.oid, options);
 @WORK@
 $$;
 COMMENT ON PROCEDURE ml_rag.run_vectorizer(regclass, jsonb, jsonb) IS

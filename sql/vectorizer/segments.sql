@@ -251,18 +251,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._has_segment_triggers(relation regclass) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether all triggers are there that keep segments in step  Reads: the catalog
-BEGIN
-  RETURN 5 = (SELECT count(*) FROM pg_trigger AS t
-              WHERE t.tgrelid = relation AND t.tgname ~ '^ml_rag_segments_(insert|update|delete|truncate|key)$'
-                AND t.tgenabled IN ('O', 'A'));
-END
-$$;
-
 CREATE FUNCTION ml_rag._drop_triggers(relation regclass, pattern text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -284,21 +272,5 @@ BEGIN
   FOREACH _function IN ARRAY _functions LOOP
     EXECUTE format('DROP FUNCTION %s', _function);
   END LOOP;
-END
-$$;
-
-CREATE FUNCTION ml_rag._drop_segments(relation regclass) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: drop the triggers that keep segments, their function, and the table of segments, as far as they are there
--- Writes: the tables' definitions, as the caller
-DECLARE
-  _segments regclass := ml_rag._segment_table(relation);
-BEGIN
-  PERFORM ml_rag._drop_triggers(relation, '^ml_rag_segments_');
-  IF _segments IS NOT NULL THEN
-    EXECUTE format('DROP TABLE %s', ml_rag._relation_name(_segments));
-  END IF;
 END
 $$;

@@ -32,7 +32,8 @@ BEGIN
       IF reason IS NULL THEN
         options := (ml_rag._find_vectorizer(relation)).options;
         pending := ml_rag._count_waiting(relation);
-        oldest_pending := ml_rag._oldest_waiting(relation);
+        oldest_pending := CASE WHEN current_setting('track_commit_timestamp')::boolean THEN (
+          SELECT min(w.value::timestamptz) FROM ml_rag._read_waiting(relation, 'min(pg_xact_commit_timestamp(t.xmin))') AS w (value)) END;
       END IF;
     EXCEPTION WHEN OTHERS THEN
       pending := NULL;

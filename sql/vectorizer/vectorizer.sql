@@ -48,33 +48,6 @@ EXCEPTION WHEN invalid_object_definition THEN
 END
 $$;
 
-CREATE FUNCTION ml_rag._follow_columns(relation regclass, columns name[]) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the trigger that empties an embedding whose text changes
--- Writes: the table's definition, as the caller
-DECLARE
-  _relation text := ml_rag._relation_name(relation);
-  _changed text := (SELECT string_agg(format('OLD.%1$I::text COLLATE "C" IS DISTINCT FROM NEW.%1$I::text COLLATE "C"', c), ' OR ')
-                    FROM unnest(columns) AS c);
-  _later name;
-BEGIN
-  -- after most names, so that it sees what other triggers have made of the row
-  EXECUTE format('CREATE TRIGGER "~ml_rag_segment_embedding" BEFORE UPDATE ON %s FOR EACH ROW '
-    'WHEN ((%s) AND OLD.segment_embedding OPERATOR(@vector@.=) NEW.segment_embedding) '
-    'EXECUTE FUNCTION ml_rag._empty_embedding(''segment_embedding'')',
-    _relation, _changed);
-  -- also for what a logical replication applies
-  EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER "~ml_rag_segment_embedding"', _relation);
-  _later := (ml_rag._embedding_trigger(relation, (SELECT a.attnum FROM pg_attribute AS a
-    WHERE a.attrelid = relation AND a.attname = 'segment_embedding' AND NOT a.attisdropped))).later;
-  IF _later IS NOT NULL THEN
-    PERFORM ml_rag._later_trigger(relation, _later);
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag.create_vectorizer(relation regclass, options jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -131,7 +104,7 @@ BEGIN
   END IF;
   IF _store = relation THEN
     PERFORM ml_rag._take_back_column(relation, _type) WHERE _is_former;
-    PERFORM ml_rag._follow_columns(relation, _columns);
+    PERFORM ml_rag._follow_texts(relation, 'segment_embedding', 'segment');
   ELSE
     IF _store IS NULL THEN
       _store := ml_rag._make_segments(relation, _type, _options -> 'chunking');
@@ -209,7 +182,10 @@ BEGIN
     PERFORM ml_rag.disable_keyword_search(relation);
   END IF;
   EXECUTE format('DROP TRIGGER IF EXISTS "~ml_rag_segment_embedding" ON %s', _relation);
-  PERFORM ml_rag._drop_segments(relation);
+  PERFORM ml_rag._drop_triggers(relation, '^ml_rag_segments_');
+  IF _segments IS NOT NULL THEN
+    EXECUTE format('DROP TABLE %s', ml_rag._relation_name(_segments));
+  END IF;
   EXECUTE format('ALTER TABLE %s DROP COLUMN IF EXISTS segment, DROP COLUMN IF EXISTS document_name,'
     ' DROP COLUMN IF EXISTS segment_embedding', _relation);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN

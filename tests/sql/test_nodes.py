@@ -742,14 +742,3 @@ def test_no_more_nodes_are_made_than_are_kept(asker: Connection) -> None:
         found = asker.execute(SPLIT.format("repeat(E'One.\\n\\n', %s)"), ('{"transform": "paragraph"}', n)).fetchone()
         assert found is not None
         assert (len(found[0]), found[1]) == expected
-
-
-@pytest.mark.parametrize("unit", ["ä", "ab ", "ab cd\n\n", "\n", " "])
-def test_parts_of_a_long_text_are_the_text(asker: Connection, unit: str) -> None:
-    """Also where more is taken than at once: from 1000 characters on with parts of 10."""
-    for n in (0, 1, 10, 11, 333, 1000, 1001, 5000):
-        (text,) = asker.execute("SELECT repeat(%s, %s)", (unit, n)).fetchone() or ("",)
-        (parts,) = asker.execute("SELECT ml_rag._text_parts(%s, 10)", (text,)).fetchone() or ([],)
-        assert "".join(parts) == text
-        assert max(map(len, parts)) <= 10
-        assert len(parts) <= max(1, -(-len(text) // 5))

@@ -324,14 +324,6 @@ def rewrite(plpy: Any, request: str) -> dict[str, Any]:
     return found
 
 
-@outcome
-def split_text(plpy: Any, transform: str, text: str) -> list[str]:
-    """The sentences or paragraphs of a text."""
-    from ml_rag.backend import nodes
-
-    return nodes.split(transform, text, functools.partial(_interrupt, plpy))
-
-
 def _stop_words(plpy: Any, language: str) -> Callable[[Collection[str]], set[str]]:
     """Those among words that a text search configuration leaves out."""
     if "stops" not in _session:
@@ -381,15 +373,30 @@ def highlights(plpy: Any, question: str, texts: list[str], language: str) -> str
 
 
 @outcome
-def write_nodes(plpy: Any, request: str) -> list[str]:
-    """What a model makes of a text, of a request made by sql/nodes/transform.sql."""
+def make_nodes(plpy: Any, options: str, text: str, around: str) -> list[str]:
+    """The nodes of a text, by the options of a node group; ``around``: the document that the text is a part of."""
     from ml_rag.backend import nodes
 
-    parsed = _parsed(request)
-    with _calls.waiting(plpy, "ml_rag.generate", "generate", parsed["model_id"]):
-        made, tokens = nodes.write(server(plpy), parsed)
-        _calls.tokens(tokens["prompt_tokens"] or 0, tokens["generated_tokens"] or 0)
-    return made
+    parsed = _parsed(options)
+    transform = parsed["transform"]
+    if transform in ("sentence", "paragraph"):
+        return nodes.split(transform, text, functools.partial(_interrupt, plpy))
+    request = {key: parsed.get(key) for key in ("transform", "model_id", "prompt")} | _parsed(around)
+
+    def write(part: str) -> list[str]:
+        with _calls.waiting(plpy, "ml_rag.generate", "generate", request["model_id"]):
+            made, tokens = nodes.write(server(plpy), request | {"text": part})
+            _calls.tokens(tokens["prompt_tokens"] or 0, tokens["generated_tokens"] or 0)
+        return made
+
+    return nodes.asked(write, transform, text)
+
+
+def node_calls(transform: str, text: str | None) -> int:
+    """How often a model is asked about a text."""
+    from ml_rag.backend import nodes
+
+    return nodes.calls(transform, text)
 
 
 @outcome

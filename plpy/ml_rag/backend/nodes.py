@@ -36,6 +36,8 @@ _LONGEST, _LONGEST_ANSWER = 4000, 100_000
 _MOST = 50
 #: characters of a paragraph that is gone through at once
 _BLOCK = 100_000
+#: the longest text that a model is asked about at once: about 3000 tokens
+PART = 12_000
 #: of a text, as ml_rag._transform has it
 MOST_NODES = 10_000
 
@@ -92,6 +94,49 @@ def _sentences(text: str) -> Iterator[str]:
 def split(transform: str, text: str, pause: Callable[[], object]) -> list[str]:
     """The nodes of a text that no model is needed for; one more than are kept, where there are more."""
     return list(islice({"sentence": sentences, "paragraph": paragraphs}[transform](text, pause), MOST_NODES + 1))
+
+
+def parts(text: str, most: int = PART) -> list[str]:
+    """A text in parts of at most so many characters, cut at blank lines, else at blanks, where there are some."""
+    found = []
+    start = 0
+    while len(text) - start > most:
+        part = text[start : start + most]
+        cut = _after_blank_line(part)
+        if cut < most / 2:
+            cut = next((i for i in range(most, 0, -1) if part[i - 1].isspace()), most)
+        found.append(part[:cut])
+        start += cut
+    return [*found, text[start:]]
+
+
+def _after_blank_line(part: str) -> int:
+    """Where the text after the last blank line begins; 0: there is none. In linear time, as nothing can cancel it."""
+    i = len(part)
+    while (i := part.rfind("\n", 0, i)) > 0:
+        if not part[i + 1 : i + 2].strip():
+            continue
+        line = part.rfind("\n", 0, i)
+        if line >= 0 and not part[line:i].strip():
+            return i + 1
+    return 0
+
+
+def calls(transform: str, text: str | None) -> int:
+    """How often a model is asked about a text: once a part, and once more for a summary of several."""
+    if transform not in _ASKED or not (text or "").strip():
+        return 0
+    n = len(parts(text or ""))
+    return n + (transform == "summary" and n > 1)
+
+
+def asked(write: Callable[[str], list[str]], transform: str, text: str) -> list[str]:
+    """What a model makes of a text, part by part; ``write``: of one part."""
+    pieces = parts(text)
+    found = [node for piece in pieces for node in write(piece)]
+    if transform == "summary" and len(pieces) > 1:
+        found = write("\n\n".join(found)[:PART])
+    return [f"{found[0]}\n\n{text}"] if transform == "context" else list(dict.fromkeys(found))
 
 
 def prompt(request: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from ml_rag.backend.jobs import vectors
-from ml_rag.backend.jobs.loop import COMMIT, Batch, Derived, Session, Statement, Steps, run
+from ml_rag.backend.jobs.loop import COMMIT, Batch, Derived, Session, Statement, Steps, call, function, run
 from ml_rag.backend.retrieval.sqltext import identifier
 
 _MOST_BLOCKS = 8192
@@ -40,42 +40,35 @@ class Embedding(Derived):
         self._is_last = False
 
     def begin(self) -> Steps[None]:
-        facts = yield Statement(
-            "SELECT ml_rag._begin_embedding(($1 ->> 'store')::oid, $1 ->> 'name',"
-            " nullif($1::jsonb -> 'options', 'null'))",
-            self.session.given,
-        )
+        facts = yield Statement(function("_begin_embedding(oid, text, jsonb)"), self.session.given)
         #: the fields of ml_rag._embedding_job
         self._job: dict[str, Any] = facts | {"call": self.session.call}
         self.relation = facts["vector_store"]
         yield COMMIT
         yield from self._lock()
-        yield Statement(f"SELECT NULL FROM ml_rag._prepare_embedding({_JOB})", json.dumps(self._job))
+        yield from self._on_job("_prepare_embedding")
         yield COMMIT
         yield from self.enter("read")
         self.tell("counting rows")
         self.total = yield from self._pending()
 
     def _lock(self) -> Steps[None]:
-        yield from run(
-            "SELECT NULL FROM ml_rag._lock_embedding(($1 ->> 'store')::oid, $1 ->> 'embedding')",
-            store=self._job["store"], embedding=self._job["embedding"],
-        )  # fmt: skip
+        yield from call("_lock_embedding(oid, text)", self._job["store"], self._job["embedding"])
+
+    def _on_job(self, name: str) -> Steps[None]:
+        """Run a function that takes a ml_rag._embedding_job."""
+        yield Statement(f"SELECT NULL FROM ml_rag.{name}({_JOB})", json.dumps(self._job))
 
     def _pending(self) -> Steps[int]:
         """Rows that have a text and no vector."""
-        n: int = yield from run(
-            "SELECT ml_rag._pending(($1 ->> 'store')::oid, $1 ->> 'column_name', $1 ->> 'segment')",
-            **{key: self._job[key] for key in ("store", "column_name", "segment")},
-        )
+        job = self._job
+        n: int = yield from call("_pending(oid, name, name)", job["store"], job["column_name"], job["segment"])
         return n
 
     def _look_up(self) -> Steps[None]:
         """The column, which can have been renamed."""
-        self._job["column_name"] = yield from run(
-            "SELECT to_json(e.column_name) FROM ml_rag._find_embedding(($1 ->> 'store')::oid, $1 ->> 'embedding') AS e",
-            store=self._job["store"], embedding=self._job["embedding"],
-        )  # fmt: skip
+        found = yield from call("_find_embedding(oid, text)", self._job["store"], self._job["embedding"])
+        self._job["column_name"] = found["column_name"]
         self._column, self._segment = identifier(self._job["column_name"]), identifier(self._job["segment"])
 
     def enter(self, step: str) -> Steps[None]:
@@ -150,10 +143,13 @@ class Embedding(Derived):
             self._first_error = self._first_error or "a trigger of the table keeps rows as they are"
 
     def finish(self) -> Steps[None]:
-        yield Statement(f"SELECT NULL FROM ml_rag._index_embedding({_JOB})", json.dumps(self._job))
+        yield from self._on_job("_index_embedding")
 
     def end(self) -> Steps[dict[str, Any]]:
-        yield Statement(f"SELECT NULL FROM ml_rag._warn_of_embedding({_JOB}, {self.failed})", json.dumps(self._job))
+        yield from call(
+            "_warn_of_embedding(oid, text, bigint)",
+            *(self._job["store"], self._job["embedding"], self.failed),
+        )
         yield from self._look_up()
         return {
             "vector_store": self.relation,

@@ -40,6 +40,21 @@ def run(text: str, /, by_index: bool = False, vectors: list[str | None] | None =
     return (yield Statement(text, json.dumps(given), vectors, by_index))
 
 
+def function(signature: str) -> str:
+    """SQL of a call of ml_rag.<signature>, whose arguments are the elements of the parameter $1."""
+    name, _, types = signature.rstrip(")").partition("(")
+    arguments = (
+        f"nullif(($1 -> {i})::jsonb, 'null')" if kind == "jsonb" else f"($1 ->> {i})::{kind}"
+        for i, kind in enumerate(types.split(", "))
+    )
+    return f"SELECT to_json(r) FROM ml_rag.{name}({', '.join(arguments)}) AS r"
+
+
+def call(signature: str, *values: Any) -> Steps[Any]:
+    """What a function returns; ``signature``: its name, and the types of its arguments."""
+    return (yield Statement(function(signature), json.dumps(values)))
+
+
 def array(name: str, type_name: str = "text") -> str:
     """SQL of the array of that name in a statement's parameter."""
     return (

@@ -10,15 +10,13 @@ import time
 from typing import Any
 
 from ml_rag.backend.jobs import vectors
-from ml_rag.backend.jobs.loop import COMMIT, Batch, Derived, Session, Statement, Steps, run
+from ml_rag.backend.jobs.loop import COMMIT, Batch, Derived, Session, Statement, Steps, call, function, run
 from ml_rag.backend.retrieval.sqltext import identifier
 
 _BEGIN = {
-    "ml_rag.create_node_group": "SELECT ml_rag._begin_node_group(($1 ->> 'store')::oid, $1 ->> 'name',"
-    " nullif($1::jsonb -> 'options', 'null'))",
-    "ml_rag.refresh_node_groups": "SELECT ml_rag._begin_refresh(($1 ->> 'store')::oid,"
-    " nullif($1::jsonb -> 'options', 'null'))",
-    "fill_node_groups": "SELECT ml_rag._begin_filling(($1 ->> 'store')::oid)",
+    "ml_rag.create_node_group": "_begin_node_group(oid, text, jsonb)",
+    "ml_rag.refresh_node_groups": "_begin_refresh(oid, jsonb)",
+    "fill_node_groups": "_begin_filling(oid)",
 }
 #: texts of a batch: fewer where a model is asked about each
 _SIZE, _SIZE_ASKED = 100, 8
@@ -41,8 +39,8 @@ class NodeGroups(Derived):
 
     def begin(self) -> Steps[None]:
         #: names, batch_size; or counted, where that is all
-        self._given = (yield Statement(_BEGIN[self.session.routine], self.session.given)) or {"names": []}
-        self._store = json.loads(self.session.given)["store"]
+        self._given = yield Statement(function(_BEGIN[self.session.routine]), self.session.given)
+        self._store = json.loads(self.session.given)[0]
         found = yield from run(
             "SELECT json_build_object('owner', c.relowner::bigint, 'name', ml_rag._full_name(c.oid),"
             " 'relation', ml_rag._relation_name(c.oid)) FROM pg_class AS c WHERE c.oid = ($1 ->> 'store')::oid",
@@ -68,11 +66,7 @@ class NodeGroups(Derived):
 
     def _lock(self) -> Steps[None]:
         if self._group is not None:
-            yield from run(
-                "SELECT NULL FROM ml_rag._lock_node_group(($1 ->> 'store')::oid, $1 ->> 'name',"
-                " ($1 ->> 'relation')::oid)",
-                store=self._store, name=self._names[0], relation=self._group["relation"],
-            )  # fmt: skip
+            yield from call("_lock_node_group(oid, text, oid)", self._store, self._names[0], self._group["relation"])
 
     def _say(self, stage: str) -> None:
         options = self._group["options"] if self._group else {}
@@ -102,15 +96,12 @@ class NodeGroups(Derived):
         return {}
 
     def _begin_group(self) -> Steps[None]:
-        self._group = yield from run(
-            "SELECT ml_rag._node_facts(($1 ->> 'store')::oid, $1 ->> 'name', $1 ->> 'retries' = 'true')",
-            store=self._store, name=self._names[0], retries=self.session.routine != "fill_node_groups",
-        )  # fmt: skip
+        self._group = yield from call(
+            "_node_facts(oid, text, boolean)",
+            *(self._store, self._names[0], self.session.routine != "fill_node_groups"),
+        )
         self._after = None
-        yield from run(
-            "SELECT NULL FROM ml_rag._grant_readers(($1 ->> 'store')::oid, ($1 ->> 'nodes')::oid)",
-            store=self._store, nodes=self._group["relation"],
-        )  # fmt: skip
+        yield from call("_grant_readers(oid, oid)", self._store, self._group["relation"])
         waiting = yield from run(f"SELECT to_json(count(*)) {self._group['pending']}")
         self.total = (self.total or 0) + waiting
 
@@ -119,10 +110,7 @@ class NodeGroups(Derived):
         if self.done:
             yield COMMIT
             yield from self.enter("finish")
-            yield from run(
-                "SELECT NULL FROM ml_rag._index_group(($1 ->> 'nodes')::oid, $1::jsonb -> 'options')",
-                nodes=self._group["relation"], options=self._group["options"],
-            )  # fmt: skip
+            yield from call("_index_group(oid, jsonb)", self._group["relation"], self._group["options"])
         self._group = None
         del self._names[0]
 
@@ -134,11 +122,7 @@ class NodeGroups(Derived):
             state = {"key": parent["key"], "hash": parent["hash"], "number": 0, "members": parent["members"]}
             rows.append(state)
             for place, text in enumerate(parent["texts"], 1):
-                made = yield Statement(
-                    "SELECT to_json(t) FROM ml_rag._transform($1::jsonb -> 'options', $1 ->> 'text',"
-                    " $1::jsonb -> 'around') AS t",
-                    json.dumps({"options": group["options"], "text": text, "around": parent["around"]}),
-                )
+                made = yield from call("_transform(jsonb, text, jsonb)", group["options"], text, parent["around"])
                 if made["error"] is not None:
                     state["error"] = made["error"]
                     break

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from ml_rag.backend import calls, embed
-from ml_rag.backend.jobs.loop import Batch, Derived, Session, Statement, Steps, run
+from ml_rag.backend.jobs.loop import Batch, Derived, Session, Statement, Steps, function, run
 from ml_rag.errors import MlRagError
 
 _PHASES = {"ml_rag_table": "answering", "ml_generate_table": "generating", "ml_embed_table": "embedding"}
@@ -31,13 +31,12 @@ class Table(Derived):
 
     def begin(self) -> Steps[None]:
         #: of ml_rag._begin_table; as text, too, as Python's numbers are others than those of options
-        self._job_text = json.dumps(self.session.given)
         job = yield Statement(
-            "SELECT to_json(ml_rag._begin_table($1 ->> 'routine', $1 ->> 'input', $1 ->> 'output',"
-            " nullif($1::jsonb -> 'options', 'null'))::text)",
+            function("_begin_table(text, text, text, jsonb)").replace("to_json(r)", "to_json(r::text)"),
             self.session.given,
         )
-        self._job_text, self._job = job, json.loads(job)
+        self._job_text: str = job
+        self._job = json.loads(job)
         self.relation = self._job["relation"]
         if self.session.call is not None:
             self.tell("counting rows")

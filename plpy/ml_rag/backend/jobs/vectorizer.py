@@ -14,7 +14,7 @@ from typing import Any
 
 from ml_rag.backend import calls, segments
 from ml_rag.backend.jobs import vectors
-from ml_rag.backend.jobs.loop import COMMIT, Batch, Derived, Session, Statement, Steps, array, run
+from ml_rag.backend.jobs.loop import COMMIT, Batch, Derived, Session, Statement, Steps, array, call, function, run
 from ml_rag.backend.jobs.node_group import NodeGroups
 from ml_rag.backend.retrieval.sqltext import identifier
 
@@ -52,18 +52,17 @@ class Vectorizer(Derived):
         #: advisory locks: those that the session has, or is about to ask for
         self._claims: list[int] = []
 
-    def _make_run(self, what: str) -> Steps[None]:
+    def _make_run(self) -> Steps[None]:
         #: fields of ml_rag._embedding_job and what ml_rag._make_run has beside them
-        self._job: dict[str, Any] = yield Statement(what, self.session.given)
+        self._job: dict[str, Any] = yield Statement(function("_make_run(oid, jsonb)"), self.session.given)
         self._job["call"] = self.session.call
         self.relation = self._job["vector_store"]
         #: batches that may still be read; None: all
         self._batches: int | None = self._job["batches"]
 
     def begin(self) -> Steps[None]:
-        yield from self._make_run(
-            "SELECT ml_rag._begin_vectorizer(($1 ->> 'relation')::oid, nullif($1::jsonb -> 'options', 'null'))"
-        )
+        yield Statement(function("_check_embedding_table(oid)"), self.session.given)
+        yield from self._make_run()
 
     def enter(self, step: str) -> Steps[None]:
         job = self._job
@@ -72,11 +71,10 @@ class Vectorizer(Derived):
             self.tell("embedding")
             return
         held = [job["relation"], job["store"], *(part["oid"] for part in (self._parts or [])[:1])]
-        yield from run(
-            f"SELECT NULL FROM ml_rag._hold_filled({array('held', 'oid')}, {array('checked', 'oid')},"
-            " ($1 ->> 'store')::oid, ($1 ->> 'owner')::oid)",
-            held=held, checked=[job["store"]], store=job["store"], owner=job["owner"],
-        )  # fmt: skip
+        yield from call(
+            "_hold_filled(oid[], oid[], oid, oid)",
+            *(f"{{{','.join(map(str, held))}}}", f"{{{job['store']}}}", job["store"], job["owner"]),
+        )
 
     def read(self) -> Steps[Batch | None]:
         # given back after the commit of what they were for
@@ -281,12 +279,9 @@ class Vectorizer(Derived):
             yield Statement(f"SELECT NULL FROM ml_rag._index_vectorizer({_JOB})", json.dumps(self._job))
 
     def end(self) -> Steps[dict[str, Any]]:
-        pending = yield from run(
-            "SELECT to_json(ml_rag._warn_of_run(($1 ->> 'relation')::oid, ($1 ->> 'store')::oid,"
-            " ($1 ->> 'failed')::bigint))",
-            relation=self._job["relation"], store=self._job["store"], failed=self.failed,
-        )  # fmt: skip
-        yield from self._warn_of_truncation()
+        job = self._job
+        pending = yield from call("_warn_of_run(oid, oid, bigint)", job["relation"], job["store"], self.failed)
+        self._warn_of_truncation()
         return {
             "relation": self.relation,
             "embedded": self._embedded,
@@ -295,13 +290,9 @@ class Vectorizer(Derived):
             "seconds": round(time.monotonic() - self._began, 3),
         }
 
-    def _warn_of_truncation(self) -> Steps[None]:
+    def _warn_of_truncation(self) -> None:
         if self._truncated:
-            shown, quoted = yield from run(
-                "SELECT json_build_array(r.relation::text, quote_literal(r.relation::text))"
-                " FROM (SELECT ($1 ->> 'relation')::oid::regclass) AS r (relation)",
-                relation=self._job["relation"],
-            )
+            shown, quoted = self.relation, self.session.plpy.quote_literal(self.relation)
             self.warn(
                 f'the model cut the texts of {self._truncated} rows of "{shown}"',
                 f"They are longer than model {self._job['model_id']} takes in;"
@@ -312,9 +303,7 @@ class Vectorizer(Derived):
 
     def followed_by(self, result: dict[str, Any]) -> Derived | None:
         self.session.fallback = {"result": result, "store": self.relation}
-        return NodeGroups(
-            replace(self.session, routine="fill_node_groups", given=json.dumps({"store": self._job["relation"]}))
-        )
+        return NodeGroups(replace(self.session, routine="fill_node_groups", given=json.dumps([self._job["relation"]])))
 
     def stop(self) -> None:
         # of the session, so a cancel must not prevent it
@@ -337,8 +326,8 @@ class Written(Vectorizer):
     must_commit = False
 
     def begin(self) -> Steps[None]:
-        yield from self._make_run("SELECT ml_rag._make_run(($1 ->> 'relation')::oid, '{}')")
-        keys = json.loads(self.session.given)["keys"]
+        yield from self._make_run()
+        keys = json.loads(self.session.given)[2]
         self._portions = [keys[i : i + _AT_ONCE] for i in range(0, len(keys), _AT_ONCE)]
         self._parts = yield from self._leaves()
         self._left = list(self._portions)
@@ -369,5 +358,6 @@ class Written(Vectorizer):
         return None
 
     def end(self) -> Steps[dict[str, Any]]:
-        yield from self._warn_of_truncation()
+        yield from ()
+        self._warn_of_truncation()
         return {}
