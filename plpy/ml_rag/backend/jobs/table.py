@@ -25,6 +25,8 @@ class Table(Derived):
         self._phase = _PHASES[session.routine]
         self._last: str | None = None
         self._is_last = False
+        #: rows whose texts the model has cut
+        self._cut = 0
         self._first_error: str | None = None
         #: without key and detail, which can hold a row's text: for the warning, which PostgreSQL writes into its log
         self._first_told: str | None = None
@@ -63,7 +65,11 @@ class Table(Derived):
         model, truncate = self._job["model"], self._job["options"].get("truncate")
         try:
             with calls.waiting(self.session.plpy, "ml_rag.embed", "embed", model):
-                vectors = embed.embed(self.session.server(), asked, model, "document", truncate)
+                if truncate:
+                    vectors, cut = embed.embed_counted(self.session.server(), asked, model)
+                    self._cut += cut
+                else:
+                    vectors = embed.embed(self.session.server(), asked, model, "document", truncate=False)
         except MlRagError as e:
             if e.sqlstate in _OF_ALL:
                 raise
@@ -98,6 +104,13 @@ class Table(Derived):
                 f"{self.failed} of {self.done} rows failed",
                 f"First error: {self._first_told}.",
                 'The result names its row, under "first_error". The next call tries failed rows again.',
+            )
+        if self._cut:
+            self.warn(
+                f"the model cut the texts of {self._cut} rows",
+                f"They are longer than model {self._job['model']} takes in; searches by meaning do not see the rest,"
+                " and hybrid searches give them less weight.",
+                'ml_rag.create_vectorizer with "destination": "table" splits texts into segments.',
             )
         return {
             "rows": self.done,
