@@ -41,6 +41,8 @@ SET enable_bitmapscan = off
 SET enable_sort = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+-- what is switched off counts as so expensive that it would be compiled, a few rows at a time
+SET jit = off
 AS $$
 DECLARE
   _found json;
