@@ -195,6 +195,13 @@ def test_one_arm(owner: Connection, asker: Connection, docs: None) -> None:
     assert explained["candidates"] == {"keyword": 6, "within_threshold": 6, "citations": 2}
 
 
+def test_texts_of_another_type(owner: Connection, asker: Connection, docs: None) -> None:
+    owner.execute(
+        "ALTER TABLE docs ALTER segment_embedding DROP NOT NULL, ALTER segment TYPE bytea USING segment::bytea"
+    )
+    assert stores(explain(asker))["public.docs"]["semantic"]["candidates"] == 4
+
+
 def test_thresholds_and_reranking(asker: Connection, docs: None) -> None:
     explained = explain(
         asker,
