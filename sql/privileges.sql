@@ -175,7 +175,7 @@ BEGIN
       _former_vectorizers _expression _check_former _changed_since _drop_queue _take_back_column _take_back_segments'),
     -- vectorizer/vectorizer
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _check_vectorizer_columns _add_vectorizer_columns create_vectorizer drop_vectorizer'),
+      _check_vectorizer_columns _add_vectorizer_columns _mark_of_key create_vectorizer drop_vectorizer'),
     -- vectorizer/run
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _make_run _index_vectorizer _warn_of_run run_vectorizer'),

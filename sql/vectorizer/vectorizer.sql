@@ -48,6 +48,22 @@ EXCEPTION WHEN invalid_object_definition THEN
 END
 $$;
 
+CREATE FUNCTION ml_rag._mark_of_key(relation regclass, key name[]) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what of a marker makes hits carry the key of their rows: document_id where it is one integer, else metadata; null where
+-- the name of a column cannot stand in a marker
+BEGIN
+  IF EXISTS (SELECT FROM unnest(key) AS k WHERE k ~ '[\s,;+]') THEN
+    RETURN NULL;
+  END IF;
+  RETURN CASE WHEN cardinality(key) = 1 AND (SELECT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = relation
+      AND a.attname = key[1]) IN ('smallint'::regtype, 'integer'::regtype, 'bigint'::regtype)
+    THEN ',DOCUMENT_ID=' || key[1] ELSE ',KEY=' || array_to_string(key, '+') END;
+END
+$$;
+
 CREATE FUNCTION ml_rag.create_vectorizer(relation regclass, options jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -115,7 +131,7 @@ BEGIN
     _key := (ml_rag._source_key(_store)).key;
   END IF;
   EXECUTE format('COMMENT ON COLUMN %s.segment_embedding IS %L', ml_rag._relation_name(_store),
-    format('GENAI_OPTIONS=EMBED_MODEL_ID=%s', _model));
+    concat('GENAI_OPTIONS=EMBED_MODEL_ID=', _model, CASE _store WHEN relation THEN ml_rag._mark_of_key(relation, _key) END));
   PERFORM ml_rag._queue(relation, _store, _columns, _key, _options || jsonb_build_object('embed_model_id', _model));
   IF _options ->> 'mode' = 'immediate' THEN
     PERFORM ml_rag._embed_at_once(relation);

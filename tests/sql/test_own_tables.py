@@ -23,7 +23,10 @@ def test_the_examples(owner: Connection, models: ModelsServer) -> None:
             if statement.strip():
                 cursor = owner.execute(statement)
                 results.append((statement.strip(), cursor.fetchall() if cursor.description else None))
-    found = [rows for statement, rows in results if "price" in statement and "ml_rag_search" in statement]
+    found = [rows for statement, rows in results if '"price"' in statement and "ml_rag_search" in statement]
+    joined = [rows or [] for statement, rows in results if " JOIN " in statement and "ml_rag_search" in statement]
+    assert sorted(name for name, *_ in joined[0]) == ["Creek", "Ember", "Fjord"]
+    assert [pieces for pieces, _ in joined[1]] == [3]
     assert found == [[("public.items/1", "Name: Fjord Description: Waterproof jacket with taped seams Type: jacket")]]
     (states,) = [rows for statement, rows in results if "pending, failed, rows FROM ml_rag.vectorizer" in statement]
     assert states is not None
@@ -31,7 +34,7 @@ def test_the_examples(owner: Connection, models: ModelsServer) -> None:
     (failures,) = [rows for statement, rows in results if "FROM ml_rag.vectorizer_error" in statement]
     assert failures == [("{4}", 1, "22023", "the text is empty")]
     runs = [rows[0][0]["embedded"] for statement, rows in results if "run_vectorizer" in statement and rows]
-    assert runs == [3, 1, 3, 1, 2]
+    assert runs == [3, 1, 1, 3, 1, 2]
     assert [rows for statement, rows in results if statement.startswith("SELECT pending FROM")] == [[(0,)]]
     (segments,) = [rows for statement, rows in results if "manuals_segments" in statement]
     assert segments is not None

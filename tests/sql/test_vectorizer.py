@@ -30,6 +30,60 @@ def test_a_table_is_found_by_meaning_and_by_words(items: Connection) -> None:
     assert [row[2] for row in found] == ["public.items/2"]
 
 
+@pytest.mark.parametrize("destination", ["column", "table"])
+@pytest.mark.parametrize("keyword", [False, True])
+def test_hits_carry_the_key_of_their_row(
+    owner: Connection, asker: Connection, models: ModelsServer, destination: str, keyword: bool
+) -> None:
+    owner.execute(
+        "CREATE TABLE one (number bigint PRIMARY KEY, name text);"
+        " CREATE TABLE two (sku text, shop integer, name text, PRIMARY KEY (sku, shop));"
+        ' CREATE TABLE three ("the code" uuid PRIMARY KEY, name text)'
+    )
+    owner.execute(
+        "INSERT INTO one VALUES (7, 'lamp'); INSERT INTO two VALUES ('a\"b', 2, 'lamp');"
+        " INSERT INTO three VALUES ('00000000-0000-0000-0000-000000000001', 'lamp')"
+    )
+    wanted = {
+        "one": (7, {}),
+        "two": (None, {"sku": 'a"b', "shop": 2}),
+        "three": (None, {"the code": "00000000-0000-0000-0000-000000000001"}),
+    }
+    for name, (number, key) in wanted.items():
+        create(owner, name, "name", destination=destination)
+        run(owner, name)
+        store = name if destination == "column" else f"{name}_segments"
+        owner.execute(f"GRANT SELECT ON {name}, {store} TO ml_rag_user")
+        options = {"vector_store": [store], "keyword_search": keyword}
+        ((*_, document_id, _, _, _, metadata, _, _, _),) = search(asker, "lamp", options)
+        if number is not None:
+            assert document_id == number
+        if destination == "column" and name == "three":
+            key = None  # a name with a blank cannot stand in a marker
+        assert {name: value for name, value in (metadata or {}).items() if name != "page"} == (key or {})
+        # current as of the call, and in citations too
+        told = answer(asker, "lamp", {**options, "skip_generate": True, "citation_fields": ["document_id", "metadata"]})
+        if number is not None:
+            assert told["citations"][0]["document_id"] == number
+        assert told["citations"][0]["metadata"] == metadata
+        if name == "two" and destination == "column":
+            owner.execute("UPDATE two SET shop = 3")
+            (row,) = search(asker, "lamp", options)
+            assert row[7]["shop"] == 3
+
+
+def test_a_key_that_the_caller_may_not_read_is_not_told(
+    owner: Connection, asker: Connection, models: ModelsServer
+) -> None:
+    owner.execute("CREATE TABLE two (sku text, shop integer, name text, PRIMARY KEY (sku, shop))")
+    owner.execute("INSERT INTO two VALUES ('a', 2, 'lamp')")
+    create(owner, "two", "name")
+    run(owner, "two")
+    owner.execute("GRANT SELECT (sku, segment, document_name, segment_embedding) ON two TO ml_rag_user")
+    (row,) = search(asker, "lamp")
+    assert row[7] is None
+
+
 def test_it_keeps_one_embedding(items: Connection) -> None:
     with error("55000", "vectorizer", "drop_vectorizer('public.items')"):
         items.execute("CALL ml_rag.add_embedding('items', 'more')")

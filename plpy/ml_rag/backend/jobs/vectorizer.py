@@ -16,7 +16,7 @@ from ml_rag.backend import calls, segments
 from ml_rag.backend.jobs import vectors
 from ml_rag.backend.jobs.loop import COMMIT, Batch, Derived, Session, Statement, Steps, array, call, function, run
 from ml_rag.backend.jobs.node_group import NodeGroups
-from ml_rag.backend.retrieval.sqltext import identifier
+from ml_rag.backend.retrieval.sqltext import identifier, literal
 
 _JOB = "jsonb_populate_record(NULL::ml_rag._embedding_job, $1::jsonb)"
 #: bytes of the texts of a batch; of those that become many segments
@@ -218,6 +218,10 @@ class Vectorizer(Derived):
         columns = ", ".join(map(identifier, job["key"]))
         of_free = ", ".join(f"f.{identifier(name)}" for name in job["key"])
         schema = job["type"].rpartition(".")[0]
+        metadata = "m.metadata"
+        if job["key_types"] not in (["smallint"], ["integer"], ["bigint"]):  # a key that document_id cannot be
+            pairs = (f"{literal(name[7:])}, f.{identifier(name)}" for name in job["key"])
+            metadata += f" || jsonb_build_object({', '.join(pairs)})"
         written: int = yield from run(
             f"""
             WITH made AS MATERIALIZED (
@@ -235,13 +239,13 @@ class Vectorizer(Derived):
                 AND t.segment COLLATE "C" = u.text
               FOR NO KEY UPDATE OF t SKIP LOCKED
             ), written AS (
-              UPDATE {job["table"]} AS t SET segment = m.segment, metadata = m.metadata, segment_embedding = m.vector
+              UPDATE {job["table"]} AS t SET segment = m.segment, metadata = {metadata}, segment_embedding = m.vector
               FROM free AS f JOIN made AS m ON m.n = f.n AND m.number = 1 WHERE t.ctid = f.place
               RETURNING 1
             ), more AS (
               INSERT INTO {job["table"]} ({columns}, document_id, document_name, text_hash, segment_number, segment,
                 metadata, segment_embedding)
-              SELECT {of_free}, f.document_id, f.document_name, f.text_hash, m.number, m.segment, m.metadata, m.vector
+              SELECT {of_free}, f.document_id, f.document_name, f.text_hash, m.number, m.segment, {metadata}, m.vector
               FROM free AS f JOIN made AS m ON m.n = f.n AND m.number > 1
             )
             SELECT to_json(count(*)) FROM written""",

@@ -69,6 +69,9 @@ class Rows:
 
     def text(self, store: Store) -> str:
         metadata = "NULL::jsonb" if store.metadata is None else f"to_jsonb(t.{identifier(store.metadata)})"
+        if store.key:
+            pairs = (f"{literal(name)}, t.{identifier(name)}" for name in store.key)
+            metadata = f"jsonb_build_object({', '.join(pairs)})"
         return f"t.{identifier(store.segment)}::text AS segment, {metadata} AS metadata"
 
     def candidate(self, i: int, store: Store, order: str, *, is_early: bool) -> str:

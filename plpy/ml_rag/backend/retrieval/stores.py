@@ -70,6 +70,8 @@ class Store:
     has_expressions: bool = False
     #: lists of an IVFFlat index that are searched unless the caller says otherwise
     probes: int = 10
+    #: columns that stand in the metadata of hits, for want of others
+    key: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +306,9 @@ def _read(run: Statements, plpy: Any, relations: list[int], wanted: Wanted, mode
         relation: {k: v for k, v in json.loads(embedding["columns"] or "{}").items() if k not in given}
         for relation, embedding in chosen.items()
     }
-    if others := {name for own in marked.values() for name in own.values()} - set(standard):
+    keys = {relation: own.pop("key", "").split("+") for relation, own in marked.items()}
+    names_of = [*(own.values() for own in marked.values()), *keys.values()]
+    if others := {name for own in names_of for name in own} - {"", *standard}:
         for relation, found in _columns(run, plpy, list(chosen), list(others))[1].items():
             columns.setdefault(relation, {}).update(found)
     indexes = {row["relation"]: row for row in run(plpy, "indexes", list(chosen))}
@@ -345,6 +349,7 @@ def _read(run: Statements, plpy: Any, relations: list[int], wanted: Wanted, mode
             is_approximate=index is not None and index["is_approximate"],
             has_expressions=index is not None and index["has_expressions"],
             probes=max(10, ((index and index["lists"]) or 0) // 10),
+            key=tuple(keys[relation]) if own["metadata"] is None and known.keys() >= set(keys[relation]) else (),
         )
     return stores
 
