@@ -53,7 +53,7 @@ BEGIN
     ('pg_read_all_stats', 'USAGE', 'SCHEMA', 'ml_rag'),
     ('pg_read_all_stats', 'SELECT', 'TABLE', 'activity progress stats'),
     ('pg_read_all_stats', 'EXECUTE', 'ROUTINE', '
-      version _activity _stats _watch _read_calls _read_as_owner _raise _fields_of_error _load_backend _python_path'),
+      version _watch _read_calls _read_as_owner _raise _fields_of_error _load_backend _python_path'),
 
     -- what callers write
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
@@ -72,7 +72,7 @@ BEGIN
       _is_member _trusts _parts _read_with _are_trusted _why_untrusted _refuse_foreign_schema _hold _refuse_other_owner _hold_trusted
       _refuse_foreign_trigger'),
     -- ground/python
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_python_path _load_backend'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_python_path _load_backend _call_python _python'),
     -- ground/models
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_model_server model_server _default_model _too_small'),
     -- ground/options
@@ -84,7 +84,7 @@ BEGIN
       _begin_call _enter_stage _end_call _statement_error _end_statement _begin _begin_question _stage _end
       _progress'),
     -- watch/watch
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_read_calls _watch _activity _stats'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_read_calls _watch'),
     -- keyword/tables
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _read_as_owner _write_as_owner _keyword_indexes _keyword_index _indexed_rows _key_values _visible_keys'),
@@ -103,7 +103,7 @@ BEGIN
     -- store/policy
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_make_visible _drop_visible'),
     -- store/lock
-    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_store_key _lock_store _lock_store_for_session'),
+    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_store_key _lock_store'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_lock_embedding _lock_table'),
     -- batch/work
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_commit _next_step _stop_work _read_by_index _work _hold_filled'),
@@ -144,7 +144,7 @@ BEGIN
     -- nodes
     ('ml_rag_user', 'SELECT', 'TABLE', 'node_group node_group_error'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _make_nodes _node_calls _asks_model _node_function _transform
+      _node_calls _asks_model _node_function _transform
       _node_group _check_merge _change_merged _merged_nodes _node_options _node_policy
       _grant_readers _make_node_group drop_node_group _drop_node_tables
       _node_sources _pending_nodes _look_up _node_facts _lock_node_group _index_group
@@ -186,16 +186,16 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_missing _check_rank_count _bad_record _rank'),
     -- nlsql/metadata
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _table_distances _named_tables _trusted_owners _askable_tables _nearest_table _comment_line _samples _table_definition
+      _named_tables _trusted_owners _askable_tables _nearest_table _comment_line _samples _table_definition
       _relevant_tables
       _schema_metadata'),
     -- nlsql/statement
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _signatures _refusal _names_in _type_that_runs_code _parsed _statement_columns _statement_refusal
+      _signatures _refusal _type_that_runs_code _parsed _statement_columns _statement_refusal
       _statement_tree _statement_row _limit_temporary_files _fits'),
     ('ml_rag_user', 'SELECT', 'TABLE', 'callable_function'),
     -- nlsql/question
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_examples _answer_by_sql'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_examples'),
     -- chat: policies leave each role its own conversations
     ('ml_rag_user', 'SELECT, INSERT (conversation_id, role), UPDATE (changed_at)', 'TABLE', 'conversation'),
     ('ml_rag_user', 'SELECT, INSERT, UPDATE (message_id, created_at, query, question, text, citations, options, filters)',

@@ -1,13 +1,5 @@
 -- configure: settings are changed.
 
-CREATE FUNCTION ml_rag._reach_model_server(OUT reached boolean, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-@BACKEND@
-return backend.reach(plpy)
-$$;
-
 CREATE FUNCTION ml_rag.configure(name text, value text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -47,7 +39,7 @@ BEGIN
     INSERT INTO ml_rag.setting_value (name, value) VALUES (configure.name, configure.value);
   END IF;
   IF configure.name = 'model_server' THEN
-    _error := (SELECT r.error FROM ml_rag._reach_model_server() AS r);
+    _error := (SELECT r.error FROM ml_rag._call_python('reach', '[]') AS r);
     IF _error ->> 'sqlstate' LIKE '57%' THEN
       PERFORM ml_rag._raise(_error);
     ELSIF _error IS NOT NULL THEN

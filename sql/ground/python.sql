@@ -42,3 +42,25 @@ if door.VERSION != found["version"]:
         "hint": "Run make install, then ALTER EXTENSION ml_rag UPDATE, and connect again."})
 GD["ml_rag"] = door
 $$;
+
+CREATE FUNCTION ml_rag._call_python(function text, given jsonb, OUT found jsonb, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+# purpose: what one of the functions of backend/bridge.py that are marked as doors returns, of these arguments
+@BACKEND@
+return backend.call_by_name(plpy, function, given)
+$$;
+
+CREATE FUNCTION ml_rag._python(function text, given jsonb) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the same, or its error
+DECLARE
+  _called record := ml_rag._call_python(function, given);
+BEGIN
+  PERFORM ml_rag._raise(_called.error);
+  RETURN _called.found;
+END
+$$;

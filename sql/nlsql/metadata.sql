@@ -13,16 +13,6 @@ CREATE INDEX ON ml_rag_internal.table_embedding (digest, model_id);
 CREATE INDEX ON ml_rag_internal.table_embedding (made_at);
 COMMENT ON TABLE ml_rag_internal.table_embedding IS 'embeddings of the descriptions of tables, for ml_retrieve_schema_metadata; a cache';
 
-CREATE FUNCTION ml_rag._table_distances(query text, texts text[], model_id text, OUT distances float8[], OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-# purpose: cosine distances of the texts from the query; embeddings of texts are kept in ml_rag_internal.table_embedding
-# Writes: ml_rag_internal.table_embedding
-@BACKEND@
-return backend.table_distances(plpy, query, texts, model_id)
-$$;
-
 CREATE FUNCTION ml_rag._named_tables(tables jsonb) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -241,7 +231,7 @@ DECLARE
   _named text[] := ml_rag._named_tables(options -> 'tables');
   _schemas text[] := ml_rag._texts(options -> 'schemas');
   _tables record;
-  _ranked record;
+  _distances float8[];
   _missing text;
 BEGIN
   IF _named IS NOT NULL AND _schemas IS NOT NULL THEN
@@ -271,14 +261,11 @@ BEGIN
   IF coalesce(query, '') !~ '\S' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the question is empty';
   END IF;
-  _ranked := ml_rag._table_distances(query, _tables.descriptions,
-    coalesce(options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id')));
-  IF _ranked.error IS NOT NULL THEN
-    PERFORM ml_rag._raise(_ranked.error);
-  END IF;
+  _distances := ml_rag._texts(ml_rag._python('table_distances', jsonb_build_array(query, _tables.descriptions,
+    coalesce(options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id')))));
   RETURN QUERY
     SELECT t.relation, t.schema_name, t.name
-    FROM unnest(_tables.relations, _tables.schemas, _tables.names, _ranked.distances)
+    FROM unnest(_tables.relations, _tables.schemas, _tables.names, _distances)
       AS t (relation, schema_name, name, distance)
     ORDER BY t.distance, t.name COLLATE "C" LIMIT (options ->> 'n_tables')::integer;
 END

@@ -1,14 +1,5 @@
 -- question: a question becomes a statement over the caller's tables, written by a model, and its rows.
 
-CREATE FUNCTION ml_rag._answer_by_sql(request jsonb, OUT answer jsonb, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-# purpose: prompt, statement, decision, rows; see backend/nl_sql.py
-@BACKEND@
-return backend.nl_sql(plpy, request)
-$$;
-
 CREATE FUNCTION ml_rag._check_examples(examples jsonb) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -60,18 +51,15 @@ BEGIN
       'is_sql_valid', false, 'reason', format('%s. %s', _error ->> 'message', _error ->> 'hint'));
   END IF;
   PERFORM ml_rag._stage(_call, 'generate', _model);
-  SELECT o.answer, o.error INTO _answer, _error
-  FROM ml_rag._answer_by_sql(jsonb_build_object('question', $1, 'metadata', _shown.metadata, 'tables', _shown.tables,
-    'schemas', _shown.schemas, 'model_id', _model, 'options', _options,
+  _answer := ml_rag._python('nl_sql', jsonb_build_array(jsonb_build_object('question', $1, 'metadata', _shown.metadata,
+    'tables', _shown.tables, 'schemas', _shown.schemas, 'model_id', _model, 'options', _options,
     'relations', ARRAY(SELECT t.relation::bigint FROM ml_rag._askable_tables(ml_rag._texts(_options -> 'schemas'),
                                                                              ml_rag._named_tables(_options -> 'tables')) AS t),
     -- where operators of types of extensions are
-    'extension_schemas', ARRAY(SELECT DISTINCT n.nspname::text FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace
+    'extension_schemas', ARRAY(SELECT DISTINCT n.nspname::text
+                               FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace
                                WHERE e.extname <> 'ml_rag' AND n.nspname <> 'pg_catalog' AND has_schema_privilege(n.oid, 'USAGE')
-                               ORDER BY 1))) AS o;
-  IF _error IS NOT NULL THEN
-    PERFORM ml_rag._raise(_error);
-  END IF;
+                               ORDER BY 1))));
   IF (_answer -> 'has_more')::boolean THEN
     RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('only the first %s rows are returned', jsonb_array_length(_answer -> 'rows')),
       DETAIL = 'The statement has more rows, or they have more than 16 MB, a million values, or an array of 100 000.',

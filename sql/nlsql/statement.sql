@@ -94,15 +94,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._names_in(statement text, OUT found jsonb, OUT error jsonb)
-LANGUAGE plpython3u IMMUTABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-# purpose: {"names", "operators"} that a statement may contain, and perhaps others; see backend/names.py
-@BACKEND@
-return backend.names_in(plpy, statement)
-$$;
-
 CREATE FUNCTION ml_rag._type_that_runs_code(statement text, schemas text[]) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -121,7 +112,7 @@ AS $$
 -- Reads: the catalog, by its indexes
 DECLARE
   _most constant integer := 1000;
-  _found record;
+  _found jsonb;
   _names name[];
   _namespaces oid[];
   _types oid[];
@@ -129,11 +120,8 @@ BEGIN
   IF strpos(lower(statement), 'u&"') > 0 THEN
     RETURN 'a name written with Unicode escapes';
   END IF;
-  _found := ml_rag._names_in(statement);
-  IF _found.error IS NOT NULL THEN
-    PERFORM ml_rag._raise(_found.error);
-  END IF;
-  _names := ml_rag._texts(_found.found -> 'names')::name[];
+  _found := ml_rag._python('names_in', jsonb_build_array(statement));
+  _names := ml_rag._texts(_found -> 'names')::name[];
   _namespaces := ARRAY(
     SELECT n.oid FROM pg_namespace AS n WHERE n.nspname = ANY (_names || schemas::name[]) AND has_schema_privilege(n.oid, 'USAGE')
     UNION SELECT pg_my_temp_schema());
@@ -148,7 +136,7 @@ BEGIN
         UNION ALL
         SELECT unnest(ARRAY[o.oprleft, o.oprright, o.oprresult])
         FROM pg_operator AS o
-        WHERE o.oprname = ANY (ml_rag._texts(_found.found -> 'operators')::name[]) AND o.oprnamespace = ANY (_namespaces)
+        WHERE o.oprname = ANY (ml_rag._texts(_found -> 'operators')::name[]) AND o.oprnamespace = ANY (_namespaces)
         OFFSET 0
       ) AS n WHERE n.oid >= 16384
       UNION

@@ -1,14 +1,5 @@
 -- transform: a text to its nodes: sentences, paragraphs, what a function of the owner's makes of it, what a model writes.
 
-CREATE FUNCTION ml_rag._make_nodes(options jsonb, segment text, around jsonb, OUT nodes text[], OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-# purpose: the sentences or paragraphs of a text, or what a model makes of it
-@BACKEND@
-return backend.make_nodes(plpy, options, segment, around)
-$$;
-
 CREATE FUNCTION ml_rag._node_calls(transform text, segment text) RETURNS bigint
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -83,10 +74,10 @@ BEGIN
     error := jsonb_build_object('sqlstate', '54000', 'message', 'the text is too long',
       'detail', format('It has %s bytes; nodes are made of at most %s.', octet_length(segment), _most));
   ELSIF _function IS NULL THEN
-    _made := ml_rag._make_nodes(options, segment, around);
+    _made := ml_rag._call_python('make_nodes', jsonb_build_array(options, segment, around));
     -- what each text would get: no model, no server; a cancelled call
     PERFORM ml_rag._raise(_made.error) WHERE _made.error ->> 'sqlstate' NOT IN ('38000', '22000');
-    nodes := _made.nodes;
+    nodes := ml_rag._texts(_made.found);
     error := _made.error;
   ELSE
     BEGIN

@@ -1,13 +1,5 @@
 -- documents: the documents of the stores by their names: those that a question names, those that are like a misspelt name.
 
-CREATE FUNCTION ml_rag._named_documents(question text, documents jsonb, OUT found jsonb, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-@BACKEND@
-return backend.named_documents(plpy, question, documents)
-$$;
-
 CREATE FUNCTION ml_rag._documents_of(store ml_rag.store, with_titles boolean, first text[], most integer)
 RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -85,13 +77,10 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: whether a question asks for nothing but a summary of documents of these names
-DECLARE
-  _found record;
 BEGIN
-  SELECT n.found, n.error INTO _found FROM ml_rag._named_documents(question,
-    (SELECT coalesce(jsonb_agg(jsonb_build_array(d, '[]'::jsonb)), '[]') FROM jsonb_array_elements_text(names) AS d)) AS n;
-  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
-  RETURN (_found.found -> 'is_summary')::boolean;
+  RETURN (ml_rag._python('named_documents', jsonb_build_array(question,
+    (SELECT coalesce(jsonb_agg(jsonb_build_array(d, '[]'::jsonb)), '[]') FROM jsonb_array_elements_text(names) AS d)))
+    -> 'is_summary')::boolean;
 END
 $$;
 
@@ -161,21 +150,18 @@ AS $$
 -- nothing but a summary of them. What looks like the name of a file, and is not, counts as the nearest one, with a warning
 DECLARE
   _question text := question;
-  _found record;
   _documents jsonb := ml_rag._list_documents(stores, true);
+  _found jsonb := ml_rag._python('named_documents', jsonb_build_array(question, _documents));
   _name text;
   _nearest text[];
 BEGIN
-  SELECT n.found, n.error INTO _found
-  FROM ml_rag._named_documents(question, _documents) AS n;
-  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
   -- a word with the ending of a document's name
   FOR _name IN SELECT DISTINCT w.word[1] FROM regexp_matches(question,
     '[^\s"''<>|?*()]*[^\s"''<>|?*().,;:!]\.[A-Za-z][A-Za-z0-9]{1,4}\M', 'g') AS w (word)
                ORDER BY 1 LIMIT 10 LOOP
     CONTINUE WHEN NOT EXISTS (SELECT FROM jsonb_array_elements(_documents) AS d
                               WHERE lower(d ->> 0) LIKE '%.' || lower(regexp_replace(_name, '^.*\.', '')))
-      OR EXISTS (SELECT FROM jsonb_array_elements_text(_found.found -> 'names') AS n WHERE right(lower(n), length(_name)) = lower(_name));
+      OR EXISTS (SELECT FROM jsonb_array_elements_text(_found -> 'names') AS n WHERE right(lower(n), length(_name)) = lower(_name));
     _nearest := ml_rag._nearest_documents(_name, _documents);
     -- without the name: warnings go into PostgreSQL's log, and questions do not
     IF ml_rag._is_nearest(_name, _nearest) THEN
@@ -189,13 +175,12 @@ BEGIN
         ELSE 'SELECT DISTINCT document_name FROM the store shows the names.' END;
   END LOOP;
   IF _question <> question THEN
-    SELECT n.found, n.error INTO _found FROM ml_rag._named_documents(_question, _documents) AS n;
-    PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+    _found := ml_rag._python('named_documents', jsonb_build_array(_question, _documents));
   END IF;
   names := nullif(ARRAY(
-    SELECT n FROM jsonb_array_elements_text(_found.found -> 'names') AS n
+    SELECT n FROM jsonb_array_elements_text(_found -> 'names') AS n
     WHERE coalesce(options -> 'document_name' ? n, true) AND NOT coalesce(options -> 'exclude_document_name' ? n, false)), '{}');
-  is_summary := names IS NOT NULL AND (_found.found -> 'is_summary')::boolean;
+  is_summary := names IS NOT NULL AND (_found -> 'is_summary')::boolean;
 END
 $$;
 

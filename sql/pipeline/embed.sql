@@ -9,14 +9,6 @@ AS $$
 return backend.embed(plpy, texts, model_id, input_type, truncate)
 $$;
 
-CREATE FUNCTION ml_rag._embed_counted(texts text[], model_id text, OUT vectors @vector@.vector[], OUT truncated integer, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-@BACKEND@
-return backend.embed_counted(plpy, texts, model_id)
-$$;
-
 CREATE FUNCTION ml_rag._embed_queries(texts text[], model_id text, otherwise text DEFAULT NULL) RETURNS @vector@.vector[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT

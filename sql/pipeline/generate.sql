@@ -1,13 +1,5 @@
 -- generate: prompt to text.
 
-CREATE FUNCTION ml_rag._generate(request jsonb, OUT answer jsonb, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-@BACKEND@
-return backend.generate(plpy, request)
-$$;
-
 CREATE FUNCTION ml_rag._generate_text(prompt text, options jsonb, hits ml_rag.hit[], prompt_options jsonb,
   conversation jsonb DEFAULT NULL, abstain boolean DEFAULT false,
   OUT text text, OUT prompt_tokens integer, OUT generated_tokens integer, OUT messages jsonb, OUT finish_reason text)
@@ -23,7 +15,6 @@ DECLARE
   _prompt_options jsonb := ml_rag.parse_options('prompt', prompt_options);
   _documents jsonb;
   _answer jsonb;
-  _error jsonb;
 BEGIN
   IF coalesce(prompt, '') !~ '\S' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the prompt is empty';
@@ -38,15 +29,11 @@ BEGIN
     _documents := coalesce(_documents, '[]')
       || jsonb_build_array(jsonb_build_object('document_name', 'context', 'text', _options -> 'context'));
   END IF;
-  SELECT o.answer, o.error INTO _answer, _error
-  FROM ml_rag._generate(jsonb_build_object('prompt', prompt, 'documents', _documents, 'options',
+  _answer := ml_rag._python('generate', jsonb_build_array(jsonb_build_object('prompt', prompt, 'documents', _documents, 'options',
     jsonb_build_object('model_id', _model) || (_options - 'context'),
     'prompt_options', _prompt_options, 'citations', cardinality(hits), 'conversation', CASE WHEN _model = 'extractive'
       THEN jsonb_build_object('embed_model', ml_rag._get_setting('embed_model_id')) || coalesce(conversation, '{}')
-      ELSE conversation - 'embed_model' END)) AS o;
-  IF _error IS NOT NULL THEN
-    PERFORM ml_rag._raise(_error);
-  END IF;
+      ELSE conversation - 'embed_model' END)));
   IF (_answer ->> 'documents_used')::integer < (_answer ->> 'documents_given')::integer THEN
     RAISE WARNING USING ERRCODE = '01000',
       MESSAGE = format('the answer is based on only %s of %s citations', _answer ->> 'documents_used',

@@ -1,34 +1,14 @@
 -- grounding: whether the sentences of an answer stand on the texts that it was made from.
 
-CREATE FUNCTION ml_rag._grounding(answer text, texts text[], question text, options jsonb, language text, OUT reply jsonb, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-@BACKEND@
-return backend.check_grounding(plpy, answer, texts, question, options, language)
-$$;
-
-CREATE FUNCTION ml_rag._highlights(question text, texts text[], language text, OUT found jsonb, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-@BACKEND@
-return backend.highlights(plpy, question, texts, language)
-$$;
-
 CREATE FUNCTION ml_rag._check_grounding(answer text, texts text[], options jsonb, question text DEFAULT '') RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the check of an answer by texts, as ml_check_grounding returns it, with the text that remains without unsupported claims;
 -- options are parsed ones; question: what the answer answers
-DECLARE
-  _found record;
 BEGIN
-  SELECT g.reply, g.error INTO _found FROM ml_rag._grounding(answer, texts, question, options,
-    ml_rag.text_search_configuration(options ->> 'language')) AS g;
-  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
-  RETURN _found.reply;
+  RETURN ml_rag._python('check_grounding', jsonb_build_array(answer, texts, question, options,
+    ml_rag.text_search_configuration(options ->> 'language')));
 END
 $$;
 

@@ -267,16 +267,14 @@ AS $$
 DECLARE
   _citations jsonb;
   _highlights jsonb;
-  _error jsonb;
 BEGIN
   IF fields IS NULL THEN
     RETURN coalesce((SELECT jsonb_agg(jsonb_build_object('segment', h.segment, 'distance', h.distance,
                        'document_name', h.document_name)) FROM unnest(hits) AS h), '[]');
   END IF;
   IF fields ? 'highlights' THEN
-    SELECT g.found, g.error INTO _highlights, _error FROM ml_rag._highlights(question,
-      ARRAY(SELECT h.segment FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality), ml_rag.text_search_configuration(NULL)) AS g;
-    PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
+    _highlights := ml_rag._python('highlights', jsonb_build_array(question,
+      ARRAY(SELECT h.segment FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality), ml_rag.text_search_configuration(NULL)));
   END IF;
   SELECT jsonb_agg(jsonb_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name)
       || (SELECT coalesce(jsonb_object_agg(f.key, f.value), '{}') FROM jsonb_each(jsonb_build_object(

@@ -1,15 +1,5 @@
 -- rerank: reorder by relevance, with a cross-encoder or with the ranking model "hybrid", which needs none.
 
-CREATE FUNCTION ml_rag._rerank(
-  query text, texts text[], model_id text, OUT scores double precision[], OUT error jsonb
-)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-@BACKEND@
-return backend.rerank(plpy, query, texts, model_id)
-$$;
-
 CREATE FUNCTION ml_rag._word_scores(query text, texts text[], configuration regconfig) RETURNS double precision[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -123,7 +113,8 @@ BEGIN
   IF model_id = 'hybrid' THEN
     RETURN ml_rag._hybrid_scores(query, texts, coalesce(configuration, get_current_ts_config()));
   END IF;
-  SELECT o.scores, o.error INTO _scores, _error FROM ml_rag._rerank(query, texts, model_id) AS o;
+  SELECT ml_rag._texts(c.found), c.error INTO _scores, _error
+  FROM ml_rag._call_python('rerank', jsonb_build_array(query, texts, model_id)) AS c;
   IF _error IS NOT NULL THEN
     IF _error ->> 'sqlstate' = '55000' THEN
       _error := _error || jsonb_build_object('hint', concat_ws(' Or ', _error ->> 'hint',

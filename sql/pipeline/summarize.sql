@@ -130,21 +130,18 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: a summary of the first of some texts, as many (used) as fit the model's context
 DECLARE
-  _found record;
+  _answer jsonb;
 BEGIN
-  SELECT g.answer, g.error INTO _found FROM ml_rag._generate(jsonb_build_object('prompt', question, 'documents', (
+  _answer := ml_rag._python('generate', jsonb_build_array(jsonb_build_object('prompt', question, 'documents', (
       SELECT jsonb_agg(jsonb_build_object('document_name', d.name, 'text', d.text) ORDER BY d.place)
       FROM unnest(names, texts) WITH ORDINALITY AS d (name, text, place)),
     'options', jsonb_build_object('model_id', ml_rag._default_model()) || options || '{"task": "summarization"}',
-    'prompt_options', prompt_options || '{"order": "best_first", "citation_style": "none"}', 'citations', 0)) AS g;
-  IF _found.error IS NOT NULL THEN
-    PERFORM ml_rag._raise(_found.error);
-  END IF;
-  text := _found.answer ->> 'text';
-  used := (_found.answer ->> 'documents_used')::integer;
-  prompt_tokens := coalesce((_found.answer ->> 'prompt_tokens')::integer, 0);
-  generated_tokens := coalesce((_found.answer ->> 'generated_tokens')::integer, 0);
-  finish_reason := _found.answer ->> 'finish_reason';
+    'prompt_options', prompt_options || '{"order": "best_first", "citation_style": "none"}', 'citations', 0)));
+  text := _answer ->> 'text';
+  used := (_answer ->> 'documents_used')::integer;
+  prompt_tokens := coalesce((_answer ->> 'prompt_tokens')::integer, 0);
+  generated_tokens := coalesce((_answer ->> 'generated_tokens')::integer, 0);
+  finish_reason := _answer ->> 'finish_reason';
   IF coalesce(used < 1, true) THEN
     RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'unexpected reply from the model server',
       DETAIL = 'It does not say how many documents the summary is of.';

@@ -43,19 +43,6 @@ AS $$
 SELECT pg_advisory_xact_lock(ml_rag._store_key($1))
 $$;
 
-CREATE FUNCTION ml_rag._lock_store_for_session(store oid) RETURNS bigint
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the same across the transactions of one call; returns the key to be unlocked
-DECLARE
-  _key bigint := ml_rag._store_key(store);
-BEGIN
-  PERFORM pg_advisory_lock(_key);
-  RETURN _key;
-END
-$$;
-
 CREATE FUNCTION ml_rag._lock_embedding(store regclass, name text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT

@@ -38,44 +38,12 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._activity()
-RETURNS TABLE (pid integer, datname name, usename name, role name, routine text, stage text, model text, started float8,
-               stage_started float8, command text, relation text, phase text, done bigint, total bigint, failed bigint,
-               progress_started float8)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
-SET search_path FROM CURRENT
-AS $$
--- purpose: the calls in flight
-BEGIN
-  RETURN QUERY SELECT c.* FROM json_to_recordset(ml_rag._watch('activity', 'calls in flight')) AS c (
-    pid integer, datname name, usename name, role name, routine text, stage text, model text, started float8,
-    stage_started float8, command text, relation text, phase text, done bigint, total bigint, failed bigint,
-    progress_started float8);
-END
-$$;
-
-CREATE FUNCTION ml_rag._stats()
-RETURNS TABLE (role name, routine text, stage text, calls bigint, errors bigint, errors_by_sqlstate jsonb,
-               total_ms float8, mean_ms float8, max_ms float8, p50_ms float8, p95_ms float8, p99_ms float8,
-               prompt_tokens bigint, generated_tokens bigint, since float8)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 50
-SET search_path FROM CURRENT
-AS $$
--- purpose: what was counted
-DECLARE
-  _found json := ml_rag._watch('stats', 'statistics');
-BEGIN
-  RETURN QUERY SELECT c.*, (_found ->> 'since')::float8 FROM json_to_recordset(_found -> 'rows') AS c (
-    role name, routine text, stage text, calls bigint, errors bigint, errors_by_sqlstate jsonb, total_ms float8,
-    mean_ms float8, max_ms float8, p50_ms float8, p95_ms float8, p99_ms float8, prompt_tokens bigint,
-    generated_tokens bigint);
-END
-$$;
-
 CREATE VIEW ml_rag.activity AS
 SELECT a.pid, a.datname, a.usename, a.role, a.routine, a.stage, a.model, to_timestamp(a.started) AS started,
   c.now - to_timestamp(a.started) AS age, c.now - to_timestamp(a.stage_started) AS stage_age
-FROM ml_rag._activity() AS a CROSS JOIN LATERAL (SELECT clock_timestamp() AS now) AS c;
+FROM json_to_recordset(ml_rag._watch('activity', 'calls in flight')) AS a (
+  pid integer, datname name, usename name, role name, routine text, stage text, model text, started float8, stage_started float8)
+CROSS JOIN LATERAL (SELECT clock_timestamp() AS now) AS c;
 COMMENT ON VIEW ml_rag.activity IS
 $$calls of ml_rag's routines in flight, in all databases that use the same model server
 usename: role of the session. role: current_user of the call. routine: the one the client called. stage: what it, or a
@@ -87,7 +55,10 @@ warning, where the model server cannot be reached.$$;
 CREATE VIEW ml_rag.progress AS
 SELECT a.pid, a.datname, a.usename, a.role, a.command, a.relation, a.phase, a.done, a.total, a.failed,
   to_timestamp(a.progress_started) AS started
-FROM ml_rag._activity() AS a WHERE a.command IS NOT NULL;
+FROM json_to_recordset(ml_rag._watch('activity', 'calls in flight')) AS a (
+  pid integer, datname name, usename name, role name, command text, relation text, phase text, done bigint, total bigint, failed bigint,
+  progress_started float8)
+WHERE a.command IS NOT NULL;
 COMMENT ON VIEW ml_rag.progress IS
 $$how far the long routines in flight are, in all databases that use the same model server
 command: the routine. relation: the table it fills or reads. done, total, failed: documents of vector_store_load and
@@ -97,8 +68,11 @@ run_vectorizer; done includes failed, total is null where it is not known. Shown
 CREATE VIEW ml_rag.stats AS
 SELECT s.role, s.routine, s.stage, s.calls, s.errors, s.errors_by_sqlstate, s.total_ms, s.mean_ms, s.max_ms,
   round(s.p50_ms::numeric, 3)::float8 AS p50_ms, round(s.p95_ms::numeric, 3)::float8 AS p95_ms,
-  round(s.p99_ms::numeric, 3)::float8 AS p99_ms, s.prompt_tokens, s.generated_tokens, to_timestamp(s.since) AS since
-FROM ml_rag._stats() AS s;
+  round(s.p99_ms::numeric, 3)::float8 AS p99_ms, s.prompt_tokens, s.generated_tokens, to_timestamp((w.found ->> 'since')::float8) AS since
+FROM (SELECT ml_rag._watch('stats', 'statistics') AS found OFFSET 0) AS w
+CROSS JOIN LATERAL json_to_recordset(w.found -> 'rows') AS s (
+  role name, routine text, stage text, calls bigint, errors bigint, errors_by_sqlstate jsonb, total_ms float8, mean_ms float8,
+  max_ms float8, p50_ms float8, p95_ms float8, p99_ms float8, prompt_tokens bigint, generated_tokens bigint);
 COMMENT ON VIEW ml_rag.stats IS
 $$calls, errors and times of this database by role, routine and stage, since the model server started or was last reset
 role: current_user of the call; null: roles that are gone, or of which there were too many to count each. stage: total =

@@ -156,7 +156,7 @@ def test_no_argument_leads_anywhere(ready: Connection, canaries: Canaries) -> No
         "SELECT ml_rag_answer(%s)",
         "SELECT * FROM ml_rag_search(%s)",
         "SELECT ml_rank_rows('fox', ARRAY['1'], ARRAY[%s])",
-        "SELECT ml_rag._rerank('fox', ARRAY['fox'], %s)",
+        "SELECT ml_rag._python('rerank', jsonb_build_array('fox', ARRAY['fox'], %s::text))",
         "SELECT ml_rag._embed(ARRAY['fox'], %s, 'query')",
         "SELECT ml_rag._model_server(%s)",
         "SELECT ml_rag._import_backend(%s)",
@@ -189,7 +189,7 @@ def test_no_argument_leads_anywhere(ready: Connection, canaries: Canaries) -> No
             "tools": value,
         }
         request = {"prompt": "fox", "documents": None, "options": options}
-        assert WORD not in run(ready, "SELECT ml_rag._generate(%s)", (json.dumps(request),))
+        assert WORD not in run(ready, "SELECT ml_rag._python('generate', %s)", (json.dumps([request]),))
     assert canaries.touched() == []
 
 

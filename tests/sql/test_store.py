@@ -354,7 +354,7 @@ DROPPED = {
     "check": "SELECT ml_rag._check_store(%s, NULL)",
     "states": "SELECT ml_rag._document_states(%s, '{a}')",
     "lock": "SELECT ml_rag._lock_store(%s)",
-    "hold": "SELECT ml_rag._lock_store_for_session(%s)",
+    "key": "SELECT ml_rag._store_key(%s::oid)",
     "replace": "SELECT ml_rag._replace_document(%s, 'a')",
     "insert": "SELECT ml_rag._insert_segments(%s, 'a', 1, 1, ARRAY['{}'::jsonb], '{a}', '{e}', '{{[1]}}')",
     "index": "SELECT ml_rag.index_store(%s)",

@@ -102,6 +102,25 @@ def outcome(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
     return wrapper
 
 
+#: functions that sql/ calls by their names: ml_rag._python
+_doors: dict[str, Callable[..., Any]] = {}
+
+
+def door(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Let ``function`` be called by its name, whoever may call ml_rag's functions."""
+    _doors[function.__name__] = function
+    return function
+
+
+@outcome
+def call_by_name(plpy: Any, name: str, given: str) -> str:
+    """What a door returns, as JSON text, which it may be already; ``given``: JSON text of an array of its arguments."""
+    if name not in _doors:
+        raise InvalidRequest("there is no such function", detail=name)
+    found = _doors[name](plpy, *_parsed(given))
+    return found if isinstance(found, str) else as_jsonb(found)
+
+
 def server(plpy: Any) -> ModelServer:
     """The session's connection to the model server; the address is read anew, so that a change takes effect."""
     address = _address(plpy)
@@ -195,7 +214,7 @@ def stop_work(job: int | None) -> None:
         loop.stop(job)
 
 
-@outcome
+@door
 def reach(plpy: Any) -> bool:
     """Whether something listens at the address of the model server."""
     server(plpy).reach()
@@ -241,37 +260,23 @@ def embed(plpy: Any, texts: list[str], model_id: str, input_type: str | None, tr
         return _embed.embed(server(plpy), texts, model_id, input_type, truncate)
 
 
-def embed_counted(plpy: Any, texts: list[str], model_id: str) -> tuple[list[str] | None, int, str | None]:
-    """The vectors of documents, how many of them the model has cut, and the error."""
-    found, error = _embed_counted(plpy, texts, model_id)
-    vectors, truncated = found or (None, 0)
-    return vectors, truncated, error
-
-
-@outcome
-def _embed_counted(plpy: Any, texts: list[str], model_id: str) -> tuple[list[str], int]:
-    with _calls.waiting(plpy, "ml_rag.embed", "embed", model_id):
-        return _embed.embed_counted(server(plpy), texts, model_id)
-
-
-@outcome
+@door
 def rerank(plpy: Any, query: str, texts: list[str], model_id: str) -> list[float]:
     """The relevance of each text to the query, 0-1."""
     with _calls.waiting(plpy, "ml_rag.rerank", "rerank", model_id):
         return _rerank.rerank(server(plpy), query, texts, model_id)
 
 
-@outcome
-def generate(plpy: Any, request: str) -> str:
-    """The answer to a request made by sql/pipeline/generate.sql, as JSON text."""
-    parsed = _parsed(request)
-    with _calls.waiting(plpy, "ml_rag.generate", "generate", parsed["options"]["model_id"]):
-        answer = _generate.generate(server(plpy), parsed)
+@door
+def generate(plpy: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a request made by sql/pipeline/generate.sql."""
+    with _calls.waiting(plpy, "ml_rag.generate", "generate", request["options"]["model_id"]):
+        answer = _generate.generate(server(plpy), request)
         _calls.tokens(answer["prompt_tokens"] or 0, answer["generated_tokens"] or 0)
-    return as_jsonb(answer)
+    return answer
 
 
-@outcome
+@door
 def table_distances(plpy: Any, query: str, texts: list[str], model_id: str) -> list[float]:
     """Cosine distances of descriptions of tables from a question; see ``ml_rag.backend.tables``."""
     from ml_rag.backend import tables
@@ -280,29 +285,27 @@ def table_distances(plpy: Any, query: str, texts: list[str], model_id: str) -> l
         return tables.distances(plpy, server(plpy), query, texts, model_id)
 
 
-@outcome
-def nl_sql(plpy: Any, request: str) -> str:
+@door
+def nl_sql(plpy: Any, request: dict[str, Any]) -> str:
     """The answer to a request made by sql/nlsql/question.sql, as JSON text; see ``ml_rag.backend.nl_sql``."""
     from ml_rag.backend import nl_sql
 
-    parsed = _parsed(request)
-
     def generate(prompt: dict[str, Any]) -> str:
-        with _calls.waiting(plpy, "ml_rag.generate", "generate", parsed["model_id"]):
+        with _calls.waiting(plpy, "ml_rag.generate", "generate", request["model_id"]):
             answer = _generate.generate(server(plpy), prompt)
             _calls.tokens(answer["prompt_tokens"] or 0, answer["generated_tokens"] or 0)
         text: str = answer["text"]
         return text
 
-    return nl_sql.answer(plpy, generate, parsed)
+    return nl_sql.answer(plpy, generate, request)
 
 
-@outcome
-def names_in(plpy: Any, statement: str) -> str:
-    """What a statement may name, as JSON text: {"names", "operators"}; see ``ml_rag.backend.names``."""
+@door
+def names_in(plpy: Any, statement: str) -> dict[str, Any]:
+    """What a statement may name: {"names", "operators"}; see ``ml_rag.backend.names``."""
     from ml_rag.backend import names
 
-    return as_jsonb({"names": names.names_in(statement), "operators": names.operators_in(statement)})
+    return {"names": names.names_in(statement), "operators": names.operators_in(statement)}
 
 
 def fits(size: int) -> bool:
@@ -349,42 +352,42 @@ def _pause(plpy: Any) -> Callable[[], None]:
     return pause
 
 
-@outcome
-def check_grounding(plpy: Any, answer: str, texts: list[str], question: str, options: str, language: str) -> str:
+@door
+def check_grounding(
+    plpy: Any, answer: str, texts: list[str], question: str, options: dict[str, Any], language: str
+) -> dict[str, Any]:
     """The reply of ml_check_grounding, and ``supported_text``: the answer without unsupported claims."""
     from ml_rag.backend import grounding
 
-    parsed = _parsed(options)
     claims = grounding.check(answer, texts, question, _stop_words(plpy, language), _pause(plpy))
-    if parsed["model"] != "hybrid":
-        with _calls.waiting(plpy, "ml_check_grounding", "judge", parsed["model"]):
-            grounding.judge(server(plpy), claims, texts, parsed["model"])
-    threshold = parsed["citation_threshold"]
-    reply = grounding.report(claims, texts, threshold, with_claims=parsed["claims"])
-    return as_jsonb(reply | {"supported_text": grounding.supported(answer, claims, threshold)})
+    if options["model"] != "hybrid":
+        with _calls.waiting(plpy, "ml_check_grounding", "judge", options["model"]):
+            grounding.judge(server(plpy), claims, texts, options["model"])
+    threshold = options["citation_threshold"]
+    reply = grounding.report(claims, texts, threshold, with_claims=options["claims"])
+    return reply | {"supported_text": grounding.supported(answer, claims, threshold)}
 
 
-@outcome
-def highlights(plpy: Any, question: str, texts: list[str], language: str) -> str:
+@door
+def highlights(plpy: Any, question: str, texts: list[str], language: str) -> list[Any]:
     """An array for each text; see ``ml_rag.backend.highlights``."""
     from ml_rag.backend import highlights as found
 
-    return as_jsonb(found.highlights(question, texts, _stop_words(plpy, language), _pause(plpy)))
+    return found.highlights(question, texts, _stop_words(plpy, language), _pause(plpy))
 
 
-@outcome
-def make_nodes(plpy: Any, options: str, text: str, around: str) -> list[str]:
+@door
+def make_nodes(plpy: Any, options: dict[str, Any], text: str, around: dict[str, Any]) -> list[str]:
     """The nodes of a text, by the options of a node group; ``around``: the document that the text is a part of."""
     from ml_rag.backend import nodes
 
-    parsed = _parsed(options)
-    transform = parsed["transform"]
+    transform = options["transform"]
     if transform in ("sentence", "paragraph"):
         return nodes.split(transform, text, functools.partial(_interrupt, plpy))
-    request = {key: parsed.get(key) for key in ("transform", "model_id", "prompt")} | _parsed(around)
+    request = {key: options.get(key) for key in ("transform", "model_id", "prompt")} | around
 
     def write(part: str) -> list[str]:
-        with _calls.waiting(plpy, "ml_rag.generate", "generate", request["model_id"]):
+        with _calls.waiting(plpy, "ml_rag.generate", "generate", options["model_id"]):
             made, tokens = nodes.write(server(plpy), request | {"text": part})
             _calls.tokens(tokens["prompt_tokens"] or 0, tokens["generated_tokens"] or 0)
         return made
@@ -399,16 +402,16 @@ def node_calls(transform: str, text: str | None) -> int:
     return nodes.calls(transform, text)
 
 
-@outcome
-def named_documents(plpy: Any, question: str, documents: str) -> str:
-    """Which documents a question names, and whether it asks for nothing but a summary, as JSON text.
+@door
+def named_documents(plpy: Any, question: str, documents: list[Any]) -> dict[str, Any]:
+    """Which documents a question names, and whether it asks for nothing but a summary.
 
-    ``documents``: JSON text of an array of [name, [titles]].
+    ``documents``: an array of [name, [titles]].
     """
     from ml_rag.backend.documents import named
 
-    found = named(question, json.loads(documents), lambda: plpy.execute("SELECT 1"))
-    return as_jsonb({"names": found.names, "is_summary": found.is_summary})
+    found = named(question, documents, lambda: plpy.execute("SELECT 1"))
+    return {"names": found.names, "is_summary": found.is_summary}
 
 
 def keyword(name: str = "keyword") -> ModuleType:

@@ -1,4 +1,4 @@
-"""A vector store as PL/Python reaches it: each method is one function of sql/store/store.sql or sql/store/lock.sql."""
+"""A vector store as PL/Python reaches it: each method is one statement, mostly of sql/store/store.sql."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ _ID_ATTEMPTS = 10
 
 # Qualified throughout: where these run from a procedure the search_path is the caller's.
 _STATEMENTS = {
-    "lock": ("SELECT ml_rag._lock_store_for_session($1) AS key", "oid"),
+    # across the transactions of a call
+    "lock": (
+        "SELECT k.key FROM (SELECT ml_rag._store_key($1) AS key OFFSET 0) AS k, pg_catalog.pg_advisory_lock(k.key)",
+        "oid",
+    ),
     "unlock": ("SELECT pg_catalog.pg_advisory_unlock($1)", "int8"),
     "states": ("SELECT s.* FROM ml_rag._document_states($1, $2) AS s", "oid", "text[]"),
     "below": ("SELECT d.* FROM ml_rag.documents_below($1, $2) AS d (name)", "oid", "text"),

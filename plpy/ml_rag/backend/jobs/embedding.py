@@ -139,7 +139,7 @@ class Embedding(Derived):
         self._found += written
         self._embedded += written
         if kept:
-            self.failed += kept
+            self.failed += len(kept)
             self._first_error = self._first_error or "a trigger of the table keeps rows as they are"
 
     def finish(self) -> Steps[None]:

@@ -187,8 +187,8 @@ class Vectorizer(Derived):
             written, kept = yield from vectors.write_vectors(
                 table, "segment_embedding", "segment", self._job["type"], places, texts, made
             )
-            for n in (yield from self._kept(table, places, texts, made)) if kept else ():
-                errors[n - 1] = _KEPT
+            for i in kept:
+                errors[i] = _KEPT
         else:
             written = (yield from self._write_segments(places, texts, made)) if made else 0
         self._found += written
@@ -200,17 +200,6 @@ class Vectorizer(Derived):
         )  # fmt: skip
         self.done = self._embedded + self.failed
         self._batches = None if self._batches is None else self._batches - 1
-
-    def _kept(self, table: str, places: list[str], texts: list[str], made: list[str | None]) -> Steps[list[int]]:
-        """Which rows a trigger of the table has kept as they are."""
-        found: list[int] | None = yield from run(
-            "SELECT json_agg(u.n ORDER BY u.n) FROM ROWS FROM (json_array_elements_text($1 -> 'places'),"
-            " json_array_elements_text($1 -> 'texts'), json_array_elements_text($1 -> 'made'))"
-            f" WITH ORDINALITY AS u (place, text, made, n) JOIN ONLY {table} AS t ON t.ctid = u.place::tid"
-            " WHERE u.made IS NOT NULL AND t.segment_embedding IS NULL AND t.segment COLLATE \"C\" = u.text",
-            places=places, texts=texts, made=[None if vector is None else "" for vector in made],
-        )  # fmt: skip
-        return found or []
 
     def _write_segments(self, places: list[str], texts: list[str], made: dict[str, Any]) -> Steps[int]:
         """The segments of rows that still have that text and that nobody else is changing, for those that wait."""

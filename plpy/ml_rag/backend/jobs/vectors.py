@@ -77,39 +77,39 @@ def embed_all(session: Session, texts: list[str], model: str) -> tuple[list[str 
 def write_vectors(
     relation: str, column: str, segment: str, type_name: str, places: list[str], texts: list[str],
     vectors: list[str | None],
-) -> Steps[tuple[int, int]]:  # fmt: skip
+) -> Steps[tuple[int, list[int]]]:  # fmt: skip
     """The vectors of rows that still have that text and that nobody else is changing; others come up again.
 
-    Not waiting for a row is what keeps this out of deadlocks with whoever changes many. How many are written, and how
-    many a trigger of the table has kept as they are. The names are quoted.
+    Not waiting for a row is what keeps this out of deadlocks with whoever changes many. How many are written, and which
+    a trigger of the table has kept as they are. The names are quoted.
     """
     schema = type_name.rpartition(".")[0]
     found = yield from run(
         f"""
         WITH free AS MATERIALIZED (
-          SELECT t.ctid AS place, u.text, u.vector FROM ROWS FROM (json_array_elements_text($1 -> 'places'),
-            json_array_elements_text($1 -> 'texts'), unnest($2::{schema}.vector[])) AS u (place, text, vector)
+          SELECT t.ctid AS place, u.text, u.vector, u.n FROM ROWS FROM (json_array_elements_text($1 -> 'places'),
+            json_array_elements_text($1 -> 'texts'), unnest($2::{schema}.vector[]))
+            WITH ORDINALITY AS u (place, text, vector, n)
           JOIN ONLY {relation} AS t ON t.ctid = u.place::tid
           WHERE u.vector IS NOT NULL AND t.{column} IS NULL AND t.{segment}::text COLLATE "C" = u.text
           FOR NO KEY UPDATE OF t SKIP LOCKED
         ), written AS (
           UPDATE ONLY {relation} AS t SET {column} = f.vector::{type_name} FROM free AS f WHERE t.ctid = f.place
-          RETURNING t.ctid AS place, t.{segment}::text COLLATE "C" = f.text AS is_same,
+          RETURNING f.n, t.ctid AS place, t.{segment}::text COLLATE "C" = f.text AS is_same,
             t.{column} IS NOT NULL AS is_written
         )
-        SELECT json_build_object('free', (SELECT count(*) FROM free),
-          'written', count(*) FILTER (WHERE w.is_written AND w.is_same),
+        SELECT json_build_object('written', count(*) FILTER (WHERE w.is_written AND w.is_same),
+          'kept', json_agg(f.n - 1 ORDER BY f.n) FILTER (WHERE w.is_written IS NOT TRUE),
           'changed', json_agg(w.place ORDER BY w.place) FILTER (WHERE w.is_written AND w.is_same IS NOT TRUE))
-        FROM written AS w""",
+        FROM free AS f LEFT JOIN written AS w ON w.n = f.n""",
         vectors=vectors, places=places, texts=texts,
     )  # fmt: skip
-    changed = found["changed"] or []
-    if changed:
+    if found["changed"]:
         # a trigger of the table has taken the chance to change the text
         yield from run(
             f"WITH changed AS (UPDATE ONLY {relation} AS t SET {column} = NULL WHERE t.ctid IN ("
             "SELECT p::tid FROM json_array_elements_text($1 -> 'places') AS p) RETURNING 1)"
             " SELECT count(*) FROM changed",
-            places=changed,
+            places=found["changed"],
         )
-    return found["written"], found["free"] - found["written"] - len(changed)
+    return found["written"], found["kept"] or []
