@@ -133,17 +133,14 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: a score from 0 to 1 by a judge model; null where it gives none, or nonsense
 DECLARE
-  _given record;
   _score jsonb;
 BEGIN
-  _given := ml_rag._generate(jsonb_build_object('prompt', format(E'%s\n\n%s', task, question),
+  _score := (ml_rag._python('generate', jsonb_build_array(jsonb_build_object('prompt', format(E'%s\n\n%s', task, question),
     'documents', (SELECT jsonb_agg(jsonb_build_object('document_name', coalesce(hits[i].document_name, hits[i].vector_store),
         'text', hits[i].segment) ORDER BY i) FROM generate_subscripts(hits, 1) AS i),
     'options', jsonb_build_object('model_id', model_id, 'task', 'judgement', 'max_tokens', 32,
       'json_schema', '{"type": "object", "properties": {"score": {"enum": [0, 1, 2, 3, 4]}}, "required": ["score"],
-        "additionalProperties": false}'::jsonb)));
-  PERFORM ml_rag._raise(_given.error) WHERE _given.error IS NOT NULL;
-  _score := (_given.answer ->> 'text')::jsonb -> 'score';
+        "additionalProperties": false}'::jsonb)))) ->> 'text')::jsonb -> 'score';
   IF jsonb_typeof(_score) = 'number' AND _score::float8 BETWEEN 0 AND 4 THEN
     RETURN _score::float8 / 4;
   END IF;

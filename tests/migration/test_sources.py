@@ -192,6 +192,18 @@ def test_each_stage_is_a_function_of_its_name() -> None:
         assert function == name or name == "request"
 
 
+def test_what_is_called_is_there() -> None:
+    """PL/pgSQL looks a function up when it is called, and a handler of errors may hide that it is not there."""
+    files = [*SQL.rglob("*.sql"), *SQL.rglob("*.in"), *(ROOT / "plpy/ml_rag/backend").rglob("*.py")]
+    texts = [re.sub(r"--.*", "", path.read_text()) for path in files]
+    made = {
+        name
+        for text in texts
+        for name in re.findall(r"^CREATE (?:FUNCTION|PROCEDURE|AGGREGATE|VIEW|TABLE|TYPE) ml_rag\.(\w+)", text, re.M)
+    }
+    assert {name for text in texts for name in re.findall(r"\bml_rag\.(\w+)\(", text)} - made == set()
+
+
 def test_each_source_has_its_test() -> None:
     """A test file names the sources it is about first, as in pipeline/fuse: …"""
     named: set[str] = set()
