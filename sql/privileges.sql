@@ -69,7 +69,7 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_address _roles _get_setting'),
     -- ground/trust
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _is_member _trusts _parts _read_with _are_trusted _why_untrusted _refuse_foreign_schema _hold _refuse_other_owner _hold_trusted
+      _is_member _trusts _parts _read_with _are_trusted _why_untrusted _refuse_foreign_schema _hold _hold_trusted
       _refuse_foreign_trigger'),
     -- ground/python
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_python_path _load_backend _call_python _python'),
@@ -99,7 +99,8 @@ BEGIN
       _index_keywords enable_keyword_search fold_keyword_index'),
     -- store/marker
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _marker_pattern _marked_model _marker _marked_key _marked_columns _mark_keys _kept_limit _keep_limit _mark_embedding _embeddings _default_column _embedding'),
+      _marker_pattern _marked_model _marker _marked_key _marked_columns _mark_keys _kept_limit _keep_limit
+      _mark_embedding _embeddings _default_column _embedding'),
     -- store/policy
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_make_visible _drop_visible'),
     -- store/lock

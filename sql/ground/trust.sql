@@ -181,22 +181,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._refuse_other_owner(relation regclass, owner oid) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
--- purpose: refuse a table that was given away since a run began, whose triggers are another role's now
--- Reads: the catalog  Errors: 55000
-BEGIN
-  IF (SELECT c.relowner FROM pg_class AS c WHERE c.oid = relation) <> owner THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('table "%s" has another owner by now', relation),
-      DETAIL = format('It was given to role %s during the run.', (
-        SELECT quote_ident(pg_get_userbyid(c.relowner)) FROM pg_class AS c WHERE c.oid = relation)),
-      HINT = 'Call again, if you trust that role.';
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._hold_trusted(relations oid[]) RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -266,8 +250,10 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '42501',
       MESSAGE = format('trigger "%s" of "%s" can run code of a role that you do not trust', _found.name, _found.table),
       DETAIL = format(CASE
-        WHEN _found.role IS NULL THEN 'Its condition, which may be of a role that could create triggers, calls %1$s with the rights of %3$s.'
-        WHEN _found.why = 'owner' THEN 'A function, operator or type of it belongs to role %2$s, whose code would run with the rights of %3$s.'
+        WHEN _found.role IS NULL THEN 'Its condition, which may be of a role that could create triggers, '
+          'calls %1$s with the rights of %3$s.'
+        WHEN _found.why = 'owner' THEN 'A function, operator or type of it belongs to role %2$s, '
+          'whose code would run with the rights of %3$s.'
         ELSE 'Role %2$s may create triggers on the table. Condition and arguments of this one are evaluated with the rights of %3$s.' END,
         _found.why, CASE _found.role WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(_found.role)) END, quote_ident(current_user)),
       HINT = CASE WHEN _found.why = 'owner'
