@@ -74,7 +74,7 @@ BEGIN
     -- ground/python
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_python_path _load_backend _call_python _python'),
     -- ground/models
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_model_server model_server _default_model _too_small'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', 'model_server _default_model _too_small'),
     -- ground/options
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_arm_options'),
     -- ground/parse
@@ -184,7 +184,7 @@ BEGIN
     ('ml_rag_user', 'SELECT', 'TABLE', 'vectorizer'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_vectorizers'),
     -- rank/rank
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_missing _check_rank_count _bad_record _rank'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_rank_count _bad_record _rank'),
     -- nlsql/metadata
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _named_tables _trusted_owners _askable_tables _nearest_table _comment_line _samples _table_definition

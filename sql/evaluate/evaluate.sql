@@ -316,7 +316,7 @@ BEGIN
     'postgresql', current_setting('server_version'),
     'pgvector', (SELECT e.extversion FROM pg_extension AS e WHERE e.extname = 'vector'),
     -- null where it cannot be reached: with embeddings that are there already a run needs none
-    'model_server', (SELECT s.reply -> 'version' FROM ml_rag._model_server('/healthz') AS s)));
+    'model_server', (SELECT s.found -> 'version' FROM ml_rag._call_python('get', '["/healthz"]') AS s)));
 END
 $$;
 

@@ -1,23 +1,11 @@
 -- models: the model server and its catalogue.
 
-CREATE FUNCTION ml_rag._model_server(path text, OUT reply jsonb, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-@BACKEND@
-return backend.get(plpy, path)
-$$;
-
 CREATE FUNCTION ml_rag.model_server() RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
-DECLARE
-  _outcome record;
 BEGIN
-  SELECT o.* INTO _outcome FROM ml_rag._model_server('/healthz') AS o;
-  PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
-  RETURN _outcome.reply;
+  RETURN ml_rag._python('get', '["/healthz"]');
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 @RAISE@
 END
@@ -34,15 +22,12 @@ AS $$
 -- is there and is not there to try things out only (brief), else extractive. models: those of the model server, if they are known
 DECLARE
   _model text := ml_rag._get_setting('generate_model_id');
-  _outcome record;
 BEGIN
   IF _model IS NOT NULL THEN
     RETURN _model;
   END IF;
   IF models IS NULL THEN
-    SELECT o.* INTO _outcome FROM ml_rag._model_server('/v1/models') AS o;
-    PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
-    models := _outcome.reply -> 'data';
+    models := ml_rag._python('get', '["/v1/models"]') -> 'data';
   END IF;
   RETURN coalesce((
     SELECT m.value ->> 'id'
@@ -60,16 +45,15 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the catalogue of the model server, and which of its models are this database's defaults
 DECLARE
-  _outcome record;
+  _models jsonb;
 BEGIN
-  SELECT o.* INTO _outcome FROM ml_rag._model_server('/v1/models') AS o;
-  PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
+  _models := ml_rag._python('get', '["/v1/models"]') -> 'data';
   BEGIN
     RETURN QUERY
       SELECT m.id, m.task, m.engine, m.dimensions, m.max_tokens, m.available,
-        m.id = CASE m.task WHEN 'generate' THEN ml_rag._default_model(_outcome.reply -> 'data')
+        m.id = CASE m.task WHEN 'generate' THEN ml_rag._default_model(_models)
           ELSE split_part(ml_rag._get_setting(m.task || '_model_id'), '@', 1) END
-      FROM jsonb_to_recordset(_outcome.reply -> 'data')
+      FROM jsonb_to_recordset(_models)
         AS m (id text, task text, engine text, dimensions integer, max_tokens integer, available boolean)
       ORDER BY m.task, m.id;
   EXCEPTION WHEN data_exception THEN
@@ -97,11 +81,11 @@ DECLARE
   _models jsonb;
   _larger record;
 BEGIN
-  SELECT o.* INTO _outcome FROM ml_rag._model_server('/v1/models') AS o;
+  _outcome := ml_rag._call_python('get', '["/v1/models"]');
   IF _outcome.error ->> 'sqlstate' ~ '^57' THEN
     PERFORM ml_rag._raise(_outcome.error);
   END IF;
-  _models := _outcome.reply -> 'data';
+  _models := _outcome.found -> 'data';
   IF NOT coalesce(jsonb_path_exists(_models, '$[*] ? (@.id == $id && @.brief == true)', jsonb_build_object('id', model_id)), false) THEN
     RETURN NULL;
   END IF;

@@ -1,20 +1,5 @@
 -- rank: ranking as a service: records the caller hands over, by their relevance to a query. No table is read.
 
-CREATE FUNCTION ml_rag._is_missing(model_id text) RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether the model server knows the model and lacks its files
-DECLARE
-  _outcome record;
-BEGIN
-  SELECT o.* INTO _outcome FROM ml_rag._model_server('/v1/models') AS o;
-  PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
-  RETURN jsonb_path_exists(_outcome.reply, '$.data[*] ? (@.id == $id && @.available == false)',
-    jsonb_build_object('id', model_id));
-END
-$$;
-
 CREATE FUNCTION ml_rag._check_rank_count(n integer) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -54,7 +39,9 @@ BEGIN
   model := options ->> 'model';
   IF model IS NULL THEN
     model := ml_rag._get_setting('rerank_model_id');
-    IF model <> 'hybrid' AND ml_rag._is_missing(model) THEN
+    -- the model server knows it and lacks its files
+    IF model <> 'hybrid' AND jsonb_path_exists(ml_rag._python('get', '["/v1/models"]'),
+      '$.data[*] ? (@.id == $id && @.available == false)', jsonb_build_object('id', model)) THEN
       model := 'hybrid';
     END IF;
   END IF;

@@ -158,7 +158,7 @@ def test_no_argument_leads_anywhere(ready: Connection, canaries: Canaries) -> No
         "SELECT ml_rank_rows('fox', ARRAY['1'], ARRAY[%s])",
         "SELECT ml_rag._python('rerank', jsonb_build_array('fox', ARRAY['fox'], %s::text))",
         "SELECT ml_rag._embed(ARRAY['fox'], %s, 'query')",
-        "SELECT ml_rag._model_server(%s)",
+        "SELECT ml_rag._python('get', jsonb_build_array(%s::text))",
         "SELECT ml_rag._import_backend(%s)",
         "SELECT ml_rag.discover(ARRAY[%s])",
         "SELECT ml_rag.create_store(%s)",
@@ -342,4 +342,4 @@ def test_references_in_a_schema_are_not_fetched(canaries: Canaries) -> None:
 
 def test_a_connection_of_a_stranger_reaches_no_model(db: Database) -> None:
     with error("42501", ours=False):
-        db.connect("stranger").execute("SELECT ml_rag._model_server('/v1/models')")
+        db.connect("stranger").execute("SELECT ml_rag._python('get', '[\"/v1/models\"]')")

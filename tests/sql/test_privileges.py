@@ -210,7 +210,7 @@ def test_every_function_pins_its_search_path(module_owner: Connection) -> None:
         "SELECT ml_rag.version()",
         "SELECT ml_rag._python_path()",
         "SELECT ml_rag._load_backend()",
-        "SELECT ml_rag._model_server('/healthz')",
+        "SELECT ml_rag._python('get', '[\"/healthz\"]')",
     ],
 )
 def test_a_role_without_privileges_is_refused(module_db: Database, statement: str) -> None:

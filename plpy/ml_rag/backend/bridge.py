@@ -221,15 +221,15 @@ def reach(plpy: Any) -> bool:
     return True
 
 
-@outcome
-def get(plpy: Any, path: str) -> str:
-    """The reply of /healthz or /v1/models, as JSON text."""
+@door
+def get(plpy: Any, path: str) -> dict[str, Any]:
+    """The reply of /healthz or /v1/models."""
     if path not in ("/healthz", "/v1/models"):
         raise InvalidRequest("not a path that may be asked for", detail=path)
     reply = server(plpy).call("GET", path)
     if not isinstance(reply, dict):
         raise EngineFailed("unexpected reply from the model server", detail="No JSON object.")
-    return as_jsonb(reply)
+    return reply
 
 
 @outcome

@@ -460,8 +460,8 @@ def how_to_pull(connection: psycopg.Connection, model_id: str) -> str:
     Where the server does not answer, or has no such model, the command does not name a folder.
     """
     row = connection.execute(
-        "SELECT m.value ->> 'pull' FROM ml_rag._model_server('/v1/models') AS s, "
-        "jsonb_array_elements(s.reply -> 'data') AS m "
+        "SELECT m.value ->> 'pull' FROM ml_rag._call_python('get', '[\"/v1/models\"]') AS s, "
+        "jsonb_array_elements(s.found -> 'data') AS m "
         "WHERE m.value ->> 'id' = %s",
         [model_id],
     ).fetchone()

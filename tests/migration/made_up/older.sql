@@ -9,7 +9,7 @@ CREATE INDEX former_length ON ml_rag_internal.keyword_row (length);
 -- changed since
 DROP FUNCTION ml_rag.model_server();
 CREATE FUNCTION ml_rag.model_server() RETURNS text LANGUAGE sql SET search_path FROM CURRENT
-AS $$ SELECT reply ->> 'status' FROM ml_rag._model_server('/healthz') $$;
+AS $$ SELECT ml_rag._python('get', '["/healthz"]') ->> 'status' $$;
 GRANT EXECUTE ON FUNCTION ml_rag.model_server() TO PUBLIC;
 COMMENT ON VIEW ml_rag.setting IS 'settings';
 ALTER TABLE ml_rag_internal.keyword_run ALTER lengths SET STORAGE EXTENDED;

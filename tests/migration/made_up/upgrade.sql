@@ -33,12 +33,8 @@ CREATE FUNCTION ml_rag.model_server() RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
-DECLARE
-  _outcome record;
 BEGIN
-  SELECT o.* INTO _outcome FROM ml_rag._model_server('/healthz') AS o;
-  PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
-  RETURN _outcome.reply;
+  RETURN ml_rag._python('get', '["/healthz"]');
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 @RAISE@
 END
