@@ -84,7 +84,7 @@
 \i ground/configure.sql
 \i preset/preset.sql
 
--- batch: many rows of a table; the locks that they and loads take
+-- batch: the loop of all that is derived (backend/jobs), many rows of a table; the locks that they and loads take
 \i store/lock.sql
 \i store/follow.sql
 \i batch/work.sql
