@@ -221,7 +221,24 @@ def test_a_table_of_ones_own_is_for_the_retriever(db: Database, asker_dsn: str) 
     assert "It lacks metadata, document_id, segment_number." in str(caught.value)
     assert 'MlRagRetriever with options={"vector_store": ["public.items"]}' in str(caught.value)
     retriever = MlRagRetriever(dsn=asker_dsn, options={"vector_store": ["public.items"]})
-    assert ["red boat" in d.page_content for d in retriever.invoke("red boat")] == [True]
+    (found,) = retriever.invoke("red boat")
+    assert "red boat" in found.page_content
+    # the key of the row, to join it by
+    assert found.metadata["document_id"] == 1
+    retriever.close()
+
+
+def test_a_key_of_several_columns_is_in_the_metadata(db: Database, asker_dsn: str) -> None:
+    owner = db.connect()
+    owner.execute("CREATE TABLE stock (sku text, shop integer, title text, PRIMARY KEY (sku, shop))")
+    owner.execute("INSERT INTO stock VALUES ('a', 2, 'red boat')")
+    options = '{"columns": ["title"], "embed_model_id": "fake-embed"}'
+    owner.execute("SELECT ml_rag.create_vectorizer('stock', %s)", (options,))
+    owner.execute("CALL ml_rag.run_vectorizer('stock')")
+    owner.execute("GRANT SELECT ON stock TO ml_rag_user")
+    retriever = MlRagRetriever(dsn=asker_dsn, options={"vector_store": ["public.stock"]})
+    (found,) = retriever.invoke("red boat")
+    assert (found.metadata["sku"], found.metadata["shop"]) == ("a", 2)
     retriever.close()
 
 

@@ -265,6 +265,23 @@ def test_an_argument_that_there_is_not_is_refused(asker_dsn: str) -> None:
     MlRagRetriever(asker_dsn, verbose=False).close()
 
 
+@pytest.mark.parametrize(("key", "expected"), [("id", {"document_id": 1}), ("id, shop", {"id": 1, "shop": 2})])
+def test_a_hit_of_a_table_carries_the_key_of_its_row(
+    db: Database, asker_dsn: str, key: str, expected: dict[str, int]
+) -> None:
+    owner = db.connect()
+    owner.execute(f"CREATE TABLE items (id integer, shop integer, title text, PRIMARY KEY ({key}))")
+    owner.execute("INSERT INTO items VALUES (1, 2, 'red boat')")
+    options = '{"columns": ["title"], "embed_model_id": "fake-embed"}'
+    owner.execute("SELECT ml_rag.create_vectorizer('items', %s)", (options,))
+    owner.execute("CALL ml_rag.run_vectorizer('items')")
+    owner.execute("GRANT SELECT ON items TO ml_rag_user")
+    retriever = MlRagRetriever(asker_dsn, {"vector_store": ["public.items"]})
+    (hit,) = retriever.retrieve("red boat")
+    assert expected.items() <= hit.node.metadata.items()
+    retriever.close()
+
+
 def test_the_retriever_takes_options_and_only_reads(asker_dsn: str) -> None:
     store = MlRagVectorStore(asker_dsn, "public.nodes")
     store.add(nodes())

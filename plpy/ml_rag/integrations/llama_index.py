@@ -53,6 +53,8 @@ _OPERATORS = {
 _NAMES = ("file_path", "file_name", "source", "url")
 #: arguments of LlamaIndex's retrievers, beside the first two of ours
 _RETRIEVER = ("dsn", "options", "callback_manager", "object_map", "objects", "verbose")
+#: of a hit, what stands in the metadata of its node: an integer key of a row is its document_id
+_OF_ROW = ("vector_store", "document_name", "document_id")
 #: keys of the metadata that hold a whole node
 _OF_NODES = ("_node_content", "_node_type")
 #: stands for the question where there is only its vector: it has no words
@@ -300,5 +302,5 @@ def _found(row: Mapping[str, Any], named: Sequence[str]) -> BaseNode:
     if row["vector_store"] not in named:
         metadata = _without_node(metadata)
     node = _node({**row, "id": citation_id(row), "metadata": metadata})
-    node.metadata.update({name: row[name] for name in ("vector_store", "document_name") if row[name] is not None})
+    node.metadata.update({name: row[name] for name in _OF_ROW if row[name] is not None})
     return node
