@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -272,6 +272,10 @@ def extractive_checks(connection: psycopg.Connection[Any], evaluation: Evaluatio
     yield Check("extractive, ms beyond the search", name, milliseconds, "≤ 150", milliseconds <= 150)
     title = f"extractive, sentences of {found.answers} answers that stand in no citation"
     yield Check(title, name, found.invented, "0", found.invented == 0)
+    if is_english and extractive.is_here(connection, extractive.SMALL_MODEL):
+        for model, (share, seconds) in extractive.beside(connection, evaluation).items():
+            title = f"{model}, a right answer in the text, {extractive.BESIDE} questions, {seconds:.2g} s each"
+            yield Check(title, name, round(share, 4), "(none)", None)
 
 
 def abstain_checks(connection: psycopg.Connection[Any], evaluation: Evaluation) -> Iterator[Check]:
@@ -417,9 +421,20 @@ def main(dsn: str, data: Path, output: Path, arms: str) -> None:
                     pages = nodes.make_pages(connection, evaluation.store)
                 with recorded_model(connection, data, pages):
                     found += merge_checks(connection, evaluation, pages, console, bar)
+                answers, sentences = (round(x, 4) for x in grounding.kept(connection, dataset, evaluation.store))
+                title = "answers of a large model without their unsupported sentences"
+                found.append(Check(f"{title}: something is left", dataset.name, answers, "≥ 0.97", answers >= 0.97))
+                found.append(Check(f"{title}: sentences that stay", dataset.name, sentences, "(none)", None))
             if dataset.name in ("northwind", "squad2"):
                 found += sentence_checks(connection, evaluation, console, bar)
             if dataset.name in ("squad2", "cmrc2018_trial"):
+                found += extractive_checks(connection, evaluation, bar)
+            if dataset.name == "cmrc2018_trial" and extractive.is_here(connection, extractive.MULTILINGUAL):
+                own_store = replace(dataset, name=f"{dataset.name} {extractive.MULTILINGUAL}")
+                model = {"embed_model_id": extractive.MULTILINGUAL}
+                evaluation = Evaluation(connection, own_store, "ml_rag_eval", {**options, **model})
+                with bar.task(f"{own_store.name}: documents") as told:
+                    evaluation.load(told)
                 found += extractive_checks(connection, evaluation, bar)
             if dataset.name == "squad2":
                 found += abstain_checks(connection, evaluation)

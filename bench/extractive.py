@@ -19,8 +19,10 @@ from ml_rag.client.datasets import Question
 from ml_rag.client.evaluation import Evaluation
 from ml_rag.sentences import spans
 
-HALF, VERBATIM = 300, 1000
+HALF, VERBATIM, BESIDE = 300, 1000, 40
 MODEL = "extractive"
+#: what it is held against, and what embeds texts that are not English
+SMALL_MODEL, MULTILINGUAL = "smollm2-135m-instruct", "multilingual-e5-small-q4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,9 @@ class Measured:
 
 def shuffled(questions: Sequence[Question], *, answerable: bool) -> list[Question]:
     """The questions that have an answer, or those that have none, in an order that is always the same."""
-    found = [q for q in questions if bool(q.answerable) == answerable and (q.answers or not answerable)]
+    found = [
+        q for q in questions if bool(q.answerable) == answerable and (q.answers or not answerable) and q.text.strip()
+    ]
     random.Random(7).shuffle(found)
     return found
 
@@ -104,6 +108,29 @@ def measure(
         answers=texts,
         invented=invented,
     )
+
+
+def beside(connection: psycopg.Connection[Any], evaluation: Evaluation) -> dict[str, tuple[float, float]]:
+    """By model, over the same few questions: the share whose right answer stands in the text, and seconds of a call."""
+    asked = shuffled(evaluation.dataset.questions, answerable=True)[HALF : HALF + BESIDE]
+    found = {}
+    for model in (SMALL_MODEL, MODEL):
+        held, seconds = [], []
+        options = _options(evaluation.store, 2, model_options={"model_id": model})
+        for question in asked:
+            began = time.perf_counter()
+            row = connection.execute("SELECT public.ml_rag_answer(%s, %s)", (question.text, options)).fetchone()
+            seconds.append(time.perf_counter() - began)
+            held.append(any(right.casefold() in row[0]["text"].casefold() for right in question.answers))  # type: ignore[index]
+        found[model] = statistics.mean(held), statistics.median(seconds)
+    return found
+
+
+def is_here(connection: psycopg.Connection[Any], model_id: str) -> bool:
+    """Whether the model server has the files of a model."""
+    query = "SELECT available FROM public.ml_supported_models() WHERE model_id = %s"
+    row = connection.execute(query, (model_id,)).fetchone()
+    return row is not None and bool(row[0])
 
 
 def _sentences(text: str) -> Iterator[str]:

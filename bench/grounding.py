@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.types.json import Jsonb
+
+from ml_rag.client.datasets import Dataset
 
 Row = dict[str, Any]
 
@@ -53,6 +56,26 @@ def measure(
                 scores[bool(is_better(row))].append(row["score"])
             both.append(area(scores[True], scores[False]))
         yield name, title, both[0], both[1], least
+
+
+def kept(connection: psycopg.Connection[Any], dataset: Dataset, store: str) -> tuple[float, float]:
+    """Of answers that a large model wrote once, with the pages that they cite: the share of which something is left if
+    unsupported sentences are taken out, and the share of their sentences that stay."""
+    answers: list[bool] = []
+    sentences: list[bool] = []
+    query = "SELECT segment FROM {} WHERE document_name = %s AND coalesce((metadata ->> 'page')::integer = %s, true)"
+    statement = sql.SQL(query).format(sql.Identifier(*store.split(".")))
+    for question in dataset.questions:
+        facts: list[str] = []
+        for cited in question.documents if question.answers else ():
+            page = cited.get("page")
+            facts += [text for (text,) in connection.execute(statement, (cited["document"], page))]
+        if facts:
+            claims = check(connection, question.answers[0], facts)["claims"]
+            stay = [bool(c["citation_indices"]) for c in claims if c["grounding_check_required"]]
+            sentences += stay
+            answers.append(any(stay) or not stay)
+    return statistics.mean(answers), statistics.mean(sentences)
 
 
 def check(connection: psycopg.Connection[Any], answer: str, facts: list[str]) -> Any:
