@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ml_rag.backend.retrieval.rows import Rows
-    from ml_rag.backend.retrieval.shape import Arm
+#: shape.Arm and rows.Rows, which know of the kinds
+Arm = Any
+Rows = Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from ml_rag.backend.retrieval.arms import KINDS, Kind, Unit
 from ml_rag.backend.retrieval.sqltext import literal
 from ml_rag.backend.retrieval.stores import Metric, Store
 
-if TYPE_CHECKING:
-    from ml_rag.backend.retrieval.rows import Rows
+#: rows.Rows, which knows of these
+Rows = Any
 
 #: fetched beyond the n nearest, at most: to see whether the last place is shared. Of equal distances those that come
 #: first by name are wanted, and an index does not know names
@@ -118,7 +118,8 @@ class Near:
         return Near(self.sort, self.limit * 4, self.quantization)
 
     def fragment(self, rows: Rows, i: int, source: Source, arm: Arm, place: int) -> str:
-        return rows.near(i, source, arm, place, self)
+        text: str = rows.near(i, source, arm, place, self)
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,8 @@ class Words:
     rows: str
 
     def fragment(self, rows: Rows, i: int, source: Source, arm: Arm, place: int) -> str:
-        return rows.words(i, source, place, self)
+        text: str = rows.words(i, source, place, self)
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,8 @@ class Nodes:
     returns_node: bool
 
     def fragment(self, rows: Rows, i: int, source: Source, arm: Arm, place: int) -> str:
-        return rows.nodes(i, source, arm, place, self)
+        text: str = rows.nodes(i, source, arm, place, self)
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,8 @@ class Given:
     """Hits that were found elsewhere, as JSON."""
 
     def fragment(self, rows: Rows, i: int, source: Source, arm: Arm, place: int) -> str:
-        return rows.given(i, arm, place)
+        text: str = rows.given(i, arm, place)
+        return text
 
 
 @dataclass(frozen=True, slots=True)
