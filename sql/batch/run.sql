@@ -19,7 +19,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._run_row(job jsonb, "row" jsonb, vector @vector@.vector, OUT error text)
+CREATE FUNCTION ml_rag._run_row(job jsonb, given jsonb, vector @vector@.vector, OUT error text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -30,9 +30,9 @@ AS $$
 -- the same; one that has a result of another call by now has no error.
 DECLARE
   _routine text := job ->> 'routine';
-  _key text[] := "row" ->> 'key';
-  _input text := "row" ->> 'input';
-  _extra text := "row" ->> 'extra';
+  _key text[] := given ->> 'key';
+  _input text := given ->> 'input';
+  _extra text := given ->> 'extra';
   _n bigint;
   _state text;
   _message text;

@@ -7,7 +7,7 @@ AS $$
 -- purpose: how many texts wait, and how often a model will be asked: of a group that is not made yet (names null), or of those
 -- Reads: the store, as the caller
 DECLARE
-  _run ml_rag._node_fill;
+  _run record;
   _name text;
   _from text;
   _parents bigint;

@@ -82,25 +82,17 @@ AS $$
 DECLARE
   _group ml_rag._node_group;
   _key record := ml_rag._primary_key(store);
-  _run ml_rag._node_fill;
+  _columns name[] := ARRAY(SELECT a.attname FROM pg_attribute AS a WHERE a.attrelid = store AND NOT a.attisdropped);
 BEGIN
   IF name IS NOT NULL THEN
     _group := ml_rag._node_group(store, name);
   END IF;
-  SELECT max(a.attname::text) FILTER (WHERE a.attname = 'segment_number'),
-    min(a.attname::text) FILTER (WHERE a.attname IN ('document_id', 'document_name'))
-  INTO _run.number, _run.document
-  FROM pg_attribute AS a WHERE a.attrelid = _look_up.store AND NOT a.attisdropped;
-  _run.store := store;
-  _run.relation := _group.relation;
-  _run.options := _group.options;
-  _run.key := _group.key;
-  _run.store_key := coalesce(_group.store_key, _key.key);
-  _run.key_types := CASE WHEN name IS NULL THEN _key.types ELSE ARRAY(
-    SELECT format_type(a.atttypid, a.atttypmod) FROM unnest(_group.key) WITH ORDINALITY AS k (name, place)
-    JOIN pg_attribute AS a ON a.attrelid = _group.relation AND a.attname = k.name ORDER BY k.place) END;
-  _run.retries := retries;
-  RETURN _run;
+  RETURN ROW(store, _group.relation, _group.options, _group.key, coalesce(_group.store_key, _key.key),
+    CASE WHEN name IS NULL THEN _key.types ELSE ARRAY(
+      SELECT format_type(a.atttypid, a.atttypmod) FROM unnest(_group.key) WITH ORDINALITY AS k (name, place)
+      JOIN pg_attribute AS a ON a.attrelid = _group.relation AND a.attname = k.name ORDER BY k.place) END,
+    CASE WHEN 'document_id' = ANY (_columns) THEN 'document_id' WHEN 'document_name' = ANY (_columns) THEN 'document_name' END,
+    CASE WHEN 'segment_number' = ANY (_columns) THEN 'segment_number' END, retries)::ml_rag._node_fill;
 END
 $$;
 
