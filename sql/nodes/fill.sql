@@ -82,7 +82,8 @@ AS $$
 DECLARE
   _group ml_rag._node_group;
   _key record := ml_rag._primary_key(store);
-  _columns name[] := ARRAY(SELECT a.attname FROM pg_attribute AS a WHERE a.attrelid = store AND NOT a.attisdropped);
+  _columns name[] := ARRAY(SELECT a.attname FROM pg_attribute AS a WHERE a.attrelid = store AND NOT a.attisdropped
+    ORDER BY a.attnum);
 BEGIN
   IF name IS NOT NULL THEN
     _group := ml_rag._node_group(store, name);
