@@ -107,7 +107,7 @@ _doors: dict[str, Callable[..., Any]] = {}
 
 
 def door(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Let ``function`` be called by its name, whoever may call ml_rag's functions."""
+    """Let ``function`` be called by its name, by all who may call the functions of ml_rag."""
     _doors[function.__name__] = function
     return function
 
@@ -116,7 +116,7 @@ def door(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any
 def call_by_name(plpy: Any, name: str, given: str) -> str:
     """What a door returns, as JSON text, which it may be already; ``given``: JSON text of an array of its arguments."""
     if name not in _doors:
-        raise InvalidRequest("there is no such function", detail=name)
+        raise InvalidRequest("the function does not exist", detail=f"Its name is {name[:80]!r}.")
     found = _doors[name](plpy, *_parsed(given))
     return found if isinstance(found, str) else as_jsonb(found)
 

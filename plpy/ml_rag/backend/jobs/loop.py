@@ -190,7 +190,7 @@ _jobs: dict[int, tuple[Session, Steps[dict[str, Any]], Statement | None]] = {}
 
 
 def begin(derived: Derived) -> int:
-    """A new job: a number that nobody guesses, as a trigger of another's table could go on with it."""
+    """A new job: its number, a random one, as a trigger of somebody else's table could continue a job that it knows."""
     job = secrets.randbits(62)
     _jobs[job] = derived.session, loop(derived), None
     return job
@@ -199,7 +199,7 @@ def begin(derived: Derived) -> int:
 def advance(job: int, committed: bool | None, found: str | None) -> Statement | dict[str, Any]:
     """The next statement of a job, or its result. ``found``: what the last one has returned, as JSON text."""
     if job not in _jobs:
-        raise InvalidRequest("there is no such job")
+        raise InvalidRequest("the job does not exist")
     session, steps, last = _jobs[job]
     try:
         sent = None if last is None else committed if last is COMMIT else json.loads(found or "null")

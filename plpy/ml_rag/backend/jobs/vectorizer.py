@@ -202,7 +202,7 @@ class Vectorizer(Derived):
         self._batches = None if self._batches is None else self._batches - 1
 
     def _write_segments(self, places: list[str], texts: list[str], made: dict[str, Any]) -> Steps[int]:
-        """The segments of rows that still have that text and that nobody else is changing, for those that wait."""
+        """Write the segments of rows that still have that text and that no other transaction is changing."""
         job = self._job
         columns = ", ".join(map(identifier, job["key"]))
         of_free = ", ".join(f"f.{identifier(name)}" for name in job["key"])

@@ -78,10 +78,10 @@ def write_vectors(
     relation: str, column: str, segment: str, type_name: str, places: list[str], texts: list[str],
     vectors: list[str | None],
 ) -> Steps[tuple[int, list[int]]]:  # fmt: skip
-    """The vectors of rows that still have that text and that nobody else is changing; others come up again.
+    """Write the vectors of rows that still have that text and that no other transaction is changing; others come again.
 
-    Not waiting for a row is what keeps this out of deadlocks with whoever changes many. How many are written, and which
-    a trigger of the table has kept as they are. The names are quoted.
+    It waits for no row, so it takes part in no deadlock with a transaction that changes many. Returns how many it has
+    written, and which ones a trigger of the table has kept as they are. The names are quoted.
     """
     schema = type_name.rpartition(".")[0]
     found = yield from run(
