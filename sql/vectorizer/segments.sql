@@ -200,8 +200,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the triggers of the source, and the function that they run, which belongs to its owner
--- Nobody else may make triggers of it: they would write into the table of segments. So it does not take the place of one that
--- is there: whoever made that may have granted others to execute it.
+-- Nobody else may make triggers of it: they would write into the table of segments. So it never replaces another function, whose
+-- owner may have granted others to execute it. What a vectorizer of a dropped table has left is dropped first.
 -- Writes: the table's definition and a new function, as the caller
 DECLARE
   _relation text := ml_rag._full_name(relation);
@@ -210,6 +210,12 @@ DECLARE
   _key name[] := (ml_rag._primary_key(relation)).key;
   _event text;
 BEGIN
+  IF EXISTS (SELECT FROM pg_proc AS p
+             WHERE p.oid = to_regprocedure(_function || '()') AND p.proowner = _owner
+               AND strpos(p.prosrc, '-- made by ml_rag.create_vectorizer:') > 0
+               AND NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgfoid = p.oid)) THEN
+    EXECUTE format('DROP FUNCTION %s()', _function);
+  END IF;
   EXECUTE format($sql$
     CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
     -- made by ml_rag.create_vectorizer: what a statement has done to a table, done to its segments

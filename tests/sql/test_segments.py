@@ -277,6 +277,23 @@ def test_nobody_else_can_use_the_function_of_the_triggers(db: Database, notes: C
         )
 
 
+def test_what_a_dropped_table_left_is_not_in_the_way(notes: Connection) -> None:
+    notes.execute("DROP TABLE notes, notes_segments CASCADE")
+    notes.execute(NOTES)
+    create(notes, "notes", "{body}", document_name="{title}", destination="table")
+    notes.execute("INSERT INTO notes VALUES (1, 'one', 'a tent')")
+    assert segments(notes) == [("one", 1, "a tent")]
+
+
+def test_a_function_of_one_s_own_stays(notes: Connection) -> None:
+    notes.execute("DROP TABLE notes, notes_segments CASCADE; DROP FUNCTION notes_segments")
+    own = "CREATE FUNCTION notes_segments() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'"
+    notes.execute(own)
+    notes.execute(NOTES)
+    with error("42723", "notes_segments"):
+        create(notes, "notes", "{body}", document_name="{title}", destination="table")
+
+
 def test_a_policy_of_another_role_does_not_redirect_the_segments(db: Database, notes: Connection) -> None:
     notes.execute("GRANT CREATE ON SCHEMA public TO PUBLIC; GRANT SELECT ON notes, notes_segments TO PUBLIC")
     asker = db.connect("asker")
