@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from ml_rag.client.datasets import Dataset
@@ -59,8 +58,8 @@ def measure(
 
 
 def kept(connection: psycopg.Connection[Any], dataset: Dataset, store: str) -> tuple[float, float]:
-    """Of answers that a large model wrote once, checked by what hybrid search cites for their questions: the share of which
-    something is left if unsupported sentences are taken out, and the share of their sentences that stay."""
+    """Of answers that a large model wrote once, checked by what hybrid search cites for their questions: the share that
+    keeps something if unsupported sentences are taken out, and the share of their sentences that stay."""
     answers: list[bool] = []
     sentences: list[bool] = []
     options = Jsonb({"vector_store": [store], "keyword_search": True, "n_citations": 5})

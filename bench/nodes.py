@@ -56,7 +56,8 @@ _SEGMENTS_OR_SENTENCES = [
 def make_pages(connection: psycopg.Connection[Any], store: str) -> str:
     """A store of whole pages made of a store of segments, which a form feed keeps apart, with their node group windows.
 
-    A page is longer than what the embedding model takes in: its windows are searched by meaning, the page by its words.
+    A page is longer than what the embedding model takes in: its vector is that of its beginning, and its windows have
+    vectors of their own.
     """
     schema, name = store.split(".")
     target = f"{schema}.{name}_pages"
@@ -67,7 +68,7 @@ def make_pages(connection: psycopg.Connection[Any], store: str) -> str:
         sql.SQL(
             "INSERT INTO {} SELECT document_name, jsonb_build_object('page', (metadata ->> 'page')::integer),"
             " document_id, (metadata ->> 'page')::integer, string_agg(segment, E'\\f' ORDER BY segment_number),"
-            " (array_agg(segment_embedding ORDER BY segment_number))[1]"
+            " public.ml_embed_row(string_agg(segment, E'\\f' ORDER BY segment_number))"
             " FROM {} GROUP BY 1, 2, 3, 4"
         ).format(pages, segments)
     )
