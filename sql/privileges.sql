@@ -93,10 +93,10 @@ BEGIN
       text_search_configuration _lexemes _scripts _tokens _words _token_texts _tokens_of keyword_tokens _numpy'),
     -- keyword/index
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _key_and_segment _keyword_rows _raise_of_columns _may_fold _keep_keywords
-      _build_keyword_index _drop_keyword_index _fold_own_keywords _own_table _indexable_key _has_foreign_partition
+      _key_and_segment _keyword_rows _raise_of_columns _may_merge _keep_keywords
+      _build_keyword_index _drop_keyword_index _merge_own_keywords _own_table _indexable_key _has_foreign_partition
       _drop_keyword_triggers _make_keyword_triggers disable_keyword_search
-      _index_keywords enable_keyword_search fold_keyword_index'),
+      _index_keywords enable_keyword_search merge_keyword_index fold_keyword_index'),
     -- store/marker
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _marker_pattern _marked_model _marker _marked_key _marked_columns _mark_keys _kept_limit _keep_limit

@@ -1,4 +1,4 @@
--- index: keyword indexes: made by a table's owner, kept current by its triggers, folded.
+-- index: keyword indexes: made by a table's owner, kept current by its triggers, merged.
 
 CREATE FUNCTION ml_rag._key_and_segment(alias text, index ml_rag_internal.keyword_store) RETURNS text
 -- not in SQL, which would be parsed anew in each statement that writes a row
@@ -33,13 +33,13 @@ AS $$
 return backend.index_cursor(plpy, store, rows)
 $$;
 
-CREATE FUNCTION ml_rag._fold_keywords(store oid, thorough boolean, OUT done boolean, OUT error jsonb)
+CREATE FUNCTION ml_rag._merge_keywords(store oid, thorough boolean, OUT done boolean, OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
-# purpose: fold what waits into runs (see ml_rag.backend.keyword)
+# purpose: merges pending changes into runs (see ml_rag.backend.keyword)
 @BACKEND@
-return backend.fold_keywords(plpy, store, thorough)
+return backend.merge_keywords(plpy, store, thorough)
 $$;
 
 CREATE FUNCTION ml_rag._raise_of_columns(index ml_rag_internal.keyword_store) RETURNS void
@@ -56,12 +56,12 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._may_fold(index ml_rag_internal.keyword_store) RETURNS boolean
+CREATE FUNCTION ml_rag._may_merge(index ml_rag_internal.keyword_store) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: whether the session's role may know the words of all rows of the table, or at least in how many rows each is
--- What a fold writes, as pg_stat_xact_all_tables and EXPLAIN (ANALYZE, WAL) show to whoever caused it, depends on the words
+-- What a merge writes, as pg_stat_xact_all_tables and EXPLAIN (ANALYZE, WAL) show to whoever caused it, depends on the words
 -- that it finds waiting. current_user would be the owner of the trigger.
 SELECT bool_and(has_column_privilege(r.oid, index.store, a.attnum, 'SELECT')) AND bool_and(index.statistics = 'all' OR NOT c.relrowsecurity
   OR r.rolsuper OR r.rolbypassrls OR pg_has_role(r.oid, c.relowner, 'USAGE') AND NOT c.relforcerowsecurity)
@@ -225,15 +225,15 @@ BEGIN
     CLOSE _rows;
   END IF;
   -- How much waits is looked at by about every 50th row's statement; random() is the caller's, who may have seeded it.
-  -- Under repeatable read nothing is folded: what others have folded since would make
+  -- Under repeatable read nothing is merged: what others have merged since would make
   -- the transaction fail.
   IF extract(microseconds FROM clock_timestamp())::integer % 50 < _n + _gone
     AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
     -- an expression with a statement in it takes as long as one
     IF (_is_large OR EXISTS (SELECT FROM ml_rag_internal.keyword_new AS w WHERE w.store = _store OFFSET _portion - 1)
         OR EXISTS (SELECT FROM ml_rag_internal.keyword_gone AS w WHERE w.store = _store OFFSET _portion - 1))
-      AND ml_rag._may_fold(_index) THEN
-      _error := (SELECT f.error FROM ml_rag._fold_keywords(_store, false) AS f);
+      AND ml_rag._may_merge(_index) THEN
+      _error := (SELECT f.error FROM ml_rag._merge_keywords(_store, false) AS f);
       PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
     END IF;
   END IF;
@@ -259,13 +259,13 @@ AS $$
 return backend.drop_keyword_index(plpy, store)
 $$;
 
-CREATE FUNCTION ml_rag._fold_own_keywords(store oid, OUT done boolean, OUT error jsonb)
+CREATE FUNCTION ml_rag._merge_own_keywords(store oid, OUT done boolean, OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
-# purpose: fold and merge the keyword index of a table of the caller's
+# purpose: merges all of the keyword index of a table of the caller's
 @BACKEND@
-return backend.fold_own_keywords(plpy, store)
+return backend.merge_own_keywords(plpy, store)
 $$;
 
 CREATE FUNCTION ml_rag._own_table(store regclass) RETURNS void
@@ -502,7 +502,7 @@ cannot be inherited, foreign or a view. Meanwhile writers wait, readers do not. 
 options: SELECT * FROM ml_rag.option WHERE routine = 'enable_keyword_search'. Errors: 22023 bad option; 42P01; 42501 not
 the owner; 55000 no such key, a table that cannot have one, or numpy is missing.$$;
 
-CREATE FUNCTION ml_rag.fold_keyword_index(store regclass) RETURNS void
+CREATE FUNCTION ml_rag.merge_keyword_index(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
@@ -510,13 +510,26 @@ DECLARE
   _error jsonb;
 BEGIN
   PERFORM ml_rag._own_table(store);
-  _error := (SELECT f.error FROM ml_rag._fold_own_keywords(store) AS f);
+  _error := (SELECT f.error FROM ml_rag._merge_own_keywords(store) AS f);
   PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 @RAISE@
 END
 $$;
-COMMENT ON FUNCTION ml_rag.fold_keyword_index(regclass) IS
+COMMENT ON FUNCTION ml_rag.merge_keyword_index(regclass) IS
 $$merges pending changes into the keyword index of a table, which makes searches faster; for its owner
 Writers merge some of them as they go; this merges all, and blocks only others who do the same. Errors: 42P01; 42501
 not the owner; 55000 numpy is missing.$$;
+
+CREATE FUNCTION ml_rag.fold_keyword_index(store regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+  PERFORM ml_rag.merge_keyword_index(store);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
+END
+$$;
+COMMENT ON FUNCTION ml_rag.fold_keyword_index(regclass) IS
+$$former name of ml_rag.merge_keyword_index; the next release drops it$$;

@@ -3,7 +3,7 @@
 
 -- Rows get a number of their own, which is never used again. A run is a sealed part of an index: up to 65536 rows with
 -- their postings, which never change; what is deleted from it is noted beside. New rows wait in keyword_new and deleted
--- ones in keyword_gone until they are folded into runs, so that writers only ever append and never wait for each other.
+-- ones in keyword_gone until they are merged into runs, so that writers only ever append and never wait for each other.
 
 CREATE TABLE ml_rag_internal.keyword_store (
   store         regclass PRIMARY KEY,
@@ -203,7 +203,7 @@ CREATE FUNCTION ml_rag._empty_keywords(store oid) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: forget all rows of an index; waits for whoever folds it
+-- purpose: forget all rows of an index; waits for whoever merges it
 -- Writes: ml_rag_internal.keyword_row, keyword_new, keyword_gone, keyword_posting, keyword_run
 BEGIN
   PERFORM FROM ml_rag_internal.keyword_store AS i WHERE i.store = _empty_keywords.store FOR UPDATE;

@@ -141,7 +141,7 @@ BEGIN
     EXECUTE format('CREATE INDEX ON %s USING hnsw (node_embedding @vector@.vector_cosine_ops)', _nodes);
   END IF;
   IF (options -> 'keyword_search')::boolean THEN
-    PERFORM ml_rag.fold_keyword_index(nodes);
+    PERFORM ml_rag.merge_keyword_index(nodes);
   END IF;
   EXECUTE format('ANALYZE %s', _nodes);
 END

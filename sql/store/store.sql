@@ -304,7 +304,7 @@ BEGIN
   ELSIF _element.dimensions > 0 THEN
     EXECUTE format('CREATE INDEX ON %s USING %I (%s)%s', _relation, _index.method, _element.element, _index.storage);
   END IF;
-  PERFORM ml_rag.fold_keyword_index(store)
+  PERFORM ml_rag.merge_keyword_index(store)
   WHERE EXISTS (SELECT FROM ml_rag._keyword_index(index_store.store));
   IF NOT EXISTS (SELECT FROM ml_rag._shards(store)) THEN
     EXECUTE format('ANALYZE %s', _relation);

@@ -101,7 +101,7 @@ def test_no_room_for_folding(site: Site, on_disk: SmallDisk) -> None:
     with error("53100", "No space left on device", ours=False):
         session.execute("SELECT ml_rag.enable_keyword_search('docs')")
     ballast.unlink()
-    session.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    session.execute("SELECT ml_rag.merge_keyword_index('docs')")
     site.verify()
 
 

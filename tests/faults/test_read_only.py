@@ -41,7 +41,7 @@ WRITES = {
     "CALL ml_embed_table('public.questions.question', 'public.o.a')": "results cannot be written in a read-only",
     "SELECT ml_rag_evaluate('SELECT ''topic3'' AS question')": "cannot be kept in a read-only",
     "SELECT ml_rag.remove_documents('docs', '{a}')": "read-only transaction",
-    "SELECT ml_rag.fold_keyword_index('docs')": "read-only transaction",
+    "SELECT ml_rag.merge_keyword_index('docs')": "read-only transaction",
     "SELECT ml_rag.enable_keyword_search('docs')": "",
     "SELECT ml_rag.disable_keyword_search('docs')": "",
     "SELECT ml_rag.configure('abstain_text', 'no')": "read-only transaction",

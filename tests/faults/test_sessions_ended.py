@@ -130,7 +130,7 @@ def test_a_call_in_the_middle_of_a_models_work(site: Site, routine: str, way: st
 WRITES: dict[str, tuple[str, str, str]] = {
     "vector_store_load": ("docs", "NEW.document_name LIKE '%d030.txt'", "load"),
     "load_document": ("docs", "NEW.segment_number = 2 AND NEW.document_name = 'a'", "document"),
-    "fold_keyword_index": ("ml_rag_internal.keyword_posting", "true", "SELECT ml_rag.fold_keyword_index('docs')"),
+    "merge_keyword_index": ("ml_rag_internal.keyword_posting", "true", "SELECT ml_rag.merge_keyword_index('docs')"),
     "enable_keyword_search": ("ml_rag_internal.keyword_posting", "true", "SELECT ml_rag.enable_keyword_search('docs')"),
 }
 

@@ -241,14 +241,14 @@ def test_in_the_middle_of_a_batch_routine(site: Site, gate: Make, statement: str
 
 # -- a keyword index that is folded or made anew ----------------------------------------------------------------------
 
-REBUILDS = ["SELECT ml_rag.enable_keyword_search('docs')", "SELECT ml_rag.fold_keyword_index('docs')"]
+REBUILDS = ["SELECT ml_rag.enable_keyword_search('docs')", "SELECT ml_rag.merge_keyword_index('docs')"]
 MEANWHILE = [
     "DROP TABLE docs",
     "TRUNCATE docs",
     "DELETE FROM docs WHERE document_name LIKE '%d01%'",
     "SELECT ml_rag.disable_keyword_search('docs')",
     "SELECT ml_rag.enable_keyword_search('docs', '{\"k1\": 1.5}')",
-    "SELECT ml_rag.fold_keyword_index('docs')",
+    "SELECT ml_rag.merge_keyword_index('docs')",
 ]
 
 
@@ -286,7 +286,7 @@ def test_a_keyword_search_while_its_runs_are_replaced(site: Site, gate: Make) ->
     options = '{"keyword_search": true, "semantic_search": false, "n_citations": 40}'
     before = rows(reader, ask, options)
     held = gate("ml_rag_internal.keyword_posting", "true")
-    call: Background = site.background(lambda: session.execute("SELECT ml_rag.fold_keyword_index('docs')"))
+    call: Background = site.background(lambda: session.execute("SELECT ml_rag.merge_keyword_index('docs')"))
     held.wait()
     assert rows(reader, ask, options) == before
     held.open()

@@ -84,7 +84,7 @@ def assert_lives_on(owner: Connection) -> None:
     owner.execute("DELETE FROM docs WHERE document_id = 9")
     content.insert(owner, "docs", content.rows(30, 5000))
     assert_exact(owner, "copper violin number5007")
-    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     assert_exact(owner, "copper violin number5007")
     row = owner.execute("SELECT max(run_id) FROM ml_rag.evaluation_run").fetchone()
     again = owner.execute(

@@ -234,7 +234,7 @@ def test_keyword_indexes_follow_their_tables_on(upgraded: Upgraded) -> None:
         owner.execute("UPDATE docs SET segment = 'violin of copper' WHERE document_id = 10")
         content.insert(owner, "docs", content.rows(30, 5000))
         assert_exact(owner, "copper violin number5007")
-        owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+        owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
         assert_exact(owner, "copper violin number5007")
         owner.execute("DROP TABLE docs CASCADE")
         assert owner.execute("SELECT count(*) FROM ml_rag_internal.keyword_store").fetchone() == (2,)

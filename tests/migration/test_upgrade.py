@@ -106,7 +106,7 @@ def test_keyword_indexes_follow_their_tables_on(upgraded: Upgraded) -> None:
         session.execute("UPDATE docs SET segment = 'violin of copper' WHERE document_id = 10")
         content.insert(session, "docs", content.rows(30, 5000))
         assert_exact(session, "copper violin number5007")
-        session.execute("SELECT ml_rag.fold_keyword_index('docs')")
+        session.execute("SELECT ml_rag.merge_keyword_index('docs')")
         assert_exact(session, "copper violin number5007")
         session.execute("DROP TABLE docs CASCADE")
         assert session.execute("SELECT count(*) FROM ml_rag_internal.keyword_store").fetchone() == (2,)

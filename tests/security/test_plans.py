@@ -77,7 +77,7 @@ def test_plans_are_the_same_with_and_without_stores_that_one_may_not_read(
     before = [plan(asker, statement) for statement in statements]
     insert(owner, "hidden", [("d", 1, i, "zanzibar quicksilver", (1, i, 0)) for i in range(50)])
     enable(owner, "hidden")
-    owner.execute("SELECT ml_rag.fold_keyword_index('hidden')")
+    owner.execute("SELECT ml_rag.merge_keyword_index('hidden')")
     keyword_store(owner, ["zanzibar"] * 3, "hidden_too")
     owner.execute("REVOKE ALL ON hidden_too FROM ml_rag_user; ANALYZE")
     for statement, old in zip(statements, before, strict=True):
@@ -97,7 +97,7 @@ def test_a_word_of_hidden_rows_costs_the_same_pages_as_a_word_of_nobodys(
     owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY")
     owner.execute(f"CREATE POLICY p ON docs TO {db.role('asker')} USING (document_name = 'asker.txt')")
     if folded:
-        owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+        owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     asker = db.connect("asker")
     scores = f"SELECT * FROM ml_rag._keyword_scores('docs'::regclass, {KEY}, '{{%s}}', '{{1}}', 10)"
     words = ("zanzibar", "zanzibaz", "absent99")
@@ -129,16 +129,16 @@ def test_what_a_writer_causes_does_not_tell_of_words_that_others_wrote(
     def written(word: str) -> Any:
         with asker.transaction(force_rollback=True):
             before = asker.execute(WRITTEN).fetchall()
-            enough_to_fold(asker, "asker.txt", word)
+            enough_to_merge(asker, "asker.txt", word)
             return [row[1] - old[1] for row, old in zip(asker.execute(WRITTEN), before, strict=True)]
 
     assert written("zanzibar") == written("quicksilver") == [0, 0]
     # one who sees all of it folds
-    enough_to_fold(owner, "owner.txt", "common")
+    enough_to_merge(owner, "owner.txt", "common")
     assert owner.execute("SELECT count(*) FROM ml_rag_internal.keyword_new").fetchone() == (0,)
 
 
-def enough_to_fold(connection: Connection, name: str, word: str) -> None:
+def enough_to_merge(connection: Connection, name: str, word: str) -> None:
     """With the five that wait: not enough for the statement to fold its own rows alone."""
     connection.execute(
         "INSERT INTO docs (document_name, metadata, document_id, segment_number, segment, segment_embedding)"
@@ -274,7 +274,7 @@ def md5(text: str) -> str:
 def test_estimates_do_not_depend_on_the_words_that_are_asked_for(db: Database, owner: Connection) -> None:
     """debug_print_plan is anybody's to set: estimates for a word would tell how common it is."""
     keyword_store(owner, ["zanzibar"] * 300 + ["quicksilver"])
-    owner.execute("SELECT ml_rag.fold_keyword_index('docs'); ANALYZE")
+    owner.execute("SELECT ml_rag.merge_keyword_index('docs'); ANALYZE")
     shown = []
     for word in ("zanzibar", "quicksilver", "absent"):
         asker = db.connect("asker")  # which plans anew

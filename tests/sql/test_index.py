@@ -1,4 +1,4 @@
-"""keyword/index: keyword indexes follow their tables, in every way a table can change; they are folded meanwhile."""
+"""keyword/index: keyword indexes follow their tables, in every way a table can change; they are merged meanwhile."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_rollback_and_savepoints(owner: Connection) -> None:
     owner.execute("DELETE FROM docs WHERE document_id = 1")
     add(owner, ["fox fox"], 4)
     assert found(owner) == [3, 4]
-    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     assert found(owner) == [3, 4]
     assert_exact(owner, "fox dog")
     owner.execute("ROLLBACK TO a")
@@ -191,7 +191,7 @@ def test_many_random_changes_keep_the_index_exact(owner: Connection) -> None:
                     "UPDATE docs SET segment = %s WHERE document_id %% 7 = %s", (text(), generator.randrange(7))
                 )
             case 5:
-                owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+                owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
             case 6 if owner.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
                 owner.execute("BEGIN")
             case 7:
@@ -202,7 +202,7 @@ def test_many_random_changes_keep_the_index_exact(owner: Connection) -> None:
     owner.execute("ROLLBACK")
 
 
-# -- folding ----------------------------------------------------------------------------------------------------------
+# -- merging ----------------------------------------------------------------------------------------------------------
 
 
 def fill(connection: Connection, n: int, first: int = 1, text: str = "'fox ' || i") -> None:
@@ -211,7 +211,7 @@ def fill(connection: Connection, n: int, first: int = 1, text: str = "'fox ' || 
     )
 
 
-def test_a_large_statement_folds_its_own_rows(owner: Connection) -> None:
+def test_a_large_statement_merges_its_own_rows(owner: Connection) -> None:
     keyword_store(owner)
     fill(owner, 999)
     assert (waiting(owner), runs(owner)) == ((999, 0), [])
@@ -239,12 +239,12 @@ def test_runs_are_merged(owner: Connection) -> None:
         fill(owner, 1000, first)
     assert len(runs(owner)) <= 10
     owner.execute("DELETE FROM docs WHERE document_id <= 12000")
-    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     assert runs(owner) == [(8000, 0)]
     assert found(owner) == list(range(12_001, 20_001))
     assert_exact(owner, "fox 12345")
     owner.execute("DELETE FROM docs")
-    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     assert (runs(owner), waiting(owner)) == ([], (0, 0))
     assert owner.execute("SELECT count(*) FROM ml_rag_internal.keyword_posting").fetchone() == (0,)
 
@@ -262,13 +262,13 @@ def test_words_that_stand_there_hundreds_of_times(owner: Connection) -> None:
     keyword_store(owner, ["fox " * 255, "fox " * 256, "fox " * 20_000, "fox", "dog"])
     assert_exact(owner, "fox dog")
     add(owner, ["fox " * 300, "dog"], 6)
-    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     assert runs(owner) == [(7, 0)]
     assert_exact(owner, "fox dog")
 
 
-def test_nothing_is_folded_under_repeatable_read(owner: Connection, db: Database) -> None:
-    """What others have folded since the snapshot must not make the transaction fail."""
+def test_nothing_is_merged_under_repeatable_read(owner: Connection, db: Database) -> None:
+    """What others have merged since the snapshot must not make the transaction fail."""
     keyword_store(owner)
     fill(owner, 900)
     other = db.connect()
@@ -276,7 +276,7 @@ def test_nothing_is_folded_under_repeatable_read(owner: Connection, db: Database
     assert len(found(other)) == 900
     fill(owner, 5000, 1001)
     owner.execute("DELETE FROM docs WHERE document_id <= 10")
-    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     assert found(other) == list(range(1, 901))
     for first in range(20_000, 21_000, 100):
         fill(other, 100, first)
@@ -287,7 +287,7 @@ def test_nothing_is_folded_under_repeatable_read(owner: Connection, db: Database
     assert found(other) == [*range(1, 11), *expected]
     other.execute("COMMIT")
     assert found(owner) == sorted([*expected, *range(1001, 6001)])
-    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     assert found(owner) == sorted([*expected, *range(1001, 6001)])
     assert_exact(owner, "fox again 21")
 
@@ -306,8 +306,8 @@ def test_two_writers_do_not_wait_for_each_other(owner: Connection, db: Database)
     two.execute("DELETE FROM docs WHERE document_id = 2")
     fill(one, 1000, 1000)
     fill(two, 1000, 2000)
-    # one folds all that waits; two deletes what is being folded
-    one.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    # one merges all that is pending; two deletes what is being merged
+    one.execute("SELECT ml_rag.merge_keyword_index('docs')")
     two.execute("DELETE FROM docs WHERE document_id = 3")
     two.execute("UPDATE docs SET segment = 'dog' WHERE document_id = 4")
     fill(two, 1000, 3000)
@@ -319,7 +319,7 @@ def test_two_writers_do_not_wait_for_each_other(owner: Connection, db: Database)
     one.execute("COMMIT")
     assert found(owner) == [*mine, 11, 12, *range(1000, 4000)]
     assert_exact(owner, "fox new dog 1500")
-    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     assert waiting(owner) == (0, 0)
     assert_exact(owner, "fox new dog 1500")
 
@@ -343,7 +343,7 @@ def test_many_sessions_at_once(owner: Connection, db: Database) -> None:
                     )
                     connection.execute("COMMIT" if generator.random() < 0.8 else "ROLLBACK")
                     if i % 4 == 0:
-                        connection.execute("SELECT ml_rag.fold_keyword_index('docs')")
+                        connection.execute("SELECT ml_rag.merge_keyword_index('docs')")
                     seen = search(connection, "fox", 5)
                     assert all(score > 0 for _, _, score in seen)
         except (AssertionError, psycopg.Error) as e:
@@ -356,7 +356,7 @@ def test_many_sessions_at_once(owner: Connection, db: Database) -> None:
         thread.join()
     assert problems == []
     assert_exact(owner, "fox 1001001")
-    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     assert_exact(owner, "fox 1001001")
 
 
@@ -368,9 +368,9 @@ def test_a_reader_keeps_its_snapshot_while_runs_are_replaced(owner: Connection, 
     reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     before = search(reader, "fox 77", 100_000)
     owner.execute("DELETE FROM docs WHERE document_id % 2 = 0")
-    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     fill(owner, 3000, 10_000)
-    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     assert search(reader, "fox 77", 100_000) == before
     reader.execute("COMMIT")
     assert search(reader, "fox 77", 100_000) == search(owner, "fox 77", 100_000)
@@ -379,24 +379,24 @@ def test_a_reader_keeps_its_snapshot_while_runs_are_replaced(owner: Connection, 
 def test_only_owners_can_hold_up_who_empties_an_index(owner: Connection, asker: Connection) -> None:
     keyword_store(owner, ["fox"])
     with error("42501", ours=False):
-        asker.execute("SELECT ml_rag._fold_keywords('docs'::regclass, true)")
+        asker.execute("SELECT ml_rag._merge_keywords('docs'::regclass, true)")
     with error("42501", "must be owner"):
-        asker.execute("SELECT ml_rag.fold_keyword_index('docs')")
-    asker.execute("BEGIN; SELECT * FROM ml_rag._fold_own_keywords('docs'::regclass)")
+        asker.execute("SELECT ml_rag.merge_keyword_index('docs')")
+    asker.execute("BEGIN; SELECT * FROM ml_rag._merge_own_keywords('docs'::regclass)")
     owner.execute("SET lock_timeout = '2s'; TRUNCATE docs")
     asker.execute("COMMIT")
 
 
-def test_emptying_waits_for_who_folds(owner: Connection, db: Database) -> None:
+def test_emptying_waits_for_who_merges(owner: Connection, db: Database) -> None:
     keyword_store(owner, ["fox"])
     add(owner, ["fox"], 2)
-    folding = db.connect()
-    folding.execute("BEGIN; SELECT ml_rag.fold_keyword_index('docs')")
+    merging = db.connect()
+    merging.execute("BEGIN; SELECT ml_rag.merge_keyword_index('docs')")
     owner.execute("SET lock_timeout = '200ms'")
     with pytest.raises(psycopg.errors.LockNotAvailable):
         owner.execute("TRUNCATE docs")
     fill(owner, 1500, 10)
     assert len(found(owner)) == 1502
-    folding.execute("COMMIT")
+    merging.execute("COMMIT")
     owner.execute("TRUNCATE docs")
     assert (runs(owner), waiting(owner)) == ([], (0, 0))

@@ -148,7 +148,7 @@ def test_drop_and_create_extension(owner: Connection) -> None:
 
 def test_only_the_owner_makes_and_drops(owner: Connection, asker: Connection, db: Database) -> None:
     keyword_store(owner, ["fox"])
-    for call in ("enable_keyword_search('docs')", "disable_keyword_search('docs')", "fold_keyword_index('docs')"):
+    for call in ("enable_keyword_search('docs')", "disable_keyword_search('docs')", "merge_keyword_index('docs')"):
         with error("42501", 'must be owner of table "public.docs"'):
             asker.execute(f"SELECT ml_rag.{call}")
     owner.execute(sql.SQL("CREATE SCHEMA own AUTHORIZATION {}").format(sql.Identifier(db.role("asker"))))
@@ -161,7 +161,7 @@ def test_only_the_owner_makes_and_drops(owner: Connection, asker: Connection, db
     fill_own = "INSERT INTO own.docs SELECT 'd', '{}', i, 1, 'fox' FROM generate_series(10, 2000) AS i"
     asker.execute(fill_own)
     assert len(found(asker, name="own.docs")) == 1995
-    asker.execute("SELECT ml_rag.fold_keyword_index('own.docs')")
+    asker.execute("SELECT ml_rag.merge_keyword_index('own.docs')")
     asker.execute("SELECT ml_rag.disable_keyword_search('own.docs')")
 
 
@@ -224,7 +224,7 @@ def test_keys_of_awkward_text_and_columns_of_awkward_names(owner: Connection) ->
     enable(owner, '"My ""Docs"', '{"segment": "T%ext"}')
     for key in keys:
         owner.execute('INSERT INTO "My ""Docs" VALUES (%s, 1.50, %s)', (key, f"fox {key}"))
-    owner.execute('SELECT ml_rag.fold_keyword_index(\'"My ""Docs"\')')
+    owner.execute('SELECT ml_rag.merge_keyword_index(\'"My ""Docs"\')')
     assert owner.execute("SELECT count(*), count(DISTINCT key) FROM ml_rag_internal.keyword_row").fetchone() == (12, 12)
     owner.execute('UPDATE "My ""Docs" SET "T%ext" = \'dog\'')
     owner.execute('DELETE FROM "My ""Docs" WHERE "a ""key""" <> \'\\\'')
@@ -315,7 +315,7 @@ def test_without_numpy_keyword_search_is_55000_with_what_to_install(owner: Conne
     connection = without_numpy(db)
     for statement in (
         "SELECT ml_rag.enable_keyword_search('docs')",
-        "SELECT ml_rag.fold_keyword_index('docs')",
+        "SELECT ml_rag.merge_keyword_index('docs')",
         f"SELECT ml_rag_search('fox', '{BY_WORDS}')",
     ):
         with error("55000", "needs numpy", "python3-numpy"):
@@ -341,7 +341,7 @@ def test_numpy_of_another_python_is_told_from_none(owner: Connection, db: Databa
             "\n$$"
         )
         with error("55000", "needs numpy", "for another Python") as caught:
-            connection.execute("SELECT ml_rag.fold_keyword_index('docs')")
+            connection.execute("SELECT ml_rag.merge_keyword_index('docs')")
     assert re.fullmatch(
         r"PL/Python here is Python 3\.\d+: Error importing numpy: you should not try to import numpy from\.",
         caught.detail,
@@ -362,7 +362,9 @@ def test_without_numpy_a_store_is_made_without_an_index(owner: Connection, db: D
 
 
 @pytest.mark.parametrize("store", ["NULL", "0", "4294967295"])
-@pytest.mark.parametrize("routine", ["enable_keyword_search", "disable_keyword_search", "fold_keyword_index"])
+@pytest.mark.parametrize(
+    "routine", ["enable_keyword_search", "disable_keyword_search", "merge_keyword_index", "fold_keyword_index"]
+)
 def test_a_table_that_is_not_there_is_42P01(owner: Connection, routine: str, store: str) -> None:
     with error("42P01"):
         owner.execute(f"SELECT ml_rag.{routine}({store}::oid::regclass)")

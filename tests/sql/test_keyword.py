@@ -223,7 +223,7 @@ $$"""
 def test_a_search_reads_its_index_by_four_statements(owner: Connection, db: Database) -> None:
     """And by one more where rows wait; what never changes of its runs is read once in a session."""
     keyword_store(owner, ["the quick brown fox", "lazy dogs sleep", "foxes and dogs"])
-    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     connection = db.connect()
     search(connection, "fox")
     connection.execute(TELL)

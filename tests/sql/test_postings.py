@@ -19,7 +19,7 @@ PUBLIC = "common words of both tenants"
 SECRET = "zanzibar quicksilver"
 
 
-def tenants(db: Database, owner: Connection, statistics: str = "all", folded: bool = True, n: int = 6) -> None:
+def tenants(db: Database, owner: Connection, statistics: str = "all", merged: bool = True, n: int = 6) -> None:
     """A store of which each of two roles sees its own rows; those of tenant hold the secret words."""
     create_store(owner)
     enable(owner, options=json.dumps({"statistics": statistics, "language": "simple"}))
@@ -29,8 +29,8 @@ def tenants(db: Database, owner: Connection, statistics: str = "all", folded: bo
     owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY")
     for who in ("asker", "tenant"):
         owner.execute(f"CREATE POLICY {who} ON docs TO {db.role(who)} USING (document_name = '{who}.txt')")
-    if folded:
-        owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    if merged:
+        owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
 
 
 #: what a reader of the rows of tenant alone may know
@@ -90,10 +90,10 @@ def test_one_who_may_read_the_text_column_only_may_search(owner: Connection, ask
     assert [row[0] for row in search(asker, "zanzibar")] == [1]
 
 
-@pytest.mark.parametrize("folded", [True, False])
+@pytest.mark.parametrize("merged", [True, False])
 @pytest.mark.parametrize("statistics", ["all", "visible"])
-def test_two_tenants_find_their_own_rows_only(db: Database, owner: Connection, statistics: str, folded: bool) -> None:
-    tenants(db, owner, statistics, folded)
+def test_two_tenants_find_their_own_rows_only(db: Database, owner: Connection, statistics: str, merged: bool) -> None:
+    tenants(db, owner, statistics, merged)
     for who, number in (("asker", 1), ("tenant", 2)):
         connection = db.connect(who)
         assert {row[0] for row in search(connection, "common words")} == {number}
@@ -102,12 +102,12 @@ def test_two_tenants_find_their_own_rows_only(db: Database, owner: Connection, s
         assert search(connection, "asker1" if who == "tenant" else "tenant1") == []
 
 
-@pytest.mark.parametrize("folded", [True, False])
-def test_scores_under_row_level_security(db: Database, owner: Connection, folded: bool) -> None:
+@pytest.mark.parametrize("merged", [True, False])
+def test_scores_under_row_level_security(db: Database, owner: Connection, merged: bool) -> None:
     """Statistics over all rows by default, over the visible ones where the store says so."""
     queries = ["common asker1", "words asker2 asker3 asker3", "zanzibar common"]
     for statistics in ("all", "visible"):
-        tenants(db, owner, statistics, folded)
+        tenants(db, owner, statistics, merged)
         owner.execute("DELETE FROM docs WHERE segment_number = 5")
         owner.execute("UPDATE docs SET segment = 'common' WHERE segment_number = 4")
         asker = db.connect("asker")
@@ -139,12 +139,12 @@ def test_one_whom_row_level_security_does_not_bind_sees_all(db: Database, owner:
         owner.execute(sql.SQL("REVOKE ml_rag_user FROM {}").format(sql.Identifier(db.role("stranger"))))
 
 
-@pytest.mark.parametrize("folded", [True, False])
+@pytest.mark.parametrize("merged", [True, False])
 @pytest.mark.parametrize("statistics", ["all", "visible"])
 def test_no_relation_shows_a_tenant_the_others_words_or_keys(
-    db: Database, owner: Connection, statistics: str, folded: bool
+    db: Database, owner: Connection, statistics: str, merged: bool
 ) -> None:
-    tenants(db, owner, statistics, folded)
+    tenants(db, owner, statistics, merged)
     asker = db.connect("asker")
     for relation in relations(owner):
         found = everything(asker, relation)
@@ -205,8 +205,8 @@ def test_errors_and_inner_functions_show_no_words(db: Database, owner: Connectio
     for attempt in (
         "SELECT ml_rag._visible_keys('docs', '{segment}')",
         "SELECT ml_rag._visible_keys('closed', '{segment}')",
-        "SELECT ml_rag._fold_keywords('docs'::regclass, true)",
-        "SELECT * FROM ml_rag._fold_own_keywords('docs'::regclass)",
+        "SELECT ml_rag._merge_keywords('docs'::regclass, true)",
+        "SELECT * FROM ml_rag._merge_own_keywords('docs'::regclass)",
         "SELECT * FROM ml_rag._drop_keyword_index('docs'::regclass)",
         "SELECT * FROM ml_rag._keyword_index('closed'::regclass)",
         "SELECT ml_rag._read_as_owner(), ml_rag._write_as_owner()",
@@ -275,7 +275,7 @@ def test_many_tenants_at_some_size(db: Database, owner: Connection) -> None:
         " FROM generate_series(1, 3000) AS i"
     )
     owner.execute("DELETE FROM docs WHERE document_id % 17 = 0")
-    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     owner.execute("DELETE FROM docs WHERE document_id % 19 = 0")
     owner.execute("INSERT INTO docs SELECT 'd' || i % 10, '{}', i, 1, 'w1 w1 w2' FROM generate_series(4001, 4100) AS i")
     owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY")
@@ -313,7 +313,7 @@ def test_a_dump_brings_the_indexes_along(owner: Connection, db: Database, tmp_pa
         assert search(connection, "foxes dogs", name="s.docs") == before
         add(connection, ["fox fox"], 9, "s.docs")
         connection.execute("DELETE FROM s.docs WHERE document_id = 2")
-        connection.execute("SELECT ml_rag.fold_keyword_index('s.docs')")
+        connection.execute("SELECT ml_rag.merge_keyword_index('s.docs')")
         assert_exact(connection, "foxes dogs", "s.docs", k1=1.5)
     finally:
         restored.close()
@@ -324,7 +324,7 @@ def test_ids_are_the_same_read_one_by_one_and_all_at_once(owner: Connection) -> 
     """Few ids of a large run are read as pieces of it, many with the whole run."""
     keyword_store(owner, (f"heron {'grebe ' * (i % 7)}" for i in range(4000)))
     owner.execute("DELETE FROM docs WHERE document_id % 5 = 0")
-    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     assert runs(owner)[0][0] > 2500
     few, many = search(owner, "heron grebe", 5), search(owner, "heron grebe", 1500)
     assert few == many[:5]
@@ -336,7 +336,7 @@ def test_ids_are_the_same_read_one_by_one_and_all_at_once(owner: Connection) -> 
         assert [row[0] for row in search(owner, "heron grebe", 5, filters=filtered)] == [few[0][0], many[-1][0]]
         assert search(owner, "heron grebe", 1500) == many
     owner.execute("DELETE FROM docs WHERE document_id % 2 = 0")
-    owner.execute("SELECT ml_rag.fold_keyword_index('docs')")
+    owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     assert_exact(owner, "heron grebe")
     left = [row[0] for row in (few[0], many[-1]) if row[0] % 2]
     assert [row[0] for row in search(owner, "heron grebe", 5, filters=filtered)] == left

@@ -122,7 +122,7 @@ def test_objects_in_the_schema_of_pgvector_run_with_nobody_elses_rights(
     enable(attacker, "own.t")
     attacker.execute("INSERT INTO own.t SELECT i, 'fox' FROM generate_series(2, 1500) AS i")
     attacker.execute("UPDATE own.t SET segment = 'dog' WHERE id < 9; DELETE FROM own.t WHERE id = 1")
-    attacker.execute("SELECT ml_rag.fold_keyword_index('own.t')")
+    attacker.execute("SELECT ml_rag.merge_keyword_index('own.t')")
     assert owner.execute("SELECT count(*) > 0 FROM ml_rag_internal.keyword_run").fetchone() == (True,)
     owner.execute("GRANT USAGE ON SCHEMA own TO PUBLIC")
     for connection in (attacker, owner):
@@ -285,7 +285,7 @@ def test_a_query_of_thousands_of_words_is_answered(
     keyword_store(owner, ["fox"] * 4500, options=json.dumps({"statistics": statistics}))
     if statistics == "visible":
         owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON docs USING (true)")
-    else:  # rows that wait: nothing is folded in such a transaction
+    else:  # rows that wait: nothing is merged in such a transaction
         owner.execute("TRUNCATE docs")
         with db.connect().transaction() as transaction:
             transaction.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -330,15 +330,15 @@ def shown(connection: Connection, store: str) -> str:
     return str(found)
 
 
-@pytest.mark.parametrize("folded", [True, False])
+@pytest.mark.parametrize("merged", [True, False])
 def test_a_table_in_a_schema_that_one_may_not_use_shows_nothing(
-    owner: Connection, tenant: Connection, folded: bool
+    owner: Connection, tenant: Connection, merged: bool
 ) -> None:
     owner.execute("CREATE SCHEMA closed; CREATE TABLE closed.t (id text PRIMARY KEY, segment text);")
     owner.execute("INSERT INTO closed.t VALUES ('numberplate', 'zanzibar'); GRANT SELECT ON closed.t TO ml_rag_user")
     enable(owner, "closed.t", '{"language": "simple"}')
     store = str((owner.execute("SELECT 'closed.t'::regclass::oid").fetchone() or (0,))[0])
-    if not folded:
+    if not merged:
         owner.execute("UPDATE closed.t SET segment = 'zanzibar again'")
     assert not any(word in shown(tenant, store) for word in ("numberplate", "zanzibar", "closed"))
     owner.execute("GRANT USAGE ON SCHEMA closed TO ml_rag_user")

@@ -559,16 +559,16 @@ def index_cursor(plpy: Any, store: int, rows: str) -> int:
 
 
 @outcome
-def fold_keywords(plpy: Any, store: int, thorough: bool) -> bool:
+def merge_keywords(plpy: Any, store: int, thorough: bool) -> bool:
     """Fold what waits in a keyword index into its runs; for the triggers, which have the owner's rights."""
-    keyword("runs").fold(plpy, store, thorough)
+    keyword("runs").merge(plpy, store, thorough)
     return True
 
 
 @outcome
-def fold_own_keywords(plpy: Any, store: int) -> bool:
-    """Fold and merge all of the keyword index of a table of the caller's."""
-    keyword("runs").fold_own(plpy, store)
+def merge_own_keywords(plpy: Any, store: int) -> bool:
+    """Merge all of the keyword index of a table of the caller's."""
+    keyword("runs").merge_own(plpy, store)
     return True
 
 

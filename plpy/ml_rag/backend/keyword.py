@@ -420,7 +420,7 @@ def _scores(
 
 
 def _new(plpy: Any, store: int, terms: list[str], parts: Parts) -> Matches:
-    """The rows with one of the terms that wait to be folded."""
+    """The rows with one of the terms that are pending."""
     new = Matches(terms)
     if not parts.waiting:
         return new

@@ -1,4 +1,4 @@
-"""The runs of a keyword index (sql/keyword/tables.sql): their packed form, and folding rows into them.
+"""The runs of a keyword index (sql/keyword/tables.sql): their packed form, and merging rows into them.
 
 This, ``keyword`` and ``tokens`` need numpy, alone in the backend; ``bridge`` imports them when they are first used.
 
@@ -327,13 +327,13 @@ def drop(plpy: Any, store: int) -> None:
     as_owner(plpy, lambda: _run(plpy, "drop index", store), writes=True)
 
 
-def fold_own(plpy: Any, store: int) -> None:
-    """Fold and merge all of the index of a table of the caller's."""
+def merge_own(plpy: Any, store: int) -> None:
+    """Merge all of the index of a table of the caller's."""
     check_owner(plpy, store)
-    as_owner(plpy, lambda: fold(plpy, store, True), writes=True)
+    as_owner(plpy, lambda: merge(plpy, store, True), writes=True)
 
 
-# -- folding ----------------------------------------------------------------------------------------------------------
+# -- merging ----------------------------------------------------------------------------------------------------------
 
 
 def add_from_cursor(plpy: Any, store: int, cursor: str) -> int:
@@ -349,7 +349,7 @@ def add_from_cursor(plpy: Any, store: int, cursor: str) -> int:
     return n
 
 
-def fold(plpy: Any, store: int, thorough: bool) -> None:
+def merge(plpy: Any, store: int, thorough: bool) -> None:
     """Fold what waits into runs, deletions too; then merge runs.
 
     ``thorough``: merge large runs too. Nothing happens where somebody else is at it.
