@@ -116,7 +116,7 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_index_definition _index_element'),
     -- store/store
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
-      _refuse_untrusted _store_name _check_store _make_store _document_states _replace_document _other_embeddings
+      _refuse_untrusted _store_name _check_store _make_store _document_states _own_columns _replace_document _other_embeddings
       _insert_segments index_store create_store documents_below remove_documents'),
     -- store/serve
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '

@@ -283,6 +283,7 @@ BEGIN
     'segments', (a ->> 'segments')::bigint + (b ->> 'segments')::bigint,
     'failed', (a -> 'failed') || (b -> 'failed'),
     'incomplete', (a -> 'incomplete') || (b -> 'incomplete'),
+    'lost', (a -> 'lost') || (b -> 'lost'),
     'seconds', (a ->> 'seconds')::numeric + (b ->> 'seconds')::numeric) END;
 END
 $$;
@@ -355,9 +356,11 @@ files are skipped, and symbolic links that leave the folder. The table is create
 files are embedded again, new ones added, deleted ones removed; a document keeps its id.
 options with ranges and defaults: SELECT * FROM ml_rag.option WHERE routine IN ('vector_store_load', 'chunking').
 result: {"vector_store", "documents": {"loaded", "changed", "unchanged", "removed", "skipped", "failed"}, "segments",
-"failed": [{"document_name", "error", …}], "incomplete": [{"document_name", "left_out"}], "seconds"}. A document that fails
-does not stop the others, and keeps the segments it had. incomplete: loaded, but for left_out, such as a damaged page. Commits after
-each batch outside a transaction block, so that an interrupted load can be called again and continues. skipped: of a format that
+"failed": [{"document_name", "error", …}], "incomplete": [{"document_name", "left_out"}],
+"lost": [{"document_name", "metadata", "columns"}], "seconds"}. A document that fails
+does not stop the others, and keeps the segments it had. incomplete: loaded, but for left_out, such as a damaged page.
+lost: keys of the metadata and columns that you added and that differed between the segments of a document that has changed;
+those that were the same in all of them are kept. Commits after each batch outside a transaction block, so that an interrupted load can be called again and continues. skipped: of a format that
 "formats" excludes. Needs pg_read_server_files.
 Errors: 22023 bad option, no such file, table that is not a vector store; 22000 different dimensions; 25006 read-only; 42501;
 42P01 store dropped meanwhile; 53100 disk full; 55000; 08006; 53300; 57014; 38000.$$;
@@ -405,8 +408,8 @@ $$loads documents that the client sends into a vector store: load_documents('doc
 A document of the same name is replaced where content or options differ ("refresh": false leaves it alone), and keeps
 its id. options: SELECT * FROM ml_rag.option WHERE routine IN ('load_documents', 'chunking').
 Returns {"documents": {"loaded", "changed", "unchanged", "removed", "skipped", "failed"}, "segments",
-"failed": [{"document_name", "error", …}], "seconds"}; a document that fails does not stop the others. Call
-ml_rag.index_store when the last one is in. Needs SELECT, INSERT and DELETE on the store, no privilege on files.
+"failed": [{"document_name", "error", …}], "incomplete", "lost", "seconds"}, as vector_store_load; a document that
+fails does not stop the others. Call ml_rag.index_store when the last one is in. Needs SELECT, INSERT and DELETE on the store, no privilege on files.
 Errors: as vector_store_load.$$;
 
 CREATE FUNCTION ml_rag.load_document(store regclass, document_name text, content bytea, options jsonb DEFAULT NULL)

@@ -176,40 +176,92 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._replace_document(store oid, name text) RETURNS bigint
+CREATE FUNCTION ml_rag._own_columns(store oid)
+RETURNS TABLE (name name, type text, is_unique boolean, fills_itself boolean)
+LANGUAGE sql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the columns of a store that its owner has added, and that the caller may read and write
+-- is_unique: segments of one document cannot share a value. fills_itself: by its default, such as nextval(…)
+SELECT a.attname, format_type(a.atttypid, a.atttypmod),
+  EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = $1 AND i.indisunique AND a.attnum = ANY (i.indkey)
+    AND NOT (SELECT n.attnum FROM pg_attribute AS n WHERE n.attrelid = $1 AND n.attname = 'segment_number')
+      = ANY (i.indkey)),
+  a.attidentity = 'd' OR coalesce(strpos(pg_get_expr(d.adbin, $1), '(') > 0, false)
+FROM pg_attribute AS a LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity <> 'a'
+  AND a.attname NOT IN ('document_name', 'metadata', 'document_id', 'segment_number', 'segment')
+  AND NOT EXISTS (SELECT FROM ml_rag._embeddings($1) AS e WHERE e.attnum = a.attnum)
+  AND has_column_privilege($1, a.attnum, 'SELECT') AND has_column_privilege($1, a.attnum, 'INSERT')
+$$;
+
+CREATE FUNCTION ml_rag._replace_document(store oid, name text, load_keys text[],
+  OUT id bigint, OUT kept jsonb, OUT lost jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: delete what the store has of a document; returns the id its new segments get
+-- purpose: delete what the store has of a document; returns the id its new segments get, and what its owner has added
+-- kept: {"metadata", "columns"}, values that all its segments had; lost: the names of others, or null. load_keys: keys
+-- of the metadata that every load writes; source.keys has those that came from the file.
 -- A document keeps its id, a new one gets the next; the lock makes that safe. Where row-level security may hide rows
 -- from the caller the next one may be taken: there the id is drawn from so many that another's is hardly ever met, and
 -- backend/store.py tries again where it is.
 -- Writes: the store, as the caller
 DECLARE
   _relation text;
+  _columns text;
+  _values text;
   _most bigint;
-  _id bigint;
   _is_taken boolean := true;
 BEGIN
   PERFORM ml_rag._lock_store(store);
   _relation := ml_rag._relation_name(store);
-  EXECUTE format('SELECT min(s.document_id) FROM %s AS s WHERE s.document_name = $1', _relation)
-    INTO _id USING name;
-  IF _id IS NOT NULL THEN
-    EXECUTE format('DELETE FROM %s AS s WHERE s.document_name = $1', _relation) USING name;
+  SELECT string_agg(format(', s.%I::text AS c%s', c.name, c.place), '' ORDER BY c.place),
+    string_agg(format('(%L, g.c%s, %L::boolean, %L::boolean)', c.name, c.place, c.is_unique, c.fills_itself), ', '
+      ORDER BY c.place)
+  INTO _columns, _values
+  FROM (SELECT o.*, row_number() OVER () AS place FROM ml_rag._own_columns(store) AS o) AS c;
+  EXECUTE format($sql$
+    WITH gone AS (
+      DELETE FROM %s AS s WHERE s.document_name = $1
+      RETURNING s.document_id, CASE jsonb_typeof(s.metadata) WHEN 'object' THEN s.metadata END AS metadata%s),
+    own AS (
+      SELECT v.kind, v.name, min(v.value COLLATE "C") AS value, bool_or(v.fills_itself) AS fills_itself,
+        CASE WHEN count(v.value) = 0 THEN true ELSE NOT bool_or(v.is_unique)
+          AND count(v.value) = (SELECT count(*) FROM gone) AND min(v.value COLLATE "C") = max(v.value COLLATE "C") END
+          AS is_kept
+      FROM gone AS g CROSS JOIN LATERAL (
+        SELECT 'metadata' AS kind, e.key AS name, e.value::text AS value, false AS is_unique, false AS fills_itself
+        FROM jsonb_each(g.metadata) AS e
+        WHERE e.key <> ALL ($2)
+          AND NOT coalesce(g.metadata #> '{source,keys}', '["page", "slide", "sheet", "section", "headings"]') ? e.key
+        %s) AS v
+      GROUP BY v.kind, v.name)
+    SELECT (SELECT min(g.document_id) FROM gone AS g), jsonb_build_object(
+        'metadata', coalesce(jsonb_object_agg(o.name, o.value::jsonb) FILTER (WHERE o.is_kept AND o.kind = 'metadata'), '{}'),
+        'columns', coalesce(jsonb_object_agg(o.name, o.value) FILTER (WHERE o.is_kept AND o.kind = 'columns'), '{}')),
+      nullif(jsonb_strip_nulls(jsonb_build_object(
+        'metadata', jsonb_agg(o.name ORDER BY o.name COLLATE "C")
+          FILTER (WHERE NOT o.is_kept AND o.kind = 'metadata'),
+        'columns', jsonb_agg(o.name ORDER BY o.name COLLATE "C")
+          FILTER (WHERE NOT o.is_kept AND NOT o.fills_itself AND o.kind = 'columns'))), '{}')
+    FROM own AS o$sql$, _relation, _columns, ' UNION ALL SELECT ''columns'', c.* FROM (VALUES ' || _values
+      || ') AS c (name, value, is_unique, fills_itself)')
+  INTO id, kept, lost USING name, load_keys;
+  IF id IS NOT NULL THEN
+    RETURN;
   ELSIF row_security_active(store) OR EXISTS (SELECT FROM ml_rag._shards(store)) THEN
     -- shards can hide rows, too; up to 2^53, which JSON's readers keep exactly
     _most := CASE (SELECT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'document_id')
       WHEN 'integer'::regtype THEN 2147483647 ELSE 9007199254740991 END;
     WHILE _is_taken LOOP
-      _id := 1 + floor(random() * _most)::bigint;
+      id := 1 + floor(random() * _most)::bigint;
       EXECUTE format('SELECT EXISTS (SELECT FROM %s AS s WHERE s.document_id = $1)', _relation)
-        INTO _is_taken USING _id;
+        INTO _is_taken USING id;
     END LOOP;
   ELSE
-    EXECUTE format('SELECT coalesce(max(s.document_id), 0) + 1 FROM %s AS s', _relation) INTO _id;
+    EXECUTE format('SELECT coalesce(max(s.document_id), 0) + 1 FROM %s AS s', _relation) INTO id;
   END IF;
-  RETURN _id;
 END
 $$;
 
@@ -224,22 +276,31 @@ WHERE e.column_name <> $2 AND has_column_privilege($1, e.attnum, 'INSERT')
 $$;
 
 CREATE FUNCTION ml_rag._insert_segments(
-  store oid, name text, id bigint, first integer, metadata jsonb[], segments text[], columns name[], vectors text[]
+  store oid, name text, id bigint, kept jsonb, first integer, metadata jsonb[], segments text[], columns name[],
+  vectors text[]
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: segments of one document, numbered from first; vectors: a row a column, as many as segments
+-- kept: as _replace_document returns it
 -- Writes: the store, as the caller
+DECLARE
+  _own record;
+  _vectors record;
 BEGIN
+  SELECT string_agg(format(', %I', o.name), '' ORDER BY o.name) AS names,
+    string_agg(format(', ($7 ->> %L)::%s', o.name, o.type), '' ORDER BY o.name) AS items
+  INTO _own FROM ml_rag._own_columns(store) AS o WHERE kept -> 'columns' ? o.name::text;
+  SELECT string_agg(format(', %I', u.c), '' ORDER BY u.i) AS names,
+    string_agg(format(', $6[%s][u.place]::@vector@.vector', u.i), '' ORDER BY u.i) AS items
+  INTO _vectors FROM unnest(columns) WITH ORDINALITY AS u (c, i);
   EXECUTE format($sql$
-    INSERT INTO %s (document_name, metadata, document_id, segment_number, segment, %s)
-    SELECT $1, u.metadata, $2, $3 + u.place - 1, u.segment, %s
+    INSERT INTO %s (document_name, metadata, document_id, segment_number, segment%s)
+    SELECT $1, $8 || u.metadata, $2, $3 + u.place - 1, u.segment%s
     FROM unnest($4, $5) WITH ORDINALITY AS u (metadata, segment, place)
-    $sql$, ml_rag._relation_name(store), (SELECT string_agg(quote_ident(c), ', ' ORDER BY i) FROM unnest(columns)
-      WITH ORDINALITY AS u (c, i)),
-    (SELECT string_agg(format('$6[%s][u.place]::@vector@.vector', i), ', ' ORDER BY i) FROM generate_subscripts(columns, 1) AS i))
-  USING name, id, first, metadata, segments, vectors;
+    $sql$, ml_rag._relation_name(store), concat(_vectors.names, _own.names), concat(_vectors.items, _own.items))
+  USING name, id, first, metadata, segments, vectors, kept -> 'columns', kept -> 'metadata';
 END
 $$;
 

@@ -29,6 +29,8 @@ class DocumentsServer:
         self.batches: list[list[str]] = []
         self.options: list[dict[str, Any]] = []
         self.segments = 0
+        #: of each document that is answered
+        self.metadata: dict[str, Any] = {}
         #: number of a batch, from 0 -> what to do before it is answered
         self.before_batch: dict[int, Callable[[], object]] = {}
         #: a client went while it waited for a ``!hang``
@@ -69,7 +71,8 @@ class DocumentsServer:
         return [fake_embedding(text) for text in texts]
 
     def _document(self, index: int, name: str, text: str, order: str) -> dict[str, Any]:
-        reply: dict[str, Any] = {"index": index, "name": name, "format": "text", "error": None, "metadata": {}}
+        reply: dict[str, Any] = {"index": index, "name": name, "format": "text", "error": None}
+        reply["metadata"] = self.metadata
         if order in ("!fail", "!queue"):
             code = {"!fail": "document_failed", "!queue": "queue_full"}[order]
             error = {"message": "no good", "type": "server_error", "code": code, "detail": "it said so", "hint": None}

@@ -33,6 +33,12 @@ COMMIT_SECONDS = 2.0
 #: segments of one INSERT
 INSERT_SEGMENTS = 500
 
+#: keys of the metadata that every load writes; ``source.keys`` lists what a file and its segments say beyond them
+LOAD_KEYS = frozenset(
+    ["format", "file_name", "file_type", "file_size", "source", "left_out"]
+    + ["creation_date", "last_modified_date", "last_accessed_date"]
+)
+
 #: what the model server says of a document that the option ``formats`` leaves out
 NOT_ACCEPTED = "document format is not accepted"
 
@@ -46,8 +52,11 @@ class Store(Protocol):
     def states(self, names: list[str]) -> dict[str, tuple[str | None, str | None]]:
         """SHA-256 and options (``made_with``) of those of the documents that the store has."""
 
-    def write(self, name: str, chunks: Iterator[Rows]) -> None:
-        """Replace a document by these rows, or leave it as it was and raise DocumentError."""
+    def write(self, name: str, chunks: Iterator[Rows]) -> dict[str, list[str]] | None:
+        """Replace a document by these rows, or leave it as it was and raise DocumentError.
+
+        Keeps metadata and columns that the owner has added; returns the names of those that are lost, by kind.
+        """
 
     def commit(self) -> None:
         """Keep what has been written, where the caller's transaction allows it."""
@@ -85,6 +94,8 @@ class Outcome:
     failed: list[dict[str, Any]] = field(default_factory=list)
     #: documents that were loaded without a part of theirs
     incomplete: list[dict[str, Any]] = field(default_factory=list)
+    #: metadata and columns of the owner's that differed between the segments of a document that has changed
+    lost: list[dict[str, Any]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     def fail(self, name: str, error: MlRagError, *, known: bool) -> None:
@@ -104,6 +115,7 @@ class Outcome:
             "segments": self.segments,
             "failed": _clean(self.failed),
             "incomplete": _clean(self.incomplete),
+            "lost": self.lost,
             "seconds": round(time.monotonic() - self.started, 3),
         }
 
@@ -204,13 +216,18 @@ class Loader:
             if not isinstance(error, DocumentError | EngineFailed):
                 raise error  # the next document would fail in the same way
             raise DocumentError(error.message, detail=error.detail, hint=error.hint)
+        of_file = head.get("metadata") or {}
         shared = {
-            **(head.get("metadata") or {}),
+            **of_file,
             "format": head.get("format"),
             "file_name": os.path.basename(upload.name) or upload.name,
             "file_size": len(upload.content),
             **upload.dates,
-            "source": {"sha256": upload.sha256, "made_with": self._made_with},
+            "source": {
+                "sha256": upload.sha256,
+                "made_with": self._made_with,
+                "keys": sorted(of_file.keys() - LOAD_KEYS),
+            },
         }
         portions = self._rows(map(self._check, chain([head], reply)), _clean(shared))
         written = 0
@@ -221,11 +238,13 @@ class Loader:
                 written += len(portion.segments)
                 yield portion
 
-        self._store.write(upload.name, counted())
+        lost = self._store.write(upload.name, counted())
         self.outcome.counts["changed" if upload.known else "loaded"] += 1
         self.outcome.segments += written
         if left_out := shared.get("left_out"):
             self.outcome.incomplete.append({"document_name": upload.name, "left_out": left_out})
+        if lost:
+            self.outcome.lost.append({"document_name": upload.name, **lost})
         self._uncommitted += 1
         if self._uncommitted >= COMMIT_DOCUMENTS or time.monotonic() - self._committed_at > COMMIT_SECONDS:
             self._commit()
@@ -344,8 +363,14 @@ def _rows(
                 raise EngineFailed("the embedding model failed", detail="An embedding holds NaN or infinity.")
             portion.vectors.append(vector)
             portion.segments.append(storable(segment["text"]))
-            portion.metadata.append(json.dumps({**shared, **_clean(segment.get("metadata") or {})}))
+            portion.metadata.append(json.dumps(_metadata(shared, _clean(segment.get("metadata") or {}))))
         yield portion
+
+
+def _metadata(shared: dict[str, Any], of_segment: dict[str, Any]) -> dict[str, Any]:
+    if not (source := shared.get("source")):
+        return {**shared, **of_segment}
+    return {**shared, **of_segment, "source": {**source, "keys": sorted({*source["keys"], *of_segment})}}
 
 
 def own_segments(pages: Sequence[dict[str, Any]], split: Callable[[str], list[str]]) -> list[dict[str, Any]]:

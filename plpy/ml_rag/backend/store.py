@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ml_rag.backend.load import Rows, embed_segments
+from ml_rag.backend.load import LOAD_KEYS, Rows, embed_segments
 from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.errors import DocumentError
 from ml_rag.protocol import MAX_SEGMENTS
@@ -30,7 +31,7 @@ _STATEMENTS = {
     "states": ("SELECT s.* FROM ml_rag._document_states($1, $2) AS s", "oid", "text[]"),
     "below": ("SELECT d.* FROM ml_rag.documents_below($1, $2) AS d (name)", "oid", "text"),
     "remove": ("SELECT ml_rag.remove_documents($1, $2) AS n", "oid", "text[]"),
-    "replace": ("SELECT ml_rag._replace_document($1, $2) AS id", "oid", "text"),
+    "replace": ("SELECT r.id, r.kept, r.lost FROM ml_rag._replace_document($1, $2, $3) AS r", "oid", "text", "text[]"),
     "others": ("SELECT o.* FROM ml_rag._other_embeddings($1, $2) AS o", "oid", "name"),
     "has column": (
         "SELECT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a"
@@ -39,8 +40,8 @@ _STATEMENTS = {
         *("oid", "name"),
     ),
     "insert": (
-        "SELECT ml_rag._insert_segments($1, $2, $3, $4, $5, $6, $7, $8)",
-        *("oid", "text", "int8", "int4", "jsonb[]", "text[]", "name[]", "text[]"),
+        "SELECT ml_rag._insert_segments($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        *("oid", "text", "int8", "jsonb", "int4", "jsonb[]", "text[]", "name[]", "text[]"),
     ),
 }
 _plans: dict[str, Any] = {}
@@ -135,23 +136,24 @@ class SqlStore:
         """See ``ml_rag.backend.load.Store``."""
         return {row["document_name"]: (row["sha256"], row["made_with"]) for row in self._run("states", names)}
 
-    def write(self, name: str, portions: Iterable[Rows]) -> None:
+    def write(self, name: str, portions: Iterable[Rows]) -> dict[str, list[str]] | None:
         """See ``ml_rag.backend.load.Store``."""
+        former: dict[str, Any] = {}
         try:
             with self._plpy.subtransaction():
-                document_id: int | None = None
                 for rows in portions:
-                    if document_id is None:
-                        document_id = self._begin(name, rows)
+                    if former:
+                        self._insert(name, former, rows)
                     else:
-                        self._insert(name, document_id, rows)
+                        former = self._begin(name, rows)
         except self._plpy.SPIError as e:
             if not sqlstate(e).startswith(_ABOUT_THE_DATA):
                 raise
             raise DocumentError("the document cannot be stored", detail=f"{e} ({sqlstate(e)})") from None
+        return json.loads(former["lost"]) if former.get("lost") else None
 
-    def _begin(self, name: str, rows: Rows) -> int:
-        """Delete the document's former version, insert the first of the new one; the document's id.
+    def _begin(self, name: str, rows: Rows) -> dict[str, Any]:
+        """Delete the document's former version, insert the first of the new one; what ``replace`` returns.
 
         A new document's id may be another's that row-level security hides, or that was inserted meanwhile: the next
         one tried is drawn again.
@@ -160,14 +162,14 @@ class SqlStore:
         while True:
             try:
                 with self._plpy.subtransaction():
-                    document_id: int = self._run("replace", name)[0]["id"]
-                    self._insert(name, document_id, rows)
-                    return document_id
+                    former: dict[str, Any] = self._run("replace", name, sorted(LOAD_KEYS))[0]
+                    self._insert(name, former, rows)
+                    return former
             except self._plpy.SPIError as e:
                 if sqlstate(e) != _UNIQUE_VIOLATION or next(attempts) == _ID_ATTEMPTS:
                     raise
 
-    def _insert(self, name: str, document_id: int, rows: Rows) -> None:
+    def _insert(self, name: str, former: dict[str, Any], rows: Rows) -> None:
         # looked up in the transaction that writes: one that is added meanwhile waits for its end, and finds the rows
         others = self._run("others", self._column)
         columns = [other["column_name"] for other in others]
@@ -175,7 +177,8 @@ class SqlStore:
         # the store may have got another default embedding, and lost this one, while the documents were embedded
         if not others or self._run("has column", self._column)[0]["it"]:
             columns, vectors = [self._column, *columns], [rows.vectors, *vectors]
-        self._run("insert", name, document_id, rows.first, rows.metadata, rows.segments, columns, vectors)
+        kept = (former["id"], former["kept"])
+        self._run("insert", name, *kept, rows.first, rows.metadata, rows.segments, columns, vectors)
 
     def below(self, prefix: str) -> list[str]:
         """Names of the store's documents that begin so."""

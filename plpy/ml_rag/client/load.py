@@ -46,6 +46,7 @@ class Tally:
     segments: int = 0
     failed: list[dict[str, Any]] = field(default_factory=list)
     incomplete: list[dict[str, Any]] = field(default_factory=list)
+    lost: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
         for name, n in other.counts.items():
@@ -53,6 +54,7 @@ class Tally:
         self.segments += other.segments
         self.failed += other.failed
         self.incomplete += other.incomplete
+        self.lost += other.lost
 
     def count(self, name: str, n: int = 1) -> None:
         self.counts[name] = self.counts.get(name, 0) + n
@@ -96,7 +98,8 @@ class Client:
             contents = [file.content for file in found.values()]
             query = "SELECT ml_rag.load_documents(%s, %s, %b, %s)"
             result = self._values(query, list(found), contents, Jsonb(options))[0]
-            tally.add(Tally(result["documents"], result["segments"], result["failed"], result["incomplete"]))
+            told = (result[key] for key in ("segments", "failed", "incomplete", "lost"))
+            tally.add(Tally(result["documents"], *told))
         return tally
 
     def remove(self, location: files.Location, found: set[str]) -> int:
@@ -217,6 +220,9 @@ def _report(tally: Tally, store: str, seconds: float) -> None:
         click.echo(printable(f"failed: {failure['document_name']}: {'; '.join(filter(None, parts))}"), err=True)
     for one in tally.incomplete:
         click.echo(printable(f"incomplete: {one['document_name']}: {one['left_out']}"), err=True)
+    for one in tally.lost:
+        names = [f"{kind} {', '.join(one[kind])}" for kind in ("metadata", "columns") if kind in one]
+        click.echo(printable(f"lost: {one['document_name']}: {'; '.join(names)}: differed between segments"), err=True)
 
 
 def explained(error: psycopg.Error) -> click.ClickException:

@@ -103,7 +103,7 @@ def test_a_reply_becomes_rows_with_their_metadata() -> None:
         "file_size": 12,
         **DATES,
         "page": 7,
-        "source": {"sha256": sha256, "made_with": "o"},
+        "source": {"sha256": sha256, "made_with": "o", "keys": ["page", "title"]},
     }
     assert loader.outcome.counts["loaded"] == 1
     assert loader.outcome.segments == 2
