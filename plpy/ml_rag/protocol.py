@@ -57,3 +57,11 @@ def datagram_address(address: str) -> tuple[socket.AddressFamily, Any]:
     """The same of the datagram socket."""
     family, target = request_address(address)
     return family, target + DATAGRAM_SUFFIX if family == socket.AF_UNIX else target
+
+
+#: keys of the metadata that every load of a document writes; ``source.keys`` lists what comes from the file beside them
+LOAD_KEYS = frozenset({"format", "file_name", "file_type", "file_size", "source", "left_out"}) | {
+    "creation_date",
+    "last_modified_date",
+    "last_accessed_date",
+}

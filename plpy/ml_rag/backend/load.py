@@ -26,18 +26,13 @@ from ml_rag.errors import (
     from_json,
 )
 from ml_rag.files import File, batches, is_storable, storable
+from ml_rag.protocol import LOAD_KEYS
 
 #: a commit after so many documents, or the first one after so long
 COMMIT_DOCUMENTS = 16
 COMMIT_SECONDS = 2.0
 #: segments of one INSERT
 INSERT_SEGMENTS = 500
-
-#: keys of the metadata that every load writes; ``source.keys`` lists what a file and its segments say beyond them
-LOAD_KEYS = frozenset(
-    ["format", "file_name", "file_type", "file_size", "source", "left_out"]
-    + ["creation_date", "last_modified_date", "last_accessed_date"]
-)
 
 #: what the model server says of a document that the option ``formats`` leaves out
 NOT_ACCEPTED = "document format is not accepted"

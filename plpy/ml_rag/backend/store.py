@@ -8,10 +8,10 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ml_rag.backend.load import LOAD_KEYS, Rows, embed_segments
+from ml_rag.backend.load import Rows, embed_segments
 from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.errors import DocumentError
-from ml_rag.protocol import MAX_SEGMENTS
+from ml_rag.protocol import LOAD_KEYS, MAX_SEGMENTS
 
 #: classes of SQL errors that are about the document's own data: bad value, constraint, limit exceeded
 _ABOUT_THE_DATA = ("22", "23", "54")

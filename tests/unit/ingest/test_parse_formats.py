@@ -123,6 +123,55 @@ def test_title_and_author(name: str, content: str, expected: dict[str, str]) -> 
     assert parse(name, content.encode()).metadata == expected
 
 
+def test_every_key_of_the_front_matter_is_metadata() -> None:
+    front = (
+        "title: Travel\nauthor: [Ann, Bob]\nyear: 2024\nfinal: true\ndate: 2024-05-01\ntags: [hr, travel]\n"
+        "owner: {team: HR, floor: 3}\nsource: https://intranet/travel\nnothing:\nsum: 1.5\n7: seven\n"
+        "huge: 123456789012345678901\nwide: .inf\nnote: >\n  two\n  lines\n"
+    )
+    assert parse("a.md", f"---\n{front}---\n# H\n\ntext".encode()).metadata == {
+        "title": "Travel",
+        "author": "Ann, Bob",
+        "year": 2024,
+        "final": True,
+        "date": "2024-05-01",
+        "tags": ["hr", "travel"],
+        "owner": {"team": "HR", "floor": 3},
+        "nothing": None,
+        "sum": 1.5,
+        "7": "seven",
+        "huge": "123456789012345678901",
+        "wide": "inf",
+        "note": "two lines",
+        "front_matter": {"source": "https://intranet/travel"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("front", "expected"),
+    [
+        ("title: Guide: how to\nyear: '2024'", {"title": "Guide: how to", "year": "2024"}),
+        ("date: 2024-13-45\ntitle: T", {"date": "2024-13-45", "title": "T"}),
+        ("title: Untitled\n'e-mail': a@b", {"e-mail": "a@b"}),
+        # each names the one before it ten times
+        (
+            "title: T\na: &a [x, x, x, x, x, x, x, x, x, x]\n"
+            + "".join(f"{n}: &{n} [{', '.join(['*' + o] * 10)}]\n" for o, n in ("ab", "bc", "cd", "de", "ef", "fg")),
+            {"title": "T", "a": ["x"] * 10, "b": [["x"] * 10] * 10, "left_out": "front matter: c, d, e, f, g"},
+        ),
+        ("title: T\na: &a [*a]", {"title": "T", "left_out": "front matter: a"}),
+        ("title: T\nx: " + "[" * 5000, {"title": "T", "x": "[" * 500}),
+        ("title: T\n" + "".join(f"k{i}: {'v' * 600}\n" for i in range(9)), None),
+    ],
+    ids=["no YAML", "no date", "nobody", "bomb", "circle", "deep", "much"],
+)
+def test_front_matter_is_bounded_and_need_not_be_yaml(front: str, expected: dict[str, Any] | None) -> None:
+    found = parse("a.md", f"---\n{front}\n---\ntext".encode()).metadata
+    if expected is None:
+        expected = {"title": "T", **{f"k{i}": "v" * 500 for i in range(7)}, "left_out": "front matter: k7, k8"}
+    assert found == expected
+
+
 def test_docx_has_headings_lists_and_tables() -> None:
     def paragraph(text: str, style: str = "") -> str:
         properties = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if style else ""

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import re
+from datetime import date
+from typing import Any
 
 from ml_rag import abc
-from ml_rag.ingest.formats.common import Request, clean, document, metadata
+from ml_rag.ingest.formats.common import MAX_VALUE, Request, clean, document, metadata, one_line
 from ml_rag.ingest.formats.encoding import decode
+from ml_rag.protocol import LOAD_KEYS
+
+#: characters of front matter that are read as YAML, and those of its values that each segment repeats; a value costs
+#: some beside its text, so that nested ones end
+_MAX_FRONT_MATTER = 16_384
+_MAX_FRONT_VALUES = 4000
+_VALUE_COST = 16
 
 _HEADING = re.compile(r"^#[ \t]+(\S.*)$", re.MULTILINE)
 # between two rules can stand text, too
 _FRONT_MATTER = re.compile(
     r"""\A---\n((?:#[^\n]*\n)*["']?[\w.-]+["']?[ \t]*:.*?)\n(?:---|\.\.\.)(?:\n|\Z)""", re.DOTALL
 )
-_FRONT_KEY = re.compile(r"""^(title|author)\s*:\s*["']?(.*?)["']?\s*$""", re.MULTILINE)
+#: where it is no YAML, such as "title: Guide: how to"
+_FRONT_KEY = re.compile(r"""^["']?([\w.-]+)["']?[ \t]*:[ \t]*["']?(.*?)["']?[ \t]*$""", re.MULTILINE)
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _RST_UNDERLINE = re.compile(r"""^([=\-`:'"~^_*+#<>])\1{2,}$""")
 _CUE_TIME = re.compile(r"^(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}\s+-->\s+(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}.*$")
@@ -34,14 +45,72 @@ def parse_text(_name: str, content: bytes, request: Request) -> abc.Document:
 
 
 def parse_markdown(_name: str, content: bytes, request: Request) -> abc.Document:
-    """Markdown without its front matter; the title is that of the front matter, else the first heading."""
+    """Markdown; the keys of its front matter are metadata. Without a title there it is the first heading.
+
+    Keys that every load writes are in an object of their own, ``front_matter``.
+    """
     text = clean(decode(content, request.language))
     front = _FRONT_MATTER.match(text)
-    keys = dict(_FRONT_KEY.findall(front[1])) if front else {}
+    keys, left_out = _front_matter(front[1]) if front else ({}, [])
     body = text[front.end() :] if front else text
-    title = keys.get("title") or _heading(_FENCE.sub("", body))
-    meta = metadata(title=title, author=keys.get("author"))
-    return document("markdown", [(body, {})], meta)
+    title, author = keys.pop("title", None), keys.pop("author", None)
+    if isinstance(author, list):
+        author = ", ".join(map(str, author))
+    meta = metadata(title=title or _heading(_FENCE.sub("", body)), author=author)
+    taken = {key: keys.pop(key) for key in LOAD_KEYS & keys.keys()}
+    meta = keys | ({"front_matter": taken} if taken else {}) | meta
+    return document("markdown", [(body, {})], meta, f"front matter: {', '.join(left_out)}" if left_out else None)
+
+
+def _front_matter(text: str) -> tuple[dict[str, Any], list[str]]:
+    """The values by their keys, and the keys of those that are too long."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        found = yaml.safe_load(text) if len(text) <= _MAX_FRONT_MATTER else None
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        found = dict(_FRONT_KEY.findall(text))
+    keys: dict[str, Any] = {}
+    left_out = []
+    room = _MAX_FRONT_VALUES
+    for name, value in found.items():
+        key = one_line(name)[:MAX_VALUE]
+        try:
+            plain, left = _plain(value, room - len(key))
+        except OverflowError:
+            left_out.append(key)
+        else:
+            keys[key], room = plain, left
+    return keys, left_out
+
+
+def _plain(value: Any, room: int) -> tuple[Any, int]:
+    """A value of YAML as one of JSON, and how many characters are left. Raises OverflowError if there are not enough."""
+    room -= _VALUE_COST
+    if isinstance(value, str):
+        value = one_line(value)[:MAX_VALUE]
+        room -= len(value)
+    if room < 0:
+        raise OverflowError
+    if isinstance(value, dict):
+        plain: dict[str, Any] = {}
+        for name, item in value.items():
+            key = one_line(name)[:MAX_VALUE]
+            plain[key], room = _plain(item, room - len(key))
+        return plain, room
+    if isinstance(value, list | tuple | set):
+        items = []
+        for one in value:
+            item, room = _plain(one, room)
+            items.append(item)
+        return items, room
+    if isinstance(value, date):
+        return value.isoformat(), room
+    is_json = value is None or isinstance(value, str | bool)
+    is_number = isinstance(value, int | float) and math.isfinite(value) and abs(value) <= 2**53
+    return (value if is_json or is_number else one_line(value)[:MAX_VALUE]), room
 
 
 def parse_asciidoc(_name: str, content: bytes, request: Request) -> abc.Document:
