@@ -116,8 +116,8 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_index_definition _index_element'),
     -- store/store
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
-      _refuse_untrusted _store_name _check_store _make_store _document_states _own_columns _replace_document _other_embeddings
-      _insert_segments index_store create_store documents_below remove_documents'),
+      _refuse_untrusted _store_name _check_store _make_store _document_states _label_document _own_columns _replace_document
+      _other_embeddings _insert_segments index_store create_store documents_below remove_documents'),
     -- store/serve
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _describe_index _describe _open_shard _shard_request _answer_request _shard_answer'),
@@ -128,7 +128,8 @@ BEGIN
       detach_shard'),
     -- store/load
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
-      _check_file_privilege _find_files _uris _into_same_store _add_loads _load_files _load_contents _parse_file_dates
+      _check_file_privilege _find_files _uris _into_same_store _add_loads _load_files _load_contents _unchanged_contents
+      _check_given _parse_file_dates
       _parse_load_options _load_job _begin_load
       _end_load load_documents load_document unchanged_documents'),
     -- store/follow

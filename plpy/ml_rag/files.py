@@ -15,6 +15,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from ml_rag.errors import DocumentError, InvalidRequest
@@ -111,6 +112,35 @@ def _expression(pattern: str) -> str:
     # what stands between two stars may as well be taken where it comes first
     between = "".join(f"(?>[^/]*?{part})" for part in parts[1:-1])
     return f"{parts[0]}{between}[^/]*{parts[-1]}"
+
+
+class Given:
+    """Metadata that the caller gives to documents: to all of them, and to some by name.
+
+    A key of ``named`` is a document's whole name, the end of its path, or a pattern of one of these. The longer one
+    goes before the shorter, and a name before a pattern. ``unused``: keys that no document had so far.
+    """
+
+    def __init__(self, shared: dict[str, Any] | None, named: dict[str, dict[str, Any]] | None) -> None:
+        self._shared = shared or {}
+        self._named = named or {}
+        self.unused = set(self._named)
+        self._patterns = [
+            (re.compile("(?:.*/)?" + "/".join(map(_expression, pattern.split("/"))), re.DOTALL), pattern)
+            for pattern in sorted(self._named, key=lambda pattern: (len(pattern), pattern))
+            if _is_wild(pattern)
+        ]
+
+    def of(self, name: str) -> dict[str, Any]:
+        """What is given to this document."""
+        ends = [*(match.end() for match in re.finditer("/", name)), 0]
+        names = [name[end:] for end in sorted(ends, reverse=True)]
+        keys = [pattern for expression, pattern in self._patterns if expression.fullmatch(name)]
+        found = dict(self._shared)
+        for key in [*keys, *(end for end in names if end in self._named)]:
+            self.unused.discard(key)
+            found |= self._named[key]
+        return found
 
 
 def parse(uri: str) -> Location:

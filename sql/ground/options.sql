@@ -434,6 +434,10 @@ SELECT ml_rag._add_option('vector_store_load', 'dimensions', 'integer', minimum 
   default_rule => 'those of the model', description => 'cut the embeddings to so many; for models that were trained for it (Matryoshka)');
 SELECT ml_rag._add_option('vector_store_load', 'description', 'text', default_rule => 'none',
   description => 'comment of the table');
+SELECT ml_rag._add_option('vector_store_load', 'metadata', 'object', default_rule => 'none',
+  description => 'further keys of the metadata of all documents of the load, such as {"department": "HR", "year": 2024}');
+SELECT ml_rag._add_option('vector_store_load', 'document_metadata', 'object', default_rule => 'none',
+  description => 'the same for some: a name, the end of a path or a pattern, and an object for each, such as {"*.md": {"kind": "note"}}');
 SELECT ml_rag._add_option('vector_store_load', 'chunking', 'object', keys_of => 'chunking',
   description => 'how documents are split into segments');
 SELECT ml_rag._add_option('vector_store_load', 'distance_metric', 'choice',
@@ -495,6 +499,10 @@ SELECT ml_rag._add_option('load_documents', 'language', 'text', default_rule => 
   description => 'language of the documents, such as en');
 SELECT ml_rag._add_option('load_documents', 'embed_model_id', 'text', default_rule => 'that of the store',
   description => 'embedding model; no other than the store''s is taken');
+SELECT ml_rag._add_option('load_documents', 'metadata', 'object', default_rule => 'none',
+  description => 'further keys of the metadata of all documents of the load, such as {"department": "HR", "year": 2024}');
+SELECT ml_rag._add_option('load_documents', 'document_metadata', 'object', default_rule => 'none',
+  description => 'the same for some: a name, the end of a path or a pattern, and an object for each, such as {"*.md": {"kind": "note"}}');
 SELECT ml_rag._add_option('load_documents', 'chunking', 'object', keys_of => 'chunking',
   description => 'how documents are split into segments');
 SELECT ml_rag._add_option('load_documents', 'ocr', 'boolean', default_value => 'false',

@@ -40,6 +40,30 @@ AS $$
 return backend.load_contents(plpy, job, names, contents)
 $$;
 
+CREATE FUNCTION ml_rag._unchanged_contents(job jsonb, names text[], sha256 text[], OUT outcome jsonb, OUT error jsonb)
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+@BACKEND@
+return backend.unchanged_contents(plpy, job, names, sha256)
+$$;
+
+CREATE FUNCTION ml_rag._check_given(name text, given jsonb) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether an object can go into the metadata of each segment: it is short, and has no key that loads write
+DECLARE
+  _taken CONSTANT text[] := '{format,file_name,file_type,file_size,source,left_out,creation_date,last_modified_date,'
+    'last_accessed_date}';
+BEGIN
+  IF jsonb_typeof(given) <> 'object' OR given ?| _taken OR octet_length(given::text) > 65536 THEN
+    PERFORM ml_rag._bad_option(name, CASE WHEN octet_length(given::text) <= 200 THEN given ELSE to_jsonb(left(given::text, 200)) END,
+      format('an object of at most 64 kB, without the keys %s, which loads write', array_to_string(_taken, ', ')));
+  END IF;
+END
+$$;
+
 CREATE FUNCTION ml_rag._parse_file_dates(dates jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -106,10 +130,13 @@ CREATE FUNCTION ml_rag._parse_load_options(routine text, options jsonb) RETURNS 
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the options of a loading routine, with those of the object chunking and of file_dates
+-- purpose: the options of a loading routine, with those of the object chunking and of file_dates, metadata checked
 DECLARE
   _parsed jsonb := ml_rag.parse_options($1, $2);
 BEGIN
+  PERFORM ml_rag._check_given('metadata', _parsed -> 'metadata') WHERE _parsed ? 'metadata';
+  PERFORM ml_rag._check_given(format('document_metadata.%s', m.key), m.value)
+  FROM jsonb_each(_parsed -> 'document_metadata') AS m;
   IF _parsed ? 'file_dates' THEN
     _parsed := jsonb_set(_parsed, '{file_dates}', ml_rag._parse_file_dates(_parsed -> 'file_dates'));
   END IF;
@@ -144,6 +171,7 @@ BEGIN
       FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store),
     'embedding', _store.column_name, 'dimensions', _store.dimensions,
     'refresh', coalesce(options -> 'refresh', 'true'), 'file_dates', options -> 'file_dates',
+    'metadata', options -> 'metadata', 'document_metadata', options -> 'document_metadata',
     'request', _request || jsonb_strip_nulls(jsonb_build_object('formats', options -> 'formats')),
     -- a document made with other options counts as changed; which formats are wanted does not change one, nor does the
     -- model, as another embedding can become the default
@@ -277,7 +305,9 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the results of two loads into one store as one
 BEGIN
-  RETURN CASE WHEN a IS NULL THEN b ELSE b || jsonb_build_object(
+  RETURN CASE WHEN a IS NULL THEN b ELSE b - 'unmatched' || jsonb_strip_nulls(jsonb_build_object('unmatched', (
+      SELECT jsonb_agg(u.name ORDER BY u.name) FROM jsonb_array_elements_text(a -> 'unmatched') AS u (name)
+      WHERE b -> 'unmatched' ? u.name))) || jsonb_build_object(
     'documents', (SELECT jsonb_object_agg(d.key, d.value::bigint + (a #>> ARRAY['documents', d.key])::bigint)
                   FROM jsonb_each_text(b -> 'documents') AS d),
     'segments', (a ->> 'segments')::bigint + (b ->> 'segments')::bigint,
@@ -360,7 +390,8 @@ result: {"vector_store", "documents": {"loaded", "changed", "unchanged", "remove
 "lost": [{"document_name", "metadata", "columns"}], "seconds"}. A document that fails
 does not stop the others, and keeps the segments it had. incomplete: loaded, but for left_out, such as a damaged page.
 lost: keys of the metadata and columns that you added and that differed between the segments of a document that has changed;
-those that were the same in all of them are kept. Commits after each batch outside a transaction block, so that an interrupted load can be called again and continues. skipped: of a format that
+those that were the same in all of them are kept. unmatched: names of "document_metadata" that no document has, where there
+are any. Commits after each batch outside a transaction block, so that an interrupted load can be called again and continues. skipped: of a format that
 "formats" excludes. Needs pg_read_server_files.
 Errors: 22023 bad option, no such file, table that is not a vector store; 22000 different dimensions; 25006 read-only; 42501;
 42P01 store dropped meanwhile; 53100 disk full; 55000; 08006; 53300; 57014; 38000.$$;
@@ -436,15 +467,14 @@ AS $$
 DECLARE
   _options jsonb;
   _job jsonb;
+  _outcome record;
 BEGIN
   _options := ml_rag._parse_load_options('load_documents', $4);
   _job := ml_rag._load_job(store, _options ->> 'embed_model_id', _options);
-  RETURN QUERY
-    SELECT s.document_name
-    FROM unnest(names, sha256) AS n (name, sha256)
-    JOIN ml_rag._document_states(store, names) AS s ON s.document_name = n.name
-    WHERE NOT (_job -> 'refresh')::boolean OR s.sha256 = n.sha256
-      AND s.made_with = _job ->> 'made_with';
+  SELECT o.* INTO _outcome FROM ml_rag._unchanged_contents(_job, ARRAY(SELECT unnest(names)),
+    ARRAY(SELECT unnest(sha256))) AS o;
+  PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
+  RETURN QUERY SELECT jsonb_array_elements_text(_outcome.outcome);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 @RAISE@
 END

@@ -162,17 +162,32 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._document_states(store regclass, names text[])
-RETURNS TABLE (document_name text, sha256 text, made_with text)
+RETURNS TABLE (document_name text, metadata jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: which of the documents the store has, and what they were made of  Reads: the store, as the caller
+-- purpose: which of the documents the store has, and the metadata of a segment of each  Reads: the store, as the caller
 BEGIN
   RETURN QUERY EXECUTE format($sql$
-    SELECT n, t.metadata #>> '{source,sha256}', t.metadata #>> '{source,made_with}'
+    SELECT n, t.metadata
     FROM unnest($1) AS n
     CROSS JOIN LATERAL (SELECT s.metadata FROM %s AS s WHERE s.document_name = n LIMIT 1) AS t$sql$, ml_rag._relation_name(store))
   USING names;
+END
+$$;
+
+CREATE FUNCTION ml_rag._label_document(store oid, name text, given jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: add to the metadata of a document, whose keys are no longer those of its file
+-- Writes: the store, as the caller
+BEGIN
+  PERFORM ml_rag._lock_store(store);
+  EXECUTE format($sql$
+    UPDATE %s AS s SET metadata = coalesce(jsonb_set(s.metadata || $2, '{source,keys}',
+      (s.metadata #> '{source,keys}') - ARRAY(SELECT jsonb_object_keys($2))), s.metadata || $2)
+    WHERE s.document_name = $1$sql$, ml_rag._relation_name(store)) USING name, given;
 END
 $$;
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ml_rag.files import Given
 from support.cluster import Connection
 from support.documents_server import DocumentsServer
 from support.loading import counts, folder, load, loader, rows, server, write
+from support.stores import error
 
 __all__ = ["folder", "loader", "server"]
 
@@ -110,3 +114,98 @@ def test_columns_that_the_loader_may_not_write_keep_their_defaults(
     assert result[0][0]["documents"]["changed"] == 1
     found = rows(owner, "SELECT DISTINCT department, price FROM docs WHERE document_name ~ 'a.txt'")
     assert found == [("none", 7)]
+
+
+GIVEN = {
+    "metadata": {"department": "HR"},
+    "document_metadata": {"*.txt": {"kind": "note"}, "a.txt": {"kind": "A"}},
+}
+
+
+def labels(connection: Connection) -> list[tuple[Any, ...]]:
+    query = "SELECT DISTINCT right(document_name, 5), metadata - %s::text[] FROM docs ORDER BY 1"
+    dates = ["creation_date", "last_modified_date", "last_accessed_date"]
+    written = ["format", "file_name", "file_size", "source", "page", *dates]
+    return rows(connection, query, written)
+
+
+def test_metadata_is_given_at_load(loader: Connection, server: DocumentsServer, folder: Path) -> None:
+    server.metadata = {"title": "T"}
+    write(folder, a="alpha one\n\nalpha two", b="beta")
+    assert "unmatched" not in load(loader, f"{folder}/", GIVEN)
+    a = ("a.txt", {"title": "T", "department": "HR", "kind": "A"})
+    b = ("b.txt", {"title": "T", "department": "HR", "kind": "note"})
+    assert labels(loader) == [a, b]
+    server.documents.clear()
+    assert counts(load(loader, f"{folder}/", GIVEN)) == {"unchanged": 2}
+    # it stays where a later load does not give it, and other values cost no embedding
+    write(folder, a="alpha")
+    assert counts(load(loader, f"{folder}/")) == {"changed": 1, "unchanged": 1}
+    assert labels(loader) == [a, b]
+    server.documents.clear()
+    result = load(loader, f"{folder}/", {"document_metadata": {"docs/b.txt": {"title": "U", "n": [1]}, "c.txt": {}}})
+    assert (counts(result), result["unmatched"]) == ({"changed": 1, "unchanged": 1}, ["c.txt"])
+    assert labels(loader) == [a, ("b.txt", {**b[1], "title": "U", "n": [1]})]
+    assert server.documents == []
+    write(folder, b="beta new")
+    load(loader, f"{folder}/")
+    assert labels(loader)[1] == ("b.txt", {**b[1], "n": [1]})  # the file has a title of its own
+
+
+def test_metadata_is_given_with_documents_that_are_sent(loader: Connection, server: DocumentsServer) -> None:
+    loader.execute("SELECT ml_rag.create_store('public.docs')")
+    send = "SELECT ml_rag.load_document('docs', 'x/a.txt', 'alpha', %s)"
+    assert rows(loader, send, json.dumps(GIVEN))[0][0]["documents"]["loaded"] == 1
+    assert labels(loader) == [("a.txt", {"department": "HR", "kind": "A"})]
+    sha256 = hashlib.sha256(b"alpha").hexdigest()
+    same = "SELECT ml_rag.unchanged_documents('docs', '{x/a.txt}', %s, %s)"
+    assert rows(loader, same, [sha256], json.dumps(GIVEN)) == [("x/a.txt",)]
+    other = json.dumps({"metadata": {"department": "IT"}})
+    assert rows(loader, same, [sha256], other) == []
+    assert counts(rows(loader, send, other)[0][0]) == {"changed": 1}
+    assert counts(rows(loader, send, other)[0][0]) == {"unchanged": 1}
+    assert labels(loader) == [("a.txt", {"department": "IT", "kind": "A"})]
+    assert len(server.documents) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"metadata": {"source": "x"}}, "metadata"),
+        ({"metadata": {"file_name": "x"}}, "metadata"),
+        ({"metadata": {"x": "y" * 65536}}, "metadata"),
+        ({"metadata": [1]}, "metadata"),
+        ({"document_metadata": {"a.txt": 1}}, "document_metadata.a.txt"),
+        ({"document_metadata": {"a.txt": {"source": 1}}}, "document_metadata.a.txt"),
+    ],
+)
+def test_metadata_that_loads_write_themselves_is_refused(
+    loader: Connection, server: DocumentsServer, folder: Path, options: dict[str, Any], name: str
+) -> None:
+    write(folder, a="alpha")
+    with error("22023", f'"{name}"'):
+        load(loader, f"{folder}/", options)
+    assert rows(loader, "SELECT to_regclass('docs')") == [(None,)]
+    load(loader, f"{folder}/", {"metadata": {"x": "y" * 65500}})
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("/srv/docs/a.md", {"k": "whole"}),
+        ("/srv/docs/b.md", {"k": "docs/*.md", "n": 1}),
+        ("/srv/c.md", {"k": "*.md", "n": 1}),
+        ("/srv/docs/sub/c.txt", {"k": "all", "n": 1}),
+        ("x/docs/a[1].txt", {"k": "end", "n": 1}),
+    ],
+)
+def test_the_longest_name_goes_before(name: str, expected: dict[str, Any]) -> None:
+    named = {
+        "*.md": {"k": "*.md"},
+        "docs/*.md": {"k": "docs/*.md"},
+        "/srv/docs/a.md": {"k": "whole"},
+        "a[1].txt": {"k": "end"},
+        "srv/*": {},
+    }
+    found = Given({"k": "all", "n": 1}, named).of(name)
+    assert {key: found[key] for key in expected} == expected

@@ -252,9 +252,30 @@ def test_the_command_takes_the_options_of_the_call(
     assert [method in definition for (definition,) in made] == ([True] if method else [])
 
 
+def test_the_command_gives_metadata_and_says_what_is_lost(
+    db: Database, store: Connection, server: DocumentsServer, folder: Path, tmp_path: Path
+) -> None:
+    write(folder, a="alpha one\n\nalpha two", b="beta")
+    (tmp_path / "by-name.json").write_text('{"b.txt": {"kind": "B"}, "c.txt": {}}')
+    arguments = (str(folder), "--store", "new", "--metadata", '{"year": 2024}')
+    result = run(db, loader_role(db), *arguments, "--document-metadata", f"@{tmp_path}/by-name.json")
+    assert (result.exit_code, "unmatched: c.txt" in result.output) == (0, True), result.output
+    query = "SELECT DISTINCT right(document_name, 5), metadata ->> 'year', metadata ->> 'kind' FROM new ORDER BY 1"
+    assert rows(store, query) == [("a.txt", "2024", None), ("b.txt", "2024", "B")]
+    assert "2 unchanged" in run(db, loader_role(db), *arguments).output
+    store.execute("ALTER TABLE new ADD price int; UPDATE new SET price = segment_number")
+    write(folder, a="alpha one\n\nalpha three")
+    assert f"lost: {folder}/a.txt: columns price: differed" in run(db, loader_role(db), *arguments).output
+    assert rows(store, query) == [("a.txt", "2024", None), ("b.txt", "2024", "B")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("--metadata", "{"), "is not a JSON object"),
+        (("--metadata", "[1]"), "is not a JSON object"),
+        (("--document-metadata", "@/nowhere"), "is not a JSON object"),
+        (("--document-metadata", '{"a": 1}'), "document_metadata.a"),
         (("--index", "btree"), "type"),
         (("--index", '{"type": '), "is not a JSON object"),
         (("--index", '{"kind": "hnsw"}'), "kind"),

@@ -639,7 +639,7 @@ def load_files(plpy: Any, job_text: str) -> str:
                 loader.outcome.counts["removed"] = store.remove(gone)
                 store.commit()
     tell("indexing", total, loader.outcome.counts["failed"])
-    return json.dumps(loader.outcome.result())
+    return json.dumps(loader.result())
 
 
 def _embedder(plpy: Any) -> Callable[[list[str], str], list[str]]:
@@ -679,4 +679,25 @@ def load_contents(plpy: Any, job_text: str, names: list[str], contents: list[byt
     content = {name: files.File(*file) for name, *file in zip(names, contents, dates, strict=True)}
     for batch in files.batches([(name, len(content[name].content)) for name in names]):
         loader.load([(name, functools.partial(content.__getitem__, name)) for name in batch])
-    return json.dumps(loader.outcome.result())
+    return json.dumps(loader.result())
+
+
+@outcome
+def unchanged_contents(plpy: Any, job_text: str, names: list[str], hashes: list[str]) -> str:
+    """Names of those documents that ``load_contents`` would leave alone."""
+    from ml_rag import files
+    from ml_rag.backend.load import has_all, is_made_of
+    from ml_rag.backend.store import SqlStore
+
+    job = _parsed(job_text)
+    given = files.Given(job["metadata"], job["document_metadata"])
+    states = SqlStore(plpy, job, _embedder(plpy), may_commit=False).states(names)
+    return json.dumps(
+        [
+            name
+            for name, sha256 in zip(names, hashes, strict=False)
+            if name in states
+            and (not job["refresh"] or is_made_of(states[name], sha256, job["made_with"]))
+            and has_all(states[name], given.of(name) if job["refresh"] else {})
+        ]
+    )

@@ -25,7 +25,7 @@ from ml_rag.errors import (
     UnknownModel,
     from_json,
 )
-from ml_rag.files import File, batches, is_storable, storable
+from ml_rag.files import File, Given, batches, is_storable, storable
 from ml_rag.protocol import LOAD_KEYS
 
 #: a commit after so many documents, or the first one after so long
@@ -44,14 +44,17 @@ _PAGE_WINDOW = 100_000
 class Store(Protocol):
     """The vector store, as sql/store/store.sql offers it."""
 
-    def states(self, names: list[str]) -> dict[str, tuple[str | None, str | None]]:
-        """SHA-256 and options (``made_with``) of those of the documents that the store has."""
+    def states(self, names: list[str]) -> dict[str, dict[str, Any]]:
+        """The metadata of a segment of those of the documents that the store has."""
 
     def write(self, name: str, chunks: Iterator[Rows]) -> dict[str, list[str]] | None:
         """Replace a document by these rows, or leave it as it was and raise DocumentError.
 
         Keeps metadata and columns that the owner has added; returns the names of those that are lost, by kind.
         """
+
+    def label(self, name: str, given: dict[str, Any]) -> None:
+        """Add to the metadata of a document."""
 
     def commit(self) -> None:
         """Keep what has been written, where the caller's transaction allows it."""
@@ -69,13 +72,17 @@ class Rows:
 
 @dataclass(frozen=True)
 class Upload:
-    """A document to send: a name, its content, its SHA-256, whether the store has another version of it, its dates."""
+    """A document to send: a name, its content, its SHA-256, whether the store has another version of it, its dates.
+
+    ``given``: metadata from the caller.
+    """
 
     name: str
     content: bytes
     sha256: str
     known: bool
     dates: dict[str, str] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -141,9 +148,15 @@ class Loader:
         self._dimensions: int | None = job["dimensions"]
         self._made_with: str = job["made_with"]
         self._refresh: bool = job["refresh"]
+        self.given = Given(job.get("metadata"), job.get("document_metadata"))
         self._uncommitted = 0
         self._committed_at = time.monotonic()
         self.outcome = Outcome()
+
+    def result(self) -> dict[str, Any]:
+        """What the caller of SQL sees."""
+        unmatched = {"unmatched": sorted(self.given.unused)} if self.given.unused else {}
+        return self.outcome.result() | unmatched
 
     def load(self, batch: Sequence[tuple[str, Callable[[], File]]]) -> None:
         """Load the documents of a batch (name, how to read it) that the store lacks or has another version of."""
@@ -174,10 +187,14 @@ class Loader:
                 self.outcome.fail(name, e, known=known)
                 continue
             sha256 = hashlib.sha256(file.content).hexdigest()
-            if known and states[name][0] == sha256 and states[name][1] == self._made_with:
+            given = _clean(self.given.of(name))
+            if not known or not is_made_of(states[name], sha256, self._made_with):
+                uploads.append(Upload(name, file.content, sha256, known, file.dates, given))
+            elif has_all(states[name], given):
                 self.outcome.counts["unchanged"] += 1
             else:
-                uploads.append(Upload(name, file.content, sha256, known, file.dates))
+                self._store.label(name, given)
+                self.outcome.counts["changed"] += 1
         return uploads
 
     def _receive(self, uploads: list[Upload]) -> None:
@@ -224,7 +241,7 @@ class Loader:
                 "keys": sorted(of_file.keys() - LOAD_KEYS),
             },
         }
-        portions = self._rows(map(self._check, chain([head], reply)), _clean(shared))
+        portions = self._rows(map(self._check, chain([head], reply)), _clean(shared), upload.given)
         written = 0
 
         def counted() -> Iterator[Rows]:
@@ -244,16 +261,18 @@ class Loader:
         if self._uncommitted >= COMMIT_DOCUMENTS or time.monotonic() - self._committed_at > COMMIT_SECONDS:
             self._commit()
 
-    def _rows(self, lines: Iterator[tuple[list[dict[str, Any]], bytes]], shared: dict[str, Any]) -> Iterator[Rows]:
+    def _rows(
+        self, lines: Iterator[tuple[list[dict[str, Any]], bytes]], shared: dict[str, Any], given: dict[str, Any]
+    ) -> Iterator[Rows]:
         if self._split is None:
-            return _rows_of_lines(lines, shared)
+            return _rows_of_lines(lines, shared, given)
         assert self._embed is not None
         # here, as an error of the caller's function is none of the store's
         segments = own_segments([page for pages, _ in lines for page in pages], self._split)
         if not segments:
             raise DocumentError("the document has no text")
         texts = [segment["text"] for segment in segments]
-        return _rows(segments, embed_segments(self._embed, texts, self._request["embed_model_id"]), shared)
+        return _rows(segments, embed_segments(self._embed, texts, self._request["embed_model_id"]), shared, given)
 
     def _commit(self) -> None:
         self._store.commit()
@@ -325,16 +344,24 @@ def segments_and_vectors(reply: dict[str, Any], *, has_vectors: bool = True) -> 
     return segments, vectors, dimensions
 
 
-def _rows_of_lines(lines: Iterable[tuple[list[dict[str, Any]], bytes]], shared: dict[str, Any]) -> Iterator[Rows]:
+def _rows_of_lines(
+    lines: Iterable[tuple[list[dict[str, Any]], bytes]], shared: dict[str, Any], given: dict[str, Any]
+) -> Iterator[Rows]:
     first = 1
     for segments, vectors in lines:
-        yield from rows(segments, vectors, shared, first)
+        yield from rows(segments, vectors, shared, first, given)
         first += len(segments)
 
 
-def rows(segments: Sequence[dict[str, Any]], vectors: bytes, shared: dict[str, Any], first: int = 1) -> Iterator[Rows]:
-    """Rows to insert, in portions. ``vectors``: float32, little endian, one row a segment; ``shared``: metadata;
-    ``first``: the number of the first segment.
+def rows(
+    segments: Sequence[dict[str, Any]],
+    vectors: bytes,
+    shared: dict[str, Any],
+    first: int = 1,
+    given: dict[str, Any] | None = None,
+) -> Iterator[Rows]:
+    """Rows to insert, in portions. ``vectors``: float32, little endian, one row a segment; ``shared``: metadata, over
+    which that of the segment is laid, and ``given``; ``first``: the number of the first segment.
 
     Raises EngineFailed where a number is not finite.
     """
@@ -343,11 +370,15 @@ def rows(segments: Sequence[dict[str, Any]], vectors: bytes, shared: dict[str, A
     # 9 digits are what a float32 needs to come back as it was
     template = "[" + ",".join(["%.9g"] * (width // 4)) + "]"
     texts = (template % unpack_from(layout, vectors, at * width) for at in range(len(segments)))
-    return _rows(segments, texts, shared, first)
+    return _rows(segments, texts, shared, given or {}, first)
 
 
 def _rows(
-    segments: Sequence[dict[str, Any]], vectors: Iterable[str], shared: dict[str, Any], first: int = 1
+    segments: Sequence[dict[str, Any]],
+    vectors: Iterable[str],
+    shared: dict[str, Any],
+    given: dict[str, Any],
+    first: int = 1,
 ) -> Iterator[Rows]:
     remaining = iter(vectors)
     for start in range(0, len(segments), INSERT_SEGMENTS):
@@ -358,14 +389,26 @@ def _rows(
                 raise EngineFailed("the embedding model failed", detail="An embedding holds NaN or infinity.")
             portion.vectors.append(vector)
             portion.segments.append(storable(segment["text"]))
-            portion.metadata.append(json.dumps(_metadata(shared, _clean(segment.get("metadata") or {}))))
+            portion.metadata.append(json.dumps(_metadata(shared, _clean(segment.get("metadata") or {}), given)))
         yield portion
 
 
-def _metadata(shared: dict[str, Any], of_segment: dict[str, Any]) -> dict[str, Any]:
-    if not (source := shared.get("source")):
-        return {**shared, **of_segment}
-    return {**shared, **of_segment, "source": {**source, "keys": sorted({*source["keys"], *of_segment})}}
+def _metadata(shared: dict[str, Any], of_segment: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    metadata = {**shared, **of_segment, **given}
+    if source := shared.get("source"):
+        metadata["source"] = {**source, "keys": sorted({*source["keys"], *of_segment} - given.keys())}
+    return metadata
+
+
+def is_made_of(metadata: dict[str, Any], sha256: str, made_with: str) -> bool:
+    """Whether the document of this metadata has this content and was loaded with these options."""
+    source = metadata.get("source")
+    return isinstance(source, dict) and (source.get("sha256"), source.get("made_with")) == (sha256, made_with)
+
+
+def has_all(metadata: dict[str, Any], given: dict[str, Any]) -> bool:
+    """Whether the metadata says this already; true and 1 differ."""
+    return json.dumps({**metadata, **given}, sort_keys=True) == json.dumps(metadata, sort_keys=True)
 
 
 def own_segments(pages: Sequence[dict[str, Any]], split: Callable[[str], list[str]]) -> list[dict[str, Any]]:

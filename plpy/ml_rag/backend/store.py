@@ -32,6 +32,7 @@ _STATEMENTS = {
     "below": ("SELECT d.* FROM ml_rag.documents_below($1, $2) AS d (name)", "oid", "text"),
     "remove": ("SELECT ml_rag.remove_documents($1, $2) AS n", "oid", "text[]"),
     "replace": ("SELECT r.id, r.kept, r.lost FROM ml_rag._replace_document($1, $2, $3) AS r", "oid", "text", "text[]"),
+    "label": ("SELECT ml_rag._label_document($1, $2, $3)", "oid", "text", "jsonb"),
     "others": ("SELECT o.* FROM ml_rag._other_embeddings($1, $2) AS o", "oid", "name"),
     "has column": (
         "SELECT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a"
@@ -132,9 +133,14 @@ class SqlStore:
         """Raise where PostgreSQL wants the statement to end; executing anything makes it look."""
         self._plpy.execute("SELECT 1")
 
-    def states(self, names: list[str]) -> dict[str, tuple[str | None, str | None]]:
+    def states(self, names: list[str]) -> dict[str, dict[str, Any]]:
         """See ``ml_rag.backend.load.Store``."""
-        return {row["document_name"]: (row["sha256"], row["made_with"]) for row in self._run("states", names)}
+        found = ((row["document_name"], json.loads(row["metadata"])) for row in self._run("states", names))
+        return {name: metadata if isinstance(metadata, dict) else {} for name, metadata in found}
+
+    def label(self, name: str, given: dict[str, Any]) -> None:
+        """See ``ml_rag.backend.load.Store``."""
+        self._run("label", name, json.dumps(given))
 
     def write(self, name: str, portions: Iterable[Rows]) -> dict[str, list[str]] | None:
         """See ``ml_rag.backend.load.Store``."""

@@ -67,10 +67,13 @@ class Tally:
 class Client:
     """A vector store, and how documents get into it by one connection."""
 
-    def __init__(self, connection: psycopg.Connection[Any], store: int, options: dict[str, Any]) -> None:
+    def __init__(
+        self, connection: psycopg.Connection[Any], store: int, options: dict[str, Any], given: files.Given
+    ) -> None:
         self._connection = connection
         self._store = store
         self._options = options
+        self._given = given
 
     def _values(self, query: str, *arguments: Any) -> list[Any]:
         return [row[0] for row in self._connection.execute(query, (self._store, *arguments)).fetchall()]
@@ -89,12 +92,13 @@ class Client:
         if not found:
             return tally
         hashes = [hashlib.sha256(file.content).hexdigest() for file in found.values()]
+        options = {**self._options, "document_metadata": {name: self._given.of(name) for name in found}}
         query = "SELECT ml_rag.unchanged_documents(%s, %s, %s, %s)"
-        for name in self._values(query, list(found), hashes, Jsonb(self._options)):
+        for name in self._values(query, list(found), hashes, Jsonb(options)):
             del found[name]
             tally.count("unchanged")
         if found:
-            options = {**self._options, "file_dates": [file.dates for file in found.values()]}
+            options["file_dates"] = [file.dates for file in found.values()]
             contents = [file.content for file in found.values()]
             query = "SELECT ml_rag.load_documents(%s, %s, %b, %s)"
             result = self._values(query, list(found), contents, Jsonb(options))[0]
@@ -241,6 +245,18 @@ def explained(error: psycopg.Error) -> click.ClickException:
     return click.ClickException(printable_lines("\n".join(lines)))
 
 
+def _object(_: click.Context, __: click.Parameter, value: str | None) -> dict[str, Any]:
+    """A JSON object, or @ and the path of a file with one."""
+    try:
+        text = Path(value[1:]).read_text() if value and value.startswith("@") else value
+        found = json.loads(text or "{}")
+    except (OSError, ValueError) as e:
+        raise click.BadParameter(f"{value!r} is not a JSON object: {e}.") from None
+    if not isinstance(found, dict):
+        raise click.BadParameter(f"{value!r} is not a JSON object.")
+    return found
+
+
 def _index(_: click.Context, __: click.Parameter, value: str | None) -> dict[str, Any] | None:
     """Option ``index`` of vector_store_load: the type alone, or its JSON object."""
     if value is None or not value.lstrip().startswith("{"):
@@ -266,6 +282,11 @@ def _index(_: click.Context, __: click.Parameter, value: str | None) -> dict[str
 @click.option("--segment-tokens", type=int, help="Longest segment, in tokens of the embedding model.")
 @click.option("--overlap-tokens", type=int, help="Tokens that neighbouring segments share.")
 @click.option("--context", metavar="CONTEXT", help="What is embedded before a segment's text: none or headings.")
+@click.option("--metadata", callback=_object, metavar="JSON|@FILE", help="Further metadata of all documents.")
+@click.option(
+    "--document-metadata", callback=_object, metavar="JSON|@FILE",
+    help="Further metadata of some: an object by name, end of a path or pattern.",
+)  # fmt: skip
 @click.option("--description", help="Comment of a table that is made.")
 @click.option("--distance-metric", metavar="METRIC", help="Metric that the index is built for, such as COSINE.")
 @click.option(
@@ -290,6 +311,8 @@ def load(
     segment_tokens: int | None,
     overlap_tokens: int | None,
     context: str | None,
+    metadata: dict[str, Any],
+    document_metadata: dict[str, Any],
     description: str | None,
     distance_metric: str | None,
     index: dict[str, Any] | None,
@@ -313,6 +336,7 @@ def load(
         "ocr": ocr,
         "refresh": refresh,
     }
+    given = files.Given(metadata, document_metadata)
     console = Console(stderr=True)
     locations = list(_locations(paths, recursive))
     try:
@@ -324,14 +348,18 @@ def load(
             connection = connect()
             # before the first file, though the index comes after the last
             connection.execute("SELECT ml_rag.parse_options('index', %s)", (Jsonb(index),))
+            checked = Jsonb({"metadata": metadata, "document_metadata": document_metadata})
+            connection.execute("SELECT ml_rag._parse_load_options('load_documents', %s)", (checked,))
             create = Jsonb({"embed_model_id": embed_model, "description": description, "language": language})
             oid = _create(connection, store, create)
-            clients = [Client(one, oid, options) for one in (connection, *(connect() for _ in range(1, jobs)))]
+            clients = [Client(one, oid, options, given) for one in (connection, *(connect() for _ in range(1, jobs)))]
             started = time.monotonic()
             tally = _run(clients, locations, refresh, console)
             with console.status("building the index"):
                 clients[0].finish(distance_metric, index)
             _report(tally, store, time.monotonic() - started)
+            if given.unused:
+                click.echo(printable(f"unmatched: {', '.join(sorted(given.unused))}"), err=True)
     except psycopg.Error as e:
         raise explained(e) from e
     sys.exit(1 if tally.failed else 0)

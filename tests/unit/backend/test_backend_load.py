@@ -32,8 +32,15 @@ class FakeStore:
         self.refuses: str | None = None
         self.commits: list[int] = []
 
-    def states(self, names: list[str]) -> dict[str, tuple[str | None, str | None]]:
-        return {name: self.known[name] for name in names if name in self.known}
+    def states(self, names: list[str]) -> dict[str, dict[str, Any]]:
+        return {
+            name: {"source": dict(zip(("sha256", "made_with"), self.known[name], strict=True))}
+            for name in names
+            if name in self.known
+        }
+
+    def label(self, name: str, given: dict[str, Any]) -> None:
+        raise AssertionError(name)
 
     def write(self, name: str, portions: Iterable[Rows]) -> None:
         taken = list(portions)

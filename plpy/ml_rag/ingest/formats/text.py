@@ -87,7 +87,7 @@ def _front_matter(text: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def _plain(value: Any, room: int) -> tuple[Any, int]:
-    """A value of YAML as one of JSON, and how many characters are left. Raises OverflowError if there are not enough."""
+    """A value of YAML as one of JSON, and how many characters are left. Raises OverflowError below 0."""
     room -= _VALUE_COST
     if isinstance(value, str):
         value = one_line(value)[:MAX_VALUE]
