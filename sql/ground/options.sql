@@ -95,11 +95,11 @@ SELECT ml_rag._add_option('ml_rag', 'arms', 'array', keys_of => 'arm', default_r
     ' objects, such as [{"search": "semantic"}, {"search": "keyword", "weight": 0.3}]: docs/search.md#arms');
 SELECT ml_rag._add_option('ml_rag', 'citation_fields', 'text[]', default_rule => 'none',
   description => 'further keys of each citation, any of ["document_id", "segment_number", "segment_range", "vector_store",'
-    ' "metadata", "score", "keyword_score", "rerank_score", "rank", "highlights"], and keys of the metadata such as'
-    ' "metadata.page": docs/answers.md#highlights');
+    ' "metadata", "score", "keyword_score", "rerank_score", "rank", "node", "node_distance", "highlights"], and keys of the'
+    ' metadata such as "metadata.page": docs/answers.md#highlights');
 SELECT ml_rag._add_option('ml_rag', 'return', 'choice', choices => '{segment,node,document}', default_value => '"segment"',
-  description => 'what of a hit is cited: the segment; the best node, where an arm has searched a node group; or the document'
-    ' around it, up to 200 segments on either side');
+  description => 'what is cited: segments; the nodes that arms have found in node groups; or the document around each'
+    ' segment, up to 200 segments on either side');
 SELECT ml_rag._add_option('ml_rag', 'retrieval_options', 'object', keys_of => 'retrieval_options',
   description => 'limits on the distance, and neighbours of what is found');
 SELECT ml_rag._add_option('ml_rag', 'query_options', 'object', default_rule => 'none', keys_of => 'query_options',
@@ -158,13 +158,20 @@ SELECT ml_rag._add_option('arm', 'search', 'choice', choices => '{semantic,keywo
 SELECT ml_rag._add_option('arm', 'in', 'text', default_value => '"segment"',
   description => 'which texts are searched: the segments, or a node group, whose hits count for the segments they came from:'
     ' docs/nodes.md');
+SELECT ml_rag._add_option('arm', 'embedding', 'text', default_rule => 'that of the store',
+  description => 'of a semantic arm: which embedding of the store is searched, by its name; its model embeds the question:'
+    ' docs/embeddings.md');
 SELECT ml_rag._add_option('arm', 'query', 'any', default_value => '"question"',
   description => 'what is searched with: "question", "hypothetical_document", "synonyms", "sub_questions", which'
     ' query_options must ask for, or {"text": "…"}');
+SELECT ml_rag._add_option('arm', 'alone', 'boolean', default_rule => 'false',
+  description => 'of "query": "hypothetical_document": search with it without the question');
 SELECT ml_rag._add_option('arm', 'query_embedding', 'vector', default_rule => 'of what is searched with',
   description => 'of a semantic arm: used instead of embedding what is searched with');
 SELECT ml_rag._add_option('arm', 'function', 'text', default_rule => 'must be given with "search": "function"',
   description => '"schema.function", which scores all rows that pass the filters: docs/functions.md');
+SELECT ml_rag._add_option('arm', 'arguments', 'object', default_rule => 'none',
+  description => 'for a function whose last parameter is of type jsonb');
 SELECT ml_rag._add_option('arm', 'descending', 'boolean', default_rule => 'true with "function"',
   description => 'whether a larger number of the function is better');
 SELECT ml_rag._add_option('arm', 'weight', 'number', minimum => 0, maximum => 1, auto_value => 'null',
@@ -187,10 +194,10 @@ AS $$
 -- backend/retrieval/arms.py has the kinds
 BEGIN
   RETURN CASE search
-    WHEN 'semantic' THEN '{in,query_embedding,max_distance}'
-    WHEN 'keyword' THEN '{in,min_score}'
-    WHEN 'function' THEN '{function,descending,query_embedding,max_distance,min_score}'
-    ELSE '{in,function,descending,query_embedding,max_distance,min_score}' END;
+    WHEN 'semantic' THEN '{embedding,query_embedding,max_distance}'
+    WHEN 'keyword' THEN '{min_score}'
+    WHEN 'function' THEN '{function,arguments,descending,query_embedding,max_distance,min_score}'
+    ELSE '{embedding,function,arguments,descending,query_embedding,max_distance,min_score}' END;
 END
 $$;
 

@@ -39,13 +39,16 @@ CREATE TYPE ml_rag.hit AS (
   rerank_score   double precision,  -- 0-1, of the reranker; null without it
   row_key        text,              -- of a candidate without its text: the ctid of its row, of use within one snapshot
   first_segment  bigint,            -- of expand: the range of segments whose text this is; null without it
-  last_segment   bigint
+  last_segment   bigint,
+  node           text,              -- the nearest node that it was found by; null = by none
+  node_distance  numeric            -- of that node; null where it has no vector of the store's model
 );
 COMMENT ON TYPE ml_rag.hit IS
 $$a segment on its way through the pipeline; an array of them is in the order of the citations, the best one first
 document_id: null where the column is no integer. document_key: what tells the store's documents apart, as text. distance:
 rounded to 4 decimals; null where there is no query embedding to measure from. keyword_score: BM25; null where the keyword arm
-did not look or the segment has none of the words. score: 0-1, of fusing. rerank_score: 0-1, of ml_rag.rerank.$$;
+did not look or the segment has none of the words. score: 0-1, of fusing. rerank_score: 0-1, of ml_rag.rerank. node, node_distance: the nearest
+node that it was found by; distance is the smaller of that and the segment's own, or the node's where that is cited.$$;
 
 CREATE TYPE ml_rag.arm AS (
   name            text,              -- how it is reported: its search, numbered from the second of a kind on
@@ -62,7 +65,10 @@ CREATE TYPE ml_rag.arm AS (
   function        text,              -- of the caller's: its name as it is written into a statement
   form            text,              -- what it takes: text, texts, vector or vectors, see ml_rag._find_function
   is_descending   boolean,           -- whether more is better
-  node_group      text               -- which texts are searched; null = the segments
+  node_group      text,              -- which texts are searched; null = the segments
+  embedding       text,              -- which embedding of the store is searched; null = the one it was found with
+  arguments       jsonb,             -- for the function; null = none
+  is_alone        boolean            -- whether a hypothetical document is searched with without the question
 );
 COMMENT ON TYPE ml_rag.arm IS
 $$one arm of a search: what is searched with what, and how much it counts; see option arms$$;

@@ -79,9 +79,9 @@ DECLARE
   _document text;
   _model text;
 BEGIN
-  IF coalesce(name, '') !~ '^[[:alpha:]_][[:alnum:]_]*$' OR octet_length(name) > 40 OR name IN ('segment', 'document') THEN
+  IF coalesce(name, '') !~ '^[[:alpha:]_][[:alnum:]_-]*$' OR octet_length(name) > 40 OR name IN ('segment', 'document') THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid name of a node group',
-      DETAIL = format('Got %s; a name has 1 to 40 bytes of letters, digits and _, and is neither segment nor document.',
+      DETAIL = format('Got %s; a name has 1 to 40 bytes of letters, digits, _ and -, and is neither segment nor document.',
         coalesce(quote_literal(left(name, 100)), 'NULL'));
   ELSIF _transform IS NULL THEN
     PERFORM ml_rag._bad_option('transform', 'null', 'what the nodes are made by', 'Such as {"transform": "sentence"}.');

@@ -173,7 +173,8 @@ BEGIN
     reason := format('The comment of its column %I does not name an embedding model.', _embedding);
     hint := format('COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'', as the owner of the table.',
       _relation.full_name, _embedding);
-  ELSIF _model <> options ->> 'embed_model_id' THEN
+  ELSIF _model <> options ->> 'embed_model_id' AND NOT EXISTS (
+      SELECT FROM ml_rag._embeddings(relation) AS e WHERE e.model_id = options ->> 'embed_model_id') THEN
     reason := format('It holds vectors of model %s, and the call is for %s.', _model, options ->> 'embed_model_id');
     hint := 'Leave "embed_model_id" out, or name stores of one model.';
   ELSIF NOT coalesce(ml_rag._texts(options -> 'vector_store') && _relation.full_names, false)

@@ -19,14 +19,14 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: the options of a higher level over those of a lower one; objects key by key
 DECLARE
-  _arms CONSTANT text[] := '{semantic_search,keyword_search,hybrid_options}';
+  _arms CONSTANT text[] := '{semantic_search,keyword_search}';
   _key text;
   _value jsonb;
 BEGIN
   -- two ways to say what is searched, which exclude each other
   IF higher ? 'arms' THEN
-    lower := lower - _arms;
-  ELSIF higher ?| _arms THEN
+    lower := lower - _arms - CASE WHEN ml_rag._fits_arms(lower -> 'hybrid_options') THEN '' ELSE 'hybrid_options' END;
+  ELSIF higher ?| _arms OR NOT ml_rag._fits_arms(higher -> 'hybrid_options') THEN
     lower := lower - 'arms';
   END IF;
   FOR _key, _value IN SELECT e.key, e.value FROM jsonb_each(higher) AS e LOOP

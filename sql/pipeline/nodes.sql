@@ -65,7 +65,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the node group that an arm searches, in the form of a store; null where the store has none that the arm can search:
--- none of the name, without embeddings or with those of another model, or one that the caller may not read
+-- none of the name, without embeddings, or one that the caller may not read
 -- Reads: the catalog
 DECLARE
   _group ml_rag._node_group;
@@ -73,9 +73,10 @@ BEGIN
   SELECT g.* INTO _group FROM ml_rag._node_groups(store.relation) AS g WHERE g.name = arm.node_group;
   IF NOT FOUND OR NOT has_table_privilege(_group.relation, 'SELECT')
     OR store.found = 'trusted' AND NOT ml_rag._are_trusted(ml_rag._parts(_group.relation))
-    OR arm.search = 'semantic' AND _group.options ->> 'embed_model_id' IS DISTINCT FROM store.embed_model_id THEN
+    OR (arm.search = 'semantic' OR arm.form LIKE 'vector%') AND _group.options ->> 'embed_model_id' IS NULL THEN
     RETURN NULL;
   END IF;
+  store.embed_model_id := _group.options ->> 'embed_model_id';
   store.relation := _group.relation;
   store.segment := 'node';
   store.segment_embedding := 'node_embedding';
@@ -135,23 +136,28 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._warn_of_no_nodes(stores ml_rag.store[], arm ml_rag.arm, is_all boolean) RETURNS void
+CREATE FUNCTION ml_rag._warn_of_no_part(stores ml_rag.store[], arm ml_rag.arm, is_all boolean) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: say once which stores an arm left out for want of its node group; where that is all of them it is an error
+-- purpose: say once which stores an arm left out for want of its node group or embedding; if that is all of them, an error
 DECLARE
   _names text := (SELECT string_agg(s.vector_store, ', ') FROM unnest(stores[1:20]) AS s);
-  _hint text := format('CALL ml_rag.create_node_group(%L, %L, ''{"transform": …}'') makes one; it must have %s, '
-    'and the caller SELECT on it.', (stores[1]).vector_store, arm.node_group,
-    CASE arm.search WHEN 'keyword' THEN '"keyword_search": true' ELSE '"embed": true, by the model of the store' END);
+  _what text := CASE WHEN arm.node_group IS NULL THEN format('embedding "%s"', left(arm.embedding, 100))
+    ELSE format('node group "%s"', left(arm.node_group, 100)) END;
+  _hint text := CASE WHEN arm.node_group IS NULL
+    THEN format('CALL ml_rag.add_embedding(%L, %L, ''{"embed_model_id": …}'') makes one.', (stores[1]).vector_store, arm.embedding)
+    ELSE format('CALL ml_rag.create_node_group(%L, %L, ''{"transform": …}'') makes one; it must have %s, and the caller SELECT on it.',
+      (stores[1]).vector_store, arm.node_group,
+      CASE arm.search WHEN 'keyword' THEN '"keyword_search": true' ELSE '"embed": true' END) END;
 BEGIN
   IF is_all THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('no vector store has a node group "%s" to search', left(arm.node_group, 100)),
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('no vector store has %s %s to search',
+        CASE WHEN arm.node_group IS NULL THEN 'an' ELSE 'a' END, _what),
       DETAIL = format('Stores: %s.', _names), HINT = _hint;
   END IF;
   RAISE WARNING USING ERRCODE = '01000',
-    MESSAGE = format('%s vector stores have no node group "%s" to search; left out', cardinality(stores), left(arm.node_group, 100)),
+    MESSAGE = format('%s vector stores have no %s to search; left out', cardinality(stores), _what),
     DETAIL = format('Left out: %s.', _names), HINT = _hint;
 END
 $$;

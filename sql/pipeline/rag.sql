@@ -99,42 +99,19 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._embed_arms(INOUT request ml_rag.request, model_id text)
+CREATE FUNCTION ml_rag._embed_means(texts jsonb, model_id text, otherwise text) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the vectors that semantic arms, and functions of vectors, search with, and that of the question; of several texts it is the mean
+-- purpose: of each array of texts the mean of their vectors, as text, in one request; otherwise: what can be done without a model
 DECLARE
-  _needs_own boolean := request.query_embedding IS NULL AND ml_rag._needs_embedding(request.options);
-  _texts text[] := '{}';
-  _vectors @vector@.vector[];
-  _arm ml_rag.arm;
-  _told boolean;
+  _all text[] := ARRAY(SELECT DISTINCT t FROM jsonb_array_elements(texts) AS g CROSS JOIN jsonb_array_elements_text(g) AS t ORDER BY 1);
+  _vectors @vector@.vector[] := ml_rag._embed_queries(_all, model_id, otherwise);
 BEGIN
-  FOREACH _arm IN ARRAY request.arms LOOP
-    IF _arm.query IS NOT NULL AND (_arm.search = 'semantic' OR _arm.form LIKE 'vector%') AND _arm.query_embedding IS NULL THEN
-      _texts := ARRAY(SELECT unnest(_texts) UNION SELECT unnest(_arm.query) ORDER BY 1);
-    END IF;
-  END LOOP;
-  IF _needs_own THEN
-    _texts := _texts || request.question;
-  END IF;
-  IF cardinality(_texts) > 0 THEN
-    _told := ml_rag._stage(request.call, 'embed', model_id);
-    _vectors := ml_rag._embed_queries(_texts, model_id, CASE WHEN 'keyword' IN (SELECT a.search FROM unnest(request.arms) AS a)
-      THEN ml_rag._hint_of_words(request.options) END);
-  END IF;
-  IF _needs_own THEN
-    request.query_embedding := _vectors[cardinality(_vectors)];
-  END IF;
-  FOR i IN 1..cardinality(request.arms) LOOP
-    _arm := request.arms[i];
-    IF (_arm.search = 'semantic' OR _arm.form LIKE 'vector%') AND _arm.query IS NOT NULL AND _arm.query_embedding IS NULL THEN
-      request.arms[i].query_embedding := (SELECT @vector@.avg(_vectors[array_position(_texts, t)]) FROM unnest(_arm.query) AS t);
-    END IF;
-    -- where nothing asks for the question's own: distances are those of the first vector there is
-    request.query_embedding := coalesce(request.query_embedding, request.arms[i].query_embedding);
-  END LOOP;
+  RETURN (
+    SELECT jsonb_agg((SELECT @vector@.avg(_vectors[array_position(_all, t)])::text FROM jsonb_array_elements_text(g.texts) AS t)
+      ORDER BY g.place)
+    FROM jsonb_array_elements(texts) WITH ORDINALITY AS g (texts, place));
 END
 $$;
 
@@ -280,7 +257,7 @@ BEGIN
       || (SELECT coalesce(jsonb_object_agg(f.key, f.value), '{}') FROM jsonb_each(jsonb_build_object(
             'document_id', coalesce(to_jsonb(h.document_id), to_jsonb(h.document_key)), 'segment_number', h.segment_number,
             'vector_store', h.vector_store, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score,
-            'rerank_score', h.rerank_score, 'rank', h.ordinality,
+            'rerank_score', h.rerank_score, 'rank', h.ordinality, 'node', h.node, 'node_distance', h.node_distance,
             'segment_range', jsonb_build_array(coalesce(h.first_segment, h.segment_number),
               coalesce(h.last_segment, h.segment_number)))) AS f
           WHERE fields ? f.key)

@@ -7,7 +7,7 @@ AS $$
 -- purpose: of an arm with a function what parse_options does not know: {"function" (as it is written into a statement), "form",
 -- "descending"}
 DECLARE
-  _found record := ml_rag._find_function('arm', arm -> 'function');
+  _found record := ml_rag._find_function('arm', arm -> 'function', arm ? 'arguments');
   _descending boolean := coalesce((arm -> 'descending')::boolean, true);
   _limit text := CASE WHEN _descending THEN 'max_distance' ELSE 'min_score' END;
 BEGIN
@@ -51,12 +51,17 @@ BEGIN
         format('Such an arm takes %s, and what every arm takes.',
           (SELECT string_agg(format('"%s"', n), ', ') FROM unnest(ml_rag._arm_options(_arm ->> 'search')) AS n)))
       FROM jsonb_each(_arm) AS o
-      WHERE o.key = ANY (ml_rag._arm_options(NULL)) AND o.key <> ALL (ml_rag._arm_options(_arm ->> 'search'))
-        AND o.value <> '"segment"';
+      WHERE o.key = ANY (ml_rag._arm_options(NULL)) AND o.key <> ALL (ml_rag._arm_options(_arm ->> 'search'));
     IF _arm ->> 'search' = 'function' THEN
       _arm := _arm || ml_rag._parse_function_arm(_arm);
     ELSIF _arm ->> 'search' = 'keyword' AND (_arm ->> 'min_score')::numeric < 0 THEN
       PERFORM ml_rag._bad_option('min_score', _arm -> 'min_score', 'a number from 0 in a keyword arm');
+    END IF;
+    IF _arm ? 'embedding' AND _arm ->> 'in' <> 'segment' THEN
+      PERFORM ml_rag._bad_option('embedding', _arm -> 'embedding', 'none in an arm over a node group',
+        'A node group is searched with the model that made its vectors.');
+    ELSIF _arm ? 'alone' AND _arm ->> 'query' <> 'hypothetical_document' THEN
+      PERFORM ml_rag._bad_option('alone', _arm -> 'alone', 'none unless "query" is "hypothetical_document"');
     END IF;
     PERFORM ml_rag._vector(_arm -> 'query_embedding') WHERE _arm ? 'query_embedding';
     _parsed := _parsed || jsonb_build_array(_arm || jsonb_build_object('is_auto', coalesce(lower(_given ->> 'weight') = 'auto', false)));
@@ -67,6 +72,16 @@ BEGIN
     PERFORM ml_rag._bad_option('weight', '0', 'more than 0 for at least one arm');
   END IF;
   RETURN _parsed;
+END
+$$;
+
+CREATE FUNCTION ml_rag._fits_arms(hybrid_options jsonb) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether hybrid_options say no more than how arms are fused, which can stand beside option arms
+BEGIN
+  RETURN jsonb_typeof(hybrid_options) IS DISTINCT FROM 'object' OR jsonb_strip_nulls(hybrid_options) - '{fusion,rrf_k}'::text[] = '{}';
 END
 $$;
 
@@ -92,12 +107,16 @@ BEGIN
     PERFORM ml_rag._find_function('rerank', _parsed #> '{rerank,function}');
   END IF;
   IF _parsed ? 'arms' THEN
-    FOREACH _object IN ARRAY '{semantic_search,keyword_search,hybrid_options}'::text[] LOOP
+    FOREACH _object IN ARRAY '{semantic_search,keyword_search}'::text[] LOOP
       IF $1 -> _object <> 'null' THEN
         PERFORM ml_rag._bad_option(_object, $1 -> _object, 'nothing together with "arms"',
           'It stands for the two usual arms: use "arms" alone.');
       END IF;
     END LOOP;
+    IF NOT ml_rag._fits_arms($1 -> 'hybrid_options') THEN
+      PERFORM ml_rag._bad_option('hybrid_options', $1 -> 'hybrid_options', '"fusion" and "rrf_k" beside "arms"',
+        'Each arm has a "weight" and "candidates" of its own.');
+    END IF;
     _parsed := _parsed || jsonb_build_object('arms', ml_rag._parse_arms(_parsed -> 'arms'));
     _parsed := _parsed || jsonb_build_object(
       'semantic_search', jsonb_path_exists(_parsed, 'strict $.arms[*] ? (@.search == "semantic")'),
@@ -204,7 +223,7 @@ AS $$
 -- purpose: what parse_options does not know about option citation_fields
 DECLARE
   _known CONSTANT text[] := '{document_id,segment_number,vector_store,metadata,score,keyword_score,rerank_score,rank,'
-    'segment_range,highlights}';
+    'segment_range,highlights,node,node_distance}';
   _names text[] := ARRAY(SELECT regexp_replace(f, '^metadata\..*?([^.]+)$', '\1') FROM jsonb_array_elements_text(fields) AS f
     WHERE f ~ '^metadata(\.[^.]+)+$');
 BEGIN
@@ -270,21 +289,25 @@ BEGIN
       arms[_n].form := _given ->> 'form';
       arms[_n].is_descending := (_given -> 'descending')::boolean;
       arms[_n].node_group := nullif(_given ->> 'in', 'segment');
+      arms[_n].embedding := _given ->> 'embedding';
+      arms[_n].arguments := _given -> 'arguments';
+      arms[_n].is_alone := (_given -> 'alone')::boolean;
     END LOOP;
     RETURN;
   END IF;
   IF (options -> 'keyword_search')::boolean THEN
     _hybrid := coalesce(options -> 'hybrid_options', ml_rag.parse_options('hybrid_options', NULL));
     _candidates := greatest(at_least, (_hybrid ->> 'candidates')::integer);
-    _weight := (_hybrid ->> 'semantic_weight')::double precision;
+    -- reciprocal rank fusion counts these two the same
+    _weight := CASE _hybrid ->> 'fusion' WHEN 'weighted' THEN (_hybrid ->> 'semantic_weight')::double precision END;
   END IF;
   IF (options -> 'semantic_search')::boolean THEN
     arms := arms || ROW('semantic', 'semantic', 'question', NULL, NULL, _weight, _candidates,
-      NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.arm;
+      NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.arm;
   END IF;
   IF (options -> 'keyword_search')::boolean THEN
     arms := arms || ROW('keyword', 'keyword', 'question', NULL, NULL, 1 - _weight, _candidates,
-      NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.arm;
+      NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.arm;
   END IF;
 END
 $$;

@@ -184,7 +184,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._texts_of_key(rewritten ml_rag.rewritten, question text, key text) RETURNS text[]
+CREATE FUNCTION ml_rag._texts_of_key(rewritten ml_rag.rewritten, question text, key text, is_alone boolean DEFAULT NULL)
+RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
@@ -193,7 +194,8 @@ BEGIN
   RETURN CASE key
     WHEN 'synonyms' THEN nullif(rewritten.synonyms, '{}')
     WHEN 'hypothetical_document' THEN
-      CASE WHEN cardinality(rewritten.hypothetical_documents) > 0 THEN question || rewritten.hypothetical_documents END END;
+      CASE WHEN coalesce(cardinality(rewritten.hypothetical_documents), 0) = 0 THEN NULL WHEN is_alone THEN rewritten.hypothetical_documents
+        ELSE question || rewritten.hypothetical_documents END END;
 END
 $$;
 
@@ -249,7 +251,7 @@ BEGIN
       AND ml_rag._texts_of_key(rewritten, question, _key) IS NULL;
     _n := _n + 1;
     of_query[_n] := _arm;
-    of_query[_n].query := coalesce(_arm.query, ml_rag._texts_of_key(rewritten, question, _key));
+    of_query[_n].query := coalesce(_arm.query, ml_rag._texts_of_key(rewritten, question, _key, _arm.is_alone));
   END LOOP;
   IF _n = 0 THEN
     of_query := arms[1:1];

@@ -104,7 +104,6 @@ DECLARE
   _trigger record;
   _pending bigint := 0;
   _one record;
-  _groups text[];
 BEGIN
   PERFORM ml_rag._check_embedding_table(store);
   _relation := ml_rag._relation_name(store);
@@ -136,13 +135,6 @@ BEGIN
       -- segment_embedding is the default where no other column is
       ml_rag._mark_embedding(_one.comment, _one.name, NOT _one.is_default AND _one.column_name <> 'segment_embedding'));
   END LOOP;
-  _groups := ARRAY(SELECT g.name FROM ml_rag._node_groups(store) AS g WHERE g.options ->> 'embed_model_id' <> _found.model_id);
-  IF _groups <> '{}' THEN
-    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('semantic arms do not search node groups of "%s" now', store),
-      DETAIL = format('The embeddings of %s are of another model than %s.', array_to_string(_groups, ', '), _found.model_id),
-      HINT = format('For each, first: SELECT ml_rag.drop_node_group(%1$L, %2$L); then create it again: '
-        'CALL ml_rag.create_node_group(%1$L, %2$L, …);', store::text, _groups[1]);
-  END IF;
   IF _found.model_id <> ml_rag._get_setting('embed_model_id') THEN
     RAISE NOTICE USING MESSAGE = format('calls that name neither model nor store do not search "%s" now', store),
       DETAIL = format('Its vectors are of %s, the default embedding model is %s.', _found.model_id,
@@ -157,8 +149,8 @@ $$;
 COMMENT ON FUNCTION ml_rag.use_embedding(regclass, text, boolean) IS
 $$makes an embedding of a vector store its default one; returns the name of the former, which stays
 It is searched wherever a call names no other, and its model is what the store is found by. Only comments of columns are
-changed, so that nobody waits; a call that is under way ends with the embedding that it began with. Node groups keep embeddings of
-the former model, and a WARNING says which are to be made again. For the table's owner.
+changed, so that nobody waits; a call that is under way ends with the embedding that it began with. Node groups keep their
+vectors, and are searched with the model that made them. For the table's owner.
 allow_pending: also where rows have none yet. Errors: 42704 no such embedding; 55000 rows without one, or its trigger was
 dropped or disabled; those of ml_rag.add_embedding about the table.$$;
 

@@ -105,11 +105,34 @@ def test_arms_say_what_the_short_options_say(
         assert answer(birds, query, {"skip_generate": True, **more, "arms": arms}) == want
 
 
-@pytest.mark.parametrize("name", ["semantic_search", "keyword_search", "hybrid_options"])
+@pytest.mark.parametrize("name", ["semantic_search", "keyword_search"])
 def test_not_both_ways_at_once(birds: Connection, name: str) -> None:
-    value = {} if name == "hybrid_options" else True
     with error("22023", name, 'together with "arms"'):
-        answer(birds, "heron", {"arms": [SEMANTIC], name: value})
+        answer(birds, "heron", {"arms": [SEMANTIC], name: True})
+
+
+@pytest.mark.parametrize("hybrid", [{"fusion": "rrf"}, {"fusion": "rrf", "rrf_k": 5}, {"fusion": "weighted"}, {}])
+def test_how_arms_are_fused_may_stand_beside_them(birds: Connection, hybrid: dict[str, Any]) -> None:
+    short = {"keyword_search": True, "hybrid_options": {**hybrid, "semantic_weight": 0.5}, "skip_generate": True}
+    arms = {"arms": [SEMANTIC, KEYWORD], "hybrid_options": hybrid, "skip_generate": True}
+    assert answer(birds, "heron loon", arms) == answer(birds, "heron loon", short)
+
+
+@pytest.mark.parametrize("key", ["semantic_weight", "candidates"])
+def test_arms_have_weights_and_candidates_of_their_own(birds: Connection, key: str) -> None:
+    with error("22023", "hybrid_options", '"fusion" and "rrf_k" beside "arms"', '"weight"'):
+        answer(birds, "heron", {"arms": [SEMANTIC], "hybrid_options": {key: 1, "fusion": "rrf"}})
+
+
+def test_ranks_count_by_the_weights_of_arms(birds: Connection) -> None:
+    semantic = [name for name, *_ in hits(birds, "heron loon", n_citations=100, arms=[SEMANTIC])]
+    words = [h[0] for h in hits(birds, "heron loon", n_citations=100, arms=[KEYWORD])]
+    arms = [{**SEMANTIC, "weight": 0.9}, {**KEYWORD, "weight": 0.1}]
+    got = hits(birds, "heron loon", n_citations=20, arms=arms, hybrid_options={"fusion": "rrf", "rrf_k": 7})
+    for name, _, _, score in got:
+        ranks = [(0.9, semantic), (0.1, words)]
+        want = sum(8 * weight / (8 + found.index(name)) for weight, found in ranks if name in found)
+        assert score == pytest.approx(want, abs=1e-9)
 
 
 # -- several arms ------------------------------------------------------------------------------------------------------
@@ -220,6 +243,10 @@ def test_cut_offs_of_one_arm(birds: Connection) -> None:
         ([{**KEYWORD, "min_score": -1}], "min_score", "from 0"),
         ([{**KEYWORD, "query_embedding": [1]}], "query_embedding", "keyword arm"),
         ([{**SEMANTIC, "query_embedding": "x"}], "query_embedding", "numbers"),
+        ([{**SEMANTIC, "embedding": "e", "in": "sentences"}], "embedding", "over a node group"),
+        ([{**KEYWORD, "embedding": "e"}], "embedding", "keyword arm"),
+        ([{**SEMANTIC, "arguments": {}}], "arguments", "semantic arm"),
+        ([{**SEMANTIC, "alone": True}], "alone", "hypothetical_document"),
         ([{**SEMANTIC, "query": "answer"}], "query", '"question"'),
         ([{**SEMANTIC, "query": {"text": " "}}], "query", "not blank"),
         ([{**SEMANTIC, "query": {"text": "a", "b": 1}}], "query", '"question"'),

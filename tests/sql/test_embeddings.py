@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -27,7 +29,7 @@ from support.embeddings import (
 )
 from support.keywords import assert_exact
 from support.models_server import ModelsServer, embedding, models
-from support.stores import as_text, create_store, error, fake_embedding, mark, names, search, warnings_of
+from support.stores import answer, as_text, create_store, error, fake_embedding, mark, names, search, warnings_of
 
 # a session learns within a second which model server shows its calls
 pytestmark = pytest.mark.fresh
@@ -115,10 +117,11 @@ def test_another_default(db: Database, store: Connection) -> None:
     asker = db.connect("asker")
     add(store)
     assert names(asker, embed_model_id="fake-embed") == ["public.docs"]
-    assert names(asker, embed_model_id="narrow") == []
+    assert names(asker) == ["public.docs"]
     assert use(store, "more") == "fake-embed"
-    assert names(asker, embed_model_id="narrow") == ["public.docs"]
-    assert names(asker, embed_model_id="fake-embed") == []
+    assert search(asker, "green tree", {"vector_store": ["docs"], "n_citations": 1})[0][5:7] == ("green tree", 0)
+    with error("P0002", "no vector store found"):
+        search(asker, "green tree")  # calls that name neither are for the default model
     found = search(asker, "green tree", {"embed_model_id": "narrow", "n_citations": 1})
     assert found[0][5:7] == ("green tree", 0)
     assert default(store) == "more"
@@ -159,28 +162,148 @@ def test_a_store_changes_its_model_for_good(store: Connection, models: ModelsSer
     assert listed(store)["more"]["indexes"] == ["docs_segment_embedding_more_idx"]
 
 
-def test_node_groups_of_the_former_model_are_told(store: Connection) -> None:
-    """Semantic arms leave them out: their vectors are of another model than the question's."""
+def test_a_node_group_is_searched_with_the_model_that_made_it(store: Connection, models: ModelsServer) -> None:
     store.execute(
         "CREATE FUNCTION public.words(t text) RETURNS SETOF text LANGUAGE sql"
         " AS 'SELECT regexp_split_to_table(t, '' '')'"
     )
-    options = '{"transform": "public.words", "keyword_search": false}'
-    store.execute("CALL ml_rag.create_node_group('docs', 'words', %s)", (options,))
+    store.execute("CALL ml_rag.create_node_group('docs', 'words', '{\"transform\": \"public.words\"}')")
     add(store, "more", "narrow")
-    add(store, "again", "fake-embed")
-    with warnings_of(store) as told:
-        use(store, "again")
-    assert [message for severity, _, message in told if severity == "WARNING"] == []
     with warnings_of(store) as told:
         use(store, "more")
-    assert ("WARNING", "01000", 'semantic arms do not search node groups of "public.docs" now') in told
-    arm = {"arms": [{"search": "semantic", "in": "words"}]}
-    with error("55000", 'no vector store has a node group "words" to search'):
-        search(store, "heron", {**arm, "embed_model_id": "narrow"})
-    store.execute("SELECT ml_rag.drop_node_group('docs', 'words')")
-    store.execute("CALL ml_rag.create_node_group('docs', 'words', %s)", (options,))
-    assert search(store, TEXTS[0].split()[0], {**arm, "embed_model_id": "narrow"})
+    assert [message for severity, _, message in told if severity == "WARNING"] == []
+    asked = {"vector_store": ["docs"], "arms": [{"search": "semantic", "in": "words"}], "skip_generate": True}
+    asked |= {"citation_fields": ["node", "node_distance", "score"], "n_citations": 1}
+    models.requests.clear()
+    (citation,) = answer(store, "tree", asked)["citations"]
+    assert sorted(models.requests) == [("fake-embed", ["tree"]), ("narrow", ["tree"])]
+    assert (citation["segment"], citation["node"]) == ("green tree", "tree")
+    assert citation["score"] == pytest.approx(0)
+    # distances of two models cannot be compared: thresholds look at that of the store's default embedding
+    far = 1 - sum(a * b for a, b in zip(embedding("tree", "narrow"), embedding("green tree", "narrow"), strict=True))
+    assert (citation["distance"], citation["node_distance"]) == (pytest.approx(far, abs=1e-4), None)
+    # a group that is made now is of the new model, and both are searched in one call
+    store.execute("CALL ml_rag.create_node_group('docs', 'new', '{\"transform\": \"public.words\"}')")
+    both = [{"search": "semantic", "in": "words"}, {"search": "semantic", "in": "new"}]
+    assert answer(store, "tree", {**asked, "arms": both})["citations"][0]["node"] == "tree"
+
+
+# -- several in one search ---------------------------------------------------------------------------------------------
+
+
+def nearest(query: str, model: str) -> list[str]:
+    """The texts, nearest first."""
+    vector = embedding(query, model)
+
+    def distance(text: str) -> float:
+        return round(1 - sum(a * b for a, b in zip(vector, embedding(text, model), strict=True)), 4)
+
+    return sorted(TEXTS, key=lambda text: (distance(text), TEXTS.index(text)))
+
+
+@pytest.mark.parametrize("type", ["vector", "halfvec"])
+@pytest.mark.parametrize("model", ["narrow", "other"])
+def test_an_arm_searches_the_embedding_that_it_names(
+    store: Connection, models: ModelsServer, model: str, type: str
+) -> None:
+    add(store, "further-one", model, type=type)
+    models.requests.clear()
+    for also in ({}, {"filters": {"document_id": {"gt": 0}}}, {"index_options": {"exact": True}}, {"explain": True}):
+        arms = [{"search": "semantic", "embedding": "further-one"}]
+        hits = search(store, "red dog", {"arms": arms, "n_citations": 7, **also})
+        assert [row[5] for row in hits] == nearest("red dog", model)
+    assert [row[6] for row in hits] == [
+        round(
+            Decimal(1 - sum(a * b for a, b in zip(fake_embedding("red dog"), fake_embedding(row[5]), strict=True))), 4
+        )
+        for row in hits
+    ]
+    assert sorted(models.requests[:2]) == sorted([("fake-embed", ["red dog"]), (model, ["red dog"])])
+    # its limit is one of its own distances
+    arms = [{"search": "semantic", "embedding": "further-one", "max_distance": 0.05, "query": {"text": TEXTS[2]}}]
+    assert [row[5] for row in search(store, "red dog", {"arms": arms})] == [TEXTS[2]]
+
+
+def test_two_embeddings_are_fused(store: Connection) -> None:
+    add(store, "more", "other")
+    arms: list[Any] = [
+        {"search": "semantic", "weight": 0.3},
+        {"search": "semantic", "embedding": "more", "weight": 0.7},
+    ]
+    hits = search(store, "red dog", {"arms": arms, "n_citations": 7})
+    near = {model: dict(similarities("red dog", model)) for model in ("fake-embed", "other")}
+    best = {model: max(of.values()) for model, of in near.items()}
+    for row in hits:
+        share = {model: near[model][row[5]] / best[model] for model in near}
+        assert row[9] == pytest.approx(0.3 * share["fake-embed"] + 0.7 * share["other"], abs=1e-3)
+    assert [row[9] for row in hits] == sorted((row[9] for row in hits), reverse=True)
+    for how in ({}, {"hybrid_options": {"fusion": "rrf"}}):
+        plain = [{k: v for k, v in arm.items() if k != "weight"} for arm in arms]
+        assert len(search(store, "red dog", {"arms": plain, "n_citations": 7, **how})) == 7
+
+
+def similarities(query: str, model: str) -> list[tuple[str, float]]:
+    vector = embedding(query, model)
+    return [(text, max(0.0, sum(a * b for a, b in zip(vector, embedding(text, model), strict=True)))) for text in TEXTS]
+
+
+def test_stores_whose_embedding_of_a_name_is_of_other_models(store: Connection, models: ModelsServer) -> None:
+    add(store, "more", "narrow")
+    create_store(store, "docs2", rows(TEXTS), type="vector(16)")
+    add(store, "more", "other", store="docs2")
+    models.requests.clear()
+    hits = search(store, "red dog", {"arms": [{"search": "semantic", "embedding": "more"}], "n_citations": 14})
+    for name, model in (("public.docs", "narrow"), ("public.docs2", "other")):
+        assert [row[5] for row in hits if row[1] == name] == nearest("red dog", model)
+    assert sorted(models.requests) == [(model, ["red dog"]) for model in ("fake-embed", "narrow", "other")]
+
+
+def test_a_store_without_the_embedding_is_left_out(store: Connection) -> None:
+    arms = {"arms": [{"search": "semantic", "embedding": "more"}], "n_citations": 20}
+    with error("55000", 'no vector store has an embedding "more" to search', "ml_rag.add_embedding"):
+        search(store, "red dog", arms)
+    create_store(store, "docs2", rows(TEXTS), type="vector(16)")
+    add(store, "more", "narrow")
+    with warnings_of(store) as told:
+        hits = search(store, "red dog", arms)
+    assert {row[1] for row in hits} == {"public.docs"}
+    assert told == [("WARNING", "01000", '1 vector stores have no embedding "more" to search; left out')]
+
+
+def test_a_model_that_is_named_searches_the_embedding_of_it(db: Database, store: Connection) -> None:
+    asker = db.connect("asker")
+    add(store, "more", "narrow")
+    for given in ({}, {"vector_store": ["docs"]}, {"vector_store": ["public.docs"]}):
+        hits = search(asker, "red dog", {"embed_model_id": "narrow", "n_citations": 7, **given})
+        assert [row[5] for row in hits] == nearest("red dog", "narrow")
+        vector = embedding("red dog", "narrow")
+        assert float(hits[0][6]) == pytest.approx(
+            1 - sum(a * b for a, b in zip(vector, embedding(hits[0][5], "narrow"), strict=True)), abs=1e-4
+        )
+    assert names(asker, embed_model_id="narrow") == ["public.docs"]
+    assert names(asker, embed_model_id="other") == []
+    with error("P0002", "no vector store found") as caught:
+        search(asker, "red dog", {"embed_model_id": "other"})
+    assert "It holds vectors of model fake-embed, and the call is for other" in caught.detail
+    # one that the caller may not read is none
+    store.execute("REVOKE SELECT ON docs FROM ml_rag_user")
+    store.execute(
+        "GRANT SELECT (document_name, document_id, segment_number, segment, metadata, segment_embedding)"
+        " ON docs TO ml_rag_user"
+    )
+    assert names(asker, embed_model_id="narrow") == []
+    with error("55000", "no vector store has an embedding"):
+        search(asker, "red dog", {"arms": [{"search": "semantic", "embedding": "more"}]})
+
+
+def test_a_vector_of_other_dimensions_than_the_embedding_has(store: Connection) -> None:
+    add(store, "more", "narrow")
+    arm = {"search": "semantic", "embedding": "more", "query_embedding": [1] * 16}
+    with error("22000", "dimensions") as caught:
+        search(store, "q", {"vector_store": ["docs"], "arms": [arm]})
+    assert {"8", "16"} <= set(re.findall("[0-9]+", caught.detail))
+    arm["query_embedding"] = embedding("red dog", "narrow")
+    assert [row[5] for row in search(store, "q", {"arms": [arm], "n_citations": 7})] == nearest("red dog", "narrow")
 
 
 def test_rows_without_the_embedding_stop_the_switch(store: Connection) -> None:

@@ -490,8 +490,9 @@ def test_a_view_has_the_embeddings_that_its_own_comments_say(db: Database, store
     mark(store, "v", "GENAI_OPTIONS=EMBED_MODEL_ID=narrow,EMBEDDING=mine,DEFAULT=true", "segment_embedding_more")
     assert list(listed(store, "v")) == ["mine", "fake-embed"]
     asker = db.connect("asker")
-    assert names(asker, embed_model_id="narrow") == ["public.v"]
-    assert search(asker, "blue sea", {"embed_model_id": "narrow", "n_citations": 1})[0][5:7] == ("blue sea", 0)
+    assert names(asker, embed_model_id="narrow") == ["public.docs", "public.v"]
+    asked = {"embed_model_id": "narrow", "n_citations": 1, "vector_store": ["public.v"]}
+    assert search(asker, "blue sea", asked)[0][5:7] == ("blue sea", 0)
 
 
 def test_a_dump_keeps_them(cluster: Cluster, db: Database, store: Connection, models: ModelsServer) -> None:

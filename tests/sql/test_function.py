@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import threading
@@ -519,6 +520,78 @@ def test_one_name_and_two_signatures(db: Database, owner: Connection, asker: Con
         search(asker, "q", {"arms": [arm("public.f")]})
 
 
+WITH_ARGUMENTS = {
+    "text": (
+        "query text, segment text, arguments jsonb",
+        "SELECT length(segment) * coalesce((arguments ->> 'by')::float8, 1)",
+    ),
+    "texts": (
+        "query text, segments text[], arguments jsonb",
+        "SELECT ARRAY(SELECT length(s) * coalesce((arguments ->> 'by')::float8, 1) FROM unnest(segments) AS s)",
+    ),
+    "vector": (
+        "query vector, embedding vector, arguments jsonb",
+        "SELECT -(query <=> embedding) * coalesce((arguments ->> 'by')::float8, 1)",
+    ),
+    "vectors": (
+        "query vector, embeddings vector[], arguments jsonb",
+        "SELECT ARRAY(SELECT -(query <=> e) * coalesce((arguments ->> 'by')::float8, 1) FROM unnest(embeddings) AS e)",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", WITH_ARGUMENTS)
+def test_arguments_go_to_the_last_parameter(db: Database, owner: Connection, asker: Connection, form: str) -> None:
+    create_store(owner, "docs", [document(i, text) for i, text in enumerate(TEXTS[:30])], type="vector(16)")
+    plain = found(asker, "heron", arm(define(owner, *WITH_ARGUMENTS[form])))
+    assert len(plain) == 30
+    twice = found(asker, "heron", arm("public.f", arguments={"by": 2}))
+    assert [(name, score and 2 * score) for name, score in plain] == [(n, pytest.approx(s)) for n, s in twice]
+    turned = found(asker, "heron", arm("public.f", arguments={"by": -1}))
+    assert {name: -(score or 0) for name, score in plain} == {name: pytest.approx(s) for name, s in turned}
+    assert turned[0][0] in {name for name, score in plain if score == plain[-1][1]}
+
+
+def test_of_two_signatures_that_with_arguments_is_for_calls_that_give_some(
+    db: Database, owner: Connection, asker: Connection
+) -> None:
+    create_store(owner, "docs", [document(1, "tern")], type="vector(16)")
+    define(owner, SIGNATURES["text"], "SELECT 1::float8")
+    with error("42883", "no signature that can be used here", "arguments jsonb"):
+        search(asker, "q", {"arms": [arm("public.f", arguments={})]})
+    define(owner, WITH_ARGUMENTS["text"][0], "SELECT 2::float8")
+    assert found(asker, "q", arm("public.f")) == [("d0001", 1)]
+    assert found(asker, "q", arm("public.f", arguments={})) == [("d0001", 2)]
+    with error("22023", "arguments", "an object"):
+        found(asker, "q", arm("public.f", arguments=[1]))
+
+
+@pytest.mark.parametrize("form", ["text", "texts", "vector", "vectors"])
+def test_a_function_in_a_node_group(db: Database, owner: Connection, asker: Connection, form: str) -> None:
+    rows = [document(1, "Tern. Long heron."), document(2, "Coot. Gull. Loon.")]
+    create_store(owner, "docs", rows, type="vector(16)")
+    nodes = {"transform": "sentence", "keyword_search": False}
+    owner.execute("CALL ml_rag.create_node_group('docs', 'sentences', %s)", (json.dumps(nodes),))
+    define(owner, *WITH_ARGUMENTS[form])
+    searched = {**arm("public.f", arguments={"by": 3}), "in": "sentences"}
+    options = {"skip_generate": True, "n_citations": 10, "citation_fields": ["node", "score"]}
+    for query, node in (("long heron", "Long heron."), ("coot", "Coot.")):
+        citations = answer(asker, query, {**options, "arms": [searched]})["citations"]
+        assert len(citations) == 2
+        if form.startswith("vector"):
+            assert (citations[0]["node"], citations[0]["score"]) == (node, pytest.approx(0, abs=1e-6))
+        else:
+            assert [(c["node"], c["score"]) for c in citations] == [("Long heron.", 33), ("Coot.", 15)]
+        filtered = answer(asker, query, {**options, "arms": [searched], "filters": {"document_id": 2}})["citations"]
+        assert [c["document_name"] for c in filtered] == ["d0002"]
+    each = answer(asker, "coot", {**options, "arms": [searched], "return": "node"})["citations"]
+    assert sorted(c["segment"] for c in each) == ["Coot.", "Gull.", "Long heron.", "Loon.", "Tern."]
+    beside = [searched, {"search": "semantic"}]
+    assert len(answer(asker, "coot", {**options, "arms": beside})["citations"]) == 2
+    with error("55000", 'no vector store has a node group "words" to search'):
+        search(asker, "a", {"arms": [{**searched, "in": "words"}]})
+
+
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
@@ -858,9 +931,3 @@ def test_every_example_of_the_page_runs(owner: Connection) -> None:
         (2, "alarms go on at nine"),
         (3, "cameras run all night"),
     ]
-
-
-def test_a_function_searches_segments_alone(asker: Connection) -> None:
-    arm = {"search": "function", "function": "pg_catalog.similarity", "in": "sentences"}
-    with error("22023", '"in"'):
-        search(asker, "a", {"arms": [arm]})

@@ -97,6 +97,17 @@ def test_arms_take_the_place_of_the_usual_two(owner: Connection, asker: Connecti
     configure(owner, {"arms": arms})
     found = answer(asker, "trains", {"skip_generate": True, "semantic_search": True})
     assert "search" not in found["retrieval_info"]
+    # how they are fused goes with either way
+    for level in ({"arms": arms}, {"hybrid_options": {"fusion": "rrf"}, "keyword_search": True}):
+        configure(owner, level)
+        for call in ({"arms": arms}, {"hybrid_options": {"rrf_k": 7}}):
+            found = answer(asker, "trains", {"skip_generate": True, **call})
+            assert found["retrieval_info"]["search"] == ("keyword" if "arms" in {*level, *call} else "hybrid")
+    configure(owner, {"arms": arms})
+    hybrid = {"keyword_search": True, "hybrid_options": {"semantic_weight": 0.5}}
+    for call in (hybrid, {"hybrid_options": {"semantic_weight": 0.5}}):
+        found = answer(asker, "trains", {"skip_generate": True, **call})
+        assert found["retrieval_info"].get("search") == ("hybrid" if "keyword_search" in call else None)
 
 
 @pytest.mark.usefixtures("store")

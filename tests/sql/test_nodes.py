@@ -33,6 +33,8 @@ SENTENCES = {
 }
 ARM = {"search": "semantic", "in": "sentences"}
 WORDS = {"search": "keyword", "in": "sentences"}
+LENGTHS = """CREATE FUNCTION public.lengths(query text, segments text[]) RETURNS float8[] LANGUAGE sql
+    AS 'SELECT array_agg(length(s)::float8 ORDER BY o) FROM unnest(segments) WITH ORDINALITY AS u (s, o)'"""
 
 
 def rows(texts: dict[tuple[int, int], str] = TEXTS) -> list[Row]:
@@ -52,6 +54,10 @@ def found(connection: Connection, query: str, *arms: Any, **options: Any) -> lis
         return [(row[3], row[4]) for row in search(connection, query, {"n_citations": 10, "arms": arms, **options})]
     except psycopg.errors.NoDataFound:
         return []
+
+
+def distance(a: str, b: str) -> float:
+    return 1 - sum(x * y for x, y in zip(fake_embedding(a), fake_embedding(b), strict=True))
 
 
 def status(connection: Connection, name: str = "sentences") -> tuple[Any, ...]:
@@ -75,6 +81,18 @@ def test_each_segment_becomes_its_sentences_with_their_embeddings(store: Connect
     indexes = store.execute("SELECT indexdef FROM pg_indexes WHERE tablename = 'docs_sentences'").fetchall()
     assert sum("hnsw (node_embedding vector_cosine_ops)" in row[0] for row in indexes) == 1
     assert status(store) == (7, 0, 0)
+
+
+def test_names_may_have_hyphens(store: Connection) -> None:
+    create(store, "the-sentences", transform="sentence")
+    create(store, "the-words", transform="sentence", parent="the-sentences", merge=True)
+    for arm in ({**ARM, "in": "the-sentences"}, {**WORDS, "in": "the-words"}):
+        hits = answer(store, "Terns", {"arms": [arm], "return": "node", "skip_generate": True})["citations"]
+        assert hits[0]["segment"] == "Terns hover."
+    store.execute("DELETE FROM docs WHERE document_id = 2")
+    assert refresh(store, name="the-words")["failed"] == 0
+    assert status(store, "the-sentences") == (5, 0, 0)
+    store.execute("SELECT ml_rag.drop_node_group('docs', 'the-words')")
 
 
 def test_nodes_of_a_table_with_a_percent_sign_under_a_filter(store: Connection) -> None:
@@ -126,6 +144,7 @@ def test_dry_run_makes_nothing(store: Connection) -> None:
         ("segment", {"transform": "sentence"}, "invalid name of a node group"),
         ("", {"transform": "sentence"}, "invalid name of a node group"),
         ("a b", {"transform": "sentence"}, "invalid name of a node group"),
+        ("-a", {"transform": "sentence"}, "invalid name of a node group"),
         ("x" * 41, {"transform": "sentence"}, "invalid name of a node group"),
         ("n", {}, 'option "transform"'),
         ("n", {"transform": "word"}, 'option "transform"'),
@@ -175,20 +194,13 @@ def test_names_parents_and_tables_that_are_not_there_or_there_already(store: Con
 def test_hits_count_for_their_segments_by_the_best_node(store: Connection) -> None:
     create(store, "sentences", transform="sentence")
     hits = search(store, "terns hover", {"arms": [ARM], "n_citations": 10})
-    distances = {
-        key: min(
-            1 - sum(a * b for a, b in zip(fake_embedding("terns hover"), fake_embedding(node), strict=True))
-            for node in of_key
-        )
-        for key, of_key in SENTENCES.items()
-    }
+    distances = {key: min(distance("terns hover", node) for node in of_key) for key, of_key in SENTENCES.items()}
     assert [(row[3], row[4]) for row in hits] == sorted(distances, key=lambda key: (round(distances[key], 4), key))
     for row in hits:
         key = (row[3], row[4])
         assert (row[2], row[5]) == (f"d{key[0]}", TEXTS[key])
         assert row[9] == pytest.approx(distances[key], abs=1e-4)
-        whole = sum(a * b for a, b in zip(fake_embedding("terns hover"), fake_embedding(TEXTS[key]), strict=True))
-        assert float(row[6]) == pytest.approx(1 - whole, abs=1e-4)
+        assert float(row[6]) == pytest.approx(min(distances[key], distance("terns hover", TEXTS[key])), abs=1e-4)
     assert found(store, "ducks", WORDS) == [(2, 1)]
     assert found(store, "ducks terns", WORDS, n_citations=1) in ([(2, 1)], [(1, 2)])
 
@@ -248,6 +260,86 @@ def test_return_says_what_is_cited(store: Connection) -> None:
     assert cited("node", {"search": "keyword"})["segment"] == TEXTS[1, 2]
     with error("22023", "return"):
         cited("page", ARM)
+
+
+def test_a_segment_is_as_near_as_the_nearest_text_that_it_was_found_by(store: Connection) -> None:
+    create(store, "sentences", transform="sentence")
+    create(store, "words", transform="sentence", embed=False)
+    near, own = distance("gulls steal", "Gulls steal."), distance("gulls steal", TEXTS[1, 2])
+    assert near < 0.1 < own
+    limit = {"retrieval_options": {"max_distance": 0.1, "segment_overlap": 0}, "skip_generate": True, "n_citations": 1}
+    fields = {"citation_fields": ["node", "node_distance"]}
+    with error("P0002", "no segment within the distance threshold"):
+        answer(store, "gulls steal", {**limit, "arms": [{"search": "semantic"}]})
+    for arms in ([ARM], [WORDS], [{"search": "semantic"}, ARM], [{"search": "keyword"}, WORDS]):
+        for also in ({}, {"hybrid_options": {"fusion": "rrf"}}, {"explain": True}):
+            (citation,) = answer(store, "gulls steal", {**limit, **fields, **also, "arms": arms})["citations"]
+            assert (citation["segment"], citation["node"]) == (TEXTS[1, 2], "Gulls steal.")
+            assert citation["distance"] == citation["node_distance"] == pytest.approx(near, abs=1e-4)
+    by_words = {"search": "keyword", "in": "words"}
+    (citation,) = answer(store, "gulls steal", {**fields, "skip_generate": True, "arms": [by_words]})["citations"]
+    assert (citation["node"], citation["node_distance"], citation["distance"]) == ("Gulls steal.", None, None)
+    with error("P0002", "no segment within the distance threshold"):
+        answer(store, "gulls steal", {**limit, "arms": [by_words]})
+    (citation,) = answer(store, "gulls steal", {**fields, "skip_generate": True, "n_citations": 1})["citations"]
+    assert (citation["node"], citation["node_distance"]) == (None, None)
+
+
+def test_a_call_that_may_abstain_answers_by_what_its_nodes_say(store: Connection) -> None:
+    create(store, "sentences", transform="sentence")
+    options = {"abstain": True, "skip_generate": True, "arms": [ARM], "retrieval_options": {"max_distance": "auto"}}
+    far = "Herons and " + " and ".join(f"word{i}" for i in range(40))
+    insert(store, "docs", [("d3", 3, 1, f"{far}. Owls hoot.", fake_embedding(far))])
+    refresh(store)
+    assert distance("owls hoot", far) > 0.6 > distance("owls hoot", "Owls hoot.")
+    assert "Owls hoot" in answer(store, "owls hoot", options)["citations"][0]["segment"]
+    store.execute("DELETE FROM docs_sentences WHERE node = 'Owls hoot.'")
+    with error("P0002", "threshold"):
+        answer(store, "owls hoot", {**options, "document_name": ["d3"]})
+
+
+def test_with_return_node_each_node_is_a_hit(store: Connection) -> None:
+    create(store, "sentences", transform="sentence")
+    every = [node for of_key in SENTENCES.values() for node in of_key]
+    nearest = sorted(every, key=lambda node: distance("terns hover gulls steal", node))
+
+    def cited(n: int, *arms: Any, **options: Any) -> list[tuple[str, float]]:
+        asked = {"return": "node", "arms": arms, "n_citations": n, "skip_generate": True, **options}
+        return [(c["segment"], c["distance"]) for c in answer(store, "terns hover gulls steal", asked)["citations"]]
+
+    for n in (1, 2, 5, 7, 10):
+        hits = cited(n, ARM)
+        assert len(hits) == min(n, 7)
+        assert {node for node, _ in hits[:2]} <= {"Terns hover.", "Gulls steal."}
+        assert [far for _, far in hits] == pytest.approx(
+            [distance("terns hover gulls steal", node) for node in nearest[:n]], abs=1e-4
+        )
+    # two of one segment, by words and by both
+    assert {node for node, _ in cited(5, WORDS)} == {"Terns hover.", "Gulls steal."}
+    for options in ({}, {"hybrid_options": {"fusion": "rrf"}}, {"retrieval_options": {"max_distance": 2}}):
+        assert {node for node, _ in cited(2, ARM, WORDS, **options)} == {"Terns hover.", "Gulls steal."}
+    store.execute(LENGTHS)
+    reranked = cited(2, ARM, rerank={"function": "public.lengths"})
+    assert [node for node, _ in reranked] == ["Herons wait for fish.", "Loons call at night."]
+    # an arm over segments speaks for all of their nodes, and where none was found for the segment
+    hits = cited(10, {"search": "semantic"}, {**WORDS, "query": {"text": "terns gulls"}})
+    assert {node for node, _ in hits} == {"Terns hover.", "Gulls steal.", TEXTS[1, 1], TEXTS[2, 1]}
+
+
+def test_nodes_of_documents_are_hits_once(store: Connection) -> None:
+    create(store, "sentences", transform="sentence")
+    create(store, "parts", transform="sentence", parent="document")
+    asked = {"return": "node", "n_citations": 20, "skip_generate": True}
+    part, whole = {"search": "semantic", "in": "parts"}, {"search": "semantic"}
+    texts = sorted(node for of_key in SENTENCES.values() for node in of_key)
+
+    def cited(*arms: Any, **options: Any) -> list[str]:
+        return sorted(c["segment"] for c in answer(store, "terns", {**asked, "arms": arms, **options})["citations"])
+
+    assert cited(part) == texts
+    assert cited(part, whole) == sorted([*texts, *TEXTS.values()])
+    assert cited(part, whole, ARM) == sorted([*texts, *texts])
+    assert cited(part, filters={"document_id": 2}) == sorted(SENTENCES[2, 1])
 
 
 def test_of_several_nodes_of_a_segment_that_of_the_heaviest_arm_is_cited(store: Connection) -> None:
@@ -442,6 +534,7 @@ def test_hidden_nodes_change_neither_errors_nor_plans(db: Database, secured: Con
         results = []
         for query, arm in questions:
             options = {"arms": [arm], "n_citations": 10, "abstain": True, "skip_generate": True, "explain": True}
+            options["retrieval_options"] = {"max_distance": 0.2}
             try:
                 document = answer(secured, query, options)
                 document["explain"].pop("milliseconds")

@@ -229,6 +229,20 @@ def test_an_arm_may_name_what_it_searches_with(birds: Connection, script: Script
     assert ranked(birds, "heron", query_options=query, arms=arms) == ranked(birds, "heron", arms=want)
 
 
+def test_a_hypothetical_document_may_be_searched_with_alone(birds: Connection, script: Script) -> None:
+    script.answer = {"hypothetical_document": ["loon coot", "tern gull"]}
+    query = {"hypothetical_document": 2, "model_id": MODEL}
+    arm = {"search": "semantic", "query": "hypothetical_document"}
+    mean = [(a + b) / 2 for a, b in zip(fake_embedding("loon coot"), fake_embedding("tern gull"), strict=True)]
+    want = [name for name, _ in ranked(birds, "heron", arms=[{"search": "semantic", "query_embedding": mean}])]
+    alone = ranked(birds, "heron", query_options=query, arms=[{**arm, "alone": True}])
+    beside = ranked(birds, "heron", query_options=query, arms=[{**arm, "alone": False}])
+    assert [name for name, _ in alone] == want != [name for name, _ in beside]
+    words = {"search": "keyword", "query": "hypothetical_document", "alone": True}
+    want = ranked(birds, "heron", arms=[{"search": "keyword", "query": {"text": "loon coot tern gull"}}])
+    assert ranked(birds, "heron", query_options=query, arms=[words]) == want
+
+
 def test_an_arm_cannot_search_with_what_was_not_asked_for(birds: Connection) -> None:
     arms = [{"search": "keyword", "query": "synonyms"}]
     with error("22023", '"query"', '"query_options": {"synonyms": true}'):

@@ -390,7 +390,7 @@ SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, by ranks, widened
--- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 rrf_k
+-- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 rrf_k, $5 weight_1, $6 weight_2
 WITH semantic_1 AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
@@ -420,8 +420,8 @@ found AS MATERIALIZED (
 ),
 ranked AS (
   SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,
-    sum(1 / ($4 + f.place)) * ($4 + 1) / 2 AS score
-  FROM found AS f
+    sum(w.weight / ($4 + f.place)) * ($4 + 1) AS score
+  FROM found AS f JOIN (VALUES (1, 1.0 * coalesce($5, 0.5)), (2, 1.0 * coalesce($6, 0.5))) AS w (arm, weight) USING (arm)
   GROUP BY f.store, f.row_key
 ),
 cited AS (
@@ -531,7 +531,7 @@ SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- three arms, by ranks, one by a function
--- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 hits_3_1, $5 limit_3, $6 rrf_k
+-- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 hits_3_1, $5 limit_3, $6 rrf_k, $7 weight_1, $8 weight_2, $9 weight_3
 WITH semantic_1 AS (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
@@ -570,9 +570,9 @@ found AS MATERIALIZED (
   UNION ALL SELECT 3 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score FROM arm3
 ),
 ranked AS (
-  SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, (array_agg(f.segment ORDER BY 1 / ($6 + f.place) DESC, f.arm) FILTER (WHERE f.segment IS NOT NULL))[1] AS segment, (array_agg(f.metadata ORDER BY 1 / ($6 + f.place) DESC, f.arm) FILTER (WHERE f.metadata IS NOT NULL))[1] AS metadata, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,
-    sum(1 / ($6 + f.place)) * ($6 + 1) / 3 AS score
-  FROM found AS f
+  SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, (array_agg(f.segment ORDER BY w.weight / ($6 + f.place) DESC, f.arm) FILTER (WHERE f.segment IS NOT NULL))[1] AS segment, (array_agg(f.metadata ORDER BY w.weight / ($6 + f.place) DESC, f.arm) FILTER (WHERE f.metadata IS NOT NULL))[1] AS metadata, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,
+    sum(w.weight / ($6 + f.place)) * ($6 + 1) AS score
+  FROM found AS f JOIN (VALUES (1, 1.0 * coalesce($7, 0.3333333333333333)), (2, 1.0 * coalesce($8, 0.3333333333333333)), (3, 1.0 * coalesce($9, 0.3333333333333333))) AS w (arm, weight) USING (arm)
   GROUP BY f.store, f.row_key
 ),
 cited AS (
@@ -776,7 +776,7 @@ hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.metadata, coalesce(w.segment, c.segment) AS segment, w.first_segment, w.last_segment
   FROM (SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, to_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
   UNION ALL
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.segment, c.metadata FROM cited AS c WHERE c.store = 2) AS c
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.segment AS segment, c.metadata AS metadata FROM cited AS c WHERE c.store = 2) AS c
   LEFT JOIN range AS r ON r.store = c.store AND r.document_key = c.document_key
     AND c.segment_number BETWEEN r.first AND r.last
   LEFT JOIN widened AS w ON w.best = r.best
@@ -840,7 +840,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.segment, c.metadata FROM cited AS c WHERE c.store = 1
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.segment AS segment, c.metadata AS metadata FROM cited AS c WHERE c.store = 1
   UNION ALL
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, to_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 2 AND t.ctid = c.row_key::tid
 )
@@ -920,7 +920,7 @@ cited AS (
 hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, to_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
   UNION ALL
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.segment, c.metadata FROM cited AS c WHERE c.store = 2
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.segment AS segment, c.metadata AS metadata FROM cited AS c WHERE c.store = 2
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'public.seen'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
@@ -931,13 +931,13 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 -- nodes, of segments and of documents
 -- $1 keys_1_1, $2 scores_1_1, $3 vector, $4 keys_2_1, $5 scores_2_1, $6 weight_1, $7 weight_2, $8 candidates_1_1, $9 candidates_2_1
 WITH arm1_1 AS (
-  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
-      SELECT DISTINCT ON (n."document_id", n."segment_number") n."document_id", n."segment_number", n.node, n.text_hash, u.own
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.node, CASE WHEN abs(s.node_distance) < 'Infinity' THEN round((s.node_distance + 0)::numeric, 4) END AS node_distance, s.own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.node, b.node_number, b.node_distance, b.node_key, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
+      SELECT DISTINCT ON (n."document_id", n."segment_number") n."document_id", n."segment_number", n.node, n.node_number, n.node_embedding OPERATOR(public.<=>) $3 AS node_distance, 'public.handbook_nodes' || u.row_key AS node_key, n.text_hash, u.own
       FROM unnest($1, $2) AS u (row_key, own) JOIN public.handbook_nodes AS n ON n.ctid = u.row_key::tid
       ORDER BY n."document_id", n."segment_number", u.own, n.node_number) AS b JOIN public.handbook AS t ON b."document_id" = t."document_id" AND b."segment_number" = t."segment_number"
     WHERE t."segment" IS NOT NULL AND b.text_hash = hashtextextended(concat(t."segment") COLLATE "C", 0)
-    ORDER BY b.own, (t."document_name"::text) COLLATE "C", t."document_id", t."segment_number"::bigint LIMIT 100) AS s
+    ORDER BY b.own, (t."document_name"::text) COLLATE "C", t."document_id", t."segment_number"::bigint, b.node_number LIMIT 100) AS s
 ),
 arm1 AS (
   SELECT *, row_number() OVER () AS place, (1 - own)::float8 AS value FROM (
@@ -945,13 +945,13 @@ arm1 AS (
   ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 arm2_1 AS (
-  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.node AS segment, NULL::jsonb AS metadata, s.own AS score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.node, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
-      SELECT DISTINCT ON (n."document_id", n."segment_number") n."document_id", n."segment_number", n.node, n.text_hash, u.own
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.node, CASE WHEN abs(s.node_distance) < 'Infinity' THEN round((s.node_distance + 0)::numeric, 4) END AS node_distance, s.own AS score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.node, b.node_number, b.node_distance, b.node_key, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
+      SELECT DISTINCT ON (n."document_id", n."segment_number") n."document_id", n."segment_number", n.node, n.node_number, NULL::float8 AS node_distance, 'public.summaries' || u.row_key AS node_key, n.text_hash, u.own
       FROM unnest($4, $5) AS u (row_key, own) JOIN public.summaries AS n ON n.ctid = u.row_key::tid
       ORDER BY n."document_id", n."segment_number", u.own DESC, n.node_number) AS b JOIN public.handbook AS f ON b."document_id" = f."document_id" AND b."segment_number" = f."segment_number" JOIN public.handbook AS t ON t."document_id" = f."document_id"
     WHERE t."segment" IS NOT NULL
-    ORDER BY b.own DESC, (t."document_name"::text) COLLATE "C", t."document_id", t."segment_number"::bigint LIMIT 100) AS s
+    ORDER BY b.own DESC, (t."document_name"::text) COLLATE "C", t."document_id", t."segment_number"::bigint, b.node_number LIMIT 100) AS s
 ),
 arm2 AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
@@ -959,8 +959,8 @@ arm2 AS (
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
-  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score FROM arm1
-  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, score AS keyword_score FROM arm2
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, node, node_distance, distance, NULL::float8 AS keyword_score FROM arm1
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, node, node_distance, distance, score AS keyword_score FROM arm2
 ),
 strength AS (
   SELECT arm, max(value) AS best FROM found GROUP BY arm
@@ -976,7 +976,7 @@ known AS MATERIALIZED (
   SELECT sum(weight) AS weight, max(best) AS best FROM weight WHERE is_known AND best > 0
 ),
 ranked AS (
-  SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, (array_agg(f.segment ORDER BY coalesce(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END, f.value * w.weight) DESC, f.arm) FILTER (WHERE f.segment IS NOT NULL))[1] AS segment, (array_agg(f.metadata ORDER BY coalesce(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END, f.value * w.weight) DESC, f.arm) FILTER (WHERE f.metadata IS NOT NULL))[1] AS metadata, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,
+  SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, (array_agg(f.node ORDER BY f.node_distance NULLS LAST, f.arm) FILTER (WHERE f.node IS NOT NULL))[1] AS node, min(f.node_distance) AS node_distance, least(min(f.distance), min(f.node_distance)) AS distance, max(f.keyword_score) AS keyword_score,
     CASE WHEN k.weight > 0 THEN k.weight * least(1, greatest(0, (1 - min(f.distance))::float8) / k.best) ELSE 0 END + coalesce(sum(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END), 0) AS score
   FROM found AS f JOIN weight AS w USING (arm), known AS k
   GROUP BY f.store, f.row_key, k.weight, k.best
@@ -987,12 +987,98 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, to_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.node, c.node_distance, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
-SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
+SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score, 'node', h.node, 'node_distance', h.node_distance) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[false, false]::boolean[] AS short, ARRAY[false, false]::boolean[] AS tied, ARRAY[(SELECT count(*) < 100 AND cardinality($1) >= $8 FROM arm1_1), (SELECT count(*) < 100 AND cardinality($4) >= $9 FROM arm2_1)]::boolean[] AS missing
+FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
+
+-- nodes as hits, beside segments
+-- $1 keys_1_1, $2 scores_1_1, $3 vector, $4 keys_2_1, $5 scores_2_1, $6 vector_3, $7 read_bytes, $8 read_bytes_3, $9 candidates_1_1, $10 candidates_2_1
+WITH arm1_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.node, CASE WHEN abs(s.node_distance) < 'Infinity' THEN round((s.node_distance + 0)::numeric, 4) END AS node_distance, s.node_key, s.own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.node, b.node_number, b.node_distance, b.node_key, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
+      SELECT n."document_id", n."segment_number", n.node, n.node_number, n.node_embedding OPERATOR(public.<=>) $3 AS node_distance, 'public.handbook_nodes' || u.row_key AS node_key, n.text_hash, u.own
+      FROM unnest($1, $2) AS u (row_key, own) JOIN public.handbook_nodes AS n ON n.ctid = u.row_key::tid) AS b JOIN public.handbook AS t ON b."document_id" = t."document_id" AND b."segment_number" = t."segment_number"
+    WHERE t."segment" IS NOT NULL AND b.text_hash = hashtextextended(concat(t."segment") COLLATE "C", 0)
+    ORDER BY b.own, (t."document_name"::text) COLLATE "C", t."document_id", t."segment_number"::bigint, b.node_number LIMIT 100) AS s
+),
+arm1 AS (
+  SELECT *, row_number() OVER () AS place, (1 - own)::float8 AS value FROM (
+  SELECT * FROM arm1_1
+  ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number, node COLLATE "C" LIMIT 100) AS b
+),
+arm2_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.node, CASE WHEN abs(s.node_distance) < 'Infinity' THEN round((s.node_distance + 0)::numeric, 4) END AS node_distance, s.node_key, s.own AS score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT s.* FROM (SELECT DISTINCT ON (b.node_key) t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.node, b.node_number, b.node_distance, b.node_key, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
+      SELECT n."document_id", n."segment_number", n.node, n.node_number, NULL::float8 AS node_distance, 'public.summaries' || u.row_key AS node_key, n.text_hash, u.own
+      FROM unnest($4, $5) AS u (row_key, own) JOIN public.summaries AS n ON n.ctid = u.row_key::tid) AS b JOIN public.handbook AS f ON b."document_id" = f."document_id" AND b."segment_number" = f."segment_number" JOIN public.handbook AS t ON t."document_id" = f."document_id"
+    WHERE t."segment" IS NOT NULL ORDER BY b.node_key, (t."document_name"::text) COLLATE "C", t."document_id", t."segment_number"::bigint) AS s
+    ORDER BY s.own DESC, s.document_name COLLATE "C", s.document, s.segment_number, s.node_number LIMIT 100) AS s
+),
+arm2 AS (
+  SELECT *, row_number() OVER () AS place, score AS value FROM (
+  SELECT * FROM arm2_1
+  ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number, node COLLATE "C" LIMIT 100) AS b
+),
+arm3_1 AS (
+  SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS node, NULL::numeric AS node_distance, NULL::text AS node_key, s.bytes, round((s.own + 0)::numeric, 4)::float8 AS own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance, octet_length(t."segment"::text) AS bytes, t."e2" OPERATOR(public.<=>) $6::public.halfvec AS own
+    FROM public.handbook AS t WHERE t."e2" IS NOT NULL AND t."segment" IS NOT NULL
+    ORDER BY t."e2" OPERATOR(public.<=>) $6::public.halfvec LIMIT 104) AS s
+  WHERE abs(s.own) < 'Infinity'
+),
+arm3 AS (
+  SELECT *, row_number() OVER () AS place, (1 - own)::float8 AS value FROM (
+  SELECT * FROM arm3_1
+  ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number, node COLLATE "C" LIMIT 100) AS b
+),
+found AS MATERIALIZED (
+  SELECT 1 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, node, node_distance, node_key, distance, NULL::float8 AS keyword_score, NULL::integer AS bytes FROM arm1
+  UNION ALL SELECT 2 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, node, node_distance, node_key, distance, score AS keyword_score, NULL::integer AS bytes FROM arm2
+  UNION ALL SELECT 3 AS arm, place, value, store, row_key, document_name, document_id, document_key, segment_number, node, node_distance, node_key, distance, NULL::float8 AS keyword_score, bytes FROM arm3
+),
+noded AS MATERIALIZED (
+  SELECT f.*, coalesce(f.node_key, n.node_key) AS hit_key FROM found AS f
+  LEFT JOIN (SELECT DISTINCT store, row_key, node_key FROM found WHERE node_key IS NOT NULL AND NOT (arm = 2 AND store = 1)) AS n ON f.node_key IS NULL AND n.store = f.store AND n.row_key = f.row_key
+),
+strength AS (
+  SELECT b.arm, b.best, coalesce(
+      1 - sum(greatest(f.value - b.nothing, 0) / nullif(b.best - b.nothing, 0)) / 30, 0) * power(b.read, 3) AS clear
+  FROM (SELECT arm, best, read, CASE WHEN arm IN (1, 3) THEN least ELSE 0 END AS nothing FROM (SELECT arm, max(value) AS best, min(value) AS least, coalesce(avg(least(1, CASE arm WHEN 3 THEN $8 ELSE $7 END / nullif(bytes, 0))), 1) AS read FROM found GROUP BY arm) AS b) AS b
+    JOIN found AS f ON f.arm = b.arm AND f.place <= 30
+  GROUP BY b.arm, b.best, b.read, b.nothing
+),
+weight AS MATERIALIZED (
+  SELECT arm, best, is_known, share * CASE WHEN is_last THEN 1 - coalesce(sum(weight) OVER before, 0) ELSE weight END AS weight
+  FROM (SELECT a.arm, a.part, a.share, a.is_known, a.is_last, s.best, CASE WHEN sum(a.given * coalesce(s.clear, 0)) OVER part > 0 THEN a.given * coalesce(s.clear, 0) / sum(a.given * coalesce(s.clear, 0)) OVER part
+      ELSE a.given / coalesce(nullif(sum(a.given) OVER part, 0), 1) END AS weight
+    FROM (VALUES (1, 1, 0.25::float8, 1::float8, false, false), (2, 1, 0.5::float8, 1::float8, false, false), (3, 1, 0.25::float8, 1::float8, false, true)) AS a (arm, part, given, share, is_known, is_last) LEFT JOIN strength AS s USING (arm) WINDOW part AS (PARTITION BY a.part)) AS a
+  WINDOW before AS (PARTITION BY part ORDER BY arm ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+),
+known AS MATERIALIZED (
+  SELECT sum(weight) AS weight, max(best) AS best FROM weight WHERE is_known AND best > 0
+),
+ranked AS (
+  SELECT f.store, f.row_key, min(f.document_name) AS document_name, min(f.document_id) AS document_id, min(f.document_key) AS document_key, min(f.segment_number) AS segment_number, (array_agg(f.node ORDER BY f.node_distance NULLS LAST, f.arm) FILTER (WHERE f.node IS NOT NULL))[1] AS node, min(f.node_distance) AS node_distance, coalesce(min(f.node_distance), min(f.distance)) AS distance, max(f.keyword_score) AS keyword_score,
+    CASE WHEN k.weight > 0 THEN k.weight * least(1, greatest(0, (1 - min(f.distance))::float8) / k.best) ELSE 0 END + coalesce(sum(CASE WHEN w.best > 0 AND NOT w.is_known THEN w.weight * least(1, greatest(0, f.value) / w.best) END), 0) AS score
+  FROM noded AS f JOIN weight AS w USING (arm), known AS k
+  GROUP BY f.store, f.row_key, f.hit_key, k.weight, k.best
+),
+cited AS (
+  SELECT *, row_number() OVER () AS place FROM (
+    SELECT * FROM ranked
+    ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number, node COLLATE "C" LIMIT 3) AS r
+),
+hit AS (
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.node, c.node_distance, coalesce(c.node, t."segment"::text) AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+)
+SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'node', h.node, 'node_distance', h.node_distance) ORDER BY h.place)::text AS hits, count(*) AS n,
+  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
+  ARRAY[false, false, (SELECT count(*) < 100 FROM arm3_1)]::boolean[] AS short, ARRAY[false, false, (SELECT count(*) = 104 AND max(own) <= (SELECT max(own) FROM arm3) FROM arm3_1)]::boolean[] AS tied, ARRAY[(SELECT count(*) < 100 AND cardinality($1) >= $9 FROM arm1_1), (SELECT count(*) < 100 AND cardinality($4) >= $10 FROM arm2_1), false]::boolean[] AS missing
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- keys of nodes

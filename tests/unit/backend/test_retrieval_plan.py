@@ -15,7 +15,7 @@ import pytest
 from ml_rag.backend.retrieval.plan import plan, scored_rows, widening
 from ml_rag.backend.retrieval.shape import Arm, Given, Near, Nodes, Shape, Slots, Source, Statement, Values, Words
 from ml_rag.backend.retrieval.sqltext import identifier, literal
-from ml_rag.backend.retrieval.stores import Metric, Store
+from ml_rag.backend.retrieval.stores import Embedding, Metric, Store
 
 GOLDEN = Path(__file__).with_name("golden_statements.sql")
 
@@ -68,9 +68,10 @@ NEAR, MANY = Near.first(3), Near.first(100)
 WORDS = Words(("document_id", "segment_number"), ("bigint", "integer"), "ONLY public.handbook")
 VIEWED = Words(("id",), ("uuid",), "public.kept")
 QUESTIONS = Nodes(
-    "public.handbook_nodes", ("document_id", "segment_number"), ("document_id", "segment_number"), None, False
+    "public.handbook_nodes", ("document_id", "segment_number"), ("document_id", "segment_number"), None, "vector"
 )
-SUMMARIES = replace(QUESTIONS, table="public.summaries", document="document_id", returns_node=True)
+SUMMARIES = replace(QUESTIONS, table="public.summaries", document="document_id", embedding_type=None)
+FURTHER = replace(MANY, embedding=Embedding("m", "e2", "halfvec", 8), slot="vector_3")
 PASSES = ' AND t."document_id" = ANY ($3::bigint[])'
 
 HANDBOOK = Source(STORE, (NEAR,))
@@ -120,7 +121,7 @@ SHAPES: dict[str, tuple[Shape, tuple[Source, ...]]] = {
     ),
     "three arms, weighted, one by a question of its own": (
         Shape((SEMANTIC, OTHER_QUESTION, replace(KEYWORD, name="arm 3")), 3, COSINE, has_vector=True, form="hits"),
-        (Source(STORE, (MANY, MANY, WORDS)),),
+        (Source(STORE, (MANY, replace(MANY, slot="vector_2"), WORDS)),),
     ),
     "three arms, by ranks, one by a function": (
         Shape((SEMANTIC, replace(KEYWORD, name="arm 2"), FUNCTION), 3, COSINE, has_vector=True, fusion="rrf"),
@@ -135,7 +136,7 @@ SHAPES: dict[str, tuple[Shape, tuple[Source, ...]]] = {
             ),
             3, COSINE, has_vector=True, fusion="auto", form="citations",
         ),
-        (Source(STORE, (MANY, WORDS, MANY, WORDS)),),
+        (Source(STORE, (MANY, WORDS, replace(MANY, slot="vector_3"), WORDS)),),
     ),
     "hybrid, a table beside a view": (
         Shape((SEMANTIC, KEYWORD), 3, COSINE, has_vector=True, fusion="auto", overlap=1, form="citations"),
@@ -160,6 +161,17 @@ SHAPES: dict[str, tuple[Shape, tuple[Source, ...]]] = {
             3, COSINE, has_vector=True, form="hits",
         ),
         (Source(STORE, (QUESTIONS, SUMMARIES)),),
+    ),
+    "nodes as hits, beside segments": (
+        Shape(
+            (
+                replace(SEMANTIC, name="arm 1", in_nodes=True), replace(KEYWORD, name="arm 2", in_nodes=True),
+                replace(SEMANTIC, name="arm 3", has_own_vector=True, has_embedding=True),
+            ),
+            3, COSINE, has_vector=True, returns_nodes=True, form="citations", fields=("node", "node_distance"),
+            fusion="auto",
+        ),
+        (Source(STORE, (QUESTIONS, SUMMARIES, FURTHER)),),
     ),
     "keys of nodes": (Shape((FEW,), 3, COSINE, has_vector=True, form="keys"), (HANDBOOK,)),
     "told what each arm has found": (

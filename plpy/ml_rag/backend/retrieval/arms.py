@@ -79,7 +79,7 @@ def _share_of_range(arm: Arm, rows: Rows) -> str:
 
 SEMANTIC = Kind(
     "semantic",
-    look_up=lambda search, source, arm, asked, place, i: search.near(source, arm, i),
+    look_up=lambda search, source, arm, asked, place, i: search.near(source, arm, place, i),
     unit=lambda arm: Unit("own") if arm.has_own_vector or arm.in_nodes else DISTANCE,
     value=_similarity,
     family="meaning",

@@ -27,9 +27,10 @@ def _run(schema: str) -> Statements:
         vector = f"{schema}.vector"
         text = (
             "SELECT c.scores, c.error::text AS error"
-            f" FROM ml_rag._try_function($1, $2, $3, $4::{vector}, $5, $6::{vector}[]) AS c"
+            f" FROM ml_rag._try_function($1, $2, $3, $4::{vector}, $5, $6::{vector}[], $7) AS c"
         )
-        _by_schema[schema] = Statements({"call": (text, *("text", "text", "text", "text", "text[]", "text[]"))})
+        types = "text", "text", "text", "text", "text[]", "text[]", "jsonb"
+        _by_schema[schema] = Statements({"call": (text, *types)})
     return _by_schema[schema]
 
 
@@ -52,7 +53,8 @@ def score(
         for batch in _batches(cursor):
             inputs = [row["input"] for row in batch]
             given = (None, inputs) if asked.takes_vectors else (inputs, None)
-            called = _run(context.schema)(plpy, "call", asked.function, asked.form, question, vector, *given)[0]
+            call = asked.function, asked.form, question, vector, *given, asked.arguments
+            called = _run(context.schema)(plpy, "call", *call)[0]
             if called["error"] is not None:
                 raise FunctionFailed(json.loads(called["error"]))
             scores = called["scores"]

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from ml_rag.backend.retrieval.arms import DISTANCE, WORDS
-from ml_rag.backend.retrieval.rows import NAMES, Rows
+from ml_rag.backend.retrieval.rows import NAMES, Rows, nearest
 from ml_rag.backend.retrieval.shape import Shape
 
 #: so many of its best candidates say how clear an arm is
 CLEAR_BY = 30
 
 
-def parts(shape: Shape, rows: Rows) -> list[tuple[str, str]]:
-    """The common table expressions, the last of which is ``ranked``: each candidate once, with its score of 0-1."""
+def parts(shape: Shape, rows: Rows, of_documents: list[tuple[int, int]]) -> list[tuple[str, str]]:
+    """The common table expressions, the last of which is ``ranked``: each candidate once, with its score of 0-1.
+    ``of_documents``: arms and stores whose nodes are of no single segment."""
     found = []
     for place, arm in enumerate(shape.arms, 1):
         columns = [f"{place} AS arm", "place", "value", "store", "row_key", *NAMES]
         columns += ["segment", "metadata"] if rows.has_text else []
+        columns += list(rows.node_columns)
         columns += ["distance", f"{'score' if arm.unit == WORDS else 'NULL::float8'} AS keyword_score"]
         if shape.fusion == "auto":
             columns.append("bytes" if shape.reads_bytes(arm) else "NULL::integer AS bytes")
         found.append(f"SELECT {', '.join(columns)} FROM {arm.expression}")
     made = [("found AS MATERIALIZED", "\n  UNION ALL ".join(found))]
+    name = "found"
+    if "node_key" in rows.node_columns:
+        made.append(("noded AS MATERIALIZED", _noded(of_documents)))
+        name = "noded"
     if shape.fusion == "rrf":
         k = rows.slots("rrf_k", "float8")
-        score = f"sum(1 / ({k} + f.place)) * ({k} + 1) / {len(shape.arms)}"
-        return [*made, ("ranked AS", _ranked(score, f"1 / ({k} + f.place)", "found AS f", "", has_text=rows.has_text))]
+        weights = _ranks_weights(shape, rows)
+        score = f"sum(w.weight / ({k} + f.place)) * ({k} + 1)"
+        tables = f"{name} AS f JOIN (VALUES {weights}) AS w (arm, weight) USING (arm)"
+        return [*made, ("ranked AS", _ranked(score, f"w.weight / ({k} + f.place)", tables, "", rows))]
     made += [("strength AS", _strength(shape, rows)), ("weight AS MATERIALIZED", _weight(shape, rows))]
     # a distance that each candidate has counts for all
     made.append(
@@ -39,20 +47,49 @@ def parts(shape: Shape, rows: Rows) -> list[tuple[str, str]]:
         f"CASE WHEN k.weight > 0 THEN k.weight * least(1, greatest(0, {similarity}) / k.best) ELSE 0 END"
         f" + coalesce(sum({own}), 0)"
     )
-    tables = "found AS f JOIN weight AS w USING (arm), known AS k"
-    return [*made, ("ranked AS", _ranked(score, own, tables, ", k.weight, k.best", has_text=rows.has_text))]
+    tables = f"{name} AS f JOIN weight AS w USING (arm), known AS k"
+    return [*made, ("ranked AS", _ranked(score, own, tables, ", k.weight, k.best", rows))]
 
 
-def _ranked(score: str, own: str, tables: str, also: str, *, has_text: bool) -> str:
-    """``own``: what an arm adds to the score. Of several texts of a row, that of the arm which adds most."""
+def _ranks_weights(shape: Shape, rows: Rows) -> str:
+    """How much each arm counts in reciprocal rank fusion: as the call says, else the same; parts count the same."""
+    parts = [arm.part for arm in shape.arms]
+    weights = []
+    for place, arm in enumerate(shape.arms, 1):
+        equal, share = 1 / parts.count(arm.part), 1 / len(set(parts))
+        given = rows.slots(f"weight_{place}", "float8")
+        weights.append(f"({place}, {share!r} * coalesce({given}, {equal!r}))")
+    return ", ".join(weights)
+
+
+def _noded(of_documents: list[tuple[int, int]]) -> str:
+    """What was found, where nodes are hits: what an arm gives a segment it gives each node of it that was found."""
+    others = "".join(f" AND NOT (arm = {place} AND store = {i})" for place, i in of_documents)
+    nodes = f"SELECT DISTINCT store, row_key, node_key FROM found WHERE node_key IS NOT NULL{others}"
+    return (
+        f"SELECT f.*, coalesce(f.node_key, n.node_key) AS hit_key FROM found AS f\n"
+        f"  LEFT JOIN ({nodes}) AS n ON f.node_key IS NULL AND n.store = f.store AND n.row_key = f.row_key"
+    )
+
+
+def _ranked(score: str, own: str, tables: str, also: str, rows: Rows) -> str:
+    """``own``: what an arm adds to the score. Of several texts of a row, that of the arm which adds most; of several
+    nodes the nearest."""
     columns = ", ".join(f"min(f.{name}) AS {name}" for name in NAMES)
-    if has_text:
-        order = f"ORDER BY coalesce({own}, f.value * w.weight) DESC, f.arm" if also else f"ORDER BY {own} DESC, f.arm"
+    order = f"ORDER BY coalesce({own}, f.value * w.weight) DESC, f.arm" if also else f"ORDER BY {own} DESC, f.arm"
+    if rows.has_text:
         for name in ("segment", "metadata"):
             columns += f", (array_agg(f.{name} {order}) FILTER (WHERE f.{name} IS NOT NULL))[1] AS {name}"
+    nodes = rows.node_columns
+    if nodes:
+        first = "ORDER BY f.node_distance NULLS LAST, f.arm"
+        columns += f", (array_agg(f.node {first}) FILTER (WHERE f.node IS NOT NULL))[1] AS node"
+        columns += ", min(f.node_distance) AS node_distance"
+    distance = nearest("min(f.distance)", "min(f.node_distance)", nodes)
+    key = ", f.hit_key" if "node_key" in nodes else ""
     return (
-        f"SELECT f.store, f.row_key, {columns}, min(f.distance) AS distance, max(f.keyword_score) AS keyword_score,\n"
-        f"    {score} AS score\n  FROM {tables}\n  GROUP BY f.store, f.row_key{also}"
+        f"SELECT f.store, f.row_key, {columns}, {distance} AS distance, max(f.keyword_score) AS keyword_score,\n"
+        f"    {score} AS score\n  FROM {tables}\n  GROUP BY f.store, f.row_key{key}{also}"
     )
 
 
@@ -65,7 +102,11 @@ def _strength(shape: Shape, rows: Rows) -> str:
     best = "SELECT arm, max(value) AS best{} FROM found GROUP BY arm"
     if shape.fusion == "weighted":
         return best.format("")
-    read = f"coalesce(avg(least(1, {rows.slots('read_bytes', 'float8')} / nullif(bytes, 0))), 1)"
+    limit = rows.slots("read_bytes", "float8")
+    if others := [place for place, arm in enumerate(shape.arms, 1) if arm.has_embedding]:
+        cases = " ".join(f"WHEN {place} THEN {rows.slots(f'read_bytes_{place}', 'float8')}" for place in others)
+        limit = f"CASE arm {cases} ELSE {limit} END"
+    read = f"coalesce(avg(least(1, {limit} / nullif(bytes, 0))), 1)"
     best = best.format(f", min(value) AS least, {read} AS read")
     floors = [str(place) for place, arm in enumerate(shape.arms, 1) if arm.kind.has_floor]
     nothing = f"CASE WHEN arm IN ({', '.join(floors)}) THEN least ELSE 0 END" if floors else "0::float8"

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from ml_rag.backend.retrieval import fuse
 from ml_rag.backend.retrieval.arms import WORDS
-from ml_rag.backend.retrieval.rows import NAMES, TIES, Rows
+from ml_rag.backend.retrieval.rows import NAMES, Rows, nearest
 from ml_rag.backend.retrieval.shape import (
     Arm,
     Given,
@@ -95,7 +95,9 @@ class _Plan:
         self.shape, self.sources, self.schema, self.slots = shape, sources, schema, slots
         searches = [search for source in sources for search in source.searches if search is not None]
         has_given = any(isinstance(search, Given) for search in searches)
-        returns_nodes = any(isinstance(search, Nodes) and search.returns_node for search in searches)
+        nodes = ""
+        if any(isinstance(search, Nodes) for search in searches):
+            nodes = "node" if shape.returns_nodes else "segment"
         has_tids = not has_given
         has_tids = has_tids and all(source.store.is_table for source in sources)
         #: whether candidates carry their texts: few rows of one arm were read anyway
@@ -104,10 +106,10 @@ class _Plan:
             and shape.arms[0].candidates <= shape.n
             and all(isinstance(search, Near) for search in searches)
         )
-        self.has_text = (
-            self.is_early or has_given or returns_nodes or not all(source.store.is_table for source in sources)
+        self.has_text = self.is_early or has_given or not all(source.store.is_table for source in sources)
+        self.rows = Rows(
+            shape, schema, slots, has_tids=has_tids, has_text=self.has_text, is_early=self.is_early, nodes=nodes
         )
-        self.rows = Rows(shape, schema, slots, has_tids=has_tids, has_text=self.has_text, is_early=self.is_early)
         lists = {source.filter for source in sources if source.condition}
         if lists:
             self.rows.vector()
@@ -125,7 +127,7 @@ class _Plan:
         if len(self.shape.arms) == 1:
             parts.append(("ranked AS", self._ranked(self.shape.arms[0])))
         else:
-            parts += fuse.parts(self.shape, self.rows)
+            parts += fuse.parts(self.shape, self.rows, self._of_documents())
         if self._is_limited:
             parts.append(("threshold AS", self._threshold()))
         if self.shape.form == "keys":
@@ -137,7 +139,8 @@ class _Plan:
     def widening(self) -> Statement:
         columns = "vector_store text, document_name text, document_id bigint, document_key text, segment_number bigint,"
         columns += (
-            " segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, rerank_score float8"
+            " segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, rerank_score float8,"
+            " node text, node_distance numeric"
         )
         names = ", ".join(column.split()[0] for column in columns.split(", "))
         self.has_text = self.is_early = True
@@ -154,7 +157,7 @@ class _Plan:
             " ORDER BY h.place)::text AS hits\n"
             "FROM hit AS h"
         )
-        return self._finished([("cited AS", cited)], answer, also=", rerank_score")
+        return self._finished([("cited AS", cited)], answer, also=", rerank_score, node, node_distance")
 
     def _finished(self, parts: list[tuple[str, str]], answer: str, also: str = "") -> Statement:
         if self._widened_stores():
@@ -170,6 +173,15 @@ class _Plan:
         """The stores that an arm searches, each with its number."""
         return [(i, source) for i, source in self._numbered() if source.searches[place - 1] is not None]
 
+    def _of_documents(self) -> list[tuple[int, int]]:
+        """Arms and stores, by place and number, where the nodes are of whole documents."""
+        return [
+            (place, i)
+            for place in range(1, len(self.shape.arms) + 1)
+            for i, source in self._of(place)
+            if isinstance(search := source.searches[place - 1], Nodes) and search.document is not None
+        ]
+
     # -- arms ---------------------------------------------------------------------------------------------------------
 
     def _best(self, arm: Arm, place: int) -> str:
@@ -183,7 +195,7 @@ class _Plan:
         value = f", {arm.kind.value(arm, self.rows)} AS value" if len(self.shape.arms) > 1 else ""
         return (
             f"SELECT *, row_number() OVER () AS place{value} FROM (\n"
-            f"  {union}\n  ORDER BY {unit.order}, {TIES} LIMIT {arm.candidates}) AS b{condition}"
+            f"  {union}\n  ORDER BY {unit.order}, {self.rows.ties} LIMIT {arm.candidates}) AS b{condition}"
         )
 
     def _ranked(self, arm: Arm) -> str:
@@ -191,9 +203,12 @@ class _Plan:
         score = "score" if arm.unit == WORDS else "NULL::float8"
         own = "own::float8" if arm.unit.column == "own" else "NULL::float8"
         text = "segment, metadata, " if self.has_text else ""
+        nodes = self.rows.node_columns
+        text += "".join(f"{name}, " for name in nodes)
+        distance = nearest("distance", "node_distance", nodes)
         return (
-            f"SELECT store, row_key, {', '.join(NAMES)}, {text}distance, {score} AS keyword_score, {own} AS score,"
-            f" place FROM {arm.expression}"
+            f"SELECT store, row_key, {', '.join(NAMES)}, {text}{distance}{' AS distance' if nodes else ''},"
+            f" {score} AS keyword_score, {own} AS score, place FROM {arm.expression}"
         )
 
     # -- what is cited ------------------------------------------------------------------------------------------------
@@ -221,7 +236,7 @@ class _Plan:
             return f"SELECT * FROM ranked{limit}\n    ORDER BY place LIMIT {self.shape.n}"
         return (
             f"SELECT *, row_number() OVER () AS place FROM (\n    SELECT * FROM ranked{limit}\n"
-            f"    ORDER BY score DESC, distance, {TIES} LIMIT {self.shape.n}) AS r"
+            f"    ORDER BY score DESC, distance, {self.rows.ties} LIMIT {self.shape.n}) AS r"
         )
 
     def _widened_stores(self) -> list[tuple[int, Source]]:
@@ -284,6 +299,7 @@ class _Plan:
         """The best row of a range stands for all of it."""
         rows = "SELECT * FROM cited"
         columns = f"store, {', '.join(NAMES)}, distance, keyword_score, score, place{also}"
+        columns += "".join(f", {name}" for name in self._nodes)
         columns = ", ".join(f"c.{name}" for name in columns.split(", "))
         if not self.is_early:
             rows = joined([self._with_text(i, source.store, columns) for i, source in self._numbered()])
@@ -300,19 +316,24 @@ class _Plan:
         )
 
     def _with_text(self, i: int, store: Store, columns: str) -> str:
+        segment, metadata, key = "c.segment", "c.metadata", "c.row_key"
+        if store.is_table:
+            segment, metadata = self.rows.text(store).removesuffix(" AS metadata").split(" AS segment, ")
+            if self.has_text:
+                segment, metadata = f"coalesce(c.segment, {segment})", f"coalesce(c.metadata, {metadata})"
+            if not self.rows.has_tids:
+                key = "c.row_key::tid"
+        if "node_key" in self.rows.node_columns:
+            segment = f"coalesce(c.node, {segment})"
+        text = f"SELECT {columns}, {segment} AS segment, {metadata} AS metadata FROM cited AS c"
         if not store.is_table:
-            return f"SELECT {columns}, c.segment, c.metadata FROM cited AS c WHERE c.store = {i}"
-        text = self.rows.text(store)
-        key = "c.row_key"
-        if self.has_text:
-            segment, metadata = text.split(" AS segment, ")
-            text = (
-                f"coalesce(c.segment, {segment}) AS segment,"
-                f" coalesce(c.metadata, {metadata.removesuffix(' AS metadata')}) AS metadata"
-            )
-        if not self.rows.has_tids:
-            key = "c.row_key::tid"
-        return f"SELECT {columns}, {text} FROM cited AS c JOIN {store.table} AS t ON c.store = {i} AND t.ctid = {key}"
+            return f"{text} WHERE c.store = {i}"
+        return f"{text} JOIN {store.table} AS t ON c.store = {i} AND t.ctid = {key}"
+
+    @property
+    def _nodes(self) -> list[str]:
+        """Columns of the node of a hit."""
+        return [name for name in self.rows.node_columns if name != "node_key"]
 
     # -- the answer ---------------------------------------------------------------------------------------------------
 
@@ -343,12 +364,14 @@ class _Plan:
             "metadata": "h.metadata",
             "score": "h.score",
             "keyword_score": "h.keyword_score",
+            **{name: f"h.{name}" for name in self._nodes},
         }
         first, last = "h.segment_number", "h.segment_number"
         if self._widened_stores():
             first, last = (f"coalesce(h.{name}_segment, h.segment_number)" for name in ("first", "last"))
             values |= {"first_segment": "h.first_segment", "last_segment": "h.last_segment"}
         if self.shape.form == "citations":
+            values = {"node": "NULL::text", "node_distance": "NULL::numeric"} | values
             values |= {
                 "document_id": "coalesce(to_json(h.document_id), to_json(h.document_key))",
                 "rerank_score": "NULL::float8",
@@ -392,7 +415,7 @@ class _Plan:
             own = {"score": ", 'keyword_score', r.score", "own": ", 'score', r.own"}.get(arm.unit.column, "")
             pairs = f"{fields}{own}"
             lists.append(f"(SELECT json_agg(json_build_object({pairs}) ORDER BY r.place) FROM {arm.expression} AS r)")
-        order = "r.place" if len(self.shape.arms) == 1 else f"r.score DESC, r.distance, {TIES}"
+        order = "r.place" if len(self.shape.arms) == 1 else f"r.score DESC, r.distance, {self.rows.ties}"
         pairs = f"{fields}, 'score', r.score, 'keyword_score', r.keyword_score"
         lists.append(f"(SELECT json_agg(json_build_object({pairs}) ORDER BY {order}) FROM ranked AS r)")
         return f"{told},\n  json_build_array({', '.join(lists)})::text AS lists"

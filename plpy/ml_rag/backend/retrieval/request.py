@@ -56,6 +56,10 @@ class AskedArm:
     function: str | None
     form: str | None
     node_group: str | None
+    #: which of the store's; None = the one it was found with
+    embedding: str | None
+    #: what its function gets beside the texts, as JSON text; None = nothing
+    arguments: str | None
     #: ml_rag.arm as JSON text
     record: str
 
@@ -87,8 +91,6 @@ class Request:
     n_citations: int
     rerank: dict[str, Any] | None
     rerank_model: str | None
-    #: whether the text of a hit in a node group is the node's
-    returns_nodes: bool
     min_score: float | None
     #: whether max_distance is that of the stores, where one was kept for them
     has_own_limit: bool
@@ -155,6 +157,7 @@ def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool,
             candidates,
             arm["name"],
             in_nodes=arm["node_group"] is not None,
+            has_embedding=arm["embedding"] is not None,
             is_descending=arm["is_descending"] is not False,
             part=1 if arm["part"] is None else arm["part"],
         )
@@ -164,7 +167,12 @@ def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool,
         asked.append(
             AskedArm(
                 *(arm["search"], query and tuple(query), arm["query_embedding"], arm["function"], arm["form"]),
-                *(arm["node_group"], json.dumps(arm | {"query_embedding": None}, default=float)),
+                *(
+                    arm["node_group"],
+                    arm["embedding"],
+                    arm["arguments"] and json.dumps(arm["arguments"], default=float),
+                ),
+                json.dumps(arm | {"query_embedding": None}, default=float),
             )
         )
         values[f"limit_{place}"] = limit if limit is None else str(limit)
@@ -194,6 +202,7 @@ def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool,
             has_max_distance=most is not None,
             has_percentage=percentage is not None,
             overlap=0 if rerank is not None or told == "all" else record["segment_overlap"] or 0,
+            returns_nodes=options.get("return") == "node",
             rescore=index.get("rescore"),
             form=form,
             fields=tuple(options.get("citation_fields") or ()) if form == "citations" else (),
@@ -213,7 +222,6 @@ def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool,
         n_citations=record["n_citations"],
         rerank=rerank,
         rerank_model=record["rerank_model_id"],
-        returns_nodes=options.get("return") == "node",
         has_own_limit="has_own_limit" in options and record["distance_metric"] == "COSINE",
         min_score=record["min_score"] and float(record["min_score"]),
         index=index,

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from ml_rag.backend.retrieval.shape import Arm, Near, Nodes, Shape, Slots, Source, Words
 from ml_rag.backend.retrieval.sqltext import identifier, literal
-from ml_rag.backend.retrieval.stores import Store
+from ml_rag.backend.retrieval.stores import Embedding, Store
 
 _INTEGERS = ("smallint", "integer", "bigint")
 #: of a candidate: what tells documents apart
 NAMES = ("document_name", "document_id", "document_key", "segment_number")
 #: settles ties, after what an arm or fusing orders by
 TIES = 'store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number'
+
+#: columns of a candidate's node: where no node group is searched, where segments are cited, where nodes are
+NODE_COLUMNS = {
+    "": {},
+    "segment": {"node": "text", "node_distance": "numeric"},
+    "node": {"node": "text", "node_distance": "numeric", "node_key": "text"},
+}
+
+
+def nearest(distance: str, node_distance: str, nodes: dict[str, str]) -> str:
+    """How far a candidate is: as the nearest text that it was found by, or as the node that is cited."""
+    if "node_key" in nodes:
+        return f"coalesce({node_distance}, {distance})"
+    return f"least({distance}, {node_distance})" if nodes else distance
 
 
 class Rows:
@@ -25,24 +39,27 @@ class Rows:
         has_tids: bool,
         has_text: bool = False,
         is_early: bool = False,
+        nodes: str = "",
     ) -> None:
         self.shape, self.schema, self.slots = shape, schema, slots
         #: whether candidates carry their texts, and of ordinary tables too
         self.has_text, self.is_early = has_text, is_early
+        #: of a candidate that a node group has found: its nearest node; where that is a hit, also what tells it apart
+        self.node_columns = NODE_COLUMNS[nodes]
         #: whether all rows are known by ctid as such, else as text
         self.has_tids = has_tids
 
     # -- a row --------------------------------------------------------------------------------------------------------
 
-    def vector(self, arm: int | None = None) -> str:
+    def vector(self, slot: str = "vector") -> str:
         """What is searched with: the vector of the question, or of an arm."""
-        return self.slots("vector" if arm is None else f"vector_{arm}", f"{self.schema}.vector")
+        return self.slots(slot, f"{self.schema}.vector")
 
-    def distance(self, store: Store, vector: str) -> str:
+    def distance(self, embedding: Embedding, vector: str) -> str:
         """From a row to a vector, what an index can serve."""
         operator = f"OPERATOR({self.schema}.{self.shape.metric.operator})"
-        cast = "" if store.embedding_type == "vector" else f"::{self.schema}.{store.embedding_type}"
-        return f"t.{identifier(store.segment_embedding)} {operator} {vector}{cast}"
+        cast = "" if embedding.type_name == "vector" else f"::{self.schema}.{embedding.type_name}"
+        return f"t.{identifier(embedding.column)} {operator} {vector}{cast}"
 
     def rounded(self, distance: str) -> str:
         return f"round(({distance} + {self.shape.metric.shift})::numeric, 4)"
@@ -74,7 +91,11 @@ class Rows:
             metadata = f"jsonb_build_object({', '.join(pairs)})"
         return f"t.{identifier(store.segment)}::text AS segment, {metadata} AS metadata"
 
-    def candidate(self, i: int, store: Store, order: str, *, is_early: bool) -> str:
+    @property
+    def ties(self) -> str:
+        return f'{TIES}, node COLLATE "C"' if "node_key" in self.node_columns else TIES
+
+    def candidate(self, i: int, store: Store, order: str, *, is_early: bool, has_node: bool = False) -> str:
         """The columns of a candidate, of a row s that ``raw`` has read. ``order``: of rows that hold the same."""
         if store.document_id is None:
             documents = "NULL::bigint AS document_id, s.document_name AS document_key"
@@ -87,6 +108,8 @@ class Rows:
         text = ""
         if self.has_text:
             text = ", s.segment, s.metadata" if is_early else ", NULL::text AS segment, NULL::jsonb AS metadata"
+        for name, type_name in self.node_columns.items():
+            text += f", s.{name}" if has_node else f", NULL::{type_name} AS {name}"
         return f"{i} AS store, {key}, s.document_name, {documents}, s.segment_number{text}"
 
     def _content(self, document: str, order: str) -> str:
@@ -105,8 +128,7 @@ class Rows:
         """The nearest rows, in the order of an index."""
         store = source.store
         is_early = self.is_early or not store.is_table
-        vector = self.vector(place if arm.has_own_vector else None)
-        sort = self.distance(store, vector)
+        sort = self.distance(read.embedding or store.embedding, self.vector(read.slot))
         # an expression that no index has, neither here nor on another server
         sort = f"({sort}) + 0" if read.sort == "exact" else sort
         order = sort
@@ -122,10 +144,12 @@ class Rows:
         columns += f", {sort} AS {by}"
         nearest = f"ORDER BY {order} LIMIT {read.limit}"
         if source.leaves is None:
-            rows = f"SELECT {columns}\n    FROM {self._rows(i, source, read, place, arm)}\n    {nearest}"
+            rows = f"SELECT {columns}\n    FROM {self._rows(i, source, read)}\n    {nearest}"
         else:
             # each has a limit of its own, and those of other servers run side by side below an order that is not theirs
-            parts = [f"(SELECT {columns} FROM {self._filtered(leaf, i, source)} {nearest})" for leaf in source.leaves]
+            parts = [
+                f"(SELECT {columns} FROM {self._filtered(leaf, i, source, read)} {nearest})" for leaf in source.leaves
+            ]
             order = f"u.{by} + 0"
             if read.sort == "total":
                 document = "u.document" if store.document_id_type in _INTEGERS else 'u.document::text COLLATE "C"'
@@ -142,39 +166,39 @@ class Rows:
             f"  WHERE abs(s.{by}) < 'Infinity'"
         )
 
-    def _filtered(self, rows: str, i: int, source: Source) -> str:
+    def _filtered(self, rows: str, i: int, source: Source, read: Near) -> str:
         """The rows of a store that have a vector and a text, and pass the filter."""
         condition = source.condition
         if source.is_narrow:
             condition = f" AND t.ctid = ANY ({self.slots(f'row_keys_{i}', 'text')}::tid[])"
         return (
-            f"{rows} AS t WHERE t.{identifier(source.store.segment_embedding)} IS NOT NULL"
+            f"{rows} AS t WHERE t.{identifier((read.embedding or source.store.embedding).column)} IS NOT NULL"
             f" AND t.{identifier(source.store.segment)} IS NOT NULL{condition}"
         )
 
-    def _rows(self, i: int, source: Source, read: Near, place: int, arm: Arm) -> str:
+    def _rows(self, i: int, source: Source, read: Near) -> str:
         """The same; or those of them that an index of smaller vectors finds."""
-        store = source.store
-        rows = self._filtered(store.table, i, source)
+        store, embedding = source.store, read.embedding or source.store.embedding
+        rows = self._filtered(store.table, i, source, read)
         if read.quantization is None or read.sort != "index":
             return rows
-        names = {store.segment_embedding, store.segment, store.document_name, store.document_id}
+        names = {embedding.column, store.segment_embedding, store.segment, store.document_name, store.document_id}
         names |= {store.segment_number, store.metadata}
         columns = [f"t.{identifier(name)}" for name in sorted(name for name in names if name is not None)]
         if store.is_table:
             columns.insert(0, "t.ctid")
         is_binary = read.quantization == "binary"
-        vector = f"{self.vector(place if arm.has_own_vector else None)}::{self.schema}.{store.embedding_type}"
+        vector = f"{self.vector(read.slot)}::{self.schema}.{embedding.type_name}"
 
-        def smaller(embedding: str) -> str:
+        def smaller(given: str) -> str:
             if is_binary:
-                return f"{self.schema}.binary_quantize({embedding})::bit({store.dimensions})"
-            return f"{embedding}::{self.schema}.halfvec({store.dimensions})"
+                return f"{self.schema}.binary_quantize({given})::bit({embedding.dimensions})"
+            return f"{given}::{self.schema}.halfvec({embedding.dimensions})"
 
         operator = "<~>" if is_binary else self.shape.metric.operator
         return (
             f"(SELECT {', '.join(columns)} FROM {rows}\n      ORDER BY"
-            f" {smaller(f't.{identifier(store.segment_embedding)}')}"
+            f" {smaller(f't.{identifier(embedding.column)}')}"
             f" OPERATOR({self.schema}.{operator}) {smaller(vector)}"
             f" LIMIT {rescored(self.shape, read)}) AS t"
         )
@@ -182,7 +206,7 @@ class Rows:
     def measured(self, source: Source) -> str:
         """The distance to the question, where there is one to be measured."""
         has_vector = self.shape.has_vector and source.is_measured
-        return self.distance(source.store, self.vector()) if has_vector else "NULL::float8"
+        return self.distance(source.store.embedding, self.vector()) if has_vector else "NULL::float8"
 
     def words(self, i: int, source: Source, place: int, found: Words) -> str:
         """The rows that the keyword index has found."""
@@ -202,9 +226,11 @@ class Rows:
         )
 
     def nodes(self, i: int, source: Source, arm: Arm, place: int, found: Nodes) -> str:
-        """The segments that nodes came from, each once, by its best node. A node of a text that has changed counts no
-        more, and one of a document counts for all of its segments that pass the filter."""
-        store = source.store
+        """The segments that nodes came from, each once, by its best node; or each node, where nodes are cited.
+
+        A node of a text that has changed counts no more. One of a document counts for all of its segments that pass the
+        filter; as a hit it is one, of the first of these."""
+        store, is_hit = source.store, "node_key" in self.node_columns
         keys, values = self.slots(f"keys_{place}_{i}", "text[]"), self.slots(f"scores_{place}_{i}", "float8[]")
         key = ", ".join(f"n.{identifier(name)}" for name in found.key)
         way = " DESC" if arm.unit.is_descending else ""
@@ -224,24 +250,37 @@ class Rows:
                 f" JOIN {store.table} AS t ON t.{document} = f.{document}"
             )
             unchanged = ""
+        distance = "NULL::float8"
+        if self.shape.has_vector and found.embedding_type is not None:
+            operator = f"OPERATOR({self.schema}.{self.shape.metric.operator})"
+            cast = "" if found.embedding_type == "vector" else f"::{self.schema}.{found.embedding_type}"
+            distance = f"n.node_embedding {operator} {self.vector()}{cast}"
+        columns = f"n.node, n.node_number, {distance} AS node_distance, {literal(found.table)} || u.row_key AS node_key"
+        best = f"{key}, {columns}, n.text_hash, u.own"
+        order = ""
+        if not is_hit:
+            best, order = f"DISTINCT ON ({key}) {best}", f"\n      ORDER BY {key}, u.own{way}, n.node_number"
         is_early = not store.is_table
-        columns = self.raw(store, is_early=is_early)
-        candidate = self.candidate(i, store, f"s.own{way}", is_early=is_early)
-        if found.returns_node:
-            columns += ", b.node"
-            text = "s.segment, s.metadata" if is_early else "NULL::text AS segment, NULL::jsonb AS metadata"
-            metadata = "s.metadata" if is_early else "NULL::jsonb AS metadata"
-            candidate = candidate.replace(text, f"s.node AS segment, {metadata}")
+        candidate = self.candidate(i, store, f"s.own{way}", is_early=is_early, has_node=True)
+        candidate = candidate.replace("s.node_distance", f"{self.known('s.node_distance')} AS node_distance")
         value = "s.own" if arm.unit.column == "own" else f"s.own AS {arm.unit.column}"
-        return (
-            f"SELECT {candidate}, {value}, {self.known('s.distance')} AS distance\n"
-            f"  FROM (SELECT {columns}, b.own, {self.measured(source)} AS distance FROM (\n"
-            f"      SELECT DISTINCT ON ({key}) {key}, n.node, n.text_hash, u.own\n"
+        once = "DISTINCT ON (b.node_key) " if is_hit and found.document is not None else ""
+        first = f"ORDER BY b.node_key, {_place(store)}" if once else ""
+        joined = (
+            f"SELECT {once}{self.raw(store, is_early=is_early)}, b.node, b.node_number, b.node_distance, b.node_key,"
+            f" b.own, {self.measured(source)} AS distance FROM (\n"
+            f"      SELECT {best}\n"
             f"      FROM unnest({keys}, {values}) AS u (row_key, own)"
-            f" JOIN {found.table} AS n ON n.ctid = u.row_key::tid\n"
-            f"      ORDER BY {key}, u.own{way}, n.node_number) AS b {rows}\n"
-            f"    WHERE t.{identifier(store.segment)} IS NOT NULL{unchanged}{source.condition}\n"
-            f"    ORDER BY b.own{way}, {_place(store)} LIMIT {arm.candidates}) AS s"
+            f" JOIN {found.table} AS n ON n.ctid = u.row_key::tid{order}) AS b {rows}\n"
+            f"    WHERE t.{identifier(store.segment)} IS NOT NULL{unchanged}{source.condition}"
+        )
+        limit = f"ORDER BY b.own{way}, {_place(store)}, b.node_number LIMIT {arm.candidates}"
+        if once:
+            joined = f"SELECT s.* FROM ({joined} {first}) AS s"
+            place_of = 's.document_name COLLATE "C", s.document, s.segment_number, s.node_number'
+            limit = f"ORDER BY s.own{way}, {place_of} LIMIT {arm.candidates}"
+        return (
+            f"SELECT {candidate}, {value}, {self.known('s.distance')} AS distance\n  FROM ({joined}\n    {limit}) AS s"
         )
 
     def given(self, i: int, arm: Arm, place: int) -> str:
@@ -253,6 +292,7 @@ class Rows:
             else f"coalesce(s.row_key, {self._content('s.document_key', 's.place')}) AS row_key"
         )
         text = ", s.segment, s.metadata" if self.has_text else ""
+        text += "".join(f", NULL::{type_name} AS {name}" for name, type_name in self.node_columns.items())
         columns = "vector_store text, document_name text, document_id bigint, document_key text, segment_number bigint,"
         columns += " segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, row_key text"
         value = {"score": ", s.keyword_score AS score", "own": ", s.score AS own"}.get(arm.unit.column, "")

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ml_rag.backend import calls, embed, rights
-from ml_rag.backend.retrieval import explain, filters, kept
+from ml_rag.backend import calls, rights
+from ml_rag.backend.retrieval import explain, filters, kept, vectors
 from ml_rag.backend.retrieval import request as requests
 from ml_rag.backend.retrieval import stores as discovery
 from ml_rag.backend.retrieval.functions import FunctionFailed
@@ -21,6 +21,7 @@ from ml_rag.backend.retrieval.search import BrokenIndex, Context, NoIndex, Searc
 from ml_rag.backend.retrieval.shape import Arm, Given, Source, Words
 from ml_rag.backend.retrieval.shards import Silent
 from ml_rag.backend.retrieval.stores import Store, record
+from ml_rag.backend.retrieval.vectors import Vectors
 from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.backend.statements import Statements
 from ml_rag.errors import MlRagError
@@ -31,19 +32,6 @@ _STORE = "jsonb_populate_record(NULL::ml_rag.store, {})"
 _REQUEST = "jsonb_populate_record(NULL::ml_rag.request, {})"
 _run = Statements(
     {
-        "embed": (
-            "SELECT (ml_rag._embed_queries(ARRAY[$1], $2, CASE WHEN $3 THEN ml_rag._hint_of_words($4) END))[1]"
-            " AS vector",
-            *("text", "text", "bool", "jsonb"),
-        ),
-        "embed arms": (
-            "SELECT r.query_embedding::text AS vector, to_jsonb(ARRAY("
-            "SELECT a.query_embedding::text FROM unnest(r.arms) WITH ORDINALITY AS a"
-            " ORDER BY a.ordinality))::text AS vectors"
-            " FROM ml_rag._embed_arms(jsonb_populate_record(NULL::ml_rag.request, $1"
-            " || jsonb_build_object('question', $3, 'query_embedding', $4, 'call', $5)), $2) AS r",
-            *("jsonb", "text", "text", "text", "int4"),
-        ),
         "check question": (
             "SELECT ml_rag._request($1, CASE WHEN $3 IS NULL THEN $2"
             " ELSE $2 || jsonb_build_object('query_embedding', $3) END)",
@@ -109,8 +97,8 @@ _run = Statements(
         ),
         "warn": ("SELECT ml_rag._warn_of_failures(ARRAY(SELECT f FROM jsonb_array_elements($1) AS f))", "jsonb"),
         "no index": (f"SELECT ml_rag._warn_of_no_index({_STORES.format('$1')}, $2)", "jsonb", "bool"),
-        "no nodes": (
-            f"SELECT ml_rag._warn_of_no_nodes({_STORES.format('$1')}, jsonb_populate_record(NULL::ml_rag.arm, $2), $3)",
+        "no part": (
+            f"SELECT ml_rag._warn_of_no_part({_STORES.format('$1')}, jsonb_populate_record(NULL::ml_rag.arm, $2), $3)",
             *("jsonb", "jsonb", "bool"),
         ),
         "name": ("SELECT ml_rag._relation_name($1)", "oid"),
@@ -188,8 +176,6 @@ class Retrieval:
         self._broken: dict[Store, str] = {}
         #: of the question, once it is known
         self._vector: str | None = None
-        #: how much of a text the model takes in that has embedded the question; None where that is not known
-        self._read_bytes: float | None = None
         self._step("begin")
 
     # -- the forms of an answer ---------------------------------------------------------------------------------------
@@ -309,8 +295,9 @@ class Retrieval:
         return retrieval | {"hits": Text(hits)}
 
     def _own(self, found: Found, place: int) -> str | None:
-        value: str | None = found.search.values.get(f"vector_{place}")
-        return value
+        """The vector that an arm has searched with, if it is one of its own and the only one."""
+        own = {text for (one, _), text in found.search.vectors.own.items() if one == place}
+        return own.pop() if len(own) == 1 and found.search.vectors.question not in own else None
 
     def as_shard(self, call: dict[str, Any]) -> str:
         """What an arm finds in a store that is a shard, as JSON text: {"hits", "facts"}. ``call``: what the other
@@ -323,7 +310,7 @@ class Retrieval:
         request = requests.of_record(self._plpy, self._schema, text, "hits", has_vector=vector is not None)
         store = discovery.of_record(self._plpy, self._schema, call["store"], call["relation"])
         search = Search(
-            *(self._context, request, given["question"] or "", vector, {1: own} if own else {}, {}),
+            *(self._context, request, given["question"] or "", Vectors(vector, {(1, None): own} if own else {}), {}),
             corpus=asked.get("corpus"),
         )
 
@@ -366,7 +353,7 @@ class Retrieval:
         if not stores:
             if request.wanted.model is not None and request.needs_embedding:
                 # a misspelt model is the likelier reason, and this says so
-                self._embed_one(request, question, request.wanted.model)
+                vectors.embed(self._plpy, request, [(question,)], request.wanted.model)
             _run(self._plpy, "no store", request.options)
         if request.is_partial:
             found = _run(self._plpy, "silent", self._records(stores))[0]
@@ -409,21 +396,21 @@ class Retrieval:
         embeds = vector is None and request.needs_embedding
         if embeds or any(store.found == "trusted" and (store.is_shared or not store.is_table) for store in stores):
             stores = self._hold(request, stores)
-        vector, vectors = self._embed(request, question, stores, vector)
+        made = vectors.make(self._plpy, request, question, stores, vector, lambda name: self._stage("embed", name))
         self._step("embed")
         if embeds:  # locks do not keep the owner of a schema from renaming it
             stores = self._as_named_now(stores)
-        left = self._of_dimensions(request, stores, vector, vectors)
+        left = self._of_dimensions(request, stores, made)
         while True:
             try:
                 is_plain = not request.is_filtered and not any(arm.kind.looks_up for arm in request.shape.arms)
                 if is_plain and all(store.is_table for store in left):
-                    found = self._search(request, question, left, vector, vectors)
+                    found = self._search(request, question, left, made)
                 else:  # what is found out before the statement is of the same moment
                     wanted = list(left)
                     found = rights.at_one_moment(
                         self._plpy,
-                        lambda: self._search(request, question, wanted, vector, vectors),  # noqa: B023
+                        lambda: self._search(request, question, wanted, made),  # noqa: B023
                     )
                 break
             except FunctionFailed as e:
@@ -441,11 +428,8 @@ class Retrieval:
         self._explain_steps(request, found)
         return found
 
-    def _search(
-        self, request: Request, question: str, stores: list[Store], vector: str | None, vectors: dict[int, str]
-    ) -> Found:
-        search = Search(self._context, request, question, vector, vectors, self._missing)
-        search.values["read_bytes"] = self._read_bytes
+    def _search(self, request: Request, question: str, stores: list[Store], made: Vectors) -> Found:
+        search = Search(self._context, request, question, made, self._missing)
         if request.has_own_limit:
             kept = _run(self._plpy, "kept limit", self._records(stores))[0]["kept"]
             search.values["max_distance"] = kept or search.values["max_distance"]
@@ -506,7 +490,9 @@ class Retrieval:
                 raise Failed(failures[0])
             self._failures += [failure for failure in failures if failure not in self._failures]
             has_found = has_found or searched > 0
-            why = "It has no such node group." if arm.in_nodes else "It has no keyword index."
+            why = "It has no keyword index."
+            if arm.in_nodes or asked.embedding is not None:
+                why = f"It has no such {'node group' if arm.in_nodes else 'embedding'}."
             for store in without:
                 search.facts[arm.name, store.vector_store] = {"skipped": why}
             for failure in failures:
@@ -515,29 +501,10 @@ class Retrieval:
 
     def _warn_of(self, arm: Arm, asked: AskedArm, without: list[Store], *, is_all: bool) -> None:
         """Say which stores an arm could not search; raises where these are all."""
-        if arm.in_nodes:
-            _run(self._plpy, "no nodes", self._records(without), asked.record, is_all)
+        if arm.in_nodes or asked.embedding is not None:
+            _run(self._plpy, "no part", self._records(without), asked.record, is_all)
         else:
             _run(self._plpy, "no index", self._records(without), is_all)
-
-    def _embed(
-        self, request: Request, question: str, stores: list[Store], vector: str | None
-    ) -> tuple[str | None, dict[int, str]]:
-        """The vector of the question, and those of arms that have their own."""
-        has_own = any(arm.takes_vectors and (arm.query or arm.vector) for arm in request.arms)
-        if not has_own and (vector is not None or not request.needs_embedding):
-            return vector, {}
-        model = request.wanted.model or stores[0].embed_model_id
-        if has_own:
-            values = request.record, model, question, vector, self._call
-            made = _run(self._plpy, "embed arms", *values)[0]
-            own = enumerate(json.loads(made["vectors"]), 1)
-            vectors = {place: text for place, text in own if text is not None}
-            vector = made["vector"]
-        else:
-            vectors, vector = {}, self._embed_one(request, question, model)
-        self._read_bytes = embed.read_bytes(model)
-        return vector, vectors
 
     def _hold(self, request: Request, stores: list[Store]) -> list[Store]:
         """Nobody drops, renames or alters the stores until the end of the transaction: as ml_rag._hold."""
@@ -571,35 +538,34 @@ class Retrieval:
             left.append(store if name in (store.table, None) else replace(store, table=name))
         return left
 
-    def _embed_one(self, request: Request, question: str, model: str | None) -> str:
-        self._stage("embed", model or "")
-        has_words = request.shape.arm("keyword") is not None
-        vector: str = _run(self._plpy, "embed", question, model, has_words, request.options)[0]["vector"]
-        return vector
-
-    def _of_dimensions(
-        self, request: Request, stores: list[Store], vector: str | None, vectors: dict[int, str]
-    ) -> list[Store]:
+    def _of_dimensions(self, request: Request, stores: list[Store], made: Vectors) -> list[Store]:
         """The stores whose vectors can be compared; of the others those that the call does not name are left out."""
-        wanted = [
-            vectors.get(place, vector)
-            for place, arm in enumerate(request.arms, 1)
-            if arm.takes_vectors and arm.node_group is None
-        ]
-        lengths = {text.count(",") + 1 for text in wanted if text is not None}
         left = []
         for store in stores:
-            other = next((n for n in lengths if store.dimensions not in (None, n)), None)
-            if other is None:
+            failure = self._other_dimensions(request, store, made)
+            if failure is None:
                 left.append(store)
                 continue
-            failure = json.loads(_run(self._plpy, "other dimensions", self._json(store), other)[0]["failure"])
             if not request.skips_dimensions:
                 raise Failed(failure)
             self._failures.append(failure)
         if not left:
             raise Failed(self._failures[0])
         return left
+
+    def _other_dimensions(self, request: Request, store: Store, made: Vectors) -> dict[str, Any] | None:
+        """The failure of a store whose vectors have other dimensions than what an arm compares them with."""
+        for place, arm in enumerate(request.arms, 1):
+            text = made.of(place, store)
+            if not arm.takes_vectors or arm.node_group is not None or text is None:
+                continue
+            embedding = made.embeddings.get((place, store.relation), store.embedding)
+            length = text.count(",") + 1
+            if embedding is not None and embedding.dimensions not in (None, length):
+                fields = json.dumps(self._record(store) | {"dimensions": embedding.dimensions})
+                failure: dict[str, Any] = json.loads(_run(self._plpy, "other dimensions", fields, length)[0]["failure"])
+                return failure
+        return None
 
     # -- stores that fail ---------------------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ from ml_rag.backend.retrieval.plan import plan
 from ml_rag.backend.retrieval.request import AskedArm, Request
 from ml_rag.backend.retrieval.rows import rescored
 from ml_rag.backend.retrieval.shape import Arm, Given, Near, Nodes, Shape, Slots, Source, Values, Words, filter_slot
-from ml_rag.backend.retrieval.stores import Store, record
+from ml_rag.backend.retrieval.stores import Embedding, Store, record
+from ml_rag.backend.retrieval.vectors import Vectors
 from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.backend.statements import Statements
 from ml_rag.errors import MlRagError
@@ -124,31 +125,31 @@ class UnknownRows(Exception):
 #: keyword indexes of stores, as the caller may read them: what a store is known by covers its privileges
 _indexes: dict[Store, dict[str, Any]] = {}
 _MOST_INDEXES = 1000
-_quantizations: dict[tuple[Store, str], str | None] = {}
+_quantizations: dict[tuple[Store, Embedding | None, str], str | None] = {}
 
 
 class Search:
-    """The search of one request. ``vector``: of the question; ``vectors``: of arms that have their own, by place;
-    ``missing``: of stores, the shards that do not answer."""
+    """The search of one request. ``missing``: of stores, the shards that do not answer."""
 
     def __init__(
         self,
         context: Context,
         request: Request,
         question: str,
-        vector: str | None,
-        vectors: dict[int, str],
+        vectors: Vectors,
         missing: dict[Store, list[str]],
         corpus: Any = None,
     ) -> None:
         self._context, self._plpy = context, context.plpy
-        self.request, self.question, self._vector, self._vectors = request, question, vector, vectors
+        self.request, self.question, self.vectors = request, question, vectors
         self._missing, self._corpus = missing, corpus
-        own = {place: text for place, text in vectors.items() if text != vector}
-        arms = tuple(replace(arm, has_own_vector=place in own) for place, arm in enumerate(request.shape.arms, 1))
-        self.shape = replace(request.shape, arms=arms, has_vector=vector is not None)
-        self.values = {"vector": vector, "nothing": None, "read_bytes": None} | request.values
-        self.values |= {f"vector_{place}": text for place, text in own.items()}
+        arms = tuple(
+            replace(arm, has_own_vector=vectors.is_own(place)) for place, arm in enumerate(request.shape.arms, 1)
+        )
+        self.shape = replace(request.shape, arms=arms, has_vector=vectors.question is not None)
+        self.values = {"nothing": None, "read_bytes": None} | request.values | vectors.values
+        for place, limit in vectors.read_bytes.items():
+            self.values["read_bytes" if place == 0 else f"read_bytes_{place}"] = limit
         self._lists: list[list[str]] = []
         self._filtered: dict[Store, Filtered] = {}
         self._lookups: dict[tuple[int, int], Any] = {}
@@ -162,7 +163,8 @@ class Search:
 
     def source(self, store: Store) -> Source:
         """A store, with what of it the filters leave; how its rows are read."""
-        length = None if self._vector is None else self._vector.count(",") + 1
+        vector = self.vectors.question
+        length = None if vector is None else vector.count(",") + 1
         source = Source(store, is_measured=store.dimensions in (None, length))
         if not store.is_table:
             source = self._in_parts(source)
@@ -221,8 +223,13 @@ class Search:
 
     # -- by meaning ---------------------------------------------------------------------------------------------------
 
-    def near(self, source: Source, arm: Arm, i: int) -> tuple[Source, Near]:
-        """The rows that pass are compared one by one where they are few."""
+    def near(self, source: Source, arm: Arm, place: int, i: int) -> tuple[Source, Near]:
+        """The rows that pass are compared one by one where they are few. Raises NoIndex where the store has no such
+        embedding."""
+        place_of = place, source.store.relation
+        embedding = self.vectors.embeddings.get(place_of)
+        if embedding is None and place_of in self.vectors.embeddings:
+            raise NoIndex
         own = self._filtered.get(source.store)
         if own is not None and own.is_narrow:
             self.values[f"row_keys_{i}"] = own.row_keys
@@ -232,18 +239,25 @@ class Search:
             read = Near.filtered(arm.candidates, is_narrow=source.is_narrow)
         if self.request.index.get("exact"):
             read = replace(read, sort="exact")
-        return source, replace(read, quantization=self._quantization(source) if read.sort == "index" else None)
+        read = replace(read, embedding=embedding, slot=self.vectors.slot(place, source.store))
+        return source, replace(
+            read, quantization=self._quantization(source, embedding) if read.sort == "index" else None
+        )
 
-    def _quantization(self, source: Source) -> str | None:
+    def _quantization(self, source: Source, embedding: Embedding | None) -> str | None:
         """halfvec or binary where only an index of such vectors serves the metric."""
         store = source.store
         if not store.has_expressions or source.leaves is not None:
             return None
-        key = store, self.shape.metric.name
+        key = store, embedding, self.shape.metric.name
         if key not in _quantizations:
             if len(_quantizations) > _MOST_INDEXES:
                 _quantizations.clear()
-            found = _run(self._plpy, "quantization", json.dumps(record(store)), self.shape.metric.name)
+            fields = record(store)
+            if embedding is not None:
+                fields |= {"segment_embedding": embedding.column, "embedding_type": embedding.type_name}
+                fields |= {"dimensions": embedding.dimensions}
+            found = _run(self._plpy, "quantization", json.dumps(fields), self.shape.metric.name)
             _quantizations[key] = found[0]["name"]
         return _quantizations[key]
 
@@ -325,7 +339,7 @@ class Search:
         self._find_nodes(inner, place, i)
         return Nodes(
             *(store.table, tuple(own["key"]), tuple(own["store_key"]), own["options"].get("document")),
-            returns_node=self.request.returns_nodes,
+            store.embedding_type if store.embed_model_id == source.store.embed_model_id else None,
         )
 
     def _find_nodes(self, inner: NodeSearch, place: int, i: int) -> None:
@@ -341,7 +355,7 @@ class Search:
         if own is not None and own.row_keys is not None:
             self.values[f"row_keys_{i}"] = own.row_keys
             scored = replace(source, is_narrow=True)
-        vector = self._vectors.get(place, self._vector)
+        vector = self.vectors.of(place, source.store)
         hits, rows = functions.score(
             self._context, self.shape, scored, arm, asked, asked.text(self.question), vector, self.values, i
         )
@@ -352,13 +366,16 @@ class Search:
     def _of_shards(self, source: Source, arm: Arm, asked: AskedArm, place: int) -> str | None:
         """What the shards of a store and its other partitions find, as JSON text; None = its rows are read here."""
         is_keyword = arm.kind == KEYWORD
+        if asked.embedding is not None:
+            return None  # shards have none
         settings = {"ef_search", "probes", "rescore"} & self.request.index.keys()
         # of a few rows without filters one statement takes less: postgres_fdw ships its ORDER BY and LIMIT, but reads
         # vectors as text, may read all rows where it cannot ship a filter, and has no settings of an index
         if not is_keyword and arm.candidates <= 50 and not source.condition and not settings:
             return None
         asking = shards.Asking(self, self._context, source, self._missing.get(source.store), arm, asked)
-        return asking.hits(self.question, self._vector, self._vectors.get(place), is_keyword=is_keyword)
+        own = self.vectors.own.get((place, None))
+        return asking.hits(self.question, self.vectors.question, own, is_keyword=is_keyword)
 
     # -- the statement ------------------------------------------------------------------------------------------------
 
@@ -435,7 +452,7 @@ class Search:
         if not source.store.is_table:
             falls_short = self._kinds[source.store]["falls_short"]
         if is_short and read.sort == "index" and falls_short:
-            return Near("exact", read.limit)
+            return replace(read, sort="exact", quantization=None)
         return read.further(n) if is_tied and read.sort != "total" else read
 
     def _look_again(self, source: Source, place: int, i: int) -> bool:
@@ -493,10 +510,10 @@ class Search:
         shape = replace(self.shape, arms=(replace(arm, part=1),), n=arm.candidates, form="hits", overlap=0)
         shape = replace(shape, has_max_distance=False, has_percentage=False)
         request = replace(self.request, shape=shape, arms=(asked,), values={"limit_1": self._limit(arm)})
-        search = Search(self._context, request, self.question, self._vector, {}, {}, corpus)
-        if arm.has_own_vector:
-            search.values["vector_1"] = self.values[f"vector_{1 + self.shape.arms.index(arm)}"]
-            search.shape = replace(search.shape, arms=(replace(shape.arms[0], has_own_vector=True),))
+        vectors = Vectors(self.vectors.question)
+        if (own := self.vectors.own.get((1 + self.shape.arms.index(arm), None))) is not None:
+            vectors.own[1, None] = own
+        search = Search(self._context, request, self.question, vectors, {}, corpus)
         search._kinds, search._filtered = self._kinds, self._filtered
         search.values |= {name: value for name, value in self.values.items() if name.startswith("filter")}
         source, one = arm.kind.look_up(search, source, arm, asked, 1, 1)
@@ -521,20 +538,21 @@ class Search:
 
 
 class NodeSearch:
-    """The search of one arm in a node group of a store: for nodes of as many segments as the arm brings."""
+    """The search of one arm in a node group of a store: for nodes of as many segments as the arm brings, or for as many
+    nodes, where these are cited."""
 
     def __init__(
         self, outer: Search, source: Source, nodes: Store, group: str, arm: Arm, asked: AskedArm, place: int
     ) -> None:
         self._outer, self._source, self._nodes, self._group = outer, source, nodes, group
         self._arm, self._asked, self._place = arm, asked, place
-        self.candidates = arm.candidates
+        self.candidates = -(-arm.candidates // 4) if outer.shape.returns_nodes else arm.candidates
 
     def find(self) -> tuple[list[str], list[float]]:
         """Row keys and values of the best nodes, of four times as many as before."""
         outer = self._outer
         self.candidates = min(4 * self.candidates, max(self._arm.candidates, _MOST_NODES))
-        vector = outer._vectors.get(self._place, outer._vector)
+        vector = outer.vectors.of(self._place, self._source.store) if self._asked.takes_vectors else None
         arm = replace(
             self._arm, candidates=self.candidates, in_nodes=False, has_own_vector=False, has_limit=False, part=1
         )
@@ -542,7 +560,7 @@ class NodeSearch:
         request = replace(
             outer.request, shape=shape, arms=(replace(self._asked, node_group=None),), is_filtered=False, values={}
         )
-        search = Search(outer._context, request, outer.question, vector, {}, {})
+        search = Search(outer._context, request, outer.question, Vectors(vector), {})
         source = Source(self._nodes)
         filtered = outer._filtered.get(self._source.store)
         if filtered is not None:

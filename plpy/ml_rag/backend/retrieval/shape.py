@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ml_rag.backend.retrieval.arms import KINDS, Kind, Unit
 from ml_rag.backend.retrieval.sqltext import literal
-from ml_rag.backend.retrieval.stores import Metric, Store
+from ml_rag.backend.retrieval.stores import Embedding, Metric, Store
 
 #: rows.Rows, which knows of these
 Rows = Any
@@ -33,6 +33,8 @@ class Arm:
     has_own_vector: bool = False
     #: whether it searches a node group: a segment counts as its best node does
     in_nodes: bool = False
+    #: whether it compares vectors of another column than the stores' own
+    has_embedding: bool = False
     #: of a function: whether more is better
     is_descending: bool = True
     #: arms of one part share what is the part's in a weighted fusion
@@ -66,6 +68,8 @@ class Shape:
     has_percentage: bool = False
     #: neighbours on either side
     overlap: int = 0
+    #: whether nodes that arms find are hits of their own
+    returns_nodes: bool = False
     #: how many rows of an index of smaller vectors are scored again by the whole ones; None = by default
     rescore: int | None = None
     #: what comes out: rows, as ml_rag_search gives them; or one row with JSON, of citations or of whole hits; keys of
@@ -101,6 +105,9 @@ class Near:
     limit: int
     #: halfvec or binary where only an index of such smaller vectors serves the metric
     quantization: str | None = None
+    #: the column, where it is not the store's own; and the parameter with what it is compared with
+    embedding: Embedding | None = None
+    slot: str = "vector"
 
     @classmethod
     def first(cls, n: int) -> Near:
@@ -114,8 +121,8 @@ class Near:
     def further(self, n: int) -> Near:
         """Where more rows share the last place."""
         if self.limit > MOST_FETCHED:
-            return Near("total", n)
-        return Near(self.sort, self.limit * 4, self.quantization)
+            return replace(self, sort="total", limit=n, quantization=None)
+        return replace(self, limit=self.limit * 4)
 
     def fragment(self, rows: Rows, i: int, source: Source, arm: Arm, place: int) -> str:
         text: str = rows.near(i, source, arm, place, self)
@@ -146,8 +153,8 @@ class Nodes:
     store_key: tuple[str, ...]
     #: the column of the store that tells documents apart, where nodes are of whole documents
     document: str | None
-    #: whether the text is the node's
-    returns_node: bool
+    #: of its vectors, where their distance to the question is that of the store's; else None
+    embedding_type: str | None
 
     def fragment(self, rows: Rows, i: int, source: Source, arm: Arm, place: int) -> str:
         text: str = rows.nodes(i, source, arm, place, self)

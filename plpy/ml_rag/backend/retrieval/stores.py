@@ -30,6 +30,16 @@ class KeywordIndex:
     key_types: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Vectors that an arm compares in place of the store's own: of a node group, or a column of the store."""
+
+    model: str | None
+    column: str = ""
+    type_name: str = "vector"
+    dimensions: int | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Store:
     """A vector store, its columns by their logical names: the record ml_rag.store, and what a search of it depends on.
@@ -72,6 +82,10 @@ class Store:
     probes: int = 10
     #: columns that stand in the metadata of hits, for want of others
     key: tuple[str, ...] = ()
+
+    @property
+    def embedding(self) -> Embedding:
+        return Embedding(self.embed_model_id, self.segment_embedding, self.embedding_type, self.dimensions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +188,8 @@ def _statements(schema: str) -> Statements:
                 " FROM pg_attribute AS a LEFT JOIN LATERAL ("
                 " SELECT ml_rag._marked_model(d.description) AS model,"
                 " ml_rag._marked_columns(d.description)::text AS columns,"
+                " strpos(left(d.description, 10000), 'EMBEDDING=') > 0"
+                " AND ml_rag._marked_key(d.description, 'EMBEDDING') IS NOT NULL AS is_further,"
                 " strpos(left(d.description, 10000), 'DEFAULT=true') > 0 AS may_be_default,"
                 " strpos(left(d.description, 10000), 'DEFAULT=true') > 0"
                 " AND ml_rag._marked_key(d.description, 'DEFAULT') = 'true'"
@@ -295,7 +311,12 @@ def _read(run: Statements, plpy: Any, relations: list[int], wanted: Wanted, mode
     vectors, columns = _columns(run, plpy, list(facts), standard)
     chosen = {}
     for relation, candidates in vectors.items():
-        embedding = _embedding(candidates, given.get("segment_embedding"))
+        default = _embedding(candidates, given.get("segment_embedding"))
+        embedding = default
+        if default is not None and wanted.model not in (None, default["model"]) and "segment_embedding" not in given:
+            # another one of the store's, which has its texts
+            further = next((row for row in candidates if row["is_further"] and row["model"] == wanted.model), default)
+            embedding = dict(further) | {"columns": default["columns"]}
         if embedding is None or not embedding["is_readable"]:
             continue
         if embedding["model"] is None and not (wanted.unmarked and wanted.names is not None):
