@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import select
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,11 +24,16 @@ from ml_rag.protocol import CALL_HEADER
 MAX_REPLY_BYTES = 512 * 1024 * 1024
 #: of the head of a reply
 _MAX_LINE, _MAX_FIELDS = 64 * 1024, 100
+#: how long a server that refuses connections is given to come back: systemd and Docker restart it within this time
+RESTART_SECONDS = 2.0
+_RETRY_SECONDS = 0.1
 #: most that is received at once
 _PIECE = 64 * 1024
 
-_ENDED = 'Start it with "ml-rag serve" if systemd or Docker does not. Its log says why it ended.'
-_HINT = "Start it with \"ml-rag serve\", or correct its address: SELECT ml_rag.configure('model_server', '…')."
+#: what starts the model server: where that is not its command, whoever starts PostgreSQL says so in its environment
+_START = os.environ.get("ML_RAG_START_SERVER") or "ml-rag serve"
+_ENDED = f'Start it with "{_START}" if systemd or Docker does not. Its log says why it ended.'
+_HINT = f"Start it with \"{_START}\", or correct its address: SELECT ml_rag.configure('model_server', '…')."
 _FORBIDDEN = (
     "PostgreSQL's operating system user may not open that socket: run ml-rag serve as that user, or set socket_group "
     "and socket_mode in its configuration."
@@ -195,9 +202,17 @@ class ModelServer:
             self._sock.close()
             self._sock = None
 
-    def _connect(self) -> InterruptibleSocket:
+    def _connect(self, patience: float = RESTART_SECONDS) -> InterruptibleSocket:
+        deadline = time.monotonic() + patience
         try:
-            return connect(self.address, self._interrupt)
+            while True:
+                try:
+                    return connect(self.address, self._interrupt)
+                except ConnectionRefusedError:
+                    if time.monotonic() >= deadline:
+                        raise
+                time.sleep(_RETRY_SECONDS)
+                self._interrupt()
         except PermissionError as e:
             raise ServerUnreachable(
                 "the model server may not be reached", detail=f"{self.address}: {e}.", hint=_FORBIDDEN
@@ -208,8 +223,8 @@ class ModelServer:
             ) from None
 
     def reach(self) -> None:
-        """Connect, and no more. Raises ServerUnreachable."""
-        self._connect().close()
+        """Connect once, and no more. Raises ServerUnreachable."""
+        self._connect(patience=0.0).close()
 
     @contextlib.contextmanager
     def _reply(self, method: str, path: str, body: bytes, content_type: str) -> Iterator[_Reply]:

@@ -183,6 +183,51 @@ def test_a_restarted_server_is_found_again(start: Callable[..., HostileServer]) 
     assert client.call("GET", "/") == {"n": 2}
 
 
+def test_a_server_that_is_being_restarted_is_waited_for(start: Callable[..., HostileServer], tmp_path: Path) -> None:
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(tmp_path / "same.sock"))  # nobody listens: a connection is refused
+    client = connect(f"unix:{tmp_path / 'same.sock'}", never)
+    with pytest.raises(ServerUnreachable, match="cannot be reached"):
+        client.reach()
+
+    def restart() -> None:
+        time.sleep(0.5)
+        start(reply({"n": 3}), "new.sock")
+        (tmp_path / "new.sock").rename(tmp_path / "same.sock")
+
+    restarting = threading.Thread(target=restart)
+    restarting.start()
+    try:
+        assert client.call("GET", "/") == {"n": 3}
+    finally:
+        restarting.join()
+        dead.close()
+
+
+def test_a_server_that_stays_away_is_waited_for_two_seconds_and_the_wait_can_be_cancelled(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "dead.sock"))
+        began = time.monotonic()
+        with pytest.raises(ServerUnreachable, match="cannot be reached"):
+            connect(f"unix:{tmp_path / 'dead.sock'}", never).call("GET", "/")
+        assert 2.0 <= time.monotonic() - began < 4.0
+        began = time.monotonic()
+        with pytest.raises(Interrupted):
+            connect(f"unix:{tmp_path / 'dead.sock'}", after(0.2)).call("GET", "/")
+        assert time.monotonic() - began < 1.0
+    began = time.monotonic()
+    with pytest.raises(ServerUnreachable, match="cannot be reached"):
+        connect(f"unix:{tmp_path / 'never.sock'}", never).call("GET", "/")
+    assert time.monotonic() - began < 1.0
+
+
+def test_the_hint_names_what_starts_the_server_here() -> None:
+    code = "from ml_rag.backend import client; print(client._HINT, client._ENDED)"
+    environment = {**_environment(), "ML_RAG_START_SERVER": "docker compose up -d server"}
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert output.stdout.count('Start it with "docker compose up -d server"') == 2
+
+
 @pytest.mark.parametrize("says_so", [True, False])
 def test_a_connection_that_is_closed_after_a_reply_is_opened_again(
     start: Callable[..., HostileServer], says_so: bool
