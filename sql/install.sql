@@ -134,13 +134,15 @@
 \i chat/forget.sql
 \i chat/heatwave.sql
 
--- evaluate: many questions, measured and compared; thresholds for one's own documents
+-- evaluate: many questions, measured and compared; thresholds for one's own documents; settings of
+-- an index that find what is there
 \i evaluate/measure.sql
 \i evaluate/questions.sql
 \i evaluate/evaluate.sql
 \i evaluate/forget.sql
 \i evaluate/compare.sql
 \i evaluate/calibrate.sql
+\i evaluate/tune.sql
 
 -- who may call what, in one place
 \i privileges.sql

@@ -99,7 +99,7 @@ BEGIN
       _index_keywords enable_keyword_search merge_keyword_index fold_keyword_index'),
     -- store/marker
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _marker_pattern _marked_model _marker _marked_key _marked_columns _mark_keys _kept_limit _keep_limit
+      _marker_pattern _marked_model _marker _marked_key _marked_columns _mark_keys _embedding_comment _check_keeper _keep _kept_limit _tuned
       _mark_embedding _embeddings _default_column _embedding'),
     -- store/policy
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_make_visible _drop_visible'),
@@ -217,7 +217,10 @@ BEGIN
     -- evaluate/compare
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_same_questions'),
     -- evaluate/calibrate
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_calibrate_question _thresholds _kept_refusals _check_keeper _calibrate calibrate')
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_calibrate_question _thresholds _kept_refusals _calibrate calibrate'),
+    -- evaluate/tune
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_tuned_index _index_settings _nearest_segments _tuning_vectors _tune_index
+      tune_index')
   ) AS g (role, privilege, kind, names) LOOP
     _names := regexp_split_to_array(btrim(_granted.names, E' \n'), '\s+');
     _objects := CASE _granted.kind

@@ -81,25 +81,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._check_keeper(store ml_rag.store) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: stop before measuring where the limit could not be kept
-DECLARE
-  _comment text := (SELECT col_description(a.attrelid, a.attnum) FROM pg_attribute AS a
-                    WHERE a.attrelid = store.relation AND a.attname = store.segment_embedding);
-BEGIN
-  IF NOT pg_has_role((SELECT c.relowner FROM pg_class AS c WHERE c.oid = store.relation), 'USAGE') THEN
-    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('must be owner of %s to keep a limit for it', store.vector_store),
-      HINT = 'Leave out "keep", or name stores of your own in "vector_store".';
-  ELSIF ml_rag._marked_model(_comment) IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('%s has no marker that could keep a limit', store.vector_store),
-      HINT = 'ml_rag.adopt writes a marker.';
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._calibrate(source text, options jsonb, path text)
 RETURNS TABLE (option text, threshold numeric, refused_wrongly float8, answered_wrongly float8, answerable integer,
                unanswerable integer, is_proposed boolean)
@@ -158,7 +139,7 @@ BEGIN
     PERFORM ml_rag._no_store(_rag);
   END IF;
   IF _most IS NOT NULL THEN
-    PERFORM ml_rag._check_keeper(s) FROM unnest(_stores) AS s;
+    PERFORM ml_rag._check_keeper(s, 'a limit') FROM unnest(_stores) AS s;
   END IF;
   FOR i IN 1..cardinality(_questions) LOOP
     PERFORM ml_rag._progress(_call, _table, 'asking questions', i - 1, cardinality(_questions));
@@ -176,7 +157,7 @@ BEGIN
   END IF;
   IF _most IS NOT NULL THEN
     SELECT t.* INTO _kept FROM ml_rag._thresholds(_distances, _answerable, NULL, _most) AS t WHERE t.is_proposed;
-    PERFORM ml_rag._keep_limit(s, round(_kept.threshold, 4)) FROM unnest(_stores) AS s;
+    PERFORM ml_rag._keep(s, jsonb_build_object('MAX_DISTANCE', round(_kept.threshold, 4))) FROM unnest(_stores) AS s;
   END IF;
   PERFORM ml_rag._end(_call);
   RETURN QUERY

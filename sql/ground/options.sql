@@ -603,16 +603,32 @@ SELECT ml_rag._add_option('index', 'quantization', 'choice', choices => '{none,h
   description => 'index smaller vectors, a half or a 32nd of the size: docs/embeddings.md#quantization');
 
 SELECT ml_rag._add_option('index_options', 'ef_search', 'integer', minimum => 1, maximum => 1000,
-  default_rule => 'hnsw.ef_search; where that is 40, 200 for large tables',
+  default_rule => 'hnsw.ef_search; where that is 40, that of ml_rag.tune_index, else 200 for large tables',
   description => 'hnsw: candidates kept while an index is searched');
 SELECT ml_rag._add_option('index_options', 'probes', 'integer', minimum => 1, maximum => 32768,
-  default_rule => 'ivfflat.probes; where that is 1, a tenth of the lists, at least 10',
+  default_rule => 'ivfflat.probes; where that is 1, that of ml_rag.tune_index, else a tenth of the lists, at least 10',
   description => 'ivfflat: lists that are searched');
 SELECT ml_rag._add_option('index_options', 'exact', 'boolean', default_value => 'false',
   description => 'compare all rows, whatever indexes there are');
 SELECT ml_rag._add_option('index_options', 'rescore', 'integer', minimum => 1, maximum => 100000,
-  default_rule => 'halfvec: twice the candidates; binary: 20 times, at least 400',
+  default_rule => 'halfvec: twice the candidates; binary: that of ml_rag.tune_index, else 20 times, at least 400',
   description => 'nearest ones of an index of smaller vectors that are scored again by the whole vectors');
+
+-- ml_rag.tune_index
+
+SELECT ml_rag._add_option('tune_index', 'questions', 'text', default_rule => 'segments of the store',
+  description => 'a table or a query with a column question, or query_embedding');
+SELECT ml_rag._add_option('tune_index', 'sample', 'integer', minimum => 1, maximum => 10000, default_value => '100',
+  description => 'without questions: segments taken at random, each of which is searched for its neighbours');
+SELECT ml_rag._add_option('tune_index', 'recall', 'number', minimum => 0, maximum => 1, default_value => '0.98',
+  description => 'share of the nearest segments that searches shall find');
+SELECT ml_rag._add_option('tune_index', 'n_citations', 'integer', minimum => 1, maximum => 99, default_value => '5',
+  description => 'how many nearest segments a question has');
+SELECT ml_rag._add_option('tune_index', 'distance_metric', 'choice',
+  choices => ARRAY(SELECT m.name FROM ml_rag.metric AS m ORDER BY m.name),
+  default_value => '"COSINE"', description => 'metric of the index that is measured');
+SELECT ml_rag._add_option('tune_index', 'keep', 'boolean', default_value => 'true',
+  description => 'keep the cheapest setting that reaches recall for the searches of the store; false = measure only');
 
 -- ml_rag.adopt
 

@@ -67,6 +67,17 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._analyzed_rows(relation oid) RETURNS bigint
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how many rows a relation and its partitions had when they were last analyzed  Reads: pg_class
+BEGIN
+  RETURN (SELECT coalesce(sum(greatest(c.reltuples, 0)), 0) FROM unnest(ml_rag._parts(relation)) AS p (oid)
+          JOIN pg_class AS c ON c.oid = p.oid AND c.relkind <> 'p');
+END
+$$;
+
 CREATE FUNCTION ml_rag._may_fall_short(relation regclass) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT

@@ -4,7 +4,8 @@
 -- A marker can name the columns beside it: GENAI_OPTIONS=EMBED_MODEL_ID=m,SEGMENT=content,DOCUMENT_NAME=title,METADATA=meta, also
 -- DOCUMENT_ID and SEGMENT_NUMBER. With SEGMENT the column counts as segment_embedding, whatever its name is.
 --
--- MAX_DISTANCE=<limit> is what "auto" stands for (ml_rag.calibrate).
+-- MAX_DISTANCE=<limit> is what "auto" stands for (ml_rag.calibrate). EF_SEARCH, PROBES and RESCORE are the settings that searches
+-- of its index take, RECALL and TUNED_ROWS what ml_rag.tune_index measured with them, of how many rows.
 -- A store can have several embeddings of its texts, each a column with a marker: segment_embedding, and those whose marker
 -- has EMBEDDING=<name>. The default one is segment_embedding, unless another one's marker has DEFAULT=true. The comment is
 -- all that says so: it is dumped, renamed and dropped together with the column, and only the table's owner can change it.
@@ -92,6 +93,46 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._embedding_comment(store ml_rag.store) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the comment of the vectors of a store  Reads: the catalog
+BEGIN
+  RETURN (SELECT col_description(a.attrelid, a.attnum) FROM pg_attribute AS a
+          WHERE a.attrelid = store.relation AND a.attname = store.segment_embedding);
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_keeper(store ml_rag.store, what text) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: stop before measuring where the caller could not keep the result in the marker; what: a limit, an index setting
+BEGIN
+  IF NOT pg_has_role((SELECT c.relowner FROM pg_class AS c WHERE c.oid = store.relation), 'USAGE') THEN
+    RAISE EXCEPTION USING ERRCODE = '42501',
+      MESSAGE = format('must be owner of %s to keep %s for it', store.vector_store, what),
+      HINT = 'Set "keep" to false, or name stores of your own.';
+  ELSIF ml_rag._marked_model(ml_rag._embedding_comment(store)) IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('%s has no marker that could keep %s', store.vector_store, what),
+      HINT = 'ml_rag.adopt writes a marker.';
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._keep(store ml_rag.store, keys jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: keep these keys in the marker of a store, without those of null
+-- Writes: the comment of the column, as the caller  Errors: 42501
+BEGIN
+  EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', ml_rag._relation_name(store.relation), store.segment_embedding,
+    ml_rag._mark_keys(ml_rag._embedding_comment(store), keys));
+END
+$$;
+
 CREATE FUNCTION ml_rag._kept_limit(stores ml_rag.store[]) RETURNS numeric
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -100,24 +141,28 @@ AS $$
 BEGIN
   RETURN (
     SELECT min(k.value::numeric)
-    FROM unnest(stores) AS s JOIN pg_attribute AS a ON a.attrelid = s.relation AND a.attname = s.segment_embedding
-      CROSS JOIN ml_rag._marked_key(col_description(a.attrelid, a.attnum), 'MAX_DISTANCE') AS k (value)
+    FROM unnest(stores) AS s CROSS JOIN ml_rag._marked_key(ml_rag._embedding_comment(s), 'MAX_DISTANCE') AS k (value)
     WHERE k.value ~ '^[0-9]{1,6}(\.[0-9]{1,4})?$');
 END
 $$;
 
-CREATE FUNCTION ml_rag._keep_limit(store ml_rag.store, max_distance numeric) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+CREATE FUNCTION ml_rag._tuned(comment text) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the limit in the marker of the store, for "max_distance": "auto"
--- Writes: the comment of the column, as the caller  Errors: 42501
-DECLARE
-  _comment text := (SELECT col_description(a.attrelid, a.attnum) FROM pg_attribute AS a
-                    WHERE a.attrelid = store.relation AND a.attname = store.segment_embedding);
+-- purpose: what ml_rag.tune_index has kept in a marker, {"ef_search", "probes", "rescore", "recall", "tuned_rows"}, those that
+-- are there; null if it has kept nothing
 BEGIN
-  EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', ml_rag._relation_name(store.relation), store.segment_embedding,
-    ml_rag._mark_keys(_comment, jsonb_build_object('MAX_DISTANCE', max_distance)));
+  IF strpos(left(comment, 10000), 'TUNED_ROWS=') = 0 THEN
+    RETURN NULL;
+  END IF;
+  RETURN (
+    SELECT jsonb_object_agg(lower(k.key), m.value::numeric)
+    FROM (VALUES ('EF_SEARCH', 1000), ('PROBES', 32768), ('RESCORE', 100000), ('RECALL', 1), ('TUNED_ROWS', 1e12)) AS k (key, most)
+    CROSS JOIN ml_rag._marked_key(comment, k.key) AS m (value)
+    -- CASE: a value that is not a number is not compared
+    WHERE CASE WHEN m.value ~ CASE k.key WHEN 'RECALL' THEN '^[01](\.[0-9]{1,4})?$' ELSE '^[1-9][0-9]{0,11}$' END
+      THEN m.value::numeric <= k.most END);
 END
 $$;
 

@@ -47,6 +47,7 @@ SELECT ml_rag_evaluate('SELECT 1 AS question_id, ''fox?'' AS question, ''a.md'' 
 SELECT ml_rag_evaluate('app.asked'::regclass, '{"name": "two"}')
 SELECT ml_rag_evaluate('SELECT 1 AS question_id, ''fox?'' AS question, ''a.md'' AS document_name', '{"name": "three"}')
 SELECT * FROM ml_rag_compare_runs(1, 3)
+SELECT ef_search, recall FROM ml_rag.tune_index('app.docs', '{"keep": false, "sample": 2}')
 SELECT * FROM ml_rag.calibrate('SELECT ''fox?'' AS question, true AS answerable UNION ALL SELECT ''king of Spain'', false')
 SELECT ml_rag.forget_evaluation(1)
 SELECT ml_rag.describe_filter('app.docs', 'page', 'a page')

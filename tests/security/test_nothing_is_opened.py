@@ -168,6 +168,7 @@ def test_no_argument_leads_anywhere(ready: Connection, canaries: Canaries) -> No
         "CALL ml_rag_table(%s, %s)",
         "SELECT ml_rag_evaluate(%s)",
         "SELECT * FROM ml_rag.calibrate(%s)",
+        "SELECT * FROM ml_rag.tune_index('mine', jsonb_build_object('questions', %s::text))",
         "SELECT * FROM ml_rag.why_not(%s, '{}', 'fox')",
         "SELECT * FROM ml_rag.why_not('fox', '{}', %s)",
         "SELECT ml_rag.text_search_configuration(%s)",

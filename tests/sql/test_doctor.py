@@ -288,3 +288,26 @@ def test_a_partition_of_another_role_is_not_read_as_the_owner_of_the_table(owner
     _, found = findings(db)
     lacking = str(found["rows without an embedding"]["found"])
     assert f"1 not looked at: superusers.store of {owner.info.user} (A relation that is read with it" in lacking
+
+
+def test_indexes_that_were_measured_and_those_that_were_not_are_listed(owner: Connection, db: Database) -> None:
+    for name in ("small", "large", "tuned", "grown"):
+        create_store(owner, name, [("a", 1, 1, "text", fake_embedding("text"))], type="vector(16)")
+        owner.execute(f"CREATE INDEX ON {name} USING hnsw (segment_embedding vector_cosine_ops)")
+    for name, rows in (("tuned", 60_000), ("grown", 30_000)):
+        owner.execute(
+            f"COMMENT ON COLUMN {name}.segment_embedding IS"
+            f" 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed,EF_SEARCH=300,RECALL=0.9812,TUNED_ROWS={rows}'"
+        )
+    for name, rows in (("small", 20_000), ("large", 20_001), ("tuned", 119_999), ("grown", 60_000)):
+        owner.execute("UPDATE pg_class SET reltuples = %s WHERE oid = %s::regclass", [rows, name])
+    status, found = findings(db)
+    assert found["approximate indexes"]["found"] == (
+        "measured: public.tuned (98.1% of the nearest found); doubled since they were measured: public.grown"
+        " (from 30000 to 60000 rows); never measured: public.large"
+    )
+    assert "ml_rag.tune_index" in str(found["approximate indexes"]["hint"])
+    assert status == 0
+    owner.execute("DROP TABLE large, grown")
+    _, found = findings(db)
+    assert found["approximate indexes"]["hint"] == ""

@@ -152,9 +152,9 @@ def test_only_the_known_functions_run_with_their_owners_rights(module_owner: Con
 
 def test_every_function_pins_its_search_path(module_owner: Connection) -> None:
     """But for two one-line SQL functions that name every schema, since only without SET can they be inlined, and for
-    procedures that commit, which PostgreSQL refuses with SET, and ml_rag_evaluate and calibrate, which have to know the
-    caller's path: those name every schema, or call what does. And for what each call tells of itself, as it must cost
-    little."""
+    procedures that commit, which PostgreSQL refuses with SET, and ml_rag_evaluate, calibrate and tune_index, which have
+    to know the caller's path: those name every schema, or call what does. And for what each call tells of itself, as it
+    must cost little."""
     rows = module_owner.execute(
         "SELECT p.proname FROM pg_proc AS p JOIN pg_depend AS d ON d.objid = p.oid AND d.deptype = 'e'"
         " WHERE d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'ml_rag')"
@@ -177,7 +177,7 @@ def test_every_function_pins_its_search_path(module_owner: Connection) -> None:
         *("_progress", "_session_settings"),
     }
     assert {name for (name,) in rows} <= {
-        *("_texts", "version", "vector_store_load", "ml_rag_evaluate", "calibrate"),
+        *("_texts", "version", "vector_store_load", "ml_rag_evaluate", "calibrate", "tune_index"),
         *commit,
         *track,
     }

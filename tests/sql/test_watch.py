@@ -244,6 +244,7 @@ BAD = {
     "ml_rag_evaluate": "SELECT ml_rag_evaluate('questions'::text, '{\"nonsense\": 1}')",
     "ml_rag.why_not": "SELECT * FROM ml_rag.why_not('a', '{\"nonsense\": 1}', 'a')",
     "ml_rag.calibrate": "SELECT * FROM ml_rag.calibrate('questions', '{\"nonsense\": 1}')",
+    "ml_rag.tune_index": "SELECT * FROM ml_rag.tune_index('pg_class', '{\"nonsense\": 1}')",
     "vector_store_load": "CALL vector_store_load('file:///nowhere/', '{\"nonsense\": 1}')",
     "ml_rag.load_documents": "SELECT ml_rag.load_documents('pg_class', '{a}', '{a}', '{\"nonsense\": 1}')",
     "ml_rag.enable_keyword_search": "SELECT ml_rag.enable_keyword_search('mine', '{\"nonsense\": 1}')",

@@ -37,6 +37,8 @@ USABLE, MULTILINGUAL = "qwen2.5-1.5b-instruct", "multilingual-e5-small-q4"
 EXTRACTIVE = "extractive"
 #: of the letters of a store that an English text with some names and signs does not reach
 FOREIGN_SHARE = 0.3
+#: rows up to which an index finds what is there without being told (ml_rag._ef_search)
+SMALL = 20_000
 #: for the model server to answer in
 SECONDS = 10.0
 #: for the rows of a store of another role to be counted in
@@ -425,6 +427,27 @@ def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
         found = "cut when they were embedded: " + ", ".join(f"{n} of {relation}" for relation, n in rows)
         return Finding(name, True, found, 'A vectorizer with "destination": "table" splits them: docs/own-tables.md.')
 
+    def indexes() -> Finding:
+        """Of stores whose index was measured, and of large ones, as a small one finds what is there."""
+        tuned, grown, untuned = [], [], []
+        for store, kept, rows in connection.execute(
+            "SELECT s.vector_store, ml_rag._tuned(ml_rag._embedding_comment(s)), ml_rag._analyzed_rows(s.relation)"
+            " FROM ml_rag.discover() AS s"
+            " WHERE EXISTS (SELECT FROM ml_rag.metric AS m WHERE (ml_rag._tuned_index(s, m.name)).method IS NOT NULL)"
+        ):
+            if kept is None:
+                untuned += [store] if rows > SMALL else []
+            elif rows >= 2 * kept["tuned_rows"]:
+                grown.append(f"{store} (from {kept['tuned_rows']} to {rows} rows)")
+            else:
+                tuned.append(f"{store} ({kept['recall']:.1%} of the nearest found)")
+        found = [f"{what}: {', '.join(stores)}" for what, stores in (
+            ("measured", tuned), ("doubled since they were measured", grown), ("never measured", untuned),
+        ) if stores]  # fmt: skip
+        hint = "SELECT * FROM ml_rag.tune_index('STORE') measures what is found, and keeps a setting for searches."
+        name = "approximate indexes"
+        return Finding(name, True, "; ".join(found) or "none of a large store", hint if grown or untuned else "")
+
     for name, check in {
         "model server, from the database": server,
         "default models": defaults,
@@ -438,6 +461,7 @@ def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
             return
     yield embeddings()
     yield truncated()
+    yield indexes()
 
 
 def built_in_models() -> dict[str, dict[str, Any]]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from ml_rag.backend.retrieval.plan import plan
 from ml_rag.backend.retrieval.request import Request
-from ml_rag.backend.retrieval.rows import rescored
 from ml_rag.backend.retrieval.shape import Near
+from ml_rag.backend.retrieval.stores import Tuned
 from ml_rag.backend.statements import Statements
 
 _run = Statements(
@@ -31,7 +31,8 @@ _run = Statements(
         "kind": (
             "SELECT c.relkind::text AS kind, ml_rag._is_distributed(c.oid) AS is_distributed,"
             " ml_rag._has_shards(c.oid) AS has_shards, current_setting('hnsw.iterative_scan', true) AS hnsw,"
-            " current_setting('ivfflat.iterative_scan', true) AS ivfflat FROM pg_class AS c WHERE c.oid = $1",
+            " current_setting('ivfflat.iterative_scan', true) AS ivfflat,"
+            " ml_rag._analyzed_rows(c.oid) AS rows FROM pg_class AS c WHERE c.oid = $1",
             "oid",
         ),
     }
@@ -107,9 +108,24 @@ def _read(
     if method != "exact":
         facts["iterative_scan"] = kind[method]
         facts |= {"ef_search": int(ef_search)} if method == "hnsw" else {"probes": int(probes)}
+        if store.tuned is not None:
+            facts["tuned"] = _tuned(context, store.vector_store, store.tuned, kind["rows"])
     if read.quantization is not None and read.sort == "index":
-        facts["rescored"] = rescored(search.shape, read)
+        facts["rescored"] = read.rescored
     return facts
+
+
+def _tuned(context: Any, store: str, tuned: Tuned, rows: int) -> dict[str, Any]:
+    """What ml_rag.tune_index measured; with a warning if the table has doubled since."""
+    measured = tuned.tuned_rows or 0
+    if rows >= 2 * measured:
+        context.plpy.warning(
+            f"{store} has doubled since the settings of its index were measured",
+            detail=f"It had {measured} rows, and has {rows}.",
+            hint=f"SELECT * FROM ml_rag.tune_index('{store}') measures them again.",
+            sqlstate="01000",
+        )
+    return {"recall": tuned.recall, "rows": measured, "is_outgrown": rows >= 2 * measured}
 
 
 def _names(node: Any, name: str, *, is_inside: bool = False) -> set[str]:

@@ -200,7 +200,7 @@ class Rows:
             f"(SELECT {', '.join(columns)} FROM {rows}\n      ORDER BY"
             f" {smaller(f't.{identifier(embedding.column)}')}"
             f" OPERATOR({self.schema}.{operator}) {smaller(vector)}"
-            f" LIMIT {rescored(self.shape, read)}) AS t"
+            f" LIMIT {read.rescored}) AS t"
         )
 
     def measured(self, source: Source) -> str:
@@ -303,13 +303,6 @@ class Rows:
             f" round(s.distance, 4) AS distance\n"
             f"  FROM ROWS FROM (jsonb_to_recordset({hits}) AS ({columns})) WITH ORDINALITY AS s ({{names}})"
         ).replace("{names}", ", ".join(c.split()[0] for c in columns.split(", ")) + ", place")
-
-
-def rescored(shape: Shape, read: Near) -> int:
-    """How many rows of an index of smaller vectors are scored again by the whole ones. The defaults are measured:
-    docs/embeddings.md."""
-    default = max(400, 20 * read.limit) if read.quantization == "binary" else 2 * read.limit
-    return max(read.limit, shape.rescore or default)
 
 
 def document_name(store: Store) -> str:

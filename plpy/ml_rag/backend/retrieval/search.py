@@ -15,7 +15,6 @@ from ml_rag.backend.retrieval.arms import KEYWORD
 from ml_rag.backend.retrieval.filters import Filtered, Lookup
 from ml_rag.backend.retrieval.plan import plan
 from ml_rag.backend.retrieval.request import AskedArm, Request
-from ml_rag.backend.retrieval.rows import rescored
 from ml_rag.backend.retrieval.shape import Arm, Given, Near, Nodes, Shape, Slots, Source, Values, Words, filter_slot
 from ml_rag.backend.retrieval.stores import Embedding, Store, record
 from ml_rag.backend.retrieval.vectors import Vectors
@@ -240,9 +239,12 @@ class Search:
         if self.request.index.get("exact"):
             read = replace(read, sort="exact")
         read = replace(read, embedding=embedding, slot=self.vectors.slot(place, source.store))
-        return source, replace(
-            read, quantization=self._quantization(source, embedding) if read.sort == "index" else None
-        )
+        if read.sort == "index":
+            quantization = self._quantization(source, embedding)
+            tuned = source.store.tuned if embedding is None else None
+            kept = tuned.rescore if tuned is not None and quantization == "binary" else None
+            read = replace(read, quantization=quantization, rescore=self.request.index.get("rescore") or kept)
+        return source, read
 
     def _quantization(self, source: Source, embedding: Embedding | None) -> str | None:
         """halfvec or binary where only an index of such vectors serves the metric."""
@@ -476,14 +478,11 @@ class Search:
         session, index = self._context.session, self.request.index
         ef_search = index.get("ef_search") or session.ef_search or EF_SEARCH
         if "ef_search" not in index and str(ef_search) == EF_SEARCH:
-            parts = [self._kinds[source.store]["ef_search"] for source in sources if source.store in self._kinds]
-            if not all(source.store.is_small or source.store in self._kinds for source in sources) or any(
-                part != EF_SEARCH for part in parts
-            ):
-                ef_search = "200"
+            ef_search = max((self._ef_search(source.store) for source in sources), default=int(EF_SEARCH))
         probes = index.get("probes") or session.probes or PROBES
         if "probes" not in index and str(probes) == PROBES:
-            probes = max((source.store.probes for source in sources), default=PROBES)
+            own = [(source.store.tuned and source.store.tuned.probes) or source.store.probes for source in sources]
+            probes = max(own, default=PROBES)
         reads = [(source, search) for source in sources for search in source.searches if isinstance(search, Near)]
         # The planner does not know what it costs to read vectors that are stored out of line, and would sort tables of
         # some thousand rows. Where nothing leaves rows out, their index is faster.
@@ -497,12 +496,20 @@ class Search:
             # an index goes on beyond it, but what it has gone past it does not come back to
             for _, read in reads:
                 if read.quantization is not None:
-                    ef_search = max(int(ef_search), min(1000, rescored(self.shape, read)))
+                    ef_search = max(int(ef_search), min(1000, read.rescored))
         settings = str(ef_search), str(probes), seqscan, sort
         if settings != self._context.settings:
             _run(self._plpy, "settings", *settings)
             self._context.settings = settings
         return settings
+
+    def _ef_search(self, store: Store) -> int:
+        """What an HNSW index of a store is searched with unless the call or the session says otherwise."""
+        if store.tuned is not None and store.tuned.ef_search is not None:
+            return store.tuned.ef_search
+        if store in self._kinds:
+            return int(self._kinds[store]["ef_search"])
+        return int(EF_SEARCH) if store.is_small else 200
 
     def here(self, source: Source, arm: Arm, asked: AskedArm, corpus: Any) -> tuple[str, dict[str, Any]]:
         """The hits of one arm in the partitions that are here, as JSON text, and their facts for option explain."""

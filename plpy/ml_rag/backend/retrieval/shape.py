@@ -70,8 +70,6 @@ class Shape:
     overlap: int = 0
     #: whether nodes that arms find are hits of their own
     returns_nodes: bool = False
-    #: how many rows of an index of smaller vectors are scored again by the whole ones; None = by default
-    rescore: int | None = None
     #: what comes out: rows, as ml_rag_search gives them; or one row with JSON, of citations or of whole hits; keys of
     #: rows and what the arm gives them
     form: str = "rows"
@@ -108,6 +106,8 @@ class Near:
     #: the column, where it is not the store's own; and the parameter with what it is compared with
     embedding: Embedding | None = None
     slot: str = "vector"
+    #: how many rows of such an index are scored again by the whole vectors; None = by default
+    rescore: int | None = None
 
     @classmethod
     def first(cls, n: int) -> Near:
@@ -123,6 +123,13 @@ class Near:
         if self.limit > MOST_FETCHED:
             return replace(self, sort="total", limit=n, quantization=None)
         return replace(self, limit=self.limit * 4)
+
+    @property
+    def rescored(self) -> int:
+        """How many rows of an index of smaller vectors are scored again by the whole ones. The defaults are measured:
+        docs/embeddings.md."""
+        default = max(400, 20 * self.limit) if self.quantization == "binary" else 2 * self.limit
+        return max(self.limit, self.rescore or default)
 
     def fragment(self, rows: Rows, i: int, source: Source, arm: Arm, place: int) -> str:
         text: str = rows.near(i, source, arm, place, self)

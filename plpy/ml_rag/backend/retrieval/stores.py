@@ -40,6 +40,17 @@ class Embedding:
     dimensions: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """ml_rag._tuned: settings that searches of an index take, and what was measured with them, of how many rows."""
+
+    ef_search: int | None = None
+    probes: int | None = None
+    rescore: int | None = None
+    recall: float | None = None
+    tuned_rows: int | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Store:
     """A vector store, its columns by their logical names: the record ml_rag.store, and what a search of it depends on.
@@ -80,6 +91,8 @@ class Store:
     has_expressions: bool = False
     #: lists of an IVFFlat index that are searched unless the caller says otherwise
     probes: int = 10
+    #: what ml_rag.tune_index has kept for the index of its vectors; None = nothing
+    tuned: Tuned | None = None
     #: columns that stand in the metadata of hits, for want of others
     key: tuple[str, ...] = ()
 
@@ -190,6 +203,7 @@ def _statements(schema: str) -> Statements:
                 " ml_rag._marked_columns(d.description)::text AS columns,"
                 " strpos(left(d.description, 10000), 'EMBEDDING=') > 0"
                 " AND ml_rag._marked_key(d.description, 'EMBEDDING') IS NOT NULL AS is_further,"
+                " ml_rag._tuned(d.description)::text AS tuned,"
                 " strpos(left(d.description, 10000), 'DEFAULT=true') > 0 AS may_be_default,"
                 " strpos(left(d.description, 10000), 'DEFAULT=true') > 0"
                 " AND ml_rag._marked_key(d.description, 'DEFAULT') = 'true'"
@@ -200,6 +214,11 @@ def _statements(schema: str) -> Statements:
                 " WHERE a.attrelid = ANY ($1) AND a.attnum > 0 AND NOT a.attisdropped"
                 f" AND (a.atttypid IN {types} OR a.attname = ANY ($2)) ORDER BY a.attrelid, a.attnum",
                 *("oid[]", "name[]"),
+            ),
+            "tuned": (
+                "SELECT ml_rag._tuned(col_description(a.attrelid, a.attnum))::text AS tuned FROM pg_attribute AS a"
+                " WHERE a.attrelid = $1 AND a.attname = $2",
+                *("oid", "name"),
             ),
             "is searched": ("SELECT ml_rag._is_searched($1, $2) AS answer", "oid", "oid"),
             "trusts": ("SELECT ml_rag._trusts($1) AS answer", "oid"),
@@ -370,6 +389,7 @@ def _read(run: Statements, plpy: Any, relations: list[int], wanted: Wanted, mode
             is_approximate=index is not None and index["is_approximate"],
             has_expressions=index is not None and index["has_expressions"],
             probes=max(10, ((index and index["lists"]) or 0) // 10),
+            tuned=_tuned(embedding),
             key=tuple(keys[relation]) if own["metadata"] is None and known.keys() >= set(keys[relation]) else (),
         )
     return stores
@@ -393,6 +413,7 @@ def of_record(plpy: Any, schema: str, fields: dict[str, Any], relation: int) -> 
     run = _run(schema)
     facts = run(plpy, "relations", [relation])[0]
     index = next(iter(run(plpy, "indexes", [relation])), None)
+    tuned = next(iter(run(plpy, "tuned", relation, fields["segment_embedding"])), None)
     return Store(
         **{name: fields[name] for name in _RECORD if name not in ("relation", "is_table")},
         relation=relation,
@@ -405,7 +426,12 @@ def of_record(plpy: Any, schema: str, fields: dict[str, Any], relation: int) -> 
         is_approximate=index is not None and index["is_approximate"],
         has_expressions=index is not None and index["has_expressions"],
         probes=max(10, ((index and index["lists"]) or 0) // 10),
+        tuned=_tuned(tuned),
     )
+
+
+def _tuned(row: Any) -> Tuned | None:
+    return Tuned(**json.loads(row["tuned"])) if row and row["tuned"] else None
 
 
 def _tables(names: tuple[str, ...]) -> list[str]:

@@ -1,0 +1,109 @@
+"""What ml_rag.tune_index measures over more and more vectors with neighbours like those of texts.
+
+Real embeddings of real texts, repeated with noise; asked with real questions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
+
+import numpy as np
+import psycopg
+
+from bench import corpus
+from bench.scale import page
+from bench.scale.setting import BLOCK, DIMENSIONS, MODEL, N, Row, Setting, copy, create_store, seconds, value
+
+SIZES, LARGE, LARGEST = (100_000,), (300_000,), (1_000_000,)
+KINDS = ("none", "halfvec", "binary")
+BATCH = 64
+SETS = ("squad2", "vaswani_npl")
+#: length of the noise beside the embedding, whose length is 1: copies of a text are about 0.2 apart by cosine
+NOISE = 0.5
+TEXTS, QUESTIONS = 3000, 100
+
+
+def embeddings(address: str) -> tuple[np.ndarray, np.ndarray]:
+    """Of the texts and of the questions of the evaluation data, kept in bench/out."""
+    path = page.OUT / "scale_tuning.npz"
+    if not path.exists():
+
+        def of(file: str, n: int) -> np.ndarray:
+            found = [[text for text in corpus.texts(name, file) if text.strip()] for name in SETS]
+            texts = [text for both in itertools.zip_longest(*found) for text in both if text is not None][:n]
+            batches = [texts[first : first + BATCH] for first in range(0, len(texts), BATCH)]
+            return np.concatenate([embedded(address, batch) for batch in batches])
+
+        np.savez(path, texts=of("corpus.jsonl", TEXTS), questions=of("questions.jsonl", QUESTIONS))
+    found = np.load(path)
+    return found["texts"], found["questions"]
+
+
+def embedded(address: str, texts: list[str]) -> np.ndarray:
+    http = HTTPConnection("model-server")
+    http.sock = socket.socket(socket.AF_UNIX)
+    http.sock.connect(address.removeprefix("unix:"))
+    with closing(http):
+        http.request("POST", "/v1/embeddings", json.dumps({"model": MODEL, "input": texts}))
+        return np.array([one["embedding"] for one in json.loads(http.getresponse().read())["data"]], "f4")
+
+
+def repeated(texts: np.ndarray, rows: int) -> Iterator[np.ndarray]:
+    """``rows`` vectors in blocks: the texts in another order each time, all but the first time with noise (seeded)."""
+    random = np.random.default_rng(7)
+    order = np.concatenate([random.permutation(len(texts)) for _ in range(1 + rows // len(texts))])[:rows]
+    for first in range(0, rows, BLOCK):
+        found = texts[order[first : first + BLOCK]]
+        noise = random.standard_normal(found.shape, dtype="f4") * NOISE / DIMENSIONS**0.5
+        noise[: max(0, len(texts) - first)] = 0
+        found = found + noise
+        yield found / np.linalg.norm(found, axis=1, keepdims=True)
+
+
+def measure(setting: Setting) -> list[Row]:
+    sizes = SIZES + (() if setting.quick else LARGE) + (LARGEST if setting.most else ())
+    texts, asked = embeddings(setting.address)
+    found: list[Row] = []
+    with psycopg.connect(setting.owner, autocommit=True) as owner:
+        owner.execute("SET client_min_messages = error; CREATE TABLE IF NOT EXISTS asked (query_embedding vector)")
+        owner.execute("TRUNCATE asked")
+        for vector in asked:
+            owner.execute("INSERT INTO asked VALUES (%s)", (str(vector.tolist()),))
+        for size in sizes:
+            table = f"tuned_{size}"
+            create(owner, table, texts, size)
+            for kind in KINDS:
+                found.append({"rows": size, "kind": kind, **_one(owner, table, kind)})
+                print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def create(owner: psycopg.Connection, table: str, texts: np.ndarray, size: int) -> None:
+    create_store(owner, table)
+    for number, vectors in enumerate(repeated(texts, size)):
+        copy(owner, table, vectors, number * BLOCK)
+    owner.execute(f"VACUUM ANALYZE {table}")
+    owner.execute(f"SET maintenance_work_mem = '{max(1, size // 250_000)}GB'")
+
+
+def _one(owner: psycopg.Connection, table: str, kind: str) -> Row:
+    options = json.dumps({"type": "hnsw", "quantization": kind})
+    row: Row = {
+        "build s": seconds(lambda: owner.execute(f"SELECT ml_rag.index_store('{table}', NULL, %s)", (options,)))
+    }
+    row["curve"] = owner.execute(
+        "SELECT ef_search, rescore, recall, milliseconds, is_kept FROM ml_rag.tune_index(%s, %s)",
+        (table, json.dumps({"questions": "asked", "n_citations": N})),
+    ).fetchall()
+    index = value(
+        owner,
+        "SELECT i.oid::regclass FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid JOIN pg_am AS a"
+        f" ON a.oid = i.relam WHERE a.amname = 'hnsw' AND x.indrelid = '{table}'::regclass",
+    )
+    owner.execute(f"DROP INDEX {index}")
+    return row
