@@ -57,8 +57,8 @@ BEGIN
 
     -- what callers write
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      ml_supported_models ml_embed_row ml_generate ml_rag_search ml_rag_answer ml_rag ml_rag_table ml_generate_table
-      ml_embed_table ml_rank ml_rank_rows ml_check_grounding ml_rag_evaluate ml_rag_compare_runs ml_rag_chat heatwave_chat
+      ml_supported_models ml_embed_row ml_generate ml_rag_search ml_rag_answer ml_rag ml_rag_show ml_rag_table
+      ml_generate_table ml_embed_table ml_rank ml_rank_rows ml_check_grounding ml_rag_evaluate ml_rag_compare_runs ml_rag_chat heatwave_chat
       ml_retrieve_schema_metadata ml_nl_sql nl_sql'),
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', 'vector_store_load'),
     -- the stages of a call and what they call, which run with the caller's own rights: all of pipeline/

@@ -432,3 +432,34 @@ COMMENT ON PROCEDURE @extschema@.ml_rag(text, jsonb, jsonb) IS
 $$answers a question from the vector stores the caller may read: CALL ml_rag('What is AutoML?')
 options: {"n_citations": 5, "retrieval_options": {"max_distance": "auto"}, …}; all of them with ranges and defaults:
 SELECT * FROM ml_rag.option. output: the answer document, see ml_rag_answer. Errors: see ml_rag_answer.$$;
+
+CREATE FUNCTION @extschema@.ml_rag_show(query text, options jsonb DEFAULT NULL) RETURNS TABLE (answer text)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the answer document as lines to read: the text, then of each citation its document and its best passage
+DECLARE
+  _document jsonb;
+BEGIN
+  _document := @extschema@.ml_rag_answer($1, CASE WHEN $2 ? 'citation_fields' THEN $2
+    ELSE coalesce($2, '{}') || '{"citation_fields": ["highlights", "metadata.page"]}' END);
+  RETURN QUERY SELECT l.line FROM regexp_split_to_table(_document ->> 'text', '\n') WITH ORDINALITY AS l (line, n)
+    ORDER BY l.n;
+  RETURN QUERY SELECT '' WHERE _document ? 'text' AND _document -> 'citations' <> '[]';
+  RETURN QUERY
+    SELECT format('[%s] %s%s%s: %s', c.n, c.citation ->> 'document_name', ', page ' || (c.citation ->> 'page'),
+      ', distance ' || (c.citation ->> 'distance'), CASE WHEN length(p.passage) > 240 THEN left(p.passage, 239) || '…' ELSE p.passage END)
+    FROM jsonb_array_elements(_document -> 'citations') WITH ORDINALITY AS c (citation, n)
+    CROSS JOIN LATERAL (SELECT c.citation ->> 'segment' AS segment, c.citation #> '{highlights,0}' AS best) AS s
+    CROSS JOIN LATERAL (SELECT trim(regexp_replace(coalesce(substr(s.segment, (s.best ->> 'start')::integer + 1,
+      (s.best ->> 'end')::integer - (s.best ->> 'start')::integer), s.segment), '\s+', ' ', 'g')) AS passage) AS p
+    ORDER BY c.n;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
+END
+$$;
+COMMENT ON FUNCTION @extschema@.ml_rag_show(text, jsonb) IS
+$$answers a question in lines to read, for psql: the text, and below it the documents it stands on
+Of each citation: its number, the name of its document, page and distance if it has them, and the passage that answers best,
+or the beginning of the segment; at most 240 characters. Takes the options of ml_rag; "citation_fields" without "highlights"
+shows the beginnings. Errors: see ml_rag_answer.$$;

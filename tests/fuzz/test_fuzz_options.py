@@ -29,6 +29,7 @@ FULL, SHORT = 10_000, 600
 OPTIONS_OF = {
     "ml_rag.parse_options": ("ml_rag",),
     "ml_rag_answer": ("ml_rag",),
+    "ml_rag_show": ("ml_rag",),
     "ml_rag_search": ("ml_rag",),
     "ml_rag.statement": ("ml_rag",),
     "ml_rag.calibrate": ("ml_rag",),

@@ -1,4 +1,4 @@
-"""pipeline/rag: the public routines, their options and their output, as README.md has them."""
+"""pipeline/rag: the public routines, their options and their output, as docs/answers.md has them."""
 
 from __future__ import annotations
 
@@ -298,3 +298,43 @@ def test_call_inside_a_transaction_block_and_a_savepoint(owner: Connection, aske
         with error("22023"), asker.transaction():
             answer(asker, "cats", {"n_citations": 101})
         assert answer(asker, "cats")["citations"]
+
+
+def shown(connection: Connection, query: str, **options: object) -> list[str]:
+    return [line for (line,) in connection.execute("SELECT ml_rag_show(%s, %s)", (query, json.dumps(options)))]
+
+
+def test_an_answer_is_shown_in_lines(owner: Connection, asker: Connection) -> None:
+    text = "Cats sleep. Dogs chase cats,\n at night. " + "They run. " * 40
+    vector = [1, 0, 0]
+    create_store(owner, rows=[("a.pdf", 1, 1, text, vector), ("b.txt", 2, 1, "mice", [0, 1, 0])])
+    owner.execute("""UPDATE docs SET metadata = '{"page": 7}' WHERE document_id = 1""")
+    lines = shown(asker, "who do dogs chase?", query_embedding=vector)
+    assert lines[:3] == [
+        "fake answer to: who do dogs chase? [documents: 2]",
+        "",
+        "[1] a.pdf, page 7, distance 0.0000: Dogs chase cats, at night.",
+    ]
+    assert lines[3:] == ["[2] b.txt, distance 1.0000: mice"]
+    # without highlights the beginning of the segment, of 240 characters
+    (first,) = shown(asker, "who?", query_embedding=vector, skip_generate=True, n_citations=1, citation_fields=["rank"])
+    passage = first.removeprefix("[1] a.pdf, distance 0.0000: ")
+    assert passage.startswith("Cats sleep. Dogs chase cats, at night. They run.")
+    assert passage.endswith("…")
+    assert len(passage) == 240
+
+
+def test_an_answer_without_citations_is_its_text_alone(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=ROWS)
+    far = {"query_embedding": [-1, -1, -1], "retrieval_options": {"max_distance": 0.1}}
+    assert shown(asker, "q", **far) == ["I do not know: nothing relevant was found in the documents."]
+    with error("P0002"):
+        shown(asker, "q", **far, skip_generate=True)
+    with error("22023", "n_citation"):
+        shown(asker, "q", n_citation=1)
+
+
+def test_row_level_security_holds_for_what_is_shown(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=[("a", 1, 1, "mine", [1, 0, 0]), ("b", 2, 1, "theirs", [1, 0, 0])])
+    owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON docs USING (document_id = 1)")
+    assert shown(asker, "q", query_embedding=[1, 0, 0])[2:] == ["[1] a, distance 0.0000: mine"]
