@@ -65,7 +65,7 @@ install: build ## the extension into the PostgreSQL that PG_CONFIG names (honour
 uninstall: ## removes it there again
 	@bash mk/install.sh uninstall
 
-bench: ## measures the figures of the README; writes bench/out/
+bench: ## measures the figures of docs/performance.md; writes bench/out/
 	@bash mk/bench.sh
 
 injection: ## measures how often the default model obeys instructions in documents; writes it into docs/security.md
@@ -74,7 +74,7 @@ injection: ## measures how often the default model obeys instructions in documen
 eval: ## measures the search on the public data sets (EVAL_DATA=folder: on yours); writes bench/out/eval.json
 	@bash mk/eval.sh
 
-docs: ## docs/reference.md and the tables of options, from what the installed extension says
+docs: ## docs/reference.md, docs/options.md and lists in docs/, from what the installed extension says
 	@bash mk/docs.sh
 
 check: build ## lint, types, pgspot on the built script, vulnerabilities and licences of the packages, shellcheck

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The figures of the README, on the private cluster and model server: bench/ says how each is taken.
+# The figures of docs/performance.md, on the private cluster and model server: bench/ says how each is taken.
 source "$(dirname "$0")/lib.sh"
 bash "$(dirname "$0")/setup.sh" all
 

@@ -1,8 +1,7 @@
 """docs.py DSN: the parts of the documentation that the installed extension says itself.
 
-Writes docs/reference.md from COMMENT ON, and the tables of options in README.md and docs/*.md from ml_rag.option: each
-stands between ``<!-- options of ROUTINE -->`` and ``<!-- end of options -->``. Likewise the lists of document
-formats and of engines, from the Python package.
+Writes docs/reference.md from COMMENT ON, docs/options.md from ml_rag.option, and the lists of document formats
+(``<!-- formats -->``) and of engines (``<!-- engines -->``) in other pages from the Python package.
 """
 
 from __future__ import annotations
@@ -23,14 +22,12 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
 ROOT = Path(__file__).resolve().parents[1]
-REFERENCE = Path("docs/reference.md")
+REFERENCE, OPTIONS_PAGE = Path("docs/reference.md"), Path("docs/options.md")
 LISTS = {
     "formats": lambda: ", ".join(code(name) for name in FORMATS),
     "engines": lambda: ", ".join(f"{code(name)} ({kind.runs})" for name, kind in ENGINES.items()),
 }
 LIST = re.compile(r"<!-- (formats|engines) -->\n.*?<!-- end of \1 -->", re.DOTALL)
-BEGIN, END = "<!-- options of {} -->", "<!-- end of options -->"
-BLOCK = re.compile(r"<!-- options of (\w+) -->\n.*?<!-- end of options -->", re.DOTALL)
 
 OPTIONS = """
 SELECT routine, name, type, minimum, maximum, choices, default_value, default_rule, auto_value IS NOT NULL, auto_value,
@@ -72,8 +69,15 @@ SETTINGS = "SELECT name, default_value, description FROM ml_rag.setting"
 HEAD = """# Reference
 
 Made by `make docs` from the comments and records of the installed extension; psql shows the same:
-`SELECT obj_description('ml_rag.filter'::regproc)`, `SELECT * FROM ml_rag.option`. After the routines come
-[settings](#settings) and [options](#options)."""
+`SELECT obj_description('ml_rag.filter'::regproc)`. After the routines come [settings](#settings).
+[options.md](options.md) has the options."""
+
+OPTIONS_HEAD = """# Options
+
+Made by `make docs` from `ml_rag.option`, which psql shows, too. JSON null means the default. An unknown key, a wrong
+type or a value out of range is error 22023, whose detail says what is allowed. `"auto"` stands for the value in its
+column. What a call does not say is taken from its preset, the role, and the database:
+[answers.md](answers.md#options-by-name-and-for-everybody)."""
 
 
 @dataclass(frozen=True)
@@ -164,15 +168,6 @@ def read_options(connection: Connection[Any]) -> dict[str, list[Option]]:
     return found
 
 
-def with_tables(text: str, options: dict[str, list[Option]], folder: str = "") -> str:
-    """A document with its tables of options as the records have them."""
-
-    def table(block: re.Match[str]) -> str:
-        return "\n".join([BEGIN.format(block[1]), "", option_table(options[block[1]], folder), "", END])
-
-    return BLOCK.sub(table, text)
-
-
 def with_lists(text: str) -> str:
     """A document with its lists of what the Python package has."""
 
@@ -240,7 +235,7 @@ def add_routine(page: Page, record: tuple[Any, ...], options: dict[str, list[Opt
     call = f"CALL {schema}{name}({shown})" if result is None else f"{schema}{name}({shown}) → {result}"
     page.add("```\n" + "\n".join(textwrap.wrap(call.replace("public.vector", "vector"), 118)) + "\n```")
     facts = f"Granted to: {grantees or 'no role; the owner of the extension calls it'}."
-    page.add(facts + (f" Options: [{name}](#options-of-{name})." if name in options else ""))
+    page.add(facts + (f" Options: [{name}](options.md#{name})." if name in options else ""))
 
 
 def add_relation(page: Page, record: tuple[Any, ...]) -> None:
@@ -250,23 +245,26 @@ def add_relation(page: Page, record: tuple[Any, ...]) -> None:
     page.add("\n".join(lines + [row(code(column), type_.replace("public.", "")) for column, type_ in columns]))
 
 
-def add_options(page: Page, options: dict[str, list[Option]]) -> None:
+def options_page(options: dict[str, list[Option]]) -> str:
+    """docs/options.md."""
+    index = [f"- [{routine}](#{routine})" for routine in options]
+    parts = [OPTIONS_HEAD, "\n".join(index)]
     for routine, records in options.items():
-        page.add(f"### Options of {routine}")
+        parts.append(f"## {routine}")
         users = [f"`{o.name}` of {o.routine}" for group in options.values() for o in group if o.keys_of == routine]
         if users:
-            page.add(f"The keys of {', '.join(users)}.")
-        page.add(option_table(records, "docs/"))
+            parts.append(f"The keys of {', '.join(users)}.")
+        parts.append(option_table(records, "docs/"))
+    return "\n\n".join(parts) + "\n"
 
 
-def reference(connection: Connection[Any]) -> str:
+def reference(connection: Connection[Any], options: dict[str, list[Option]]) -> str:
     """docs/reference.md."""
     with connection.transaction(force_rollback=True):
         connection.execute("SET LOCAL search_path = ''")
         routines = connection.execute(ROUTINES).fetchall()
         relations = connection.execute(RELATIONS).fetchall()
         settings = connection.execute(SETTINGS).fetchall()
-        options = read_options(connection)
     page = Page(HEAD)
     for title, schema in (("Routines", ""), ("Stages and helpers", "ml_rag.")):
         page.part(title)
@@ -279,21 +277,17 @@ def reference(connection: Connection[Any]) -> str:
     page.add("## Settings", "`SELECT ml_rag.configure(name, value)` changes one, null puts the default back.")
     lines = [row("setting", "default", ""), "|---|---|---|"]
     page.add("\n".join(lines + [row(code(n), code(d) if d else "", styled(text, "docs/")) for n, d, text in settings]))
-    page.add("## Options")
-    add_options(page, options)
     return str(page)
 
 
 def documents(connection: Connection[Any]) -> dict[Path, str]:
     """Each document that has made parts -> what it should hold."""
     options = read_options(connection)
-    found = {REFERENCE: reference(connection)}
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    found = {REFERENCE: reference(connection, options), OPTIONS_PAGE: options_page(options)}
+    for path in sorted((ROOT / "docs").glob("*.md")):
         text = path.read_text()
-        relative = path.relative_to(ROOT)
-        if BLOCK.search(text) and relative != REFERENCE:
-            folder = "docs/" if relative.parts[0] == "docs" else ""
-            found[relative] = with_lists(with_tables(text, options, folder))
+        if LIST.search(text):
+            found[path.relative_to(ROOT)] = with_lists(text)
     return found
 
 

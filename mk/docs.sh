@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# docs.sh: docs/reference.md and the tables of options in README.md and docs/, from the extension in the private cluster.
+# docs.sh: docs/reference.md, docs/options.md and lists in docs/, from the extension in the private cluster.
 source "$(dirname "$0")/lib.sh"
 bash "$(dirname "$0")/setup.sh" database
 bash "$(dirname "$0")/setup.sh" test

@@ -1,4 +1,4 @@
-"""pipeline/discover: which relations are vector stores; README.md (Vector stores) sentence by sentence."""
+"""pipeline/discover: which relations are vector stores; docs/loading.md, sentence by sentence."""
 
 from __future__ import annotations
 

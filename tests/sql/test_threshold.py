@@ -1,4 +1,4 @@
-"""Thresholds: README.md (retrieval_options), against brute force and by hand."""
+"""Thresholds: docs/search.md (Thresholds), against brute force and by hand."""
 
 from __future__ import annotations
 

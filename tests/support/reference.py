@@ -1,4 +1,4 @@
-"""Retrieval by brute force, written from README.md (retrieval_options, Output) and from nothing else.
+"""Retrieval by brute force, written from docs/search.md (Thresholds) and docs/answers.md and from nothing else.
 
 Distances are computed in double precision, which is exact enough for the small whole numbers the tests use as
 vectors: nothing comes near the middle between two numbers of four decimals unless it lies right there.

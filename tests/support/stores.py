@@ -65,7 +65,7 @@ def create_store(
     model: str | None = "fake-embed",
     suffix: str = "",
 ) -> None:
-    """A store as README.md has it, readable by ml_rag_user. A row: name, id, number, segment, embedding."""
+    """A store as docs/loading.md has it, readable by ml_rag_user. A row: name, id, number, segment, embedding."""
     relation = ident(name) if isinstance(name, str) else name
     columns = COLUMNS.format(type=type)
     owner.execute(sql.SQL("CREATE TABLE {} (" + columns + ")" + suffix).format(relation))

@@ -77,7 +77,7 @@ def run(name: str, check: Callable[[], str]) -> Finding:
         found = " ".join(filter(None, (diagnostic.message_primary or str(e).strip(), diagnostic.message_detail)))
         hint = diagnostic.message_hint or "Check --dsn (or PGHOST, PGPORT, PGUSER, PGDATABASE), and that it runs."
         if isinstance(e, psycopg.errors.InsufficientPrivilege):
-            hint = diagnostic.message_hint or "As a superuser: GRANT ml_rag_user TO that role. Roles: README.md."
+            hint = diagnostic.message_hint or "As a superuser: GRANT ml_rag_user TO that role. Roles: docs/security.md."
         return Finding(name, False, found, hint)
 
 
