@@ -164,7 +164,7 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_text_hash _note_failures retry_vectorizer'),
     -- vectorizer/segments, with what it shares with store/load
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _parse_chunking _segment_table _find_segments _source_key _same_key _segment_statements
+      _parse_chunking _segment_table _find_segments _source_key _same_key _row_metadata _fill_metadata _segment_statements
       _segments_comment _make_segments _keep_segments _drop_triggers'),
     -- vectorizer/queue
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
@@ -177,7 +177,7 @@ BEGIN
       _former_vectorizers _expression _check_former _changed_since _drop_queue _take_back_column _take_back_segments'),
     -- vectorizer/vectorizer
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _check_vectorizer_columns _add_vectorizer_columns _mark_of_key create_vectorizer drop_vectorizer'),
+      _check_vectorizer_columns _add_vectorizer_columns _is_integer_key _metadata_columns create_vectorizer drop_vectorizer'),
     -- vectorizer/run
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _make_run _index_vectorizer _warn_of_run run_vectorizer'),

@@ -258,6 +258,8 @@ SELECT ml_rag._add_option('prompt', 'system', 'text', default_rule => 'none', is
 SELECT ml_rag._add_option('prompt', 'length', 'choice', choices => '{short,medium,long}',
   default_rule => 'short for small models, which the catalogue marks "brief", else medium',
   description => 'of the answer: one or two sentences, as the model sees fit, several paragraphs');
+SELECT ml_rag._add_option('prompt', 'metadata', 'any', default_rule => 'true for tables with a vectorizer, else false',
+  description => 'which metadata stand beside each document in the prompt: an array of keys, true (all) or false');
 SELECT ml_rag._add_option('prompt', 'citation_style', 'choice', choices => '{none,numbered}', default_value => '"none"',
   description => 'numbered asks the model for [1] after a statement from the first citation');
 SELECT ml_rag._add_option('prompt', 'order', 'choice', choices => '{best_first,best_last}',
@@ -649,6 +651,8 @@ SELECT ml_rag._add_option('create_vectorizer', 'columns', 'any', default_rule =>
   description => 'what is embedded and searched of a row: a column, an array of columns (each on a line of its own), or a'
     ' template of them, such as'
     ' "Name: {name} Description: {description}"');
+SELECT ml_rag._add_option('create_vectorizer', 'metadata', 'text[]', default_rule => 'the key and the columns of the template',
+  description => 'columns that go along with a hit: in the metadata of citations, and in the prompt; at most 50');
 SELECT ml_rag._add_option('create_vectorizer', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
   description => 'embeds the texts');
 SELECT ml_rag._add_option('create_vectorizer', 'dimensions', 'integer', minimum => 1, maximum => 16000,

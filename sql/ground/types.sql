@@ -82,6 +82,7 @@ $$what one arm found, the best hit first$$;
 
 CREATE TYPE ml_rag.rewritten AS (
   question               text,     -- what is searched with; null = the question as asked
+  asked                  text,     -- the question as asked, if conditions were taken out of it
   history                text,     -- earlier turns that are searched with beside the question
   synonyms               text[],
   hypothetical_documents text[],   -- passages that could answer the question

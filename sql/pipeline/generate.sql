@@ -1,28 +1,79 @@
 -- generate: prompt to text.
 
+CREATE FUNCTION ml_rag._row_stores(stores ml_rag.store[]) RETURNS text[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: which of the stores are of rows of tables with a vectorizer: their markers name columns  Reads: the catalog
+BEGIN
+  RETURN ARRAY(
+    SELECT s.vector_store FROM unnest(stores) AS s
+    JOIN pg_attribute AS a ON a.attrelid = s.relation AND a.attname = s.segment_embedding
+    CROSS JOIN col_description(a.attrelid, a.attnum) AS d (comment)
+    WHERE coalesce(ml_rag._marked_key(d.comment, 'KEY'), ml_rag._marked_key(d.comment, 'ROW')) IS NOT NULL
+    ORDER BY s.vector_store);
+END
+$$;
+
+CREATE FUNCTION ml_rag._prompt_metadata(hit ml_rag.hit, wanted jsonb, of_rows boolean) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what of a hit's metadata stands in the prompt, as texts; null = nothing. wanted: option prompt.metadata
+BEGIN
+  IF NOT coalesce(wanted <> 'false', of_rows) OR jsonb_typeof(hit.metadata) IS DISTINCT FROM 'object' THEN
+    RETURN NULL;
+  END IF;
+  RETURN (
+    SELECT jsonb_object_agg(m.key, m.value) FROM jsonb_each_text(hit.metadata) AS m
+    WHERE m.value IS NOT NULL AND CASE jsonb_typeof(wanted) WHEN 'array' THEN wanted ? m.key
+      -- what a load notes for itself
+      ELSE m.key <> 'source' OR hit.metadata #> '{source,sha256}' IS NULL END);
+END
+$$;
+
+CREATE FUNCTION ml_rag._parse_prompt_options(options jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: option prompt, checked and with its defaults
+DECLARE
+  _parsed jsonb := ml_rag.parse_options('prompt', options);
+BEGIN
+  IF coalesce(jsonb_typeof(_parsed -> 'metadata') NOT IN ('array', 'boolean')
+    OR jsonb_path_exists(_parsed -> 'metadata', 'strict $ ? (@.type() == "array")[*] ? (@.type() != "string")'), false) THEN
+    PERFORM ml_rag._bad_option('metadata', _parsed -> 'metadata', 'an array of keys, true or false');
+  END IF;
+  RETURN _parsed;
+END
+$$;
+
 CREATE FUNCTION ml_rag._generate_text(prompt text, options jsonb, hits ml_rag.hit[], prompt_options jsonb,
-  conversation jsonb DEFAULT NULL, abstain boolean DEFAULT false,
+  conversation jsonb DEFAULT NULL, abstain boolean DEFAULT false, row_stores text[] DEFAULT '{}',
   OUT text text, OUT prompt_tokens integer, OUT generated_tokens integer, OUT messages jsonb, OUT finish_reason text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag.generate, with how many tokens it took and why it ended; null if the model server does not say
 -- conversation: {"history", "history_tokens", "return_prompt", "embed_model"}; messages: the prompt, where return_prompt is true
+-- row_stores: those whose metadata stand in the prompt by default
 -- text: null if abstain and no sentence of an extractive answer has min_support
 DECLARE
   _options jsonb := ml_rag.parse_options('ml_generate', options);
   _model text := coalesce(_options ->> 'model_id', ml_rag._default_model());
-  _prompt_options jsonb := ml_rag.parse_options('prompt', prompt_options);
+  _prompt_options jsonb := ml_rag._parse_prompt_options(prompt_options);
   _documents jsonb;
   _answer jsonb;
 BEGIN
   IF coalesce(prompt, '') !~ '\S' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the prompt is empty';
   END IF;
-  SELECT jsonb_agg(jsonb_build_object('document_name', h.document_name, 'text', h.segment) ORDER BY h.place)
+  SELECT jsonb_agg(jsonb_build_object('document_name', h.document_name, 'text', h.segment)
+    || CASE WHEN h.metadata IS NULL THEN '{}' ELSE jsonb_build_object('metadata', h.metadata) END ORDER BY h.place)
   INTO _documents
   FROM (
-    SELECT coalesce(hits[i].document_name, hits[i].vector_store) AS document_name, hits[i].segment, i AS place
+    SELECT coalesce(hits[i].document_name, hits[i].vector_store) AS document_name, hits[i].segment, i AS place,
+      ml_rag._prompt_metadata(hits[i], _prompt_options -> 'metadata', hits[i].vector_store = ANY (row_stores)) AS metadata
     FROM generate_subscripts(hits, 1) AS i
   ) AS h;
   IF _options ? 'context' THEN
@@ -31,7 +82,7 @@ BEGIN
   END IF;
   _answer := ml_rag._python('generate', jsonb_build_array(jsonb_build_object('prompt', prompt, 'documents', _documents, 'options',
     jsonb_build_object('model_id', _model) || (_options - 'context'),
-    'prompt_options', _prompt_options, 'citations', cardinality(hits), 'conversation', CASE WHEN _model = 'extractive'
+    'prompt_options', _prompt_options - 'metadata', 'citations', cardinality(hits), 'conversation', CASE WHEN _model = 'extractive'
       THEN jsonb_build_object('embed_model', ml_rag._get_setting('embed_model_id')) || coalesce(conversation, '{}')
       ELSE conversation - 'embed_model' END)));
   IF (_answer ->> 'documents_used')::integer < (_answer ->> 'documents_given')::integer THEN
@@ -73,8 +124,8 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.generate(text, jsonb, ml_rag.hit[], jsonb) IS
 $$generates text from a prompt and, where given, from hits (best first)
-options: those of ml_generate. prompt_options: {"system": text, "citation_style": "none" or "numbered", "order":
-"best_first" or "best_last"}, see ml_rag.option. The first hits are used, as many as fit the model's context; a warning is
+options: those of ml_generate. prompt_options: {"system": text, "metadata": keys or boolean, "citation_style": "none" or
+"numbered", "order": "best_first" or "best_last"}, see ml_rag.option. The first hits are used, as many as fit the model's context; a warning is
 given if not all do. A marker such as [4] that refers to none of the hits used is removed from the text, unless options has
 a json_schema.
 Errors: as ml_generate.$$;

@@ -209,14 +209,14 @@ BEGIN
   IF retrieval.method = 'document_order' THEN
     _generated := ml_rag._summarize(request, retrieval.hits);
   ELSE
-    -- a question that was rewritten stands alone
-    _generated := ml_rag._generate_text(request.question, request.options -> 'model_options', retrieval.hits,
-      request.options -> 'prompt', jsonb_strip_nulls(jsonb_build_object('return_prompt', request.options -> 'return_prompt',
+    -- a question that was rewritten stands alone; where it has lost conditions, the model reads it as it was asked
+    _generated := ml_rag._generate_text(coalesce((request.rewritten).asked, request.question), request.options -> 'model_options',
+      retrieval.hits, request.options -> 'prompt', jsonb_strip_nulls(jsonb_build_object('return_prompt', request.options -> 'return_prompt',
           'embed_model', retrieval.stores[1].embed_model_id)
-        || CASE WHEN (request.rewritten).question IS NULL THEN jsonb_build_object(
+        || CASE WHEN (request.rewritten).question IS NULL OR (request.rewritten).asked IS NOT NULL THEN jsonb_build_object(
           'history', request.options #> '{query_options,history}',
           'history_tokens', request.options #> '{query_options,history_tokens}') ELSE '{}' END),
-      (request.options -> 'abstain')::boolean);
+      (request.options -> 'abstain')::boolean, ml_rag._row_stores(retrieval.stores));
     messages := _generated.messages;
   END IF;
   text := _generated.text;

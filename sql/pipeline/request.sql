@@ -134,6 +134,7 @@ BEGIN
   IF _parsed ? 'citation_fields' THEN
     PERFORM ml_rag._check_citation_fields(_parsed -> 'citation_fields');
   END IF;
+  PERFORM ml_rag._parse_prompt_options(_parsed -> 'prompt') WHERE _parsed #> '{prompt,metadata}' IS NOT NULL;
   IF _parsed -> 'model_options' ? 'context' THEN
     PERFORM ml_rag._bad_option('context', _parsed #> '{model_options,context}', 'none: ml_rag sets this option itself',
       'Leave "context" out of model_options; it is an option of ml_generate.');

@@ -147,6 +147,7 @@ BEGIN
       rewritten := _answer.rewritten;
       rewritten.filters := CASE WHEN rewritten.filters IS NOT NULL
         THEN ml_rag._checked_filters(stores, _keys, rewritten.filters, rag -> 'filters') END;
+      rewritten.asked := CASE WHEN rewritten.filters IS NOT NULL AND rewritten.question IS NOT NULL THEN question END;
     ELSIF NOT (options -> 'fallback')::boolean OR _error ->> 'sqlstate' ~ '^(22023|57...)$' THEN
       PERFORM ml_rag._raise(_error);
     ELSE

@@ -55,6 +55,36 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._row_metadata(relation regclass, segments regclass, alias text) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: SQL of what a row of the source gives to the metadata of its segments: columns that the marker names
+-- Reads: the catalog
+BEGIN
+  RETURN (
+    SELECT format('jsonb_build_object(%s)', string_agg(format('%L, %s.%I', c.name, alias, c.name), ', ' ORDER BY c.place))
+    FROM pg_attribute AS e
+    CROSS JOIN string_to_table(ml_rag._marked_key(col_description(segments, e.attnum), 'ROW'), '+')
+      WITH ORDINALITY AS c (name, place)
+    JOIN pg_attribute AS a ON a.attrelid = relation AND a.attname = c.name AND a.attnum > 0 AND NOT a.attisdropped
+    WHERE e.attrelid = segments AND e.attname = 'segment_embedding');
+END
+$$;
+
+CREATE FUNCTION ml_rag._fill_metadata(relation regclass, segments regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the metadata of the segments that are there, which the triggers keep from then on
+-- Writes: the table of segments, as the caller
+BEGIN
+  EXECUTE format('UPDATE %s AS s SET metadata = s.metadata || %s FROM %s AS n WHERE %s AND s.metadata <> s.metadata || %2$s',
+    ml_rag._relation_name(segments), ml_rag._row_metadata(relation, segments, 'n'), ml_rag._relation_name(relation),
+    ml_rag._same_key(relation, segments, 'n'));
+END
+$$;
+
 CREATE FUNCTION ml_rag._segment_statements(relation regclass, operation text) RETURNS text[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -70,7 +100,9 @@ DECLARE
   _source record := ml_rag._primary_key(relation);
   _keys record;
   _other_text text := 's.text_hash <> hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0)';
-  _other_name text := 's.document_name COLLATE "C" <> n.document_name COLLATE "C"';
+  _metadata text := ml_rag._row_metadata(relation, _table, 'n');
+  _other_name text := format('(s.document_name COLLATE "C" <> n.document_name COLLATE "C" OR s.metadata <> s.metadata || %s)',
+    _metadata);
   _insert text;
   _rows text;
 BEGIN
@@ -92,9 +124,9 @@ BEGIN
         string_agg(format('n.%I::text', u.source), ', ' ORDER BY u.place)) END AS document_id
   INTO _keys
   FROM unnest((ml_rag._primary_key(_table)).key, _source.key) WITH ORDINALITY AS u (key, source, place) WHERE u.source IS NOT NULL;
-  _insert := format('INSERT INTO %s AS s (%s, document_id, document_name, segment_number, segment, text_hash)'
-    ' SELECT %s, %s, n.document_name, 1, n.segment, hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0)',
-    _segments, _keys.segments, _keys.source, _keys.document_id);
+  _insert := format('INSERT INTO %s AS s (%s, document_id, document_name, metadata, segment_number, segment,'
+    ' text_hash) SELECT %s, %s, n.document_name, %s, 1, n.segment, hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0)',
+    _segments, _keys.segments, _keys.source, _keys.document_id, _metadata);
   _rows := format('jsonb_populate_record(NULL::%1$s, $1) AS o, jsonb_populate_record(NULL::%1$s, $2) AS n', ml_rag._full_name(relation));
   RETURN CASE operation
     WHEN 'ALL' THEN ARRAY[format('%s FROM %s AS n', _insert, ml_rag._full_name(relation))]
@@ -106,8 +138,8 @@ BEGIN
       format('SELECT FROM %s AS s, ml_rag_new AS n WHERE %s AND (%s OR %s) FOR UPDATE OF s', _segments, _keys.new, _other_text,
         _other_name),
       format('DELETE FROM %s AS s USING ml_rag_new AS n WHERE %s AND %s', _segments, _keys.new, _other_text),
-      format('UPDATE %s AS s SET document_name = n.document_name FROM ml_rag_new AS n WHERE %s AND %s', _segments, _keys.new,
-        _other_name),
+      format('UPDATE %s AS s SET document_name = n.document_name, metadata = s.metadata || %s FROM ml_rag_new AS n'
+        ' WHERE %s AND %s', _segments, _metadata, _keys.new, _other_name),
       format('%s FROM ml_rag_new AS n WHERE NOT EXISTS (SELECT FROM %s AS s WHERE %s)', _insert, _segments, _keys.new)]
     WHEN 'KEY' THEN ARRAY[
       format('SELECT FROM %s AS s, %s WHERE %s FOR UPDATE OF s', _segments, _rows, _keys.old),

@@ -48,19 +48,48 @@ EXCEPTION WHEN invalid_object_definition THEN
 END
 $$;
 
-CREATE FUNCTION ml_rag._mark_of_key(relation regclass, key name[]) RETURNS text
+CREATE FUNCTION ml_rag._is_integer_key(relation regclass, key name[]) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: what of a marker makes hits carry the key of their rows: document_id where it is one integer, else metadata; null where
--- the name of a column cannot stand in a marker
+-- purpose: whether a key is one integer, which document_id can be  Reads: the catalog
 BEGIN
-  IF EXISTS (SELECT FROM unnest(key) AS k WHERE k ~ '[\s,;+]') THEN
-    RETURN NULL;
+  RETURN cardinality(key) = 1 AND (SELECT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = relation
+    AND a.attname = key[1]) IN ('smallint'::regtype, 'integer'::regtype, 'bigint'::regtype);
+END
+$$;
+
+CREATE FUNCTION ml_rag._metadata_columns(relation regclass, wanted jsonb, template name[], key name[]) RETURNS name[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: option metadata: columns that go along with a hit. Those of the key are there unless document_id is the key; a
+-- marker holds no name with a blank, comma, semicolon or plus, so by default such columns are left out
+-- Reads: the catalog
+DECLARE
+  _unfit CONSTANT text := '[\s,;+]';
+  _column text;
+BEGIN
+  IF wanted IS NULL THEN
+    RETURN (ARRAY(SELECT u.name FROM unnest(key || template) WITH ORDINALITY AS u (name, place)
+      WHERE u.name !~ _unfit GROUP BY u.name ORDER BY min(u.place)))[:50];
   END IF;
-  RETURN CASE WHEN cardinality(key) = 1 AND (SELECT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = relation
-      AND a.attname = key[1]) IN ('smallint'::regtype, 'integer'::regtype, 'bigint'::regtype)
-    THEN ',DOCUMENT_ID=' || key[1] ELSE ',KEY=' || array_to_string(key, '+') END;
+  FOR _column IN SELECT w.name FROM jsonb_array_elements_text(wanted) AS w (name) LOOP
+    IF _column ~ _unfit OR NOT EXISTS (SELECT FROM pg_attribute AS a
+      WHERE a.attrelid = relation AND a.attname = _column AND a.attnum > 0 AND NOT a.attisdropped) THEN
+      PERFORM ml_rag._bad_option('metadata', wanted, 'columns of the table, without blanks, commas, semicolons and + in their names',
+        format('It has no column %I that can be used; its columns: %s.', _column, (
+          SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute AS a
+          WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped)));
+    END IF;
+  END LOOP;
+  IF jsonb_array_length(wanted) > 50 THEN
+    PERFORM ml_rag._bad_option('metadata', to_jsonb(jsonb_array_length(wanted)), 'at most 50 columns');
+  END IF;
+  RETURN ARRAY(SELECT u.name
+    FROM unnest(CASE WHEN ml_rag._is_integer_key(relation, key) THEN '{}' ELSE key END
+      || ml_rag._texts(wanted)::name[]) WITH ORDINALITY AS u (name, place)
+    WHERE u.name !~ _unfit GROUP BY u.name ORDER BY min(u.place));
 END
 $$;
 
@@ -77,6 +106,7 @@ DECLARE
   _name text;
   _key name[];
   _columns name[];
+  _metadata name[];
   _type text;
   _is_former boolean;
 BEGIN
@@ -90,6 +120,7 @@ BEGIN
   END IF;
   _template := ml_rag._template('columns', _options -> 'columns');
   _columns := ml_rag._template_columns(_template);
+  _metadata := ml_rag._metadata_columns(relation, _options -> 'metadata', _columns, _key);
   _name := ml_rag._text_expression('document_name', relation, ml_rag._template('document_name', _options -> 'document_name'), _key);
   _template := ml_rag._text_expression('columns', relation, _template, _key);
   IF _options ->> 'destination' = 'table' THEN
@@ -131,7 +162,11 @@ BEGIN
     _key := (ml_rag._source_key(_store)).key;
   END IF;
   EXECUTE format('COMMENT ON COLUMN %s.segment_embedding IS %L', ml_rag._relation_name(_store),
-    concat('GENAI_OPTIONS=EMBED_MODEL_ID=', _model, CASE _store WHEN relation THEN ml_rag._mark_of_key(relation, _key) END));
+    concat('GENAI_OPTIONS=EMBED_MODEL_ID=', _model,
+      CASE WHEN _store = relation AND ml_rag._is_integer_key(relation, _key) AND _key[1] !~ '[\s,;+]'
+        THEN ',DOCUMENT_ID=' || _key[1] END,
+      CASE _store WHEN relation THEN ',KEY=' ELSE ',ROW=' END || nullif(array_to_string(_metadata, '+'), '')));
+  PERFORM ml_rag._fill_metadata(relation, _store) WHERE _store <> relation;
   PERFORM ml_rag._queue(relation, _store, _columns, _key, _options || jsonb_build_object('embed_model_id', _model));
   IF _options ->> 'mode' = 'immediate' THEN
     PERFORM ml_rag._embed_at_once(relation);

@@ -155,6 +155,7 @@ def rewrite(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
     found = read(text, asked)
     return {
         "question": found.get("question"),
+        "asked": None,
         "history": None,
         "synonyms": found.get("synonyms"),
         "hypothetical_documents": found.get("hypothetical_document"),

@@ -207,7 +207,7 @@ class Vectorizer(Derived):
         columns = ", ".join(map(identifier, job["key"]))
         of_free = ", ".join(f"f.{identifier(name)}" for name in job["key"])
         schema = job["type"].rpartition(".")[0]
-        metadata = "m.metadata"
+        metadata = "m.metadata || f.metadata"  # which has columns of the row
         if job["key_types"] not in (["smallint"], ["integer"], ["bigint"]):  # a key that document_id cannot be
             pairs = (f"{literal(name[7:])}, f.{identifier(name)}" for name in job["key"])
             metadata += f" || jsonb_build_object({', '.join(pairs)})"

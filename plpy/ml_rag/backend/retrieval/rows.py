@@ -88,7 +88,9 @@ class Rows:
         metadata = "NULL::jsonb" if store.metadata is None else f"to_jsonb(t.{identifier(store.metadata)})"
         if store.key:
             pairs = (f"{literal(name)}, t.{identifier(name)}" for name in store.key)
-            metadata = f"jsonb_build_object({', '.join(pairs)})"
+            of_row = f"jsonb_build_object({', '.join(pairs)})"
+            own = f"CASE jsonb_typeof({metadata}) WHEN 'object' THEN {metadata} || {of_row} ELSE {of_row} END"
+            metadata = of_row if store.metadata is None else own
         return f"t.{identifier(store.segment)}::text AS segment, {metadata} AS metadata"
 
     @property
@@ -183,7 +185,7 @@ class Rows:
         if read.quantization is None or read.sort != "index":
             return rows
         names = {embedding.column, store.segment_embedding, store.segment, store.document_name, store.document_id}
-        names |= {store.segment_number, store.metadata}
+        names |= {store.segment_number, store.metadata, *store.key}
         columns = [f"t.{identifier(name)}" for name in sorted(name for name in names if name is not None)]
         if store.is_table:
             columns.insert(0, "t.ctid")

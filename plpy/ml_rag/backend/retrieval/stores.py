@@ -93,7 +93,7 @@ class Store:
     probes: int = 10
     #: what ml_rag.tune_index has kept for the index of its vectors; None = nothing
     tuned: Tuned | None = None
-    #: columns that stand in the metadata of hits, for want of others
+    #: columns that stand in the metadata of hits
     key: tuple[str, ...] = ()
 
     @property
@@ -390,7 +390,7 @@ def _read(run: Statements, plpy: Any, relations: list[int], wanted: Wanted, mode
             has_expressions=index is not None and index["has_expressions"],
             probes=max(10, ((index and index["lists"]) or 0) // 10),
             tuned=_tuned(embedding),
-            key=tuple(keys[relation]) if own["metadata"] is None and known.keys() >= set(keys[relation]) else (),
+            key=tuple(name for name in keys[relation] if name in known),
         )
     return stores
 

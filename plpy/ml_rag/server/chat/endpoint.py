@@ -81,10 +81,11 @@ def fit_prompt(body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled |
 def _documents_with_room(documents: Sequence[ChatDocument], characters: int) -> Iterator[prompt.PromptDocument]:
     """Those, from the first on, that have no more than so many characters together."""
     for document in documents:
-        characters -= len(document.document_name) + len(document.text)
+        text = prompt.labelled(document.text, document.metadata or {})
+        characters -= len(document.document_name) + len(text)
         if characters < 0:
             return
-        yield prompt.PromptDocument(document.document_name, document.text)
+        yield prompt.PromptDocument(document.document_name, text)
 
 
 def _history_budget(body: ChatRequest, engine: GenerateEngine) -> int:

@@ -20,7 +20,7 @@ since the smallest models (135M parameters) follow nothing else. Standard librar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -141,6 +141,9 @@ _CONTROL_TOKEN = re.compile(
 )
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _NAME_LENGTH = 200
+#: characters of a value of metadata; of one that is left out if the text has it
+_VALUE_LENGTH = 500
+_REPEATED_LENGTH = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,16 @@ def without_control_tokens(text: str) -> str:
     For models whose tokenizer is not at hand: many servers take such a name for the token wherever it stands.
     """
     return _CONTROL_TOKEN.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+
+
+def labelled(text: str, metadata: Mapping[str, str]) -> str:
+    """A document's text below its metadata, a line each; a longer value that stands in the text is not repeated."""
+    lines = [
+        f"{_UNPRINTABLE.sub(' ', key)[:_NAME_LENGTH]}: {_UNPRINTABLE.sub(' ', value)[:_VALUE_LENGTH]}"
+        for key, value in metadata.items()
+        if not (len(value) > _REPEATED_LENGTH and value in text)
+    ]
+    return "\n".join([*lines, "", text]) if lines else text
 
 
 def fence(number: int, document: PromptDocument) -> str:

@@ -47,6 +47,8 @@ class ChatMessage(_Model):
 class ChatDocument(_Model):
     document_name: str = ""
     text: str
+    #: ours: what stands above the text in the prompt
+    metadata: dict[str, str] | None = None
 
 
 class ChatTurn(_Model):
