@@ -185,7 +185,7 @@ BEGIN
     ('ml_rag_user', 'SELECT', 'TABLE', 'vectorizer'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_vectorizers'),
     -- rank/rank
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_rank_count _bad_record _rank'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_rank_count _bad_record _rank _rank_options'),
     -- nlsql/metadata
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _named_tables _trusted_owners _askable_tables _nearest_table _comment_line _samples _table_definition

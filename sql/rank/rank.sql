@@ -24,6 +24,29 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._rank_options(options jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: options of ml_rank, checked and with their defaults; also as Google's Ranking API spells them
+DECLARE
+  _options jsonb := options;
+  _key record;
+BEGIN
+  FOR _key IN SELECT k.google, k.name FROM (VALUES
+      ('topN', 'top_n'), ('ignoreRecordDetailsInResponse', 'ignore_record_details_in_response')) AS k (google, name) LOOP
+    CONTINUE WHEN jsonb_typeof(_options) IS DISTINCT FROM 'object' OR NOT _options ? _key.google;
+    IF _options ? _key.name THEN
+      PERFORM ml_rag._bad_option(_key.google, _options -> _key.google, format('none together with "%s"', _key.name));
+    END IF;
+    _options := _options - _key.google || jsonb_build_object(_key.name, _options -> _key.google);
+  END LOOP;
+  _options := ml_rag.parse_options('ml_rank', _options);
+  -- semantic-ranker-512@latest, semantic-ranker-default-004 and the like: models of Google's
+  RETURN CASE WHEN starts_with(_options ->> 'model', 'semantic-ranker-') THEN _options - 'model' ELSE _options END;
+END
+$$;
+
 CREATE FUNCTION ml_rag._rank(
   query text, texts text[], options jsonb, call integer, OUT model text, OUT places integer[], OUT scores double precision[]
 )
@@ -72,7 +95,7 @@ DECLARE
   _records jsonb[] := '{}';
   _ranked record;
 BEGIN
-  _options := ml_rag.parse_options('ml_rank', $3);
+  _options := ml_rag._rank_options($3);
   IF records IS NULL OR jsonb_typeof(records) <> 'array' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the records are not an array',
       DETAIL = format('Got %s.', coalesce(jsonb_typeof(records), 'NULL')),
@@ -124,7 +147,8 @@ $$ranks records by their relevance to a query: ml_rank('Why is the sky blue?', '
 records: at most 200 objects {"id", "title", "content"}, id a text, at least one of title and content. Query, title and
 content together are cut at the model's max_tokens (512). Returns {"records": [{"id", "score", "title", "content"}],
 "model"}, best first, score 0-1, equal ones in the order given. Reads no table; works in a read-only transaction.
-Options: SELECT * FROM ml_rag.option WHERE routine = 'ml_rank'.
+Options: SELECT * FROM ml_rag.option WHERE routine = 'ml_rank'; also as Google's Ranking API spells them (topN,
+ignoreRecordDetailsInResponse), and its models semantic-ranker-… stand for the default model.
 Errors: 22023 empty query, bad record or option, unknown model or model of another task; 55000 the named model is not
 available; 08006 model server; 53300 its queue is full; 57014 cancelled; 38000 the model failed.$$;
 
@@ -143,7 +167,7 @@ BEGIN
   -- as they come out of unnest: whatever the bounds of the arrays were
   _ids := ARRAY(SELECT u.id FROM unnest($2) WITH ORDINALITY AS u (id, place) ORDER BY u.place);
   _texts := ARRAY(SELECT u.text FROM unnest($3) WITH ORDINALITY AS u (text, place) ORDER BY u.place);
-  _options := ml_rag.parse_options('ml_rank', $4);
+  _options := ml_rag._rank_options($4);
   IF ids IS NULL OR texts IS NULL OR cardinality(ids) <> cardinality(texts) THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'ids and texts differ in length',
       DETAIL = format('%s ids, %s texts.', coalesce(cardinality(ids)::text, 'NULL'),

@@ -55,6 +55,17 @@ def test_top_n(module_asker: Connection, n: int | None, count: int) -> None:
     assert ids(rank(module_asker, "red blue", RECORDS, {"top_n": n})) == ["rb", "r", "b", "g", "x"][:count]
 
 
+def test_options_as_googles_ranking_api_spells_them(module_asker: Connection) -> None:
+    own = {"top_n": 2, "ignore_record_details_in_response": True}
+    for model in ("semantic-ranker-512@latest", "semantic-ranker-default-004", "semantic-ranker-fast-004"):
+        google = {"topN": 2, "ignoreRecordDetailsInResponse": True, "model": model}
+        assert rank(module_asker, "red blue", RECORDS, google) == rank(module_asker, "red blue", RECORDS, own)
+    assert rows(module_asker, "red", "{a,b}", "{x,red}", {"topN": 1}) == [(1, "b", 1.0)]
+    for bad in ({"topN": 1, "top_n": 1}, {"topN": 0}, {"topN": "1"}, {"ignoreRecordDetailsInResponse": 1}):
+        with error("22023", "invalid value for option"):
+            rank(module_asker, "red", RECORDS, bad)
+
+
 @pytest.mark.parametrize("model", ["fake-rerank", "hybrid"])
 def test_ids_and_scores_only(module_asker: Connection, model: str) -> None:
     full = rank(module_asker, "red blue", RECORDS, {"model": model})
@@ -195,7 +206,7 @@ def test_numbers_too_large_and_nul_escapes(module_asker: Connection) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"topN": 1},
+        {"topn": 1},
         {"model": ""},
         {"model": 7},
         {"ignore_record_details_in_response": 1},

@@ -47,7 +47,7 @@ ENGINES: dict[str, EngineKind] = {
     ),
     "openai": EngineKind(
         "openai",
-        _tasks("embed", "generate"),
+        _tasks("embed", "generate", "rerank"),
         "models of an OpenAI-compatible endpoint",
         has_files=False,
         is_remote=True,

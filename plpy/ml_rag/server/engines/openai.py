@@ -1,4 +1,5 @@
-"""Engine ``openai``: any OpenAI-compatible endpoint (Ollama, vLLM, llama-server, hosted ones), for embed and generate.
+"""Engine ``openai``: any OpenAI-compatible endpoint (Ollama, vLLM, llama-server, hosted ones), for embed and generate;
+for rerank the address ``/rerank`` of Jina, Cohere, vLLM, llama-server and Text Embeddings Inference.
 
 Address and key come from the catalogue only; neither is ever part of an error. Requests run in an event loop of the
 engine's own thread, so that one that waits can be given up, and its connection closed, once the caller has gone.
@@ -7,6 +8,7 @@ engine's own thread, so that one that waits can be given up, and its connection 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +17,7 @@ import numpy as np
 from ml_rag.abc import Cancelled, Delta, Sampling
 from ml_rag.errors import EngineFailed, ModelUnavailable
 from ml_rag.server.chat.prompt import estimate_tokens, without_control_tokens
-from ml_rag.server.engines.openai_endpoint import CallerGone, Endpoint, nonsense
+from ml_rag.server.engines.openai_endpoint import CallerGone, Endpoint, Refused, nonsense
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +36,7 @@ MAX_STREAM_BYTES = 256 * 1024 * 1024
 MAX_COUNT = 2**31
 
 
-def load(entry: ModelEntry, models_dir: Path) -> OpenAIEmbed | OpenAIGenerate:
+def load(entry: ModelEntry, models_dir: Path) -> OpenAIEmbed | OpenAIGenerate | OpenAIRerank:
     """The catalogue's remote model. Raises ``ModelUnavailable``."""
     remote = Endpoint(entry)
     try:
@@ -42,6 +44,8 @@ def load(entry: ModelEntry, models_dir: Path) -> OpenAIEmbed | OpenAIGenerate:
             return OpenAIEmbed(entry, remote)
         if entry.task == "generate":
             return OpenAIGenerate(entry, remote)
+        if entry.task == "rerank":
+            return OpenAIRerank(entry, remote)
         raise ModelUnavailable(f"the engine openai has no task {entry.task}")
     except BaseException:
         remote.close()
@@ -109,6 +113,69 @@ class OpenAIEmbed:
         if not np.isfinite(found).all():
             raise nonsense("a vector with NaN or infinity")
         return found
+
+
+class OpenAIRerank:
+    """Scores of a remote cross-encoder."""
+
+    def __init__(self, entry: ModelEntry, remote: Endpoint) -> None:
+        self._remote = remote
+        self.max_tokens = entry.max_tokens or DEFAULT_CONTEXT_TOKENS
+        #: whether it wants "texts", as Text Embeddings Inference does, where all others want "documents"
+        self._wants_texts = False
+        #: whether its scores are logits, as llama-server's
+        self._are_logits = False
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._remote.close()
+
+    def rerank(self, query: str, texts: Sequence[str], cancelled: Cancelled) -> NDArray[np.float32]:
+        """Relevance 0-1 of each text, shape (len(texts),). Zeros for what was cancelled.
+
+        Raises:
+            EngineFailed: the endpoint failed, or did not give one finite score for each text.
+        """
+        try:
+            reply = self._ask(query, list(texts), cancelled)
+        except CallerGone:
+            return np.zeros(len(texts), np.float32)
+        scores = _scores(reply, len(texts))
+        self._are_logits = self._are_logits or bool(scores.min() < 0 or scores.max() > 1)
+        if self._are_logits:
+            scores = 1 / (1 + np.exp(-np.clip(scores, -80, 80)))
+        return scores.astype(np.float32)
+
+    def _ask(self, query: str, texts: list[str], cancelled: Cancelled) -> Any:
+        if not self._wants_texts:
+            body = {"model": self._remote.model, "query": query, "documents": texts, "top_n": len(texts)}
+            try:
+                return self._remote.wait(self._remote.json("rerank", body), cancelled)
+            except Refused as refused:
+                if refused.http_status != HTTPStatus.UNPROCESSABLE_ENTITY or "texts" not in (refused.detail or ""):
+                    raise
+        reply = self._remote.wait(
+            self._remote.json("rerank", {"query": query, "texts": texts, "truncate": True}), cancelled
+        )
+        self._wants_texts = True
+        return reply
+
+
+def _scores(reply: Any, count: int) -> NDArray[np.float64]:
+    """The scores by the place of their texts."""
+    try:
+        rows = reply if isinstance(reply, list) else reply["results"]
+        found = {row["index"]: row["score"] if "score" in row else row["relevance_score"] for row in rows}
+        if len(rows) != count or set(found) != set(range(count)) or any(type(index) is not int for index in found):
+            raise nonsense(f"{len(rows)} scores for {count} texts")
+        scores = np.array([found[index] for index in range(count)])
+        if scores.dtype.kind not in "iuf":  # texts and truth values would become numbers
+            raise TypeError
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+        raise nonsense("no list of scores") from None
+    if not np.isfinite(scores).all():
+        raise nonsense("a score that is NaN or infinite")
+    return scores.astype(np.float64)
 
 
 class OpenAIGenerate:

@@ -67,6 +67,12 @@ def _was_refused(status: int, retry_after: float | None) -> bool:
     )
 
 
+class Refused(EngineFailed):
+    """The endpoint's refusal, with its HTTP status."""
+
+    http_status: int | None = None
+
+
 class CallerGone(Exception):
     """``cancelled()`` became true while waiting."""
 
@@ -139,8 +145,8 @@ class Endpoint:
     async def open(self, path: str, body: dict[str, Any]) -> httpx.Response:
         """The reply to a POST, its body yet to be read.
 
-        Texts to embed are sent again after what may pass. A prompt is sent again only where nobody took it or who took
-        it says that nothing was done about it: an answer costs, and what the endpoint died of would kill it again.
+        Texts to embed or rank are sent again after what may pass. A prompt is sent again only where nobody took it or
+        who took it says that nothing was done: an answer costs, and what the endpoint died of would kill it again.
 
         Raises:
             EngineFailed: the endpoint refused, or cannot be reached; the detail has its own words.
@@ -155,7 +161,7 @@ class Endpoint:
         raise AssertionError("tenacity neither returned nor raised")
 
     async def _open_once(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        repeatable = path == "embeddings"
+        repeatable = path in ("embeddings", "rerank")
         request = self._client.build_request("POST", path, json=body)
         try:
             async with asyncio.timeout(self._begin_seconds):
@@ -209,7 +215,9 @@ class Endpoint:
         hint = "Check the model's api_key in the model server's catalogue." if status in (401, 403) else None
         told = told.encode("utf-8", "replace").decode()  # a text can have half of a surrogate pair
         where = "" if status is None else f"HTTP status {status}: "
-        return EngineFailed("the remote model failed", detail=f"{where}{told[:1000]}", hint=hint)
+        refused = Refused("the remote model failed", detail=f"{where}{told[:1000]}", hint=hint)
+        refused.http_status = status
+        return refused
 
     async def json(self, path: str, body: dict[str, Any]) -> Any:
         """The JSON reply to a POST. Raises ``EngineFailed``."""
