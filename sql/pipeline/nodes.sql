@@ -145,10 +145,14 @@ DECLARE
   _names text := (SELECT string_agg(s.vector_store, ', ') FROM unnest(stores[1:20]) AS s);
   _what text := CASE WHEN arm.node_group IS NULL THEN format('embedding "%s"', left(arm.embedding, 100))
     ELSE format('node group "%s"', left(arm.node_group, 100)) END;
+  -- names that ml_rag.create_node_group takes
+  _can_be boolean := arm.node_group ~ '^[[:alpha:]_][[:alnum:]_-]*$' AND octet_length(arm.node_group) <= 40
+    AND arm.node_group <> 'document';
   _hint text := CASE WHEN arm.node_group IS NULL
     THEN format('CALL ml_rag.add_embedding(%L, %L, ''{"embed_model_id": …}'') makes one.', (stores[1]).vector_store, arm.embedding)
-    ELSE format('CALL ml_rag.create_node_group(%L, %L, ''{"transform": …}'') makes one; it must have %s, and the caller SELECT on it.',
-      (stores[1]).vector_store, arm.node_group,
+    ELSE format('%sCALL ml_rag.create_node_group(%L, %L, ''{"transform": …}'') makes one; it must have %s, '
+      'and the caller SELECT on it.', CASE WHEN NOT _can_be THEN 'A node group cannot have that name. ' END,
+      (stores[1]).vector_store, CASE WHEN _can_be THEN arm.node_group ELSE 'sentences' END,
       CASE arm.search WHEN 'keyword' THEN '"keyword_search": true' ELSE '"embed": true' END) END;
 BEGIN
   IF is_all THEN

@@ -126,6 +126,18 @@ def test_without_embeddings_and_index_there_is_nothing_to_search_in(store: Conne
         assert "create_node_group" in caught.hint
 
 
+@pytest.mark.parametrize("name", ["document", "two words", "x" * 41])
+def test_a_hint_proposes_a_name_that_is_taken(store: Connection, models: ModelsServer, name: str) -> None:
+    for kind in ("semantic", "keyword"):
+        with error("55000", f'no vector store has a node group "{name}" to search') as caught:
+            found(store, "terns", {"search": kind, "in": name})
+        assert caught.hint.startswith("A node group cannot have that name. CALL ml_rag.create_node_group(")
+    proposed = re.search("CALL.*?\\)", caught.hint)
+    assert proposed is not None
+    store.execute(proposed[0].replace("…", '"sentence"'))  # type: ignore[arg-type]
+    assert nodes(store, "sentences")
+
+
 def test_dry_run_makes_nothing(store: Connection) -> None:
     assert create(store, "sentences", transform="sentence", dry_run=True) == {"parents": 3, "model_calls": 0}
     assert create(store, "questions", transform="questions", dry_run=True) == {"parents": 3, "model_calls": 3}

@@ -70,6 +70,7 @@ _BEFORE = frozenset(
 _INSIDE = frozenset(("in", "from", "per", "see", "read", "to", "by"))
 #: what is no question in the rest of a request for a summary
 _FILLERS = _ARTICLES | {"it", "a", "an", "and", "of", "please", "whole", "entire", "following", "text", "paper", "me"}
+_FILLERS |= {"called", "named", "titled", "entitled", "which", "is"}
 _LABEL = re.compile(r"\s*([^:?!\n]{1,80}?)\s*(?::|\s[-–—])\s")
 _SUMMARY = re.compile(
     r"(?:\s*(?:please|can you|could you|give me|i need|write|show me)\b)*\s*"

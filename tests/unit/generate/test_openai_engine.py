@@ -145,6 +145,20 @@ def test_a_stream_that_breaks(remote, engine_for, chunks, said):
         text_of(engine_for(remote.url, "generate"))
 
 
+@pytest.mark.parametrize(
+    ("pieces", "finish", "said"),
+    [
+        (["日本\ufffd"], "length", "日本"),
+        (["日本", "\ufffd", "\ufffd"], "length", "日本"),
+        (["日\ufffd", "本"], "length", "日\ufffd本"),
+        (["日本\ufffd"], "stop", "日本\ufffd"),
+    ],
+)
+def test_a_text_that_is_cut_does_not_end_in_half_a_character(remote, engine_for, pieces, finish, said):
+    remote.replies = [streams(*[piece(text) for text in pieces], piece("", finish), "[DONE]")]
+    assert text_of(engine_for(remote.url, "generate")) == said
+
+
 @pytest.mark.parametrize("pause", [0.02, 30.0])
 def test_cancelling_closes_the_connection(remote, engine_for, pause):
     remote.replies = [streams(*[piece("word ")] * 500, pause=min(pause, 1.0))]

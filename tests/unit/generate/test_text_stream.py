@@ -31,8 +31,9 @@ def test_a_character_comes_out_when_it_is_whole():
     assert run([b"\xf0\x9f", b"\x99\x82", b"!"], []) == ["", "🙂", "!", ""]
 
 
-def test_an_unfinished_character_at_the_end_is_replaced():
-    assert run([b"a\xf0\x9f"], []) == ["a", "\ufffd"]
+def test_an_unfinished_character_at_the_end_is_left_out():
+    assert run([b"a\xf0\x9f"], []) == ["a", ""]
+    assert run([b"a\xff", b"\xf0\x9f"], []) == ["a\ufffd", "", ""]
 
 
 @given(st.text("ab\nc", max_size=30), st.lists(st.text("ab\nc", min_size=1, max_size=4), max_size=3), st.integers(1, 4))

@@ -208,6 +208,7 @@ class OpenAIGenerate:
         events = self._remote.events("chat/completions", body, most)
         finish: Literal["stop", "length"] | None = None
         usage: dict[str, Any] = {}
+        held = ""  # what stands for half a character at the end of a text that is cut
         try:
             while (event := self._remote.wait(_next(events), cancelled)) is not None:
                 usage = event.get("usage") or usage
@@ -215,7 +216,11 @@ class OpenAIGenerate:
                     reason = choice.get("finish_reason")
                     finish = ("length" if reason == "length" else "stop") if reason else finish
                     if text := (choice.get("delta") or {}).get("content"):
-                        yield Delta(_said(text))
+                        text = held + _said(text)
+                        said = text.rstrip("\ufffd")
+                        held = text[len(said) :]
+                        if said:
+                            yield Delta(said)
         except CallerGone:
             return
         except (AttributeError, TypeError):
@@ -224,7 +229,12 @@ class OpenAIGenerate:
             self._remote.wait(_close(events), _never)
         if finish is None:
             raise EngineFailed("the answer of the remote model is incomplete", detail="It has no finish_reason.")
-        yield Delta("", finish, _count(usage, "prompt_tokens"), _count(usage, "completion_tokens"))
+        yield Delta(
+            "" if finish == "length" else held,
+            finish,
+            _count(usage, "prompt_tokens"),
+            _count(usage, "completion_tokens"),
+        )
 
     def _body(self, messages: Sequence[dict[str, str]], sampling: Sampling) -> dict[str, Any]:
         body: dict[str, Any] = {

@@ -29,8 +29,8 @@ class TextStream:
         return self._take(self._decoder.decode(data), last=False)
 
     def finish(self) -> str:
-        """What was held back, at the end of the answer; bytes of an unfinished character become U+FFFD."""
-        return self._take(self._decoder.decode(b"", final=True), last=True)
+        """What was held back, at the end of the answer, without the bytes of an unfinished character."""
+        return self._take("", last=True)
 
     def _take(self, text: str, *, last: bool) -> str:
         if self.stopped:
