@@ -31,13 +31,12 @@ install_torch() {
   pip_install "$@" "torch==$torch" || or_explain torch
 }
 
-# What the model server requires, but for llama.cpp, a line each.
+# What the model server requires, a line each; llama.cpp is an extra of its own.
 requirements() {
   "$VENV/bin/python" - "$ROOT/pyproject.toml" <<'PYTHON'
 import sys, tomllib
 project = tomllib.load(open(sys.argv[1], "rb"))["project"]
-wanted = project["dependencies"] + project["optional-dependencies"]["server"]
-print(*(line for line in wanted if not line.startswith("llama-cpp-python")), sep="\n")
+print(*project["dependencies"], *project["optional-dependencies"]["server"], sep="\n")
 PYTHON
 }
 

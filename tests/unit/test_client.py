@@ -122,9 +122,14 @@ def test_another_missing_module_is_no_matter_of_the_extra(client: Path, tmp_path
 
 
 def test_the_given_packages_come_with_the_server() -> None:
-    everything = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["server"]
-    names = {canonicalize_name(Requirement(line).name) for line in everything}
-    assert {"pgvector", "psycopg", "numpy", "sentence-transformers", "llama-cpp-python"} <= names
+    def names(lines: list[str]) -> set[str]:
+        return {canonicalize_name(Requirement(line).name) for line in lines}
+
+    extras = PROJECT["optional-dependencies"]
+    assert {"pgvector", "psycopg", "numpy", "sentence-transformers"} <= names(PROJECT["dependencies"] + extras["server"])
+    # which is compiled where no wheel fits
+    assert names(extras["llama"]) == {"llama-cpp-python"}
+    assert "llama-cpp-python" not in names(extras["server"])
 
 
 def test_the_client_checks_the_whole_chain(client: Path, db: Database) -> None:

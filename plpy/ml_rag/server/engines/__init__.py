@@ -35,8 +35,8 @@ def load_engine(entry: ModelEntry, models_dir: Path) -> Engine:
             raise ModelUnavailable(
                 f"model {entry.id} cannot be loaded",
                 detail=f"the package that engine {entry.engine} needs is not installed",
-                hint="Wait if it is still being compiled; otherwise install the model server's packages: "
-                'pip install ".[server]" in a checkout of ml_rag.',
+                hint="Wait if it is still being compiled; otherwise install what runs such models: "
+                "pip install 'ml-rag[server,llama]', or '.[server,llama]' in a checkout of ml_rag.",
             )
         from ml_rag.server.engines.process import EngineProcess
 
