@@ -78,6 +78,7 @@ take_down() {
   if [ -n "${ML_RAG_DOCKER_KEEP:-}" ]; then
     note "left as they are: docker compose -p $project ps"
   else
+    remove_official
     compose --profile tests down --volumes --remove-orphans --timeout 20 || true
   fi
   stop_engine
@@ -196,6 +197,104 @@ checks() {
   expect "… and answer" answers
 }
 
+database=ml_rag-database:$ML_RAG_TAG
+
+# is_refused "what it is refused for" [options of docker run]: ends with that sentence instead of a start.
+is_refused() {
+  local reply why=$1
+  shift
+  ! reply=$(docker run --rm "$@" "$database" 2>&1) && [[ $reply == *"$why"* ]]
+}
+
+by_password() { # by TCP, as another machine would
+  docker exec -e PGPASSWORD="$1" "$project-official" psql -X -At -h 127.0.0.1 -U app -d shop \
+    -c "SELECT string_agg(name, ' ' ORDER BY name) FROM made" </dev/null
+}
+
+ran_all_files() { [ "$(by_password "$1")" = "executable gz sourced sql" ]; }
+
+says() { docker logs "$project-official" 2>&1 | grep -qF "$1"; }
+
+official() {
+  docker run -d --name "$project-official" -v "$project-official:/var/lib/postgresql" \
+    -e POSTGRES_USER=app -e POSTGRES_DB=shop -e ML_RAG_LOAD= "$@" "$database" >/dev/null
+  for _ in $(seq 120); do
+    [ "$(docker inspect -f '{{.State.Health.Status}}' "$project-official")" != healthy ] || return 0
+    sleep 0.5
+  done
+  docker logs --tail 20 "$project-official" >&2
+  return 1
+}
+
+remove_official() {
+  docker rm -f "$project-official" >/dev/null 2>&1 || true
+  docker volume rm "$project-official" >/dev/null 2>&1 || true
+}
+
+# What people know of the official image.
+conventions() {
+  local folder
+  folder=$(mktemp -d)
+  chmod 755 "$folder"
+  mkdir "$folder/init"
+  echo 'CREATE TABLE made (name text); INSERT INTO made VALUES ($$sql$$);' >"$folder/init/1.sql"
+  echo "INSERT INTO made VALUES ('gz');" | gzip >"$folder/init/2.sql.gz"
+  # shellcheck disable=SC2016 # for the scripts
+  echo 'psql -v ON_ERROR_STOP=1 -U "$POSTGRES_USER" -d "$POSTGRES_DB" -c "INSERT INTO made VALUES (\$\$sourced\$\$)"' >"$folder/init/3.sh"
+  { echo '#!/bin/sh' && sed 's/sourced/executable/' "$folder/init/3.sh"; } >"$folder/init/4.sh"
+  chmod 755 "$folder/init/4.sh"
+  echo secret >"$folder/secret"
+  chmod 600 "$folder/secret"
+  expect "a secret that the container cannot read is refused" is_refused "chown 999 the file" \
+    -e POSTGRES_PASSWORD_FILE=/secret -v "$folder/secret:/secret:ro"
+  chown 999 "$folder/secret"
+  expect "a folder of another owner is refused" is_refused "chown -R 999:999" -v "$folder/init:/var/lib/postgresql"
+  expect "a volume where it would stay empty is refused" is_refused "mount it at /var/lib/postgresql" \
+    -v "$folder/init:/var/lib/postgresql/data"
+  expect "a variable that is not supported is refused" is_refused "is not supported" -e POSTGRES_INITDB_ARGS=-k
+  remove_official
+  expect "POSTGRES_USER, POSTGRES_DB and a secret of mode 0600" official -e POSTGRES_PASSWORD_FILE=/secret \
+    -v "$folder/secret:/secret:ro" -v "$folder/init:/docker-entrypoint-initdb.d:ro"
+  expect "… and every file of docker-entrypoint-initdb.d" ran_all_files secret
+  docker rm -f "$project-official" >/dev/null
+  expect "a password set later" official -e POSTGRES_PASSWORD=later
+  expect "… is said to be ignored" says 'ALTER ROLE "app" PASSWORD'
+  docker exec "$project-official" psql -X -q -U app -d shop -c "ALTER ROLE app PASSWORD 'later'" </dev/null
+  expect "… and set by that statement" ran_all_files later
+  remove_official
+  rm -rf "$folder"
+}
+
+# A pull that fails, and a server that has no room for its own code: Compose fails, and names the service.
+names_what_is_not_well() {
+  local log=$ROOT/.build/hopeless.log
+  cat >"$ROOT/.build/hopeless.yaml" <<'YAML'
+services:
+  models: { command: [models, pull, no-such-model] }
+  server: { mem_limit: 48m, memswap_limit: 48m }
+YAML
+  ! compose -f "$ROOT/.build/hopeless.yaml" up --wait --wait-timeout 240 --no-build --detach db server >"$log" 2>&1 &&
+    grep -qE 'server.*(unhealthy|exited)' "$log"
+}
+
+searches_without_models() {
+  local table="'vector_store', '[\"public.animals\"]'::jsonb, 'n_citations', 1"
+  [ "$(ask -c "CREATE TABLE animals (id int PRIMARY KEY, segment text, segment_embedding vector(384))" \
+    -c "COMMENT ON COLUMN animals.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=all_minilm_l6_v2'" \
+    -c "INSERT INTO animals SELECT n, t, ('[' || n || repeat(',0.1', 383) || ']')::vector
+        FROM (VALUES (1, 'the cat purrs'), (-1, 'the dog barks')) AS v (n, t)" \
+    -c "SELECT FROM ml_rag.enable_keyword_search('animals')" \
+    -c "SELECT s.segment FROM ml_rag_search('barks', jsonb_build_object($table, 'semantic_search', false, 'keyword_search', true)) AS s" \
+    -c "SELECT s.segment FROM ml_rag_search('x', jsonb_build_object($table, 'query_embedding',
+          (SELECT segment_embedding::text::jsonb FROM animals WHERE id = 1))) AS s" | xargs)" = "the dog barks the cat purrs" ]
+}
+
+without_models() {
+  expect "docker compose up --wait names the model server that does not start" names_what_is_not_well
+  expect "… and the database searches by words and given vectors" searches_without_models
+  compose down --volumes --timeout 20
+}
+
 # Not by our starting it: by the restart policy.
 comes_back() {
   for _ in $(seq 60); do
@@ -219,19 +318,22 @@ upgrade() {
   docker run --rm --network none --init --shm-size 1g ml_rag-upgrade:test "$@"
 }
 
+# start [command]: which is run when the images are there
 start() {
   trap take_down EXIT
   trap 'exit 130' INT TERM
   compose --profile tests down --volumes --remove-orphans --timeout 1 2>/dev/null || true
   step "Images: database, model server, tests" compose --profile tests build
   started=1
+  "$@"
   step "Containers, models, sample documents" healthy
 }
 
 run() {
-  start
+  start without_models
   printf '==> Asking, breaking, restarting\n' >&9
   checks
+  conventions
   docker images --format '{{.Repository}} {{.Size}}' | grep '^ml_rag-' | while read -r name size; do note "image $name: $size"; done
   add_made_up_release
   run_tests "$@"
@@ -289,7 +391,7 @@ case $1 in
     versions
     ;;
   sql)
-    start
+    start true
     add_made_up_release
     run_tests "${sql[@]}"
     ;;

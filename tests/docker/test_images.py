@@ -6,10 +6,13 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, start_http_server
 
+from ml_rag.client.worker import Metrics
 from ml_rag.server.catalogue import load_catalogue
 from ml_rag.testing import running_server
 
@@ -88,10 +91,51 @@ def test_no_container_gets_more_than_it_needs(file: str) -> None:
 
 
 def test_every_service_gives_up_its_capabilities() -> None:
-    services = re.split(
-        r"^  (?=\w+:$)", COMPOSE.split("\nservices:\n")[1].split("\nvolumes:\n")[0], flags=re.MULTILINE
-    )[1:]
-    assert [service.split(":")[0] for service in services] == ["models", "server", "db", "worker"]
-    for service in services:
-        assert "cap_drop: [ALL]" in service
-        assert "no-new-privileges:true" in service
+    common, services = COMPOSE.split("\nx-service: &service\n")[1].split("\nservices:\n")
+    for line in ("read_only: true", "cap_drop: [ALL]", '["no-new-privileges:true"]', "pids_limit:", "driver: local"):
+        assert line in common
+    each = re.split(r"^  (?=\w+:$)", services.split("\nvolumes:\n")[0], flags=re.MULTILINE)[1:]
+    assert [service.split(":")[0] for service in each] == ["models", "server", "db", "worker"]
+    for service in each:
+        assert "\n    <<: *service\n" in service
+        assert not re.findall(r"read_only: false|cap_|security_opt|pids_limit", service)
+        # in memory, and bounded
+        folders = re.findall(r'"(/[^"]+)"', re.findall(r"tmpfs: \[(.*)\]", service)[0])
+        assert [folder for folder in folders if "size=" not in folder] == []
+
+
+def test_every_volume_of_an_image_is_a_named_one_or_in_memory() -> None:
+    """Docker makes an anonymous one of each other, and leaves it behind."""
+    services = re.split(r"^  (?=\w+:$)", COMPOSE.split("\nservices:\n")[1], flags=re.MULTILINE)[1:]
+    for service in services[:4]:
+        file = "database.Dockerfile" if "ml_rag-database" in service else "server.Dockerfile"
+        declared = re.findall(r"^VOLUME \[(.*)\]", (DOCKER / file).read_text(), re.MULTILINE)[0]
+        for folder in re.findall(r'"(.+?)"', declared):
+            assert re.search(rf"\w:{folder}\b|\"{folder}:size=", service), (service.split(":")[0], folder)
+
+
+@pytest.mark.parametrize(
+    ("ago", "status"), [(0, 0), (299, 0), (302, 1), (None, 1)], ids=["now", "lately", "too long ago", "never"]
+)
+def test_the_health_check_of_a_worker(ago: int | None, status: int) -> None:
+    text = (DOCKER / "server-healthcheck.py").read_text()
+    port = int(re.findall(r"127\.0\.0\.1:(\d+)", text)[0])
+    assert f'command: [worker, --metrics-port, "{port}"]' in COMPOSE
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    if ago is not None:
+        metrics.looked.set(time.time() - ago)
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+    try:
+        found = subprocess.run(
+            [sys.executable, "-I", "-c", text.replace(str(port), str(server.server_port)), "worker"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert found.returncode == status, found.stderr
+        assert ("has not looked" in found.stderr) == (status == 1)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
