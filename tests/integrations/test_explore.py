@@ -140,8 +140,11 @@ def test_a_question_with_its_arms(page: Page) -> None:
     # the prompt, as the model got it
     assert re.search(r"system, \d+ characters|user, \d+ characters", text)
     for stage in ("discover", "embed", "search", "keyword", "fuse", "generate", "total"):
-        assert re.search(rf'<th scope="row">{stage}</th><td class="figure">\d+\.\d</td>', answer.text), stage
-    assert re.search(r'class="cited"><th scope="row">\s*<a href="/document[^>]+>boats.pdf</a> 2<br>', answer.text)
+        assert re.search(rf'<th scope="row">{stage}</th><td class="n">\d+\.\d</td>', answer.text), stage
+    assert re.search(
+        r'class="cited"><th scope="row">\s*<a href="/document[^>]+>boats.pdf</a> <span class="about">segment 2<',
+        answer.text,
+    )
     # what a document says is text
     assert "<script>alert(1)" not in answer.text
     assert "&lt;script&gt;alert(1)" in answer.text
@@ -204,7 +207,7 @@ def test_presets_are_listed(db: Database, page: Page) -> None:
     (link,) = re.findall(r'<th scope="row"><a href="([^"]*)">my', content)
     with page.client() as client:
         shown = client.get(html.unescape(link)).text
-    assert shown.count('<p class="about">') == 1
+    assert shown.count('<li id="citation') == 1
 
 
 def test_lists_are_those_of_the_options_in_force(db: Database, page: Page) -> None:
@@ -237,18 +240,37 @@ def test_reranking_shows_what_moved(page: Page) -> None:
     answer = page.get(q="green boat", a=options)
     assert "reranked : 4 candidates, relevance" in text_of(answer)
     assert "threshold 0.0100" in text_of(answer)
-    assert '<th scope="col">semantic</th><th scope="col">reranked</th><th scope="col">cited</th>' in answer.text
+    moved = answer.text.split("What moved where</h2>")[1].split("</thead>")[0]
+    assert re.findall(r'class="n">(\w+)</th>', moved) == ["semantic", "reranked", "cited"]
 
 
 def test_two_sets_of_options(page: Page) -> None:
     one = '{"vector_store": ["public.boats"], "n_citations": 1}'
     two = '{"vector_store": ["public.boats"], "n_citations": 2}'
     answer = page.get(q="blue boat", a=one, b=two)
-    changed = answer.text.split("<h2>What changed")[1].split("</table>")[0]
-    cells = [re.sub(r"<[^>]+>", "", row) for row in re.findall(r"<td>.*?</td>", changed)]
+    changed = answer.text.split("What changed</h2>")[1].split("</table>")[0]
+    cells = [re.sub(r"<[^>]+>", "", row) for row in re.findall(r"<td.*?</td>", changed)]
     assert cells[:6] == ["1", "1", "same", "–", "2", "new"]
     assert "First options" in answer.text
     assert answer.text.count('id="citations"') == 1
+    # the candidates of both in one table
+    moved = answer.text.split("What moved where</h2>")[1].split("</table>")[0]
+    assert re.findall(r'scope="col" class="n">(\w+)</th>', moved) == ["semantic", "cited"] * 2
+    rows = [re.findall(r"<td[^>]*>([\d–]*)", row) for row in moved.split("<tbody>")[1].split("</tr>")]
+    assert rows[:3] == [["1", "1", "1", "1"], ["2", "–", "2", "2"], ["3", "–", "3", "–"]]
+
+
+def test_the_first_candidates_are_shown_and_all_can_be(db: Database, page: Page) -> None:
+    owner = db.connect()
+    rows = [("more.pdf", 9, n, f"boat {n}", fake_embedding(f"boat {n}")) for n in range(1, 14)]
+    create_store(owner, "public.more", rows, "vector(16)")
+    boats = '{"vector_store": ["public.boats", "public.more"]}'
+    for count, options in ((13, '{"vector_store": ["public.more"]}'), (17, boats)):
+        content = page.get(q="boat", a=options).text
+        moved = content.split("What moved where</h2>")[1].split("</table>")[0]
+        assert moved.count("<tr class=") == count
+        assert moved.count(' more"') == max(0, count - explore.FEW)
+        assert ("Show all 17 candidates" in moved) == (count > explore.FEW)
 
 
 @pytest.mark.parametrize("wrong", ['{"keyword_serch": 1}', '{"rerank": {"model_id": "none-such"}}'])
@@ -262,9 +284,16 @@ def test_a_set_of_options_that_fails_is_told_beside_the_other(page: Page, wrong:
         assert text_of(answer).count("(SQLSTATE 22023)") == len(failed)
         # nothing has changed where one of the two has not been searched with
         assert "What changed" not in answer.text
-        for place, section in enumerate(answer.text.split("<section ")[1:]):
-            assert ('role="alert"' in section) == (place in failed)
-            assert ("blue boat</p>" in section) == (place not in failed)
+        answers, citations = (
+            re.split(
+                r"<h3>\w+ options</h3>", answer.text.partition(f'<section id="{name}"')[2].partition("</section>")[0]
+            )
+            for name in ("answer", "citations")
+        )
+        for place, said in enumerate(answers[1:]):
+            assert ('role="alert"' in said) == (place in failed)
+        for place, cited in enumerate(citations[1:]):
+            assert ("blue boat</p>" in cited) == (place not in failed)
 
 
 def test_the_options_of_the_placeholders_work_as_they_come(page: Page) -> None:
@@ -512,18 +541,18 @@ def test_the_places_of_a_drawing() -> None:
     candidates = Candidates("semantic", "distance", [{"distance": d} for d in (0.2, 0.4, None)], threshold=0.3)
     drawn = chart.strip(candidates)
     assert drawn["ticks"] == [
-        {"x": 10.0, "is_kept": True, "is_cited": False},
-        {"x": 990.0, "is_kept": False, "is_cited": False},
+        {"x": 1.0, "is_kept": True, "is_cited": False},
+        {"x": 99.0, "is_kept": False, "is_cited": False},
     ]
-    assert drawn["line"] == 500.0
+    assert drawn["line"] == 50.0
     scores = chart.strip(Candidates("fused", "score", [{"score": 1.0}, {"score": 0.0}]))
-    assert [tick["x"] for tick in scores["ticks"]] == [10.0, 990.0]
+    assert [tick["x"] for tick in scores["ticks"]] == [1.0, 99.0]
     journey = Journey("q", {}, {"explain": {"milliseconds": {"search": 3, "discover": 1, "odd": 1, "total": 5}}})
     bars = chart.bars(journey.waterfall())
     assert [(bar["stage"], bar["x"], bar["width"]) for bar in bars] == [
-        ("discover", 0.0, 200.0),
-        ("search", 200.0, 600.0),
-        ("odd", 800.0, 200.0),
+        ("discover", 0.0, 20.0),
+        ("search", 20.0, 60.0),
+        ("odd", 80.0, 20.0),
     ]
 
 

@@ -125,7 +125,7 @@ def test_axe_finds_nothing(site: Site, scheme: str, width: int) -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("width", [320, 390, 1280])
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
 def test_no_page_scrolls_sideways(site: Site, width: int) -> None:
     page = site.page(width=width)
     for path in site.paths():
@@ -133,6 +133,22 @@ def test_no_page_scrolls_sideways(site: Site, width: int) -> None:
         for details in page.locator("details").all():
             details.evaluate("element => { element.open = true }")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        # on a phone rows are cards, and compared runs have room on a screen: no part of a page scrolls, either
+        if width in (390, 1280):
+            cut = "[...document.querySelectorAll('.scroll, .stack')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+            assert page.evaluate(f"{cut}.length") == 0, path
+    page.context.close()
+
+
+def test_the_contents_stay_in_view_and_all_candidates_are_a_key_away(site: Site) -> None:
+    page = site.page()
+    page.goto(site.url + site.paths()[1])
+    assert page.evaluate("document.documentElement.scrollHeight") < 5000
+    page.evaluate("document.querySelector('#details').scrollIntoView()")
+    contents = page.locator("nav.contents").bounding_box()
+    assert 0 <= contents["y"] < 10
+    page.locator("nav.contents a[href='#answer']").click()
+    assert page.url.endswith("#answer")
     page.context.close()
 
 

@@ -11,7 +11,7 @@ WIDTH = 1000
 
 
 def strip(candidates: Candidates, citations: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """Where each candidate and the threshold stand on a line from the best value to the worst."""
+    """Where each candidate and the threshold stand from the best value to the worst, in percent."""
     cited = {key(row) for row in citations}
     values = [value for row in candidates.rows if (value := candidates.value(row)) is not None]
     limit = candidates.threshold
@@ -21,7 +21,7 @@ def strip(candidates: Candidates, citations: Sequence[dict[str, Any]] = ()) -> d
 
     def place(value: float) -> float:
         share = (value - low) / span
-        return round(10 + (WIDTH - 20) * (share if candidates.is_distance else 1 - share), 1)
+        return round(1 + 98 * (share if candidates.is_distance else 1 - share), 2)
 
     ticks = [
         {"x": place(value), "is_kept": candidates.keeps(row), "is_cited": key(row) in cited}
@@ -33,14 +33,14 @@ def strip(candidates: Candidates, citations: Sequence[dict[str, Any]] = ()) -> d
 
 
 def bars(waterfall: Sequence[tuple[str, float, float]]) -> list[dict[str, Any]]:
-    """Each stage as a bar that begins where the one before it ends."""
+    """Each stage as a bar that begins where the one before it ends, in percent."""
     total = sum(ms for _, _, ms in waterfall) or 1.0
     return [
         {
             "stage": stage,
             "ms": ms,
-            "x": round(WIDTH * begin / total, 1),
-            "width": max(2.0, round(WIDTH * ms / total, 1)),
+            "x": round(100 * begin / total, 2),
+            "width": max(0.3, round(100 * ms / total, 2)),
         }
         for stage, begin, ms in waterfall
     ]

@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ml_rag.errors import InvalidRequest, MlRagError
 from ml_rag.integrations import chart, documents
 from ml_rag.integrations.database import PRESETS, Query, Reader, asked, worded
-from ml_rag.integrations.journey import Journey, follow, key
+from ml_rag.integrations.journey import Journey, follow, key, moves
 from ml_rag.search_path import PIN_TRANSACTION
 
 #: characters of a question, and of options
@@ -43,6 +43,8 @@ SEGMENTS = 50
 #: characters of them
 CHARACTERS = 1_000_000
 RUNS = 50
+#: candidates that are shown at first
+FEW = 15
 QUESTIONS = 100
 #: characters in which two segments are compared for an overlap
 OVERLAP = 2_000
@@ -258,7 +260,7 @@ def _environment() -> Environment:
     made.filters["short"] = short
     made.filters["excerpt"] = excerpt
     made.filters["json"] = json.dumps
-    made.globals.update(chart=chart)
+    made.globals.update(chart=chart, moves=moves, few=FEW)
     return made
 
 

@@ -6,7 +6,8 @@ arm alone, of all arms fused without thresholds, of the reranker without its sma
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ MOST = 100
 #: what each citation tells beside its text, its document and its distance
 FIELDS = [
     "document_id", "segment_number", "segment_range", "vector_store", "score", "keyword_score", "rerank_score", "rank",
+    "metadata.page",
 ]  # fmt: skip
 #: the stages in their order
 STAGES = [
@@ -110,31 +112,33 @@ class Journey:
             begin += times[name]
         return made
 
-    def moves(self) -> list[dict[str, Any]]:
-        """Each candidate once, with its place in each list and among the citations; the best ones first."""
-        found: dict[Key, dict[str, Any]] = {}
-        for number, candidates in enumerate(self.lists):
-            for place, row in enumerate(candidates.rows, 1):
-                entry = found.setdefault(key(row), {"row": row, "places": {}, "cited": None})
-                entry["places"][number] = (place, candidates.value(row), candidates.keeps(row))
-        for place, row in enumerate(self.citations, 1):
-            entry = found.setdefault(key(row), {"row": row, "places": {}, "cited": None})
-            entry["cited"] = place
-        last = len(self.lists) - 1
-
-        def order(entry: dict[str, Any]) -> tuple[Any, ...]:
-            places = entry["places"]
-            return (
-                entry["cited"] or 1_000_000,
-                *(places[n][0] if n in places else 1_000_000 for n in range(last, -1, -1)),
-            )
-
-        return sorted(found.values(), key=order)[: 2 * MOST]
-
 
 def key(row: Mapping[str, Any]) -> Key:
     """What a segment is told apart by."""
     return row.get("vector_store"), row.get("document_name"), row.get("document_id"), row.get("segment_number")
+
+
+def moves(journeys: Sequence[Journey]) -> list[dict[str, Any]]:
+    """Each candidate once, with its place in each list of each journey and among the citations; the best ones first."""
+    found: dict[Key, dict[str, Any]] = {}
+
+    def entry(row: Mapping[str, Any]) -> dict[str, Any]:
+        return found.setdefault(key(row), {"row": row, "places": {}, "cited": [None] * len(journeys)})
+
+    for side, journey in enumerate(journeys):
+        for number, candidates in enumerate(journey.lists):
+            for place, row in enumerate(candidates.rows, 1):
+                entry(row)["places"][side, number] = (place, candidates.value(row), candidates.keeps(row))
+        for place, row in enumerate(journey.citations, 1):
+            entry(row)["cited"][side] = place
+    last = [(side, n) for side, j in enumerate(journeys) for n in range(len(j.lists) - 1, -1, -1)]
+
+    def order(entry: dict[str, Any]) -> tuple[Any, ...]:
+        places = entry["places"]
+        cited = min((place for place in entry["cited"] if place), default=math.inf)
+        return (cited, *(places[list_][0] if list_ in places else math.inf for list_ in last))
+
+    return sorted(found.values(), key=order)[: 2 * MOST]
 
 
 def without(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
