@@ -113,7 +113,7 @@ BEGIN
     -- batch/run
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_write_row _run_row'),
     -- store/index
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_index_definition _index_element'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_index_definition _index_element _create_index'),
     -- store/store
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
       _refuse_untrusted _store_name _check_store _make_store _document_states _label_document _own_columns _replace_document

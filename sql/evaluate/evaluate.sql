@@ -330,12 +330,10 @@ DECLARE
   _call integer := ml_rag._begin('ml_rag_evaluate');
   _parsed record;
   _keep boolean;
-  _every interval;
   -- no query, whose text may hold anything
   _table text := CASE WHEN source ~ '^[[:alpha:]_"][^[:space:]();]*$' THEN source ELSE '' END;
   _failed integer := 0;
   _began timestamptz := clock_timestamp();
-  _told timestamptz := _began;
   _questions jsonb[];
   _result ml_rag.evaluation_question;
   _results ml_rag.evaluation_question[] := '{}';
@@ -348,7 +346,6 @@ DECLARE
 BEGIN
   _parsed := ml_rag._parse_evaluate_options(options);
   _keep := (_parsed.own -> 'keep')::boolean;
-  _every := make_interval(secs => (_parsed.own ->> 'progress_seconds')::float8);
   PERFORM ml_rag._progress(_call, _table, 'reading questions');
   IF _keep AND current_setting('transaction_read_only')::boolean THEN
     RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = 'the run cannot be kept in a read-only transaction',
@@ -376,10 +373,6 @@ BEGIN
     _result := ml_rag._evaluate_question(_questions[i], _parsed.own, _parsed.rag, _parsed.cutoffs, _call);
     _results := array_append(_results, _result);
     _failed := _failed + (_result.sqlstate IS NOT NULL)::integer;
-    IF _every > '0' AND clock_timestamp() >= _told + _every THEN
-      _told := clock_timestamp();
-      RAISE NOTICE '% of % questions', i, cardinality(_questions);
-    END IF;
   END LOOP;
   PERFORM ml_rag._stage(_call, '');
   PERFORM ml_rag._progress(_call, _table, 'summing up', cardinality(_questions), cardinality(_questions), _failed);

@@ -771,8 +771,6 @@ SELECT ml_rag._add_option('ml_rag_evaluate', 'seed', 'integer', minimum => 0, ma
 SELECT ml_rag._add_option('ml_rag_evaluate', 'keep', 'boolean', default_value => 'true',
   description => 'keep the run in ml_rag.evaluation_run and ml_rag.evaluation_question; false works in a read-only'
     ' transaction');
-SELECT ml_rag._add_option('ml_rag_evaluate', 'progress_seconds', 'number', minimum => 0, maximum => 86400,
-  default_value => '10', description => 'time between two notices of progress; 0 = none');
 
 SELECT ml_rag._add_option('evaluation_columns', 'id', 'text', default_value => '"id"',
   description => 'what tells the questions apart; without it they are 1, 2, …');

@@ -138,7 +138,7 @@ BEGIN
     SELECT FROM pg_index AS x JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = x.indkey[0]
     WHERE x.indrelid = nodes AND a.attname = 'node_embedding') AND (
     SELECT a.atttypmod <= 2000 FROM pg_attribute AS a WHERE a.attrelid = nodes AND a.attname = 'node_embedding') THEN
-    EXECUTE format('CREATE INDEX ON %s USING hnsw (node_embedding @vector@.vector_cosine_ops)', _nodes);
+    PERFORM ml_rag._create_index(nodes, 'hnsw', 'node_embedding @vector@.vector_cosine_ops', '');
   END IF;
   IF (options -> 'keyword_search')::boolean THEN
     PERFORM ml_rag.merge_keyword_index(nodes);

@@ -280,7 +280,7 @@ BEGIN
                   WHERE d.classid = 'pg_class'::regclass AND d.objid = x.indexrelid AND a.attrelid = job.store
                     AND a.attname = job.column_name AND NOT a.attisdropped)) THEN
     PERFORM ml_rag._lock_table(job.store, 'SHARE', job.lock_seconds, job.call);
-    EXECUTE format('CREATE INDEX ON %s USING %I (%s)%s', _relation, job.index_method,
+    PERFORM ml_rag._create_index(job.store, job.index_method,
       (ml_rag._index_element(job.store, job.column_name, job.index_class)).element, job.index_options);
   END IF;
   EXECUTE format('ANALYZE %s (%I)', _relation, job.column_name);

@@ -72,3 +72,20 @@ BEGIN
   most := CASE WHEN _quantization = 'binary' THEN 64000 WHEN _quantization = 'halfvec' OR type = 'halfvec' THEN 4000 ELSE 2000 END;
 END
 $$;
+
+CREATE FUNCTION ml_rag._create_index(store regclass, method text, element text, storage text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: build an approximate index; says so where that takes long, since PostgreSQL lets no notice through meanwhile
+-- Writes: an index, as the caller
+DECLARE
+  _bytes numeric := (SELECT sum(pg_table_size(p)) FROM unnest(ml_rag._parts(store)) AS p);
+BEGIN
+  IF _bytes > 64 * 1024 * 1024 THEN
+    RAISE NOTICE USING MESSAGE = format('building an index of "%s", which has %s', store, pg_size_pretty(_bytes)),
+      HINT = 'SELECT * FROM pg_stat_progress_create_index shows how far it is.';
+  END IF;
+  EXECUTE format('CREATE INDEX ON %s USING %I (%s)%s', ml_rag._relation_name(store), method, element, storage);
+END
+$$;

@@ -378,7 +378,7 @@ BEGIN
         _element.dimensions),
       HINT = 'Searches scan the table. With "quantization" halfvec an index holds 4000 dimensions, with binary 64000.';
   ELSIF _element.dimensions > 0 THEN
-    EXECUTE format('CREATE INDEX ON %s USING %I (%s)%s', _relation, _index.method, _element.element, _index.storage);
+    PERFORM ml_rag._create_index(store, _index.method, _element.element, _index.storage);
   END IF;
   PERFORM ml_rag.merge_keyword_index(store)
   WHERE EXISTS (SELECT FROM ml_rag._keyword_index(index_store.store));

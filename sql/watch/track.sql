@@ -138,9 +138,9 @@ $$;
 
 CREATE FUNCTION ml_rag._progress(call integer, relation text, phase text, done bigint DEFAULT 0,
   total bigint DEFAULT -1, failed bigint DEFAULT 0) RETURNS void
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 AS $$
-# purpose: how far a long call is, for ml_rag.progress; relation: schema.table, or ''; total -1: not known
+# purpose: how far a long call is, for the client and for ml_rag.progress; relation: schema.table, or ''; total -1: not known
 if "ml_rag" in GD:
-    GD["ml_rag"].calls.progress(call, relation, phase, done, total, failed)
+    GD["ml_rag"].calls.progress(plpy, call, relation or "", phase, done, total, failed)
 $$;

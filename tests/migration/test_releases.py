@@ -20,7 +20,10 @@ SOURCES = [
     "ml_rag.control",
     "mk",
     "sql",
-    *(f"plpy/ml_rag/{name}" for name in ("__init__.py", "errors.py", "files.py", "protocol.py", "sentences.py")),
+    *(
+        f"plpy/ml_rag/{name}"
+        for name in ("__init__.py", "errors.py", "files.py", "progress.py", "protocol.py", "sentences.py")
+    ),
 ]
 SOURCES.append("plpy/ml_rag/backend")
 

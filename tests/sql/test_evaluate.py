@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from typing import Any
@@ -247,11 +248,11 @@ def test_a_cancelled_run_ends_and_leaves_nothing(ready: Connection) -> None:
 def test_progress_is_told(ready: Connection) -> None:
     told: list[str] = []
     ready.add_notice_handler(lambda d: told.append(d.message_primary or ""))
-    evaluate(ready, *(row(i, "apples") for i in range(3)), progress_seconds=0.000001)
-    assert told == ["1 of 3 questions", "2 of 3 questions", "3 of 3 questions"]
-    told.clear()
-    evaluate(ready, *(row(i, "apples") for i in range(3)), progress_seconds=0)
-    assert told == []
+    ready.execute("SET ml_rag.progress_seconds = 0.000001")
+    evaluate(ready, *(row(i, "apples") for i in range(3)))
+    counts = [re.findall(r"asking questions: (\d of 3)", line) for line in told]
+    assert [count for (count,) in filter(None, counts)] == ["0 of 3", "1 of 3", "2 of 3"]
+    assert re.fullmatch(r"summing up: 3 of 3(, .* a second)?", told[-1])
 
 
 def test_a_warning_is_given_once_for_all_questions(ready: Connection) -> None:

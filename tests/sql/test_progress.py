@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from support.cluster import Connection, Database
@@ -233,3 +237,111 @@ def test_who_may_not_see_the_call_does_not_see_its_progress(
         (row,) = shown(tenant)
         assert row["pid"] == session.info.backend_pid
         assert row["routine"] is None
+
+
+# -- notices ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def noticed(connection: Connection, seconds: str = "0.000001") -> Iterator[list[str]]:
+    """The notices of what runs meanwhile, in a session that has set how often."""
+    notices: list[str] = []
+
+    def note(diagnostic: psycopg.errors.Diagnostic) -> None:
+        if diagnostic.severity_nonlocalized == "NOTICE":
+            notices.append(diagnostic.message_primary or "")
+
+    connection.execute("SELECT set_config('ml_rag.progress_seconds', %s, false)", (seconds,))
+    connection.add_notice_handler(note)
+    try:
+        yield notices
+    finally:
+        connection.remove_notice_handler(note)
+        connection.execute("RESET ml_rag.progress_seconds")
+
+
+def vectorized(owner: Connection, n: int) -> None:
+    texts(owner, n, "items")
+    owner.execute("""SELECT ml_rag.create_vectorizer('items', '{"columns": "text"}')""")
+
+
+def test_a_vectorizer_knows_how_much_waits(db: Database, owner: Connection, local_sockets: Path) -> None:
+    vectorized(owner, 7)
+    session = db.connect()
+    with gate(owner, local_sockets, "embeddings") as server:
+        with held(server, session, """CALL ml_rag.run_vectorizer('items', '{"batch_size": 3}')""") as call:
+            assert told(owner) == ("ml_rag.run_vectorizer", "public.items", "embedding", 0, 7, 0)
+        call.result()
+    owner.execute("UPDATE items SET text = text || '!' ")
+    with gate(owner, local_sockets, "embeddings") as server:
+        with held(
+            server, session, """CALL ml_rag.run_vectorizer('items', '{"batch_size": 3, "batches": 1}')"""
+        ) as call:
+            assert told(owner)[3:] == (0, 3, 0)
+        call.result()
+
+
+@pytest.mark.parametrize("track", ["on", "off"])
+def test_long_work_reports_to_its_client(owner: Connection, track: str) -> None:
+    owner.execute("SELECT ml_rag.configure('track', %s)", (track,))
+    vectorized(owner, 6)
+    texts(owner, 5)
+    create_store(owner, rows=[("a", i, 1, f"copper {i}", [1.0, *[0.0] * 15]) for i in range(6)], type="vector(16)")
+    rest = ".* a second, about .* left"
+    calls = {
+        "CALL ml_rag.run_vectorizer('items', '{\"batch_size\": 2}')": f"public.items: embedding: 4 of 6, {rest}",
+        "CALL ml_generate_table('public.texts.text', 'public.r.r')": f"public.r: generating: 3 of 5, {rest}",
+        "CALL ml_embed_table('public.texts.text', 'public.v.v')": "public.v: embedding: 5 of 5, .* a second",
+        "CALL ml_rag.add_embedding('docs', 'b', '{\"embed_model_id\": \"fake-embed\"}')": (
+            "public.docs: building index: 6 of 6"
+        ),
+        "CALL ml_rag.create_node_group('docs', 's', '{\"transform\": \"sentence\"}')": (
+            "public.docs: building index: 6 of 6"
+        ),
+        "SELECT ml_rag.enable_keyword_search('docs')": "public.docs: indexing segments: 6 .*",
+    }
+    for statement, expected in calls.items():
+        with noticed(owner) as notices:
+            owner.execute(statement)
+        assert any(re.fullmatch(f"{expected}.*", line) for line in notices), (statement, notices)
+
+
+def test_a_load_reports_documents_and_segments(loader: Connection, server: DocumentsServer, folder: Path) -> None:
+    write(folder, f00="text", f01="!fail", f02="text")
+    with noticed(loader) as notices:
+        loader.execute("CALL vector_store_load(%s)", (f"{folder}/",))
+    assert any(
+        re.match(r"public.docs: loading documents: [23] of 3, 1 failed, \d segments, .* a second", n) for n in notices
+    )
+    assert notices[-1].startswith("public.docs: indexing: 3 of 3, 1 failed, ")
+
+
+def test_a_short_call_reports_nothing(owner: Connection) -> None:
+    vectorized(owner, 6)
+    for seconds in ("10", "0", "", "nonsense"):
+        owner.execute("UPDATE items SET text = text || '!'")
+        with noticed(owner, seconds) as notices:
+            owner.execute("""CALL ml_rag.run_vectorizer('items', '{"batch_size": 2}')""")
+        assert notices == []
+
+
+def test_who_asks_many_questions_hears_of_them_once(owner: Connection) -> None:
+    """What is called by a call that reports does not report itself."""
+    create_store(owner, rows=[("a", 1, 1, "copper", [1.0, *[0.0] * 15])], type="vector(16)")
+    texts(owner, 3)
+    with noticed(owner) as notices:
+        owner.execute("CALL ml_rag_table('public.texts.text', 'public.r.r')")
+    assert {line.split(": ")[1] for line in notices} <= {"counting rows", "answering"}
+
+
+def test_the_index_of_a_large_table_is_announced(owner: Connection) -> None:
+    """PostgreSQL lets no notice through while it builds one."""
+    create_store(owner, rows=[("a", 1, 1, "copper", [1.0, 0.0, 0.0])])
+    with noticed(owner, "0") as notices:
+        owner.execute("SELECT ml_rag.index_store('docs')")
+        assert notices == []
+        owner.execute("DROP INDEX docs_segment_embedding_idx; ALTER TABLE docs ALTER segment SET STORAGE EXTERNAL")
+        owner.execute("UPDATE docs SET segment = repeat('copper ', 10000000)")
+        owner.execute("SELECT ml_rag.index_store('docs')")
+    (notice,) = notices
+    assert re.fullmatch(r'building an index of "public.docs", which has 6\d MB', notice)

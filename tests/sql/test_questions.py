@@ -168,7 +168,6 @@ def test_columns_have_any_names(asker_with_store: Connection) -> None:
         ("SELECT 'x' AS question", {"match": "id"}, "22023", ["path_end"]),
         ("SELECT 'x' AS question", {"limit": 0}, "22023", ["limit"]),
         ("SELECT 'x' AS question", {"seed": -1}, "22023", ["seed"]),
-        ("SELECT 'x' AS question", {"progress_seconds": -1}, "22023", ["progress_seconds"]),
         ("SELECT 'x' AS question", {"refusal_pattern": "("}, "22023", ["refusal_pattern"]),
         ("SELECT 'x' AS question", {"options": {"n_citation": 3}}, "22023", ["n_citations"]),
         ("SELECT 'x' AS question", {"options": {"query_embedding": [1]}}, "22023", ["query_embedding"]),
@@ -212,8 +211,6 @@ def test_each_option_at_its_limits(asker_with_store: Connection) -> None:
         {"limit": 1000000},
         {"seed": 0},
         {"seed": 2**32 - 1},
-        {"progress_seconds": 0},
-        {"progress_seconds": 86400},
         {"name": None, "k": None, "match": None, "keep": None, "limit": None, "columns": None, "options": None},
     ):
         run = evaluate(asker_with_store, query, **options)

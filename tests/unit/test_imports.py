@@ -17,10 +17,11 @@ PLPY = Path(__file__).resolve().parents[2] / "plpy"
 MAY_IMPORT = {
     "shortage": {"errors"},
     "files": {"errors"},
-    "backend": {"errors", "files", "protocol", "sentences"},
+    "work": {"progress", "terminal"},
+    "backend": {"errors", "files", "progress", "protocol", "sentences"},
     "ingest": {"abc", "errors", "priority", "protocol", "scratch", "shortage"},
-    "server": {"abc", "errors", "priority", "protocol", "scratch", "sentences", "shortage", "ingest"},
-    "client": {"errors", "files", "integrations", "search_path", "terminal"},
+    "server": {"abc", "errors", "priority", "protocol", "scratch", "sentences", "shortage", "ingest", "work"},
+    "client": {"errors", "files", "integrations", "search_path", "terminal", "work"},
     "integrations": {"errors", "search_path"},
     "cli": {"errors", "terminal"},
 }

@@ -620,7 +620,7 @@ def load_files(plpy: Any, job_text: str) -> str:
     base = None if location.file else location.base
     store = SqlStore(plpy, job, _embedder(plpy), may_commit=True)
     total = len(job["files"]) + len(job["left_out"])
-    tell = functools.partial(_tell, job["relation"], total)
+    tell = functools.partial(_tell, plpy, job["relation"], total)
     loader = Loader(job, server(plpy), store, functools.partial(tell, "loading documents"), *_splitter(plpy, job))
     paths = list(map(_from_hex, job["files"]))
     for folder, message, detail, hint in job["left_out"]:
@@ -635,10 +635,10 @@ def load_files(plpy: Any, job_text: str) -> str:
             found = set(paths)
             gone = [name for name in store.below(location.prefix) if name not in found and location.matches(name)]
             if gone := [name for name in gone if files.is_gone(name)]:
-                tell("removing documents", total, loader.outcome.counts["failed"])
+                tell("removing documents", total, loader.outcome.counts["failed"], loader.outcome.segments)
                 loader.outcome.counts["removed"] = store.remove(gone)
                 store.commit()
-    tell("indexing", total, loader.outcome.counts["failed"])
+    tell("indexing", total, loader.outcome.counts["failed"], loader.outcome.segments)
     return json.dumps(loader.result())
 
 
@@ -660,8 +660,8 @@ def _splitter(
     return functools.partial(split, plpy, split_plan(plpy, function), function), _embedder(plpy)
 
 
-def _tell(relation: str, total: int, phase: str, done: int, failed: int) -> None:
-    _calls.progress(_calls.innermost(), relation, phase, done, total, failed)
+def _tell(plpy: Any, relation: str, total: int, phase: str, done: int, failed: int, segments: int) -> None:
+    _calls.progress(plpy, _calls.innermost(), relation, phase, done, total, failed, segments)
 
 
 @outcome
@@ -673,7 +673,7 @@ def load_contents(plpy: Any, job_text: str, names: list[str], contents: list[byt
 
     job = _parsed(job_text)
     store = SqlStore(plpy, job, _embedder(plpy), may_commit=False)
-    tell = functools.partial(_tell, job["relation"], len(names), "loading documents")
+    tell = functools.partial(_tell, plpy, job["relation"], len(names), "loading documents")
     loader = Loader(job, server(plpy), store, tell, *_splitter(plpy, job))
     dates = job["file_dates"] or [{}] * len(names)
     content = {name: files.File(*file) for name, *file in zip(names, contents, dates, strict=True)}

@@ -19,6 +19,8 @@ import zlib
 from time import monotonic_ns
 from typing import Any
 
+from ml_rag.backend.progress import Pace
+from ml_rag.progress import State
 from ml_rag.protocol import ROUTINES, STAGES, SUCCESS, TOTAL, datagram_address
 
 #: the numbers of questions (ml_rag._begin_question), of which nothing is told until they wait for a model or end
@@ -113,6 +115,7 @@ class Session:
         #: family and address to send to; None where nothing is told
         self.target: tuple[socket.AddressFamily, Any] | None = None
         self.socket: socket.socket | None = None
+        self.pace = Pace()
         #: SQLSTATE and message of the error by which PostgreSQL ends the statement
         self.ending: tuple[str, str] | tuple[None, None] = None, None
 
@@ -175,21 +178,39 @@ def ending() -> tuple[str, str] | tuple[None, None]:
     return found
 
 
-def progress(call: int, relation: str, phase: str, done: int, total: int, failed: int) -> None:
-    """How far the call is; ``total`` -1: not known. Where it was called by one that tells of itself, nothing."""
-    depth = _depth(call)
-    if depth >= 0 and _telling() in (None, session.calls[depth]):
+def progress(
+    plpy: Any,
+    call: int | None,
+    relation: str,
+    phase: str,
+    done: int,
+    total: int,
+    failed: int,
+    segments: int | None = None,
+) -> None:
+    """How far the call is, for the client and for ml_rag.progress; ``total`` -1: not known.
+
+    Where it was called by one that tells of itself, nothing; where ``call`` is None or 0, to the client alone.
+    """
+    if call:
+        depth = _depth(call)
+        if depth < 0 or _telling() not in (None, session.calls[depth]):
+            return
         session.calls[depth].progress = relation[:MAX_NAME], phase[:MAX_NAME], done, total, failed
         _tell()
+    session.pace.report(plpy, State(relation, phase, done, total, failed, segments))
 
 
-def advance(call: int, rows: int) -> None:
+def advance(plpy: Any, call: int | None, rows: int) -> None:
     """So many more are done."""
-    telling = _telling()
-    if telling is not None and telling.call == call and telling.progress is not None:
+    if call:
+        telling = _telling()
+        if telling is None or telling.call != call or telling.progress is None:
+            return
         relation, phase, done, total, failed = telling.progress
         telling.progress = relation, phase, done + rows, total, failed
         _tell()
+    session.pace.advance(plpy, rows)
 
 
 def tell_waiting() -> bool:

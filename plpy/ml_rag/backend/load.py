@@ -130,11 +130,11 @@ class Loader:
         job: dict[str, Any],
         server: ModelServer,
         store: Store,
-        tell: Callable[[int, int], None] = lambda *_: None,
+        tell: Callable[[int, int, int], None] = lambda *_: None,
         split: Callable[[str], list[str]] | None = None,
         embed: Callable[[list[str], str], list[str]] | None = None,
     ) -> None:
-        """``tell`` is called with the number of documents that are done with, and how many of them failed.
+        """``tell`` is called with the number of documents that are done with, how many of them failed, and segments.
 
         ``split``, a text to segments, and ``embed``, texts and a model to vectors: where a function of the caller's
         splits the documents.
@@ -166,9 +166,10 @@ class Loader:
             self._receive(uploads)
             self._commit()
 
-    def _tell_counts(self) -> None:
+    def _tell_counts(self, written: int = 0) -> None:
+        """``written``: segments of the document that is being written."""
         counts = self.outcome.counts
-        self._tell(sum(counts.values()) - counts["removed"], counts["failed"])
+        self._tell(sum(counts.values()) - counts["removed"], counts["failed"], self.outcome.segments + written)
 
     def _select(self, batch: Sequence[tuple[str, Callable[[], File]]]) -> list[Upload]:
         names = [name for name, _ in batch if is_storable(name)]
@@ -248,6 +249,7 @@ class Loader:
             nonlocal written
             for portion in portions:
                 written += len(portion.segments)
+                self._tell_counts(written)
                 yield portion
 
         lost = self._store.write(upload.name, counted())

@@ -315,8 +315,7 @@ def build(plpy: Any, index: dict[str, Any], call: int | None) -> None:
     cursor = plpy.cursor(_run(plpy, "source", description)[0]["source"])
     for rows in _portions(lambda n: list(cursor.fetch(n))):
         as_owner(plpy, indexer.add(rows), writes=True)
-        if call is not None:
-            calls.advance(call, len(rows))
+        calls.advance(plpy, call, len(rows))
     cursor.close()
     as_owner(plpy, indexer.end, writes=True)
 

@@ -6,8 +6,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 import click
 import psycopg
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -25,42 +23,12 @@ from ml_rag.client.dsn import dsn_option
 from ml_rag.client.evaluation import ARMS, Evaluation, connect
 from ml_rag.client.load import explained
 from ml_rag.terminal import printable
+from ml_rag.work import Work
 
 #: measures of answers, shown where there are answers
 _ANSWERS = ("answer_exact", "answer_f1", "refused_rightly", "refused_wrongly", "support", "groundedness", "relevance")
 #: stages whose times are shown; the JSON has all
 _STAGES = ("retrieval", "generation", "judge")
-
-
-class Bar:
-    """A line of progress with the time that remains; nothing where nobody looks."""
-
-    def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("left:"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-
-    def __enter__(self) -> Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    @contextmanager
-    def task(self, description: str) -> Iterator[Any]:
-        """A step; yields what is told (done, of)."""
-        task = self._progress.add_task(description, total=None)
-        yield lambda done, of: self._progress.update(task, completed=done, total=of)
-        self._progress.remove_task(task)
 
 
 def languages(values: Sequence[str], names: Sequence[str]) -> dict[str, str]:
@@ -73,12 +41,12 @@ def languages(values: Sequence[str], names: Sequence[str]) -> dict[str, str]:
 
 
 def measure(
-    evaluation: Evaluation, arms: Sequence[str], limit: int | None, options: dict[str, Any], bar: Bar
+    evaluation: Evaluation, arms: Sequence[str], limit: int | None, options: dict[str, Any], work: Work
 ) -> dict[str, Any]:
     """Load a dataset, ask its questions of each arm; the document that ``--json`` has of it."""
     name = evaluation.dataset.name
-    with bar.task(f"{name}: documents") as told:
-        loaded = evaluation.load(told)
+    with work.task(f"{name}: documents") as task:
+        loaded = evaluation.load(task.tell)
     # without an answer there is nothing to measure in a question that has no document
     questions = [q for q in evaluation.dataset.questions if q.documents or options.get("generate")]
     evaluation.ask(questions)
@@ -87,8 +55,8 @@ def measure(
         if reason := evaluation.missing(ARMS[arm]):
             found[arm] = {"missing": reason}
             continue
-        with bar.task(f"{name}: {ARMS[arm].title}") as told:
-            found[arm] = evaluation.run(ARMS[arm], {**options, "limit": limit}, told)
+        with work.task(f"{name}: {ARMS[arm].title}") as task:
+            found[arm] = evaluation.run(ARMS[arm], {**options, "limit": limit}, task.tell)
     return {
         "name": name,
         "store": evaluation.store,
@@ -206,7 +174,6 @@ def eval(
     costs nothing. Take a database for it: who may read these stores searches them too where no store is named. Runs
     are kept in ml_rag.evaluation_run. Exit status 1 when a document failed.
     """
-    console = Console(stderr=True)
     sets = [datasets.read(folder) for folder in folders]
     language = languages(spoken, [dataset.name for dataset in sets])
     chunking = {"segment_tokens": segment_tokens, "overlap_tokens": overlap_tokens}
@@ -221,13 +188,13 @@ def eval(
         options["options"] = {"model_options": {"model_id": generate_model}}
     results = []
     try:
-        with connect(dsn) as connection, Bar(console) as bar:
+        with connect(dsn) as connection, Work(Console(stderr=True)) as work:
             for dataset in sets:
                 evaluation = Evaluation(
                     connection, dataset, schema, {**load, "language": language[dataset.name] or None}
                 )
                 try:
-                    results.append(measure(evaluation, arms, limit, options, bar))
+                    results.append(measure(evaluation, arms, limit, options, work))
                 finally:
                     if not keep and not connection.broken:
                         evaluation.drop()

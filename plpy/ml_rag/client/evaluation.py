@@ -28,7 +28,7 @@ Progress = Callable[[int, int], None]
 #: documents and bytes of one call
 CALL = (64, 2 * 1024 * 1024)
 
-_COUNT = re.compile(r"(\d+) of (\d+) questions")
+_COUNT = re.compile(r"asking questions: (\d+) of (\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ def connect(dsn: str) -> psycopg.Connection[Any]:
     """An autocommit connection."""
     connection = psycopg.connect(dsn, autocommit=True, application_name="ml-rag eval")
     connection.execute(PIN)
+    connection.execute("SELECT set_config('ml_rag.progress_seconds', '0.5', false)")
     return connection
 
 
@@ -119,12 +120,11 @@ class Evaluation:
             (name, len(content) if isinstance(content, bytes) else content.stat().st_size)
             for name, content in self.dataset.documents.items()
         ]
-        done, total = 0, sum(size for _, size in sizes)
-        of_name = dict(sizes)
+        done, of_name = 0, dict(sizes)
         for batch in files.batches(sizes, *CALL):
             self._load(batch, loaded)
-            done += sum(of_name[name] for name in batch)
-            progress(done, total)
+            done += len(batch)
+            progress(done, len(sizes))
         present = [r[0] for r in self._connection.execute("SELECT ml_rag.documents_below(%s, '')", (self._oid,))]
         if gone := [name for name in present if name not in of_name]:
             self._value("SELECT ml_rag.remove_documents(%s, %s)", self._oid, gone)
@@ -198,7 +198,6 @@ class Evaluation:
         options = {
             # documents are loaded under the very names that the questions expect
             "match": "document_name",
-            "progress_seconds": 0.5,
             "name": f"{self.dataset.name}: {arm.title}",
             **options,
             "options": search,
@@ -222,7 +221,7 @@ class Evaluation:
     @contextmanager
     def _counted(self, progress: Progress) -> Iterator[None]:
         def count(diagnostic: psycopg.errors.Diagnostic) -> None:
-            if match := _COUNT.fullmatch(diagnostic.message_primary or ""):
+            if match := _COUNT.search(diagnostic.message_primary or ""):
                 progress(int(match[1]), int(match[2]))
 
         self._connection.add_notice_handler(count)

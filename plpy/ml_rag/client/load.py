@@ -18,14 +18,14 @@ import click
 import psycopg
 from psycopg.types.json import Jsonb
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ml_rag import files
 from ml_rag.client.dsn import dsn_option
 from ml_rag.errors import DocumentError, MlRagError
 from ml_rag.terminal import printable, printable_lines
+from ml_rag.work import Task, Work
 
-#: documents and bytes of one call: as large as a progress bar that moves allows
+#: documents and bytes of one call: as large as a bar that moves allows
 CALL = (16, 2 * 1024 * 1024)
 
 # The statements of a load have no operators and no names without a schema: they do not depend on the search_path, which
@@ -116,6 +116,10 @@ class Client:
         """Build the index where there is none."""
         self._values("SELECT ml_rag.index_store(%s, %s, %s)", distance_metric, Jsonb(index) if index else None)
 
+    def hears(self, task: Task) -> None:
+        """Show the notices of a call that takes long."""
+        self._connection.add_notice_handler(task.heard)
+
     def interrupt(self) -> None:
         """End the statement that another thread has sent."""
         self._connection.cancel_safe(timeout=5)
@@ -175,41 +179,21 @@ def _locations(paths: Sequence[Path], recursive: bool) -> Iterator[files.Locatio
             yield files.exactly(str(absolute))
 
 
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.fields[files]} files"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.fields[segments]} segments, {task.fields[rate]:.0f}/s"),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-
-
-def _run(clients: Sequence[Client], locations: Sequence[files.Location], refresh: bool, console: Console) -> Tally:
+def _run(clients: Sequence[Client], locations: Sequence[files.Location], refresh: bool, work: Work) -> Tally:
     tally = Tally()
     found = [files.find(location, lambda: None, lambda folder, e: tally.fail(folder, e)) for location in locations]
     sizes = {path: files.size(path) for paths in found for path in paths}
     done = 0
-    with _progress(console) as progress:
-        task = progress.add_task("load", total=sum(sizes.values()), files=f"0/{len(sizes)}", segments=0, rate=0.0)
+    with work.task("files") as task:
+        for client in clients:
+            client.hears(task)
         for location, paths in zip(locations, found, strict=True):
             base = None if location.file else location.base
             batches = list(files.batches([(path, sizes[path]) for path in paths], *CALL))
             for batch, one in _load_side_by_side(clients, batches, base):
                 tally.add(one)
                 done += len(batch)
-                seconds = progress.tasks[0].elapsed or 0.001
-                progress.update(
-                    task,
-                    advance=sum(sizes[path] for path in batch),
-                    files=f"{done}/{len(sizes)}",
-                    segments=tally.segments,
-                    rate=tally.segments / seconds,
-                )
+                task.tell(done, len(sizes), failed=tally.counts.get("failed", 0), segments=tally.segments)
             if refresh and location.file is None:
                 tally.count("removed", clients[0].remove(location, set(paths)))
     return tally
@@ -337,7 +321,6 @@ def load(
         "refresh": refresh,
     }
     given = files.Given(metadata, document_metadata)
-    console = Console(stderr=True)
     locations = list(_locations(paths, recursive))
     try:
         with contextlib.ExitStack() as stack:
@@ -354,9 +337,10 @@ def load(
             oid = _create(connection, store, create)
             clients = [Client(one, oid, options, given) for one in (connection, *(connect() for _ in range(1, jobs)))]
             started = time.monotonic()
-            tally = _run(clients, locations, refresh, console)
-            with console.status("building the index"):
-                clients[0].finish(distance_metric, index)
+            with Work(Console(stderr=True)) as work:
+                tally = _run(clients, locations, refresh, work)
+                with work.task("building the index"):
+                    clients[0].finish(distance_metric, index)
             _report(tally, store, time.monotonic() - started)
             if given.unused:
                 click.echo(printable(f"unmatched: {', '.join(sorted(given.unused))}"), err=True)

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import click
 import psycopg
 from psycopg.types.json import Jsonb
+from rich.console import Console
 
 from ml_rag.client.dsn import dsn_option
 from ml_rag.client.load import explained
 from ml_rag.search_path import PIN
 from ml_rag.terminal import printable
+from ml_rag.work import Task, Work
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -94,6 +96,10 @@ class Worker:
     #: longest sleep, in seconds: what became due by itself is found then
     idle: float
     metrics: Metrics | None = None
+    #: what shows how far it is, where it ends by itself
+    work: Task | None = None
+    #: rows that it is done with
+    done: int = 0
     backoffs: dict[int, Backoff] = field(default_factory=dict)
 
     def connect(self) -> psycopg.Connection[Any]:
@@ -109,6 +115,8 @@ class Worker:
         """
         connection = self.connect()
         lost = Backoff()
+        if self.work:
+            connection.add_notice_handler(self.work.heard)
         while True:
             try:
                 if connection.closed:
@@ -141,6 +149,8 @@ class Worker:
         ).fetchall()
         if self.metrics:
             self.metrics.look([(name, pending, failed) for _, name, pending, failed in states])
+        if self.work:
+            self.work.tell(self.done, self.done + sum(pending for _, _, pending, _ in states))
         done = False
         for relation, name, pending, _ in states:
             if not pending:
@@ -171,6 +181,7 @@ class Worker:
         ).fetchone()
         assert row is not None
         result: dict[str, Any] = row[0]
+        self.done += result["embedded"] + result["failed"]
         if self.metrics:
             for outcome in ("embedded", "failed"):
                 self.metrics.rows.labels(name, outcome).inc(result[outcome])
@@ -237,7 +248,11 @@ def worker(dsn: str, batches: int, idle: float, once: bool, metrics_port: int | 
     # psycopg cancels the statement of a connection that is interrupted; what was not committed waits for the next run
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        Worker(dsn, batches, idle, metrics).run(once=once)
+        if once:
+            with Work(Console(stderr=True)) as work, work.task("rows") as task:
+                Worker(dsn, batches, idle, metrics, task).run(once=True)
+        else:
+            Worker(dsn, batches, idle, metrics).run(once=False)
     except KeyboardInterrupt:
         report("ended")
     except psycopg.Error as error:

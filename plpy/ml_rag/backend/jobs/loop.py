@@ -138,11 +138,10 @@ class Derived:
 
     def tell(self, phase: str, done: int | None = None, failed: int | None = None) -> None:
         """Say how far the call is. Rows can have come since they were counted."""
-        if self.session.call is not None:
-            done = self.done if done is None else done
-            total = -1 if self.total is None else max(done, self.total)
-            failed = self.failed if failed is None else failed
-            calls.progress(self.session.call, self.relation, phase, done, total, failed)
+        done = self.done if done is None else done
+        total = -1 if self.total is None else max(done, self.total)
+        failed = self.failed if failed is None else failed
+        calls.progress(self.session.plpy, self.session.call, self.relation, phase, done, total, failed)
 
     def warn(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
         """A warning of PostgreSQL's."""

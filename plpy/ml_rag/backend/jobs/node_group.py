@@ -62,7 +62,8 @@ class NodeGroups(Derived):
                 store=self._store, owner=self._owner,
             )  # fmt: skip
             yield from self._lock()
-        self._say({"make": "generate", "finish": "index"}.get(step, "read"))
+        if self._names:
+            self._say({"make": "generate", "finish": "index"}.get(step, "read"))
 
     def _lock(self) -> Steps[None]:
         if self._group is not None:

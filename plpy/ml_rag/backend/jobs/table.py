@@ -40,9 +40,8 @@ class Table(Derived):
         self._job_text: str = job
         self._job = json.loads(job)
         self.relation = self._job["relation"]
-        if self.session.call is not None:
-            self.tell("counting rows")
-            self.total = yield from run(self._job["count"])
+        self.tell("counting rows")
+        self.total = yield from run(self._job["count"])
 
     def read(self) -> Steps[Batch | None]:
         if self._is_last:

@@ -63,6 +63,10 @@ class Vectorizer(Derived):
     def begin(self) -> Steps[None]:
         yield Statement(function("_check_embedding_table(oid)"), self.session.given)
         yield from self._make_run()
+        self.tell("counting rows")
+        self.total = yield from call("_count_waiting(oid)", self._job["relation"])
+        if self._batches is not None:
+            self.total = min(self.total or 0, self._batches * self._job["batch_size"])
 
     def enter(self, step: str) -> Steps[None]:
         job = self._job
@@ -321,6 +325,7 @@ class Written(Vectorizer):
     def begin(self) -> Steps[None]:
         yield from self._make_run()
         keys = json.loads(self.session.given)[2]
+        self.total = len(keys)
         self._portions = [keys[i : i + _AT_ONCE] for i in range(0, len(keys), _AT_ONCE)]
         self._parts = yield from self._leaves()
         self._left = list(self._portions)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
@@ -18,8 +20,9 @@ from rich.table import Table
 from ml_rag.errors import UnknownModel
 from ml_rag.server.catalogue import Catalogue, ModelEntry, load_catalogue
 from ml_rag.server.catalogue import models_dir as choose_models_dir
-from ml_rag.server.pull import PullFailed
+from ml_rag.server.pull import PullFailed, Report, pulled_bytes
 from ml_rag.server.pull import pull as pull_model
+from ml_rag.work import Work
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -169,11 +172,7 @@ def pull(
     failed: list[PullFailed] = []
     for entry in entries:
         began = time.monotonic()
-        with console.status(entry.id) as status:
-
-            def report(doing: str, model_id: str = entry.id) -> None:
-                status.update(f"{model_id}: {doing}")
-
+        with _shown(console, entry, folder) as report:
             try:
                 place = pull_model(entry, folder, report, force=force)
                 if entry.engine == "sentence-transformers" and entry.task == "embed":
@@ -189,6 +188,26 @@ def pull(
         click.echo(f"Error: {failure.message}\n  {failure.detail}\n  {failure.hint}", err=True)
     if failed:
         raise failed[-1]
+
+
+@contextmanager
+def _shown(console: Console, entry: ModelEntry, folder: Path) -> Iterator[Report]:
+    """Show what is done, and how many of the model's megabytes are in the folder."""
+    ended = threading.Event()
+    with Work(console) as work, work.task(f"{entry.id}, MB") as task:
+
+        def count() -> None:
+            while not ended.wait(0.5):
+                found = pulled_bytes(folder) // 1_000_000
+                task.tell(min(found, entry.megabytes or found), entry.megabytes)
+
+        counter = threading.Thread(target=count, daemon=True)
+        counter.start()
+        try:
+            yield task.note
+        finally:
+            ended.set()
+            counter.join()
 
 
 def _entry(catalogue: Catalogue, model_id: str) -> ModelEntry:
