@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import html
 import json
@@ -11,19 +12,20 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
 
 import httpx
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ml_rag.integrations import chart, explore
+from ml_rag.integrations import chart, explore, marked
 from ml_rag.integrations.journey import Candidates, Journey, searches
 from support.cluster import Database
 from support.served import explored
@@ -187,27 +189,112 @@ def test_what_each_sentence_stands_on(db: Database, page: Page) -> None:
     create_store(db.connect(), "public.travel", [("t.pdf", 1, 1, text, fake_embedding(text))], "vector(16)")
     options = '{"vector_store": ["public.travel"], "model_options": {"model_id": "extractive"}}'
     content = page.get(q="Are hotels paid?", a=options, generate="1").text
-    (table,) = re.findall(r"<h3>What each sentence stands on</h3>(.*?)</table>", content, re.DOTALL)
-    found = re.findall(r'<th scope="row">(.*?)</th>\s*<td>(.*?)</td>\s*<td>(.*?)</td>', table)
-    assert (text, "1.00", '<a href="#citation1-1">1</a> ') in found
-    assert "Support of the whole" in table
+    (answer,) = re.findall(r'<p class="answer">(.*?)</p>', content, re.DOTALL)
+    supported = (
+        f'<span class="claim">{text}</span> <span class="support"><a href="#citation1-1" aria-label="citation 1">'
+    )
+    assert f"{supported}1</a> 1.00</span>" in answer
+    assert "Support of the whole: 1.00" in content
     assert 'id="citation1-1"' in content
     # the fake model echoes the question beside words of its own
     content = page.get(q="what swims?", a='{"vector_store": ["public.boats"]}', generate="1").text
-    assert '<span class="dropped">none</span>' in content
+    assert 'class="claim unsupported">' in content
+    assert re.search(r'class="support">no citation 0\.\d\d</span>', content)
     for more in ({}, {"a": '{"n_citations": 0}', "generate": "1"}):
-        assert "stands on" not in page.get(q="blue boat", **more).text
+        assert "claim" not in page.get(q="blue boat", **more).text
 
 
-def test_presets_are_listed(db: Database, page: Page) -> None:
-    assert "Presets" not in page.get().text
+def test_presets_are_offered(db: Database, page: Page) -> None:
+    assert 'id="a.preset"' not in page.get().text
     db.connect().execute("""SELECT ml_rag.create_preset('my <b>', '{"n_citations": 1}', 'the best &')""")
     content = page.get(q="boat").text
-    assert "my &lt;b&gt;</a></th><td>the best &amp;</td>" in content
-    (link,) = re.findall(r'<th scope="row"><a href="([^"]*)">my', content)
-    with page.client() as client:
-        shown = client.get(html.unescape(link)).text
+    assert ">my &lt;b&gt;: the best &amp;</option>" in content
+    value, _ = re.findall(r'<option value="([^"]*)"[^>]*>my', content)
+    shown = page.get(**{"q": "blue boat", "a.preset": html.unescape(value)}).text
     assert shown.count('<li id="citation') == 1
+
+
+def test_fields_and_json_make_one_address(page: Page) -> None:
+    sent = {"q": "blue boat", "generate": "1", "b": "", "b.citations": "", "a": '{"partial": true}'}
+    sent |= {"a.citations": "2", "a.distance": "0.7", "a.document": "boats.pdf", "a.search": '{"keyword_search": true}'}
+    with page.client() as client:
+        address = client.get("/", params=sent).headers["location"]
+        query = parse_qs(address.partition("?")[2])
+        assert query.keys() == {"q", "a", "generate"}
+        assert json.loads(query["a"][0]) == {
+            "partial": True, "n_citations": 2, "retrieval_options": {"max_distance": 0.7},
+            "document_name": ["boats.pdf"], "keyword_search": True,
+        }  # fmt: skip
+        # there the fields have their parts again, and the JSON the rest
+        shown = client.get(address).text
+    assert '<input id="a.citations" name="a.citations" value="2"' in shown
+    assert '<input id="a.distance" name="a.distance" value="0.7"' in shown
+    assert re.search(r"<option[^>]* selected>by both", shown)
+    assert html.unescape(re.findall(r'<textarea id="a"[^>]*>(.*?)</textarea>', shown)[0]) == '{"partial": true}'
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ({"a": '{"n_citations": '}, "the options are not JSON"),
+        ({"a": "[]"}, "the options are not a JSON object"),
+        ({"a.citations": "some"}, "Citations is not a number: some"),
+        ({"a": '{"n_citations": 3}', "a.citations": "2"}, "in the JSON and in the field"),
+        ({"b": "{", "b.document": "<b>"}, "the options are not JSON"),
+    ],
+)
+def test_a_wrong_option_keeps_the_form(page: Page, typed: dict[str, str], said: str) -> None:
+    refused = page.get(**{"q": "which boat?", "a.overlap": "4", **typed})
+    assert refused.status_code == 400
+    assert said in text_of(refused)
+    assert ">which boat?</textarea>" in refused.text
+    assert refused.text.count('aria-invalid="true"') == 1
+    for name, value in {"a.overlap": "4", **typed}.items():
+        kept = html.escape(value, quote=True).replace("&quot;", "&#34;")
+        wanted = f'name="{name}" value="{kept}"' if "." in name else f">{kept}</textarea>"
+        assert wanted in refused.text, name
+
+
+def test_citations_come_before_the_answer_is_written(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    write = explore.write
+
+    async def waits(*arguments: Any) -> None:
+        while not go_on.is_set():
+            await asyncio.sleep(0.01)
+        await write(*arguments)
+
+    monkeypatch.setattr(explore, "write", waits)
+    asked = {"q": "blue boat", "a": HYBRID, "generate": "1"}
+    with page.client() as client, client.stream("GET", "/", params=asked) as answer:
+        shown = ""
+        for piece in answer.iter_text():
+            shown += piece
+            if "What moved where</h2>" in shown and not go_on.is_set():
+                assert '<li id="citation1-2">' in shown
+                assert "A model writes the answer" in shown
+                assert 'class="answer"' not in shown
+                go_on.set()
+    assert go_on.is_set()
+    assert 'slot="answer" class="written">' in shown.split("What moved where</h2>")[1]
+    assert '<p class="answer">' in shown
+
+
+def test_an_answer_that_nobody_waits_for_any_more_is_cancelled(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    async def waits(*_: Any) -> None:
+        began.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(explore, "write", waits)
+    with page.client() as client, client.stream("GET", "/", params={"q": "boat", "generate": "1"}) as answer:
+        next(answer.iter_text())
+        assert began.wait(60)
+    assert ended.wait(20)
 
 
 def test_lists_are_those_of_the_options_in_force(db: Database, page: Page) -> None:
@@ -327,6 +414,8 @@ def test_a_document_with_its_segments(db: Database, page: Page, monkeypatch: pyt
     assert "Segments 1 to 3 of 3" in text_of(whole)
     assert "<mark>It is</mark> green" in whole.text
     assert "11 characters, 5 of them shared" in text_of(whole)
+    raw = page.get("/document", store="public.boats", document="boats.pdf", raw=1).text
+    assert '<pre class="stored" tabindex="0">It is green</pre>' in raw
     monkeypatch.setattr(explore, "SEGMENTS", 2)
     part = page.get("/document", store="public.boats", document="boats.pdf")
     assert "Segments 1 to 2 of 3" in text_of(part)
@@ -560,10 +649,42 @@ def test_names_and_excerpts() -> None:
     assert [explore.short(name) for name in ("/srv/docs/a b.pdf", "a.pdf", "https://x.org/y/", None, "", "/")] == [
         "a b.pdf", "a.pdf", "y", "–", "–", "/"
     ]  # fmt: skip
-    assert explore.excerpt("# Head\n\n| a | b |\n| --- | :-: |\n| 1-2 | x |") == "Head a b 1-2 x"
-    assert explore.excerpt("one two three", 8) == "one two …"
-    assert explore.excerpt("x" * 200) == "x" * 120 + " …"
-    assert explore.excerpt(None) == ""
+    assert marked.excerpt("# Head\n\n| a | b |\n| --- | :-: |\n| 1-2 | x |") == "Head a b 1-2 x"
+    assert marked.excerpt("one two three", 8) == "one two …"
+    assert marked.excerpt("x" * 200) == "x" * 120 + " …"
+    assert marked.excerpt(None) == ""
+
+
+def test_markdown_is_text_with_tables_and_marked_passages() -> None:
+    table = "| plan | copay |\n|---|---|\n| Plus<br>One | $20 |\n| x | y |\n"
+    text = f"# Costs & <b>more</b>\n\nIt is *so*. A visit is $20.\n\n{table}"
+    passages = [{"start": 0, "end": 10}, {"start": text.index("A visit"), "end": text.index("\n\n| plan")}]
+    passages.append({"start": text.index("| Plus"), "end": text.index("| x")})
+    made = marked.markdown(text, passages)
+    assert '<p class="heading"><mark>Costs &amp;</mark> more</p>' in made
+    assert "<p>It is <em>so</em>. <mark>A visit is $20.</mark></p>" in made
+    assert "<td><mark>Plus</mark><br><mark>One</mark></td>\n<td><mark>$20</mark></td>" in made
+    assert "<td>x</td>" in made
+    for given, shown in (
+        ("<script>alert(1)</script>", "&lt;script&gt;alert(1)&lt;/script&gt;"),
+        ("[a](https://example.org/x)", "<p>a</p>"),
+        ("![a picture](https://example.org/x.png)", "<p>a picture</p>"),
+        ("a `<b>` c", "<p>a <code>&lt;b&gt;</code> c</p>"),
+        ("<!-- hidden -->", "&lt;!-- hidden --&gt;"),
+        ("    code <i", ">code &lt;i"),
+    ):
+        assert shown in marked.markdown(given), given
+    assert "href" not in marked.markdown("[a](javascript:x) <https://example.org>")
+    # in the marks' own characters, beyond the end, in the middle of a mark
+    assert marked.markdown("a\ue000b", [{"start": 0, "end": 99}]) == "<p><mark>a b</mark></p>\n"
+
+
+def test_an_answer_in_pieces() -> None:
+    claims = [{"start_pos": 2, "end_pos": 4}, {"start_pos": 3, "end_pos": 5}, {"start_pos": 5, "end_pos": 99}]
+    assert marked.supported("0123456", claims) == [("01", None), ("23", claims[0]), ("456", None)]
+    assert marked.supported("", []) == []
+    row = {"segment": "One. Two three.", "highlights": [{"start": 5, "end": 15}]}
+    assert [marked.best(row), marked.best({"segment": "One."})] == ["Two three.", "One."]
 
 
 def test_where_two_segments_meet() -> None:

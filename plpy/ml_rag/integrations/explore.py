@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import hmac
 import json
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http.cookies import CookieError, SimpleCookie
 from importlib import resources
@@ -23,19 +22,19 @@ from psycopg import sql
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ml_rag.errors import InvalidRequest, MlRagError
-from ml_rag.integrations import chart, documents
-from ml_rag.integrations.database import PRESETS, Query, Reader, asked, worded
-from ml_rag.integrations.journey import Journey, follow, key, moves
+from ml_rag.integrations import chart, documents, marked
+from ml_rag.integrations.database import PRESETS, Query, Reader, asked, keys_of, worded
+from ml_rag.integrations.fields import OPTIONS, Field, Wrong, fields, joined, parsed, split
+from ml_rag.integrations.journey import Journey, key, look, moves, retrieve, write
 from ml_rag.search_path import PIN_TRANSACTION
 
-#: characters of a question, and of options
+#: characters of a question
 QUESTION = 10_000
-OPTIONS = 20_000
 #: bytes of a form
 FORM = 64 * 1024
 #: segments of a document, runs and questions of a run on one page
@@ -43,6 +42,8 @@ SEGMENTS = 50
 #: characters of them
 CHARACTERS = 1_000_000
 RUNS = 50
+#: where a page that is sent as it comes about is to be sent as far as it is
+FLUSH = "\f"
 #: candidates that are shown at first
 FEW = 15
 QUESTIONS = 100
@@ -61,6 +62,8 @@ _HEADERS = {
     "cache-control": "no-store",
 }
 _WHO = sql.SQL("SELECT current_user::text AS role, pg_catalog.current_database()::text AS database")
+_STORES = sql.SQL('SELECT d.vector_store FROM ml_rag.discover() AS d ORDER BY d.vector_store COLLATE "C" LIMIT 200')
+_MODELS = sql.SQL('SELECT m.model_id, m.task FROM {}() AS m WHERE m.available ORDER BY m.model_id COLLATE "C"')
 _WHY = sql.SQL("SELECT w.* FROM ml_rag.why_not(%(query)s, %(options)s, %(document)s, %(segment)s) AS w")
 _RUNS = sql.SQL(
     """SELECT r.run_id, r.name, r.started_at, r.seconds, r.source, r.questions, r.options, r.measures
@@ -162,18 +165,11 @@ class Guard:
 
 
 def options_of(text: str) -> dict[str, Any]:
-    """The options that somebody typed; nothing is none."""
-    if not text.strip():
-        return {}
-    if len(text) > OPTIONS:
-        raise _Refused(400, f"options have at most {OPTIONS} characters")
+    """The options of an address; nothing is none."""
     try:
-        options = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _Refused(400, f"the options are not JSON: {error}") from None
-    if not isinstance(options, dict):
-        raise _Refused(400, "the options are not a JSON object")
-    return options
+        return parsed(text)
+    except Wrong as wrong:
+        raise _Refused(400, str(wrong)) from None
 
 
 def overlap(before: str, after: str) -> int:
@@ -187,19 +183,6 @@ def overlap(before: str, after: str) -> int:
 def short(name: str | None) -> str:
     """A document's name without the folders that its file lies in."""
     return "–" if not name else name.rstrip("/").rpartition("/")[2] or name
-
-
-def excerpt(segment: str | None, most: int = 120) -> str:
-    """The first words of a segment, without what Markdown draws tables and headings with."""
-    words = re.sub(r"\|[\s|:-]*|^#+ | #+ ", " ", segment or "").split()
-    kept: list[str] = []
-    length = 0
-    for word in words:
-        length += len(word) + 1
-        if length > most:
-            return " ".join(kept or [word[:most]]) + " …"
-        kept.append(word)
-    return " ".join(kept)
 
 
 def changes(first: Journey, second: Journey) -> list[dict[str, Any]]:
@@ -250,6 +233,7 @@ def _environment() -> Environment:
     made = Environment(
         loader=PackageLoader("ml_rag.integrations", "pages"),
         autoescape=True,
+        enable_async=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -258,9 +242,11 @@ def _environment() -> Environment:
     made.filters["pretty"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
     made.filters["query"] = lambda values: urlencode({k: v for k, v in values.items() if v not in (None, "")})
     made.filters["short"] = short
-    made.filters["excerpt"] = excerpt
+    made.filters.update(excerpt=marked.excerpt, best=marked.best, markdown=marked.markdown)
     made.filters["json"] = json.dumps
-    made.globals.update(chart=chart, moves=moves, few=FEW)
+    made.globals.update(
+        chart=chart, moves=moves, few=FEW, supported=marked.supported, flush=FLUSH, most_options=OPTIONS
+    )
     return made
 
 
@@ -305,9 +291,27 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
     async def rows(request: Request, query: Query, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
         return await waited_for(request, run(query, parameters))
 
-    def page(template: str, /, status: int = 200, **values: Any) -> Response:
-        content = environment.get_template(template).render(who=who, marks=marks, **values)
+    async def page(template: str, /, status: int = 200, **values: Any) -> Response:
+        content = await environment.get_template(template).render_async(who=who, marks=marks, **values)
         return HTMLResponse(content, status, _HEADERS)
+
+    def coming(template: str, tasks: list[asyncio.Task[None]], /, **values: Any) -> Response:
+        """A page that is sent while it comes about: it awaits functions of ``values``, which may start tasks."""
+
+        async def content() -> AsyncIterator[str]:
+            ready: list[str] = []
+            try:
+                async for piece in environment.get_template(template).generate_async(who=who, marks=marks, **values):
+                    ready.append(piece)
+                    if FLUSH in piece:
+                        yield "".join(ready).replace(FLUSH, " ")
+                        ready.clear()
+                yield "".join(ready)
+            finally:  # where the browser has gone away, its statements end
+                for task in tasks:
+                    task.cancel()
+
+        return StreamingResponse(content(), media_type="text/html", headers=_HEADERS)
 
     def asked_of(request: Request) -> dict[str, str]:
         """The question, its options and those beside them, as they were typed."""
@@ -324,25 +328,70 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         found = await rows(request, _MARKED.format(table), {"question": question})
         return {(row["vector_store"], row["document"], row["segment_number"]): row["is_right"] for row in found}
 
+    async def choices(request: Request) -> list[Field]:
+        """The fields of the options, with what this role can choose from."""
+        presets = {row["name"]: row["description"] for row in await rows(request, PRESETS, {})}
+        stores = [row["vector_store"] for row in await rows(request, _STORES, {})]
+        models: list[dict[str, Any]] = []
+        with contextlib.suppress(_Refused):  # the model server is down
+            models = await rows(request, _MODELS.format(reader.schemas.routine("ml_supported_models")), {})
+        of = {task: [row["model_id"] for row in models if row["task"] == task] for task in ("rerank", "generate")}
+        return fields(presets, stores, ["hybrid", *(m for m in of["rerank"] if m != "hybrid")], of["generate"])
+
     async def ask(request: Request) -> Response:
         typed = asked_of(request)
-        presets = await rows(request, PRESETS, {})
+        offered = await choices(request)
+        sides: list[dict[str, Any]] = []
+        is_sent = False
+        for name in ("a", "b"):
+            texts = {one.name: request.query_params.get(f"{name}.{one.name}", "") for one in offered}
+            side: dict[str, Any] = {"texts": texts, "rest": typed[name], "error": None}
+            is_sent |= any(f"{name}.{one.name}" in request.query_params for one in offered)
+            try:
+                side["options"] = joined(offered, texts, typed[name])
+            except Wrong as wrong:
+                side["error"] = str(wrong)
+            else:
+                side["texts"], rest = split(offered, side["options"])
+                side["rest"] = json.dumps(rest, ensure_ascii=False) if rest or typed[name].strip() == "{}" else ""
+            sides.append(side)
         if not typed["q"].strip():
             typed["generate"] = "1"
-            return page("ask.html", typed=typed, presets=presets, journeys=[], changed=[], marked={}, here="")
-        sides = [options_of(typed["a"])] + ([options_of(typed["b"])] if typed["b"].strip() else [])
-        is_asked = typed["generate"] == "1"
+        is_asked = bool(typed["q"].strip()) and not any(side["error"] for side in sides)
+        values: dict[str, Any] = {"typed": typed, "fields": offered, "form": sides, "is_asked": is_asked}
+        if not is_asked:
+            return await page("ask.html", 400 if any(side["error"] for side in sides) else 200, **values)
+        if is_sent:
+            # one address for the same options, however they were typed
+            for name, side in zip(("a", "b"), sides, strict=True):
+                is_given = side["options"] or side["rest"]
+                typed[name] = json.dumps(side["options"], ensure_ascii=False) if is_given else ""
+            sent = {name: value for name, value in typed.items() if value}
+            return RedirectResponse(f"/?{urlencode(sent)}", 303, _HEADERS)
+        asked_with = [side["options"] for side in sides[: 1 + bool(typed["b"].strip())]]
+        is_written = [not given.get("skip_generate", typed["generate"] != "1") for given in asked_with]
+        journeys: list[Journey] = []
+        writing: list[asyncio.Task[None]] = []
 
-        async def both() -> list[Journey]:
-            return [await follow(run, reader.schemas, typed["q"], side, generate=is_asked) for side in sides]
+        async def retrieved() -> list[Journey]:
+            found = await asyncio.gather(*(retrieve(run, reader.schemas, typed["q"], given) for given in asked_with))
+            journeys.extend(found)
+            for journey, is_wanted in zip(journeys, is_written, strict=True):
+                if is_wanted and (journey.answer or not journey.error):
+                    writing.append(asyncio.create_task(write(run, reader.schemas, journey)))
+            return journeys
 
-        journeys = await _while_waited_for(request, both())
-        marked = await marked_for(request, typed["q"])
-        # where one has failed, its error is what is to be said
-        both_answered = len(journeys) == 2 and all(journey.answer for journey in journeys)
-        changed = changes(journeys[0], journeys[1]) if both_answered else []
-        return page("ask.html", typed=typed, presets=presets, journeys=journeys, changed=changed, marked=marked,
-                    here=str(request.url.query))  # fmt: skip
+        async def looked() -> None:
+            for journey in journeys:
+                await look(run, reader.schemas, journey)
+
+        async def written() -> None:
+            await asyncio.gather(*writing)
+
+        return coming(
+            "ask.html", writing, **values, marked=await marked_for(request, typed["q"]), here=str(request.url.query),
+            will_write=any(is_written), retrieved=retrieved, looked=looked, written=written, changes=changes,
+        )  # fmt: skip
 
     async def why(request: Request) -> Response:
         typed = asked_of(request)
@@ -352,7 +401,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         segment = _number(request.query_params.get("segment"), "the number of the segment")
         parameters = {**asked(typed["q"], options_of(typed["a"])), "document": document, "segment": segment}
         steps = await rows(request, _WHY, parameters)
-        return page("why.html", typed=typed, document=document, segment=segment, steps=steps)
+        return await page("why.html", typed=typed, document=document, segment=segment, steps=steps)
 
     async def document(request: Request) -> Response:
         typed = asked_of(request)
@@ -371,17 +420,19 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         for row in read[:SEGMENTS]:
             text = row["segment"] or ""
             shared = overlap(before or "", text)
-            shown.append({**row, "shared": text[:shared], "text": text[shared:], "length": len(text)})
+            page_number = keys_of(row["metadata"]).get("page")
+            shown.append({**row, "shared": shared, "text": text, "length": len(text), "page": page_number})
             before = text
         following = first + len(shown) if first + len(shown) <= total else None
-        return page(
+        return await page(
             "document.html", typed=typed, store=store, name=name, segments=shown, first=first, total=total,
             following=following, earlier=max(1, first - SEGMENTS) if first > 1 else None,
             marked=await marked_for(request, typed["q"]), here=str(request.url.query),
+            raw=request.query_params.get("raw", "")[:1],
         )  # fmt: skip
 
     async def runs(request: Request) -> Response:
-        return page("runs.html", runs=await rows(request, _RUNS, {"most": RUNS}))
+        return await page("runs.html", runs=await rows(request, _RUNS, {"most": RUNS}))
 
     async def one_run(request: Request) -> Response:
         number = _number(request.path_params["run"], "the run")
@@ -391,13 +442,13 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         if not found:
             raise _Refused(404, "there is no run of that number of this role")
         wanted = {"run": number, "measure": measure, "first": first, "most": QUESTIONS}
-        return page("run.html", run=found[0], measure=measure, first=first, step=QUESTIONS,
+        return await page("run.html", run=found[0], measure=measure, first=first, step=QUESTIONS,
                     questions=await rows(request, _QUESTIONS, wanted))  # fmt: skip
 
     async def question(request: Request) -> Response:
         typed = asked_of(request)
         found = await rows(request, _IN_RUNS, {"question": typed["q"], "most": RUNS})
-        return page("question.html", typed=typed, found=found)
+        return await page("question.html", typed=typed, found=found)
 
     async def mark(request: Request) -> Response:
         form = await _form(request)
@@ -433,7 +484,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
 
     async def refused(_: Request, error: Exception) -> Response:
         assert isinstance(error, _Refused)
-        return page("refused.html", error.status, message=error.message)
+        return await page("refused.html", error.status, message=error.message)
 
     routes: list[tuple[str, Callable[[Request], Awaitable[Response]]]] = [
         ("/", ask), ("/why", why), ("/document", document), ("/runs", runs), ("/runs/{run}", one_run),
@@ -441,7 +492,10 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
     ]  # fmt: skip
     return Guard(
         Starlette(
-            routes=[*(Route(path, endpoint) for path, endpoint in routes), Route("/mark", mark, methods=["POST"])],
+            routes=[
+                *(Route(path, endpoint) for path, endpoint in routes),
+                Route("/mark", mark, methods=["POST"]),
+            ],
             exception_handlers={_Refused: refused},
             lifespan=lifespan,
         ),

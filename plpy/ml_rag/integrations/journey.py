@@ -20,7 +20,7 @@ MOST = 100
 #: what each citation tells beside its text, its document and its distance
 FIELDS = [
     "document_id", "segment_number", "segment_range", "vector_store", "score", "keyword_score", "rerank_score", "rank",
-    "metadata.page",
+    "metadata.page", "highlights",
 ]  # fmt: skip
 #: the stages in their order
 STAGES = [
@@ -76,8 +76,10 @@ class Journey:
 
     query: str
     options: dict[str, Any]
-    #: of ml_rag_answer; empty where it failed before there was anything to explain
+    #: of ml_rag_answer without an answer; empty where it failed before there was anything to explain
     answer: dict[str, Any] = field(default_factory=dict)
+    #: of ml_rag_answer with one
+    written: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
     lists: list[Candidates] = field(default_factory=list)
 
@@ -88,6 +90,19 @@ class Journey:
         return told
 
     @property
+    def milliseconds(self) -> dict[str, float]:
+        """Of each stage of the call, and in total; with the answer, once it is written."""
+        told = self.written.get("explain") or self.explain
+        return {name: float(ms) for name, ms in (told.get("milliseconds") or {}).items()}
+
+    @property
+    def is_other(self) -> bool:
+        """Whether the answer was written from other citations: a model has rewritten the question anew."""
+        return bool(self.written) and list(map(key, self.written.get("citations") or [])) != list(
+            map(key, self.citations)
+        )
+
+    @property
     def citations(self) -> list[dict[str, Any]]:
         """Those of the answer."""
         found: list[dict[str, Any]] = self.answer.get("citations") or []
@@ -96,16 +111,15 @@ class Journey:
     @property
     def claims(self) -> list[dict[str, Any]]:
         """The sentences of the answer, each with the places of the citations that support it: sources."""
-        grounding = (self.answer.get("retrieval_info") or {}).get("grounding") or {}
-        if not self.citations or not grounding.get("claims"):
+        grounding = (self.written.get("retrieval_info") or {}).get("grounding") or {}
+        if not self.written.get("citations") or not grounding.get("claims"):
             return []
         places = [chunk["source"] + 1 for chunk in grounding["cited_chunks"]]
         return [{**claim, "sources": [places[n] for n in claim["citation_indices"]]} for claim in grounding["claims"]]
 
     def waterfall(self) -> list[tuple[str, float, float]]:
         """Each stage with its begin and its milliseconds, in their order."""
-        times = {name: float(ms) for name, ms in (self.explain.get("milliseconds") or {}).items()}
-        times.pop("total", None)
+        times = {name: ms for name, ms in self.milliseconds.items() if name != "total"}
         made, begin = [], 0.0
         for name in [s for s in STAGES if s in times] + sorted(times.keys() - set(STAGES)):
             made.append((name, begin, times[name]))
@@ -226,13 +240,9 @@ def searches(options: Mapping[str, Any], told: Mapping[str, Any]) -> list[tuple[
     return made
 
 
-async def follow(run: Run, schemas: Schemas, query: str, options: Mapping[str, Any], *, generate: bool) -> Journey:
-    """Ask, and look at each stage."""
-    wanted = {**options, "explain": True, "citation_fields": FIELDS}
-    wanted.setdefault("skip_generate", not generate)
-    if not wanted["skip_generate"]:
-        wanted["return_prompt"] = True
-        wanted.setdefault("grounding", {})
+async def retrieve(run: Run, schemas: Schemas, query: str, options: Mapping[str, Any]) -> Journey:
+    """Search, without an answer."""
+    wanted = {**options, "explain": True, "citation_fields": FIELDS, "skip_generate": True}
     journey = Journey(query, dict(options))
     try:
         rows = await run(schemas.answer, asked(query, wanted))
@@ -249,9 +259,26 @@ async def follow(run: Run, schemas: Schemas, query: str, options: Mapping[str, A
         except psycopg.Error:
             return journey
     journey.answer = rows[0]["answer"]
-    # nothing was searched: the model alone has answered, or whole documents were read
+    return journey
+
+
+async def write(run: Run, schemas: Schemas, journey: Journey) -> None:
+    """The call as it was asked, with an answer: its text, prompt, tokens and times are those that are shown."""
+    wanted = {"grounding": {}, **journey.options, "explain": True, "citation_fields": FIELDS, "return_prompt": True}
+    try:
+        rows = await run(schemas.answer, asked(journey.query, wanted))
+    except psycopg.Error as error:
+        journey.error = worded(error)
+        return
+    journey.error = None
+    journey.written = rows[0]["answer"]
+
+
+async def look(run: Run, schemas: Schemas, journey: Journey) -> None:
+    """The candidates of each stage; none where the model alone answers, or whole documents are read."""
     if not journey.explain.get("stores") or journey.answer["retrieval_info"]["method"] == "document_order":
-        return journey
+        return
+    query, options = journey.query, journey.options
     (row,) = await run(LAYERED, layered(options))
     laid = without(row["options"], "preset")
     # null, so that what a list leaves out does not come back from a preset or a setting
@@ -271,4 +298,3 @@ async def follow(run: Run, schemas: Schemas, query: str, options: Mapping[str, A
         candidates.taken = (journey.explain["candidates"]).get(candidates.name)
         found[candidates.name] = candidates.rows
         journey.lists.append(candidates)
-    return journey
