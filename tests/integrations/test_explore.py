@@ -83,7 +83,7 @@ def text_of(response: httpx.Response) -> str:
 
 
 def test_nobody_comes_in_without_the_token(page: Page) -> None:
-    for path in ("/", "/runs", "/why", "/document", "/explore.css", "/none"):
+    for path in ("/", "/runs", "/why", "/document", "/stores", "/store", "/explore.css", "/none"):
         assert httpx.get(page.url + path).status_code == 401, path
     assert httpx.post(page.url + "/mark").status_code == 401
     assert httpx.get(page.url, params={"token": "another"}).status_code == 401
@@ -210,7 +210,9 @@ def test_presets_are_offered(db: Database, page: Page) -> None:
     content = page.get(q="boat").text
     assert ">my &lt;b&gt;: the best &amp;</option>" in content
     value, _ = re.findall(r'<option value="([^"]*)"[^>]*>my', content)
-    shown = page.get(**{"q": "blue boat", "a.preset": html.unescape(value)}).text
+    with page.client() as client:
+        sent = {"q": "blue boat", "a.preset": html.unescape(value)}
+        shown = client.get("/", params=sent, follow_redirects=True).text
     assert shown.count('<li id="citation') == 1
 
 
@@ -292,7 +294,8 @@ def test_an_answer_that_nobody_waits_for_any_more_is_cancelled(page: Page, monke
 
     monkeypatch.setattr(explore, "write", waits)
     with page.client() as client, client.stream("GET", "/", params={"q": "boat", "generate": "1"}) as answer:
-        next(answer.iter_text())
+        pieces = answer.iter_text()
+        assert "Searching" in next(pieces)
         assert began.wait(60)
     assert ended.wait(20)
 
@@ -430,6 +433,103 @@ def test_a_document_with_its_segments(db: Database, page: Page, monkeypatch: pyt
     owner.execute("UPDATE boats SET document_name = '/srv/boats.pdf' WHERE document_id = 1")
     short = page.get("/document", store="public.boats", document="boats.pdf")
     assert short.text == page.get("/document", store="public.boats", document="/srv/boats.pdf").text
+
+
+def test_what_a_store_is(db: Database, page: Page) -> None:
+    owner = db.connect()
+    owner.execute(
+        "UPDATE boats SET metadata = jsonb_build_object('page', 1 + segment_number / 2) WHERE document_id = 1"
+    )
+    owner.execute(
+        "UPDATE boats SET segment = 'red boat', segment_embedding = b.segment_embedding FROM boats AS b"
+        " WHERE boats.segment_number = 3 AND b.segment_number = 1 AND b.document_id = 1"
+    )
+    owner.execute("ALTER TABLE boats ALTER segment_embedding DROP NOT NULL")
+    owner.execute("UPDATE boats SET segment_embedding = NULL WHERE document_id = 2")
+    assert "public.boats" in text_of(page.get("/stores"))
+    shown = page.get("/store", store="public.boats")
+    totals = re.findall(r"<dt>([^<]+)</dt><dd[^>]*>([^<]+)</dd>", shown.text)
+    assert totals == [
+        ("documents", "2"), ("segments", "4"), ("pages", "2"), ("without an embedding", "1"), ("repeated texts", "1"),
+    ]  # fmt: skip
+    bars = [
+        re.findall(r'scope="row" class="n">([^<]+)</th><td class="n">(\d+)', part)
+        for part in shown.text.split("<figcaption>")[1:]
+    ]
+    assert bars == [[("1", "1"), ("2", "0"), ("3", "1")], [("1", "0"), ("2", "4")]]
+    text = text_of(shown)
+    assert re.search(r"boats\.pdf 3 2 6 house\.pdf 1", text)
+    assert re.search(r"boats\.pdf segment [13] red boat boats\.pdf segment [13] 0\.0000", text)
+    # who may not write is told what it takes
+    assert 'action="/upload"' not in shown.text
+    assert "needs INSERT and DELETE" in text
+    for name in ("public.none", "pg_catalog.pg_authid", ""):
+        assert page.get("/store", store=name).status_code == 404
+    owner.execute("DELETE FROM boats")
+    assert "Documents" not in page.get("/store", store="public.boats").text
+
+
+def test_a_picture_of_a_store_is_of_what_the_role_may_read(db: Database, boats: str, tenant_dsn: str) -> None:
+    owner = db.connect()
+    owner.execute("ALTER TABLE boats ENABLE ROW LEVEL SECURITY")
+    owner.execute(f"CREATE POLICY seen ON boats TO {db.role('tenant')} USING (document_id = 2)")
+    with served(tenant_dsn) as page:
+        shown = text_of(page.get("/store", store="public.boats"))
+        assert "house.pdf" in shown
+        assert "boats.pdf" not in shown
+
+
+def test_a_document_is_added_once_it_is_confirmed(db: Database, page: Page) -> None:
+    owner = db.connect()
+    form = {"store": "public.boats", "confirm": "yes"}
+    files = {"file": ("C:\\docs\\new.md", b"# New\n\nA <b>yellow</b> boat.", "text/markdown")}
+
+    def sent(form: dict[str, str], **given: Any) -> httpx.Response:
+        with page.client() as client:
+            return client.post("/upload", data=form, **given)
+
+    refused = sent(form, files=files)
+    assert "42501" in refused.text
+    owner.execute(f"GRANT INSERT, DELETE ON boats TO {db.role('asker')}")
+    assert 'action="/upload"' in page.get("/store", store="public.boats").text
+    for wrong, given, status in (
+        ({"store": "public.boats"}, {"files": files}, 400),
+        ({**form, "confirm": "no"}, {"files": files}, 400),
+        (form, {}, 400),
+        (form, {"files": {"other": files["file"]}}, 400),
+        ({**form, "store": "public.none"}, {"files": files}, 404),
+    ):
+        assert sent(wrong, **given).status_code == status, wrong
+    assert owner.execute("SELECT count(*) FROM boats").fetchone() == (4,)
+    assert "Loaded: 1 segments" in text_of(sent(form, files=files))
+    assert owner.execute("SELECT document_name FROM boats ORDER BY document_id DESC LIMIT 1").fetchone() == ("new.md",)
+    assert "Unchanged" in text_of(sent(form, files=files))
+    other = {"file": ("new.md", b"# New\n\nA black boat.", "text/markdown")}
+    assert "Replaced" in text_of(sent(form, files=other))
+    assert owner.execute("SELECT count(*) FROM boats").fetchone() == (5,)
+    broken = sent(form, files={"file": ("x.pdf", b"%PDF-1.4 nothing", "application/pdf")})
+    assert 'role="alert"' in broken.text
+
+
+def test_an_upload_is_bounded_and_of_this_page_only(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = {"store": "public.boats", "confirm": "yes"}
+    with httpx.Client(base_url=page.url) as client:
+        client.get("/", params={"token": TOKEN})
+        for headers in (
+            {},
+            {"origin": "http://evil.example"},
+            {"origin": "null"},
+            {"origin": page.url, "sec-fetch-site": "cross-site"},
+        ):
+            assert client.post("/upload", data=form, headers=headers).status_code == 403, headers
+        assert client.post("/upload", data=form, headers={"origin": page.url}).status_code == 400
+    assert httpx.post(page.url + "/upload", data=form).status_code == 401
+    monkeypatch.setattr(explore, "UPLOAD", 1000)
+    with page.client() as client:
+        big = {"file": ("x.md", b"x" * 1001, "text/markdown")}
+        assert client.post("/upload", data=form, files=big).status_code == 413
+        # without a length it could be of any
+        assert client.post("/upload", content=iter([b"x"])).status_code == 413
 
 
 def test_errors_are_said_and_escaped(page: Page) -> None:

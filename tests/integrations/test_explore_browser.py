@@ -52,6 +52,9 @@ class Site:
             f"/document?{urlencode(document)}",
             f"/document?{urlencode({**document, 'document': LONG})}",
             f"/why?{urlencode({**asked, 'document': 'boats.pdf', 'segment': 3})}",
+            f"/document?{urlencode({**document, 'raw': 1})}",
+            "/stores",
+            f"/store?{urlencode({'store': 'public.boats'})}",
             "/runs",
             "/runs/1?measure=recall%403",
             f"/question?{urlencode({'q': 'blue boat'})}",
@@ -85,7 +88,7 @@ def site(module_db: Database) -> Iterator[Site]:
         " segment_number bigint, is_right boolean NOT NULL)"
     )
     owner.execute("""SELECT ml_rag.create_preset('short', '{"n_citations": 1}', 'one citation')""")
-    owner.execute(sql.SQL("GRANT SELECT, INSERT, DELETE ON mark TO {}").format(name))
+    owner.execute(sql.SQL("GRANT SELECT, INSERT, DELETE ON mark, boats TO {}").format(name))
     owner.execute(sql.SQL("ALTER ROLE {} LOGIN PASSWORD 'made for a test'").format(name))
     dsn = make_conninfo(module_db.dsn, dbname=module_db.name, user=module_db.role("asker"), password="made for a test")
     questions = "SELECT 'blue boat' AS question, 'boats.pdf' AS documents UNION ALL SELECT 'house', 'house.pdf'"
@@ -190,8 +193,10 @@ def test_a_question_by_the_keyboard_alone(site: Site) -> None:
     page.keyboard.press("Tab")
     page.keyboard.type("blue boat")
     page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    while page.evaluate("document.activeElement.id") != "a":
+        page.keyboard.press("Tab")
     page.keyboard.type(LIMITED)
-    page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
@@ -206,6 +211,30 @@ def test_a_question_by_the_keyboard_alone(site: Site) -> None:
     page.locator("button[aria-label^='Right']").first.focus()
     page.keyboard.press("Enter")
     page.wait_for_function("document.querySelectorAll('button[aria-pressed=true]').length == 0")
+    page.context.close()
+
+
+def test_a_document_is_added_by_the_cookie_of_the_address(site: Site) -> None:
+    page = site.browser.new_context().new_page()
+    page.goto(f"{site.url}/?token={TOKEN}")
+    page.goto(f"{site.url}/store?{urlencode({'store': 'public.boats'})}")
+    page.set_input_files("#file", {"name": "new.md", "mimeType": "text/markdown", "buffer": b"A new boat."})
+    page.locator("#confirm").focus()
+    page.keyboard.press("Space")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/upload")
+    page.get_by_text("Loaded: 1 segments").wait_for()
+    page.context.close()
+
+
+def test_an_answer_stands_before_the_citations_that_came_first(site: Site) -> None:
+    page = site.page()
+    page.goto(site.url + site.paths()[1])
+    places = [page.locator(f"#{name}").bounding_box()["y"] for name in ("answer", "citations", "details")]
+    assert places == sorted(places)
+    assert not page.get_by_text("A model writes the answer").is_visible()
+    assert not page.get_by_text("Searching").is_visible()
     page.context.close()
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from psycopg import sql
 
-from ml_rag.integrations.database import Reader
+from ml_rag.integrations.database import Reader, Rows
 
 #: the columns of the store named ``%(store)s``
 _FIND = sql.SQL(
     """SELECT d.relation::pg_catalog.oid AS oid, d.segment::text, d.document_name::text, d.segment_number::text,
-      d.document_id::text, d.metadata::text
+      d.document_id::text, d.metadata::text, d.segment_embedding::text, d.embed_model_id, d.dimensions
     FROM ml_rag.discover() AS d WHERE d.vector_store = %(store)s"""
 )
 #: no other relation takes its name from here on; what was not trusted any more once that was sure is not read
@@ -33,12 +33,10 @@ async def read(
     most three that are the same without folders. Raises psycopg.Error.
     """
     async with reader.transaction() as rows:
-        found = await rows(_FIND, {"store": store})
-        if not found or found[0]["document_name"] is None:
-            return (found[0] if found else {}), [], []
-        if not (await rows(_HOLD, found[0]))[0]["is_held"]:
-            return {}, [], []
-        columns, names = found[0] | (await rows(_NAME, found[0]))[0], [str(parameters["document"])]
+        columns = await held(rows, store)
+        if columns.get("document_name") is None:
+            return columns, [], []
+        names = [str(parameters["document"])]
         segments = await rows(reading(columns), parameters)
         if not segments:
             alike = [row["name"] for row in await rows(_alike(columns), parameters)]
@@ -48,13 +46,21 @@ async def read(
         return columns, names, segments
 
 
+async def held(rows: Rows, store: str) -> dict[str, Any]:
+    """The columns of a store, which nothing takes the place of in this transaction; empty where it is not found."""
+    found = await rows(_FIND, {"store": store})
+    if not found or not (await rows(_HOLD, found[0]))[0]["is_held"]:
+        return {}
+    return found[0] | (await rows(_NAME, found[0]))[0]
+
+
 def _alike(store: Mapping[str, str | None]) -> sql.Composed:
     """Names of documents that are ``%(document)s`` without their folders."""
     return sql.SQL(
         r"""SELECT d.name FROM (
           SELECT DISTINCT pg_catalog.left({name}::pg_catalog.text, 1000) AS name FROM {relation}
         ) AS d WHERE pg_catalog.regexp_replace(d.name, '^.*[/\\]', '') = %(document)s ORDER BY 1 LIMIT 3"""
-    ).format(name=_quoted(str(store["document_name"])), relation=_relation(store))
+    ).format(name=quoted(str(store["document_name"])), relation=relation(store))
 
 
 def reading(store: Mapping[str, str | None]) -> sql.Composed:
@@ -64,7 +70,7 @@ def reading(store: Mapping[str, str | None]) -> sql.Composed:
     ``%(most)s``: read at most, as long as they and their metadata have ``%(characters)s`` together; ``is_cut``: a
     longer first one.
     """
-    order = [_quoted(column) for column in (store["document_id"], store["segment_number"]) if column is not None]
+    order = [quoted(name) for name in (store["document_id"], store["segment_number"]) if name is not None]
     # bounded here: what comes is held in the memory of this process
     return sql.SQL(
         """SELECT pg_catalog.left(r.segment, %(characters)s) AS segment, r.segments, r.segment_number,
@@ -83,23 +89,23 @@ def reading(store: Mapping[str, str | None]) -> sql.Composed:
           ) AS q
         ) AS r WHERE r.characters <= %(characters)s OR r.place = %(first)s + 1 ORDER BY r.place"""
     ).format(
-        segment=_quoted(str(store["segment"])),
-        metadata=_column(store["metadata"]),
-        number=_column(store["segment_number"]),
-        relation=_relation(store),
-        name=_quoted(str(store["document_name"])),
-        order=sql.SQL(", ").join(order or [_quoted(str(store["segment"]))]),
+        segment=quoted(str(store["segment"])),
+        metadata=column(store["metadata"]),
+        number=column(store["segment_number"]),
+        relation=relation(store),
+        name=quoted(str(store["document_name"])),
+        order=sql.SQL(", ").join(order or [quoted(str(store["segment"]))]),
     )
 
 
-def _relation(store: Mapping[str, str | None]) -> sql.Composable:
-    return _quoted(str(store["schema"]), str(store["relation"]))
+def relation(store: Mapping[str, str | None]) -> sql.Composable:
+    return quoted(str(store["schema"]), str(store["relation"]))
 
 
-def _column(name: str | None) -> sql.Composable:
-    return sql.SQL("NULL") if name is None else _quoted(name)
+def column(name: str | None) -> sql.Composable:
+    return sql.SQL("NULL") if name is None else quoted(name)
 
 
-def _quoted(*names: str) -> sql.Composable:
+def quoted(*names: str) -> sql.Composable:
     """An identifier in a statement with parameters, where a % begins one."""
     return sql.SQL(sql.Identifier(*names).as_string().replace("%", "%%"))

@@ -20,14 +20,14 @@ import psycopg
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from psycopg import sql
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, QueryParams
+from starlette.datastructures import Headers, QueryParams, UploadFile
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ml_rag.errors import InvalidRequest, MlRagError
-from ml_rag.integrations import chart, documents, marked
+from ml_rag.integrations import chart, documents, marked, picture
 from ml_rag.integrations.database import PRESETS, Query, Reader, asked, keys_of, worded
 from ml_rag.integrations.fields import OPTIONS, Field, Wrong, fields, joined, parsed, split
 from ml_rag.integrations.journey import Journey, key, look, moves, retrieve, write
@@ -37,6 +37,8 @@ from ml_rag.search_path import PIN_TRANSACTION
 QUESTION = 10_000
 #: bytes of a form
 FORM = 64 * 1024
+#: bytes of a document that is uploaded
+UPLOAD = 64 * 1024 * 1024
 #: segments of a document, runs and questions of a run on one page
 SEGMENTS = 50
 #: characters of them
@@ -56,14 +58,26 @@ _HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none';"
     " frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
 _WHO = sql.SQL("SELECT current_user::text AS role, pg_catalog.current_database()::text AS database")
 _STORES = sql.SQL('SELECT d.vector_store FROM ml_rag.discover() AS d ORDER BY d.vector_store COLLATE "C" LIMIT 200')
+_ALL_STORES = sql.SQL(
+    """SELECT d.vector_store, d.embed_model_id, d.dimensions, c.reltuples,
+      pg_catalog.obj_description(c.oid, 'pg_class') AS description
+    FROM ml_rag.discover() AS d JOIN pg_catalog.pg_class AS c ON c.oid = d.relation
+    ORDER BY d.vector_store COLLATE "C" LIMIT 1000"""
+)
 _MODELS = sql.SQL('SELECT m.model_id, m.task FROM {}() AS m WHERE m.available ORDER BY m.model_id COLLATE "C"')
+_STORE = sql.SQL(
+    "SELECT d.relation::pg_catalog.oid AS oid FROM ml_rag.discover() AS d WHERE d.vector_store = %(store)s"
+)
+_LOAD = sql.SQL(
+    "SELECT ml_rag.load_document(%(oid)s::pg_catalog.oid::pg_catalog.regclass, %(name)s, %(content)s) AS outcome"
+)
 _WHY = sql.SQL("SELECT w.* FROM ml_rag.why_not(%(query)s, %(options)s, %(document)s, %(segment)s) AS w")
 _RUNS = sql.SQL(
     """SELECT r.run_id, r.name, r.started_at, r.seconds, r.source, r.questions, r.options, r.measures
@@ -478,6 +492,43 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
             back = f"/?{form.get('here', '')}#citations"
         return RedirectResponse(back, 303, _HEADERS)
 
+    async def stores(request: Request) -> Response:
+        return await page("stores.html", stores=await rows(request, _ALL_STORES, {}))
+
+    async def store(request: Request) -> Response:
+        name = request.query_params.get("store", "")
+        found = await waited_for(request, picture.read(reader, name))
+        if not found:
+            raise _Refused(404, "there is no vector store of that name that this role may read")
+        return await page("store.html", store=name, found=found, most=picture.MOST, most_bytes=UPLOAD >> 20)
+
+    async def upload(request: Request) -> Response:
+        length = _number(request.headers.get("content-length"), "the length", 0) or 0
+        if not 0 < length <= UPLOAD:
+            raise _Refused(413, f"a document has at most {UPLOAD >> 20} MB")
+        async with request.form(max_files=1, max_fields=5) as form:
+            file, name = form.get("file"), str(form.get("store", ""))
+            if not isinstance(file, UploadFile) or not file.filename:
+                raise _Refused(400, "choose a document to upload")
+            if form.get("confirm") != "yes":
+                raise _Refused(400, "confirm that the document is to be written into the store")
+            content, title = await file.read(), short(file.filename.replace("\\", "/"))
+        found = await rows(request, _STORE, {"store": name})
+        if not found:
+            raise _Refused(404, "there is no vector store of that name that this role may read")
+
+        async def load() -> dict[str, Any]:
+            parameters = {"oid": found[0]["oid"], "name": title, "content": content}
+            try:
+                async with await psycopg.AsyncConnection.connect(dsn, application_name="ml-rag explore") as connection:
+                    await connection.execute(PIN_TRANSACTION)
+                    row = await (await connection.execute(_LOAD, parameters)).fetchone()
+            except psycopg.Error as error:
+                return {"error": worded(error)}
+            return row[0] if row else {}
+
+        return coming("upload.html", [], store=name, document=title, load=load)
+
     async def style(_: Request) -> Response:
         content = resources.files("ml_rag.integrations").joinpath("pages", "explore.css").read_text()
         return Response(content, media_type="text/css", headers=_HEADERS)
@@ -488,13 +539,14 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
 
     routes: list[tuple[str, Callable[[Request], Awaitable[Response]]]] = [
         ("/", ask), ("/why", why), ("/document", document), ("/runs", runs), ("/runs/{run}", one_run),
-        ("/question", question), ("/explore.css", style),
+        ("/question", question), ("/stores", stores), ("/store", store), ("/explore.css", style),
     ]  # fmt: skip
     return Guard(
         Starlette(
             routes=[
                 *(Route(path, endpoint) for path, endpoint in routes),
                 Route("/mark", mark, methods=["POST"]),
+                Route("/upload", upload, methods=["POST"]),
             ],
             exception_handlers={_Refused: refused},
             lifespan=lifespan,

@@ -1,0 +1,112 @@
+"""What a vector store holds: documents, segments and pages, how long they are, what lacks an embedding, duplicates.
+
+All of it is read as the role of the page, of at most ``MOST`` rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from psycopg import sql
+
+from ml_rag.integrations.database import Reader
+from ml_rag.integrations.documents import column, held, quoted, relation
+
+#: segments that are counted, documents that are listed, pairs that are alike
+MOST, LISTED, PAIRS = 100_000, 100, 10
+#: bars of a histogram
+BARS = 12
+#: distances that are computed in search of duplicates, and segments whose nearest one is looked for
+_DISTANCES, _SAMPLE = 1_000_000, 500
+
+_MAY_LOAD = sql.SQL(
+    """SELECT c.relkind IN ('r', 'p') AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'DELETE')
+      AS may_load FROM pg_class AS c WHERE c.oid = %(oid)s"""
+)
+
+
+async def read(reader: Reader, store: str) -> dict[str, Any]:
+    """The picture of a store; empty where discovery does not find it. Raises psycopg.Error."""
+    async with reader.transaction() as rows:
+        columns = await held(rows, store)
+        if not columns:
+            return {}
+        (found,) = await rows(_counts(columns), {"most": MOST, "listed": LISTED, "bars": BARS})
+        found |= columns | (await rows(_MAY_LOAD, columns))[0] | {"pairs": []}
+        embedded = found["segments"] - found["missing"]
+        if embedded and columns["document_name"] and columns["segment_number"]:
+            found["sample"] = min(embedded, _SAMPLE, max(20, _DISTANCES // embedded))
+            wanted = {"sample": found["sample"], "pairs": PAIRS}
+            found["pairs"] = await rows(_alike(columns, reader.schemas.vector), wanted)
+        return found
+
+
+def _histogram(values: str) -> str:
+    """An array of bars of one width: from, to, how many."""
+    return f"""(SELECT coalesce(jsonb_agg(jsonb_build_array(1 + b.bar * b.width, (b.bar + 1) * b.width, b.n)
+        ORDER BY b.bar), '[]') FROM (
+          SELECT g.bar, w.width, (SELECT count(*) FROM {values} AS v (value)
+                                  WHERE (greatest(v.value, 1) - 1) / w.width = g.bar) AS n
+          FROM (SELECT greatest(1, ceil(max(m.value) / %(bars)s::numeric))::bigint AS width, max(m.value) AS longest
+                FROM {values} AS m (value)) AS w
+          CROSS JOIN LATERAL generate_series(0, (w.longest - 1) / w.width) AS g (bar)) AS b)"""  # noqa: S608
+
+
+def _counts(store: Mapping[str, Any]) -> sql.Composed:
+    # words: blanks and line breaks between them, which costs a fraction of a regular expression
+    of_documents, of_words = _histogram("(SELECT n FROM d)"), _histogram("(SELECT words FROM r)")
+    return sql.SQL(
+        f"""WITH r AS MATERIALIZED (
+          SELECT t.name, t.text, t.page, t.has_none,
+            1 + length(t.text) - length(translate(t.text, E' \\n\\t', '')) AS words
+          FROM (
+            SELECT {{name}}::text AS name, {{segment}}::text AS text, {{metadata}} ->> 'page' AS page,
+              {{embedding}} IS NULL AS has_none
+            FROM {{relation}} LIMIT %(most)s
+          ) AS t
+        ), d AS MATERIALIZED (
+          SELECT r.name, count(*) AS n, count(DISTINCT r.page) AS pages, sum(r.words) AS words,
+            count(*) FILTER (WHERE r.has_none) AS missing FROM r GROUP BY r.name
+        )
+        SELECT c.*, (SELECT count(*) - count(DISTINCT md5(r.text)) FROM r) AS repeated,
+          {of_documents} AS by_document, {of_words} AS by_length,
+          (SELECT coalesce(jsonb_agg(to_jsonb(l) ORDER BY l.n DESC, l.name COLLATE "C"), '[]')
+           FROM (SELECT d.* FROM d ORDER BY d.n DESC, d.name COLLATE "C" LIMIT %(listed)s) AS l) AS listed
+        FROM (SELECT count(*) AS documents, coalesce(sum(d.n), 0)::bigint AS segments, coalesce(sum(d.pages), 0)::bigint
+                AS pages, coalesce(sum(d.missing), 0)::bigint AS missing FROM d) AS c"""  # noqa: S608 - fixed fragments
+    ).format(
+        name=column(store["document_name"]),
+        segment=quoted(store["segment"]),
+        metadata=sql.SQL("{}::jsonb").format(column(store["metadata"])),
+        embedding=quoted(store["segment_embedding"]),
+        relation=relation(store),
+    )
+
+
+def _alike(store: Mapping[str, Any], vector: str) -> sql.Composed:
+    """Of some segments the nearest other one, the most alike first, each pair once."""
+    return sql.SQL(
+        """SELECT p.* FROM (
+          SELECT DISTINCT ON (least(s.id, o.id), greatest(s.id, o.id)) s.name, s.number, s.text, o.name AS other_name,
+            o.number AS other_number, o.distance
+          FROM (SELECT {name}::text AS name, {number}::bigint AS number, left({segment}::text, 500) AS text,
+                  {embedding} AS embedding, concat({name}, ' ', {number}) AS id
+                FROM {relation} WHERE {embedding} IS NOT NULL LIMIT %(sample)s) AS s
+          CROSS JOIN LATERAL (
+            SELECT n.* FROM (
+              SELECT {name}::text AS name, {number}::bigint AS number, concat({name}, ' ', {number}) AS id,
+                {embedding} OPERATOR({vector}.<=>) s.embedding AS distance
+              FROM {relation} ORDER BY {embedding} OPERATOR({vector}.<=>) s.embedding LIMIT 2
+            ) AS n WHERE n.id <> s.id ORDER BY n.distance LIMIT 1
+          ) AS o
+          ORDER BY least(s.id, o.id), greatest(s.id, o.id), o.distance
+        ) AS p WHERE p.distance < 'NaN' ORDER BY p.distance, p.name COLLATE "C", p.number LIMIT %(pairs)s"""
+    ).format(
+        name=quoted(store["document_name"]),
+        number=quoted(store["segment_number"]),
+        segment=quoted(store["segment"]),
+        embedding=quoted(store["segment_embedding"]),
+        relation=relation(store),
+        vector=quoted(vector),
+    )
