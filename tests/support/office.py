@@ -134,15 +134,32 @@ def odt(body: str, kind: str = "text") -> bytes:
 
 def text_pdf(pages: list[str]) -> bytes:
     """A PDF in Helvetica 12, a line of a page's text below the other, ``# `` before one makes it 20 points."""
-    objects = ["<< /Type /Catalog /Pages 2 0 R >>", "", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
-    kids = []
+    drawn = []
     for text in pages:
-        drawn = []
+        page = []
         for i, line in enumerate(text.split("\n")):
             size = 20 if line.startswith("# ") else 12
-            shown = line.removeprefix("# ").replace("\\", "\\\\").replace("(", "\\(").replace(")", "\\)")
-            drawn.append(f"BT /F1 {size} Tf 72 {720 - 15 * i} Td ({shown}) Tj ET")
-        stream = "\n".join(drawn)
+            page.append(_shown(72, 720 - 15 * i, line.removeprefix("# "), size))
+        drawn.append("\n".join(page))
+    return _pdf(drawn)
+
+
+def placed_pdf(*pages: list[tuple[float, float, str]], lines: list[tuple[float, float, float, float]] = ()) -> bytes:  # type: ignore[assignment]
+    """A PDF in Helvetica 10: texts at (x, y), in this order, and on each page lines from (x, y) to (x, y)."""
+    rules = "\n".join(f"{a} {b} m {c} {d} l S" for a, b, c, d in lines)
+    return _pdf([rules + "\n" + "\n".join(_shown(x, y, text, 10) for x, y, text in page) for page in pages])
+
+
+def _shown(x: float, y: float, text: str, size: int) -> str:
+    escaped = text.replace("\\", "\\\\").replace("(", "\\(").replace(")", "\\)")
+    return f"BT /F1 {size} Tf {x} {y} Td ({escaped}) Tj ET"
+
+
+def _pdf(streams: list[str]) -> bytes:
+    """A PDF of pages with these contents."""
+    objects = ["<< /Type /Catalog /Pages 2 0 R >>", "", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
+    kids = []
+    for stream in streams:
         objects.append(f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream")
         objects.append(
             "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Resources << /Font << /F1 3 0 R >> >> "

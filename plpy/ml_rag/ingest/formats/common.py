@@ -25,6 +25,10 @@ _BLANK_LINES = re.compile(r"\n{3,}")
 #: what programs write where nobody gave a title or an author
 _NOBODY = frozenset({"(anonymous)", "anonymous", "unknown", "untitled", "none", "user", "python-docx", "openpyxl"})
 _SPACE = re.compile(r"\s+")
+#: what the caption of a table begins with
+CAPTION = re.compile(
+    r"\s*[\[【]?(?:table|tab\.|tabelle|tableau|tabla|tabela|tabella|таблица|表格?|표)\s*[\dIVX]+(?![\w])", re.I
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,18 @@ import ctypes
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from typing import Any
 
 from ml_rag import abc
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.archive import encrypted
-from ml_rag.ingest.formats.common import Request, document, metadata, numbers
+from ml_rag.ingest.formats.common import CAPTION, Request, document, metadata, numbers, pipe_table
 from ml_rag.ingest.formats.ocr import read_image
+from ml_rag.ingest.formats.pdf_grid import rulings
+from ml_rag.ingest.formats.pdf_tables import find_tables, goes_on, may_have_tables
+from ml_rag.ingest.formats.pdf_words import Table, Word, WordPlace
 
 MAX_PAGES = 20_000
 #: a line set this much larger than the body text is a heading
@@ -25,6 +28,9 @@ _OCR_SCALE = 300 / 72
 #: pictures smaller than this, in points, hold no text worth reading: logos, bullets, rules
 _PICTURE_WIDTH, _PICTURE_HEIGHT = 72, 24
 
+#: lines above and below what a page is about
+_MARGIN_LINES = 3
+
 # pdfium marks a hyphen at a line's end as U+0002 or U+FFFE, and then often leaves the line end out.
 _HYPHEN_MARK = re.compile("[\x02\ufffe]\\s*")
 _MARK = "\x02"
@@ -32,6 +38,8 @@ _HYPHENATED = re.compile(rf"[^\W\d_]{{2}}[-{_MARK}]$")
 # From the beginning of a word only: from each of its letters, 30 kB of them took 20 seconds.
 _BROKEN_WORD = re.compile(rf"(?:(?<![\w-])([\w-]+))?{_MARK}([\w-]*)")
 _WORD = re.compile(r"\w+(?:-\w+)*")
+#: of a line as pdfium gives it, where a word that goes on in the next line is two
+_SHOWN = re.compile("[^\\s\x02\ufffe]+[\x02\ufffe]?")
 _BULLET = re.compile(r"^(?:[•●▪■◦‣–\-*·○➢]|o|\(?\d{1,3}[.)]|\(?[a-z][.)])\s+\S")
 _GLYPH_BULLET = re.compile(r"^[•●▪■◦‣·○➢\uf0b7\uf0a7]\s*")
 _SENTENCE_END = re.compile(r"[.!?:;…。！？：；][\"'”’)\]]*$")
@@ -55,8 +63,10 @@ class _Line:
     size: float | None = None
     #: whether a space follows: in Korean it tells the end of a word from a word that goes on in the next line
     space: bool = False
-    #: the text of a picture: a paragraph of its own, its line ends kept
+    #: the text of a picture, or a table: a paragraph of its own, its line ends kept
     picture: bool = False
+    #: of a table, of which it is the rows
+    table: Table | None = None
 
 
 def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -90,7 +100,7 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
             except pdfium.PdfiumError:
                 broken.append(number)  # one broken page does not take the others away
                 continue
-            pages[number] = _lines(page, raw)
+            pages[number] = _with_tables(page, raw, *_lines(page, raw))
             if request.ocr and not pages[number]:
                 scanned[number] = read_image(page.render(scale=_OCR_SCALE).to_pil(), request.language)
             elif request.ocr:
@@ -99,10 +109,16 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
         found = pdf.get_metadata_dict(skip_empty=True)
     finally:
         pdf.close()
-    sizes = _heading_sizes(line for lines in pages.values() for line in lines)
+    _carry_headers(list(pages.values()))
+    for line in chain.from_iterable(pages.values()):
+        if (table := line.table) is not None:
+            line.text = "\n\n".join(filter(None, (table.title, pipe_table(table.rows))))
+    sizes = _heading_sizes(chain.from_iterable(pages.values()))
     texts = {number: scanned.get(number) or _page_text(lines, sizes) for number, lines in pages.items()}
-    words = frozenset(_WORD.findall(" ".join(texts.values()).lower()))
-    blocks = [(_mend_words(text, words), {"page": number}) for number, text in texts.items()]
+    if any(_MARK in text for text in texts.values()):
+        words = frozenset(_WORD.findall(" ".join(texts.values()).lower()))
+        texts = {number: _mend_words(text, words) for number, text in texts.items()}
+    blocks = [(text, {"page": number}) for number, text in texts.items()]
     if not any(text.strip() for text, _ in blocks):
         raise DocumentError(
             "document has no text",
@@ -119,36 +135,131 @@ def _title(title: str | None) -> str | None:
     return None if title is None or bad.match(title.strip()) else title
 
 
-def _lines(page: Any, raw: Any) -> list[_Line]:
+def _lines(page: Any, raw: Any) -> tuple[list[_Line], list[WordPlace]]:
+    """The lines of a page in the order of the file, and the places of their words."""
     textpage = page.get_textpage()
     try:
         handle = textpage.raw
         text: str = textpage.get_text_range()
+        has_marks = _HYPHEN_MARK.search(text) is not None
         lines: list[_Line] = []
+        words: list[WordPlace] = []
         start = 0
         box = tuple(ctypes.c_double() for _ in range(4))
+        pointers = [ctypes.byref(place) for place in box]
         for piece in re.split(r"\r?\n", text):
             shown = piece.strip()
             if shown:
                 first = start + len(piece) - len(piece.lstrip())
-                line = _Line(_HYPHEN_MARK.sub(_MARK, shown), space=piece[-1:].isspace())
+                line = _Line(_HYPHEN_MARK.sub(_MARK, shown) if has_marks else shown, space=piece[-1:].isspace())
                 begin = raw.FPDFText_GetCharIndexFromTextIndex(handle, first)
                 end = raw.FPDFText_GetCharIndexFromTextIndex(handle, first + len(shown) - 1)
-                if begin >= 0 and raw.FPDFText_GetCharBox(handle, begin, *box):
+                if begin >= 0 and raw.FPDFText_GetCharBox(handle, begin, *pointers):
                     line.left, line.right = box[0].value, box[1].value
-                    raw.FPDFText_GetCharOrigin(handle, begin, box[0], box[1])
+                    raw.FPDFText_GetCharOrigin(handle, begin, *pointers[:2])
                     line.y = line.end_y = box[1].value  # the base line: boxes of letters differ in height
                     line.size = _size(raw, handle, begin)
-                if end >= 0 and raw.FPDFText_GetCharBox(handle, end, *box):
+                if end >= 0 and raw.FPDFText_GetCharBox(handle, end, *pointers):
                     line.end = box[1].value
                     line.right = max(line.right, line.end)
-                    raw.FPDFText_GetCharOrigin(handle, end, box[0], box[1])
+                    raw.FPDFText_GetCharOrigin(handle, end, *pointers[:2])
                     line.end_y = box[1].value
+                size = line.size or 10.0
+                is_upright = abs(line.end_y - line.y) > size and abs(line.end - line.left) < 2 * size
+                if begin >= 0 and not is_upright:
+                    words += _words(raw, handle, shown, first, begin, end, line, len(lines))
                 lines.append(line)
             start += len(piece) + (2 if text[start + len(piece) : start + len(piece) + 2] == "\r\n" else 1)
-        return lines
+        return lines, words
     finally:
         textpage.close()
+
+
+def _words(
+    raw: Any, handle: Any, shown: str, first: int, begin: int, end: int, line: _Line, number: int
+) -> list[WordPlace]:
+    """The words of a line, whose text begins at ``first`` and whose characters are ``begin`` to ``end``."""
+    rectangle = raw.FS_RECTF()
+    pointer = ctypes.byref(rectangle)
+    get = raw.FPDFText_GetLooseCharBox
+    is_straight = end - begin == len(shown) - 1
+    size, y = line.size or 10.0, line.y
+    bottom = 0.0
+    words: list[WordPlace] = []
+    for match in _SHOWN.finditer(shown):
+        at, last = match.span()
+        if is_straight:
+            at, last = begin + at, begin + last - 1
+        else:
+            at = raw.FPDFText_GetCharIndexFromTextIndex(handle, first + at)
+            last = raw.FPDFText_GetCharIndexFromTextIndex(handle, first + last - 1)
+        if not get(handle, at, pointer):
+            continue
+        left, right = rectangle.left, rectangle.right
+        if line.end_y != line.y:  # one that a hyphen holds together goes on in the next line
+            bottom = bottom if words else rectangle.bottom
+            y = line.y + rectangle.bottom - bottom
+        if last != at and get(handle, last, pointer):
+            right = max(right, rectangle.right)
+        words.append((match[0], left, right, y, size, number))
+    return words
+
+
+def _with_tables(page: Any, raw: Any, lines: list[_Line], places: list[WordPlace]) -> list[_Line]:
+    """The lines of a page with its tables in place of their words, each where its first word stood."""
+    if not may_have_tables(places):
+        return lines
+    words = [Word(*place) for place in places]
+    for word, following in pairwise(words):
+        word.space = word.line != following.line and lines[word.line].space
+    tables = find_tables(words, *rulings(page, raw), _join)
+    taken: dict[int, set[int]] = {}
+    for table in tables:
+        for word in table.words:
+            taken.setdefault(word.line, set()).add(id(word))
+    first: dict[int, list[Table]] = {}
+    for table in tables:
+        first.setdefault(min(word.line for word in table.words), []).append(table)
+    found = []
+    for number, line in enumerate(lines):
+        for table in first.get(number, ()):
+            left, right = table.columns[0][0], table.columns[-1][1]
+            found.append(_Line("", left, right, _top(table), picture=True, table=table))
+        if number not in taken:
+            found.append(line)
+    beside: dict[int, list[Word]] = {}
+    for word in words:
+        if word.line in taken and id(word) not in taken[word.line]:
+            beside.setdefault(word.line, []).append(word)
+    for number, rest in beside.items():
+        place = next((i for i, line in enumerate(found) if line.y < rest[0].y), len(found))
+        text = " ".join(word.text for word in rest)
+        found.insert(place, replace(lines[number], text=text, left=rest[0].left, end=rest[-1].right))
+    return found
+
+
+def _carry_headers(pages: list[list[_Line]]) -> None:
+    """The header of a table that goes on at the top of the next page put before its rows there, too.
+
+    Few lines may stand between them: what runs at the foot and at the head of each page.
+    """
+    for before, after in pairwise(pages):
+        last = min((line.table for line in before if line.table is not None), key=_bottom, default=None)
+        first = max((line.table for line in after if line.table is not None), key=_top, default=None)
+        if last is None or first is None or first.title or not goes_on(last, first):
+            continue
+        below = [line for line in before if line.table is not last and line.y < _bottom(last)]
+        above = [line for line in after if line.table is not first and line.y > _top(first)]
+        if max(len(below), len(above)) <= _MARGIN_LINES and not any(CAPTION.match(line.text) for line in above):
+            first.rows.insert(0, last.rows[0])
+
+
+def _top(table: Table) -> float:
+    return max(word.y for word in table.words)
+
+
+def _bottom(table: Table) -> float:
+    return min(word.y for word in table.words)
 
 
 def _with_pictures(page: Any, raw: Any, lines: list[_Line], language: str | None) -> list[_Line]:
@@ -186,7 +297,10 @@ def _heading_sizes(lines: Iterable[_Line]) -> list[float]:
     """Sizes of headings, largest first, at most three: those larger than the size most text is set in."""
     amount: Counter[float] = Counter()
     for line in lines:
-        if line.size is not None:
+        if line.table is not None:
+            for word in line.table.words:
+                amount[word.size] += len(word.text)
+        elif line.size is not None:
             amount[line.size] += len(line.text)
     if not amount:
         return []

@@ -1,0 +1,116 @@
+"""Words of a PDF page by their places, and tables made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+#: joins the lines of a cell
+Join = Callable[[str, str], str]
+
+#: lines that are nearer than this, in points, are one; pdfplumber's tolerance too
+SNAP = 3.0
+#: white space between two words that is more than a space, and between two columns, in sizes of the font
+GAP, GUTTER = 1.0, 0.5
+#: characters of a line of a column of running text
+TEXT_CHARACTERS = 24
+
+
+@dataclass(slots=True)
+class Word:
+    """A word, its place in points, y upwards, and the number of its line in the order of the file."""
+
+    text: str
+    left: float
+    right: float
+    y: float
+    size: float
+    line: int
+    #: whether a space follows where the line ends
+    space: bool = False
+
+
+#: the fields of a word
+WordPlace = tuple[str, float, float, float, float, int]
+
+
+@dataclass(slots=True)
+class Table:
+    """Rows of cells, the header first, and the words that they are made of."""
+
+    rows: list[list[str]]
+    words: list[Word]
+    #: left and right border of each column
+    columns: list[tuple[float, float]]
+    #: what stands above all columns
+    title: str = ""
+
+
+@dataclass(slots=True)
+class Row:
+    """Words on one base line, from the left."""
+
+    y: float
+    size: float
+    words: list[Word]
+    #: runs of words without a wide gap between them: left, right
+    runs: list[tuple[float, float]] = field(default_factory=list)
+    #: and those without white between them that could be between columns
+    blocks: list[tuple[float, float]] = field(default_factory=list)
+
+
+def visual_rows(words: Sequence[Word], scale: float = 1.0) -> list[Row]:
+    """The words by their base lines, from the top."""
+    rows: list[Row] = []
+    row = None
+    for word in sorted(words, key=_height):
+        if row is not None and row.y - word.y <= 0.35 * (row.size if row.size > word.size else word.size):
+            row.words.append(word)
+            if word.size > row.size:
+                row.size = word.size
+        else:
+            row = Row(word.y, word.size, [word])
+            rows.append(row)
+    for row in rows:
+        row.words.sort(key=left_of)
+        gap, gutter = GAP * scale * row.size, GUTTER * scale * row.size
+        run = block = row.words[0].left
+        right = row.words[0].right
+        for word in row.words:
+            white = word.left - right
+            if white >= gutter:
+                row.blocks.append((block, right))
+                block = word.left
+                if white > gap:
+                    row.runs.append((run, right))
+                    run = word.left
+            if word.right > right:
+                right = word.right
+        row.blocks.append((block, right))
+        row.runs.append((run, right))
+    return rows
+
+
+def _height(word: Word) -> float:
+    return -word.y
+
+
+def left_of(word: Word) -> float:
+    return word.left
+
+
+def cell_text(words: Sequence[Word], join: Join) -> str:
+    """The words of a cell, line by line from the top."""
+    if len({word.y for word in words}) < 2:
+        return " ".join(word.text for word in sorted(words, key=left_of)).replace("\ufffe", "\x02")
+    text, space = "", False
+    for row in visual_rows(words):
+        line = " ".join(word.text.replace("\ufffe", "\x02") for word in row.words)
+        text = join(text + " " if space else text, line) if text else line
+        space = row.words[-1].space
+    return text
+
+
+def merged_header(rows: list[list[str]]) -> list[str]:
+    """Rows of a header as one: what stands above a cell comes first, once."""
+    return [" ".join(dict.fromkeys(filter(None, column))) for column in zip(*rows, strict=True)]

@@ -1,0 +1,156 @@
+"""Tables of PDFs as tables: ruled and without lines, over lines and pages; text in columns stays text."""
+
+from __future__ import annotations
+
+import pytest
+from bench import tables
+
+from ml_rag.ingest.parse import parse
+from support.office import placed_pdf, text_pdf
+from support.shared_data import SHARED, shared
+
+Text = tuple[float, float, str]
+
+
+def grid(rows: list[list[str]], xs: list[float], top: float = 700, step: float = 15) -> list[Text]:
+    """Texts of rows at these places; a cell's lines, apart by line ends, are 12 points apart."""
+    texts = []
+    for row in rows:
+        height = max(cell.count("\n") for cell in row)
+        for x, cell in zip(xs, row, strict=True):
+            texts += [(x, top - 12 * i, line) for i, line in enumerate(cell.split("\n")) if line]
+        top -= step + 12 * height
+    return texts
+
+
+def boxes(xs: list[float], ys: list[float]) -> list[tuple[float, float, float, float]]:
+    return [*((xs[0], y, xs[-1], y) for y in ys), *((x, ys[0], x, ys[-1]) for x in xs)]
+
+
+def blocks(content: bytes) -> list[str]:
+    return [block.text for block in parse("a.pdf", content).blocks]
+
+
+def test_a_table_without_lines_is_one_with_empty_cells_where_there_are_none() -> None:
+    rows = [["Plan", "Copay", "Deductible"], ["Basic", "$20", "$1,500"], ["Plus", "", "$900"], ["Gold", "$5", "$0"]]
+    (text,) = blocks(placed_pdf(grid(rows, [72, 200, 300])))
+    assert text == (
+        "| Plan | Copay | Deductible |\n| --- | --- | --- |\n"
+        "| Basic | $20 | $1,500 |\n| Plus |  | $900 |\n| Gold | $5 | $0 |"
+    )
+
+
+def test_text_around_a_table_stays_where_it_is() -> None:
+    rows = [["Plan", "Copay", "Deductible"], ["Basic", "$20", "$1,500"]]
+    texts = [
+        (72, 740, "What the plans of this year cost."),
+        *grid(rows, [72, 200, 300]),
+        (72, 640, "Ask your manager."),
+    ]
+    assert blocks(placed_pdf(texts)) == [
+        "What the plans of this year cost.\n\n"
+        "| Plan | Copay | Deductible |\n| --- | --- | --- |\n| Basic | $20 | $1,500 |\n\nAsk your manager."
+    ]
+
+
+def test_a_ruled_table_has_cells_over_several_lines_and_its_columns_may_be_close() -> None:
+    rows = [["Kind", "Before"], ["Basis", "food and\nwater"], ["Names", "first,\nsecond,\nthird"]]
+    ys = [712.0, 694.0, 667.0, 628.0]
+    texts = grid(rows, [74, 112])
+    (text,) = blocks(placed_pdf(texts, lines=boxes([72.0, 110.0, 160.0], ys)))
+    assert text == ("| Kind | Before |\n| --- | --- |\n| Basis | food and water |\n| Names | first, second, third |")
+
+
+def test_a_header_over_two_lines_names_each_column() -> None:
+    texts = [
+        (170, 715, "In network"), (300, 715, "Elsewhere"),
+        *grid([["Plan", "Copay", "Rate", "Copay", "Rate"], ["Basic", "$20", "10%", "$40", "30%"],
+               ["Plus", "$10", "5%", "$30", "20%"]], [72, 150, 210, 280, 340]),
+    ]  # fmt: skip
+    (text,) = blocks(placed_pdf(texts))
+    assert text.splitlines()[0] == ("| Plan | In network Copay | In network Rate | Elsewhere Copay | Elsewhere Rate |")
+    assert text.splitlines()[2] == "| Basic | $20 | 10% | $40 | 30% |"
+
+
+def test_a_header_cell_over_ruled_columns_names_each_of_them() -> None:
+    texts = [(74, 700, "Plan"), (160, 700, "Copay"), (122, 680, "in"), (182, 680, "out"),
+             *grid([["Basic", "$20", "$40"], ["Plus", "$10", "$30"]], [74, 122, 182], top=660, step=20)]  # fmt: skip
+    lines = [*boxes([72, 120, 180, 240], [674, 654, 634]), (72, 714, 240, 714), (120, 694, 240, 694),
+             (72, 714, 72, 674), (120, 714, 120, 674), (240, 714, 240, 674), (180, 694, 180, 674)]  # fmt: skip
+    (text,) = blocks(placed_pdf(texts, lines=lines))
+    assert text == "| Plan | Copay in | Copay out |\n| --- | --- | --- |\n| Basic | $20 | $40 |\n| Plus | $10 | $30 |"
+
+
+def test_lines_of_a_cell_without_rules_are_told_from_rows_by_their_distance() -> None:
+    rows = [["Item", "Notes", "Count"], ["Bolt", "kept in the\nupper drawer", "12"], ["Nut", "none", "7"]]
+    (text,) = blocks(placed_pdf(grid(rows, [72, 150, 300], step=24)))
+    assert text.splitlines()[2:] == ["| Bolt | kept in the upper drawer | 12 |", "| Nut | none | 7 |"]
+
+
+def test_a_table_over_pages_has_its_header_on_each() -> None:
+    xs = [72.0, 200.0, 300.0]
+    header = ["Plan", "Copay", "Deductible"]
+    first = grid([header, *([f"Plan A{i}", "$20", "$10"] for i in range(30))], xs)
+    second = grid([[f"Plan B{i}", "$20", "$10"] for i in range(3)], xs, top=750)
+    texts = blocks(placed_pdf(first, [(72, 780, "Running head"), *second]))
+    assert texts[1] == (
+        "Running head\n\n| Plan | Copay | Deductible |\n| --- | --- | --- |\n"
+        "| Plan B0 | $20 | $10 |\n| Plan B1 | $20 | $10 |\n| Plan B2 | $20 | $10 |"
+    )
+    captioned = blocks(placed_pdf(first, [(72, 780, "Table 2: others"), *second]))[1]
+    assert "Copay" not in captioned
+
+
+LEFT = (
+    "The committee met on the third day of", "the month and agreed on the budget for",
+    "the year that follows, without a vote", "against it.",
+)  # fmt: skip
+RIGHT = (
+    "Members who could not be there sent", "their votes by mail, and these were",
+    "counted by the secretary on the same", "evening in the hall.",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("by_line", [False, True])
+def test_columns_of_text_stay_text(by_line: bool) -> None:
+    left = [(72.0, 700.0 - 12 * i, line) for i, line in enumerate(LEFT * 3)]
+    right = [(320.0, 700.0 - 12 * i, line) for i, line in enumerate(RIGHT * 3)]
+    texts = [one for pair in zip(left, right, strict=True) for one in pair] if by_line else left + right
+    assert not any(line.startswith("|") for text in blocks(placed_pdf(texts)) for line in text.splitlines())
+
+
+def test_a_table_in_a_column_of_text_is_one() -> None:
+    left = [(72.0, 700.0 - 12 * i, line) for i, line in enumerate(LEFT * 3)]
+    rows = [["Plan", "Copay", "Rate"], ["Basic", "$20", "10%"], ["Plus", "$10", "5%"], ["Gold", "$5", "1%"]]
+    (text,) = blocks(placed_pdf([*left, *grid(rows, [320, 400, 460], top=676)]))
+    assert "| Plan | Copay | Rate |\n| --- | --- | --- |\n| Basic | $20 | 10% |" in text
+    assert "The committee met on the third day of the month and agreed" in text
+
+
+@pytest.mark.parametrize("mark", ["-", "1.", "(a)", "iv."])
+def test_lists_stay_lists(mark: str) -> None:
+    texts = [(x, 700.0 - 14 * i, text) for i in range(6) for x, text in ((72.0, mark), (100.0, f"Item number {i}"))]
+    assert "|" not in blocks(placed_pdf(texts))[0]
+
+
+def test_a_frame_around_text_is_not_a_table() -> None:
+    texts = [(80.0, 700.0 - 12 * i, line) for i, line in enumerate(LEFT)]
+    (text,) = blocks(placed_pdf(texts, lines=boxes([72, 400], [715, 650])))
+    assert text == " ".join(LEFT)
+
+
+def test_a_drawing_of_a_million_lines_takes_no_time() -> None:
+    lines = [(x, 10.0, x, 780.0) for x in range(10, 600, 4)] + [(10.0, y, 600.0, y) for y in range(10, 780, 4)]
+    texts = grid([["Plan", "Copay", "Rate"], ["Basic", "$20", "10%"]] * 20, [72, 200, 300])
+    assert "Basic" in blocks(placed_pdf(texts, lines=lines * 20))[0]
+
+
+def test_prose_is_as_it_was() -> None:
+    assert blocks(text_pdf(["# Birds\nGrebes dive.\n\nTerns do not."])) == ["# Birds\n\nGrebes dive.\n\nTerns do not."]
+
+
+@shared
+def test_rows_of_public_pdfs_stand_in_tables() -> None:
+    names = ("SPARSE-2024-INV-1234_borderless_table", "movie-theater-booking-2024", "normal_4pages")
+    # of the second, one is given with two columns as one, and one stands alone; of the third, one lacks a mark
+    assert [tables.rows(SHARED / "tables" / f"{name}.pdf") for name in names] == [(20, 20), (23, 25), (4, 5)]
