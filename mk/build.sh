@@ -44,5 +44,5 @@ rm -rf "$stage"
 install -d "$stage/ml_rag-$VERSION/ml_rag/backend"
 install -m 644 "$ROOT/ml_rag.control" "$target" "$stage"
 find "$ROOT/migrations" -maxdepth 1 -name 'ml_rag--*--*.sql' -exec install -m 644 -t "$stage" {} +
-install -m 644 "$ROOT"/plpy/ml_rag/{__init__,errors,files,progress,protocol,sentences}.py "$stage/ml_rag-$VERSION/ml_rag"
+install -m 644 "$ROOT"/plpy/ml_rag/{__init__,archives,errors,files,progress,protocol,sentences}.py "$stage/ml_rag-$VERSION/ml_rag"
 (cd "$ROOT/plpy/ml_rag/backend" && find . -name '*.py' -exec install -D -m 644 {} "$stage/ml_rag-$VERSION/ml_rag/backend/{}" \;)

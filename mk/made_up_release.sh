@@ -11,7 +11,7 @@ tree=$target/tree
 rm -rf "$target"
 mkdir -p "$tree/plpy/ml_rag" "$tree/migrations"
 cp -R "$ROOT"/{ml_rag.control,mk,sql} "$tree"
-cp -R "$ROOT"/plpy/ml_rag/{__init__.py,errors.py,files.py,progress.py,protocol.py,sentences.py,backend} "$tree/plpy/ml_rag"
+cp -R "$ROOT"/plpy/ml_rag/{__init__.py,archives.py,errors.py,files.py,progress.py,protocol.py,sentences.py,backend} "$tree/plpy/ml_rag"
 sed -i "s/$VERSION/$made_up/" "$tree/ml_rag.control" "$tree/plpy/ml_rag/__init__.py"
 cp "$ROOT/tests/migration/made_up/older.sql" "$tree/sql/99_older.sql"
 echo '\i 99_older.sql' >>"$tree/sql/install.sql"

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from ml_rag import archives
 from ml_rag.errors import DocumentError, InvalidRequest
 
 #: documents and bytes of one request to the model server; one document may be larger than that by itself.
@@ -70,14 +71,24 @@ class Location:
         """What the paths of all files it could name begin with."""
         return self.base.rstrip("/") + "/"
 
+    @property
+    def is_folder(self) -> bool:
+        """Whether it may name several files: where one is gone, it can be told."""
+        return self.file is None or archives.is_archive(self.file)
+
     def matches(self, path: str) -> bool:
-        """Whether a path is one this location could name."""
+        """Whether a path is one this location could name, or that of a file in an archive that it could name."""
         if not path.startswith(self.prefix):
             return False
         if not self.patterns:
             return True
-        expression = "/".join(map(_expression, self.patterns))
-        return re.fullmatch(expression, path[len(self.prefix) :], re.DOTALL) is not None
+        expression = re.compile("/".join(map(_expression, self.patterns)), re.DOTALL)
+        parts = path[len(self.prefix) :].split("/")
+        return any(
+            expression.fullmatch("/".join(parts[:end])) is not None
+            for end in range(1, len(parts) + 1)
+            if end == len(parts) or archives.is_archive(parts[end - 1])
+        )
 
 
 def exactly(path: str) -> Location:
@@ -211,7 +222,9 @@ def table_name(location: Location) -> str:
 
 def find(location: Location, interrupt: Interrupt, left_out: LeftOut = lambda *_: None) -> list[str]:
     """Paths of the regular files, sorted. Hidden ones are left out unless their pattern says so; ``left_out`` is called
-    with each folder below that cannot be read, and each link that the system follows no further.
+    with each folder and archive below that cannot be read, and each link that the system follows no further.
+
+    An archive is a folder: the files in it have its path before theirs, in the order they have there.
 
     A symbolic link counts where it leads to a regular file that lies below the folder and is not found by itself.
     Raises InvalidRequest where there is none, or the folder cannot be read.
@@ -224,7 +237,7 @@ def find(location: Location, interrupt: Interrupt, left_out: LeftOut = lambda *_
             raise InvalidRequest("file does not exist", detail=detail, hint=_remedy(e) or _HINT) from None
         if not regular:
             raise InvalidRequest("not a regular file", detail=location.file, hint=_HINT)
-        return [location.file]
+        return _expanded([location.file], None, interrupt, left_out)
     try:
         os.scandir(location.base).close()
     except OSError as e:
@@ -264,7 +277,37 @@ def find(location: Location, interrupt: Interrupt, left_out: LeftOut = lambda *_
         if unread:
             detail += f"; {unread} {'folder' if unread == 1 else 'folders'} cannot be read"
         raise InvalidRequest("there is no file to load", detail=f"{detail}.", hint=_HINT)
-    return sorted(files)
+    return _expanded(sorted(files), location.base, interrupt, left_out)
+
+
+def _expanded(paths: list[str], base: str | None, interrupt: Interrupt, left_out: LeftOut) -> list[str]:
+    """The files, with those of archives in their place."""
+    found = []
+    for path in paths:
+        if not archives.is_archive(path):
+            found.append(path)
+            continue
+        try:
+            with _open(path, base) as file:
+                names = [member.path for member in archives.members(file, path, interrupt)]
+        except OSError as e:
+            left_out(path, DocumentError("the file cannot be read", detail=f"{e.strerror}.", hint=_remedy(e)))
+        except DocumentError as e:
+            left_out(path, e)
+        else:
+            # a document of an office program by another name
+            is_document = "[Content_Types].xml" in names or "mimetype" in names
+            found += [path] if is_document else [f"{path}/{name}" for name in names]
+    return found
+
+
+def _descriptor(path: str, base: str | None) -> int:
+    """Of a file below a folder, or anywhere. Raises OSError and DocumentError."""
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK) if base is None else _open_below(base, path)
+
+
+def _open(path: str, base: str | None) -> io.BufferedReader:
+    return os.fdopen(_descriptor(path, base), "rb")
 
 
 def _real(path: str) -> str:
@@ -325,12 +368,72 @@ def _walk(
                 yield entry
 
 
-def size(path: str) -> int:
-    """Size in bytes, 0 where it cannot be told."""
-    try:
-        return os.stat(path).st_size
-    except OSError:
+def sizes(paths: Sequence[str]) -> list[tuple[str, int]]:
+    """Each path with its size in bytes, 0 where it cannot be told."""
+    known: dict[str, dict[str, int]] = {}
+    found = []
+    for path in paths:
+        try:
+            found.append((path, os.stat(path).st_size))
+        except NotADirectoryError:
+            found.append((path, _size_inside(path, known)))
+        except (OSError, ValueError):
+            found.append((path, 0))
+    return found
+
+
+def _size_inside(path: str, known: dict[str, dict[str, int]]) -> int:
+    if (parted := archives.inside(path)) is None:
         return 0
+    archive, name = parted
+    if archive not in known:
+        known[archive] = {}
+        with contextlib.suppress(OSError, DocumentError), _open(archive, None) as file:
+            known[archive] = {one.path: one.size for one in archives.members(file, archive, lambda: None)}
+    return known[archive].get(name, 0)
+
+
+class Reading:
+    """Reads files; the archive that it read last stays open until ``close``, or the end of a ``with`` block."""
+
+    def __init__(self) -> None:
+        self._archive: tuple[str, io.BufferedReader, os.stat_result, archives.Reader] | None = None
+
+    def __enter__(self) -> Reading:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._archive is not None:
+            self._archive[1].close()
+            self._archive = None
+
+    def read(self, path: str, base: str | None, max_bytes: int, interrupt: Interrupt) -> File:
+        """As ``read``, also of a file in an archive."""
+        if (parted := archives.inside(path)) is None:
+            return read(path, base, max_bytes, interrupt)
+        name, member = parted
+        try:
+            if self._archive is None or self._archive[0] != name:
+                self.close()
+                file = _open(name, base)
+                self._archive = (name, file, os.fstat(file.fileno()), archives.Reader(file, name, interrupt))
+            _, file, before, reader = self._archive
+            found, content = reader.read(member, max_bytes)
+            if _has_changed(file, before):
+                raise DocumentError("the file changed while it was read", hint="Load it again later.")
+        except OSError as e:
+            self.close()
+            raise DocumentError("the file cannot be read", detail=f"{e.strerror}.", hint=_remedy(e)) from None
+        except BaseException:
+            self.close()
+            raise
+        dates = _dates(before)
+        if found.modified is not None:
+            dates |= _dated({"last_modified_date": found.modified})
+        return File(content, dates)
 
 
 def read(path: str, base: str | None, max_bytes: int, interrupt: Interrupt) -> File:
@@ -340,9 +443,8 @@ def read(path: str, base: str | None, max_bytes: int, interrupt: Interrupt) -> F
     """
     for _ in range(_READ_ATTEMPTS):
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if base is None else _open_below(base, path)
-            with os.fdopen(descriptor, "rb", buffering=0) as file:
-                dates = _dates(os.fstat(descriptor))
+            with os.fdopen(_descriptor(path, base), "rb", buffering=0) as file:
+                dates = _dates(os.fstat(file.fileno()))
                 content = _read_whole(file, max_bytes, interrupt)
         except OSError as e:
             raise DocumentError("the file cannot be read", detail=f"{e.strerror}.", hint=_remedy(e)) from None
@@ -363,6 +465,10 @@ def _dates(status: os.stat_result) -> dict[str, str]:
         "last_modified_date": status.st_mtime,
         "last_accessed_date": status.st_atime,
     }
+    return _dated(times)
+
+
+def _dated(times: dict[str, float]) -> dict[str, str]:
     dates = {}
     for key, seconds in times.items():
         with contextlib.suppress(ValueError, OverflowError, OSError):  # a year beyond 9999
@@ -387,7 +493,7 @@ def _read_whole(file: io.FileIO, max_bytes: int, interrupt: Interrupt) -> bytes 
     return None if _has_changed(file, before) else b"".join(pieces)
 
 
-def _has_changed(file: io.FileIO, before: os.stat_result) -> bool:
+def _has_changed(file: io.FileIO | io.BufferedReader, before: os.stat_result) -> bool:
     now = os.fstat(file.fileno())
     return (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns)
 
@@ -419,10 +525,18 @@ def _open_without_links(base: str, path: str) -> int:
 
 
 def is_gone(path: str) -> bool:
-    """Whether a file certainly does not exist any more; a folder that cannot be read proves nothing."""
+    """Whether a file certainly does not exist any more; a folder or archive that cannot be read proves nothing."""
     try:
         os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except NotADirectoryError:
+        if (parted := archives.inside(path)) is None:
+            return True
+        try:
+            with _open(parted[0], None) as file:
+                return all(one.path != parted[1] for one in archives.members(file, parted[0], lambda: None))
+        except (OSError, DocumentError):
+            return False
+    except FileNotFoundError:
         return True
     except (OSError, ValueError):
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,30 @@ def test_refresh_embeds_what_changed_adds_what_is_new_and_removes_what_is_gone(
     assert segments(loader) == {"a.txt": ["alpha"], "b.txt": ["beta new"], "d.txt": ["delta"]}
     ids = dict(rows(loader, "SELECT right(document_name, 5), document_id FROM docs"))
     assert (ids["a.txt"], ids["b.txt"]) == (1, 2)
+
+
+def test_archives_are_loaded_as_folders_and_kept_in_step(
+    loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    def pack(**texts: str) -> None:
+        with zipfile.ZipFile(folder / "a.zip", "w") as archive:
+            for name, text in texts.items():
+                archive.writestr(f"sub/{name}.txt", text)
+
+    pack(a="alpha", b="beta", c="gamma")
+    write(folder, d="delta")
+    (folder / "broken.tar.gz").write_bytes(b"\x1f\x8b\x08 no more")
+    result = load(loader, f"{folder}/")
+    assert counts(result) == {"loaded": 4, "failed": 1}
+    assert result["failed"][0]["document_name"] == f"{folder}/broken.tar.gz"
+    names = rows(loader, "SELECT DISTINCT document_name FROM docs ORDER BY 1")
+    assert names == [(f"{folder}/a.zip/sub/{name}.txt",) for name in "abc"] + [(f"{folder}/d.txt",)]
+    pack(a="alpha", b="beta new")
+    (folder / "broken.tar.gz").unlink()
+    assert counts(load(loader, f"{folder}/")) == {"unchanged": 2, "changed": 1, "removed": 1}
+    (folder / "a.zip").write_bytes(b"PK\x03\x04 no more")  # which proves nothing about what it holds
+    assert counts(load(loader, f"{folder}/")) == {"unchanged": 1, "failed": 1}
+    assert segments(loader) == {"a.txt": ["alpha"], "b.txt": ["beta new"], "d.txt": ["delta"]}
 
 
 def test_without_refresh_only_new_files_are_added(loader: Connection, server: DocumentsServer, folder: Path) -> None:

@@ -16,10 +16,11 @@ PLPY = Path(__file__).resolve().parents[2] / "plpy"
 #: package, or module of the root -> the others that it may import; whoever is not named here may import nothing of ours
 MAY_IMPORT = {
     "shortage": {"errors"},
-    "files": {"errors"},
+    "archives": {"errors"},
+    "files": {"archives", "errors"},
     "work": {"progress", "terminal"},
     "backend": {"errors", "files", "progress", "protocol", "sentences"},
-    "ingest": {"abc", "errors", "priority", "protocol", "scratch", "shortage"},
+    "ingest": {"abc", "archives", "errors", "priority", "protocol", "scratch", "shortage"},
     "server": {"abc", "errors", "priority", "protocol", "scratch", "sentences", "shortage", "ingest", "work"},
     "client": {"errors", "files", "integrations", "search_path", "terminal", "work"},
     "integrations": {"errors", "search_path"},

@@ -625,13 +625,13 @@ def load_files(plpy: Any, job_text: str) -> str:
     paths = list(map(_from_hex, job["files"]))
     for folder, message, detail, hint in job["left_out"]:
         loader.outcome.fail(_from_hex(folder), DocumentError(message, detail=detail, hint=hint), known=False)
-    with store.held():
-        for batch in files.batches([(path, files.size(path)) for path in paths]):
+    with store.held(), files.Reading() as reading:
+        for batch in files.batches(files.sizes(paths)):
             readers = [
-                functools.partial(files.read, path, base, files.MAX_DOCUMENT_BYTES, store.interrupt) for path in batch
+                functools.partial(reading.read, path, base, files.MAX_DOCUMENT_BYTES, store.interrupt) for path in batch
             ]
             loader.load(list(zip(batch, readers, strict=True)))
-        if job["refresh"] and location.file is None:
+        if job["refresh"] and location.is_folder:
             found = set(paths)
             gone = [name for name in store.below(location.prefix) if name not in found and location.matches(name)]
             if gone := [name for name in gone if files.is_gone(name)]:

@@ -74,6 +74,7 @@ class Client:
         self._store = store
         self._options = options
         self._given = given
+        self._reading = files.Reading()
 
     def _values(self, query: str, *arguments: Any) -> list[Any]:
         return [row[0] for row in self._connection.execute(query, (self._store, *arguments)).fetchall()]
@@ -86,7 +87,7 @@ class Client:
             try:
                 if not files.is_storable(path):
                     raise DocumentError("the file name is not valid text", detail="Not valid UTF-8.")
-                found[path] = files.read(path, base, files.MAX_DOCUMENT_BYTES, lambda: None)
+                found[path] = self._reading.read(path, base, files.MAX_DOCUMENT_BYTES, lambda: None)
             except DocumentError as e:
                 tally.fail(path, e)
         if not found:
@@ -182,7 +183,7 @@ def _locations(paths: Sequence[Path], recursive: bool) -> Iterator[files.Locatio
 def _run(clients: Sequence[Client], locations: Sequence[files.Location], refresh: bool, work: Work) -> Tally:
     tally = Tally()
     found = [files.find(location, lambda: None, lambda folder, e: tally.fail(folder, e)) for location in locations]
-    sizes = {path: files.size(path) for paths in found for path in paths}
+    sizes = {path: size for paths in found for path, size in files.sizes(paths)}
     done = 0
     with work.task("files") as task:
         for client in clients:
@@ -194,7 +195,7 @@ def _run(clients: Sequence[Client], locations: Sequence[files.Location], refresh
                 tally.add(one)
                 done += len(batch)
                 task.tell(done, len(sizes), failed=tally.counts.get("failed", 0), segments=tally.segments)
-            if refresh and location.file is None:
+            if refresh and location.is_folder:
                 tally.count("removed", clients[0].remove(location, set(paths)))
     return tally
 

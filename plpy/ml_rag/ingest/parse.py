@@ -11,8 +11,10 @@ import importlib
 from collections.abc import Callable, Sequence
 
 from ml_rag import abc
+from ml_rag.archives import compression, plain_name, unpacked
 from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest
 from ml_rag.ingest.formats import FORMATS
+from ml_rag.ingest.formats.archive import MAX_UNPACKED
 from ml_rag.ingest.formats.common import Request
 from ml_rag.ingest.formats.detect import detect
 
@@ -30,7 +32,8 @@ def parse(
 ) -> abc.Document:
     """The document in the bytes: at least one block, Markdown, NFC, ``\\n`` line ends, no NUL.
 
-    ``name`` decides between text formats only; everything else is found in the content. ``formats`` limits which
+    Compressed bytes (gzip, bzip2, xz, Zstandard) are read as what they hold. ``name`` decides between text formats
+    only; everything else is found in the content. ``formats`` limits which
     formats are accepted (None or empty: all; ``FORMATS`` and usual endings such as ``md``). ``language`` (ISO 639-1)
     helps with old encodings and OCR. ``ocr`` reads images, also those of pages that have no text.
 
@@ -39,6 +42,8 @@ def parse(
     """
     accepted = accepted_formats(formats)
     try:
+        if compression(content):
+            name, content = plain_name(name), unpacked(content, MAX_UNPACKED)
         found = detect(name, content, language)
         if accepted and found not in accepted and not (found == "xml" and "rss" in accepted):
             raise _not_accepted(found, accepted)

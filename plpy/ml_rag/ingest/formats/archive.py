@@ -84,7 +84,7 @@ def detect_zip(content: bytes) -> str:
                 return format_name
         if any(name.endswith("workbook.bin") for name in names):
             raise _unknown("an XLSB workbook", "Save it as XLSX.")
-    raise _unknown("a ZIP archive", "Unpack it and load the documents inside.")
+    raise _unknown("a ZIP archive", "Unpack it, or give it a name that ends in .zip: then it is loaded as a folder.")
 
 
 def _unknown(kind: str, hint: str) -> DocumentError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+from ml_rag.archives import compression
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats import FORMATS, HTML_TAGS
 from ml_rag.ingest.formats.encoding import decode, utf16_without_mark
@@ -13,14 +14,20 @@ _BY_ENDING = {ending: f for f in FORMATS.values() for ending in f.endings}
 _OPENINGS = [(opening, f.name) for f in FORMATS.values() for opening in f.openings]
 _BEGINS = [(f.begins, f.name) for f in FORMATS.values() if f.begins is not None]
 
-#: openings of formats that no parser here reads, so that the message can name them
+_PACKED = "Unpack it, or pack its files as ZIP or tar: such an archive is loaded as a folder."
+_PICTURE = "Save it as PNG and load it with ocr, or give its text."
+_MEDIA = "Transcribe it, and load the text or its subtitles (VTT, SRT)."
+_PROGRAM = "Leave it out: list what you want in formats."
+_TABLE = "Export what it holds as CSV or JSON lines."
+#: openings of formats that no parser here reads, with what can be done about each
 _UNREADABLE = (
-    (b"\x89PNG", "PNG image"), (b"GIF8", "GIF image"), (b"BM", "BMP image"), (b"\x1f\x8b", "gzip archive"),
-    (b"BZh", "bzip2 archive"),
-    (b"\xfd7zXZ", "xz archive"), (b"7z\xbc\xaf", "7z archive"), (b"Rar!", "RAR archive"), (b"\x7fELF", "program"),
-    (b"MZ", "program"), (b"SQLite format 3", "SQLite database"), (b"PAR1", "Parquet file"), (b"OggS", "Ogg media"),
-    (b"ID3", "MP3 audio"), (b"RIFF", "RIFF media"), (b"\x28\xb5\x2f\xfd", "Zstandard archive"),
+    (b"\x89PNG", "PNG image", _PICTURE), (b"GIF8", "GIF image", _PICTURE), (b"BM", "BMP image", _PICTURE),
+    (b"7z\xbc\xaf", "7z archive", _PACKED), (b"Rar!", "RAR archive", _PACKED),
+    (b"\x7fELF", "program", _PROGRAM), (b"MZ", "program", _PROGRAM),
+    (b"SQLite format 3", "SQLite database", _TABLE), (b"PAR1", "Parquet file", _TABLE),
+    (b"OggS", "Ogg media", _MEDIA), (b"ID3", "MP3 audio", _MEDIA), (b"RIFF", "RIFF media", _MEDIA),
 )  # fmt: skip
+_CONVERT = "Convert it to PDF, HTML or text first."
 
 _MAIL = re.compile(
     r"\A(?:From \S.*\n)?(?:(?:Return-Path|Received|Delivered-To|DKIM-Signature|ARC-Seal|X-[\w-]+|Message-ID|Date|From|"
@@ -47,16 +54,22 @@ def detect(name: str, content: bytes, language: str | None = None) -> str:
         from ml_rag.ingest.formats.ole import detect_ole
 
         return detect_ole(content)
-    for opening, kind in _UNREADABLE:
+    if packed := compression(content):
+        raise _unknown(f"the content is a {packed} file in another", _PACKED)
+    for opening, kind, hint in _UNREADABLE:
         if content.startswith(opening) and (len(opening) > 2 or not _is_text(content)):
-            raise _unknown(f"the content is a {kind}")
+            raise _unknown(f"the content is a {kind}", hint)
+    if content[257:262] == b"ustar":
+        raise _unknown(
+            "the content is a tar archive", "Give it a name that ends in .tar, .tar.gz, .tar.bz2 or .tar.xz."
+        )
     if not _is_text(content):
-        raise _unknown("the content is neither text nor a known document format")
+        raise _unknown("the content is neither text nor a known document format", _CONVERT)
     return _detect_text(name, content, language)
 
 
-def _unknown(detail: str) -> DocumentError:
-    return DocumentError("unknown document format", detail=detail, hint="Convert it to PDF, HTML or text first.")
+def _unknown(detail: str, hint: str) -> DocumentError:
+    return DocumentError("unknown document format", detail=detail, hint=hint)
 
 
 def _is_text(content: bytes) -> bool:

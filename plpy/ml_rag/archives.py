@@ -1,0 +1,320 @@
+"""Compressed files, and archives as if they were folders.
+
+In the backend, in the client and in the parsers of documents. Standard library only; Zstandard where a library is
+there. Whatever a file claims, no more is unpacked than the bounds below, and no more memory taken than a few chunks.
+"""
+
+from __future__ import annotations
+
+import bz2
+import io
+import lzma
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+from ml_rag.errors import DocumentError
+
+#: files of an archive, and bytes of all of them
+MAX_FILES = 10_000
+MAX_UNPACKED = 1024**3
+#: text packs about 10 to 1, an empty spreadsheet 100 to 1, a bomb 1000 to 1; below ``SMALL`` bytes that does no harm
+MAX_RATIO = 300
+SMALL = 16 * 1024**2
+#: memory that a dictionary of xz or Zstandard may take
+_DICTIONARY_BYTES = 128 * 1024**2
+_CHUNK = 64 * 1024
+#: of Zstandard, whose library bounds no output: four bytes can become 128 KB
+_ZSTD_CHUNK = 256
+#: longest header of a member of a tar file: the names and attributes before it
+_MAX_HEADER = 1024**2
+
+_ZIP = (".zip",)
+_TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz", ".tar.zst", ".tzst")
+#: what a file of each compression begins with, and how its names end
+_OPENINGS = {"gzip": b"\x1f\x8b\x08", "bzip2": b"BZh", "xz": b"\xfd7zXZ\0", "zstd": b"\x28\xb5\x2f\xfd"}
+_ENDINGS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
+_UNFINISHED = "the file is truncated or damaged"
+
+Interrupt = Callable[[], object]
+
+
+def compression(content: bytes) -> str | None:
+    """``gzip``, ``bzip2``, ``xz`` or ``zstd`` by the first bytes."""
+    found = next((kind for kind, opening in _OPENINGS.items() if content.startswith(opening)), None)
+    return found if found != "bzip2" or (content[3:4] in b"123456789" and content[4:10] in _BZIP2_STARTS) else None
+
+
+#: a block, or the end where there is none
+_BZIP2_STARTS = (b"1AY&SY", b"\x17rE8P\x90")
+
+
+def plain_name(name: str) -> str:
+    """The name without the ending of a compression."""
+    stem, ending = os.path.splitext(name)
+    return stem if ending.lower() in _ENDINGS else name
+
+
+def unpacked(content: bytes, most: int = MAX_UNPACKED) -> bytes:
+    """What compressed bytes hold. Raises DocumentError for damaged ones, and for more than the bounds allow."""
+    stream = _Unpacked(io.BytesIO(content), compression(content), len(content), most=most)
+    pieces = []
+    while piece := stream.read(1024**2):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+class _Unpacked:
+    """A stream of what a file holds, forwards only, as ``tarfile`` reads one."""
+
+    def __init__(
+        self,
+        file: IO[bytes],
+        kind: str | None,
+        size: int,
+        interrupt: Interrupt = lambda: None,
+        most: int = MAX_UNPACKED,
+    ) -> None:
+        self._interrupt = interrupt
+        self._left = self._most = min(most, max(SMALL, MAX_RATIO * size)) if kind else most
+        self._pieces = _pieces(file, kind)
+        self._rest = b""
+        self._at = 0
+
+    def read(self, count: int) -> bytes:
+        """Up to so many bytes, fewer at the end only."""
+        if count > _MAX_HEADER:
+            raise DocumentError(_UNFINISHED, detail=f"A header of {count} bytes.", hint="Copy the file again.")
+        found = bytearray(self._rest[:count])
+        self._rest = self._rest[count:]
+        while len(found) < count and (piece := next(self._pieces, None)) is not None:
+            self._interrupt()
+            self._left -= len(piece)
+            if self._left < 0:
+                raise too_much(f"It holds more than {self._most} bytes.")
+            missing = count - len(found)
+            found += piece[:missing]
+            self._rest = piece[missing:]
+        self._at += len(found)
+        return bytes(found)
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, place: int) -> int:
+        """Forwards; past the end there is nothing to read."""
+        if place < self._at:
+            raise OSError("the archive goes back")
+        while self._at < place and self.read(min(place - self._at, _MAX_HEADER)):
+            pass
+        return self._at
+
+
+def _pieces(file: IO[bytes], kind: str | None) -> Iterator[bytes]:
+    try:
+        if kind is None:
+            while data := file.read(_CHUNK):
+                yield data
+        elif kind == "zstd":
+            yield from _zstd(file)
+        else:
+            yield from _stdlib(file, kind)
+    except (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as error:
+        raise DocumentError(_UNFINISHED, detail=f"{kind}: {error}", hint="Copy the file again.") from None
+
+
+def _stdlib(file: IO[bytes], kind: str) -> Iterator[bytes]:
+    data = b""
+    while data or (data := file.read(_CHUNK)):
+        if kind == "gzip":
+            gzip = zlib.decompressobj(wbits=31)
+            while not gzip.eof:
+                yield gzip.decompress(_more(gzip.unconsumed_tail or data, file), _CHUNK * 16)
+                data = b""
+            data = gzip.unused_data
+        else:
+            make = bz2.BZ2Decompressor if kind == "bzip2" else lambda: lzma.LZMADecompressor(memlimit=_DICTIONARY_BYTES)
+            other: Any = make()
+            while not other.eof:
+                yield other.decompress(_more(data, file) if other.needs_input else b"", _CHUNK * 16)
+                data = b""
+            data = other.unused_data
+        data = data.lstrip(b"\0")  # padding between the members of a file
+        if data and not data.startswith(_OPENINGS[kind][: len(data)]):
+            return  # what somebody appended
+
+
+def _more(data: bytes, file: IO[bytes]) -> bytes:
+    if not data and not (data := file.read(_CHUNK)):
+        raise EOFError("it ends in the middle")
+    return data
+
+
+def _zstd(file: IO[bytes]) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ImportError:
+        raise DocumentError(
+            "Zstandard is not available here", hint="Unpack the file, or pack it with gzip or xz."
+        ) from None
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_DICTIONARY_BYTES)
+    data = b""
+    try:
+        while data or (data := file.read(_ZSTD_CHUNK)):
+            frame = decompressor.decompressobj()
+            while not frame.eof:
+                if not data and not (data := file.read(_ZSTD_CHUNK)):
+                    raise EOFError("it ends in the middle")
+                yield frame.decompress(data)
+                data = b""
+            data = frame.unused_data
+    except zstandard.ZstdError as error:
+        raise ValueError(error) from None
+
+
+def too_much(detail: str) -> DocumentError:
+    """The error of a bomb."""
+    return DocumentError("the file unpacks to too much data", detail=detail, hint="Unpack it, and load what it holds.")
+
+
+# ---- archives --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file of an archive: its path there, its size in bytes, when it was written to (Unix time)."""
+
+    path: str
+    size: int
+    modified: float | None = None
+
+
+def is_archive(name: str) -> bool:
+    """Whether a file is taken for a folder, by its name."""
+    return name.lower().endswith((*_ZIP, *_TAR))
+
+
+def inside(path: str) -> tuple[str, str] | None:
+    """Of ``/a/b.zip/c/d.txt`` the archive and the path in it; None where no part but the last is called like one."""
+    parts = path.split("/")
+    for i in range(1, len(parts)):
+        if is_archive(parts[i - 1]) and os.path.isfile(archive := "/".join(parts[:i])):
+            return archive, "/".join(parts[i:])
+    return None
+
+
+def members(file: IO[bytes], name: str, interrupt: Interrupt) -> list[Member]:
+    """The files of an archive, in its order, hidden ones left out. Raises DocumentError."""
+    found: dict[str, Member] = {}
+    for member, _ in _members(file, name, interrupt):
+        found[member.path] = member
+    return list(found.values())
+
+
+class Reader:
+    """Reads the files of an archive, best in its order: of a tar file, going back begins anew."""
+
+    def __init__(self, file: IO[bytes], name: str, interrupt: Interrupt) -> None:
+        self._file, self._name, self._interrupt = file, name, interrupt
+        self._members = _members(file, name, interrupt)
+
+    def read(self, path: str, most: int) -> tuple[Member, bytes]:
+        """Raises DocumentError where it is not there, or has more than ``most`` bytes."""
+        for _ in range(2):
+            for member, open_it in self._members:
+                if member.path == path:
+                    if member.size > most:
+                        raise DocumentError("the file is too large", detail=f"The limit is {most} bytes.")
+                    return member, self._whole(open_it(), member)
+            self._file.seek(0)
+            self._members = _members(self._file, self._name, self._interrupt)
+        raise DocumentError("the file cannot be read", detail="It is no longer in the archive.")
+
+    def _whole(self, stream: IO[bytes], member: Member) -> bytes:
+        pieces = []
+        try:
+            while piece := stream.read(_CHUNK * 16):
+                self._interrupt()
+                pieces.append(piece)
+        except _DAMAGE as error:
+            raise _damaged(error) from None
+        content = b"".join(pieces)
+        if len(content) != member.size:
+            raise _damaged(f"it has {len(content)} of {member.size} bytes")
+        return content
+
+
+_DAMAGE = (zipfile.BadZipFile, tarfile.TarError, NotImplementedError, ValueError, EOFError, OSError, zlib.error, lzma.LZMAError)  # fmt: skip  # noqa: E501
+
+
+def _members(file: IO[bytes], name: str, interrupt: Interrupt) -> Iterator[tuple[Member, Callable[[], IO[bytes]]]]:
+    try:
+        yield from (_zip if name.lower().endswith(_ZIP) else _tar)(file, interrupt)
+    except _DAMAGE as error:
+        raise _damaged(error) from None
+
+
+def _damaged(error: object) -> DocumentError:
+    return DocumentError("the archive is truncated or damaged", detail=str(error)[:300], hint="Copy the file again.")
+
+
+def _zip(file: IO[bytes], interrupt: Interrupt) -> Iterator[tuple[Member, Callable[[], IO[bytes]]]]:
+    with zipfile.ZipFile(file) as archive:
+        listed = [one for one in archive.infolist() if not one.is_dir()]
+        size = file.seek(0, os.SEEK_END)
+        _check(len(listed), sum(one.file_size for one in listed), max(SMALL, MAX_RATIO * size))
+        for one in listed:
+            interrupt()
+            if not _is_visible(one.filename):
+                continue
+            if one.flag_bits & 1:
+                raise DocumentError(
+                    "the archive is encrypted", detail=one.filename, hint="Remove the password and load it again."
+                )
+
+            def open_it(one: zipfile.ZipInfo = one) -> IO[bytes]:
+                # no more than the size that was checked is read of it
+                return archive.open(one)
+
+            yield Member(one.filename, one.file_size), open_it
+
+
+def _tar(file: IO[bytes], interrupt: Interrupt) -> Iterator[tuple[Member, Callable[[], IO[bytes]]]]:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    kind = compression(file.read(16))
+    file.seek(0)
+    count = total = 0
+    stream: Any = _Unpacked(file, kind, size, interrupt)
+    with tarfile.open(fileobj=stream, mode="r:", errorlevel=1) as archive:
+        while (one := archive.next()) is not None:
+            interrupt()
+            count += 1
+            total += one.size
+            _check(count, total, max(SMALL, MAX_RATIO * size) if kind else MAX_UNPACKED)
+            path = one.name.removeprefix("./")
+            if one.isreg() and not one.issparse() and _is_visible(path):
+
+                def open_it(one: tarfile.TarInfo = one) -> IO[bytes]:
+                    found = archive.extractfile(one)
+                    assert found is not None
+                    return found
+
+                yield Member(path, one.size, one.mtime), open_it
+
+
+def _check(count: int, total: int, most: int) -> None:
+    if count > MAX_FILES:
+        raise too_much(f"It holds more than {MAX_FILES} files.")
+    if total > min(most, MAX_UNPACKED):
+        raise too_much(f"Its files have more than {min(most, MAX_UNPACKED)} bytes.")
+
+
+def _is_visible(path: str) -> bool:
+    """Whether it is a name below a folder, and none of its parts is hidden or of the system that packed it."""
+    parts = path.split("/")
+    return "\0" not in path and all(part and not part.startswith(".") and part != "__MACOSX" for part in parts)

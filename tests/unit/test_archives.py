@@ -1,0 +1,233 @@
+"""archives.py: compressed files and archives as folders, within their bounds whatever they claim."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import random
+import tarfile
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from ml_rag import archives, files
+from ml_rag.errors import DocumentError
+from ml_rag.ingest.parse import parse
+from support.office import docx, text_pdf
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": zstandard.compress,
+}
+
+
+def nothing() -> None:
+    pass
+
+
+def tar(members: dict[str, bytes], kind: str = "") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(content), 86400
+            archive.addfile(member, io.BytesIO(content))
+    return PACK[kind](out.getvalue()) if kind else out.getvalue()
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+def find(path: Path) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Names below a folder and the texts of the files, and what is left out, each with its error."""
+    left_out: list[tuple[str, str]] = []
+    location = files.parse(f"{path}/" if path.is_dir() else str(path))
+    paths = files.find(location, nothing, lambda name, e: left_out.append((os.path.basename(name), e.message)))
+    base = None if location.file else location.base
+    with files.Reading() as reading:
+        found = {name: reading.read(name, base, 10_000_000, nothing).content.decode() for name in paths}
+    return {os.path.relpath(name, path): text for name, text in found.items()}, left_out
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_any_format_is_read_from_a_compressed_file(ending: str) -> None:
+    pack = PACK[ending]
+    assert parse(f"a.md.{ending}", pack(b"# Grebes\n\ndive")).format == "markdown"
+    assert parse(f"b.{ending}", pack(text_pdf(["Grebes dive"]))).blocks[0].text == "Grebes dive"
+    assert parse("c", pack(docx("<w:p><w:r><w:t>Terns</w:t></w:r></w:p>"))).blocks[0].text == "Terns"
+    # in several parts, as programs that write in parallel make them
+    assert parse(f"d.txt.{ending}", pack(b"one ") + pack(b"two")).blocks[0].text == "one two"
+    assert parse(f"e.txt.{ending}", pack(b"x" * 3_000_000)).blocks[0].text == "x" * 3_000_000
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_bombs_and_damaged_files_are_refused_in_a_moment(ending: str) -> None:
+    pack = PACK[ending]
+    bomb = pack(b"\0" * 30_000_000)
+    began = time.process_time()
+    with pytest.raises(DocumentError, match="unpacks to too much data"):
+        parse(f"a.txt.{ending}", bomb)
+    assert time.process_time() - began < 5
+    whole = pack(random.Random(1).randbytes(10_000).hex().encode())
+    for cut in (30, len(whole) // 2, len(whole) - 3):
+        with pytest.raises(DocumentError, match="truncated or damaged"):
+            parse(f"a.txt.{ending}", whole[:cut])
+
+
+def test_what_is_packed_twice_is_not_unpacked_twice() -> None:
+    with pytest.raises(DocumentError) as caught:
+        parse("a.txt.gz.gz", gzip.compress(gzip.compress(b"text")))
+    assert "gzip file in another" in (caught.value.detail or "")
+    with pytest.raises(DocumentError) as caught:
+        parse("backup.gz", tar({"a.txt": b"text"}, "gz"))
+    assert ".tar.gz" in (caught.value.hint or "")
+
+
+def test_bz_at_the_start_of_a_text_is_text() -> None:
+    assert parse("a.txt", b"BZh is a name").format == "text"
+
+
+def test_archives_are_folders(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(
+        zipped({"sub/one.txt": b"1", "two.txt": b"2", ".hidden": b"h", "__MACOSX/x": b"x"})
+    )
+    for ending in ("", *PACK):
+        name = "b.tar" + (ending and f".{ending}")
+        (tmp_path / name).write_bytes(tar({"./sub/one.txt": b"1", "two.txt": b"2" * 700}, ending))
+    (tmp_path / "c.txt").write_text("plain")
+    found, left_out = find(tmp_path)
+    tars = ["b.tar", *(f"b.tar.{ending}" for ending in sorted(PACK))]
+    assert found == {
+        "a.zip/sub/one.txt": "1",
+        "a.zip/two.txt": "2",
+        **{
+            f"{name}/{member}": text for name in tars for member, text in (("sub/one.txt", "1"), ("two.txt", "2" * 700))
+        },
+        "c.txt": "plain",
+    }
+    assert left_out == []
+    assert find(tmp_path / "a.zip") == ({"sub/one.txt": "1", "two.txt": "2"}, [])
+    with files.Reading() as reading:
+        assert reading.read(f"{tmp_path}/b.tar.gz/two.txt", None, 700, nothing).dates["last_modified_date"] == (
+            "1970-01-02T00:00:00Z"
+        )
+        with pytest.raises(DocumentError, match="too large"):
+            reading.read(f"{tmp_path}/b.tar.gz/two.txt", None, 699, nothing)
+        assert reading.read(f"{tmp_path}/b.tar.gz/sub/one.txt", None, 9, nothing).content == b"1"  # back again
+    assert files.sizes([f"{tmp_path}/a.zip/two.txt", f"{tmp_path}/c.txt", f"{tmp_path}/no"]) == [
+        (f"{tmp_path}/a.zip/two.txt", 1), (f"{tmp_path}/c.txt", 5), (f"{tmp_path}/no", 0),
+    ]  # fmt: skip
+
+
+def test_patterns_name_archives_and_what_is_in_them_can_be_gone(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(zipped({"one.txt": b"1"}))
+    location = files.parse(f"{tmp_path}/*.zip")
+    assert files.find(location, nothing) == [f"{tmp_path}/a.zip/one.txt"]
+    assert location.matches(f"{tmp_path}/a.zip/sub/one.txt")
+    assert not location.matches(f"{tmp_path}/a.txt/one.zip")
+    assert files.parse(f"{tmp_path}/a.zip").is_folder
+    assert not files.parse(f"{tmp_path}/a.txt").is_folder
+    assert files.is_gone(f"{tmp_path}/a.zip/two.txt")
+    assert not files.is_gone(f"{tmp_path}/a.zip/one.txt")
+    (tmp_path / "a.zip").write_bytes(b"PK\x03\x04 no more")
+    assert not files.is_gone(f"{tmp_path}/a.zip/two.txt")  # as nobody can tell
+    (tmp_path / "a.zip").unlink()
+    assert files.is_gone(f"{tmp_path}/a.zip/two.txt")
+
+
+def test_an_office_document_called_zip_is_a_document(tmp_path: Path) -> None:
+    content = docx("<w:p><w:r><w:t>x</w:t></w:r></w:p>")
+    (tmp_path / "a.zip").write_bytes(content)
+    assert files.find(files.parse(f"{tmp_path}/"), nothing) == [f"{tmp_path}/a.zip"]
+    with files.Reading() as reading:
+        assert reading.read(f"{tmp_path}/a.zip", str(tmp_path), 10**6, nothing).content == content
+
+
+def test_names_that_lead_out_are_left_out(tmp_path: Path) -> None:
+    names = ["../up.txt", "/etc/passwd", "a/../../b.txt", "a//b.txt", ".ssh/key", "fine.txt"]
+    (tmp_path / "a.zip").write_bytes(zipped(dict.fromkeys(names, b"x")))
+    link = tarfile.TarInfo("link.txt")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        archive.addfile(link)
+        for name in names:
+            archive.addfile(tarfile.TarInfo(name))
+    (tmp_path / "b.tar").write_bytes(out.getvalue())
+    assert find(tmp_path) == ({"a.zip/fine.txt": "x", "b.tar/fine.txt": ""}, [])
+
+
+def header(**fields: object) -> bytes:
+    member = tarfile.TarInfo("x")
+    for name, value in fields.items():
+        setattr(member, name, value)
+    return member.tobuf()
+
+
+HOSTILE = {
+    "zeros.zip": zipped({"a": b"\0" * 20_000_000}),
+    "many.zip": zipped({f"{i}": b"" for i in range(archives.MAX_FILES + 1)}),
+    "cut.zip": zipped({"a": b"text"})[:-10],
+    "none.zip": b"",
+    "zeros.tar.gz": tar({"a": b"\0" * 20_000_000}, "gz"),
+    "zeros.tar.xz": tar({"a": b"\0" * 20_000_000}, "xz"),
+    "zeros.tar.zst": tar({"a": b"\0" * 20_000_000}, "zst"),
+    "many.tar": tar({f"{i}": b"" for i in range(archives.MAX_FILES + 1)}),
+    "huge.tar": header(size=2 * 1024**3),
+    "attributes.tar": header(size=2**40, type=tarfile.XHDTYPE) + b"1" * 100_000,
+    "long_name.tar.gz": gzip.compress(header(size=2**33, type=tarfile.GNUTYPE_LONGNAME) + b"x" * 3_000_000),
+    "cut.tar.gz": tar({"a": random.Random(2).randbytes(9000)}, "gz")[:-2000],
+    "noise.tar": random.Random(3).randbytes(5000),
+    "dictionary.tar.xz": lzma.compress(
+        b"x" * 100, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1024**3}], format=lzma.FORMAT_XZ
+    ),
+}
+
+
+def test_hostile_archives_are_left_out_and_the_others_read(tmp_path: Path) -> None:
+    for name, content in HOSTILE.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "fine.txt").write_text("text")
+    began = time.process_time()
+    found, left_out = find(tmp_path)
+    assert time.process_time() - began < 20
+    assert found == {"fine.txt": "text"}
+    assert {name for name, _ in left_out} == HOSTILE.keys()
+    bombs = {"zeros.zip", "many.zip", "zeros.tar.gz", "zeros.tar.xz", "zeros.tar.zst", "many.tar", "huge.tar"}
+    assert {name for name, error in left_out if "too much data" in error} == bombs
+
+
+def test_an_encrypted_archive_says_so(tmp_path: Path) -> None:
+    content = bytearray(zipped({"a.txt": b"text"}))
+    for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.index(signature) + place] |= 1
+    (tmp_path / "a.zip").write_bytes(content)
+    assert find(tmp_path) == ({}, [("a.zip", "the archive is encrypted")])
+
+
+def test_unpacking_can_be_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(tar({f"{i}": os.urandom(100_000) for i in range(50)}, "gz"))
+    calls = 0
+
+    def interrupt() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        files.find(files.parse(f"{tmp_path}/a.tar.gz"), interrupt)
