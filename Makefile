@@ -6,7 +6,7 @@ SHELL := /bin/bash
 help: ## what each command does
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 28
 
-demo: ## from nothing to three answers: installs what is missing, loads the sample documents, asks
+demo: ## from nothing to three answers; OLLAMA=llama3.1:8b, or ENDPOINT=http://… MODEL=…, for answers by a model of yours
 	@bash mk/demo.sh
 
 # Several processes of tests, each with a cluster and a model server of its own; one where a server is given. The tests of
@@ -34,7 +34,7 @@ fault-test: ## breaks a running system in every way of docs/faults.md and proves
 	@bash mk/test.sh -m faults tests/faults
 
 psql: ## psql in the private cluster, which is started where needed
-	@bash mk/setup.sh database
+	@bash mk/setup.sh unchanged || bash mk/setup.sh database
 	@bash mk/cluster.sh psql
 
 dsn: ## the libpq DSN of the running private cluster, and nothing else (make -s dsn)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# setup.sh installed|database|all|test|models|fuzz|integrations|programs|check: what must stand before a command can run; what is
+# setup.sh installed|database|unchanged|all|test|models|fuzz|integrations|programs|check: what must stand before a command can run; what is
 # done already costs nothing. installed: the extension in PostgreSQL, no cluster. models: the default ones, and no model server.
 # setup.sh python, retrieval, generation: the same as all, in three parts. After the first, mk/llama.sh can compile; the
 # second needs nothing that must be compiled for long, and the third llama.cpp.
@@ -22,6 +22,15 @@ cluster() {
 database() {
   packages
   cluster
+  touch "$ROOT/.build/database"
+}
+
+# Whether the private cluster runs with what the sources say. Nothing is built to find that out.
+unchanged() {
+  local stamp=$ROOT/.build/database script=ml_rag--$VERSION.sql
+  [ -e "$stamp" ] && bash "$here/cluster.sh" dsn >/dev/null 2>&1 || return
+  [ -z "$(find "$ROOT"/{sql,plpy,mk,migrations,ml_rag.control} -newer "$stamp" -not -name '*.pyc' -not -name __pycache__ -print -quit)" ] || return
+  cmp -s "$ROOT/build/$script" "$("$(need_pg_config)" --sharedir)/extension/$script"
 }
 
 environment() { step "Virtual environment: torch, llama-cpp-python and the model server" bash "$here/venv.sh" "$@"; }
@@ -43,6 +52,7 @@ case ${1:-} in
     extension
     ;;
   database) database ;;
+  unchanged) unchanged ;;
   all)
     database
     environment

@@ -62,10 +62,10 @@ BEGIN
         count(*) FILTER (WHERE p.d * p.sign > 0) AS better, count(*) FILTER (WHERE p.d * p.sign < 0) AS worse
       FROM pair AS p GROUP BY p.key
     )
-    SELECT t.key, t.a, t.b, t.d,
+    SELECT t.key, round(t.a::numeric, 4)::float8, round(t.b::numeric, 4)::float8, round(t.d::numeric, 4)::float8,
       -- a deviation of nothing but rounding tells nothing
       CASE WHEN t.deviation > 1e-9 * greatest(abs(t.a), abs(t.b)) THEN
-        ml_rag._student_p(t.d / (t.deviation / sqrt(t.n::float8)), (t.n - 1)::integer) END,
+        round(ml_rag._student_p(t.d / (t.deviation / sqrt(t.n::float8)), (t.n - 1)::integer)::numeric, 6)::float8 END,
       t.n, t.better, t.worse
     FROM total AS t
     ORDER BY t.key LIKE '%\_ms', regexp_replace(t.key, '@.*', ''), nullif(split_part(t.key, '@', 2), '')::integer;
@@ -75,7 +75,7 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_compare_runs(bigint, bigint) IS
 $$compares two runs of ml_rag_evaluate over the same questions, measure by measure and stage by stage (…_ms)
-a, b: means over the n questions that have the measure in both runs. difference: b - a. p_value: of the paired,
+a, b: means over the n questions that have the measure in both runs, rounded to 4 decimals. difference: b - a. p_value: of the paired,
 two-sided t-test, null where the questions differ in nothing or all by the same. better, worse: questions for which b is better or
 worse than a (less is better for times and refused_wrongly; an answer's length counts as neither).
 Errors: 22023 no such run among those you may see, or different questions.$$;

@@ -221,7 +221,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._left_out(options jsonb, OUT stores text, OUT hint text)
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: stores that a call does not search, at most ten beside those it names, with the reason of each, and what to do about the
@@ -250,6 +250,7 @@ BEGIN
         AND ml_rag._marked_model(m.description) IS NOT NULL
         -- what could be named in place of what was named
         AND (_names IS NULL OR has_any_column_privilege(c.oid, 'SELECT'))
+        AND (_names IS NOT NULL OR c.oid NOT IN (SELECT s.relation FROM unnest(ml_rag._discover(options)) AS s))
       ORDER BY 2 LIMIT 10) AS r
     CROSS JOIN LATERAL ml_rag._why_not(r.oid,
       jsonb_build_object('embed_model_id', ml_rag._get_setting('embed_model_id')) || options) AS w

@@ -65,8 +65,22 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._with_left_out(error jsonb, options jsonb) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: an error that says that nothing was found, and which stores of a call that names none were left out
+DECLARE
+  _left record := ml_rag._left_out(options);
+BEGIN
+  RETURN CASE WHEN options ? 'vector_store' OR _left.stores IS NULL THEN error ELSE error || jsonb_build_object(
+    'detail', concat_ws(' ', error ->> 'detail', 'Left out: ' || _left.stores),
+    'hint', concat_ws(' ', error ->> 'hint', 'To search those left out: ' || lower(left(_left.hint, 1)) || substr(_left.hint, 2))) END;
+END
+$$;
+
 CREATE FUNCTION ml_rag._no_store(options jsonb) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the error that says that discovery has found nothing, with the stores that it left out and why
@@ -304,7 +318,7 @@ BEGIN
     RAISE NOTICE USING MESSAGE = 'explain', DETAIL = jsonb_pretty(ml_rag._explain(_request, _retrieval, _began));
   END IF;
   IF _retrieval.missing IS NOT NULL THEN
-    PERFORM ml_rag._raise(_retrieval.missing);
+    PERFORM ml_rag._raise(ml_rag._with_left_out(_retrieval.missing, _request.options));
   END IF;
   RETURN QUERY
     SELECT h.ordinality::integer, h.vector_store, h.document_name, h.document_id, h.segment_number::integer, h.segment,
@@ -342,6 +356,7 @@ BEGIN
   _retrieval := _found.retrieval;
   _skip_generate := (_request.options -> 'skip_generate')::boolean;
   IF _retrieval.missing IS NOT NULL AND (_skip_generate OR NOT (_request.options -> 'abstain')::boolean) THEN
+    _retrieval.missing := ml_rag._with_left_out(_retrieval.missing, _request.options);
     PERFORM ml_rag._raise(ml_rag._explained_missing(_request, _retrieval, $4));
   END IF;
   IF NOT _skip_generate THEN

@@ -522,6 +522,27 @@ def test_where_nothing_is_found_the_error_says_whose_stores_were_left_out(good: 
     assert caught.hint == 'Name it with its schema in "vector_store", "evil.t00", or give it to a superuser.'
 
 
+@pytest.mark.parametrize("options", [{}, {"keyword_search": True}, {"explain": True, "skip_generate": True}])
+def test_where_nothing_is_near_enough_the_error_says_so_too(
+    good: Database, attacker: Connection, options: dict[str, Any]
+) -> None:
+    publish(attacker)
+    superuser = good.connect()
+    limits = {"query_embedding": [-1] * 16, "retrieval_options": {"max_distance": 0}, "abstain": False, **options}
+    with error("P0002", "within the distance threshold") as caught:
+        ask(superuser, **limits)
+    assert caught.detail is not None
+    assert caught.hint is not None
+    assert f"Left out: evil.kb (It belongs to role {good.role('tenant')}, which you do not trust)." in caught.detail
+    assert caught.hint.startswith(
+        'Raise "max_distance", or leave it out. To search those left out: name it with its schema'
+    )
+    # a call that names its stores has left nothing out
+    with error("P0002", "within the distance threshold") as caught:
+        ask(superuser, vector_store=["public.good"], **limits)
+    assert "Left out" not in (caught.detail or "")
+
+
 def test_a_change_while_a_call_runs_fails_nobody(good: Database, publisher: Connection) -> None:
     """Dropped, filled with nonsense and made again, over and over."""
     publish(publisher)

@@ -44,12 +44,12 @@ def test_differences_are_those_of_a_paired_t_test(asker: Connection, n: int) -> 
     rng = np.random.default_rng(n)
     a, b = rng.random(n), rng.random(n)
     found = compare(asker, run(asker, [{"mrr": x} for x in a]), run(asker, [{"mrr": x} for x in b]))["mrr"]
-    assert found["a"] == pytest.approx(a.mean())
-    assert found["b"] == pytest.approx(b.mean())
-    assert found["difference"] == pytest.approx(b.mean() - a.mean())
+    assert found["a"] == round(a.mean(), 4)
+    assert found["b"] == round(b.mean(), 4)
+    assert found["difference"] == round(b.mean() - a.mean(), 4)
     from scipy import stats  # here, where it is used: every process that runs tests imports this file
 
-    assert found["p_value"] == pytest.approx(stats.ttest_rel(a, b).pvalue, abs=1e-9)
+    assert found["p_value"] == pytest.approx(stats.ttest_rel(a, b).pvalue, abs=1e-6)
     assert found["n"] == n
     assert (found["better"], found["worse"]) == ((b > a).sum(), (b < a).sum())
 

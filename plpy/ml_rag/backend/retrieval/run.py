@@ -61,6 +61,7 @@ _run = Statements(
             f"SELECT ml_rag._not_found($1, {_STORES.format('$2')}, $3)::text AS error",
             *("jsonb", "jsonb", "int4"),
         ),
+        "left out": ("SELECT ml_rag._with_left_out($1, $2)::text AS error", *("jsonb", "jsonb")),
         "warn of names": (
             f"SELECT ml_rag._warn_of_unknown_names({_STORES.format('$1')}, $2,"
             " ARRAY(SELECT h FROM jsonb_populate_recordset(NULL::ml_rag.hit, $3) AS h))",
@@ -199,7 +200,7 @@ class Retrieval:
             return None
         found = self._checked(request, question, vector)
         if not found.row["n"]:
-            raise Failed(self._not_found(request, found))
+            raise Failed(self._with_left_out(request, self._not_found(request, found)))
         text = _document(request, found, form, self._skipped(found))
         if self._call is not None:
             calls.end(self._plpy, self._call, SUCCESS, self._session.role, json.dumps(self._trace), self._began)
@@ -214,7 +215,7 @@ class Retrieval:
             raise Unfit('"query_options" make another question of it')
         found = self._checked(request, question, vector)
         if not found.row["n"]:
-            raise Failed(self._not_found(request, found))
+            raise Failed(self._with_left_out(request, self._not_found(request, found)))
         return self.text_of(request, found)
 
     def text_of(self, request: Request, found: Found) -> str:
@@ -691,6 +692,13 @@ class Retrieval:
             }
         stores = [source.store for source in found.sources]
         return self._nothing(request, stores, len(self._skipped(found)))
+
+    def _with_left_out(self, request: Request, missing: dict[str, Any]) -> dict[str, Any]:
+        """The same with the stores that the call did not search, as nobody named them."""
+        error: dict[str, Any] = json.loads(
+            _run(self._plpy, "left out", json.dumps(missing), request.options)[0]["error"]
+        )
+        return error
 
     def _nothing(self, request: Request, stores: list[Store], skipped: int) -> dict[str, Any]:
         error: dict[str, Any] = json.loads(
