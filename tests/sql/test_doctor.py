@@ -225,6 +225,20 @@ def test_without_a_language_model_it_tells_how_to_get_one(owner: Connection, db:
     assert found["answers"]["ok"]
     assert "no language model is there" in str(found["answers"]["found"])
     assert "ml-rag models pull qwen2.5-1.5b-instruct --models-dir /" in str(found["answers"]["hint"])
+    assert found["generation"]["ok"], found["generation"]
+
+
+def test_it_ends_with_what_waits_for_a_language_model(owner: Connection, db: Database) -> None:
+    assert not {"answers", "rewriting", "conditions", "SQL"} & set(findings(db)[1])
+    owner.execute("SELECT ml_rag.configure('generate_model_id', 'extractive')")
+    _, found = findings(db)
+    assert list(found)[-4:] == ["answers", "rewriting", "conditions", "SQL"]
+    for check, setting in (("rewriting", "query"), ("conditions", "query"), ("SQL", "generate")):
+        hint = str(found[check]["hint"])
+        assert hint.startswith("ml-rag models pull qwen2.5-7b-instruct --models-dir /")
+        assert hint.endswith(f"then SELECT ml_rag.configure('{setting}_model_id', 'qwen2.5-7b-instruct').")
+    owner.execute("SELECT ml_rag.configure('query_model_id', 'fake-generate')")
+    assert list(findings(db)[1])[-2:] == ["answers", "SQL"]
 
 
 def test_a_store_in_another_script_than_its_models_is_told(owner: Connection, db: Database) -> None:

@@ -33,6 +33,8 @@ SUPPORTED_POSTGRESQL = (15, 18)
 OLDEST_PGVECTOR = (0, 8)
 #: what to take in place of the default models: for answers on a few cores; for other languages than English, from PyPI
 USABLE, MULTILINGUAL = "qwen2.5-1.5b-instruct", "multilingual-e5-small-q4"
+#: for rewriting, conditions and SQL, which take a larger model
+CAPABLE = "qwen2.5-7b-instruct"
 #: answers where no language model is there
 EXTRACTIVE = "extractive"
 #: of the letters of a store that an English text with some names and signs does not reach
@@ -357,12 +359,11 @@ def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
 
     def generation() -> str:
         began = time.monotonic()
-        _value(
-            connection,
-            sql.SQL("SELECT {}('Say hello.'::text, jsonb_build_object('max_tokens', 8))").format(
-                routine("ml_generate")
-            ),
-        )
+        # a sentence that it can take out of a text, if it takes sentences only
+        query = "SELECT {}('Say hello.'::text, jsonb_build_object('max_tokens', 8, 'context', 'Say hello.'))"
+        if _value(connection, "SELECT ml_rag._default_model()") != EXTRACTIVE:
+            query = "SELECT {}('Say hello.'::text, jsonb_build_object('max_tokens', 8))"
+        _value(connection, sql.SQL(query).format(routine("ml_generate")))
         return f"answered in {(time.monotonic() - began) * 1000:.0f} ms"
 
     def retrieval() -> str:
@@ -502,10 +503,6 @@ def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
     """Whether the models are good for what they are there for."""
     known = built_in_models()
 
-    def tiny() -> str:
-        model: str = _value(connection, "SELECT ml_rag._default_model()")
-        return model if model == EXTRACTIVE or known.get(model, {}).get("brief") else ""
-
     def languages() -> str:
         stores = connection.execute(
             "SELECT s.vector_store, s.embed_model_id, s.relation::oid, s.segment FROM ml_rag.discover() AS s ORDER BY 1"
@@ -533,20 +530,51 @@ def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
         left_out = f", {unread} not looked at" if unread else ""
         return f"none of {len(stores)} vector stores is in another script than its model was made for{left_out}"
 
-    found = run("answers", tiny)
-    if found.ok and found.found:
-        found = Finding(
+    yield run("languages", languages)
+
+
+def check_language_models(connection: psycopg.Connection) -> Iterator[Finding]:
+    """What waits for a language model, and the line that gets it; nothing where there is one for all of it."""
+    known = built_in_models()
+    models: dict[str, str] = {}
+
+    def look() -> str:
+        models["generate"] = _value(connection, "SELECT ml_rag._default_model()")
+        models["query"] = _value(
+            connection, "SELECT coalesce(ml_rag._get_setting('query_model_id'), ml_rag._default_model())"
+        )
+        return ", ".join(models.values())
+
+    def is_lacking(model: str) -> bool:
+        return model == EXTRACTIVE or bool(known.get(model, {}).get("brief"))
+
+    looked = run("language models", look)
+    if not looked.ok:
+        yield looked
+        return
+    if is_lacking(models["generate"]):
+        yield Finding(
             "answers",
             True,
             "extractive answers with sentences of the documents: no language model is there"
-            if found.found == EXTRACTIVE
-            else f"{found.found} is there to try things out: it often repeats a passage instead of answering",
-            f"{after_pull(connection, USABLE)}SELECT ml_rag.configure('generate_model_id', '{USABLE}'). "
-            "ml-rag models recommend names the models for the server's machine.",
+            if models["generate"] == EXTRACTIVE
+            else f"{models['generate']} is there to try things out: it often repeats a passage instead of answering",
+            f"{after_pull(connection, USABLE)}SELECT ml_rag.configure('generate_model_id', '{USABLE}'). Ollama, or "
+            "another endpoint: docs/models.md. ml-rag models recommend names models for the server's machine.",
         )
-    if found.hint:
-        yield found
-    yield run("languages", languages)
+    for check, model, found, setting in (
+        ("rewriting", "query", "follow-ups and other words (query_options)", "query_model_id"),
+        (
+            "conditions",
+            "query",
+            'conditions that a question states ("query_options": {"filters": true})',
+            "query_model_id",
+        ),
+        ("SQL", "generate", "questions about tables (ml_nl_sql)", "generate_model_id"),
+    ):
+        if is_lacking(models[model]):
+            line = f"{after_pull(connection, CAPABLE)}SELECT ml_rag.configure('{setting}', '{CAPABLE}')."
+            yield Finding(check, True, f"{found} need a language model", line)
 
 
 def diagnose(dsn: str) -> Iterator[Finding]:
@@ -574,6 +602,7 @@ def diagnose(dsn: str) -> Iterator[Finding]:
         yield from check_server(address)
         yield from check_models(connection)
         yield from check_calls(connection, dsn)
+        yield from check_language_models(connection)
 
 
 @click.command()

@@ -41,8 +41,9 @@ class Arm:
 
 
 ARMS = {
-    "vector": Arm("semantic", {}),
-    "exact": Arm("semantic, exact", {}, exact=True),
+    # whatever is the database's default
+    "vector": Arm("semantic", {"keyword_search": False}),
+    "exact": Arm("semantic, exact", {"keyword_search": False}, exact=True),
     "text": Arm("keyword", {"semantic_search": False, "keyword_search": True}),
     "hybrid": Arm("hybrid", {"keyword_search": True}),
     "ranker": Arm("hybrid, reranked", {"keyword_search": True, "rerank": {}}),
