@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # From nothing to three answers: what retrieval needs is set up, the sample documents are loaded, citations are shown; then,
-# when llama.cpp is there, which is compiled meanwhile, the answers.
+# when llama.cpp is there, which is compiled meanwhile, the answers. OLLAMA=llama3.1:8b, or ENDPOINT=http://… MODEL=…: by
+# that model, without llama.cpp.
 source "$(dirname "$0")/lib.sh"
 here=$(dirname "$0")
 
@@ -23,13 +24,12 @@ load() {
   sql -x -c "CALL vector_store_load('file://$samples/', '{\"schema_name\": \"public\", \"table_name\": \"samples\"}')"
 }
 
-# Shows a call, then the JSON it returns, indented.
+# Shows a call and what it prints.
 show() {
   local title=$1 call=$2 began
   began=$(date +%s%N)
   printf '\n--- %s\n\n%s;\n\n' "$title" "$call"
-  # psql substitutes variables in a script only, not in -c
-  printf '%s\n\\gset\nSELECT jsonb_pretty(:%s::jsonb);\n' "$call" "'output'" | sql -At 9>&- ||
+  sql -At -c "$call" 9>&- ||
     die "this call failed: the error above says why; make psql opens the database to try again"
   printf '\n    answered in %s s\n' "$(seconds_since "$began")"
 }
@@ -75,38 +75,46 @@ trap 'exit 129' HUP
 
 note "PostgreSQL on port 5432 and the package sources of this machine stay as they are; the log is $LOG"
 lock
+bash "$here/own_model.sh" write
 bash "$here/setup.sh" python
-start_compiling
+has_own_model || start_compiling
 bash "$here/setup.sh" retrieval
+sql -c "SELECT ml_rag.configure('default_options', '{\"keyword_search\": true}')" >/dev/null
+bash "$here/own_model.sh" use
+note "all calls of this database search by meaning and by words (default_options: {\"keyword_search\": true})"
 step "Sample documents: $(find "$ROOT/docs/samples" -type f | wc -l) files about ml_rag itself into table public.samples" load
 
 show "Retrieval only (skip_generate): the citations without an answer" \
-  "CALL ml_rag('What should I do when the model server cannot be reached?',
+  "SELECT ml_rag_show('What should I do when the model server cannot be reached?',
   '{\"skip_generate\": true, \"n_citations\": 2}')"
 show "A question, answered with sentences of the citations, without a language model" \
-  "CALL ml_rag('What is ml_rag?')"
+  "SELECT ml_rag_show('What is ml_rag?', '{\"model_options\": {\"model_id\": \"extractive\"}}')"
 
-printf '\nAnswers after %s s.%s\n\n' "$(seconds_since "$started")" "${compiling:+ What a language model adds follows when llama.cpp is compiled.}"
-wait_for_compiler
-bash "$here/setup.sh" generation
-
-show "The same by smollm2-135m-instruct, a language model of 135 million parameters, there to try things out" \
-  "CALL ml_rag('What is ml_rag?', '{\"model_options\": {\"model_id\": \"smollm2-135m-instruct\"}}')"
-printf '\nFor answers of use in its own words, run this one command (1.1 GB); calls that name no model then take that model:\n  %s models --models-dir %s pull %s\n' \
-  "$VENV/bin/ml-rag" "$MODELS_DIR" qwen2.5-1.5b-instruct
+if has_own_model; then
+  show "The same by your model" "SELECT ml_rag_show('What is ml_rag?')"
+else
+  printf '\nAnswers after %s s.%s\n\n' "$(seconds_since "$started")" "${compiling:+ What a language model adds follows when llama.cpp is compiled.}"
+  wait_for_compiler
+  bash "$here/setup.sh" generation
+  show "The same by smollm2-135m-instruct, a language model of 135 million parameters, there to try things out" \
+    "SELECT ml_rag_show('What is ml_rag?', '{\"model_options\": {\"model_id\": \"smollm2-135m-instruct\"}}')"
+  printf '\nFor answers of use in its own words, run this one command (1.1 GB); calls that name no model then take that model:\n  %s models --models-dir %s pull %s\n' \
+    "$VENV/bin/ml-rag" "$MODELS_DIR" qwen2.5-1.5b-instruct
+  bash "$here/own_model.sh" found
+fi
 show "Only what is near enough (max_distance), each hit with one neighbour on either side (segment_overlap)" \
-  "CALL ml_rag('Which columns does a vector store need?',
+  "SELECT ml_rag_show('Which columns does a vector store need?',
   '{\"n_citations\": 2, \"retrieval_options\": {\"max_distance\": 0.6, \"segment_overlap\": 1}}')"
 
 cat <<END
 
 Ready in $(seconds_since "$started") s. Your turn:
 
-  make psql                               CALL ml_rag('How do I load documents?');
+  make psql                               SELECT ml_rag_show('How do I load documents?');
   make doctor                             checks the whole chain
   make stop                               stops the model server and the private cluster
   make clean                              removes everything that was made
 
 The command ml-rag is .venv/bin/ml-rag; ML_RAG_CONFIG=$STATE/ml_rag.toml tells it about this model server.
-README.md says how to load your own documents.
+Models of your own go into $OWN_MODELS, then make start. README.md says how to load your own documents.
 END

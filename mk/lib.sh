@@ -14,6 +14,7 @@ PGHOST=$STATE/pg
 PGPORT=54329 # names the socket file only: the private cluster listens on no address
 SERVER_SOCKET=$STATE/server/ml_rag.sock
 MODELS_DIR=$STATE/models
+OWN_MODELS=$STATE/models.toml # the user's entries beside the configuration that mk/server.sh writes
 DATABASE=ml_rag
 DSN="host=$PGHOST port=$PGPORT dbname=$DATABASE user=postgres"
 mkdir -p "$ROOT/.build"
@@ -84,6 +85,8 @@ make_state() {
 
 # Daemons must not hold our descriptors: a pipe behind `make` would never see its end.
 detached() { "$@" </dev/null 9>&- 8>&-; }
+
+has_own_model() { grep -q '^\[models\.house-llm\]' "$OWN_MODELS" 2>/dev/null; }
 
 # The pg_config of the PostgreSQL in use: PG_CONFIG, else the newest one installed that has PL/Python, else the newest.
 find_pg_config() {

@@ -24,7 +24,7 @@ prepare() {
   install -d -m 750 -o "$user" -g "$group" "$(dirname "$SERVER_SOCKET")"
   install -d -m 755 -o "$user" -g "$group" "$MODELS_DIR"
   cat >"$config" <<TOML
-# written by mk/server.sh at each start
+# written by mk/server.sh at each start; entries of yours go into $OWN_MODELS
 [server]
 socket = "$SERVER_SOCKET"
 socket_mode = "0660"
@@ -33,6 +33,9 @@ allowed_users = ["$CLUSTER_USER"]
 models_dir = "$MODELS_DIR"
 preload = ["${default_models[0]}", "${default_models[1]}"]
 TOML
+  if [ -e "$OWN_MODELS" ]; then
+    { printf '\n# from %s\n' "$OWN_MODELS" && cat "$OWN_MODELS"; } >>"$config"
+  fi
   run=(env HOME="$MODELS_DIR" ML_RAG_CONFIG="$config" PYTHONDONTWRITEBYTECODE=1)
   if [ "$user" != "$(id -un)" ]; then
     run=(setpriv --reuid="$user" --regid="$group" --init-groups -- "${run[@]}")
@@ -53,7 +56,7 @@ server_pid() {
 
 # What a server is started from: it must be started anew when that changes.
 fingerprint() {
-  { cat "$VENV/base.sha256" && find "$ROOT/plpy/ml_rag" \( -name '*.py' -o -name '*.toml' \) -print0 | sort -z | xargs -0 cat; } | sha256sum
+  { cat "$VENV/base.sha256" && { cat "$OWN_MODELS" 2>/dev/null || true; } && find "$ROOT/plpy/ml_rag" \( -name '*.py' -o -name '*.toml' \) -print0 | sort -z | xargs -0 cat; } | sha256sum
 }
 
 start() {

@@ -57,6 +57,7 @@ case ${1:-} in
     database
     environment
     server
+    bash "$here/own_model.sh" use
     ;;
   python)
     packages
