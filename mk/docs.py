@@ -69,7 +69,8 @@ SETTINGS = "SELECT name, default_value, description FROM ml_rag.setting"
 HEAD = """# Reference
 
 Made by `make docs` from the comments and records of the installed extension; psql shows the same:
-`SELECT obj_description('ml_rag.filter'::regproc)`. After the routines come [settings](#settings).
+`SELECT obj_description('ml_rag.filter'::regproc)`. All run with the caller's rights; names that begin with `_` are
+internal. After the routines come [settings](#settings).
 [options.md](options.md) has the options."""
 
 OPTIONS_HEAD = """# Options
