@@ -56,6 +56,21 @@ clean: ## removes what was built: the private cluster with its data, the virtual
 	@bash mk/cluster.sh drop
 	rm -rf build .build .venv
 
+.PHONY: all version packages packages-test images
+all: build
+
+version: ## the version, from plpy/ml_rag/__init__.py
+	@sed -n 's/^__version__ = "\(.*\)"$$/\1/p' plpy/ml_rag/__init__.py
+
+packages: ## dist/: Debian packages for PostgreSQL 15 to 18, wheel and sdist, PGXN's distribution
+	@bash mk/packages.sh build
+
+packages-test: ## tries them in clean containers of Debian 12 and 13, up to the first citation
+	@bash mk/packages.sh test
+
+images: ## both images by the bake file; TARGETS="server database-17": those only
+	@VERSION=$$($(MAKE) -s version) docker buildx bake -f docker/docker-bake.hcl $(TARGETS)
+
 build: ## joins sql/ into build/ml_rag--VERSION.sql
 	@bash mk/build.sh
 

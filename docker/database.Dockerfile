@@ -1,4 +1,4 @@
-# PostgreSQL with pgvector, PL/Python and ml_rag, of the version that the base image's release has. The build context is the root of the checkout: see compose.yaml.
+# PostgreSQL with pgvector, PL/Python and ml_rag. The build context is the root of the checkout: see compose.yaml.
 ARG BASE=debian:trixie-slim
 ARG POSTGRES=17
 
@@ -10,6 +10,11 @@ RUN groupadd --system --gid 999 postgres \
  && install -d /etc/postgresql-common/createcluster.d \
  && echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.d/image.conf \
  && apt-get update \
+ # a version that the release does not have, with its pgvector, comes from PostgreSQL's own package source
+ && if ! apt-cache show "postgresql-$POSTGRES-pgvector" >/dev/null 2>&1; then \
+      apt-get install -y --no-install-recommends ca-certificates postgresql-common \
+        && /usr/share/postgresql-common/pgdg/apt.postgresql.org.sh -y; \
+    fi \
  && apt-get install -y --no-install-recommends \
       "postgresql-$POSTGRES" "postgresql-$POSTGRES-pgvector" "postgresql-plpython3-$POSTGRES" python3-numpy \
  && apt-get clean \

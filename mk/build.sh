@@ -10,9 +10,6 @@ source "$(dirname "$0")/lib.sh"
 target=$ROOT/build/ml_rag--$VERSION.sql
 mkdir -p "$ROOT/build"
 
-grep -qx "default_version = '$VERSION'" "$ROOT/ml_rag.control" ||
-  die "ml_rag.control and plpy/ml_rag/__init__.py name different versions: make them the same"
-
 routines_of() { sed -nE 's/^CREATE (FUNCTION|PROCEDURE|AGGREGATE) ml_rag\.([a-z0-9_]+)\(.*/\2/p' "$ROOT/sql/$1/"*.sql | sort -u | tr '\n' ' '; }
 
 # A file that names pgvector's schema is run by a statement that replaces @vector@ by it: PostgreSQL does so from 16 on only.
@@ -42,7 +39,9 @@ mv "$target.new" "$target"
 stage=$ROOT/build/extension
 rm -rf "$stage"
 install -d "$stage/ml_rag-$VERSION/ml_rag/backend"
-install -m 644 "$ROOT/ml_rag.control" "$target" "$stage"
+install -m 644 "$target" "$stage"
+sed "s/@ML_RAG_VERSION@/$VERSION/" "$ROOT/ml_rag.control" >"$stage/ml_rag.control"
+chmod 644 "$stage/ml_rag.control"
 find "$ROOT/migrations" -maxdepth 1 -name 'ml_rag--*--*.sql' -exec install -m 644 -t "$stage" {} +
 install -m 644 "$ROOT"/plpy/ml_rag/{__init__,archives,errors,files,progress,protocol,sentences}.py "$stage/ml_rag-$VERSION/ml_rag"
 (cd "$ROOT/plpy/ml_rag/backend" && find . -name '*.py' -exec install -D -m 644 {} "$stage/ml_rag-$VERSION/ml_rag/backend/{}" \;)

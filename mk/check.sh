@@ -53,7 +53,7 @@ check "$bin/mypy"
 check pgspot
 check audit
 if command -v shellcheck >/dev/null; then
-  check shellcheck mk/*.sh docker/*.sh .ci/run
+  check shellcheck mk/*.sh docker/*.sh tests/packages/*.sh .ci/run
 else
   note "shellcheck is not installed: the shell scripts are not checked"
 fi

@@ -237,7 +237,7 @@ conventions() {
   folder=$(mktemp -d)
   chmod 755 "$folder"
   mkdir "$folder/init"
-  echo 'CREATE TABLE made (name text); INSERT INTO made VALUES ($$sql$$);' >"$folder/init/1.sql"
+  echo "CREATE TABLE made (name text); INSERT INTO made VALUES ('sql');" >"$folder/init/1.sql"
   echo "INSERT INTO made VALUES ('gz');" | gzip >"$folder/init/2.sql.gz"
   # shellcheck disable=SC2016 # for the scripts
   echo 'psql -v ON_ERROR_STOP=1 -U "$POSTGRES_USER" -d "$POSTGRES_DB" -c "INSERT INTO made VALUES (\$\$sourced\$\$)"' >"$folder/init/3.sh"

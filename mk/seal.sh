@@ -4,7 +4,7 @@
 source "$(dirname "$0")/lib.sh"
 
 archive=ml_rag--$VERSION.tar.gz
-[ ! -e "$ROOT/migrations/$archive" ] || die "ml_rag $VERSION is sealed already: raise the version in plpy/ml_rag/__init__.py and ml_rag.control"
+[ ! -e "$ROOT/migrations/$archive" ] || die "ml_rag $VERSION is sealed already: raise the version in plpy/ml_rag/__init__.py"
 bash "$(dirname "$0")/build.sh"
 tar -C "$ROOT/build/extension" --owner=0 --group=0 --numeric-owner --sort=name \
   -czf "$ROOT/migrations/$archive" "ml_rag--$VERSION.sql" "ml_rag-$VERSION"

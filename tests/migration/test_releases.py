@@ -58,9 +58,8 @@ def build(checkout: Path) -> None:
 
 
 def set_version(checkout: Path, version: str) -> None:
-    for name in ("ml_rag.control", "plpy/ml_rag/__init__.py"):
-        path = checkout / name
-        path.write_text(re.sub(r"(version(?:__)? = ['\"])[0-9.]+", rf"\g<1>{version}", path.read_text()))
+    path = checkout / "plpy/ml_rag/__init__.py"
+    path.write_text(re.sub(r"(__version__ = \")[0-9.]+", rf"\g<1>{version}", path.read_text()))
 
 
 def tags(checkout: Path) -> list[str]:

@@ -126,7 +126,9 @@ def test_the_given_packages_come_with_the_server() -> None:
         return {canonicalize_name(Requirement(line).name) for line in lines}
 
     extras = PROJECT["optional-dependencies"]
-    assert {"pgvector", "psycopg", "numpy", "sentence-transformers"} <= names(PROJECT["dependencies"] + extras["server"])
+    assert {"pgvector", "psycopg", "numpy", "sentence-transformers"} <= names(
+        PROJECT["dependencies"] + extras["server"]
+    )
     # which is compiled where no wheel fits
     assert names(extras["llama"]) == {"llama-cpp-python"}
     assert "llama-cpp-python" not in names(extras["server"])
