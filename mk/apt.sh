@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# apt.sh [ocr|clients]: installs from the distribution what is missing: PostgreSQL, PL/Python, a compiler, cmake, python3-venv;
-# with ocr also what reads text in pictures; with clients also what mk/clients.sh needs.
+# apt.sh [compiler|ocr|clients]: installs from the distribution what is missing: PostgreSQL, PL/Python, python3-venv; with compiler
+# also what compiles llama.cpp; with ocr what reads text in pictures; with clients what mk/clients.sh needs.
 source "$(dirname "$0")/lib.sh"
 
 also=${1:-}
@@ -22,13 +22,16 @@ collect_clients() {
 
 collect() {
   wanted=()
-  { has gcc && has g++ && has make; } || want build-essential
+  has make || want make
+  if [ "$also" = compiler ]; then
+    { has gcc && has g++; } || want build-essential
+    has cmake || want cmake
+    has ninja || want ninja-build
+  fi
   # keyword search runs in the server's own python3
   /usr/bin/python3 -c 'import numpy' 2>/dev/null || want python3-numpy
-  has cmake || want cmake
   [ "$also" != ocr ] || has tesseract || want tesseract-ocr
   [ "$also" != clients ] || collect_clients
-  has ninja || want ninja-build
   has curl || want curl
   has openssl || [ -e /etc/ssl/certs/ca-certificates.crt ] || want ca-certificates
   /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || want python3 python3-venv

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# From nothing to three answers: what retrieval needs is set up, the sample documents are loaded, citations are shown; then,
-# when llama.cpp is there, which is compiled meanwhile, the answers. OLLAMA=llama3.1:8b, or ENDPOINT=http://… MODEL=…: by
-# that model, without llama.cpp.
+# From nothing to answers: what retrieval needs is set up, the sample documents are loaded, citations and an answer of their
+# sentences are shown; then, if a compiler is there or LLAMA=1 asks for llama.cpp, which is compiled meanwhile, the answer of
+# a language model. OLLAMA=llama3.1:8b, or ENDPOINT=http://… MODEL=…: by that model, without llama.cpp.
 source "$(dirname "$0")/lib.sh"
 here=$(dirname "$0")
 
@@ -9,6 +9,7 @@ started=$(date +%s%N)
 samples=$STATE/samples
 compile_log=$ROOT/.build/llama.log
 compiling=
+without_llama=
 
 # Copied, because the database server's user may not be able to read below this checkout.
 copy_samples() {
@@ -37,6 +38,11 @@ show() {
 # Makes the wheel of llama-cpp-python in a process group of its own, which stop_compiling can end as a whole.
 start_compiling() {
   if bash "$here/llama.sh" fits; then return; fi
+  if ! wants_llama; then
+    without_llama=1
+    return
+  fi
+  step "Compiler, for llama.cpp" bash "$here/apt.sh" compiler
   note "citations come first, in about two minutes; llama.cpp, which answers need, is compiled behind them (log: $compile_log)"
   setsid nice -n 19 bash "$here/llama.sh" wheel >"$compile_log" 2>&1 9>&1 </dev/null &
   compiling=$!
@@ -94,12 +100,16 @@ if has_own_model; then
   show "The same by your model" "SELECT ml_rag_show('What is ml_rag?')"
 else
   printf '\nAnswers after %s s.%s\n\n' "$(seconds_since "$started")" "${compiling:+ What a language model adds follows when llama.cpp is compiled.}"
-  wait_for_compiler
-  bash "$here/setup.sh" generation
-  show "The same by smollm2-135m-instruct, a language model of 135 million parameters, there to try things out" \
-    "SELECT ml_rag_show('What is ml_rag?', '{\"model_options\": {\"model_id\": \"smollm2-135m-instruct\"}}')"
-  printf '\nFor answers of use in its own words, run this one command (1.1 GB); calls that name no model then take that model:\n  %s models --models-dir %s pull %s\n' \
-    "$VENV/bin/ml-rag" "$MODELS_DIR" qwen2.5-1.5b-instruct
+  if [ "$without_llama" ]; then
+    note "answers of a language model need llama.cpp: make demo LLAMA=1 installs a compiler and compiles it, about 5 minutes"
+  else
+    wait_for_compiler
+    bash "$here/setup.sh" generation
+    show "The same by smollm2-135m-instruct, a language model of 135 million parameters, there to try things out" \
+      "SELECT ml_rag_show('What is ml_rag?', '{\"model_options\": {\"model_id\": \"smollm2-135m-instruct\"}}')"
+    printf '\nFor answers of use in its own words, run this one command (1.1 GB); calls that name no model then take that model:\n  %s models --models-dir %s pull %s\n' \
+      "$VENV/bin/ml-rag" "$MODELS_DIR" qwen2.5-1.5b-instruct
+  fi
   bash "$here/own_model.sh" found
 fi
 show "Only what is near enough (max_distance), each hit with one neighbour on either side (segment_overlap)" \

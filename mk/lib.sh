@@ -112,6 +112,9 @@ need_pg_config() {
 
 pg_bin() { printf '%s/%s' "$("$(need_pg_config)" --bindir)" "$1"; }
 
+# Whether llama.cpp is wanted, which is compiled: where it is asked for, or a compiler is there already.
+wants_llama() { [ "${LLAMA:-}" = 1 ] || { command -v g++ && command -v cmake; } >/dev/null; }
+
 sql() { "$(pg_bin psql)" -X -q -v ON_ERROR_STOP=1 -d "$DSN" "$@"; }
 
 # apart NAME PACKAGE…: .venv/NAME, for programs that need other versions of what they share with ml_rag. What is there costs nothing.

@@ -20,7 +20,7 @@ apt_install() {
 }
 
 package=postgresql-$major-pgvector
-candidate=$(apt-cache policy "$package" 2>/dev/null | sed -n 's/^ *Candidate: *//p')
+candidate=$(apt-cache policy "$package" 2>/dev/null | sed -n 's/^ *Candidate: *\([0-9].*\)/\1/p')
 if [ -z "${PG_CONFIG:-}" ] && at_least "${candidate%%-*}"; then
   note "installing $package"
   apt_install "$package" || die "apt-get could not install $package: check the network, then run this again (details: $LOG)"
@@ -31,6 +31,7 @@ fi
 distribution=$(. /etc/os-release && echo "$ID")
 note "building pgvector from a newer source package: about a minute"
 needed=()
+{ command -v gcc && command -v make; } >/dev/null || needed+=(build-essential)
 [ -e "$("$pg_config" --includedir-server)/postgres.h" ] || needed+=("postgresql-server-dev-$major")
 
 # Releases that have it, oldest first, of the mirror this machine itself uses, whichever form its sources have.

@@ -7,7 +7,7 @@ source "$(dirname "$0")/lib.sh"
 lock
 here=$(dirname "$0")
 
-packages() { step "Distribution packages: PostgreSQL, PL/Python, compiler, cmake, python3-venv" bash "$here/apt.sh"; }
+packages() { step "Distribution packages: PostgreSQL, PL/Python, python3-venv" bash "$here/apt.sh"; }
 
 extension() {
   step "pgvector for PostgreSQL" bash "$here/pgvector.sh"
@@ -33,6 +33,8 @@ unchanged() {
   cmp -s "$ROOT/build/$script" "$("$(need_pg_config)" --sharedir)/extension/$script"
 }
 
+retrieval() { step "Virtual environment: torch and the model server" bash "$here/venv.sh" retrieval; }
+
 environment() { step "Virtual environment: torch, llama-cpp-python and the model server" bash "$here/venv.sh" "$@"; }
 
 program() {
@@ -55,7 +57,7 @@ case ${1:-} in
   unchanged) unchanged ;;
   all)
     database
-    environment
+    if wants_llama; then environment; else retrieval; fi
     server
     bash "$here/own_model.sh" use
     ;;
@@ -65,7 +67,7 @@ case ${1:-} in
     ;;
   retrieval)
     cluster
-    step "Virtual environment: torch and the model server" bash "$here/venv.sh" retrieval
+    retrieval
     server
     ;;
   generation)

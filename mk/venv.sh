@@ -90,6 +90,7 @@ case ${1:-} in
         make_environment
         install_packages
       fi
+      bash "$here/apt.sh" compiler
       bash "$here/llama.sh" install
       echo "$amx" >"$VENV/llama_amx"
       echo "$current" >"$VENV/base.sha256"

@@ -37,7 +37,7 @@ def test_a_model_says_what_is_missing_and_the_others_answer(registry: Registry) 
                 pass
         error = caught.value
         assert (error.sqlstate, error.detail) == ("55000", "the package that engine llama-cpp needs is not installed")
-        assert 'pip install ".[server]"' in (error.hint or "")
+        assert "pip install 'ml-rag[server,llama]'" in (error.hint or "")
         assert not registry.info("small").available
         assert len(await registry.embed("fake-embed", ["a"], lambda: False)) == 1
 
