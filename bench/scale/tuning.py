@@ -75,7 +75,7 @@ def measure(setting: Setting) -> list[Row]:
         for vector in asked:
             owner.execute("INSERT INTO asked VALUES (%s)", (str(vector.tolist()),))
         for size in sizes:
-            table = f"tuned_{size}"
+            table = f"public.tuned_{size}"
             create(owner, table, texts, size)
             for kind in KINDS:
                 found.append({"rows": size, "kind": kind, **_one(owner, table, kind)})

@@ -20,6 +20,8 @@ Standard library only: this module is imported in the PostgreSQL backend too.
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any, ClassVar
 
 
@@ -89,6 +91,20 @@ class ServerUnreachable(MlRagError):
     """The model server cannot be reached, or broke off in mid-reply."""
 
     sqlstate, status, code = "08006", 502, "server_unreachable"
+
+
+_TRY_AGAIN = "Try again in {} s."
+
+
+def try_again(seconds: float) -> str:
+    """The hint of an error that passes, whole seconds and at least one; clients read it (``retry_after``)."""
+    return _TRY_AGAIN.format(max(1, math.ceil(seconds)))
+
+
+def retry_after(hint: str | None) -> int | None:
+    """The seconds that such a hint names; None for another one."""
+    found = re.search(re.escape(_TRY_AGAIN).replace(r"\{\}", "([0-9]{1,6})"), hint or "")
+    return int(found[1]) if found else None
 
 
 class QueueFull(MlRagError):

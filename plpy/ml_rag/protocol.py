@@ -23,6 +23,14 @@ ROUTINES = frozenset(
         *("ml_rag.create_node_group", "ml_rag.refresh_node_groups", "ml_check_grounding"),
     )
 )
+#: those of them whose results nobody waits for
+BULK = frozenset(
+    (
+        *("ml_rag_table", "ml_generate_table", "ml_embed_table", "vector_store_load", "ml_rag.load_documents"),
+        *("ml_rag.add_embedding", "ml_rag.run_vectorizer", "ml_rag.create_node_group", "ml_rag.refresh_node_groups"),
+        *("ml_rag_evaluate", "ml_rag.calibrate", "ml_rag.tune_index", "ml_rag.enable_keyword_search"),
+    )
+)
 STAGES = frozenset(
     (
         *("discover", "embed", "search", "keyword", "fuse", "threshold", "text", "rerank", "expand", "generate"),

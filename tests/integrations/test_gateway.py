@@ -858,6 +858,15 @@ def test_one_token_leaves_connections_to_the_others(
         assert ask("slow", "asker").status_code == 200
 
 
+def test_a_client_is_told_when_to_come_back(db: Database) -> None:
+    connection = db.connect()
+    for hint, seconds in ((", HINT = 'Try again in 73 s. Or raise max_queue.'", "73"), ("", "5")):
+        with pytest.raises(psycopg.Error) as caught:
+            connection.execute(f"DO $$ BEGIN RAISE EXCEPTION 'full' USING ERRCODE = '53300'{hint}; END $$")
+        refused = Refused.of(caught.value)
+        assert (refused.status, refused.headers) == (429, {"retry-after": seconds})
+
+
 def test_requests_of_a_token_that_wait_are_bounded(
     db: Database, boats: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from ml_rag.backend.progress import Pace
 from ml_rag.progress import State
-from ml_rag.protocol import ROUTINES, STAGES, SUCCESS, TOTAL, datagram_address
+from ml_rag.protocol import BULK, ROUTINES, STAGES, SUCCESS, TOTAL, datagram_address
 
 #: the numbers of questions (ml_rag._begin_question), of which nothing is told until they wait for a model or end
 QUESTIONS = {-1: "ml_rag", -2: "ml_rag_search"}
@@ -267,6 +267,11 @@ def tokens(prompt: int, generated: int) -> None:
     if session.calls:
         session.calls[-1].prompt += prompt
         session.calls[-1].generated += generated
+
+
+def is_bulk() -> bool:
+    """Whether nobody waits for the call that the client made."""
+    return bool(session.calls) and session.calls[0].routine in BULK
 
 
 def header() -> str:

@@ -17,11 +17,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from ml_rag.backend import calls
-from ml_rag.backend.sockets import Interrupt, InterruptibleSocket, connect
-from ml_rag.errors import EngineFailed, MlRagError, ServerUnreachable, from_json
+from ml_rag.backend.sockets import POLL_SECONDS, Interrupt, InterruptibleSocket, connect
+from ml_rag.errors import EngineFailed, MlRagError, QueueFull, ServerUnreachable, from_json, retry_after
 from ml_rag.protocol import CALL_HEADER
 
 MAX_REPLY_BYTES = 512 * 1024 * 1024
+#: seconds after which refused work looks again whether there is room, however long it is to wait
+LONGEST_PAUSE = 10
 #: of the head of a reply
 _MAX_LINE, _MAX_FIELDS = 64 * 1024, 100
 #: how long a server that refuses connections is given to come back: systemd and Docker restart it within this time
@@ -275,13 +277,27 @@ class ModelServer:
                 is_kept = False
 
     def call(self, method: str, path: str, payload: Any = None) -> Any:
-        """The JSON of the reply; ``method`` is POST where there is a payload.
+        """The JSON of the reply; ``method`` is POST where there is a payload. Bulk work that is refused because others
+        wait, comes back at the time named.
 
         Raises ServerUnreachable, EngineFailed for a reply that is no JSON, or its error."""
         body = b"" if payload is None else json.dumps(payload).encode()
-        with self._reply(method, path, body, "" if payload is None else "application/json") as reply:
-            data = reply.body()
-        return _parsed(data)
+        while True:
+            try:
+                with self._reply(method, path, body, "" if payload is None else "application/json") as reply:
+                    data = reply.body()
+                return _parsed(data)
+            except QueueFull as e:
+                seconds = retry_after(e.hint)
+                if seconds is None or not calls.is_bulk():
+                    raise
+            self._pause(min(seconds, LONGEST_PAUSE))
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._interrupt()
+            time.sleep(min(left, POLL_SECONDS))
 
     def stream(self, path: str, body: bytes, content_type: str) -> Iterator[Any]:
         """The JSON of each line of the reply, at least one, as it arrives."""

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import functools
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +22,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 
 from ml_rag.abc import Cancelled, EmbedEngine
-from ml_rag.errors import EngineFailed, MlRagError, QueueFull
+from ml_rag.errors import EngineFailed, MlRagError
+from ml_rag.server.admission import Admission
 from ml_rag.server.cancellation import Cancellation, ClientGone
 from ml_rag.server.unexpected import unexpected
 
@@ -48,38 +50,20 @@ FIRST_CHUNK_CHARACTERS = 2000
 class Worker:
     """The single thread of one model, and its bounded queue."""
 
-    def __init__(self, model_id: str, max_queue: int) -> None:
+    def __init__(self, model_id: str, max_queue: int, max_wait_seconds: float = 0) -> None:
         self.model_id = model_id
-        self.max_queue = max_queue
+        self.admission = Admission(model_id, max_queue, max_wait_seconds)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"model-{model_id}")
-        self._admitted = 0
-        self._running = 0
-        self._lock = threading.Lock()
 
     @property
     def waiting(self) -> int:
         """Requests that wait for the thread."""
-        return max(0, self._admitted - self._running)
+        return self.admission.waiting
 
     @property
     def running_requests(self) -> int:
         """Requests the thread is working on."""
-        return self._running
-
-    @contextlib.contextmanager
-    def admit(self) -> Iterator[None]:
-        """A place in the queue for one request. Raises ``QueueFull``."""
-        if self.waiting >= self.max_queue:
-            raise QueueFull(
-                f"the queue of model {self.model_id} is full",
-                detail=f"{self.waiting} requests are waiting",
-                hint="Try again later, or raise max_queue in the model server's configuration.",
-            )
-        self._admitted += 1
-        try:
-            yield
-        finally:
-            self._admitted -= 1
+        return self.admission.running
 
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``fn`` in the thread, after what was submitted before it. Takes no place in the queue."""
@@ -87,7 +71,7 @@ class Worker:
 
     async def run(self, cancelled: Cancelled, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking function in the thread. Raises ``QueueFull``; ``ClientGone`` if cancelled while waiting."""
-        with self.admit():
+        with self.admission.place():
             call: Callable[[], T] = functools.partial(fn, *args, **kwargs)
             future = self._executor.submit(self._counted, cancelled, call)
             with cancelling(cancelled, future):
@@ -106,12 +90,13 @@ class Worker:
 
     @contextlib.contextmanager
     def running(self, requests: int) -> Iterator[None]:
-        """Around work in the thread: so many of the admitted requests no longer wait."""
-        self._running += requests
+        """Around work in the thread, on so many of the admitted requests."""
+        began = time.monotonic()
+        self.admission.works(requests)
         try:
             yield
         finally:
-            self._running -= requests
+            self.admission.worked(requests, time.monotonic() - began)
 
     async def stream(
         self, cancelled: Cancelled, fn: Callable[P, Iterator[T]], *args: P.args, **kwargs: P.kwargs
@@ -142,7 +127,7 @@ class Worker:
             except BaseException as error:  # noqa: BLE001 - it is raised again on the other side
                 tell("end", error)
 
-        with self.admit():
+        with self.admission.place():
             future = self.submit(self._counted, cancelled, work)
             future.add_done_callback(lambda done: tell("end", ClientGone()) if done.cancelled() else None)
             try:
@@ -219,7 +204,9 @@ class EmbedBatcher:
         self._lane = _Lane(worker, engine)
         bulk: EmbedEngine | None = getattr(engine, "bulk", None)
         #: where bulk requests have a lane of their own
-        self._bulk_lane = _Lane(Worker(f"{worker.model_id}-bulk", worker.max_queue), bulk) if bulk is not None else None
+        self._bulk_lane = (
+            _Lane(Worker(f"{worker.model_id}-bulk", worker.admission.max_queue), bulk) if bulk is not None else None
+        )
         self._observe = observe
         self._chunk_texts = chunk_texts
         self._small: deque[_Request] = deque()
@@ -247,7 +234,7 @@ class EmbedBatcher:
         if not small:
             request.order.sort(key=lambda index: -len(texts[index]))
         request.out = np.empty((len(texts), dimensions), np.float32)
-        with self._worker.admit():
+        with self._worker.admission.place():
             if small:
                 self._small.append(request)
                 self._chunk_characters = self._first_chunk_characters

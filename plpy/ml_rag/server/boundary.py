@@ -13,8 +13,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from ml_rag import __version__
-from ml_rag.errors import InvalidRequest, MlRagError, PrivilegeError, QueueFull, ServerUnreachable
+from ml_rag.errors import InvalidRequest, MlRagError, PrivilegeError, QueueFull, ServerUnreachable, retry_after
 from ml_rag.protocol import CALL_HEADER
+from ml_rag.server.admission import Caller, current_caller
 from ml_rag.server.cancellation import ClientGone
 from ml_rag.server.metrics import current_model
 from ml_rag.server.unexpected import unexpected
@@ -68,7 +69,10 @@ def _separators(text: bytes) -> int:
 
 def error_response(error: MlRagError) -> Response:
     """An error in OpenAI's form, with its status."""
-    return json_response(error.to_json(), error.status)
+    response = json_response(error.to_json(), error.status)
+    if (seconds := retry_after(error.hint)) is not None:
+        response.headers["Retry-After"] = str(seconds)
+    return response
 
 
 class Boundary:
@@ -106,6 +110,7 @@ class Boundary:
 
         call = Headers(scope=scope).get(CALL_HEADER)
         told = self._calls.receive(call.encode()) if call else None
+        caller = current_caller.set(Caller.of(told))
         body = [0]
         reserved = [0]
         bounded = self._bounded(scope, receive, body, reserved)
@@ -130,6 +135,7 @@ class Boundary:
             self._pending -= body[0]
             self._registry.memory.release(reserved[0])
             current_model.reset(token)
+            current_caller.reset(caller)
             seconds = time.perf_counter() - began
             # an unknown path is one label, however many there are
             route = getattr(scope.get("route"), "path", "unknown")

@@ -260,6 +260,8 @@ class ServerConfig(_Strict):
     idle_unload_seconds: float = Field(default=1800.0, ge=0)
     #: requests that may wait for one model
     max_queue: int = Field(default=256, ge=1)
+    #: about how long they may wait; 0 = however long
+    max_wait_seconds: float = Field(default=240.0, ge=0)
     #: bounds of the child process that parses a document
     document_timeout_seconds: float = Field(default=120.0, gt=0)
     document_memory_bytes: int = Field(default=2 * 1024**3, ge=64 * 1024 * 1024)

@@ -114,7 +114,8 @@ class Model:
         self.entry = entry
         self.shared = shared
         server = shared.config
-        self.worker = Worker(entry.id, entry.max_queue if entry.max_queue is not None else server.max_queue)
+        max_queue = entry.max_queue if entry.max_queue is not None else server.max_queue
+        self.worker = Worker(entry.id, max_queue, server.max_wait_seconds)
         idle = entry.idle_unload_seconds
         self.idle_seconds = server.idle_unload_seconds if idle is None else idle
         self.engine: Engine | None = None

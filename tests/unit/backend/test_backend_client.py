@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from ml_rag.backend import sockets
-from ml_rag.errors import EngineFailed, QueueFull, ServerUnreachable
+from ml_rag.backend import calls, sockets
+from ml_rag.errors import EngineFailed, QueueFull, ServerUnreachable, retry_after
 from support.backend_client import Interrupted, after, close_connections, connect, never, start
 from support.hostile_server import HostileServer, head, reply, send, silent
 
@@ -239,9 +239,9 @@ def test_a_connection_that_is_closed_after_a_reply_is_opened_again(
 
     server = start(once)
     client = connect(server.address, never)
-    for calls in range(1, 4):
+    for n in range(1, 4):
         assert client.call("GET", "/") == {}
-        assert (len(server.requests), server.connections) == (calls, calls)
+        assert (len(server.requests), server.connections) == (n, n)
         if (kept := client._sock) is not None:
             select.select([kept], [], [])  # the end is there
 
@@ -310,6 +310,47 @@ def test_an_error_keeps_its_class_and_words(start: Callable[..., HostileServer])
     assert (caught.value.detail, caught.value.hint) == ("d", "h")
     server.handler = reply({})
     assert client.call("GET", "/") == {}
+
+
+@pytest.fixture
+def bulk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that fills a table, in this session."""
+    monkeypatch.setattr(calls.session, "calls", [calls.Call(1, 10, "ml_rag_table", "")])
+
+
+def full(seconds: int) -> dict[str, Any]:
+    return {"error": {"message": "full", "code": "queue_full", "hint": f"Try again in {seconds} s. Or not."}}
+
+
+def test_bulk_work_that_is_refused_comes_back(start: Callable[..., HostileServer], bulk: None) -> None:
+    server = start(reply(full(1), "429 Too Many Requests"))
+    client = connect(server.address, never)
+    timer = threading.Timer(0.5, lambda: setattr(server, "handler", reply({"n": 1})))
+    timer.start()
+    began = time.monotonic()
+    assert client.call("POST", "/", {}) == {"n": 1}
+    assert 1 <= time.monotonic() - began < 3
+    assert len(server.requests) == 2
+
+
+def test_bulk_work_that_waits_can_be_cancelled(start: Callable[..., HostileServer], bulk: None) -> None:
+    client = connect(start(reply(full(100), "429 Too Many Requests")).address, after(0.3))
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        client.call("POST", "/", {})
+    assert time.monotonic() - began < 0.5
+
+
+def test_a_question_that_is_refused_fails_at_once(
+    start: Callable[..., HostileServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect(start(reply(full(100), "429 Too Many Requests")).address, never)
+    for routines in ((), ("ml_rag",), ("ml_rag", "ml_rag_table")):
+        own = [calls.Call(n, 10, routine, "") for n, routine in enumerate(routines)]
+        monkeypatch.setattr(calls.session, "calls", own)
+        with pytest.raises(QueueFull) as caught:
+            client.call("POST", "/", {})
+        assert retry_after(caught.value.hint) == 100
 
 
 def test_an_answer_that_is_too_short_is_a_broken_connection(start: Callable[..., HostileServer]) -> None:

@@ -347,7 +347,7 @@ def test_a_request_that_waits_leaves_the_queue_when_its_client_goes() -> None:
         gate = threading.Event()
         worker = Worker("m", 4)
         first = asyncio.create_task(worker.run(never, gate.wait, 10))
-        await until(lambda: worker._running)
+        await until(lambda: worker.running_requests)
         cancelled = Cancellation()
         ran = []
         second = asyncio.create_task(worker.run(cancelled, ran.append, 1))

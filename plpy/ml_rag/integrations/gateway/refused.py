@@ -11,6 +11,7 @@ import secrets
 
 import psycopg
 
+from ml_rag.errors import retry_after
 from ml_rag.integrations.database import worded
 
 _LOG = logging.getLogger("ml_rag.gateway")
@@ -30,16 +31,18 @@ _SAID = {
     "57014": (504, "the answer took too long"),
 }
 _FAILED = 500, "the answer failed"
-#: seconds after which a client that was too many may ask again
+#: seconds after which a client that was too many may ask again, unless the error names others
 RETRY_AFTER = 5
 
 
 class Refused(Exception):
     """What the client gets in place of an answer."""
 
-    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, code: str | None = None, param: str | None = None, seconds: int = RETRY_AFTER
+    ) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self._seconds = status, code, seconds
         self.body = {
             "error": {
                 "message": message,
@@ -56,7 +59,7 @@ class Refused(Exception):
             case 401:
                 return {"www-authenticate": "Bearer"}
             case 429:
-                return {"retry-after": str(RETRY_AFTER)}
+                return {"retry-after": str(self._seconds)}
         return {}
 
     @classmethod
@@ -69,4 +72,5 @@ class Refused(Exception):
         else:
             _LOG.error("error %s", number, exc_info=error)
         status, sentence = _SAID.get(state or "", _FAILED)
-        return cls(status, f"{sentence} (error {number})", state)
+        hint = error.diag.message_hint if isinstance(error, psycopg.Error) else None
+        return cls(status, f"{sentence} (error {number})", state, seconds=retry_after(hint) or RETRY_AFTER)
