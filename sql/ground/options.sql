@@ -227,9 +227,21 @@ SELECT ml_rag._add_option('query_options', 'document_names', 'boolean', default_
   description => 'search only the documents that the question names, by file name, title or part of a path; needs no model');
 SELECT ml_rag._add_option('query_options', 'model_id', 'text',
   default_rule => 'setting query_model_id, else generate_model_id', description => 'a generation model');
+SELECT ml_rag._add_option('query_options', 'prompts', 'object', default_rule => 'none', keys_of => 'query_prompts',
+  is_private => true,
+  description => 'instructions of yours for what the model is asked for; the form of its answer stays');
 SELECT ml_rag._add_option('query_options', 'fallback', 'boolean', default_value => 'true',
   description => 'where the model fails or answers nonsense, search with the question as it was asked, with a warning;'
     ' false = fail');
+
+SELECT ml_rag._add_option('query_prompts', 'rewrite', 'text', default_rule => 'ours', is_private => true,
+  description => 'what the rewritten question is to be');
+SELECT ml_rag._add_option('query_prompts', 'synonyms', 'text', default_rule => 'ours', is_private => true,
+  description => 'which terms');
+SELECT ml_rag._add_option('query_prompts', 'hypothetical_document', 'text', default_rule => 'ours', is_private => true,
+  description => 'what the passages are to be');
+SELECT ml_rag._add_option('query_prompts', 'sub_questions', 'text', default_rule => 'ours', is_private => true,
+  description => 'which questions');
 
 SELECT ml_rag._add_option('hybrid_options', 'fusion', 'choice', choices => '{weighted,rrf}',
   default_value => '"weighted"',

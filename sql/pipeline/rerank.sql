@@ -70,19 +70,20 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._hybrid_scores(query text, texts text[], configuration regconfig) RETURNS double precision[]
+CREATE FUNCTION ml_rag._hybrid_scores(query text, texts text[], configuration regconfig, similarities double precision[] DEFAULT NULL)
+RETURNS double precision[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: what the ranking model "hybrid" says: 0.7 of the similarity and 0.3 of the words the text shares
 -- The weight is measured: 0.65 and 0.7 were the best of 0 … 1 together on English and Chinese questions, see
--- docs/ranking.md. A query without words (nothing but stop words, or emoji) leaves it to the similarity.
+-- docs/ranking.md. similarities: where they are known; null = the texts are embedded. A query without words (nothing but stop words, or emoji) leaves it to the similarity.
 DECLARE
   -- what 512 tokens surely fit in; without a bound a text of 1 MB would be more than to_tsvector takes
   _query text := left(query, 8192);
   _texts text[] := ARRAY(
     SELECT left(t.text, 8192) FROM unnest(texts) WITH ORDINALITY AS t (text, place) ORDER BY t.place);
-  _similarities double precision[] := ml_rag._similarities(_query, _texts);
+  _similarities double precision[] := coalesce(similarities, ml_rag._similarities(_query, _texts));
   _word_scores double precision[] := ml_rag._word_scores(_query, _texts, configuration);
 BEGIN
   -- least: rounding can bring the cosine of equal vectors a little above 1
@@ -126,11 +127,29 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag.rerank(query text, hits ml_rag.hit[], options jsonb DEFAULT NULL) RETURNS SETOF ml_rag.hit
+CREATE FUNCTION ml_rag._scores_of_search(query text, hits ml_rag.hit[], known text) RETURNS double precision[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what the ranking model "hybrid" says of hits whose stored vectors a search has compared; a hit without a vector by its
+-- words. known: fused, by meaning and words, which is all that this model knows; else how a distance becomes a similarity
+BEGIN
+  IF known = 'fused' THEN
+    RETURN ARRAY(SELECT greatest(0, least(1, h.score)) FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality);
+  END IF;
+  RETURN ml_rag._hybrid_scores(query,
+    ARRAY(SELECT h.segment FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality), get_current_ts_config(),
+    ARRAY(SELECT greatest(0, coalesce(CASE known WHEN 'complement' THEN 1 - h.distance ELSE 1 / (1 + h.distance) END, 0))::float8
+          FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality));
+END
+$$;
+
+CREATE FUNCTION ml_rag._rerank(query text, hits ml_rag.hit[], options jsonb, known text DEFAULT NULL) RETURNS SETOF ml_rag.hit
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
 SET search_path FROM CURRENT
 AS $$
--- purpose: the stage: the hits in the order of their relevance to the query; equals stay in the order they came in
+-- purpose: the hits in the order of their relevance to the query; equals stay in the order they came in. known: what a search knows
+-- of them, see ml_rag._scores_of_search; null = nothing
 DECLARE
   _options jsonb;
   _least double precision;
@@ -150,7 +169,9 @@ BEGIN
     _scores := ml_rag._call_function(_found.name, _found.form, query, NULL, _texts,
       metadata => ARRAY(SELECT hits[i].metadata FROM generate_subscripts(hits, 1) AS i ORDER BY i));
   ELSE
-    _scores := ml_rag._relevance(query, _texts, coalesce(_options ->> 'model_id', ml_rag._get_setting('rerank_model_id')));
+    _options := jsonb_build_object('model_id', ml_rag._get_setting('rerank_model_id')) || _options;
+    _scores := CASE WHEN _options ->> 'model_id' = 'hybrid' AND known IS NOT NULL THEN ml_rag._scores_of_search(query, hits, known)
+      ELSE ml_rag._relevance(query, _texts, _options ->> 'model_id') END;
   END IF;
   FOR i IN 1..cardinality(hits) LOOP
     hits[i].rerank_score := _scores[i];
@@ -161,6 +182,16 @@ BEGIN
     ) AS h
     WHERE (h.hit).rerank_score IS NOT NULL AND (_least IS NULL OR (h.hit).rerank_score >= _least)
     ORDER BY (h.hit).rerank_score DESC, h.place;
+END
+$$;
+
+CREATE FUNCTION ml_rag.rerank(query text, hits ml_rag.hit[], options jsonb DEFAULT NULL) RETURNS SETOF ml_rag.hit
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the stage, where it is called by itself
+BEGIN
+  RETURN QUERY SELECT * FROM ml_rag._rerank(query, hits, options);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 @RAISE@
 END

@@ -56,6 +56,8 @@ BEGIN
     PERFORM ml_rag._bad_option('filters', _parsed -> 'filters', 'true, or an array of names of columns and metadata keys');
   END IF;
   PERFORM ml_rag._check_history(_parsed -> 'history') WHERE _parsed ? 'history';
+  PERFORM ml_rag._bad_option(p.key, to_jsonb(p.text), 'a text of at most 8192 bytes that is not blank')
+  FROM jsonb_each_text(_parsed -> 'prompts') AS p (key, text) WHERE p.text !~ '\S' OR octet_length(p.text) > 8192;
   IF NOT _has_history THEN
     _parsed := _parsed - 'history';
   END IF;
@@ -140,7 +142,7 @@ BEGIN
       SELECT a.rewritten, a.error INTO _answer
       FROM ml_rag._ask_model(jsonb_build_object('question', question, 'model_id', _model_id, 'asked', _asked,
         'history', coalesce(options -> 'history', '[]'), 'history_tokens', options -> 'history_tokens',
-        'filter_keys', _keys, 'filters_before', options -> 'filters_before', 'today', current_date)) AS a;
+        'prompts', options -> 'prompts', 'filter_keys', _keys, 'filters_before', options -> 'filters_before', 'today', current_date)) AS a;
       _error := _answer.error;
     END IF;
     IF _error IS NULL THEN

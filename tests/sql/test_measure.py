@@ -21,7 +21,7 @@ from support.stores import error
 CUTOFFS = [1, 3, 5, 10, 100]
 
 HITS = """SELECT array_agg(ROW('s', h.name, h.id, coalesce(h.id::text, h.name), h.place, 'x', 0.5, h.metadata, NULL,
-    NULL, NULL, NULL, NULL, NULL)::ml_rag.hit ORDER BY h.place)
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.hit ORDER BY h.place)
   FROM jsonb_to_recordset(%s) AS h (name text, id bigint, place bigint, metadata jsonb)"""
 
 

@@ -9,8 +9,11 @@ from collections import Counter
 import pytest
 
 from support.cluster import Connection
+from support.models_server import ModelsServer, models
 from support.ranking import rank, rows
-from support.stores import fake_embedding
+from support.stores import create_store, fake_embedding, search
+
+__all__ = ["models"]
 
 
 def words(text: str) -> list[str]:
@@ -117,3 +120,55 @@ def test_without_a_language_the_databases_configuration_counts(module_asker: Con
 def test_a_language_without_a_configuration_of_its_own_is_simple(module_asker: Connection, language: str) -> None:
     texts = ["a hundred mice", "a hundred men"]
     assert hybrid(module_asker, "hundreds", texts, language) == hybrid(module_asker, "hundreds", texts, "simple")
+
+
+# -- hits of a search --------------------------------------------------------------------------------------------------
+
+BIRDS = ["heron and tern", "tern", "gull and heron and coot", "owl", "heron heron", "swan and duck and heron"]
+
+
+@pytest.fixture
+def store(owner: Connection, models: ModelsServer) -> Connection:
+    rows = [(f"d{i}", i, 1, text, fake_embedding(text)) for i, text in enumerate(BIRDS)]
+    create_store(owner, "birds", rows, type="vector(16)")
+    owner.execute("SELECT ml_rag.enable_keyword_search('birds', '{\"text_search_configuration\": \"simple\"}')")
+    owner.execute("SET default_text_search_config = 'pg_catalog.simple'")
+    return owner
+
+
+@pytest.mark.parametrize("metric", ["COSINE", "DOT", "EUCLIDEAN"])
+@pytest.mark.parametrize("by", ["semantic", "keyword"])
+def test_hits_are_ranked_by_the_vectors_that_are_stored(
+    store: Connection, models: ModelsServer, by: str, metric: str
+) -> None:
+    asked = {"arms": [{"search": by}], "n_citations": 10, "distance_metric": metric, "rerank": {"model_id": "hybrid"}}
+    models.requests.clear()
+    found = search(store, "heron tern", asked)
+    assert models.embedded("fake-embed") == ["heron tern"]  # and no segment
+    if metric != "EUCLIDEAN":
+        texts = [row[5] for row in found]
+        assert len(texts) == (6 if by == "semantic" else 5)
+        in_order = sorted(texts, key=BIRDS.index)
+        # the words of a segment count by the hits that it is ranked with
+        want = dict(zip(in_order, expected("heron tern", in_order), strict=True))
+        assert [row[10] for row in found] == pytest.approx([want[text] for text in texts], abs=1e-4)
+    assert [row[10] for row in found] == sorted((row[10] for row in found), reverse=True)
+
+
+def test_a_row_without_a_vector_is_ranked_by_its_words(store: Connection) -> None:
+    store.execute("UPDATE birds SET segment_embedding = NULL WHERE document_id = 1")
+    asked = {"arms": [{"search": "keyword"}], "n_citations": 10, "rerank": {"model_id": "hybrid"}}
+    scores = {row[5]: row[10] for row in search(store, "tern", asked)}
+    assert scores["tern"] == pytest.approx(0.3)
+
+
+def test_a_search_by_meaning_and_words_keeps_its_order(store: Connection, models: ModelsServer) -> None:
+    hybrid = {"keyword_search": True, "n_citations": 10}
+    models.requests.clear()
+    found = search(store, "heron tern", hybrid)
+    ranked = search(store, "heron tern", {**hybrid, "rerank": {"model_id": "hybrid"}})
+    assert [row[5] for row in ranked] == [row[5] for row in found]
+    assert [row[10] for row in ranked] == [row[9] for row in found]
+    assert models.embedded("fake-embed") == ["heron tern", "heron tern"]
+    cut = search(store, "heron tern", {**hybrid, "rerank": {"model_id": "hybrid", "min_score": found[1][9]}})
+    assert [row[5] for row in cut] == [row[5] for row in found[:2]]

@@ -16,8 +16,10 @@ from support.hostile_server import hostile, reply
 from support.stores import answer, create_store, error, fake_embedding, insert, search
 
 #: text, distance
-HITS = "ARRAY(SELECT ROW('s', 'd', 1, '1', i, t, i * 0.1, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.hit \
-FROM unnest(%s::text[]) WITH ORDINALITY AS u (t, i) ORDER BY i)"
+HITS = (
+    "ARRAY(SELECT ROW('s', 'd', 1, '1', i, t, i * 0.1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
+    "::ml_rag.hit FROM unnest(%s::text[]) WITH ORDINALITY AS u (t, i) ORDER BY i)"
+)
 
 
 def rerank(connection: Connection, query: str | None, texts: list[str] | None, options: Any = None) -> list[Any]:
@@ -61,7 +63,7 @@ def test_no_hits_need_no_model(owner: Connection, texts: list[str] | None) -> No
 def test_every_field_of_a_hit_is_kept(module_asker: Connection) -> None:
     row = module_asker.execute(
         "SELECT h.* FROM ml_rag.rerank('red', ARRAY[ROW('s.t', 'd', 7, 'k', 3, 'red', 0.25, '{\"a\": 1}', 2.5, 0.75,"
-        " NULL, '(0,1)', 2, 4)::ml_rag.hit]) AS h"
+        " NULL, '(0,1)', 2, 4, NULL, NULL)::ml_rag.hit]) AS h"
     ).fetchone()
     assert row is not None
     assert [*row[:6], float(row[6]), *row[7:11]] == ["s.t", "d", 7, "k", 3, "red", 0.25, {"a": 1}, 2.5, 0.75, 1.0]

@@ -229,6 +229,40 @@ def test_an_arm_may_name_what_it_searches_with(birds: Connection, script: Script
     assert ranked(birds, "heron", query_options=query, arms=arms) == ranked(birds, "heron", arms=want)
 
 
+def test_instructions_of_the_callers(birds: Connection, script: Script) -> None:
+    script.answer = {
+        "question": "heron",
+        "synonyms": ["gull"],
+        "hypothetical_document": "loon",
+        "sub_questions": ["tern"],
+    }
+    asked = {"rewrite": True, "synonyms": 3, "hypothetical_document": 1, "sub_questions": 2, "model_id": MODEL}
+    answer(birds, "heron", {"query_options": asked, "skip_generate": True})
+    plain, schema = script.prompt, script.asked
+    prompts = {
+        "rewrite": "the question in the words of a falconer",
+        "synonyms": "Latin names\nof {n} birds",
+        "hypothetical_document": "a page of a field guide",
+        "sub_questions": "questions about plumage",
+    }
+    found = answer(birds, "heron", {"query_options": {**asked, "prompts": prompts}, "skip_generate": True})
+    assert found["retrieval_info"]["query"]["synonyms"] == ["gull"]
+    assert script.asked == schema
+    assert script.prompt.splitlines()[-4:] == [
+        "- question: one question as a text. the question in the words of a falconer",
+        "- synonyms: at most 3 terms or short phrases. Latin names of {n} birds",
+        "- hypothetical_document: 1 passage(s). a page of a field guide",
+        "- sub_questions: at most 2 questions. questions about plumage",
+    ]
+    one = {**asked, "prompts": {"synonyms": prompts["synonyms"], "rewrite": None}}
+    answer(birds, "heron", {"query_options": one, "skip_generate": True})
+    changed = [a != b for a, b in zip(script.prompt.splitlines(), plain.splitlines(), strict=True)]
+    assert changed[-4:] == [False, True, False, False]
+    for bad in ({"synonyms": " "}, {"synonyms": 1}, {"filters": "x"}, {"rewrite": "x" * 8193}, "x"):
+        with error("22023"):
+            answer(birds, "heron", {"query_options": {**asked, "prompts": bad}, "skip_generate": True})
+
+
 def test_a_hypothetical_document_may_be_searched_with_alone(birds: Connection, script: Script) -> None:
     script.answer = {"hypothetical_document": ["loon coot", "tern gull"]}
     query = {"hypothetical_document": 2, "model_id": MODEL}

@@ -191,7 +191,8 @@ def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool,
     search = "hybrid" if is_hybrid else "keyword" if options.get("keyword_search") else None
     if "function" in kinds:
         search = "function" if len(arms) == 1 else "hybrid"
-    needs_embedding: bool = bool(arms) and found["needs_embedding"]
+    # the ranking model "hybrid" reads how far the hits are
+    needs_embedding: bool = bool(arms) and (found["needs_embedding"] or record["rerank_model_id"] == "hybrid")
     return Request(
         Shape(
             arms=tuple(arms),

@@ -14,6 +14,7 @@ from ml_rag.backend import calls, rights
 from ml_rag.backend.retrieval import explain, filters, kept, vectors
 from ml_rag.backend.retrieval import request as requests
 from ml_rag.backend.retrieval import stores as discovery
+from ml_rag.backend.retrieval.arms import KEYWORD, SEMANTIC
 from ml_rag.backend.retrieval.functions import FunctionFailed
 from ml_rag.backend.retrieval.plan import widening
 from ml_rag.backend.retrieval.request import AskedArm, Request
@@ -76,9 +77,9 @@ _run = Statements(
             " max(r.distance) FILTER (WHERE r.is_kept)::text AS threshold,"
             " (jsonb_agg(to_jsonb(r) - 'place' - 'is_kept' ORDER BY r.place) FILTER (WHERE r.is_kept))::text AS hits"
             " FROM (SELECT h.*, ($4 IS NULL OR h.rerank_score >= $4) AND row_number() OVER () <= $5 AS is_kept,"
-            " row_number() OVER () AS place FROM ml_rag.rerank($1,"
-            " ARRAY(SELECT h FROM jsonb_populate_recordset(NULL::ml_rag.hit, $2) AS h), $3) AS h) AS r",
-            *("text", "jsonb", "jsonb", "float8", "int4"),
+            " row_number() OVER () AS place FROM ml_rag._rerank($1,"
+            " ARRAY(SELECT h FROM jsonb_populate_recordset(NULL::ml_rag.hit, $2) AS h), $3, $6) AS h) AS r",
+            *("text", "jsonb", "jsonb", "float8", "int4", "text"),
         ),
         "other dimensions": (
             f"SELECT ml_rag._other_dimensions({_STORE.format('$1')}, $2)::text AS failure",
@@ -641,7 +642,9 @@ class Retrieval:
         options = {name: value for name, value in (request.rerank or {}).items() if name != "min_score"}
         self._stage("rerank", request.rerank_model or "")
         values = question, hits, json.dumps(options, default=float), request.min_score, request.n_citations
-        found = _run(self._plpy, "rerank", *values)[0]
+        kinds = {arm.kind for arm in request.shape.arms}
+        known = "complement" if request.shape.metric.is_complement else "distance"
+        found = _run(self._plpy, "rerank", *values, "fused" if {SEMANTIC, KEYWORD} <= kinds else known)[0]
         self._step("rerank", {"candidates": found["n"], "best_score": found["best"]})
         if not found["n"]:
             retrieval["missing"] = {
