@@ -48,6 +48,8 @@ DEFAULT_SEGMENT_TOKENS = 256
 _PIECES_AT_ONCE = 500
 #: the context of a segment takes at most this part of its tokens
 _CONTEXT_SHARE = 4
+#: a page of so few words is no segment of its own
+_SHORT_WORDS, _SHORT_CHARACTERS = 6, 60
 _KEYS = ("split_by", "segment_tokens", "overlap_tokens", "context")
 #: kinds of cuts in the order in which they are looked for, and how full a segment must be for one of each
 _PREFERENCE = ((PARAGRAPH, 0.5), (ROW, 0.5), (SENTENCE, 0.5), (LINE, 0.6), (WORD, 0.0), (CHARACTER, 0.0))
@@ -182,7 +184,38 @@ class _Context:
 
 
 def _joined(blocks: Sequence[Block], split_by: str) -> Iterator[Block]:
-    """Neighbouring blocks of the same page (slide, sheet) as one."""
+    """Neighbouring blocks of the same page (slide, sheet) as one; pages of a few words with a neighbour."""
+    whole = _of_same_page(blocks, split_by)
+    return whole if split_by in ("page", NONE) else _with_neighbours(whole)
+
+
+def _with_neighbours(blocks: Iterator[Block]) -> Iterator[Block]:
+    """A page or slide of a few words stands before the next one, or after the one before; its number goes."""
+    short: list[Block] = []
+    ready: Block | None = None
+    for block in blocks:
+        if not block.metadata.keys() & {"page", "slide"}:
+            yield from [ready] if ready else []
+            yield from short
+            short, ready = [], None
+            yield block
+        elif _is_short(block.text):
+            short.append(block)
+        else:
+            yield from [ready] if ready else []
+            ready = Block("\n\n".join([*(one.text for one in short), block.text]), block.metadata)
+            short = []
+    if ready:
+        yield Block("\n\n".join([ready.text, *(one.text for one in short)]), ready.metadata)
+    else:
+        yield from short
+
+
+def _is_short(text: str) -> bool:
+    return len(text) <= _SHORT_CHARACTERS and len(text.split()) <= _SHORT_WORDS
+
+
+def _of_same_page(blocks: Sequence[Block], split_by: str) -> Iterator[Block]:
     texts: list[str] = []
     metadata: dict[str, Any] | None = None
     for block in blocks:

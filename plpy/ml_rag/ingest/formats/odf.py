@@ -59,8 +59,10 @@ def _metadata(root: Any) -> dict[str, Any]:
 def _slide(page: Any) -> str:
     parts: list[str] = []
     for child in page:
-        text = "\n\n".join(_blocks(child, 0)) if child.tag != f"{_PRESENTATION}notes" else ""
-        if text and child.get(f"{_PRESENTATION}class") == "title":
+        kind = child.get(f"{_PRESENTATION}class")
+        is_read = child.tag != f"{_PRESENTATION}notes" and kind not in ("header", "footer", "page-number", "date-time")
+        text = "\n\n".join(_blocks(child, 0)) if is_read else ""
+        if text and kind == "title":
             parts.insert(0, f"# {one_line(text)}")
         elif text:
             parts.append(text)

@@ -18,6 +18,7 @@ from ml_rag.ingest.formats.ocr import read_image
 from ml_rag.ingest.formats.pdf_grid import rulings
 from ml_rag.ingest.formats.pdf_tables import find_tables, goes_on, may_have_tables
 from ml_rag.ingest.formats.pdf_words import Table, Word, WordPlace
+from ml_rag.ingest.formats.running import running
 
 MAX_PAGES = 20_000
 #: a line set this much larger than the body text is a heading
@@ -109,11 +110,12 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
         found = pdf.get_metadata_dict(skip_empty=True)
     finally:
         pdf.close()
+    sizes = _heading_sizes(chain.from_iterable(pages.values()))
+    pages, repeated = _without_running(pages, sizes)
     _carry_headers(list(pages.values()))
     for line in chain.from_iterable(pages.values()):
         if (table := line.table) is not None:
             line.text = "\n\n".join(filter(None, (table.title, pipe_table(table.rows))))
-    sizes = _heading_sizes(chain.from_iterable(pages.values()))
     texts = {number: scanned.get(number) or _page_text(lines, sizes) for number, lines in pages.items()}
     if any(_MARK in text for text in texts.values()):
         words = frozenset(_WORD.findall(" ".join(texts.values()).lower()))
@@ -126,7 +128,24 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
             hint="Set ocr to true to read the images." if not request.ocr else "OCR found no text in it either.",
         )
     meta = metadata(title=_title(found.get("Title")), author=found.get("Author"))
+    if repeated:
+        meta["running_lines"] = repeated
     return document("pdf", blocks, meta, numbers("page", broken))
+
+
+def _without_running(pages: dict[int, list[_Line]], sizes: list[float]) -> tuple[dict[int, list[_Line]], list[str]]:
+    """The pages without running headers and footers, and these: lines in the two rows at the top and the bottom."""
+    edges = {}
+    for number, lines in pages.items():
+        rows = sorted({round(line.y) for line in lines if not line.picture})
+        outer = {*rows[:2], *rows[-2:]}
+        edges[number] = [x.text for x in lines if round(x.y) in outer and x.size not in sizes and not x.picture]
+    found, shown = running(edges)
+    left = {
+        number: [x for x in lines if not (x.text in found[number] and x.size not in sizes)]
+        for number, lines in pages.items()
+    }
+    return (left, shown) if any(left.values()) else (pages, [])
 
 
 def _title(title: str | None) -> str | None:

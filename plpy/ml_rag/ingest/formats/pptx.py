@@ -9,8 +9,11 @@ from typing import Any
 from ml_rag import abc
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip
 from ml_rag.ingest.formats.common import Request, document, metadata, one_line, pipe_table
+from ml_rag.ingest.formats.running import running
 
 _MAX_GROUP_DEPTH = 100
+#: of the height of a slide, above and below: where running lines stand
+_EDGE = 0.12
 
 
 def parse_pptx(_name: str, content: bytes, _request: Request) -> abc.Document:
@@ -20,17 +23,41 @@ def parse_pptx(_name: str, content: bytes, _request: Request) -> abc.Document:
     with open_zip(content) as archive:
         check_entities(archive)
         meta = metadata(**core_properties(archive))
-    slides = Presentation(BytesIO(content)).slides
-    blocks = [("\n\n".join(_slide(slide)), {"slide": number}) for number, slide in enumerate(slides, 1)]
-    return document("pptx", blocks, meta)
+    deck = Presentation(BytesIO(content))
+    slides = dict(enumerate(deck.slides, 1))
+    found, shown = running({number: _edges(slide, deck.slide_height or 0) for number, slide in slides.items()})
+    blocks = [("\n\n".join(_slide(slide, found[number])), {"slide": number}) for number, slide in slides.items()]
+    return document("pptx", blocks, {**meta, "running_lines": shown} if shown else meta)
 
 
-def _slide(slide: Any) -> Iterator[str]:
+def _edges(slide: Any, height: int) -> list[str]:
+    """The texts of boxes at the top and the bottom, but for the title."""
+    title_id = getattr(slide.shapes.title, "shape_id", None)
+    return [
+        one_line(shape.text_frame.text)
+        for shape in slide.shapes
+        if shape.has_text_frame and shape.shape_id != title_id and shape.top is not None and shape.height is not None
+        if shape.top + shape.height <= _EDGE * height or shape.top >= (1 - _EDGE) * height
+    ]
+
+
+def _is_running(shape: Any) -> bool:
+    """Whether it is the place of a footer, a date or the number of the slide."""
+    from pptx.enum.shapes import PP_PLACEHOLDER
+
+    places = (PP_PLACEHOLDER.FOOTER, PP_PLACEHOLDER.DATE, PP_PLACEHOLDER.SLIDE_NUMBER)
+    return shape.is_placeholder and shape.placeholder_format.type in places
+
+
+def _slide(slide: Any, repeated: frozenset[str]) -> Iterator[str]:
     title = slide.shapes.title
     if title is not None and title.has_text_frame and title.text_frame.text.strip():
         yield f"# {one_line(title.text_frame.text)}"
     title_id = None if title is None else title.shape_id
-    yield from _shapes((shape for shape in slide.shapes if shape.shape_id != title_id), 0)
+    shapes = (shape for shape in slide.shapes if shape.shape_id != title_id and not _is_running(shape))
+    yield from _shapes(
+        (shape for shape in shapes if not (shape.has_text_frame and one_line(shape.text_frame.text) in repeated)), 0
+    )
     if slide.has_notes_slide:
         frame = slide.notes_slide.notes_text_frame
         if frame is not None and frame.text.strip():

@@ -1,0 +1,116 @@
+"""ingest/formats/running: headers and footers that repeat; ingest/split: pages of a few words."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ml_rag.abc import Block, Document
+from ml_rag.ingest.formats.running import running
+from ml_rag.ingest.parse import parse
+from ml_rag.ingest.split import chunking, split
+from ml_rag.ingest.units import Counter
+from support.office import docx
+
+SAMPLES = Path(__file__).resolve().parents[3] / "docs" / "samples"
+
+
+@pytest.mark.parametrize(
+    ("pages", "runs"),
+    [
+        ([["Guide · page 1"], ["Guide · page 2"]], ["Guide · page 1"]),
+        ([["Page 3 of 9", "x"], ["Page 4 of 9", "y"], ["Page 5 of 9", "z"]], ["Page 3 of 9"]),
+        ([["7"], ["8"], ["9"], ["10"], ["11"]], ["7"]),
+        ([["Acme"], ["Acme"], ["Acme"], ["other"]], ["Acme"]),
+        ([["Acme", "1"], ["2"], ["Acme", "3"], ["4"], ["Acme", "5"]], ["Acme", "1"]),
+        # what repeats too seldom, or counts something else
+        ([["Acme"], ["Acme"]], []),
+        ([["Total 10"], ["Total 25"], ["Total 31"]], []),
+        ([["Acme"], ["Acme"], ["Acme"], *[["x"]] * 2, *[[str(n * n + 50)] for n in range(20)]], []),
+        ([["x" * 121], ["x" * 121], ["x" * 121]], []),
+        ([["only"]], []),
+    ],
+)
+def test_lines_that_run_over_pages(pages: list[list[str]], runs: list[str]) -> None:
+    found, shown = running(dict(enumerate(pages, 1)))
+    assert shown == runs
+    assert [line for line in pages[0] if line in found[1]] == runs
+
+
+@pytest.mark.parametrize("name", ["thresholds-and-overlap", "models-and-sizing"])
+def test_the_footer_of_a_pdf_is_metadata_only(name: str) -> None:
+    made = parse(f"{name}.pdf", (SAMPLES / f"{name}.pdf").read_bytes())
+    title = made.metadata["title"]
+    assert made.metadata["running_lines"] == [f"{title} · page 1"]
+    assert made.blocks[0].text.startswith(f"# {title}\n")
+    assert not any("· page" in block.text for block in made.blocks)
+    assert all(len(s.text) > 100 for s in split(made, chunking(None, 256), Counter()))
+
+
+def test_footers_of_slides_are_no_text() -> None:
+    from pptx import Presentation
+    from pptx.util import Emu
+
+    deck = Presentation()
+    assert deck.slide_height is not None
+    for number in range(1, 4):
+        slide = deck.slides.add_slide(deck.slide_layouts[1])
+        slide.shapes.title.text = f"Topic {number}"
+        slide.placeholders[1].text = "Acme Inc. says what this slide is about"
+        box = slide.shapes.add_textbox(0, Emu(int(0.95 * deck.slide_height)), 99, 99)
+        box.text_frame.text = f"Acme Inc. {number}"
+        for place in slide.slide_layout.placeholders:
+            if place.placeholder_format.idx in (11, 12):  # footer, number
+                slide.shapes.clone_placeholder(place)
+                slide.placeholders[place.placeholder_format.idx].text = "Confidential"
+    out = BytesIO()
+    deck.save(out)
+    made = parse("a.pptx", out.getvalue())
+    assert [block.text for block in made.blocks] == [
+        f"# Topic {number}\n\nAcme Inc. says what this slide is about" for number in (1, 2, 3)
+    ]
+    assert made.metadata["running_lines"] == ["Acme Inc. 1", "Confidential"]
+
+
+def test_headers_and_footers_of_word_are_no_text() -> None:
+    paragraph = "<w:p><w:r><w:t>{}</w:t></w:r></w:p>"
+    main = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+    header = f"<w:hdr {main}>{paragraph.format('Acme Inc.')}</w:hdr>"
+    content = docx(paragraph.format("text"), **{"word/header1.xml": header})  # type: ignore[arg-type]
+    assert [block.text for block in parse("a.docx", content).blocks] == ["text"]
+
+
+def segments(pages: list[str], key: str = "page", **options: Any) -> list[tuple[Any, str]]:
+    blocks = [Block(text, {key: number}) for number, text in enumerate(pages, 1)]
+    found = split(Document("pdf", blocks), chunking(options or None, 256), Counter())
+    return [(segment.metadata[key], segment.text) for segment in found]
+
+
+LONG = "There is so much to say here that it fills a segment of its own."
+
+
+@pytest.mark.parametrize(
+    ("pages", "expected"),
+    [
+        (["Part one", LONG], [(2, f"Part one\n\n{LONG}")]),
+        ([LONG, "The end"], [(1, f"{LONG}\n\nThe end")]),
+        ([LONG, "Part two", LONG, "The end"], [(1, LONG), (3, f"Part two\n\n{LONG}\n\nThe end")]),
+        (["A title", "by somebody", LONG], [(3, f"A title\n\nby somebody\n\n{LONG}")]),
+        (["one", "two"], [(1, "one"), (2, "two")]),
+        ([LONG, LONG], [(1, LONG), (2, LONG)]),
+    ],
+)
+@pytest.mark.parametrize("key", ["page", "slide"])
+def test_a_page_of_a_few_words_joins_its_neighbour(pages: list[str], expected: list[Any], key: str) -> None:
+    assert segments(pages, key) == expected
+    assert len(segments(pages, key, split_by="page")) == len(pages)
+    assert len(segments(pages, "sheet")) == len(pages)
+
+
+def test_a_title_page_gives_its_heading_to_what_follows() -> None:
+    blocks = [Block("# Handbook", {"page": 1}), Block(LONG, {"page": 2})]
+    (segment,) = split(Document("pdf", blocks), chunking(None, 256), Counter())
+    assert segment.metadata == {"page": 2, "headings": ["Handbook"]}
