@@ -143,6 +143,7 @@
 \i evaluate/compare.sql
 \i evaluate/calibrate.sql
 \i evaluate/tune.sql
+\i evaluate/make.sql
 
 -- who may call what, in one place
 \i privileges.sql

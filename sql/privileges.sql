@@ -212,7 +212,8 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _read_questions _parse_evaluate_options _check_questions _warn_of_unknown_documents'),
     -- evaluate/evaluate
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_is_measures _judge _with_history _evaluate_question _summary _run_environment _evaluate
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
+      _is_measures _judge _metric_names _own_measures _with_history _evaluate_question _summary _run_environment _evaluate
       forget_evaluation'),
     -- evaluate/compare
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_same_questions'),
@@ -220,7 +221,9 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_calibrate_question _thresholds _kept_refusals _calibrate calibrate'),
     -- evaluate/tune
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_tuned_index _index_settings _nearest_segments _tuning_vectors _tune_index
-      tune_index')
+      tune_index'),
+    -- evaluate/make
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_ask_writer _is_unanswered _sample_segments make_questions')
   ) AS g (role, privilege, kind, names) LOOP
     _names := regexp_split_to_array(btrim(_granted.names, E' \n'), '\s+');
     _objects := CASE _granted.kind

@@ -20,7 +20,7 @@ ROUTINES = frozenset(
         *("ml_rag.enable_keyword_search", "ml_rag.add_embedding", "ml_rag.embed", "ml_rag.rerank", "ml_rag.generate"),
         *("ml_retrieve_schema_metadata", "ml_nl_sql", "ml_rag.rewrite", "ml_rag.run_vectorizer"),
         *("ml_rag_chat", "heatwave_chat", "ml_rag.calibrate", "ml_rag.tune_index", "ml_rag.why_not"),
-        *("ml_rag.create_node_group", "ml_rag.refresh_node_groups", "ml_check_grounding"),
+        *("ml_rag.create_node_group", "ml_rag.refresh_node_groups", "ml_check_grounding", "ml_rag.make_questions"),
     )
 )
 #: those of them whose results nobody waits for
@@ -29,6 +29,7 @@ BULK = frozenset(
         *("ml_rag_table", "ml_generate_table", "ml_embed_table", "vector_store_load", "ml_rag.load_documents"),
         *("ml_rag.add_embedding", "ml_rag.run_vectorizer", "ml_rag.create_node_group", "ml_rag.refresh_node_groups"),
         *("ml_rag_evaluate", "ml_rag.calibrate", "ml_rag.tune_index", "ml_rag.enable_keyword_search"),
+        "ml_rag.make_questions",
     )
 )
 STAGES = frozenset(

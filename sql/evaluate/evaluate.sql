@@ -45,6 +45,7 @@ CREATE TABLE ml_rag.evaluation_question (
   answer      text,           -- null where none was generated
   citations   jsonb NOT NULL, -- what was found, without its text, and whether it is relevant (null = nobody has said)
   measures    jsonb NOT NULL,
+  reasons     jsonb,          -- the judge's, by measure
   latency     jsonb NOT NULL, -- stage -> milliseconds
   sqlstate    text,           -- why there is nothing
   message     text,
@@ -127,29 +128,78 @@ $$deletes a run of ml_rag_evaluate of the caller's, with its questions
 Returns whether there was one. Several: SELECT ml_rag.forget_evaluation(run_id) FROM ml_rag.evaluation_run WHERE …
 Errors: 25006 read-only transaction.$$;
 
-CREATE FUNCTION ml_rag._judge(model_id text, task text, question text, hits ml_rag.hit[]) RETURNS float8
+CREATE FUNCTION ml_rag._judge(model_id text, task text, question text, hits ml_rag.hit[], OUT score float8, OUT reason text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: a score from 0 to 1 by a judge model; null where it gives none, or nonsense
+-- purpose: a score from 0 to 1 by a judge model, with its reason; null where it gives none, or nonsense
 DECLARE
-  _score jsonb;
+  _found jsonb;
 BEGIN
-  _score := (ml_rag._python('generate', jsonb_build_array(jsonb_build_object('prompt', format(E'%s\n\n%s', task, question),
+  _found := (ml_rag._python('generate', jsonb_build_array(jsonb_build_object('prompt', format(E'%s\n\n%s', task, question),
     'documents', (SELECT jsonb_agg(jsonb_build_object('document_name', coalesce(hits[i].document_name, hits[i].vector_store),
         'text', hits[i].segment) ORDER BY i) FROM generate_subscripts(hits, 1) AS i),
-    'options', jsonb_build_object('model_id', model_id, 'task', 'judgement', 'max_tokens', 32,
-      'json_schema', '{"type": "object", "properties": {"score": {"enum": [0, 1, 2, 3, 4]}}, "required": ["score"],
-        "additionalProperties": false}'::jsonb)))) ->> 'text')::jsonb -> 'score';
-  IF jsonb_typeof(_score) = 'number' AND _score::float8 BETWEEN 0 AND 4 THEN
-    RETURN _score::float8 / 4;
+    'options', jsonb_build_object('model_id', model_id, 'task', 'judgement', 'max_tokens', 192,
+      'json_schema', '{"type": "object", "properties": {"reason": {"type": "string", "maxLength": 300},
+        "score": {"enum": [0, 1, 2, 3, 4]}}, "required": ["reason", "score"],
+        "additionalProperties": false}'::jsonb)))) ->> 'text')::jsonb;
+  IF jsonb_typeof(_found -> 'score') = 'number' AND (_found -> 'score')::float8 BETWEEN 0 AND 4 THEN
+    score := (_found -> 'score')::float8 / 4;
+    reason := left(_found ->> 'reason', 1000);
   END IF;
-  RETURN NULL;
 EXCEPTION
   WHEN connection_failure THEN
     RAISE;
   WHEN OTHERS THEN
-    RETURN NULL;
+    NULL;
+END
+$$;
+
+CREATE FUNCTION ml_rag._metric_names(metrics jsonb) RETURNS text[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what the metrics of the caller's are called: by their functions, without schema; checked
+DECLARE
+  _one jsonb;
+  _names text[] := '{}';
+  _name text;
+BEGIN
+  FOR _one IN SELECT m FROM jsonb_array_elements(metrics) AS m LOOP
+    PERFORM ml_rag._find_function('metrics', _one);
+    _name := (parse_ident(_one #>> '{}'))[2];
+    IF _name !~ '^[a-z0-9_]{1,60}$' OR _name = ANY (_names) THEN
+      PERFORM ml_rag._bad_option('metrics', _one, 'functions of different names of a-z, 0-9 and _');
+    END IF;
+    _names := _names || _name;
+  END LOOP;
+  IF cardinality(_names) > 20 THEN
+    PERFORM ml_rag._bad_option('metrics', to_jsonb(cardinality(_names)), 'at most 20 functions');
+  END IF;
+  RETURN _names;
+END
+$$;
+
+CREATE FUNCTION ml_rag._own_measures(metrics jsonb, question text, answer jsonb, reference text) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what metrics of the caller's say of an answer; null and what is not finite are left out
+DECLARE
+  _one jsonb;
+  _name text;
+  _value float8;
+  _measures jsonb := '{}';
+BEGIN
+  FOR _one IN SELECT m FROM jsonb_array_elements(metrics) AS m LOOP
+    EXECUTE format('SELECT %s($1, $2, $3)', (ml_rag._find_function('metrics', _one)).name)
+      INTO _value USING question, answer, reference;
+    _name := (parse_ident(_one #>> '{}'))[2];
+    IF abs(_value) < 'Infinity' THEN
+      _measures := _measures || jsonb_build_object(_name, _value);
+    END IF;
+  END LOOP;
+  RETURN _measures;
 END
 $$;
 
@@ -196,6 +246,8 @@ DECLARE
   _abstain_text text := coalesce(rag ->> 'abstain_text', ml_rag._get_setting('abstain_text'));
   _refused boolean;
   _measures jsonb := '{}';
+  _groundedness record;
+  _relevance record;
   _began timestamptz;
 BEGIN
   result.question_id := question ->> 'id';
@@ -247,22 +299,33 @@ BEGIN
   IF result.answer IS NOT NULL THEN
     _measures := _measures || jsonb_build_object('answer_length', length(result.answer));
     IF NOT _refused THEN
-      _measures := _measures || jsonb_build_object('support', ml_rag._check_grounding(result.answer,
+      _measures := _measures || jsonb_build_object(
+        'has_citation', EXISTS (SELECT FROM regexp_matches(result.answer, '\[(\d{1,3})\]', 'g') AS m (marker)
+          WHERE m.marker[1]::integer BETWEEN 1 AND cardinality(_hits))::integer,
+        'support', ml_rag._check_grounding(result.answer,
         ARRAY(SELECT _hits[i].segment FROM generate_subscripts(_hits, 1) AS i ORDER BY i),
         ml_rag.parse_options('ml_check_grounding', '{"claims": false}'), _query) -> 'support_score');
     END IF;
     IF own ? 'judge_model_id' AND NOT _refused THEN
       _began := clock_timestamp();
       PERFORM ml_rag._stage(call, 'judge', own ->> 'judge_model_id');
-      _measures := _measures || jsonb_strip_nulls(jsonb_build_object(
-        'groundedness', ml_rag._judge(own ->> 'judge_model_id',
-          'How far do the documents support this statement? Score 0 (not at all) to 4 (each part of it).',
-          result.answer, _hits),
-        'relevance', ml_rag._judge(own ->> 'judge_model_id',
-          'How well does this answer address its question? Score 0 (not at all) to 4 (fully).',
-          format(E'Question: %s\nAnswer: %s', _query, result.answer), NULL)));
+      _groundedness := ml_rag._judge(own ->> 'judge_model_id',
+        'How far do the documents support this statement? Score 0 (not at all) to 4 (each part of it), after the reason in one sentence.',
+        result.answer, _hits);
+      _relevance := ml_rag._judge(own ->> 'judge_model_id',
+        'How well does this answer address its question? Score 0 (not at all) to 4 (fully), after the reason in one sentence.',
+        format(E'Question: %s\nAnswer: %s', _query, result.answer), NULL);
+      _measures := _measures || jsonb_strip_nulls(jsonb_build_object('groundedness', _groundedness.score,
+        'relevance', _relevance.score));
+      result.reasons := nullif(jsonb_strip_nulls(jsonb_build_object('groundedness', _groundedness.reason,
+        'relevance', _relevance.reason)), '{}');
       result.latency := result.latency || jsonb_build_object('judge', ml_rag._milliseconds(_began));
     END IF;
+  END IF;
+  IF own ? 'metrics' THEN
+    _measures := ml_rag._own_measures(own -> 'metrics', _query, jsonb_build_object('text', result.answer,
+      'citations', ml_rag._citations(_hits, '["document_id", "segment_number", "vector_store", "metadata", "score", "rank"]', _query)),
+      _answers[1]) || _measures;
   END IF;
   result.measures := _measures;
   result.citations := coalesce((
@@ -395,9 +458,9 @@ BEGIN
       _environment.models, _environment.versions, _summary.measures, _summary.counted, _summary.latency,
       _summary.errors)
     RETURNING run_id INTO _run_id;
-    INSERT INTO ml_rag.evaluation_question (run_id, question_id, question, answer, citations, measures, latency,
+    INSERT INTO ml_rag.evaluation_question (run_id, question_id, question, answer, citations, measures, reasons, latency,
       sqlstate, message)
-    SELECT _run_id, r.question_id, r.question, r.answer, r.citations, r.measures, r.latency, r.sqlstate, r.message
+    SELECT _run_id, r.question_id, r.question, r.answer, r.citations, r.measures, r.reasons, r.latency, r.sqlstate, r.message
     FROM unnest(_results) AS r;
   END IF;
   PERFORM ml_rag._end(_call);

@@ -72,6 +72,7 @@ BEGIN
     PERFORM ml_rag._bad_option('k', own -> 'k', '1 to 20 integers from 1 to 100');
   END IF;
   cutoffs := ARRAY(SELECT DISTINCT (e #>> '{}')::integer FROM jsonb_array_elements(own -> 'k') AS e ORDER BY 1);
+  PERFORM ml_rag._metric_names(own -> 'metrics') WHERE own ? 'metrics';
   BEGIN
     PERFORM '' ~ (own ->> 'refusal_pattern');
   EXCEPTION WHEN invalid_regular_expression THEN

@@ -770,6 +770,9 @@ SELECT ml_rag._add_option('ml_rag_evaluate', 'generate', 'boolean', default_valu
   default_rule => 'false; true with judge_model_id', description => 'answer the questions too');
 SELECT ml_rag._add_option('ml_rag_evaluate', 'judge_model_id', 'text', default_rule => 'none',
   description => 'generation model that scores groundedness and relevance of the answers');
+SELECT ml_rag._add_option('ml_rag_evaluate', 'metrics', 'text[]', default_rule => 'none',
+  description => 'functions of yours, "schema.function" (question text, answer jsonb, reference text) → float8, at most 20:'
+    ' docs/evaluation.md#metrics-of-your-own');
 SELECT ml_rag._add_option('ml_rag_evaluate', 'refusal_pattern', 'text',
   default_value => '"(do not|don''t) know|(cannot|can''t) (answer|be answered)'
     '|(documents?|context|sources?) (do|does) not (say|mention|contain|provide|specify)"',
@@ -783,6 +786,21 @@ SELECT ml_rag._add_option('ml_rag_evaluate', 'seed', 'integer', minimum => 0, ma
 SELECT ml_rag._add_option('ml_rag_evaluate', 'keep', 'boolean', default_value => 'true',
   description => 'keep the run in ml_rag.evaluation_run and ml_rag.evaluation_question; false works in a read-only'
     ' transaction');
+
+-- ml_rag.make_questions
+
+SELECT ml_rag._add_option('make_questions', 'n', 'integer', minimum => 0, maximum => 10000, default_value => '20',
+  description => 'questions that a segment answers, each of another one');
+SELECT ml_rag._add_option('make_questions', 'unanswerable', 'integer', minimum => 0, maximum => 10000, default_value => '5',
+  description => 'questions on the subject of a segment that the store does not answer');
+SELECT ml_rag._add_option('make_questions', 'model_id', 'text', default_rule => 'setting generate_model_id',
+  description => 'generation model that writes them; it also checks that what is found does not answer the unanswerable ones');
+SELECT ml_rag._add_option('make_questions', 'language', 'text', default_rule => 'that of the segment',
+  description => 'language of the questions, such as en');
+SELECT ml_rag._add_option('make_questions', 'seed', 'integer', minimum => 0, maximum => 4294967295, default_value => '0',
+  description => 'draws the segments, the same ones for the same seed');
+SELECT ml_rag._add_option('make_questions', 'filters', 'object', default_rule => 'none',
+  description => 'only segments for which these conditions hold, as in ml_rag');
 
 SELECT ml_rag._add_option('evaluation_columns', 'id', 'text', default_value => '"id"',
   description => 'what tells the questions apart; without it they are 1, 2, …');

@@ -7,9 +7,9 @@ CREATE FUNCTION ml_rag._find_function(option text, value jsonb, has_arguments bo
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: a function of the caller's by its name, "schema.function", and the signatures that an option takes (arm, rerank, split_by)
+-- purpose: a function of the caller's by its name, "schema.function", and the signatures that an option takes (arm, rerank, split_by, metrics)
 -- name: as it is written into a statement. form: which signature it has: text or vector, texts or vectors (all of them at
--- once), of an arm also with " arguments" where a last parameter jsonb takes these; metadata, split  Reads: the catalog  Errors: 22023, 42501, 42725, 42883
+-- once), of an arm also with " arguments" where a last parameter jsonb takes these; metadata, split, metric  Reads: the catalog  Errors: 22023, 42501, 42725, 42883
 DECLARE
   _parts text[];
   _found record;
@@ -23,7 +23,7 @@ BEGIN
     NULL;
   END;
   IF cardinality(_parts) IS DISTINCT FROM 2 THEN
-    PERFORM ml_rag._bad_option(CASE option WHEN 'split_by' THEN option ELSE 'function' END, value,
+    PERFORM ml_rag._bad_option(CASE WHEN option IN ('split_by', 'metrics') THEN option ELSE 'function' END, value,
       'the name of a function with its schema, "schema.function"');
   END IF;
   name := format('%I.%I', _parts[1], _parts[2]);
@@ -45,7 +45,8 @@ BEGIN
       ('arm', 'vectors', ARRAY['@vector@.vector'::regtype, '@vector@.vector[]'], 'double precision[]', 'query vector, embeddings vector[]'),
       ('rerank', 'texts', '{text,text[]}', 'double precision[]', 'query text, segments text[]'),
       ('rerank', 'metadata', '{text,text,jsonb}', 'double precision', 'query text, segment text, metadata jsonb'),
-      ('split_by', 'split', '{text}', 'setof text', 'text')
+      ('split_by', 'split', '{text}', 'setof text', 'text'),
+      ('metrics', 'metric', '{text,jsonb,text}', 'double precision', 'question text, answer jsonb, reference text')
     ) AS s (option, form, types, result, arguments)
     LEFT JOIN pg_namespace AS n ON n.nspname = _parts[1]
     LEFT JOIN pg_proc AS p ON p.pronamespace = n.oid AND p.proname = _parts[2] AND p.prokind = 'f'

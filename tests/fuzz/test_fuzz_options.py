@@ -34,6 +34,7 @@ OPTIONS_OF = {
     "ml_rag.statement": ("ml_rag",),
     "ml_rag.calibrate": ("ml_rag",),
     "ml_rag.tune_index": ("tune_index",),
+    "ml_rag.make_questions": ("make_questions",),
     "ml_rag_table": ("ml_rag", "ml_rag_table"),
     "ml_generate_table": ("ml_generate", "ml_generate_table"),
     "ml_rank_rows": ("ml_rank",),

@@ -50,6 +50,7 @@ SELECT ml_rag_evaluate('SELECT 1 AS question_id, ''fox?'' AS question, ''a.md'' 
 SELECT * FROM ml_rag_compare_runs(1, 3)
 SELECT ef_search, recall FROM ml_rag.tune_index('app.docs', '{"keep": false, "sample": 2}')
 SELECT * FROM ml_rag.calibrate('SELECT ''fox?'' AS question, true AS answerable UNION ALL SELECT ''king of Spain'', false')
+SELECT * FROM ml_rag.make_questions('app.docs', '{"n": 1, "unanswerable": 1, "model_id": "fake-generate"}')
 SELECT ml_rag.forget_evaluation(1)
 SELECT ml_rag.describe_filter('app.docs', 'page', 'a page')
 SELECT ml_rag.index_store('app.docs'), ml_rag.index_store('app.docs', 'DOT', '{"type": "hnsw", "quantization": "halfvec"}')

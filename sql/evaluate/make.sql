@@ -1,0 +1,137 @@
+-- make: questions made of the segments of a store, to measure it with where nobody has written any.
+
+CREATE FUNCTION ml_rag._ask_writer(model_id text, asked text, segments text[], answer jsonb) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what a model writes about segments, as an object with these properties; null for what is none
+BEGIN
+  RETURN (ml_rag._python('generate', jsonb_build_array(jsonb_build_object('prompt', asked,
+    'documents', (SELECT jsonb_agg(jsonb_build_object('document_name', 'text', 'text', s.text) ORDER BY s.place)
+                  FROM unnest(segments) WITH ORDINALITY AS s (text, place)),
+    'options', jsonb_build_object('model_id', model_id, 'task', 'judgement', 'max_tokens', 256, 'json_schema', jsonb_build_object(
+      'type', 'object', 'properties', answer, 'required', ARRAY(SELECT jsonb_object_keys(answer)),
+      'additionalProperties', false)),
+    'prompt_options', '{"system": "You write questions that test a search engine. Answer with JSON only."}'::jsonb)))
+    ->> 'text')::jsonb;
+EXCEPTION WHEN invalid_text_representation OR external_routine_exception THEN
+  RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION ml_rag._is_unanswered(model_id text, store text, question text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether the model finds no answer in the best five segments of the store
+DECLARE
+  _found text[] := ARRAY(SELECT h.segment
+    FROM unnest(((ml_rag._retrieve(ml_rag._request(question, ml_rag._parse_rag_options(jsonb_build_object(
+      'vector_store', jsonb_build_array(store), 'n_citations', 5))))).retrieval).hits) AS h);
+BEGIN
+  RETURN _found = '{}' OR ml_rag._ask_writer(model_id, format('Do the documents above contain the answer to this question? %s', question), _found,
+    '{"is_answered": {"type": "boolean"}}') -> 'is_answered' = 'false';
+END
+$$;
+
+CREATE FUNCTION ml_rag._sample_segments(store ml_rag.store, options jsonb, n integer)
+RETURNS TABLE (document_name text, segment_number integer, segment text)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 50
+SET search_path FROM CURRENT
+AS $$
+-- purpose: n segments drawn by the seed; short ones, which say little, last  Reads: the store, as the caller
+DECLARE
+  _filter record := ml_rag.filter(store, ml_rag._parse_rag_options(jsonb_build_object('filters', options -> 'filters')), '$3');
+  _name text := coalesce(ml_rag._document_name(store), 'NULL');
+  _number text := CASE WHEN store.segment_number IS NULL THEN 'NULL' ELSE format('t.%I', store.segment_number) END;
+BEGIN
+  RETURN QUERY EXECUTE format($sql$
+    SELECT (%1$s)::text, (%2$s)::integer, t.%3$I::text FROM %4$s AS t WHERE t.%3$I IS NOT NULL%5$s
+    ORDER BY length(t.%3$I) < 80, hashtextextended(concat_ws('|', %1$s, %2$s, md5(t.%3$I)) COLLATE "C", $1) LIMIT $2
+    $sql$, _name, _number, store.segment, ml_rag._relation_name(store.relation), _filter.condition)
+  USING (options ->> 'seed')::bigint, n, _filter.arguments;
+END
+$$;
+
+CREATE FUNCTION ml_rag.make_questions(store regclass, options jsonb DEFAULT NULL)
+RETURNS TABLE (question text, reference text, document_name text, segment_number integer, answerable boolean)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 25
+SET search_path FROM CURRENT
+AS $$
+-- Reads: the store, as the caller
+#variable_conflict use_column
+DECLARE
+  _call integer := ml_rag._begin('ml_rag.make_questions', 'generate');
+  _options jsonb;
+  _model text;
+  _name text;
+  _store ml_rag.store;
+  _segment record;
+  _written jsonb;
+  _wanted integer[];
+  _left integer[];
+  _language text;
+  _seen text[] := '{}';
+  _answerable CONSTANT text := 'Write one question that the text above answers, as somebody would ask it who has not seen the text,'
+    ' complete in itself and in the language of the text; and its answer, in a few words of the text.';
+  _unanswerable CONSTANT text := 'Write one question on the subject of the text above, in its language and complete in itself, about a'
+    ' detail that somebody might ask for and that the text does not give.';
+  _text CONSTANT jsonb := '{"question": {"type": "string", "maxLength": 500}}';
+  _text_of_answer CONSTANT jsonb := '{"answer": {"type": "string", "maxLength": 500}}';
+BEGIN
+  _options := ml_rag.parse_options('make_questions', $2);
+  _model := coalesce(_options ->> 'model_id', ml_rag._default_model());
+  PERFORM ml_rag._raise(ml_rag._too_small(_model, 'make questions'));
+  IF _model = 'extractive' THEN
+    PERFORM ml_rag._bad_option('model_id', to_jsonb(_model), 'a model that writes texts',
+      'SELECT * FROM ml_supported_models() lists the generation models.');
+  END IF;
+  _name := ml_rag._full_name($1);
+  IF _name IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'vector store does not exist';
+  END IF;
+  SELECT s.* INTO _store FROM unnest(ml_rag._discover(ml_rag._parse_rag_options(
+    jsonb_build_object('vector_store', jsonb_build_array(_name))))) AS s;
+  IF _store.relation IS NULL THEN
+    PERFORM ml_rag._no_store(ml_rag._parse_rag_options(jsonb_build_object('vector_store', jsonb_build_array(_name))));
+  END IF;
+  _wanted := ARRAY[(_options ->> 'n')::integer, (_options ->> 'unanswerable')::integer];
+  _left := _wanted;
+  _language := CASE WHEN _options ? 'language' THEN format(' Its language: %s.', _options ->> 'language') ELSE '' END;
+  -- more are drawn than are asked for: some segments say nothing
+  FOR _segment IN SELECT s.* FROM ml_rag._sample_segments(_store, _options, 2 * (_left[1] + _left[2]) + 10) AS s LOOP
+    EXIT WHEN _left[1] <= 0 AND _left[2] <= 0;
+    -- of the kind that is more behind
+    answerable := _left[1]::float8 / greatest(_wanted[1], 1) >= _left[2]::float8 / greatest(_wanted[2], 1);
+    _written := ml_rag._ask_writer(_model, CASE WHEN answerable THEN _answerable ELSE _unanswerable END || _language,
+      ARRAY[_segment.segment], CASE WHEN answerable THEN _text || _text_of_answer ELSE _text END);
+    question := btrim(left(_written ->> 'question', 2000));
+    reference := CASE WHEN answerable THEN btrim(left(_written ->> 'answer', 2000)) END;
+    CONTINUE WHEN coalesce(question, '') !~ '\S' OR lower(question) = ANY (_seen)
+      OR CASE WHEN answerable THEN coalesce(reference, '') !~ '\S'
+              ELSE NOT coalesce(ml_rag._is_unanswered(_model, _name, question), false) END;
+    _seen := _seen || lower(question);
+    _left[2 - answerable::integer] := _left[2 - answerable::integer] - 1;
+    document_name := CASE WHEN answerable THEN _segment.document_name END;
+    segment_number := CASE WHEN answerable THEN _segment.segment_number END;
+    RETURN NEXT;
+  END LOOP;
+  IF _left[1] > 0 OR _left[2] > 0 THEN
+    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('%s questions fewer than asked for', greatest(_left[1], 0) + greatest(_left[2], 0)),
+      DETAIL = format('%s answerable and %s unanswerable ones are missing.', greatest(_left[1], 0), greatest(_left[2], 0)),
+      HINT = 'The store has too few segments, or the model wrote too many that cannot be used.';
+  END IF;
+  PERFORM ml_rag._end(_call);
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+@RAISE@
+END
+$$;
+COMMENT ON FUNCTION ml_rag.make_questions(regclass, jsonb) IS
+$$questions made of a sample of the segments of a vector store, for ml_rag_evaluate and ml_rag.calibrate
+A generation model writes for each segment a question that it answers, and the answer; and questions that the store does not
+answer: those for which the model finds no answer in the best five segments. reference: the answer; document_name and
+segment_number: the segment; both null where answerable is false. Look at some of them before you rely on them.
+options: SELECT * FROM ml_rag.option WHERE routine = 'make_questions'.
+Errors: 22023 bad option, unknown model or model of another task; P0002 not a store that can be searched; 42P01; 42501; 55000 model
+not available or too small; 08006 model server; 53300; 57014.$$;
