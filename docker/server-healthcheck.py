@@ -1,6 +1,6 @@
 #!/opt/ml_rag/bin/python -I
-"""Exit status 0 when the model server answers on its socket, or with the argument ``worker`` when the worker has looked at
-its tables lately; what is wrong goes to standard error."""
+"""Exit status 0 when the model server answers on its socket, or with the argument ``worker`` when the worker has looked
+at its tables lately; what is wrong goes to standard error."""
 
 import http.client
 import json
