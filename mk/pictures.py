@@ -1,4 +1,4 @@
-"""pictures.py DSN FOLDER: pictures of ml-rag explore, in light and dark and as a phone shows it, in few colours."""
+"""pictures.py DSN FOLDER: the pages of ml-rag explore at three widths, in light and dark, in few colours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 PORT = 8639
-COLOURS = 64
+COLOURS = 16
+#: pixels of the pages, at most, and between them; then they are made smaller
+WIDTHS, HEIGHT, GAP, SCALE = (1440, 768, 390), 1200, 24, 0.6
 QUESTION = "What should I do when the model server cannot be reached?"
 SEMANTIC = {"n_citations": 3, "retrieval_options": {"max_distance": 0.6}}
 HYBRID = {"keyword_search": True, "n_citations": 3}
@@ -54,21 +56,27 @@ def evaluate(dsn: str) -> None:
 def main(dsn: str, folder: Path) -> None:
     evaluate(dsn)
     with psycopg.connect(dsn) as connection:
+        found = connection.execute("SELECT run_id FROM ml_rag.evaluation_run ORDER BY run_id DESC LIMIT 3")
+        runs = sorted(number for (number,) in found)
         row = connection.execute(
             "SELECT document_name FROM samples WHERE document_name LIKE '%/thresholds-and-overlap.pdf' LIMIT 1"
         ).fetchone()
     assert row is not None
     asked = {"q": QUESTION, "a": json.dumps(HYBRID), "generate": "1"}
-    limited = {**asked, "a": json.dumps(LIMITED)}
     document = {"store": "public.samples", "document": row[0], "q": QUESTION, "a": json.dumps(HYBRID)}
-    #: name -> path, what the picture begins with, width and height
+    #: name -> path
     pictures = {
-        "question": (f"/?{urlencode(asked)}", "h1", 1100, 900),
-        "candidates": (f"/?{urlencode(limited)}", "h3:text('Candidates')", 1100, 900),
-        "compare": (f"/?{urlencode({**asked, 'b': json.dumps(SEMANTIC), 'generate': ''})}", "h2", 1100, 900),
-        "document": (f"/document?{urlencode(document)}", "ol.document", 1100, 700),
-        "runs": ("/runs", "h1", 1100, 580),
-        "phone": (f"/?{urlencode(limited)}", "h3:text('Candidates')", 390, 844),
+        "ask": "/",
+        "question": f"/?{urlencode({**asked, 'a': json.dumps(LIMITED)})}",
+        "compare": f"/?{urlencode({**asked, 'b': json.dumps(SEMANTIC), 'generate': ''})}",
+        "why": f"/why?{urlencode({**document, 'segment': 1})}",
+        "document": f"/document?{urlencode(document)}",
+        "stores": "/stores",
+        "store": "/store?store=public.samples",
+        "runs": "/runs",
+        "run": f"/runs/{runs[-1]}",
+        "runs-compared": f"/runs/compare?a={runs[0]}&b={runs[1]}",
+        "runs-question": f"/question?{urlencode({'q': QUESTION})}",
     }
     command = [Path(sys.executable).parent / "ml-rag", "explore", "--dsn", dsn, "--port", str(PORT)]
     folder.mkdir(exist_ok=True)
@@ -85,19 +93,35 @@ def main(dsn: str, folder: Path) -> None:
                 page = context.new_page()
                 page.set_default_timeout(300_000)
                 page.goto(address)
-                for name, (path, first, width, height) in pictures.items():
-                    page.set_viewport_size({"width": width, "height": height})
+                for name, path in pictures.items():
                     page.goto(f"http://127.0.0.1:{PORT}{path}")
-                    page.locator(first).first.evaluate("e => window.scrollTo(0, e.offsetTop - 12)")
-                    save(page.screenshot(), folder / f"{name}-{scheme}.png")
+                    shown = []
+                    for width in WIDTHS:
+                        page.set_viewport_size({"width": width, "height": 900})
+                        height = min(HEIGHT, page.evaluate("document.querySelector('main').offsetHeight + 60"))
+                        page.set_viewport_size({"width": width, "height": height})
+                        shown.append(page.screenshot())
+                    save(shown, folder / f"{name}-{scheme}.png")
+                # that of README.md
+                page.set_viewport_size({"width": 1100, "height": 900})
+                page.goto(f"http://127.0.0.1:{PORT}{pictures['question']}")
+                page.locator("#stages").evaluate("e => window.scrollTo(0, e.offsetTop)")
+                save([page.screenshot()], folder / f"candidates-{scheme}.png", scale=1)
             browser.close()
         finally:
             explore.terminate()
 
 
-def save(content: bytes, path: Path) -> None:
-    image = Image.open(io.BytesIO(content)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-    image.save(path, optimize=True)
+def save(contents: list[bytes], path: Path, scale: float = SCALE) -> None:
+    """Beside each other, and smaller."""
+    images = [Image.open(io.BytesIO(content)).convert("RGB") for content in contents]
+    joined = Image.new("RGB", (sum(i.width + GAP for i in images) - GAP, max(i.height for i in images)), "#808080")
+    left = 0
+    for image in images:
+        joined.paste(image, (left, 0))
+        left += image.width + GAP
+    small = joined.resize((int(joined.width * scale), int(joined.height * scale)), Image.Resampling.LANCZOS)
+    small.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
     print(path.name, path.stat().st_size)
 
 

@@ -462,7 +462,7 @@ def test_what_a_store_is(db: Database, page: Page) -> None:
     assert re.search(r"boats\.pdf segment [13] red boat boats\.pdf segment [13] 0\.0000", text)
     # who may not write is told what it takes
     assert 'action="/upload"' not in shown.text
-    assert "needs INSERT and DELETE" in text
+    assert "must be a member of ml_rag_loader" in text
     for name in ("public.none", "pg_catalog.pg_authid", ""):
         assert page.get("/store", store=name).status_code == 404
     owner.execute("DELETE FROM boats")
@@ -559,7 +559,11 @@ def test_runs_and_the_result_of_a_question_in_each(page: Page, boats: str) -> No
             options = f'{{"name": "{name}", "options": {{"vector_store": ["public.boats"]}}}}'
             connection.execute("SELECT ml_rag_evaluate(%s, %s)", (questions, options))
     runs = page.get("/runs")
-    assert len(re.findall(r'<polyline class="run[01]" points="0.0,0.0', runs.text)) == 4
+    # the two runs have the same values: one line for both
+    assert (
+        re.findall(r"(\d) (second|first) = (\d) (second|first)", text_of(runs)) == [("2", "second", "1", "first")] * 2
+    )
+    assert 'class="run1"' not in runs.text
     assert "ndcg@10" in text_of(runs)
     number = re.findall(r'href="/runs/(\d+)"', runs.text)[0]
     run = page.get(f"/runs/{number}", measure="mrr")
@@ -568,6 +572,52 @@ def test_runs_and_the_result_of_a_question_in_each(page: Page, boats: str) -> No
     assert {"first", "second"} <= set(text_of(found).split())
     assert "boats.pdf 2 ✓ right" in text_of(found)
     assert "No run of this role" in text_of(page.get("/question", q="never asked"))
+
+
+def test_two_runs_compared_with_p_values_and_what_changed_first(page: Page, boats: str) -> None:
+    wanted = [
+        ("blue boat", "boats.pdf"),
+        ("house", "house.pdf"),
+        ("house boat", "house.pdf"),
+        ("green boat", "boats.pdf"),
+    ]
+    questions = " UNION ALL ".join(f"SELECT '{q}' AS question, '{d}' AS documents" for q, d in wanted)
+    with psycopg.connect(boats, autocommit=True) as connection:
+        for name, more in (("all", {}), ("boats", {"document_name": ["boats.pdf"]})):
+            options = {"name": name, "options": {"vector_store": ["public.boats"], **more}}
+            connection.execute("SELECT ml_rag_evaluate(%s, %s)", (questions, json.dumps(options)))
+        measures = connection.execute("SELECT * FROM ml_rag_compare_runs(1, 2) WHERE measure = 'mrr'").fetchone()
+    assert measures is not None
+    shown = page.get("/runs/compare", a=1, b=2, measure="mrr")
+    row = re.search(r'<th scope="row">mrr</th>(.*?)</tr>', shown.text, re.DOTALL)
+    assert row is not None
+    figures = re.findall(r"<td[^>]*>([^<]*)", row[1])
+    told = [*(f"{value:.4f}" for value in measures[1:4]), f"{measures[4]:.3f}" if measures[4] is not None else "–"]
+    assert figures == [*told, str(measures[6]), str(measures[7])]
+    changed = re.findall(
+        r"/question\?q=([^\"]+).*?data-label=\"Change\">(?:<span[^>]*>)?([^<]+)", shown.text, re.DOTALL
+    )
+    sizes = [0.0 if change == "same" else abs(float(change)) for _, change in changed]
+    assert len(changed) == 4
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 0
+    for wrong in ({"a": 1, "b": 99}, {"a": 1}, {"a": "x", "b": 2}):
+        refused = page.get("/runs/compare", **wrong)
+        assert refused.status_code == 400, wrong
+    assert 'action="/runs/compare"' in page.get("/runs").text
+
+
+def test_curves_begin_below_their_values_and_equal_ones_are_one() -> None:
+    runs = [
+        {"run_id": n, "measures": {"recall@1": low, "recall@10": 1.0}} for n, low in ((3, 0.75), (2, 0.85), (1, 0.75))
+    ]
+    drawn = chart.curves(runs, "recall")
+    assert [[run["run_id"] for run in line["runs"]] for line in drawn["lines"]] == [[3, 1], [2]]
+    assert [label for _, label in drawn["ticks"]] == ["0.7", "0.85", "1"]
+    assert drawn["lines"][1]["points"] == [(4.0, 97.0), (96.0, chart.ABOVE)]
+    assert drawn["cutoffs"] == [(4.0, 1), (96.0, 10)]
+    assert chart.curves([{"measures": {"mrr": 1}}], "recall")["lines"] == []
+    assert chart.families(runs) == ["recall@10"]
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ class Site:
             "/stores",
             f"/store?{urlencode({'store': 'public.boats'})}",
             "/runs",
+            "/runs/compare?a=1&b=2",
             "/runs/1?measure=recall%403",
             f"/question?{urlencode({'q': 'blue boat'})}",
         ]
@@ -89,6 +90,7 @@ def site(module_db: Database) -> Iterator[Site]:
     )
     owner.execute("""SELECT ml_rag.create_preset('short', '{"n_citations": 1}', 'one citation')""")
     owner.execute(sql.SQL("GRANT SELECT, INSERT, DELETE ON mark, boats TO {}").format(name))
+    owner.execute(sql.SQL("GRANT ml_rag_loader TO {}").format(name))
     owner.execute(sql.SQL("ALTER ROLE {} LOGIN PASSWORD 'made for a test'").format(name))
     dsn = make_conninfo(module_db.dsn, dbname=module_db.name, user=module_db.role("asker"), password="made for a test")
     questions = "SELECT 'blue boat' AS question, 'boats.pdf' AS documents UNION ALL SELECT 'house', 'house.pdf'"
@@ -104,6 +106,7 @@ def site(module_db: Database) -> Iterator[Site]:
             yield Site(url, browser)
             browser.close()
     finally:
+        owner.execute(sql.SQL("REVOKE ml_rag_loader FROM {}").format(name))
         owner.execute(sql.SQL("ALTER ROLE {} NOLOGIN").format(name))
 
 
@@ -224,7 +227,8 @@ def test_a_document_is_added_by_the_cookie_of_the_address(site: Site) -> None:
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     page.wait_for_url("**/upload")
-    page.get_by_text("Loaded: 1 segments").wait_for()
+    said = page.get_by_role("status").last
+    assert "Loaded: 1 segments" in said.inner_text(timeout=120_000)
     page.context.close()
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from ml_rag.integrations.journey import Candidates, key
-
-WIDTH = 1000
 
 
 def strip(candidates: Candidates, citations: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
@@ -54,28 +53,38 @@ def measures(runs: Sequence[dict[str, Any]]) -> list[str]:
     return sorted(found, key=lambda name: (name.partition("@")[0], int(name.partition("@")[2] or 0)))
 
 
-def _cutoffs(runs: Sequence[dict[str, Any]], name: str) -> list[int]:
-    return sorted({int(m.partition("@")[2]) for run in runs for m in run["measures"] if m.startswith(f"{name}@")})
+def families(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Of each measure the one with the largest cut-off."""
+    return list({name.partition("@")[0]: name for name in measures(runs)}.values())
 
 
-def cutoffs(runs: Sequence[dict[str, Any]], name: str) -> list[tuple[float, int]]:
-    """Where each cut-off k stands, with its number."""
-    found = _cutoffs(runs, name)
-    return [(round(n * WIDTH / max(1, len(found) - 1), 1), k) for n, k in enumerate(found)]
+#: pixels of a drawing of curves, above and below its lines
+HEIGHT, ABOVE, BELOW = 210, 12, 182
 
 
-def curves(runs: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """A measure such as ``recall`` of some runs against its cut-off k: a line each, 0 at the bottom."""
-    places = cutoffs(runs, name)
-    made = []
-    for number, run in enumerate(runs):
-        points = [
-            (x, round(300 * (1 - float(value)), 1))
-            for x, k in places
-            if (value := run["measures"].get(f"{name}@{k}")) is not None
-        ]
-        if points:
-            made.append(
-                {"run": run, "number": number, "points": points, "path": " ".join(f"{x},{y}" for x, y in points)}
-            )
-    return made
+def curves(runs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
+    """A measure such as ``recall`` of some runs against its cut-off k; runs with the same values share a line.
+
+    Places from left to right are in percent, from top to bottom in pixels. The lowest line is the tenth below them.
+    """
+    cutoffs = sorted({int(m.partition("@")[2]) for run in runs for m in run["measures"] if m.startswith(f"{name}@")})
+    places = {k: round(4 + 92 * n / max(1, len(cutoffs) - 1), 2) for n, k in enumerate(cutoffs)}
+    found: dict[tuple[tuple[int, float], ...], list[dict[str, Any]]] = {}
+    for run in runs:
+        values = ((k, run["measures"].get(f"{name}@{k}")) for k in cutoffs)
+        known = tuple((k, min(1.0, max(0.0, float(value)))) for k, value in values if value is not None)
+        if known:
+            found.setdefault(known, []).append(run)
+    low = min(0.9, math.floor(10 * min((value for line in found for _, value in line), default=0.0)) / 10)
+
+    def height(value: float) -> float:
+        return round(BELOW - (BELOW - ABOVE) * (value - low) / (1 - low), 1)
+
+    return {
+        "lines": [
+            {"runs": of, "number": number, "points": [(places[k], height(value)) for k, value in line]}
+            for number, (line, of) in enumerate(found.items())
+        ],
+        "ticks": [(height(value), f"{value:.2g}") for value in (low, (1 + low) / 2, 1.0)],
+        "cutoffs": [(places[k], k) for k in cutoffs],
+    }

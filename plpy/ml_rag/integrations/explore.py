@@ -90,6 +90,17 @@ _QUESTIONS = sql.SQL(
     ORDER BY (q.measures ->> %(measure)s::pg_catalog.text)::float8 NULLS FIRST, q.question_id COLLATE "C"
     OFFSET %(first)s LIMIT %(most)s"""
 )
+_COMPARED = sql.SQL("SELECT c.* FROM {}(%(a)s::bigint, %(b)s::bigint) AS c")
+_CHANGED = sql.SQL(
+    """SELECT q.question, q.a, q.b, q.b - q.a AS difference, q.total
+    FROM (
+      SELECT x.question_id, x.question, (x.measures ->> %(measure)s::pg_catalog.text)::float8 AS a,
+        (y.measures ->> %(measure)s::pg_catalog.text)::float8 AS b, count(*) OVER () AS total
+      FROM ml_rag.evaluation_question AS x JOIN ml_rag.evaluation_question AS y ON y.question_id = x.question_id
+      WHERE x.run_id = %(a)s AND y.run_id = %(b)s
+    ) AS q
+    ORDER BY pg_catalog.abs(q.b - q.a) DESC NULLS LAST, q.question_id COLLATE "C" OFFSET %(first)s LIMIT %(most)s"""
+)
 _IN_RUNS = sql.SQL(
     """SELECT r.run_id, r.name, r.options, q.question_id, q.question, q.citations, q.measures, q.sqlstate, q.message
     FROM ml_rag.evaluation_question AS q JOIN ml_rag.evaluation_run AS r USING (run_id)
@@ -258,6 +269,7 @@ def _environment() -> Environment:
     made.filters["short"] = short
     made.filters.update(excerpt=marked.excerpt, best=marked.best, markdown=marked.markdown)
     made.filters["json"] = json.dumps
+    made.tests["ending"] = str.endswith
     made.globals.update(
         chart=chart, moves=moves, few=FEW, supported=marked.supported, flush=FLUSH, most_options=OPTIONS
     )
@@ -448,6 +460,17 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
     async def runs(request: Request) -> Response:
         return await page("runs.html", runs=await rows(request, _RUNS, {"most": RUNS}))
 
+    async def compared(request: Request) -> Response:
+        numbers = {name: _number(request.query_params.get(name), f"run {name}") for name in ("a", "b")}
+        measure = request.query_params.get("measure", "mrr")[:100]
+        first = _number(request.query_params.get("first"), "the first question", 0) or 0
+        routine = reader.schemas.routine("ml_rag_compare_runs")
+        measures = await rows(request, _COMPARED.format(routine), numbers)
+        pair = [(await rows(request, _RUN, {"run": number}))[0] for number in numbers.values()]
+        wanted = {**numbers, "measure": measure, "first": first, "most": QUESTIONS}
+        return await page("compare.html", runs=pair, measures=measures, measure=measure, first=first, step=QUESTIONS,
+                          questions=await rows(request, _CHANGED, wanted))  # fmt: skip
+
     async def one_run(request: Request) -> Response:
         number = _number(request.path_params["run"], "the run")
         measure = request.query_params.get("measure", "mrr")[:100]
@@ -538,8 +561,9 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         return await page("refused.html", error.status, message=error.message)
 
     routes: list[tuple[str, Callable[[Request], Awaitable[Response]]]] = [
-        ("/", ask), ("/why", why), ("/document", document), ("/runs", runs), ("/runs/{run}", one_run),
-        ("/question", question), ("/stores", stores), ("/store", store), ("/explore.css", style),
+        ("/", ask), ("/why", why), ("/document", document), ("/runs", runs), ("/runs/compare", compared),
+        ("/runs/{run}", one_run), ("/question", question), ("/stores", stores), ("/store", store),
+        ("/explore.css", style),
     ]  # fmt: skip
     return Guard(
         Starlette(

@@ -22,7 +22,8 @@ _DISTANCES, _SAMPLE = 1_000_000, 500
 
 _MAY_LOAD = sql.SQL(
     """SELECT c.relkind IN ('r', 'p') AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'DELETE')
-      AS may_load FROM pg_class AS c WHERE c.oid = %(oid)s"""
+      AND has_function_privilege('ml_rag.load_document(regclass, text, bytea, jsonb)', 'EXECUTE') AS may_load
+    FROM pg_class AS c WHERE c.oid = %(oid)s"""
 )
 
 
