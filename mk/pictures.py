@@ -17,7 +17,7 @@ from playwright.sync_api import sync_playwright
 PORT = 8639
 COLOURS = 16
 #: pixels of the pages, at most, and between them; then they are made smaller
-WIDTHS, HEIGHT, GAP, SCALE = (1440, 768, 390), 1200, 24, 0.6
+WIDTHS, HEIGHT, GAP, SCALE = (1440, 768, 390), 1000, 24, 0.5
 QUESTION = "What should I do when the model server cannot be reached?"
 SEMANTIC = {"n_citations": 3, "retrieval_options": {"max_distance": 0.6}}
 HYBRID = {"keyword_search": True, "n_citations": 3}
@@ -121,7 +121,8 @@ def save(contents: list[bytes], path: Path, scale: float = SCALE) -> None:
         joined.paste(image, (left, 0))
         left += image.width + GAP
     small = joined.resize((int(joined.width * scale), int(joined.height * scale)), Image.Resampling.LANCZOS)
-    small.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    few = small.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
     print(path.name, path.stat().st_size)
 
 

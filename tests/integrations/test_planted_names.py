@@ -88,6 +88,8 @@ def test_the_page_and_its_marks(admin: Connection, dsn: str) -> None:
             ("/", {"q": "the plan", "a": '{"keyword_search": true}'}),
             ("/why", {"q": "the plan", "document": "a/d"}),
             ("/document", {"store": "own.notes", "document": "a/d", "q": "the plan"}),
+            ("/stores", {}),
+            ("/store", {"store": "own.notes"}),
             ("/runs", {}),
             ("/question", {"q": "the plan"}),
         ):

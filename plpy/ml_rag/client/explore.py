@@ -21,8 +21,8 @@ from ml_rag.client.load import explained
 def explore(dsn: str, port: int, marks: str | None, connections: int) -> None:
     """Show in a browser how answers come about.
 
-    Everything is read as the role of the DSN, in read-only transactions. The address that is printed has a token;
-    whoever has it reads what the role may read.
+    Everything is read as the role of the DSN, in read-only transactions; only marks and uploaded documents are written.
+    The address that is printed has a token; whoever has it may do what the role may do there.
     """
     import uvicorn
 

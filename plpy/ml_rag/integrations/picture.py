@@ -36,7 +36,8 @@ async def read(reader: Reader, store: str) -> dict[str, Any]:
         (found,) = await rows(_counts(columns), {"most": MOST, "listed": LISTED, "bars": BARS})
         found |= columns | (await rows(_MAY_LOAD, columns))[0] | {"pairs": []}
         embedded = found["segments"] - found["missing"]
-        if embedded and columns["document_name"] and columns["segment_number"]:
+        # of a larger store without an index each search would read all of it
+        if embedded and found["segments"] < MOST and columns["document_name"] and columns["segment_number"]:
             found["sample"] = min(embedded, _SAMPLE, max(20, _DISTANCES // embedded))
             wanted = {"sample": found["sample"], "pairs": PAIRS}
             found["pairs"] = await rows(_alike(columns, reader.schemas.vector), wanted)
@@ -91,12 +92,12 @@ def _alike(store: Mapping[str, Any], vector: str) -> sql.Composed:
         """SELECT p.* FROM (
           SELECT DISTINCT ON (least(s.id, o.id), greatest(s.id, o.id)) s.name, s.number, s.text, o.name AS other_name,
             o.number AS other_number, o.distance
-          FROM (SELECT {name}::text AS name, {number}::bigint AS number, left({segment}::text, 500) AS text,
+          FROM (SELECT {name}::text AS name, {number}::text AS number, left({segment}::text, 500) AS text,
                   {embedding} AS embedding, concat({name}, ' ', {number}) AS id
                 FROM {relation} WHERE {embedding} IS NOT NULL LIMIT %(sample)s) AS s
           CROSS JOIN LATERAL (
             SELECT n.* FROM (
-              SELECT {name}::text AS name, {number}::bigint AS number, concat({name}, ' ', {number}) AS id,
+              SELECT {name}::text AS name, {number}::text AS number, concat({name}, ' ', {number}) AS id,
                 {embedding} OPERATOR({vector}.<=>) s.embedding AS distance
               FROM {relation} ORDER BY {embedding} OPERATOR({vector}.<=>) s.embedding LIMIT 2
             ) AS n WHERE n.id <> s.id ORDER BY n.distance LIMIT 1
