@@ -14,8 +14,8 @@ source "$(dirname "$0")/lib.sh"
 project=ml_rag_test
 export ML_RAG_TAG=test ML_RAG_TEST_PASSWORD=${ML_RAG_TEST_PASSWORD:-$(head -c 18 /dev/urandom | base64 | tr '+/' 'xy')}
 # the sample documents, whatever the caller has for containers of their own
-unset ML_RAG_DOCUMENTS ML_RAG_LOAD ML_RAG_PORT POSTGRES_PASSWORD
-engine_pid=
+unset ML_RAG_DOCUMENTS ML_RAG_LOAD ML_RAG_PORT ML_RAG_REGISTRY POSTGRES_{DB,USER,PASSWORD,PASSWORD_FILE}
+engine_pid='' left_before=''
 # of PostgreSQL: catalogs, plans, dumps, the order of rows; of containers: files, sockets, other users
 concerned=(tests/docker tests/migration tests/sql/test_api.py tests/sql/test_privileges.py tests/sql/test_schema.py
   tests/sql/test_store.py tests/sql/test_load.py tests/sql/test_load_formats.py tests/sql/test_doctor.py tests/sql/test_rag.py
@@ -154,6 +154,14 @@ older_answers() {
 
 same_answer() { [ "$(older_answers)" = "$1" ]; }
 
+# Volumes without a name and images without a tag: what `up` and `down` must not leave.
+leftovers() {
+  docker volume ls -q | grep -xE '[0-9a-f]{64}' || true
+  docker images -q --filter dangling=true
+}
+
+nothing_new_is_left() { [ "$(leftovers | sort | comm -13 <(sort <<<"$left_before") -)" = "" ]; }
+
 same_segments() { [ "$(segments)" = "$1" ]; }
 
 first_call() {
@@ -191,7 +199,11 @@ checks() {
   compose start db
   expect "after a crash of the database it is healthy" healthy
   expect "… and answers" answers
-  compose down --timeout 20
+  compose --profile worker up --wait --wait-timeout 120 --no-build --detach worker
+  expect "the worker is healthy" worker_is_healthy
+  COMPOSE_PROFILES=worker compose down --timeout 20
+  expect "down takes the worker with it" no_container_is_left
+  expect "no volume without a name and no image without a tag is left" nothing_new_is_left
   expect "containers made anew are healthy" healthy
   expect "… with the documents that were loaded" same_segments "$count"
   expect "… and answer" answers
@@ -227,7 +239,7 @@ official() {
 }
 
 remove_official() {
-  docker rm -f "$project-official" >/dev/null 2>&1 || true
+  docker rm -f -v "$project-official" >/dev/null 2>&1 || true
   docker volume rm "$project-official" >/dev/null 2>&1 || true
 }
 
@@ -256,7 +268,7 @@ conventions() {
   expect "POSTGRES_USER, POSTGRES_DB and a secret of mode 0600" official -e POSTGRES_PASSWORD_FILE=/secret \
     -v "$folder/secret:/secret:ro" -v "$folder/init:/docker-entrypoint-initdb.d:ro"
   expect "… and every file of docker-entrypoint-initdb.d" ran_all_files secret
-  docker rm -f "$project-official" >/dev/null
+  docker rm -f -v "$project-official" >/dev/null
   expect "a password set later" official -e POSTGRES_PASSWORD=later
   expect "… is said to be ignored" says 'ALTER ROLE "app" PASSWORD'
   docker exec "$project-official" psql -X -q -U app -d shop -c "ALTER ROLE app PASSWORD 'later'" </dev/null
@@ -274,7 +286,7 @@ services:
   server: { mem_limit: 48m, memswap_limit: 48m }
 YAML
   ! compose -f "$ROOT/.build/hopeless.yaml" up --wait --wait-timeout 240 --no-build --detach db server >"$log" 2>&1 &&
-    grep -qE 'server.*(unhealthy|exited)' "$log"
+    grep -qE 'server.*(unhealthy|exited)' "$log" && grep -q 'models.*exit 1' "$log"
 }
 
 searches_without_models() {
@@ -290,10 +302,14 @@ searches_without_models() {
 }
 
 without_models() {
-  expect "docker compose up --wait names the model server that does not start" names_what_is_not_well
+  expect "docker compose up --wait names the services that are not well" names_what_is_not_well
   expect "… and the database searches by words and given vectors" searches_without_models
   compose down --volumes --timeout 20
 }
+
+worker_is_healthy() { [ "$(docker inspect -f '{{.State.Health.Status}}' "$project-worker-1")" = healthy ]; }
+
+no_container_is_left() { [ -z "$(docker ps -aq --filter "label=com.docker.compose.project=$project")" ]; }
 
 # Not by our starting it: by the restart policy.
 comes_back() {
@@ -323,6 +339,7 @@ start() {
   trap take_down EXIT
   trap 'exit 130' INT TERM
   compose --profile tests down --volumes --remove-orphans --timeout 1 2>/dev/null || true
+  left_before=$(leftovers)
   step "Images: database, model server, tests" compose --profile tests build
   started=1
   "$@"
