@@ -99,6 +99,10 @@ check: build ## lint, types, pgspot on the built script, vulnerabilities and lic
 load-test: ## 64 sessions for five minutes (LOAD_SESSIONS, LOAD_MINUTES); LOAD_DOCS=1 writes docs/load.md and its picture
 	@bash mk/load.sh
 
+.PHONY: load-rates
+load-rates: ## searches at 2 to 20 a second beside answers and a load (LOAD_SECONDS each); LOAD_DOCS=1 writes their table in docs/load.md
+	@bash mk/load.sh rates
+
 .PHONY: scale
 scale: ## cost by segments, stores, sessions and tenants, into docs/scale.md (SCALE="all --quick": what, and how)
 	@bash mk/scale.sh

@@ -10,11 +10,9 @@ import json
 import math
 import multiprocessing
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
@@ -27,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import machine
-from bench.load import database, memory, picture, report
-from bench.load.sessions import ANSWER_TOKENS, LOADING, Call, Plan, hurry, shares, work
+from bench.load import database, memory, picture, rates, report
+from bench.load.sessions import ANSWER_TOKENS, LOADING, Call, Plan, hurry, readable_folder, shares, work
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "bench" / "out"
@@ -38,17 +36,6 @@ PROGRESS_SECONDS = 10.0
 WARMUP_SECONDS = 60.0
 #: how many times that the warm-up may take where sessions have not got through their first calls
 LONGEST_WARMUP = 5
-
-
-@contextmanager
-def readable_folder(loading: int) -> Iterator[Path]:
-    """A folder for files that the database server's user can read: one below it for each session that loads."""
-    with tempfile.TemporaryDirectory(prefix="ml_rag_load_") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        for n in range(loading):
-            (folder / f"{n}").mkdir(mode=0o755)
-        yield folder
 
 
 def processes(counts: dict[str, int]) -> list[list[tuple[str, int]]]:
@@ -268,7 +255,7 @@ def write(figures: dict[str, Any], judged: list[report.Demand], drawn: str, docs
     found = {**figures, "demands": [dataclasses.asdict(demand) for demand in judged]}
     (OUT / "load.json").write_text(json.dumps(found, indent=1) + "\n")
     for folder in [OUT, ROOT / "docs"] if docs else [OUT]:
-        (folder / "load.md").write_text(report.page(figures, judged))
+        (folder / "load.md").write_text(report.page(figures, judged, rates.kept(rates.DOCUMENT.read_text())))
         (folder / "load.svg").write_text(drawn)
         console.print(f"written: {folder / 'load.md'}, {folder / 'load.svg'}")
 

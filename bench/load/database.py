@@ -42,6 +42,9 @@ def make(dsn: str, rows: int, loading_sessions: int) -> str:
                 if "," in group:
                     connection.execute(f"GRANT {group.split(', ')[1]} TO {role}")
         connection.execute(f"GRANT CREATE ON SCHEMA public TO {LOADER}")
+        # calls that name no store search those that are being loaded, too
+        searched = f"SELECT ml_rag.configure('searched_owners', quote_ident(current_user) || ', {LOADER}')"
+        connection.execute(searched)
         _segments(connection, rows)
         connection.execute(f"SET SESSION AUTHORIZATION {LOADER}")
         stores = ["samples", *(f"loaded_{n}" for n in range(loading_sessions))]

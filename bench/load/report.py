@@ -126,10 +126,10 @@ def table(figures: dict[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
-def page(figures: dict[str, Any], judged: Sequence[Demand]) -> str:
-    """docs/load.md."""
+def page(figures: dict[str, Any], judged: Sequence[Demand], rates: str) -> str:
+    """docs/load.md; ``rates``: its part that bench/load/rates.py writes, as it is."""
     template = Template(
         (Path(__file__).parent / "page.md.j2").read_text(), trim_blocks=True, keep_trailing_newline=True
     )
     head, *rows = table(figures)
-    return template.render(f=figures, head=head, rows=rows, demands=judged)
+    return template.render(f=figures, head=head, rows=rows, demands=judged, rates=rates)

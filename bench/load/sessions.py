@@ -8,8 +8,9 @@ import itertools
 import json
 import os
 import random
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
@@ -45,7 +46,7 @@ ANSWER_TOKENS = 16
 #: after so many a session has read the catalog, the modules and the caches that it keeps
 WARM_CALLS = 5
 #: for the calls that run when the time is over
-LAST_SECONDS = 15
+LAST_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +87,24 @@ def shares(sessions: int) -> dict[str, int]:
     return counts
 
 
-class _WrongAnswer(Exception):
-    pass
+@contextlib.contextmanager
+def readable_folder(loading: int) -> Iterator[Path]:
+    """A folder for files that the database server's user can read: one below it for each session that loads."""
+    with tempfile.TemporaryDirectory(prefix="ml_rag_load_") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        for n in range(loading):
+            (folder / f"{n}").mkdir(mode=0o755)
+        yield folder
+
+
+class WrongAnswer(Exception):
+    """A call that ended well and gave what cannot be."""
 
 
 def _expect(condition: bool, what: str) -> None:
     if not condition:
-        raise _WrongAnswer(what)
+        raise WrongAnswer(what)
 
 
 class Session:
@@ -145,13 +157,17 @@ class Session:
                         await asyncio.sleep(self._random.uniform(0.05, 0.5))
                         continue
                     error = f"{failure.diag.sqlstate}: {failure}"
-                except (_WrongAnswer, TimeoutError) as failure:
+                except (WrongAnswer, TimeoutError) as failure:
                     error = f"{type(failure).__name__.strip('_')}: {failure}"
                 await self._leave_if_broken()
                 break
             self.results.append(Call(self._kind, began, time.monotonic() - began, error, refused))
             self._warm()
             await asyncio.sleep(min(self._random.expovariate(1 / self._plan.pause), 10) if self._plan.pause else 0)
+        await self.close()
+
+    async def close(self) -> None:
+        """Leave the database."""
         if self._connection is not None:
             await self._connection.close()
 
@@ -217,7 +233,7 @@ class Session:
         _expect(rows == [(database.DIMENSIONS,)], f"{rows} dimensions")
 
     def _answer_call(self, tokens: int) -> tuple[str, str, str]:
-        options = {"vector_store": ["samples"], "n_citations": 1, "model_options": {"max_tokens": tokens}}
+        options = {"vector_store": ["public.samples"], "n_citations": 1, "model_options": {"max_tokens": tokens}}
         return "SELECT ml_rag_answer(%s, %s)", self._question(), json.dumps(options)
 
     async def _answer(self) -> None:
