@@ -159,7 +159,10 @@ def parse(uri: str) -> Location:
     path, decode = uri, _as_it_is
     if match := re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", uri):
         if match[1].lower() != "file":
-            raise InvalidRequest("only files can be loaded", detail=f"Got scheme {match[1]!r}.", hint=_HINT)
+            hint = (
+                f"ml-rag load --store … {uri[:200]} loads it, as a client." if uri[match.end() :][:2] == "//" else _HINT
+            )
+            raise InvalidRequest("only files can be loaded", detail=f"Got scheme {match[1]!r}.", hint=hint)
         path, decode = uri[match.end() :], _decode
         if path.startswith("//"):
             host, slash, path = path[2:].partition("/")

@@ -8,7 +8,7 @@ import json
 import queue
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +20,9 @@ from psycopg.types.json import Jsonb
 from rich.console import Console
 
 from ml_rag import files
+from ml_rag.client import remote
 from ml_rag.client.dsn import dsn_option
-from ml_rag.errors import DocumentError, MlRagError
+from ml_rag.errors import DocumentError, InvalidRequest, MlRagError
 from ml_rag.terminal import printable, printable_lines
 from ml_rag.work import Task, Work
 
@@ -36,6 +37,13 @@ _FIRST = "SELECT pg_catalog.format('%%I.%%s', pg_catalog.current_schema(), %(sto
 _CREATE = "SELECT ml_rag.create_store(%(store)s, %(options)s)::pg_catalog.oid"
 # … and not a table there that somebody else has made
 _CHECK = "SELECT ml_rag._refuse_untrusted(%(oid)s)"
+
+_KEPT = (
+    "SELECT pg_catalog.jsonb_build_array(s.document_name, pg_catalog.jsonb_extract_path_text(s.metadata, 'source', 'sha256'),"
+    " pg_catalog.jsonb_extract_path_text(s.metadata, 'file_size'),"
+    " pg_catalog.jsonb_extract_path_text(s.metadata, 'last_modified_date'))"
+    " FROM ml_rag._document_states(%s, %s) AS s"
+)
 
 
 @dataclass
@@ -64,6 +72,63 @@ class Tally:
         self.failed.append({"document_name": path, "error": error.message, "detail": error.detail})
 
 
+class Folder:
+    """Files of this machine."""
+
+    def __init__(self, location: files.Location) -> None:
+        self._location = location
+        self._base = None if location.file else location.base
+        self.prefix = location.prefix if location.is_folder else None
+        self.found: set[str] = set()
+
+    def find(self, tally: Tally) -> dict[str, int]:
+        """Names, each with its size."""
+        self.found = set(found := files.find(self._location, lambda: None, tally.fail))
+        return dict(files.sizes(found))
+
+    def unread(self, client: Client, batch: Sequence[str]) -> set[str]:
+        return set()
+
+    def read(self, path: str, reading: files.Reading) -> files.File:
+        if not files.is_storable(path):
+            raise DocumentError("the file name is not valid text", detail="Not valid UTF-8.")
+        return reading.read(path, self._base, files.MAX_DOCUMENT_BYTES, lambda: None)
+
+    def is_gone(self, name: str) -> bool:
+        return name not in self.found and self._location.matches(name) and files.is_gone(name)
+
+
+class Remote:
+    """Documents behind an address."""
+
+    def __init__(self, text: str) -> None:
+        self._address = remote.Address(text)
+
+    @property
+    def prefix(self) -> str | None:
+        return self._address.prefix
+
+    def find(self, tally: Tally) -> dict[str, int]:
+        return {name: one.size for name, one in self._address.find().items()}
+
+    def unread(self, client: Client, batch: Sequence[str]) -> set[str]:
+        """Those that need not be fetched: the store has them, of the size and time that are listed."""
+        listed = {name: self._address.found[name] for name in batch}
+        kept = client.kept(batch)
+        same = [
+            name
+            for name, (_, size, changed) in kept.items()
+            if size == listed[name].size and changed == listed[name].changed is not None
+        ]
+        return client.unchanged({name: kept[name][0] for name in same})
+
+    def read(self, name: str, reading: files.Reading) -> files.File:
+        return self._address.read(name, files.MAX_DOCUMENT_BYTES, lambda: None)
+
+    def is_gone(self, name: str) -> bool:
+        return self._address.is_gone(name)
+
+
 class Client:
     """A vector store, and how documents get into it by one connection."""
 
@@ -79,27 +144,37 @@ class Client:
     def _values(self, query: str, *arguments: Any) -> list[Any]:
         return [row[0] for row in self._connection.execute(query, (self._store, *arguments)).fetchall()]
 
-    def load(self, batch: Sequence[str], base: str | None) -> Tally:
+    def unchanged(self, hashes: dict[str, str]) -> set[str]:
+        """Which documents the store has as they are. ``hashes``: names, each with the hash of its content."""
+        if not hashes:
+            return set()
+        query = "SELECT ml_rag.unchanged_documents(%s, %s, %s, %s)"
+        return set(self._values(query, list(hashes), list(hashes.values()), Jsonb(self._options_of(hashes))))
+
+    def kept(self, names: Sequence[str]) -> dict[str, tuple[str, int, str | None]]:
+        """Of documents that the store has: the hash of their content, its size, and when the file was last changed."""
+        return {name: (sha256, int(size or -1), date) for name, sha256, size, date in self._values(_KEPT, list(names))}
+
+    def _options_of(self, names: Iterable[str]) -> dict[str, Any]:
+        return {**self._options, "document_metadata": {name: self._given.of(name) for name in names}}
+
+    def load(self, batch: Sequence[str], source: Folder | Remote) -> Tally:
         """Send the files of a batch that the store lacks or has another version of."""
         tally = Tally()
         found: dict[str, files.File] = {}
+        unread = source.unread(self, batch)
+        tally.count("unchanged", len(unread))
         for path in batch:
             try:
-                if not files.is_storable(path):
-                    raise DocumentError("the file name is not valid text", detail="Not valid UTF-8.")
-                found[path] = self._reading.read(path, base, files.MAX_DOCUMENT_BYTES, lambda: None)
+                if path not in unread:
+                    found[path] = source.read(path, self._reading)
             except DocumentError as e:
                 tally.fail(path, e)
-        if not found:
-            return tally
-        hashes = [hashlib.sha256(file.content).hexdigest() for file in found.values()]
-        options = {**self._options, "document_metadata": {name: self._given.of(name) for name in found}}
-        query = "SELECT ml_rag.unchanged_documents(%s, %s, %s, %s)"
-        for name in self._values(query, list(found), hashes, Jsonb(options)):
+        for name in self.unchanged({name: hashlib.sha256(file.content).hexdigest() for name, file in found.items()}):
             del found[name]
             tally.count("unchanged")
         if found:
-            options["file_dates"] = [file.dates for file in found.values()]
+            options = {**self._options_of(found), "file_dates": [file.dates for file in found.values()]}
             contents = [file.content for file in found.values()]
             query = "SELECT ml_rag.load_documents(%s, %s, %b, %s)"
             result = self._values(query, list(found), contents, Jsonb(options))[0]
@@ -107,10 +182,10 @@ class Client:
             tally.add(Tally(result["documents"], *told))
         return tally
 
-    def remove(self, location: files.Location, found: set[str]) -> int:
+    def remove(self, source: Folder | Remote) -> int:
         """Remove what was loaded from there and exists no more; the number of documents."""
-        names = self._values("SELECT ml_rag.documents_below(%s, %s)", location.prefix)
-        gone = [name for name in names if name not in found and location.matches(name) and files.is_gone(name)]
+        names = self._values("SELECT ml_rag.documents_below(%s, %s)", source.prefix)
+        gone = [name for name in names if source.is_gone(name)]
         return self._values("SELECT ml_rag.remove_documents(%s, %s)", gone)[0] if gone else 0
 
     def finish(self, distance_metric: str | None, index: dict[str, Any] | None) -> None:
@@ -127,7 +202,7 @@ class Client:
 
 
 def _load_side_by_side(
-    clients: Sequence[Client], batches: Sequence[list[str]], base: str | None
+    clients: Sequence[Client], batches: Sequence[list[str]], source: Folder | Remote
 ) -> Iterator[tuple[list[str], Tally]]:
     """Each batch by a client that is free, as it is done; the first error ends the others."""
     free: queue.SimpleQueue[Client] = queue.SimpleQueue()
@@ -137,7 +212,7 @@ def _load_side_by_side(
     def load(batch: list[str]) -> Tally:
         client = free.get()
         try:
-            return client.load(batch, base)
+            return client.load(batch, source)
         finally:
             free.put(client)
 
@@ -171,32 +246,41 @@ def _create(connection: psycopg.Connection[Any], store: str, options: Jsonb) -> 
     return oid
 
 
-def _locations(paths: Sequence[Path], recursive: bool) -> Iterator[files.Location]:
+def _sources(paths: Sequence[Path | str], recursive: bool) -> Iterator[Folder | Remote]:
     for path in paths:
-        absolute = path.absolute()
-        if absolute.is_dir():
-            yield files.Location(str(absolute), () if recursive else ("*",))
+        if isinstance(path, str):
+            yield Remote(path)
+        elif path.absolute().is_dir():
+            yield Folder(files.Location(str(path.absolute()), () if recursive else ("*",)))
         else:
-            yield files.exactly(str(absolute))
+            yield Folder(files.exactly(str(path.absolute())))
 
 
-def _run(clients: Sequence[Client], locations: Sequence[files.Location], refresh: bool, work: Work) -> Tally:
+class _Paths(click.Path):
+    """A path of this machine, or an address."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and remote.is_address(value):
+            return value
+        return super().convert(value, param, ctx)
+
+
+def _run(clients: Sequence[Client], sources: Sequence[Folder | Remote], refresh: bool, work: Work) -> Tally:
     tally = Tally()
-    found = [files.find(location, lambda: None, lambda folder, e: tally.fail(folder, e)) for location in locations]
-    sizes = {path: size for paths in found for path, size in files.sizes(paths)}
+    found = [source.find(tally) for source in sources]
+    n = sum(map(len, found))
     done = 0
     with work.task("files") as task:
         for client in clients:
             client.hears(task)
-        for location, paths in zip(locations, found, strict=True):
-            base = None if location.file else location.base
-            batches = list(files.batches([(path, sizes[path]) for path in paths], *CALL))
-            for batch, one in _load_side_by_side(clients, batches, base):
+        for source, sizes in zip(sources, found, strict=True):
+            batches = list(files.batches(list(sizes.items()), *CALL))
+            for batch, one in _load_side_by_side(clients, batches, source):
                 tally.add(one)
                 done += len(batch)
-                task.tell(done, len(sizes), failed=tally.counts.get("failed", 0), segments=tally.segments)
-            if refresh and location.is_folder:
-                tally.count("removed", clients[0].remove(location, set(paths)))
+                task.tell(done, n, failed=tally.counts.get("failed", 0), segments=tally.segments)
+            if refresh and source.prefix is not None:
+                tally.count("removed", clients[0].remove(source))
     return tally
 
 
@@ -254,7 +338,7 @@ def _index(_: click.Context, __: click.Parameter, value: str | None) -> dict[str
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=_Paths(exists=True, path_type=Path))
 @click.option("--store", required=True, metavar="[SCHEMA.]TABLE", help="The vector store; made where there is none.")
 @dsn_option
 @click.option("--recursive/--no-recursive", default=True, show_default=True, help="Folders with all below them.")
@@ -283,7 +367,7 @@ def _index(_: click.Context, __: click.Parameter, value: str | None) -> dict[str
     help="Connections that load side by side: one for each model server, or more where the files are small.",
 )  # fmt: skip
 def load(
-    paths: tuple[Path, ...],
+    paths: tuple[Path | str, ...],
     store: str,
     dsn: str,
     recursive: bool,
@@ -303,8 +387,9 @@ def load(
     index: dict[str, Any] | None,
     jobs: int,
 ) -> None:
-    """Load files and folders of this machine into a vector store.
+    """Load files and folders of this machine, and of addresses, into a vector store.
 
+    Addresses: https://…, s3://…, gs://…, az://…, oci://…; one that ends in / means all below it.
     Files whose content the store has already are not sent. Exit status 1 when a document failed.
     """
     chunking = {
@@ -322,8 +407,8 @@ def load(
         "refresh": refresh,
     }
     given = files.Given(metadata, document_metadata)
-    locations = list(_locations(paths, recursive))
     try:
+        sources = list(_sources(paths, recursive))
         with contextlib.ExitStack() as stack:
 
             def connect() -> psycopg.Connection[Any]:
@@ -339,7 +424,7 @@ def load(
             clients = [Client(one, oid, options, given) for one in (connection, *(connect() for _ in range(1, jobs)))]
             started = time.monotonic()
             with Work(Console(stderr=True)) as work:
-                tally = _run(clients, locations, refresh, work)
+                tally = _run(clients, sources, refresh, work)
                 with work.task("building the index"):
                     clients[0].finish(distance_metric, index)
             _report(tally, store, time.monotonic() - started)
@@ -347,4 +432,6 @@ def load(
                 click.echo(printable(f"unmatched: {', '.join(sorted(given.unused))}"), err=True)
     except psycopg.Error as e:
         raise explained(e) from e
+    except InvalidRequest as e:
+        raise click.ClickException(printable_lines("\n  ".join(filter(None, (e.message, e.detail, e.hint))))) from e
     sys.exit(1 if tally.failed else 0)

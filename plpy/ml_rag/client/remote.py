@@ -1,0 +1,160 @@
+"""Documents behind addresses: https://, s3://, gs://, az://, oci:// and whatever else fsspec has a file system for.
+
+Keys and regions are those that the library of each file system finds, such as AWS_ACCESS_KEY_ID.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from ml_rag import files
+from ml_rag.errors import DocumentError, InvalidRequest
+
+#: scheme -> the extra of this package that brings its file system
+EXTRAS = {
+    "https": "https",
+    "http": "https",
+    "s3": "s3",
+    "gs": "gs",
+    "gcs": "gs",
+    "az": "az",
+    "abfs": "az",
+    "oci": "oci",
+}
+#: what fsspec calls the time of the last change, by file system
+_TIMES = ("LastModified", "last_modified", "updated", "mtime", "timeModified", "time_modified", "created")
+
+
+def is_address(text: str) -> bool:
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A document as its file system lists it. ``changed``: ISO 8601; None = it does not say."""
+
+    path: str
+    size: int
+    changed: str | None
+
+
+@dataclass
+class Address:
+    """A file, a folder (all below it), or a glob."""
+
+    text: str
+    found: dict[str, Found] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        scheme = self.text.partition(":")[0].lower()
+        try:
+            import fsspec
+
+            self._files, self._path = fsspec.core.url_to_fs(self.text)
+        except ImportError as e:
+            extra = EXTRAS.get(scheme)
+            hint = f'pip install "ml-rag[{extra}]" brings it.' if extra else "Install the package that fsspec names."
+            raise InvalidRequest(
+                f"the file system of {scheme}:// is not installed", detail=f"{e}.", hint=hint
+            ) from None
+        except ValueError as e:
+            raise InvalidRequest("there is no file system of this scheme", detail=f"{e}.", hint=_HINT) from None
+        self._is_web = scheme in ("http", "https")
+        #: in an address of the web a question mark begins the query
+        self._is_glob = "*" in self._path or (not self._is_web and "?" in self._path)
+
+    def find(self) -> dict[str, Found]:
+        """Names of the documents, each with what its file system lists. Raises InvalidRequest."""
+        try:
+            listed = self._listed()
+        except Exception as e:  # noqa: BLE001 - each library has errors of its own
+            raise InvalidRequest("the address cannot be read", detail=f"{self.text}: {_said(e)}", hint=_HINT) from None
+        if not listed:
+            raise InvalidRequest("there is no file to load", detail=f"Nothing is at {self.text}.", hint=_HINT)
+        self.found = {
+            self._name(path): Found(path, int(info.get("size") or 0), _changed(info))
+            for path, info in sorted(listed.items())
+            if not path.rsplit("/", 1)[-1].startswith(".")
+        }
+        return self.found
+
+    def _listed(self) -> dict[str, dict[str, Any]]:
+        if self._is_glob:
+            found = self._files.glob(self._path, detail=True)
+        elif self.text.endswith("/"):
+            found = self._files.find(self._path, detail=True)
+        else:
+            info = self._files.info(self._path)
+            found = {self._path: info} if info["type"] == "file" else self._files.find(self._path, detail=True)
+        return {path: info for path, info in found.items() if info.get("type") != "directory"}
+
+    def _name(self, path: str) -> str:
+        name: str = self._files.unstrip_protocol(path)
+        # it may hold a signature
+        return re.sub(r"[?#].*", "", name, flags=re.DOTALL) if self._is_web else name
+
+    @property
+    def prefix(self) -> str | None:
+        """What the names of all documents begin with that it could find; None = it is one document."""
+        if len(self.found) == 1 and not self._is_glob and not self.text.endswith("/"):
+            return None
+        return (
+            re.split(r"[*?]" if self._is_glob else r"\0", self._name(self._path), maxsplit=1)[0].rsplit("/", 1)[0] + "/"
+        )
+
+    def is_gone(self, name: str) -> bool:
+        """Whether a document of a name that begins with the prefix is not there any more."""
+        from fsspec.utils import glob_translate
+
+        path = self._files._strip_protocol(name)
+        return name not in self.found and (
+            not self._is_glob or re.fullmatch(glob_translate(self._path), path, re.DOTALL) is not None
+        )
+
+    def read(self, name: str, most: int, interrupt: Callable[[], object]) -> files.File:
+        """A document. Raises DocumentError."""
+        one = self.found[name]
+        if one.size > most:
+            raise DocumentError("the file is too large", detail=f"The limit is {most} bytes.")
+        pieces, total = [], 0
+        try:
+            with self._files.open(one.path, "rb") as file:
+                while piece := file.read(1 << 20):
+                    pieces.append(piece)
+                    total += len(piece)
+                    if total > most:
+                        break
+                    interrupt()
+        except Exception as e:  # noqa: BLE001
+            raise DocumentError("the file cannot be read", detail=_said(e)) from None
+        if total > most:
+            raise DocumentError("the file is too large", detail=f"The limit is {most} bytes.")
+        return files.File(b"".join(pieces), {} if one.changed is None else {"last_modified_date": one.changed})
+
+
+_HINT = "Such as https://example.com/handbook.pdf, s3://bucket/handbook/ (all below it) or gs://bucket/*.pdf."
+
+
+def _changed(info: dict[str, Any]) -> str | None:
+    value: Any = next((info[key] for key in _TIMES if info.get(key)), None)
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value) if value[:1].isdigit() else parsedate_to_datetime(value)
+        except ValueError:
+            return None
+    if isinstance(value, int | float):
+        value = datetime.fromtimestamp(value, UTC)
+    if not isinstance(value, datetime):
+        return None
+    changed = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+    return changed.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _said(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return re.sub(r"\?\S*", "?…", text)[:500].rstrip(".") + "."

@@ -1,0 +1,182 @@
+"""store/store: the command ml-rag load with documents behind addresses, through fsspec."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pytest
+from click.testing import CliRunner, Result
+from fsspec.implementations.memory import MemoryFileSystem
+
+from ml_rag.cli import main
+from ml_rag.client import remote
+from ml_rag.errors import InvalidRequest
+from support.cluster import Connection, Database
+from support.documents_server import DocumentsServer
+from support.loading import loader, loader_role, segments, server
+from support.stores import error
+
+__all__ = ["loader", "server"]
+
+
+class Watched(MemoryFileSystem):
+    """An object store; which documents were fetched is kept."""
+
+    protocol = ("bucket",)
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    fetched: ClassVar[list[str]] = []
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.removeprefix("bucket://").strip("/")
+
+    def _open(self, path: str, mode: str = "rb", **more: Any) -> Any:
+        if mode == "rb":
+            self.fetched.append(path.rsplit("/", 1)[-1])
+        return super()._open(path, mode, **more)
+
+
+@pytest.fixture
+def bucket(loader: Connection, server: DocumentsServer) -> Iterator[Watched]:
+    fsspec.register_implementation("bucket", Watched, clobber=True)
+    files = Watched()
+    Watched.store.clear()
+    Watched.fetched.clear()
+    yield files
+    Watched.store.clear()
+
+
+def put(bucket: Watched, **texts: str) -> None:
+    for name, text in texts.items():
+        bucket.pipe_file(f"/docs/{name.replace('__', '/')}.txt", text.encode())
+
+
+def run(db: Database, *arguments: str) -> Result:
+    """``ml-rag load`` as a role that may."""
+    dsn = f"{db.dsn} dbname={db.name} options='-c role={loader_role(db)}'"
+    return CliRunner().invoke(main, ["load", *arguments, "--store", "new", "--dsn", dsn])
+
+
+def names(owner: Connection) -> set[str]:
+    return {row[0] for row in owner.execute("SELECT document_name FROM new")}
+
+
+def test_a_folder_of_an_object_store(db: Database, owner: Connection, bucket: Watched) -> None:
+    put(bucket, a="alpha", sub__b="beta", c="gamma")
+    result = run(db, "bucket://docs/")
+    assert result.exit_code == 0, result.output
+    assert "3 loaded" in result.output
+    assert names(owner) == {"bucket:///docs/a.txt", "bucket:///docs/sub/b.txt", "bucket:///docs/c.txt"}
+    assert sorted(Watched.fetched) == ["a.txt", "b.txt", "c.txt"]
+    (changed,) = owner.execute("SELECT DISTINCT metadata ->> 'last_modified_date' FROM new").fetchone() or ("",)
+    assert changed.endswith("Z")
+    # what has the size and the time that the store knows is not fetched
+    Watched.fetched.clear()
+    put(bucket, d="delta")
+    bucket.rm("/docs/c.txt")
+    Watched.store["/docs/a.txt"].created = Watched.store["/docs/a.txt"].created.replace(year=2001)
+    result = run(db, "bucket://docs/")
+    assert result.exit_code == 0, result.output
+    assert {"1 loaded", "2 unchanged", "1 removed"} <= set(result.output.split(": ")[1].split(";")[0].split(", "))
+    # the time is another one, the hash is not
+    assert sorted(Watched.fetched) == ["a.txt", "d.txt"]
+    assert names(owner) == {"bucket:///docs/a.txt", "bucket:///docs/sub/b.txt", "bucket:///docs/d.txt"}
+    # other options make other segments
+    Watched.fetched.clear()
+    assert "3" in run(db, "bucket://docs/", "--segment-tokens", "64").output
+    assert len(Watched.fetched) == 3
+
+
+def test_a_glob_removes_nothing_but_what_it_could_name(db: Database, owner: Connection, bucket: Watched) -> None:
+    put(bucket, a1="alpha", a2="beta", b1="gamma", sub__a3="delta")
+    assert run(db, "bucket://docs/").exit_code == 0
+    for name in ("a1", "b1"):
+        bucket.rm(f"/docs/{name}.txt")
+    result = run(db, "bucket://docs/a*.txt")
+    assert "1 unchanged, 1 removed" in result.output
+    assert names(owner) == {f"bucket:///docs/{name}.txt" for name in ("a2", "b1", "sub/a3")}
+
+
+def test_one_document_and_one_that_is_not_there(db: Database, owner: Connection, bucket: Watched) -> None:
+    put(bucket, a="alpha", b="beta")
+    assert run(db, "bucket://docs/a.txt").exit_code == 0
+    assert names(owner) == {"bucket:///docs/a.txt"}
+    result = run(db, "bucket://docs/z.txt")
+    assert result.exit_code == 1
+    assert "the address cannot be read" in result.output
+    result = run(db, "bucket://docs/z*")
+    assert "there is no file to load" in result.output
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def site(loader: Connection, server: DocumentsServer, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield f"http://127.0.0.1:{made.server_address[1]}", tmp_path
+        made.shutdown()
+
+
+def test_addresses_of_the_web(db: Database, owner: Connection, site: tuple[str, Path]) -> None:
+    url, folder = site
+    (folder / "a.txt").write_text("alpha")
+    result = run(db, f"{url}/a.txt?signature=secret")
+    assert result.exit_code == 0, result.output
+    assert names(owner) == {f"{url}/a.txt"}  # a signature is not kept
+    assert segments(owner, "new") == {"a.txt": ["alpha"]}
+    assert "1 unchanged" in run(db, f"{url}/a.txt").output
+    (folder / "a.txt").write_text("beta")
+    assert "1" in run(db, f"{url}/a.txt").output
+    assert segments(owner, "new") == {"a.txt": ["beta"]}
+    result = run(db, f"{url}/missing.txt?signature=secret")
+    assert result.exit_code == 1
+    assert "secret" not in result.output.replace("missing.txt?signature=secret:", "")
+
+
+@pytest.mark.parametrize(("scheme", "extra"), [("s3", "s3"), ("gs", "gs"), ("az", "az"), ("oci", "oci")])
+def test_a_file_system_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, scheme: str, extra: str) -> None:
+    def missing(*_: Any, **__: Any) -> Any:
+        raise ImportError(f"install the file system of {scheme}")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(InvalidRequest) as caught:
+        remote.Address(f"{scheme}://bucket/docs/")
+    assert f"the file system of {scheme}:// is not installed" in caught.value.message
+    assert f'pip install "ml-rag[{extra}]"' in (caught.value.hint or "")
+
+
+def test_a_scheme_that_nobody_knows() -> None:
+    with pytest.raises(InvalidRequest, match="no file system of this scheme"):
+        remote.Address("nonsense://bucket/docs/")
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/docs/", "https://example.com/a.pdf"])
+def test_the_server_names_the_command_that_can(owner: Connection, uri: str) -> None:
+    with error("22023", "only files can be loaded", f"ml-rag load --store … {uri}"):
+        owner.execute("CALL vector_store_load(%s)", (uri,))
+
+
+@pytest.mark.parametrize(
+    ("info", "said"),
+    [
+        ({"LastModified": "2026-01-02T03:04:05+01:00"}, "2026-01-02T02:04:05Z"),
+        ({"mtime": 0.5, "size": 1}, "1970-01-01T00:00:00Z"),
+        ({"updated": "2026-01-02T03:04:05.678Z"}, "2026-01-02T03:04:05Z"),
+        ({"last_modified": "Fri, 02 Jan 2026 03:04:05 GMT"}, "2026-01-02T03:04:05Z"),
+        ({"created": "yesterday"}, None),
+        ({}, None),
+    ],
+)
+def test_times_as_each_file_system_tells_them(info: dict[str, Any], said: str | None) -> None:
+    assert remote._changed(info) == said
