@@ -29,7 +29,7 @@ from psycopg.types.json import Jsonb
 from rich.console import Console
 from rich.table import Table
 
-from bench import extractive, grounding, nlsql, nodes, questions, rows, tables
+from bench import extractive, grounding, nlsql, nodes, parts, questions, rows, tables
 from bench.common import machine, own_database
 from bench.recorded import recorded_server
 from ml_rag.client import datasets
@@ -256,6 +256,40 @@ def sentence_checks(
         yield Check(f"{line}, nDCG@10", name, round(ndcg_10, 4), "(none)", None)
 
 
+def rerank_checks(connection: psycopg.Connection[Any], evaluation: Evaluation) -> Iterator[Check]:
+    """The ranking model hybrid over what hybrid search has found."""
+    name = evaluation.dataset.name
+    plain, ranked, taken = parts.reranked(connection, evaluation)
+    change = round(ranked - plain, 4)
+    yield Check("reranked by hybrid against its search, nDCG@10", name, change, "≥ 0", change >= 0)
+    yield Check("rerank by hybrid, 50 candidates, ms", name, round(taken, 1), "≤ 15", taken <= 15)
+
+
+def node_checks(connection: psycopg.Connection[Any], evaluation: Evaluation) -> Iterator[Check]:
+    """Three sentences as hits, against as many tokens of segments."""
+    name = evaluation.dataset.name
+    for what, share in zip(("sentences", "segments"), parts.answers_in_nodes(connection, evaluation), strict=True):
+        yield Check(
+            f"an answer stands in 3 sentences, or as many tokens: {what}", name, round(share, 4), "(none)", None
+        )
+
+
+def embedding_checks(connection: psycopg.Connection[Any], pair: Sequence[Dataset], bar: Bar) -> Iterator[Check]:
+    """Two embeddings of a store of two languages in one search."""
+    both = parts.two_languages(*pair)
+    evaluation = Evaluation(connection, both, "ml_rag_eval", {"language": "en", "ocr": None})
+    with bar.task(f"{both.name}: documents") as told:
+        evaluation.load(told)
+    parts.add_embedding(connection, evaluation.store)
+    for dataset in pair:
+        found = dict(parts.embeddings(evaluation, dataset.name))
+        for title, value in found.items():
+            yield Check(f"embedding {title}, nDCG@10", f"{both.name}: {dataset.name}", round(value, 4), "(none)", None)
+        change = round(found.pop("both") - max(found.values()), 4)
+        title = "two embeddings in one search against the better one, nDCG@10"
+        yield Check(title, f"{both.name}: {dataset.name}", change, "≥ -0.01", change >= -0.01)
+
+
 def extractive_checks(connection: psycopg.Connection[Any], evaluation: Evaluation, bar: Bar) -> Iterator[Check]:
     """The figures of answers without a language model."""
     name = evaluation.dataset.name
@@ -436,6 +470,9 @@ def main(dsn: str, data: Path, output: Path, arms: str) -> None:
                 found.append(Check(f"{title}: sentences that stay", dataset.name, sentences, "(none)", None))
             if dataset.name in ("northwind", "squad2"):
                 found += sentence_checks(connection, evaluation, console, bar)
+                found += rerank_checks(connection, evaluation)
+            if dataset.name == "squad2":
+                found += node_checks(connection, evaluation)
             if dataset.name in ("squad2", "cmrc2018_trial"):
                 found += extractive_checks(connection, evaluation, bar)
             if dataset.name == "cmrc2018_trial" and extractive.is_here(connection, extractive.MULTILINGUAL):
@@ -448,6 +485,9 @@ def main(dsn: str, data: Path, output: Path, arms: str) -> None:
             if dataset.name == "squad2":
                 found += abstain_checks(connection, evaluation)
             results[dataset.name] = {**result, "language": language(dataset)}
+        pair = [data / name for name in ("squad2", "cmrc2018_trial")]
+        if all(folder.is_dir() for folder in pair) and extractive.is_here(connection, parts.MULTILINGUAL):
+            found += embedding_checks(connection, [datasets.read(folder) for folder in pair], bar)
         if (data / "nlsql").is_dir():
             more, results["nlsql"] = _questions_about_tables(connection, data / "nlsql")
             found += more

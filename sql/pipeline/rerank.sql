@@ -133,14 +133,24 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: what the ranking model "hybrid" says of hits whose stored vectors a search has compared; a hit without a vector by its
 -- words. known: fused, by meaning and words, which is all that this model knows; else how a distance becomes a similarity
+DECLARE
+  _similarities double precision[];
 BEGIN
   IF known = 'fused' THEN
     RETURN ARRAY(SELECT greatest(0, least(1, h.score)) FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality);
   END IF;
+  _similarities := ARRAY(
+    SELECT greatest(0, coalesce(CASE known WHEN 'complement' THEN 1 - h.distance ELSE 1 / (1 + h.distance) END, 0))::float8
+    FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality);
+  IF EXISTS (SELECT FROM unnest(hits) AS h WHERE h.keyword_score > 0) THEN
+    -- all words of the store say how rare those of the question are; halves of both by measuring
+    RETURN ARRAY(
+      SELECT 0.5 * coalesce(_similarities[h.ordinality] / nullif(max(_similarities[h.ordinality]) OVER (), 0), 0)
+        + 0.5 * coalesce(h.keyword_score / max(h.keyword_score) OVER (), 0)
+      FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality);
+  END IF;
   RETURN ml_rag._hybrid_scores(query,
-    ARRAY(SELECT h.segment FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality), get_current_ts_config(),
-    ARRAY(SELECT greatest(0, coalesce(CASE known WHEN 'complement' THEN 1 - h.distance ELSE 1 / (1 + h.distance) END, 0))::float8
-          FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality));
+    ARRAY(SELECT h.segment FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality), get_current_ts_config(), _similarities);
 END
 $$;
 

@@ -231,11 +231,11 @@ def test_two_embeddings_are_fused(store: Connection) -> None:
         {"search": "semantic", "embedding": "more", "weight": 0.7},
     ]
     hits = search(store, "red dog", {"arms": arms, "n_citations": 7})
-    near = {model: dict(similarities("red dog", model)) for model in ("fake-embed", "other")}
-    best = {model: max(of.values()) for model, of in near.items()}
+    near, further = dict(similarities("red dog", "fake-embed")), dict(similarities("red dog", "other"))
+    best, low = max(further.values()), min(further.values())
     for row in hits:
-        share = {model: near[model][row[5]] / best[model] for model in near}
-        assert row[9] == pytest.approx(0.3 * share["fake-embed"] + 0.7 * share["other"], abs=1e-3)
+        share = (further[row[5]] - low) / (best - low)
+        assert row[9] == pytest.approx(0.3 * near[row[5]] / max(near.values()) + 0.7 * share, abs=1e-3)
     assert [row[9] for row in hits] == sorted((row[9] for row in hits), reverse=True)
     for how in ({}, {"hybrid_options": {"fusion": "rrf"}}):
         plain = [{k: v for k, v in arm.items() if k != "weight"} for arm in arms]

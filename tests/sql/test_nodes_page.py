@@ -8,7 +8,6 @@ from typing import Any
 
 from support.cluster import Connection, Database
 from support.scripted import MODEL, scripted_model
-from support.stores import create_store, fake_embedding
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "nodes.md").read_text(encoding="utf-8")
 TEXTS = ["Remote work is fine. Ask your manager first.", "Badges open doors. A lost badge is blocked."]
@@ -21,9 +20,6 @@ def written(body: dict[str, Any]) -> Any:
 
 
 def test_the_examples(db: Database, owner: Connection, local_sockets: Path) -> None:
-    rows = [(f"chapter {i}", i, 1, text, fake_embedding(text)) for i, text in enumerate(TEXTS, start=1)]
-    create_store(owner, "handbook", rows, type="vector(16)")
-    owner.execute("SELECT ml_rag.enable_keyword_search('handbook')")
     results = []
     with scripted_model(db, local_sockets) as script:
         script.answer = written
@@ -33,7 +29,11 @@ def test_the_examples(db: Database, owner: Connection, local_sockets: Path) -> N
             for statement in filter(str.strip, re.split(r";\n", example)):
                 cursor = owner.execute(statement)
                 results.append(cursor.fetchall() if cursor.description else None)
-    assert results[8] == [
+    assert results[4] == [("chapter 1", TEXTS[0])]
+    assert results[5] == [(TEXTS[0], "Remote work is fine.")]
+    assert results[6][0] == ("Remote work is fine.",)
+    assert len(results[6]) == 3
+    assert results[13] == [
         ("sentences", "sentence", "segment", 4, 0, 0),
         ("document_summary", "summary", "document", 2, 0, 0),
         ("sentence", "sentence", "segment", 4, 0, 0),
@@ -41,10 +41,12 @@ def test_the_examples(db: Database, owner: Connection, local_sockets: Path) -> N
         ("keyword", "keyphrases", "segment", 2, 0, 0),
         ("sentence_length", "public.length_of", "sentence", 4, 0, 0),
     ]
-    searches = [[row[0] for row in found] for found in results[9:15]]
+    for name, *_ in results[13]:
+        assert re.search(rf"^ {name} +\|.*\| +[24] \| +0 \| +0$", PAGE, re.MULTILINE), name
+    searches = [[row[0] for row in found] for found in results[14:20]]
     assert [found[0] for found in searches] == [
         *(TEXTS[0], TEXTS[0], "Remote work is fine.", TEXTS[0], "about remote work", TEXTS[1]),
     ]
-    assert [len(found) for found in searches] == [2, 2, 2, 2, 1, 1]
-    assert results[15][0][0] == TEXTS[0]
-    assert results[16][0][0]["parents"] == 0
+    assert [len(found) for found in searches] == [2, 2, 3, 2, 1, 1]
+    assert results[20][0][0] == TEXTS[0]
+    assert results[21][0][0]["parents"] == 0

@@ -149,17 +149,29 @@ def test_hits_are_ranked_by_the_vectors_that_are_stored(
         texts = [row[5] for row in found]
         assert len(texts) == (6 if by == "semantic" else 5)
         in_order = sorted(texts, key=BIRDS.index)
-        # the words of a segment count by the hits that it is ranked with
         want = dict(zip(in_order, expected("heron tern", in_order), strict=True))
+        if by == "keyword":  # by what the search knows of their words
+            words_of = {row[5]: row[8] / max(row[8] for row in found) for row in found}
+            near = {row[5]: 1 - float(row[6]) for row in found}
+            want = {text: 0.5 * near[text] / max(near.values()) + 0.5 * words_of[text] for text in texts}
         assert [row[10] for row in found] == pytest.approx([want[text] for text in texts], abs=1e-4)
     assert [row[10] for row in found] == sorted((row[10] for row in found), reverse=True)
+
+
+def scores_by_words(connection: Connection) -> float:
+    """Half of the share that the longer text has of the best score."""
+    found = {row[5]: row[8] for row in search(connection, "tern", {"arms": [{"search": "keyword"}]})}
+    return found["heron and tern"] / found["tern"] / 2
 
 
 def test_a_row_without_a_vector_is_ranked_by_its_words(store: Connection) -> None:
     store.execute("UPDATE birds SET segment_embedding = NULL WHERE document_id = 1")
     asked = {"arms": [{"search": "keyword"}], "n_citations": 10, "rerank": {"model_id": "hybrid"}}
     scores = {row[5]: row[10] for row in search(store, "tern", asked)}
-    assert scores["tern"] == pytest.approx(0.3)
+    assert scores == {
+        "tern": pytest.approx(0.5),
+        "heron and tern": pytest.approx(1 / 2 + scores_by_words(store), abs=1e-3),
+    }
 
 
 def test_a_search_by_meaning_and_words_keeps_its_order(store: Connection, models: ModelsServer) -> None:

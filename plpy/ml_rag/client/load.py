@@ -39,7 +39,8 @@ _CREATE = "SELECT ml_rag.create_store(%(store)s, %(options)s)::pg_catalog.oid"
 _CHECK = "SELECT ml_rag._refuse_untrusted(%(oid)s)"
 
 _KEPT = (
-    "SELECT pg_catalog.jsonb_build_array(s.document_name, pg_catalog.jsonb_extract_path_text(s.metadata, 'source', 'sha256'),"
+    "SELECT pg_catalog.jsonb_build_array(s.document_name,"
+    " pg_catalog.jsonb_extract_path_text(s.metadata, 'source', 'sha256'),"
     " pg_catalog.jsonb_extract_path_text(s.metadata, 'file_size'),"
     " pg_catalog.jsonb_extract_path_text(s.metadata, 'last_modified_date'))"
     " FROM ml_rag._document_states(%s, %s) AS s"

@@ -1031,7 +1031,7 @@ arm3_1 AS (
   WHERE abs(s.own) < 'Infinity'
 ),
 arm3 AS (
-  SELECT *, row_number() OVER () AS place, (1 - own)::float8 AS value FROM (
+  SELECT *, row_number() OVER () AS place, CASE WHEN min(own::float8) OVER () / 2 = max(own::float8) OVER () / 2 THEN 1 ELSE (own::float8 / 2 - max(own::float8) OVER () / 2) / (min(own::float8) OVER () / 2 - max(own::float8) OVER () / 2) END AS value FROM (
   SELECT * FROM arm3_1
   ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number, node COLLATE "C" LIMIT 100) AS b
 ),

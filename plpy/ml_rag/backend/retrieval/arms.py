@@ -67,12 +67,14 @@ class Kind:
 
 
 def _similarity(arm: Arm, rows: Rows) -> str:
+    if arm.has_embedding:  # some models give all texts nearly the same: docs/embeddings.md
+        return _share_of_range(arm, rows)
     return f"({rows.similarity(arm.unit.column)})::float8"
 
 
 def _share_of_range(arm: Arm, rows: Rows) -> str:
     # halves, since the difference of two numbers can be more than there are
-    best, worst = ("max", "min") if arm.is_descending else ("min", "max")
+    best, worst = ("max", "min") if arm.unit.is_descending else ("min", "max")
     own, top, low = "own::float8 / 2", f"{best}(own::float8) OVER () / 2", f"{worst}(own::float8) OVER () / 2"
     return f"CASE WHEN {top} = {low} THEN 1 ELSE ({own} - {low}) / ({top} - {low}) END"
 
