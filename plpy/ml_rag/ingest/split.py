@@ -50,6 +50,8 @@ _PIECES_AT_ONCE = 500
 _CONTEXT_SHARE = 4
 #: a page of so few words is no segment of its own
 _SHORT_WORDS, _SHORT_CHARACTERS = 6, 60
+#: how full a segment must be for a table to begin in the next one
+_BEFORE_TABLE = 0.3
 _KEYS = ("split_by", "segment_tokens", "overlap_tokens", "context")
 #: kinds of cuts in the order in which they are looked for, and how full a segment must be for one of each
 _PREFERENCE = ((PARAGRAPH, 0.5), (ROW, 0.5), (SENTENCE, 0.5), (LINE, 0.6), (WORD, 0.0), (CHARACTER, 0.0))
@@ -116,10 +118,12 @@ def _invalid(name: str, value: Any, allowed: str) -> InvalidRequest:
 def split(document: Document, how: Chunking, counter: Counter, most: int = MAX_SEGMENTS) -> list[Segment]:
     """The document's segments, in its order; every character of it but white space is in one of them.
 
-    A segment's metadata are its block's, and ``headings``: the path of headings it stands under. A segment that goes
-    on with a table begins with that table's header. With ``overlap_tokens`` a segment begins with the last words of
-    the one before it, where both are of one section of one block; a table's header takes their place. A segment and
-    its context have at most ``segment_tokens`` together. Raises ``DocumentError`` where there are more than ``most``.
+    A segment's metadata are its block's, ``headings``, the path of headings it stands under, and ``table`` where one is
+    in it: its number in the document, and its caption. A segment that goes on with a table begins with that table's
+    header, and a row is cut only where it does not fit by itself. With ``overlap_tokens`` a segment begins with the
+    last words of the one before it, where both are of one section of one block; a table's header takes their place. A
+    segment and its context have at most ``segment_tokens`` together. Raises ``DocumentError`` where there are more
+    than ``most``.
     """
     if how.split_by == NONE:
         pages = (Block(clean(page.text), page.metadata) for page in _joined(document.blocks, NONE))
@@ -129,11 +133,12 @@ def split(document: Document, how: Chunking, counter: Counter, most: int = MAX_S
     overlap = min(how.overlap_tokens, limit // 2)
     path: list[tuple[int, str]] = []
     pieces: list[_Piece] = []
+    labels = _Labels()
     for block in _joined(document.blocks, how.split_by):
         text = clean(block.text)
         found = units(text, counter, limit)
         if found.starts:
-            cutter = _Cutter(found, limit, overlap, how.split_by, context)
+            cutter = _Cutter(found, limit, overlap, how.split_by, context, labels.of(found.tables))
             pieces.extend(_Piece(cutter, block, *piece) for piece in cutter.pieces(path))
             _at_most(most, pieces)  # counting them takes most of the time
     return _at_most(most, _counted(pieces, how.segment_tokens, counter, context))
@@ -147,6 +152,25 @@ def _at_most(most: int, found: list[_T]) -> list[_T]:
             hint="Split the document, or raise segment_tokens.",
         )
     return found
+
+
+class _Labels:
+    """What segments tell of the tables of a document; one that goes on in the next block keeps its number."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._last: tuple[str, dict[str, Any]] | None = None
+
+    def of(self, tables: Sequence[Table]) -> list[dict[str, Any]]:
+        found = []
+        for i, table in enumerate(tables):
+            if i == 0 and self._last is not None and self._last[0] == table.header and not table.caption:
+                found.append(self._last[1])
+                continue
+            self._number += 1
+            found.append({"number": self._number, **({"caption": table.caption} if table.caption else {})})
+        self._last = (tables[-1].header, found[-1]) if tables else None
+        return found
 
 
 class _Context:
@@ -245,6 +269,12 @@ class _Piece:
         table = None if self.bare else self.cutter.header(self.first)
         return (table.header if table else "") + self.cutter.found.slice(self.shared, self.end)
 
+    def label(self) -> dict[str, Any] | None:
+        """Of the first table that it has a part of."""
+        tables = self.cutter.found.tables
+        i = bisect_right(tables, self.shared, key=lambda table: table.end)
+        return self.cutter.labels[i] if i < len(tables) and tables[i].start < self.end else None
+
     def shortened(self) -> list[_Piece]:
         """The same words in shorter pieces; none where that is a single word."""
         if self.shared < self.first:
@@ -260,8 +290,17 @@ class _Piece:
 
 
 class _Cutter:
-    def __init__(self, found: Units, limit: int, overlap: int, split_by: SplitBy, context: _Context) -> None:
+    def __init__(
+        self,
+        found: Units,
+        limit: int,
+        overlap: int,
+        split_by: SplitBy,
+        context: _Context,
+        labels: list[dict[str, Any]],
+    ) -> None:
         self.found = found
+        self.labels = labels
         self._context = context
         self._limit = limit
         self._overlap = overlap
@@ -383,6 +422,15 @@ class _Cutter:
             return last
         if self._split_by == "tokens":
             return next((word for word in range(last, start, -1) if gaps[word] >= WORD), last)
+        if (table := self.found.table_at(last)) is not None:
+            # whole in the next segment, where it fits and this one has enough without it; else between two rows
+            least = total[shared] + _BEFORE_TABLE * room
+            whole = total[table.end] - total[table.start] <= limit
+            if start < table.start <= last and whole and total[table.start] >= least:
+                return table.start
+            for word in range(last, max(start, table.first), -1):
+                if gaps[word] == ROW:
+                    return word
         for kind, fill in _PREFERENCE:
             least = total[shared] + fill * room
             for word in range(last, start, -1):
@@ -420,6 +468,8 @@ def _counted(pieces: Sequence[_Piece], most: int, counter: Counter, context: _Co
         metadata = dict(piece.block.metadata)
         if piece.headings:
             metadata["headings"] = list(piece.headings)
+        if label := piece.label():
+            metadata["table"] = label
         if tokens <= most:
             segments.append(replace(segment, tokens=tokens, metadata=metadata))
         else:  # a word that fills segments by itself: without context

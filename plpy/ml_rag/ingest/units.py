@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any
 
+from ml_rag.ingest.formats.common import CAPTION
+
 #: how good a cut is; a heading is better still and handled apart, since segments do not reach over one
 PARAGRAPH, ROW, SENTENCE, LINE, WORD, CHARACTER = 5, 4, 3, 2, 1, 0
 #: the gap after a heading: never cut there as long as another place can be had
@@ -25,6 +27,9 @@ CHARACTERS_PER_TOKEN = 64
 
 #: of a heading in the metadata of each segment below it: a line of 1 MB would be a thousand times as much in them
 HEADING_CHARACTERS = 500
+
+#: of what stands above a table and does not call itself a caption
+_CAPTION_CHARACTERS = 120
 
 #: looked at in one go: a tokenizer's results take much memory
 _LINES_AT_ONCE = 1000
@@ -57,6 +62,10 @@ class Table:
     tokens: int
     first: int
     end: int
+    #: first word of the header
+    start: int
+    #: the line above or below it that says what it is about; empty where none does
+    caption: str
 
 
 @dataclass(slots=True)
@@ -275,5 +284,28 @@ def _find_tables(
             body = first_words[index + 2]
             after = next((first_words[i] for i in range(end, len(lines)) if i in first_words), len(found.starts))
             header = "".join(lines[index : index + 2]).rstrip() + "\n"
-            found.tables.append(Table(header, found.tokens(first_words[index], body), body, after))
+            start, caption = first_words[index], _caption(lines, kinds, index, end)
+            found.tables.append(Table(header, found.tokens(start, body), body, after, start, caption))
         index = end
+
+
+def _caption(lines: list[str], kinds: list[tuple[str, int, str]], first: int, end: int) -> str:
+    """Of the paragraphs beside a table the one that calls itself a caption, else a short one above, not a sentence.
+
+    ``first`` and ``end``: the lines of the table.
+    """
+    above, below = _paragraph(lines, kinds, first - 1, -1), _paragraph(lines, kinds, end, 1)
+    for text in (above, below):
+        if CAPTION.match(text):
+            return text
+    return above if len(above) <= _CAPTION_CHARACTERS and not above.endswith(".") else ""
+
+
+def _paragraph(lines: list[str], kinds: list[tuple[str, int, str]], at: int, step: int) -> str:
+    """The next paragraph of a line of text; empty where it has more, or something else is there."""
+    while 0 <= at < len(lines) and not lines[at].strip():
+        at += step
+    if not 0 <= at < len(lines) or kinds[at][0] != "text" or len(lines[at]) > HEADING_CHARACTERS:
+        return ""
+    beyond = at + step
+    return lines[at].strip() if not 0 <= beyond < len(lines) or not lines[beyond].strip() else ""

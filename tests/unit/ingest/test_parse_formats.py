@@ -14,6 +14,8 @@ import pytest
 from ml_rag.ingest.formats import pdf
 from ml_rag.ingest.formats.common import MAX_VALUE, clean, document
 from ml_rag.ingest.parse import parse
+from ml_rag.ingest.split import Chunking, split
+from ml_rag.ingest.units import Counter
 from support.office import deck_with, docx, epub, odt, pptx, text_pdf, xlsx, zipped
 
 
@@ -448,3 +450,21 @@ def test_blanks_at_the_ends_of_lines_go_however_many_there_are() -> None:
 def test_a_text_of_many_megabytes_in_xml() -> None:
     text = "word " * 2_200_000
     assert only("a.xml", f"<?xml version='1.0'?><a><b>{text}</b><c>end</c></a>") == f"{text.strip()}\n\nend"
+
+
+def test_a_table_has_its_caption_in_any_format() -> None:
+    rows = [["name", "amount"], ["a", "1"], ["b", "2"]]
+    cells = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    tags = {"tr": "w:tr", "td": "w:tc"}
+    word = cells.replace("<td>", "<w:tc><w:p><w:r><w:t>").replace("</td>", "</w:t></w:r></w:p></w:tc>")
+    for plain, tag in tags.items():
+        word = word.replace(f"<{plain}>", f"<{tag}>").replace(f"</{plain}>", f"</{tag}>")
+    documents = {
+        "a.html": f"<body><table><caption>Table 1: Debts</caption>{cells}</table></body>".encode(),
+        "a.md": b"Table 1: Debts\n\n| name | amount |\n|---|---|\n| a | 1 |\n| b | 2 |",
+        "a.docx": docx(f"<w:p><w:r><w:t>Table 1: Debts</w:t></w:r></w:p><w:tbl>{word}</w:tbl>"),
+        "a.xlsx": xlsx({"sheet": [["Table 1: Debts"], *rows]}),
+    }
+    for name, content in documents.items():
+        (segment,) = split(parse(name, content), Chunking("auto", 200, 0), Counter())
+        assert segment.metadata["table"] == {"number": 1, "caption": "Table 1: Debts"}, (name, segment.text)

@@ -263,6 +263,46 @@ def test_a_table_repeats_its_header_and_cuts_between_rows() -> None:
     assert seen == rows
 
 
+def test_segments_tell_the_number_and_caption_of_their_table() -> None:
+    table = "| name | amount |\n| --- | --- |\n| a | 1 |\n| b | 2 |"
+    cases = {
+        f"Table 3: Who owes what.\n\n{table}": {"number": 1, "caption": "Table 3: Who owes what."},
+        f"# H\n\n{table}\n\nTable 1. Debts": {"number": 1, "caption": "Table 1. Debts"},
+        f"Debts by name\n\n{table}": {"number": 1, "caption": "Debts by name"},
+        f"This sentence is none.\n\n{table}": {"number": 1},
+        f"Two lines\nof text\n\n{table}": {"number": 1},
+        f"# H\n\n{table}": {"number": 1},
+        "# H\n\nno table": None,
+    }
+    for text, expected in cases.items():
+        assert [segment.metadata.get("table") for segment in one(text, Chunking("auto", 200, 0))] == [expected], text
+
+
+def test_tables_are_counted_over_pages_and_one_that_goes_on_is_the_same() -> None:
+    header = "| name | amount |\n| --- | --- |\n"
+    blocks = [
+        Block(f"Table 1: Debts\n\n{header}| a | 1 |", {"page": 1}),
+        Block(f"{header}| b | 2 |\n\nOther\n\n| x | y |\n| --- | --- |\n| c | 3 |", {"page": 2}),
+        Block(f"Table 7: More debts\n\n{header}| d | 4 |", {"page": 3}),
+    ]
+    segments = split(Document("pdf", blocks), Chunking("paragraph", 40, 0), COUNTERS["one a word"])
+    found = [segment.metadata["table"] for segment in segments if "|" in segment.text]
+    assert found == [
+        {"number": 1, "caption": "Table 1: Debts"}, {"number": 1, "caption": "Table 1: Debts"},
+        {"number": 2, "caption": "Other"}, {"number": 3, "caption": "Table 7: More debts"},
+    ]  # fmt: skip
+
+
+def test_a_table_that_fits_into_a_segment_is_not_cut_and_a_row_never_where_it_fits() -> None:
+    text = "word " * 30 + "end.\n\n" + "| name | amount |\n| --- | --- |\n" + "| one two three | four five |\n" * 6
+    before, table = one(text, Chunking("auto", 70, 0))
+    assert before.text == ("word " * 30 + "end.").strip()
+    assert table.text.count("\n") == 7
+    rows = ["| r" + " and. So" * n + f" | {n} |" for n in range(1, 14)]
+    segments = one("| name | amount |\n| --- | --- |\n" + "\n".join(rows), Chunking("auto", 48, 0))
+    assert [line for segment in segments for line in segment.text.splitlines() if line.startswith("| r")] == rows
+
+
 def test_a_table_header_too_long_to_repeat_is_not_repeated() -> None:
     header = "| " + " | ".join(f"column{n}" for n in range(12)) + " |\n|" + " --- |" * 12
     rows = ["| " + " | ".join(f"r{n}c{c}" for c in range(12)) + " |" for n in range(10)]
