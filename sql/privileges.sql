@@ -131,7 +131,7 @@ BEGIN
       _check_file_privilege _find_files _uris _into_same_store _add_loads _load_files _load_contents _unchanged_contents
       _check_given _parse_file_dates
       _parse_load_options _load_job _begin_load
-      _end_load load_documents load_document unchanged_documents'),
+      _failure_reasons _end_load load_documents load_document unchanged_documents'),
     -- store/follow
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _empty_embedding _embedding_trigger _later_trigger _text_columns _has_texts

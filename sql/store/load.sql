@@ -223,31 +223,51 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._failure_reasons(failed jsonb) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: failed documents of a load by reason: error, hint, the number of them, the first as example with its detail
+BEGIN
+  RETURN coalesce((
+    SELECT jsonb_agg(jsonb_strip_nulls(jsonb_build_object('error', r.error, 'hint', r.hint, 'documents', r.documents,
+      'example', r.example ->> 'document_name', 'detail', r.example ->> 'detail')) ORDER BY r.documents DESC, r.first)
+    FROM (
+      SELECT f.value ->> 'error' AS error, f.value ->> 'hint' AS hint, count(*) AS documents, min(f.place) AS first,
+        (array_agg(f.value ORDER BY f.place))[1] AS example
+      FROM jsonb_array_elements(failed) WITH ORDINALITY AS f (value, place) GROUP BY 1, 2) AS r), '[]');
+END
+$$;
+
 CREATE FUNCTION ml_rag._end_load(job jsonb, outcome jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the index, a warning for each file that failed, and the result
+-- purpose: the index, a warning for each reason for which files failed, and the result
 -- Warnings go to the log of PostgreSQL, and what a parser says of a document can quote it: that is in the result only.
 DECLARE
   _store oid := (job ->> 'store')::oid;
-  _failure record;
+  _reasons jsonb := ml_rag._failure_reasons(outcome -> 'failed');
+  _reason record;
 BEGIN
   PERFORM ml_rag._lock_store(_store);
   PERFORM ml_rag.index_store(_store, job ->> 'index', nullif(job -> 'index_options', 'null'));
-  FOR _failure IN
-    SELECT f.* FROM jsonb_to_recordset(outcome -> 'failed')
-      AS f (document_name text, error text, hint text) LIMIT 20
+  FOR _reason IN
+    SELECT r.* FROM jsonb_to_recordset(_reasons)
+      AS r (error text, hint text, documents integer, example text) LIMIT 20
   LOOP
-    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('%s: %s', _failure.document_name, _failure.error),
-      DETAIL = 'See "failed" in the result.', HINT = coalesce(_failure.hint,
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = CASE WHEN _reason.documents = 1 THEN format('%s: %s', _reason.example, _reason.error)
+        ELSE format('%s documents failed, such as %s: %s', _reason.documents, _reason.example, _reason.error) END,
+      DETAIL = 'See "failed" in the result.', HINT = coalesce(_reason.hint,
         'Load again when that is fixed; the other documents are loaded.');
   END LOOP;
-  IF jsonb_array_length(outcome -> 'failed') > 20 THEN
+  IF jsonb_array_length(_reasons) > 20 THEN
     RAISE WARNING USING ERRCODE = '01000',
-      MESSAGE = format('%s more documents failed', jsonb_array_length(outcome -> 'failed') - 20),
-      HINT = 'The result lists all of them under "failed".';
+      MESSAGE = format('documents failed for %s more reasons', jsonb_array_length(_reasons) - 20),
+      HINT = 'The result lists all of them under "reasons".';
   END IF;
+  outcome := outcome || jsonb_build_object('reasons', _reasons);
   RETURN jsonb_build_object('vector_store', (
       SELECT format('%s.%s', n.nspname, c.relname)
       FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _store))
@@ -312,6 +332,7 @@ BEGIN
                   FROM jsonb_each_text(b -> 'documents') AS d),
     'segments', (a ->> 'segments')::bigint + (b ->> 'segments')::bigint,
     'failed', (a -> 'failed') || (b -> 'failed'),
+    'reasons', ml_rag._failure_reasons((a -> 'failed') || (b -> 'failed')),
     'incomplete', (a -> 'incomplete') || (b -> 'incomplete'),
     'lost', (a -> 'lost') || (b -> 'lost'),
     'seconds', (a ->> 'seconds')::numeric + (b ->> 'seconds')::numeric) END;
@@ -386,12 +407,13 @@ files are skipped, and symbolic links that leave the folder. The table is create
 files are embedded again, new ones added, deleted ones removed; a document keeps its id.
 options with ranges and defaults: SELECT * FROM ml_rag.option WHERE routine IN ('vector_store_load', 'chunking').
 result: {"vector_store", "documents": {"loaded", "changed", "unchanged", "removed", "skipped", "failed"}, "segments",
-"failed": [{"document_name", "error", …}], "incomplete": [{"document_name", "left_out"}],
-"lost": [{"document_name", "metadata", "columns"}], "seconds"}. A document that fails
-does not stop the others, and keeps the segments it had. incomplete: loaded, but for left_out, such as a damaged page.
-lost: keys of the metadata and columns that you added and that differed between the segments of a document that has changed;
-those that were the same in all of them are kept. unmatched: names of "document_metadata" that no document has, where there
-are any. Commits after each batch outside a transaction block, so that an interrupted load can be called again and continues. skipped: of a format that
+"failed": [{"document_name", "error", …}], "reasons": [{"error", "hint", "documents", "example", "detail"}],
+"incomplete": [{"document_name", "left_out"}], "lost": [{"document_name", "metadata", "columns"}], "seconds"}.
+A document that fails does not stop the others, and keeps the segments it had. reasons: of those that failed, by their number.
+incomplete: loaded, but for left_out, such as a damaged page. lost: keys of the metadata and columns that you added and that
+differed between the segments of a document that has changed; those that were the same in all of them are kept. unmatched:
+names of "document_metadata" that no document has, where there are any. Commits after each batch outside a transaction
+block, so that an interrupted load can be called again and continues. skipped: of a format that
 "formats" excludes. Needs pg_read_server_files.
 Errors: 22023 bad option, no such file, table that is not a vector store; 22000 different dimensions; 25006 read-only; 42501;
 42P01 store dropped meanwhile; 53100 disk full; 55000; 08006; 53300; 57014; 38000.$$;

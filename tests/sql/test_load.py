@@ -243,6 +243,28 @@ def test_a_document_that_fails_is_reported_and_does_not_stop_the_others(
     assert notices == ["WARNING"] * 3
 
 
+def test_failed_documents_are_grouped_by_reason(loader: Connection, server: DocumentsServer, folder: Path) -> None:
+    (folder / "sub").mkdir()
+    write(folder, a="alpha", b="!fail", c="!fail", d="!empty")
+    write(folder / "sub", e="!fail")
+    notices: list[str | None] = []
+    loader.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+    same = {"error": "no good", "detail": "it said so", "example": f"{folder}/b.txt"}
+    empty = {"error": "the document has no text", "documents": 1, "example": f"{folder}/d.txt"}
+    assert load(loader, f"{folder}/")["reasons"] == [{**same, "documents": 3}, empty]
+    assert notices == [
+        f"3 documents failed, such as {folder}/b.txt: no good",
+        f"{folder}/d.txt: the document has no text",
+    ]
+    result = load(loader, json.dumps([f"{folder}/*.txt", f"{folder}/sub/"]))
+    assert result["reasons"] == [{**same, "documents": 3}, empty]
+    (folder / "b.txt").unlink()
+    (folder / "c.txt").unlink()
+    (folder / "d.txt").unlink()
+    (folder / "sub/e.txt").unlink()
+    assert load(loader, f"{folder}/")["reasons"] == []
+
+
 def test_a_changed_document_that_fails_keeps_its_segments(
     loader: Connection, server: DocumentsServer, folder: Path
 ) -> None:

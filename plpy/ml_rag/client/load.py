@@ -70,7 +70,15 @@ class Tally:
 
     def fail(self, path: str, error: MlRagError) -> None:
         self.count("failed")
-        self.failed.append({"document_name": path, "error": error.message, "detail": error.detail})
+        failure = {"document_name": path, "error": error.message, "detail": error.detail, "hint": error.hint}
+        self.failed.append(failure)
+
+    def reasons(self) -> list[list[dict[str, Any]]]:
+        """The failures by error and hint, the most frequent first."""
+        found: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
+        for failure in self.failed:
+            found.setdefault((failure["error"], failure.get("hint")), []).append(failure)
+        return sorted(found.values(), key=len, reverse=True)
 
 
 class Folder:
@@ -289,9 +297,11 @@ def _report(tally: Tally, store: str, seconds: float) -> None:
     counts = ", ".join(f"{n} {name}" for name, n in tally.counts.items() if n)
     rate = f", {tally.segments / seconds:.0f} segments/s" if tally.segments else ""
     click.echo(f"{printable(store)}: {counts or 'nothing to do'}; {tally.segments} segments in {seconds:.1f} s{rate}")
-    for failure in tally.failed:
-        parts = (failure["error"], failure.get("detail"), failure.get("hint"))
-        click.echo(printable(f"failed: {failure['document_name']}: {'; '.join(filter(None, parts))}"), err=True)
+    for failures in tally.reasons():
+        first, number = failures[0], len(failures)
+        parts = (first["error"], first.get("detail"), first.get("hint"))
+        which = first["document_name"] if number == 1 else f"{number} documents, such as {first['document_name']}"
+        click.echo(printable(f"failed: {which}: {'; '.join(filter(None, parts))}"), err=True)
     for one in tally.incomplete:
         click.echo(printable(f"incomplete: {one['document_name']}: {one['left_out']}"), err=True)
     for one in tally.lost:
