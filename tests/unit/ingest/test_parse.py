@@ -22,6 +22,7 @@ def text_of(name: str, content: bytes, **options: object) -> str:
 
 
 BY_CONTENT = [
+    ("mbox", b"From ann@a.example Mon Nov  2 10:00:00 2026\nSubject: One\n\nGrebes dive\n"),
     ("pdf", text_pdf(["Grebes dive"])),
     ("docx", docx("<w:p><w:r><w:t>Grebes dive</w:t></w:r></w:p>")),
     ("pptx", pptx([("Birds", "Grebes dive", "")])),

@@ -468,3 +468,16 @@ def test_a_table_has_its_caption_in_any_format() -> None:
     for name, content in documents.items():
         (segment,) = split(parse(name, content), Chunking("auto", 200, 0), Counter())
         assert segment.metadata["table"] == {"number": 1, "caption": "Table 1: Debts"}, (name, segment.text)
+
+
+def test_a_mailbox_has_a_block_a_message() -> None:
+    first = (
+        "From ann@a.example Mon Nov  2 10:00:00 2026\nFrom: Ann\nSubject: One\n\n>From the start.\nFrom here on.\n\n"
+    )
+    second = "From bob@b.example Tue Nov  3 10:00:00 2026\nFrom: Bob\nSubject: Two\n\nbody\n"
+    for name in ("a.mbox", "Inbox"):
+        assert blocks(name, first + second) == [
+            ("# One\n\nFrom: Ann\n\nFrom the start.\nFrom here on.", {"message": 1}),
+            ("# Two\n\nFrom: Bob\n\nbody", {"message": 2}),
+        ]
+    assert parse("a.mbox", (first + second).encode()).format == "mbox"

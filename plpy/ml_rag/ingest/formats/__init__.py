@@ -102,6 +102,14 @@ _ALL = (
         holds=re.compile(r"\A[\w-]+:"),
         media_type="message/rfc822",
     ),
+    Format(
+        "mbox",
+        "mail.parse_mbox",
+        begins=re.compile(r"From \S.*\d{4}.*\n(?=[\w-]+:)"),
+        endings=("mbox", "mbx"),
+        holds=re.compile(r"\AFrom \S"),
+        media_type="application/mbox",
+    ),
     Format("msg", "mail.parse_msg", media_type="application/vnd.ms-outlook"),
     Format(
         "vtt",

@@ -1,4 +1,4 @@
-"""Mail: MIME messages and Outlook's MSG, headers that people read, then the text, then the attachments' names."""
+"""Mail (MIME, mailboxes, Outlook's MSG): headers that people read, then the text, then the attachments' names."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Iterator
 from email import message_from_bytes
 from email.policy import EmailPolicy
+from itertools import pairwise
 from typing import Any
 
 from ml_rag import abc
-from ml_rag.ingest.formats.common import Request, clean, document, metadata, one_line
+from ml_rag.ingest.formats.common import Request, clean, document, metadata, numbers, one_line
 from ml_rag.ingest.formats.encoding import decode, decode_as
 from ml_rag.ingest.formats.html import html_to_markdown
 
@@ -17,6 +18,9 @@ _HEADERS = ("From", "To", "Cc", "Date")
 #: the character set of a parameter, as RFC 2231 has it
 _CHARSET = re.compile(r"(\*\d*\*?=)[^'\s;]*'")
 
+
+_FROM_LINE = re.compile(rb"^From \S.*\d{4}.*\n(?=[\w-]+:)", re.MULTILINE)
+_QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
 
 #: characters of a header that are parsed: Python's parser takes minutes for some of 600 kB
 _LONGEST_HEADER = 10_000
@@ -39,6 +43,25 @@ def parse_eml(_name: str, content: bytes, request: Request) -> abc.Document:
     headers = {key: _header(message, key) for key in ("Subject", *_HEADERS)}
     texts = [_text(part, request.language) for part in _parts(message)]
     return _mail("eml", headers, "\n\n".join(filter(None, texts)), map(_attached, message.walk()))
+
+
+def parse_mbox(_name: str, content: bytes, request: Request) -> abc.Document:
+    """A block a message, with ``{"message": n}``, 1-based. One that cannot be read does not take the others away."""
+    blocks = []
+    broken = []
+    for number, message in enumerate(_messages(content), 1):
+        try:
+            blocks += [(block.text, {"message": number}) for block in parse_eml("", message, request).blocks]
+        except Exception:  # noqa: BLE001 - whatever the library raises over a broken message
+            broken.append(number)
+    return document("mbox", blocks, None, numbers("message", broken))
+
+
+def _messages(content: bytes) -> Iterator[bytes]:
+    """Each message without the line that begins it, and without the mark before ``From`` in its text."""
+    starts = [match.start() for match in _FROM_LINE.finditer(content)]
+    for start, end in pairwise([*starts, len(content)]):
+        yield _QUOTED_FROM.sub(rb"\1", content[content.index(b"\n", start) + 1 : end])
 
 
 def _parts(message: Any) -> Iterator[Any]:
