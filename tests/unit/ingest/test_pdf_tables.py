@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from bench import tables
 
+from ml_rag.ingest.formats.pdf_grid import Ruling
+from ml_rag.ingest.formats.pdf_tables import find_tables
+from ml_rag.ingest.formats.pdf_words import Word
 from ml_rag.ingest.parse import parse
 from support.office import placed_pdf, text_pdf
 from support.shared_data import SHARED, shared
@@ -154,3 +159,37 @@ def test_rows_of_public_pdfs_stand_in_tables() -> None:
     names = ("SPARSE-2024-INV-1234_borderless_table", "movie-theater-booking-2024", "normal_4pages")
     # of the second, one is given with two columns as one, and one stands alone; of the third, one lacks a mark
     assert [tables.rows(SHARED / "tables" / f"{name}.pdf") for name in names] == [(20, 20), (23, 25), (4, 5)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_the_places_no_word_is_lost_or_in_two_tables(seed: int) -> None:
+    random = Random(seed)
+    places: list[tuple[str, float, float, float, float, int]] = []
+    for i in range(random.choice([3, 30, 300])):
+        x = random.choice([random.uniform(0, 600), 50.0 * random.randrange(12)])
+        y = random.choice([random.uniform(0, 800), 12.0 * random.randrange(60)])
+        places.append(
+            (random.choice(["a", "word", "•", "長い"]), x, x + random.choice([-5, 0, 9, 40]), y, 10.0, i // 3)
+        )
+
+    def lines() -> list[Ruling]:
+        found = []
+        for _ in range(random.choice([0, 5, 60])):
+            low = 40.0 * random.randrange(10)
+            found.append(Ruling(30.0 * random.randrange(20), low, low + random.choice([10, 100, 500])))
+        return found
+
+    words = [Word(*place) for place in places]
+    tables = find_tables(words, lines(), lines(), lambda text, more: f"{text} {more}")
+    held = [id(word) for table in tables for word in table.words]
+    assert len(held) == len(set(held))
+    for table in tables:
+        assert len({len(row) for row in table.rows}) == 1
+        text = " ".join([table.title, *(cell for row in table.rows for cell in row)])
+        assert all(word.text in text for word in table.words)
+
+
+def test_words_beyond_any_page_are_not_looked_at() -> None:
+    texts = grid([["Plan", "Copay", "Rate"], ["Basic", "$20", "10%"]], [72, 200, 300])
+    content = placed_pdf([*texts, (1e30, 700, "far"), (72, 1e30, "high")], lines=[(0, 0, 1e30, 0), (0, 0, 0, 1e30)])
+    assert "| Basic | $20 | 10% |" in blocks(content)[0]

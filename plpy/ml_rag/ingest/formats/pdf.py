@@ -29,6 +29,9 @@ _OCR_SCALE = 300 / 72
 #: pictures smaller than this, in points, hold no text worth reading: logos, bullets, rules
 _PICTURE_WIDTH, _PICTURE_HEIGHT = 72, 24
 
+#: points from the corner of a page at which nothing is of it
+_FAR = 1e6
+
 #: lines above and below what a page is about
 _MARGIN_LINES = 3
 
@@ -220,7 +223,8 @@ def _words(
             y = line.y + rectangle.bottom - bottom
         if last != at and get(handle, last, pointer):
             right = max(right, rectangle.right)
-        words.append((match[0], left, right, y, size, number))
+        if abs(left) < _FAR and abs(right) < _FAR and abs(y) < _FAR:  # which NaN is not
+            words.append((match[0], left, right, y, size, number))
     return words
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,6 +25,9 @@ from ml_rag.ingest.formats.pdf_words import (
 #: a page with more crossings to look at is a drawing
 _MAX_CROSSINGS = 60_000
 _MAX_CELLS = 20_000
+_FAR = 1e6
+#: characters of a cell over several rows that each of them repeats, and rows of a header
+_REPEATED, _MAX_HEADER = 200, 4
 #: objects of a page, and parts of paths, that are looked at, and how deep in one another
 _MAX_OBJECTS = 20_000
 _MAX_DEPTH = 3
@@ -74,6 +78,8 @@ class _Drawn:
 
     def _path(self, path: Any, left: float, bottom: float, right: float, top: float, matrix: _Matrix) -> None:
         raw = self._raw
+        if not all(abs(place) < _FAR for place in (left, bottom, right, top)):
+            return  # nor does NaN come further
         if top - bottom <= SNAP:
             if right - left > SNAP:
                 self.horizontal.append(Ruling((top + bottom) / 2, left, right))
@@ -235,6 +241,11 @@ def _grid(words: Sequence[Word], across: list[Ruling], upright: list[Ruling], jo
         row, column = divmod(place, width)
         top, bottom, left, right = spans.get(cell, (row, row, column, column))
         spans[cell] = (min(top, row), max(bottom, row), min(left, column), max(right, column))
+    sizes = Counter(cells)
+    for cell in held:
+        top, bottom, left_most, right_most = spans[cell]
+        if sizes[cell] != (bottom - top + 1) * (right_most - left_most + 1):
+            return None  # no cell of a table, which is a rectangle
     for cell in [cell for cell in held if spans[cell][2] < spans[cell][3]]:
         # a header over columns that have lines below it only
         top, bottom, left, right = spans[cell]
@@ -264,14 +275,16 @@ def _grid(words: Sequence[Word], across: list[Ruling], upright: list[Ruling], jo
             continue
         made = [""] * width
         for cell in here:
-            made[spans[cell][2]] = cell_text(held[cell], join)
+            text = cell_text(held[cell], join)
+            if spans[cell][0] == row or len(text) <= _REPEATED:
+                made[spans[cell][2]] = text
         rows.append(made)
     header = next((row for row in range(height) if any(span[0] == row for span in filled)), 0) + (1 if title else 0)
     first = [spans[cell] for cell in held if spans[cell][0] == header]
     deep = max((span[1] for span in first), default=header) - header + 1
     if any(span[2] < span[3] for span in first):
         deep = max(deep, 2)
-    if 1 < deep < len(rows) - 1 and header not in bands:
+    if 1 < deep <= min(_MAX_HEADER, len(rows) - 2) and header not in bands:
         wide = {
             (spans[cell][0], column): cell_text(held[cell], join)
             for cell in held

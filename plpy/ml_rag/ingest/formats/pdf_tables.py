@@ -157,18 +157,18 @@ def _unruled(words: Sequence[Word], how: _Setting, depth: int) -> list[Table]:
     if not 1 < sum(len(row.runs) > 1 for row in rows) <= _MAX_ROWS or depth > _MAX_DEPTH:
         return []
     tables: list[Table] = []
-    at = 0
+    at = free = 0
     while at < len(rows):
         if len(rows[at].runs) < 2:
             at += 1
             continue
         end, columns = _extent(rows, at, how.scale)
-        found = _made(rows, at, end, columns, how, depth)
+        found = _made(rows, free, at, end, columns, how, depth)
         if found is None:
             at += 1
         else:
             tables += found
-            at = end
+            at = free = end
     return tables
 
 
@@ -208,13 +208,17 @@ def _extent(rows: list[Row], first: int, scale: float) -> tuple[int, list[tuple[
 
 def _made(
     rows: list[Row],
+    free: int,
     first: int,
     end: int,
     columns: list[tuple[float, float]],
     how: _Setting,
     depth: int,
 ) -> list[Table] | None:
-    """The table in these rows; those inside of its columns where they are columns of text; None where there is none."""
+    """The table in these rows; those in its columns where these are text; None where there is none.
+
+    ``free``: the first row above it that is in no other table.
+    """
     several = [row for row in rows[first:end] if len(row.runs) > 1]
     if len(columns) < 2 or len(several) < (3 if len(columns) == 2 else 2):
         return None
@@ -233,7 +237,7 @@ def _made(
     if not _is_table(cells, several, columns, texts):
         return None
     start = first
-    while start > 0 and _is_header_of(rows[start - 1], rows[start], columns):
+    while start > free and _is_header_of(rows[start - 1], rows[start], columns):
         start -= 1
     above = [_by_span(rows[i], columns) for i in range(start, first)]
     made = _logical_rows(rows[first:end], cells, columns, how)
