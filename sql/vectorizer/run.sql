@@ -40,12 +40,13 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: the index of the embeddings, once they are there for the first time: filling one row by row takes far longer
--- One run makes it.
+-- One run makes it, and statistics: they decide which columns a question can state conditions on.
 BEGIN
   IF pg_try_advisory_xact_lock(hashtextextended(format('ml_rag vectorizer index %s', job.store::oid), 0)) AND NOT EXISTS (
       SELECT FROM pg_index AS x JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = x.indkey[0]
       WHERE x.indrelid = job.store AND x.indisvalid AND a.attname = 'segment_embedding') THEN
     PERFORM ml_rag._index_embedding(job);
+    EXECUTE format('ANALYZE %s', ml_rag._relation_name(job.store));
   END IF;
 END
 $$;
