@@ -180,10 +180,11 @@ AS $$
 -- purpose: the error that says that nothing was found; with option explain the last line of its detail is the explanation
 -- Without what was searched with: PostgreSQL writes details into its log.
 DECLARE
+  _missing jsonb := ml_rag._with_left_out(retrieval.missing, request.options);
   _explained jsonb;
 BEGIN
   IF NOT request.explain THEN
-    RETURN retrieval.missing;
+    RETURN _missing;
   END IF;
   _explained := ml_rag._explain(request, retrieval, began) - '{query,statement,options}'::text[];
   _explained := _explained || jsonb_build_object('stores', (
@@ -191,7 +192,7 @@ BEGIN
       SELECT jsonb_object_agg(f.key, CASE WHEN jsonb_typeof(f.value) = 'object' THEN f.value - 'words' ELSE f.value END)
       FROM jsonb_each(s.store) AS f) ORDER BY s.place), '[]')
     FROM jsonb_array_elements(_explained -> 'stores') WITH ORDINALITY AS s (store, place)));
-  RETURN retrieval.missing || jsonb_build_object('detail', concat_ws(E'\n', retrieval.missing ->> 'detail',
+  RETURN _missing || jsonb_build_object('detail', concat_ws(E'\n', _missing ->> 'detail',
     'explain: ' || _explained::text));
 END
 $$;
@@ -356,7 +357,6 @@ BEGIN
   _retrieval := _found.retrieval;
   _skip_generate := (_request.options -> 'skip_generate')::boolean;
   IF _retrieval.missing IS NOT NULL AND (_skip_generate OR NOT (_request.options -> 'abstain')::boolean) THEN
-    _retrieval.missing := ml_rag._with_left_out(_retrieval.missing, _request.options);
     PERFORM ml_rag._raise(ml_rag._explained_missing(_request, _retrieval, $4));
   END IF;
   IF NOT _skip_generate THEN
