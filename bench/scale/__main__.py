@@ -18,7 +18,7 @@ import click
 from rich.console import Console
 
 from bench.common import machine
-from bench.scale import page, rows, sessions, stores, tenants
+from bench.scale import page, rows, sessions, stores, tenants, tuning
 from bench.scale.setting import Row, Setting, own_cluster
 
 PARTS: dict[str, Callable[[Setting], list[Row]]] = {
@@ -26,6 +26,7 @@ PARTS: dict[str, Callable[[Setting], list[Row]]] = {
     "stores": stores.measure,
     "sessions": sessions.measure,
     "tenants": tenants.measure,
+    "tuning": tuning.measure,
 }
 
 

@@ -226,11 +226,34 @@ def _tenants(found: list[Row]) -> tuple[str, str]:
     return f"{above}\n\n{table(head, body)}", canvas.svg("Cost by tenants", WIDTH, HEIGHT)
 
 
+SHOWN = (40, 100, 200, 400, 1000)
+
+
+def _tuning(found: list[Row]) -> tuple[str, str]:
+    kinds = {"none": "HNSW", "halfvec": "HNSW, halfvec", "binary": "HNSW, binary"}
+    body = []
+    for row in found:
+        (_, _, _, exact, _), *curve = row["curve"]
+        (kept,) = [(ef, rescore) for ef, rescore, _, _, is_kept in curve if is_kept]
+        points = {ef: (recall, ms) for ef, rescore, recall, ms, _ in curve if rescore in (None, ef)}
+        body.append(
+            [
+                *(count(row["rows"]), row["vectors"], kinds[row["kind"]]),
+                *(f"{points[ef][0]:.3f}, {exact / points[ef][1]:.0f}" for ef in SHOWN),
+                f"**{kept[0]}**" if kept[1] in (None, kept[0]) else f"**{kept[0]}**, rescore {count(kept[1])}",
+                number(exact),
+            ]
+        )
+    head = ["segments", "vectors", "index", *(f"ef_search {ef}" for ef in SHOWN), "kept", "exact ms"]
+    return table(head, body), ""
+
+
 SECTIONS: dict[str, Callable[[list[Row]], tuple[str, str]]] = {
     "rows": _rows,
     "stores": _stores,
     "sessions": _sessions,
     "tenants": _tenants,
+    "tuning": _tuning,
 }
 
 
@@ -258,10 +281,11 @@ def write() -> Iterator[Path]:
         before, found, rest = text.partition(mark)
         _, _, after = rest.partition("<!-- end -->")
         assert found, f"{DOCUMENT} has no {mark}"
-        drawn = PICTURES / f"scale-{name}.svg"
-        drawn.write_text(picture)
-        image = f"![Cost by {name}](pictures/{drawn.name})"
-        text = f"{before}{mark}\n{_measured(name, document)}\n\n{image}\n\n{shown}\n<!-- end -->{after}"
-        yield drawn
+        if picture:
+            drawn = PICTURES / f"scale-{name}.svg"
+            drawn.write_text(picture)
+            shown = f"![Cost by {name}](pictures/{drawn.name})\n\n{shown}"
+            yield drawn
+        text = f"{before}{mark}\n{_measured(name, document)}\n\n{shown}\n<!-- end -->{after}"
     DOCUMENT.write_text(text)
     yield DOCUMENT

@@ -1,6 +1,6 @@
-"""What ml_rag.tune_index measures over more and more vectors with neighbours like those of texts.
+"""What ml_rag.tune_index measures over more and more vectors with neighbours like those of texts, and without.
 
-Real embeddings of real texts, repeated with noise; asked with real questions.
+Of texts: real embeddings of real texts, repeated with noise, and real questions. Made up: those of the other curves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import psycopg
 
 from bench import corpus
 from bench.scale import page
-from bench.scale.setting import BLOCK, DIMENSIONS, MODEL, N, Row, Setting, copy, create_store, seconds, value
+from bench.scale.setting import BLOCK, DIMENSIONS, MODEL, N, Row, Setting, blocks, copy, create_store, seconds, value
 
 SIZES, LARGE, LARGEST = (100_000,), (300_000,), (1_000_000,)
 KINDS = ("none", "halfvec", "binary")
@@ -70,40 +70,41 @@ def measure(setting: Setting) -> list[Row]:
     texts, asked = embeddings(setting.address)
     found: list[Row] = []
     with psycopg.connect(setting.owner, autocommit=True) as owner:
-        owner.execute("SET client_min_messages = error; CREATE TABLE IF NOT EXISTS asked (query_embedding vector)")
-        owner.execute("TRUNCATE asked")
-        for vector in asked:
-            owner.execute("INSERT INTO asked VALUES (%s)", (str(vector.tolist()),))
+        owner.execute("SET client_min_messages = error")
         for size in sizes:
-            table = f"public.tuned_{size}"
-            create(owner, table, texts, size)
-            for kind in KINDS:
-                found.append({"rows": size, "kind": kind, **_one(owner, table, kind)})
-                print(json.dumps(found[-1]), flush=True)
+            for vectors, source, questions, kinds in (
+                ("texts", repeated(texts, size), asked, KINDS),
+                ("made up", blocks(size, 8), next(blocks(QUESTIONS, 9)), KINDS[:1]),
+            ):
+                create(owner, source, questions, size)
+                for kind in kinds:
+                    found.append({"rows": size, "vectors": vectors, "kind": kind, **_one(owner, kind)})
+                    print(json.dumps(found[-1]), flush=True)
     return found
 
 
-def create(owner: psycopg.Connection, table: str, texts: np.ndarray, size: int) -> None:
-    create_store(owner, table)
-    for number, vectors in enumerate(repeated(texts, size)):
-        copy(owner, table, vectors, number * BLOCK)
-    owner.execute(f"VACUUM ANALYZE {table}")
+def create(owner: psycopg.Connection, source: Iterator[np.ndarray], questions: np.ndarray, size: int) -> None:
+    owner.execute("DROP TABLE IF EXISTS tuned, asked; CREATE TABLE asked (query_embedding vector)")
+    for vector in questions:
+        owner.execute("INSERT INTO asked VALUES (%s)", (str(vector.tolist()),))
+    create_store(owner, "public.tuned")
+    for number, vectors in enumerate(source):
+        copy(owner, "tuned", vectors, number * BLOCK)
+    owner.execute("VACUUM ANALYZE tuned")
     owner.execute(f"SET maintenance_work_mem = '{max(1, size // 250_000)}GB'")
 
 
-def _one(owner: psycopg.Connection, table: str, kind: str) -> Row:
+def _one(owner: psycopg.Connection, kind: str) -> Row:
     options = json.dumps({"type": "hnsw", "quantization": kind})
-    row: Row = {
-        "build s": seconds(lambda: owner.execute(f"SELECT ml_rag.index_store('{table}', NULL, %s)", (options,)))
-    }
+    row: Row = {"build s": seconds(lambda: owner.execute("SELECT ml_rag.index_store('tuned', NULL, %s)", (options,)))}
     row["curve"] = owner.execute(
-        "SELECT ef_search, rescore, recall, milliseconds, is_kept FROM ml_rag.tune_index(%s, %s)",
-        (table, json.dumps({"questions": "asked", "n_citations": N})),
+        "SELECT ef_search, rescore, recall, milliseconds, is_kept FROM ml_rag.tune_index('tuned', %s)",
+        (json.dumps({"questions": "asked", "n_citations": N}),),
     ).fetchall()
     index = value(
         owner,
         "SELECT i.oid::regclass FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid JOIN pg_am AS a"
-        f" ON a.oid = i.relam WHERE a.amname = 'hnsw' AND x.indrelid = '{table}'::regclass",
+        " ON a.oid = i.relam WHERE a.amname = 'hnsw' AND x.indrelid = 'tuned'::regclass",
     )
     owner.execute(f"DROP INDEX {index}")
     return row

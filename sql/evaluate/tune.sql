@@ -88,7 +88,7 @@ BEGIN
     RETURN ml_rag._embed_queries(ARRAY(SELECT r.value ->> 'question'
       FROM jsonb_array_elements(_rows) WITH ORDINALITY AS r (value, place) ORDER BY r.place), store.embed_model_id);
   END IF;
-  EXECUTE format('SELECT array_agg(s.vector) FROM (SELECT t.%1$I::@vector@.vector AS vector FROM %2$s AS t
+  EXECUTE format('SELECT array_agg(s.vector ORDER BY s.vector) FROM (SELECT t.%1$I::@vector@.vector AS vector FROM %2$s AS t
       WHERE t.%1$I IS NOT NULL AND t.%3$I IS NOT NULL ORDER BY random() LIMIT $1) AS s',
     store.segment_embedding, ml_rag._rows_of(store), store.segment) INTO _vectors USING (own ->> 'sample')::bigint;
   RETURN _vectors;
@@ -104,12 +104,10 @@ AS $$
 #variable_conflict use_column
 DECLARE
   _call integer := ml_rag._begin('ml_rag.tune_index');
-  _own jsonb := ml_rag.parse_options('tune_index', options);
   _name text := ml_rag._full_name(relation);
-  _goal float8 := (_own ->> 'recall')::float8;
-  _n integer := (_own ->> 'n_citations')::integer;
-  -- a segment that is asked with is the nearest to itself, which says nothing
-  _itself integer := CASE WHEN _own ? 'questions' THEN 0 ELSE 1 END;
+  _own jsonb;
+  _goal float8;
+  _itself integer;
   _store ml_rag.store;
   _index record;
   _request ml_rag.request;
@@ -124,6 +122,10 @@ DECLARE
   _kept jsonb;
   _rows bigint;
 BEGIN
+  _own := ml_rag.parse_options('tune_index', options);
+  _goal := (_own ->> 'recall')::float8;
+  -- a segment that is asked with is the nearest to itself, which says nothing
+  _itself := CASE WHEN _own ? 'questions' THEN 0 ELSE 1 END;
   _store := (ml_rag._discover(jsonb_build_object('vector_store', jsonb_build_array(_name))))[1];
   IF _store IS NULL THEN
     PERFORM ml_rag._no_store(jsonb_build_object('vector_store', jsonb_build_array(_name)));
@@ -139,7 +141,8 @@ BEGIN
       HINT = format('SELECT ml_rag.index_store(%L) builds an index.', _store.vector_store);
   END IF;
   _request := ml_rag._request('?', ml_rag._check_rag_options(jsonb_build_object('vector_store', jsonb_build_array(_name),
-    'n_citations', _n + _itself, 'distance_metric', _own -> 'distance_metric', 'retrieval_options', '{"segment_overlap": 0}'::jsonb)));
+    'n_citations', (_own ->> 'n_citations')::integer + _itself, 'distance_metric', _own -> 'distance_metric',
+    'retrieval_options', '{"segment_overlap": 0}'::jsonb)));
   _request.max_distance := NULL;
   PERFORM ml_rag._progress(_call, _name, 'reading questions');
   _vectors := ml_rag._tuning_vectors(_store, _own, path);
@@ -147,7 +150,8 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'P0002', MESSAGE = format('%s has no segments', _store.vector_store),
       HINT = 'Load documents, then call it again.';
   END IF;
-  _settings := ARRAY(SELECT jsonb_strip_nulls(to_jsonb(s)) FROM ml_rag._index_settings(_index.method, _index.quantization, _index.lists) AS s);
+  _settings := ARRAY(SELECT jsonb_strip_nulls(to_jsonb(s))
+                     FROM ml_rag._index_settings(_index.method, _index.quantization, _index.lists) AS s);
   -- all exact searches first: they bring the table into memory
   FOR i IN 0..cardinality(_settings) LOOP
     _times := '{}';

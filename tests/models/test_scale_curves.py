@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.scale import page, rows, sessions, stores, tenants
+from bench.scale import page, rows, sessions, stores, tenants, tuning
 from bench.scale.setting import Setting, own_cluster
 from psycopg.conninfo import make_conninfo
 
@@ -23,6 +23,7 @@ FEW = {
     stores: {"COUNTS": (1, 3), "QUICK_ROWS": 300},
     sessions: {"COUNTS": (1, 2), "ROWS": 300, "QUICK_SECONDS": 0.3},
     tenants: {"COUNTS": (2,), "QUICK_ROWS": 300},
+    tuning: {"SIZES": (600,), "TEXTS": 50, "QUESTIONS": 5},
 }
 
 
@@ -56,21 +57,26 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return document
 
 
-@pytest.mark.parametrize("part", [rows, stores, sessions, tenants], ids=lambda module: module.__name__.split(".")[-1])
+@pytest.mark.parametrize(
+    "part", [rows, stores, sessions, tenants, tuning], ids=lambda module: module.__name__.split(".")[-1]
+)
 def test_a_curve(part: Any, setting: Setting, small: None, written: Path) -> None:
     name = part.__name__.split(".")[-1]
     figures = part.measure(setting)
     took = {key: value for row in figures for key, value in row.items() if key.endswith((" ms", " s"))}
     assert took
     assert all(value > 0 for value in took.values()), took
+    if part is tuning:
+        assert [len([point for point in row["curve"] if point[-1]]) for row in figures] == [1] * 4
     if part is rows:
         # of a few hundred segments an index finds nearly all
         assert all(row["recall"] > 0.9 and row["bare recall"] > 0.9 for row in figures if row["kind"] != "binary")
     machine = {"cores": 2, "cpu": "a processor"}
     document = {"at": "2026-11-23", "machine": machine, "quick": True, "load": 0.0, "figures": figures}
     (written.parent / f"scale_{name}.json").write_text(json.dumps(document, default=float))
-    assert set(page.write()) == {written, written.parent / f"scale-{name}.svg"}
+    pictures = set() if part is tuning else {written.parent / f"scale-{name}.svg"}
+    assert set(page.write()) == {written, *pictures}
     lines = [line for line in written.read_text().splitlines() if line.startswith("| ")]
     # a line for each figure, two where it was taken with and without embedding, below a head of two
     assert len(lines) == 2 + len(figures) * (2 if part is sessions else 1)
-    assert (written.parent / f"scale-{name}.svg").read_text().startswith("<svg")
+    assert all(picture.read_text().startswith("<svg") for picture in pictures)

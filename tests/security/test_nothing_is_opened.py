@@ -60,6 +60,7 @@ CALLS = {
     "arm": ("SELECT ml_rag_answer('fox', %s::jsonb)", '{"skip_generate": true, "arms": [{o}]}'),
     "chunking": ("SELECT ml_rag.load_document('mine', 'a.txt', 'fox'::bytea, %s::jsonb)", '{"chunking": {o}}'),
     "vector_store_load": ("CALL vector_store_load('{folder}', %s::jsonb)", "{o}"),
+    "tune_index": ("SELECT * FROM ml_rag.tune_index('mine', %s::jsonb)", "{o}"),
     "add_embedding": ("CALL ml_rag.add_embedding('mine', 'more', %s::jsonb)", "{o}"),
     "create_vectorizer": ("SELECT ml_rag.create_vectorizer('q', %s::jsonb)", "{o}"),
     "run_vectorizer": ("CALL ml_rag.run_vectorizer('q', %s::jsonb)", "{o}"),
@@ -91,6 +92,7 @@ def ready(owner: Connection, loader: Connection, folder: Path) -> Connection:
     write(folder, a="fox")
     loader.execute("CREATE TABLE q (id integer PRIMARY KEY, question text); INSERT INTO q VALUES (1, 'fox')")
     create_store(loader, "mine", type="vector(16)")
+    loader.execute("CREATE INDEX ON mine USING hnsw (segment_embedding vector_cosine_ops)")
     return loader
 
 
