@@ -160,6 +160,9 @@ def test_a_threshold_is_drawn_where_it_is(page: Page) -> None:
     assert len(re.findall(r'<line class="dropped"', answer.text)) == 3
     assert len(re.findall(r'<line class="threshold"', answer.text)) == 1
     assert "beyond the threshold" in text_of(answer)
+    # the axis says its ends, and where the threshold is
+    assert re.search(r'<text class="limit" x="[\d.]+%" y="11" text-anchor="\w+">threshold 0\.1000</text>', answer.text)
+    assert re.search(r'<text x="0" y="60">0\.0000</text>', answer.text)
 
 
 def test_what_nothing_is_found_for_is_explained_all_the_same(page: Page) -> None:
