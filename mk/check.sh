@@ -38,7 +38,7 @@ ml_rag.add_embedding(store regclass,name text,options jsonb,INOUT result jsonb)
 ml_rag.create_node_group(store regclass,name text,options jsonb,INOUT result jsonb)
 ml_rag.refresh_node_groups(store regclass,options jsonb,INOUT result jsonb)
 ml_rag.run_vectorizer(relation regclass,options jsonb,INOUT result jsonb)
-ml_rag._run_function(statement text,query text,query_embedding vector,texts text[],embeddings vector[],metadata jsonb[])
+ml_rag._run_function(statement text,query text,query_embedding vector,texts text[],embeddings vector[],metadata jsonb[],arguments jsonb)
 LIST
   "$bin/pgspot" --ignore-lang plpython3u "${unpinned[@]}" "$script"
 }
