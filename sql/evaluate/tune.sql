@@ -49,16 +49,18 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._nearest_segments(request ml_rag.request, index_options jsonb, OUT segments text[],
+CREATE FUNCTION ml_rag._nearest_segments(request ml_rag.request, vector @vector@.vector, index_options jsonb, OUT segments text[],
   OUT milliseconds float8)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: what a search with these options of its index finds, in order, each segment by its hash
+-- purpose: what a search for a vector with these options of its index finds, in order, each segment by its hash
 DECLARE
   _began timestamptz := clock_timestamp();
   _found record;
 BEGIN
+  request.query_embedding := vector;
+  request.max_distance := NULL;
   request.options := request.options || jsonb_build_object('index_options', index_options);
   _found := ml_rag._retrieve(request);
   milliseconds := extract(epoch FROM clock_timestamp() - _began) * 1000;
@@ -143,7 +145,6 @@ BEGIN
   _request := ml_rag._request('?', ml_rag._check_rag_options(jsonb_build_object('vector_store', jsonb_build_array(_name),
     'n_citations', (_own ->> 'n_citations')::integer + _itself, 'distance_metric', _own -> 'distance_metric',
     'retrieval_options', '{"segment_overlap": 0}'::jsonb)));
-  _request.max_distance := NULL;
   PERFORM ml_rag._progress(_call, _name, 'reading questions');
   _vectors := ml_rag._tuning_vectors(_store, _own, path);
   IF _vectors IS NULL THEN
@@ -160,8 +161,7 @@ BEGIN
       PERFORM ml_rag._progress(_call, _name, CASE i WHEN 0 THEN 'searching exactly' ELSE 'searching the index' END,
         greatest(i - 1, 0) * cardinality(_vectors) + j - 1,
         CASE i WHEN 0 THEN 1 ELSE cardinality(_settings) END * cardinality(_vectors));
-      _request.query_embedding := _vectors[j];
-      _found := ml_rag._nearest_segments(_request, CASE i WHEN 0 THEN '{"exact": true}' ELSE _settings[i] END);
+      _found := ml_rag._nearest_segments(_request, _vectors[j], CASE i WHEN 0 THEN '{"exact": true}' ELSE _settings[i] END);
       _times := _times || _found.milliseconds;
       IF i = 0 THEN
         _nearest[j] := to_jsonb(_found.segments);
