@@ -1,7 +1,8 @@
 """Compressed files, and archives as if they were folders.
 
-In the backend, in the client and in the parsers of documents. Standard library only; Zstandard where a library is
-there. Whatever a file claims, no more is unpacked than the bounds below, and no more memory taken than a few chunks.
+In the backend, in the client and in the parsers of documents. Standard library only, and Zstandard where a library is
+there, though never in the backend. Whatever a file claims, no more is unpacked than the bounds below, and no more
+memory taken than a few chunks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import bz2
 import io
 import lzma
 import os
+import sys
 import tarfile
 import zipfile
 import zlib
@@ -156,10 +158,13 @@ def _more(data: bytes, file: IO[bytes]) -> bytes:
 
 def _zstd(file: IO[bytes]) -> Iterator[bytes]:
     try:
+        if "plpy" in sys.modules:
+            raise ImportError  # nothing but the standard library is loaded into the database's process
         import zstandard
     except ImportError:
         raise DocumentError(
-            "Zstandard is not available here", hint="Unpack the file, or pack it with gzip or xz."
+            "Zstandard is not available here",
+            hint="Unpack the archive, pack it with gzip or xz, or load it by the command ml-rag load.",
         ) from None
     decompressor = zstandard.ZstdDecompressor(max_window_size=_DICTIONARY_BYTES)
     data = b""

@@ -8,6 +8,7 @@ import io
 import lzma
 import os
 import random
+import sys
 import tarfile
 import time
 import zipfile
@@ -231,3 +232,10 @@ def test_unpacking_can_be_interrupted(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         files.find(files.parse(f"{tmp_path}/a.tar.gz"), interrupt)
+
+
+def test_the_database_s_process_does_not_load_a_library_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.tar.zst").write_bytes(tar({"a.txt": b"grebes"}, "zst"))
+    assert find(tmp_path)[0] == {"a.tar.zst/a.txt": "grebes"}
+    monkeypatch.setitem(sys.modules, "plpy", object())
+    assert find(tmp_path) == ({}, [("a.tar.zst", "Zstandard is not available here")])
