@@ -65,6 +65,10 @@ def test_a_heading_or_a_question_is_answered_by_what_follows() -> None:
     assert say("hotel limits", "# Hotel limits\n\nAt most 140 euros.\n\nTrains are free.") == "At most 140 euros."
 
 
+def test_a_statement_in_the_words_of_the_question_answers_it() -> None:
+    assert say("Is the gym free?", "# Gym\n\nThe gym is free. Courses cost 10 euros a month.") == "The gym is free."
+
+
 def test_sentences_stand_in_the_order_of_the_documents_with_their_markers() -> None:
     text = say("London limit, dinner costs", TRAVEL, MEALS, sentences=2, markers=2)
     assert text == "The limit is 140 euros in Germany, 180 euros in London. [1]\n- Dinner costs up to 40 euros. [2]"

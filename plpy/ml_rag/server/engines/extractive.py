@@ -57,6 +57,7 @@ UNRELATED = (
     "They painted the fence green last summer.",
 )
 
+_STATES = re.compile(r"[.!。！।۔][\"'”’)\]」』*_]*$")
 _PIECE = re.compile(rf"\s*(?:[{DENSE}]|[^\s{DENSE}]+)|\s+\Z")
 #: what asks for a number, a date or a time
 _ASKS_NUMBER = re.compile(
@@ -286,9 +287,13 @@ def _has_number(sentence: str, question: str) -> float:
 def _pass_on(
     scores: NDArray[np.float64], sentences: Sequence[Sentence], words: Sequence[set[str]], asked: set[str]
 ) -> None:
-    """Sentences that lead in, or say no more than the question, are last; what follows one is as good as it was."""
+    """Sentences that lead in, or name no more than the question, are last; what follows one is as good as it was.
+
+    One with a full stop says something, even in words of the question: "Is the gym free?", "The gym is free."
+    """
     for i, sentence in enumerate(sentences):
-        if not LEADS_IN.fullmatch(sentence.text) and not (asked and words[i] <= asked):
+        says_nothing = asked and words[i] <= asked and not _STATES.search(sentence.text)
+        if not says_nothing and not LEADS_IN.fullmatch(sentence.text):
             continue
         after = sentences[i + 1] if i + 1 < len(sentences) else None
         if after is not None and after.document == sentence.document:
