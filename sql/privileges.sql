@@ -210,10 +210,10 @@ BEGIN
       _expected_documents _grade_hits _ranking_measures _discounted _normalise_answer _answer_measures _student_p'),
     -- evaluate/questions
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _read_questions _parse_evaluate_options _check_questions _warn_of_unknown_documents'),
+      _read_questions _parse_evaluate_options _check_questions _metric_names _warn_of_unknown_documents'),
     -- evaluate/evaluate
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _is_measures _judge _metric_names _own_measures _with_history _evaluate_question _summary _run_environment _evaluate
+      _is_measures _judge _own_measures _with_history _evaluate_question _summary _run_environment _evaluate
       forget_evaluation'),
     -- evaluate/compare
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_same_questions'),

@@ -1,8 +1,7 @@
 """Compressed files, and archives as if they were folders.
 
-In the backend, in the client and in the parsers of documents. Standard library only, and Zstandard where a library is
-there, though never in the backend. Whatever a file claims, no more is unpacked than the bounds below, and no more
-memory taken than a few chunks.
+In the backend, in the client and in the parsers of documents. Standard library only. Whatever a file claims, no more
+is unpacked than the bounds below, and no more memory taken than a few chunks.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import bz2
 import io
 import lzma
 import os
-import sys
 import tarfile
 import zipfile
 import zlib
@@ -28,10 +26,10 @@ MAX_UNPACKED = 1024**3
 MAX_RATIO = 300
 SMALL = 16 * 1024**2
 #: memory that a dictionary of xz or Zstandard may take
-_DICTIONARY_BYTES = 128 * 1024**2
+DICTIONARY_BYTES = 128 * 1024**2
 _CHUNK = 64 * 1024
-#: of Zstandard, whose library bounds no output: four bytes can become 128 KB
-_ZSTD_CHUNK = 256
+#: what unpacks Zstandard (zstd.py); None in the database's process, which loads no library
+zstd: Callable[[IO[bytes]], Iterator[bytes]] | None = None
 #: longest header of a member of a tar file: the names and attributes before it
 _MAX_HEADER = 1024**2
 
@@ -122,7 +120,9 @@ def _pieces(file: IO[bytes], kind: str | None) -> Iterator[bytes]:
             while data := file.read(_CHUNK):
                 yield data
         elif kind == "zstd":
-            yield from _zstd(file)
+            if zstd is None:
+                raise no_zstd()
+            yield from zstd(file)
         else:
             yield from _stdlib(file, kind)
     except (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as error:
@@ -139,7 +139,7 @@ def _stdlib(file: IO[bytes], kind: str) -> Iterator[bytes]:
                 data = b""
             data = gzip.unused_data
         else:
-            make = bz2.BZ2Decompressor if kind == "bzip2" else lambda: lzma.LZMADecompressor(memlimit=_DICTIONARY_BYTES)
+            make = bz2.BZ2Decompressor if kind == "bzip2" else lambda: lzma.LZMADecompressor(memlimit=DICTIONARY_BYTES)
             other: Any = make()
             while not other.eof:
                 yield other.decompress(_more(data, file) if other.needs_input else b"", _CHUNK * 16)
@@ -156,29 +156,12 @@ def _more(data: bytes, file: IO[bytes]) -> bytes:
     return data
 
 
-def _zstd(file: IO[bytes]) -> Iterator[bytes]:
-    try:
-        if "plpy" in sys.modules:
-            raise ImportError  # nothing but the standard library is loaded into the database's process
-        import zstandard
-    except ImportError:
-        raise DocumentError(
-            "Zstandard is not available here",
-            hint="Unpack the archive, pack it with gzip or xz, or load it by the command ml-rag load.",
-        ) from None
-    decompressor = zstandard.ZstdDecompressor(max_window_size=_DICTIONARY_BYTES)
-    data = b""
-    try:
-        while data or (data := file.read(_ZSTD_CHUNK)):
-            frame = decompressor.decompressobj()
-            while not frame.eof:
-                if not data and not (data := file.read(_ZSTD_CHUNK)):
-                    raise EOFError("it ends in the middle")
-                yield frame.decompress(data)
-                data = b""
-            data = frame.unused_data
-    except zstandard.ZstdError as error:
-        raise ValueError(error) from None
+def no_zstd() -> DocumentError:
+    """The error of Zstandard where nothing unpacks it."""
+    return DocumentError(
+        "Zstandard is not available here",
+        hint="Unpack the archive, pack it with gzip or xz, or load it by the command ml-rag load.",
+    )
 
 
 def too_much(detail: str) -> DocumentError:

@@ -155,31 +155,6 @@ EXCEPTION
 END
 $$;
 
-CREATE FUNCTION ml_rag._metric_names(metrics jsonb) RETURNS text[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: what the metrics of the caller's are called: by their functions, without schema; checked
-DECLARE
-  _one jsonb;
-  _names text[] := '{}';
-  _name text;
-BEGIN
-  FOR _one IN SELECT m FROM jsonb_array_elements(metrics) AS m LOOP
-    PERFORM ml_rag._find_function('metrics', _one);
-    _name := (parse_ident(_one #>> '{}'))[2];
-    IF _name !~ '^[a-z0-9_]{1,60}$' OR _name = ANY (_names) THEN
-      PERFORM ml_rag._bad_option('metrics', _one, 'functions of different names of a-z, 0-9 and _');
-    END IF;
-    _names := _names || _name;
-  END LOOP;
-  IF cardinality(_names) > 20 THEN
-    PERFORM ml_rag._bad_option('metrics', to_jsonb(cardinality(_names)), 'at most 20 functions');
-  END IF;
-  RETURN _names;
-END
-$$;
-
 CREATE FUNCTION ml_rag._own_measures(metrics jsonb, question text, answer jsonb, reference text) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT

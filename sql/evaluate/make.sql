@@ -29,7 +29,8 @@ DECLARE
     FROM unnest(((ml_rag._retrieve(ml_rag._request(question, ml_rag._parse_rag_options(jsonb_build_object(
       'vector_store', jsonb_build_array(store), 'n_citations', 5))))).retrieval).hits) AS h);
 BEGIN
-  RETURN _found = '{}' OR ml_rag._ask_writer(model_id, format('Do the documents above contain the answer to this question? %s', question), _found,
+  RETURN _found = '{}' OR ml_rag._ask_writer(model_id,
+    format('Do the documents above contain the answer to this question? %s', question), _found,
     '{"is_answered": {"type": "boolean"}}') -> 'is_answered' = 'false';
 END
 $$;
@@ -117,7 +118,8 @@ BEGIN
     RETURN NEXT;
   END LOOP;
   IF _left[1] > 0 OR _left[2] > 0 THEN
-    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('%s questions fewer than asked for', greatest(_left[1], 0) + greatest(_left[2], 0)),
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = format('%s questions fewer than asked for', greatest(_left[1], 0) + greatest(_left[2], 0)),
       DETAIL = format('%s answerable and %s unanswerable ones are missing.', greatest(_left[1], 0), greatest(_left[2], 0)),
       HINT = 'The store has too few segments, or the model wrote too many that cannot be used.';
   END IF;

@@ -47,8 +47,9 @@ COMMENT ON TYPE ml_rag.hit IS
 $$a segment on its way through the pipeline; an array of them is in the order of the citations, the best one first
 document_id: null where the column is no integer. document_key: what tells the store's documents apart, as text. distance:
 rounded to 4 decimals; null where there is no query embedding to measure from. keyword_score: BM25; null where the keyword arm
-did not look or the segment has none of the words. score: 0-1, of fusing. rerank_score: 0-1, of ml_rag.rerank. node, node_distance: the nearest
-node that it was found by; distance is the smaller of that and the segment's own, or the node's where that is cited.$$;
+did not look or the segment has none of the words. score: 0-1, of fusing. rerank_score: 0-1, of ml_rag.rerank.
+node, node_distance: the nearest node that it was found by; distance is the smaller of that and the
+segment's own, or the node's where that is cited.$$;
 
 CREATE TYPE ml_rag.arm AS (
   name            text,              -- how it is reported: its search, numbered from the second of a kind on

@@ -7,9 +7,11 @@ CREATE FUNCTION ml_rag._find_function(option text, value jsonb, has_arguments bo
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: a function of the caller's by its name, "schema.function", and the signatures that an option takes (arm, rerank, split_by, metrics)
+-- purpose: a function of the caller's by its name, "schema.function", and the signatures that an option takes
+-- (arm, rerank, split_by, metrics)
 -- name: as it is written into a statement. form: which signature it has: text or vector, texts or vectors (all of them at
--- once), of an arm also with " arguments" where a last parameter jsonb takes these; metadata, split, metric  Reads: the catalog  Errors: 22023, 42501, 42725, 42883
+-- once), of an arm also with " arguments" where a last parameter jsonb takes these; metadata, split, metric
+-- Reads: the catalog  Errors: 22023, 42501, 42725, 42883
 DECLARE
   _parts text[];
   _found record;
@@ -41,7 +43,8 @@ BEGIN
     FROM (VALUES
       ('arm', 'text', '{text,text}'::regtype[], 'double precision', 'query text, segment text'),
       ('arm', 'texts', '{text,text[]}', 'double precision[]', 'query text, segments text[]'),
-      ('arm', 'vector', ARRAY['@vector@.vector'::regtype, '@vector@.vector'::regtype], 'double precision', 'query vector, embedding vector'),
+      ('arm', 'vector', ARRAY['@vector@.vector'::regtype, '@vector@.vector'::regtype], 'double precision',
+        'query vector, embedding vector'),
       ('arm', 'vectors', ARRAY['@vector@.vector'::regtype, '@vector@.vector[]'], 'double precision[]', 'query vector, embeddings vector[]'),
       ('rerank', 'texts', '{text,text[]}', 'double precision[]', 'query text, segments text[]'),
       ('rerank', 'metadata', '{text,text,jsonb}', 'double precision', 'query text, segment text, metadata jsonb'),

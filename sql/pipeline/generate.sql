@@ -32,22 +32,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._parse_prompt_options(options jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: option prompt, checked and with its defaults
-DECLARE
-  _parsed jsonb := ml_rag.parse_options('prompt', options);
-BEGIN
-  IF coalesce(jsonb_typeof(_parsed -> 'metadata') NOT IN ('array', 'boolean')
-    OR jsonb_path_exists(_parsed -> 'metadata', 'strict $ ? (@.type() == "array")[*] ? (@.type() != "string")'), false) THEN
-    PERFORM ml_rag._bad_option('metadata', _parsed -> 'metadata', 'an array of keys, true or false');
-  END IF;
-  RETURN _parsed;
-END
-$$;
-
 CREATE FUNCTION ml_rag._generate_text(prompt text, options jsonb, hits ml_rag.hit[], prompt_options jsonb,
   conversation jsonb DEFAULT NULL, abstain boolean DEFAULT false, row_stores text[] DEFAULT '{}',
   OUT text text, OUT prompt_tokens integer, OUT generated_tokens integer, OUT messages jsonb, OUT finish_reason text)
@@ -125,9 +109,9 @@ $$;
 COMMENT ON FUNCTION ml_rag.generate(text, jsonb, ml_rag.hit[], jsonb) IS
 $$generates text from a prompt and, where given, from hits (best first)
 options: those of ml_generate. prompt_options: {"system": text, "metadata": keys or boolean, "citation_style": "none" or
-"numbered", "order": "best_first" or "best_last"}, see ml_rag.option. The first hits are used, as many as fit the model's context; a warning is
-given if not all do. A marker such as [4] that refers to none of the hits used is removed from the text, unless options has
-a json_schema.
+"numbered", "order": "best_first" or "best_last"}, see ml_rag.option. The first hits are used, as many as fit the model's
+context; a warning is given if not all do. A marker such as [4] that refers to none of the hits used is
+removed from the text, unless options has a json_schema.
 Errors: as ml_generate.$$;
 
 CREATE FUNCTION @extschema@.ml_generate(prompt text, options jsonb DEFAULT NULL) RETURNS jsonb

@@ -13,6 +13,16 @@ COMMENT ON VIEW ml_rag.preset IS
 $$options of ml_rag by name: {"preset": "handbook"} in a call
 Made by ml_rag.create_preset, deleted by ml_rag.drop_preset. A preset carries options only, never rights.$$;
 
+CREATE FUNCTION ml_rag._fits_arms(hybrid_options jsonb) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: whether hybrid_options say no more than how arms are fused, which can stand beside option arms
+BEGIN
+  RETURN jsonb_typeof(hybrid_options) IS DISTINCT FROM 'object' OR jsonb_strip_nulls(hybrid_options) - '{fusion,rrf_k}'::text[] = '{}';
+END
+$$;
+
 CREATE FUNCTION ml_rag._lay_over(lower jsonb, higher jsonb) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT

@@ -75,13 +75,19 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._fits_arms(hybrid_options jsonb) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+CREATE FUNCTION ml_rag._parse_prompt_options(options jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: whether hybrid_options say no more than how arms are fused, which can stand beside option arms
+-- purpose: option prompt, checked and with its defaults
+DECLARE
+  _parsed jsonb := ml_rag.parse_options('prompt', options);
 BEGIN
-  RETURN jsonb_typeof(hybrid_options) IS DISTINCT FROM 'object' OR jsonb_strip_nulls(hybrid_options) - '{fusion,rrf_k}'::text[] = '{}';
+  IF coalesce(jsonb_typeof(_parsed -> 'metadata') NOT IN ('array', 'boolean')
+    OR jsonb_path_exists(_parsed -> 'metadata', 'strict $ ? (@.type() == "array")[*] ? (@.type() != "string")'), false) THEN
+    PERFORM ml_rag._bad_option('metadata', _parsed -> 'metadata', 'an array of keys, true or false');
+  END IF;
+  RETURN _parsed;
 END
 $$;
 

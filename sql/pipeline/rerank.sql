@@ -77,7 +77,8 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: what the ranking model "hybrid" says: 0.7 of the similarity and 0.3 of the words the text shares
 -- The weight is measured: 0.65 and 0.7 were the best of 0 … 1 together on English and Chinese questions, see
--- docs/ranking.md. similarities: where they are known; null = the texts are embedded. A query without words (nothing but stop words, or emoji) leaves it to the similarity.
+-- docs/ranking.md. similarities: where they are known; null = the texts are embedded. A query without words (nothing but stop
+-- words, or emoji) leaves it to the similarity.
 DECLARE
   -- what 512 tokens surely fit in; without a bound a text of 1 MB would be more than to_tsvector takes
   _query text := left(query, 8192);

@@ -462,7 +462,8 @@ A document of the same name is replaced where content or options differ ("refres
 its id. options: SELECT * FROM ml_rag.option WHERE routine IN ('load_documents', 'chunking').
 Returns {"documents": {"loaded", "changed", "unchanged", "removed", "skipped", "failed"}, "segments",
 "failed": [{"document_name", "error", …}], "incomplete", "lost", "seconds"}, as vector_store_load; a document that
-fails does not stop the others. Call ml_rag.index_store when the last one is in. Needs SELECT, INSERT and DELETE on the store, no privilege on files.
+fails does not stop the others. Call ml_rag.index_store when the last one is in. Needs SELECT, INSERT and DELETE on the
+store, no privilege on files.
 Errors: as vector_store_load.$$;
 
 CREATE FUNCTION ml_rag.load_document(store regclass, document_name text, content bytea, options jsonb DEFAULT NULL)

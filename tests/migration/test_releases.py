@@ -22,7 +22,9 @@ SOURCES = [
     "sql",
     *(
         f"plpy/ml_rag/{name}"
-        for name in ("__init__.py", "errors.py", "files.py", "progress.py", "protocol.py", "sentences.py")
+        for name in (
+            *("__init__.py", "archives.py", "errors.py", "files.py", "progress.py", "protocol.py", "sentences.py"),
+        )
     ),
 ]
 SOURCES.append("plpy/ml_rag/backend")

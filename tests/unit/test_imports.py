@@ -17,12 +17,13 @@ PLPY = Path(__file__).resolve().parents[2] / "plpy"
 MAY_IMPORT = {
     "shortage": {"errors"},
     "archives": {"errors"},
+    "zstd": {"archives"},
     "files": {"archives", "errors"},
     "work": {"progress", "terminal"},
     "backend": {"errors", "files", "progress", "protocol", "sentences"},
-    "ingest": {"abc", "archives", "errors", "priority", "protocol", "scratch", "shortage"},
+    "ingest": {"abc", "archives", "errors", "priority", "protocol", "scratch", "shortage", "zstd"},
     "server": {"abc", "errors", "priority", "protocol", "scratch", "sentences", "shortage", "ingest", "work"},
-    "client": {"errors", "files", "integrations", "search_path", "terminal", "work"},
+    "client": {"errors", "files", "integrations", "search_path", "terminal", "work", "zstd"},
     "integrations": {"errors", "search_path"},
     "cli": {"errors", "terminal"},
 }

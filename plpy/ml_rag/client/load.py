@@ -19,12 +19,14 @@ import psycopg
 from psycopg.types.json import Jsonb
 from rich.console import Console
 
-from ml_rag import files
+from ml_rag import files, zstd
 from ml_rag.client import remote
 from ml_rag.client.dsn import dsn_option
 from ml_rag.errors import DocumentError, InvalidRequest, MlRagError
 from ml_rag.terminal import printable, printable_lines
 from ml_rag.work import Task, Work
+
+zstd.install()
 
 #: documents and bytes of one call: as large as a bar that moves allows
 CALL = (16, 2 * 1024 * 1024)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 
-from ml_rag import abc
+from ml_rag import abc, zstd
 from ml_rag.archives import compression, plain_name, unpacked
 from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest
 from ml_rag.ingest.formats import FORMATS
 from ml_rag.ingest.formats.archive import MAX_UNPACKED
 from ml_rag.ingest.formats.common import Request
 from ml_rag.ingest.formats.detect import detect
+
+zstd.install()
 
 #: other names people use for them
 _ALIASES = {alias: f.name for f in FORMATS.values() for alias in f.aliases}

@@ -82,8 +82,8 @@ def _ranked(score: str, own: str, tables: str, also: str, rows: Rows) -> str:
             columns += f", (array_agg(f.{name} {order}) FILTER (WHERE f.{name} IS NOT NULL))[1] AS {name}"
     nodes = rows.node_columns
     if nodes:
-        first = "ORDER BY f.node_distance NULLS LAST, f.arm"
-        columns += f", (array_agg(f.node {first}) FILTER (WHERE f.node IS NOT NULL))[1] AS node"
+        columns += ", (array_agg(f.node ORDER BY f.node_distance NULLS LAST, f.arm)"
+        columns += " FILTER (WHERE f.node IS NOT NULL))[1] AS node"
         columns += ", min(f.node_distance) AS node_distance"
     distance = nearest("min(f.distance)", "min(f.node_distance)", nodes)
     key = ", f.hit_key" if "node_key" in nodes else ""
