@@ -134,11 +134,12 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._count_waiting(relation regclass) RETURNS bigint
-LANGUAGE plpgsql STABLE PARALLEL SAFE
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: how many rows wait for a run
+-- purpose: how many rows are pending; holds the tables that are counted, so that their names stay theirs
 BEGIN
+  PERFORM ml_rag._hold(relation::oid || ml_rag._parts(coalesce(ml_rag._segment_table(relation), relation)));
   RETURN coalesce((SELECT sum(w.value::bigint) FROM ml_rag._read_waiting(relation, 'count(*)') AS w (value)), 0);
 END
 $$;

@@ -74,7 +74,6 @@ BEGIN
       DETAIL = 'It could change a text whose embedding is kept. Triggers run in the order of their names.',
       HINT = format('ALTER TRIGGER %I ON %s RENAME TO …;', _trigger.later, relation);
   END IF;
-  PERFORM ml_rag._hold(ml_rag._parts(store));
   IF failed > 0 THEN
     RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('%s rows of "%s" could not be embedded', failed, relation),
       HINT = format('Why: SELECT key, sqlstate, message, detail FROM ml_rag.vectorizer_error WHERE relation = %L::regclass;',

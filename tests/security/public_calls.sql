@@ -65,6 +65,7 @@ SELECT ml_rag_answer('fox?', '{"arms": [{"search": "semantic", "in": "sentences"
 SELECT ml_rag.drop_node_group('app.docs', 'sentences')
 UPDATE app.docs SET segment = pg_catalog.concat(segment, ' once more')
 SELECT ml_rag.merge_keyword_index('app.docs')
+SELECT ml_rag.fold_keyword_index('app.docs')
 SELECT ml_rag.disable_keyword_search('app.docs')
 SELECT ml_rag.enable_keyword_search('app.docs', '{"language": "en"}')
 CREATE TABLE app.items (id integer PRIMARY KEY, name text)

@@ -217,30 +217,6 @@ def test_it_sees_what_the_caller_sees(ready: Connection, owner: Connection, db: 
         calibrate(ready)
 
 
-def test_the_example_of_the_page_runs(owner: Connection, asker: Connection) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
-    example, keeping = re.findall(
-        r"```sql\n(.*?)```", page.partition("## Thresholds")[2].partition("\n## ")[0], re.DOTALL
-    )
-    texts = ["How many vacation days employees get", "Who pays for a dentist"]
-    rows = [(f"{i}.txt", i, 1, text, fake_embedding(text)) for i, text in enumerate(texts)]
-    create_store(owner, "docs", rows, type="vector(16)")
-    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
-    *statements, call = example.strip().removesuffix(";").split(";\n")
-    for statement in statements:
-        asker.execute(statement)
-    ((option, threshold, refused, answered),) = asker.execute(call).fetchall()
-    assert option == "max_distance"
-    assert 0 < threshold < 1
-    assert (refused, answered) == (0, 0)
-    owner.execute("GRANT SELECT ON questions TO CURRENT_USER")
-    proposing, asking = keeping.strip().removesuffix(";").split(";\n")
-    ((proposed,),) = owner.execute(proposing).fetchall()
-    assert owner.execute(asking).fetchone()[0]["retrieval_info"]["threshold"] == float(proposed)  # type: ignore[index]
-
-
-# -- a limit that is kept ----------------------------------------------------------------------------------------------
-
 
 def kept(owner: Connection) -> str | None:
     row = owner.execute(

@@ -63,10 +63,6 @@ class Vectorizer(Derived):
     def begin(self) -> Steps[None]:
         yield Statement(function("_check_embedding_table(oid)"), self.session.given)
         yield from self._make_run()
-        self.tell("counting rows")
-        self.total = yield from call("_count_waiting(oid)", self._job["relation"])
-        if self._batches is not None:
-            self.total = min(self.total or 0, self._batches * self._job["batch_size"])
 
     def enter(self, step: str) -> Steps[None]:
         job = self._job
@@ -89,6 +85,8 @@ class Vectorizer(Derived):
         if not self._parts:
             if self._parts is not None and self._found == 0:
                 return None
+            if self._parts is None:
+                yield from self._count()
             self._found = 0
             self._parts = yield from self._leaves()
             return {} if self._parts else None
@@ -97,6 +95,13 @@ class Vectorizer(Derived):
             del self._parts[0]
             self._after = None
         return (yield from self._read_rows(self._parts[0], claimed)) if claimed else {}
+
+    def _count(self) -> Steps[None]:
+        """How many rows are pending, counted once the table is held."""
+        self.tell("counting rows")
+        self.total = yield from call("_count_waiting(oid)", self._job["relation"])
+        if self._batches is not None:
+            self.total = min(self.total or 0, self._batches * self._job["batch_size"])
 
     def _leaves(self) -> Steps[list[dict[str, Any]]]:
         parts = yield from run(
