@@ -217,7 +217,6 @@ def test_it_sees_what_the_caller_sees(ready: Connection, owner: Connection, db: 
         calibrate(ready)
 
 
-
 def kept(owner: Connection) -> str | None:
     row = owner.execute(
         "SELECT substring(col_description('docs'::regclass, attnum) FROM 'MAX_DISTANCE=([0-9.]+)') FROM pg_attribute"

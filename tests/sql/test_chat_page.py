@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from support.cluster import Connection
 from support.stores import create_store, fake_embedding
 
@@ -27,8 +25,3 @@ def test_every_example_runs(owner: Connection) -> None:
             assert cursor.description is not None
             variables[cursor.description[0].name] = (cursor.fetchone() or [""])[0]
     assert owner.execute("SELECT count(*) FROM ml_rag.message").fetchone() == (0,)
-
-
-@pytest.mark.parametrize("name", ["conversation_id", "re_run", "return_prompt", "retrieve_top_k", "chat_history"])
-def test_the_page_has_every_option(name: str) -> None:
-    assert f"| `{name}` |" in PAGE

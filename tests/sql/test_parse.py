@@ -53,7 +53,7 @@ def test_a_value_that_fits_is_taken_as_it_is_limits_included(
 
 def shown(option: Option, value: Any, private: set[str]) -> str:
     """A refused value as the detail has it; ``private``: names of options that are private in some routine."""
-    if option.name in private and isinstance(value, str | list | dict):
+    if option.name in private and isinstance(value, str | list | dict) and not isinstance(value, Raw):
         of = {str: f"a text of {len(value)} characters", list: f"an array of {len(value)}", dict: "an object"}
         return of[type(value)]
     text = dumps(value)
