@@ -213,7 +213,7 @@ EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 END
 $$;
 COMMENT ON FUNCTION ml_rag.tune_index(regclass, jsonb) IS
-$$measures what the approximate index of a vector store finds, and keeps a setting: SELECT * FROM ml_rag.tune_index('handbook')
+$$measures what the index of a vector store finds, and keeps a setting: SELECT * FROM ml_rag.tune_index('handbook')
 Each question is searched exactly, then with settings from cheap to dear. The cheapest that reaches option "recall" is kept in the
 comment of the vector column, if none does the best, with a WARNING; searches of the store take it from then on, unless
 "index_options" or the session set another. For the table's owner; with "keep": false for all who may search it.

@@ -87,7 +87,7 @@ def test_questions_that_the_store_answers_are_not_called_unanswerable(birds: Con
     script.answer = answers_all
     with warnings_of(birds) as warnings:
         assert make(birds, n=0, unanswerable=2) == []
-    assert [warning[0] for warning in warnings] == ["2 questions fewer than asked for"]
+    assert [message for *_, message in warnings] == ["2 questions fewer than asked for"]
 
 
 @pytest.mark.parametrize("nonsense", ["no JSON", {"question": " ", "answer": "x"}, {"question": "x", "answer": ""}, {}])

@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from support.cluster import Connection, Database
 from support.scripted import scripted_model
 from support.stores import create_store, fake_embedding
@@ -48,8 +46,3 @@ def test_what_it_says_that_rewrite_gives(owner: Connection) -> None:
     (call,) = (example for example in EXAMPLES if example.startswith("SELECT ml_rag.rewrite("))
     (shown,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     assert owner.execute(call).fetchall() == [(json.loads(shown),)]
-
-
-@pytest.mark.parametrize("name", ["history", "synonyms", "hypothetical_document", "filters", "document_names"])
-def test_the_page_has_every_option(name: str) -> None:
-    assert f"| `{name}` |" in PAGE
