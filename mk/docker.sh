@@ -339,8 +339,8 @@ start() {
   trap take_down EXIT
   trap 'exit 130' INT TERM
   compose --profile tests down --volumes --remove-orphans --timeout 1 2>/dev/null || true
-  left_before=$(leftovers)
   step "Images: database, model server, tests" compose --profile tests build
+  left_before=$(leftovers) # a build leaves the images of the one before without a tag
   started=1
   "$@"
   step "Containers, models, sample documents" healthy
