@@ -348,11 +348,12 @@ start() {
 
 # run BEFORE [pytest arguments]: BEFORE is run when the images are there
 run() {
-  start "$1"
+  local before=$1
+  start "$before"
   shift
   printf '==> Asking, breaking, restarting\n' >&9
   checks
-  conventions
+  [ "$before" = true ] || conventions
   docker images --format '{{.Repository}} {{.Size}}' | grep '^ml_rag-' | while read -r name size; do note "image $name: $size"; done
   add_made_up_release
   run_tests "$@"
