@@ -225,7 +225,7 @@ by_password() { # by TCP, as another machine would
 
 ran_all_files() { [ "$(by_password "$1")" = "executable gz sourced sql" ]; }
 
-says() { docker logs "$project-official" 2>&1 | grep -qF "$1"; }
+says() { docker logs "$project-official" 2>&1 | grep -F "$1" >/dev/null; }
 
 official() {
   docker run -d --name "$project-official" -v "$project-official:/var/lib/postgresql" \
