@@ -2,7 +2,8 @@
 # docker.sh test [pytest arguments]: builds the images, brings them up, asks, breaks and restarts them, runs the test
 # suite against the database in its container, takes everything down. Its containers and volumes have a name of their
 # own: those of a `docker compose up` in docker/ are left alone.
-# docker.sh short: the same with those tests only that concern the containers and the version of PostgreSQL.
+# docker.sh short: the same without the conventions of the official image and the start without models, and with those tests
+# only that concern the containers and the version of PostgreSQL.
 # docker.sh upgrade [pytest arguments]: pg_upgrade from PostgreSQL 15 to 17, in an image that has both; `short`, and `test`
 # without arguments, end with it.
 # docker.sh versions: the tests of SQL with each version of PostgreSQL from 15 to 18: the one of this machine, and those that
