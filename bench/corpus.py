@@ -22,7 +22,8 @@ def texts(folder: str, file: str) -> list[str]:
     path = DATA / folder / file
     if not path.exists():
         return [text for page in sorted(ROOT.glob("**/*.md")) for text in re.split(r"\n\n+", page.read_text())]
-    return [" ".join(filter(None, (row.get("title"), row["text"]))) for row in map(json.loads, path.open())]
+    with path.open() as lines:
+        return [" ".join(filter(None, (row.get("title"), row["text"]))) for row in map(json.loads, lines)]
 
 
 def segments(rows: int, seed: int = 7, words: int = WORDS_A_SEGMENT) -> Iterator[str]:

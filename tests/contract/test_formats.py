@@ -94,7 +94,9 @@ def test_segments_carry_the_page_their_words_are_on(path: Path) -> None:
         for number, page in enumerate(pdf, start=1):
             text = page.get_textpage().get_text_range().lower()
             words = set(re.findall(r"[a-z]{4,}", text))
-            missing = words - words_of_pages(path.name)[number]
+            pages = words_of_pages(path.name)
+            beside = pages[number - 1] | pages[number + 1] if len(words) <= 6 else set()
+            missing = words - pages[number] - beside  # a page of a few words stands with a neighbour
             # words divided at the end of a line are mended in the segments
             assert len(missing) <= 0.05 * len(words), (number, sorted(missing))
 
