@@ -21,9 +21,9 @@ SET jit = off
 -- An approximate index goes on until enough rows have passed the filters and row-level security.
 SET hnsw.iterative_scan = 'relaxed_order'
 SET ivfflat.iterative_scan = 'relaxed_order'
--- until the end of this function; run.py sets what holds for a call
+-- until the end of this function; where a call wants others, search.py sets them
 SET hnsw.ef_search = 40
-SET ivfflat.probes = 1
+SET ivfflat.probes = 10
 SET enable_seqscan = off
 SET enable_sort = on
 AS $$

@@ -24,6 +24,8 @@ from ml_rag.errors import MlRagError
 
 #: what pgvector has by default
 EF_SEARCH, PROBES = "40", "1"
+#: what ml_rag._compile_question sets: of an IVFFlat index at least ten lists are read, if nobody says otherwise
+_SET = EF_SEARCH, "10", "off", "on"
 #: nodes that are looked at, at most
 _MOST_NODES = 100_000
 
@@ -104,7 +106,7 @@ class Context:
     #: the module that scores words
     keyword: Callable[[], Any]
     #: as the function that runs this begins
-    settings: tuple[str, str, str, str] = (EF_SEARCH, PROBES, "off", "on")
+    settings: tuple[str, str, str, str] = _SET
 
 
 class NoIndex(Exception):
@@ -143,7 +145,8 @@ class Search:
         self.request, self.question, self.vectors = request, question, vectors
         self._missing, self._corpus = missing, corpus
         arms = tuple(
-            replace(arm, has_own_vector=vectors.is_own(place)) for place, arm in enumerate(request.shape.arms, 1)
+            replace(arm, has_own_vector=True) if vectors.is_own(place) else arm
+            for place, arm in enumerate(request.shape.arms, 1)
         )
         self.shape = replace(request.shape, arms=arms, has_vector=vectors.question is not None)
         self.values = {"nothing": None, "read_bytes": None} | request.values | vectors.values
@@ -236,15 +239,14 @@ class Search:
         read = Near.first(arm.candidates)
         if source.condition:
             read = Near.filtered(arm.candidates, is_narrow=source.is_narrow)
-        if self.request.index.get("exact"):
-            read = replace(read, sort="exact")
-        read = replace(read, embedding=embedding, slot=self.vectors.slot(place, source.store))
-        if read.sort == "index":
-            quantization = self._quantization(source, embedding)
-            tuned = source.store.tuned if embedding is None else None
-            kept = tuned.rescore if tuned is not None and quantization == "binary" else None
-            read = replace(read, quantization=quantization, rescore=self.request.index.get("rescore") or kept)
-        return source, read
+        own_way: dict[str, Any] = {"embedding": embedding, "slot": self.vectors.slot(place, source.store)}
+        if read.sort == "exact" or self.request.index.get("exact"):
+            return source, replace(read, sort="exact", **own_way)
+        quantization = self._quantization(source, embedding)
+        tuned = source.store.tuned if embedding is None else None
+        kept = tuned.rescore if tuned is not None and quantization == "binary" else None
+        rescore = self.request.index.get("rescore") or kept
+        return source, replace(read, quantization=quantization, rescore=rescore, **own_way)
 
     def _quantization(self, source: Source, embedding: Embedding | None) -> str | None:
         """halfvec or binary where only an index of such vectors serves the metric."""
@@ -391,12 +393,13 @@ class Search:
             else:
                 made = kept.statement(self._plpy, self.shape, tuple(sources), self._context.schema, ways)
                 row = made.execute(self._plpy, self.values)[0]
+            checks = zip(self.searched(sources), row["short"], row["tied"], row["missing"], strict=True)
+            failed = [check for check in checks if any(check[1:])]
+            if not failed:
+                return row, sources
             again = [replace(source, searches=list(source.searches)) for source in sources]  # type: ignore[arg-type]
             is_again = False
-            checks = zip(self.searched(sources), row["short"], row["tied"], row["missing"], strict=True)
-            for (place, i), short, tied, missing in checks:
-                if not (short or tied or missing):
-                    continue
+            for (place, i), short, tied, missing in failed:
                 source, arm = sources[i - 1], self.shape.arms[place - 1]
                 search = source.searches[place - 1]
                 if isinstance(search, Near):

@@ -143,25 +143,25 @@ _VERSIONS = f"""SELECT c.oid::int8 AS relation, c.relowner::int8 AS owner, n.nsp
       SELECT string_agg(concat(x.ctid, x.xmin, i.ctid, i.xmin), NULL ORDER BY x.indexrelid)
       FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid WHERE x.indrelid = c.oid)) AS version
 FROM """
+_SCHEMA = "CROSS JOIN LATERAL (SELECT n.ctid, n.xmin, n.* FROM pg_namespace AS n WHERE n.oid = c.relnamespace"
 _USABLE = """c.relkind IN ('r', 'p', 'f', 'v', 'm') AND c.relispopulated
   AND has_schema_privilege(n.oid, 'USAGE') AND NOT pg_is_other_temp_schema(n.oid)"""
 
 
 def _statements(schema: str) -> Statements:
     """What is read of the catalog: simple statements, since one for all of it takes ten times as long, most of it to
-    begin. Each starts from an index, so that its cost does not grow with the number of tables. ``schema``: pgvector's,
-    as it is written."""
+    begin. Each starts from an index, so that its cost does not grow with the number of tables or schemas: OFFSET 0
+    keeps the planner from joining whole catalogs. ``schema``: pgvector's, as it is written."""
     types = f"('{schema}.vector'::regtype, '{schema}.halfvec'::regtype)"
     return Statements(
         {
             "metrics": ("SELECT m.name, m.operator, m.shift, m.is_complement FROM ml_rag.metric AS m",),
             "named": (
-                f"{_VERSIONS} pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
-                f" WHERE c.relname = ANY ($1) AND {_USABLE}",
+                f"{_VERSIONS} (SELECT c.ctid, c.xmin, c.* FROM pg_class AS c WHERE c.relname = ANY ($1) OFFSET 0) AS c"
+                f" {_SCHEMA} OFFSET 0) AS n WHERE {_USABLE}",
                 "name[]",
             ),
-            # every column of type vector is one entry of pg_depend away; OFFSET 0 keeps the planner from joining whole
-            # catalogs instead
+            # every column of type vector is one entry of pg_depend away
             "all": (
                 f"{_VERSIONS} (SELECT DISTINCT d.objid FROM pg_depend AS d"
                 f" WHERE d.refclassid = 'pg_type'::regclass AND d.refobjsubid = 0 AND d.refobjid IN {types}"
@@ -172,10 +172,7 @@ def _statements(schema: str) -> Statements:
                 " CROSS JOIN LATERAL ("
                 "SELECT c.ctid, c.xmin, c.* FROM pg_class AS c"
                 " WHERE c.oid = d.objid AND c.relowner <> ALL ($1) OFFSET 0) AS c"
-                " CROSS JOIN LATERAL ("
-                "SELECT n.ctid, n.xmin, n.* FROM pg_namespace AS n"
-                " WHERE n.oid = c.relnamespace AND n.nspowner <> ALL ($1) OFFSET 0) AS n"
-                f" WHERE {_USABLE}",
+                f" {_SCHEMA} AND n.nspowner <> ALL ($1) OFFSET 0) AS n WHERE {_USABLE}",
                 "oid[]",
             ),
             "relations": (
