@@ -14,13 +14,13 @@ demo: ## from nothing to three answers; OLLAMA=llama3.1:8b, or ENDPOINT=http://â
 WORKERS = $(if $(ML_RAG_TEST_DSN),,-n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder)
 
 # What a run leaves out, so that it takes no more than ten minutes on two idle cores, and what it has measured of each test (mk/durations.py).
-LONG = models or faults or fuzz
+LONG = models or faults or fuzz or integrations
 RECORDED = --junitxml=build/$@.xml
 
 test: ## the tests but the long ones, set-up included; ML_RAG_TEST_DSN=... runs them against another server
 	@ML_RAG_MODELS=none bash mk/test.sh $(WORKERS) $(RECORDED) -m 'not (slow or $(LONG))'
 
-test-rest: ## what test leaves out: real models, faults, fuzzing
+test-rest: ## what test leaves out: real models, frameworks, faults, fuzzing
 	@bash mk/test.sh $(WORKERS) $(RECORDED) -m 'not slow and ($(LONG))'
 
 test-all: ## all tests, also those marked slow, which show at each call what others show at one

@@ -50,7 +50,7 @@ def run_ci(folder: Path, failing: str = "", **reports: tuple[float, str]) -> tup
 def test_ci_runs_both_lanes_and_ends_with_the_count_of_both(tmp_path: Path) -> None:
     status, calls, output = run_ci(tmp_path, test=(60.0, ""), test_rest=(30.25, "<skipped/>"))
     assert status == 0
-    assert calls == ["make check", "docker short-if-possible", "setup integrations", "make test", "make test-rest"]
+    assert calls == ["make check", "docker short-if-possible", "make test", "setup integrations", "make test-rest"]
     *slowest, last = output.splitlines()
     assert [line.split() for line in slowest[-3:]] == [
         ["4.0", "tests/a.py"], ["3.5", "tests/test.py"], ["3.5", "tests/test_rest.py"],
