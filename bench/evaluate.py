@@ -304,6 +304,8 @@ def extractive_checks(connection: psycopg.Connection[Any], evaluation: Evaluatio
         yield Check("extractive, unanswerable questions refused", name, round(found.refused, 4), "(none)", None)
     milliseconds = round(found.milliseconds, 1)
     yield Check("extractive, ms beyond the search", name, milliseconds, "≤ 150", milliseconds <= 150)
+    stored = round(extractive.milliseconds_stored(connection, evaluation), 1)
+    yield Check("the same, sentences kept as a node group", name, stored, "≤ 20", stored <= 20)
     title = f"extractive, sentences of {found.answers} answers that stand in no citation"
     yield Check(title, name, found.invented, "0", found.invented == 0)
     if is_english and extractive.is_here(connection, extractive.SMALL_MODEL):

@@ -15,11 +15,12 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
+from bench import nodes
 from ml_rag.client.datasets import Question
 from ml_rag.client.evaluation import Evaluation
 from ml_rag.sentences import spans
 
-HALF, VERBATIM, BESIDE = 300, 1000, 40
+HALF, VERBATIM, BESIDE, TIMED = 300, 1000, 40, 50
 MODEL = "extractive"
 #: what it is held against, and what embeds texts that are not English
 SMALL_MODEL, MULTILINGUAL = "smollm2-135m-instruct", "multilingual-e5-small-q4"
@@ -73,11 +74,7 @@ def measure(
 
     def ask(question: Question, options: Jsonb) -> tuple[dict[str, Any], float]:
         nonlocal done, texts, invented
-        began = time.perf_counter()
-        row = connection.execute("SELECT public.ml_rag_answer(%s, %s)", (question.text, options)).fetchone()
-        milliseconds = (time.perf_counter() - began) * 1000
-        assert row is not None
-        answer: dict[str, Any] = row[0]
+        answer, milliseconds = _ask(connection, question, options)
         if answer.get("text") and answer["citations"]:
             texts += 1
             invented += sum(not _stands(sentence, answer["citations"]) for sentence in _sentences(answer["text"]))
@@ -108,6 +105,24 @@ def measure(
         answers=texts,
         invented=invented,
     )
+
+
+def _ask(connection: psycopg.Connection[Any], question: Question, options: Jsonb) -> tuple[dict[str, Any], float]:
+    """The answer, and the milliseconds of the call."""
+    began = time.perf_counter()
+    row = connection.execute("SELECT public.ml_rag_answer(%s, %s)", (question.text, options)).fetchone()
+    assert row is not None
+    return row[0], (time.perf_counter() - began) * 1000
+
+
+def milliseconds_stored(connection: psycopg.Connection[Any], evaluation: Evaluation) -> float:
+    """Of an answer beyond its search, where a node group has the sentences of the store."""
+    questions, store = shuffled(evaluation.dataset.questions, answerable=True)[:TIMED], evaluation.store
+    with nodes.group(connection, store, "sentences", transform="sentence", keyword_search=False):
+        return statistics.median(
+            _ask(connection, q, _options(store, 2))[1] - _ask(connection, q, _options(store, 2, skip_generate=True))[1]
+            for q in questions
+        )
 
 
 def beside(connection: psycopg.Connection[Any], evaluation: Evaluation) -> dict[str, tuple[float, float]]:

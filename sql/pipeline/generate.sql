@@ -39,7 +39,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: ml_rag.generate, with how many tokens it took and why it ended; null if the model server does not say
--- conversation: {"history", "history_tokens", "return_prompt", "embed_model"}; messages: the prompt, where return_prompt is true
+-- conversation: {"history", "history_tokens", "return_prompt", "embed_model", "known_cosines"}
+-- messages: the prompt, where return_prompt is true
 -- row_stores: those whose metadata stand in the prompt by default
 -- text: null if abstain and no sentence of an extractive answer has min_support
 DECLARE
@@ -68,7 +69,7 @@ BEGIN
     jsonb_build_object('model_id', _model) || (_options - 'context'),
     'prompt_options', _prompt_options - 'metadata', 'citations', cardinality(hits), 'conversation', CASE WHEN _model = 'extractive'
       THEN jsonb_build_object('embed_model', ml_rag._get_setting('embed_model_id')) || coalesce(conversation, '{}')
-      ELSE conversation - 'embed_model' END)));
+      ELSE conversation - '{embed_model,known_cosines}'::text[] END)));
   IF (_answer ->> 'documents_used')::integer < (_answer ->> 'documents_given')::integer THEN
     RAISE WARNING USING ERRCODE = '01000',
       MESSAGE = format('the answer is based on only %s of %s citations', _answer ->> 'documents_used',

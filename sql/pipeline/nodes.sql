@@ -1,4 +1,4 @@
--- nodes: the node groups of a store, and search in one of them; nodes/ makes and fills them.
+-- nodes: the node groups of a store, search in one of them, and the similarity of sentences that one keeps; nodes/ makes and fills them.
 --
 -- A node group is a table of texts that were made of a store's: each row has the key of the segment that it came from, as a
 -- foreign key. Its comment says what it is, so that it is dumped, renamed and dropped with it; that column node_embedding has
@@ -133,6 +133,62 @@ BEGIN
   END IF;
   filter.condition := concat(' AND (', _own, ') IN (', _before, 'true', filter.condition, _after, ')');
   RETURN filter;
+END
+$$;
+
+CREATE FUNCTION ml_rag._known_cosines(request ml_rag.request, stores ml_rag.store[], hits ml_rag.hit[]) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: {"vector": of the question, "cosines": {sentence: its cosine}} of the sentences of the hits that node groups keep with
+-- vectors of the first store's model; null = none, or a search that has no vector of the question as it is read
+-- Reads: the stores and node groups, as the caller
+DECLARE
+  _question @vector@.vector := request.query_embedding;
+  _one record;
+  _found jsonb;
+  _cosines jsonb := '{}';
+BEGIN
+  -- without such an arm the vector may be that of another text
+  IF _question IS NULL OR (request.rewritten).asked IS NOT NULL OR NOT EXISTS (
+    SELECT FROM unnest(request.arms) AS a WHERE a.search = 'semantic' AND a.query IS NULL AND a.query_embedding IS NULL) THEN
+    RETURN NULL;
+  END IF;
+  FOR _one IN
+    SELECT s.*, g.relation AS nodes, g.key, g.store_key, h.documents, h.first, h.last
+    FROM (SELECT h.vector_store, array_agg(h.document_key) AS documents,
+            array_agg(coalesce(h.first_segment, h.segment_number)) AS first,
+            array_agg(coalesce(h.last_segment, h.segment_number)) AS last
+          FROM unnest(hits) AS h GROUP BY h.vector_store) AS h
+    JOIN unnest(stores) AS s ON s.vector_store = h.vector_store AND s.embed_model_id = stores[1].embed_model_id
+      AND s.segment_number IS NOT NULL AND coalesce(s.document_id, s.document_name) IS NOT NULL
+    CROSS JOIN LATERAL (
+      SELECT g.* FROM ml_rag._node_groups(s.relation) AS g
+      JOIN pg_attribute AS a ON a.attrelid = g.relation AND a.attname = 'node_embedding'
+        AND a.atttypmod = @vector@.vector_dims(_question)
+      WHERE g.options @> '{"transform": "sentence", "parent": "segment"}' AND g.options ->> 'embed_model_id' = s.embed_model_id
+        AND has_table_privilege(g.relation, 'SELECT')
+      LIMIT 1) AS g
+  LOOP
+    IF _one.found IS DISTINCT FROM 'trusted' THEN
+      PERFORM ml_rag._hold(ml_rag._node_tables(_one.relation));
+    ELSIF NOT ml_rag._hold_trusted(ml_rag._node_tables(_one.relation)) THEN
+      CONTINUE;
+    END IF;
+    EXECUTE format($sql$
+      SELECT jsonb_object_agg(n.node, n.cosine) FILTER (WHERE n.cosine BETWEEN -1.01 AND 1.01) FROM (
+        SELECT n.node, 1 - (n.node_embedding OPERATOR(@vector@.<=>) $1) AS cosine
+        FROM unnest($2, $3, $4) AS h (document, first, last)
+        JOIN %s AS t ON t.%I = h.document::%s AND t.%I BETWEEN h.first AND h.last
+        JOIN %s AS n ON %s
+        WHERE n.node_number > 0 AND n.node_embedding IS NOT NULL) AS n
+      $sql$, ml_rag._relation_name(_one.relation), coalesce(_one.document_id, _one.document_name),
+      CASE WHEN _one.document_id IS NULL THEN 'text' ELSE _one.document_id_type END, _one.segment_number,
+      ml_rag._relation_name(_one.nodes), ml_rag._same_key('n', _one.key, 't', _one.store_key))
+    INTO _found USING _question, _one.documents, _one.first, _one.last;
+    _cosines := _cosines || coalesce(_found, '{}');
+  END LOOP;
+  RETURN CASE WHEN _cosines <> '{}' THEN jsonb_build_object('vector', _question::text::jsonb, 'cosines', _cosines) END;
 END
 $$;
 

@@ -227,7 +227,10 @@ BEGIN
     -- a question that was rewritten stands alone; where it has lost conditions, the model reads it as it was asked
     _generated := ml_rag._generate_text(coalesce((request.rewritten).asked, request.question), request.options -> 'model_options',
       retrieval.hits, request.options -> 'prompt', jsonb_strip_nulls(jsonb_build_object('return_prompt', request.options -> 'return_prompt',
-          'embed_model', retrieval.stores[1].embed_model_id)
+          'embed_model', retrieval.stores[1].embed_model_id, 'known_cosines',
+          CASE WHEN request.options @> '{"model_options": {"model_id": "extractive"}}'
+              AND NOT request.options @> '{"model_options": {"task": "summarization"}}'
+            THEN ml_rag._known_cosines(request, retrieval.stores, retrieval.hits) END)
         || CASE WHEN (request.rewritten).question IS NULL OR (request.rewritten).asked IS NOT NULL THEN jsonb_build_object(
           'history', request.options #> '{query_options,history}',
           'history_tokens', request.options #> '{query_options,history_tokens}') ELSE '{}' END),

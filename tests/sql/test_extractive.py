@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.cluster import Connection
+from support.hostile_server import hostile, reply
+from support.models_server import ModelsServer
+from support.nodes import create
 from support.stores import answer, create_store, error, fake_embedding, warnings_of
 
 TEXTS = {
@@ -125,3 +131,101 @@ def test_it_is_a_setting_too(owner: Connection, asker: Connection) -> None:
         "SELECT engine, task, available, is_default FROM ml_supported_models() WHERE model_id = 'extractive'"
     ).fetchall()
     assert rows == [("extractive", "generate", True, True)]
+
+
+class AskedServer(ModelsServer):
+    """A model server that keeps what it is asked to answer, and says nothing."""
+
+    asked: dict[str, Any]
+
+    def __call__(self, client: socket.socket, request: bytes) -> None:
+        if b"/v1/chat/completions" not in request.split(b"\r\n")[0]:
+            super().__call__(client, request)
+            return
+        self.asked = json.loads(request.partition(b"\r\n\r\n")[2])
+        reply({"choices": [{"message": {"content": "."}, "finish_reason": "stop"}]})(client, request)
+
+    @property
+    def cosines(self) -> dict[str, float] | None:
+        known = self.asked.get("known_cosines")
+        return None if known is None else known["cosines"]
+
+
+@pytest.fixture
+def asked_server(owner: Connection, store: None, local_sockets: Path) -> Iterator[AskedServer]:
+    with hostile(local_sockets, handler := AskedServer()) as running:
+        owner.execute("SELECT ml_rag.configure('model_server', %s)", (running.address,))
+        create(owner, "sentences", store="handbook", transform="sentence")
+        yield handler
+
+
+def test_sentences_of_a_node_group_are_known_by_their_stored_vectors(
+    asker: Connection, asked_server: AskedServer
+) -> None:
+    rag(asker, "hotel limit", n_citations=1)
+    vector = fake_embedding("hotel limit")
+    sentences = ["Hotels are paid in full.", "The hotel limit is 180 euros in London.", "Ask your manager first."]
+    cosines = [sum(a * b for a, b in zip(vector, fake_embedding(text), strict=True)) for text in sentences]
+    assert asked_server.asked["known_cosines"]["vector"] == pytest.approx(vector, abs=1e-6)
+    assert asked_server.cosines == pytest.approx(dict(zip(sentences, cosines, strict=True)), abs=1e-6)
+    rag(asker, "hotel limit", n_citations=1, retrieval_options={"segment_overlap": 1})
+    assert asked_server.cosines is not None
+    assert set(asked_server.cosines) == {*sentences, "Trains are free."}
+    assert "hotel limit" in asked_server.embedded("fake-embed")
+
+
+def test_cosines_are_those_with_the_question_or_none(
+    owner: Connection, asker: Connection, asked_server: AskedServer
+) -> None:
+    owner.execute("SELECT ml_rag.enable_keyword_search('handbook')")
+    other = {"search": "semantic", "query": {"text": "trains"}}
+    for options in (
+        {"semantic_search": False, "keyword_search": True},
+        {"arms": [other]},
+        {"model_options": {**MODEL, "task": "summarization"}},
+        {"model_options": {"model_id": "fake-generate"}},
+    ):
+        answer(asker, "hotel limit", {"model_options": MODEL, "n_citations": 1, **options})
+        assert asked_server.cosines is None
+    for options in ({"arms": [other, {"search": "semantic"}]}, {"arms": [{"search": "semantic", "in": "sentences"}]}):
+        rag(asker, "hotel limit", n_citations=1, **options)
+        assert asked_server.asked["known_cosines"]["vector"] == pytest.approx(fake_embedding("hotel limit"), abs=1e-6)
+
+
+def test_a_node_group_of_another_model_is_left_alone(
+    owner: Connection, asker: Connection, asked_server: AskedServer
+) -> None:
+    owner.execute("CALL ml_rag.add_embedding('handbook', 'next', '{\"embed_model_id\": \"other\"}')")
+    owner.execute("SELECT ml_rag.use_embedding('handbook', 'next')")
+    rag(asker, "hotel limit", n_citations=1, vector_store=["public.handbook"])
+    assert asked_server.asked["embed_model"] == "other"
+    assert asked_server.cosines is None
+
+
+def test_hidden_sentences_are_not_read(owner: Connection, asker: Connection, asked_server: AskedServer) -> None:
+    """Also those between segments that are cited as one, and where nodes may not be read at all."""
+    owner.execute("ALTER TABLE handbook ENABLE ROW LEVEL SECURITY")
+    owner.execute("CREATE POLICY p ON handbook USING (segment NOT LIKE 'Trains%')")
+    rag(asker, "hotel limit", n_citations=1, retrieval_options={"segment_overlap": 1})
+    assert asked_server.cosines is not None
+    assert "Hotels are paid in full." in asked_server.cosines
+    assert "Trains are free." not in asked_server.cosines
+    owner.execute("REVOKE SELECT ON handbook_sentences FROM ml_rag_user")
+    assert rag(asker, "hotel limit", n_citations=1)["text"] == "."
+    assert asked_server.cosines is None
+
+
+@pytest.mark.usefixtures("store")
+def test_answers_are_the_same_with_stored_sentences(owner: Connection, asker: Connection) -> None:
+    questions = ("hotel limit in London", "what does dinner cost", "is breakfast free", "trains")
+    before = [rag(asker, question)["text"] for question in questions]
+    create(owner, "sentences", store="handbook", transform="sentence")
+    assert [rag(asker, question)["text"] for question in questions] == before
+    # it is the stored vectors that count
+    row = owner.execute("SELECT ml_rag.embed('what does dinner cost')").fetchone()
+    assert row is not None
+    owner.execute("UPDATE handbook_sentences SET node_embedding = %s WHERE node LIKE 'Trains%%'", row)
+    one = {"max_sentences": 1, "min_support": 0.99}
+    with warnings_of(asker) as warnings:
+        assert rag(asker, "what does dinner cost", one)["text"] == "Trains are free."
+    assert warnings == []

@@ -16,8 +16,8 @@ _PROMPT_FIELDS = {"citation_style": "citation_style", "order": "document_order"}
 def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
     """``request``: prompt, documents (array or null), options of ml_generate and prompt_options, both parsed, and
     citations: how many of the documents, the first ones, are citations of the answer (null: it has none to point to).
-    conversation (or null): history (array of role and content), history_tokens, return_prompt and embed_model, as the
-    model server has them.
+    conversation (or null): history (array of role and content), history_tokens, return_prompt, embed_model and
+    known_cosines, as the model server has them.
 
     Returns text, documents_given and documents_used (both None without documents), support and min_support (of
     extractive answers, else None), prompt_tokens and generated_tokens (None where the model server does not tell),

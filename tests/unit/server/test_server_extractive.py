@@ -23,7 +23,7 @@ MEALS = (
 ENGINE = ExtractiveEngine(32768)
 
 
-def words_alone(question: str, texts: Sequence[str]) -> None:
+def words_alone(questions: Sequence[str], texts: Sequence[str]) -> None:
     return None
 
 
@@ -95,7 +95,7 @@ def test_max_tokens_and_stop_sequences_end_the_text() -> None:
 
 
 def test_similarity_counts_where_an_embedding_model_is_there() -> None:
-    def embed(question: str, texts: Sequence[str]) -> Any:
+    def embed(questions: Sequence[str], texts: Sequence[str]) -> Any:
         # the question is like the sentence about cats; nothing is like the rest
         rows = [[1.0, 0.0], *([0.8, 0.6] if "Cats" in text else [0.0, 1.0] for text in texts)]
         return np.array(rows, np.float32), np.array([[0.0, 1.0]], np.float32)
@@ -111,11 +111,37 @@ def test_similarity_counts_where_an_embedding_model_is_there() -> None:
 def test_similarity_is_counted_from_what_unrelated_texts_have() -> None:
     """As some models find any two texts alike."""
 
-    def embed(question: str, texts: Sequence[str]) -> Any:
+    def embed(questions: Sequence[str], texts: Sequence[str]) -> Any:
         rows = [[1.0, 0.0], *([0.9, 0.1] for _ in texts)]
         return np.array(rows, np.float32), np.array([[0.8, 0.2]] * 2, np.float32)
 
     assert ENGINE.extract(Question("felines", ["Cats sleep."], 1), embed).support == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("dimensions", [2, 3])
+def test_known_cosines_take_the_place_of_embeddings(dimensions: int) -> None:
+    """All of them, one, or those of another model, which do not count: the answer is the same."""
+    vectors = {"felines": [1.0, 0.0], "Dogs bark.": [0.0, 1.0], "Cats\nsleep.": [0.8, 0.6]}
+    asked: list[list[str]] = []
+
+    def embed(questions: Sequence[str], texts: Sequence[str]) -> Any:
+        asked.append([*questions, *texts])
+        rows = np.array([vectors[text] for text in asked[-1]], np.float32).reshape(-1, 2)
+        return rows, np.array([[0.1, 1.0]], np.float32)
+
+    for known, embedded in (
+        ({}, ["felines", "Dogs bark.", "Cats\nsleep."]),
+        ({"Cats sleep.": 0.8}, ["Dogs bark."]),
+        ({"Dogs bark.": 0.0, "Cats sleep.": 0.8}, []),
+    ):
+        asked.clear()
+        question = Question(
+            "felines", ["Dogs bark. Cats\nsleep."], 1, vector=[1.0, 0.0, 0.0][:dimensions], cosines=known
+        )
+        found = ENGINE.extract(question, embed)
+        assert [sentence.text for sentence in found.sentences] == ["Cats\nsleep."]
+        assert found.support == pytest.approx(0.7 / 0.9)
+        assert asked[-1] == (embedded if dimensions == 2 else ["felines", "Dogs bark.", "Cats\nsleep."])
 
 
 def test_a_summary_is_the_central_sentences() -> None:
@@ -195,6 +221,17 @@ def test_an_embedding_model_that_fails_costs_no_answer(server: RunningServer, em
     assert reply["ml_rag"]["min_support"] == 0.9
 
 
+def test_what_the_caller_knows_of_similarity_is_taken(server: RunningServer) -> None:
+    vector = [1.0, *[0.0] * 15]
+    known = {"vector": vector, "cosines": {"Breakfast is free.": 1.0, "Dinner costs up to 40 euros.": -1.0}}
+    documents = [{"text": "Breakfast is free. Dinner costs up to 40 euros."}]
+    for name, text in (("fake-embed", "Breakfast is free."), ("none", "Dinner costs up to 40 euros.")):
+        reply = ask(
+            server, messages=user("dinner"), documents=documents, embed_model=name, max_sentences=1, known_cosines=known
+        )
+        assert reply["choices"][0]["message"]["content"] == text
+
+
 def test_sentences_are_streamed(server: RunningServer) -> None:
     text = ask(
         server,
@@ -225,6 +262,9 @@ def test_a_summary_needs_no_documents(server: RunningServer) -> None:
         ({"messages": user("q"), "documents": [{"text": "t"}], "response_format": {"type": "json_object"}}, "no JSON"),
         ({"messages": user("q"), "documents": [{"text": "t"}], "max_sentences": 11}, "max_sentences"),
         ({"messages": user("q"), "documents": [{"text": "t"}], "min_support": 1.5}, "min_support"),
+        ({"messages": user("q"), "known_cosines": {"vector": [], "cosines": {}}}, "known_cosines.vector"),
+        ({"messages": user("q"), "known_cosines": {"vector": [float("nan")], "cosines": {}}}, "known_cosines.vector.0"),
+        ({"messages": user("q"), "known_cosines": {"vector": [1], "cosines": {"t": 1.1}}}, "known_cosines.cosines.t"),
     ],
 )
 def test_requests_that_it_refuses(server: RunningServer, body: dict[str, Any], message: str) -> None:

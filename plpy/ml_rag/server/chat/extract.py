@@ -16,7 +16,7 @@ from ml_rag.server.chat.prompt import FittedPrompt
 from ml_rag.server.chat.request import ChatRequest
 from ml_rag.server.engines import extractive
 from ml_rag.server.engines.extractive import Embed, Extract, ExtractiveEngine, Question
-from ml_rag.server.registry import Registry
+from ml_rag.server.registry import InputType, Registry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,7 +46,9 @@ def work(
     texts = engine.fitting(texts)
     sentences = body.max_sentences or (extractive.SUMMARY_SENTENCES if is_summary else extractive.SENTENCES)
     markers = min(body.citations or 0, len(texts)) if body.citation_style == "numbered" else 0
-    question = Question(asked, texts, sentences, is_summary, markers)
+    known = body.known_cosines
+    cosines = {} if known is None else {" ".join(text.split()): cosine for text, cosine in known.cosines.items()}
+    question = Question(asked, texts, sentences, is_summary, markers, known.vector if known else (), cosines)
     yield FittedPrompt([], len(texts) if body.documents else 0, 0)
     found = engine.extract(question, embed)
     yield found
@@ -59,24 +61,25 @@ def embedder(registry: Registry, engine: ExtractiveEngine, named: str | None, ca
     """
     loop = asyncio.get_running_loop()
 
-    async def vectors(model_id: str, question: str, texts: Sequence[str]) -> tuple[Floats, Floats]:
+    async def vectors(model_id: str, questions: Sequence[str], texts: Sequence[str]) -> tuple[Floats, Floats]:
+        async def of(given: Sequence[str], input_type: InputType) -> list[Floats]:
+            return [await registry.embed(model_id, given, cancelled, input_type)] if given else []
+
         async def unrelated() -> Floats:
             if model_id not in engine.unrelated:
                 found = await registry.embed(model_id, extractive.UNRELATED, cancelled, "document")
                 engine.unrelated[model_id] = found
             return engine.unrelated[model_id]
 
-        asked = registry.embed(model_id, [question], cancelled, "query")
-        found = registry.embed(model_id, texts, cancelled, "document")
-        first, others, base = await asyncio.gather(asked, found, unrelated())
-        return np.concatenate([first, others]), base
+        asked, found, base = await asyncio.gather(of(questions, "query"), of(texts, "document"), unrelated())
+        return np.concatenate([base[:0], *asked, *found]), base
 
-    def embed(question: str, texts: Sequence[str]) -> tuple[Floats, Floats] | None:
+    def embed(questions: Sequence[str], texts: Sequence[str]) -> tuple[Floats, Floats] | None:
         model_id = named or _first_here(registry)
         if model_id is None:
             return None
         try:
-            return asyncio.run_coroutine_threadsafe(vectors(model_id, question, texts), loop).result()
+            return asyncio.run_coroutine_threadsafe(vectors(model_id, questions, texts), loop).result()
         except (EngineFailed, InvalidRequest, ModelUnavailable, QueueFull, UnknownModel, WrongTask) as error:
             log.info("extractive answers by words alone: %s (%s)", error.message, error.detail)
             return None

@@ -56,6 +56,13 @@ class ChatTurn(_Model):
     content: str
 
 
+class KnownCosines(_Model):
+    """What is known of an extractive answer: the vector of the question, and its cosine with each sentence."""
+
+    vector: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(min_length=1, max_length=16000, fail_fast=True)
+    cosines: dict[str, Annotated[float, Field(ge=-1.01, le=1.01)]]
+
+
 class _JsonSchema(_Model):
     name: str = "answer"
     schema_: dict[str, Any] = Field(alias="schema")
@@ -129,10 +136,12 @@ class ChatRequest(_Model):
     answer_length: prompt.AnswerLength | None = None
     #: how many of the documents, the first ones, the answer may point to: other markers are taken out of it
     citations: int | None = Field(default=None, ge=0)
-    #: ours, of extractive answers: how many sentences, the least support, the embedding model of their similarity
+    #: ours, of extractive answers: how many sentences, the least support, the embedding model of their similarity, and
+    #: what is known of that
     max_sentences: int | None = Field(default=None, ge=1, le=10)
     min_support: float | None = Field(default=None, ge=0, le=1)
     embed_model: str | None = None
+    known_cosines: KnownCosines | None = None
     n: Literal[1] | None = None
     logprobs: Literal[False] | None = None
     tools: Annotated[list[Any] | None, Field(max_length=0)] = None

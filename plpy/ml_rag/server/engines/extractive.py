@@ -17,8 +17,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from ml_rag.server.catalogue import ModelEntry
 
-#: question (or "") and sentences to vectors of length 1, a row each, and those of UNRELATED; None without a model
-Embed = Callable[[str, Sequence[str]], "tuple[NDArray[np.float32], NDArray[np.float32]] | None"]
+#: questions and sentences to vectors of length 1, a row each, and those of UNRELATED; None without a model
+Embed = Callable[[Sequence[str], Sequence[str]], "tuple[NDArray[np.float32], NDArray[np.float32]] | None"]
 
 SENTENCES, SUMMARY_SENTENCES = 2, 3
 #: least support of an answer: by similarity, and by words alone. Of 600 answerable questions of squad2 1 % have less,
@@ -79,7 +79,8 @@ _NUMBER_WORD = re.compile(
 class Question:
     """What is asked of which texts, best first. ``text`` is empty where the central sentences are wanted.
 
-    ``markers``: of that many texts, the first ones, a sentence is followed by the number of its text.
+    ``markers``: of that many texts, the first ones, a sentence is followed by the number of its text. ``cosines``: of
+    sentences whose vectors are stored, by their text with single blanks, with ``vector``, that of the question.
     """
 
     text: str
@@ -87,6 +88,8 @@ class Question:
     max_sentences: int
     is_summary: bool = False
     markers: int = 0
+    vector: Sequence[float] = ()
+    cosines: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,11 @@ class Sentence:
     document: int
     number: int
     text: str
+
+    @property
+    def key(self) -> str:
+        """The text with single blanks."""
+        return " ".join(self.text.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +167,13 @@ class ExtractiveEngine:
         by_words = known if asked else _centrality(words)
         order = np.argsort(-(by_words + _RANK * _ranks(sentences)), kind="stable")[:_EMBEDDED]
         embedded = sorted(order.tolist())
-        similar, central = _similarities(question.text, [sentences[i].text for i in embedded], embed)
+        known = question.cosines if asked and not question.is_summary else {}
+        measured = _similarities(question, [sentences[i] for i in embedded], known, embed)
         scores = _WORDS * by_words + _RANK * _ranks(sentences)
         support, least = float(share.max()), MIN_SUPPORT_WORDS
-        if similar is not None and central is not None:
-            found = similar if asked else central
-            scores[embedded] += _SIMILARITY * found
+        if measured is not None:
+            similar, central = measured
+            scores[embedded] += _SIMILARITY * (similar if asked else central)
             support, least = float(np.clip(similar.max(), 0, 1)), MIN_SUPPORT
             if question.is_summary and asked:
                 scores[embedded] += _SIMILARITY * central
@@ -221,10 +230,10 @@ def _sentences_of(documents: Sequence[str]) -> list[Sentence]:
     sentences = []
     for place, text in enumerate(documents):
         for number, (start, end) in enumerate(spans(text)):
-            sentence = text[start:end]
-            if (key := " ".join(sentence.split())) not in seen:
-                seen.add(key)
-                sentences.append(Sentence(place, number, sentence))
+            sentence = Sentence(place, number, text[start:end])
+            if sentence.key not in seen:
+                seen.add(sentence.key)
+                sentences.append(sentence)
     return sentences
 
 
@@ -262,20 +271,34 @@ def _ranks(sentences: Sequence[Sentence]) -> NDArray[np.float64]:
 
 
 def _similarities(
-    question: str, texts: Sequence[str], embed: Embed
-) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
-    """Of each sentence to the question and to the mean of all: 0 = as unrelated texts, 1 = the same."""
-    embedded = embed(question, texts)
+    question: Question, sentences: Sequence[Sentence], known: Mapping[str, float], embed: Embed
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Of each sentence to the question, and to the mean of those that were embedded: 0 = as unrelated texts, 1 = the
+    same. ``known``: cosines; with these the question is not embedded either. None without a model."""
+    unknown = [sentence.text for sentence in sentences if sentence.key not in known]
+    embedded = embed([] if known else [question.text], unknown)
     if embedded is None:
-        return None, None
-    (asked, *_), found, unrelated = embedded[0], embedded[0][1:], embedded[1]
-    mean = found.mean(axis=0)
-    mean /= np.linalg.norm(mean) or 1
-    return tuple(
-        (found @ other - base).astype(np.float64) / (1 - min(base, 0.99))
-        for other in (asked, mean)
-        for base in (max(0.0, float((unrelated @ other).mean())),)
-    )
+        return None
+    rows, unrelated = embedded
+    if known and unrelated.shape[1] != len(question.vector):  # of another model
+        return _similarities(question, sentences, {}, embed)
+    asked, found = (_unit(np.array(question.vector, np.float32)), rows) if known else (rows[0], rows[1:])
+    mean = _unit(found.mean(axis=0) if len(found) else asked)
+    others = iter(found @ asked)
+    cosines = np.array([known[s.key] if s.key in known else next(others) for s in sentences])
+    return _above(cosines, unrelated @ asked), _above(found @ mean, unrelated @ mean)
+
+
+def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    scaled: NDArray[np.float32] = vector / (np.linalg.norm(vector) or 1)
+    return scaled
+
+
+def _above(cosines: NDArray[np.floating], unrelated: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Cosines as similarities, from those of unrelated texts on."""
+    base = max(0.0, float(unrelated.mean()))
+    counted: NDArray[np.float64] = (cosines - base).astype(np.float64) / (1 - min(base, 0.99))
+    return counted
 
 
 def _has_number(sentence: str, question: str) -> float:
