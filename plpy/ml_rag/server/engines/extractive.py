@@ -163,8 +163,8 @@ class ExtractiveEngine:
         words = [words_of(sentence.text) for sentence in sentences]
         asked = words_of(question.text)
         weights = _rarity(asked, words)
-        known, share = _shares(weights, words)
-        by_words = known if asked else _centrality(words)
+        present, share = _shares(weights, words)
+        by_words = present if asked else _centrality(words)
         order = np.argsort(-(by_words + _RANK * _ranks(sentences)), kind="stable")[:_EMBEDDED]
         embedded = sorted(order.tolist())
         known = question.cosines if asked and not question.is_summary else {}
