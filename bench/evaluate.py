@@ -29,15 +29,16 @@ from psycopg.types.json import Jsonb
 from rich.console import Console
 from rich.table import Table
 
-from bench import extractive, grounding, nlsql, nodes, parts, questions, rows, tables
+from bench import extractive, grounding, made, nlsql, nodes, parts, questions, rows, tables
 from bench.common import machine, own_database
-from bench.recorded import recorded_server
+from bench.recorded import recorded_server, served
 from ml_rag.client import datasets
 from ml_rag.client.datasets import Dataset, Question
-from ml_rag.client.eval import Bar, measure, table, write
+from ml_rag.client.eval import measure, table, write
 from ml_rag.client.evaluation import ARMS, Evaluation, connect
 from ml_rag.errors import InvalidRequest
 from ml_rag.server.catalogue import load_catalogue, models_dir
+from ml_rag.work import Work
 
 HERE = Path(__file__).parent
 DATABASE = "ml_rag_evaluation"
@@ -202,7 +203,7 @@ def _questions_about_tables(connection: psycopg.Connection[Any], folder: Path) -
 
 
 def question_checks(
-    connection: psycopg.Connection[Any], evaluation: Evaluation, data: Path, console: Console, bar: Bar
+    connection: psycopg.Connection[Any], evaluation: Evaluation, data: Path, console: Console, work: Work
 ) -> Iterator[Check]:
     """The figures of the question's side, on Northwind, with a recorded model."""
     found = questions.chats(connection, evaluation.store, data)
@@ -219,8 +220,8 @@ def question_checks(
     yield Check("documents that a question names, found", "northwind", named, "1", named == 1)
     yield Check("questions that only seem to name one, left alone", "northwind", alone, "1", alone == 1)
     evaluation.ask([question for question in evaluation.dataset.questions if question.documents])
-    with bar.task("northwind: simple against advanced") as told:
-        measured = questions.lines(evaluation, told)
+    with work.task("northwind: simple against advanced") as task:
+        measured = questions.lines(evaluation, task.tell)
     console.print(questions.table(measured))
     console.print()
     gain = round(questions.gain(measured), 4)
@@ -228,11 +229,11 @@ def question_checks(
 
 
 def merge_checks(
-    connection: psycopg.Connection[Any], evaluation: Evaluation, store: str, console: Console, bar: Bar
+    connection: psycopg.Connection[Any], evaluation: Evaluation, store: str, console: Console, work: Work
 ) -> Iterator[Check]:
     """What enrichment that is merged into the words adds, on Northwind by page, with a recorded model."""
-    with bar.task("northwind by page: merged enrichment") as told:
-        found = nodes.merged(connection, evaluation, store, told)
+    with work.task("northwind by page: merged enrichment") as task:
+        found = nodes.merged(connection, evaluation, store, task.tell)
     console.print(nodes.table("northwind by page: enrichment merged into the words (recorded model)", found))
     console.print()
     # with stemming the pages' own words find almost all of it: docs/nodes.md
@@ -243,13 +244,13 @@ def merge_checks(
 
 
 def sentence_checks(
-    connection: psycopg.Connection[Any], evaluation: Evaluation, console: Console, bar: Bar
+    connection: psycopg.Connection[Any], evaluation: Evaluation, console: Console, work: Work
 ) -> Iterator[Check]:
     """Sentences searched and their segments cited, against segments searched."""
     name = evaluation.dataset.name
     evaluation.ask([question for question in evaluation.dataset.questions if question.documents])
-    with bar.task(f"{name}: sentences") as told:
-        found = nodes.sentences(connection, evaluation, told)
+    with work.task(f"{name}: sentences") as task:
+        found = nodes.sentences(connection, evaluation, task.tell)
     console.print(nodes.table(f"{name}: sentences", found))
     console.print()
     for line, (ndcg_10, _) in found.items():
@@ -274,12 +275,12 @@ def node_checks(connection: psycopg.Connection[Any], evaluation: Evaluation) -> 
         )
 
 
-def embedding_checks(connection: psycopg.Connection[Any], pair: Sequence[Dataset], bar: Bar) -> Iterator[Check]:
+def embedding_checks(connection: psycopg.Connection[Any], pair: Sequence[Dataset], work: Work) -> Iterator[Check]:
     """Two embeddings of a store of two languages in one search."""
     both = parts.two_languages(*pair)
     evaluation = Evaluation(connection, both, "ml_rag_eval", {"language": "en", "ocr": None})
-    with bar.task(f"{both.name}: documents") as told:
-        evaluation.load(told)
+    with work.task(f"{both.name}: documents") as task:
+        evaluation.load(task.tell)
     parts.add_embedding(connection, evaluation.store)
     for dataset in pair:
         found = dict(parts.embeddings(evaluation, dataset.name))
@@ -290,11 +291,11 @@ def embedding_checks(connection: psycopg.Connection[Any], pair: Sequence[Dataset
         yield Check(title, f"{both.name}: {dataset.name}", change, "≥ -0.01", change >= -0.01)
 
 
-def extractive_checks(connection: psycopg.Connection[Any], evaluation: Evaluation, bar: Bar) -> Iterator[Check]:
+def extractive_checks(connection: psycopg.Connection[Any], evaluation: Evaluation, work: Work) -> Iterator[Check]:
     """The figures of answers without a language model."""
     name = evaluation.dataset.name
-    with bar.task(f"{name}: extractive answers") as told:
-        found = extractive.measure(connection, evaluation, told)
+    with work.task(f"{name}: extractive answers") as task:
+        found = extractive.measure(connection, evaluation, task.tell)
     is_english = name == "squad2"
     for sentences, share, least in (("one sentence", found.one, 0.78), ("two sentences", found.two, 0.86)):
         limit, reached = (f"≥ {least}", share >= least) if is_english else ("(none)", None)
@@ -341,10 +342,10 @@ def abstain_checks(connection: psycopg.Connection[Any], evaluation: Evaluation) 
     yield Check(title, name, round(refused, 4), "(none)", None)
 
 
-def grounding_checks(connection: psycopg.Connection[Any], folder: Path, bar: Bar) -> Iterator[Check]:
+def grounding_checks(connection: psycopg.Connection[Any], folder: Path, work: Work) -> Iterator[Check]:
     """The figures of ml_check_grounding."""
-    with bar.task("grounding") as told:
-        found = list(grounding.measure(connection, folder, told))
+    with work.task("grounding") as task:
+        found = list(grounding.measure(connection, folder, task.tell))
     for name, title, whole, half, least in found:
         yield Check(
             f"grounding, {title}: area under the ROC curve", name, round(whole, 4), f"≥ {least}", whole >= least
@@ -388,11 +389,23 @@ def table_checks(folder: Path) -> Iterator[Check]:
     yield Check("PDFs with tables, ms a page", "tables", round(milliseconds, 2), "(none)", None)
 
 
+def made_checks(name: str, found: made.Measured) -> Iterator[Check]:
+    """What questions made of the documents say."""
+    title = f"made questions, {found.answerable}: own segment among the first three"
+    yield Check(title, name, round(found.own, 4), "(none)", None)
+    if found.refused is not None and found.wrongly_refused is not None:
+        title = f"made unanswerable questions, {found.unanswerable}: refused by the limit kept on their other half"
+        yield Check(title, name, round(found.refused, 4), "(none)", None)
+        yield Check("answerable ones refused by it", name, round(found.wrongly_refused, 4), "(none)", None)
+
+
 @contextmanager
-def recorded_model(connection: psycopg.Connection[Any], data: Path, store: str | None = None) -> Iterator[None]:
+def recorded_model(
+    connection: psycopg.Connection[Any], data: Path, store: str | None = None, written: made.Written | None = None
+) -> Iterator[None]:
     """Meanwhile the database asks a model server that has the recorded completions too.
 
-    ``store``: of Northwind, whose segments have recorded nodes.
+    ``store``: of Northwind, whose segments have recorded nodes. ``written``: recorded questions, in place of all these.
     """
     recorded = nodes.enrichments(connection, store, data) if store else None
     (former,) = connection.execute("SELECT value FROM ml_rag.setting WHERE name = 'model_server'").fetchone() or ("",)
@@ -400,7 +413,12 @@ def recorded_model(connection: psycopg.Connection[Any], data: Path, store: str |
     with tempfile.TemporaryDirectory(prefix="ml_rag_eval_") as folder:
         Path(folder).chmod(0o711)
         path = Path(folder) / "recorded.sock"
-        with recorded_server(data, models_dir(load_catalogue()), path, recorded) as server:
+        models = models_dir(load_catalogue())
+        with (
+            recorded_server(data, models, path, recorded)
+            if written is None
+            else served(made.writer(written), models, path)
+        ) as server:
             connection.execute("SELECT ml_rag.configure('model_server', %s)", (f"unix:{server.socket}",))
             try:
                 yield
@@ -445,7 +463,7 @@ def main(dsn: str, data: Path, output: Path, arms: str) -> None:
     own = own_database(dsn, DATABASE)
     results: dict[str, Any] = {}
     found: list[Check] = []
-    with connect(own) as connection, Bar(Console(stderr=True)) as bar:
+    with connect(own) as connection, Work(Console(stderr=True)) as work:
         # of a database of its own, where routines need no schema before them
         connection.execute("RESET search_path")
         for dataset in sets(data, console):
@@ -453,7 +471,7 @@ def main(dsn: str, data: Path, output: Path, arms: str) -> None:
             ocr = shutil.which("tesseract") is not None and any(isinstance(d, Path) for d in dataset.documents.values())
             options = {"language": language(dataset), "ocr": ocr or None}
             evaluation = Evaluation(connection, dataset, "ml_rag_eval", options)
-            result = measure(evaluation, arms.split(","), None, {"k": CUTOFFS}, bar)
+            result = measure(evaluation, arms.split(","), None, {"k": CUTOFFS}, work)
             console.print(table(result, CUTOFFS))
             for arm, run in result["arms"].items():
                 if "missing" in run:
@@ -462,39 +480,46 @@ def main(dsn: str, data: Path, output: Path, arms: str) -> None:
             found += checks(connection, evaluation, result)
             if dataset.name == "northwind" and (data / "recorded").is_dir():
                 with recorded_model(connection, data):
-                    found += question_checks(connection, evaluation, data, console, bar)
+                    found += question_checks(connection, evaluation, data, console, work)
                     pages = nodes.make_pages(connection, evaluation.store)
                 with recorded_model(connection, data, pages):
-                    found += merge_checks(connection, evaluation, pages, console, bar)
+                    found += merge_checks(connection, evaluation, pages, console, work)
+                written = made.pages(nodes.enrichments(connection, pages, data))
+                with recorded_model(connection, data, written=written):
+                    found += made_checks(dataset.name, made.measure(connection, pages))
                 answers, sentences = (round(x, 4) for x in grounding.kept(connection, dataset, evaluation.store))
                 title = "answers of a large model without their unsupported sentences"
                 found.append(Check(f"{title}: something is left", dataset.name, answers, "≥ 0.97", answers >= 0.97))
                 found.append(Check(f"{title}: sentences that stay", dataset.name, sentences, "(none)", None))
             if dataset.name in ("northwind", "squad2"):
-                found += sentence_checks(connection, evaluation, console, bar)
+                found += sentence_checks(connection, evaluation, console, work)
                 found += rerank_checks(connection, evaluation)
             if dataset.name == "squad2":
                 found += node_checks(connection, evaluation)
             if dataset.name in ("squad2", "cmrc2018_trial"):
-                found += extractive_checks(connection, evaluation, bar)
+                found += extractive_checks(connection, evaluation, work)
             if dataset.name == "cmrc2018_trial" and extractive.is_here(connection, extractive.MULTILINGUAL):
                 own_store = replace(dataset, name=f"{dataset.name} {extractive.MULTILINGUAL}")
                 model = {"embed_model_id": extractive.MULTILINGUAL}
                 evaluation = Evaluation(connection, own_store, "ml_rag_eval", {**options, **model})
-                with bar.task(f"{own_store.name}: documents") as told:
-                    evaluation.load(told)
-                found += extractive_checks(connection, evaluation, bar)
+                with work.task(f"{own_store.name}: documents") as task:
+                    evaluation.load(task.tell)
+                found += extractive_checks(connection, evaluation, work)
             if dataset.name == "squad2":
                 found += abstain_checks(connection, evaluation)
+                written = made.paragraphs(connection, evaluation.store, data)
+                with recorded_model(connection, data, written=written):
+                    measured = made.measure(connection, evaluation.store, made.UNANSWERABLE)
+                    found += made_checks(dataset.name, measured)
             results[dataset.name] = {**result, "language": language(dataset)}
         pair = [data / name for name in ("squad2", "cmrc2018_trial")]
         if all(folder.is_dir() for folder in pair) and extractive.is_here(connection, parts.MULTILINGUAL):
-            found += embedding_checks(connection, [datasets.read(folder) for folder in pair], bar)
+            found += embedding_checks(connection, [datasets.read(folder) for folder in pair], work)
         if (data / "nlsql").is_dir():
             more, results["nlsql"] = _questions_about_tables(connection, data / "nlsql")
             found += more
         if (data / "grounding").is_dir():
-            found += grounding_checks(connection, data / "grounding", bar)
+            found += grounding_checks(connection, data / "grounding", work)
         if (data / "tables").is_dir():
             found += table_checks(data / "tables")
         if (data / "shop").is_dir():

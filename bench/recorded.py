@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,16 @@ def recorded_server(
     ``nodes``: text -> what is recorded for it, see ``bench.nodes.enrichments``.
     """
     recorded = {**rewrites(data), **(nodes or {})}
-    with scripted_endpoint(lambda body: completion(body, recorded)) as url:
+    with served(lambda body: completion(body, recorded), models_dir, socket) as server:
+        yield server
+
+
+@contextmanager
+def served(
+    answer: Callable[[dict[str, Any]], str], models_dir: Path | None, socket: Path | None = None
+) -> Iterator[RunningServer]:
+    """The same, whose model ``recorded`` answers what the function gives for the body of a request."""
+    with scripted_endpoint(answer) as url:
         config = f'[server]\nsocket_mode = "0666"\n{remote_model(MODEL, url)}'
         with running_server(fake_models=False, config=config, models_dir=models_dir, socket=socket) as server:
             yield server

@@ -109,3 +109,9 @@ def test_the_command_imports_a_subcommand_when_it_is_asked_for() -> None:
 def test_the_client_needs_none_of_the_packages_of_the_server() -> None:
     after = modules_after("; ".join(f"import {name}" for name in CLIENT))
     assert not after & {"numpy", "pydantic", "starlette", "httpx", "uvicorn", "orjson", "tokenizers", "lxml"}
+
+
+def test_benchmarks_find_what_they_import() -> None:
+    names = sorted(f"bench.{path.stem}" for path in (PLPY.parent / "bench").glob("*.py") if path.stem != "__main__")
+    done = subprocess.run([sys.executable, "-c", f"import {', '.join(names)}"], cwd=PLPY.parent, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
