@@ -206,3 +206,48 @@ def picture_pdf(above: str, rows: list[str], below: str) -> bytes:
     out = BytesIO()
     pdf.save(out)
     return out.getvalue()
+
+
+def drawn(text: str, size: tuple[int, int] = (400, 200), kind: str = "PNG") -> bytes:
+    """A picture file with a text in it."""
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", size, "white")
+    ImageDraw.Draw(image).text((10, 10), text, fill=(0, 0, 0), font_size=40)
+    out = BytesIO()
+    image.save(out, kind)
+    return out.getvalue()
+
+
+def docx_with_pictures(*parts: str | bytes) -> bytes:
+    """A Word document of paragraphs, texts or the bytes of a PNG each."""
+    body, relations, files = "", "", {}
+    for number, part in enumerate(parts):
+        if isinstance(part, str):
+            body += f"<w:p><w:r><w:t>{part}</w:t></w:r></w:p>"
+            continue
+        files[f"word/media/p{number}.png"] = part
+        relations += f'<Relationship Id="p{number}" Type="{_OFFICE}/image" Target="media/p{number}.png"/>'
+        body += (
+            '<w:p><w:r><w:drawing><wp:inline xmlns:wp="http://schemas.openxmlformats.org/drawingml/2006/'
+            'wordprocessingDrawing"><a:graphic xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main">'
+            '<a:graphicData uri="http://schemas.openxmlformats.org/drawingml/2006/picture"><pic:pic '
+            'xmlns:pic="http://schemas.openxmlformats.org/drawingml/2006/picture"><pic:blipFill>'
+            f'<a:blip xmlns:r="{_OFFICE}" r:embed="p{number}"/></pic:blipFill></pic:pic></a:graphicData></a:graphic>'
+            "</wp:inline></w:drawing></w:r></w:p>"
+        )
+    files["word/_rels/document.xml.rels"] = f'<Relationships xmlns="{_RELATIONS}">{relations}</Relationships>'
+    return docx(body, **files)
+
+
+def pptx_with_picture(title: str, picture: bytes) -> bytes:
+    """A presentation of one slide, with a picture in a group of shapes."""
+    from pptx import Presentation
+
+    deck = Presentation()
+    slide = deck.slides.add_slide(deck.slide_layouts[5])
+    slide.shapes.title.text = title
+    slide.shapes.add_group_shape().shapes.add_picture(BytesIO(picture), 0, 0)
+    out = BytesIO()
+    deck.save(out)
+    return out.getvalue()

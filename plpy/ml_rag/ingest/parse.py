@@ -17,6 +17,7 @@ from ml_rag.ingest.formats import FORMATS
 from ml_rag.ingest.formats.archive import MAX_UNPACKED
 from ml_rag.ingest.formats.common import Request
 from ml_rag.ingest.formats.detect import detect
+from ml_rag.ingest.formats.pictures import Pictures
 
 zstd.install()
 
@@ -31,13 +32,15 @@ def parse(
     formats: Sequence[str] | None = None,
     language: str | None = None,
     ocr: bool = False,
+    pictures: Pictures | None = None,
 ) -> abc.Document:
     """The document in the bytes: at least one block, Markdown, NFC, ``\\n`` line ends, no NUL.
 
     Compressed bytes (gzip, bzip2, xz, Zstandard) are read as what they hold. ``name`` decides between text formats
     only; everything else is found in the content. ``formats`` limits which
     formats are accepted (None or empty: all; ``FORMATS`` and usual endings such as ``md``). ``language`` (ISO 639-1)
-    helps with old encodings and OCR. ``ocr`` reads images, also those of pages that have no text.
+    helps with old encodings and OCR. ``ocr`` reads images, also those of pages that have no text. ``pictures`` collects
+    them for a model, or has what it said of them.
 
     Raises DocumentError where there is no document to be had, InvalidRequest for an unknown name in ``formats``,
     EngineFailed where the library of a format is missing.
@@ -52,7 +55,7 @@ def parse(
         module, _, function = FORMATS[found].parser.partition(".")
         parser: Callable[[str, bytes, Request], abc.Document]
         parser = getattr(importlib.import_module(f"ml_rag.ingest.formats.{module}"), function)
-        document = parser(name, content, Request(language, ocr))
+        document = parser(name, content, Request(language, ocr, pictures))
     except DocumentError:
         raise
     except ImportError as error:

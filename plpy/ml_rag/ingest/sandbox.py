@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 import weakref
+from base64 import b64decode
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -81,15 +82,25 @@ class Job:
     formats: Sequence[str] | None = None
     language: str | None = None
     ocr: bool = False
+    #: the model that describes its pictures, and what it said of them by number; without that they are collected
+    describe_images: str | None = None
+    described: dict[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A document's format as found in its content, its metadata, its segments."""
+    """A document's format as found in its content, its metadata, its segments.
+
+    Of one whose pictures were collected only these: number and JPEG of each, and why others are left out.
+    """
 
     format: str
     metadata: dict[str, Any]
     segments: list[Segment]
+    pictures: list[tuple[int, bytes]] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
+    #: whether another load may find more in it
+    is_passing: bool = False
 
 
 class _Lost(Exception):
@@ -317,6 +328,8 @@ class Sandbox:
             "formats": list(job.formats) if job.formats is not None else None,
             "language": job.language,
             "ocr": job.ocr,
+            "describe_images": job.describe_images,
+            "described": job.described,
             "model": job.tokenizer.key,
             "chunking": [how.split_by, how.segment_tokens, how.overlap_tokens, how.context],
             "cpu_seconds": self.limits.cpu_seconds,
@@ -327,6 +340,9 @@ class Sandbox:
         if "error" in answer:
             child.spent = answer.get("spent", False)
             raise from_json(answer, DocumentError.status)
+        if "pictures" in answer:
+            pictures = [(number, b64decode(jpeg)) for number, jpeg in answer["pictures"]]
+            return Parsed("", {}, [], pictures, answer["left_out"])
         segments = [Segment(row["text"], row["tokens"], row["metadata"], row["context"]) for row in answer["segments"]]
         return Parsed(answer["format"], answer["metadata"], segments)
 

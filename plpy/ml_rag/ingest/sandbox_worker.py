@@ -8,6 +8,7 @@ the content. Knows no model and no network.
 from __future__ import annotations
 
 import array
+import contextlib
 import errno
 import importlib
 import json
@@ -17,6 +18,7 @@ import signal
 import socket
 import sys
 import tempfile
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 
@@ -76,10 +78,12 @@ def _content(descriptor: int) -> bytes:
 
 class _Worker:
     def __init__(self, parse: Callable[..., Document]) -> None:
+        from ml_rag.ingest.formats.pictures import Pictures
         from ml_rag.ingest.split import Chunking, split
         from ml_rag.ingest.units import Counter
 
         self._parse = parse
+        self._pictures = Pictures
         self._split, self._chunking, self._counter = split, Chunking, Counter
         self._counters: dict[str, Counter] = {}
 
@@ -93,13 +97,17 @@ class _Worker:
         self._counters[request["model"]] = self._counter(tokenizer, request["prefix"])
 
     def document(self, request: dict[str, Any], descriptor: int) -> dict[str, Any]:
-        document = self._parse(
-            request["name"],
-            _content(descriptor),
-            formats=request["formats"],
-            language=request["language"],
-            ocr=request["ocr"],
-        )
+        """The document's segments, or first its pictures, where a model shall describe them."""
+        content = _content(descriptor)
+        options = {"formats": request["formats"], "language": request["language"], "ocr": request["ocr"]}
+        if (model := request["describe_images"]) is not None:
+            options["pictures"] = pictures = self._pictures(model, request["described"])
+            if request["described"] is None:
+                with contextlib.suppress(DocumentError):  # raised again where it still holds
+                    self._parse(request["name"], content, **options | {"ocr": False})
+                wanted = [(number, b64encode(jpeg).decode()) for number, jpeg in pictures.wanted]
+                return {"pictures": wanted, "left_out": pictures.left_out}
+        document = self._parse(request["name"], content, **options)
         how, counter = self._chunking(*request["chunking"]), self._counters[request["model"]]
         segments = self._split(document, how, counter, request["segments"])
         return {

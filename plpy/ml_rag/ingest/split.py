@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from ml_rag.abc import Block, Document, Segment
 from ml_rag.errors import DocumentError, InvalidRequest
+from ml_rag.ingest.formats.pictures import DESCRIBED_BY
 from ml_rag.ingest.units import (
     AFTER_HEADING,
     CHARACTER,
@@ -121,12 +122,12 @@ def split(document: Document, how: Chunking, counter: Counter, most: int = MAX_S
     A segment's metadata are its block's, ``headings``, the path of headings it stands under, and ``table`` where one is
     in it: its number in the document, and its caption. A segment that goes on with a table begins with that table's
     header, and a row is cut only where it does not fit by itself. With ``overlap_tokens`` a segment begins with the
-    last words of the one before it, where both are of one section of one block; a table's header takes their place. A
-    segment and its context have at most ``segment_tokens`` together. Raises ``DocumentError`` where there are more
-    than ``most``.
+    last words of the one before it, where both are of one section of one block; a table's header takes their place.
+    One of a picture's description begins with the name of the model that wrote it. A segment and its context have at
+    most ``segment_tokens`` together. Raises ``DocumentError`` where there are more than ``most``.
     """
     if how.split_by == NONE:
-        pages = (Block(clean(page.text), page.metadata) for page in _joined(document.blocks, NONE))
+        pages = (Block(_origin(page) + clean(page.text), page.metadata) for page in _joined(document.blocks, NONE))
         return _at_most(most, [Segment(page.text, 0, page.metadata) for page in pages if page.text.strip()])
     limit = max(1, how.segment_tokens - counter.overhead)
     context = _Context(document if how.context == "headings" else None, counter, limit // _CONTEXT_SHARE)
@@ -138,10 +139,18 @@ def split(document: Document, how: Chunking, counter: Counter, most: int = MAX_S
         text = clean(block.text)
         found = units(text, counter, limit)
         if found.starts:
-            cutter = _Cutter(found, limit, overlap, how.split_by, context, labels.of(found.tables))
+            origin = _origin(block)
+            room = max(1, limit - counter.count([origin])[0] + counter.overhead) if origin else limit
+            cutter = _Cutter(found, room, min(overlap, room // 2), how.split_by, context, labels.of(found.tables))
             pieces.extend(_Piece(cutter, block, *piece) for piece in cutter.pieces(path))
             _at_most(most, pieces)  # counting them takes most of the time
     return _at_most(most, _counted(pieces, how.segment_tokens, counter, context))
+
+
+def _origin(block: Block) -> str:
+    """What stands before a text that a model has made of a picture."""
+    model = block.metadata.get(DESCRIBED_BY)
+    return f"(Picture, described by the model {model})\n\n" if model else ""
 
 
 def _at_most(most: int, found: list[_T]) -> list[_T]:
@@ -218,7 +227,7 @@ def _with_neighbours(blocks: Iterator[Block]) -> Iterator[Block]:
     short: list[Block] = []
     ready: Block | None = None
     for block in blocks:
-        if not block.metadata.keys() & {"page", "slide"}:
+        if not block.metadata.keys() & {"page", "slide"} or DESCRIBED_BY in block.metadata:
             yield from [ready] if ready else []
             yield from short
             short, ready = [], None
@@ -267,7 +276,8 @@ class _Piece:
 
     def text(self) -> str:
         table = None if self.bare else self.cutter.header(self.first)
-        return (table.header if table else "") + self.cutter.found.slice(self.shared, self.end)
+        body = (table.header if table else "") + self.cutter.found.slice(self.shared, self.end)
+        return _origin(self.block) + body
 
     def label(self) -> dict[str, Any] | None:
         """Of the first table that it has a part of."""

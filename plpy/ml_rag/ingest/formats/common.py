@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ml_rag import abc
+from ml_rag.ingest.formats.pictures import Pictures
 
 #: a wider table is no grid that a person reads: its cells stand in a line, and empty ones are left out
 MAX_COLUMNS = 512
@@ -33,10 +34,14 @@ CAPTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """How the caller wants a document read. ``language`` is an ISO 639-1 code or None."""
+    """How the caller wants a document read. ``language`` is an ISO 639-1 code or None.
+
+    ``pictures``: where a model describes them.
+    """
 
     language: str | None = None
     ocr: bool = False
+    pictures: Pictures | None = None
 
 
 def clean(text: str) -> str:

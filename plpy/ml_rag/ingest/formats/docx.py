@@ -8,7 +8,7 @@ from typing import Any
 from ml_rag import abc
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip
 from ml_rag.ingest.formats.common import Request, document, metadata
-from ml_rag.ingest.formats.html import html_to_markdown
+from ml_rag.ingest.formats.html import html_blocks
 
 # mammoth knows headings; the title styles are left to the caller.
 _STYLES = """
@@ -22,16 +22,27 @@ i => span
 """
 
 
-def parse_docx(_name: str, content: bytes, _request: Request) -> abc.Document:
-    """One block: the format has no page borders. Images are left out, links keep their text."""
+def parse_docx(_name: str, content: bytes, request: Request) -> abc.Document:
+    """One block, but for pictures that are described: the format has no page borders. Links keep their text."""
     import mammoth  # type: ignore[import-untyped]
 
     with open_zip(content) as archive:
         check_entities(archive)
         meta = metadata(**core_properties(archive))
 
-    def no_image(_image: Any) -> list[Any]:
-        return []
+    described: list[str] = []
 
-    html = mammoth.convert_to_html(BytesIO(content), convert_image=no_image, style_map=_STYLES).value
-    return document("docx", [(html_to_markdown(html), {})], meta)
+    def convert_image(image: Any) -> list[Any]:
+        def read() -> bytes:
+            with image.open() as file:
+                found: bytes = file.read()
+                return found
+
+        if request.pictures is None or not (text := request.pictures.describe(read)):
+            return []
+        described.append(text)
+        return [mammoth.html.element("img", {"src": str(len(described) - 1)})]
+
+    html = mammoth.convert_to_html(BytesIO(content), convert_image=convert_image, style_map=_STYLES).value
+    blocks = html_blocks(html, request.pictures, lambda source: described[int(source)])
+    return document("docx", blocks, meta)

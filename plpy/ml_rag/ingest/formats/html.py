@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
 
 from ml_rag import abc
 from ml_rag.ingest.formats.common import Request, document, metadata, pipe_table
 from ml_rag.ingest.formats.encoding import decode
+from ml_rag.ingest.formats.pictures import Pictures
 
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup
@@ -17,21 +21,60 @@ _DROPPED = ["script", "style", "noscript", "template", "svg", "iframe", "object"
 _CELLS = ["td", "th"]
 # Marks between cells and rows while the converter works from the inside out; ``clean`` removes any in the source.
 _OPEN, _CELL, _ROW = "\x1d", "\x1f", "\x1e"
-_MARKS = re.compile("[\x1c-\x1f]")
+# Around the number of a description that stands there.
+_DESCRIPTION = "\x02"
+_DESCRIPTIONS = re.compile(f"{_DESCRIPTION}([0-9]+){_DESCRIPTION}")
+_MARKS = re.compile(f"[{_DESCRIPTION}\x1c-\x1f]")
 _SPANS = re.compile(_OPEN + r"(\d+),(\d+),")
 _MAX_SPAN = 64
 
 
 def parse_html(_name: str, content: bytes, request: Request) -> abc.Document:
-    """One block of Markdown; title and author from the head."""
-    soup = _soup(decode(content, request.language))
-    meta = _metadata(soup)
-    return document("html", [(_convert(soup), {})], meta)
+    """One block of Markdown, but for pictures that are described; title and author from the head."""
+    text = decode(content, request.language)
+    meta = _metadata(_soup(text))
+    pictures = request.pictures
+
+    def describe(source: str) -> str:
+        return pictures.describe(lambda: _embedded(source)) if pictures and source.startswith("data:image/") else ""
+
+    return document("html", html_blocks(text, pictures, describe), meta)
 
 
 def html_to_markdown(text: str) -> str:
     """Markdown of a piece of HTML."""
     return _convert(_soup(text))
+
+
+def html_blocks(
+    text: str, pictures: Pictures | None, describe: Callable[[str], str]
+) -> list[tuple[str, dict[str, Any]]]:
+    """Blocks of a piece of HTML: Markdown, and where ``pictures`` is given a block for each picture that has a text.
+
+    ``describe``: the text by the picture's address. A picture in a table comes after it.
+    """
+    soup = _soup(text)
+    texts: list[str] = []
+    for image in soup.find_all("img") if pictures else ():
+        if described := describe(str(image.get("src", ""))):
+            mark = soup.new_tag("p")
+            mark.string = f"{_DESCRIPTION}{len(texts)}{_DESCRIPTION}"
+            (image.find_parents("table") or [image])[-1].insert_after(mark)
+            texts.append(described)
+    parts = _DESCRIPTIONS.split(_convert(soup))
+    blocks: list[tuple[str, dict[str, Any]]] = [(parts[0], {})]
+    for number, after in zip(parts[1::2], parts[2::2], strict=True):
+        assert pictures is not None
+        blocks += [*pictures.described(texts[int(number)], {}), (after, {})]
+    return blocks
+
+
+def _embedded(address: str) -> bytes:
+    """The bytes of a data URI. Raises ValueError."""
+    head, _, data = address.partition(",")
+    if head.endswith(";base64"):
+        return b64decode(unquote_to_bytes(data))
+    return unquote_to_bytes(data)
 
 
 def html_title(text: str) -> str | None:

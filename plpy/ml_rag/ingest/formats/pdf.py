@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -18,6 +19,7 @@ from ml_rag.ingest.formats.ocr import read_image
 from ml_rag.ingest.formats.pdf_grid import rulings
 from ml_rag.ingest.formats.pdf_tables import find_tables, goes_on, may_have_tables
 from ml_rag.ingest.formats.pdf_words import Table, Word, WordPlace
+from ml_rag.ingest.formats.pictures import MAX_SIDE, Pictures
 from ml_rag.ingest.formats.running import running
 
 MAX_PAGES = 20_000
@@ -26,6 +28,8 @@ _HEADING_RATIO = 1.15
 _HEADING_LENGTH = 120
 #: points per inch of a PDF; scans are read at 300 dots per inch
 _OCR_SCALE = 300 / 72
+#: longer side of a picture that OCR reads, in pixels: a page of A2 at that; one of 14,400 points would have 60,000
+_OCR_SIDE = 7016
 #: pictures smaller than this, in points, hold no text worth reading: logos, bullets, rules
 _PICTURE_WIDTH, _PICTURE_HEIGHT = 72, 24
 
@@ -48,6 +52,10 @@ _BULLET = re.compile(r"^(?:[•●▪■◦‣–\-*·○➢]|o|\(?\d{1,3}[.)]|\
 _GLYPH_BULLET = re.compile(r"^[•●▪■◦‣·○➢\uf0b7\uf0a7]\s*")
 _SENTENCE_END = re.compile(r"[.!?:;…。！？：；][\"'”’)\]]*$")
 _WIDE = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]")
+
+
+#: left, bottom, right, top, in points, y upwards
+_Place = tuple[float, float, float, float]
 
 
 @dataclass(slots=True)
@@ -77,7 +85,8 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
     """A block a page with ``{"page": n}``, 1-based.
 
     Where the request wants OCR, it reads pages without text, and the pictures on pages with text at their place: a
-    table is often one.
+    table is often one. Where a model describes pictures, what it says of a page without text, or of the pictures on one
+    with text, follows the page.
 
     Raises DocumentError for encrypted and broken files, and where no page has text.
     """
@@ -97,6 +106,7 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
             raise DocumentError("document has no pages" if not len(pdf) else "document has too many pages")
         pages: dict[int, list[_Line]] = {}
         scanned: dict[int, str] = {}
+        described: dict[int, list[tuple[str, dict[str, Any]]]] = {}
         broken: list[int] = []
         for number in range(1, len(pdf) + 1):
             try:
@@ -105,10 +115,14 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
                 broken.append(number)  # one broken page does not take the others away
                 continue
             pages[number] = _with_tables(page, raw, *_lines(page, raw))
+            places = [(0.0, 0.0, *page.get_size())] if not pages[number] else _picture_places(page, raw, pages[number])
+            left = places
+            if request.pictures is not None:
+                described[number], left = _describe(page, number, places, request.pictures)
             if request.ocr and not pages[number]:
-                scanned[number] = read_image(page.render(scale=_OCR_SCALE).to_pil(), request.language)
+                scanned[number] = "".join(read_image(_draw(page, place), request.language) for place in left)
             elif request.ocr:
-                pages[number] = _with_pictures(page, raw, pages[number], request.language)
+                pages[number] = _with_pictures(page, left, pages[number], request.language)
             page.close()
         found = pdf.get_metadata_dict(skip_empty=True)
     finally:
@@ -123,12 +137,16 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
     if any(_MARK in text for text in texts.values()):
         words = frozenset(_WORD.findall(" ".join(texts.values()).lower()))
         texts = {number: _mend_words(text, words) for number, text in texts.items()}
-    blocks = [(text, {"page": number}) for number, text in texts.items()]
+    blocks: list[tuple[str, dict[str, Any]]] = []
+    for number, text in texts.items():
+        blocks += [(text, {"page": number}), *described.get(number, ())]
     if not any(text.strip() for text, _ in blocks):
         raise DocumentError(
             "document has no text",
-            detail=f"none of its {len(blocks)} pages has a text layer",
-            hint="Set ocr to true to read the images." if not request.ocr else "OCR found no text in it either.",
+            detail=f"none of its {len(texts)} pages has a text layer",
+            hint="Set ocr to true to read the images, or have a model describe them with describe_images."
+            if not request.ocr
+            else "OCR found no text in it either.",
         )
     meta = metadata(title=_title(found.get("Title")), author=found.get("Author"))
     if repeated:
@@ -285,13 +303,13 @@ def _bottom(table: Table) -> float:
     return min(word.y for word in table.words)
 
 
-def _with_pictures(page: Any, raw: Any, lines: list[_Line], language: str | None) -> list[_Line]:
-    """The lines of a page and the text of its pictures, each picture before the first line that starts below its top.
+def _picture_places(page: Any, raw: Any, lines: list[_Line]) -> list[_Place]:
+    """Where the pictures of a page stand.
 
     A picture that text lies on is left out: such a page is a scan with a text layer, or the picture a background.
     """
     width, height = page.get_size()
-    lines = list(lines)
+    places = []
     for picture in page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE], max_depth=5):
         left, bottom, right, top = picture.get_bounds()
         left, bottom, right, top = max(left, 0), max(bottom, 0), min(right, width), min(top, height)
@@ -299,7 +317,37 @@ def _with_pictures(page: Any, raw: Any, lines: list[_Line], language: str | None
             continue
         if any(left <= line.left <= right and bottom <= line.y <= top for line in lines if not line.picture):
             continue
-        image = page.render(scale=_OCR_SCALE, crop=(left, bottom, width - right, height - top)).to_pil()
+        places.append((left, bottom, right, top))
+    return places
+
+
+def _draw(page: Any, place: _Place, longest: float = _OCR_SIDE) -> Any:
+    """A part of a page as a picture, at 300 dots per inch; its longer side has at most so many pixels."""
+    width, height = page.get_size()
+    left, bottom, right, top = place
+    scale = min(_OCR_SCALE, longest / max(right - left, top - bottom, 1.0))
+    return page.render(scale=scale, crop=(left, bottom, width - right, height - top)).to_pil()
+
+
+def _describe(
+    page: Any, number: int, places: list[_Place], pictures: Pictures
+) -> tuple[list[tuple[str, dict[str, Any]]], list[_Place]]:
+    """The blocks of the pictures that have a description, and the places of the others."""
+    blocks: list[tuple[str, dict[str, Any]]] = []
+    others = []
+    for place in places:
+        found = pictures.block(partial(_draw, page, place, MAX_SIDE), {"page": number})
+        blocks += found
+        if not found:
+            others.append(place)
+    return blocks, others
+
+
+def _with_pictures(page: Any, places: list[_Place], lines: list[_Line], language: str | None) -> list[_Line]:
+    """The lines of a page and the text of its pictures, each before the first line that starts below its top."""
+    lines = list(lines)
+    for left, bottom, right, top in places:
+        image = _draw(page, (left, bottom, right, top))
         if text := read_image(image, language, keep_lines=True):
             place = next((i for i, line in enumerate(lines) if line.y < top), len(lines))
             shown = _Line(text, left, right, top, right, bottom, picture=True)

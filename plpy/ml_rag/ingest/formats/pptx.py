@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
 from typing import Any
 
@@ -16,8 +16,9 @@ _MAX_GROUP_DEPTH = 100
 _EDGE = 0.12
 
 
-def parse_pptx(_name: str, content: bytes, _request: Request) -> abc.Document:
-    """Metadata of a block: ``{"slide": n}``, 1-based. Shapes are read from the top, notes follow the slide."""
+def parse_pptx(_name: str, content: bytes, request: Request) -> abc.Document:
+    """Metadata of a block: ``{"slide": n}``, 1-based. Shapes are read from the top, notes follow the slide, then
+    descriptions of its pictures."""
     from pptx import Presentation
 
     with open_zip(content) as archive:
@@ -26,7 +27,12 @@ def parse_pptx(_name: str, content: bytes, _request: Request) -> abc.Document:
     deck = Presentation(BytesIO(content))
     slides = dict(enumerate(deck.slides, 1))
     found, shown = running({number: _edges(slide, deck.slide_height or 0) for number, slide in slides.items()})
-    blocks = [("\n\n".join(_slide(slide, found[number])), {"slide": number}) for number, slide in slides.items()]
+    blocks: list[tuple[str, dict[str, Any]]] = []
+    for number, slide in slides.items():
+        blocks.append(("\n\n".join(_slide(slide, found[number])), {"slide": number}))
+        if request.pictures is not None:
+            for draw in _pictures(slide.shapes, 0):
+                blocks += request.pictures.block(draw, {"slide": number})
     return document("pptx", blocks, {**meta, "running_lines": shown} if shown else meta)
 
 
@@ -83,6 +89,24 @@ def _shapes(shapes: Iterable[Any], depth: int) -> Iterator[str]:
             yield from _chart(shape.chart)
         elif shape.has_text_frame:
             yield _text(shape)
+
+
+def _pictures(shapes: Iterable[Any], depth: int) -> Iterator[Callable[[], bytes]]:
+    """What reads each picture; one that is elsewhere cannot be read."""
+    from pptx.shapes.group import GroupShape
+
+    for shape in sorted(shapes, key=_place):
+        if isinstance(shape, GroupShape):
+            if depth > _MAX_GROUP_DEPTH:
+                raise RecursionError("groups of shapes")
+            yield from _pictures(shape.shapes, depth + 1)
+        elif shape._element.tag.endswith("}pic"):
+
+            def read(shape: Any = shape) -> bytes:
+                content: bytes = shape.image.blob
+                return content
+
+            yield read
 
 
 def _text(shape: Any) -> str:
