@@ -86,8 +86,9 @@ class GenerateEngine(Engine, Protocol):
         An engine that can stop counting once ``cancelled()`` is true raises ``ClientGone``.
         """
 
-    def generate(self, messages: Sequence[dict[str, str]], sampling: Sampling, cancelled: Cancelled) -> Iterator[Delta]:
-        """Text, piece by piece; stops within one token once ``cancelled()`` is true."""
+    def generate(self, messages: Sequence[dict[str, Any]], sampling: Sampling, cancelled: Cancelled) -> Iterator[Delta]:
+        """Text, piece by piece; stops within one token once ``cancelled()`` is true. Of a model that takes images a
+        message's content may be OpenAI's list of parts."""
 
 
 @dataclass(frozen=True, slots=True)

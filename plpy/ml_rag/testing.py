@@ -127,7 +127,7 @@ def scripted_endpoint(answer: Callable[[dict[str, Any]], str]) -> Iterator[str]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             text = answer(body)
-            asked = sum(len(message["content"].split()) for message in body["messages"])
+            asked = sum(len(_text(message["content"]).split()) for message in body["messages"])
             usage = {"prompt_tokens": asked, "completion_tokens": len(text.split())}
             events = [
                 {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]},
@@ -156,6 +156,11 @@ def scripted_endpoint(answer: Callable[[dict[str, Any]], str]) -> Iterator[str]:
         server.server_close()
 
 
-def remote_model(id_: str, url: str) -> str:
-    """The part of a server's TOML file that makes an endpoint a generation model."""
-    return f'[models.{id_}]\ntask = "generate"\nengine = "openai"\nbase_url = "{url}"\n'
+def _text(content: str | list[dict[str, Any]]) -> str:
+    return content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
+
+
+def remote_model(id_: str, url: str, **settings: Any) -> str:
+    """The part of a server's TOML file that makes an endpoint a generation model. ``settings``: values as in JSON."""
+    more = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+    return f'[models.{id_}]\ntask = "generate"\nengine = "openai"\nbase_url = "{url}"\n{more}'

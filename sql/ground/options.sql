@@ -468,6 +468,8 @@ SELECT ml_rag._add_option('vector_store_load', 'index', 'object', keys_of => 'in
   description => 'the index of the embeddings, built at the end of the load: docs/embeddings.md#indexes');
 SELECT ml_rag._add_option('vector_store_load', 'ocr', 'boolean', default_value => 'false',
   description => 'read the text in pictures and scanned pages (needs tesseract-ocr)');
+SELECT ml_rag._add_option('vector_store_load', 'describe_images', 'text', default_rule => 'none',
+  description => 'generation model that takes images: it describes pictures and scanned pages: docs/loading.md#pictures');
 SELECT ml_rag._add_option('vector_store_load', 'refresh', 'boolean', default_value => 'true',
   description => 'embed changed files again, add new ones, remove deleted ones; false = only add new files');
 
@@ -528,6 +530,8 @@ SELECT ml_rag._add_option('load_documents', 'chunking', 'object', keys_of => 'ch
   description => 'how documents are split into segments');
 SELECT ml_rag._add_option('load_documents', 'ocr', 'boolean', default_value => 'false',
   description => 'read the text in pictures and scanned pages (needs tesseract-ocr)');
+SELECT ml_rag._add_option('load_documents', 'describe_images', 'text', default_rule => 'none',
+  description => 'generation model that takes images: it describes pictures and scanned pages: docs/loading.md#pictures');
 SELECT ml_rag._add_option('load_documents', 'file_dates', 'array', keys_of => 'file_dates', default_rule => 'none',
   description => 'dates of the files, an object for each name: they go into the metadata');
 SELECT ml_rag._add_option('load_documents', 'refresh', 'boolean', default_value => 'true',

@@ -137,6 +137,11 @@ BEGIN
   PERFORM ml_rag._check_given('metadata', _parsed -> 'metadata') WHERE _parsed ? 'metadata';
   PERFORM ml_rag._check_given(format('document_metadata.%s', m.key), m.value)
   FROM jsonb_each(_parsed -> 'document_metadata') AS m;
+  IF _parsed ? 'describe_images' AND NOT has_function_privilege('@extschema@.ml_generate(text,jsonb)', 'EXECUTE') THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'permission denied to have pictures described',
+      DETAIL = 'Option "describe_images" sends them to a generation model, which needs EXECUTE on ml_generate.',
+      HINT = 'Leave it out, or ask for the role ml_rag_user.';
+  END IF;
   IF _parsed ? 'file_dates' THEN
     _parsed := jsonb_set(_parsed, '{file_dates}', ml_rag._parse_file_dates(_parsed -> 'file_dates'));
   END IF;
@@ -165,7 +170,7 @@ BEGIN
   END IF;
   _request := jsonb_strip_nulls(jsonb_build_object('embed_model_id', _store.model_id,
     'chunking', CASE WHEN _splitter IS NULL THEN options -> 'chunking' ELSE '{"split_by": "none"}' END, 'language',
-      options -> 'language', 'ocr', options -> 'ocr'));
+      options -> 'language', 'ocr', options -> 'ocr', 'describe_images', options -> 'describe_images'));
   RETURN jsonb_build_object('store', store::oid::bigint, 'relation', (
       SELECT format('%s.%s', n.nspname, c.relname)
       FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store),

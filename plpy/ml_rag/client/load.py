@@ -360,6 +360,7 @@ def _index(_: click.Context, __: click.Parameter, value: str | None) -> dict[str
 @click.option("--formats", metavar="FORMAT,...", help="Only files of these formats, such as pdf,docx.")
 @click.option("--language", metavar="CODE", help="Language of the documents, such as en.")
 @click.option("--ocr", is_flag=True, help="Read text in pictures of scanned pages.")
+@click.option("--describe-images", metavar="MODEL", help="Have a generation model describe pictures and scanned pages.")
 @click.option("--split-by", metavar="UNIT", help="Where segments may end.")
 @click.option("--segment-tokens", type=int, help="Longest segment, in tokens of the embedding model.")
 @click.option("--overlap-tokens", type=int, help="Tokens that neighbouring segments share.")
@@ -389,6 +390,7 @@ def load(
     formats: str | None,
     language: str | None,
     ocr: bool,
+    describe_images: str | None,
     split_by: str | None,
     segment_tokens: int | None,
     overlap_tokens: int | None,
@@ -417,6 +419,7 @@ def load(
         "formats": formats.split(",") if formats else None,
         "language": language,
         "ocr": ocr,
+        "describe_images": describe_images,
         "refresh": refresh,
     }
     given = files.Given(metadata, document_metadata)

@@ -126,6 +126,8 @@ class ModelEntry(_Strict):
     chat_format: str | None = None
     #: ask for answers from documents in one short sentence, which is what the smallest models can do
     brief: bool = False
+    #: what it takes in; images: it can describe pictures of documents (openai, generate)
+    input: tuple[Literal["text", "image"], ...] = ("text",)
     #: it thinks before it answers, and what it thinks is part of the answer and of ``max_tokens`` (generate)
     thinks: bool = False
     #: llama-cpp: for requests that do not say; 1 = none
@@ -156,6 +158,11 @@ class ModelEntry(_Strict):
         return ENGINES[self.engine]
 
     @property
+    def takes_images(self) -> bool:
+        """Whether it can be sent pictures."""
+        return "image" in self.input
+
+    @property
     def is_noncommercial(self) -> bool:
         """Whether its licence forbids commercial use: one of Creative Commons that says NC."""
         return self.license is not None and "-NC" in self.license.upper()
@@ -167,6 +174,8 @@ class ModelEntry(_Strict):
                 raise ValueError(f"engine {self.engine} needs {name}")
         if self.task not in self.kind.tasks:
             raise ValueError(f"engine {self.engine} does not {self.task}")
+        if self.takes_images and (self.engine, self.task) != ("openai", "generate"):
+            raise ValueError("only a generation model of the engine openai takes images")
         if self.kind.is_single_file and len(self.files) != 1 and not self._paths():
             raise ValueError(f"engine {self.engine} needs exactly one file in files, or a path source")
         if self.min_dimensions is not None and not self.min_dimensions < (self.dimensions or 0):

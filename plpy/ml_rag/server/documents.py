@@ -10,10 +10,10 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from ml_rag.ingest.sandbox import Job, Limits, ModelTokenizer, Parsed, Sandbox
 from ml_rag.ingest.split import NONE, Chunking, chunking
 from ml_rag.server.cancellation import Cancellation, ClientGone, watch_disconnect
 from ml_rag.server.models import Lease
+from ml_rag.server.pictures import Describer, Kept, check_takes_images
 from ml_rag.server.registry import Registry
 from ml_rag.server.routes import invalid, registry_of
 from ml_rag.server.unexpected import unexpected
@@ -61,6 +62,8 @@ class DocumentsOptions(BaseModel):
     formats: list[str] | None = None
     language: str | None = None
     ocr: bool | None = None
+    #: the model that describes pictures
+    describe_images: str | None = None
 
 
 def sandbox_of(request: Request) -> Sandbox:
@@ -78,9 +81,19 @@ def sandbox_of(request: Request) -> Sandbox:
 
 
 def close_sandbox(state: State) -> None:
-    """End the child processes where there are any."""
-    if (sandbox := getattr(state, "sandbox", None)) is not None:
-        sandbox.close()
+    """End the child processes and close the file of descriptions, where there are any."""
+    for name in ("sandbox", "pictures"):
+        if (made := getattr(state, name, None)) is not None:
+            made.close()
+
+
+def _kept_of(request: Request) -> Kept:
+    """The descriptions that the server keeps; the first request for them opens their file."""
+    state = request.app.state
+    if getattr(state, "pictures", None) is None:
+        state.pictures = Kept(registry_of(request).models_dir)
+    kept: Kept = state.pictures
+    return kept
 
 
 async def documents(request: Request) -> Response:
@@ -98,7 +111,13 @@ async def documents(request: Request) -> Response:
         cancelled = await stack.enter_async_context(watch_disconnect(request))
         lease = await stack.enter_async_context(registry.lease(options.embed_model_id, "embed", cancelled))
         how = chunking(options.chunking, lease.engine.max_tokens)
-        work = _Work(registry, lease, options, how, files, sandbox_of(request), await _tokenizer(lease), cancelled)
+        describer = None
+        if (model := options.describe_images) is not None:
+            check_takes_images(registry, model)
+            await stack.enter_async_context(registry.lease(model, "generate", cancelled))  # one that is there
+            describer = Describer(registry, _kept_of(request), model, options.language, cancelled)
+        tokenizer = await _tokenizer(lease)
+        work = _Work(registry, lease, options, how, files, sandbox_of(request), tokenizer, describer, cancelled)
         lines = work.lines()
         stack.push_async_callback(lines.aclose)
         return _Lines(lines, stack.pop_all())
@@ -203,6 +222,7 @@ class _Work:
         files: Sequence[UploadFile],
         sandbox: Sandbox,
         tokenizer: ModelTokenizer,
+        describer: Describer | None,
         cancelled: Cancellation,
     ) -> None:
         self._registry = registry
@@ -213,6 +233,7 @@ class _Work:
         self._all_begun = False
         self._sandbox = sandbox
         self._tokenizer = tokenizer
+        self._describer = describer
         self._cancelled = cancelled
         self._parsing: dict[asyncio.Task[Parsed], tuple[int, str]] = {}
         self._waiting: deque[_Document] = deque()
@@ -278,8 +299,28 @@ class _Work:
                 options.formats,
                 options.language,
                 bool(options.ocr),
+                options.describe_images,
             )
-            self._parsing[asyncio.create_task(self._sandbox.run(job))] = (index, name)
+            self._parsing[asyncio.create_task(self._parse(job))] = (index, name)
+
+    async def _parse(self, job: Job) -> Parsed:
+        """A document; where a model describes its pictures, they are collected first, and put in their places then."""
+        if self._describer is None:
+            return await self._sandbox.run(job)
+        collected = await self._sandbox.run(job)
+        described = await self._describer.describe(collected.pictures)
+        reasons = Counter(collected.left_out) + described.failures
+        left_out = "; ".join(f"{n} picture{'s' * (n > 1)} ({reason})" for reason, n in reasons.items())
+        try:
+            parsed = await self._sandbox.run(replace(job, described=described.texts))
+        except DocumentError as error:
+            if left_out and error.message == "document has no text":
+                raise DocumentError(error.message, detail=f"not described: {left_out}") from error
+            raise
+        if left_out:
+            told = parsed.metadata.get("left_out")
+            parsed.metadata["left_out"] = f"{told}; {left_out}" if told else left_out
+        return replace(parsed, is_passing=described.is_passing)
 
     def _parsed(self, task: asyncio.Task[Parsed]) -> Iterator[bytes]:
         """Put a document in the queue for the model; the lines of one that failed, or that is not to be embedded."""
@@ -371,6 +412,7 @@ class _Work:
                     ],
                     "dimensions": self._dimensions,
                     "embeddings": base64.b64encode(document.vectors[first:end].data).decode("ascii"),
+                    **({"again": True} if parsed.is_passing and not first else {}),
                     "more": end < len(parsed.segments),
                 }
             )

@@ -88,6 +88,7 @@ def test_a_path_source_is_used_where_it_lies(tmp_path: Path) -> None:
         ('[models.m]\ntask="embed"\nengine="openai"', "bad value of models.m in {}", None),
         ('[models.m]\ntask="embed"\nengine="fake"\nfiles={"../x"="unpinned"}', "bad value of models.m in {}", None),
         ('[models.m]\ntask="embed"\nengine="fake"\nmin_dimensions=8', "bad value of models.m in {}", None),
+        ('[models.m]\ntask="embed"\nengine="fake"\ninput=["text", "image"]', "bad value of models.m in {}", None),
         (
             '[models.m]\ntask="embed"\nengine="fake"\ndimensions=8\nmin_dimensions=8',
             "bad value of models.m in {}",

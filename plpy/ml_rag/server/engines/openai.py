@@ -194,8 +194,9 @@ class OpenAIGenerate:
         """An upper estimate (``ml_rag.server.chat.prompt.estimate_tokens``): the tokenizer is at the other end."""
         return estimate_tokens(messages)
 
-    def generate(self, messages: Sequence[dict[str, str]], sampling: Sampling, cancelled: Cancelled) -> Iterator[Delta]:
-        """The answer as the endpoint streams it; counts where it reports them.
+    def generate(self, messages: Sequence[dict[str, Any]], sampling: Sampling, cancelled: Cancelled) -> Iterator[Delta]:
+        """The answer as the endpoint streams it; counts where it reports them. A content may be a list of parts, texts
+        and images.
 
         ``speculative_decoding`` is the endpoint's own affair. Once ``cancelled()`` is true the connection is closed
         and the answer ends without a last piece.
@@ -236,10 +237,10 @@ class OpenAIGenerate:
             _count(usage, "completion_tokens"),
         )
 
-    def _body(self, messages: Sequence[dict[str, str]], sampling: Sampling) -> dict[str, Any]:
+    def _body(self, messages: Sequence[dict[str, Any]], sampling: Sampling) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._remote.model,
-            "messages": [{**message, "content": without_control_tokens(message["content"])} for message in messages],
+            "messages": [{**message, "content": _content(message["content"])} for message in messages],
             "stream": True,
             "stream_options": {"include_usage": True},
             "max_tokens": sampling.max_tokens,
@@ -260,6 +261,12 @@ class OpenAIGenerate:
             schema = {"name": "answer", "schema": sampling.json_schema, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         return body
+
+
+def _content(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return without_control_tokens(content)
+    return [{**part, "text": without_control_tokens(part["text"])} if "text" in part else part for part in content]
 
 
 async def _next(events: AsyncIterator[dict[str, Any]]) -> dict[str, Any] | None:
