@@ -9,10 +9,16 @@ AS $$
 -- purpose: SQL of the keys of those rows of a statement that wait, in the order of ml_rag_new; null where there are none
 DECLARE
   _segments regclass := ml_rag._segment_table(relation);
+  _filled regclass := coalesce(_segments, relation);
 BEGIN
-  PERFORM ml_rag._hold(ml_rag._parts(coalesce(_segments, relation)));
-  PERFORM ml_rag._refuse_foreign_schema(coalesce(_segments, relation));
-  PERFORM ml_rag._refuse_foreign_trigger(relation, coalesce(_segments, relation));
+  PERFORM ml_rag._hold(ml_rag._parts(_filled));
+  PERFORM ml_rag._refuse_foreign_schema(_filled);
+  IF (SELECT c.relkind = 'r' FROM pg_class AS c WHERE c.oid = _filled) THEN
+    -- no trigger comes between the check and the rows: a child can have one of the same key, of partitions only
+    -- the one that was written
+    EXECUTE format('LOCK TABLE %s IN ROW EXCLUSIVE MODE', ml_rag._relation_name(_filled));
+  END IF;
+  PERFORM ml_rag._refuse_foreign_trigger(relation, _filled);
   RETURN format('SELECT array_agg(%s) FROM ml_rag_new AS t WHERE %s', ml_rag._key_text('t', (ml_rag._primary_key(relation)).key),
     CASE WHEN _segments IS NULL THEN 't.segment_embedding IS NULL'
       ELSE format('EXISTS (SELECT FROM %s AS s WHERE %s AND s.segment_embedding IS NULL)', ml_rag._full_name(_segments),

@@ -12,6 +12,7 @@ from psycopg import sql
 
 from support.cluster import Connection, Database
 from support.loading import folder
+from support.processes import wait_until
 from support.stores import create_store, error, fake_embedding, search
 
 __all__ = ["folder"]
@@ -406,3 +407,38 @@ def test_a_load_runs_no_operator_of_a_path_that_names_pg_catalog_later(
     ((result,),) = owner.execute("CALL public.vector_store_load(%s, %s)", (f"file://{folder}/", options)).fetchall()
     owner.execute("SET search_path = pg_catalog")
     assert (result["segments"], owner.execute("SELECT count(*) FROM hers.ran").fetchall()) == (1, [(0,)])
+
+
+def test_a_trigger_of_a_child_that_is_made_meanwhile_runs_no_code(
+    db: Database, owner: Connection, attacker: Connection
+) -> None:
+    """A statement locks the table that it writes, and not a child that has a row of the same key, which waits."""
+    owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
+    owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
+    owner.execute('SELECT ml_rag.create_vectorizer(\'shared.items\', \'{"columns": "name", "mode": "immediate"}\')')
+    owner.execute("CREATE TABLE shared.child () INHERITS (shared.items)")
+    owner.execute("INSERT INTO shared.child VALUES (1, 'lamp')")
+    role = sql.Identifier(db.role("tenant"))
+    owner.execute(sql.SQL("GRANT INSERT ON shared.items TO {0}; GRANT TRIGGER ON shared.child TO {0}").format(role))
+    attacker.execute(
+        "CREATE TABLE hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC;"
+        "CREATE FUNCTION hers.evil() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN NEW; END$$;"
+        "BEGIN; CREATE TRIGGER evil BEFORE UPDATE ON shared.child FOR EACH ROW EXECUTE FUNCTION hers.evil()"
+    )
+    other = db.connect("tenant")
+    found: list[str] = []
+
+    def write() -> None:
+        try:
+            other.execute("INSERT INTO shared.items VALUES (1, 'lamp')")
+        except psycopg.Error as e:
+            found.append(str(e.sqlstate))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    wait_until(lambda: owner.execute("SELECT FROM pg_locks WHERE NOT granted").fetchone() is not None)
+    attacker.execute("COMMIT")
+    writer.join(30)
+    assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
+    assert found == ["42501"]
