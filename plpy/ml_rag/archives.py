@@ -30,8 +30,9 @@ DICTIONARY_BYTES = 128 * 1024**2
 _CHUNK = 64 * 1024
 #: what unpacks Zstandard (zstd.py); None in the database's process, which loads no library
 zstd: Callable[[IO[bytes]], Iterator[bytes]] | None = None
-#: longest header of a member of a tar file: the names and attributes before it
-_MAX_HEADER = 1024**2
+#: longest header of a member of a tar file, the names and attributes before it, and directory of a zip file
+_MAX_HEADER = 128 * 1024
+_MAX_DIRECTORY = 16 * 1024**2
 
 _ZIP = (".zip",)
 _TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz", ".tar.zst", ".tzst")
@@ -63,7 +64,7 @@ def unpacked(content: bytes, most: int = MAX_UNPACKED) -> bytes:
     """What compressed bytes hold. Raises DocumentError for damaged ones, and for more than the bounds allow."""
     stream = _Unpacked(io.BytesIO(content), compression(content), len(content), most=most)
     pieces = []
-    while piece := stream.read(1024**2):
+    while piece := stream.read(_MAX_HEADER):
         pieces.append(piece)
     return b"".join(pieces)
 
@@ -225,7 +226,7 @@ class Reader:
     def _whole(self, stream: IO[bytes], member: Member) -> bytes:
         pieces = []
         try:
-            while piece := stream.read(_CHUNK * 16):
+            while piece := stream.read(_CHUNK):
                 self._interrupt()
                 pieces.append(piece)
         except _DAMAGE as error:
@@ -236,7 +237,10 @@ class Reader:
         return content
 
 
-_DAMAGE = (zipfile.BadZipFile, tarfile.TarError, NotImplementedError, ValueError, EOFError, OSError, zlib.error, lzma.LZMAError)  # fmt: skip  # noqa: E501
+_DAMAGE = (
+    zipfile.BadZipFile, tarfile.TarError, NotImplementedError, ValueError, EOFError, OSError, zlib.error,
+    lzma.LZMAError, RecursionError,
+)  # fmt: skip
 
 
 def _members(file: IO[bytes], name: str, interrupt: Interrupt) -> Iterator[tuple[Member, Callable[[], IO[bytes]]]]:
@@ -250,8 +254,26 @@ def _damaged(error: object) -> DocumentError:
     return DocumentError("the archive is truncated or damaged", detail=str(error)[:300], hint="Copy the file again.")
 
 
+class _Zip:
+    """A file whose directory ``zipfile`` reads and parses at once, which nothing can interrupt: so it is bounded."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, count: int = -1) -> bytes:
+        if count > _MAX_DIRECTORY:
+            raise too_much(f"Its directory has more than {_MAX_DIRECTORY} bytes.")
+        found = self._file.read(count)
+        # folders count, too
+        if found.count(b"PK\1\2") > 2 * MAX_FILES:
+            raise too_much(f"It holds more than {MAX_FILES} files.")
+        return found
+
+
 def _zip(file: IO[bytes], interrupt: Interrupt) -> Iterator[tuple[Member, Callable[[], IO[bytes]]]]:
-    with zipfile.ZipFile(file) as archive:
+    bounded: Any = _Zip(file)
+    with zipfile.ZipFile(bounded) as archive:
         listed = [one for one in archive.infolist() if not one.is_dir()]
         size = file.seek(0, os.SEEK_END)
         _check(len(listed), sum(one.file_size for one in listed), max(SMALL, MAX_RATIO * size))
@@ -281,6 +303,8 @@ def _tar(file: IO[bytes], interrupt: Interrupt) -> Iterator[tuple[Member, Callab
     with tarfile.open(fileobj=stream, mode="r:", errorlevel=1) as archive:
         while (one := archive.next()) is not None:
             interrupt()
+            archive.members.clear()  # with all their attributes, which can be long
+            archive.pax_headers.clear()
             count += 1
             total += one.size
             _check(count, total, max(SMALL, MAX_RATIO * size) if kind else MAX_UNPACKED)

@@ -37,6 +37,8 @@ _ENTRIES = 1000
 _HINT = "Name files as the server sees them: 'file:///srv/docs/' (a folder), '/srv/docs/*.pdf', '/srv/docs/a.pdf'."
 
 Interrupt = Callable[[], object]
+#: archives that were looked through, each with the sizes of its files; None where it cannot be read
+Listings = dict[str, dict[str, int] | None]
 #: takes a folder whose files are left out, or a link, and why
 LeftOut = Callable[[str, DocumentError], object]
 
@@ -371,29 +373,30 @@ def _walk(
                 yield entry
 
 
-def sizes(paths: Sequence[str]) -> list[tuple[str, int]]:
+def sizes(paths: Sequence[str], interrupt: Interrupt) -> list[tuple[str, int]]:
     """Each path with its size in bytes, 0 where it cannot be told."""
-    known: dict[str, dict[str, int]] = {}
+    known: Listings = {}
     found = []
     for path in paths:
+        size = 0
         try:
-            found.append((path, os.stat(path).st_size))
+            size = os.stat(path).st_size
         except NotADirectoryError:
-            found.append((path, _size_inside(path, known)))
+            if (parted := archives.inside(path)) is not None:
+                size = (_listing(parted[0], interrupt, known) or {}).get(parted[1], 0)
         except (OSError, ValueError):
-            found.append((path, 0))
+            pass
+        found.append((path, size))
     return found
 
 
-def _size_inside(path: str, known: dict[str, dict[str, int]]) -> int:
-    if (parted := archives.inside(path)) is None:
-        return 0
-    archive, name = parted
+def _listing(archive: str, interrupt: Interrupt, known: Listings) -> dict[str, int] | None:
+    """The sizes of its files, which are looked up once; None where it cannot be read."""
     if archive not in known:
-        known[archive] = {}
+        known[archive] = None
         with contextlib.suppress(OSError, DocumentError), _open(archive, None) as file:
-            known[archive] = {one.path: one.size for one in archives.members(file, archive, lambda: None)}
-    return known[archive].get(name, 0)
+            known[archive] = {one.path: one.size for one in archives.members(file, archive, interrupt)}
+    return known[archive]
 
 
 class Reading:
@@ -527,18 +530,18 @@ def _open_without_links(base: str, path: str) -> int:
         os.close(folder)
 
 
-def is_gone(path: str) -> bool:
-    """Whether a file certainly does not exist any more; a folder or archive that cannot be read proves nothing."""
+def is_gone(path: str, interrupt: Interrupt, known: Listings) -> bool:
+    """Whether a file certainly does not exist any more; a folder or archive that cannot be read proves nothing.
+
+    ``known``: what the archives hold, as far as calls before have looked that up.
+    """
     try:
         os.lstat(path)
     except NotADirectoryError:
         if (parted := archives.inside(path)) is None:
             return True
-        try:
-            with _open(parted[0], None) as file:
-                return all(one.path != parted[1] for one in archives.members(file, parted[0], lambda: None))
-        except (OSError, DocumentError):
-            return False
+        listing = _listing(parted[0], interrupt, known)
+        return listing is not None and parted[1] not in listing
     except FileNotFoundError:
         return True
     except (OSError, ValueError):

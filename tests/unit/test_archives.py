@@ -8,8 +8,10 @@ import io
 import lzma
 import os
 import random
+import struct
 import tarfile
 import time
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -129,7 +131,7 @@ def test_archives_are_folders(tmp_path: Path) -> None:
         with pytest.raises(DocumentError, match="too large"):
             reading.read(f"{tmp_path}/b.tar.gz/two.txt", None, 699, nothing)
         assert reading.read(f"{tmp_path}/b.tar.gz/sub/one.txt", None, 9, nothing).content == b"1"  # back again
-    assert files.sizes([f"{tmp_path}/a.zip/two.txt", f"{tmp_path}/c.txt", f"{tmp_path}/no"]) == [
+    assert files.sizes([f"{tmp_path}/a.zip/two.txt", f"{tmp_path}/c.txt", f"{tmp_path}/no"], nothing) == [
         (f"{tmp_path}/a.zip/two.txt", 1), (f"{tmp_path}/c.txt", 5), (f"{tmp_path}/no", 0),
     ]  # fmt: skip
 
@@ -142,12 +144,28 @@ def test_patterns_name_archives_and_what_is_in_them_can_be_gone(tmp_path: Path) 
     assert not location.matches(f"{tmp_path}/a.txt/one.zip")
     assert files.parse(f"{tmp_path}/a.zip").is_folder
     assert not files.parse(f"{tmp_path}/a.txt").is_folder
-    assert files.is_gone(f"{tmp_path}/a.zip/two.txt")
-    assert not files.is_gone(f"{tmp_path}/a.zip/one.txt")
+    assert files.is_gone(f"{tmp_path}/a.zip/two.txt", nothing, {})
+    assert not files.is_gone(f"{tmp_path}/a.zip/one.txt", nothing, {})
     (tmp_path / "a.zip").write_bytes(b"PK\x03\x04 no more")
-    assert not files.is_gone(f"{tmp_path}/a.zip/two.txt")  # as nobody can tell
+    assert not files.is_gone(f"{tmp_path}/a.zip/two.txt", nothing, {})  # as nobody can tell
     (tmp_path / "a.zip").unlink()
-    assert files.is_gone(f"{tmp_path}/a.zip/two.txt")
+    assert files.is_gone(f"{tmp_path}/a.zip/two.txt", nothing, {})
+
+
+def test_an_archive_is_looked_through_once_and_can_be_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(tar({"one.txt": b"1"}, "gz"))
+    looks = 0
+
+    def interrupt() -> None:
+        nonlocal looks
+        looks += 1
+
+    known: files.Listings = {}
+    gone = [files.is_gone(f"{tmp_path}/a.tar.gz/{i}.txt", interrupt, known) for i in range(100)]
+    assert all(gone)
+    assert 0 < looks < 10
+    assert files.sizes([f"{tmp_path}/a.tar.gz/one.txt"] * 100, interrupt)[99] == (f"{tmp_path}/a.tar.gz/one.txt", 1)
+    assert looks < 20
 
 
 def test_an_office_document_called_zip_is_a_document(tmp_path: Path) -> None:
@@ -179,6 +197,20 @@ def header(**fields: object) -> bytes:
     return member.tobuf()
 
 
+def directory(entries: int) -> bytes:
+    """A zip file that is a directory and nothing else."""
+    entry = b"PK\1\2" + bytes(24) + b"\1\0" + bytes(16) + b"a"
+    listed = entry * entries
+    return listed + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, len(listed), 0, 0)
+
+
+def attributes(value: bytes, members: int) -> bytes:
+    """A tar file of small members, each with an attribute of its own."""
+    text = b" comment=" + value + b"\n"
+    text = b"%d" % (len(text) + 5) + text if len(text) + 5 < 10**5 else b"%d" % (len(text) + 6) + text
+    return (header(size=len(text), type=tarfile.XHDTYPE) + text + bytes(-len(text) % 512) + header()) * members
+
+
 HOSTILE = {
     "zeros.zip": zipped({"a": b"\0" * 20_000_000}),
     "many.zip": zipped({f"{i}": b"" for i in range(archives.MAX_FILES + 1)}),
@@ -192,6 +224,10 @@ HOSTILE = {
     "attributes.tar": header(size=2**40, type=tarfile.XHDTYPE) + b"1" * 100_000,
     "long_name.tar.gz": gzip.compress(header(size=2**33, type=tarfile.GNUTYPE_LONGNAME) + b"x" * 3_000_000),
     "cut.tar.gz": tar({"a": random.Random(2).randbytes(9000)}, "gz")[:-2000],
+    "directory.zip": directory(400_000),
+    "folders.zip": directory(50_000),
+    "nested.tar": header(type=tarfile.XHDTYPE) * 2000,
+    "long_attributes.tar": attributes(b"x" * 200_000, 3),
     "noise.tar": random.Random(3).randbytes(5000),
     "dictionary.tar.xz": lzma.compress(
         b"x" * 100, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1024**3}], format=lzma.FORMAT_XZ
@@ -209,7 +245,19 @@ def test_hostile_archives_are_left_out_and_the_others_read(tmp_path: Path) -> No
     assert found == {"fine.txt": "text"}
     assert {name for name, _ in left_out} == HOSTILE.keys()
     bombs = {"zeros.zip", "many.zip", "zeros.tar.gz", "zeros.tar.xz", "zeros.tar.zst", "many.tar", "huge.tar"}
+    bombs |= {"directory.zip", "folders.zip"}
     assert {name for name, error in left_out if "too much data" in error} == bombs
+
+
+def test_attributes_of_files_are_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(attributes(b"x" * 90_000, 200))
+    with open(tmp_path / "a.tar", "rb") as file:
+        tracemalloc.start()
+        try:
+            assert [one.size for one in archives.members(file, "a.tar", nothing)] == [0]
+            assert tracemalloc.get_traced_memory()[1] < 8_000_000
+        finally:
+            tracemalloc.stop()
 
 
 def test_an_encrypted_archive_says_so(tmp_path: Path) -> None:

@@ -350,11 +350,11 @@ def test_table_names_come_from_the_path(uri: str, name: str) -> None:
 
 
 def test_gone_means_certainly_gone(tree: Path) -> None:
-    assert files.is_gone(str(tree / "nothing"))
-    assert files.is_gone(str(tree / "a.txt" / "below"))
-    assert not files.is_gone(str(tree / "a.txt"))
-    assert not files.is_gone("/" + "x" * 5000)
-    assert not files.is_gone("nul\0")
+    assert files.is_gone(str(tree / "nothing"), lambda: None, {})
+    assert files.is_gone(str(tree / "a.txt" / "below"), lambda: None, {})
+    assert not files.is_gone(str(tree / "a.txt"), lambda: None, {})
+    assert not files.is_gone("/" + "x" * 5000, lambda: None, {})
+    assert not files.is_gone("nul\0", lambda: None, {})
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.integers(0, 12)), max_size=30))

@@ -626,7 +626,7 @@ def load_files(plpy: Any, job_text: str) -> str:
     for folder, message, detail, hint in job["left_out"]:
         loader.outcome.fail(_from_hex(folder), DocumentError(message, detail=detail, hint=hint), known=False)
     with store.held(), files.Reading() as reading:
-        for batch in files.batches(files.sizes(paths)):
+        for batch in files.batches(files.sizes(paths, store.interrupt)):
             readers = [
                 functools.partial(reading.read, path, base, files.MAX_DOCUMENT_BYTES, store.interrupt) for path in batch
             ]
@@ -634,7 +634,8 @@ def load_files(plpy: Any, job_text: str) -> str:
         if job["refresh"] and location.is_folder:
             found = set(paths)
             gone = [name for name in store.below(location.prefix) if name not in found and location.matches(name)]
-            if gone := [name for name in gone if files.is_gone(name)]:
+            known: files.Listings = {}
+            if gone := [name for name in gone if files.is_gone(name, store.interrupt, known)]:
                 tell("removing documents", total, loader.outcome.counts["failed"], loader.outcome.segments)
                 loader.outcome.counts["removed"] = store.remove(gone)
                 store.commit()

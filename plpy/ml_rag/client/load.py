@@ -91,11 +91,12 @@ class Folder:
         self._base = None if location.file else location.base
         self.prefix = location.prefix if location.is_folder else None
         self.found: set[str] = set()
+        self._known: files.Listings = {}
 
     def find(self, tally: Tally) -> dict[str, int]:
         """Names, each with its size."""
         self.found = set(found := files.find(self._location, lambda: None, tally.fail))
-        return dict(files.sizes(found))
+        return dict(files.sizes(found, lambda: None))
 
     def unread(self, client: Client, batch: Sequence[str]) -> set[str]:
         return set()
@@ -106,7 +107,9 @@ class Folder:
         return reading.read(path, self._base, files.MAX_DOCUMENT_BYTES, lambda: None)
 
     def is_gone(self, name: str) -> bool:
-        return name not in self.found and self._location.matches(name) and files.is_gone(name)
+        return (
+            name not in self.found and self._location.matches(name) and files.is_gone(name, lambda: None, self._known)
+        )
 
 
 class Remote:
