@@ -213,13 +213,13 @@ SELECT ml_rag._add_option('query_options', 'rewrite', 'boolean',
   description => 'let the model make a question that stands alone, in correct spelling; without it the history is'
     ' searched with beside the question');
 SELECT ml_rag._add_option('query_options', 'synonyms', 'any', default_rule => 'none',
-  description => 'at most so many terms that the documents may use instead, 1 to 20 (true = 8): a keyword arm beside those'
+  description => 'at most this many terms that the documents may use instead, 1 to 20 (true = 8): a keyword arm beside those'
     ' of the question');
 SELECT ml_rag._add_option('query_options', 'hypothetical_document', 'any', default_rule => 'none',
-  description => 'so many passages that could answer the question, 1 to 4 (true = 1): semantic arms search with the mean of'
+  description => 'passages that could answer the question, 1 to 4 of them (true = 1): semantic arms search with the mean of'
     ' their embeddings and the question''s');
 SELECT ml_rag._add_option('query_options', 'sub_questions', 'integer', minimum => 1, maximum => 5, default_rule => 'none',
-  description => 'at most so many simpler questions, each searched beside the question');
+  description => 'at most this many simpler questions, each searched beside the question');
 SELECT ml_rag._add_option('query_options', 'filters', 'any', default_rule => 'none',
   description => 'columns and metadata keys on which the model may choose conditions; true = those that a'
     ' condition can be about, and those described by ml_rag.describe_filter or COMMENT ON COLUMN');
@@ -341,7 +341,7 @@ SELECT ml_rag._add_option('ml_generate', 'context', 'text', default_rule => 'non
 -- ml_rank, ml_rank_rows
 
 SELECT ml_rag._add_option('ml_rank', 'top_n', 'integer', minimum => 1, maximum => 2147483647, default_rule => 'all',
-  description => 'return only so many, the best; in ml_rag the option is n_citations');
+  description => 'return only the best n; in ml_rag the option is n_citations');
 SELECT ml_rag._add_option('ml_rank', 'ignore_record_details_in_response', 'boolean', default_value => 'false',
   description => 'return ids and scores only');
 SELECT ml_rag._add_option('ml_rank', 'model', 'text',
@@ -371,7 +371,7 @@ SELECT ml_rag._add_option('ml_retrieve_schema_metadata', 'schemas', 'text[]', de
 SELECT ml_rag._add_option('ml_retrieve_schema_metadata', 'tables', 'array', default_rule => 'all',
   description => 'these tables: names such as "shop.orders", or {"schema_name": "shop", "table_name": "orders"}');
 SELECT ml_rag._add_option('ml_retrieve_schema_metadata', 'n_tables', 'integer', minimum => 1, maximum => 100,
-  default_value => '8', description => 'at most so many tables, the most relevant ones');
+  default_value => '8', description => 'at most this many tables, the most relevant ones');
 SELECT ml_rag._add_option('ml_retrieve_schema_metadata', 'include_comments', 'boolean', default_value => 'true',
   description => 'with the comments of tables and columns');
 SELECT ml_rag._add_option('ml_retrieve_schema_metadata', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
@@ -380,7 +380,7 @@ SELECT ml_rag._add_option('ml_retrieve_schema_metadata', 'embed_model_id', 'text
 SELECT ml_rag._add_option('ml_nl_sql', 'execute', 'boolean', default_value => 'true',
   description => 'run the statement; false = only write and check it');
 SELECT ml_rag._add_option('ml_nl_sql', 'max_rows', 'integer', minimum => 1, maximum => 100000, default_value => '1000',
-  description => 'at most so many rows, with a warning if there are more');
+  description => 'at most this many rows, with a warning if there are more');
 SELECT ml_rag._add_option('ml_nl_sql', 'schemas', 'text[]', default_rule => 'all',
   description => 'query tables of these schemas');
 SELECT ml_rag._add_option('ml_nl_sql', 'tables', 'array', default_rule => 'all',
@@ -425,7 +425,7 @@ SELECT ml_rag._add_option('ml_embed_table', 'batch_size', 'integer', minimum => 
 SELECT ml_rag._add_option('ml_embed_table', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
   description => 'embedding model');
 SELECT ml_rag._add_option('ml_embed_table', 'dimensions', 'integer', minimum => 1, maximum => 16000,
-  default_rule => 'those of the model', description => 'cut the embeddings to so many; for models that were trained for it (Matryoshka)');
+  default_rule => 'those of the model', description => 'shorten embeddings to n numbers; for models trained for that (Matryoshka)');
 SELECT ml_rag._add_option('ml_embed_table', 'truncate', 'boolean', default_value => 'true',
   description => 'cut texts that are longer than the model takes in; false = that is the error of the row');
 SELECT ml_rag._add_option('ml_embed_table', 'details_column', 'text', default_rule => 'none',
@@ -434,7 +434,7 @@ SELECT ml_rag._add_option('ml_embed_table', 'details_column', 'text', default_ru
 SELECT ml_rag._add_option('ml_embed_row', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
   description => 'embedding model');
 SELECT ml_rag._add_option('ml_embed_row', 'dimensions', 'integer', minimum => 1, maximum => 16000,
-  default_rule => 'those of the model', description => 'cut the embeddings to so many; for models that were trained for it (Matryoshka)');
+  default_rule => 'those of the model', description => 'shorten embeddings to n numbers; for models trained for that (Matryoshka)');
 SELECT ml_rag._add_option('ml_embed_row', 'truncate', 'boolean', default_value => 'true',
   description => 'cut a text that is longer than the model takes in; false = that is an error');
 
@@ -452,7 +452,7 @@ SELECT ml_rag._add_option('vector_store_load', 'language', 'text', default_rule 
 SELECT ml_rag._add_option('vector_store_load', 'embed_model_id', 'text',
   default_rule => 'that of the store, else setting embed_model_id', description => 'embedding model');
 SELECT ml_rag._add_option('vector_store_load', 'dimensions', 'integer', minimum => 1, maximum => 16000,
-  default_rule => 'those of the model', description => 'cut the embeddings to so many; for models that were trained for it (Matryoshka)');
+  default_rule => 'those of the model', description => 'shorten embeddings to n numbers; for models trained for that (Matryoshka)');
 SELECT ml_rag._add_option('vector_store_load', 'description', 'text', default_rule => 'none',
   description => 'comment of the table');
 SELECT ml_rag._add_option('vector_store_load', 'metadata', 'object', default_rule => 'none',
@@ -549,7 +549,7 @@ SELECT ml_rag._add_option('file_dates', 'last_accessed_date', 'text', default_ru
 SELECT ml_rag._add_option('create_store', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
   description => 'embedding model');
 SELECT ml_rag._add_option('create_store', 'dimensions', 'integer', minimum => 1, maximum => 16000,
-  default_rule => 'those of the model', description => 'cut the embeddings to so many; for models that were trained for it (Matryoshka)');
+  default_rule => 'those of the model', description => 'shorten embeddings to n numbers; for models trained for that (Matryoshka)');
 SELECT ml_rag._add_option('create_store', 'description', 'text', default_rule => 'none',
   description => 'comment of the table');
 SELECT ml_rag._add_option('create_store', 'index', 'object', keys_of => 'index', default_rule => 'hnsw, built by the first load',
@@ -593,7 +593,7 @@ SELECT ml_rag._add_option('enable_keyword_search', 'statistics', 'choice', choic
 SELECT ml_rag._add_option('add_embedding', 'embed_model_id', 'text',
   default_rule => 'that of the embedding if it exists, else setting embed_model_id', description => 'embeds the texts');
 SELECT ml_rag._add_option('add_embedding', 'dimensions', 'integer', minimum => 1, maximum => 16000,
-  default_rule => 'those of the model', description => 'cut the embeddings to so many; for models that were trained for it (Matryoshka)');
+  default_rule => 'those of the model', description => 'shorten embeddings to n numbers; for models trained for that (Matryoshka)');
 SELECT ml_rag._add_option('add_embedding', 'type', 'choice', choices => '{vector,halfvec}',
   default_rule => 'that of the default embedding', description => 'type of the column; halfvec takes half the space');
 SELECT ml_rag._add_option('add_embedding', 'index', 'object', keys_of => 'index',
@@ -672,7 +672,7 @@ SELECT ml_rag._add_option('create_vectorizer', 'metadata', 'text[]', default_rul
 SELECT ml_rag._add_option('create_vectorizer', 'embed_model_id', 'text', default_rule => 'setting embed_model_id',
   description => 'embeds the texts');
 SELECT ml_rag._add_option('create_vectorizer', 'dimensions', 'integer', minimum => 1, maximum => 16000,
-  default_rule => 'those of the model', description => 'cut the embeddings to so many; for models that were trained for it (Matryoshka)');
+  default_rule => 'those of the model', description => 'shorten embeddings to n numbers; for models trained for that (Matryoshka)');
 SELECT ml_rag._add_option('create_vectorizer', 'language', 'text', default_rule => 'default_text_search_config',
   description => 'language of the texts for keyword search, as in enable_keyword_search');
 SELECT ml_rag._add_option('create_vectorizer', 'keyword_search', 'boolean', default_value => 'true',
@@ -695,7 +695,7 @@ SELECT ml_rag._add_option('create_vectorizer', 'mode', 'choice', choices => '{de
 SELECT ml_rag._add_option('run_vectorizer', 'batch_size', 'integer', minimum => 1, maximum => 1000, default_value => '256',
   description => 'rows of one call to the model and between two commits; each takes a place of max_locks_per_transaction');
 SELECT ml_rag._add_option('run_vectorizer', 'batches', 'integer', minimum => 1, maximum => 1000000, default_rule => 'all',
-  description => 'end after so many batches');
+  description => 'end after this many batches');
 
 SELECT ml_rag._add_option('drop_vectorizer', 'keep_columns', 'boolean', default_value => 'false',
   description => 'keep the columns and the keyword index that the vectorizer added');
@@ -783,7 +783,7 @@ SELECT ml_rag._add_option('ml_rag_evaluate', 'refusal_pattern', 'text',
   description => 'regular expression, in any case, of answers that refuse; the abstain text always does');
 SELECT ml_rag._add_option('ml_rag_evaluate', 'limit', 'integer', minimum => 1, maximum => 1000000,
   default_rule => 'all',
-  description => 'measure only so many of the questions');
+  description => 'measure n of the questions');
 SELECT ml_rag._add_option('ml_rag_evaluate', 'seed', 'integer', minimum => 0, maximum => 4294967295,
   default_rule => 'none: the first ones',
   description => 'draw the questions of limit at random, the same ones for the same seed');
