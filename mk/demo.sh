@@ -43,7 +43,7 @@ start_compiling() {
     return
   fi
   step "Compiler, for llama.cpp" bash "$here/apt.sh" compiler
-  note "citations come first, in about two minutes; llama.cpp, which answers need, is compiled behind them (log: $compile_log)"
+  note "citations come first, in about two minutes; llama.cpp, for answers by a language model, is compiled meanwhile (log: $compile_log)"
   setsid nice -n 19 bash "$here/llama.sh" wheel >"$compile_log" 2>&1 9>&1 </dev/null &
   compiling=$!
 }
