@@ -35,6 +35,7 @@ FULL, SHORT = 4_000, 150
 FULL_BYTES, SHORT_BYTES = 3_000, 100
 MODELS = {
     "/v1/embeddings": ["fake-embed", "fake-embed-wide", "no such model"],
+    "/v1/tokens": ["fake-embed", "fake-rerank"],
     "/v1/rerank": ["fake-rerank", "fake-embed"],
     "/v1/chat/completions": ["fake-generate", "fake-generate", "fake-rerank"],
 }

@@ -261,6 +261,12 @@ def embed(plpy: Any, texts: list[str], model_id: str, input_type: str | None, tr
 
 
 @door
+def count_tokens(plpy: Any, texts: list[str], model_id: str) -> list[int | None] | None:
+    """The tokens of each text, as the embedding model reads it."""
+    return _embed.count_tokens(server(plpy), texts, model_id)
+
+
+@door
 def rerank(plpy: Any, query: str, texts: list[str], model_id: str) -> list[float]:
     """The relevance of each text to the query, 0-1."""
     with _calls.waiting(plpy, "ml_rag.rerank", "rerank", model_id):

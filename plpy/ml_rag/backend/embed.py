@@ -54,6 +54,22 @@ def embed(
     return vectors
 
 
+def count_tokens(server: ModelServer, texts: list[str], model_id: str) -> list[int | None] | None:
+    """The tokens of each text as the model reads it; None for one far too long, and where the server cannot know.
+
+    Raises EngineFailed where the reply is anything else.
+    """
+    reply = server.call("POST", "/v1/tokens", {"model": model_id, "input": texts})
+    counts = reply.get("tokens") if isinstance(reply, dict) else reply
+    if counts is None:
+        return None
+    if not isinstance(counts, list) or len(counts) != len(texts):
+        raise EngineFailed("unexpected reply from the model server", detail="Not a number of tokens for each text.")
+    if not all(count is None or (type(count) is int and count >= 0) for count in counts):
+        raise EngineFailed("unexpected reply from the model server", detail="A number of tokens is none.")
+    return counts
+
+
 def _ask(server: ModelServer, request: dict[str, Any]) -> Any:
     return server.call("POST", "/v1/embeddings", {**request, "encoding_format": "text"})
 

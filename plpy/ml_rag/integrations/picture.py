@@ -1,13 +1,14 @@
 """What a vector store holds: documents, segments and pages, how long they are, what lacks an embedding, duplicates.
 
-All of it is read as the role of the page, of at most ``MOST`` rows.
+All of it is read as the role of the page, of at most ``MOST`` rows; tokens are counted in a sample of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import psycopg
 from psycopg import sql
 
 from ml_rag.integrations.database import Reader
@@ -20,6 +21,10 @@ BARS = 12
 #: distances that are computed in search of duplicates, and segments whose nearest one is looked for
 _DISTANCES, _SAMPLE = 1_000_000, 500
 
+#: segments whose tokens are counted, and characters of each
+_COUNTED, _CHARACTERS = 1000, 20_000
+
+_TOKENS = sql.SQL("SELECT ml_rag._python('count_tokens', jsonb_build_array(%(texts)s::text[], %(model)s::text)) AS n")
 _MAY_LOAD = sql.SQL(
     """SELECT c.relkind IN ('r', 'p') AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'DELETE')
       AND has_function_privilege('ml_rag.load_document(regclass, text, bytea, jsonb)', 'EXECUTE') AS may_load
@@ -41,7 +46,29 @@ async def read(reader: Reader, store: str) -> dict[str, Any]:
             found["sample"] = min(embedded, _SAMPLE, max(20, _DISTANCES // embedded))
             wanted = {"sample": found["sample"], "pairs": PAIRS}
             found["pairs"] = await rows(_alike(columns, reader.schemas.vector), wanted)
-        return found
+        texts = [row["text"] for row in await rows(_texts(columns), {"most": MOST, "counted": _COUNTED})]
+    found |= await _by_tokens(reader, texts, columns["embed_model_id"])
+    return found
+
+
+async def _by_tokens(reader: Reader, texts: list[str], model: str | None) -> dict[str, Any]:
+    """``by_tokens``: the histogram of their tokens, where the model server can count them; ``counted``: how many."""
+    nothing: dict[str, Any] = {"by_tokens": None}
+    if not texts or model is None:
+        return nothing
+    try:
+        counts = (await reader.rows(_TOKENS, {"texts": texts, "model": model}))[0]["n"]
+    except psycopg.Error:  # it is not there: words are counted
+        return nothing
+    known = [count for count in counts or () if count is not None]
+    return {"by_tokens": _bars(known), "counted": len(known)} if known else nothing
+
+
+def _bars(values: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Bars of one width: from, to, how many."""
+    width = max(1, -(-max(values) // BARS))
+    places = [(max(value, 1) - 1) // width for value in values]
+    return [(1 + bar * width, (bar + 1) * width, places.count(bar)) for bar in range(max(places) + 1)]
 
 
 def _histogram(values: str) -> str:
@@ -60,15 +87,15 @@ def _counts(store: Mapping[str, Any]) -> sql.Composed:
     of_documents, of_words = _histogram("(SELECT n FROM d)"), _histogram("(SELECT words FROM r)")
     return sql.SQL(
         f"""WITH r AS MATERIALIZED (
-          SELECT t.name, t.text, t.page, t.has_none,
+          SELECT t.name, t.text, t.page, t.title, t.has_none,
             1 + length(t.text) - length(translate(t.text, E' \\n\\t', '')) AS words
           FROM (
             SELECT {{name}}::text AS name, {{segment}}::text AS text, {{metadata}} ->> 'page' AS page,
-              {{embedding}} IS NULL AS has_none
+              left({{metadata}} ->> 'title', 200) AS title, {{embedding}} IS NULL AS has_none
             FROM {{relation}} LIMIT %(most)s
           ) AS t
         ), d AS MATERIALIZED (
-          SELECT r.name, count(*) AS n, count(DISTINCT r.page) AS pages, sum(r.words) AS words,
+          SELECT r.name, min(r.title) AS title, count(*) AS n, count(DISTINCT r.page) AS pages, sum(r.words) AS words,
             count(*) FILTER (WHERE r.has_none) AS missing FROM r GROUP BY r.name
         )
         SELECT c.*, (SELECT count(*) - count(DISTINCT md5(r.text)) FROM r) AS repeated,
@@ -84,6 +111,15 @@ def _counts(store: Mapping[str, Any]) -> sql.Composed:
         embedding=quoted(store["segment_embedding"]),
         relation=relation(store),
     )
+
+
+def _texts(store: Mapping[str, Any]) -> sql.Composed:
+    """Some of the segments, in no order."""
+    return sql.SQL(
+        """SELECT r.text FROM (
+          SELECT left({segment}::text, {characters}) AS text FROM {relation} LIMIT %(most)s
+        ) AS r WHERE r.text <> '' ORDER BY random() LIMIT %(counted)s"""
+    ).format(segment=quoted(store["segment"]), characters=sql.Literal(_CHARACTERS), relation=relation(store))
 
 
 def _alike(store: Mapping[str, Any], vector: str) -> sql.Composed:

@@ -32,6 +32,7 @@ _ROUTES = [
     Route("/v1/models", routes.list_models),
     Route("/v1/models/{model_id:path}", routes.retrieve_model),
     Route("/v1/embeddings", routes.embeddings, methods=["POST"]),
+    Route("/v1/tokens", routes.tokens, methods=["POST"]),
     Route("/v1/rerank", routes.rerank, methods=["POST"]),
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     Route("/v1/documents", documents, methods=["POST"]),

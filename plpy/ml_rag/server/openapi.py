@@ -16,14 +16,14 @@ from ml_rag import __version__
 from ml_rag.server.boundary import json_response
 from ml_rag.server.chat.request import ChatRequest
 from ml_rag.server.documents import DocumentsOptions
-from ml_rag.server.replies import Calls, Completion, Embeddings, Error, Health, Model, Models, Ranking
-from ml_rag.server.routes import CallsBody, EmbeddingsBody, RerankBody
+from ml_rag.server.replies import Calls, Completion, Embeddings, Error, Health, Model, Models, Ranking, Tokens
+from ml_rag.server.routes import CallsBody, EmbeddingsBody, RerankBody, TokensBody
 
 _REF = "#/components/schemas/{model}"
 
 
-_REQUESTS: list[type] = [EmbeddingsBody, RerankBody, ChatRequest, DocumentsOptions, CallsBody]
-_REPLIES: list[type] = [Error, Health, Model, Models, Embeddings, Ranking, Completion, Calls]
+_REQUESTS: list[type] = [EmbeddingsBody, TokensBody, RerankBody, ChatRequest, DocumentsOptions, CallsBody]
+_REPLIES: list[type] = [Error, Health, Model, Models, Embeddings, Tokens, Ranking, Completion, Calls]
 
 
 def _named(model: type) -> dict[str, Any]:
@@ -91,6 +91,7 @@ def _paths() -> dict[str, Any]:
         "/v1/embeddings": {
             "post": _operation("embeddings", "Embed texts", _json(Embeddings), body=_json(EmbeddingsBody))
         },
+        "/v1/tokens": {"post": _operation("tokens", "Count tokens", _json(Tokens), body=_json(TokensBody))},
         "/v1/rerank": {"post": _operation("rerank", "Score texts", _json(Ranking), body=_json(RerankBody))},
         "/v1/chat/completions": {
             "post": _operation(

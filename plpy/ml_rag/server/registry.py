@@ -35,6 +35,10 @@ InputType = Literal["query", "document"]
 IDLE_CHECK_SECONDS = 1.0
 
 
+#: texts whose tokens are counted before other requests for the model come in
+COUNTED_AT_ONCE = 64
+
+
 class Registry:
     """The models of the server (``app.state.registry``)."""
 
@@ -174,6 +178,19 @@ class Registry:
             prefix = getattr(lease.entry, f"{input_type}_prefix") if input_type else ""
             return await lease.run(_count_long, lease.engine, [prefix + text for text in texts])
 
+    async def count_tokens(self, model_id: str, texts: Sequence[str], cancelled: Cancelled) -> list[int | None] | None:
+        """Tokens of each text as the embedding model reads it; None for one far beyond its limit, and in place of all
+        where its tokenizer is elsewhere. Raises what ``lease`` raises, ``QueueFull``, ``ClientGone``."""
+        counts: list[int | None] = []
+        async with self.lease(model_id, "embed", cancelled) as lease:
+            if lease.entry.engine == "openai":
+                return None
+            for start in range(0, len(texts), COUNTED_AT_ONCE):
+                counts += await lease.run(_count_all, lease.engine, texts[start : start + COUNTED_AT_ONCE])
+                if cancelled():
+                    raise ClientGone
+        return counts
+
     async def rerank(
         self, model_id: str, query: str, texts: Sequence[str], cancelled: Cancelled, *, chunk: int
     ) -> NDArray[np.float32]:
@@ -285,6 +302,11 @@ def _tokens(engine: Any, tokenizer: Any, text: str) -> int | None:
     if len(text) > _CHARACTERS_PER_TOKEN * engine.max_tokens:
         return None
     return len(text.split()) if tokenizer is None else len(tokenizer.encode(text).ids)
+
+
+def _count_all(engine: Any, texts: Sequence[str]) -> list[int | None]:
+    tokenizer = engine.tokenizer()
+    return [_tokens(engine, tokenizer, text) for text in texts]
 
 
 def _count_long(engine: Any, texts: Sequence[str]) -> int:

@@ -93,6 +93,13 @@ class Embeddings(TypedDict):
 
 
 @_exactly
+class Tokens(TypedDict):
+    model: str
+    #: null: the tokenizer is not here; of a text that is far too long
+    tokens: list[int | None] | None
+
+
+@_exactly
 class RankedText(TypedDict):
     text: str
 

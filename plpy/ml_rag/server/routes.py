@@ -20,7 +20,7 @@ from ml_rag.server.calls import Calls, Cluster, Oid
 from ml_rag.server.cancellation import watch_disconnect
 from ml_rag.server.models import ModelInfo
 from ml_rag.server.registry import Registry
-from ml_rag.server.replies import Embeddings, EmbeddingUsage, Health, Model, Models, Ranked, Ranking
+from ml_rag.server.replies import Embeddings, EmbeddingUsage, Health, Model, Models, Ranked, Ranking, Tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,6 +51,13 @@ class EmbeddingsBody(BaseModel):
     truncate: bool = True
     #: ours: tell how many texts were cut, in ``usage.truncated_texts``
     count_truncated: bool = False
+
+
+class TokensBody(BaseModel):
+    """``POST /v1/tokens``."""
+
+    model: str
+    input: list[str] = Field(fail_fast=True)
 
 
 class RerankDocument(BaseModel):
@@ -178,6 +185,16 @@ async def embeddings(request: Request) -> Response:
         "model": body.model,
         "usage": usage,
     }
+    return json_response(reply)
+
+
+async def tokens(request: Request) -> Response:
+    """Count the tokens of texts."""
+    body = await read_body(request, TokensBody)
+    _bound(body.input, "input")
+    async with watch_disconnect(request) as cancelled:
+        counts = await registry_of(request).count_tokens(body.model, body.input, cancelled)
+    reply: Tokens = {"model": body.model, "tokens": counts}
     return json_response(reply)
 
 

@@ -232,6 +232,16 @@ def test_models(ask) -> None:
     assert_error(ask("GET", "/v1/models/none"), 404, "model_not_found")
 
 
+def test_tokens_are_counted(ask) -> None:
+    reply = ask("POST", "/v1/tokens", json={"model": "fake-embed", "input": ["", "red blue"]})
+    assert reply.json() == {"model": "fake-embed", "tokens": [0, 2]}
+    many = ask("POST", "/v1/tokens", json={"model": "fake-embed", "input": ["a b"] * 200}).json()
+    assert many["tokens"] == [2] * 200
+    assert ask("POST", "/v1/tokens", json={"model": "fake-embed", "input": []}).json()["tokens"] == []
+    for body in ({"model": "fake-embed"}, {"model": "fake-embed", "input": "a"}, {"model": "fake-rerank", "input": []}):
+        assert ask("POST", "/v1/tokens", json=body).status_code == 400
+
+
 def test_rerank(ask) -> None:
     body = {"model": "fake-rerank", "query": "red blue", "documents": ["green", "blue red", {"text": "red"}]}
     assert ask("POST", "/v1/rerank", json=body).json() == {
