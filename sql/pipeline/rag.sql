@@ -460,12 +460,13 @@ DECLARE
   _document jsonb;
 BEGIN
   _document := @extschema@.ml_rag_answer($1, CASE WHEN $2 ? 'citation_fields' THEN $2
-    ELSE coalesce($2, '{}') || '{"citation_fields": ["highlights", "metadata.page"]}' END);
+    ELSE coalesce($2, '{}') || '{"citation_fields": ["highlights", "metadata.page", "metadata.title"]}' END);
   RETURN QUERY SELECT l.line FROM regexp_split_to_table(_document ->> 'text', '\n') WITH ORDINALITY AS l (line, n)
     ORDER BY l.n;
   RETURN QUERY SELECT '' WHERE _document ? 'text' AND _document -> 'citations' <> '[]';
   RETURN QUERY
-    SELECT format('[%s] %s%s%s: %s', c.n, c.citation ->> 'document_name', ', page ' || (c.citation ->> 'page'),
+    SELECT format('[%s] %s%s%s%s: %s', c.n, left(c.citation ->> 'title', 200) || ', ', c.citation ->> 'document_name',
+      ', page ' || (c.citation ->> 'page'),
       ', distance ' || (c.citation ->> 'distance'), CASE WHEN length(p.passage) > 240 THEN left(p.passage, 239) || '…' ELSE p.passage END)
     FROM jsonb_array_elements(_document -> 'citations') WITH ORDINALITY AS c (citation, n)
     CROSS JOIN LATERAL (SELECT c.citation ->> 'segment' AS segment, c.citation #> '{highlights,0}' AS best) AS s
@@ -478,6 +479,6 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_show(text, jsonb) IS
 $$answers a question in lines to read, for psql: the text, and below it the documents it stands on
-Of each citation: its number, the name of its document, page and distance if it has them, and the passage that answers best,
+Of each citation: its number, the title of its document, its name, page and distance, if it has them, and the passage that answers best,
 or the beginning of the segment; at most 240 characters. Takes the options of ml_rag; "citation_fields" without "highlights"
 shows the beginnings. Errors: see ml_rag_answer.$$;

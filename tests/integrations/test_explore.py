@@ -25,7 +25,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ml_rag.integrations import chart, explore, marked
+from ml_rag.integrations import chart, explore, marked, picture
 from ml_rag.integrations.journey import Candidates, Journey, searches
 from support.cluster import Database
 from support.served import explored
@@ -459,7 +459,9 @@ def test_what_a_store_is(db: Database, page: Page) -> None:
         re.findall(r'scope="row" class="n">([^<]+)</th><td class="n">(\d+)', part)
         for part in shown.text.split("<figcaption>")[1:]
     ]
+    # tokens of the fake model are words
     assert bars == [[("1", "1"), ("2", "0"), ("3", "1")], [("1", "0"), ("2", "4")]]
+    assert "Tokens of a segment" in shown.text
     text = text_of(shown)
     assert re.search(r"boats\.pdf 3 2 6 house\.pdf 1", text)
     assert re.search(r"boats\.pdf segment [13] red boat boats\.pdf segment [13] 0\.0000", text)
@@ -470,6 +472,15 @@ def test_what_a_store_is(db: Database, page: Page) -> None:
         assert page.get("/store", store=name).status_code == 404
     owner.execute("DELETE FROM boats")
     assert "Documents" not in page.get("/store", store="public.boats").text
+
+
+def test_tokens_are_counted_in_a_sample_and_words_without_a_model_server(
+    db: Database, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(picture, "_COUNTED", 3)
+    assert "Tokens of a segment, of 3 taken at random" in text_of(page.get("/store", store="public.boats"))
+    db.connect().execute("SELECT ml_rag.configure('model_server', 'unix:/nonexistent/s')")
+    assert "Words of a segment" in text_of(page.get("/store", store="public.boats"))
 
 
 def test_a_picture_of_a_store_is_of_what_the_role_may_read(db: Database, boats: str, tenant_dsn: str) -> None:
@@ -648,6 +659,20 @@ def test_a_run_of_somebody_else_breaks_no_page(db: Database, boats: str, column:
         connection.execute(f"INSERT INTO ml_rag.evaluation_run ({', '.join(values)}) VALUES ({places})", values)
     with served(make_conninfo(db.dsn, dbname=db.name)) as page:
         assert page.get("/runs").status_code == 200
+
+
+def test_titles_and_addresses_are_shown(db: Database, page: Page) -> None:
+    owner = db.connect()
+    owner.execute(
+        'UPDATE boats SET metadata = \'{"title": "All <boats>", "page": 3}\', document_name = \'/srv/boats.pdf\''
+        " WHERE document_id = 1"
+    )
+    cited = text_of(page.get(q="red boat", a=HYBRID, generate=""))
+    assert "title All <boats> address /srv/boats.pdf page 3" in cited
+    read = page.get("/document", store="public.boats", document="/srv/boats.pdf")
+    assert "<h1>All &lt;boats&gt;</h1>" in read.text
+    listed = text_of(page.get("/store", store="public.boats"))
+    assert "boats.pdf All <boats> 3 1" in listed
 
 
 def test_metadata_of_somebody_else_breaks_no_page(db: Database, page: Page) -> None:

@@ -154,7 +154,7 @@ def test_earlier_messages_are_the_history(boats: Gateway) -> None:
     asked = question({"messages": messages, "temperature": 0.5, "stop": "x", "max_tokens": 5}, {"n_citations": 1})
     assert asked.text == "blue boat"
     assert asked.options == {
-        "citation_fields": ["metadata.page"],
+        "citation_fields": ["metadata.page", "metadata.title"],
         "n_citations": 1,
         "return_usage": True,
         "skip_generate": False,
@@ -215,6 +215,22 @@ def test_pages_are_told_with_their_documents() -> None:
     assert url_citations("", found)[0]["title"] == "https://example.org/2, page 7"
 
 
+def test_documents_are_called_by_their_titles() -> None:
+    named = {"/a/1.pdf": "Leave [of]\n <absence>", "https://example.org/2": "Hotels", "/a/3": " ", "/a/4": 7}
+    citations = [{"document_name": name, "title": title, "page": 2} for name, title in named.items()]
+    found, _ = sources(citations, "https://files/{file_name}")
+    assert [one.line for one in found] == [
+        "- [1] Leave (of) (absence) (1.pdf), page 2: https://files/1.pdf",
+        "- [2] Hotels, page 2: https://example.org/2",
+        "- [3] 3, page 2: https://files/3",
+        "- [4] 4, page 2: https://files/4",
+    ]
+    assert url_citations("", found)[0]["title"] == "Leave (of) (absence) (1.pdf), page 2"
+    assert sources(citations, None)[0][1].line == "- [2] Leave (of) (absence) (1.pdf), page 2"
+    (long,), _ = sources([{"document_name": "a", "title": "x" * 1000}], None)
+    assert long.document_title == "x" * 200
+
+
 def test_documents_are_called_by_what_tells_them_apart() -> None:
     names = ["/x/a/1.pdf", "/y/a/1.pdf", "C:\\docs\\2.pdf", "https://example.org/a/b", "3.pdf", "/", ""]
     assert titles(names) == dict(
@@ -243,7 +259,15 @@ def test_a_document_without_an_address_is_named_under_the_answer(boats: Gateway)
     assert history[1]["content"] == without_list(text)
     assert answer.model_extra is not None
     more = answer.model_extra["ml_rag"]
-    assert more["sources"] == [{"number": 1, "title": "house.pdf", "url": None, "pages": []}]
+    assert more["sources"] == [
+        {
+            "number": 1,
+            "title": "house.pdf",
+            "url": None,
+            "pages": [],
+            "document_title": None,
+        }
+    ]
     assert [(one["document_name"], one["source"]) for one in more["citations"]] == [("house.pdf", 1)]
     assert "/srv" not in answer.to_json()
 
@@ -396,7 +420,7 @@ def test_what_each_sentence_stands_on(db: Database, boats: Gateway) -> None:
     rows = [(name, n, 1, text, fake_embedding(text)) for n, (name, text) in enumerate(texts.items(), 1)]
     owner = db.connect()
     create_store(owner, "public.travel", rows, "vector(16)")
-    owner.execute("""UPDATE public.travel SET metadata = '{"page": 7}' WHERE document_id = 2""")
+    owner.execute("""UPDATE public.travel SET metadata = '{"page": 7, "title": "All trains"}' WHERE document_id = 2""")
     sentences = {"model_options": {"model_id": "extractive", "max_sentences": 10}}
     options: Any = {"vector_store": ["public.travel"], "n_citations": 2, "grounding": {}, **sentences}
     models = {"plain": options, "numbered": {**options, "prompt": {"citation_style": "numbered"}}}
@@ -410,7 +434,8 @@ def test_what_each_sentence_stands_on(db: Database, boats: Gateway) -> None:
             text = answer.choices[0].message.content or ""
             assert answer.model_extra is not None
             more = answer.model_extra["ml_rag"]
-            assert text.endswith("\n\nSources:\n- [2] trains.pdf, page 7")
+            assert text.endswith("\n\nSources:\n- [2] All trains (trains.pdf), page 7")
+            assert [one["title"] for one in more["citations"] if one["page"]] == ["All trains"]
             assert {one["document_name"]: one["page"] for one in more["citations"]} == {
                 "https://example.org/hotels": None, "trains.pdf": 7,
             }  # fmt: skip

@@ -110,14 +110,15 @@ def test_the_source_of_a_document_that_was_loaded_is_its_name(db: Database, aske
     rows = [("/srv/a.pdf", 7, 1, "red boat", fake_embedding("red boat")), ("b", 8, 1, "house", fake_embedding("house"))]
     create_store(db.connect(), "public.loaded", rows, "vector(16)")
     owner = db.connect()
-    made = '{"page": 3, "source": {"sha256": "00", "made_with": "11"}}'
+    made = '{"page": 3, "title": "Boats", "source": {"sha256": "00", "made_with": "11"}}'
     owner.execute("UPDATE loaded SET metadata = %s WHERE document_id = 7", (made,))
     owner.execute("""UPDATE loaded SET metadata = '{"source": {"shelf": 4}}' WHERE document_id = 8""")
     store, retriever = MlRagVectorStore(asker_dsn, "public.loaded"), MlRagRetriever(dsn=asker_dsn, k=2)
     wanted = {"red boat": "/srv/a.pdf", "house": {"shelf": 4}}
     for found in (store.similarity_search("red boat"), retriever.invoke("red boat"), store.get_by_ids(["7:1", "8:1"])):
         assert {d.page_content: d.metadata["source"] for d in found} == wanted
-        assert [d.metadata["page"] for d in found if d.page_content == "red boat"] == [3]
+        places = [(d.metadata["title"], d.metadata["page"]) for d in found if d.page_content == "red boat"]
+        assert places == [("Boats", 3)]
     store.close()
     retriever.close()
 

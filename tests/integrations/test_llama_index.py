@@ -302,6 +302,19 @@ def test_the_retriever_takes_options_and_only_reads(asker_dsn: str) -> None:
         one_of_them.close()
 
 
+def test_a_document_that_was_loaded_has_its_title_its_page_and_its_name(db: Database, asker_dsn: str) -> None:
+    rows = [("/srv/a.pdf", 7, 1, "red boat", fake_embedding("red boat"))]
+    create_store(db.connect(), "public.loaded", rows, "vector(16)")
+    made = '{"page": 3, "title": "Boats", "source": {"sha256": "00", "made_with": "11"}}'
+    db.connect().execute("UPDATE loaded SET metadata = %s", (made,))
+    store, retriever = MlRagVectorStore(asker_dsn, "public.loaded"), MlRagRetriever(asker_dsn)
+    (found,) = retriever.retrieve("red boat")
+    for node in (found.node, *(store.query(asked("red boat", 1)).nodes or ())):
+        assert {**node.metadata, "title": "Boats", "page": 3, "source": "/srv/a.pdf"} == node.metadata
+    store.close()
+    retriever.close()
+
+
 @pytest.mark.parametrize("content", ["text", "image", "not JSON"])
 def test_a_store_that_was_not_named_gives_texts(db: Database, asker_dsn: str, content: str) -> None:
     """Metadata of anybody's store can say that it is a node: an image, a link, one that fails."""

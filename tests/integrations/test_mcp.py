@@ -252,17 +252,18 @@ async def test_presets_and_settings_count_more_than_defaults_of_tools(db: Databa
         assert len((await call(client, "search", query="boat"))["results"]) == 2
 
 
-async def test_answers_have_pages_and_what_sentences_stand_on(db: Database, boats: str) -> None:
-    db.connect().execute("""UPDATE boats SET metadata = '{"page": 7}' WHERE segment = 'blue boat'""")
+async def test_answers_have_titles_pages_and_what_sentences_stand_on(db: Database, boats: str) -> None:
+    made = '{"page": 7, "title": "Boats", "source": {"sha256": "00", "made_with": "11"}}'
+    db.connect().execute("UPDATE boats SET metadata = %s WHERE segment = 'blue boat'", (made,))
     async with Client(mcp.server(boats)) as client:
         options = {"grounding": {}, "model_options": {"model_id": "extractive"}}
         answer = await call(client, "answer", query="blue boat", limit=1, options=options)
-        assert [one["page"] for one in answer["citations"]] == [7]
+        assert [(one["title"], one["page"]) for one in answer["citations"]] == [("Boats", 7)]
         (claim,) = answer["retrieval_info"]["grounding"]["claims"]
         assert answer["text"][claim["start_pos"] : claim["end_pos"]] == "blue boat"
         assert claim["citation_indices"] == [0]
         (found, _) = (await call(client, "search", query="blue boat", limit=2))["results"]
-        assert found["metadata"] == {"page": 7}
+        assert found["metadata"] == {"page": 7, "title": "Boats", "source": found["document_name"]}
 
 
 async def test_options_are_listed_for_an_agent(db: Database, boats: str) -> None:

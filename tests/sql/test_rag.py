@@ -308,12 +308,12 @@ def test_an_answer_is_shown_in_lines(owner: Connection, asker: Connection) -> No
     text = "Cats sleep. Dogs chase cats,\n at night. " + "They run. " * 40
     vector = [1, 0, 0]
     create_store(owner, rows=[("a.pdf", 1, 1, text, vector), ("b.txt", 2, 1, "mice", [0, 1, 0])])
-    owner.execute("""UPDATE docs SET metadata = '{"page": 7}' WHERE document_id = 1""")
+    owner.execute("""UPDATE docs SET metadata = '{"page": 7, "title": "Animals"}' WHERE document_id = 1""")
     lines = shown(asker, "who do dogs chase?", query_embedding=vector)
     assert lines[:3] == [
         "fake answer to: who do dogs chase? [documents: 2]",
         "",
-        "[1] a.pdf, page 7, distance 0.0000: Dogs chase cats, at night.",
+        "[1] Animals, a.pdf, page 7, distance 0.0000: Dogs chase cats, at night.",
     ]
     assert lines[3:] == ["[2] b.txt, distance 1.0000: mice"]
     # without highlights the beginning of the segment, of 240 characters

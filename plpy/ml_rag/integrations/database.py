@@ -27,7 +27,7 @@ NOTHING_FOUND = "P0002"
 _NO_STORE = "no vector store found"
 
 #: option citation_fields of answers whose options do not say
-PAGES = ["metadata.page"]
+PLACE = ["metadata.page", "metadata.title"]
 #: digits of a whole number that Python reads
 _DIGITS = 300
 #: a whole statement
@@ -115,6 +115,14 @@ def citation_id(row: Mapping[str, Any]) -> str:
 def keys_of(metadata: Any) -> dict[str, Any]:
     """Metadata of a row; none of what is no JSON object."""
     return metadata if isinstance(metadata, dict) else {}
+
+
+def with_source(metadata: Mapping[str, Any], document_name: str | None) -> dict[str, Any]:
+    """Metadata whose ``source`` is the document's name; a load keeps there what the document was made from."""
+    source = metadata.get("source")
+    if isinstance(source, Mapping) and "sha256" in source and document_name is not None:
+        return {**metadata, "source": document_name}
+    return dict(metadata)
 
 
 def is_empty(error: psycopg.Error) -> bool:

@@ -40,6 +40,8 @@ QUESTION = 10_000
 FORM = 64 * 1024
 #: bytes of a document that is uploaded
 UPLOAD = 64 * 1024 * 1024
+#: characters of a document's title
+_TITLE = 200
 #: segments of a document, runs and questions of a run on one page
 SEGMENTS = 50
 #: characters of them
@@ -450,9 +452,11 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
             page_number = keys_of(row["metadata"]).get("page")
             shown.append({**row, "shared": shared, "text": text, "length": len(text), "page": page_number})
             before = text
+        titles = (keys_of(row["metadata"]).get("title") for row in shown)
+        title = next((title[:_TITLE] for title in titles if isinstance(title, str) and title.strip()), None)
         following = first + len(shown) if first + len(shown) <= total else None
         return await page(
-            "document.html", typed=typed, store=store, name=name, segments=shown, first=first, total=total,
+            "document.html", typed=typed, store=store, name=name, title=title, segments=shown, first=first, total=total,
             following=following, earlier=max(1, first - SEGMENTS) if first > 1 else None,
             marked=await marked_for(request, typed["q"]), here=str(request.url.query),
             raw=request.query_params.get("raw", "")[:1],

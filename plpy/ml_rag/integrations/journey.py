@@ -20,7 +20,7 @@ MOST = 100
 #: what each citation tells beside its text, its document and its distance
 FIELDS = [
     "document_id", "segment_number", "segment_range", "vector_store", "score", "keyword_score", "rerank_score", "rank",
-    "metadata.page", "highlights",
+    "metadata.page", "metadata.title", "highlights",
 ]  # fmt: skip
 #: the stages in their order
 STAGES = [

@@ -24,7 +24,7 @@ from psycopg.types.json import Jsonb
 from pydantic import PrivateAttr, model_validator
 
 from ml_rag.errors import MlRagError
-from ml_rag.integrations.database import Database, asked, citation_id, keys_of
+from ml_rag.integrations.database import Database, asked, citation_id, keys_of, with_source
 from ml_rag.integrations.names import refuse_unknown
 from ml_rag.integrations.store import Row, Store, number
 
@@ -273,16 +273,8 @@ def _check_count(name: str, count: int, least: int) -> None:
         raise ValueError(f"{name} must be from {least} to {_MOST}, not {count}")
 
 
-def _with_source(metadata: Mapping[str, Any], document_name: str | None) -> dict[str, Any]:
-    """Metadata whose ``source`` is a name, as LangChain has it; a load keeps there what the document was made from."""
-    source = metadata.get("source")
-    if isinstance(source, Mapping) and "sha256" in source and document_name is not None:
-        return {**metadata, "source": document_name}
-    return dict(metadata)
-
-
 def _document(row: Mapping[str, Any]) -> Document:
-    metadata = _with_source(keys_of(row["metadata"]), row["document_name"])
+    metadata = with_source(keys_of(row["metadata"]), row["document_name"])
     return Document(id=row["id"], page_content=row["segment"], metadata=metadata)
 
 
@@ -343,7 +335,7 @@ def _cited(row: dict[str, Any]) -> Document:
     text, own = row.pop("segment"), keys_of(row.pop("metadata", None))
     if "distance" in row:
         row["distance"] = float(row["distance"])
-    return Document(id=key, page_content=text, metadata={**_with_source(own, row.get("document_name")), **row})
+    return Document(id=key, page_content=text, metadata={**with_source(own, row.get("document_name")), **row})
 
 
 _KEEP = """INSERT INTO ml_rag.conversation (conversation_id, role) VALUES (%(id)s, current_user)

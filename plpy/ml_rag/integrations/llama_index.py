@@ -25,7 +25,7 @@ from llama_index.core.vector_stores.types import (
 )
 from llama_index.core.vector_stores.utils import build_metadata_filter_fn, metadata_dict_to_node, node_to_metadata_dict
 
-from ml_rag.integrations.database import Database, asked, citation_id, keys_of
+from ml_rag.integrations.database import Database, asked, citation_id, keys_of, with_source
 from ml_rag.integrations.names import refuse_unknown
 from ml_rag.integrations.store import Row, Store, number
 
@@ -248,7 +248,7 @@ class MlRagVectorStore(BasePydanticVectorStore):
 
 def _node(row: Mapping[str, Any]) -> BaseNode:
     """A row as a node: that of its metadata, if these hold one."""
-    metadata = keys_of(row["metadata"])
+    metadata = with_source(keys_of(row["metadata"]), row["document_name"])
     if "_node_content" in metadata:
         try:
             return metadata_dict_to_node(metadata, text=row["segment"])

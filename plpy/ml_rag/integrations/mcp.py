@@ -20,7 +20,19 @@ from pydantic import Field
 
 from ml_rag import __version__
 from ml_rag.integrations import documents
-from ml_rag.integrations.database import LAYERED, PAGES, PRESETS, Query, Reader, asked, is_empty, layered, worded
+from ml_rag.integrations.database import (
+    LAYERED,
+    PLACE,
+    PRESETS,
+    Query,
+    Reader,
+    asked,
+    is_empty,
+    keys_of,
+    layered,
+    with_source,
+    worded,
+)
 from ml_rag.integrations.names import unknown
 
 #: segments of a document that one call returns at most, and their characters
@@ -131,14 +143,17 @@ def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
     ) -> dict[str, Any]:
         """Find the passages of documents that fit a question best; with their documents, distances and scores."""
         wanted = await with_defaults({"n_citations": 5}, _options(stores, limit, options), options)
-        return {"results": _plain(await rows(reader.schemas.search, asked(query, wanted), options))}
+        found = await rows(reader.schemas.search, asked(query, wanted), options)
+        for row in found:
+            row["metadata"] = with_source(keys_of(row["metadata"]), row["document_name"])
+        return {"results": _plain(found)}
 
     @made.tool(annotations=reads)
     async def answer(
         query: Question, stores: Stores = None, limit: Limit = None, options: Options = None
     ) -> dict[str, Any]:
         """Let the language model of the database answer a question from the documents; with its citations."""
-        wanted = await with_defaults({"citation_fields": PAGES}, _options(stores, limit, options), options)
+        wanted = await with_defaults({"citation_fields": PLACE}, _options(stores, limit, options), options)
         found = await rows(reader.schemas.answer, asked(query, wanted), options)
         if not found:
             return {"text": None, "citations": []}

@@ -11,6 +11,9 @@ from urllib.parse import quote
 #: how citations reach the user: annotations, and in the text what has no address; only annotations; all in the text
 STYLES = ("auto", "annotations", "text")
 
+#: characters of a document's title
+TITLE = 200
+
 _MARKER = re.compile(r"\[(\d{1,3}(?:, ?\d{1,3})*)\]")
 _IS_ADDRESS = re.compile(r"https?://", re.IGNORECASE)
 #: ends a line, or begins a link or an element of a page, also in Markdown
@@ -24,21 +27,27 @@ class Source:
     """A document that an answer cites."""
 
     number: int
+    #: what it is called by its name
     title: str
     url: str | None
     pages: Sequence[int] = ()
+    #: what it calls itself
+    document_title: str | None = None
 
     @property
     def label(self) -> str:
-        """Its title, with the pages cited."""
+        """Its title, with its name unless that is its address, and the pages cited."""
+        named = self.title
+        if self.document_title is not None:
+            named = self.document_title if self.url == self.title else f"{self.document_title} ({self.title})"
         pages = f", page{'s' * (len(self.pages) > 1)} {', '.join(map(str, self.pages))}" if self.pages else ""
-        return self.title + pages
+        return named + pages
 
     @property
     def line(self) -> str:
         """Of the list under an answer."""
-        named = self.label if self.url in (None, self.title) else f"{self.label}: {self.url}"
-        return f"- [{self.number}] {named}"
+        is_told = self.url is None or (self.url == self.title and self.document_title is None)
+        return f"- [{self.number}] {self.label if is_told else f'{self.label}: {self.url}'}"
 
 
 def titles(names: Sequence[str]) -> dict[str, str]:
@@ -51,8 +60,13 @@ def titles(names: Sequence[str]) -> dict[str, str]:
         while count < len(parts) and any(other[-count:] == parts[-count:] for other in others):
             count += 1
         title = name if _IS_ADDRESS.match(name) else "/".join(parts[-count:])
-        made[name] = " ".join(title.translate(_NOT_SHOWN).split()) or "document"
+        made[name] = _shown(title) or "document"
     return made
+
+
+def _shown(text: str) -> str:
+    """On one line, without what could become a link or an element."""
+    return " ".join(text.translate(_NOT_SHOWN).split())
 
 
 def _address(name: str, form: str | None) -> str | None:
@@ -74,10 +88,15 @@ def sources(citations: Sequence[Mapping[str, Any]], form: str | None) -> tuple[l
     addresses = {name: _address(name, form) for name in called}
     ordered = sorted(called, key=lambda name: addresses[name] is None)
     pages: dict[str, set[int]] = {name: set() for name in called}
+    own: dict[str, str | None] = dict.fromkeys(called)
     for name, citation in zip(names, citations, strict=True):
         if type(page := citation.get("page")) is int:
             pages[name].add(page)
-    found = [Source(n, called[name], addresses[name], sorted(pages[name])) for n, name in enumerate(ordered, 1)]
+        if isinstance(title := citation.get("title"), str) and own[name] is None:
+            own[name] = _shown(title[:TITLE]) or None
+    found = [
+        Source(n, called[name], addresses[name], sorted(pages[name]), own[name]) for n, name in enumerate(ordered, 1)
+    ]
     return found, [ordered.index(name) + 1 for name in names]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from ml_rag.integrations.database import PAGES
+from ml_rag.integrations.database import PLACE
 from ml_rag.integrations.gateway.citations import without_list
 from ml_rag.integrations.gateway.refused import Refused
 
@@ -141,7 +141,7 @@ def question(body: Mapping[str, Any], preset: Mapping[str, Any], tasks: Sequence
     if any(text.startswith(beginning) for beginning in tasks) and "</context>" not in text:
         options = {**_TASK, "model_options": {"max_tokens": TASK_TOKENS, **model_options}}
         return Question(text, options, is_task=True)
-    options = {"citation_fields": PAGES, **preset, **_ALWAYS}
+    options = {"citation_fields": PLACE, **preset, **_ALWAYS}
     if model_options:
         options["model_options"] = model_options
     if history:
