@@ -339,7 +339,19 @@ def test_markers_stay_where_no_citations_are_named_and_in_json(http):
     assert json.loads(cited(http, "Bonn", response_format=schema)) == ["[4]"]
 
 
-@pytest.mark.parametrize("fields", [{"documents": None}, {"stream": True}, {"citations": -1}])
+@pytest.mark.parametrize("model", ["fake-generate", "very-slow"])
+def test_markers_are_removed_from_a_stream_too(http, model):
+    messages = [{"role": "user", "content": "Paris [1], Rome [3], Bonn [4] and some more words?"}]
+    fields = {"messages": messages, "documents": DOCUMENTS, "citations": 3, "model": model, "max_tokens": 17}
+    chunks = [json.loads(event) for event in events(ask(http, stream=True, **fields))[:-1]]
+    texts = [chunk["choices"][0]["delta"].get("content") for chunk in chunks]
+    whole = ask(http, **fields).json()["choices"][0]["message"]["content"]
+    assert "".join(text for text in texts if text) == whole
+    assert "[1], Rome [3], Bonn and" in whole
+    assert len([text for text in texts if text]) > 5
+
+
+@pytest.mark.parametrize("fields", [{"documents": None}, {"citations": -1}])
 def test_citations_that_cannot_be_checked_are_refused(http, fields):
     response = ask(http, **{"documents": DOCUMENTS, "citations": 3, **fields})
     assert response.status_code == 400

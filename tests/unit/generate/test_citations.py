@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ml_rag.server.chat.citations import verify
+from ml_rag.server.chat.citations import Verified, verify
 
 #: with three citations
 CASES = {
@@ -109,12 +109,50 @@ def test_a_text_without_brackets_is_left_as_it_is(text: str, n: int) -> None:
     assert verify(text, n) == text
 
 
-LONG = ["[", "[1", "[1,", "[7]", "[1, 7]", "`", "``", "```", "[7 ", "a[", "[ ", "[Document 7, ", "(["]
+def in_pieces(text: str, n: int, sizes: list[int]) -> list[str]:
+    held, found, at = Verified(n), [], 0
+    while at < len(text):
+        size = sizes[len(found) % len(sizes)]
+        found.append(held.add(text[at : at + size]))
+        at += size
+    return [*found, held.end()]
+
+
+@pytest.mark.parametrize(("text", "expected"), CASES.items(), ids=ascii)
+def test_markers_of_a_text_that_comes_letter_by_letter(text: str, expected: str | None) -> None:
+    assert "".join(in_pieces(text, 3, [1])) == (text if expected is None else expected)
+
+
+#: what comes after markers, and between them
+AFTER = [" and so on until the end", "\n\n", "<sup>", "</sup>", "~~~", "Berlin", "; ", "http://x", "("]
+
+
+@given(
+    st.lists(st.sampled_from([*"[]【】190,- \n()`=a.;†:", *WHOLE, *AFTER]), max_size=30).map("".join),
+    st.integers(0, 9),
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+)
+def test_a_text_in_pieces_is_what_it_is_as_a_whole(text: str, n: int, sizes: list[int]) -> None:
+    assert "".join(in_pieces(text, n, sizes)) == verify(text, n)
+
+
+def test_what_is_certain_is_passed_on_at_once() -> None:
+    text = "It is 180 euros [1]. The rest of it is said on page four, and [9] nowhere else than there."
+    found = in_pieces(text, 3, [1])
+    assert "".join(found[: len("It is 180 euros")]) == "It is 180 euros"
+    assert "".join(found[: text.index(" said")]) == "It is 180 euros [1]. The rest of it is"
+    assert "".join(found[: len(text)]) == text.replace(" and [9]", " and")
+
+
+LONG = ["[", "[1", "[1,", "[7]", "[1, 7]", "`", "``", "```", "[7 ", "a[", "[ ", "[Document 7, ", "([", "(\n", "[7]\n"]
 
 
 @pytest.mark.parametrize("piece", LONG)
 def test_no_text_takes_long(piece: str) -> None:
     text = piece * (300_000 // len(piece))
     began = time.process_time()
-    verify(text, 3)
+    whole = verify(text, 3)
     assert time.process_time() - began < 8
+    began = time.process_time()
+    assert "".join(in_pieces(text, 3, [40])) == whole
+    assert time.process_time() - began < 12

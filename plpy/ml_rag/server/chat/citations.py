@@ -44,6 +44,18 @@ _STATEMENT_ENDS = re.compile(r";[ \t]*(?:\n|\Z)")
 _PAIRS = (("(", ")"), ("[", "]"), ("（", "）"), ("<sup>", "</sup>"))
 _PASSES = 16
 
+#: characters after a marker that decide what it is, and what goes with it
+_AHEAD = 16
+_OPENED, _CLOSED = re.compile(r"[\[【［]"), re.compile(r"[\]】］]")
+#: a bracket without an end that is longer is not a marker
+_LONGEST_MARKER = 400
+#: what of a text may be code over several lines; what may begin a marker, or go with one that follows
+_FENCED = re.compile("``|~~~")
+_MAY_GO, _MAY_OPEN = " \t\r\n\u00a0([（【［~", tuple("<sup>"[:n] for n in range(1, 6))
+#: characters of a line that are held against its citations as they come, and brackets in it; with more its end is
+#: waited for
+_LONGEST_LINE, _MOST_BRACKETS = 4096, 100
+
 
 @dataclass(frozen=True, slots=True)
 class _Marker:
@@ -65,6 +77,84 @@ def verify(text: str, citations: int) -> str:
             break
         text = cleaned
     return text
+
+
+class Verified:
+    """``verify`` of a text that comes in pieces: what nothing that follows can change is passed on at once."""
+
+    def __init__(self, citations: int) -> None:
+        self._citations = citations
+        #: from the beginning of a line on, with the end of the one before; and what of it was passed on
+        self._text = self._passed = ""
+        self._certain = 0
+        #: characters from which on a long one is looked at again
+        self._again = _LONGEST_LINE
+
+    def add(self, piece: str) -> str:
+        """What is certain now."""
+        self._text += piece
+        if len(self._text) > _LONGEST_LINE:
+            if "\n" not in piece or len(self._text) < self._again:
+                return ""
+            self._again = 2 * len(self._text)
+        if (end := _certain(self._text)) <= self._certain:
+            return ""
+        self._certain, certain = end, self._text[:end]
+        cleaned = verify(certain, self._citations)
+        ready = self._pass_on(_without_end(cleaned))
+        if (line := certain.rfind("\n")) > 0:
+            lines, last = (verify(part, self._citations) for part in (certain[:line], certain[line:]))
+            if cleaned == lines + last and len(self._passed) >= len(lines):
+                self._text, self._passed = self._text[line:], self._passed[len(lines) :]
+                self._certain -= line
+        return ready
+
+    def end(self) -> str:
+        """The rest."""
+        return self._pass_on(verify(self._text, self._citations))
+
+    def _pass_on(self, text: str) -> str:
+        ready, self._passed = text[len(self._passed) :], text
+        return ready
+
+
+def _without_end(text: str) -> str:
+    """Without what would go with a marker that follows."""
+    while (short := text.rstrip(_MAY_GO)) != text or short.endswith(_MAY_OPEN):
+        text = short[: short.rfind("<")] if short.endswith(_MAY_OPEN) else short
+    return text
+
+
+def _certain(text: str) -> int:
+    """How many of the characters nothing that follows can change, but for blanks and brackets at the end."""
+    end = len(text.rstrip("~"))
+    if fenced := _FENCED.search(text):
+        end = fenced.start()
+    line = text.rfind("\n", 0, end) + 1
+    if (code := text.find("`", line, end)) >= 0:
+        end = code
+    if sum(map(text[line:end].count, "[【［")) > _MOST_BRACKETS:
+        return line
+    chain = at = line  # where markers begin that one which is not certain may be joined to
+    is_first = True
+    while opened := _OPENED.search(text, at, end):
+        start = opened.start()
+        chain, is_first = start if is_first or start - at >= _AHEAD else chain, False
+        marker = _MARKER.match(text, start, end)
+        closed = marker.end() if marker else _after_bracket(text, start, end)
+        if closed is None or end - closed < _AHEAD or re.match(r"\([^()\s]*\Z|;?[ \t]*\Z", text[closed:end]):
+            return chain
+        at = closed
+    return end
+
+
+def _after_bracket(text: str, start: int, end: int) -> int | None:
+    """Where a bracket that is not a marker ends; None while it may become one."""
+    closed = _CLOSED.search(text, start, min(end, start + _LONGEST_MARKER + 1))
+    if closed is None:
+        return start + 1 if end - start > _LONGEST_MARKER else None
+    # what is taken out of a bracket can leave another marker
+    return None if _OPENED.search(text, start + 1, closed.end()) else closed.end()
 
 
 def _verify(text: str, citations: int) -> str:

@@ -20,7 +20,7 @@ from ml_rag.abc import Cancelled, Delta, GenerateEngine
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError
 from ml_rag.server.cancellation import ClientGone, watch_disconnect
 from ml_rag.server.chat import extract, prompt
-from ml_rag.server.chat.citations import verify
+from ml_rag.server.chat.citations import Verified, verify
 from ml_rag.server.chat.request import ChatDocument, ChatRequest, parse
 from ml_rag.server.engines.extractive import Extract
 from ml_rag.server.json_schema import check_repetitions, check_size
@@ -207,14 +207,29 @@ class _Answer:
             used |= {"support": round(found.support, 4), "min_support": least}
         return used
 
-    def cited(self, text: str) -> str:
-        """The text with markers of citations only that the answer has; JSON and sentences of documents as they are."""
+    @property
+    def _citations(self) -> int | None:
+        """How many the text may point to; None: it stays as it is, such as JSON and sentences of documents."""
         body, fitted = self._body, self._fitted
         is_verbatim = self._extract is not None or body.sampling().json_schema is not None
         if body.citations is None or fitted is None or is_verbatim:
-            return text
+            return None
         # documents that did not fit are the last ones, so the numbers of the others are the first
-        return verify(text, min(body.citations, fitted.documents_used))
+        return min(body.citations, fitted.documents_used)
+
+    def cited(self, text: str) -> str:
+        """The text with markers of citations only that the answer has."""
+        return text if self._citations is None else verify(text, self._citations)
+
+    async def _texts(self, deltas: AsyncIterator[Delta]) -> AsyncIterator[str]:
+        """The same in pieces."""
+        held: Verified | None = None
+        async for delta in deltas:
+            if held is None and self._citations is not None:
+                held = Verified(self._citations)
+            yield delta.text if held is None else held.add(delta.text)
+        if held is not None:
+            yield held.end()
 
     def completion(self, text: str) -> Completion:
         """The reply to a request without ``stream``."""
@@ -245,9 +260,9 @@ class _Answer:
         extra: dict[str, Any] = {"usage": None} if with_usage else {}
         try:
             yield self._chunk({"role": "assistant", "content": ""}, None, extra)
-            async for delta in deltas:
-                if delta.text:
-                    yield self._chunk({"content": delta.text}, None, extra)
+            async for text in self._texts(deltas):
+                if text:
+                    yield self._chunk({"content": text}, None, extra)
             yield self._chunk({}, self._last.finish_reason, extra | ({"ml_rag": used} if (used := self._used) else {}))
             if with_usage:
                 yield _event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": self._usage})

@@ -154,8 +154,8 @@ class ChatRequest(_Model):
 
     @model_validator(mode="after")
     def _citations_can_be_checked(self) -> ChatRequest:
-        if self.citations is not None and (self.documents is None or self.stream):
-            raise ValueError("citations needs documents, and an answer in one piece")
+        if self.citations is not None and self.documents is None:
+            raise ValueError("citations needs documents")
         return self
 
     @model_validator(mode="after")
