@@ -668,7 +668,7 @@ def test_titles_and_addresses_are_shown(db: Database, page: Page) -> None:
         " WHERE document_id = 1"
     )
     cited = text_of(page.get(q="red boat", a=HYBRID, generate=""))
-    assert "title All <boats> address /srv/boats.pdf page 3" in cited
+    assert "All <boats> /srv/boats.pdf page 3" in cited
     read = page.get("/document", store="public.boats", document="/srv/boats.pdf")
     assert "<h1>All &lt;boats&gt;</h1>" in read.text
     listed = text_of(page.get("/store", store="public.boats"))

@@ -39,6 +39,11 @@ task = "embed"
 engine = "fake"
 fake_mode = "slow"
 fake_delay_seconds = 0.05
+[models.vision]
+task = "generate"
+engine = "openai"
+base_url = "http://127.0.0.1:9/v1"
+input = ["text", "image"]
 [models.prefixed]
 task = "embed"
 engine = "fake"
@@ -72,6 +77,8 @@ class Server:
         assert self._server.started
 
     def stop(self) -> None:
+        self.registry.unload_unused()
+        self.registry._models["vision"].worker.submit(int).result(10)  # its connections are closed
         self._server.should_exit = True
         self._thread.join(20)
         assert not self._thread.is_alive()

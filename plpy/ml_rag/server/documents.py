@@ -33,7 +33,7 @@ from ml_rag.ingest.sandbox import Job, Limits, ModelTokenizer, Parsed, Sandbox
 from ml_rag.ingest.split import NONE, Chunking, chunking
 from ml_rag.server.cancellation import Cancellation, ClientGone, watch_disconnect
 from ml_rag.server.models import Lease
-from ml_rag.server.pictures import Describer, Kept, check_takes_images
+from ml_rag.server.pictures import Described, Describer, Kept, check_takes_images
 from ml_rag.server.registry import Registry
 from ml_rag.server.routes import invalid, registry_of
 from ml_rag.server.unexpected import unexpected
@@ -307,10 +307,14 @@ class _Work:
         """A document; where a model describes its pictures, they are collected first, and put in their places then."""
         if self._describer is None:
             return await self._sandbox.run(job)
-        collected = await self._sandbox.run(job)
-        described = await self._describer.describe(collected.pictures)
-        reasons = Counter(collected.left_out) + described.failures
-        left_out = "; ".join(f"{n} picture{'s' * (n > 1)} ({reason})" for reason, n in reasons.items())
+        try:
+            collected = await self._sandbox.run(job)
+        except DocumentError as error:  # a picture can be too much for the parser, which then goes without
+            described, left_out = Described(), f"pictures ({error.message})"
+        else:
+            described = await self._describer.describe(collected.pictures)
+            reasons = Counter(collected.left_out) + described.failures
+            left_out = "; ".join(f"{n} picture{'s' * (n > 1)} ({reason})" for reason, n in reasons.items())
         try:
             parsed = await self._sandbox.run(replace(job, described=described.texts))
         except DocumentError as error:

@@ -259,3 +259,22 @@ def test_a_body_in_another_character_set_is_refused(server: Server, charset: str
         assert "not in UTF-8" in assert_error(reply, 400, "invalid_request")["message"]
         reply = client.post("/v1/documents", content=body, headers={"Content-Type": kind.replace(charset, "UTF-8")})
         assert "embed_model_id" in assert_error(reply, 400, "invalid_request")["message"]
+
+
+def test_a_picture_that_ends_its_parser_is_left_out_of_its_document(server: Server) -> None:
+    (line,) = by_index(
+        server.post(
+            [
+                ("a", b"!draw text"),
+            ],
+            describe_images="vision",
+        )
+    )
+    assert line["error"] is None
+    assert [segment["text"] for segment in line["segments"]] == ["!draw text"]
+    assert line["metadata"]["left_out"] == "pictures (the document crashed its parser)"
+
+
+def test_a_document_that_ends_its_parser_fails_with_and_without_pictures(server: Server) -> None:
+    (line,) = by_index(server.post([("a", b"!abort")], describe_images="vision"))
+    assert line["error"]["message"] == "the document crashed its parser"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import struct
+import zlib
 from collections.abc import Iterable
 from io import BytesIO
 from typing import Any
@@ -121,10 +123,12 @@ def test_a_picture_is_sent_as_a_jpeg_of_bounded_size() -> None:
 
 def test_what_is_transparent_is_white() -> None:
     out = BytesIO()
-    Image.new("RGBA", (200, 200), (0, 0, 0, 0)).save(out, "PNG")
+    half = Image.new("RGBA", (200, 200), (0, 0, 0, 0))
+    half.paste((0, 0, 0, 255), (0, 0, 100, 200))
+    half.save(out, "PNG")
     ((_, jpeg),) = collected("a.png", out.getvalue()).wanted
     with Image.open(BytesIO(jpeg)) as image:
-        assert image.getpixel((100, 100)) == (255, 255, 255)
+        assert [image.getpixel((x, 100)) for x in (20, 180)] == [(0, 0, 0), (255, 255, 255)]
 
 
 def test_a_page_of_a_scan_is_sent_within_the_bound() -> None:
@@ -146,6 +150,57 @@ def test_pictures_beyond_the_bounds_are_counted(monkeypatch: pytest.MonkeyPatch)
     assert collected("a.docx", three).left_out == {}
     monkeypatch.setattr(pictures, "MAX_BYTES", sum(len(jpeg) for _, jpeg in collected("a.docx", three).wanted) - 1)
     assert sum(collected("a.docx", three).left_out.values()) == 1
+
+
+def test_pictures_of_one_colour_are_left_out_without_a_word() -> None:
+    out = BytesIO()
+    Image.new("L", (600, 600), 200).save(out, "PNG")
+    found = collected("a.docx", docx_with_pictures("A", out.getvalue()))
+    assert (found.count, found.wanted, found.left_out) == (1, [], {})
+
+
+def test_pictures_have_a_time_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "MAX_SECONDS", 1e-9)
+    found = collected("a.docx", docx_with_pictures(*(drawn(text) for text in "abc")))
+    assert [number for number, _ in found.wanted] == [0]
+    assert found.left_out == {"beyond 1e-09 s of processor time for a document": 2}
+
+
+@pytest.mark.parametrize("side", [9000, 50_000, 2**31 - 1])
+def test_a_bomb_is_not_decoded(side: int) -> None:
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + head + struct.pack(">I", zlib.crc32(b"IHDR" + head))
+    found = collected("a.docx", docx_with_pictures("A", bomb + b"\0\0\0\0IDAT\x35\xaf\x06\x1e", drawn("ok")))
+    assert found.left_out == {"too large": 1}
+    assert len(found.wanted) == 1
+
+
+@pytest.mark.parametrize(("width", "height"), [(14_400, 14_400), (1, 14_400), (14_400, 20)])
+def test_a_page_of_any_size_is_drawn_within_the_bound(width: int, height: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[int, int]] = []
+
+    def ocr(image: Image.Image, *_: Any, **__: Any) -> str:
+        read.append(image.size)
+        return "read"
+
+    monkeypatch.setattr("ml_rag.ingest.formats.pdf.read_image", ocr)
+    out = BytesIO()
+    Image.open(BytesIO(drawn("one"))).resize((100, 100)).save(out, "PDF")
+    content = out.getvalue().replace(b"[ 0 0 100.0 100.0 ]", b"[ 0 0 %d %d ]" % (width, height))
+    assert content != out.getvalue()
+    for _, jpeg in collected("a.pdf", content).wanted:
+        with Image.open(BytesIO(jpeg)) as image:
+            assert max(image.size) <= MAX_SIDE
+    parse("a.pdf", content, ocr=True)
+    assert [max(size) <= 7017 for size in read] == [True]
+
+
+def test_pictures_that_are_nowhere_are_not_asked_for() -> None:
+    svg = base64.b64encode(b'<!DOCTYPE s [<!ENTITY a "aaaa">]><svg>&a;</svg>').decode()
+    sources = (f"data:image/svg+xml;base64,{svg}", "http://127.0.0.1:9/a.png", "file:///etc/passwd", "a.png", "data:,")
+    content = "<p>Text</p>" + "".join(f"<img src='{source}'>" for source in sources)
+    found = collected("a.html", content.encode())
+    assert (found.count, found.left_out) == (1, {"cannot be read": 1})
 
 
 def test_a_broken_picture_costs_itself_only() -> None:

@@ -156,13 +156,13 @@ def test_an_answer_without_end_is_cut(remote: RemoteEndpoint, tmp_path: Path, mo
 def test_the_pictures_of_a_document_have_a_time_together(
     remote: RemoteEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pictures, "DOCUMENT_SECONDS", 0.5)
-    remote.replies = [RECORDED, streams(*[piece("slow ")] * 100, pause=0.1)]
+    monkeypatch.setattr(pictures, "DOCUMENT_SECONDS", 3)
+    remote.replies = [RECORDED, streams(*[piece("slow ")] * 100, pause=0.2)]
     began = time.monotonic()
     found = describe(remote, tmp_path, b"1", b"2", b"3")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     assert found.texts == {0: TEXT}
-    assert dict(found.failures) == {"the pictures of a document took more than 0.5 s": 2}
+    assert dict(found.failures) == {"the pictures of a document took more than 3 s": 2}
     assert found.is_passing
 
 

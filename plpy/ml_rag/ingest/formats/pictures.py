@@ -7,6 +7,7 @@ model is asked in between, by another process. Pictures are counted as they come
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
@@ -22,6 +23,8 @@ MAX_BYTES = 32 * 1024 * 1024
 MAX_PIXELS = 80_000_000
 #: the longer side of a picture that is sent
 MAX_SIDE = 2048
+#: processor time for the pictures of a document: those that are small, blank or met before take it, too
+MAX_SECONDS = 20.0
 #: a smaller one is an icon, a rule or a bullet: its shorter side, and the area
 _MIN_SIDE, _MIN_AREA = 32, 20_000
 #: of a picture, before its decoder is asked
@@ -43,6 +46,7 @@ class Pictures:
         self._described = described
         self._known: set[bytes] = set()
         self._bytes = 0
+        self._seconds = 0.0
         #: pictures that were met, also those that are not wanted
         self.count = 0
         #: number and JPEG of those to describe
@@ -62,6 +66,10 @@ class Pictures:
         if len(self.wanted) >= MAX_PICTURES:
             self.left_out[f"beyond the {MAX_PICTURES} of a document"] += 1
             return ""
+        if self._seconds >= MAX_SECONDS:
+            self.left_out[f"beyond {MAX_SECONDS:g} s of processor time for a document"] += 1
+            return ""
+        began = time.process_time()
         try:
             drawn = draw()
             jpeg = None if drawn is None else _jpeg(drawn)
@@ -72,6 +80,7 @@ class Pictures:
         else:
             if jpeg is not None:
                 self._want(number, jpeg)
+        self._seconds += time.process_time() - began
         return ""
 
     def block(self, draw: Callable[[], Image | bytes | None], metadata: dict[str, Any]) -> Iterable[_Block]:
@@ -98,29 +107,25 @@ class _TooLarge(Exception):
     """A picture beyond the bounds."""
 
 
-def open_picture(content: bytes, formats: tuple[str, ...] = FORMATS) -> Image:
-    """A picture of bearable size, not decoded yet. Raises what the library raises, and ``ValueError``."""
+def _open(content: bytes) -> Image:
+    """The picture, not decoded yet. Raises ``_TooLarge``, and what the library raises."""
     from PIL import Image
 
     if len(content) > _MAX_CONTENT:
         raise _TooLarge
-    image = Image.open(BytesIO(content), formats=formats)
-    check_size(image)
-    return image
-
-
-def check_size(image: Image) -> None:
-    """Raise where a picture has too many pixels to be decoded."""
-    if image.width * image.height > MAX_PIXELS:
-        raise _TooLarge(f"{image.width} x {image.height} pixels")
+    try:
+        return Image.open(BytesIO(content), formats=FORMATS)
+    except Image.DecompressionBombError:
+        raise _TooLarge from None
 
 
 def _jpeg(drawn: Image | bytes) -> bytes | None:
-    """The picture as it is sent; None for one that is too small."""
+    """The picture as it is sent; None for one that is too small, or of one colour."""
     from PIL import Image, ImageOps
 
-    image = open_picture(drawn) if isinstance(drawn, bytes) else drawn
-    check_size(image)
+    image = _open(drawn) if isinstance(drawn, bytes) else drawn
+    if image.width * image.height > MAX_PIXELS:
+        raise _TooLarge
     if min(image.size) < _MIN_SIDE or image.width * image.height < _MIN_AREA:
         return None
     image.draft("RGB", (MAX_SIDE, MAX_SIDE))  # a JPEG is decoded at about that size
@@ -131,6 +136,9 @@ def _jpeg(drawn: Image | bytes) -> bytes | None:
         image.paste(alpha, mask=alpha.getchannel("A"))
     image = ImageOps.exif_transpose(image)
     image.thumbnail((MAX_SIDE, MAX_SIDE))
+    extremes: Any = image.getextrema()
+    if all(least == most for least, most in extremes):
+        return None
     buffer = BytesIO()
     image.save(buffer, "JPEG", quality=85)
     return buffer.getvalue()
