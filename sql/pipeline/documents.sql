@@ -111,7 +111,7 @@ BEGIN
     )
     SELECT d.name
     FROM (
-      SELECT n.name, -1 AS far FROM listed AS n
+      SELECT n.name, CASE WHEN n.file = _file THEN -2 ELSE -1 END AS far FROM listed AS n
       WHERE n.file = _file OR starts_with(n.file, _stem) AND regexp_replace(n.file, '\.[a-z][a-z0-9]{0,4}$', '') = _stem
       UNION ALL SELECT n.name, ml_rag._distance_of_words(n.file, _file)
       FROM (

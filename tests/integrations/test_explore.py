@@ -402,8 +402,10 @@ def test_why_not_this_one(page: Page) -> None:
     link = html.unescape(re.findall(r'href="(/why\?[^"]+segment=3[^"]*)"', asked.text)[0])
     text = text_of(page.get(link))
     assert re.search(r'search \(semantic\) no 3 .*"n_citations" of at least 3 lets it in', text)
-    gone = text_of(page.get("/why", q="boat", a=options, document="boats.pd"))
-    assert "Did you mean" in gone
+    gone = page.get("/why", q="boat", a=options, document="boats.pd")
+    assert "Did you mean" in text_of(gone)
+    (link,) = re.findall(r'href="(/why\?[^"]+)">boats\.pdf<', gone.text)
+    assert "citations" in text_of(page.get(html.unescape(link)))
     for empty in ({}, {"q": "boat"}, {"q": "boat", "document": " "}, {"document": "boats.pdf"}):
         refused = page.get("/why", **empty)
         assert refused.status_code == 400

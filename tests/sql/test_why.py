@@ -215,6 +215,10 @@ def test_a_name_without_its_folders(owner: Connection, asker: Connection) -> Non
     # of two documents neither is meant
     assert last("b.pdf")[0] == "discover"
     assert str(last("b.pdf")[7]).startswith('Did you mean "/srv/new/b.pdf" or "/srv/old/b.pdf"')
+    # the same ending counts more than the same name without it
+    owner.execute("UPDATE foldered SET document_name = '/a/b.md' WHERE document_id = 1")
+    assert str(last("b.pdf")[7]).startswith('Did you mean "/srv/new/b.pdf" or "/srv/old/b.pdf" or "/a/b.md"')
+    owner.execute("UPDATE foldered SET document_name = '/srv/new/a.pdf' WHERE document_id = 1")
     assert last("a.pdf", 2)[6] == "The document has no segment of that number; its segments are 1 to 1."
     # a name whose rows are hidden is none
     owner.execute("ALTER TABLE foldered ENABLE ROW LEVEL SECURITY")

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http.cookies import CookieError, SimpleCookie
 from importlib import resources
@@ -40,6 +41,8 @@ QUESTION = 10_000
 FORM = 64 * 1024
 #: bytes of a document that is uploaded
 UPLOAD = 64 * 1024 * 1024
+#: names of documents in the hint of a stage
+_MEANT = re.compile(r'(?<=mean |. or )"(.+?)"(?= or "|\?$)')
 #: characters of a document's title
 _TITLE = 200
 #: segments of a document, runs and questions of a run on one page
@@ -430,7 +433,8 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         segment = _number(request.query_params.get("segment"), "the number of the segment")
         parameters = {**asked(typed["q"], options_of(typed["a"])), "document": document, "segment": segment}
         steps = await rows(request, _WHY, parameters)
-        return await page("why.html", typed=typed, document=document, segment=segment, steps=steps)
+        meant = [name for step in steps for name in _MEANT.findall(step["hint"] or "") if step["stage"] == "discover"]
+        return await page("why.html", typed=typed, document=document, segment=segment, steps=steps, meant=meant)
 
     async def document(request: Request) -> Response:
         typed = asked_of(request)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from io import BytesIO
 from typing import Any
 
+import pypdfium2 as pdfium
 import pytest
 from PIL import Image
 
@@ -193,6 +194,18 @@ def test_a_page_of_any_size_is_drawn_within_the_bound(width: int, height: int, m
             assert max(image.size) <= MAX_SIDE
     parse("a.pdf", content, ocr=True)
     assert [max(size) <= 7017 for size in read] == [True]
+
+
+def test_an_empty_page_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    monkeypatch.setattr("ml_rag.ingest.formats.pdf.read_image", lambda *a, **_: read.append(a) or "read")
+    pdf, out = pdfium.PdfDocument(image_pdf("one")), BytesIO()
+    pdf.new_page(600, 800)
+    pdf.save(out)
+    assert [number for number, _ in collected("a.pdf", out.getvalue()).wanted] == [0]
+    assert collected("a.pdf", out.getvalue()).count == 1
+    assert [block.metadata for block in parse("a.pdf", out.getvalue(), ocr=True).blocks] == [{"page": 1}]
+    assert len(read) == 1
 
 
 def test_pictures_that_are_nowhere_are_not_asked_for() -> None:

@@ -115,7 +115,7 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
                 broken.append(number)  # one broken page does not take the others away
                 continue
             pages[number] = _with_tables(page, raw, *_lines(page, raw))
-            places = [(0.0, 0.0, *page.get_size())] if not pages[number] else _picture_places(page, raw, pages[number])
+            places = _picture_places(page, raw, pages[number])
             left = places
             if request.pictures is not None:
                 described[number], left = _describe(page, number, places, request.pictures)
@@ -304,11 +304,14 @@ def _bottom(table: Table) -> float:
 
 
 def _picture_places(page: Any, raw: Any, lines: list[_Line]) -> list[_Place]:
-    """Where the pictures of a page stand.
+    """Where the pictures of a page stand; the whole of one without text on which something stands.
 
     A picture that text lies on is left out: such a page is a scan with a text layer, or the picture a background.
     """
     width, height = page.get_size()
+    if not lines:
+        is_empty = not raw.FPDFPage_CountObjects(page.raw) and not raw.FPDFPage_GetAnnotCount(page.raw)
+        return [] if is_empty else [(0.0, 0.0, width, height)]
     places = []
     for picture in page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE], max_depth=5):
         left, bottom, right, top = picture.get_bounds()
