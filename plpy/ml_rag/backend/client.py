@@ -19,16 +19,16 @@ from typing import Any
 from ml_rag.backend import calls
 from ml_rag.backend.sockets import POLL_SECONDS, Interrupt, InterruptibleSocket, connect
 from ml_rag.errors import EngineFailed, MlRagError, QueueFull, ServerUnreachable, from_json, retry_after
-from ml_rag.protocol import CALL_HEADER
+from ml_rag.protocol import CALL_HEADER, request_address
 
 MAX_REPLY_BYTES = 512 * 1024 * 1024
 #: seconds after which refused work looks again whether there is room, however long it is to wait
 LONGEST_PAUSE = 10
 #: of the head of a reply
 _MAX_LINE, _MAX_FIELDS = 64 * 1024, 100
-#: how long a server that refuses connections is given to come back: systemd and Docker restart it within this time
+#: how long a server that refuses connections, or has no socket, is given to come back: systemd and Docker restart it
+#: within this time
 RESTART_SECONDS = 2.0
-_RETRY_SECONDS = 0.1
 #: most that is received at once
 _PIECE = 64 * 1024
 
@@ -210,10 +210,10 @@ class ModelServer:
             while True:
                 try:
                     return connect(self.address, self._interrupt)
-                except ConnectionRefusedError:
-                    if time.monotonic() >= deadline:
+                except (ConnectionRefusedError, FileNotFoundError):
+                    if time.monotonic() >= deadline or not self._may_return():
                         raise
-                time.sleep(_RETRY_SECONDS)
+                time.sleep(POLL_SECONDS)
                 self._interrupt()
         except PermissionError as e:
             raise ServerUnreachable(
@@ -223,6 +223,11 @@ class ModelServer:
             raise ServerUnreachable(
                 "the model server cannot be reached", detail=f"{self.address}: {e}.", hint=_HINT
             ) from None
+
+    def _may_return(self) -> bool:
+        """Whether a server that is being started can make its socket there."""
+        family, target = request_address(self.address)
+        return family != socket.AF_UNIX or os.path.isdir(os.path.dirname(target))
 
     def reach(self) -> None:
         """Connect once, and no more. Raises ServerUnreachable."""

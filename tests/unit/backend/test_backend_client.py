@@ -183,17 +183,19 @@ def test_a_restarted_server_is_found_again(start: Callable[..., HostileServer]) 
     assert client.call("GET", "/") == {"n": 2}
 
 
-def test_a_server_that_is_being_restarted_is_waited_for(start: Callable[..., HostileServer], tmp_path: Path) -> None:
-    dead = socket.socket(socket.AF_UNIX)
-    dead.bind(str(tmp_path / "same.sock"))  # nobody listens: a connection is refused
-    client = connect(f"unix:{tmp_path / 'same.sock'}", never)
+@pytest.mark.parametrize("is_clean", [False, True], ids=["refused", "no socket"])
+def test_a_server_that_is_being_restarted_is_waited_for(
+    start: Callable[..., HostileServer], tmp_path: Path, is_clean: bool
+) -> None:
+    path = away(tmp_path, is_clean=is_clean)
+    client = connect(f"unix:{path}", never)
     with pytest.raises(ServerUnreachable, match="cannot be reached"):
         client.reach()
 
     def restart() -> None:
         time.sleep(0.5)
         start(reply({"n": 3}), "new.sock")
-        (tmp_path / "new.sock").rename(tmp_path / "same.sock")
+        (tmp_path / "new.sock").rename(path)
 
     restarting = threading.Thread(target=restart)
     restarting.start()
@@ -201,24 +203,41 @@ def test_a_server_that_is_being_restarted_is_waited_for(start: Callable[..., Hos
         assert client.call("GET", "/") == {"n": 3}
     finally:
         restarting.join()
-        dead.close()
 
 
-def test_a_server_that_stays_away_is_waited_for_two_seconds_and_the_wait_can_be_cancelled(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(tmp_path / "dead.sock"))
-        began = time.monotonic()
-        with pytest.raises(ServerUnreachable, match="cannot be reached"):
-            connect(f"unix:{tmp_path / 'dead.sock'}", never).call("GET", "/")
-        assert 2.0 <= time.monotonic() - began < 4.0
-        began = time.monotonic()
-        with pytest.raises(Interrupted):
-            connect(f"unix:{tmp_path / 'dead.sock'}", after(0.2)).call("GET", "/")
-        assert time.monotonic() - began < 1.0
+def away(folder: Path, *, is_clean: bool) -> Path:
+    """The socket of a server that has ended: after a clean end it is gone, else it refuses connections."""
+    path = folder / "server.sock"
+    if not is_clean:
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+    return path
+
+
+@pytest.mark.parametrize("is_clean", [False, True], ids=["refused", "no socket"])
+def test_a_server_that_stays_away_is_waited_for_two_seconds_and_the_wait_can_be_cancelled(
+    tmp_path: Path, is_clean: bool
+) -> None:
+    path = away(tmp_path, is_clean=is_clean)
     began = time.monotonic()
-    with pytest.raises(ServerUnreachable, match="cannot be reached"):
-        connect(f"unix:{tmp_path / 'never.sock'}", never).call("GET", "/")
+    with pytest.raises(ServerUnreachable, match="cannot be reached") as caught:
+        connect(f"unix:{path}", never).call("GET", "/")
+    assert 2.0 <= time.monotonic() - began < 4.0
+    assert str(path) in str(caught.value.detail)
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        connect(f"unix:{path}", after(0.3)).call("GET", "/")
+    assert 0.3 <= time.monotonic() - began < 0.5
+
+
+def test_a_socket_in_a_folder_that_is_not_there_is_not_waited_for(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 'wrong' / 'server.sock'}"
+    began = time.monotonic()
+    with pytest.raises(ServerUnreachable, match="cannot be reached") as caught:
+        connect(address, never).call("GET", "/")
     assert time.monotonic() - began < 1.0
+    assert "configure('model_server'" in str(caught.value.hint)
+    assert address in str(caught.value.detail)
 
 
 def test_the_hint_names_what_starts_the_server_here() -> None:
