@@ -171,9 +171,18 @@ first_call() {
   [[ $reply == *'"citations"'*'what-is-ml-rag.md'* ]]
 }
 
+# What README.md has the reader ask.
+readme_line() {
+  local line reply
+  line=$(sed -n 's/^docker compose exec db \(psql .*\)/\1/p' "$ROOT/README.md")
+  reply=$(eval "compose exec -T db $line")
+  [[ $reply == *'[1] '*'what-is-ml-rag.md'* ]]
+}
+
 checks() {
   local count answer
   expect "docker compose exec db psql answers CALL ml_rag(…)" first_call
+  expect "… and the line of README.md" readme_line
   expect "the database runs without privileges" runs_as db 999
   expect "the model server runs without privileges" runs_as server 998
   expect "the model server has no network" without_network server

@@ -124,7 +124,7 @@ def test_each_statement_prints_what_the_page_shows(reader: Reader) -> None:
     all_examples = examples(page)
     assert len(all_examples) > 15
     # a reader's model server is where a new database looks for it, this one is not
-    enabled = "CREATE EXTENSION ml_rag CASCADE;\n"
+    enabled = "CREATE EXTENSION IF NOT EXISTS ml_rag CASCADE;\n"
     located = f"{enabled}SELECT ml_rag.configure('model_server', '{reader.server}');\n"
     printed = reader.types([example.statements.replace(enabled, located) for example in all_examples])
     if os.environ.get("ML_RAG_UPDATE_GOLDEN"):
