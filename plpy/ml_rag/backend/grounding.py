@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 from urllib.parse import quote
 
@@ -30,10 +31,14 @@ from ml_rag.sentences import DENSE_WORD, LEADS_IN, STEM, WORD, spans
 Pause = Callable[[], object]
 #: words to those among them that are stop words
 Stops = Callable[[Collection[str]], set[str]]
+#: by words beside a number, the numbers
+Places = dict[frozenset[str], set[str]]
+Fit = tuple[int, int, Places]
 
 #: characters of the texts that are read
 LONGEST = 1_000_000
 _POWER = 1.5
+_NONE: frozenset[str] = frozenset()
 #: the share that counts at most if a number or a name is wrong
 _WRONG = 0.65
 #: words between two numbers whose order counts
@@ -136,12 +141,18 @@ def words_of(text: str) -> list[Word]:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number in a place, with other content words: of its clause, beside it, before the sentence's first number."""
+    """A number in a place, with other content words: of its clause, with those before the sentence's first number too
+    (``around``), and beside it.
+    """
 
     stem: str
-    clause: set[str]
-    beside: set[str]
-    shared: set[str]
+    clause: frozenset[str]
+    around: frozenset[str]
+    beside: frozenset[str]
+
+    def besides(self) -> list[frozenset[str]]:
+        """The words beside it, at most two, then each of them, then none."""
+        return [self.beside, *(frozenset((word,)) for word in self.beside if len(self.beside) > 1), _NONE]
 
 
 class Facts:
@@ -151,7 +162,11 @@ class Facts:
         self.sentences: list[list[Word]] = []
         #: stems of each text
         self.stems: list[set[str]] = []
-        self.numbers: list[Number] = []
+        #: by ``around`` and ``clause``: which numbers have these words beside them, and maybe another
+        self.numbers: dict[tuple[frozenset[str], frozenset[str]], Places] = {}
+        #: the same of all, and the keys by their words
+        self.anywhere: Places = {}
+        self.around: dict[str, list[tuple[frozenset[str], frozenset[str]]]] = {}
         #: two numbers with the words between them
         self.runs: set[tuple[str, ...]] = set()
         left = LONGEST
@@ -176,7 +191,15 @@ class Facts:
 
     def _add(self, sentence: list[Word]) -> None:
         self.sentences.append(sentence)
-        self.numbers += _numbers([word for word in sentence if word.text not in self.stops])
+        for number in _numbers([word for word in sentence if word.text not in self.stops]):
+            key = number.around, number.clause
+            if key not in self.numbers:
+                self.numbers[key] = {}
+                for word in number.around:
+                    self.around.setdefault(word, []).append(key)
+            for places in (self.numbers[key], self.anywhere):
+                for beside in number.besides():
+                    places.setdefault(beside, set()).add(number.stem)
         self.runs.update(_runs(sentence))
 
     def content(self, words: Sequence[Word]) -> list[Word]:
@@ -295,13 +318,17 @@ def _paused(found: Iterator[tuple[int, int]], pause: Pause) -> Iterator[tuple[in
 
 def _numbers(content: Sequence[Word]) -> Iterator[Number]:
     first = next((i for i, word in enumerate(content) if word.is_number), 0)
-    shared = {word.stem for word in content[:first]}
+    shared = frozenset(word.stem for word in content[:first])
+    clauses: dict[int, set[str]] = {}
+    for word in content:
+        if not word.is_number:
+            clauses.setdefault(word.clause, set()).add(word.stem)
+    words = {clause: (frozenset(stems), shared.union(stems)) for clause, stems in clauses.items()}
     for i, number in enumerate(content):
         if number.is_number:
-            clause = {w.stem for w in content if w.clause == number.clause and not w.is_number}
-            yield Number(
-                number.stem, clause, {w.stem for w in content[max(0, i - 1) : i + 2] if not w.is_number}, shared
-            )
+            clause, around = words.get(number.clause, (_NONE, shared))
+            beside = frozenset(w.stem for w in content[max(0, i - 1) : i + 2] if not w.is_number)
+            yield Number(number.stem, clause, around, beside)
 
 
 def _runs(words: Sequence[Word]) -> Iterator[tuple[str, ...]]:
@@ -327,25 +354,43 @@ def _is_wrong(
         return True
     if any(run not in facts.runs and (run[-1], *run[1:-1], run[0]) in facts.runs for run in _runs(words)):
         return True
-    context = {word.stem for word in asked}
-    return any(_is_exchanged(number, context, facts, pause) for number in _numbers(content))
+    context = frozenset(word.stem for word in asked)
+    #: by clause
+    fits: dict[frozenset[str], list[Fit]] = {}
+    for number in _numbers(content):
+        if number.clause not in fits:
+            fits[number.clause] = _fits(number.clause | context, facts, pause)
+        if _is_exchanged(number, fits[number.clause], pause):
+            return True
+    return False
 
 
-def _is_exchanged(number: Number, context: set[str], facts: Facts, pause: Pause) -> bool:
-    """Whether its words stand with another number rather than with this one."""
-    words = number.clause | context
-    own = other = (0, 0, 0)
-    for found in facts.numbers:
+def _fits(words: frozenset[str], facts: Facts, pause: Pause) -> list[Fit]:
+    """How many of a clause's words the numbers of the texts have around them, and in their clause; the best first."""
+    found: list[Fit] = []
+    for around, clause in {key for word in words for key in facts.around.get(word, ())}:
         pause()
-        fit = (
-            len(words & (found.clause | found.shared)),
-            len(number.beside & found.beside),
-            len(words & found.clause),
-        )
-        if found.stem == number.stem:
-            own = max(own, fit)
-        else:
-            other = max(other, fit)
+        found.append((len(words & around), len(words & clause), facts.numbers[around, clause]))
+    # where some have words in common, those that have none do not count
+    return sorted(found, key=itemgetter(0), reverse=True) or [(0, 0, facts.anywhere)]
+
+
+def _is_exchanged(number: Number, fits: Sequence[Fit], pause: Pause) -> bool:
+    """Whether its words stand with another number rather than with this one."""
+    own = other = (0, 0, 0)
+    besides = number.besides()
+    for around, clause, places in fits:
+        pause()
+        if around < max(own[0], other[0]):
+            break
+        for beside in besides:
+            if stems := places.get(beside):
+                fit = (around, len(beside), clause)
+                is_own = number.stem in stems
+                if is_own:
+                    own = max(own, fit)
+                if len(stems) > is_own:
+                    other = max(other, fit)
     return other > own
 
 

@@ -185,3 +185,19 @@ def test_long_texts_can_be_interrupted() -> None:
     fact = " ".join(f"In {year} the town had {year * 3} houses." for year in range(2000))
     with pytest.raises(Cancelled):
         check(fact, [fact], "", stops, interrupt)
+
+
+@pytest.mark.parametrize("entry", ["{}", "unit {} ", "unit {}, ", "x{} {}, "])
+def test_lists_of_numbers_take_time_that_grows_with_them(entry: str) -> None:
+    def steps(n: int) -> int:
+        steps = 0
+
+        def step() -> None:
+            nonlocal steps
+            steps += 1
+
+        listed = " ".join(entry.format(i, 7 * i) for i in range(n))
+        check(listed, [listed], "", stops, step)
+        return steps
+
+    assert steps(400) < 3 * steps(200)
