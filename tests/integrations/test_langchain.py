@@ -76,6 +76,16 @@ def test_filters_of_langchain_postgres(boats: MlRagVectorStore, filter: Any, ids
     assert found(boats, filter) == ids
 
 
+def test_a_filter_of_a_search_is_added_to_that_of_the_store(boats: MlRagVectorStore, asker_dsn: str) -> None:
+    """An application that keeps tenants apart by it passes on what a user asks for."""
+    store = MlRagVectorStore(asker_dsn, "public.boats", options={"filters": {"year": {"gte": 2005}}})
+    everything = {"year": {"$gte": 0}}
+    assert found(store, None) == found(store, everything) == found(boats, {"year": {"$gte": 2005}})
+    assert found(store, {"tags": "sea"}) == {"b"}
+    assert found(store, everything, options={"filters": {"year": 2001}}) == {"a"}
+    store.close()
+
+
 @pytest.mark.parametrize(
     "filter", [{"$xor": []}, {"year": {"$equals": 1}}, {"year": {}}, {"$and": {"year": 1}}, {"a": {"b": 1}}]
 )

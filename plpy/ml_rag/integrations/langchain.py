@@ -151,7 +151,9 @@ class MlRagVectorStore(VectorStore):
             vector = self._embedding.embed_query(query)
         wanted = {"distance_metric": self._distance_metric, **self._options, **(options or {}), "n_citations": k}
         if filter:
-            wanted["filters"] = filters(filter)
+            # beside those of the store, which may keep tenants apart
+            given = [wanted["filters"]] if wanted.get("filters") else []
+            wanted["filters"] = {"and": [*given, filters(filter)]}
         return self._store.search(query, wanted, vector)
 
     def similarity_search(
