@@ -63,7 +63,7 @@ _ALL = (
         "html",
         "html.parse_html",
         begins=re.compile(
-            r"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.DOTALL
+            r"\s*(?:<\?xml[^>]*>\s*)?(?:<!--(?>.*?-->)\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.DOTALL
         ),
         endings=("htm", "html", "xhtml"),
         holds=HTML_TAGS,
@@ -105,7 +105,7 @@ _ALL = (
     Format(
         "mbox",
         "mail.parse_mbox",
-        begins=re.compile(r"From \S.*\d{4}.*\n(?=[\w-]+:)"),
+        begins=re.compile(r"From \S(?=.*\d{4}).*\n(?=[\w-]+:)"),
         endings=("mbox", "mbx"),
         holds=re.compile(r"\AFrom \S"),
         media_type="application/mbox",

@@ -19,7 +19,7 @@ _HEADERS = ("From", "To", "Cc", "Date")
 _CHARSET = re.compile(r"(\*\d*\*?=)[^'\s;]*'")
 
 
-_FROM_LINE = re.compile(rb"^From \S.*\d{4}.*\n(?=[\w-]+:)", re.MULTILINE)
+_FROM_LINE = re.compile(rb"^From \S(?=.*\d{4}).*\n(?=[\w-]+:)", re.MULTILINE)
 _QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
 
 #: characters of a header that are parsed: Python's parser takes minutes for some of 600 kB
