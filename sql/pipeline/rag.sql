@@ -221,13 +221,18 @@ BEGIN
       coalesce(request.options -> 'model_options', '{}') || jsonb_build_object('model_id', ml_rag._default_model()));
   END IF;
   PERFORM ml_rag._stage(request.call, 'generate', request.options #>> '{model_options,model_id}');
+  -- what is changed or checked after it was written has to be there as a whole
+  IF request.explain OR request.options ?| '{grounding,min_support,remove_unsupported,return_prompt}'
+    OR request.options -> 'model_options' ? 'json_schema' OR request.options #>> '{model_options,model_id}' = 'extractive' THEN
+    request.options := request.options - 'hold';
+  END IF;
   IF retrieval.method = 'document_order' THEN
     _generated := ml_rag._summarize(request, retrieval.hits);
   ELSE
     -- a question that was rewritten stands alone; where it has lost conditions, the model reads it as it was asked
     _generated := ml_rag._generate_text(coalesce((request.rewritten).asked, request.question), request.options -> 'model_options',
       retrieval.hits, request.options -> 'prompt', jsonb_strip_nulls(jsonb_build_object('return_prompt', request.options -> 'return_prompt',
-          'embed_model', retrieval.stores[1].embed_model_id, 'known_cosines',
+          'embed_model', retrieval.stores[1].embed_model_id, 'hold', request.options -> 'hold', 'known_cosines',
           CASE WHEN request.options @> '{"model_options": {"model_id": "extractive"}}'
               AND NOT request.options @> '{"model_options": {"task": "summarization"}}'
             THEN ml_rag._known_cosines(request, retrieval.stores, retrieval.hits) END)
@@ -433,6 +438,27 @@ with; with "partial", a key "missing_shards" where some did not answer.
 Errors: 22023 bad option; 22000 different dimensions; P0002 no vector store, or, if "abstain" is false or with
 "skip_generate", nothing found or nothing within the threshold; 42501; 55000 model not available; 08006 model server or shard; 53300
 its queue is full; 57014 cancelled; 38000 the model failed.$$;
+
+CREATE FUNCTION ml_rag._answer_to_stream(query text, options jsonb DEFAULT NULL) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the answer document; where its text can come in pieces, that is empty, and "prompt" has what is to be sent for it to
+-- /v1/chat/completions of the model server ("completion") and where that is ("server")
+DECLARE
+  _call integer := ml_rag._begin_question('ml_rag');
+  _began timestamptz := clock_timestamp();
+  _answered record;
+  _told boolean;
+BEGIN
+  _answered := ml_rag._answer($1, ml_rag._parse_rag_options($2) || '{"hold": true}', _call, _began);
+  _told := ml_rag._end(_call, _answered.trace, _began);
+  RETURN _answered.answer;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  PERFORM ml_rag._end(_call, SQLSTATE);
+@RAISE@
+END
+$$;
 
 CREATE PROCEDURE @extschema@.ml_rag(query text, options jsonb DEFAULT NULL, INOUT output jsonb DEFAULT NULL)
 LANGUAGE plpgsql

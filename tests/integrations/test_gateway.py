@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,12 +122,155 @@ def test_a_stream(boats: Gateway) -> None:
     assert chunks[0].choices[0].delta.role == "assistant"
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert text == whole.choices[0].message.content
-    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "stop"]
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+    assert len([chunk for chunk in chunks if chunk.choices[0].delta.content]) > 3
     assert len({chunk.id for chunk in chunks}) == 1
     noted = [chunk for chunk in chunks if chunk.choices[0].delta.model_extra]
     assert noted[0].choices[0].delta.model_extra == {
         "annotations": [annotation.to_dict() for annotation in whole.choices[0].message.annotations or []]
     }
+
+
+SLOW = {"model_options": {"model_id": "fake-generate-slow", "max_tokens": 30}}
+
+
+@dataclass
+class Streamed:
+    """A stream as it came: when each piece of text did, seconds from the beginning, and what was said at the end."""
+
+    pieces: list[tuple[float, str]]
+    finish: str | None
+    usage: Any
+    rest: Any
+
+    @property
+    def text(self) -> str:
+        return "".join(piece for _, piece in self.pieces)
+
+
+def streamed(client: OpenAI, question: str, model: str = "one") -> Streamed:
+    began, found = time.monotonic(), Streamed([], None, None, None)
+    body = {"model": model, "messages": [{"role": "user", "content": question}]}
+    for chunk in client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}):  # type: ignore[call-overload]
+        found.usage = chunk.usage or found.usage
+        found.rest = (chunk.model_extra or {}).get("ml_rag") or found.rest
+        for choice in chunk.choices:
+            found.finish = choice.finish_reason or found.finish
+            if choice.delta.content:
+                found.pieces.append((time.monotonic() - began, choice.delta.content))
+    return found
+
+
+@contextlib.contextmanager
+def writing(boats: Gateway, **config: Any) -> Iterator[OpenAI]:
+    """The client of a gateway whose model takes 50 ms a token."""
+    models = {"one": {"n_citations": 4, **SLOW}, "checked": {"n_citations": 4, **SLOW, "grounding": {}}}
+    with gateway_of(boats.dsn, Config(boats.config.tokens, models, **config)) as url:
+        yield OpenAI(base_url=url, api_key="token of asker", max_retries=0, timeout=60)
+
+
+def running(model_server: str) -> bool:
+    """Whether the slow model is at work."""
+    transport = httpx.HTTPTransport(uds=model_server.removeprefix("unix:"))
+    with httpx.Client(transport=transport) as client:
+        return 'ml_rag_running{model="fake-generate-slow"} 1.0' in client.get("http://models/metrics").text
+
+
+def test_a_text_comes_as_the_model_writes_it(boats: Gateway) -> None:
+    question = "which boat [1], [2], [3], [4] and [9] is it?"
+    with writing(boats, document_url="https://files.example.org/{file_name}") as client:
+        whole = client.chat.completions.create(model="one", messages=[{"role": "user", "content": question}])
+        found = streamed(client, question)
+    assert whole.usage is not None
+    assert whole.model_extra is not None
+    assert found.text == whole.choices[0].message.content
+    # the four segments are of two documents, and there is no ninth
+    assert {"[1]", "[2]"} == set(re.findall(r"\[\d\]", found.text))
+    assert len(found.pieces) > 6
+    assert found.pieces[0][0] < found.pieces[-1][0] - 0.5
+    assert found.finish == whole.choices[0].finish_reason == "length"
+    assert found.usage.to_dict() == whole.usage.to_dict()
+    assert found.usage.completion_tokens == 30
+    assert found.rest == whole.model_extra["ml_rag"]
+
+
+@pytest.mark.parametrize("server", ["none", "unix:/no/such.sock", "http://127.0.0.1:1"])
+def test_a_text_comes_in_one_piece_where_the_model_server_is_out_of_reach(boats: Gateway, server: str) -> None:
+    with writing(boats, model_server=server) as client:
+        for _ in range(2):
+            found = streamed(client, "blue boat")
+            assert len(found.pieces) == 1
+            assert found.usage.completion_tokens == 30
+
+
+def test_a_text_that_is_checked_comes_in_one_piece(boats: Gateway) -> None:
+    with writing(boats) as client:
+        found = streamed(client, "blue boat", "checked")
+        assert len(found.pieces) == 1
+        assert "grounding" in found.rest["retrieval_info"]
+
+
+def test_what_is_passed_on_was_found_as_the_role_of_the_token(db: Database, boats: Gateway) -> None:
+    owner = db.connect()
+    owner.execute("ALTER TABLE boats ENABLE ROW LEVEL SECURITY")
+    policy = sql.SQL("CREATE POLICY p ON boats USING (current_user <> {} OR segment = 'red boat')")
+    owner.execute(policy.format(sql.Literal(db.role("tenant"))))
+    with writing(boats) as client:
+        assert "documents: 4" in streamed(client, "boat").text
+        found = streamed(client.with_options(api_key="token of tenant"), "boat")
+        assert "documents: 1" in found.text
+        assert [citation["segment"] for citation in found.rest["citations"]] == ["red boat"]
+        with pytest.raises(openai.AuthenticationError):
+            streamed(client.with_options(api_key="token of nobody"), "boat")
+    owner.execute("REVOKE SELECT ON boats FROM ml_rag_user")
+    with writing(boats) as client, pytest.raises(openai.APIError):
+        streamed(client, "boat")
+
+
+def test_a_client_that_goes_away_stops_the_model(boats: Gateway, model_server: str) -> None:
+    body = {"model": "one", "messages": [{"role": "user", "content": "boat"}], "stream": True}
+    with writing(boats) as client:
+        headers = {"authorization": "Bearer token of asker"}
+        with httpx.stream(
+            "POST", f"{client.base_url}chat/completions", json=body, headers=headers, timeout=60
+        ) as reply:
+            lines = reply.iter_lines()
+            while '"content": "fake' not in next(lines):
+                pass
+            assert running(model_server)
+        gone = time.monotonic()
+        while running(model_server):
+            assert time.monotonic() - gone < 0.4, "the model still writes"
+            time.sleep(0.02)
+        # what it took is given back
+        assert streamed(client, "boat").text
+
+
+def test_a_text_takes_no_longer_than_statement_timeout(boats: Gateway) -> None:
+    bounded = replace(boats, dsn=make_conninfo(boats.dsn, options="-c statement_timeout=700"))
+    with writing(bounded) as client, pytest.raises(openai.APIError, match="took too long"):
+        streamed(client, "boat")
+
+
+def test_an_error_of_the_model_ends_the_stream(boats: Gateway) -> None:
+    models = {"one": {"model_options": {"model_id": "fake-generate-error"}}}
+    with gateway_of(boats.dsn, Config(boats.config.tokens, models)) as url:
+        client = OpenAI(base_url=url, api_key="token of asker", max_retries=0)
+        with pytest.raises(openai.APIError, match="the model failed"):
+            streamed(client, "boat")
+
+
+def test_a_response_comes_as_the_model_writes_it(boats: Gateway) -> None:
+    with writing(boats) as client:
+        events = list(client.responses.create(model="one", input="boat", stream=True))
+    kinds = [event.type for event in events]
+    assert kinds.count("response.output_text.delta") > 10
+    assert kinds[2:5] == ["response.output_item.added", "response.content_part.added", "response.output_text.delta"]
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert events[-1].type == "response.incomplete"
+    assert events[-1].response.output_text == text
+    assert events[-1].response.usage.output_tokens == 30
+    assert len({event.item_id for event in events if hasattr(event, "item_id")}) == 1
 
 
 def test_a_stream_shows_that_it_is_alive(boats: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -938,6 +1081,7 @@ TOKEN = f'[tokens.right]\nsha256 = "{digest("x")}"\nrole = "a"\n'
         ('document_url = "files/{document_name}"\n' + TOKEN, "document_url is not the address"),
         ('document_url = "https://files/"\n' + TOKEN, "document_url is not the address"),
         ('citations = "none"\n' + TOKEN, "citations is unknown"),
+        ('model_server = "localhost"\n' + TOKEN, "model_server is not an address"),
         ("[other]", "unknown keys"),
         ('[tokens.a]\nsha256 = "x"\nrole = "a"', "64 hexadecimal digits"),
         (f'[tokens.a]\nsha256 = "{"a" * 64}"\nrole = "none"', "name of a role"),

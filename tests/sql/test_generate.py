@@ -15,7 +15,7 @@ import pytest
 from support import hostile_server, interrupts
 from support.cluster import Connection, Database
 from support.hostile_server import HostileServer, completion, head, hostile, reply, send, silent
-from support.stores import answer, create_store, error, warnings_of
+from support.stores import answer, create_store, create_text_store, error, warnings_of
 
 
 def generate(connection: Connection, prompt: str | None = "hello", options: Any = None) -> Any:
@@ -370,3 +370,38 @@ def test_cancelled_inside_a_transaction_with_a_savepoint(module_db: Database) ->
     session.execute("ROLLBACK TO s")
     assert generate(session)["text"]
     session.commit()
+
+
+def test_what_is_to_be_written_in_pieces_is_what_the_answer_is_made_of(owner: Connection, asker: Connection) -> None:
+    create_text_store(owner)
+
+    def prepared(options: dict[str, Any]) -> Any:
+        row = asker.execute("SELECT ml_rag._answer_to_stream('cats chase mice', %s)", (json.dumps(options),)).fetchone()
+        assert row is not None
+        return row[0]
+
+    options = {"n_citations": 2, "return_usage": True, "prompt": {"system": "Be kind.", "citation_style": "numbered"}}
+    held, whole = prepared(options), answer(asker, "cats chase mice", options)
+    asked = held.pop("prompt")
+    assert asked["server"].startswith("unix:")
+    assert [d["text"] for d in asked["completion"]["documents"]] == [c["segment"] for c in whole["citations"]]
+    assert asked["completion"]["messages"][0] == {"role": "system", "content": "Be kind."}
+    assert (asked["completion"]["citation_style"], asked["completion"]["citations"]) == ("numbered", 2)
+    assert whole.pop("text") == "fake answer to: cats chase mice [documents: 2]"
+    assert held.pop("text") == ""
+    assert whole.pop("usage")["generated_tokens"] > 0
+    assert held.pop("usage") == {"prompt_tokens": None, "generated_tokens": None, "finish_reason": None}
+    assert held == whole
+    for more in (
+        {"grounding": {}},
+        {"min_support": 0.1},
+        {"remove_unsupported": True},
+        {"return_prompt": True},
+        {"model_options": {"json_schema": {"type": "object"}}},
+        {"model_options": {"model_id": "extractive"}},
+        {"abstain": True, "retrieval_options": {"max_distance": 0}, "filters": {"n": -1}},
+    ):
+        assert prepared(more) == answer(asker, "cats chase mice", more)
+    assert prepared({"explain": True})["text"] != ""
+    with error("22023", "unknown option"):
+        prepared({"hold": True})

@@ -17,7 +17,7 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
     """``request``: prompt, documents (array or null), options of ml_generate and prompt_options, both parsed, and
     citations: how many of the documents, the first ones, are citations of the answer (null: it has none to point to).
     conversation (or null): history (array of role and content), history_tokens, return_prompt, embed_model and
-    known_cosines, as the model server has them.
+    known_cosines, as the model server has them; hold: nothing is asked, and prompt has the request and the address.
 
     Returns text, documents_given and documents_used (both None without documents), support and min_support (of
     extractive answers, else None), prompt_tokens and generated_tokens (None where the model server does not tell),
@@ -40,6 +40,11 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
             fields["citations"] = request["citations"]
             fields |= {_PROMPT_FIELDS[name]: value for name, value in prompt_options.items() if name in _PROMPT_FIELDS}
     fields |= {name: value for name, value in (request.get("conversation") or {}).items() if value is not None}
+    if fields.pop("hold", False):
+        nothing = dict.fromkeys(
+            ("documents_given", "documents_used", "prompt_tokens", "generated_tokens", "finish_reason", "support")
+        )
+        return {"text": "", **nothing, "prompt": {"server": server.address, "completion": fields}}
     reply = server.call("POST", "/v1/chat/completions", fields)
     try:
         text = reply["choices"][0]["message"]["content"]

@@ -77,6 +77,14 @@ class Schemas:
         """``ml_rag_answer`` of the same."""
         return sql.SQL("SELECT {}(%(query)s, %(options)s) AS answer").format(self.routine("ml_rag_answer"))
 
+    @property
+    def answer_to_stream(self) -> sql.SQL:
+        """The same, but where its text can come in pieces the request for it; and the milliseconds that it may take."""
+        return sql.SQL(
+            "SELECT ml_rag._answer_to_stream(%(query)s, %(options)s) AS answer, s.setting::pg_catalog.int4 AS timeout"
+            " FROM pg_catalog.pg_settings AS s WHERE s.name = 'statement_timeout'"
+        )
+
 
 class Busy(psycopg.OperationalError):
     """All connections to the database are in use."""

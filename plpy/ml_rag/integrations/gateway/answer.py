@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,6 +12,32 @@ from typing import Any
 from ml_rag.integrations.gateway.citations import grounded, listed, renumbered, sources, url_citations
 from ml_rag.integrations.gateway.config import Config
 from ml_rag.integrations.gateway.question import Question
+
+#: the end of a text that may be the beginning of a marker
+_BEGUN = re.compile(r"\[(?:\d{1,3}(?:, ?\d{1,3})*(?:, ?)?)?\Z")
+#: pieces that wait for a slow client before the model does
+_WAITING = 64
+
+
+class Pieces:
+    """The beginning of ``Answer.text`` that is there before all of it, piece by piece."""
+
+    def __init__(self, config: Config) -> None:
+        self.queue: asyncio.Queue[str] = asyncio.Queue(_WAITING)
+        #: all of them together
+        self.text = ""
+        self._config, self._held = config, ""
+
+    async def add(self, document: Mapping[str, Any], piece: str) -> None:
+        """The next piece that the model has written."""
+        text = self._held + piece
+        begun = _BEGUN.search(text)
+        ready = text if begun is None else text[: begun.start()]
+        self._held = text[len(ready) :]
+        _, numbers = sources(document.get("citations") or [], self._config.document_url)
+        if ready := renumbered(ready, numbers):
+            self.text += ready
+            await self.queue.put(ready)
 
 
 @dataclass(frozen=True)

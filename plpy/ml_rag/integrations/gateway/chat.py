@@ -12,8 +12,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ml_rag.integrations.gateway.answer import Answer
-from ml_rag.integrations.gateway.gate import Gate, alive, end, waited_for
+from ml_rag.integrations.gateway.answer import Answer, Pieces
+from ml_rag.integrations.gateway.gate import COMMENT, Gate, coming, end, waited_for
 from ml_rag.integrations.gateway.question import question, read_body
 from ml_rag.integrations.gateway.refused import Refused
 
@@ -24,11 +24,12 @@ async def completions(gate: Gate, request: Request) -> Response:
     body = await read_body(request)
     asked = question(body, await gate.preset(asker, request, body), gate.config.tasks)
     about = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body["model"]}
-    work = await gate.start(asker, gate.answer(asker, asked))
-    if body.get("stream"):
+    pieces = Pieces(gate.config) if body.get("stream") else None
+    work = await gate.start(asker, gate.answer(asker, asked, pieces))
+    if pieces is not None:
         wanted = body.get("stream_options")
         with_usage = isinstance(wanted, dict) and bool(wanted.get("include_usage"))
-        return StreamingResponse(_stream(about, work, with_usage), media_type="text/event-stream")
+        return StreamingResponse(_stream(about, work, pieces, with_usage), media_type="text/event-stream")
     answer = await waited_for(request, work)
     message = {"role": "assistant", "refusal": None, **_said(answer)}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
@@ -53,8 +54,10 @@ def _usage(answer: Answer) -> dict[str, int]:
     }
 
 
-async def _stream(about: Mapping[str, Any], work: asyncio.Task[Answer], with_usage: bool) -> AsyncIterator[str]:
-    """The answer as events; the database has it in one piece, so that it comes in one."""
+async def _stream(
+    about: Mapping[str, Any], work: asyncio.Task[Answer], pieces: Pieces, with_usage: bool
+) -> AsyncIterator[str]:
+    """The answer as events: what there is of it before all of it, and then the rest."""
 
     def event(delta: Mapping[str, Any] | None, reason: str | None = None, **more: Any) -> str:
         choices = [] if delta is None else [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]
@@ -63,14 +66,17 @@ async def _stream(about: Mapping[str, Any], work: asyncio.Task[Answer], with_usa
 
     try:
         yield event({"role": "assistant", "content": ""})
-        async for comment in alive(work):
-            yield comment
+        async for piece in coming(work, pieces):
+            yield event({"content": piece}) if piece else COMMENT
         try:
             answer = await work
         except Refused as error:
             yield _event(error.body)
             return
-        yield event(_said(answer))
+        said = _said(answer)
+        if pieces.text:
+            said["content"] = answer.text[len(pieces.text) :]
+        yield event(said)
         yield event({}, answer.finish_reason, ml_rag=answer.rest)
         if with_usage:
             yield event(None, usage=_usage(answer))

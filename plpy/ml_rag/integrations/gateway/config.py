@@ -27,6 +27,8 @@ class Config:
     citations: str = "auto"
     #: how prompts begin by which a program asks for titles, tags and the like; these are Open WebUI's
     tasks: Sequence[str] = ("### Task:",)
+    #: where the model server is, for streams: see ``Writer``
+    model_server: str | None = None
     #: pages of other sites that may ask from a browser, such as "https://chat.example.org"
     origins: Sequence[str] = ()
 
@@ -42,6 +44,11 @@ class Config:
         for key, value in {"tasks": self.tasks, "origins": self.origins}.items():
             if not isinstance(value, list | tuple) or not all(isinstance(one, str) and one for one in value):
                 raise InvalidRequest(f"{key} is not a list of texts")
+        server = self.model_server
+        if server is not None and not (isinstance(server, str) and re.match("unix:/|https?://|none$", server)):
+            raise InvalidRequest(
+                "model_server is not an address", hint='Such as "unix:/run/ml_rag.sock", "http://host:8100" or "none".'
+            )
         if self.citations not in STYLES:
             raise InvalidRequest("citations is unknown", detail=f"It is one of {', '.join(STYLES)}.")
         for name, options in self.models.items():

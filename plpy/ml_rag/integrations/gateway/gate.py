@@ -7,18 +7,21 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import sql
 from starlette.requests import Request
 
+from ml_rag.errors import MlRagError
 from ml_rag.integrations.database import LAYERED, Query, Reader, asked, layered
-from ml_rag.integrations.gateway.answer import Answer
+from ml_rag.integrations.gateway.answer import Answer, Pieces
 from ml_rag.integrations.gateway.config import Config
 from ml_rag.integrations.gateway.question import Question
 from ml_rag.integrations.gateway.refused import Refused
 from ml_rag.integrations.gateway.share import Shares
+from ml_rag.integrations.written import Writer
 
 #: seconds for which what the catalogue says of a model is kept
 KNOWN = 60.0
@@ -26,6 +29,8 @@ KNOWN = 60.0
 ALIVE = 10.0
 #: tokens of an answer that every model has room for
 SHORT = 256
+#: what shows that
+COMMENT = ": the answer is being written\n\n"
 #: seconds between two looks at whether the client is still there
 LOOK = 0.5
 
@@ -62,6 +67,7 @@ class Gate:
         self.config = config
         self.reader = Reader(dsn, name="ml-rag gateway", connections=connections)
         self._shares = Shares(config.tokens, connections)
+        self._writer = Writer(config.model_server)
         self._known: dict[str | None, tuple[float, Model]] = {}
 
     def asker(self, request: Request) -> Asker:
@@ -115,16 +121,23 @@ class Gate:
             self._known[name] = time.monotonic(), known
         return known
 
-    async def answer(self, asker: Asker, question: Question) -> Answer:
-        """The answer to a question. Raises Refused."""
+    async def answer(self, asker: Asker, question: Question, pieces: Pieces | None = None) -> Answer:
+        """The answer to a question; ``pieces`` gets its text as it is written. Raises Refused."""
         if question.is_task and not question.is_json and (await self._model(asker, question.options)).is_small:
             return Answer.nothing()
         if question.length is not None and question.length > SHORT:
             # at least half the context is for the documents and the conversation
             most = ((await self._model(asker, question.options)).context or 2 * question.length) // 2
             question.options["model_options"]["max_tokens"] = min(question.length, most)
-        rows = await self.rows(asker, self.reader.schemas.answer, asked(question.text, question.options))
-        return Answer.of(question, rows[0]["answer"], self.config)
+        schemas, parameters = self.reader.schemas, asked(question.text, question.options)
+        if pieces is None or question.is_json:
+            (row,) = await self.rows(asker, schemas.answer, parameters)
+            return Answer.of(question, row["answer"], self.config)
+        try:
+            document = await self._writer.answer(partial(self.rows, asker), schemas, parameters, pieces.add)
+        except MlRagError as error:
+            raise Refused.of(error) from None
+        return Answer.of(question, document, self.config)
 
 
 async def _guarded(work: Coroutine[Any, Any, Got]) -> Got:
@@ -148,10 +161,18 @@ async def waited_for(request: Request, work: asyncio.Task[Got]) -> Got:
         await end(work)
 
 
-async def alive(work: asyncio.Task[Any]) -> AsyncIterator[str]:
-    """Comments of an event stream until the work is done."""
-    while not (await asyncio.wait({work}, timeout=ALIVE))[0]:
-        yield ": the answer is being written\n\n"
+async def coming(work: asyncio.Task[Any], pieces: Pieces) -> AsyncIterator[str]:
+    """The pieces of an answer until the work is done; an empty one where nothing has come for a while."""
+    while not (work.done() and pieces.queue.empty()):
+        getting = asyncio.ensure_future(pieces.queue.get())
+        try:
+            await asyncio.wait({work, getting}, timeout=ALIVE, return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                yield getting.result()
+            elif not work.done():
+                yield ""
+        finally:
+            getting.cancel()
 
 
 async def end(work: asyncio.Task[Any]) -> None:

@@ -11,7 +11,7 @@ import secrets
 
 import psycopg
 
-from ml_rag.errors import retry_after
+from ml_rag.errors import MlRagError, retry_after
 from ml_rag.integrations.database import worded
 
 _LOG = logging.getLogger("ml_rag.gateway")
@@ -66,11 +66,14 @@ class Refused(Exception):
     def of(cls, error: Exception) -> Refused:
         """An error that is logged, with its id."""
         number = secrets.token_hex(4)
-        state = (error.sqlstate or "08006") if isinstance(error, psycopg.Error) else None
+        state, hint = None, None
         if isinstance(error, psycopg.Error):
+            state, hint = error.sqlstate or "08006", error.diag.message_hint
             _LOG.warning("error %s: %s", number, worded(error))
+        elif isinstance(error, MlRagError):
+            state, hint = error.sqlstate, error.hint
+            _LOG.warning("error %s: %s (SQLSTATE %s)\n%s", number, error.message, state, error.detail)
         else:
             _LOG.error("error %s", number, exc_info=error)
         status, sentence = _SAID.get(state or "", _FAILED)
-        hint = error.diag.message_hint if isinstance(error, psycopg.Error) else None
         return cls(status, f"{sentence} (error {number})", state, seconds=retry_after(hint) or RETRY_AFTER)

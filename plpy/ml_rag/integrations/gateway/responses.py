@@ -12,8 +12,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ml_rag.integrations.gateway.answer import Answer
-from ml_rag.integrations.gateway.gate import Gate, alive, end, waited_for
+from ml_rag.integrations.gateway.answer import Answer, Pieces
+from ml_rag.integrations.gateway.gate import COMMENT, Gate, coming, end, waited_for
 from ml_rag.integrations.gateway.question import question, read_body
 from ml_rag.integrations.gateway.refused import Refused
 
@@ -21,6 +21,9 @@ from ml_rag.integrations.gateway.refused import Refused
 _SAME = ("model", "temperature", "top_p", "tool_choice")
 #: what would need an earlier response, or one that is worked at after the request
 _KEPT = ("previous_response_id", "conversation", "background")
+
+#: a text before any of it is there
+_EMPTY = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
 async def responses(gate: Gate, request: Request) -> Response:
@@ -34,11 +37,12 @@ async def responses(gate: Gate, request: Request) -> Response:
         "tool_choice": "none", "parallel_tool_calls": False, "temperature": body.get("temperature"),
         "top_p": body.get("top_p"), "max_output_tokens": body.get("max_output_tokens"), "store": False,
     }  # fmt: skip
-    work = await gate.start(asker, gate.answer(asker, asked))
-    if body.get("stream"):
-        return StreamingResponse(_stream(about, work), media_type="text/event-stream")
+    pieces = Pieces(gate.config) if body.get("stream") else None
+    work = await gate.start(asker, gate.answer(asker, asked, pieces))
+    if pieces is not None:
+        return StreamingResponse(_stream(about, work, pieces), media_type="text/event-stream")
     answer = await waited_for(request, work)
-    return JSONResponse({**about, **_done(answer, _message(answer))})
+    return JSONResponse({**about, **_done(answer, _message(answer, _new_message()))})
 
 
 def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,16 +66,20 @@ def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     return {**made, "messages": messages, "max_tokens": body.get("max_output_tokens"), "response_format": form}
 
 
-def _message(answer: Answer) -> dict[str, Any]:
+def _new_message() -> dict[str, Any]:
+    return {
+        "type": "message", "id": f"msg_{uuid.uuid4().hex}", "role": "assistant", "status": "in_progress", "content": [],
+    }  # fmt: skip
+
+
+def _message(answer: Answer, begun: Mapping[str, Any]) -> dict[str, Any]:
     content = (
         {"type": "refusal", "refusal": answer.text}
         if answer.is_refusal
         else {"type": "output_text", "text": answer.text, "annotations": answer.annotations, "logprobs": []}
     )
     state = "incomplete" if answer.finish_reason == "length" else "completed"
-    return {
-        "type": "message", "id": f"msg_{uuid.uuid4().hex}", "role": "assistant", "status": state, "content": [content],
-    }  # fmt: skip
+    return {**begun, "status": state, "content": [content]}
 
 
 def _done(answer: Answer, message: dict[str, Any]) -> dict[str, Any]:
@@ -92,8 +100,8 @@ def _done(answer: Answer, message: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _stream(about: Mapping[str, Any], work: asyncio.Task[Answer]) -> AsyncIterator[str]:
-    """The answer as events; the database has it in one piece, so that its text comes in one."""
+async def _stream(about: Mapping[str, Any], work: asyncio.Task[Answer], pieces: Pieces) -> AsyncIterator[str]:
+    """The answer as events: what there is of it before all of it, and then the rest."""
     count = 0
 
     def event(kind: str, **more: Any) -> str:
@@ -112,8 +120,22 @@ async def _stream(about: Mapping[str, Any], work: asyncio.Task[Answer]) -> Async
     try:
         for kind in ("response.created", "response.in_progress"):
             yield event(kind, response={**about, **unfinished})
-        async for comment in alive(work):
-            yield comment
+        begun = _new_message()
+        item, place = {"output_index": 0}, {"output_index": 0, "content_index": 0, "item_id": begun["id"]}
+        is_open = False
+
+        def opening(part: Mapping[str, Any]) -> list[str]:
+            added = event("response.output_item.added", **item, item=begun)
+            return [added, event("response.content_part.added", **place, part=part)]
+
+        async for piece in coming(work, pieces):
+            if not piece:
+                yield COMMENT
+                continue
+            for one in [] if is_open else opening(_EMPTY):
+                yield one
+            is_open = True
+            yield event("response.output_text.delta", **place, delta=piece, logprobs=[])
         try:
             answer = await work
         except Refused as error:
@@ -121,18 +143,16 @@ async def _stream(about: Mapping[str, Any], work: asyncio.Task[Answer]) -> Async
             failed = {"status": "failed", "error": {"code": said["code"] or said["type"], "message": said["message"]}}
             yield event("response.failed", response={**about, **unfinished, **failed})
             return
-        message = _message(answer)
+        message = _message(answer, begun)
         (part,) = message["content"]
-        begun = {**message, "status": "in_progress", "content": []}
-        item, place = {"output_index": 0}, {"output_index": 0, "content_index": 0, "item_id": message["id"]}
-        yield event("response.output_item.added", **item, item=begun)
+        for one in [] if is_open else opening({**part, "refusal": ""} if part["type"] == "refusal" else _EMPTY):
+            yield one
         if part["type"] == "refusal":
-            yield event("response.content_part.added", **place, part={**part, "refusal": ""})
             yield event("response.refusal.delta", **place, delta=answer.text)
             yield event("response.refusal.done", **place, refusal=answer.text)
         else:
-            yield event("response.content_part.added", **place, part={**part, "text": "", "annotations": []})
-            yield event("response.output_text.delta", **place, delta=answer.text, logprobs=[])
+            if rest := answer.text[len(pieces.text) :]:
+                yield event("response.output_text.delta", **place, delta=rest, logprobs=[])
             for number, annotation in enumerate(answer.annotations):
                 kind = "response.output_text.annotation.added"
                 yield event(kind, **place, annotation_index=number, annotation=annotation)

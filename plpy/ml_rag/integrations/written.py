@@ -1,0 +1,108 @@
+"""Answers whose text is passed on as the model writes it, where the model server can be reached from here.
+
+The database finds what is cited, as the role that asks, and makes the request; only that is sent from here. Elsewhere,
+and where the text is checked or changed once it is written, the answer comes from the database in one piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import httpx
+
+from ml_rag.errors import EngineFailed, MlRagError, ServerUnreachable, from_json
+from ml_rag.integrations.database import Query, Schemas
+
+#: seconds for a connection, and for which a model server that cannot be reached is left alone
+CONNECT, LEFT_ALONE = 2.0, 60.0
+#: the address that stands for none
+NONE = "none"
+#: what gives the rows of a statement
+Rows = Callable[[Query, Mapping[str, Any]], Awaitable[list[dict[str, Any]]]]
+#: is told the document of the answer without its text, and the next piece of that
+Told = Callable[[Mapping[str, Any], str], Awaitable[None]]
+
+
+class TooLong(MlRagError):
+    """An answer took longer than statement_timeout."""
+
+    sqlstate, status = "57014", 504
+
+
+class Writer:
+    """Asks for answers. ``address``: of the model server from here; None: where the database has it, if that is a unix
+    socket; "none": it is not asked from here."""
+
+    def __init__(self, address: str | None = None) -> None:
+        self._address = address
+        self._left_alone_until = float("inf") if address == NONE else 0.0
+
+    async def answer(self, rows: Rows, schemas: Schemas, parameters: Mapping[str, Any], told: Told) -> dict[str, Any]:
+        """The document of ``ml_rag_answer``. Raises psycopg.Error and MlRagError."""
+        if time.monotonic() >= self._left_alone_until:
+            (row,) = await rows(schemas.answer_to_stream, parameters)
+            document: dict[str, Any] = row["answer"]
+            if not isinstance(document.get("prompt"), dict):
+                return document
+            asked = document.pop("prompt")
+            address = self._address or asked["server"]
+            if self._address is not None or address.startswith("unix:"):
+                try:
+                    async with asyncio.timeout(row["timeout"] / 1000 if row["timeout"] else None):
+                        return await _written(address, asked["completion"], document, told)
+                except TimeoutError:
+                    raise TooLong("the answer took longer than statement_timeout") from None
+                except (httpx.ConnectError, httpx.ConnectTimeout):
+                    pass
+            self._left_alone_until = time.monotonic() + LEFT_ALONE
+        whole: dict[str, Any] = (await rows(schemas.answer, parameters))[0]["answer"]
+        return whole
+
+
+async def _written(address: str, completion: Mapping[str, Any], document: dict[str, Any], told: Told) -> dict[str, Any]:
+    socket = address.removeprefix("unix:") if address.startswith("unix:") else None
+    transport = httpx.AsyncHTTPTransport(uds=socket)
+    base, timeout = "http://ml_rag" if socket else address, httpx.Timeout(None, connect=CONNECT)
+    body = {**completion, "stream": True, "stream_options": {"include_usage": True}}
+    text, finish = "", None
+    usage: dict[str, Any] = {}
+    async with httpx.AsyncClient(transport=transport, base_url=base, timeout=timeout) as client:
+        try:
+            async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+                if reply.status_code != 200:
+                    raise from_json(_parsed(await reply.aread()), reply.status_code)
+                async for line in reply.aiter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    event = _parsed(line.removeprefix("data: "))
+                    if "error" in event:
+                        raise from_json(event, 500)
+                    usage = event.get("usage") or usage
+                    for choice in event["choices"]:
+                        finish = choice["finish_reason"] or finish
+                        if piece := choice["delta"].get("content"):
+                            text += piece
+                            await told(document, piece)
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            raise
+        except httpx.HTTPError as error:
+            raise ServerUnreachable("connection to the model server was lost", detail=repr(error)) from None
+    if finish is None:
+        raise EngineFailed("the answer of the model is incomplete", detail="It has no end.")
+    told_usage = {
+        "prompt_tokens": usage.get("prompt_tokens") or None,
+        "generated_tokens": usage.get("completion_tokens") or None,
+        "finish_reason": finish,
+    }
+    return {**document, "text": text, **({"usage": told_usage} if "usage" in document else {})}
+
+
+def _parsed(text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise EngineFailed("unexpected reply from the model server", detail=f"No JSON: {error}.") from None
