@@ -757,6 +757,8 @@ def test_errors_have_their_sqlstate_and_the_log_the_rest(
         {**ASK, "function_call": {"name": "look"}},
         {**ASK, "temperature": -1},
         {**ASK, "temperature": True},
+        {**ASK, "temperature": 10**400},
+        {**ASK, "tool_choice": {"type": "allowed_tools", "allowed_tools": "all"}},
         {**ASK, "top_p": 1.1},
         {**ASK, "max_tokens": "many"},
         {**ASK, "max_tokens": 0},

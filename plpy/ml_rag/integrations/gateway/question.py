@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,8 @@ from ml_rag.integrations.gateway.refused import Refused
 BODY = 1024 * 1024
 #: earlier messages that ml_rag takes
 HISTORY = 1000
+#: no parameter takes such a number
+_LARGEST = 1e100
 #: of the answer to a task, unless the program says
 TASK_TOKENS = 512
 
@@ -49,7 +50,8 @@ class _Parameter:
 
     def read(self, name: str, value: Any) -> float:
         """Raises Refused."""
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        # a whole number can be larger than any of floating point
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
         if not is_number or (self.is_whole and value != int(value)):
             raise Refused(400, f'"{name}" must be a {"whole " if self.is_whole else ""}number', param=name)
         if self.is_clamped:
@@ -157,7 +159,8 @@ def _refuse_demanded_tool(body: Mapping[str, Any]) -> None:
     for name in ("tool_choice", "function_call"):
         choice = body.get(name)
         if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-            choice = choice.get("mode") or (choice.get("allowed_tools") or {}).get("mode")
+            allowed = choice.get("allowed_tools")
+            choice = choice.get("mode") or (allowed.get("mode") if isinstance(allowed, dict) else allowed)
         if choice not in _NO_TOOL:
             raise Refused(400, f'tools are not called here: "{name}" must be "auto" or "none"', param=name)
 
