@@ -156,10 +156,10 @@ BEGIN
   END IF;
   FOR _one IN
     SELECT s.*, g.relation AS nodes, g.key, g.store_key, h.documents, h.first, h.last
-    FROM (SELECT h.vector_store, array_agg(h.document_key) AS documents,
-            array_agg(coalesce(h.first_segment, h.segment_number)) AS first,
-            array_agg(coalesce(h.last_segment, h.segment_number)) AS last
-          FROM unnest(hits) AS h GROUP BY h.vector_store) AS h
+    FROM (SELECT h.vector_store, array_agg(h.document_key ORDER BY h.place) AS documents,
+            array_agg(coalesce(h.first_segment, h.segment_number) ORDER BY h.place) AS first,
+            array_agg(coalesce(h.last_segment, h.segment_number) ORDER BY h.place) AS last
+          FROM (SELECT h.*, row_number() OVER () AS place FROM unnest(hits) AS h) AS h GROUP BY h.vector_store) AS h
     JOIN unnest(stores) AS s ON s.vector_store = h.vector_store AND s.embed_model_id = stores[1].embed_model_id
       AND s.segment_number IS NOT NULL AND coalesce(s.document_id, s.document_name) IS NOT NULL
     CROSS JOIN LATERAL (

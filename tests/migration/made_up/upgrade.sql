@@ -50,7 +50,7 @@ ALTER TABLE ml_rag_internal.keyword_run ALTER lengths SET STORAGE EXTERNAL;
 
 DELETE FROM ml_rag.option WHERE routine = 'ml_rank' AND name IN ('top_n', 'former');
 SELECT ml_rag._add_option('ml_rank', 'top_n', 'integer', minimum => 1, maximum => 2147483647, default_rule => 'all',
-  description => 'return only so many, the best; in ml_rag the option is n_citations');
+  description => 'return only the best n; in ml_rag the option is n_citations');
 SELECT ml_rag._add_option('ml_rank', 'language', 'text', default_rule => 'default_text_search_config',
   description => 'a code such as en or pt-BR, or a name: what the model "hybrid" takes for a word');
 
