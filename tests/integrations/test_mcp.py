@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import ANY
 
 import psycopg
 import pytest
@@ -68,6 +69,37 @@ async def test_search(boats: str) -> None:
         (only,) = (await call(client, "search", query="boat", stores=["public.boats"], options=filtered))["results"]
         assert only["segment"] == "house"
         assert await call(client, "search", query="boat", options={"filters": {"n": 99}}) == {"results": []}
+
+
+SLOW = {"model_options": {"model_id": "fake-generate-slow", "max_tokens": 12}}
+
+
+async def test_the_text_of_an_answer_comes_as_it_is_written(boats: str) -> None:
+    told: list[tuple[float, str | None]] = []
+
+    async def progress(done: float, total: float | None, message: str | None) -> None:
+        told.append((done, message))
+
+    for address in (None, "none"):
+        async with Client(mcp.server(boats, model_server=address)) as client:
+            arguments = {"query": "blue boat", "limit": 2, "options": {**SLOW, "return_usage": True}}
+            result = await client.call_tool("answer", arguments, progress_callback=progress)
+        document = result.structured_content
+        assert document is not None
+        assert document["usage"] == {"prompt_tokens": ANY, "generated_tokens": 12, "finish_reason": "length"}
+        assert len(document["citations"]) == 2
+        if address is None:
+            assert "".join(message or "" for _, message in told) == document["text"]
+            assert [done for done, _ in told] == list(range(1, len(told) + 1))
+            assert len(told) > 4
+            told.clear()
+    assert told == []
+
+
+async def test_an_error_of_the_model_while_it_writes(boats: str) -> None:
+    async with Client(mcp.server(boats)) as client:
+        options = {"model_options": {"model_id": "fake-generate-error"}}
+        assert "(SQLSTATE 38000)" in await refusal(client, "answer", query="blue boat", options=options)
 
 
 async def test_an_argument_that_there_is_not_is_refused(boats: str) -> None:
@@ -377,6 +409,17 @@ async def test_over_http(boats: str) -> None:
         async with Client(url) as client:
             assert len((await call(client, "search", query="boat", limit=4))["results"]) == 4
             assert "22023" in await refusal(client, "search", query="boat", options={"no_such_option": 1})
+            told: list[str | None] = []
+
+            async def progress(done: float, total: float | None, message: str | None) -> None:
+                told.append(message)
+
+            result = await client.call_tool(
+                "answer", {"query": "blue boat", "options": SLOW}, progress_callback=progress
+            )
+            assert result.structured_content is not None
+            assert "".join(message or "" for message in told) == result.structured_content["text"]
+            assert len(told) > 4
 
 
 def test_a_page_from_elsewhere_cannot_ask(boats: str) -> None:

@@ -138,6 +138,20 @@ def test_a_chat_client(database: Database, dsn: str, options: dict[str, Any]) ->
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces)
 
 
+def test_a_chat_client_reads_what_the_model_writes(database: Database, dsn: str) -> None:
+    asked: Any = {"model": "handbook", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+    with gateway_of(dsn, Config({digest("token"): database.role("asker")}, {"handbook": {}})) as url:
+        client = OpenAI(base_url=url, api_key="token", max_retries=0, timeout=300)
+        whole = client.chat.completions.create(**asked)
+        usage = {"include_usage": True}
+        *pieces, last = client.chat.completions.create(**asked, stream=True, stream_options=usage)
+    texts = [text for piece in pieces if (text := piece.choices[0].delta.content)]
+    assert "".join(texts) == whole.choices[0].message.content
+    assert "25" in "".join(texts)
+    assert len(texts) > 3
+    assert last.usage == whole.usage
+
+
 def test_the_default_model_is_asked_for_no_title(database: Database, dsn: str) -> None:
     task: Any = [
         {"role": "user", "content": '### Task:\nSuggest a title.\nJSON format: { "title": "your title here" }'}

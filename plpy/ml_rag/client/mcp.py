@@ -8,6 +8,11 @@ import psycopg
 from ml_rag.client.dsn import dsn_option
 from ml_rag.client.load import explained
 
+_MODEL_SERVER = (
+    'Where it is from here, so that answers come as they are written; "none": in one piece.  [default: where the'
+    " database has it, if that is a unix socket]"
+)
+
 
 @click.command()
 @dsn_option
@@ -15,7 +20,8 @@ from ml_rag.client.load import explained
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on, with --http.")
 @click.option("--port", default=8610, show_default=True, type=click.IntRange(1, 65535), help="Its port.")
 @click.option("--connections", default=4, show_default=True, type=click.IntRange(1, 100), help="To the database.")
-def mcp(dsn: str, http: bool, host: str, port: int, connections: int) -> None:
+@click.option("--model-server", metavar="ADDRESS", help=_MODEL_SERVER)
+def mcp(dsn: str, http: bool, host: str, port: int, connections: int, model_server: str | None) -> None:
     """Serve search, answer, list_stores, list_options and read_document to an agent.
 
     All run as the role of the DSN, in read-only transactions. --http asks for no password: whoever can reach the port
@@ -27,8 +33,8 @@ def mcp(dsn: str, http: bool, host: str, port: int, connections: int) -> None:
         psycopg.connect(dsn).close()
     except psycopg.Error as error:
         raise explained(error) from None
-    made = server(dsn, connections)
+    made = server(dsn, connections, model_server)
     if http:
-        made.run("streamable-http", host=host, port=port, stateless_http=True, json_response=True)
+        made.run("streamable-http", host=host, port=port, stateless_http=True)
     else:
         made.run("stdio")

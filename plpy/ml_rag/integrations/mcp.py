@@ -12,13 +12,14 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
 import psycopg
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from psycopg import sql
 from pydantic import Field
 
 from ml_rag import __version__
+from ml_rag.errors import MlRagError
 from ml_rag.integrations import documents
 from ml_rag.integrations.database import (
     LAYERED,
@@ -34,6 +35,7 @@ from ml_rag.integrations.database import (
     worded,
 )
 from ml_rag.integrations.names import unknown
+from ml_rag.integrations.written import Writer
 
 #: segments of a document that one call returns at most, and their characters
 SEGMENTS = 200
@@ -103,9 +105,10 @@ class _Server(MCPServer[Any]):
         return await super().call_tool(name, arguments, context)
 
 
-def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
-    """The server, which connects when it is run."""
+def server(dsn: str, connections: int = 4, model_server: str | None = None) -> MCPServer[Any]:
+    """The server, which connects when it is run. ``model_server``: see ``Writer``."""
     reader = Reader(dsn, name="ml-rag mcp", connections=connections)
+    writer = Writer(model_server)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: MCPServer[Any]) -> AsyncIterator[None]:
@@ -150,15 +153,33 @@ def server(dsn: str, connections: int = 4) -> MCPServer[Any]:
 
     @made.tool(annotations=reads)
     async def answer(
-        query: Question, stores: Stores = None, limit: Limit = None, options: Options = None
+        context: Context[Any, Any],
+        query: Question,
+        stores: Stores = None,
+        limit: Limit = None,
+        options: Options = None,
     ) -> dict[str, Any]:
-        """Let the language model of the database answer a question from the documents; with its citations."""
+        """Let the language model of the database answer a question from the documents; with its citations.
+
+        The text comes before as notifications of progress, piece by piece, to a client that asks for these.
+        """
         wanted = await with_defaults({"citation_fields": PLACE}, _options(stores, limit, options), options)
-        found = await rows(reader.schemas.answer, asked(query, wanted), options)
-        if not found:
-            return {"text": None, "citations": []}
-        document: dict[str, Any] = found[0]["answer"]
-        return document
+        count = 0
+
+        async def told(_: Mapping[str, Any], piece: str) -> None:
+            nonlocal count
+            count += 1
+            await context.report_progress(count, message=piece)
+
+        try:
+            return await writer.answer(reader.rows, reader.schemas, asked(query, wanted), told)
+        except psycopg.Error as error:
+            if is_empty(error):
+                return {"text": None, "citations": []}
+            raise ToolError(_worded(error, options)) from None
+        except MlRagError as error:
+            lines = [f"{error.message} (SQLSTATE {error.sqlstate})", error.detail, error.hint]
+            raise ToolError("\n".join(line for line in lines if line)) from None
 
     @made.tool(annotations=reads)
     async def list_stores() -> dict[str, Any]:
