@@ -14,7 +14,7 @@ import pytest
 from ml_rag.errors import DocumentError, InvalidRequest
 from ml_rag.ingest.formats import FORMATS
 from ml_rag.ingest.parse import parse
-from support.office import docx, epub, image_pdf, odt, picture_pdf, pptx, text_pdf, xlsx
+from support.office import docx, epub, image_pdf, odt, picture_pdf, pptx, text_pdf, xlsx, zipped
 
 
 def text_of(name: str, content: bytes, **options: object) -> str:
@@ -128,10 +128,19 @@ def test_what_cannot_be_read_says_so(content: bytes, message: str) -> None:
     assert caught.value.hint
 
 
-def test_an_image_only_pdf_hints_at_ocr() -> None:
+def test_an_image_only_pdf_hints_at_ocr_and_at_a_model() -> None:
     with pytest.raises(DocumentError) as caught:
         parse("scan.pdf", image_pdf("Grebes dive"))
     assert "ocr" in (caught.value.hint or "")
+    assert "describe_images" in (caught.value.hint or "")
+
+
+def test_an_archive_hints_at_what_is_loaded_as_a_folder() -> None:
+    with pytest.raises(DocumentError) as caught:
+        parse("inner.zip", zipped({"a.txt": "text"}))
+    assert caught.value.hint == (
+        "Unpack it. A file that ends in .zip or .tar is loaded as a folder, unless it lies in an archive itself."
+    )
 
 
 def test_ocr_without_tesseract_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

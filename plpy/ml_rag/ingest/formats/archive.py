@@ -13,6 +13,8 @@ MAX_MEMBERS = 20_000
 MAX_UNPACKED = 512 * 1024 * 1024
 #: text packs about 10 to 1, an empty spreadsheet 100 to 1, a bomb 1000 to 1
 MAX_RATIO = 300
+#: what is said of an archive that is not
+FOLDERS = "A file that ends in .zip or .tar is loaded as a folder, unless it lies in an archive itself."
 #: below this a high ratio does no harm
 _SMALL = 16 * 1024 * 1024
 
@@ -84,7 +86,7 @@ def detect_zip(content: bytes) -> str:
                 return format_name
         if any(name.endswith("workbook.bin") for name in names):
             raise _unknown("an XLSB workbook", "Save it as XLSX.")
-    raise _unknown("a ZIP archive", "Unpack it, or give it a name that ends in .zip: then it is loaded as a folder.")
+    raise _unknown("a ZIP archive", f"Unpack it. {FOLDERS}")
 
 
 def _unknown(kind: str, hint: str) -> DocumentError:

@@ -15,7 +15,7 @@ _OPENINGS = [(opening, f.name) for f in FORMATS.values() for opening in f.openin
 _BEGINS = [(f.begins, f.name) for f in FORMATS.values() if f.begins is not None]
 
 _PACKED = "Unpack it, or pack its files as ZIP or tar: such an archive is loaded as a folder."
-_PICTURE = "Save it as PNG and load it with ocr, or give its text."
+_PICTURE = "Save it as PNG and load it with ocr or describe_images, or give its text."
 _MEDIA = "Transcribe it, and load the text or its subtitles (VTT, SRT)."
 _PROGRAM = "Leave it out: list what you want in formats."
 _TABLE = "Export what it holds as CSV or JSON lines."
