@@ -30,6 +30,9 @@ MAX_DOCUMENT_BYTES = 255 * 1024 * 1024
 #: longest table name PostgreSQL keeps, in bytes
 _MAX_NAME_BYTES = 63
 _READ_BYTES = 1 << 20
+#: characters of a name that is held against patterns: anybody may have written it
+_LONGEST_MATCHED = 20_000
+_SLASH = re.compile("/")
 #: times that a file is read which somebody writes to meanwhile
 _READ_ATTEMPTS = 3
 #: entries of a folder between two looks at interrupts
@@ -84,6 +87,8 @@ class Location:
             return False
         if not self.patterns:
             return True
+        if len(path) > _LONGEST_MATCHED:
+            return False
         expression = re.compile("/".join(map(_expression, self.patterns)), re.DOTALL)
         parts = path[len(self.prefix) :].split("/")
         return any(
@@ -138,6 +143,7 @@ class Given:
         self._shared = shared or {}
         self._named = named or {}
         self.unused = set(self._named)
+        self._longest = min(max(map(len, self._named), default=0), _LONGEST_MATCHED)
         self._patterns = [
             (re.compile("(?:.*/)?" + "/".join(map(_expression, pattern.split("/"))), re.DOTALL), pattern)
             for pattern in sorted(self._named, key=lambda pattern: (len(pattern), pattern))
@@ -146,9 +152,11 @@ class Given:
 
     def of(self, name: str) -> dict[str, Any]:
         """What is given to this document."""
-        ends = [*(match.end() for match in re.finditer("/", name)), 0]
-        names = [name[end:] for end in sorted(ends, reverse=True)]
-        keys = [pattern for expression, pattern in self._patterns if expression.fullmatch(name)]
+        patterns = self._patterns if len(name) <= _LONGEST_MATCHED else []
+        keys = [pattern for expression, pattern in patterns if expression.fullmatch(name)]
+        # the shortest first; no end that is longer than all keys is looked up
+        ends = [match.end() for match in _SLASH.finditer(name, max(0, len(name) - self._longest - 1))]
+        names = (name[end:] for end in [*reversed(ends), 0])
         found = dict(self._shared)
         for key in [*keys, *(end for end in names if end in self._named)]:
             self.unused.discard(key)

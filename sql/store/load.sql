@@ -142,6 +142,9 @@ BEGIN
       DETAIL = 'Option "describe_images" sends them to a generation model, which needs EXECUTE on ml_generate.',
       HINT = 'Leave it out, or ask for the role ml_rag_user.';
   END IF;
+  -- each is compiled, and held against each name, where nothing can cancel it
+  PERFORM ml_rag._bad_option('document_metadata', to_jsonb(count(*)), 'at most 1000 patterns, keys with * or ?')
+  FROM jsonb_object_keys(_parsed -> 'document_metadata') AS k WHERE k ~ '[*?]' HAVING count(*) > 1000;
   IF _parsed ? 'file_dates' THEN
     _parsed := jsonb_set(_parsed, '{file_dates}', ml_rag._parse_file_dates(_parsed -> 'file_dates'));
   END IF;

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ml_rag.files import Given
+from ml_rag.files import Given, Location
 from support.cluster import Connection
 from support.documents_server import DocumentsServer
 from support.loading import counts, folder, load, loader, rows, server, write
@@ -177,6 +179,7 @@ def test_metadata_is_given_with_documents_that_are_sent(loader: Connection, serv
         ({"metadata": [1]}, "metadata"),
         ({"document_metadata": {"a.txt": 1}}, "document_metadata.a.txt"),
         ({"document_metadata": {"a.txt": {"source": 1}}}, "document_metadata.a.txt"),
+        ({"document_metadata": {f"{i}*": {} for i in range(1001)}}, "document_metadata"),
     ],
 )
 def test_metadata_that_loads_write_themselves_is_refused(
@@ -209,3 +212,23 @@ def test_the_longest_name_goes_before(name: str, expected: dict[str, Any]) -> No
     }
     found = Given({"k": "all", "n": 1}, named).of(name)
     assert {key: found[key] for key in expected} == expected
+
+
+def test_a_document_whose_name_is_very_long_takes_little() -> None:
+    """Anybody who may load can give a document any name; nothing can cancel what looks at it."""
+    named = {"*.md": {"k": 1}, "b/" * 40_000: {"k": 2}, "a": {"k": 3}}
+    given = Given(None, named)
+    name = "/" * 1_000_000 + "a"
+    tracemalloc.start()
+    began = time.process_time()
+    try:
+        assert given.of(name) == {"k": 3}
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - began < 5
+    assert given.of("b/" * 40_000) == {"k": 2}
+    assert not Location("/srv", ("*.md",)).matches("/srv/" + "a.zip/" * 20_000 + "a.md")
+    given = Given(None, {f"{i}*": {} for i in range(1000)})
+    assert given.of("7.md") == {}
+    assert "7*" not in given.unused
