@@ -175,7 +175,9 @@ BEGIN
       _relation.full_name, _embedding);
   ELSIF _model <> options ->> 'embed_model_id' AND NOT EXISTS (
       SELECT FROM ml_rag._embeddings(relation) AS e WHERE e.model_id = options ->> 'embed_model_id') THEN
-    reason := format('It holds vectors of model %s, and the call is for %s.', _model, options ->> 'embed_model_id');
+    SELECT format('It holds vectors of model%s %s, and the call is for %s.', CASE WHEN count(*) > 1 THEN 's' END,
+        coalesce(string_agg(e.model_id, ', ' ORDER BY e.is_default DESC, e.model_id), _model), options ->> 'embed_model_id')
+    INTO reason FROM ml_rag._embeddings(relation) AS e;
     hint := 'Leave "embed_model_id" out, or name stores of one model.';
   ELSIF NOT coalesce(ml_rag._texts(options -> 'vector_store') && _relation.full_names, false)
     AND NOT ml_rag._is_searched(relation, _relation.relowner) THEN
@@ -231,7 +233,7 @@ DECLARE
   _names text[] := ml_rag._texts(options -> 'vector_store');
 BEGIN
   SELECT string_agg(format('%s (%s)', l.name, rtrim(l.reason, '.')), ', ' ORDER BY l.is_named DESC, l.name) || '.',
-    (array_agg(CASE WHEN NOT options ? 'embed_model_id' AND l.reason LIKE 'It holds vectors of model %'
+    (array_agg(CASE WHEN NOT options ? 'embed_model_id' AND l.reason LIKE 'It holds vectors of model%'
       THEN 'Name its model in "embed_model_id".' ELSE l.hint END
       ORDER BY l.hint IS NULL, l.hint NOT LIKE 'Did you mean %', l.is_named DESC, l.name))[1]
   INTO stores, hint

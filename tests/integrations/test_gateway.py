@@ -928,6 +928,8 @@ def test_rerank(boats: Gateway) -> None:
     assert [(one["index"], one["relevance_score"]) for one in results] == [(1, 1.0), (2, 0.5), (0, 0.0)]
     (best,) = ask(top_n=1, return_documents=True).json()["results"]
     assert best["document"] == {"text": "blue boat"}
+    by_words_too = ask(model="hybrid").json()["results"]
+    assert [one["index"] for one in by_words_too] == [1, 2, 0]
     for wrong in ({"query": ""}, {"documents": []}, {"documents": ["x"] * 201}, {"top_n": 0}, {"model": "fake-embed"}):
         refused = ask(**wrong)
         assert refused.status_code == 400, refused.text

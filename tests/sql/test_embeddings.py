@@ -284,7 +284,8 @@ def test_a_model_that_is_named_searches_the_embedding_of_it(db: Database, store:
     assert names(asker, embed_model_id="other") == []
     with error("P0002", "no vector store found") as caught:
         search(asker, "red dog", {"embed_model_id": "other"})
-    assert "It holds vectors of model fake-embed, and the call is for other" in caught.detail
+    assert "It holds vectors of models fake-embed, narrow, and the call is for other" in caught.detail
+    assert 'Leave "embed_model_id" out' in caught.hint
     # one that the caller may not read is none
     store.execute("REVOKE SELECT ON docs FROM ml_rag_user")
     store.execute(
@@ -294,6 +295,18 @@ def test_a_model_that_is_named_searches_the_embedding_of_it(db: Database, store:
     assert names(asker, embed_model_id="narrow") == []
     with error("55000", "no vector store has an embedding"):
         search(asker, "red dog", {"arms": [{"search": "semantic", "embedding": "more"}]})
+
+
+def test_a_former_default_model_is_searched_where_it_is_named(db: Database, store: Connection) -> None:
+    asker = db.connect("asker")
+    add(store, "more", "narrow")
+    use(store, "more")
+    for given in ({}, {"vector_store": ["docs"]}):
+        hits = search(asker, "red dog", {"embed_model_id": "fake-embed", "n_citations": 7, **given})
+        assert [row[5] for row in hits] == nearest("red dog", "fake-embed")
+    with error("P0002", "no vector store found") as caught:
+        search(asker, "red dog", {"embed_model_id": "other"})
+    assert "It holds vectors of models narrow, fake-embed, and the call is for other" in caught.detail
 
 
 def test_a_vector_of_other_dimensions_than_the_embedding_has(store: Connection) -> None:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ml_rag import __version__
-from ml_rag.errors import InvalidRequest
+from ml_rag.errors import InvalidRequest, UnknownModel
 from ml_rag.server import replies
 from ml_rag.server.boundary import check_values, json_response
 from ml_rag.server.calls import Calls, Cluster, Oid
@@ -204,6 +204,12 @@ async def rerank(request: Request) -> Response:
     body = await read_body(request, RerankBody)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     _bound(texts, "documents")
+    if body.model == "hybrid" and not any(model.id == "hybrid" for model in registry.models()):
+        raise UnknownModel(
+            "the ranking model hybrid is in the database, not here",
+            detail="Its words are those of PostgreSQL's text search configurations.",
+            hint="Ask /v1/rerank of ml-rag gateway, or ml_rank in SQL; here, name a cross-encoder.",
+        )
     async with watch_disconnect(request) as cancelled:
         scores = await registry.rerank(body.model, body.query, texts, cancelled, chunk=RERANK_CHUNK)
     order = np.argsort(-scores, kind="stable")[: body.top_n]

@@ -255,6 +255,10 @@ def test_rerank(ask) -> None:
     reply = ask("POST", "/v1/rerank", json={**body, "top_n": 1, "return_documents": True}).json()
     assert reply["results"] == [{"index": 1, "relevance_score": 1.0, "document": {"text": "blue red"}}]
     assert ask("POST", "/v1/rerank", json={**body, "documents": []}).json()["results"] == []
+    refused = ask("POST", "/v1/rerank", json={**body, "model": "hybrid"})
+    assert refused.status_code == 404
+    assert "in the database" in refused.json()["error"]["message"]
+    assert "ml-rag gateway" in refused.json()["error"]["hint"]
     many = ask("POST", "/v1/rerank", json={**body, "documents": ["x" * n for n in range(70)] + ["red"]}).json()
     assert (len(many["results"]), many["results"][0]["index"]) == (71, 70)
 
