@@ -114,6 +114,18 @@ def test_every_volume_of_an_image_is_a_named_one_or_in_memory() -> None:
             assert re.search(rf"\w:{folder}\b|\"{folder}:size=", service), (service.split(":")[0], folder)
 
 
+def test_each_image_is_built_for_one_service() -> None:
+    """Compose gives the same build another label for each service, so that the one before is left without a tag."""
+    services = re.split(r"^  (?=\w+:$)", COMPOSE.split("\nservices:\n")[1], flags=re.MULTILINE)[1:5]
+    images = {name: [text for text in services if name in text] for name in ("ml_rag-server", "ml_rag-database")}
+    assert {name: len(texts) for name, texts in images.items()} == {"ml_rag-server": 3, "ml_rag-database": 1}
+    # the service that all others of it come after
+    assert [[text.split(":")[0] for text in texts if "    build:" in text] for texts in images.values()] == [
+        ["models"],
+        ["db"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("ago", "status"), [(0, 0), (299, 0), (302, 1), (None, 1)], ids=["now", "lately", "too long ago", "never"]
 )
