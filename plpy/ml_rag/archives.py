@@ -300,9 +300,9 @@ def _tar(file: IO[bytes], interrupt: Interrupt) -> Iterator[tuple[Member, Callab
     file.seek(0)
     count = total = 0
     stream: Any = _Unpacked(file, kind, size, interrupt)
-    with tarfile.open(fileobj=stream, mode="r:", errorlevel=1) as opened:
-        archive: Any = opened  # whose type has no members
-        while (one := opened.next()) is not None:
+    archive: Any
+    with tarfile.open(fileobj=stream, mode="r:", errorlevel=1) as archive:
+        while (one := archive.next()) is not None:
             interrupt()
             archive.members.clear()  # with all their attributes, which can be long
             archive.pax_headers.clear()
@@ -313,7 +313,7 @@ def _tar(file: IO[bytes], interrupt: Interrupt) -> Iterator[tuple[Member, Callab
             if one.isreg() and not one.issparse() and _is_visible(path):
 
                 def open_it(one: tarfile.TarInfo = one) -> IO[bytes]:
-                    found = opened.extractfile(one)
+                    found: IO[bytes] | None = archive.extractfile(one)
                     assert found is not None
                     return found
 

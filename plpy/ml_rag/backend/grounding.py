@@ -120,11 +120,13 @@ class Claim:
     facts: Sequence[int] = ()
 
 
-def words_of(text: str) -> list[Word]:
+def words_of(text: str, pause: Pause = lambda: None) -> list[Word]:
     """In order; of a script without blanks between words, two characters in a row each."""
     words: list[Word] = []
     clause = end = 0
-    for match in _TOKEN.finditer(text):
+    for number, match in enumerate(_TOKEN.finditer(text)):
+        if number % 1000 == 0:
+            pause()
         token = match.group()
         clause += bool(_CLAUSE.search(text, end, match.end()))
         end = match.end()
@@ -173,7 +175,7 @@ class Facts:
         read = []
         for whole in texts:
             text, left = whole[:left], max(0, left - len(whole))
-            read.append([words_of(text[start:end]) for start, end in _paused(spans(text), pause)])
+            read.append([words_of(text[start:end], pause) for start, end in _paused(spans(text), pause)])
         self.stops = frozenset(stops({word.text for sentences in read for sentence in sentences for word in sentence}))
         names = words = 0
         for sentences in read:
@@ -210,10 +212,10 @@ class Facts:
 def check(answer: str, texts: Sequence[str], question: str, stops: Stops, pause: Pause) -> list[Claim]:
     """The sentences of the answer, in order. ``question``: what it answers, or ""."""
     claims = [Claim(start, end, answer[start:end]) for start, end in _claims(answer, pause)]
-    words = [words_of(_MARKER.sub(" ", claim.text)) for claim in claims]
-    known = {word.text for found in words for word in found} | {word.text for word in words_of(question)}
+    words = [words_of(_MARKER.sub(" ", claim.text), pause) for claim in claims]
+    asked = words_of(question, pause)
+    known = {word.text for found in (*words, asked) for word in found}
     facts = Facts(texts, lambda found: stops({*found, *known}), pause)
-    asked = words_of(question)
     for claim, found in zip(claims, words, strict=True):
         pause()
         content = facts.content(found)

@@ -20,7 +20,7 @@ _MOST, _LEAST_SHARE = 3, 0.6
 
 def highlights(question: str, texts: Sequence[str], stops: Stops, pause: Pause) -> list[list[dict[str, Any]]]:
     """Of each text the passages, best first: {"start", "end" (exclusive, characters), "score" (0-1)}."""
-    words = words_of(question)
+    words = words_of(question, pause)
     unwanted = stops({word.text for word in words})
     asked = {word.stem for word in words if word.text not in unwanted} or {word.stem for word in words}
     found: list[list[tuple[int, int, set[str]]]] = []
@@ -31,7 +31,7 @@ def highlights(question: str, texts: Sequence[str], stops: Stops, pause: Pause) 
         lead: set[str] = set()
         for start, end in spans(text):
             pause()
-            stems = {word.stem for word in words_of(text[start:end])}
+            stems = {word.stem for word in words_of(text[start:end], pause)}
             if LEADS_IN.fullmatch(text, start, end) or stems <= asked:
                 lead |= stems & asked
                 continue
