@@ -20,11 +20,14 @@ BEGIN
   WITH word AS (
     SELECT w.key AS word, w.value::integer AS times FROM jsonb_each_text(_words) AS w
   ), read AS MATERIALIZED (
-    SELECT t.place, k.tokens, k.length
+    SELECT t.place, k.words, k.tokens, k.length
     FROM unnest(texts) WITH ORDINALITY AS t (text, place)
-    CROSS JOIN LATERAL ml_rag._tokens(configuration, t.text) AS k
+    CROSS JOIN LATERAL ml_rag._words(configuration, t.text, false) AS k
   ), posting AS (
     SELECT r.place, w.word, (r.tokens ->> w.word)::integer AS times FROM read AS r JOIN word AS w ON r.tokens ? w.word
+    UNION ALL
+    SELECT r.place, w.word, cardinality(u.positions) FROM read AS r
+    CROSS JOIN LATERAL unnest(r.words) AS u JOIN word AS w ON w.word = u.lexeme
   ), weight AS (
     SELECT w.word, w.times * ln(1 + (cardinality(texts) - count(p.place) + 0.5) / (count(p.place) + 0.5)) AS weight
     FROM word AS w LEFT JOIN posting AS p ON p.word = w.word GROUP BY w.word, w.times
