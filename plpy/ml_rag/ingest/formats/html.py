@@ -31,14 +31,14 @@ _MAX_SPAN = 64
 
 def parse_html(_name: str, content: bytes, request: Request) -> abc.Document:
     """One block of Markdown, but for pictures that are described; title and author from the head."""
-    text = decode(content, request.language)
-    meta = _metadata(_soup(text))
+    soup = _soup(decode(content, request.language))
+    meta = _metadata(soup)
     pictures = request.pictures
 
     def describe(source: str) -> str:
         return pictures.describe(lambda: _embedded(source)) if pictures and source.startswith("data:image/") else ""
 
-    return document("html", html_blocks(text, pictures, describe), meta)
+    return document("html", html_blocks(soup, pictures, describe), meta)
 
 
 def html_to_markdown(text: str) -> str:
@@ -47,13 +47,13 @@ def html_to_markdown(text: str) -> str:
 
 
 def html_blocks(
-    text: str, pictures: Pictures | None, describe: Callable[[str], str]
+    html: str | BeautifulSoup, pictures: Pictures | None, describe: Callable[[str], str]
 ) -> list[tuple[str, dict[str, Any]]]:
     """Blocks of a piece of HTML: Markdown, and where ``pictures`` is given a block for each picture that has a text.
 
     ``describe``: the text by the picture's address. A picture in a table comes after it.
     """
-    soup = _soup(text)
+    soup = _soup(html) if isinstance(html, str) else html
     texts: list[str] = []
     for image in soup.find_all("img") if pictures else ():
         if described := describe(str(image.get("src", ""))):
