@@ -37,7 +37,7 @@ def run_ci(folder: Path, failing: str = "", **reports: tuple[float, str]) -> tup
     )
     programs = folder / "bin"
     programs.mkdir()
-    for path in (programs / "make", folder / "mk/docker.sh", folder / "mk/setup.sh"):
+    for path in (programs / "make", *(folder / "mk" / f"{name}.sh" for name in ("docker", "packages", "setup"))):
         path.write_text(called)
         path.chmod(0o755)
     done = subprocess.run(
@@ -50,7 +50,8 @@ def run_ci(folder: Path, failing: str = "", **reports: tuple[float, str]) -> tup
 def test_ci_runs_both_lanes_and_ends_with_the_count_of_both(tmp_path: Path) -> None:
     status, calls, output = run_ci(tmp_path, test=(60.0, ""), test_rest=(30.25, "<skipped/>"))
     assert status == 0
-    assert calls == ["make check", "docker short-if-possible", "make test", "setup integrations", "make test-rest"]
+    tried = ["docker short-if-possible", "packages test-if-possible", "make test", "setup integrations"]
+    assert calls == ["make check", *tried, "make test-rest"]
     *slowest, last = output.splitlines()
     assert [line.split() for line in slowest[-3:]] == [
         ["4.0", "tests/a.py"], ["3.5", "tests/test.py"], ["3.5", "tests/test_rest.py"],
@@ -72,6 +73,7 @@ def test_what_failed_in_the_first_lane_is_in_the_last_line(tmp_path: Path, eleme
     [
         "make check",
         "docker short-if-possible",
+        "packages test-if-possible",
         "setup integrations",
         "make test-rest",
         "none, but no report",
@@ -80,7 +82,7 @@ def test_what_failed_in_the_first_lane_is_in_the_last_line(tmp_path: Path, eleme
 def test_ci_fails_with_each_of_its_parts_and_runs_the_others(tmp_path: Path, failing: str) -> None:
     reports = {"test": (1.0, "")} | ({} if "report" in failing else {"test_rest": (1.0, "")})
     status, calls, _ = run_ci(tmp_path, failing, **reports)
-    assert (status, len(calls)) == (1, 5)
+    assert (status, len(calls)) == (1, 6)
 
 
 def test_each_test_is_in_one_of_the_lanes() -> None:
