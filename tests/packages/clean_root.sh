@@ -80,7 +80,7 @@ if [ "$has_server" ]; then
   blocks '## Your documents' '' | grep -E '^(mkdir|printf) ' >/tmp/documents.sh
   step "the documents of the README" bash /tmp/documents.sh
   step "Your documents" types_sql "## Your documents"
-  holds "a citation of a document" grep -qF "[1] /srv/perks/parking.md" "$log"
+  holds "a citation of a document" grep -q '^ \[1\] .*/srv/perks/parking.md, distance' "$log"
   holds "ml-rag doctor finds nothing wrong" as_postgres /opt/ml_rag/bin/ml-rag doctor --dsn dbname=postgres
 fi
 sql -c "DROP EXTENSION ml_rag CASCADE" 2>/dev/null
