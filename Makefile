@@ -121,6 +121,10 @@ programs-test: ## the same, and Open WebUI, Superset and dbt, which take 4 GB: a
 	@bash mk/setup.sh programs
 	@bash mk/test.sh tests/integrations
 
+.PHONY: citus-test
+citus-test: ## stores distributed by Citus, over a coordinator and two workers; Citus must be installed in PG_CONFIG
+	@ML_RAG_MODELS=none bash mk/test.sh tests/sql/test_citus.py
+
 docker-test: ## builds the images of docker/, brings them up, runs the tests against them (PostgreSQL 17), takes them down
 	@bash mk/docker.sh test
 

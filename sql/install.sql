@@ -108,6 +108,7 @@
 \i nodes/status.sql
 \i store/load.sql
 \i store/shards.sql
+\i store/citus.sql
 
 -- vectorizer: ordinary tables made searchable and kept so: definition, failures, runs
 \i vectorizer/error.sql

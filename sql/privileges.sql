@@ -64,7 +64,8 @@ BEGIN
     -- the stages of a call and what they call, which run with the caller's own rights: all of pipeline/
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '@ROUTINES_OF_PIPELINE@'),
     -- ground/schema
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', 'version _relation_name _check_writable _raise _fields_of_error _full_name _is_distributed'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', 'version _relation_name _check_writable _raise _fields_of_error _full_name _is_distributed
+      _distribution_column'),
     -- ground/settings
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_address _roles _get_setting'),
     -- ground/trust
@@ -96,7 +97,7 @@ BEGIN
       _key_and_segment _keyword_rows _raise_of_columns _may_merge _keep_keywords
       _build_keyword_index _drop_keyword_index _merge_own_keywords _own_table _indexable_key _has_foreign_partition
       _drop_keyword_triggers _make_keyword_triggers disable_keyword_search
-      _index_keywords enable_keyword_search merge_keyword_index fold_keyword_index'),
+      _keyword_definition _fill_keyword_index _index_keywords enable_keyword_search merge_keyword_index fold_keyword_index'),
     -- store/marker
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       _marker_pattern _marked_model _marker _marked_key _marked_columns _mark_keys _embedding_comment _check_keeper _keep _kept_limit _tuned
@@ -120,12 +121,14 @@ BEGIN
       _other_embeddings _insert_segments index_store create_store documents_below remove_documents'),
     -- store/serve
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _describe_index _describe _open_shard _shard_request _answer_request _shard_answer'),
+      _describe_index _describe _open_shard _shard_request _answer_request _shard_answer _answer_on_worker'),
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_serve'),
     -- store/shards
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
       _partition _check_server _check_sharding _make_shard _check_shard _check_not_taken _follow_partitions _move_partition attach_shard
       detach_shard'),
+    -- store/citus
+    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_check_distribution _place_calls distribute_store'),
     -- store/load
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
       _check_file_privilege _find_files _uris _into_same_store _add_loads _load_files _load_contents _unchanged_contents

@@ -571,6 +571,9 @@ SELECT ml_rag._add_option('attach_shard', 'schema_name', 'text', default_rule =>
 SELECT ml_rag._add_option('attach_shard', 'table_name', 'text', default_rule => 'that of the store',
   description => 'name of the table on the other server');
 
+SELECT ml_rag._add_option('distribute_store', 'shard_count', 'integer', minimum => 1, maximum => 64000,
+  default_rule => 'citus.shard_count', description => 'shards of a store that is not distributed yet');
+
 SELECT ml_rag._add_option('enable_keyword_search', 'language', 'text', default_rule => 'default_text_search_config',
   description => 'a code such as en or pt-BR, or a name; one that PostgreSQL has no configuration for (zh, ja, ko,'
     ' also a misspelt one) gets simple');

@@ -20,7 +20,9 @@ AS $$
 -- purpose: SQL of what an index is made of, run as the caller: key and text of each row that has one
 BEGIN
   RETURN format('SELECT s.key AS key, s.segment AS segment FROM (SELECT %s FROM %s AS t) AS s (key, segment)'
-    ' WHERE s.segment IS NOT NULL', ml_rag._key_and_segment('t', index), ml_rag._indexed_rows(index.store));
+    ' WHERE s.segment IS NOT NULL%s', ml_rag._key_and_segment('t', index), ml_rag._indexed_rows(index.store),
+    -- those of a table of Citus are in the indexes of its shards
+    CASE WHEN ml_rag._is_distributed(index.store) THEN ' AND false' END);
 END
 $$;
 
@@ -112,7 +114,8 @@ DECLARE
 BEGIN
   IF TG_LEVEL <> 'STATEMENT' THEN
     -- before it is written a row need not be one of the table
-    _is_row := TG_WHEN = 'AFTER' AND ml_rag._has_foreign_partition(pg_partition_root(TG_RELID));
+    -- with an argument it is that of a shard, see _index_shards
+    _is_row := TG_WHEN = 'AFTER' AND (TG_NARGS = 1 OR ml_rag._has_foreign_partition(pg_partition_root(TG_RELID)));
     IF NOT _is_row THEN
       RAISE EXCEPTION USING ERRCODE = '55000',
         MESSAGE = format('keyword index of "%s" cannot be updated', TG_RELID::regclass),
@@ -303,7 +306,7 @@ BEGIN
     (EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = store OR i.inhparent = store AND _kind = 'r'),
       'It is a partition or has inheritance: changes made through another table would be missed.',
       'An index has all partitions: call it for the whole table.'),
-    (ml_rag._is_distributed(store), 'It is distributed by Citus: changes in it would be missed.', NULL),
+    (ml_rag._is_distributed(store) AND ml_rag._distribution_column(store) IS NULL, 'Citus does not distribute its rows by a column.', NULL),
     (ml_rag._has_foreign_partition(store), 'A partition of it is a foreign table: changes in it would be missed.',
       'Each shard has an index of its own: call it there, for the table that the shard has.'),
     ((SELECT c.relpersistence = 't' FROM pg_class AS c WHERE c.oid = store), 'It is a temporary table.', NULL)
@@ -337,6 +340,7 @@ $$;
 CREATE FUNCTION ml_rag._drop_keyword_triggers(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
+SET citus.enable_unsafe_triggers = on
 AS $$
 -- Writes: triggers, as the caller
 DECLARE
@@ -352,11 +356,12 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._make_keyword_triggers(store regclass) RETURNS void
+CREATE FUNCTION ml_rag._make_keyword_triggers(store regclass, options jsonb DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
+SET citus.enable_unsafe_triggers = on
 AS $$
--- purpose: the triggers of a table and of its partitions
+-- purpose: the triggers of a table and of its partitions; options: of the index of a table of Citus, see _index_shards
 -- Transition tables of a table with foreign partitions are refused by PostgreSQL; there each row of the partitions that are here has
 -- its trigger.
 -- Writes: triggers, as the caller
@@ -378,6 +383,12 @@ BEGIN
           CASE WHEN _event <> 'DELETE' THEN ' NEW TABLE AS ml_rag_new' END) END,
       CASE WHEN _has_foreign AND _event <> 'TRUNCATE' THEN 'ROW' ELSE 'STATEMENT' END);
   END LOOP;
+  IF options IS NOT NULL THEN
+    EXECUTE format('DROP TRIGGER IF EXISTS ml_rag_keywords_written ON %s', store);
+    EXECUTE format('CREATE TRIGGER ml_rag_keywords_written AFTER INSERT OR UPDATE OR DELETE ON %s'
+      ' FOR EACH ROW EXECUTE FUNCTION ml_rag._keep_keywords(%L)', store, options);
+    EXECUTE format('ALTER TABLE %s ENABLE REPLICA TRIGGER ml_rag_keywords_written', store);
+  END IF;
 END
 $$;
 
@@ -403,26 +414,17 @@ COMMENT ON FUNCTION ml_rag.disable_keyword_search(regclass) IS
 $$drops the keyword index of a table; for its owner
 No error where there is none. Errors: 42P01; 42501 not the owner.$$;
 
-CREATE FUNCTION ml_rag._index_keywords(store regclass, options jsonb, is_new boolean, call integer DEFAULT NULL)
-RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+CREATE FUNCTION ml_rag._keyword_definition(store regclass, options jsonb, OUT index ml_rag_internal.keyword_store)
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: create the keyword index of a table, or rebuild it with other options; is_new: the caller has just made it
--- call: what ml_rag._begin has returned
--- Reads: the table  Writes: triggers, all as the caller
+-- purpose: the keyword index that a table of the caller's gets by these options, or why it can have none
 DECLARE
   _options jsonb := ml_rag.parse_options('enable_keyword_search', $2);
   _segment text := _options ->> 'segment';
   _configuration text := _options ->> 'text_search_configuration';
-  _index ml_rag_internal.keyword_store;
-  _relation text;
-  _error jsonb;
 BEGIN
   PERFORM ml_rag._own_table(store);
-  _relation := (SELECT format('%s.%s', n.nspname, c.relname) FROM pg_class AS c
-                JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store);
-  PERFORM ml_rag._progress(call, _relation, 'waiting for writers');
   IF NOT EXISTS (SELECT FROM pg_attribute AS a
                  WHERE a.attrelid = store AND a.attname = _segment AND NOT a.attisdropped
                    AND a.atttypid = ANY ('{text,character varying}'::regtype[])) THEN
@@ -446,15 +448,15 @@ BEGIN
         'a text search configuration, with its schema where that is not pg_catalog', 'SELECT * FROM pg_ts_config;');
     END;
   END IF;
-  SELECT _index_keywords.store, _segment, ml_rag._indexable_key(store), _configuration,
+  SELECT _keyword_definition.store, _segment, ml_rag._indexable_key(store), _configuration,
     (_options -> 'k1')::double precision, (_options -> 'b')::double precision, _options ->> 'statistics',
     -- node groups are merged into that column
     CASE WHEN _segment = 'segment' THEN (
       SELECT a.attname FROM pg_attribute AS a
       WHERE a.attrelid = store AND a.attname = 'segment_nodes' AND NOT a.attisdropped AND a.atttypid = 'text'::regtype) END
-  INTO _index;
-  IF _segment = ANY (_index.key) THEN
-    PERFORM ml_rag._raise_of_columns(_index);
+  INTO index;
+  IF _segment = ANY (index.key) THEN
+    PERFORM ml_rag._raise_of_columns(index);
   END IF;
   -- the owner may have taken that from itself
   IF row_security_active(store) THEN
@@ -462,6 +464,36 @@ BEGIN
       DETAIL = 'The index must contain all rows; row-level security applies when it is searched.',
       HINT = format('First: ALTER TABLE %1$s NO FORCE ROW LEVEL SECURITY; afterwards: ALTER TABLE %1$s FORCE ROW LEVEL SECURITY;', store);
   END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._fill_keyword_index(index ml_rag_internal.keyword_store, call integer) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- Reads: the table, as the caller
+DECLARE
+  _error jsonb := (SELECT b.error FROM ml_rag._build_keyword_index(
+    to_jsonb(index) || jsonb_build_object('store', index.store::oid::bigint), call) AS b);
+BEGIN
+  PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
+END
+$$;
+
+CREATE FUNCTION ml_rag._index_keywords(store regclass, options jsonb, is_new boolean, call integer DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: create the keyword index of a table, or rebuild it with other options; is_new: the caller has just made it
+-- call: what ml_rag._begin has returned
+-- Reads: the table  Writes: triggers, all as the caller
+DECLARE
+  _index ml_rag_internal.keyword_store := ml_rag._keyword_definition(store, options);
+  _relation text := (SELECT format('%s.%s', n.nspname, c.relname) FROM pg_class AS c
+                     JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store);
+BEGIN
+  PERFORM ml_rag._progress(call, _relation, 'waiting for writers');
   IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') AND NOT is_new THEN
     RAISE EXCEPTION USING ERRCODE = '55000',
       MESSAGE = 'keyword index cannot be created at this isolation level',
@@ -470,15 +502,52 @@ BEGIN
       HINT = 'Call it in a transaction of its own, or at READ COMMITTED.';
   END IF;
   EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', ml_rag._indexed_rows(store));
-  PERFORM ml_rag._make_keyword_triggers(store);
+  PERFORM ml_rag._make_keyword_triggers(store, CASE WHEN ml_rag._is_distributed(store) THEN
+    jsonb_build_object('segment', _index.segment, 'text_search_configuration', _index.configuration, 'k1', _index.k1, 'b', _index.b,
+      'statistics', _index.statistics) END);
   PERFORM ml_rag._progress(call, _relation, 'indexing segments', 0,
     -- as pg_stat_progress_create_index has it: what the last ANALYZE or VACUUM has seen
     coalesce((SELECT nullif(greatest(c.reltuples, 0), 0)::bigint FROM pg_class AS c WHERE c.oid = store), -1));
-  _error := (SELECT b.error FROM ml_rag._build_keyword_index(
-    to_jsonb(_index) || jsonb_build_object('store', _index.store::oid::bigint), call) AS b);
-  PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
+  PERFORM ml_rag._fill_keyword_index(_index, call);
 END
 $$;
+
+CREATE FUNCTION ml_rag._index_shards() RETURNS event_trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the keyword index of a shard of Citus, once it has its triggers
+-- Wherever Citus creates a shard or moves it to, it gives it the triggers of its table, and sets their state last. The argument of the
+-- trigger that is for replicas says which index. It notes the rows that are written to a shard while that is moved.
+-- As whoever alters a table, who may have no privilege on ml_rag: it is used only for a table with such a trigger.
+-- Reads: the shard, as the caller
+DECLARE
+  _shard regclass;
+  _options text;
+BEGIN
+  FOR _shard, _options IN
+    SELECT t.tgrelid,
+      convert_from(substring(t.tgargs FROM 1 FOR octet_length(t.tgargs) - 1), getdatabaseencoding())
+    FROM pg_event_trigger_ddl_commands() AS d JOIN pg_trigger AS t ON t.tgrelid = d.objid AND d.classid = 'pg_class'::regclass
+    JOIN pg_proc AS p ON p.oid = t.tgfoid AND p.proname = '_keep_keywords'
+    JOIN pg_namespace AS n ON n.oid = p.pronamespace AND n.nspname = 'ml_rag'
+    WHERE t.tgenabled = 'R' AND t.tgnargs = 1
+  LOOP
+    IF NOT EXISTS (SELECT FROM ml_rag._keyword_index(_shard)) THEN
+      PERFORM ml_rag._fill_keyword_index(ml_rag._keyword_definition(_shard, _options::jsonb), NULL);
+      -- that one Citus keeps to itself
+      IF NOT ml_rag._is_distributed(_shard) THEN
+        EXECUTE format('CREATE OR REPLACE TRIGGER ml_rag_keywords_truncate AFTER TRUNCATE ON %s FOR EACH STATEMENT'
+          ' EXECUTE FUNCTION ml_rag._keep_keywords()', _shard);
+      END IF;
+    END IF;
+  END LOOP;
+EXCEPTION WHEN assert_failure OR OTHERS THEN
+  -- Citus could not move the shard otherwise
+  RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('shard "%s" gets no keyword index: %s', _shard, SQLERRM);
+END
+$$;
+CREATE EVENT TRIGGER ml_rag_index_shards ON ddl_command_end WHEN TAG IN ('ALTER TABLE') EXECUTE FUNCTION ml_rag._index_shards();
 
 CREATE FUNCTION ml_rag.enable_keyword_search(store regclass, options jsonb DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

@@ -235,11 +235,13 @@ CREATE FUNCTION ml_rag._drop_keywords() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
--- purpose: an index goes with its table  Writes: ml_rag_internal.keyword_store
+-- purpose: an index goes with its table, that of a shard of Citus with its trigger  Writes: ml_rag_internal.keyword_store
 BEGIN
   DELETE FROM ml_rag_internal.keyword_store AS i USING pg_event_trigger_dropped_objects() AS d
-  WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND i.store = d.objid;
+  WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND i.store = d.objid
+    OR d.classid = 'pg_trigger'::regclass AND d.address_names[3] ~ '^ml_rag_keywords_written'
+      AND i.store = to_regclass(format('%I.%I', d.address_names[1], d.address_names[2]));
 END
 $$;
 CREATE EVENT TRIGGER ml_rag_drop_keywords ON sql_drop WHEN TAG IN ('DROP TABLE', 'DROP SCHEMA', 'DROP OWNED',
-  'DROP EXTENSION', 'DROP TYPE', 'DROP SERVER') EXECUTE FUNCTION ml_rag._drop_keywords();
+  'DROP EXTENSION', 'DROP TYPE', 'DROP SERVER', 'DROP TRIGGER') EXECUTE FUNCTION ml_rag._drop_keywords();

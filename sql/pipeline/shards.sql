@@ -4,6 +4,8 @@
 -- privileges and row-level security of the shard decide. Rows are read as from any foreign table. Words are asked for by an aggregate
 -- (ml_rag._shard_answer, store/serve) over a foreign table beside it, its table of calls: postgres_fdw ships the aggregate of an
 -- extension as a whole, so that it runs on the shard, and runs those of several servers side by side.
+-- A table that Citus distributes has all its shards on workers, under the caller's own role. Its table of calls is distributed with it
+-- and has one row in each shard: Citus runs there what is selected from it.
 
 CREATE FUNCTION ml_rag._shards(relation oid) RETURNS TABLE (shard regclass, server name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 4
@@ -63,14 +65,16 @@ CREATE FUNCTION ml_rag._is_silence(sqlstate text, message text, context text) RE
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: whether an error of postgres_fdw says that a server does not answer: no connection, none left, shut down, or its own
--- statement_timeout or lock_timeout
+-- purpose: whether an error of postgres_fdw, or of Citus, says that a server does not answer: no connection, none left, shut down, or
+-- its own statement_timeout or lock_timeout
 -- The context of a cancel of this session begins with a statement that runs here, in which names can be anything.
 BEGIN
-  RETURN sqlstate ~ '^08' AND (message ~ 'server "' OR context ~ 'remote SQL command')
+  RETURN sqlstate ~ '^08' AND (message ~ 'server "|remote node ' OR context ~ 'remote SQL command')
     OR context ~ 'remote SQL command' AND sqlstate ~ '^(57P|53300)'
     OR context ~ '^remote SQL command: ' AND sqlstate IN ('57014', '55P03')
-    OR sqlstate = '53300' AND message ~ 'connect to server';
+    OR sqlstate = '53300' AND message ~ 'connect to server'
+    -- of Citus, where a connection that it had is lost
+    OR sqlstate = 'XX000' AND message ~ '^failure on connection marked as essential';
 END
 $$;
 
@@ -120,7 +124,12 @@ DECLARE
   _shard record;
   _name text;
 BEGIN
-  IF NOT ml_rag._is_silence(sqlstate, message, context) OR ml_rag._has_shards(store.relation) IS NOT TRUE THEN
+  IF NOT ml_rag._is_silence(sqlstate, message, context) THEN
+    RETURN NULL;
+  ELSIF ml_rag._is_distributed(store.relation) THEN
+    RETURN ml_rag._failure(store.vector_store, '08006', format('a worker of "%s" does not answer', store.vector_store),
+      concat(ml_rag._why_silent(sqlstate, message, detail), '.'), 'Call again when it is back.');
+  ELSIF ml_rag._has_shards(store.relation) IS NOT TRUE THEN
     RETURN NULL;
   END IF;
   FOR _shard IN SELECT s.shard, s.server FROM ml_rag._shards(store.relation) AS s WHERE s.server = coalesce(_server, s.server) LOOP
@@ -184,18 +193,71 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._calls_name(relation name) RETURNS name
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the name of the table of calls of that relation
+SELECT concat(max(left(relation, i)), '_calls') FROM generate_series(1, 63) AS i WHERE octet_length(left(relation, i)) <= 57
+$$;
+
 CREATE FUNCTION ml_rag._calls_of(shard regclass) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the table of calls of a shard; null if it has none
+-- purpose: the table of calls of a shard, or of a store that Citus distributes; null if it has none
 -- Whoever may create in that schema could give the name to another table. Volatile, to see that of a shard that has just come.
 -- Reads: the catalog
+DECLARE
+  _calls oid;
 BEGIN
-  RETURN (SELECT c.oid FROM pg_class AS s JOIN pg_foreign_table AS f ON f.ftrelid = s.oid
-          JOIN pg_class AS c ON c.relnamespace = s.relnamespace AND c.relname = concat(s.relname, '_calls') AND c.relowner = s.relowner
-          JOIN pg_foreign_table AS g ON g.ftrelid = c.oid AND g.ftserver = f.ftserver
-          WHERE s.oid = shard);
+  SELECT c.oid INTO _calls FROM pg_class AS s
+  JOIN pg_class AS c ON c.relnamespace = s.relnamespace AND c.relname = ml_rag._calls_name(s.relname) AND c.relowner = s.relowner
+  WHERE s.oid = shard;
+  IF _calls IS NULL THEN
+    RETURN NULL;
+  ELSIF ml_rag._is_distributed(shard) THEN
+    RETURN (SELECT b.logicalrelid FROM pg_catalog.pg_dist_partition AS a JOIN pg_catalog.pg_dist_partition AS b USING (colocationid)
+            WHERE a.logicalrelid = shard AND b.logicalrelid = _calls);
+  END IF;
+  RETURN (SELECT g.ftrelid FROM pg_foreign_table AS f JOIN pg_foreign_table AS g ON g.ftserver = f.ftserver
+          WHERE f.ftrelid = shard AND g.ftrelid = _calls);
+END
+$$;
+
+CREATE FUNCTION ml_rag._carry(shard regclass, place integer, OUT query text, OUT parts text[])
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: how a request ($1) is sent to a shard, or to all shards of a table of Citus: SQL of rows (place, part, answer), and the parts
+-- that must answer, one row each
+-- Errors: 55000 no table of calls, a server that does not name ml_rag
+DECLARE
+  _is_distributed boolean := ml_rag._is_distributed(shard);
+  _calls regclass := ml_rag._calls_of(shard);
+  _server name := (SELECT r.srvname FROM pg_foreign_table AS f JOIN pg_foreign_server AS r ON r.oid = f.ftserver WHERE f.ftrelid = _calls);
+BEGIN
+  IF _is_distributed THEN
+    -- workers do not know a table yet in the transaction that distributes it
+    SELECT array_agg(d.shardid::text ORDER BY d.shardid),
+      format('SELECT %s AS place, c.shard::text AS part, ml_rag._answer_on_worker(%L::jsonb ->> c.shard::text, $1) AS answer FROM %s AS c',
+        -- with or without its schema
+        place, jsonb_object_agg(d.shardid, format('%I.%I', n.nspname, s.name[cardinality(s.name)])), ml_rag._relation_name(_calls))
+    INTO parts, query
+    FROM pg_catalog.pg_dist_shard AS d CROSS JOIN LATERAL parse_ident(shard_name(shard, d.shardid)) AS s (name)
+    JOIN pg_class AS c ON c.oid = d.logicalrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE d.logicalrelid = shard;
+  ELSIF _server IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has no table of calls', shard),
+      DETAIL = 'It must be a foreign table of the same schema, owner and server, named like the shard with "_calls" after it.',
+      HINT = 'ml_rag.detach_shard and ml_rag.attach_shard make it anew.';
+  ELSIF NOT ml_rag._names_extension(_server, 'ml_rag') THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" cannot be asked', shard),
+      DETAIL = format('Server "%s" does not name ml_rag as an extension.', _server),
+      HINT = format('ALTER SERVER %I OPTIONS (SET extensions ''vector, ml_rag'');', _server);
+  ELSE
+    parts := ARRAY[shard::text];
+    query := format('SELECT %s AS place, %L AS part, ml_rag._shard_answer(c.store, $1) AS answer FROM %s AS c', place, shard, _calls);
+  END IF;
 END
 $$;
 
@@ -212,52 +274,53 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._ask_shards(shards regclass[], request jsonb) RETURNS TABLE (shard regclass, answer jsonb)
+CREATE FUNCTION ml_rag._ask_shards(shards regclass[], request jsonb) RETURNS TABLE (shard text, answer jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 4
 SET search_path FROM CURRENT
+-- Citus plans no statement whose parameters it does not know
+SET plan_cache_mode = auto
 AS $$
 -- purpose: one answer of each shard to a request (store/serve), in any order; they work side by side
 -- Errors: 55000 another version there, no table of calls, a server that does not name ml_rag, or no answer
 DECLARE
   _shard regclass;
-  _calls regclass;
-  _server name;
+  _carried record;
   _query text;
+  _part text;
   _place integer := 0;
-  _waiting regclass[] := shards;
+  _names text[] := '{}';
+  _waiting text[] := '{}';
 BEGIN
   FOREACH _shard IN ARRAY shards LOOP
     _place := _place + 1;
-    _calls := ml_rag._calls_of(_shard);
-    _server := (SELECT r.srvname FROM pg_foreign_table AS f JOIN pg_foreign_server AS r ON r.oid = f.ftserver WHERE f.ftrelid = _calls);
-    IF _server IS NULL THEN
-      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has no table of calls', _shard),
-        DETAIL = 'It must be a foreign table of the same schema, owner and server, named like the shard with "_calls" after it.',
-        HINT = 'ml_rag.detach_shard and ml_rag.attach_shard make it anew.';
-    ELSIF NOT ml_rag._names_extension(_server, 'ml_rag') THEN
-      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" cannot be asked', _shard),
-        DETAIL = format('Server "%s" does not name ml_rag as an extension.', _server),
-        HINT = format('ALTER SERVER %I OPTIONS (SET extensions ''vector, ml_rag'');', _server);
-    END IF;
-    _query := concat(_query || ' UNION ALL ',
-      format('SELECT %s AS place, ml_rag._shard_answer(c.store, $1) AS answer FROM %s AS c', _place, _calls));
+    _carried := ml_rag._carry(_shard, _place);
+    _query := concat(_query || ' UNION ALL ', _carried.query);
+    _names := _names || _shard::text;
+    _waiting := _waiting || ARRAY(SELECT concat(_place, ' ', p) FROM unnest(_carried.parts) AS p);
   END LOOP;
   IF _query IS NULL THEN
     RETURN;
   END IF;
+  -- no more connections to a worker than Citus keeps: a new one starts Python first; until the end of this function
+  PERFORM set_config('citus.max_adaptive_executor_pool_size',
+    greatest(current_setting('citus.max_cached_conns_per_worker')::integer, 1)::text, true)
+  WHERE ml_rag._is_distributed(shards[1]);
   -- row by row: a shard, which can be anybody's server, may send any number of them, and gives back the place that it was sent
-  FOR _place, answer IN EXECUTE _query USING request || jsonb_build_object('version', ml_rag.version()) LOOP
-    shard := shards[_place];
-    IF answer IS NULL OR (shard = ANY (_waiting)) IS NOT TRUE THEN
-      _waiting := ARRAY[coalesce(shard, _waiting[1], shards[1])];
+  FOR _place, _part, answer IN EXECUTE _query USING request || jsonb_build_object('version', ml_rag.version()) LOOP
+    shard := CASE WHEN _part = _names[_place] THEN _part ELSE concat(_names[_place], '_', _part) END;
+    IF answer IS NULL OR (concat(_place, ' ', _part) = ANY (_waiting)) IS NOT TRUE THEN
+      _waiting := ARRAY[concat(coalesce(_place, 1), ' ', _part)];
       EXIT;
     END IF;
-    _waiting := array_remove(_waiting, shard);
+    _waiting := array_remove(_waiting, concat(_place, ' ', _part));
     RETURN NEXT;
   END LOOP;
   IF cardinality(_waiting) > 0 THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('unexpected answer of shard "%s"', _waiting[1]),
-      DETAIL = 'It is not one row with an answer.';
+    _shard := coalesce(shards[split_part(_waiting[1], ' ', 1)::integer], shards[1]);
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('unexpected answer of shard "%s"', _shard),
+      DETAIL = 'It is not one row with an answer.',
+      HINT = CASE WHEN ml_rag._is_distributed(_shard) THEN format('After shards were split: SELECT ml_rag.distribute_store(%L);', _shard)
+        ELSE '' END;
   END IF;
 END
 $$;
@@ -307,7 +370,7 @@ BEGIN
     IF NOT _answer.answer ? 'version' THEN
       PERFORM ml_rag._check_hits(_answer.shard, _answer.answer, n);
     END IF;
-    _answers := _answers || (_answer.answer || jsonb_build_object('shard', _answer.shard::text));
+    _answers := _answers || (_answer.answer || jsonb_build_object('shard', _answer.shard));
   END LOOP;
   RETURN _answers;
 EXCEPTION WHEN query_canceled OR OTHERS THEN
@@ -386,7 +449,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._check_statistics(shard regclass, answer jsonb, terms integer) RETURNS void
+CREATE FUNCTION ml_rag._check_statistics(shard text, answer jsonb, terms integer) RETURNS void
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
@@ -406,7 +469,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._check_hits(shard regclass, answer jsonb, n integer) RETURNS void
+CREATE FUNCTION ml_rag._check_hits(shard text, answer jsonb, n integer) RETURNS void
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
@@ -449,6 +512,15 @@ DECLARE
   _shards regclass[] := ARRAY(SELECT s.shard FROM ml_rag._shards(store.relation) AS s
                               WHERE s.shard <> ALL (coalesce(store.missing, '{}')));
 BEGIN
+  IF ml_rag._is_distributed(store.relation) THEN
+    IF ml_rag._calls_of(store.relation) IS NOT NULL THEN
+      RETURN ARRAY[store.relation];
+    ELSIF is_keyword THEN
+      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the shards of "%s" cannot be asked for words', store.vector_store),
+        DETAIL = 'Citus distributes it, and it has no table of calls of its owner''s.',
+        HINT = format('SELECT ml_rag.distribute_store(%L); makes one.', store.vector_store);
+    END IF;
+  END IF;
   RETURN CASE WHEN cardinality(_shards) > 0 AND (is_keyword OR ml_rag._leaves(store) IS NOT NULL AND (
     SELECT bool_and(has_table_privilege(ml_rag._calls_of(s), 'SELECT') IS NOT FALSE) FROM unnest(_shards) AS s))
     THEN _shards END;

@@ -164,9 +164,9 @@ DECLARE
   _splitter text;
 BEGIN
   _store := ml_rag._check_store(store, embed_model_id);
-  IF ml_rag._is_distributed(store) THEN
+  IF ml_rag._is_distributed(store) AND ml_rag._calls_of(store) IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('documents cannot be loaded into "%s"', store),
-      DETAIL = 'It is distributed by Citus.', HINT = 'Load them into another store, and INSERT its rows into this one.';
+      DETAIL = 'It is distributed by Citus.', HINT = format('SELECT ml_rag.distribute_store(%L) makes it a store.', store);
   END IF;
   IF strpos(options #>> '{chunking,split_by}', '.') > 0 THEN
     _splitter := (ml_rag._find_function('split_by', options #> '{chunking,split_by}')).name;

@@ -142,6 +142,16 @@ $$;
 -- purpose: the answer of a shard, for ml_rag._ask_shards. An aggregate, because postgres_fdw sends one to the shard as a whole
 CREATE AGGREGATE ml_rag._shard_answer(oid, jsonb) (SFUNC = ml_rag._answer_request, STYPE = jsonb, PARALLEL = UNSAFE);
 
+CREATE FUNCTION ml_rag._answer_on_worker(shard text, request jsonb) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the answer of a shard of Citus, which calls it on the worker, as whoever searches; null of a shard that is not there
+BEGIN
+  RETURN CASE WHEN shard IS NOT NULL THEN ml_rag._answer_request(NULL, ml_rag._open_shard(shard::regclass), request) END;
+END
+$$;
+
 CREATE FUNCTION ml_rag._serve(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT

@@ -168,10 +168,11 @@ SET search_path FROM CURRENT
 AS $$
 -- purpose: which of the documents the store has, and the metadata of a segment of each  Reads: the store, as the caller
 BEGIN
-  RETURN QUERY EXECUTE format($sql$
-    SELECT n, t.metadata
-    FROM unnest($1) AS n
-    CROSS JOIN LATERAL (SELECT s.metadata FROM %s AS s WHERE s.document_name = n LIMIT 1) AS t$sql$, ml_rag._relation_name(store))
+  RETURN QUERY EXECUTE format(CASE WHEN ml_rag._is_distributed(store)
+    -- Citus takes no LIMIT for each name
+    THEN 'SELECT DISTINCT ON (s.document_name) s.document_name::text, s.metadata FROM %s AS s WHERE s.document_name = ANY ($1)'
+    ELSE 'SELECT n, t.metadata FROM unnest($1) AS n'
+      ' CROSS JOIN LATERAL (SELECT s.metadata FROM %s AS s WHERE s.document_name = n LIMIT 1) AS t' END, ml_rag._relation_name(store))
   USING names;
 END
 $$;

@@ -57,7 +57,7 @@ USED = re.compile(r"(?:ml_rag|ml_rag_internal|@extschema@)\.(\w+)")
 DYNAMIC = re.compile(r"\bEXECUTE (?!FUNCTION|format\('COMMENT )[^;]*;")
 LITERAL = re.compile(r"'(?:[^']|'')*'")
 #: sent to another server, whose reads may be sent on
-ELSEWHERE = ["pipeline/shards uses _shard_answer of store/serve"]
+ELSEWHERE = [f"pipeline/shards uses {name} of store/serve" for name in ("_answer_on_worker", "_shard_answer")]
 
 
 def bodies() -> list[str]:

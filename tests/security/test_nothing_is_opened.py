@@ -52,6 +52,7 @@ CALLS = {
     "enable_keyword_search": ("SELECT ml_rag.enable_keyword_search('mine', %s::jsonb)", "{o}"),
     "create_store": ("SELECT ml_rag.create_store('public.made', %s::jsonb)", "{o}"),
     "attach_shard": ("SELECT ml_rag.attach_shard('mine', 'nowhere', %s::jsonb)", "{o}"),
+    "distribute_store": ("SELECT ml_rag.distribute_store('mine', %s::jsonb)", "{o}"),
     "load_documents": ("SELECT ml_rag.load_documents('mine', '{a.txt}', ARRAY['fox'::bytea], %s::jsonb)", "{o}"),
     "file_dates": (
         "SELECT ml_rag.load_documents('mine', '{a.txt}', ARRAY['fox'::bytea], %s::jsonb)", '{"file_dates": [{o}]}'

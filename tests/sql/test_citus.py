@@ -1,14 +1,13 @@
-"""docs/scale.md, "Citus": what a store that Citus distributes by document can do, and what it refuses.
+"""store/citus: docs/scale.md, "Citus": what a store that Citus distributes by document can do, and what it refuses.
 
 Skipped where Citus is not installed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import subprocess
+import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,68 +16,34 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from support.citus import citus, clusters, has_citus
 from support.cluster import Connection
 from support.loading import rows
-from support.partitions import CALLS, both, fill, send
-from support.private_cluster import PG_CONFIG, PrivateCluster, private_cluster
-from support.stores import answer, error
+from support.partitions import CALLS, both, fill, send, words
+from support.private_cluster import PrivateCluster
+from support.stores import answer, error, fake_embedding, mark
 
-WORDS = {"words", "hybrid", "rrf", "two arms"}
-MEANING = {
-    **{name: options for name, options in CALLS.items() if name not in WORDS},
+SAME: dict[str, dict[str, Any]] = {
+    **CALLS,
     "required keywords": {"required_keywords": ["birch"], "n_citations": 9},
     "manhattan": {"distance_metric": "MANHATTAN", "n_citations": 9},
     "two semantic arms": {
         "arms": [{"search": "semantic"}, {"search": "semantic", "query": {"text": "yew"}}],
         "n_citations": 9,
     },
+    "hybrid, filters": {**CALLS["filters"], "keyword_search": True},
+    "hybrid, neighbours": {**CALLS["neighbours"], "keyword_search": True},
+    "exact": {"index_options": {"exact": True}, "n_citations": 9},
+    "threshold of words": {"arms": [{"search": "keyword", "min_score": 0.1}], "n_citations": 9},
 }
-NODES = 3
-
-
-def has_citus() -> bool:
-    config = os.environ.get(PG_CONFIG)
-    if not config:
-        return False
-    folder = subprocess.run([config, "--pkglibdir"], capture_output=True, text=True, check=False).stdout.strip()
-    return (Path(folder) / "citus.so").exists()
-
+QUERIES = ("birch oak", "maple maple yew willow", "larch")
 
 pytestmark = pytest.mark.skipif(not has_citus(), reason="Citus is not installed")
 
 
 @pytest.fixture(scope="module")
 def nodes(place: Path, model_server: str) -> Iterator[list[PrivateCluster]]:
-    """A coordinator, whose ml_rag Citus has made on two workers too."""
-    with contextlib.ExitStack() as stack:
-        found = []
-        for i in range(NODES):
-            folder = place / f"citus{i}"
-            folder.mkdir(mode=0o711)
-            node = stack.enter_context(private_cluster(folder, durable=False))
-            node.configure(
-                "shared_preload_libraries = 'citus'\ncitus.shard_count = 8\nmax_prepared_transactions = 100\n"
-                f"citus.local_hostname = '{node.sockets}'"
-            )
-            node.stop("fast")
-            node.start()
-            with psycopg.connect(node.dsn, autocommit=True) as connection:
-                connection.execute("CREATE EXTENSION citus")
-            found.append(node)
-        with psycopg.connect(found[0].dsn, autocommit=True) as owner:
-            port = owner.info.port
-            owner.execute("SELECT citus_set_coordinator_host(%s, %s)", (str(found[0].sockets), port))
-            for node in found[1:]:
-                owner.execute("SELECT citus_add_node(%s, %s)", (str(node.sockets), port))
-            owner.execute("CREATE EXTENSION vector; CREATE EXTENSION plpython3u; CREATE EXTENSION ml_rag")
-            owner.execute("SELECT ml_rag.configure('model_server', %s)", (model_server,))
-            for kind in ("embed", "generate", "rerank"):
-                owner.execute("SELECT ml_rag.configure(%s, %s)", (f"{kind}_model_id", f"fake-{kind}"))
-            owner.execute(
-                "CREATE ROLE loader LOGIN IN ROLE ml_rag_loader, ml_rag_publisher;"
-                "CREATE ROLE asker LOGIN IN ROLE ml_rag_user"
-            )
-            owner.execute("GRANT CREATE ON SCHEMA public TO loader")
+    with citus(place, model_server, 2) as found:
         yield found
 
 
@@ -86,17 +51,20 @@ def connect(nodes: list[PrivateCluster], role: str) -> Connection:
     return psycopg.connect(make_conninfo(nodes[0].dsn, user=role), autocommit=True)
 
 
+def distribute(connection: Connection, name: str, options: str = "{}") -> None:
+    connection.execute("SELECT ml_rag.distribute_store(%s, %s)", (name, options))
+
+
 @pytest.fixture(scope="module")
 def loader(nodes: list[PrivateCluster]) -> Iterator[Connection]:
     """``one``, a table, and ``four``, of the same rows, distributed."""
     with connect(nodes, "loader") as connection:
-        connection.execute("SELECT ml_rag.create_store('public.one')")
+        for name in ("one", "four"):
+            connection.execute(f"SELECT ml_rag.create_store('public.{name}')".encode())
+            connection.execute(f"GRANT SELECT ON {name} TO asker".encode())
         fill(connection, "one")
-        connection.execute('SELECT ml_rag.create_store(\'public.four\', \'{"index": {"type": "none"}}\')')
-        connection.execute("SELECT ml_rag.disable_keyword_search('four')")
-        connection.execute("SELECT create_distributed_table('four', 'document_id')")
         connection.execute("INSERT INTO four SELECT * FROM one")
-        connection.execute("GRANT SELECT ON one, four TO ml_rag_user")
+        distribute(connection, "four")
         yield connection
 
 
@@ -106,33 +74,71 @@ def asker(nodes: list[PrivateCluster], loader: Connection) -> Iterator[Connectio
         yield connection
 
 
-@pytest.mark.parametrize("call", MEANING)
-@pytest.mark.parametrize("query", ["birch oak", "maple maple yew willow", "larch"])
-def test_answers_are_those_of_one_table(asker: Connection, call: str, query: str) -> None:
-    one, four = both(asker, query, MEANING[call])
-    assert four == one
-    assert json.loads(one)["citations"]
-
-
-@pytest.mark.parametrize("call", sorted(WORDS))
-def test_words_are_not_searched(asker: Connection, call: str) -> None:
-    options = {"vector_store": ["public.four"], "skip_generate": True, **CALLS[call]}
-    with error("55000"):
-        answer(asker, "birch", options)
+@pytest.mark.parametrize("call", SAME)
+def test_answers_are_those_of_one_table(asker: Connection, call: str) -> None:
+    for query in QUERIES:
+        one, four = both(asker, query, SAME[call])
+        assert four == one
+        assert json.loads(one)["citations"]
 
 
 def test_rows_are_on_the_workers(loader: Connection, nodes: list[PrivateCluster]) -> None:
     places = rows(loader, "SELECT DISTINCT nodename FROM citus_shards WHERE table_name = 'four'::regclass")
     assert {place for (place,) in places} == {str(node.sockets) for node in nodes[1:]}
+    assert rows(loader, "SELECT count(*) FROM four") == rows(loader, "SELECT count(*) FROM one")
+
+
+def test_loads_updates_and_removals_are_found(loader: Connection, asker: Connection) -> None:
+    for name in ("one", "four"):
+        send(loader, name, {"new": "zebra zebra\n\nzebra giraffe", "d5": "zebra yew", "d7": "okapi"})
+        loader.execute(f"UPDATE {name} SET segment = 'gnu ' || segment WHERE document_name = 'd8'".encode())
+        loader.execute(f"UPDATE {name} SET metadata = '{{}}' WHERE document_name = 'd10'".encode())
+        loader.execute(f"DELETE FROM {name} WHERE document_name = 'd9'".encode())
+        vector = json.dumps([float(number) for number in fake_embedding("ibex")])
+        with loader.cursor().copy(f"COPY {name} FROM STDIN".encode()) as copy:
+            for i in range(3):
+                copy.write_row(("copied", "{}", 500 + i, 1, "ibex " * (1 + i), vector))
+    for query in ("zebra", "okapi zebra", "gnu", "yew", "ibex"):
+        for call in ("words", "hybrid", "meaning"):
+            one, four = both(asker, query, CALLS[call])
+            assert four == one
+    assert len(json.loads(words(asker, "zebra")[1])["citations"]) == 2
+    # the same text again changes nothing
+    assert send(loader, "four", {"new": "zebra zebra\n\nzebra giraffe"})["documents"]["unchanged"] == 1
+    for name in ("one", "four"):
+        assert rows(loader, f"SELECT ml_rag.remove_documents('{name}', ARRAY['new', 'd5'])") == [(2,)]
+    assert words(asker, "yew")[0] == words(asker, "yew")[1]
+    assert "zebra" not in words(asker, "yew zebra")[1]
+
+
+def test_a_transaction_finds_what_it_has_written(nodes: list[PrivateCluster], loader: Connection) -> None:
+    with connect(nodes, "loader") as other, other.transaction(force_rollback=True):
+        other.execute("UPDATE four SET segment = 'quagga' WHERE document_name = 'd12'")
+        found = answer(other, "quagga", {"vector_store": ["public.four"], "skip_generate": True, **CALLS["words"]})
+        assert {c["document_name"] for c in found["citations"]} == {"d12"}
+    with error("P0002"):
+        answer(loader, "quagga", {"vector_store": ["public.four"], "skip_generate": True, **CALLS["words"]})
+
+
+def test_a_whole_table_goes(loader: Connection) -> None:
+    loader.execute("SELECT ml_rag.create_store('public.emptied')")
+    send(loader, "emptied", {"a": "zebra", "b": "yew", "d": "zebra oak"})
+    distribute(loader, "emptied")
+    loader.execute("TRUNCATE emptied")
+    send(loader, "emptied", {"c": "zebra okapi"})
+    found = answer(loader, "zebra", {"vector_store": ["public.emptied"], "skip_generate": True, **CALLS["words"]})
+    assert [c["document_name"] for c in found["citations"]] == ["c"]
+    loader.execute("DROP TABLE emptied, emptied_calls")
 
 
 def test_an_index_of_each_shard(loader: Connection, asker: Connection) -> None:
     loader.execute("SELECT ml_rag.index_store('four', 'COSINE', '{\"type\": \"hnsw\"}')")
     try:
-        for query in ("birch oak", "larch"):
-            one, four = both(asker, query, CALLS["meaning"])
+        for query in QUERIES:
             # so few rows are all found
-            assert four == one
+            for options in (CALLS["meaning"], {"n_citations": 9, "index_options": {"ef_search": 100}}):
+                one, four = both(asker, query, options)
+                assert four == one
     finally:
         ((index,),) = rows(
             loader,
@@ -140,6 +146,37 @@ def test_an_index_of_each_shard(loader: Connection, asker: Connection) -> None:
             " JOIN pg_am AS a ON a.oid = c.relam AND a.amname = 'hnsw' WHERE x.indrelid = 'four'::regclass",
         )
         loader.execute(f"DROP INDEX {index}".encode())
+
+
+def test_what_an_index_is_asked_reaches_the_workers(loader: Connection, asker: Connection) -> None:
+    options = {"vector_store": ["public.four"], "skip_generate": True, "explain": True, **CALLS["hybrid"]}
+    told = answer(asker, "birch oak", options)["explain"]["stores"][0]
+    for arm in ("keyword", "semantic"):
+        assert told[arm]["plan"] == "shards"
+        assert len(told[arm]["shards"]) == 8
+        assert all(shard["limit"] for shard in told[arm]["shards"].values())
+
+
+def test_the_keyword_index_is_made_anew(loader: Connection, asker: Connection) -> None:
+    try:
+        for name in ("one", "four"):
+            loader.execute(f"SELECT ml_rag.enable_keyword_search('{name}', '{{\"k1\": 2, \"b\": 0.1}}')".encode())
+        for query in QUERIES:
+            one, four = words(asker, query)
+            assert four == one
+        loader.execute("SELECT ml_rag.disable_keyword_search('four')")
+        with error("55000"):
+            answer(asker, "birch", {"vector_store": ["public.four"], "skip_generate": True, **CALLS["words"]})
+        left = rows(
+            loader,
+            "SELECT result FROM run_command_on_shards('four',"
+            " $$SELECT count(*) FROM ml_rag._keyword_index('%s'::regclass)$$)",
+        )
+        assert {row for (row,) in left} == {"0"}
+    finally:
+        for name in ("one", "four"):
+            loader.execute(f"SELECT ml_rag.enable_keyword_search('{name}')".encode())
+    assert words(asker)[0] == words(asker)[1]
 
 
 def test_policies_apply_on_the_workers(loader: Connection, asker: Connection) -> None:
@@ -154,15 +191,126 @@ def test_policies_apply_on_the_workers(loader: Connection, asker: Connection) ->
             assert four == one
             if call != "document":
                 assert {c["document_id"] % 2 for c in json.loads(one)["citations"]} == {0}
+        # statistics of all rows would tell of hidden ones
+        with error("55000"):
+            words(asker, "birch")
+        for name in ("one", "four"):
+            loader.execute(f"SELECT ml_rag.enable_keyword_search('{name}', '{{\"statistics\": \"visible\"}}')".encode())
+        for query in QUERIES:
+            options = {**CALLS["hybrid"], "citation_fields": ["document_id", "score"]}
+            one, four = both(asker, query, options)
+            assert four == one
+            assert {c["document_id"] % 2 for c in json.loads(one)["citations"]} == {0}
     finally:
         for name in ("one", "four"):
             loader.execute(f"DROP POLICY even ON {name}".encode())
             loader.execute(f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY".encode())
+            loader.execute(f"SELECT ml_rag.enable_keyword_search('{name}')".encode())
+
+
+def test_a_role_without_rights_reads_nothing(nodes: list[PrivateCluster], loader: Connection) -> None:
+    with connect(nodes, "stranger") as stranger:
+        for call in ("words", "meaning"):
+            with error("P0002"):
+                answer(stranger, "birch", {"vector_store": ["public.four"], "skip_generate": True, **CALLS[call]})
+        # the table of calls is open, and what is sent by way of it is answered as to the role that sends it
+        for call in ("statistics", "keyword", "semantic"):
+            with pytest.raises(psycopg.Error) as e:
+                stranger.execute(
+                    "SELECT ml_rag._answer_on_worker('public.four_' || shard, %s) FROM four_calls",
+                    (json.dumps({"call": call, "version": rows(stranger, "SELECT ml_rag.version()")[0][0]}),),
+                )
+            assert e.value.sqlstate in ("42501", "55000")
+        with error("42501", ours=False):
+            stranger.execute("SELECT count(*) FROM four")
+        with error("42501"):
+            distribute(stranger, "one")
+        with error("42501"):
+            distribute(stranger, "four")
+
+
+def test_shards_move_while_they_are_searched_and_written(
+    nodes: list[PrivateCluster], loader: Connection, asker: Connection
+) -> None:
+    stop, wrong, failed = threading.Event(), [], []
+
+    def found(connection: Connection, query: str, place: int) -> list[str]:
+        # what is written changes the scores
+        answers = both(connection, query, {**CALLS["words"], "n_citations": 100})
+        return sorted(c["segment"] for c in json.loads(answers[place])["citations"])
+
+    expected = {query: found(asker, query, 0) for query in QUERIES}
+
+    def search() -> None:
+        with connect(nodes, "asker") as other:
+            while not stop.is_set():
+                try:
+                    wrong.extend(query for query in QUERIES if found(other, query, 1) != expected[query])
+                except psycopg.Error as e:
+                    # of one whose shard has just gone
+                    failed.append(e.sqlstate)
+
+    def write() -> None:
+        with connect(nodes, "loader") as other:
+            i = 0
+            while not stop.is_set():
+                i += 1
+                other.execute(
+                    "INSERT INTO four SELECT 'w', metadata, 1000 + %s, 1, 'written ' || %s, segment_embedding"
+                    " FROM four WHERE document_name = 'd1' LIMIT 1",
+                    (i, i % 3),
+                )
+
+    threads = [threading.Thread(target=work) for work in (search, write)]
+    shards = rows(loader, "SELECT shardid, nodename, nodeport FROM citus_shards WHERE table_name = 'four'::regclass")
+    with psycopg.connect(nodes[0].dsn, autocommit=True) as owner:
+        for thread in threads:
+            thread.start()
+        try:
+            for i, (shard, name, port) in enumerate(shards[:4]):
+                other = next(str(node.sockets) for node in nodes[1:] if str(node.sockets) != name)
+                mode = "force_logical" if i % 2 else "block_writes"
+                owner.execute(
+                    "SELECT citus_move_shard_placement(%s, %s, %s, %s, %s, %s)", (shard, name, port, other, port, mode)
+                )
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+    assert not wrong
+    assert len(failed) <= 4, failed
+    loader.execute("INSERT INTO one SELECT * FROM four WHERE document_name = 'w'")
+    try:
+        assert rows(loader, "SELECT count(*) > 3 FROM one WHERE document_name = 'w'") == [(True,)]
+        for query in ("written 1", "written 2", *QUERIES):
+            one, four = words(asker, query)
+            assert four == one
+    finally:
+        for name in ("one", "four"):
+            loader.execute(f"DELETE FROM {name} WHERE document_name = 'w'".encode())
+
+
+def test_shards_are_split(nodes: list[PrivateCluster], loader: Connection, asker: Connection) -> None:
+    with psycopg.connect(nodes[0].dsn, autocommit=True) as owner:
+        ((shard, first, last, node),) = rows(
+            owner,
+            "SELECT s.shardid, s.shardminvalue::int, s.shardmaxvalue::int, n.nodeid FROM pg_dist_shard AS s"
+            " JOIN pg_dist_placement AS p USING (shardid) JOIN pg_dist_node AS n USING (groupid)"
+            " WHERE s.logicalrelid = 'four'::regclass ORDER BY s.shardid LIMIT 1",
+        )
+        owner.execute(
+            "SELECT citus_split_shard_by_split_points(%s, ARRAY[%s], ARRAY[%s, %s], 'block_writes')",
+            (shard, str((first + last) // 2), node, node),
+        )
+    with error("55000"):
+        words(asker)
+    distribute(loader, "four")
+    for query in QUERIES:
+        one, four = words(asker, query)
+        assert four == one
 
 
 REFUSED: dict[str, Any] = {
-    "words": "SELECT ml_rag.enable_keyword_search('four')",
-    "loads": "SELECT ml_rag.load_documents('four', ARRAY['x'], ARRAY['birch'::bytea])",
     "embeddings": "CALL ml_rag.add_embedding('four', 'fake-embed')",
     "vectorizers": "SELECT ml_rag.create_vectorizer('four', '{\"columns\": [\"segment\"]}')",
     "node groups": "CALL ml_rag.create_node_group('four', 'sentences', '{\"transform\": \"sentence\"}')",
@@ -175,20 +323,128 @@ def test_what_is_refused(loader: Connection, what: str) -> None:
         loader.execute(REFUSED[what])
 
 
-def test_rows_come_and_go(loader: Connection, asker: Connection) -> None:
-    send(loader, "one", {"new": "zebra zebra"})
-    loader.execute("INSERT INTO four SELECT * FROM one WHERE document_name = 'new'")
+#: what a store has that no distributed one can have
+UNFIT = {
+    "partitions": ("SELECT ml_rag.create_store('public.unfit', '{\"partitions\": 4}')",),
+    "a further embedding": (
+        "SELECT ml_rag.create_store('public.unfit')",
+        "CALL ml_rag.add_embedding('unfit', 'other')",
+    ),
+    "a node group": (
+        "SELECT ml_rag.create_store('public.unfit')",
+        "CALL ml_rag.create_node_group('unfit', 'sentences', '{\"transform\": \"sentence\"}')",
+    ),
+    "a key without document_id": (
+        "SELECT ml_rag.create_store('public.unfit')",
+        "CREATE UNIQUE INDEX ON unfit (document_name, segment_number)",
+    ),
+    "a table that has the name": (
+        "SELECT ml_rag.create_store('public.unfit')",
+        "CREATE TABLE unfit_calls (a integer)",
+    ),
+}
+
+
+@pytest.mark.parametrize("why", UNFIT)
+def test_a_store_that_cannot_be_distributed_stays_as_it_is(loader: Connection, why: str) -> None:
+    for statement in UNFIT[why]:
+        loader.execute(statement.encode())
     try:
-        one, four = both(asker, "zebra", CALLS["meaning"])
-        assert four == one
-        assert "zebra" in one
+        send(loader, "unfit", {"a": "zebra", "b": "yew"})
+        with error("42P07" if why == "a table that has the name" else "55000", ours=why != "a table that has the name"):
+            distribute(loader, "unfit")
+        assert rows(loader, "SELECT count(*) FROM pg_dist_partition WHERE logicalrelid = 'unfit'::regclass") == [(0,)]
+        send(loader, "unfit", {"c": "zebra zebra"})
+        found = answer(loader, "zebra", {"vector_store": ["public.unfit"], "skip_generate": True, **CALLS["words"]})
+        assert {c["document_name"] for c in found["citations"]} == {"a", "c"}
     finally:
-        for name in ("one", "four"):
-            removed = rows(loader, f"SELECT ml_rag.remove_documents('{name}', ARRAY['new'])")
-            assert removed
-    one, four = both(asker, "zebra", CALLS["meaning"])
-    assert four == one
-    assert "zebra" not in one
+        loader.execute("DROP TABLE IF EXISTS unfit, unfit_calls CASCADE")
+
+
+def test_a_table_that_somebody_distributed(loader: Connection) -> None:
+    loader.execute("SELECT ml_rag.create_store('public.bare')")
+    loader.execute("SELECT ml_rag.disable_keyword_search('bare')")
+    loader.execute("SELECT create_distributed_table('bare', 'document_id')")
+    with error("55000"):
+        send(loader, "bare", {"a": "zebra"})
+    loader.execute("SELECT ml_rag.enable_keyword_search('bare', '{\"language\": \"en\"}')")
+    with error("55000") as e:
+        answer(loader, "zebra", {"vector_store": ["public.bare"], "skip_generate": True, **CALLS["words"]})
+    assert "distribute_store" in e.hint
+    distribute(loader, "bare")
+    send(loader, "bare", {"a": "zebras", "b": "yew"})
+    found = answer(loader, "zebra", {"vector_store": ["public.bare"], "skip_generate": True, **CALLS["words"]})
+    assert [c["document_name"] for c in found["citations"]] == ["a"]
+    loader.execute("DROP TABLE bare, bare_calls")
+
+
+def test_a_reference_table_is_not_one(loader: Connection) -> None:
+    loader.execute("SELECT ml_rag.create_store('public.everywhere')")
+    loader.execute("SELECT ml_rag.disable_keyword_search('everywhere')")
+    loader.execute("SELECT create_reference_table('everywhere')")
+    for name in ("enable_keyword_search", "distribute_store"):
+        with error("55000"):
+            loader.execute(f"SELECT ml_rag.{name}('everywhere')".encode())
+    loader.execute("DROP TABLE everywhere")
+
+
+def test_it_is_made_one_table_again(loader: Connection) -> None:
+    loader.execute("SELECT ml_rag.create_store('public.back')")
+    send(loader, "back", {"a": "zebra", "b": "yew"})
+    distribute(loader, "back")
+    loader.execute("SELECT undistribute_table('back')")
+    mark(loader, "back")  # Citus makes a table without comments
+    send(loader, "back", {"c": "zebra zebra"})
+    found = answer(loader, "zebra", {"vector_store": ["public.back"], "skip_generate": True, **CALLS["words"]})
+    assert {c["document_name"] for c in found["citations"]} == {"a", "c"}
+    loader.execute("DROP TABLE back, back_calls")
+
+
+def test_from_one_server_by_the_page(place: Path, model_server: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text().split("\n## Citus\n")[1]
+    folder = place / "page"
+    folder.mkdir(mode=0o711)
+    with clusters(folder, 3) as nodes:
+        text = re.search("```sql\n(.*?)```", page, re.DOTALL)[1]  # type: ignore[index]
+        for name, node in zip(("here", "a", "b"), nodes, strict=True):
+            text = text.replace(f"'{name}.internal', 5432", f"'{node.sockets}', 54331")
+        on_workers, on_coordinator, as_owner = (
+            [statement for statement in re.sub("--.*", "", block).split(";") if statement.strip()]
+            for block in re.split("-- on the server.*|-- as the owner.*", text)
+        )
+        assert [len(block) for block in (on_workers, on_coordinator, as_owner)] == [1, 5, 1]
+        with psycopg.connect(nodes[0].dsn, autocommit=True) as owner:
+            owner.execute("CREATE EXTENSION ml_rag CASCADE")
+            owner.execute("SELECT ml_rag.configure('model_server', %s)", (model_server,))
+            owner.execute("SELECT ml_rag.configure('embed_model_id', 'fake-embed')")
+            owner.execute("CREATE ROLE loader LOGIN IN ROLE ml_rag_loader, ml_rag_publisher")
+            owner.execute("CREATE ROLE asker LOGIN IN ROLE ml_rag_user; GRANT CREATE ON SCHEMA public TO loader")
+        with connect(nodes, "loader") as loader:
+            loader.execute("SELECT ml_rag.create_store('public.handbook')")
+            fill(loader, "handbook")
+            loader.execute("GRANT SELECT ON handbook TO asker")
+        before = answers(nodes)
+        for node in nodes[1:]:
+            with psycopg.connect(node.dsn, autocommit=True) as owner:
+                for statement in on_workers:
+                    owner.execute(statement.encode())
+        with psycopg.connect(nodes[0].dsn, autocommit=True) as owner:
+            for statement in on_coordinator:
+                owner.execute(statement.encode())
+        with connect(nodes, "loader") as loader:
+            for statement in as_owner:
+                loader.execute(statement.encode())
+            assert rows(loader, "SELECT count(*) FROM citus_shards WHERE table_name = 'handbook'::regclass") == [(8,)]
+        assert answers(nodes) == before
+
+
+def answers(nodes: list[PrivateCluster]) -> list[Any]:
+    with connect(nodes, "asker") as asker:
+        return [
+            answer(asker, query, {"vector_store": ["public.handbook"], "skip_generate": True, **CALLS[call]})
+            for call in ("meaning", "words", "hybrid", "neighbours", "filters")
+            for query in QUERIES
+        ]
 
 
 def test_it_is_found_unasked_where_its_owner_is_trusted(asker: Connection) -> None:
@@ -196,7 +452,28 @@ def test_it_is_found_unasked_where_its_owner_is_trusted(asker: Connection) -> No
     assert rows(asker, "SELECT vector_store, found FROM ml_rag.discover() ORDER BY 1") == found
 
 
-def test_a_search_ends_with_its_statement_timeout(asker: Connection) -> None:
+@pytest.mark.parametrize("call", ["meaning", "words"])
+def test_a_search_ends_with_its_statement_timeout(asker: Connection, call: str) -> None:
     asker.execute("SET statement_timeout = '1ms'")
     with error("57014", ours=False):
-        answer(asker, "birch", {"vector_store": ["public.four"], "skip_generate": True})
+        answer(asker, "birch", {"vector_store": ["public.four"], "skip_generate": True, **CALLS[call]})
+
+
+def test_a_worker_goes_and_comes_back(nodes: list[PrivateCluster], loader: Connection) -> None:
+    with connect(nodes, "asker") as old:
+        words(old)
+        nodes[2].stop("fast")
+        try:
+            # a session that has connections to it, and a new one
+            with connect(nodes, "asker") as new:
+                for asker in (old, new):
+                    for call in ("words", "meaning", "hybrid"):
+                        with error("08006"):
+                            answer(
+                                asker, "birch", {"vector_store": ["public.four"], "skip_generate": True, **CALLS[call]}
+                            )
+        finally:
+            nodes[2].start()
+        with connect(nodes, "asker") as new:
+            for asker in (old, new):
+                assert words(asker)[0] == words(asker)[1]

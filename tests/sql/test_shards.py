@@ -552,3 +552,11 @@ def test_statistics_that_are_none_are_refused(stores: Connection) -> None:
             (corpus,),
         ).fetchone()
         assert found == (None, "22023"), corpus
+
+
+def test_without_citus_no_store_is_distributed(loader: Connection) -> None:
+    loader.execute("SELECT ml_rag.create_store('public.alone')")
+    with error("0A000", "Citus is not installed"):
+        loader.execute("SELECT ml_rag.distribute_store('alone')")
+    with error("22023", "shard_count"):
+        loader.execute("SELECT ml_rag.distribute_store('alone', '{\"shard_count\": 0}')")

@@ -51,7 +51,8 @@ _run = Statements(
             "SELECT to_jsonb(array(SELECT ml_rag._relation_name(l) FROM unnest(p.leaves) AS l))::text AS leaves,"
             " ml_rag._ef_search((p.store).relation)::text AS ef_search,"
             " p.leaves IS NOT NULL AS has_leaves, ml_rag._may_fall_short((p.store).relation) AS falls_short,"
-            " (SELECT c.relkind::text FROM pg_class AS c WHERE c.oid = (p.store).relation) AS kind,"
+            " (SELECT CASE WHEN ml_rag._is_distributed(c.oid) THEN 'distributed' ELSE c.relkind::text END"
+            " FROM pg_class AS c WHERE c.oid = (p.store).relation) AS kind,"
             " ARRAY(SELECT quote_ident(a.attname) FROM pg_attribute AS a WHERE a.attrelid = (p.store).relation"
             " AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum) AS columns"
             " FROM (SELECT s.store, ml_rag._leaves(s.store) AS leaves"
@@ -267,9 +268,9 @@ class Search:
 
     # -- by words -----------------------------------------------------------------------------------------------------
 
-    def index(self, store: Store) -> dict[str, Any]:
+    def index(self, store: Store, *, is_fresh: bool = False) -> dict[str, Any]:
         """The keyword index of a store. Raises NoIndex."""
-        if store not in _indexes:
+        if is_fresh or store not in _indexes:
             found = indexes.of_caller(self._plpy, store.relation)
             index = next((own for own in found if own["segment"] == store.segment), None)
             if index is None:
@@ -372,10 +373,12 @@ class Search:
         is_keyword = arm.kind == KEYWORD
         if asked.embedding is not None:
             return None  # shards have none
+        is_distributed = self.kind(source.store) == "distributed"
         settings = {"ef_search", "probes", "rescore"} & self.request.index.keys()
         # of a few rows without filters one statement takes less: postgres_fdw ships its ORDER BY and LIMIT, but reads
         # vectors as text, may read all rows where it cannot ship a filter, and has no settings of an index
-        if not is_keyword and arm.candidates <= 50 and not source.condition and not settings:
+        is_simple = arm.candidates <= 50 and not source.condition and not settings
+        if not is_keyword and is_simple and not is_distributed:
             return None
         asking = shards.Asking(self, self._context, source, self._missing.get(source.store), arm, asked)
         own = self.vectors.own.get((place, None))
@@ -388,7 +391,7 @@ class Search:
         while True:
             self.reads += 1
             ways = self.set(sources)[2:]
-            if any(self.kind(source.store) in ("p", "f") for source in sources):
+            if any(self.kind(source.store) in ("p", "f", "distributed") for source in sources):
                 row = self._try(sources)
             else:
                 made = kept.statement(self._plpy, self.shape, tuple(sources), self._context.schema, ways)
@@ -539,7 +542,7 @@ class Search:
         return kind
 
     def kind(self, store: Store) -> str | None:
-        """pg_class.relkind of a store that is not an ordinary table."""
+        """Of a store that is not an ordinary table: distributed (by Citus), or its pg_class.relkind."""
         return self._kinds[store]["kind"] if store in self._kinds else None
 
     def _tell(self, arm: Arm, store: Store, **facts: Any) -> None:

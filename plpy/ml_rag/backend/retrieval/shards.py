@@ -82,7 +82,8 @@ class Asking:
     def hits(self, question: str, vector: str | None, own: str | None, *, is_keyword: bool) -> str | None:
         """The best hits of all parts as JSON text; None = the store is read as a whole."""
         plpy, search = self._plpy, self._search
-        index = search.index(self._source.store) if is_keyword else None
+        # as it is now: the shards have that of now
+        index = search.index(self._source.store, is_fresh=True) if is_keyword else None
         shards = _run(plpy, "asked", json.dumps(self._store), is_keyword)[0]["shards"]
         if shards is None:
             return None

@@ -1,0 +1,117 @@
+-- citus: a store as a distributed table of Citus: its shards, their keyword indexes, and the table by way of which they are asked.
+
+CREATE FUNCTION ml_rag._check_distribution(store regclass) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: that a store of the caller's can be a distributed table, and still do what it does
+DECLARE
+  _why text;
+  _hint text;
+BEGIN
+  PERFORM ml_rag._own_table(store);
+  PERFORM ml_rag._check_writable('a store cannot be distributed', store);
+  PERFORM ml_rag._check_store(store, NULL);
+  IF NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'citus') THEN
+    RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = format('"%s" cannot be distributed', store),
+      DETAIL = 'Citus is not installed in this database.', HINT = 'CREATE EXTENSION citus;';
+  END IF;
+  SELECT w.why, w.hint INTO _why, _hint FROM (
+    SELECT 'It is partitioned, or inherits from a table or another from it.', 'Insert its rows into an ordinary store.'
+    FROM pg_class AS c WHERE c.oid = store AND (c.relkind <> 'r' OR c.relispartition OR c.relhassubclass
+      OR EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = store))
+    UNION ALL
+    SELECT 'Another table, such as a node group, refers to its rows.', NULL
+    FROM pg_constraint AS k WHERE k.confrelid = store AND k.conrelid <> store
+    UNION ALL
+    SELECT format('It has trigger %I; so have tables with a further embedding or a vectorizer.', t.tgname), NULL
+    FROM pg_trigger AS t WHERE t.tgrelid = store AND NOT t.tgisinternal AND t.tgname !~ '^truncate_trigger_'
+      AND t.tgfoid <> 'ml_rag._keep_keywords()'::regprocedure
+    UNION ALL
+    SELECT format('Unique index %s lacks document_id, by which rows are distributed.', x.indexrelid::regclass), 'Drop it.'
+    FROM pg_index AS x JOIN pg_attribute AS a ON a.attrelid = store AND a.attname = 'document_id'
+    WHERE x.indrelid = store AND x.indisunique AND a.attnum <> ALL (x.indkey::smallint[])
+    UNION ALL
+    SELECT 'Citus distributes it by another column than document_id.', NULL
+    FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'document_id' AND ml_rag._is_distributed(store)
+      AND ml_rag._distribution_column(store) IS DISTINCT FROM a.attname
+  ) AS w (why, hint) LIMIT 1;
+  IF _why IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot be distributed', store), DETAIL = _why,
+      HINT = coalesce(_hint, '');
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._place_calls(store regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the table of calls of a distributed store: one row in each shard, of any number that belongs there, with the shard's id
+-- Everybody may read these numbers: what is asked by way of them is answered to a role that may read the store.
+-- Writes: a new table, as the caller
+DECLARE
+  _calls text := (SELECT format('%I.%I', n.nspname, ml_rag._calls_name(c.relname)) FROM pg_class AS c
+                  JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store);
+  _shards integer := (SELECT count(*) FROM pg_catalog.pg_dist_shard AS d WHERE d.logicalrelid = store);
+  _type text := (SELECT format_type(a.atttypid, a.atttypmod) FROM pg_attribute AS a
+                 WHERE a.attrelid = store AND a.attname = 'document_id');
+BEGIN
+  IF ml_rag._calls_of(store) IS NULL THEN
+    EXECUTE format('CREATE TABLE %s (document_id %s NOT NULL, shard bigint NOT NULL)', _calls, _type);
+    EXECUTE format('SELECT create_distributed_table(%L, ''document_id'', colocate_with => %L)', _calls, store);
+    EXECUTE format('GRANT SELECT ON %s TO PUBLIC', _calls);
+  ELSE
+    EXECUTE format('DELETE FROM %s', _calls);
+  END IF;
+  -- enough that every shard is met: the chance that one is not is less than 1 : 10 to the 12
+  EXECUTE format('INSERT INTO %s SELECT min(s.n)::%s, s.shard FROM (SELECT u.n, get_shard_id_for_distribution_column(%L::regclass, u.n)'
+    ' FROM generate_series(1, %s) AS u (n)) AS s (n, shard) GROUP BY s.shard', _calls, _type, store, 40 * _shards + 100);
+END
+$$;
+
+CREATE FUNCTION ml_rag.distribute_store(store regclass, options jsonb DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+-- Citus says what it does
+SET client_min_messages = warning
+AS $$
+-- Writes: the store's definition, and a table beside it, as the caller
+DECLARE
+  _options jsonb;
+  _index record;
+  _missing text;
+BEGIN
+  _options := ml_rag.parse_options('distribute_store', $2);
+  PERFORM ml_rag._check_distribution(store);
+  SELECT i.* INTO _index FROM ml_rag._keyword_index(store) AS i;
+  IF NOT ml_rag._is_distributed(store) THEN
+    PERFORM ml_rag._lock_table(store, 'ACCESS EXCLUSIVE');
+    PERFORM ml_rag.disable_keyword_search(store) WHERE _index.store IS NOT NULL;
+    EXECUTE format('SELECT create_distributed_table(%L, ''document_id'', colocate_with => ''none'', shard_count => %s)',
+      ml_rag._full_name(store), coalesce(_options ->> 'shard_count', current_setting('citus.shard_count')));
+    -- Citus keeps the rows in the table here, where nobody sees them
+    EXECUTE format('SELECT truncate_local_data_after_distributing_table(%L)', ml_rag._full_name(store));
+  END IF;
+  PERFORM ml_rag._place_calls(store);
+  IF _index.store IS NOT NULL THEN
+    PERFORM ml_rag._index_keywords(store, jsonb_build_object('segment', _index.segment, 'text_search_configuration', _index.configuration,
+      'k1', _index.k1, 'b', _index.b, 'statistics', _index.statistics), true);
+    _missing := (SELECT string_agg(a.shard, ', ' ORDER BY a.shard) FROM ml_rag._ask_shards(ARRAY[store], '{"call": "describe"}') AS a
+                 WHERE a.answer -> 'keyword index' IS DISTINCT FROM ml_rag._describe(store) -> 'keyword index');
+    IF _missing IS NOT NULL THEN
+      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('not all shards of "%s" have got its keyword index', store),
+        DETAIL = format('These have not: %s.', left(_missing, 1000)), HINT = 'The logs of the workers say why.';
+    END IF;
+  END IF;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+@RAISE@
+END
+$$;
+COMMENT ON FUNCTION ml_rag.distribute_store(regclass, jsonb) IS
+$$distributes a vector store over the workers of Citus: ml_rag.distribute_store('handbook', '{"shard_count": 32}')
+Its rows go to shards by document_id, with a keyword index on each where the store has one. Of a store that is distributed already it
+makes anew what its shards lack, as after they were split. For the owner of the store; everybody waits meanwhile. options:
+SELECT * FROM ml_rag.option WHERE routine = 'distribute_store'.
+Errors: 0A000 Citus is not installed; 22023 bad option; 25006; 42P01; 42501; 55000 the store has node groups, further embeddings, a
+vectorizer or partitions, or a shard gets no keyword index; 55P03 lock_timeout; those of Citus.$$;
