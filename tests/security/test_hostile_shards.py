@@ -439,3 +439,50 @@ def test_a_server_that_does_not_name_ml_rag_is_not_asked(
         with error("55000", "four_s0", "cannot be asked") as caught:
             answer(asker, "birch", options)
         assert "ALTER SERVER server0" in caught.hint
+
+
+#: arguments of a trigger that makes a table look like a shard of Citus
+ARGUMENTS = ["", "{", "[]", '{"segment": 1}', '{"segment": "id"}', '{"text_search_configuration": "x"}', '{"k1": -1}']
+
+
+def test_a_table_that_looks_like_a_shard_runs_nothing_of_its_owners(
+    loader: Connection, asker: Connection, owner: Connection
+) -> None:
+    """Whoever alters it indexes it: an index has nothing but its key and text, read without anybody's code."""
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC; CREATE TABLE ran (by text); GRANT INSERT ON ran TO PUBLIC")
+    asker.execute(
+        "CREATE FUNCTION run() RETURNS boolean LANGUAGE plpgsql AS"
+        " $$BEGIN INSERT INTO ran VALUES (current_user); RETURN true; END$$;"
+        "CREATE TABLE looks (id integer PRIMARY KEY, segment text); INSERT INTO looks VALUES (1, 'zebra');"
+        "CREATE POLICY p ON looks USING (run());"
+        "ALTER TABLE looks ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY"
+    )
+    for argument in ARGUMENTS:
+        asker.execute(
+            "CREATE TRIGGER t AFTER INSERT ON looks FOR EACH ROW EXECUTE FUNCTION"
+            f" ml_rag._keep_keywords('{argument}')".encode()
+        )
+        for caller in (asker, owner):
+            caller.execute("ALTER TABLE looks ENABLE REPLICA TRIGGER t")
+        assert rows(owner, "SELECT count(*) FROM ml_rag_internal.keyword_store") == [(0,)]
+        asker.execute("DROP TRIGGER t ON looks")
+    asker.execute(
+        "CREATE TRIGGER t AFTER INSERT ON looks FOR EACH ROW EXECUTE FUNCTION"
+        ' ml_rag._keep_keywords(\'{"segment": "segment"}\'); ALTER TABLE looks ENABLE REPLICA TRIGGER t'
+    )
+    assert rows(owner, "SELECT count(*) FROM ml_rag_internal.keyword_store") == [(0,)]  # policies hide rows from asker
+    owner.execute("ALTER TABLE looks ALTER segment SET STATISTICS 10")
+    assert rows(owner, "SELECT count(*) FROM ml_rag_internal.keyword_row") == [(1,)]
+    assert rows(owner, "SELECT count(*) FROM ran") == [(0,)]
+
+
+def test_tables_are_altered_by_roles_without_any_privilege(owner: Connection, asker: Connection) -> None:
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC; CREATE ROLE nobody_here")
+    try:
+        with owner.transaction():
+            owner.execute("SET LOCAL ROLE nobody_here; CREATE TABLE plain (a integer)")
+            owner.execute("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'")
+            owner.execute("CREATE TRIGGER t BEFORE INSERT ON plain FOR EACH ROW EXECUTE FUNCTION f('{}')")
+            owner.execute("ALTER TABLE plain ENABLE REPLICA TRIGGER t, ADD b text")
+    finally:
+        owner.execute("DROP TABLE IF EXISTS plain; DROP OWNED BY nobody_here; DROP ROLE nobody_here")
