@@ -346,12 +346,6 @@ upgrade() {
 
 # start [command]: which is run when the images are there
 start() {
-  # runs have the names of containers and images in common: a second one would take those of the first down
-  exec 7>>"/tmp/ml_rag_docker.$(id -u).lock"
-  if ! flock -n 7; then
-    note "another run of this script has its containers up: waiting for it"
-    flock 7
-  fi
   trap take_down EXIT
   trap 'exit 130' INT TERM
   compose --profile tests down --volumes --remove-orphans --timeout 1 2>/dev/null || true
