@@ -432,16 +432,22 @@ def test_a_table_of_citus_is_not_read_by_ctid(loader: Connection, owner: Connect
     }
     assert asker.execute(is_table).fetchone() == (True,)
     before = answer(asker, "q", {"vector_store": ["public.docs"], **options})
-    owner.execute("SET allow_system_table_mods = on; CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass)")
-    owner.execute("INSERT INTO pg_dist_partition VALUES ('docs'); GRANT SELECT ON pg_dist_partition TO public")
+    owner.execute(
+        "SET allow_system_table_mods = on;"
+        'CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass, partmethod "char", partkey text,'
+        " colocationid integer);"
+        "CREATE FUNCTION pg_catalog.column_to_column_name(regclass, text) RETURNS text LANGUAGE sql RETURN NULL;"
+    )
+    owner.execute("INSERT INTO pg_dist_partition VALUES ('docs', 'n'); GRANT SELECT ON pg_dist_partition TO public")
 
     assert asker.execute(is_table).fetchone() == (False,)
     assert asker.execute("SELECT is_table FROM ml_rag.discover('{public.mine}')").fetchone() == (True,)
     assert answer(asker, "q", {"vector_store": ["public.docs"], **options}) == before
     explained = answer(asker, "q", {"vector_store": ["public.docs"], "explain": True, **options})
     assert explained["explain"]["stores"][0]["semantic"]["plan"] == "distributed"
+    with error("55000", "cannot have a keyword index", "does not distribute its rows by a column"):
+        loader.execute("SELECT ml_rag.enable_keyword_search('docs')")
     for call, message in {
-        "SELECT ml_rag.enable_keyword_search('docs')": "cannot have a keyword index",
         "CALL ml_rag.add_embedding('docs', 'second')": "embeddings of",
         "SELECT ml_rag.create_vectorizer('docs', '{\"columns\": \"{segment}\"}')": "embeddings of",
         "SELECT ml_rag.load_documents('docs', '{a}', '{x}')": "cannot be loaded",
