@@ -164,7 +164,7 @@ CREATE FUNCTION ml_rag._distribution_column(store regclass) RETURNS name
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the column by which Citus distributes a table; null = its rows are not told apart by hash
+-- purpose: the column by whose hash Citus distributes a table; null = it has none
 BEGIN
   RETURN (SELECT column_to_column_name(d.logicalrelid, d.partkey) FROM pg_catalog.pg_dist_partition AS d
           WHERE d.logicalrelid = store AND d.partmethod = 'h');

@@ -519,7 +519,7 @@ AS $$
 -- purpose: the keyword index of a shard of Citus, once it has its triggers
 -- Wherever Citus creates a shard or moves it to, it gives it the triggers of its table, and sets their state last. The argument of the
 -- trigger that is for replicas says which index. It notes the rows that are written to a shard while that is moved.
--- As whoever alters a table, who may have no privilege on ml_rag: it is used only for a table with such a trigger.
+-- Runs as the role that alters the table, which may have no privilege on ml_rag: so ml_rag is used only for tables with that trigger.
 -- Reads: the shard, as the caller
 DECLARE
   _shard regclass;

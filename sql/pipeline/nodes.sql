@@ -141,7 +141,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: {"vector": of the question, "cosines": {sentence: its cosine}} of the sentences of the hits that node groups keep with
--- vectors of the first store's model; null = none, or a search that has no vector of the question as it is read
+-- vectors of the first store's model; null = there are none, or the search has no vector of the question itself
 -- Reads: the stores and node groups, as the caller
 DECLARE
   _question @vector@.vector := request.query_embedding;

@@ -90,7 +90,7 @@ BEGIN
     PERFORM ml_rag.disable_keyword_search(store) WHERE _index.store IS NOT NULL;
     EXECUTE format('SELECT create_distributed_table(%L, ''document_id'', colocate_with => ''none'', shard_count => %s)',
       ml_rag._full_name(store), coalesce(_options ->> 'shard_count', current_setting('citus.shard_count')));
-    -- Citus keeps the rows in the table here, where nobody sees them
+    -- Citus leaves the rows in the local table, where no query sees them
     EXECUTE format('SELECT truncate_local_data_after_distributing_table(%L)', ml_rag._full_name(store));
   END IF;
   PERFORM ml_rag._place_calls(store);

@@ -23,7 +23,7 @@ CONNECT, LEFT_ALONE = 2.0, 60.0
 NONE = "none"
 #: what gives the rows of a statement
 Rows = Callable[[Query, Mapping[str, Any]], Awaitable[list[dict[str, Any]]]]
-#: is told the document of the answer without its text, and the next piece of that
+#: called for each piece of the text: with the answer document, whose text is empty, and the piece
 Told = Callable[[Mapping[str, Any], str], Awaitable[None]]
 
 

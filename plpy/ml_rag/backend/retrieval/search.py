@@ -24,7 +24,7 @@ from ml_rag.errors import MlRagError
 
 #: what pgvector has by default
 EF_SEARCH, PROBES = "40", "1"
-#: what ml_rag._compile_question sets: of an IVFFlat index at least ten lists are read, if nobody says otherwise
+#: the settings of ml_rag._compile_question; at least ten lists of an IVFFlat index are read by default
 _SET = EF_SEARCH, "10", "off", "on"
 #: nodes that are looked at, at most
 _MOST_NODES = 100_000

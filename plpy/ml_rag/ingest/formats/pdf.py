@@ -325,7 +325,7 @@ def _picture_places(page: Any, raw: Any, lines: list[_Line]) -> list[_Place]:
 
 
 def _draw(page: Any, place: _Place, longest: float = _OCR_SIDE) -> Any:
-    """A part of a page as a picture, at 300 dots per inch; its longer side has at most so many pixels."""
+    """A part of a page as a picture, at 300 dots per inch, but at most ``longest`` pixels on the longer side."""
     width, height = page.get_size()
     left, bottom, right, top = place
     scale = min(_OCR_SCALE, longest / max(right - left, top - bottom, 1.0))
