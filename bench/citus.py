@@ -14,17 +14,15 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psycopg
 
-from bench import corpus
 from bench.measure import in_turn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from bench.shards import CALLS, DIMENSIONS, fill
+from bench.shards import CALLS, DIMENSIONS, asking, fill
 from ml_rag.testing import running_server
 from support.citus import citus
 from support.private_cluster import PG_CONFIG, PrivateCluster
@@ -80,18 +78,7 @@ def run(owner: psycopg.Connection, nodes: list[PrivateCluster], rows: int, vecto
 
 
 def measure(asker: psycopg.Connection, nodes: list[PrivateCluster], vectors: np.ndarray) -> None:
-    random = np.random.default_rng(5)
-    questions = corpus.questions()
-    queries = (vectors[random.integers(len(vectors), size=200)] + random.normal(size=(200, DIMENSIONS)) * 0.7).round(3)
-
-    def ask(name: str, i: int, options: dict[str, Any]) -> Any:
-        given = {"vector_store": [f"public.{name}"], "skip_generate": True, "n_citations": 10, **options}
-        given["query_embedding"] = queries[i % 200].tolist()
-        row = asker.execute(
-            "SELECT ml_rag_answer(%s, %s)", (questions[i % len(questions)], json.dumps(given))
-        ).fetchone()
-        assert row is not None
-        return row[0]["citations"]
+    ask = asking(asker, vectors)
 
     for call, options in CALLS.items():
         same = sum(ask("one", i, options) == ask("shards", i, options) for i in range(20))

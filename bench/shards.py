@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from ml_rag.testing import running_server
 from support.private_cluster import private_cluster
-from support.shards import Shard, attach, make_shard, shards
+from support.shards import Shard, attach, shards
 
 DIMENSIONS, ROUNDS = 384, 60
 COLUMNS = "document_name, metadata, document_id, segment_number, segment, segment_embedding"
@@ -93,7 +94,10 @@ def run(owner: psycopg.Connection, found: list[Shard], address: str, rows: int, 
             " options '-c hnsw.ef_search=40 -c hnsw.iterative_scan=relaxed_order -c enable_seqscan=off -c jit=off')"
         )
         owner.execute(f"CREATE USER MAPPING FOR postgres SERVER {shard.server} OPTIONS (user 'postgres')")
-        make_shard(shard, "shards", options)
+        with shard.connect("loader") as loader:
+            created = json.dumps(options | {"shard": True})
+            loader.execute("SELECT ml_rag.create_store('public.shards', %s)", (created,))
+            loader.execute("GRANT SELECT ON shards TO ml_rag_user")
         attach(owner, "shards", i, shard)
         with shard.connect() as other:
             other.execute("SELECT ml_rag.index_store('shards')")
@@ -101,7 +105,8 @@ def run(owner: psycopg.Connection, found: list[Shard], address: str, rows: int, 
         measure(asker, found, vectors)
 
 
-def measure(asker: psycopg.Connection, found: list[Shard], vectors: np.ndarray) -> None:
+def asking(asker: psycopg.Connection, vectors: np.ndarray) -> Callable[[str, int, dict[str, Any]], Any]:
+    """Citations of a store to question number i, with a query vector near one of the vectors."""
     random = np.random.default_rng(5)
     questions = corpus.questions()
     queries = (vectors[random.integers(len(vectors), size=200)] + random.normal(size=(200, DIMENSIONS)) * 0.7).round(3)
@@ -113,13 +118,16 @@ def measure(asker: psycopg.Connection, found: list[Shard], vectors: np.ndarray) 
             "SELECT ml_rag_answer(%s, %s)", (questions[i % len(questions)], json.dumps(given))
         ).fetchone()
         assert row is not None
-        return row[0]
+        return row[0]["citations"]
+
+    return ask
+
+
+def measure(asker: psycopg.Connection, found: list[Shard], vectors: np.ndarray) -> None:
+    ask = asking(asker, vectors)
 
     for call, options in CALLS.items():
-        same = sum(
-            json.dumps(ask("one", i, options)["citations"]) == json.dumps(ask("shards", i, options)["citations"])
-            for i in range(20)
-        )
+        same = sum(json.dumps(ask("one", i, options)) == json.dumps(ask("shards", i, options)) for i in range(20))
         times = in_turn(
             {
                 name: (lambda i, name=name, options=options: ask(name, i, options))
