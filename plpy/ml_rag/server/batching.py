@@ -145,8 +145,8 @@ class Worker:
                 future.cancel()
 
     def shutdown(self) -> None:
-        """Drop what waits. What runs goes on to its end in the thread."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """Take no more. What was submitted goes on to its end in the thread, the closing of its engine too."""
+        self._executor.shutdown(wait=False)
 
 
 @contextlib.contextmanager

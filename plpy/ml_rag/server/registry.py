@@ -246,7 +246,7 @@ class Registry:
         return len(unused)
 
     def close(self) -> None:
-        """Cancel what runs, drop what waits, free the engines."""
+        """Cancel what runs and what waits, free the engines."""
         self.closing.set()
         for model in self._models.values():
             model.unload()

@@ -13,6 +13,7 @@ from ml_rag.errors import EngineFailed, MlRagError, QueueFull
 from ml_rag.server.batching import BATCH_TEXTS, EmbedBatcher, Worker
 from ml_rag.server.cancellation import Cancellation, ClientGone
 from ml_rag.server.catalogue import load_catalogue
+from ml_rag.server.engines.fake import FakeEmbed
 from ml_rag.server.registry import Registry
 from support.remote_endpoint import RemoteEndpoint, remote, replies
 
@@ -209,8 +210,6 @@ def test_a_model_elsewhere_gets_no_more_requests_for_a_query_in_between(remote: 
     try:
         asyncio.run(main())
     finally:
-        registry.unload_unused()
-        registry._model("far").worker.submit(int).result(10)  # after what closes its connections
         registry.close()
     assert [len(request["input"]) for request in remote.requests] == [8, 1, 8, 8]
 
@@ -301,6 +300,15 @@ def test_the_queue_is_bounded() -> None:
         await batcher.embed(["z"], never)
 
     asyncio.run(main())
+
+
+def test_closing_the_registry_closes_its_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = threading.Event()
+    monkeypatch.setattr(FakeEmbed, "close", lambda _: closed.set())
+    registry = Registry(load_catalogue(fake_models=True), tmp_path)
+    asyncio.run(registry.embed("fake-embed", ["x"], never))
+    registry.close()
+    assert closed.wait(5)
 
 
 def test_closing_a_stream_stops_its_generator() -> None:

@@ -70,9 +70,6 @@ def describe(
             return await describer.describe(list(enumerate(jpegs)))
         finally:
             kept.close()
-            registry.unload_unused()
-            worker = registry._models[model].worker
-            await asyncio.wrap_future(worker.submit(int))  # the engine is closed
             registry.close()
 
     return asyncio.run(run())
