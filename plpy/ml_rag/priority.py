@@ -10,12 +10,15 @@ import contextlib
 import os
 import threading
 
-#: added to the nice value: of a busy processor about 1/9 of the share of a process at 0, of a free one all
+#: names what is added to the nice value, from the server to the processes that it starts
+VARIABLE = "ML_RAG_BACKGROUND_NICE"
+#: that where nobody says otherwise: of a busy processor about 1/9 of the share of a process at 0, of a free one all
 NICE = 10
 
 
 def yield_thread() -> None:
     """Let the calling thread, and those it starts from here on, yield to others. Does nothing where that cannot be."""
+    by = int(os.environ.get(VARIABLE, NICE))
     # on Linux a nice value is of a thread; elsewhere no process has the number of a thread
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICE)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + by)

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import orjson
 
+from ml_rag import priority
+
 log = logging.getLogger("ml_rag.server")
 
 #: what of the server's environment a parser may see: no keys of remote models
-_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TESSDATA_PREFIX")
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TESSDATA_PREFIX", priority.VARIABLE)
 _SECONDS = 30
 
 

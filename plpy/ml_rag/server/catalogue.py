@@ -271,6 +271,8 @@ class ServerConfig(_Strict):
     max_queue: int = Field(default=256, ge=1)
     #: about how long they may wait; 0 = however long
     max_wait_seconds: float = Field(default=240.0, ge=0)
+    #: how far answers and loads stand back behind searches where processors are busy, as a nice value; 0 = not at all
+    background_nice: int = Field(default=10, ge=0, le=19)
     #: bounds of the child process that parses a document
     document_timeout_seconds: float = Field(default=120.0, gt=0)
     document_memory_bytes: int = Field(default=2 * 1024**3, ge=64 * 1024 * 1024)

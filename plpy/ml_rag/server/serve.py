@@ -24,7 +24,7 @@ import uvicorn
 from starlette.datastructures import State
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from ml_rag import __version__
+from ml_rag import __version__, priority
 from ml_rag.errors import InvalidRequest, MlRagError, PrivilegeError, QueueFull
 from ml_rag.ingest.sandbox import FOLDER_PREFIX
 from ml_rag.scratch import sweep
@@ -296,6 +296,7 @@ def serve(
     Raises ``CannotListen``.
     """
     server = catalogue.server
+    os.environ[priority.VARIABLE] = str(server.background_nice)
     max_connections = _max_connections(server, _allow_descriptors())
     sweep(_temporary_folder(), FOLDER_PREFIX)  # what a server that was killed has left
     registry = Registry(catalogue, models_dir)

@@ -19,6 +19,7 @@ import pytest
 from ml_rag.server.catalogue import DEFAULT_MODELS, load_catalogue
 from ml_rag.testing import RunningServer, running_server
 from support.model_server_process import client, eventually, metric, server
+from support.processes import children, command
 
 __all__ = ["server"]
 
@@ -172,6 +173,17 @@ def test_it_starts_and_answers_where_no_folder_has_room_for_temporary_files(tmp_
             files={"file": ("a.txt", b"word " * 1_000_000)},
         )
         assert (reply.status_code, reply.json()["error"]["code"]) == (507, "disk_full")
+
+
+@pytest.mark.parametrize(("config", "stands_back"), [("", 10), ("[server]\nbackground_nice = 0\n", 0)])
+def test_a_load_stands_back_behind_searches(tmp_path: Path, config: str, stands_back: int) -> None:
+    chunking = {"split_by": "auto", "segment_tokens": 64, "overlap_tokens": 0}
+    options = json.dumps({"embed_model_id": "fake-embed", "chunking": chunking})
+    with running_server(socket=tmp_path / "s.sock", config=config) as running, client(running.socket) as http:
+        reply = http.post("/v1/documents", data={"options": options}, files={"file": ("a.txt", b"text")})
+        reply.raise_for_status()
+        (parser,) = (pid for pid in children(running.process.pid) if "sandbox_worker" in command(pid))
+        assert os.getpriority(os.PRIO_PROCESS, parser) == os.getpriority(os.PRIO_PROCESS, 0) + stands_back
 
 
 def test_the_servers_environment_is_hidden_from_processes_of_its_user() -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ml_rag import priority
 from ml_rag.abc import Cancelled, Delta, Sampling
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, ModelUnavailable, from_json
 from ml_rag.server.cancellation import ClientGone
@@ -52,7 +53,7 @@ BYTES_PER_TOKEN = 64
 _MESSAGE_BYTES = 64 * 1024 * 1024
 _RECEIVE_BYTES = 64 * 1024
 # What of the server's environment the process sees: no keys of remote models.
-_ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONDONTWRITEBYTECODE")
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONDONTWRITEBYTECODE", priority.VARIABLE)
 _ENVIRONMENT_PREFIXES = ("LC_", "OMP_", "GOMP_", "KMP_", "GGML_", "LLAMA_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "VK_")
 
 
