@@ -201,7 +201,7 @@ def test_while_a_model_is_being_loaded(site: Site, place: Path) -> None:
 task = "generate"
 engine = "llama-cpp"
 context_tokens = 512
-sources = [{{ path = "{file}" }}]
+sources = [{{ path = "{file.parent}" }}]
 files = {{ "hangs.gguf" = "{"0" * 64}" }}
 """
     site.server.kill()
