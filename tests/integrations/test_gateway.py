@@ -229,21 +229,25 @@ def test_what_is_passed_on_was_found_as_the_role_of_the_token(db: Database, boat
 
 def test_a_client_that_goes_away_stops_the_model(boats: Gateway, model_server: str) -> None:
     body = {"model": "one", "messages": [{"role": "user", "content": "boat"}], "stream": True}
+    took = []
     with writing(boats) as client:
-        headers = {"authorization": "Bearer token of asker"}
-        with httpx.stream(
-            "POST", f"{client.base_url}chat/completions", json=body, headers=headers, timeout=60
-        ) as reply:
-            lines = reply.iter_lines()
-            while '"content": "fake' not in next(lines):
-                pass
-            assert running(model_server)
-        gone = time.monotonic()
-        while running(model_server):
-            assert time.monotonic() - gone < 0.4, "the model still writes"
-            time.sleep(0.02)
+        for _ in range(3):  # a busy machine may hold up one of them
+            headers = {"authorization": "Bearer token of asker"}
+            with httpx.stream(
+                "POST", f"{client.base_url}chat/completions", json=body, headers=headers, timeout=60
+            ) as reply:
+                lines = reply.iter_lines()
+                while '"content": "fake' not in next(lines):
+                    pass
+                assert running(model_server)
+            gone = time.monotonic()
+            while running(model_server):
+                assert time.monotonic() - gone < 5, "the model still writes"
+                time.sleep(0.02)
+            took.append(time.monotonic() - gone)
         # what it took is given back
         assert streamed(client, "boat").text
+    assert min(took) < 0.2
 
 
 def test_a_text_takes_no_longer_than_statement_timeout(boats: Gateway) -> None:
