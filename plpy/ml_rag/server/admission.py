@@ -47,7 +47,9 @@ class Admission:
 
     def __init__(self, model_id: str, max_queue: int, max_wait_seconds: float) -> None:
         self._model_id, self.max_queue, self._max_wait = model_id, max_queue, max_wait_seconds
-        self._admitted = self._running = 0
+        self._admitted = 0
+        #: requests that the thread works on
+        self.running = 0
         #: of each role that has some, and of bulk work
         self._of: Counter[object] = Counter()
         #: of a request in the thread, on average
@@ -55,11 +57,8 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        return max(0, self._admitted - self._running)
-
-    @property
-    def running(self) -> int:
-        return self._running
+        """Requests that wait for the thread."""
+        return max(0, self._admitted - self.running)
 
     @contextlib.contextmanager
     def place(self) -> Iterator[None]:
@@ -99,10 +98,10 @@ class Admission:
 
     def works(self, requests: int) -> None:
         """So many of the admitted requests no longer wait."""
-        self._running += requests
+        self.running += requests
 
     def worked(self, requests: int, seconds: float) -> None:
         """The end of that, which took so long."""
-        self._running -= requests
+        self.running -= requests
         mean = seconds / requests
         self._seconds += (mean - self._seconds) * (_WEIGHT if self._seconds else 1)

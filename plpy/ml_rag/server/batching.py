@@ -55,16 +55,6 @@ class Worker:
         self.admission = Admission(model_id, max_queue, max_wait_seconds)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"model-{model_id}")
 
-    @property
-    def waiting(self) -> int:
-        """Requests that wait for the thread."""
-        return self.admission.waiting
-
-    @property
-    def running_requests(self) -> int:
-        """Requests the thread is working on."""
-        return self.admission.running
-
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``fn`` in the thread, after what was submitted before it. Takes no place in the queue."""
         return self._executor.submit(fn, *args, **kwargs)

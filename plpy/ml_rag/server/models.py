@@ -125,6 +125,10 @@ class Model:
         self._loading: asyncio.Task[Engine] | None = None
         #: why the last load failed, and the state of the files it failed with
         self._broken: tuple[str, object] | None = None
+        admission = self.worker.admission
+        shared.metrics.watch_model(
+            entry.id, lambda: admission.waiting, lambda: admission.running, lambda: self.in_memory
+        )
 
     def why_unavailable(self) -> str | None:
         """Why it cannot be loaded as far as one knows: files missing, or the same ones as when it last failed."""
@@ -235,28 +239,19 @@ class Model:
         if engine is not None:
             self.worker.submit(_close, engine, self.entry.id)
 
-    def depth(self) -> float:
-        return float(self.worker.waiting)
-
-    def running(self) -> float:
-        return float(self.worker.running_requests)
-
     @property
     def in_memory(self) -> bool:
         """Whether it is loaded; one whose process has ended is again as soon as it is asked."""
         return self.engine is not None and getattr(self.engine, "pid", 0) is not None
 
-    def is_loaded(self) -> float:
-        return float(self.in_memory)
+    @property
+    def is_unused(self) -> bool:
+        """Whether it is loaded, and nobody uses it or waits for it."""
+        return self.engine is not None and self.leases == 0 and self.worker.admission.waiting == 0
 
     @property
     def is_idle(self) -> bool:
-        return (
-            self.engine is not None
-            and self.leases == 0
-            and self.worker.waiting == 0
-            and 0 < self.idle_seconds <= time.monotonic() - self.last_used
-        )
+        return self.is_unused and 0 < self.idle_seconds <= time.monotonic() - self.last_used
 
 
 def _load_in_thread(entry: ModelEntry, models_dir: Path) -> Engine:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ml_rag.abc import Cancelled, EmbedEngine, Task
+from ml_rag.abc import Cancelled, Task
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, UnknownModel, WrongTask
 from ml_rag.server.cancellation import Cancellation, ClientGone
 from ml_rag.server.catalogue import Catalogue, ModelEntry
@@ -52,8 +52,6 @@ class Registry:
         self.closing = Cancellation()
         shared = Shared(catalogue.server, models_dir, self.metrics, self.memory)
         self._models = {entry.id: Model(entry, shared) for entry in catalogue}
-        for model in self._models.values():
-            self.metrics.watch_model(model.entry.id, model.depth, model.running, model.is_loaded)
 
     def _processes(self) -> list[int]:
         """Of the models that have one of their own."""
@@ -212,12 +210,6 @@ class Registry:
                 scores[indexes] = scored
         return scores
 
-    async def embed_engine(self, model_id: str) -> EmbedEngine:
-        """The loaded engine of an embedding model, for its tokenizer and limits. Raises what ``lease`` raises."""
-        async with self.lease(model_id, "embed", self.closing) as lease:
-            engine: EmbedEngine = lease.engine
-            return engine
-
     async def preload(self) -> None:
         """Load the models that the configuration names under ``preload``; one that cannot be loaded is logged."""
         for model_id in self.catalogue.server.preload:
@@ -236,11 +228,7 @@ class Registry:
 
     def unload_unused(self) -> int:
         """Unload every model that nobody uses, however short a time ago it was used; how many those are."""
-        unused = [
-            model
-            for model in self._models.values()
-            if model.engine is not None and model.leases == 0 and model.worker.waiting == 0
-        ]
+        unused = [model for model in self._models.values() if model.is_unused]
         for model in unused:
             model.unload()
         return len(unused)

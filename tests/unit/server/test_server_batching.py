@@ -203,7 +203,7 @@ def test_a_model_elsewhere_gets_no_more_requests_for_a_query_in_between(remote: 
         bulk = asyncio.create_task(registry.embed("far", ["x" * 1000] * 24, never))
         await until(lambda: remote.requests)
         query = asyncio.create_task(registry.embed("far", ["query"], never))
-        await until(lambda: registry._model("far").worker.waiting)
+        await until(lambda: registry._model("far").worker.admission.waiting)
         gate.set()
         await asyncio.gather(bulk, query)
 
@@ -290,13 +290,13 @@ def test_the_queue_is_bounded() -> None:
         await until(lambda: engine.batches)
         tasks += [asyncio.create_task(batcher.embed(["y"], never)) for _ in range(2)]
         await asyncio.sleep(0)
-        assert worker.waiting == 2
+        assert worker.admission.waiting == 2
         with pytest.raises(QueueFull) as caught:
             await batcher.embed(["z"], never)
         assert caught.value.status == 429
         gate.set()
         await asyncio.gather(*tasks)
-        assert worker.waiting == 0
+        assert worker.admission.waiting == 0
         await batcher.embed(["z"], never)
 
     asyncio.run(main())
@@ -355,16 +355,16 @@ def test_a_request_that_waits_leaves_the_queue_when_its_client_goes() -> None:
         gate = threading.Event()
         worker = Worker("m", 4)
         first = asyncio.create_task(worker.run(never, gate.wait, 10))
-        await until(lambda: worker.running_requests)
+        await until(lambda: worker.admission.running)
         cancelled = Cancellation()
         ran = []
         second = asyncio.create_task(worker.run(cancelled, ran.append, 1))
         await asyncio.sleep(0.01)
-        assert worker.waiting == 1
+        assert worker.admission.waiting == 1
         cancelled.set()
         with pytest.raises(ClientGone):
             await second
-        assert worker.waiting == 0
+        assert worker.admission.waiting == 0
         gate.set()
         await first
         assert ran == []
