@@ -20,6 +20,7 @@ since the smallest models (135M parameters) follow nothing else. Standard librar
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -369,7 +370,8 @@ def fit(
     # Four characters a token is usual for prose; corrected by what each count shows.
     tokens_per_character, base, counts = 0.25, 0.0, 0
     while fails - fits > 1:
-        guess = _largest(lengths, (budget - base) / tokens_per_character) if counts < 4 else (fits + fails) // 2
+        room = (budget - base) / tokens_per_character
+        guess = bisect_right(lengths, room) - 1 if counts < 4 else (fits + fails) // 2
         probe = min(max(guess, fits + 1), fails - 1)
         messages = prompt(probe)
         tokens = count(messages)
@@ -390,18 +392,6 @@ def fit(
             hint="Ask a shorter question, lower max_tokens, or take a model with a larger context.",
         )
     return best
-
-
-def _largest(lengths: Sequence[int], limit: float) -> int:
-    """The largest k with lengths[k] <= limit; lengths rises and begins with 0."""
-    low, high = 0, len(lengths) - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if lengths[middle] <= limit:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def estimate_tokens(messages: Sequence[Message]) -> int:
