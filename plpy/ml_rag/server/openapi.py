@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ml_rag import __version__
+from ml_rag.server import replies
 from ml_rag.server.boundary import json_response
 from ml_rag.server.chat.request import ChatRequest
 from ml_rag.server.documents import DocumentsOptions
@@ -120,6 +121,9 @@ def description() -> dict[str, Any]:
         (model, "validation", TypeAdapter(model)) for model in (*_REQUESTS, *_REPLIES)
     ]
     _, schemas = TypeAdapter.json_schemas(described, ref_template=_REF)
+    for name, schema in schemas["$defs"].items():
+        if hasattr(replies, name):  # which have no other keys; requests may
+            schema["additionalProperties"] = False
     return {
         "openapi": "3.1.0",
         "info": {"title": "ml_rag model server", "version": __version__},

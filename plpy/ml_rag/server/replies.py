@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired
 
-from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 from ml_rag.abc import Task
 from ml_rag.errors import BY_CODE
 
-_exactly = with_config(ConfigDict(extra="forbid"))
 
-
-@_exactly
 class ErrorObject(TypedDict):
     message: str
     type: Literal["invalid_request_error", "server_error"]
@@ -25,18 +21,15 @@ class ErrorObject(TypedDict):
     hint: str | None
 
 
-@_exactly
 class Error(TypedDict):
     error: ErrorObject
 
 
-@_exactly
 class Parsers(TypedDict):
     confined: bool | None
     missing: dict[str, str]
 
 
-@_exactly
 class Health(TypedDict):
     status: Literal["ok"]
     version: str
@@ -45,7 +38,6 @@ class Health(TypedDict):
     parsers: Parsers
 
 
-@_exactly
 class Model(TypedDict):
     id: str
     object: Literal["model"]
@@ -61,20 +53,17 @@ class Model(TypedDict):
     brief: bool
 
 
-@_exactly
 class Models(TypedDict):
     object: Literal["list"]
     data: list[Model]
 
 
-@_exactly
 class Embedding(TypedDict):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
 
 
-@_exactly
 class EmbeddingUsage(TypedDict):
     prompt_tokens: int
     total_tokens: int
@@ -84,7 +73,6 @@ class EmbeddingUsage(TypedDict):
     max_tokens: NotRequired[int | None]
 
 
-@_exactly
 class Embeddings(TypedDict):
     object: Literal["list"]
     data: list[Embedding]
@@ -92,39 +80,33 @@ class Embeddings(TypedDict):
     usage: EmbeddingUsage
 
 
-@_exactly
 class Tokens(TypedDict):
     model: str
     #: null: the tokenizer is not here; of a text that is far too long
     tokens: list[int | None] | None
 
 
-@_exactly
 class RankedText(TypedDict):
     text: str
 
 
-@_exactly
 class Ranked(TypedDict):
     index: int
     relevance_score: float
     document: NotRequired[RankedText]
 
 
-@_exactly
 class Ranking(TypedDict):
     model: str
     results: list[Ranked]
 
 
-@_exactly
 class Message(TypedDict):
     role: Literal["assistant"]
     content: str
     refusal: None
 
 
-@_exactly
 class Choice(TypedDict):
     index: Literal[0]
     message: Message
@@ -132,14 +114,12 @@ class Choice(TypedDict):
     logprobs: None
 
 
-@_exactly
 class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
 
 
-@_exactly
 class Used(TypedDict):
     documents_given: NotRequired[int]
     documents_used: NotRequired[int]
@@ -150,7 +130,6 @@ class Used(TypedDict):
     min_support: NotRequired[float]
 
 
-@_exactly
 class Completion(TypedDict):
     id: str
     object: Literal["chat.completion"]
@@ -161,7 +140,6 @@ class Completion(TypedDict):
     ml_rag: NotRequired[Used]
 
 
-@_exactly
 class CallInFlight(TypedDict):
     pid: int
     #: when the process began, ns since 1970
@@ -184,7 +162,6 @@ class CallInFlight(TypedDict):
     progress_started: NotRequired[float]
 
 
-@_exactly
 class CallStatistics(TypedDict):
     role: int
     routine: str
@@ -202,7 +179,6 @@ class CallStatistics(TypedDict):
     generated_tokens: int | None
 
 
-@_exactly
 class Calls(TypedDict):
     since: float
     activity: list[CallInFlight]
