@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -22,46 +23,28 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "ml_rag_requests", "Requests served", ["route", "model", "status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "ml_rag_request_seconds",
-            "Time from a request's head to the end of its reply",
-            ["route", "model"],
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.requests = counter("ml_rag_requests", "Requests served", ["route", "model", "status"])
+        self.seconds = histogram(
+            "ml_rag_request_seconds", "Time from a request's head to the end of its reply", ["route", "model"],
             buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._tokens = Counter(
-            "ml_rag_tokens", "Tokens read and written", ["model", "direction"], registry=self.registry
-        )
-        self.batch_texts = Histogram(
-            "ml_rag_embed_batch_texts",
-            "Texts in one batch given to an embedding model",
-            ["model"],
-            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
-            registry=self.registry,
-        )
-        self.load_seconds = Histogram(
-            "ml_rag_model_load_seconds", "Time to load a model", ["model"], buckets=_SECONDS, registry=self.registry
-        )
-        self.calls = Counter(
-            "ml_rag_calls", "Calls of PostgreSQL's sessions that have ended", ["routine", "sqlstate"],
-            registry=self.registry,
         )  # fmt: skip
-        self.call_seconds = Histogram(
-            "ml_rag_call_seconds",
-            "Time of calls without an error, whole (stage total) and by stage",
-            ["routine", "stage"],
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._queue = Gauge("ml_rag_queue_depth", "Requests that wait for a model", ["model"], registry=self.registry)
-        self._running = Gauge("ml_rag_running", "Requests a model is working on", ["model"], registry=self.registry)
-        self._loaded = Gauge("ml_rag_model_loaded", "1 while the model is in memory", ["model"], registry=self.registry)
-        self.refused_peers = Counter(
-            "ml_rag_refused_peers", "Connections refused because of the peer's uid", registry=self.registry
-        )
+        self._tokens = counter("ml_rag_tokens", "Tokens read and written", ["model", "direction"])
+        self.batch_texts = histogram(
+            "ml_rag_embed_batch_texts", "Texts in one batch given to an embedding model", ["model"],
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
+        )  # fmt: skip
+        self.load_seconds = histogram("ml_rag_model_load_seconds", "Time to load a model", ["model"], buckets=_SECONDS)
+        self.calls = counter("ml_rag_calls", "Calls of PostgreSQL's sessions that have ended", ["routine", "sqlstate"])
+        self.call_seconds = histogram(
+            "ml_rag_call_seconds", "Time of calls without an error, whole (stage total) and by stage",
+            ["routine", "stage"], buckets=_SECONDS,
+        )  # fmt: skip
+        self._queue = gauge("ml_rag_queue_depth", "Requests that wait for a model", ["model"])
+        self._running = gauge("ml_rag_running", "Requests a model is working on", ["model"])
+        self._loaded = gauge("ml_rag_model_loaded", "1 while the model is in memory", ["model"])
+        self.refused_peers = counter("ml_rag_refused_peers", "Connections refused because of the peer's uid")
 
     def watch_model(
         self, model_id: str, depth: Callable[[], float], running: Callable[[], float], loaded: Callable[[], float]
