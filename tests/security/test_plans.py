@@ -62,9 +62,9 @@ def test_plans_are_the_same_with_and_without_stores_that_one_may_not_read(
             continue  # hold nothing of stores
         statements.append(f"SELECT * FROM ml_rag.{name}")
         for column in columns:
-            for value in ("zanzibar", "hidden"):
-                statements.append(f"SELECT 1 FROM ml_rag.{name} WHERE {column}::text >= '{value}'")
-                statements.append(f"SELECT 1 FROM ml_rag.{name} WHERE {column}::text = '{value}'")
+            # estimates of both are in that of the statement
+            wanted = f"{column}::text >= 'hidden' AND {column}::text IN ('zanzibar', 'hidden')"
+            statements.append(f"SELECT 1 FROM ml_rag.{name} WHERE {wanted}")
     (oid,) = owner.execute("SELECT 'hidden'::regclass::oid").fetchone() or (0,)
     statements += [
         f"SELECT * FROM ml_rag.keyword_index WHERE store = {oid}::oid",

@@ -49,9 +49,9 @@ PLANTS: dict[str, str] = {
         "DO $$BEGIN EXECUTE format('COMMENT ON COLUMN evil.kb.segment_embedding IS %L',"
         " repeat('GENAI_OPTIONS=', 350000)); END$$"
     ),
-    "a comment of 500 MB": (
+    "a comment of 100 MB": (
         "DO $$BEGIN EXECUTE format('COMMENT ON COLUMN evil.kb.segment_embedding IS %L',"
-        " 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed ' || repeat('x', 500000000)); END$$"
+        " 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed ' || repeat('x', 100000000)); END$$"
     ),
     "system columns": (
         "COMMENT ON COLUMN evil.kb.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed,"
@@ -155,7 +155,7 @@ def test_planted_comments_cost_others_little(good: Database, attacker: Connectio
 
     publish(attacker, PLANTS["node groups that are none"])
     discovering(2)
-    publish(attacker, PLANTS["a comment of 500 MB"])
+    publish(attacker, PLANTS["a comment of 100 MB"])
     discovering(2)
 
 
