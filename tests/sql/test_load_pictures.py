@@ -18,7 +18,7 @@ from ml_rag.cli import main
 from ml_rag.testing import remote_model, running_server
 from support.cluster import Connection, Database
 from support.loading import counts, folder, load, loader, loader_role, rows
-from support.office import docx_with_pictures, drawn, image_pdf, text_pdf
+from support.office import docx_with_pictures, drawn, epub, image_pdf, mail_with_pictures, odf_with_pictures, text_pdf
 from support.processes import wait_until
 from support.remote_endpoint import RemoteEndpoint, piece, replies, streams
 from support.stores import answer
@@ -79,6 +79,30 @@ def test_pictures_become_text_that_says_who_wrote_it(loader: Connection, remote:
     asked = {"skip_generate": True, "n_citations": 1, "citation_fields": ["metadata.described_by", "metadata.page"]}
     (citation,) = answer(loader, f"{MARK} {SAID}", {**asked, "document_name": [f"{folder}/a.pdf"]})["citations"]
     assert (citation["described_by"], citation["page"]) == ("vision", 1)
+
+
+def test_pictures_of_books_presentations_and_mails_too(
+    loader: Connection, remote: RemoteEndpoint, folder: Path
+) -> None:
+    uri = pictured(
+        folder,
+        a_epub=epub(["<p>a</p><img src='p.png'/>"], **{"o/p.png": drawn("book")}),
+        b_odp=odf_with_pictures("<draw:page>{0}</draw:page>", drawn("deck"), kind="presentation"),
+        c_eml=mail_with_pictures(
+            "See", ("p.png", "image/png", drawn("mail")), ("cut.png", "image/png", drawn("x")[:99])
+        ),
+    )
+    result = load(loader, uri, WITH)
+    assert counts(result) == {"loaded": 3}
+    assert [one["left_out"] for one in result["incomplete"]] == ["1 picture (cannot be read)"]
+    assert [row[:2] for row in table(loader)] == [
+        ("a", None),
+        (f"{MARK}\n\n{SAID}", "vision"),
+        (f"{MARK}\n\n{SAID}", "vision"),
+        ("# Hello\n\nSee\n\nAttachments: p.png, cut.png", None),
+        (f"{MARK}\n\n{SAID}", "vision"),
+    ]
+    assert len(remote.requests) == 3
 
 
 def test_off_by_default(loader: Connection, remote: RemoteEndpoint, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+from email.message import EmailMessage
 from io import BytesIO
 
 _W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
@@ -95,7 +96,7 @@ def xlsx(sheets: dict[str, list[list[object]]]) -> bytes:
     return out.getvalue()
 
 
-def epub(chapters: list[str]) -> bytes:
+def epub(chapters: list[str], **extra: str | bytes) -> bytes:
     items = "".join(f'<item id="c{i}" href="c{i}.xhtml"/>' for i in range(len(chapters)))
     spine = "".join(f'<itemref idref="c{i}"/>' for i in range(len(chapters)))
     container = '<container><rootfiles><rootfile full-path="o/p.opf"/></rootfiles></container>'
@@ -106,14 +107,15 @@ def epub(chapters: list[str]) -> bytes:
             "o/p.opf": '<package xmlns:dc="http://purl.org/dc/elements/1.1/"><metadata><dc:title>A book</dc:title>'
             f"</metadata><manifest>{items}</manifest><spine>{spine}</spine></package>",
             **{f"o/c{i}.xhtml": f"<html><body>{text}</body></html>" for i, text in enumerate(chapters)},
+            **extra,
         }
     )
 
 
-def odt(body: str, kind: str = "text") -> bytes:
+def odt(body: str, kind: str = "text", **extra: str | bytes) -> bytes:
     """OpenDocument: the content of its body; ``kind`` is text, presentation or spreadsheet."""
     urn = "urn:oasis:names:tc:opendocument:xmlns"
-    spaces = " ".join(
+    spaces = 'xmlns:xlink="http://www.w3.org/1999/xlink" ' + " ".join(
         f'xmlns:{short}="{urn}:{name}:1.0"'
         for short, name in (
             ("office", "office"),
@@ -128,6 +130,7 @@ def odt(body: str, kind: str = "text") -> bytes:
             "mimetype": f"application/vnd.oasis.opendocument.{kind}",
             "content.xml": f"<office:document-content {spaces}><office:body><office:{kind}>{body}</office:{kind}>"
             "</office:body></office:document-content>",
+            **extra,
         }
     )
 
@@ -238,6 +241,25 @@ def docx_with_pictures(*parts: str | bytes) -> bytes:
         )
     files["word/_rels/document.xml.rels"] = f'<Relationships xmlns="{_RELATIONS}">{relations}</Relationships>'
     return docx(body, **files)
+
+
+def odf_with_pictures(body: str, *pictures: bytes, kind: str = "text") -> bytes:
+    """As ``odt``, where ``{0}`` stands for a frame with the first picture, and so on."""
+    forms = [(f"Pictures/{i}.svg", f"Pictures/{i}.png") for i in range(len(pictures))]
+    image = '<draw:image xlink:href="{}"/><draw:image xlink:href="./{}"/>'
+    frames = (f"<draw:frame>{image.format(*names)}</draw:frame>" for names in forms)
+    files = {name: picture for names, picture in zip(forms, pictures, strict=True) for name in names}
+    return odt(body.format(*frames), kind, **files)
+
+
+def mail_with_pictures(text: str, *pictures: tuple[str, str, bytes]) -> bytes:
+    """A mail with attachments: file name, media type, content."""
+    mail = EmailMessage()
+    mail["Subject"] = "Hello"
+    mail.set_content(text)
+    for name, media_type, content in pictures:
+        mail.add_attachment(content, *media_type.split("/"), filename=name, disposition="inline")
+    return mail.as_bytes()
 
 
 def pptx_with_picture(title: str, picture: bytes) -> bytes:

@@ -20,7 +20,17 @@ from ml_rag.ingest.formats.pictures import MAX_SIDE, Pictures
 from ml_rag.ingest.parse import parse
 from ml_rag.ingest.split import NONE, Chunking, split
 from ml_rag.ingest.units import Counter
-from support.office import docx_with_pictures, drawn, image_pdf, picture_pdf, pptx_with_picture, text_pdf
+from support.office import (
+    docx_with_pictures,
+    drawn,
+    epub,
+    image_pdf,
+    mail_with_pictures,
+    odf_with_pictures,
+    picture_pdf,
+    pptx_with_picture,
+    text_pdf,
+)
 
 
 def collected(name: str, content: bytes) -> Pictures:
@@ -46,6 +56,13 @@ def html(*sources: bytes, table: bool = False) -> bytes:
 
 
 MADE = {"described_by": "vision"}
+#: parts of an OpenDocument text, with a picture
+TABLE = "<table:table>" + "".join(
+    f"<table:table-row><table:table-cell><text:p>{one}</text:p></table:table-cell>"
+    f"<table:table-cell><text:p>{other}</text:p></table:table-cell></table:table-row>"
+    for one, other in (("x{0}", "y"), ("1", "2"))
+) + "</table:table>"  # fmt: skip
+BOX = "<draw:frame><draw:text-box>{0}<text:p>in the box</text:p></draw:text-box></draw:frame>"
 
 
 @pytest.mark.parametrize(
@@ -67,6 +84,37 @@ MADE = {"described_by": "vision"}
         (
             "a.html", html(drawn("one"), table=True),
             [("# T\n\n| x | before a after |\n| --- | --- |\n| 1 | 2 |", {}), ("said", MADE)],
+        ),
+        (
+            "a.epub",
+            epub(["Text", "<p>a</p><svg><image xlink:href='i/p.png'/></svg><p>b"], **{"o/i/p.png": drawn("one")}),
+            [("Text", {"section": 1}), ("a", {"section": 2}), ("said", {"section": 2, **MADE}), ("b", {"section": 2})],
+        ),
+        (
+            "a.odt", odf_with_pictures("<text:p>a{0}</text:p><text:p>b</text:p>", drawn("one")),
+            [("a", {}), ("said", MADE), ("b", {})],
+        ),
+        (
+            "a.odt", odf_with_pictures(f"<text:p>a</text:p>{TABLE}<text:p>b</text:p>", drawn("one")),
+            [("a\n\n| x | y |\n| --- | --- |\n| 1 | 2 |", {}), ("said", MADE), ("b", {})],
+        ),
+        (
+            "a.odt", odf_with_pictures(f"<text:p>a{BOX}</text:p>", drawn("one")),
+            [("a", {}), ("said", MADE), ("in the box", {})],
+        ),
+        (
+            "a.odp", odf_with_pictures("<draw:page><text:p/>{0}</draw:page>", drawn("one"), kind="presentation"),
+            [("said", {"slide": 1, **MADE})],
+        ),
+        (
+            "a.eml", mail_with_pictures("See", ("a.bin", "image/png", drawn("one"))),
+            [("# Hello\n\nSee\n\nAttachments: a.bin", {}), ("said", MADE)],
+        ),
+        (
+            "a.mbox",
+            b"From a@example.com Thu Jan  1 00:00:00 2026\n"
+            + mail_with_pictures("See", ("a.PNG", "application/octet-stream", drawn("one"))),
+            [("# Hello\n\nSee\n\nAttachments: a.PNG", {"message": 1}), ("said", {"message": 1, **MADE})],
         ),
     ],
 )  # fmt: skip

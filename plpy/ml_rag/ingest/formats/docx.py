@@ -30,7 +30,7 @@ def parse_docx(_name: str, content: bytes, request: Request) -> abc.Document:
         check_entities(archive)
         meta = metadata(**core_properties(archive))
 
-    described: list[str] = []
+    marks: list[str] = []
 
     def convert_image(image: Any) -> list[Any]:
         def read() -> bytes:
@@ -38,11 +38,10 @@ def parse_docx(_name: str, content: bytes, request: Request) -> abc.Document:
                 found: bytes = file.read()
                 return found
 
-        if request.pictures is None or not (text := request.pictures.describe(read)):
+        if request.pictures is None or not (mark := request.pictures.mark(read)):
             return []
-        described.append(text)
-        return [mammoth.html.element("img", {"src": str(len(described) - 1)})]
+        marks.append(mark)
+        return [mammoth.html.element("img", {"src": str(len(marks) - 1)})]
 
     html = mammoth.convert_to_html(BytesIO(content), convert_image=convert_image, style_map=_STYLES).value
-    blocks = html_blocks(html, request.pictures, lambda source: described[int(source)])
-    return document("docx", blocks, meta)
+    return document("docx", html_blocks(html, request.pictures, lambda source: marks[int(source)], {}), meta)

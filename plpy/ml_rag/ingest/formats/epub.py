@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -13,14 +14,17 @@ from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.archive import check_entities, encrypted, open_zip, parse_xml
 from ml_rag.ingest.formats.common import Request, document, metadata, numbers
 from ml_rag.ingest.formats.encoding import decode
-from ml_rag.ingest.formats.html import html_to_markdown
+from ml_rag.ingest.formats.html import html_blocks
 
 _DC = "{http://purl.org/dc/elements/1.1/}"
 _ENCRYPTED_CONTENT = ".//{http://www.w3.org/2001/04/xmlenc#}CipherReference"
 
 
-def parse_epub(_name: str, content: bytes, _request: Request) -> abc.Document:
+def parse_epub(_name: str, content: bytes, request: Request) -> abc.Document:
     """Metadata of a block: ``{"section": n}``, 1-based, in the order of the spine."""
+    pictures = request.pictures
+    blocks: list[tuple[str, dict[str, Any]]] = []
+    missing = []
     with open_zip(content) as archive:
         check_entities(archive)
         package = _package_path(archive)
@@ -28,9 +32,23 @@ def parse_epub(_name: str, content: bytes, _request: Request) -> abc.Document:
         _check_rights(archive)
         title, author = root.find(f".//{_DC}title"), root.find(f".//{_DC}creator")
         meta = metadata(title=None if title is None else title.text, author=None if author is None else author.text)
-        texts = [path and html_to_markdown(decode(archive.read(path))) for path in _spine(archive, package, root)]
-    missing = numbers("section", [i for i, text in enumerate(texts, 1) if text is None])
-    return document("epub", [(text or "", {"section": i}) for i, text in enumerate(texts, 1)], meta, missing)
+        names = set(archive.namelist())
+        for i, path in enumerate(_spine(names, package, root), 1):
+            if path is None:
+                missing.append(i)
+                continue
+
+            def mark(address: str, path: str = path) -> str:
+                name = _resolved(path, address)
+                return pictures.mark(partial(archive.read, name)) if pictures and name in names else ""
+
+            blocks += html_blocks(decode(archive.read(path)), pictures, mark, {"section": i})
+    return document("epub", blocks, meta, numbers("section", missing))
+
+
+def _resolved(path: str, address: str) -> str:
+    """The name in the archive of what a document of it refers to."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(path), unquote(address)))
 
 
 def _package_path(archive: zipfile.ZipFile) -> str:
@@ -42,16 +60,14 @@ def _package_path(archive: zipfile.ZipFile) -> str:
     return str(path)
 
 
-def _spine(archive: zipfile.ZipFile, package: str, root: Any) -> Iterator[str | None]:
+def _spine(names: set[str], package: str, root: Any) -> Iterator[str | None]:
     """The paths of the documents; None for one that the archive lacks."""
-    names = set(archive.namelist())
-    base = posixpath.dirname(package)
     items = {item.get("id"): item for item in root.iterfind(".//{*}manifest/{*}item")}
     for reference in root.iterfind(".//{*}spine/{*}itemref"):
         item = items.get(reference.get("idref"))
         if item is not None and "nav" in (item.get("properties") or "").split():
             continue
-        path = posixpath.normpath(posixpath.join(base, unquote((item is not None and item.get("href")) or "")))
+        path = _resolved(package, (item is not None and item.get("href")) or "")
         yield path if path in names else None
 
 

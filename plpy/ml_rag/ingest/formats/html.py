@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 from ml_rag import abc
 from ml_rag.ingest.formats.common import Request, document, metadata, pipe_table
 from ml_rag.ingest.formats.encoding import decode
-from ml_rag.ingest.formats.pictures import Pictures
+from ml_rag.ingest.formats.pictures import MARK, Pictures
 
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup
@@ -21,10 +21,7 @@ _DROPPED = ["script", "style", "noscript", "template", "svg", "iframe", "object"
 _CELLS = ["td", "th"]
 # Marks between cells and rows while the converter works from the inside out; ``clean`` removes any in the source.
 _OPEN, _CELL, _ROW = "\x1d", "\x1f", "\x1e"
-# Around the number of a description that stands there.
-_DESCRIPTION = "\x02"
-_DESCRIPTIONS = re.compile(f"{_DESCRIPTION}([0-9]+){_DESCRIPTION}")
-_MARKS = re.compile(f"[{_DESCRIPTION}\x1c-\x1f]")
+_MARKS = re.compile(f"[{MARK}\x1c-\x1f]")
 _SPANS = re.compile(_OPEN + r"(\d+),(\d+),")
 _MAX_SPAN = 64
 
@@ -36,9 +33,9 @@ def parse_html(_name: str, content: bytes, request: Request) -> abc.Document:
     pictures = request.pictures
 
     def describe(source: str) -> str:
-        return pictures.describe(lambda: _embedded(source)) if pictures and source.startswith("data:image/") else ""
+        return pictures.mark(lambda: _embedded(source)) if pictures and source.startswith("data:image/") else ""
 
-    return document("html", html_blocks(soup, pictures, describe), meta)
+    return document("html", html_blocks(soup, pictures, describe, {}), meta)
 
 
 def html_to_markdown(text: str) -> str:
@@ -47,26 +44,22 @@ def html_to_markdown(text: str) -> str:
 
 
 def html_blocks(
-    html: str | BeautifulSoup, pictures: Pictures | None, describe: Callable[[str], str]
+    html: str | BeautifulSoup, pictures: Pictures | None, mark: Callable[[str], str], keys: dict[str, Any]
 ) -> list[tuple[str, dict[str, Any]]]:
     """Blocks of a piece of HTML: Markdown, and where ``pictures`` is given a block for each picture that has a text.
 
-    ``describe``: the text by the picture's address. A picture in a table comes after it.
+    ``mark``: of ``pictures``, by the picture's address. A picture in a table comes after it.
     """
     soup = _soup(html) if isinstance(html, str) else html
-    texts: list[str] = []
-    for image in soup.find_all("img") if pictures else ():
-        if described := describe(str(image.get("src", ""))):
-            mark = soup.new_tag("p")
-            mark.string = f"{_DESCRIPTION}{len(texts)}{_DESCRIPTION}"
-            (image.find_parents("table") or [image])[-1].insert_after(mark)
-            texts.append(described)
-    parts = _DESCRIPTIONS.split(_convert(soup))
-    blocks: list[tuple[str, dict[str, Any]]] = [(parts[0], {})]
-    for number, after in zip(parts[1::2], parts[2::2], strict=True):
-        assert pictures is not None
-        blocks += [*pictures.described(texts[int(number)], {}), (after, {})]
-    return blocks
+    if pictures is None:
+        return [(_convert(soup), keys)]
+    for image in soup.find_all(["img", "image"]):
+        address = image.get("src") or image.get("xlink:href") or image.get("href") or ""
+        if described := mark(str(address)):
+            place = soup.new_tag("p")
+            place.string = described
+            (image.find_parents(["table", "svg"]) or [image])[-1].insert_after(place)
+    return pictures.blocks(_convert(soup), keys)
 
 
 def _embedded(address: str) -> bytes:

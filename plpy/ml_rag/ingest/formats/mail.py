@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from email import message_from_bytes
 from email.policy import EmailPolicy
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from ml_rag.ingest.formats.encoding import decode, decode_as
 from ml_rag.ingest.formats.html import html_to_markdown
 
 _HEADERS = ("From", "To", "Cc", "Date")
+_PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif", ".bmp", ".webp")
 #: the character set of a parameter, as RFC 2231 has it
 _CHARSET = re.compile(r"(\*\d*\*?=)[^'\s;]*'")
 
@@ -38,11 +40,16 @@ class _Policy(EmailPolicy):
 
 
 def parse_eml(_name: str, content: bytes, request: Request) -> abc.Document:
-    """One block. A plain part is preferred to the HTML one of the same text; attachments are named, not read."""
+    """One block, and the descriptions of its pictures. A plain part is preferred to the HTML one of the same text;
+    attachments are named, not read."""
     message: Any = message_from_bytes(content.lstrip(b"\r\n"), policy=_Policy())
     headers = {key: _header(message, key) for key in ("Subject", *_HEADERS)}
     texts = [_text(part, request.language) for part in _parts(message)]
-    return _mail("eml", headers, "\n\n".join(filter(None, texts)), map(_attached, message.walk()))
+    described: list[tuple[str, dict[str, Any]]] = []
+    for part in message.walk():
+        if request.pictures is not None and _is_picture(part.get_content_type(), part.get_filename()):
+            described += request.pictures.block(partial(part.get_payload, decode=True), {})
+    return _mail("eml", headers, "\n\n".join(filter(None, texts)), map(_attached, message.walk()), described)
 
 
 def parse_mbox(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -51,7 +58,8 @@ def parse_mbox(_name: str, content: bytes, request: Request) -> abc.Document:
     broken = []
     for number, message in enumerate(_messages(content), 1):
         try:
-            blocks += [(block.text, {"message": number}) for block in parse_eml("", message, request).blocks]
+            found = parse_eml("", message, request).blocks
+            blocks += [(block.text, {"message": number, **block.metadata}) for block in found]
         except Exception:  # noqa: BLE001 - whatever the library raises over a broken message
             broken.append(number)
     return document("mbox", blocks, None, numbers("message", broken))
@@ -83,6 +91,10 @@ def _attached(part: Any) -> str:
     return part.get_filename() or subject
 
 
+def _is_picture(media_type: str, name: str | None) -> bool:
+    return media_type.startswith("image/") or (name or "").lower().endswith(_PICTURES)
+
+
 def _text(part: Any, language: str | None) -> str:
     payload = part.get_payload(decode=True)
     text = _decode(payload if isinstance(payload, bytes) else b"", part.get_content_charset(), language)
@@ -105,7 +117,7 @@ def _decode(data: bytes, charset: str | None, language: str | None) -> str:
 
 
 def parse_msg(_name: str, content: bytes, request: Request) -> abc.Document:
-    """One block, from the properties of the OLE2 container (MS-OXMSG)."""
+    """As ``parse_eml``, from the properties of the OLE2 container (MS-OXMSG)."""
     from ml_rag.ingest.formats.ole import open_ole
 
     with open_ole(content) as ole:
@@ -131,11 +143,26 @@ def parse_msg(_name: str, content: bytes, request: Request) -> abc.Document:
         left_out = None if body.strip() or not ole.exists("__substg1.0_10090102") else "its text, which is in RTF alone"
         attached = sorted({entry[0] for entry in ole.listdir() if entry[0].startswith("__attach_version1.0")})
         names = [text("3707", f"{one}/") or text("3704", f"{one}/") for one in attached]
-    return _mail("msg", headers, body, names, left_out)
+        described: list[tuple[str, dict[str, Any]]] = []
+        for one, name in zip(attached, names, strict=True):
+            path = f"{one}/__substg1.0_37010102"
+            if request.pictures is not None and _is_picture(text("370E", f"{one}/"), name) and ole.exists(path):
+                described += request.pictures.block(partial(_stream, ole, path), {})
+    return _mail("msg", headers, body, names, described, left_out)
+
+
+def _stream(ole: Any, path: str) -> bytes:
+    found: bytes = ole.openstream(path).read()
+    return found
 
 
 def _mail(
-    format_name: str, headers: dict[str, Any], text: str, names: Iterable[str], left_out: str | None = None
+    format_name: str,
+    headers: dict[str, Any],
+    text: str,
+    names: Iterable[str],
+    described: list[tuple[str, dict[str, Any]]],
+    left_out: str | None = None,
 ) -> abc.Document:
     subject = one_line(headers.get("Subject", ""))
     shown = "\n".join(f"{key}: {one_line(headers[key])}" for key in _HEADERS if headers.get(key))
@@ -144,4 +171,4 @@ def _mail(
     parts = [f"# {subject}" if subject else "", shown, body, f"Attachments: {attached}" if attached else ""]
     blocks = ["\n\n".join(part for part in parts if part)] if subject or body.strip() else []
     meta = metadata(title=subject, author=headers.get("From"))
-    return document(format_name, [(block, {}) for block in blocks], meta, left_out)
+    return document(format_name, [*((block, {}) for block in blocks), *described], meta, left_out)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import posixpath
+import zipfile
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from ml_rag import abc
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.archive import encrypted, open_zip, parse_xml
 from ml_rag.ingest.formats.common import MAX_COLUMNS, Request, document, metadata, one_line, packed, pipe_table
+from ml_rag.ingest.formats.pictures import Pictures
 from ml_rag.ingest.formats.sheets import sheet_blocks
 
 _TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
@@ -18,6 +22,7 @@ _OFFICE = "{urn:oasis:names:tc:opendocument:xmlns:office:1.0}"
 _PRESENTATION = "{urn:oasis:names:tc:opendocument:xmlns:presentation:1.0}"
 _DC = "{http://purl.org/dc/elements/1.1/}"
 _META = "{urn:oasis:names:tc:opendocument:xmlns:meta:1.0}"
+_HREF = "{http://www.w3.org/1999/xlink}href"
 
 _SKIPPED = {f"{_OFFICE}annotation", f"{_TEXT}tracked-changes", f"{_TEXT}ruby-text", f"{_TEXT}sequence-decls"}
 _VALUES = ("string-value", "date-value", "time-value", "boolean-value", "value")
@@ -26,7 +31,7 @@ _MAX_DEPTH = 100
 _MAX_REPEAT = 1000
 
 
-def parse_odf(_name: str, content: bytes, _request: Request) -> abc.Document:
+def parse_odf(_name: str, content: bytes, request: Request) -> abc.Document:
     """One block of text, a block a slide (``{"slide": n}``) or a sheet (``{"sheet": name}``)."""
     with open_zip(content) as archive:
         names = archive.namelist()
@@ -36,17 +41,41 @@ def parse_odf(_name: str, content: bytes, _request: Request) -> abc.Document:
                 raise encrypted("OpenDocument with a password")
         root = parse_xml(archive.read("content.xml"))
         meta = _metadata(parse_xml(archive.read("meta.xml"))) if "meta.xml" in names else {}
-    body = root.find(f"{_OFFICE}body")
-    part = None if body is None else next((child for child in body if isinstance(child.tag, str)), None)
-    if part is None:
-        raise DocumentError("document is truncated or damaged", detail="OpenDocument without a body")
+        body = root.find(f"{_OFFICE}body")
+        part = None if body is None else next((child for child in body if isinstance(child.tag, str)), None)
+        if part is None:
+            raise DocumentError("document is truncated or damaged", detail="OpenDocument without a body")
+        if request.pictures is not None and part.tag != f"{_OFFICE}spreadsheet":
+            _mark(part, archive, request.pictures)
+    blocks = _plain if request.pictures is None else request.pictures.blocks
     if part.tag == f"{_OFFICE}presentation":
-        slides = [(_slide(page), {"slide": i}) for i, page in enumerate(part.iterfind(f"{_DRAW}page"), 1)]
+        pages = enumerate(part.iterfind(f"{_DRAW}page"), 1)
+        slides = [block for i, page in pages for block in blocks(_slide(page), {"slide": i})]
         return document("odp", slides, meta)
     if part.tag == f"{_OFFICE}spreadsheet":
         tables = [(table.get(f"{_TABLE}name") or "", _table_rows(table)) for table in part.iterfind(f"{_TABLE}table")]
         return document("ods", sheet_blocks(tables), meta)
-    return document("odt", [("\n\n".join(_blocks(part, 0)), {})], meta)
+    return document("odt", blocks("\n\n".join(_blocks(part, 0)), {}), meta)
+
+
+def _plain(text: str, keys: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(text, keys)]
+
+
+def _mark(part: Any, archive: zipfile.ZipFile, pictures: Pictures) -> None:
+    """A paragraph with its mark in each picture that has a description, or after the table that this is in."""
+    names = set(archive.namelist())
+    for image in list(part.iter(f"{_DRAW}image")):
+        if next(image.itersiblings(image.tag), None) is not None:
+            continue  # the same picture in a simpler format follows
+        name = posixpath.normpath(image.get(_HREF, ""))
+        if name in names and (mark := pictures.mark(partial(archive.read, name))):
+            paragraph = image.makeelement(f"{_TEXT}p")
+            paragraph.text = mark
+            if tables := list(image.iterancestors(f"{_TABLE}table")):
+                tables[-1].addnext(paragraph)
+            else:
+                image.append(paragraph)
 
 
 def _metadata(root: Any) -> dict[str, Any]:
@@ -97,9 +126,9 @@ def _blocks(element: Iterable[Any], depth: int) -> Iterator[str]:
 
 
 def _frames(paragraph: Any, depth: int) -> Iterator[str]:
-    for box in paragraph.iterfind(f".//{_DRAW}text-box"):
-        # one in a paragraph of another box comes with that
-        if next(box.iterancestors(f"{_TEXT}p", f"{_TEXT}h")) is paragraph:
+    for box in paragraph.iter(f"{_DRAW}text-box", f"{_DRAW}image"):
+        # one in another box comes with that
+        if next(box.iterancestors(f"{_TEXT}p", f"{_TEXT}h", f"{_DRAW}text-box")) is paragraph:
             yield from _blocks(box, depth + 1)
 
 

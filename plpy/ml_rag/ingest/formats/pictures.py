@@ -7,6 +7,7 @@ model is asked in between, by another process. Pictures are counted as they come
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +34,9 @@ _MAX_CONTENT = 64 * 1024 * 1024
 FORMATS = ("PNG", "JPEG", "TIFF", "GIF", "BMP", "WEBP")
 #: key of a block's metadata: the model that wrote its text
 DESCRIBED_BY = "described_by"
+#: around the number of a picture, in a text where its description stands: XML allows it, and no text has it
+MARK = "\ufdd0"
+_MARKED = re.compile(f"{MARK}([0-9]+){MARK}")
 
 #: text and metadata of a block
 _Block = tuple[str, dict[str, Any]]
@@ -90,6 +94,19 @@ class Pictures:
     def described(self, text: str, metadata: dict[str, Any]) -> Iterable[_Block]:
         """The block of a description."""
         return [(text, {**metadata, DESCRIBED_BY: self._model})] if text else []
+
+    def mark(self, draw: Callable[[], Image | bytes | None]) -> str:
+        """What stands in a text for the description of the next picture, until ``blocks``; empty where it has none."""
+        number = self.count
+        return f"{MARK}{number}{MARK}" if self.describe(draw) else ""
+
+    def blocks(self, text: str, metadata: dict[str, Any]) -> list[_Block]:
+        """The blocks of a text with marks."""
+        before, *rest = _MARKED.split(text)
+        found: list[_Block] = [(before, metadata)]
+        for number, after in zip(rest[::2], rest[1::2], strict=True):
+            found += [*self.described((self._described or {}).get(number, ""), metadata), (after, metadata)]
+        return found
 
     def _want(self, number: int, jpeg: bytes) -> None:
         digest = hashlib.sha256(jpeg).digest()
