@@ -12,18 +12,18 @@ import contextlib
 import hmac
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from http.cookies import CookieError, SimpleCookie
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from importlib import resources
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import urlencode
 
 import psycopg
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from psycopg import sql
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, QueryParams, UploadFile
-from starlette.requests import Request
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -33,6 +33,7 @@ from ml_rag.integrations import chart, documents, marked, picture
 from ml_rag.integrations.database import PRESETS, Query, Reader, asked, keys_of, worded
 from ml_rag.integrations.fields import OPTIONS, Field, Wrong, fields, joined, parsed, split
 from ml_rag.integrations.journey import Journey, key, look, moves, retrieve, write
+from ml_rag.integrations.waiting import waited_for
 from ml_rag.search_path import PIN_TRANSACTION
 
 #: characters of a question
@@ -57,8 +58,6 @@ FEW = 15
 QUESTIONS = 100
 #: characters in which two segments are compared for an overlap
 OVERLAP = 2_000
-#: seconds between two looks at whether the browser still waits
-LOOK = 0.5
 
 _HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none';"
@@ -133,14 +132,6 @@ _MARK = sql.SQL(
 Got = TypeVar("Got")
 
 
-class _Refused(Exception):
-    """What the browser gets in place of a page."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status, self.message = status, message
-
-
 class Guard:
     """Lets through who has the token: in the URL once, then as a cookie, or in a header."""
 
@@ -159,11 +150,11 @@ class Guard:
         return hmac.compare_digest(given.encode(), self._token.encode())
 
     def _refusal(self, scope: Scope) -> Response | None:
-        headers = Headers(scope=scope)
+        asked = HTTPConnection(scope)
+        headers, parameters = asked.headers, asked.query_params
         # a name of somebody else's for this address is how DNS rebinding comes in
         if headers.get("host", "").lower() not in self._hosts:
             return PlainTextResponse("This page answers at localhost only.\n", 421, _HEADERS)
-        parameters = QueryParams(scope["query_string"])
         if "token" in parameters and scope["method"] == "GET":
             if not self._is_token(parameters["token"]):
                 return self._unknown()
@@ -174,7 +165,7 @@ class Guard:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return None if self._is_token(bearer.strip()) else self._unknown()
-        if not self._is_token(self._from_cookie(headers.get("cookie", ""))):
+        if not self._is_token(asked.cookies.get(self._cookie, "")):
             return self._unknown()
         # ports of one host share cookies, so a page of another port must not ask here
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
@@ -182,12 +173,6 @@ class Guard:
         if scope["method"] not in ("GET", "HEAD") and headers.get("origin") != f"http://{headers['host']}":
             return PlainTextResponse("This form is not of this page.\n", 403, _HEADERS)
         return None
-
-    def _from_cookie(self, header: str) -> str:
-        with contextlib.suppress(CookieError):
-            found = SimpleCookie(header).get(self._cookie)
-            return "" if found is None else found.value
-        return ""
 
     @staticmethod
     def _unknown() -> Response:
@@ -200,7 +185,7 @@ def options_of(text: str) -> dict[str, Any]:
     try:
         return parsed(text)
     except Wrong as wrong:
-        raise _Refused(400, str(wrong)) from None
+        raise HTTPException(400, str(wrong)) from None
 
 
 def overlap(before: str, after: str) -> int:
@@ -225,39 +210,12 @@ def changes(first: Journey, second: Journey) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-async def _form(request: Request) -> dict[str, str]:
-    content = bytearray()
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > FORM:
-            raise _Refused(413, f"a form has at most {FORM} bytes")
-    try:
-        return {name: values[-1] for name, values in parse_qs(content.decode(), max_num_fields=20).items()}
-    except ValueError:
-        raise _Refused(400, "the form cannot be read") from None
-
-
 def _number(text: str | None, name: str, default: int | None = None) -> int | None:
     if not text:
         return default
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise _Refused(400, f"{name} is not a number")
+        raise HTTPException(400, f"{name} is not a number")
     return int(text)
-
-
-async def _while_waited_for(request: Request, work: Awaitable[Got]) -> Got:
-    """The result, unless the browser goes away, which cancels the statement."""
-    task = asyncio.ensure_future(work)
-    try:
-        while not (await asyncio.wait({task}, timeout=LOOK))[0]:
-            if await request.is_disconnected():
-                raise _Refused(499, "nobody waits for this any more")
-        return await task
-    finally:
-        if not task.done():
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
 
 
 def _environment() -> Environment:
@@ -314,14 +272,14 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
     async def run(query: Query, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
         return await reader.rows(query, parameters)
 
-    async def waited_for(request: Request, work: Awaitable[Got]) -> Got:
+    async def result(request: Request, work: Coroutine[Any, Any, Got]) -> Got:
         try:
-            return await _while_waited_for(request, work)
+            return await waited_for(request, asyncio.create_task(work))
         except psycopg.Error as error:
-            raise _Refused(404 if error.sqlstate == "P0002" else 400, worded(error)) from None
+            raise HTTPException(404 if error.sqlstate == "P0002" else 400, worded(error)) from None
 
     async def rows(request: Request, query: Query, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-        return await waited_for(request, run(query, parameters))
+        return await result(request, run(query, parameters))
 
     async def page(template: str, /, status: int = 200, **values: Any) -> Response:
         content = await environment.get_template(template).render_async(who=who, marks=marks, **values)
@@ -349,7 +307,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         """The question, its options and those beside them, as they were typed."""
         typed = {name: request.query_params.get(name, "") for name in ("q", "a", "b")}
         if len(typed["q"]) > QUESTION:
-            raise _Refused(400, f"a question has at most {QUESTION} characters")
+            raise HTTPException(400, f"a question has at most {QUESTION} characters")
         typed["generate"] = request.query_params.get("generate", "")
         return typed
 
@@ -365,7 +323,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         presets = {row["name"]: row["description"] for row in await rows(request, PRESETS, {})}
         stores = [row["vector_store"] for row in await rows(request, _STORES, {})]
         models: list[dict[str, Any]] = []
-        with contextlib.suppress(_Refused):  # the model server is down
+        with contextlib.suppress(HTTPException):  # the model server is down
             models = await rows(request, _MODELS.format(reader.schemas.routine("ml_supported_models")), {})
         of = {task: [row["model_id"] for row in models if row["task"] == task] for task in ("rerank", "generate")}
         return fields(presets, stores, ["hybrid", *(m for m in of["rerank"] if m != "hybrid")], of["generate"])
@@ -429,7 +387,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         typed = asked_of(request)
         document = request.query_params.get("document", "")
         if not typed["q"].strip() or not document.strip():
-            raise _Refused(400, "give a question, and a document as citations name it, to see what became of it")
+            raise HTTPException(400, "give a question, and a document as citations name it, to see what became of it")
         segment = _number(request.query_params.get("segment"), "the number of the segment")
         parameters = {**asked(typed["q"], options_of(typed["a"])), "document": document, "segment": segment}
         steps = await rows(request, _WHY, parameters)
@@ -441,13 +399,15 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         store, name = request.query_params.get("store", ""), request.query_params.get("document", "")
         first = max(1, _number(request.query_params.get("first"), "the first segment", 1) or 1)
         parameters = {"document": name, "first": max(0, first - 2), "most": SEGMENTS + 1, "characters": CHARACTERS}
-        found, names, read = await waited_for(request, documents.read(reader, store, parameters))
+        found, names, read = await result(request, documents.read(reader, store, parameters))
         if found.get("document_name") is None:
-            raise _Refused(404, "there is no vector store of that name with names of documents that this role may read")
+            raise HTTPException(
+                404, "there is no vector store of that name with names of documents that this role may read"
+            )
         # the segment before the first one is read to see what the two share
         before = read.pop(0)["segment"] if first > 1 and read else None
         if not read:
-            raise _Refused(404, "the store has no such document, or it has fewer segments")
+            raise HTTPException(404, "the store has no such document, or it has fewer segments")
         (name,), total = names, read[0]["segments"]
         shown = []
         for row in read[:SEGMENTS]:
@@ -486,7 +446,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         first = _number(request.query_params.get("first"), "the first question", 0) or 0
         found = await rows(request, _RUN, {"run": number})
         if not found:
-            raise _Refused(404, "there is no run of that number of this role")
+            raise HTTPException(404, "there is no run of that number of this role")
         wanted = {"run": number, "measure": measure, "first": first, "most": QUESTIONS}
         return await page("run.html", run=found[0], measure=measure, first=first, step=QUESTIONS,
                     questions=await rows(request, _QUESTIONS, wanted))  # fmt: skip
@@ -497,17 +457,17 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         return await page("question.html", typed=typed, found=found)
 
     async def mark(request: Request) -> Response:
-        form = await _form(request)
+        form = await request.form(max_fields=20)
         if table is None:
-            raise _Refused(404, "start ml-rag explore with --marks to keep marks")
+            raise HTTPException(404, "start ml-rag explore with --marks to keep marks")
         if (
             form.get("mark") not in ("right", "wrong", "none")
             or not {"question", "vector_store", "document"} <= form.keys()
         ):
-            raise _Refused(400, "the form lacks something")
+            raise HTTPException(400, "the form lacks something")
         parameters = {
-            **{name: form[name] for name in ("question", "vector_store", "document")},
-            "segment_number": _number(form.get("segment_number"), "the number of the segment"),
+            **{name: str(form[name]) for name in ("question", "vector_store", "document")},
+            "segment_number": _number(str(form.get("segment_number", "")), "the number of the segment"),
             "is_right": form["mark"] == "right",
         }
         try:
@@ -517,7 +477,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
                 if form["mark"] != "none":
                     await connection.execute(_MARK.format(table), parameters)
         except psycopg.Error as error:
-            raise _Refused(400, worded(error)) from None
+            raise HTTPException(400, worded(error)) from None
         # nothing of the form but what follows the question mark: the address is one of this page's
         back = f"/document?{form.get('here', '')}#segment{parameters['segment_number']}"
         if form.get("from") != "/document":
@@ -529,25 +489,25 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
 
     async def store(request: Request) -> Response:
         name = request.query_params.get("store", "")
-        found = await waited_for(request, picture.read(reader, name))
+        found = await result(request, picture.read(reader, name))
         if not found:
-            raise _Refused(404, "there is no vector store of that name that this role may read")
+            raise HTTPException(404, "there is no vector store of that name that this role may read")
         return await page("store.html", store=name, found=found, most=picture.MOST, most_bytes=UPLOAD >> 20)
 
     async def upload(request: Request) -> Response:
         length = _number(request.headers.get("content-length"), "the length", 0) or 0
         if not 0 < length <= UPLOAD:
-            raise _Refused(413, f"a document has at most {UPLOAD >> 20} MB")
+            raise HTTPException(413, f"a document has at most {UPLOAD >> 20} MB")
         async with request.form(max_files=1, max_fields=5) as form:
             file, name = form.get("file"), str(form.get("store", ""))
             if not isinstance(file, UploadFile) or not file.filename:
-                raise _Refused(400, "choose a document to upload")
+                raise HTTPException(400, "choose a document to upload")
             if form.get("confirm") != "yes":
-                raise _Refused(400, "confirm that the document is to be written into the store")
+                raise HTTPException(400, "confirm that the document is to be written into the store")
             content, title = await file.read(), short(file.filename.replace("\\", "/"))
         found = await rows(request, _STORE, {"store": name})
         if not found:
-            raise _Refused(404, "there is no vector store of that name that this role may read")
+            raise HTTPException(404, "there is no vector store of that name that this role may read")
 
         async def load() -> dict[str, Any]:
             parameters = {"oid": found[0]["oid"], "name": title, "content": content}
@@ -566,8 +526,8 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         return Response(content, media_type="text/css", headers=_HEADERS)
 
     async def refused(_: Request, error: Exception) -> Response:
-        assert isinstance(error, _Refused)
-        return await page("refused.html", error.status, message=error.message)
+        assert isinstance(error, HTTPException)
+        return await page("refused.html", error.status_code, message=error.detail)
 
     routes: list[tuple[str, Callable[[Request], Awaitable[Response]]]] = [
         ("/", ask), ("/why", why), ("/document", document), ("/runs", runs), ("/runs/compare", compared),
@@ -578,10 +538,10 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         Starlette(
             routes=[
                 *(Route(path, endpoint) for path, endpoint in routes),
-                Route("/mark", mark, methods=["POST"]),
+                Route("/mark", mark, methods=["POST"], max_body_size=FORM),
                 Route("/upload", upload, methods=["POST"]),
             ],
-            exception_handlers={_Refused: refused},
+            exception_handlers={HTTPException: refused},
             lifespan=lifespan,
         ),
         token,

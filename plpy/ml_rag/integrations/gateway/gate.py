@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from ml_rag.integrations.gateway.config import Config
 from ml_rag.integrations.gateway.question import Question
 from ml_rag.integrations.gateway.refused import Refused
 from ml_rag.integrations.gateway.share import Shares
+from ml_rag.integrations.waiting import waited_for
 from ml_rag.integrations.written import Writer
 
 #: seconds for which what the catalogue says of a model is kept
@@ -31,8 +31,6 @@ ALIVE = 10.0
 SHORT = 256
 #: what shows that
 COMMENT = ": the answer is being written\n\n"
-#: seconds between two looks at whether the client is still there
-LOOK = 0.5
 
 Got = TypeVar("Got")
 
@@ -150,17 +148,6 @@ async def _guarded(work: Coroutine[Any, Any, Got]) -> Got:
         raise Refused.of(error) from None
 
 
-async def waited_for(request: Request, work: asyncio.Task[Got]) -> Got:
-    """The result, unless the client goes away, which cancels the statement. Raises Refused."""
-    try:
-        while not (await asyncio.wait({work}, timeout=LOOK))[0]:
-            if await request.is_disconnected():
-                raise Refused(499, "the client has gone")
-        return await work
-    finally:
-        await end(work)
-
-
 async def coming(work: asyncio.Task[Any], pieces: Pieces) -> AsyncIterator[str]:
     """The pieces of an answer until the work is done; an empty one where nothing has come for a while."""
     while not (work.done() and pieces.queue.empty()):
@@ -173,11 +160,3 @@ async def coming(work: asyncio.Task[Any], pieces: Pieces) -> AsyncIterator[str]:
                 yield ""
         finally:
             getting.cancel()
-
-
-async def end(work: asyncio.Task[Any]) -> None:
-    """Cancel its statement where it still runs."""
-    if not work.done():
-        work.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await work

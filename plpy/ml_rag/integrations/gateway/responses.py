@@ -13,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ml_rag.integrations.gateway.answer import Answer, Pieces
-from ml_rag.integrations.gateway.gate import COMMENT, Gate, coming, end, waited_for
+from ml_rag.integrations.gateway.gate import COMMENT, Gate, coming
 from ml_rag.integrations.gateway.question import question, read_body
 from ml_rag.integrations.gateway.refused import Refused
+from ml_rag.integrations.waiting import end, waited_for
 
 #: parameters that a chat completion has under the same name
 _SAME = ("model", "temperature", "top_p", "tool_choice")

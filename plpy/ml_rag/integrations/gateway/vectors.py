@@ -14,9 +14,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ml_rag.integrations.database import Query
-from ml_rag.integrations.gateway.gate import Asker, Gate, waited_for
+from ml_rag.integrations.gateway.gate import Asker, Gate
 from ml_rag.integrations.gateway.question import read_body, storable
 from ml_rag.integrations.gateway.refused import Refused
+from ml_rag.integrations.waiting import waited_for
 
 #: texts of a request, which are those that OpenAI takes, and those that ml_rank_rows takes
 INPUTS = 2048
