@@ -5,6 +5,7 @@ All of it is read as the role of the page, of at most ``MOST`` rows; tokens are 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,7 +39,8 @@ async def read(reader: Reader, store: str) -> dict[str, Any]:
         columns = await held(rows, store)
         if not columns:
             return {}
-        (found,) = await rows(_counts(columns), {"most": MOST, "listed": LISTED, "bars": BARS})
+        (found,) = await rows(_counts(columns), {"most": MOST, "listed": LISTED})
+        found |= {name: _bars(found[name]) for name in ("by_document", "by_length")}
         found |= columns | (await rows(_MAY_LOAD, columns))[0] | {"pairs": []}
         embedded = found["segments"] - found["missing"]
         # of a larger store without an index each search would read all of it
@@ -66,44 +68,34 @@ async def _by_tokens(reader: Reader, texts: list[str], model: str | None) -> dic
 
 def _bars(values: Sequence[int]) -> list[tuple[int, int, int]]:
     """Bars of one width: from, to, how many."""
+    if not values:
+        return []
     width = max(1, -(-max(values) // BARS))
-    places = [(max(value, 1) - 1) // width for value in values]
-    return [(1 + bar * width, (bar + 1) * width, places.count(bar)) for bar in range(max(places) + 1)]
-
-
-def _histogram(values: str) -> str:
-    """An array of bars of one width: from, to, how many."""
-    return f"""(SELECT coalesce(jsonb_agg(jsonb_build_array(1 + b.bar * b.width, (b.bar + 1) * b.width, b.n)
-        ORDER BY b.bar), '[]') FROM (
-          SELECT g.bar, w.width, (SELECT count(*) FROM {values} AS v (value)
-                                  WHERE (greatest(v.value, 1) - 1) / w.width = g.bar) AS n
-          FROM (SELECT greatest(1, ceil(max(m.value) / %(bars)s::numeric))::bigint AS width, max(m.value) AS longest
-                FROM {values} AS m (value)) AS w
-          CROSS JOIN LATERAL generate_series(0, (w.longest - 1) / w.width) AS g (bar)) AS b)"""  # noqa: S608
+    bars = Counter((max(value, 1) - 1) // width for value in values)
+    return [(1 + bar * width, (bar + 1) * width, bars[bar]) for bar in range(max(bars) + 1)]
 
 
 def _counts(store: Mapping[str, Any]) -> sql.Composed:
     # words: blanks and line breaks between them, which costs a fraction of a regular expression
-    of_documents, of_words = _histogram("(SELECT n FROM d)"), _histogram("(SELECT words FROM r)")
     return sql.SQL(
-        f"""WITH r AS MATERIALIZED (
+        """WITH r AS MATERIALIZED (
           SELECT t.name, t.text, t.page, t.title, t.has_none,
             1 + length(t.text) - length(translate(t.text, E' \\n\\t', '')) AS words
           FROM (
-            SELECT {{name}}::text AS name, {{segment}}::text AS text, {{metadata}} ->> 'page' AS page,
-              left({{metadata}} ->> 'title', 200) AS title, {{embedding}} IS NULL AS has_none
-            FROM {{relation}} LIMIT %(most)s
+            SELECT {name}::text AS name, {segment}::text AS text, {metadata} ->> 'page' AS page,
+              left({metadata} ->> 'title', 200) AS title, {embedding} IS NULL AS has_none
+            FROM {relation} LIMIT %(most)s
           ) AS t
         ), d AS MATERIALIZED (
           SELECT r.name, min(r.title) AS title, count(*) AS n, count(DISTINCT r.page) AS pages, sum(r.words) AS words,
             count(*) FILTER (WHERE r.has_none) AS missing FROM r GROUP BY r.name
         )
         SELECT c.*, (SELECT count(*) - count(DISTINCT md5(r.text)) FROM r) AS repeated,
-          {of_documents} AS by_document, {of_words} AS by_length,
+          ARRAY(SELECT d.n FROM d) AS by_document, ARRAY(SELECT r.words FROM r WHERE r.words IS NOT NULL) AS by_length,
           (SELECT coalesce(jsonb_agg(to_jsonb(l) ORDER BY l.n DESC, l.name COLLATE "C"), '[]')
            FROM (SELECT d.* FROM d ORDER BY d.n DESC, d.name COLLATE "C" LIMIT %(listed)s) AS l) AS listed
         FROM (SELECT count(*) AS documents, coalesce(sum(d.n), 0)::bigint AS segments, coalesce(sum(d.pages), 0)::bigint
-                AS pages, coalesce(sum(d.missing), 0)::bigint AS missing FROM d) AS c"""  # noqa: S608 - fixed fragments
+                AS pages, coalesce(sum(d.missing), 0)::bigint AS missing FROM d) AS c"""
     ).format(
         name=column(store["document_name"]),
         segment=quoted(store["segment"]),
