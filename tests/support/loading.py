@@ -49,7 +49,8 @@ def loader(db: Database, owner: Connection) -> Iterator[Connection]:
     owner.execute(sql.SQL("GRANT CREATE ON SCHEMA public TO {}").format(role))
     connection = connect_as_loader(db)
     yield connection
-    connection.close()
+    if not connection.closed:
+        connection.rollback()  # its locks
     owner.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(role))
     owner.execute(sql.SQL("DROP ROLE {}").format(role))
 
