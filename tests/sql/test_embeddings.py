@@ -31,9 +31,6 @@ from support.keywords import assert_exact
 from support.models_server import ModelsServer, embedding, models
 from support.stores import answer, as_text, create_store, error, fake_embedding, mark, names, search, warnings_of
 
-# a session learns within a second which model server shows its calls
-pytestmark = pytest.mark.fresh
-
 __all__ = ["models", "store"]
 
 

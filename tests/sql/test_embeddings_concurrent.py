@@ -26,9 +26,6 @@ from support.models_server import ModelsServer, models
 from support.processes import Background, wait_until
 from support.stores import create_store, error, search
 
-# a session learns within a second which model server shows its calls
-pytestmark = pytest.mark.fresh
-
 __all__ = ["folder", "models", "store"]
 
 WRITE = "UPDATE docs SET metadata = '{}' WHERE document_id = 1"
@@ -42,6 +39,7 @@ def phase(watcher: Connection) -> Any:
 # -- locks of the table ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fresh  # a session learns within a second which model server shows its calls
 def test_it_begins_without_holding_others_up(db: Database, store: Connection) -> None:
     watcher, reader, other = db.connect(), db.connect(autocommit=False), db.connect()
     reader.execute("SELECT count(*) FROM docs")
@@ -99,6 +97,7 @@ def test_the_callers_lock_timeout_ends_the_waiting(db: Database, store: Connecti
     drop(store, "more")
 
 
+@pytest.mark.fresh  # a session learns within a second which model server shows its calls
 def test_a_call_that_waits_for_a_lock_can_be_cancelled(db: Database, store: Connection) -> None:
     watcher, reader = db.connect(), db.connect(autocommit=False)
     reader.execute("SELECT count(*) FROM docs")

@@ -14,7 +14,6 @@ from support.hostile_server import hostile, reply
 from support.stores import error
 
 # what a session loads, and when
-pytestmark = pytest.mark.fresh
 
 
 def test_supported_models(module_asker: Connection) -> None:
