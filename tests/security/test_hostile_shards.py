@@ -195,6 +195,14 @@ def test_no_table_is_one_of_calls_by_its_name_alone(
     planted: Connection, four: Connection, asker: Connection, shard: Shard
 ) -> None:
     expected = rows(four, KEYS)
+    # what could not be searched in shards may have policies
+    with four.transaction(force_rollback=True):
+        four.execute("ALTER TABLE four ENABLE ROW LEVEL SECURITY")
+    # nor does it go with the shard
+    with planted.transaction(force_rollback=True):
+        planted.execute("SELECT ml_rag.detach_shard('four', 0)")
+        assert rows(planted, GRANTED) == [(False,)]
+        assert rows(planted, KEYS) == expected
     make_shard(shard, "b")
     with error("55000", 'mine" has no table of calls'):
         answer(asker, "birch", WORDS)
@@ -205,18 +213,6 @@ def test_no_table_is_one_of_calls_by_its_name_alone(
     assert attach(planted, "four", 0, shard, "c") == "four_s1"
     assert rows(planted, GRANTED) == [(False,)]
     assert rows(planted, KEYS) == expected
-
-
-def test_no_table_goes_with_a_shard_by_its_name_alone(planted: Connection, four: Connection) -> None:
-    expected = rows(four, KEYS)
-    planted.execute("SELECT ml_rag.detach_shard('four', 0)")
-    assert rows(planted, GRANTED) == [(False,)]
-    assert rows(planted, KEYS) == expected
-
-
-def test_no_table_of_somebody_else_makes_a_store_one_with_shards(planted: Connection, four: Connection) -> None:
-    """What could not be searched in shards may have policies."""
-    four.execute("ALTER TABLE four ENABLE ROW LEVEL SECURITY")
 
 
 HIT = {

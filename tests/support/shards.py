@@ -6,7 +6,7 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from support.cluster import Connection, Database
 from support.private_cluster import PrivateCluster, private_cluster
+from support.reuse import reset
 
 #: of every shard; those of the coordinator are mapped to them
 ROLES = {"loader": "ml_rag_loader", "asker": "ml_rag_user"}
@@ -27,16 +28,37 @@ class Shard:
     cluster: PrivateCluster
     server: str
     name: str = "postgres"
+    _idle: list[Connection] = field(default_factory=list)
 
     @property
     def dsn(self) -> str:
         return make_conninfo(self.cluster.dsn, dbname=self.name)
 
-    def connect(self, role: str | None = None) -> Connection:
-        connection: Connection = psycopg.connect(self.dsn, autocommit=True)
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    @contextlib.contextmanager
+    def connect(self, role: str | None = None) -> Iterator[Connection]:
+        """A session that others may have used: each loads Python and plans what it calls."""
+        while self._idle:
+            connection = self._idle.pop()
+            with contextlib.suppress(psycopg.OperationalError):  # the cluster was ended meanwhile
+                connection.execute("SELECT 1")
+                break
+            connection.close()
+        else:
+            connection = psycopg.connect(self.dsn, autocommit=True)
         if role is not None:
             connection.execute(sql.SQL("SET SESSION AUTHORIZATION {}").format(sql.Identifier(role)))
-        return connection
+        try:
+            yield connection
+        finally:
+            reused = None if connection.closed else reset(connection)
+            if reused is None:
+                connection.close()
+            else:
+                self._idle.append(reused)
 
 
 @contextlib.contextmanager
@@ -48,6 +70,7 @@ def shards(place: Path, model_server: str, n: int) -> Iterator[list[Shard]]:
             folder = Path(tempfile.mkdtemp(prefix="shard", dir=place))
             folder.chmod(0o711)
             shard = Shard(stack.enter_context(private_cluster(folder, durable=False)), f"server{i}")
+            stack.callback(shard.close)
             with shard.connect() as owner:
                 owner.execute("CREATE EXTENSION ml_rag CASCADE")
                 owner.execute("SELECT ml_rag.configure('model_server', %s)", (model_server,))
