@@ -84,7 +84,8 @@ def _soup(text: str) -> BeautifulSoup:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MarkupResemblesLocatorWarning)
         warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)
-        return BeautifulSoup(_MARKS.sub("", text), "lxml")
+        # else an attribute of more than 10 MB, such as a picture, would be dropped without a word
+        return BeautifulSoup(_MARKS.sub("", text), "lxml", huge_tree=True)
 
 
 def _metadata(soup: BeautifulSoup) -> dict[str, Any]:

@@ -17,13 +17,15 @@ from ml_rag.ingest.formats.html import html_to_markdown, parse_html
 #: elements of an entry that hold text of several words, in whatever namespace
 _TEXTS = frozenset({"description", "summary", "content", "encoded", "body", "subtitle", "abstract"})
 _DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
+#: of an entity, which is not needed: the text keeps the name of the entity, as HTML does
+_ENTITY = re.compile(r"""<!ENTITY\s(?:[^<>"']|"[^"]*"|'[^']*'){1,4000}+>""")
 
 
 def parse_xml(name: str, content: bytes, request: Request) -> abc.Document:
     """Format ``rss`` for a feed (RSS, Atom, RDF), ``html`` for XHTML, else ``xml``, as it stands if damaged."""
     # The text is decoded here, since the declared encoding is not always the real one.
     text = _DECLARATION.sub("", decode(content, request.language))
-    source = text.encode("utf-8", "replace")
+    source = _ENTITY.sub("", text).encode("utf-8", "replace")
     refuse_entities(source)
     try:
         root = read_xml(source)
