@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
 import sys
-from pathlib import Path
 
 import orjson
 
 from ml_rag import priority
+from ml_rag.ingest.child import inherited
 
 log = logging.getLogger("ml_rag.server")
 
@@ -23,11 +22,12 @@ _SECONDS = 30
 
 def environment() -> dict[str, str]:
     """The environment of a parser's process."""
-    found = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    root = str(Path(__file__).resolve().parents[2])
-    found["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     # the models want the other cores
-    return found | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return inherited(_ENVIRONMENT) | {
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
 
 
 @functools.cache

@@ -14,7 +14,6 @@ import queue
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,6 +28,7 @@ import orjson
 
 from ml_rag.abc import Segment
 from ml_rag.errors import DocumentError, EngineFailed, MlRagError, from_json
+from ml_rag.ingest.child import cause, start
 from ml_rag.ingest.confinement import environment, log_missing
 from ml_rag.ingest.sandbox_worker import receive, send
 from ml_rag.ingest.split import Chunking
@@ -124,22 +124,9 @@ class _Child:
             raise
 
     def _start(self, parser: str, limits: Limits, environment: dict[str, str]) -> None:
-        self._connection, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "ml_rag.ingest.sandbox_worker"]
-        with theirs:
-            try:
-                self.process = subprocess.Popen(  # noqa: S603 - our own module
-                    [*command, str(theirs.fileno()), parser, str(limits.memory_bytes)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    env=environment,
-                    start_new_session=True,
-                )
-            except BaseException:
-                self._connection.close()
-                raise
+        self._connection, self.process = start(
+            "ml_rag.ingest.sandbox_worker", parser, str(limits.memory_bytes), environment=environment
+        )
         self._reply_bytes = limits.reply_bytes
         self._known: set[str] = set()
         self.documents = 0
@@ -343,8 +330,7 @@ class Sandbox:
         if "pictures" in answer:
             pictures = [(number, b64decode(jpeg)) for number, jpeg in answer["pictures"]]
             return Parsed("", {}, [], pictures, answer["left_out"])
-        segments = [Segment(row["text"], row["tokens"], row["metadata"], row["context"]) for row in answer["segments"]]
-        return Parsed(answer["format"], answer["metadata"], segments)
+        return Parsed(answer["format"], answer["metadata"], [Segment(**row) for row in answer["segments"]])
 
     def _lost(self, status: int, late: bool, cancelled: bool) -> MlRagError:
         """Why there is no answer, by how the child ended; ``late``: by our own doing."""
@@ -364,11 +350,10 @@ class Sandbox:
                 detail="it got signal 9 (SIGKILL), which the kernel sends when memory runs out",
                 hint="Load the document again; give the model server's machine or container more memory.",
             )
-        cause = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"exit status {status}"
-        log.warning("a document ended its parser: %s", cause)
+        log.warning("a document ended its parser: %s", cause(status))
         return DocumentError(
             "the document crashed its parser",
-            detail=f"the parser ended with {cause}",
+            detail=f"the parser ended with {cause(status)}",
             hint="It may be damaged: open it in the program it comes from and save it again.",
         )
 

@@ -13,9 +13,7 @@ import math
 import os
 import select
 import signal
-import socket
 import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -28,6 +26,7 @@ import numpy as np
 from ml_rag import priority
 from ml_rag.abc import Cancelled, Delta, Sampling
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, ModelUnavailable, from_json
+from ml_rag.ingest.child import cause, inherited, start
 from ml_rag.server.cancellation import ClientGone
 from ml_rag.server.engines.time_limit import GRAMMAR_SECONDS
 
@@ -81,22 +80,8 @@ class _Process:
     """
 
     def __init__(self) -> None:
-        self.connection, theirs = socket.socketpair()
-        try:
-            with theirs:
-                self.process = subprocess.Popen(  # noqa: S603 - our own module
-                    [sys.executable, "-P", "-m", "ml_rag.server.engines.worker", str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    # llama.cpp prints a grammar that it cannot read: a caller's words, of any length
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    env=_environment(),
-                    start_new_session=True,
-                )
-        except BaseException:
-            self.connection.close()
-            raise
+        environment = inherited(_ENVIRONMENT, _ENVIRONMENT_PREFIXES)
+        self.connection, self.process = start("ml_rag.server.engines.worker", environment=environment)
         self.connection.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self.connection)
@@ -219,10 +204,15 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the process."""
+        if self._process is not None:
+            self._end(CLOSE_SECONDS)
+
+    def _end(self, seconds: float = 0.0) -> int:
+        """End the process, by force after so many seconds. Its exit status."""
         process, self._process = self._process, None
-        if process is not None:
-            process.ends_with_owner.detach()
-            process.end(CLOSE_SECONDS)
+        assert process is not None
+        process.ends_with_owner.detach()
+        return process.end(seconds)
 
     def count_tokens(self, messages: Sequence[dict[str, str]], cancelled: Cancelled | None = None) -> int:
         """Tokens of the messages in the model's chat template, generation prompt included.
@@ -235,7 +225,7 @@ class EngineProcess:
         """
         if (size := _size(messages)) > BYTES_PER_TOKEN * self.max_tokens:
             return size // BYTES_PER_TOKEN + 1
-        request = self._request("count_tokens", messages)
+        request = self._numbered({"do": "count_tokens", "messages": list(messages)})
         answers = list(self._ask(request, cancelled or _never))
         if not answers:
             raise ClientGone
@@ -255,7 +245,8 @@ class EngineProcess:
                 detail=f"The prompt has {size} bytes; the context has {self.max_tokens} tokens: {most} bytes.",
                 hint="Ask a shorter question, or take a model with a larger context.",
             )
-        request = {**self._request("generate", messages), "sampling": asdict(sampling)}
+        wanted = {"do": "generate", "messages": list(messages), "sampling": asdict(sampling)}
+        request = self._numbered(wanted)
         with contextlib.closing(self._ask(request, cancelled)) as answers:
             for answer in answers:
                 yield Delta(*answer["delta"])
@@ -336,9 +327,6 @@ class EngineProcess:
             if at_work:
                 self._cancel(process)
 
-    def _request(self, what: str, messages: Sequence[dict[str, str]]) -> dict[str, Any]:
-        return self._numbered({"do": what, "messages": list(messages)})
-
     def _numbered(self, request: dict[str, Any]) -> dict[str, Any]:
         self._number += 1
         return {**request, "number": self._number}
@@ -390,19 +378,13 @@ class EngineProcess:
             pass
         except (_GivenUp, _Useless):
             log.warning("model %s did not stop when its call was cancelled: its process is ended", self._model_id)
-        self._process = None
-        process.ends_with_owner.detach()
-        process.end()
+        self._end()
 
     def _lost(self, *, loading: bool = False) -> MlRagError:
         """The error of the call that the process did not survive."""
-        process, self._process = self._process, None
-        assert process is not None
-        process.ends_with_owner.detach()
         # its end of the socket is closed a little before it can be waited for
-        status = process.end(CLOSE_SECONDS)
-        cause = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"exit status {status}"
-        log.warning("the process of model %s ended: %s", self._model_id, cause)
+        status = self._end(CLOSE_SECONDS)
+        log.warning("the process of model %s ended: %s", self._model_id, cause(status))
         if status == -signal.SIGPROF:
             return InvalidRequest(
                 "json_schema takes too long",
@@ -418,20 +400,17 @@ class EngineProcess:
             )
         if loading:
             return ModelUnavailable(
-                f"model {self._model_id} cannot be loaded", detail=f"its process ended with {cause}"
+                f"model {self._model_id} cannot be loaded", detail=f"its process ended with {cause(status)}"
             )
         return EngineFailed(
             f"the process of model {self._model_id} ended during the call",
-            detail=f"it ended with {cause}",
+            detail=f"it ended with {cause(status)}",
             hint="The next call starts another. If it happens again, try with fewer options.",
         )
 
     def _useless(self, what: str, how: str) -> MlRagError:
         """The error of the call that the process is of no use to; it is ended."""
-        process, self._process = self._process, None
-        assert process is not None
-        process.ends_with_owner.detach()
-        process.end()
+        self._end()
         log.warning("the process of model %s %s: it is ended", self._model_id, what)
         return EngineFailed(
             f"the process of model {self._model_id} {what}", detail=how, hint="The next call starts another."
@@ -449,14 +428,3 @@ def _never() -> bool:
 
 def _nothing() -> None:
     pass
-
-
-def _environment() -> dict[str, str]:
-    found = {
-        name: value
-        for name, value in os.environ.items()
-        if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIXES)
-    }
-    root = str(Path(__file__).resolve().parents[3])
-    found["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    return found
