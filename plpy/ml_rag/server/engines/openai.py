@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ml_rag.abc import Cancelled, Delta, Sampling
-from ml_rag.errors import EngineFailed, ModelUnavailable
+from ml_rag.errors import EngineFailed
 from ml_rag.server.chat.prompt import estimate_tokens, without_control_tokens
 from ml_rag.server.engines.openai_endpoint import CallerGone, Endpoint, Refused, nonsense
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ml_rag.abc import Engine
     from ml_rag.server.catalogue import ModelEntry
 
 #: context assumed where the catalogue gives no ``context_tokens``
@@ -36,17 +37,13 @@ MAX_STREAM_BYTES = 256 * 1024 * 1024
 MAX_COUNT = 2**31
 
 
-def load(entry: ModelEntry, models_dir: Path) -> OpenAIEmbed | OpenAIGenerate | OpenAIRerank:
+def load(entry: ModelEntry, models_dir: Path) -> Engine:
     """The catalogue's remote model. Raises ``ModelUnavailable``."""
     remote = Endpoint(entry)
     try:
         if entry.task == "embed":
             return OpenAIEmbed(entry, remote)
-        if entry.task == "generate":
-            return OpenAIGenerate(entry, remote)
-        if entry.task == "rerank":
-            return OpenAIRerank(entry, remote)
-        raise ModelUnavailable(f"the engine openai has no task {entry.task}")
+        return (OpenAIGenerate if entry.task == "generate" else OpenAIRerank)(entry, remote)
     except BaseException:
         remote.close()
         raise
@@ -56,21 +53,26 @@ def _never() -> bool:
     return False
 
 
-class OpenAIEmbed:
+class _Remote:
+    def __init__(self, remote: Endpoint, max_tokens: int | None) -> None:
+        self._remote = remote
+        self.max_tokens = max_tokens or DEFAULT_CONTEXT_TOKENS
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._remote.close()
+
+
+class OpenAIEmbed(_Remote):
     """Embeddings of a remote model. Without ``dimensions`` in the catalogue, loading asks for one to count them."""
 
     def __init__(self, entry: ModelEntry, remote: Endpoint) -> None:
-        self._remote = remote
-        self.max_tokens = entry.max_tokens or DEFAULT_CONTEXT_TOKENS
+        super().__init__(remote, entry.max_tokens)
         self.dimensions = entry.dimensions or 0
         #: other models than those whose vectors can be cut refuse the key
         self._cut = {"dimensions": self.dimensions} if entry.min_dimensions is not None else {}
         if not self.dimensions:
             self.dimensions = int(self.embed(["dimensions"], _never).shape[1])
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._remote.close()
 
     def tokenizer(self) -> Any:
         """None: the tokenizer is at the other end. A text that is too long is for the endpoint to cut or refuse."""
@@ -115,20 +117,15 @@ class OpenAIEmbed:
         return found
 
 
-class OpenAIRerank:
+class OpenAIRerank(_Remote):
     """Scores of a remote cross-encoder."""
 
     def __init__(self, entry: ModelEntry, remote: Endpoint) -> None:
-        self._remote = remote
-        self.max_tokens = entry.max_tokens or DEFAULT_CONTEXT_TOKENS
+        super().__init__(remote, entry.max_tokens)
         #: whether it wants "texts", as Text Embeddings Inference does, where all others want "documents"
         self._wants_texts = False
         #: whether its scores are logits, as llama-server's
         self._are_logits = False
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._remote.close()
 
     def rerank(self, query: str, texts: Sequence[str], cancelled: Cancelled) -> NDArray[np.float32]:
         """Relevance 0-1 of each text, shape (len(texts),). Zeros for what was cancelled.
@@ -178,17 +175,12 @@ def _scores(reply: Any, count: int) -> NDArray[np.float64]:
     return scores.astype(np.float64)
 
 
-class OpenAIGenerate:
+class OpenAIGenerate(_Remote):
     """Text of a remote model."""
 
     def __init__(self, entry: ModelEntry, remote: Endpoint) -> None:
-        self._remote = remote
-        self.max_tokens = entry.context_tokens or DEFAULT_CONTEXT_TOKENS
+        super().__init__(remote, entry.context_tokens)
         self.brief = entry.brief
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._remote.close()
 
     def count_tokens(self, messages: Sequence[dict[str, str]], cancelled: Cancelled | None = None) -> int:
         """An upper estimate (``ml_rag.server.chat.prompt.estimate_tokens``): the tokenizer is at the other end."""
