@@ -7,8 +7,9 @@ begins with the server. Whoever may send decides what is told, so everything is 
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from math import log2
@@ -111,17 +112,16 @@ class Datagram(NamedTuple):
 _datagram = TypeAdapter(Datagram)
 
 
+@dataclass(slots=True)
 class Figures:
     """Of one role, routine and stage. Times are those of calls without an error."""
 
-    __slots__ = ("classes", "errors", "longest", "total")
-
-    def __init__(self) -> None:
-        #: microseconds
-        self.total = self.longest = 0
-        self.errors = 0
-        #: how many in each class of duration
-        self.classes: Counter[int] = Counter()
+    #: microseconds
+    total: int = 0
+    longest: int = 0
+    errors: int = 0
+    #: how many in each class of duration
+    classes: Counter[int] = field(default_factory=Counter)
 
     def add(self, microseconds: int) -> None:
         self.total += microseconds
@@ -149,15 +149,14 @@ def _class(microseconds: int) -> int:
     return min(CLASSES - 1, int(2 * log2(microseconds / SHORTEST))) if microseconds > SHORTEST else 0
 
 
+@dataclass(slots=True)
 class Pair:
     """Of one role and routine."""
 
-    __slots__ = ("generated_tokens", "prompt_tokens", "sqlstates", "stages")
-
-    def __init__(self) -> None:
-        self.stages: dict[str, Figures] = {}
-        self.sqlstates: Counter[str] = Counter()
-        self.prompt_tokens = self.generated_tokens = 0
+    stages: dict[str, Figures] = field(default_factory=lambda: defaultdict(Figures))
+    sqlstates: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
 
     def rows(self, role: int, routine: str) -> Iterator[CallStatistics]:
         for stage, of in self.stages.items():
@@ -181,11 +180,11 @@ class Pair:
             }
 
 
+@dataclass(slots=True)
 class Database:
-    def __init__(self, since: float) -> None:
-        self.since = since
-        #: by role and routine
-        self.pairs: dict[tuple[int, str], Pair] = {}
+    since: float
+    #: by role and routine
+    pairs: dict[tuple[int, str], Pair] = field(default_factory=dict)
 
 
 class Calls:
@@ -282,9 +281,7 @@ class Calls:
         pair = self._pair(cluster, database, role, routine)
         pair.prompt_tokens += prompt
         pair.generated_tokens += generated
-        figures = pair.stages.get(stage)
-        if figures is None:
-            figures = pair.stages[stage] = Figures()
+        figures = pair.stages[stage]
         if sqlstate == SUCCESS:
             figures.add(microseconds)
             self._seconds(routine, stage).observe(microseconds / 1e6)
