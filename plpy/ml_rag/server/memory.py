@@ -94,18 +94,15 @@ def _group_folders(proc: Path) -> Iterator[tuple[bool, Path]]:
 def group_usage(proc: Path = Path("/proc")) -> Iterator[Usage]:
     """Of each control group with a limit."""
     for unified, folder in _group_folders(proc):
-        if unified:
-            limit = min(_number(folder / "memory.max"), _number(folder / "memory.high"))
-            if limit >= _NO_LIMIT:
-                continue
-            stat = _table(folder / "memory.stat")
-            used = _number(folder / "memory.current") - stat.get("file", 0) + stat.get("shmem", 0)
-        else:
-            limit = _number(folder / "memory.limit_in_bytes")
-            if limit >= _NO_LIMIT:
-                continue
-            stat = _table(folder / "memory.stat")
-            used = _number(folder / "memory.usage_in_bytes") - stat.get("total_cache", 0) + stat.get("total_shmem", 0)
+        limits, usage, cached, shared = (
+            (("memory.max", "memory.high"), "memory.current", "file", "shmem")
+            if unified
+            else (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_cache", "total_shmem")
+        )
+        if (limit := min(_number(folder / name) for name in limits)) >= _NO_LIMIT:
+            continue
+        stat = _table(folder / "memory.stat")
+        used = _number(folder / usage) - stat.get(cached, 0) + stat.get(shared, 0)
         if 0 <= used < _NO_LIMIT:
             yield Usage("the control group", used, limit)
 
