@@ -303,6 +303,11 @@ class Catalogue:
         return next(iter(difflib.get_close_matches(model_id, self._models, n=1, cutoff=0.5)), None)
 
 
+def _meant(key: str, known: Iterable[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
+    return f"Did you mean {near[0]!r}?" if near else otherwise
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
@@ -319,10 +324,7 @@ def _complain(path: Path, where: str, error: ValidationError, known: Iterable[st
     location = [str(part) for part in finding["loc"]]
     key = ".".join([where, *location]) if where else ".".join(location)
     if finding["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(location[-1], list(known), n=1, cutoff=0.5)
-        return CatalogueError(
-            f"unknown key {key} in {path}", hint=f"Did you mean {near[0]!r}?" if near else "Remove the key."
-        )
+        return CatalogueError(f"unknown key {key} in {path}", hint=_meant(location[-1], known, "Remove the key."))
     message = finding["msg"].removeprefix("Value error, ")
     return CatalogueError(f"bad value of {key} in {path}", detail=message)
 
@@ -368,11 +370,8 @@ def load_catalogue(config: Path | None = None, *, fake_models: bool | None = Non
         document = _read(path)
         for key in document:
             if key not in ("server", "models"):
-                near = difflib.get_close_matches(key, ["server", "models"], n=1, cutoff=0.5)
-                raise CatalogueError(
-                    f"unknown key {key} in {path}",
-                    hint=f"Did you mean {near[0]!r}?" if near else "The tables are [server] and [models.ID].",
-                )
+                hint = _meant(key, ("server", "models"), "The tables are [server] and [models.ID].")
+                raise CatalogueError(f"unknown key {key} in {path}", hint=hint)
         for key in ("server", "models"):
             if not isinstance(document.get(key, {}), dict):
                 raise CatalogueError(f"bad value of {key} in {path}", detail="it must be a table")

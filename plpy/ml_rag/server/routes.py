@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -126,20 +127,10 @@ def _rows(vectors: NDArray[np.float32]) -> list[NDArray[np.float32]]:
 
 
 def _model(info: ModelInfo) -> Model:
-    return {
-        "id": info.id,
-        "object": "model",
-        "created": 0,
-        "owned_by": "ml_rag",
-        "task": info.task,
-        "engine": info.engine,
-        "dimensions": info.dimensions,
-        "max_tokens": info.max_tokens,
-        "available": info.available,
-        "reason": info.reason,
-        "pull": info.pull,
-        "brief": info.brief,
-    }
+    told: Any = {"object": "model", "created": 0, "owned_by": "ml_rag", **asdict(info)}
+    del told["state"]
+    model: Model = told
+    return model
 
 
 async def list_models(request: Request) -> Response:
