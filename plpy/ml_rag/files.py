@@ -166,7 +166,8 @@ class Given:
 
 def parse(uri: str) -> Location:
     """The location of ``file://…`` or of an absolute path. Raises InvalidRequest."""
-    path, decode = uri, _as_it_is
+    path = uri
+    decode: Callable[[str], str] = str
     if match := re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", uri):
         if match[1].lower() != "file":
             hint = (
@@ -184,10 +185,6 @@ def parse(uri: str) -> Location:
     pieces = re.split(r"([?*])", path)
     pieces[::2] = [_escape(decode(piece)) for piece in pieces[::2]]
     return _locate("".join(pieces))
-
-
-def _as_it_is(piece: str) -> str:
-    return piece
 
 
 def _decode(piece: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, takewhile
 from typing import Any, Literal, TypeVar, get_args
 
 from ml_rag.abc import Block, Document, Segment
@@ -249,16 +250,11 @@ def _is_short(text: str) -> bool:
 
 
 def _of_same_page(blocks: Sequence[Block], split_by: str) -> Iterator[Block]:
-    texts: list[str] = []
-    metadata: dict[str, Any] | None = None
-    for block in blocks:
-        if metadata is not None and (block.metadata != metadata or split_by == "page"):
-            yield Block("\n\n".join(texts), metadata)
-            texts = []
-        metadata = block.metadata
-        texts.append(block.text)
-    if metadata is not None:
-        yield Block("\n\n".join(texts), metadata)
+    if split_by == "page":
+        yield from blocks
+        return
+    for metadata, same in groupby(blocks, lambda block: block.metadata):
+        yield Block("\n\n".join(block.text for block in same), metadata)
 
 
 @dataclass(slots=True)
@@ -317,7 +313,7 @@ class _Cutter:
         self._split_by = split_by
         self._heading_words = list(found.headings)
 
-    def pieces(self, path: list[tuple[int, str]]) -> Iterator[tuple[int, int, int, tuple[str, ...]]]:
+    def pieces(self, path: list[tuple[int, str]]) -> list[tuple[int, int, int, tuple[str, ...]]]:
         """(shared, first, end, headings) of each piece; ``path``: the headings in force, kept up to date."""
         if self._split_by in ("page", "tokens"):
             sections = [(0, len(self.found.starts), self._path(path, 0, len(self.found.starts)))]
@@ -326,17 +322,13 @@ class _Cutter:
         ranges: list[tuple[int, int, int, tuple[str, ...]]] = []
         for first, end, headings in sections:
             for shared, start, stop in self._cut(first, end, headings):
-                if (
-                    self._split_by == "auto"
-                    and start == first
-                    and ranges
-                    and self._joinable(ranges[-1], stop, headings)
-                ):
+                may_join = self._split_by == "auto" and start == first and ranges
+                if may_join and self._joinable(ranges[-1], stop, headings):
                     before = ranges.pop()
                     ranges.append((before[0], before[1], stop, _common(before[3], headings)))
                 else:
                     ranges.append((shared, start, stop, headings))
-        yield from ranges
+        return ranges
 
     def _path(self, path: list[tuple[int, str]], first: int, end: int) -> tuple[str, ...]:
         """The path at the start of a range; ``path`` becomes that at its end."""
@@ -457,10 +449,7 @@ def _last_that_fits(total: Sequence[int], most: int, start: int, end: int) -> in
 
 
 def _common(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
-    length = 0
-    while length < min(len(one), len(other)) and one[length] == other[length]:
-        length += 1
-    return one[:length]
+    return tuple(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _counted(pieces: Sequence[_Piece], most: int, counter: Counter, context: _Context) -> list[Segment]:
