@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,8 @@ def reachable_dir() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="ml_rag_test_"))
     directory.chmod(0o711)
     yield directory
+    if scripted := sys.modules.get("support.scripted"):
+        scripted.stop_scripted_servers()
     shutil.rmtree(directory, ignore_errors=True)
 
 

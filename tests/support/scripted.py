@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,33 @@ class Script:
         return properties
 
 
+#: servers that run and that no test has, by folder of their sockets, context and name of the model: to start one takes
+#: longer than most tests
+_idle: dict[tuple[Path, int, str], list[Script]] = {}
+_running = ExitStack()
+
+
 @contextmanager
 def scripted_server(sockets: Path, context_tokens: int = 4096, model: str = MODEL) -> Iterator[Script]:
-    """A model server that has the fake models and the scripted ``model``."""
+    """A model server that has the fake models and the scripted ``model``; other tests have it afterwards."""
+    idle = _idle.setdefault((sockets, context_tokens, model), [])
+    script = idle.pop() if idle else _start(sockets, context_tokens, model)
+    script.answer, script.requests = "", []
+    yield script
+    idle.append(script)
+
+
+def _start(sockets: Path, context_tokens: int, model: str) -> Script:
     script = Script(sockets / f"scripted{next(_numbers)}.sock")
-    with scripted_endpoint(script) as url:
-        config = f'[server]\nsocket_mode = "0666"\n{remote_model(model, url)}context_tokens = {context_tokens}\n'
-        with running_server(socket=script.socket, config=config, models_dir=sockets / "no-models"):
-            yield script
+    url = _running.enter_context(scripted_endpoint(script))
+    config = f'[server]\nsocket_mode = "0666"\n{remote_model(model, url)}context_tokens = {context_tokens}\n'
+    _running.enter_context(running_server(socket=script.socket, config=config, models_dir=sockets / "no-models"))
+    return script
+
+
+def stop_scripted_servers() -> None:
+    _idle.clear()
+    _running.close()
 
 
 @contextmanager
