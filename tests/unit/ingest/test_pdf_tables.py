@@ -92,6 +92,51 @@ def test_lines_of_a_cell_without_rules_are_told_from_rows_by_their_distance() ->
     assert text.splitlines()[2:] == ["| Bolt | kept in the upper drawer | 12 |", "| Nut | none | 7 |"]
 
 
+def middle(rows: list[list[str]], xs: list[float], step: float) -> list[Text]:
+    """As ``grid``, each cell in the middle of its row, as browsers print them."""
+    texts: list[Text] = []
+    top = 700.0
+    for row in rows:
+        height = max(cell.count("\n") for cell in row)
+        for x, cell in zip(xs, row, strict=True):
+            down = 6 * (height - cell.count("\n"))
+            texts += [(x, top - down - 12 * i, line) for i, line in enumerate(cell.split("\n")) if line]
+        top -= step + 12 * height
+    return texts
+
+
+@pytest.mark.parametrize("step", [15, 20, 40])
+def test_cells_may_stand_in_the_middle_of_their_rows(step: float) -> None:
+    rows = [
+        ["Item", "Notes\nfor all", "Count", "Where"],
+        ["Bolt", "kept in the\nupper drawer\nof the shelf", "12", "here\nor there"],
+        ["Nut", "none", "", "hall"],
+        ["Washer\nof steel", "a\nb\nc\nd", "7", "hall"],
+    ]
+    (text,) = blocks(placed_pdf([(72, 760, "Above"), *middle(rows, [72, 150, 300, 360], step), (72, 480, "Below")]))
+    assert text == (
+        "Above\n\n| Item | Notes for all | Count | Where |\n| --- | --- | --- | --- |\n"
+        "| Bolt | kept in the upper drawer of the shelf | 12 | here or there |\n| Nut | none |  | hall |\n"
+        "| Washer of steel | a b c d | 7 | hall |\n\nBelow"
+    )
+
+
+def test_paragraphs_of_a_list_and_of_columns_are_no_cells() -> None:
+    listed = [
+        (x, 700.0 - 60 * i - 12 * j, text)
+        for i in range(5)
+        for x, j, text in [(72.0, 0, "[Ab1]"), *((110.0, j, line) for j, line in enumerate(LEFT))]
+    ]
+    beside = [
+        (x, 700.0 - y - 62 * i - 12 * j, line)
+        for x, y, lines in ((72.0, 0, LEFT), (320.0, 5, RIGHT))
+        for i in range(4)
+        for j, line in enumerate(lines)
+    ]
+    for texts in (listed, beside):
+        assert not any("|" in text for text in blocks(placed_pdf(texts)))
+
+
 def test_a_table_over_pages_has_its_header_on_each() -> None:
     xs = [72.0, 200.0, 300.0]
     header = ["Plan", "Copay", "Deductible"]
@@ -158,7 +203,7 @@ def test_prose_is_as_it_was() -> None:
 def test_rows_of_public_pdfs_stand_in_tables() -> None:
     names = ("SPARSE-2024-INV-1234_borderless_table", "movie-theater-booking-2024", "normal_4pages")
     # of the second, one is given with two columns as one, and one stands alone; of the third, one lacks a mark
-    assert [tables.rows(SHARED / "tables" / f"{name}.pdf") for name in names] == [(20, 20), (23, 25), (4, 5)]
+    assert [tables.rows(SHARED / "tables" / f"{name}.pdf") for name in names] == [(20, 20, 20), (23, 25, 25), (4, 4, 5)]
 
 
 @pytest.mark.parametrize("seed", range(12))

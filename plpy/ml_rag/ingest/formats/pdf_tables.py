@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from ml_rag.ingest.formats.pdf_cells import tables_in_order
 from ml_rag.ingest.formats.pdf_grid import Ruling, ruled_tables
 from ml_rag.ingest.formats.pdf_words import (
     GAP,
@@ -96,6 +97,10 @@ def find_tables(
         if one.line == other.line and 0 < other.left - one.right < GAP * one.size
     ]
     scale = max(1.0, median(spaces) / _SPACE) if spaces else 1.0
+    if in_order := tables_in_order(words, join, scale):
+        tables += in_order
+        taken = {id(word) for table in in_order for word in table.words}
+        words = [word for word in words if id(word) not in taken]
     tables += _unruled(words, _Setting([ruling.at for ruling in rules], join, scale), 0)
     return tables
 
