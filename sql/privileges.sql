@@ -108,7 +108,7 @@ BEGIN
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_store_key _lock_store'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_lock_embedding _lock_table'),
     -- batch/work
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_commit _next_step _stop_work _read_by_index _work _hold_filled'),
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_commit _next_step _stop_work _read_by_index _execute _execute_on _work _hold_filled'),
     -- batch/job
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_column_reference _column_type _begin_table'),
     -- batch/run

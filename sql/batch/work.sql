@@ -11,15 +11,15 @@ return backend.commit(plpy)
 $$;
 
 CREATE FUNCTION ml_rag._next_step(INOUT job bigint, routine text, INOUT given json, call integer, committed boolean, found json,
-  OUT statement text, OUT vectors text[], OUT by_index boolean, OUT result jsonb, OUT fallback jsonb, OUT error jsonb)
+  OUT statement text, OUT vectors text[], OUT by_index boolean, OUT shard json, OUT result jsonb, OUT fallback jsonb, OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
 # purpose: the next statement of a job (null = a new one) with its parameters $1 and $2, after what the last one has found; none:
-# commit, or the result
+# commit, or the result; shard: where it runs, null = here
 if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
     if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return dict.fromkeys(("given", "statement", "vectors", "by_index", "result", "fallback")) | {"job": job, "error": error}
+        return dict.fromkeys(("given", "statement", "vectors", "by_index", "shard", "result", "fallback")) | {"job": job, "error": error}
 return GD["ml_rag"].next_step(plpy, '@vector@', job, routine, given, call, committed, found)
 $$;
 
@@ -52,6 +52,40 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._execute(statement text, given json, vectors text[], by_index boolean) RETURNS json
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: what a statement of a job returns
+DECLARE
+  _found json;
+BEGIN
+  IF by_index THEN
+    RETURN ml_rag._read_by_index(statement, given);
+  END IF;
+  EXECUTE statement INTO _found USING given, vectors;
+  RETURN _found;
+END
+$$;
+
+CREATE FUNCTION ml_rag._execute_on(shard json, statement text, given json, vectors text[], by_index boolean) RETURNS json
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the same on the worker of Citus that has a shard, one of ml_rag._filled_parts, which does not move meanwhile
+DECLARE
+  _store regclass := (shard ->> 'store')::oid;
+  _found json;
+BEGIN
+  -- ShareLock, as Citus takes for an UPDATE; it takes what is sent to the worker for a SELECT
+  PERFORM lock_shard_metadata(5, ARRAY[(shard ->> 'shard')::bigint]);
+  EXECUTE format('SELECT ml_rag._execute($1, $2, $3, $4) FROM %s AS c WHERE c.%I = %L AND c.shard = %L',
+    ml_rag._calls_of(_store), ml_rag._distribution_column(_store), shard ->> 'key', shard ->> 'shard')
+  INTO STRICT _found USING statement, given, vectors, by_index;
+  RETURN _found;
+END
+$$;
+
 CREATE FUNCTION ml_rag._work(INOUT job bigint, routine text, given jsonb, call integer, committed boolean, failure jsonb, OUT result jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
@@ -74,10 +108,10 @@ BEGIN
     IF _step.statement IS NULL THEN
       result := _step.result;
       RETURN;
-    ELSIF _step.by_index THEN
-      _found := ml_rag._read_by_index(_step.statement, _step.given);
+    ELSIF _step.shard IS NOT NULL THEN
+      _found := ml_rag._execute_on(_step.shard, _step.statement, _step.given, _step.vectors, _step.by_index);
     ELSE
-      EXECUTE _step.statement INTO _found USING _step.given, _step.vectors;
+      _found := ml_rag._execute(_step.statement, _step.given, _step.vectors, _step.by_index);
     END IF;
   END LOOP;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN

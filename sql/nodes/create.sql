@@ -41,7 +41,7 @@ DECLARE
   _options jsonb;
   _error jsonb;
 BEGIN
-  PERFORM ml_rag._check_embedding_table(store);
+  PERFORM ml_rag._check_embedding_table(store, 'Citus cannot lock the segments of nodes across shards.');
   IF NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'segment' AND NOT a.attisdropped
                  AND a.atttypid IN ('text'::regtype, 'character varying'::regtype)) THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
@@ -93,7 +93,7 @@ DECLARE
   _options jsonb := ml_rag.parse_options('refresh_node_groups', options);
   _names text[] := ARRAY(SELECT g.name FROM ml_rag._node_groups(store) AS g);
 BEGIN
-  PERFORM ml_rag._check_embedding_table(store);
+  PERFORM ml_rag._check_embedding_table(store, 'Citus cannot lock the segments of nodes across shards.');
   IF _options ? 'name' THEN
     PERFORM ml_rag._node_group(store, _options ->> 'name');
     _names := ARRAY[_options ->> 'name'];

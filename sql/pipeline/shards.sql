@@ -225,6 +225,50 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._shard_table(store oid, shard bigint) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the name of a shard on its worker; shard_name has it with or without its schema
+BEGIN
+  RETURN (SELECT format('%I.%I', n.nspname, s.name[cardinality(s.name)])
+          FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+          CROSS JOIN LATERAL parse_ident(shard_name(c.oid, shard)) AS s (name) WHERE c.oid = store);
+END
+$$;
+
+CREATE FUNCTION ml_rag._filled_parts(store oid) RETURNS TABLE (oid bigint, name text, shard json)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 1
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the tables in which a job reads and writes rows by their places: a table, its partitions, or its shards on workers of Citus
+-- shard: for ml_rag._execute_on
+-- Reads: the catalog, the table of calls  Errors: 55000 a shard without a call
+DECLARE
+  _calls regclass;
+  _keys jsonb;
+BEGIN
+  IF NOT ml_rag._is_distributed(store) THEN
+    RETURN QUERY SELECT c.oid::bigint, ml_rag._relation_name(c.oid::regclass), NULL::json FROM pg_class AS c
+      WHERE c.oid = ANY (ml_rag._parts(store)) AND c.relkind = 'r';
+    RETURN;
+  END IF;
+  _calls := ml_rag._calls_of(store);
+  IF _calls IS NOT NULL THEN
+    EXECUTE format('SELECT jsonb_object_agg(c.shard, c.%I::text) FROM %s AS c', ml_rag._distribution_column(store), _calls) INTO _keys;
+  END IF;
+  FOR oid IN SELECT d.shardid FROM pg_catalog.pg_dist_shard AS d WHERE d.logicalrelid = store LOOP
+    IF _keys -> oid::text IS NULL THEN
+      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard %s of "%s" cannot be reached', oid, store::regclass),
+        DETAIL = 'It is not in the table of calls.', HINT = format('SELECT ml_rag.distribute_store(%L);', store::regclass);
+    END IF;
+    name := ml_rag._shard_table(store, oid);
+    shard := json_build_object('store', store::bigint, 'shard', oid, 'key', _keys ->> oid::text);
+    RETURN NEXT;
+  END LOOP;
+END
+$$;
+
 CREATE FUNCTION ml_rag._carry(shard regclass, place integer, OUT query text, OUT parts text[])
 LANGUAGE plpgsql VOLATILE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -241,11 +285,8 @@ BEGIN
     -- workers do not know a table yet in the transaction that distributes it
     SELECT array_agg(d.shardid::text ORDER BY d.shardid),
       format('SELECT %s AS place, c.shard::text AS part, ml_rag._answer_on_worker(%L::jsonb ->> c.shard::text, $1) AS answer FROM %s AS c',
-        -- with or without its schema
-        place, jsonb_object_agg(d.shardid, format('%I.%I', n.nspname, s.name[cardinality(s.name)])), ml_rag._relation_name(_calls))
-    INTO parts, query
-    FROM pg_catalog.pg_dist_shard AS d CROSS JOIN LATERAL parse_ident(shard_name(shard, d.shardid)) AS s (name)
-    JOIN pg_class AS c ON c.oid = d.logicalrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE d.logicalrelid = shard;
+        place, jsonb_object_agg(d.shardid, ml_rag._shard_table(shard, d.shardid)), ml_rag._relation_name(_calls))
+    INTO parts, query FROM pg_catalog.pg_dist_shard AS d WHERE d.logicalrelid = shard;
   ELSIF _server IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has no table of calls', shard),
       DETAIL = 'It must be a foreign table of the same schema, owner and server, named like the shard with "_calls" after it.',

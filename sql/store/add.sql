@@ -191,8 +191,11 @@ BEGIN
   SELECT a.* INTO _default FROM pg_attribute AS a
   WHERE a.attrelid = job.store AND a.attname = job.default_column AND NOT a.attisdropped;
   EXECUTE format('ALTER TABLE %s ADD COLUMN %I %s', _relation, job.column_name, job.type);
-  EXECUTE format('ALTER TABLE %s ALTER COLUMN %I SET STORAGE %s', _relation, job.column_name,
-    CASE _default.attstorage WHEN 'p' THEN 'PLAIN' WHEN 'e' THEN 'EXTERNAL' WHEN 'm' THEN 'MAIN' ELSE 'EXTENDED' END);
+  -- Citus refuses it, and the default of the type mostly is what is there
+  IF NOT ml_rag._is_distributed(job.store) THEN
+    EXECUTE format('ALTER TABLE %s ALTER COLUMN %I SET STORAGE %s', _relation, job.column_name,
+      CASE _default.attstorage WHEN 'p' THEN 'PLAIN' WHEN 'e' THEN 'EXTERNAL' WHEN 'm' THEN 'MAIN' ELSE 'EXTENDED' END);
+  END IF;
   EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _relation, job.column_name,
     -- with the columns that the marker of the default one names
     ml_rag._mark_keys(format('GENAI_OPTIONS=EMBED_MODEL_ID=%s,EMBEDDING=%s', job.model_id, job.embedding), coalesce((

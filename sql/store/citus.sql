@@ -24,9 +24,9 @@ BEGIN
     SELECT 'Another table, such as a node group, refers to its rows.', NULL
     FROM pg_constraint AS k WHERE k.confrelid = store AND k.conrelid <> store
     UNION ALL
-    SELECT format('It has trigger %I; so have tables with a further embedding or a vectorizer.', t.tgname), NULL
+    SELECT format('It has trigger %I; so have tables with a vectorizer.', t.tgname), NULL
     FROM pg_trigger AS t WHERE t.tgrelid = store AND NOT t.tgisinternal AND t.tgname !~ '^truncate_trigger_'
-      AND t.tgfoid <> 'ml_rag._keep_keywords()'::regprocedure
+      AND t.tgfoid <> ALL ('{ml_rag._keep_keywords(),ml_rag._empty_embedding()}'::regprocedure[])
     UNION ALL
     SELECT format('Unique index %s lacks document_id, by which rows are distributed.', x.indexrelid::regclass), 'Drop it.'
     FROM pg_index AS x JOIN pg_attribute AS a ON a.attrelid = store AND a.attname = 'document_id'
@@ -75,6 +75,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 -- Citus says what it does
 SET client_min_messages = warning
+SET citus.enable_unsafe_triggers = on
 AS $$
 -- Writes: the store's definition, and a table beside it, as the caller
 DECLARE
@@ -113,5 +114,5 @@ $$distributes a vector store over the workers of Citus: ml_rag.distribute_store(
 Its rows go to shards by document_id, with a keyword index on each where the store has one. Of a store that is distributed already it
 makes anew what its shards lack, as after they were split. For the owner of the store; everybody waits meanwhile. options:
 SELECT * FROM ml_rag.option WHERE routine = 'distribute_store'.
-Errors: 0A000 Citus is not installed; 22023 bad option; 25006; 42P01; 42501; 55000 the store has node groups, further embeddings, a
-vectorizer or partitions, or a shard gets no keyword index; 55P03 lock_timeout; those of Citus.$$;
+Errors: 0A000 Citus is not installed; 22023 bad option; 25006; 42P01; 42501; 55000 the store has node groups, a vectorizer or
+partitions, or a shard gets no keyword index; 55P03 lock_timeout; those of Citus.$$;

@@ -2,11 +2,11 @@
 -- Each is a column whose comment says so (store/marker). No column ever changes its model: a call that has found a store,
 -- and has the question embedded for one of its columns, searches that column, whatever has become the default meanwhile.
 
-CREATE FUNCTION ml_rag._check_embedding_table(store regclass) RETURNS void
+CREATE FUNCTION ml_rag._check_embedding_table(store regclass, not_on_shards text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: whether a relation can get embeddings, and from this caller
+-- purpose: whether a relation can get embeddings, and from this caller; not_on_shards: why shards of Citus cannot have what it gets
 DECLARE
   _parts oid[];
   _why text;
@@ -22,8 +22,11 @@ BEGIN
       THEN 'It inherits from another table, or another from it.'
     WHEN EXISTS (SELECT FROM pg_class AS p WHERE p.oid = ANY (_parts) AND p.relkind = 'f')
       THEN 'A partition of it is a foreign table.'
-    WHEN ml_rag._is_distributed(c.oid) THEN 'It is distributed by Citus.'
-    END, CASE WHEN c.relkind IN ('v', 'm') THEN 'Name the table below it; a view of it is searched then, too.' ELSE '' END
+    WHEN ml_rag._is_distributed(c.oid) AND not_on_shards IS NOT NULL THEN 'Citus distributes it: ' || not_on_shards
+    WHEN ml_rag._is_distributed(c.oid) AND ml_rag._calls_of(c.oid) IS NULL THEN 'Citus distributes it, and it has no table of calls.'
+    END, CASE WHEN c.relkind IN ('v', 'm') THEN 'Name the table below it; a view of it is searched then, too.'
+      WHEN ml_rag._is_distributed(c.oid) AND not_on_shards IS NULL
+        THEN format('SELECT ml_rag.distribute_store(%L); makes one.', store) ELSE '' END
   INTO _why, _hint
   FROM pg_class AS c WHERE c.oid = store;
   IF _why IS NULL AND (SELECT bool_or(row_security_active(p.oid)) FROM unnest(_parts) AS p (oid)) THEN
@@ -77,6 +80,7 @@ $$;
 CREATE FUNCTION ml_rag._drop_column(store regclass, column_name name, attnum smallint) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
+SET citus.enable_unsafe_triggers = on
 AS $$
 -- purpose: drop an embedding's column, and its trigger, which depends on it
 -- Writes: the table's definition, as the caller
@@ -157,6 +161,7 @@ dropped or disabled; those of ml_rag.add_embedding about the table.$$;
 CREATE FUNCTION ml_rag.drop_embedding(store regclass, name text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
+SET citus.enable_unsafe_triggers = on
 AS $$
 -- Writes: the table's definition, as the caller
 DECLARE

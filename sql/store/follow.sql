@@ -121,6 +121,8 @@ $$;
 CREATE FUNCTION ml_rag._follow_texts(store regclass, column_name name, segment name) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
+-- the trigger reads and writes nothing but the row
+SET citus.enable_unsafe_triggers = on
 AS $$
 -- purpose: from now on an embedding is emptied where its text changes without it
 -- Writes: the table's definition, as the caller

@@ -112,7 +112,7 @@ DECLARE
 BEGIN
   _options := ml_rag._with_dimensions(ml_rag.parse_options('create_vectorizer', $2));
   _model := coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'));
-  PERFORM ml_rag._check_embedding_table(relation);
+  PERFORM ml_rag._check_embedding_table(relation, 'its triggers would not wake the workers.');
   PERFORM ml_rag._check_vectorizer_columns(relation);
   _key := (ml_rag._primary_key(relation)).key;
   IF _model ~ '[\s,;]' THEN

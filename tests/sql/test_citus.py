@@ -229,6 +229,15 @@ def test_a_role_without_rights_reads_nothing(nodes: list[PrivateCluster], loader
             distribute(stranger, "four")
 
 
+SHARDS = "SELECT shardid, nodename, nodeport FROM citus_shards WHERE table_name = 'four'::regclass ORDER BY shardid"
+
+
+def move(owner: Connection, nodes: list[PrivateCluster], shard: tuple[Any, ...], mode: str) -> None:
+    number, name, port = shard
+    other = next(str(node.sockets) for node in nodes[1:] if str(node.sockets) != name)
+    owner.execute("SELECT citus_move_shard_placement(%s, %s, %s, %s, %s, %s)", (number, name, port, other, port, mode))
+
+
 def test_shards_move_while_they_are_searched_and_written(
     nodes: list[PrivateCluster], loader: Connection, asker: Connection
 ) -> None:
@@ -262,17 +271,13 @@ def test_shards_move_while_they_are_searched_and_written(
                 )
 
     threads = [threading.Thread(target=work) for work in (search, write)]
-    shards = rows(loader, "SELECT shardid, nodename, nodeport FROM citus_shards WHERE table_name = 'four'::regclass")
+    shards = rows(loader, SHARDS)
     with psycopg.connect(nodes[0].dsn, autocommit=True) as owner:
         for thread in threads:
             thread.start()
         try:
-            for i, (shard, name, port) in enumerate(shards[:4]):
-                other = next(str(node.sockets) for node in nodes[1:] if str(node.sockets) != name)
-                mode = "force_logical" if i % 2 else "block_writes"
-                owner.execute(
-                    "SELECT citus_move_shard_placement(%s, %s, %s, %s, %s, %s)", (shard, name, port, other, port, mode)
-                )
+            for i, shard in enumerate(shards[:4]):
+                move(owner, nodes, shard, "force_logical" if i % 2 else "block_writes")
         finally:
             stop.set()
             for thread in threads:
@@ -310,8 +315,150 @@ def test_shards_are_split(nodes: list[PrivateCluster], loader: Connection, asker
         assert four == one
 
 
+@pytest.fixture(scope="module")
+def wide(loader: Connection) -> None:
+    """A further embedding of ``one`` and ``four``, of another model."""
+    for name in ("one", "four"):
+        loader.execute(
+            f"CALL ml_rag.add_embedding('{name}', 'wide', '{{\"embed_model_id\": \"fake-embed-matryoshka\"}}')".encode()
+        )
+
+
+def pending(connection: Connection, name: str = "four") -> dict[str, int]:
+    return dict(rows(connection, f"SELECT name, pending FROM ml_rag.embeddings('{name}')"))
+
+
+WIDE: dict[str, dict[str, Any]] = {
+    "alone": {"arms": [{"search": "semantic", "embedding": "wide"}], "n_citations": 9},
+    "of this model": {"embed_model_id": "fake-embed-matryoshka", "n_citations": 9},
+    "both, with words": {
+        "arms": [{"search": "semantic"}, {"search": "semantic", "embedding": "wide"}, {"search": "keyword"}],
+        "n_citations": 20,
+    },
+    "filters, its own text": {
+        "arms": [{"search": "semantic", "embedding": "wide", "query": {"text": "yew"}}],
+        "filters": {"document_id": {"gt": 20}},
+        "n_citations": 9,
+    },
+}
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("call", WIDE)
+def test_a_further_embedding_answers_as_that_of_one_table(asker: Connection, call: str) -> None:
+    for query in QUERIES:
+        one, four = both(asker, query, WIDE[call])
+        assert four == one
+        assert json.loads(one)["citations"]
+
+
+@pytest.mark.usefixtures("wide")
+def test_its_arm_runs_on_the_shards(loader: Connection) -> None:
+    options = {"vector_store": ["public.four"], "skip_generate": True, "explain": True, **WIDE["alone"]}
+    (told,) = answer(loader, "birch oak", options)["explain"]["stores"]
+    assert told["semantic"]["plan"] == "shards"
+
+
+@pytest.mark.usefixtures("wide")
+def test_what_is_written_loses_or_gets_its_further_embedding(
+    nodes: list[PrivateCluster], loader: Connection, asker: Connection
+) -> None:
+    assert pending(loader)["wide"] == 0
+    for name in ("one", "four"):
+        send(loader, name, {"d13": "zebra yew\n\nokapi", "fresh": "ibex"})
+        assert pending(loader, name)["wide"] == 0
+        loader.execute(f"UPDATE {name} SET segment = 'gnu ' || segment WHERE document_name = 'd8'".encode())
+    changed = rows(loader, "SELECT count(*) FROM four WHERE document_name = 'd8'")[0][0]
+    assert pending(loader)["wide"] == changed > 0
+    # a shard that is moved takes the trigger along
+    with psycopg.connect(nodes[0].dsn, autocommit=True) as owner:
+        ((document,),) = rows(owner, "SELECT DISTINCT document_id FROM four WHERE document_name = 'd14'")
+        ((shard,),) = rows(owner, "SELECT get_shard_id_for_distribution_column('four'::regclass, %s)", document)
+        move(owner, nodes, next(found for found in rows(owner, SHARDS) if found[0] == shard), "block_writes")
+    for name in ("one", "four"):
+        loader.execute(f"UPDATE {name} SET segment = 'kudu ' || segment WHERE document_name = 'd14'".encode())
+    assert pending(loader)["wide"] > changed
+    for name in ("one", "four"):
+        for embedding in ("fake-embed", "wide"):
+            result = rows(loader, f"CALL ml_rag.add_embedding('{name}', '{embedding}')")[0][0]
+            assert result["pending"] == result["failed"] == 0
+    for query in ("zebra okapi", "gnu", "kudu", "ibex"):
+        for call in WIDE.values():
+            one, four = both(asker, query, call)
+            assert four == one
+
+
+@pytest.mark.usefixtures("wide")
+def test_policies_apply_to_a_further_embedding(loader: Connection, asker: Connection) -> None:
+    for name in ("one", "four"):
+        loader.execute(f"CREATE POLICY even ON {name} USING (document_id % 2 = 0)".encode())
+        loader.execute(f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY".encode())
+    try:
+        one, four = both(asker, "birch oak", {**WIDE["alone"], "citation_fields": ["document_id"]})
+        assert four == one
+        assert {c["document_id"] % 2 for c in json.loads(one)["citations"]} == {0}
+        # its owner fills it for all rows
+        loader.execute("UPDATE four SET segment_embedding_wide = NULL")
+        assert rows(loader, "CALL ml_rag.add_embedding('four', 'wide')")[0][0]["pending"] == 0
+    finally:
+        for name in ("one", "four"):
+            loader.execute(f"DROP POLICY even ON {name}".encode())
+            loader.execute(f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY".encode())
+    assert pending(loader)["wide"] == 0
+
+
+@pytest.mark.usefixtures("wide")
+def test_shards_move_while_a_further_embedding_is_filled(
+    nodes: list[PrivateCluster], loader: Connection, asker: Connection
+) -> None:
+    stop, results = threading.Event(), []
+
+    def fill_again() -> None:
+        with connect(nodes, "loader") as other:
+            while not stop.is_set():
+                other.execute("UPDATE four SET segment_embedding_wide = NULL WHERE document_id % 3 = 0")
+                call = "CALL ml_rag.add_embedding('four', 'wide', '{\"batch_size\": 5}')"
+                results.append(rows(other, call)[0][0])
+
+    thread = threading.Thread(target=fill_again)
+    thread.start()
+    try:
+        with psycopg.connect(nodes[0].dsn, autocommit=True) as owner:
+            for mode in ("force_logical", "block_writes"):
+                move(owner, nodes, rows(owner, SHARDS)[0], mode)
+    finally:
+        stop.set()
+        thread.join()
+    assert {(result["pending"], result["failed"]) for result in results} == {(0, 0)}
+    assert pending(loader)["wide"] == 0
+    for query in QUERIES:
+        one, four = both(asker, query, WIDE["alone"])
+        assert four == one
+
+
+def test_a_further_embedding_is_indexed_used_and_dropped(nodes: list[PrivateCluster], loader: Connection) -> None:
+    loader.execute("SELECT ml_rag.create_store('public.several')")
+    fill(loader, "several")
+    loader.execute("CALL ml_rag.add_embedding('several', 'before')")
+    distribute(loader, "several")
+    result = rows(loader, "CALL ml_rag.add_embedding('several', 'after', '{\"index\": {\"type\": \"hnsw\"}}')")[0][0]
+    assert (result["pending"], result["failed"]) == (0, 0)
+    assert result["segments"] == rows(loader, "SELECT count(*) FROM several")[0][0]
+    told = rows(loader, "SELECT name, indexes <> '{}' FROM ml_rag.embeddings('several') ORDER BY 1")
+    assert told == [("after", True), ("before", True), ("fake-embed", False)]
+    call = {"vector_store": ["public.several"], "skip_generate": True, "n_citations": 9}
+    expected = answer(loader, "birch oak", call)
+    assert rows(loader, "SELECT ml_rag.use_embedding('several', 'after')") == [("fake-embed",)]
+    assert answer(loader, "birch oak", call) == expected
+    for name in ("before", "fake-embed"):
+        loader.execute("SELECT ml_rag.drop_embedding('several', %s)", (name,))
+    assert answer(loader, "birch oak", call) == expected
+    with connect(nodes, "stranger") as stranger, error("42501"):
+        stranger.execute("CALL ml_rag.add_embedding('several', 'more')")
+    loader.execute("DROP TABLE several, several_calls")
+
+
 REFUSED: dict[str, Any] = {
-    "embeddings": "CALL ml_rag.add_embedding('four', 'fake-embed')",
     "vectorizers": "SELECT ml_rag.create_vectorizer('four', '{\"columns\": [\"segment\"]}')",
     "node groups": "CALL ml_rag.create_node_group('four', 'sentences', '{\"transform\": \"sentence\"}')",
 }
@@ -326,10 +473,6 @@ def test_what_is_refused(loader: Connection, what: str) -> None:
 #: what a store has that no distributed one can have
 UNFIT = {
     "partitions": ("SELECT ml_rag.create_store('public.unfit', '{\"partitions\": 4}')",),
-    "a further embedding": (
-        "SELECT ml_rag.create_store('public.unfit')",
-        "CALL ml_rag.add_embedding('unfit', 'other')",
-    ),
     "a node group": (
         "SELECT ml_rag.create_store('public.unfit')",
         "CALL ml_rag.create_node_group('unfit', 'sentences', '{\"transform\": \"sentence\"}')",

@@ -183,7 +183,9 @@ def next_step(
     """The next statement of a job, its result, or its error; see ``ml_rag.backend.jobs.loop``."""
     from ml_rag.backend.jobs import KINDS, loop
 
-    step: dict[str, Any] = dict.fromkeys(("given", "statement", "vectors", "by_index", "result", "fallback", "error"))
+    step: dict[str, Any] = dict.fromkeys(
+        ("given", "statement", "vectors", "by_index", "shard", "result", "fallback", "error")
+    )
     step["job"] = job
 
     @outcome
@@ -199,6 +201,7 @@ def next_step(
         elif following is not loop.COMMIT:
             step["statement"], step["given"] = following.text, following.given
             step["vectors"], step["by_index"] = following.vectors, following.by_index
+            step["shard"] = following.shard and json.dumps(following.shard)
         if (fallback := loop.fallback(step["job"])) is not None:
             step["fallback"] = as_jsonb(fallback)
 

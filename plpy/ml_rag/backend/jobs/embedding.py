@@ -30,9 +30,10 @@ class Embedding(Derived):
         #: rows that were embedded, all of them and of this reading
         self._embedded = self._found = 0
         self._first_error: str | None = None
-        #: the table that is being read, the store or a partition of it, and its name
+        #: the table that is being read: the store, or a partition or shard of it; where it is, if not here
         self._part = 0
         self._relation = ""
+        self._shard: dict[str, Any] | None = None
         #: blocks of that table; None: the next one is to be read
         self._extent: int | None = None
         #: the last row that was read, and how many blocks are read at once
@@ -85,10 +86,8 @@ class Embedding(Derived):
     def read(self) -> Steps[Batch | None]:
         if self._extent is None:
             part = yield from run(
-                "SELECT json_build_object('oid', c.oid::bigint, 'name', ml_rag._relation_name(c.oid::regclass),"
-                " 'blocks', pg_relation_size(c.oid) / current_setting('block_size')::bigint) FROM pg_class AS c"
-                " WHERE c.oid = ANY (ml_rag._parts(($1 ->> 'store')::oid)) AND c.relkind = 'r'"
-                " AND c.oid > ($1 ->> 'part')::oid ORDER BY c.oid LIMIT 1",
+                "SELECT to_json(p) FROM ml_rag._filled_parts(($1 ->> 'store')::oid) AS p"
+                " WHERE p.oid > ($1 ->> 'part')::bigint ORDER BY p.oid LIMIT 1",
                 store=self._job["store"], part=self._part,
             )  # fmt: skip
             if part is None:
@@ -98,8 +97,12 @@ class Embedding(Derived):
                 self._part = self._found = self.failed = 0
                 self._first_error = None
                 return {}
-            self._part, self._relation, self._extent = part["oid"], part["name"], part["blocks"]
+            self._part, self._relation, self._shard = part["oid"], part["name"], part["shard"]
             self._after = "(0,0)"
+            self._extent = yield from run(
+                "SELECT to_json(pg_relation_size(($1 ->> 'name')::regclass) / current_setting('block_size')::bigint)",
+                on=self._shard, name=self._relation,
+            )  # fmt: skip
         size, extent = self._job["batch_size"], self._extent
         end = min(int(self._after[1:].partition(",")[0]) + self._blocks, extent)
         rows = yield from run(
@@ -108,7 +111,7 @@ class Embedding(Derived):
             " WHERE t.ctid > ($1 ->> 'after')::tid AND t.ctid < ($1 ->> 'end')::tid"
             f" AND t.{self._column} IS NULL AND t.{self._segment} ~ '\\S'"
             " ORDER BY t.ctid LIMIT ($1 ->> 'size')::integer) AS r",
-            by_index=True, after=self._after, end=f"({end},0)", size=size,
+            by_index=True, on=self._shard, after=self._after, end=f"({end},0)", size=size,
         )  # fmt: skip
         rows = rows or []
         if len(rows) == size:
@@ -134,7 +137,8 @@ class Embedding(Derived):
 
     def write(self, batch: Batch, made: list[str | None]) -> Steps[None]:
         written, kept = yield from vectors.write_vectors(
-            self._relation, self._column, self._segment, self._job["type"], batch["places"], batch["texts"], made
+            *(self._relation, self._shard, self._column, self._segment, self._job["type"]),
+            *(batch["places"], batch["texts"], made),
         )
         self._found += written
         self._embedded += written

@@ -29,15 +29,20 @@ class Statement:
     vectors: list[str | None] | None = None
     #: by an index, or by blocks: some rows at a time, in their order
     by_index: bool = False
+    #: of ml_rag._filled_parts, where it runs; None: here
+    shard: dict[str, Any] | None = None
 
 
 COMMIT = Statement("")
 Steps = Generator[Statement, Any, R]
 
 
-def run(text: str, /, by_index: bool = False, vectors: list[str | None] | None = None, **given: Any) -> Steps[Any]:
-    """What a statement returns; the keys of its parameter $1 are those of ``given``."""
-    return (yield Statement(text, json.dumps(given), vectors, by_index))
+def run(
+    text: str, /, by_index: bool = False, vectors: list[str | None] | None = None, on: dict[str, Any] | None = None,
+    **given: Any,
+) -> Steps[Any]:  # fmt: skip
+    """What a statement returns; the keys of its parameter $1 are those of ``given``. ``on``: the shard."""
+    return (yield Statement(text, json.dumps(given), vectors, by_index, on))
 
 
 def function(signature: str) -> str:

@@ -194,7 +194,7 @@ class Vectorizer(Derived):
         places, texts = batch["places"], batch["texts"]
         if self._job["request"] is None:
             written, kept = yield from vectors.write_vectors(
-                table, "segment_embedding", "segment", self._job["type"], places, texts, made
+                table, None, "segment_embedding", "segment", self._job["type"], places, texts, made
             )
             for i in kept:
                 errors[i] = _KEPT

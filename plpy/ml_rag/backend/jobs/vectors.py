@@ -75,13 +75,13 @@ def embed_all(session: Session, texts: list[str], model: str) -> tuple[list[str 
 
 
 def write_vectors(
-    relation: str, column: str, segment: str, type_name: str, places: list[str], texts: list[str],
-    vectors: list[str | None],
+    relation: str, shard: dict[str, Any] | None, column: str, segment: str, type_name: str, places: list[str],
+    texts: list[str], vectors: list[str | None],
 ) -> Steps[tuple[int, list[int]]]:  # fmt: skip
     """Write the vectors of rows that still have that text and that no other transaction is changing; others come again.
 
     It waits for no row, so it takes part in no deadlock with a transaction that changes many. Returns how many it has
-    written, and which ones a trigger of the table has kept as they are. The names are quoted.
+    written, and which ones a trigger of the table has kept as they are. The names are quoted. ``shard``: where it is.
     """
     schema = type_name.rpartition(".")[0]
     found = yield from run(
@@ -102,7 +102,7 @@ def write_vectors(
           'kept', json_agg(f.n - 1 ORDER BY f.n) FILTER (WHERE w.is_written IS NOT TRUE),
           'changed', json_agg(w.place ORDER BY w.place) FILTER (WHERE w.is_written AND w.is_same IS NOT TRUE))
         FROM free AS f LEFT JOIN written AS w ON w.n = f.n""",
-        vectors=vectors, places=places, texts=texts,
+        vectors=vectors, on=shard, places=places, texts=texts,
     )  # fmt: skip
     if found["changed"]:
         # a trigger of the table has taken the chance to change the text
@@ -110,6 +110,7 @@ def write_vectors(
             f"WITH changed AS (UPDATE ONLY {relation} AS t SET {column} = NULL WHERE t.ctid IN ("
             "SELECT p::tid FROM json_array_elements_text($1 -> 'places') AS p) RETURNING 1)"
             " SELECT count(*) FROM changed",
+            on=shard,
             places=found["changed"],
         )
     return found["written"], found["kept"] or []

@@ -21,7 +21,7 @@ from ml_rag.backend.retrieval.request import AskedArm, Request
 from ml_rag.backend.retrieval.search import BrokenIndex, Context, NoIndex, Search, Session
 from ml_rag.backend.retrieval.shape import Arm, Given, Source, Words
 from ml_rag.backend.retrieval.shards import Silent
-from ml_rag.backend.retrieval.stores import Store, record
+from ml_rag.backend.retrieval.stores import Embedding, Store, record
 from ml_rag.backend.retrieval.vectors import Vectors
 from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.backend.statements import Statements
@@ -67,6 +67,12 @@ _run = Statements(
             f"SELECT ml_rag._warn_of_unknown_names({_STORES.format('$1')}, $2,"
             " ARRAY(SELECT h FROM jsonb_populate_recordset(NULL::ml_rag.hit, $3) AS h))",
             *("jsonb", "jsonb", "jsonb"),
+        ),
+        "column": (
+            "SELECT a.attname::text AS column, t.typname::text AS type_name, nullif(a.atttypmod, -1) AS dimensions"
+            " FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid"
+            " WHERE a.attrelid = $1 AND a.attname = $2 AND NOT a.attisdropped AND t.typname IN ('vector', 'halfvec')",
+            *("oid", "text"),
         ),
         "shard request": (
             f"SELECT to_jsonb(r)::text AS request FROM ml_rag._shard_request({_REQUEST.format('$1')}) AS r",
@@ -311,10 +317,10 @@ class Retrieval:
         vector = given["query_embedding"]
         request = requests.of_record(self._plpy, self._schema, text, "hits", has_vector=vector is not None)
         store = discovery.of_record(self._plpy, self._schema, call["store"], call["relation"])
-        search = Search(
-            *(self._context, request, given["question"] or "", Vectors(vector, {(1, None): own} if own else {}), {}),
-            corpus=asked.get("corpus"),
-        )
+        vectors = Vectors(vector, {(1, None): own} if own else {})
+        if asked.get("embedding") is not None:
+            vectors.embeddings[1, store.relation] = self._embedding(store, asked["embedding"])
+        search = Search(self._context, request, given["question"] or "", vectors, {}, corpus=asked.get("corpus"))
 
         def find() -> Any:
             source = search.add(search.source(store), 1, 1)
@@ -327,6 +333,15 @@ class Retrieval:
             steps = explain.steps(self._context, request, found, [])
             facts = steps[0]["facts"]["stores"][store.vector_store]
         return f'{{"hits": {row["hits"] or "[]"}, "facts": {json.dumps(facts)}}}'
+
+    def _embedding(self, store: Store, column: str) -> Embedding:
+        """The embedding of a shard, which has no comments: a column of vectors."""
+        found = _run(self._plpy, "column", store.relation, column)
+        if not found:
+            raise Failed(
+                {"sqlstate": "42703", "message": f'shard "{store.vector_store}" has no column "{column}" of vectors'}
+            )
+        return Embedding(None, **found[0])
 
     # -- stages -------------------------------------------------------------------------------------------------------
 

@@ -371,9 +371,11 @@ class Search:
     def _of_shards(self, source: Source, arm: Arm, asked: AskedArm, place: int) -> str | None:
         """What the shards of a store and its other partitions find, as JSON text; None = its rows are read here."""
         is_keyword = arm.kind == KEYWORD
-        if asked.embedding is not None:
-            return None  # shards have none
         is_distributed = self.kind(source.store) == "distributed"
+        place_of = place, source.store.relation
+        embedding = self.vectors.embeddings.get(place_of)
+        if place_of in self.vectors.embeddings and (embedding is None or not is_distributed):
+            return None  # it has none of the name; shards that are foreign tables have one
         settings = {"ef_search", "probes", "rescore"} & self.request.index.keys()
         # of a few rows without filters one statement takes less: postgres_fdw ships its ORDER BY and LIMIT, but reads
         # vectors as text, may read all rows where it cannot ship a filter, and has no settings of an index
@@ -381,8 +383,9 @@ class Search:
         if not is_keyword and is_simple and not is_distributed:
             return None
         asking = shards.Asking(self, self._context, source, self._missing.get(source.store), arm, asked)
-        own = self.vectors.own.get((place, None))
-        return asking.hits(self.question, self.vectors.question, own, is_keyword=is_keyword)
+        question, own = self.vectors.question, self.vectors.of(place, source.store)
+        column = None if embedding is None else embedding.column
+        return asking.hits(self.question, question, None if own == question else own, column, is_keyword=is_keyword)
 
     # -- the statement ------------------------------------------------------------------------------------------------
 

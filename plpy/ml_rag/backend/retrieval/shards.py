@@ -79,8 +79,11 @@ class Asking:
         self._source, self._arm, self._asked = source, arm, asked
         self._store, self._missing = record(source.store) | {"missing": missing}, missing or []
 
-    def hits(self, question: str, vector: str | None, own: str | None, *, is_keyword: bool) -> str | None:
-        """The best hits of all parts as JSON text; None = the store is read as a whole."""
+    def hits(
+        self, question: str, vector: str | None, own: str | None, column: str | None, *, is_keyword: bool
+    ) -> str | None:
+        """The best hits of all parts as JSON text; None = the store is read as a whole. ``own``, ``column``: what the
+        arm compares, where that is not the vector of the question and the store's own."""
         plpy, search = self._plpy, self._search
         # as it is now: the shards have that of now
         index = search.index(self._source.store, is_fresh=True) if is_keyword else None
@@ -102,6 +105,7 @@ class Asking:
                 "explain": search.request.explains,
             },
             "arm": arm,
+            "embedding": column,
         }
         corpus = None
         if index is not None:
