@@ -31,17 +31,22 @@ def bind_beside(path: Path, mode: int, gid: int | None) -> socket.socket:
     place = beside(path)
     if place.is_socket():
         place.unlink()
-    inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    return bind_at(place, socket.SOCK_DGRAM, mode, gid)
+
+
+def bind_at(path: Path, kind: socket.SocketKind, mode: int, gid: int | None) -> socket.socket:
+    """A unix socket whose file has this mode and group; nobody can connect before it listens. Raises OSError."""
+    made = socket.socket(socket.AF_UNIX, kind)
     try:
-        inbox.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        inbox.bind(str(place))
-        place.chmod(mode)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, int(kind == socket.SOCK_DGRAM))
+        made.bind(str(path))
+        path.chmod(mode)
         if gid is not None:
-            os.chown(place, -1, gid)
+            os.chown(path, -1, gid)
     except BaseException:
-        inbox.close()
+        made.close()
         raise
-    return inbox
+    return made
 
 
 def bind_udp(listener: socket.socket) -> socket.socket | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ml_rag.errors import MlRagError
 from ml_rag.protocol import DATAGRAM_SUFFIX
-from ml_rag.server.inbox import beside, bind_beside
+from ml_rag.server.inbox import beside, bind_at, bind_beside
 
 if TYPE_CHECKING:
     from ml_rag.server.catalogue import ServerConfig
@@ -48,17 +48,8 @@ def bind_unix(path: Path, config: ServerConfig) -> socket.socket:
                 os.chown(path.parent, -1, gid)
                 path.parent.chmod(0o750)
         _remove_stale(path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            # nobody can connect between bind and chmod: not listening yet
-            listener.bind(str(path))
-            path.chmod(mode)
-            if gid is not None:
-                os.chown(path, -1, gid)
-            listener.listen(_BACKLOG)
-        except BaseException:
-            listener.close()
-            raise
+        listener = bind_at(path, socket.SOCK_STREAM, mode, gid)
+        listener.listen(_BACKLOG)
     except OSError as error:
         raise CannotListen(
             f"cannot listen on {path}",
